@@ -1,0 +1,34 @@
+# `make demo` trains a network on handwritten digits, `make test` runs the tests. Both first make a virtual
+# environment in $(VENV) with the pinned versions of constraints.txt.
+VENV ?= .venv
+WORKERS ?= 2
+PYTEST_ARGS ?=
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint clean
+
+demo: $(VENV)/.demo
+	$(BIN)/jfluid-launch configs/recognize_digits.yaml
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check
+
+# One rule for every set of extras: .venv/.demo holds jfluid[demo], .venv/.test holds jfluid[test].
+$(VENV)/.demo $(VENV)/.test: $(VENV)/.%: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]' --constraint constraints.txt
+	@touch $@
+
+$(BIN)/python:
+	@for python in $(PYTHON) python3 python3.14 python3.13 python3.12 python3.11; do \
+	    if $$python -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	        echo "making $(VENV) with $$($$python --version)"; exec $$python -m venv $(VENV); \
+	    fi; \
+	done; \
+	echo "jfluid needs Python 3.11 or newer with its venv module (on Debian: apt-get install python3-venv);" \
+	     "none of python3, python3.11 ... python3.14 is one. Name yours with: make PYTHON=/path/to/python" >&2; exit 1
+
+clean:
+	rm -rf $(VENV) build *.egg-info

@@ -1,0 +1,69 @@
+"""The named errors. Each says what was expected, what was found, where, and what to do."""
+import difflib
+from collections.abc import Iterable
+
+
+class JFluidError(Exception):
+    """Base of all errors that the project raises on purpose."""
+
+
+class UnsupportedError(JFluidError, NotImplementedError):
+    """A name of Fluid that this release does not provide."""
+
+
+class UnsupportedOpError(UnsupportedError):
+    """A program contains operators that are not registered; all of them are listed at once."""
+
+    def __init__(self, *op_types: str, suggestions: str = "", where: Iterable[str] = ()):
+        self.op_types = op_types
+        lines = [f"{'operators' if len(op_types) > 1 else 'operator'} not supported: {', '.join(op_types)}{suggestions}"]
+        lines += [f"  {line}" for line in where]
+        lines.append("Rewrite the program without them, or register them with jfluid.ops.registry.op "
+                     "(CONTRIBUTING.md shows how).")
+        super().__init__("\n".join(lines))
+
+
+class ProgramError(JFluidError, ValueError):
+    """A program is not well formed: an unknown slot, attribute, variable or block."""
+
+
+class AttributeTypeError(ProgramError, TypeError):
+    """An operator's attribute has a wrong type, is unknown, or is missing."""
+
+
+class ShapeError(ProgramError):
+    """An operator cannot be applied to the shapes or dtypes of its inputs."""
+
+
+class OpError(JFluidError, RuntimeError):
+    """An operator failed while its program was lowered or run."""
+
+
+class FeedError(JFluidError, ValueError):
+    """A feed has a missing or unknown name, or a wrong rank, shape or dtype."""
+
+
+class FetchError(JFluidError, ValueError):
+    """A fetch names a variable that the program does not compute."""
+
+
+class UninitializedError(JFluidError, RuntimeError):
+    """A program reads a variable that the scope does not hold: the startup program was not run."""
+
+
+class FileFormatError(JFluidError, ValueError):
+    """A file is truncated, oversized, or does not hold what the program expects."""
+
+
+class PlaceError(JFluidError, RuntimeError):
+    """A device was asked for that this machine does not have."""
+
+
+class EOFException(JFluidError):
+    """A reader has no more data (Fluid's `fluid.core.EOFException`)."""
+
+
+def close_to(name: str, known: Iterable[str]) -> str:
+    """` (did you mean ...?)` for a name that looks like a known one, else the empty string."""
+    near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.7)
+    return f" (did you mean {' or '.join(near)}?)" if near else ""

@@ -1,0 +1,1 @@
+"""What a program is. Nothing here imports JAX."""

@@ -1,0 +1,191 @@
+"""Blocks: a list of operators and the variables they name."""
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from jfluid import errors
+from jfluid.ir import schema
+from jfluid.ir.operator import Operator
+from jfluid.ir.variable import EMPTY_NAME, Parameter, Variable
+
+if TYPE_CHECKING:
+    from jfluid.ir.program import Program
+
+
+class Block:
+    """A list of operators with the variables declared beside them; a name not found here is the parent's."""
+
+    def __init__(self, program: "Program", idx: int, parent_idx: int = -1, forward_block_idx: int = -1):
+        self.program = program
+        self.idx = idx
+        self.parent_idx = parent_idx
+        self.forward_block_idx = forward_block_idx
+        self.vars: dict[str, Variable] = {}
+        self.ops: list[Operator] = []
+
+    @property
+    def parent(self) -> "Block | None":
+        return self.program.blocks[self.parent_idx] if self.parent_idx >= 0 else None
+
+    # Variables
+    def var(self, name: str) -> Variable:
+        """The variable `name` of this block. Raises ValueError when it is not declared here."""
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a variable is a string, found {type(name).__name__}")
+        if name not in self.vars:
+            raise errors.ProgramError(f"block {self.idx} has no variable {name}" + errors.close_to(name, self.vars))
+        return self.vars[name]
+
+    def has_var(self, name: str) -> bool:
+        return name in self.vars
+
+    def find_var_recursive(self, name: str) -> Variable | None:
+        """The variable `name` of this block or of the nearest enclosing one; None when there is none."""
+        block: Block | None = self
+        while block is not None:
+            if name in block.vars:
+                return block.vars[name]
+            block = block.parent
+        return None
+
+    def var_recursive(self, name: str) -> Variable:
+        """As `find_var_recursive`, but raises ProgramError when there is none."""
+        found = self.find_var_recursive(name)
+        if found is None:
+            raise errors.ProgramError(f"neither block {self.idx} nor an enclosing one has a variable {name}")
+        return found
+
+    _find_var_recursive, _var_recursive = find_var_recursive, var_recursive
+
+    def create_var(self, *args: Any, **kwargs: Any) -> Variable:
+        """Declare a variable (see Variable). One of the same name that exists already is returned."""
+        if kwargs.get("name") in self.vars:
+            return self.vars[kwargs["name"]]
+        var = Variable(self, *args, **kwargs)
+        self.vars[var.name] = var
+        self.program._touch()
+        return var
+
+    def create_parameter(self, *args: Any, **kwargs: Any) -> Parameter:
+        """Declare a Parameter in the global block; `initializer` is applied to it there."""
+        block = self.program.global_block()
+        initializer = kwargs.pop("initializer", None)
+        param = Parameter(block, *args, **kwargs)
+        known = block.vars.get(param.name)
+        if known is not None:
+            if known.shape != param.shape or known.dtype != param.dtype:
+                raise errors.ProgramError(
+                    f"parameter {param.name} exists with shape {list(known.shape)} and dtype {known.dtype.name}; "
+                    f"it cannot be shared with shape {list(param.shape)} and dtype {param.dtype.name}")
+            if initializer is not None and any(param.name in op.output_arg_names for op in block.ops):
+                return known
+        block.vars[param.name] = param
+        if initializer is not None:
+            initializer(param, block)
+        self.program._touch()
+        return param
+
+    def all_parameters(self) -> list[Parameter]:
+        return list(self.iter_parameters())
+
+    def iter_parameters(self) -> Iterator[Parameter]:
+        return (v for v in self.vars.values() if isinstance(v, Parameter))
+
+    def rename_var(self, name: str, new_name: str) -> Variable:
+        """Rename a variable and every use of it in this block."""
+        var = self.var(name)
+        del self.vars[name]
+        var.name = new_name
+        self.vars[new_name] = var
+        for op in self.ops:
+            op.rename_input(name, new_name)
+            op.rename_output(name, new_name)
+        return var
+
+    _rename_var = rename_var
+
+    def remove_var(self, name: str) -> None:
+        del self.vars[name]
+        self.program._touch()
+
+    _remove_var = remove_var
+
+    # Operators
+    def append_op(self, type: str, inputs: Mapping[str, Any] | None = None, outputs: Mapping[str, Any] | None = None,
+                  attrs: Mapping[str, Any] | None = None, stop_gradient: bool = False) -> Operator:
+        """Append an operator; its outputs get their shapes and dtypes.
+
+        Raises:
+            UnsupportedOpError: there is no operator of that type.
+            ProgramError: a slot or an attribute is unknown, missing or of a wrong type, or a variable is not declared.
+            ShapeError: the shapes of the inputs do not fit.
+        """
+        return self.insert_op(len(self.ops), type, inputs, outputs, attrs, stop_gradient)
+
+    def prepend_op(self, type: str, inputs: Mapping[str, Any] | None = None, outputs: Mapping[str, Any] | None = None,
+                   attrs: Mapping[str, Any] | None = None) -> Operator:
+        """As `append_op`, at the front of the block."""
+        return self.insert_op(0, type, inputs, outputs, attrs)
+
+    def insert_op(self, index: int, type: str, inputs: Mapping[str, Any] | None = None,
+                  outputs: Mapping[str, Any] | None = None, attrs: Mapping[str, Any] | None = None,
+                  stop_gradient: bool = False) -> Operator:
+        """As `append_op`, before the operator that stands at `index`."""
+        op = Operator(self, type, inputs, outputs, attrs)
+        self.program._stamp(op)
+        schema.current().check(op)
+        for name in op.input_arg_names:
+            if name != EMPTY_NAME and self.find_var_recursive(name) is None:
+                raise errors.ProgramError(f"operator {type} reads {name}, which no block declares\n  {op.callsite}")
+        for name in op.output_arg_names:
+            if name != EMPTY_NAME and self.find_var_recursive(name) is None:
+                self.create_var(name=name)
+        schema.current().infer(op)
+        for name in op.output_arg_names:
+            if name != EMPTY_NAME:
+                var = self.var_recursive(name)
+                var.op = op
+                if stop_gradient:
+                    var.stop_gradient = True
+        self.ops.insert(index, op)
+        self.program._touch()
+        return op
+
+    def adopt_op(self, op: Operator) -> Operator:
+        """Append an operator as it stands, unchecked: one that a file or another program holds."""
+        op.block = self
+        self.ops.append(op)
+        self.program._touch()
+        return op
+
+    def remove_op(self, index: int) -> None:
+        del self.ops[index]
+        self.program._touch()
+
+    def remove_ops(self, start: int, end: int) -> None:
+        """Remove the operators from `start` up to, not including, `end`."""
+        del self.ops[start:end]
+        self.program._touch()
+
+    _prepend_op, _remove_op = prepend_op, remove_op
+
+    def _insert_op(self, index: int, *args: Any, **kwargs: Any) -> Operator:
+        return self.insert_op(index, *args, **kwargs)
+
+    def clone_variable(self, var: Variable, force_persistable: bool = True) -> Variable:
+        """Declare here a variable like `var` of another block, persistable unless told otherwise."""
+        twin = self.create_var(name=var.name, shape=var._shape, dtype=var._dtype, type=var.type,
+                               lod_level=var.lod_level, persistable=True if force_persistable else var.persistable,
+                               is_data=var.is_data, need_check_feed=var.need_check_feed)
+        return twin
+
+    _clone_variable = clone_variable
+
+    def to_string(self, throw_on_error: bool, with_details: bool = False) -> str:
+        from jfluid.ir.printer import block_to_string
+        return block_to_string(self, throw_on_error, with_details)
+
+    def __str__(self) -> str:
+        return self.to_string(False)
+
+    def __repr__(self) -> str:
+        return f"<Block {self.idx}: {len(self.ops)} operators, {len(self.vars)} variables>"

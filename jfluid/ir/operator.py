@@ -1,0 +1,196 @@
+"""Operators: one instruction of a program."""
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from jfluid import errors
+from jfluid.ir import schema
+from jfluid.ir.variable import Variable
+
+if TYPE_CHECKING:
+    from jfluid.ir.block import Block
+
+
+class OpRole:
+    """What part of a step an operator belongs to; the bits are Fluid's and travel in saved programs."""
+
+    Forward = 0x0000
+    Backward = 0x0001
+    Optimize = 0x0002
+    RPC = 0x0004
+    Dist = 0x0008
+    LRSched = 0x0010
+    Loss = 0x0100
+    NotSpecified = 0x1000
+
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_MAX_FRAMES = 4
+
+
+def _user_frames() -> tuple[str, ...]:
+    """The innermost frames outside this package, as traceback lines, the innermost last."""
+    frame, lines = sys._getframe(2), []
+    while frame is not None and len(lines) < _MAX_FRAMES:
+        code = frame.f_code
+        if not code.co_filename.startswith(_PACKAGE) and not code.co_filename.startswith("<frozen"):
+            lines.append(f'  File "{code.co_filename}", line {frame.f_lineno}, in {code.co_name}')
+        frame = frame.f_back
+    return tuple(reversed(lines))
+
+
+def _names(values: Any, what: str) -> list[str]:
+    if values is None:
+        return []
+    if isinstance(values, (Variable, str)):
+        values = [values]
+    names = []
+    for v in values:
+        if isinstance(v, Variable):
+            names.append(v.name)
+        elif isinstance(v, (str, bytes)):
+            names.append(v.decode() if isinstance(v, bytes) else v)
+        else:
+            raise errors.ProgramError(f"{what}: expected a Variable or a name, found {type(v).__name__}")
+    return names
+
+
+class Operator:
+    """One operator of a block: its type, the variables in each slot, its attributes.
+
+    `attrs` holds what was set; `attr(name)` also knows the defaults of the operator's definition.
+    """
+
+    def __init__(self, block: "Block", type: str, inputs: Mapping[str, Any] | None = None,
+                 outputs: Mapping[str, Any] | None = None, attrs: Mapping[str, Any] | None = None,
+                 callsite: bool = True):
+        if not type:
+            raise errors.ProgramError("append_op needs the type of the operator")
+        self.block = block
+        self.type = type
+        self.inputs = {s: _names(v, f"operator {type}, input {s}") for s, v in (inputs or {}).items() if v is not None}
+        self.outputs = {s: _names(v, f"operator {type}, output {s}") for s, v in (outputs or {}).items() if v is not None}
+        self.attrs: dict[str, Any] = {k: v for k, v in (attrs or {}).items() if v is not None}
+        self.attr_kinds: dict[str, str] = {}  # Fluid's type of attributes read from a file that no definition knows
+        if callsite and "op_callstack" not in self.attrs:
+            self.attrs["op_callstack"] = _user_frames()
+
+    # Slots
+    def input(self, name: str) -> list[str]:
+        """Names of the variables in input slot `name`; empty when the slot is not used."""
+        return list(self.inputs.get(name, ()))
+
+    def output(self, name: str) -> list[str]:
+        """Names of the variables in output slot `name`; empty when the slot is not used."""
+        return list(self.outputs.get(name, ()))
+
+    @property
+    def input_names(self) -> list[str]:
+        return list(self.inputs)
+
+    @property
+    def output_names(self) -> list[str]:
+        return list(self.outputs)
+
+    @property
+    def input_arg_names(self) -> list[str]:
+        return [n for names in self.inputs.values() for n in names]
+
+    @property
+    def output_arg_names(self) -> list[str]:
+        return [n for names in self.outputs.values() for n in names]
+
+    def set_input(self, slot: str, names: Iterable[str]) -> None:
+        self.inputs[slot] = list(names)
+        self.block.program._touch()
+
+    def set_output(self, slot: str, names: Iterable[str]) -> None:
+        self.outputs[slot] = list(names)
+        self.block.program._touch()
+
+    def rename_input(self, old: str, new: str) -> None:
+        """Read `new` wherever `old` was read."""
+        self.inputs = {s: [new if n == old else n for n in names] for s, names in self.inputs.items()}
+        self.block.program._touch()
+
+    def rename_output(self, old: str, new: str) -> None:
+        """Write `new` wherever `old` was written."""
+        self.outputs = {s: [new if n == old else n for n in names] for s, names in self.outputs.items()}
+        self.block.program._touch()
+
+    _rename_input, _rename_output = rename_input, rename_output
+
+    # Attributes
+    def attr(self, name: str) -> Any:
+        """The value of attribute `name`, or its default. Raises ProgramError when there is none."""
+        if name in self.attrs:
+            return self.attrs[name]
+        found, value = schema.current().default(self.type, name)
+        if not found:
+            raise errors.ProgramError(f"operator {self.type} has no attribute {name}; it has: {', '.join(self.attr_names)}")
+        return value
+
+    def has_attr(self, name: str) -> bool:
+        return name in self.attrs or schema.current().default(self.type, name)[0]
+
+    def all_attrs(self) -> dict[str, Any]:
+        """Every attribute with its value, defaults included."""
+        return schema.current().defaults(self.type) | self.attrs
+
+    @property
+    def attr_names(self) -> list[str]:
+        return sorted(self.all_attrs())
+
+    def attr_type(self, name: str) -> str:
+        """Fluid's name of the attribute's type (INT, FLOATS, BLOCK, ...)."""
+        return self.attr_kinds.get(name) or schema.current().kind(self.type, name, self.attrs.get(name))
+
+    def set_attr(self, name: str, value: Any) -> None:
+        """Set an attribute; the value is held against the operator's definition."""
+        self.attrs[name] = value
+        schema.current().check(self)
+        self.block.program._touch()
+
+    _set_attr = set_attr
+
+    def sub_blocks(self) -> list["Block"]:
+        """The blocks that the attributes of this operator name."""
+        from jfluid.ir.block import Block
+        found = []
+        for value in self.attrs.values():
+            for item in value if isinstance(value, (list, tuple)) else (value,):
+                if isinstance(item, Block):
+                    found.append(item)
+        return found
+
+    @property
+    def callsite(self) -> str:
+        """The user's own line that created the operator, or the empty string."""
+        stack = self.attrs.get("op_callstack") or ()
+        return stack[-1].strip() if stack else ""
+
+    @property
+    def idx(self) -> int:
+        """The operator's position in its block."""
+        return next(i for i, op in enumerate(self.block.ops) if op is self)
+
+    def clone_into(self, block: "Block") -> "Operator":
+        """A copy that belongs to `block`. Block attributes are the caller's to translate."""
+        twin = object.__new__(Operator)
+        twin.block, twin.type = block, self.type
+        twin.inputs = {s: list(n) for s, n in self.inputs.items()}
+        twin.outputs = {s: list(n) for s, n in self.outputs.items()}
+        twin.attrs, twin.attr_kinds = dict(self.attrs), dict(self.attr_kinds)
+        return twin
+
+    def to_string(self, throw_on_error: bool) -> str:
+        from jfluid.ir.printer import operator_to_string
+        return operator_to_string(self, throw_on_error)
+
+    def __repr__(self) -> str:
+        ins = ", ".join(f"{s}={n}" for s, n in self.inputs.items())
+        outs = ", ".join(f"{s}={n}" for s, n in self.outputs.items())
+        return f"{{{outs}}} = {self.type}({ins})"
+
+    __str__ = __repr__

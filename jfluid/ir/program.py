@@ -1,0 +1,330 @@
+"""Programs: blocks of operators, and the two programs that layers append to by default."""
+import contextlib
+import hashlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from jfluid import errors
+from jfluid.ir.block import Block
+from jfluid.ir.operator import Operator, OpRole
+from jfluid.ir.variable import EMPTY_NAME, Parameter, Variable, grad_name
+
+# Attributes that say where an operator came from, not what it computes.
+_DESCRIPTIVE = frozenset({"op_callstack", "op_namescope", "op_role", "op_role_var", "op_device"})
+
+
+class Program:
+    """A Fluid program: blocks of operators; block 0 is the global one."""
+
+    def __init__(self):
+        self.blocks: list[Block] = [Block(self, 0)]
+        self.current_block_idx = 0
+        self._seed = _default_seed
+        self._version = 0
+        self._fingerprint: tuple[int, str] | None = None
+        self.op_role = OpRole.Forward
+        self.op_role_var: list[str] = []
+        self.name_scopes = _NameScopes()
+        self.device = ""
+
+    # Structure
+    def global_block(self) -> Block:
+        return self.blocks[0]
+
+    def block(self, index: int) -> Block:
+        """The block at `index`. Raises ProgramError when there is none."""
+        if not -len(self.blocks) <= index < len(self.blocks):
+            raise errors.ProgramError(f"the program has {len(self.blocks)} blocks, none at {index}")
+        return self.blocks[index]
+
+    def current_block(self) -> Block:
+        """The block that layers append to."""
+        return self.blocks[self.current_block_idx]
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.blocks)
+
+    def create_block(self, parent_idx: int | None = None) -> Block:
+        """Add a block inside the current one (or inside `parent_idx`) and make it current."""
+        parent = self.current_block_idx if parent_idx is None else parent_idx
+        block = Block(self, len(self.blocks), parent)
+        self.blocks.append(block)
+        self.current_block_idx = block.idx
+        self._touch()
+        return block
+
+    def rollback(self) -> None:
+        """Make the enclosing block current again."""
+        self.current_block_idx = self.current_block().parent_idx
+
+    _create_block, _rollback = create_block, rollback
+
+    def list_vars(self) -> Iterator[Variable]:
+        """All variables of all blocks."""
+        return (v for b in self.blocks for v in list(b.vars.values()))
+
+    def all_parameters(self) -> list[Parameter]:
+        return [p for b in self.blocks for p in b.all_parameters()]
+
+    # Randomness
+    @property
+    def random_seed(self) -> int:
+        """The seed of all random operators without one of their own; 0 draws a fresh one for each Executor."""
+        return self._seed
+
+    @random_seed.setter
+    def random_seed(self, seed: int) -> None:
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise errors.ProgramError(f"random_seed: expected an integer, found {seed!r}")
+        self._seed = seed
+
+    def global_seed(self, seed: int = 0) -> None:
+        """Set the seed that programs made from now on start with, and this one's."""
+        global _default_seed
+        _default_seed = seed
+        self.random_seed = seed
+
+    # Identity
+    def _touch(self) -> None:
+        """Note a change: the fingerprint has to be taken anew."""
+        self._version += 1
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of what the program computes; equal programs have equal ones."""
+        if self._fingerprint is None or self._fingerprint[0] != self._version:
+            digest = hashlib.sha256()
+            for block in self.blocks:
+                digest.update(repr((block.idx, block.parent_idx)).encode())
+                for v in block.vars.values():
+                    digest.update(repr((v.name, v._shape, v._dtype, v.persistable, v.lod_level, int(v.type))).encode())
+                for op in block.ops:
+                    attrs = sorted((k, f"block {a.idx}" if isinstance(a, Block) else a)
+                                   for k, a in op.attrs.items() if k not in _DESCRIPTIVE)
+                    digest.update(repr((op.type, op.inputs, op.outputs, attrs)).encode())
+            self._fingerprint = (self._version, digest.hexdigest())
+        return self._fingerprint[1]
+
+    def _stamp(self, op: Operator) -> None:
+        """Give a new operator the current role, name scope and device."""
+        op.attrs.setdefault("op_role", self.op_role)
+        if self.op_role_var:
+            op.attrs.setdefault("op_role_var", tuple(self.op_role_var))
+        if self.name_scopes.path != "/":
+            op.attrs.setdefault("op_namescope", self.name_scopes.path)
+        if self.device:
+            op.attrs.setdefault("op_device", self.device)
+
+    @contextlib.contextmanager
+    def role_guard(self, role: int, role_var: Iterable[Variable | str] = ()) -> Iterator[None]:
+        """Operators appended within get `role`, and the names in `role_var`."""
+        before = self.op_role, self.op_role_var
+        self.op_role = role
+        self.op_role_var = [v.name if isinstance(v, Variable) else v for v in role_var]
+        try:
+            yield
+        finally:
+            self.op_role, self.op_role_var = before
+
+    def _optimized_guard(self, param_and_grads: Iterable[Variable | str]) -> contextlib.AbstractContextManager[None]:
+        return self.role_guard(OpRole.Optimize, param_and_grads)
+
+    def _lr_schedule_guard(self, is_with_opt: bool = False) -> contextlib.AbstractContextManager[None]:
+        return self.role_guard(OpRole.LRSched | (OpRole.Optimize if is_with_opt else 0))
+
+    def _backward_role_guard(self) -> contextlib.AbstractContextManager[None]:
+        return self.role_guard(OpRole.Backward)
+
+    # Copies
+    def clone(self, for_test: bool = False) -> "Program":
+        """A copy of the program.
+
+        With `for_test` the copy leaves out backward, optimizer and learning-rate operators, and operators that
+        behave differently in training (dropout, batch_norm) take their test form.
+        """
+        twin = self._copy()
+        if for_test:
+            drop = OpRole.Backward | OpRole.Optimize | OpRole.LRSched
+            for block in twin.blocks:
+                block.ops = [op for op in block.ops if not op.attrs.get("op_role", 0) & drop]
+            twin._drop_unused_vars()
+            twin._set_is_test()
+        return twin
+
+    def _copy(self) -> "Program":
+        twin = Program()
+        twin._seed = self._seed
+        twin.blocks = [Block(twin, b.idx, b.parent_idx, b.forward_block_idx) for b in self.blocks]
+        for old, new in zip(self.blocks, twin.blocks):
+            for var in old.vars.values():
+                var.clone_into(new)
+            for op in old.ops:
+                copy = op.clone_into(new)
+                for name, value in copy.attrs.items():
+                    if isinstance(value, Block):
+                        copy.attrs[name] = twin.blocks[value.idx]
+                    elif isinstance(value, (list, tuple)) and value and isinstance(value[0], Block):
+                        copy.attrs[name] = type(value)(twin.blocks[b.idx] for b in value)
+                new.ops.append(copy)
+                for name in copy.output_arg_names:
+                    var = new.find_var_recursive(name)
+                    if var is not None:
+                        var.op = copy
+        twin.current_block_idx = 0
+        twin._touch()
+        return twin
+
+    def _drop_unused_vars(self) -> None:
+        """Drop variables that no operator names, gradients before all; parameters and data stay with their users."""
+        used = {n for b in self.blocks for op in b.ops for n in op.input_arg_names + op.output_arg_names}
+        for block in self.blocks:
+            block.vars = {n: v for n, v in block.vars.items() if n in used or v.is_data}
+        self._touch()
+
+    def _set_is_test(self) -> None:
+        for block in self.blocks:
+            for op in block.ops:
+                if op.has_attr("is_test"):
+                    op.attrs["is_test"] = True
+        self._touch()
+
+    def _prune(self, targets: Iterable[Variable | str | Operator]) -> "Program":
+        """A copy that computes the targets and nothing else."""
+        from jfluid.ir.prune import prune
+        return prune(self, targets)
+
+    def _prune_with_input(self, feeded_var_names: Iterable[str], targets: Iterable[Variable | str | Operator]) -> "Program":
+        """As `_prune`, but what is fed is not computed."""
+        from jfluid.ir.prune import prune
+        return prune(self, targets, feeded_var_names)
+
+    def _inference_optimize(self, prune_read_op: bool = True) -> "Program":
+        """A copy in test form."""
+        twin = self._copy()
+        twin._set_is_test()
+        return twin
+
+    # Texts and bytes
+    def to_string(self, throw_on_error: bool, with_details: bool = False) -> str:
+        """The program as text; `throw_on_error` raises where a required field is missing."""
+        from jfluid.ir.printer import program_to_string
+        return program_to_string(self, throw_on_error, with_details)
+
+    def __str__(self) -> str:
+        return self.to_string(False)
+
+    def serialize_to_string(self) -> bytes:
+        """The program as a serialized ProgramDesc, Fluid's own format."""
+        from jfluid.ir.codec import program_to_bytes
+        return program_to_bytes(self)
+
+    @staticmethod
+    def parse_from_string(binary_str: bytes) -> "Program":
+        """The program of a serialized ProgramDesc. Raises FileFormatError when the bytes are none."""
+        from jfluid.ir.codec import program_from_bytes
+        return program_from_bytes(binary_str)
+
+    @property
+    def desc(self) -> "Program":
+        """The program itself: scripts say `program.desc.serialize_to_string()`."""
+        return self
+
+
+class _NameScopes:
+    """The stack of `name_scope` prefixes, with a number behind the second use of a prefix."""
+
+    def __init__(self):
+        self.path = "/"
+        self._uses: dict[str, int] = {}
+
+    @contextlib.contextmanager
+    def enter(self, prefix: str) -> Iterator[None]:
+        before, full = self.path, f"{self.path}{prefix}"
+        count = self._uses[full] = self._uses.get(full, -1) + 1
+        self.path = f"{full}_{count}/" if count else f"{full}/"
+        try:
+            yield
+        finally:
+            self.path = before
+
+
+_default_seed = 0
+_main_program = Program()
+_startup_program = Program()
+
+
+def default_main_program() -> Program:
+    """The program that layers append to."""
+    return _main_program
+
+
+def default_startup_program() -> Program:
+    """The program that initialises parameters."""
+    return _startup_program
+
+
+def switch_main_program(program: Program) -> Program:
+    """Make `program` the default main program; returns the one it replaces."""
+    global _main_program
+    old, _main_program = _main_program, program
+    return old
+
+
+def switch_startup_program(program: Program) -> Program:
+    """Make `program` the default startup program; returns the one it replaces."""
+    global _startup_program
+    old, _startup_program = _startup_program, program
+    return old
+
+
+@contextlib.contextmanager
+def program_guard(main_program: Program, startup_program: Program | None = None) -> Iterator[None]:
+    """Make the given programs the default ones within the context.
+
+    Raises TypeError when one of them is not a Program.
+    """
+    for name, program in (("main_program", main_program), ("startup_program", startup_program)):
+        if not isinstance(program, Program) and not (program is None and name == "startup_program"):
+            raise TypeError(f"{name}: expected a Program, found {type(program).__name__}")
+    old_main = switch_main_program(main_program)
+    old_startup = switch_startup_program(startup_program) if startup_program is not None else None
+    try:
+        yield
+    finally:
+        switch_main_program(old_main)
+        if old_startup is not None:
+            switch_startup_program(old_startup)
+
+
+@contextlib.contextmanager
+def name_scope(prefix: str | None = None) -> Iterator[None]:
+    """Operators made within carry the scope's path; it shows in drawings and profiles. Names of variables stay.
+
+    Raises ProgramError when the prefix is empty.
+    """
+    if not prefix:
+        raise errors.ProgramError("name_scope: the prefix must not be empty")
+    with default_main_program().name_scopes.enter(prefix):
+        yield
+
+
+@contextlib.contextmanager
+def device_guard(device: str | None = None) -> Iterator[None]:
+    """Note a device ("cpu", "gpu", "gpu:0") on the operators made within.
+
+    It stays with the program; XLA runs a whole program on the Executor's device. Raises ProgramError for others.
+    """
+    kind = (device or "cpu").split(":")[0]
+    if kind not in ("cpu", "gpu"):
+        raise errors.ProgramError(f'device_guard: expected "cpu", "gpu" or "gpu:N", found {device!r}')
+    program = default_main_program()
+    before, program.device = program.device, device or ""
+    try:
+        yield
+    finally:
+        program.device = before
+
+
+__all__ = ["EMPTY_NAME", "Program", "default_main_program", "default_startup_program", "device_guard", "grad_name",
+           "name_scope", "program_guard", "switch_main_program", "switch_startup_program"]

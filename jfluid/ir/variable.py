@@ -1,0 +1,177 @@
+"""Variables: what a program's operators read and write."""
+from typing import TYPE_CHECKING, Any
+
+from jfluid.ir.types import VarType, np_dtype, var_type
+
+if TYPE_CHECKING:
+    from jfluid.ir.block import Block
+
+GRAD_SUFFIX = "@GRAD"
+EMPTY_NAME = "@EMPTY@"
+
+
+def grad_name(name: str) -> str:
+    """The name of the gradient of variable `name`."""
+    return name + GRAD_SUFFIX
+
+
+class Variable:
+    """One variable of a block.
+
+    Arithmetic, comparison and indexing on a Variable append operators to the current block (`jfluid.layers`
+    installs those methods).
+
+    Attributes:
+        name: unique within the block.
+        shape: the dimensions, -1 where a dimension is known only at run time.
+        dtype: the element type (`VarType`).
+        lod_level: the number of levels of its ragged rows; 0 for a dense tensor.
+        type: the kind of variable (`VarType.LOD_TENSOR`, ...).
+        persistable: whether its value outlives a run, in the Scope.
+        stop_gradient: whether `append_backward` stops here.
+        is_data: whether it is fed.
+        need_check_feed: whether the fed shape is held against `shape`.
+    """
+
+    def __init__(self, block: "Block", type: VarType = VarType.LOD_TENSOR, name: str | None = None,
+                 shape: Any = None, dtype: Any = None, lod_level: int | None = None, capacity: int | None = None,
+                 persistable: bool | None = None, error_clip: Any = None, stop_gradient: bool = False,
+                 is_data: bool = False, need_check_feed: bool = False, belong_to_optimizer: bool = False,
+                 initializer: Any = None):
+        from jfluid.ir import unique_name
+        self.block = block
+        self.name = unique_name.generate("_generated_var") if name is None else name
+        self.type = VarType(type)
+        self._shape: tuple[int, ...] | None = None if shape is None else tuple(int(d) for d in shape)
+        self._dtype: VarType | None = None if dtype is None else var_type(dtype)
+        self.lod_level = lod_level or 0
+        self.capacity = capacity
+        self._persistable = bool(persistable)
+        self.error_clip = error_clip
+        self._stop_gradient = stop_gradient
+        self.is_data = is_data
+        self.need_check_feed = need_check_feed
+        self.belong_to_optimizer = belong_to_optimizer
+        self.op = None  # the operator that writes it last, once there is one
+        if initializer is not None:
+            initializer(self, block)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return () if self._shape is None else self._shape
+
+    @property
+    def dtype(self) -> VarType:
+        return VarType.FP32 if self._dtype is None else self._dtype
+
+    @property
+    def persistable(self) -> bool:
+        return self._persistable
+
+    @persistable.setter
+    def persistable(self, value: bool) -> None:
+        self._persistable = bool(value)
+        self.block.program._touch()
+
+    @property
+    def stop_gradient(self) -> bool:
+        return self._stop_gradient
+
+    @stop_gradient.setter
+    def stop_gradient(self, value: bool) -> None:
+        self._stop_gradient = bool(value)
+
+    @property
+    def grad_name(self) -> str:
+        """The name of this variable's gradient."""
+        return grad_name(self.name)
+
+    @property
+    def np_dtype(self):
+        """The NumPy dtype of the elements."""
+        return np_dtype(self.dtype)
+
+    def set_shape_dtype(self, shape: tuple[int, ...], dtype: VarType) -> None:
+        """Record the inferred shape and element type."""
+        self._shape, self._dtype = tuple(shape), dtype
+
+    def set_error_clip(self, error_clip: Any) -> None:
+        """Clip the gradient of this variable as soon as it is computed."""
+        self.error_clip = error_clip
+
+    _set_error_clip = set_error_clip
+
+    def clone_into(self, block: "Block") -> "Variable":
+        """A copy of this variable that belongs to `block`."""
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        twin.block, twin.op = block, None
+        block.vars[twin.name] = twin
+        return twin
+
+    def to_string(self, throw_on_error: bool, with_details: bool = False) -> str:
+        """The variable's description; `with_details` adds the attributes that no program file holds."""
+        from jfluid.ir.printer import variable_to_string
+        return variable_to_string(self, throw_on_error, with_details)
+
+    def _dygraph_only(self, what: str):
+        from jfluid.errors import UnsupportedError
+        raise UnsupportedError(f"Variable.{what} is part of Fluid's dygraph mode, which this release does not have. "
+                               "Run the program with Executor.run and fetch the value.")
+
+    def backward(self, backward_strategy: Any = None):
+        """Dygraph only: raises UnsupportedError. Use `fluid.backward.append_backward`."""
+        self._dygraph_only("backward")
+
+    def gradient(self):
+        """Dygraph only: raises UnsupportedError. Fetch `var.grad_name`."""
+        self._dygraph_only("gradient")
+
+    def clear_gradient(self):
+        """Dygraph only: raises UnsupportedError."""
+        self._dygraph_only("clear_gradient")
+
+    def detach(self):
+        """Dygraph only: raises UnsupportedError. Set `stop_gradient` on the output of `layers.assign`."""
+        self._dygraph_only("detach")
+
+    def numpy(self):
+        """Dygraph only: raises UnsupportedError. Fetch the variable."""
+        self._dygraph_only("numpy")
+
+    def set_value(self, value: Any):
+        """Dygraph only: raises UnsupportedError. Use `scope.find_var(name).get_tensor().set(...)`."""
+        self._dygraph_only("set_value")
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}: {self.dtype.name} {list(self.shape)}>"
+
+    __str__ = __repr__
+
+    # Comparison operators are overloaded to build programs, so identity must be said explicitly.
+    __hash__ = object.__hash__
+
+
+class Parameter(Variable):
+    """A persistable variable that training changes.
+
+    Attributes beyond Variable's: trainable, optimize_attr (`{"learning_rate": factor}`), regularizer,
+    gradient_clip_attr, do_model_average, is_distributed.
+
+    Raises ValueError where the shape is missing or holds a dimension below 1.
+    """
+
+    def __init__(self, block: "Block", shape: Any, dtype: Any, type: VarType = VarType.LOD_TENSOR,
+                 trainable: bool = True, optimize_attr: dict | None = None, regularizer: Any = None,
+                 gradient_clip_attr: Any = None, do_model_average: bool | None = None, is_distributed: bool = False,
+                 **kwargs: Any):
+        if not shape or any(int(d) < 1 for d in shape):
+            raise ValueError(f"parameter {kwargs.get('name')}: every dimension must be known and positive, found {shape}")
+        kwargs.setdefault("persistable", True)
+        super().__init__(block, type=type, shape=shape, dtype=dtype, **kwargs)
+        self.trainable = trainable
+        self.optimize_attr = optimize_attr or {"learning_rate": 1.0}
+        self.regularizer = regularizer
+        self.gradient_clip_attr = gradient_clip_attr
+        self.do_model_average = do_model_average
+        self.is_distributed = is_distributed

@@ -1,0 +1,171 @@
+"""Losses on class labels: cross entropies and the negative log likelihood.
+
+A label that is neither a class nor `ignore_index` gives NaN: a compiled program cannot raise, and a clamped
+label would train on the wrong class.
+"""
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jfluid import errors
+from jfluid.ops.registry import Long, op
+
+# Fluid bounds logarithms of zero by this number.
+LOG_BOUND = 1e20
+
+
+@jax.custom_jvp
+def bounded_log(x):
+    """log(x), with -LOG_BOUND at 0; its derivative stays 1/x, as in Fluid."""
+    y = jnp.log(x)
+    return jnp.where(jnp.isneginf(y), jnp.asarray(-LOG_BOUND, x.dtype), y)
+
+
+@bounded_log.defjvp
+def _bounded_log_jvp(primals, tangents):
+    return bounded_log(primals[0]), tangents[0] / primals[0]
+
+
+def class_labels(label, shape, axis, name):
+    """Labels for scores of `shape`, with a dimension of 1 at `axis`; the last such dimension may be left out."""
+    one_class = tuple(1 if i == axis else d for i, d in enumerate(shape))
+    if label.ndim == len(shape) - 1 and axis == len(shape) - 1:
+        label = jnp.expand_dims(label, axis)
+    if label.shape != one_class:
+        raise errors.ShapeError(f"{name}: expected labels of shape {list(one_class)} for scores of shape "
+                                f"{list(shape)}, found {list(label.shape)}")
+    return label
+
+
+def is_label(label, shape, axis):
+    """Whether each entry of scores of `shape` stands at its label."""
+    return label == jax.lax.broadcasted_iota(label.dtype, shape, axis % len(shape))
+
+
+def take_class(scores, label, axis):
+    """The scores at the labels, NaN where a label is no class. Its gradient is a comparison, not a scatter."""
+    shape = scores.shape
+
+    @jax.custom_vjp
+    def take(scores, label):
+        valid = (label >= 0) & (label < shape[axis])
+        picked = jnp.take_along_axis(scores, jnp.where(valid, label, 0).astype(jnp.int32), axis, mode="clip")
+        return jnp.where(valid, picked, jnp.asarray(jnp.nan, scores.dtype))
+
+    def backward(label, cotangent):
+        grad = jnp.where(is_label(label, shape, axis), cotangent, jnp.zeros((), cotangent.dtype))
+        return grad, np.zeros(label.shape, jax.dtypes.float0)
+
+    take.defvjp(lambda scores, label: (take(scores, label), label), backward)
+    return take(scores, label)
+
+
+def at_label(scores, label, ignore_index, axis, ignored):
+    """(the scores at the labels, `ignored` where the label is `ignore_index`; that mask)."""
+    skip = label == ignore_index
+    return jnp.where(skip, jnp.asarray(ignored, scores.dtype), take_class(scores, label, axis)), skip
+
+
+def soft_labels(label, shape, name):
+    """Checks that soft labels have the shape of the scores."""
+    if label.shape != shape:
+        raise errors.ShapeError(f"{name}: expected soft labels of shape {list(shape)}, found {list(label.shape)}")
+    return label
+
+
+@op("cross_entropy", ins=("X", "Label"), outs=("Y",), nograd=("Label",))
+def cross_entropy(x, label, *, soft_label=False, ignore_index=-100):
+    """-log of the probability of the label, or -sum(label * log(x)) for soft labels, along the last axis."""
+    if soft_label:
+        return -jnp.sum(soft_labels(label, x.shape, "cross_entropy") * bounded_log(x), -1, keepdims=True)
+    labels = class_labels(label, x.shape, x.ndim - 1, "cross_entropy")
+    match, _ = at_label(x, labels, ignore_index, -1, 1)
+    return (-bounded_log(match)).reshape(label.shape)
+
+
+@op("cross_entropy2", ins=("X", "Label"), outs=("Y", "XShape", "MatchX"), nograd=("Label",))
+def cross_entropy2(x, label, *, ignore_index=-100):
+    """cross_entropy of hard labels, with the matched probability (0 where ignored)."""
+    labels = class_labels(label, x.shape, x.ndim - 1, "cross_entropy2")
+    match, skip = at_label(x, labels, ignore_index, -1, 1)
+    return ((-bounded_log(match)).reshape(label.shape), jnp.zeros((*x.shape, 0), x.dtype),
+            jax.lax.stop_gradient(jnp.where(skip, jnp.zeros((), x.dtype), match)))
+
+
+@op("cross_entropy_grad2", ins=("Y@GRAD", "MatchX", "XShape", "Label"), outs=("X@GRAD",), grad=False)
+def cross_entropy_grad2(y_grad, match, x_shape, label, *, ignore_index=-100):
+    """Gradient of cross_entropy2 under the name that Fluid saves it with."""
+    classes = x_shape.shape[-2]
+    labels = label.reshape(match.shape)
+    slope = jnp.where(labels == ignore_index, 0, -y_grad.reshape(match.shape) / match)
+    hit = labels == jnp.arange(classes, dtype=label.dtype)
+    return jnp.where(hit, slope, jnp.zeros((), match.dtype)).astype(match.dtype)
+
+
+def _wide(x):
+    """Half precision is summed in float32."""
+    return x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
+def _softmax_loss(logits, label, axis, soft_label, ignore_index):
+    return _softmax_loss_forward(logits, label, axis, soft_label, ignore_index)[0]
+
+
+def _softmax_loss_forward(logits, label, axis, soft_label, ignore_index):
+    wide = _wide(logits)
+    log_sum = jax.nn.logsumexp(wide, axis, keepdims=True)
+    if soft_label:
+        loss = -jnp.sum(label * (wide - log_sum), axis, keepdims=True)
+    else:
+        picked, skip = at_label(wide, label, ignore_index, axis, 0)
+        loss = jnp.where(skip, 0, log_sum - picked)
+    softmax = jnp.exp(wide - log_sum)
+    return (softmax.astype(logits.dtype), loss.astype(logits.dtype)), (logits, log_sum, label)
+
+
+def _softmax_loss_backward(axis, soft_label, ignore_index, kept, cotangents):
+    # Fluid lets no gradient through Softmax, and subtracts soft labels that do not sum to 1 just the same.
+    logits, log_sum, label = kept
+    slope = _wide(cotangents[1])
+    softmax = jnp.exp(_wide(logits) - log_sum)
+    if soft_label:
+        return (slope * (softmax - label)).astype(logits.dtype), jnp.zeros_like(label)
+    hit = is_label(label, logits.shape, axis)
+    grad = jnp.where(label == ignore_index, 0, slope * (softmax - hit))
+    return grad.astype(logits.dtype), np.zeros(label.shape, jax.dtypes.float0)
+
+
+_softmax_loss.defvjp(_softmax_loss_forward, _softmax_loss_backward)
+
+
+@op("softmax_with_cross_entropy", ins=("Logits", "Label"), outs=("Softmax~", "Loss"), nograd=("Label",))
+def softmax_with_cross_entropy(logits, label, *, soft_label=False, numeric_stable_mode=True, ignore_index=-100, axis=-1):
+    """Softmax along `axis` and the cross entropy with it (always computed in the stable way)."""
+    axis = axis % logits.ndim
+    if soft_label:
+        soft_labels(label, logits.shape, "softmax_with_cross_entropy")
+    else:
+        label = class_labels(label, logits.shape, axis, "softmax_with_cross_entropy")
+    return _softmax_loss(logits, label, axis, soft_label, ignore_index)
+
+
+@op("nll_loss", ins=("X", "Label", "Weight?"), outs=("Out", "Total_weight"), nograd=("Label", "Weight"))
+def nll_loss(x, label, weight, *, ignore_index: Long = -100, reduction="mean"):
+    """Negative of the log probabilities x [N, C, ...] at the labels [N, ...], weighted by class."""
+    labels = class_labels(jnp.expand_dims(label, 1), x.shape, 1, "nll_loss")
+    picked, skip = at_label(x, labels, ignore_index, 1, 0)
+    classes = jnp.ones((x.shape[1],), x.dtype) if weight is None else weight
+    weights = jnp.where(skip, 0, classes[jnp.clip(labels, 0, x.shape[1] - 1)])
+    losses = -picked * weights
+    if reduction == "none":
+        return losses.reshape(label.shape), jnp.zeros((1,), x.dtype)
+    total = weights.sum()
+    loss = losses.sum()
+    if reduction == "mean":
+        loss = jnp.where(total == 0, 0, loss / jnp.where(total == 0, 1, total))
+    elif reduction != "sum":
+        raise errors.ShapeError(f"nll_loss: reduction: expected none, mean or sum, found {reduction!r}")
+    return loss.reshape(1), total.reshape(1)

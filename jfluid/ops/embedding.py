@@ -1,0 +1,76 @@
+"""Rows of a table by id: look-ups and one-hot vectors.
+
+An id outside the table gives a row of NaN: a compiled program cannot raise, and a clamped id would train the
+wrong row.
+"""
+import jax.numpy as jnp
+
+from jfluid import errors
+from jfluid.ir.types import np_dtype
+from jfluid.ops import known
+from jfluid.ops.registry import Long, Longs, Strings, op
+
+
+def look_up(table, ids, padding_idx, is_distributed):
+    """The rows of `table` at `ids`; zeros at `padding_idx`, which also gets no gradient."""
+    if is_distributed:
+        raise errors.UnsupportedError("a look-up with is_distributed=True runs only after DistributeTranspiler has "
+                                      "moved its table to parameter servers")
+    if table.ndim != 2:
+        raise errors.ShapeError(f"look-up: expected a table W of two dimensions, found shape {list(table.shape)}")
+    height = table.shape[0]
+    index = jnp.where((ids >= 0) & (ids < height), ids, height)
+    index = index.astype(jnp.int32) if height < 2**31 else index
+    rows = jnp.take(table, index, axis=0, mode="fill")
+    if padding_idx == -1:
+        return rows
+    return jnp.where((ids == padding_idx)[..., None], jnp.zeros((), table.dtype), rows)
+
+
+@op("lookup_table", ins=("W", "Ids"), outs=("Out",), nograd=("Ids",))
+def lookup_table(w, ids, *, is_sparse=False, is_distributed=False, padding_idx: Long = -1, remote_prefetch=False,
+                 trainer_id=0, height_sections: Longs = (), epmap: Strings = (), table_names: Strings = (),
+                 grad_inplace=False):
+    """Rows of w at ids of shape [..., 1]; the gradient of w is dense whatever `is_sparse` says."""
+    return look_up(w, last_one("lookup_table", ids), padding_idx, is_distributed)
+
+
+@op("lookup_table_v2", ins=("W", "Ids"), outs=("Out",), nograd=("Ids",))
+def lookup_table_v2(w, ids, *, is_sparse=False, is_distributed=False, padding_idx: Long = -1, remote_prefetch=False,
+                    trainer_id=0, height_sections: Longs = (), epmap: Strings = (), table_names: Strings = ()):
+    """Rows of w at ids; the gradient of w is dense whatever `is_sparse` says."""
+    return look_up(w, ids, padding_idx, is_distributed)
+
+
+def last_one(type_, ids):
+    """The ids without their last dimension, which must be 1."""
+    if ids.ndim == 0 or ids.shape[-1] != 1:
+        raise errors.ShapeError(f"{type_}: expected ids whose last dimension is 1, found shape {list(ids.shape)}; "
+                                f"use {type_}_v2 (fluid.embedding, fluid.one_hot) for ids without it")
+    return ids[..., 0]
+
+
+def hot(ids, depth_tensor, depth, dtype, allow_out_of_range):
+    """Vectors of length `depth` with a 1 at each id; out of range zeros if allowed, else NaN (integers: -1)."""
+    if depth_tensor is not None:
+        depth = known.ints(depth_tensor, "one_hot's depth_tensor")[0]
+    if depth < 1:
+        raise errors.ShapeError(f"one_hot: depth: expected a positive number, found {depth}")
+    dtype = np_dtype(dtype)
+    out = (ids[..., None] == jnp.arange(depth, dtype=ids.dtype)).astype(dtype)
+    if allow_out_of_range:
+        return out
+    wrong = jnp.asarray(jnp.nan if jnp.issubdtype(dtype, jnp.inexact) else -1).astype(dtype)
+    return jnp.where(((ids < 0) | (ids >= depth))[..., None], wrong, out)
+
+
+@op("one_hot", ins=("X", "depth_tensor?"), outs=("Out",), grad=False)
+def one_hot(x, depth_tensor, *, depth=-1, dtype=5, allow_out_of_range=False):
+    """One-hot vectors of ids of shape [..., 1]."""
+    return hot(last_one("one_hot", x), depth_tensor, depth, dtype, allow_out_of_range)
+
+
+@op("one_hot_v2", ins=("X", "depth_tensor?"), outs=("Out",), grad=False)
+def one_hot_v2(x, depth_tensor, *, depth=-1, dtype=5, allow_out_of_range=False):
+    """One-hot vectors of ids, appended as a last dimension."""
+    return hot(x, depth_tensor, depth, dtype, allow_out_of_range)

@@ -1,0 +1,96 @@
+"""Operators that run in Python between compiled segments: print and py_func."""
+import threading
+import time
+import weakref
+from collections.abc import Callable
+
+import numpy as np
+
+from jfluid import errors
+from jfluid.ops.registry import Bool, Int, String, Strings, op
+
+# How often each print operator has printed; first_n bounds it.
+_printed: "weakref.WeakKeyDictionary[object, int]" = weakref.WeakKeyDictionary()
+
+# Programs name Python functions by their place in this table, as in Fluid: such a program runs only in the
+# process that built it.
+_callables: list[Callable] = []
+_callables_lock = threading.Lock()
+
+
+def register_callable(function: Callable) -> int:
+    """Keep `function` for the life of the process; the number that programs know it by."""
+    with _callables_lock:
+        _callables.append(function)
+        return len(_callables) - 1
+
+
+def _callable(number: int) -> Callable:
+    if not 0 <= number < len(_callables):
+        raise errors.OpError(f"py_func: no Python function has the number {number} in this process; build the program "
+                             "here, because saved programs do not carry functions")
+    return _callables[number]
+
+
+def _show(value, name, op, first_n, message, summarize, shows):
+    """Print one tensor in Fluid's layout; `shows` is (name, type, shape)."""
+    count = _printed.get(op, 0)
+    if 0 < first_n <= count:
+        return
+    _printed[op] = count + 1
+    with_name, with_type, with_shape = shows
+    lines = [f"{int(time.time())}\t{message}"]
+    lines += [f"Tensor[{name}]"] if with_name else []
+    lines += [f"\tshape: [{','.join(map(str, value.shape))}]"] if with_shape else []
+    lines += [f"\tdtype: {value.dtype}"] if with_type else []
+    flat = value.ravel() if summarize < 0 else value.ravel()[:summarize]
+    lines.append(f"\tdata: {','.join(f'{v:g}' if np.issubdtype(value.dtype, np.floating) else str(v) for v in flat)}")
+    print("\n".join(lines), flush=True)
+
+
+@op("print", ins=("In",), outs=("Out",), host=True)
+def print_(value, *, ctx, first_n: Int, message: String, summarize: Int, print_tensor_name: Bool,
+           print_tensor_type: Bool, print_tensor_shape: Bool, print_tensor_lod: Bool, print_phase: String,
+           is_forward: Bool):
+    """Print the tensor and pass it on."""
+    if print_phase.upper() in ("BOTH", "FORWARD" if is_forward else "BACKWARD"):
+        _show(value, ctx.op.input("In")[0], ctx.op, first_n, message, summarize,
+              (print_tensor_name, print_tensor_type, print_tensor_shape))
+    return value
+
+
+@op("print_grad", ins=("Out@GRAD",), outs=("In@GRAD",), host=True, grad=False)
+def print_grad(grad, *, ctx, first_n: Int, message: String, summarize: Int, print_tensor_name: Bool,
+               print_tensor_type: Bool, print_tensor_shape: Bool, print_tensor_lod: Bool, print_phase: String,
+               is_forward: Bool):
+    """Print the gradient and pass it on."""
+    if print_phase.upper() in ("BOTH", "BACKWARD"):
+        _show(grad, ctx.op.input("Out@GRAD")[0], ctx.op, first_n, message, summarize,
+              (print_tensor_name, print_tensor_type, print_tensor_shape))
+    return grad
+
+
+def _call(number: int, arguments: list, names: list[str], what: str) -> list:
+    """Call function `number`; one array (or None) for each of `names`."""
+    result = _callable(number)(*arguments)
+    result = [] if result is None and not names else result
+    result = list(result) if isinstance(result, (list, tuple)) else [result]
+    if len(result) != len(names):
+        raise errors.OpError(f"py_func: {what} returned {len(result)} values, expected {len(names)} "
+                             f"({', '.join(names)})")
+    return [None if r is None else np.asarray(r) for r in result]
+
+
+@op("py_func", ins=("X*",), outs=("Out*",), host=True)
+def py_func(inputs, *, ctx, forward_callable_id=0, backward_callable_id=-1, backward_skip_vars: Strings = ()):
+    """Call a Python function on NumPy arrays."""
+    return _call(forward_callable_id, inputs, ctx.op.output("Out"), "the function")
+
+
+@op("py_func_grad", ins=("X*", "Out*", "Out@GRAD*?"), outs=("X@GRAD*",), host=True, grad=False)
+def py_func_grad(inputs, outputs, grads, *, ctx, forward_callable_id=0, backward_callable_id=-1,
+                 backward_skip_vars: Strings = ()):
+    """Call the backward function on the inputs and outputs that it does not skip, and the output gradients."""
+    names = ctx.op.input("X") + ctx.op.input("Out")
+    kept = [v for n, v in zip(names, [*inputs, *outputs]) if n not in backward_skip_vars]
+    return _call(backward_callable_id, kept + list(grads), ctx.op.output("X@GRAD"), "backward_func")

@@ -1,0 +1,400 @@
+"""Operators that pick, place, pad or order elements.
+
+An index outside its array is an error in Fluid, where the kernel sees it, and undefined where it does not. A
+compiled program cannot raise: here a read outside gives NaN (the smallest number of an integer type), which shows,
+and a write outside is dropped. Negative indices count as outside.
+"""
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jfluid import errors
+from jfluid.ir.types import np_dtype
+from jfluid.ops import known
+from jfluid.ops.registry import Int, Ints, Long, op
+from jfluid.ops.shape import given_ints, is_unknown, numpy_of, shaped, unified
+
+
+def take_rows(x, index, axis: int = 0):
+    """Slices of x along axis at the indices; those outside read NaN."""
+    where = (slice(None),) * axis + (index,)
+    return x.at[where].get(mode="fill", wrap_negative_indices=False)
+
+
+def _last_writer(index, rows: int):
+    """For each entry of index the position of the last equal entry.
+
+    Writes that collide then carry the same value, so that their order, which XLA leaves open, does not matter.
+    """
+    positions = jnp.arange(index.shape[0], dtype=jnp.int32)
+    last = jnp.zeros((rows,), jnp.int32).at[index].max(positions, mode="drop", wrap_negative_indices=False)
+    return last.at[index].get(mode="clip")
+
+
+def _flat_index(index, what: str):
+    if index.ndim == 2 and index.shape[1] == 1:
+        return index[:, 0]
+    if index.ndim != 1:
+        raise errors.ShapeError(f"{what}: expected indices of shape [n] or [n, 1], found {index.shape}")
+    return index
+
+
+# Gather's `overwrite` is about its gradient: of equal indices only the last one's gradient reaches the row.
+@jax.custom_vjp
+def _gather_overwriting(x, index):
+    return take_rows(x, index)
+
+
+def _gather_forward(x, index):
+    return take_rows(x, index), (jnp.zeros_like(x), index)
+
+
+def _gather_backward(kept, out_grad):
+    zeros, index = kept
+    rows = out_grad[_last_writer(index, zeros.shape[0])]
+    return zeros.at[index].set(rows, mode="drop", wrap_negative_indices=False), None
+
+
+_gather_overwriting.defvjp(_gather_forward, _gather_backward)
+
+
+@op("gather", ins=("X", "Index"), outs=("Out",), nograd=("Index",), fold=True)
+def gather(x, index, *, overwrite=True):
+    """Rows of x at the indices; overwrite: the gradient of equal indices is the last one's, not the sum."""
+    index = _flat_index(index, "gather")
+    if numpy_of(x, index) is np:
+        return x[index]
+    return _gather_overwriting(x, index) if overwrite else take_rows(x, index)
+
+
+def _split_index(index):
+    return tuple(index[..., i] for i in range(index.shape[-1]))
+
+
+@op("gather_nd", ins=("X", "Index"), outs=("Out",), nograd=("Index",))
+def gather_nd(x, index):
+    """Slices of x at coordinates: the last dimension of index counts the leading dimensions of x."""
+    if index.shape[-1] > x.ndim:
+        raise errors.ShapeError(f"gather_nd: {index.shape[-1]} coordinates for an input of shape {x.shape}")
+    return x.at[_split_index(index)].get(mode="fill", wrap_negative_indices=False)
+
+
+def _scatter(x, index, updates, overwrite):
+    if overwrite:
+        updates = updates[_last_writer(index, x.shape[0])]
+        return x.at[index].set(updates, mode="drop", wrap_negative_indices=False)
+    cleared = x.at[index].set(jnp.zeros((), x.dtype), mode="drop", wrap_negative_indices=False)
+    return cleared.at[index].add(updates, mode="drop", wrap_negative_indices=False)
+
+
+# Fluid passes the gradient of a scatter on to x whole, also for the rows that were replaced.
+_scatter_like_fluid = jax.custom_vjp(_scatter, nondiff_argnums=(3,))
+_scatter_like_fluid.defvjp(lambda x, index, updates, overwrite: (_scatter(x, index, updates, overwrite), index),
+                           lambda overwrite, index, out_grad: (out_grad, None, take_rows(out_grad, index)))
+
+
+@op("scatter", ins=("X", "Ids", "Updates"), outs=("Out",), nograd=("Ids",))
+def scatter(x, ids, updates, *, overwrite=True):
+    """x with rows ids replaced by updates (the last of equal ids), or by the sum of their updates."""
+    ids = _flat_index(ids, "scatter")
+    if updates.shape[1:] != x.shape[1:] or updates.shape[0] != ids.shape[0]:
+        if not any(map(is_unknown, (*x.shape, *updates.shape, *ids.shape))):
+            raise errors.ShapeError(f"scatter: expected updates of shape {(ids.shape[0], *x.shape[1:])}, "
+                                    f"found {updates.shape}")
+        return x
+    return _scatter_like_fluid(x, ids, updates, overwrite)
+
+
+@op("scatter_nd_add", ins=("X", "Index", "Updates"), outs=("Out",), nograd=("Index",))
+def scatter_nd_add(x, index, updates):
+    """x with updates added at coordinates (see gather_nd); equal coordinates add up."""
+    expected = (*index.shape[:-1], *x.shape[index.shape[-1]:])
+    if updates.shape != expected:
+        if not any(map(is_unknown, (*expected, *updates.shape))):
+            raise errors.ShapeError(f"scatter_nd_add: expected updates of shape {expected}, found {updates.shape}")
+        return x
+    return x.at[_split_index(index)].add(updates, mode="drop", wrap_negative_indices=False)
+
+
+@op("index_select", ins=("X", "Index"), outs=("Out",), nograd=("Index",))
+def index_select(x, index, *, dim=0):
+    """Slices of x along dim at the indices."""
+    return take_rows(x, _flat_index(index, "index_select"), dim % x.ndim)
+
+
+@op("index_sample", ins=("X", "Index"), outs=("Out",), nograd=("Index",))
+def index_sample(x, index):
+    """For each row of the matrix x its elements at that row of index."""
+    rows = unified([x.shape[:1], index.shape[:1]], "index_sample")
+    x, index = shaped(x, (*rows, x.shape[1])), shaped(index, (*rows, index.shape[1]))
+    at = (jnp.arange(x.shape[0], dtype=index.dtype)[:, None], index)
+    return x.at[at].get(mode="fill", wrap_negative_indices=False)
+
+
+@op("multiplex", ins=("Ids", "X*"), outs=("Out",), nograd=("Ids",))
+def multiplex(ids, xs):
+    """Row i of input number ids[i]."""
+    common = unified([x.shape for x in xs], "multiplex")
+    ids = shaped(ids, (common[0],))
+    rows = jnp.arange(common[0], dtype=ids.dtype)
+    stacked = jnp.stack([shaped(x, common) for x in xs])
+    return stacked.at[ids, rows].get(mode="fill", wrap_negative_indices=False)
+
+
+def _bounds(size: int, start: int, end: int) -> tuple[int, int]:
+    start, end = (n + size if n < 0 else n for n in (start, end))
+    return min(max(start, 0), size), min(max(end, 0), size)
+
+
+def _decreased(x, axes: Sequence[int]):
+    """x without the dimensions axes; never without its last one (Fluid gives [1], not [])."""
+    if not axes:
+        return x
+    kept = [d for i, d in enumerate(x.shape) if i not in set(axes)]
+    return shaped(x, kept or [1])
+
+
+def _one(x, start, axis: int):
+    """The slice of size 1 at a position that only the run knows."""
+    start = start.reshape(())
+    return jax.lax.dynamic_slice_in_dim(x, jnp.where(start < 0, start + x.shape[axis], start), 1, axis)
+
+
+def _listed(listed, tensor, attr, count: int) -> list:
+    """A start or end per axis: a number, or a tensor of one element."""
+    if listed:
+        return list(listed)
+    if tensor is not None:
+        tensor = tensor.reshape(-1)
+        return [tensor[i:i + 1] for i in range(count)]
+    return list(attr)
+
+
+def _number(value, attr: Sequence[int], i: int, flags: Sequence[int]):
+    """The number in value; None while shapes are inferred and only the run knows it."""
+    if isinstance(value, int):
+        return value
+    if known.placeholder() is None:
+        return known.ints(value, "a bound of the slice")[0]
+    return attr[i] if i < len(attr) and i < len(flags) and flags[i] != -1 else None
+
+
+@op("slice", ins=("Input", "StartsTensor?", "EndsTensor?", "StartsTensorList*?", "EndsTensorList*?"), outs=("Out",),
+    nograd=("StartsTensor", "EndsTensor", "StartsTensorList", "EndsTensorList"), fold=True)
+def slice_(x, starts_tensor, ends_tensor, start_tensors, end_tensors, *, axes: Ints, starts: Ints = (),
+           ends: Ints = (), infer_flags: Ints = (), decrease_axis: Ints = ()):
+    """x from starts to ends along axes, without the dimensions decrease_axis."""
+    first = _listed(start_tensors, starts_tensor, starts, len(axes))
+    last = _listed(end_tensors, ends_tensor, ends, len(axes))
+    for i, axis in enumerate(axes):
+        axis %= x.ndim
+        if known.placeholder() is None and axis in decrease_axis and not known.is_known(first[i]):
+            x = _one(x, first[i], axis)
+            continue
+        size, start, end = x.shape[axis], _number(first[i], starts, i, infer_flags), _number(
+            last[i], ends, i, infer_flags)
+        if start is None or end is None or is_unknown(size):
+            x = _resized(x, axis, 1 if axis in decrease_axis else known.placeholder())
+            continue
+        low, high = _bounds(size, start, end)
+        if high <= low:
+            raise errors.ShapeError(f"slice: [{start}:{end}] of dimension {axis} is empty; the input has shape {x.shape}")
+        x = x[(slice(None),) * axis + (slice(low, high),)]
+    return _decreased(x, decrease_axis)
+
+
+def _resized(x, axis: int, size: int):
+    """An array of the same kind with another size along axis, for shape inference."""
+    return jnp.zeros((*x.shape[:axis], size, *x.shape[axis + 1:]), x.dtype)
+
+
+def _strided(size: int, start: int, end: int, stride: int) -> slice | None:
+    """The elements of a strided slice in ascending order, as Fluid counts them; None when there are none.
+
+    A negative stride walks the same elements from the lower bound upwards; they are reversed afterwards. So
+    `[3:0:-2]` reads 1 and 3, `[4:0:-3]` reads 1 and 4, but `[3:-1:-2]` (-1: down to the first) reads 0 and 2.
+    """
+    start = start + size if start < 0 else start
+    if end < 0 and not (end == -1 and stride < 0):
+        end += size
+    if stride < 0:
+        start, end = end + 1, start + 1
+    low, high = min(max(start, 0), size), min(max(end, 0), size)
+    return slice(low, high, abs(stride)) if high > low else None
+
+
+@op("strided_slice", ins=("Input", "StartsTensor?", "EndsTensor?", "StridesTensor?", "StartsTensorList*?",
+                          "EndsTensorList*?", "StridesTensorList*?"), outs=("Out",),
+    nograd=("StartsTensor", "EndsTensor", "StridesTensor", "StartsTensorList", "EndsTensorList", "StridesTensorList"),
+    fold=True)
+def strided_slice(x, starts_tensor, ends_tensor, strides_tensor, start_tensors, end_tensors, stride_tensors, *,
+                  axes: Ints, starts: Ints = (), ends: Ints = (), strides: Ints = (), infer_flags: Ints = (),
+                  decrease_axis: Ints = ()):
+    """x from starts to ends by strides along axes, without the dimensions decrease_axis."""
+    n = len(axes)
+    groups = ((_listed(start_tensors, starts_tensor, starts, n), starts),
+              (_listed(end_tensors, ends_tensor, ends, n), ends),
+              (_listed(stride_tensors, strides_tensor, strides, n), strides))
+    for i, axis in enumerate(axes):
+        axis %= x.ndim
+        numbers = [_number(given[i], attr, i, infer_flags) for given, attr in groups]
+        if None in numbers or is_unknown(x.shape[axis]):
+            x = _resized(x, axis, 1 if axis in decrease_axis else known.placeholder())
+            continue
+        part = _strided(x.shape[axis], *numbers)
+        if part is None:
+            raise errors.ShapeError(f"strided_slice: [{':'.join(map(str, numbers))}] of dimension {axis} is empty; "
+                                    f"the input has shape {x.shape}")
+        x = x[(slice(None),) * axis + (part,)]
+        x = numpy_of(x).flip(x, axis) if numbers[2] < 0 else x
+    return _decreased(x, decrease_axis)
+
+
+@op("pad", ins=("X",), outs=("Out",))
+def pad(x, *, paddings: Ints, pad_value=0.0):
+    """x with paddings[2i] values before and paddings[2i+1] after along dimension i."""
+    if len(paddings) != 2 * x.ndim:
+        raise errors.ShapeError(f"pad: expected {2 * x.ndim} paddings for shape {x.shape}, found {len(paddings)}")
+    pairs = list(zip(paddings[::2], paddings[1::2]))
+    return jnp.pad(x, pairs, constant_values=jnp.asarray(pad_value, x.dtype))
+
+
+@op("pad2d", ins=("X", "Paddings?"), outs=("Out",), nograd=("Paddings",))
+def pad2d(x, paddings_tensor, *, paddings: Ints, mode="constant", pad_value=0.0, data_format="NCHW"):
+    """An image batch padded (top, bottom, left, right) by a value, by reflection or by its edge."""
+    top, bottom, left, right = given_ints(None, paddings_tensor, paddings, "the paddings of pad2d")
+    pairs = [(0, 0), (top, bottom), (left, right)]
+    pairs.insert(3 if data_format == "NHWC" else 1, (0, 0))
+    if known.placeholder() is not None:
+        return jnp.zeros([d + low + high for d, (low, high) in zip(x.shape, pairs)], x.dtype)
+    if mode == "constant":
+        return jnp.pad(x, pairs, constant_values=jnp.asarray(pad_value, x.dtype))
+    return jnp.pad(x, pairs, mode=mode)
+
+
+@op("pad_constant_like", ins=("X", "Y"), outs=("Out",), nograd=("X",))
+def pad_constant_like(x, y, *, pad_value=0.0):
+    """y padded after its end along every dimension until it has the shape of x."""
+    if any(map(is_unknown, (*x.shape, *y.shape))):
+        return jnp.zeros(x.shape, y.dtype)
+    if x.ndim != y.ndim or any(b > a for a, b in zip(x.shape, y.shape)):
+        raise errors.ShapeError(f"pad_constant_like: Y of shape {y.shape} does not fit into X of shape {x.shape}")
+    return jnp.pad(y, [(0, a - b) for a, b in zip(x.shape, y.shape)], constant_values=jnp.asarray(pad_value, y.dtype))
+
+
+def _crop(x, dims, offset_tensors, offset_tensor, offsets, what):
+    given = offset_tensors or offset_tensor is not None
+    if given and known.placeholder() is None and not all(map(known.is_known, offset_tensors or [offset_tensor])):
+        at = jnp.concatenate([o.reshape(-1) for o in offset_tensors or [offset_tensor]])
+        return jax.lax.dynamic_slice(x, list(at), dims)
+    offsets = given_ints(offset_tensors, offset_tensor, offsets or (0,) * x.ndim, f"the offsets of {what}")
+    dims = [n - o if d == -1 else d for d, n, o in zip(dims, x.shape, offsets)]
+    if given and known.placeholder() is not None or any(map(is_unknown, (*dims, *x.shape))):
+        return jnp.zeros(dims, x.dtype)
+    if len(dims) != x.ndim or any(o < 0 or d < 1 or o + d > n for o, d, n in zip(offsets, dims, x.shape)):
+        raise errors.ShapeError(f"{what}: shape {tuple(dims)} at offsets {offsets} is not inside shape {x.shape}")
+    return x[tuple(slice(o, o + d) for o, d in zip(offsets, dims))]
+
+
+@op("crop", ins=("X", "Y?", "Offsets?"), outs=("Out",), nograd=("Y", "Offsets"))
+def crop(x, y, offsets_tensor, *, offsets: Ints = (), shape: Ints = ()):
+    """The part of x at offsets with the given shape, or with the shape of y; -1 is the rest."""
+    return _crop(x, shape if y is None else y.shape, None, offsets_tensor, offsets, "crop")
+
+
+@op("crop_tensor", ins=("X", "Shape?", "Offsets?", "ShapeTensor*?", "OffsetsTensor*?"), outs=("Out",),
+    nograd=("Shape", "Offsets", "ShapeTensor", "OffsetsTensor"))
+def crop_tensor(x, shape_tensor, offsets_tensor, shape_tensors, offset_tensors, *, offsets: Ints = (),
+                shape: Ints = ()):
+    """The part of x at offsets with the given shape; -1 is the rest."""
+    dims = given_ints(shape_tensors, shape_tensor, shape, "the shape of crop_tensor")
+    return _crop(x, dims, offset_tensors, offsets_tensor, offsets, "crop_tensor")
+
+
+@op("top_k", ins=("X", "K?"), outs=("Out", "Indices"), nograd=("K",))
+def top_k(x, k_tensor, *, k=1):
+    """The k largest values of each last dimension, largest first, and their positions (the first of equal ones)."""
+    if k_tensor is not None:
+        k = known.ints(k_tensor, "K of top_k")[0]
+    if known.placeholder() is not None and (k_tensor is not None or is_unknown(x.shape[-1])):
+        return _resized(x, x.ndim - 1, k), jnp.zeros((*x.shape[:-1], k), np.int64)
+    if not 1 <= k <= x.shape[-1]:
+        raise errors.ShapeError(f"top_k: expected k from 1 to {x.shape[-1]} for shape {x.shape}, found {k}")
+    values, indices = jax.lax.top_k(x, k)
+    return values, indices.astype(np.int64)
+
+
+@op("argsort", ins=("X",), outs=("Out", "Indices"))
+def argsort(x, *, axis=-1, descending=False):
+    """x sorted along axis, and the positions that sort it."""
+    indices = jnp.argsort(x, axis, stable=True, descending=descending)
+    return jnp.take_along_axis(x, indices, axis), indices.astype(np.int64)
+
+
+def _arg(find, x, axis, dtype, keepdims):
+    return find(x, axis=axis, keepdims=keepdims).astype(np.int64 if dtype < 0 else np_dtype(dtype))
+
+
+@op("arg_max", ins=("X",), outs=("Out",), grad=False)
+def arg_max(x, *, axis: Long, keepdims=False, dtype=-1):
+    """Positions of the largest elements along axis."""
+    return _arg(jnp.argmax, x, axis, dtype, keepdims)
+
+
+@op("arg_min", ins=("X",), outs=("Out",), grad=False)
+def arg_min(x, *, axis: Long, keepdims=False, dtype=-1):
+    """Positions of the smallest elements along axis."""
+    return _arg(jnp.argmin, x, axis, dtype, keepdims)
+
+
+@op("where", ins=("Condition", "X", "Y"), outs=("Out",), nograd=("Condition",))
+def where(condition, x, y):
+    """Elements of x where condition holds, of y elsewhere."""
+    common = unified([condition.shape, x.shape, y.shape], "where")
+    return jnp.where(*(shaped(v, common) for v in (condition, x, y)))
+
+
+def _infer_count(*like) -> tuple | None:
+    """Arrays of unknown length, one for each (trailing shape, dtype), while shapes are inferred; else None."""
+    p = known.placeholder()
+    return None if p is None else tuple(jnp.zeros((p, *rest), dtype) for rest, dtype in like)
+
+
+@op("where_index", ins=("Condition",), outs=("Out",), grad=False, host=True)
+def where_index(condition):
+    """Coordinates [n, rank] of the elements that are not zero."""
+    inferred = _infer_count(((condition.ndim,), np.int64))
+    return inferred[0] if inferred else np.argwhere(condition).astype(np.int64)
+
+
+def _unique(x, dtype):
+    values, first, inverse, counts = np.unique(np.ravel(x), return_index=True, return_inverse=True, return_counts=True)
+    order = np.argsort(first)
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    return values[order], rank[inverse].astype(dtype), counts[order].astype(dtype)
+
+
+@op("unique", ins=("X",), outs=("Out", "Index"), grad=False, host=True)
+def unique(x, *, dtype: Int):
+    """The different values of x in the order of their first appearance, and where each element of x went."""
+    dtype = np_dtype(dtype)
+    inferred = _infer_count(((), x.dtype))
+    return (*inferred, jnp.zeros(x.shape, dtype)) if inferred else _unique(x, dtype)[:2]
+
+
+@op("unique_with_counts", ins=("X",), outs=("Out", "Index", "Count"), grad=False, host=True)
+def unique_with_counts(x, *, dtype: Int):
+    """unique, and how often each value appears."""
+    dtype = np_dtype(dtype)
+    inferred = _infer_count(((), x.dtype), ((), dtype))
+    return (inferred[0], jnp.zeros(x.shape, dtype), inferred[1]) if inferred else _unique(x, dtype)
+
+
+@op("shard_index", ins=("X",), outs=("Out",), grad=False)
+def shard_index(x, *, index_num: int, nshards: int, shard_id: int, ignore_value=-1):
+    """Indices within shard shard_id of nshards equal ranges of index_num; those of other shards become ignore_value."""
+    width = (index_num + nshards - 1) // nshards
+    return jnp.where(x // width == shard_id, x % width, jnp.asarray(ignore_value, x.dtype))

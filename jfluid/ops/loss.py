@@ -1,0 +1,179 @@
+"""Losses on numbers, pairs and scores."""
+import jax
+import jax.numpy as jnp
+
+from jfluid import errors
+from jfluid.ops.cross_entropy import class_labels, is_label, take_class
+from jfluid.ops.registry import Bool, Float, Int, op
+
+
+def same_shape(type_: str, **tensors) -> None:
+    """Raises ShapeError unless all tensors have one shape."""
+    shapes = {name: list(value.shape) for name, value in tensors.items()}
+    if len({tuple(s) for s in shapes.values()}) > 1:
+        found = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise errors.ShapeError(f"{type_}: expected tensors of one shape, found {found}")
+
+
+@op("sigmoid_cross_entropy_with_logits", ins=("X", "Label"), outs=("Out",), nograd=("Label",))
+def sigmoid_cross_entropy_with_logits(x, label, *, normalize=False, ignore_index=-100):
+    """Binary cross entropy of sigmoid(x), element by element; optionally divided by the number of counted labels."""
+    same_shape("sigmoid_cross_entropy_with_logits", X=x, Label=label)
+    counted = label != ignore_index
+    loss = jnp.where(counted, jax.nn.softplus(x) - x * label, 0)
+    if normalize:
+        loss = loss / jnp.maximum(counted.sum(dtype=x.dtype), 1)
+    return loss
+
+
+@jax.custom_jvp
+def _binary_cross_entropy(x, label):
+    return -(label * jnp.maximum(jnp.log(x), -100) + (1 - label) * jnp.maximum(jnp.log1p(-x), -100))
+
+
+@_binary_cross_entropy.defjvp
+def _binary_cross_entropy_jvp(primals, tangents):
+    (x, label), (dx, _) = primals, tangents
+    return _binary_cross_entropy(x, label), (x - label) / jnp.maximum((1 - x) * x, 1e-12) * dx
+
+
+@op("bce_loss", ins=("X", "Label"), outs=("Out",), nograd=("Label",))
+def bce_loss(x, label):
+    """Binary cross entropy of probabilities, logarithms bounded by -100."""
+    same_shape("bce_loss", X=x, Label=label)
+    return _binary_cross_entropy(x, label)
+
+
+@op("kldiv_loss", ins=("X", "Target"), outs=("Loss",), nograd=("Target",))
+def kldiv_loss(x, target, *, reduction="mean"):
+    """Kullback-Leibler divergence of log probabilities x from `target`, 0 where the target is not positive."""
+    same_shape("kldiv_loss", X=x, Target=target)
+    counted = target > 0
+    loss = jnp.where(counted, target * (jnp.log(jnp.where(counted, target, 1)) - x), 0)
+    if reduction == "none":
+        return loss
+    scale = {"sum": 1, "mean": x.size, "batchmean": x.shape[0]}
+    if reduction not in scale:
+        raise errors.ShapeError(f"kldiv_loss: reduction: expected none, mean, sum or batchmean, found {reduction!r}")
+    return (loss.sum() / scale[reduction]).reshape(1)
+
+
+@op("huber_loss", ins=("X", "Y"), outs=("Residual~", "Out"))
+def huber_loss(x, y, *, delta: Float):
+    """Half the squared residual y - x up to `delta`, linear beyond."""
+    same_shape("huber_loss", X=x, Y=y)
+    residual = y - x
+    size = jnp.abs(residual)
+    return residual, jnp.where(size <= delta, 0.5 * residual * residual, delta * (size - 0.5 * delta))
+
+
+@op("modified_huber_loss", ins=("X", "Y"), outs=("IntermediateVal~", "Out"), nograd=("Y",))
+def modified_huber_loss(x, y):
+    """Squared hinge of the margin x * (2y - 1), linear below -1."""
+    same_shape("modified_huber_loss", X=x, Y=y)
+    margin = x * (2 * y - 1)
+    return margin, jnp.where(margin < -1, -4 * margin, jnp.where(margin < 1, (1 - margin) ** 2, 0))
+
+
+@op("smooth_l1_loss", ins=("X", "Y", "InsideWeight?", "OutsideWeight?"), outs=("Diff~", "Out"),
+    nograd=("InsideWeight", "OutsideWeight"))
+def smooth_l1_loss(x, y, inside, outside, *, sigma=1.0):
+    """Huber-like loss of each row, summed over all but the first dimension."""
+    same_shape("smooth_l1_loss", X=x, Y=y)
+    diff = x - y if inside is None else (x - y) * inside
+    squared = sigma * sigma
+    size = jnp.abs(diff)
+    loss = jnp.where(size < 1 / squared, 0.5 * squared * diff * diff, size - 0.5 / squared)
+    loss = loss if outside is None else loss * outside
+    return diff, loss.reshape(x.shape[0], -1).sum(1, keepdims=True)
+
+
+@op("log_loss", ins=("Predicted", "Labels"), outs=("Loss",), nograd=("Labels",))
+def log_loss(predicted, labels, *, epsilon: Float):
+    """Binary cross entropy of probabilities, with `epsilon` added to each probability."""
+    same_shape("log_loss", Predicted=predicted, Labels=labels)
+    return -labels * jnp.log(predicted + epsilon) - (1 - labels) * jnp.log(1 - predicted + epsilon)
+
+
+@op("hinge_loss", ins=("Logits", "Labels"), outs=("Loss",), nograd=("Labels",))
+def hinge_loss(logits, labels):
+    """max(0, 1 - logits * (2 labels - 1))."""
+    same_shape("hinge_loss", Logits=logits, Labels=labels)
+    return jax.nn.relu(1 - logits * (2 * labels - 1))
+
+
+@op("rank_loss", ins=("Label", "Left", "Right"), outs=("Out",), nograd=("Label",))
+def rank_loss(label, left, right):
+    """RankNet loss: cross entropy of sigmoid(left - right)."""
+    same_shape("rank_loss", Label=label, Left=left, Right=right)
+    return jax.nn.softplus(left - right) - label * (left - right)
+
+
+@op("margin_rank_loss", ins=("X1", "X2", "Label"), outs=("Activated~", "Out"), nograd=("Label",))
+def margin_rank_loss(x1, x2, label, *, margin=0.0):
+    """max(0, margin - label * (x1 - x2)), and where it is positive."""
+    same_shape("margin_rank_loss", X1=x1, X2=x2, Label=label)
+    out = jax.nn.relu(margin - label * (x1 - x2))
+    return (out > 0).astype(out.dtype), out
+
+
+@op("bpr_loss", ins=("X", "Label"), outs=("Y",), nograd=("Label",))
+def bpr_loss(x, label):
+    """Bayesian personalized ranking: mean over the other classes of -log sigmoid(x[label] - x[other])."""
+    label = class_labels(label, x.shape, x.ndim - 1, "bpr_loss")
+    losses = jax.nn.softplus(x - take_class(x, label, -1))
+    return jnp.where(is_label(label, x.shape, -1), 0, losses).sum(-1, keepdims=True) / (x.shape[-1] - 1)
+
+
+@op("label_smooth", ins=("X", "PriorDist?"), outs=("Out",), nograd=("PriorDist",))
+def label_smooth(x, prior, *, epsilon=0.0):
+    """(1 - epsilon) * x + epsilon * prior; without a prior the uniform one."""
+    return (1 - epsilon) * x + epsilon * (1 / x.shape[-1] if prior is None else prior.reshape(-1))
+
+
+@op("teacher_student_sigmoid_loss", ins=("X", "Label"), outs=("Y",), nograd=("Label",))
+def teacher_student_sigmoid_loss(x, label, *, soft_max_up_bound=15.0, soft_max_lower_bound=-15.0):
+    """Click loss plus, for labels from 0 on, the loss against the teacher's score that the label carries.
+
+    A label is -2 (no click), -1 (click), the score (no click) or 1 + the score (click). No gradient flows where x
+    is at or beyond the bounds.
+    """
+    same_shape("teacher_student_sigmoid_loss", X=x, Label=label)
+    inside = (x > soft_max_lower_bound) & (x < soft_max_up_bound)
+    x = jnp.where(inside, x, jax.lax.stop_gradient(x))
+    click = ((label >= -1) & (label < 0)) | (label >= 1)
+    score = jnp.where(label >= 1, label - 1, label)
+    loss = jax.nn.softplus(x)
+    return loss - jnp.where(click, x, 0) + jnp.where(label >= 0, loss - x * score, 0)
+
+
+@op("sigmoid_focal_loss", ins=("X", "Label", "FgNum"), outs=("Out",), nograd=("Label", "FgNum"))
+def sigmoid_focal_loss(x, label, foreground, *, gamma=2.0, alpha=0.25):
+    """Focal loss of x [N, C] with labels [N, 1]: 0 is background, c the class of column c - 1, -1 ignored."""
+    if label.shape != (x.shape[0], 1):
+        raise errors.ShapeError(f"sigmoid_focal_loss: expected labels of shape [{x.shape[0]}, 1], "
+                                f"found {list(label.shape)}")
+    hit = label == jnp.arange(1, x.shape[1] + 1, dtype=label.dtype)
+    count = jnp.maximum(foreground.reshape(()), 1).astype(x.dtype)
+    log_p, log_q = jax.nn.log_sigmoid(x), jax.nn.log_sigmoid(-x)
+    positive = -alpha * jnp.exp(gamma * log_q) * log_p
+    negative = -(1 - alpha) * jnp.exp(gamma * log_p) * log_q
+    return jnp.where(hit, positive, jnp.where(label != -1, negative, 0)) / count
+
+
+@op("center_loss", ins=("X", "Label", "Centers", "CenterUpdateRate"), outs=("CentersOut", "SampleCenterDiff", "Loss"),
+    nograd=("Label", "Centers", "CenterUpdateRate"), inplace={"CentersOut": "Centers"})
+def center_loss(x, label, centers, rate, *, cluster_num: Int, need_update: Bool):
+    """Half the squared distance of each row to the centre of its class; centres move towards their rows."""
+    if label.size != x.shape[0] or centers.shape != (cluster_num, x.shape[1]):
+        raise errors.ShapeError(f"center_loss: expected {x.shape[0]} labels and centers of shape "
+                                f"{[cluster_num, x.shape[1]]}, found {label.size} and {list(centers.shape)}")
+    label = label.reshape(-1)
+    index = jnp.where((label >= 0) & (label < cluster_num), label, cluster_num).astype(jnp.int32)
+    diff = x - jax.lax.stop_gradient(jnp.take(centers, index, axis=0, mode="fill"))
+    moved = centers
+    if need_update:
+        total = jnp.zeros_like(centers).at[index].add(jax.lax.stop_gradient(diff), mode="drop")
+        count = jnp.ones((cluster_num, 1), centers.dtype).at[index].add(1, mode="drop")
+        moved = centers + rate.reshape(()) * total / count
+    return moved, diff, 0.5 * (diff * diff).sum(1, keepdims=True)

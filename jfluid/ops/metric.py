@@ -1,0 +1,108 @@
+"""Metrics computed inside a program. None of them has a gradient."""
+import jax.numpy as jnp
+
+from jfluid import errors
+from jfluid.ops.registry import Int, op
+
+
+@op("accuracy", ins=("Out", "Indices", "Label"), outs=("Accuracy", "Correct", "Total"), grad=False)
+def accuracy(out, indices, label):
+    """The share of rows whose label is among the row's indices."""
+    if label.shape != (indices.shape[0], 1):
+        raise errors.ShapeError(f"accuracy: expected labels of shape [{indices.shape[0]}, 1], found {list(label.shape)}")
+    correct = (indices == label).any(1).sum(dtype=jnp.int32)
+    total = jnp.asarray(label.shape[0], jnp.int32)
+    return (correct / total).astype(jnp.float32).reshape(1), correct.reshape(1), total.reshape(1)
+
+
+def _auc_area(positive, negative):
+    """Area under the ROC curve of two histograms over thresholds, by the trapezoid rule."""
+    positive, negative = positive[::-1].astype(jnp.float64), negative[::-1].astype(jnp.float64)
+    true = jnp.cumsum(positive)
+    area = (negative * (true - positive / 2)).sum()
+    total = positive.sum() * negative.sum()
+    return jnp.where(total > 0, area / jnp.where(total > 0, total, 1), 0)
+
+
+def _slide(state, batch, slide_steps):
+    """Push a batch's histogram into `slide_steps` stored ones: [steps histograms | their sum | count of batches]."""
+    buckets = batch.size
+    history, total, count = state[:-1 - buckets], state[-1 - buckets:-1], state[-1]
+    history = history.reshape(slide_steps, buckets)
+    slot = count % slide_steps
+    total = total - history[slot] + batch
+    return jnp.concatenate([history.at[slot].set(batch).reshape(-1), total, (count + 1).reshape(1)]), total
+
+
+@op("auc", ins=("Predict", "Label", "StatPos", "StatNeg"), outs=("AUC", "StatPosOut", "StatNegOut"), grad=False,
+    inplace={"StatPosOut": "StatPos", "StatNegOut": "StatNeg"})
+def auc(predict, label, stat_pos, stat_neg, *, curve="ROC", num_thresholds=8191, slide_steps=1):
+    """Area under the ROC curve (for `curve="PR"` too, as in Fluid) of the last `slide_steps` batches; 0 means all.
+
+    The score is the last column of `predict`. One outside [0, 1] makes the area NaN.
+    """
+    buckets = num_thresholds + 1
+    length = (slide_steps + 1) * buckets + 1 if slide_steps else buckets
+    if stat_pos.size != length or stat_neg.size != length:
+        raise errors.ShapeError(f"auc: expected {length} elements in StatPos and StatNeg for {num_thresholds} thresholds "
+                                f"and {slide_steps} slide steps, found {stat_pos.size} and {stat_neg.size}")
+    score, label = predict[:, -1], label.reshape(-1)
+    wrong = jnp.any(~((score >= 0) & (score <= 1)))
+    bucket = jnp.clip(score * num_thresholds, 0, num_thresholds).astype(jnp.int32)
+    hits = jnp.zeros((2, buckets), stat_pos.dtype).at[(label != 0).astype(jnp.int32), bucket].add(1)
+    if slide_steps:
+        pos_out, positive = _slide(stat_pos.reshape(-1), hits[1], slide_steps)
+        neg_out, negative = _slide(stat_neg.reshape(-1), hits[0], slide_steps)
+    else:
+        pos_out = positive = stat_pos.reshape(-1) + hits[1]
+        neg_out = negative = stat_neg.reshape(-1) + hits[0]
+    area = jnp.where(wrong, jnp.nan, _auc_area(positive, negative))
+    return area.reshape(1), pos_out.reshape(stat_pos.shape), neg_out.reshape(stat_neg.shape)
+
+
+def _share(part, rest):
+    """part / (part + rest), 1 where both are 0."""
+    total = part + rest
+    return jnp.where(total > 0, part / jnp.where(total > 0, total, 1), 1.0)
+
+
+def _precision_recall_f1(states):
+    """Macro then micro averages of precision, recall and F1, from [class, (TP, FP, TN, FN)]."""
+    def with_f1(precision, recall):
+        both = precision + recall
+        return precision, recall, jnp.where(both > 0, 2 * precision * recall / jnp.where(both > 0, both, 1), 0)
+
+    true, false, _, missed = states.T
+    macro = with_f1(_share(true, false).mean(), _share(true, missed).mean())
+    micro = with_f1(_share(true.sum(), false.sum()), _share(true.sum(), missed.sum()))
+    return jnp.stack(macro + micro)
+
+
+@op("precision_recall", ins=("MaxProbs", "Indices", "Labels", "Weights?", "StatesInfo?"),
+    outs=("BatchMetrics", "AccumMetrics", "AccumStatesInfo"), grad=False)
+def precision_recall(max_probs, indices, labels, weights, states, *, class_number: Int):
+    """Macro and micro precision, recall and F1 of the batch and of all batches so far."""
+    classes = jnp.arange(class_number)
+    found, wanted = indices.reshape(-1, 1) == classes, labels.reshape(-1, 1) == classes
+    weight = jnp.ones((found.shape[0],), jnp.float64) if weights is None else weights.reshape(-1).astype(jnp.float64)
+    cells = (found & wanted, found & ~wanted, ~found & ~wanted, ~found & wanted)
+    batch = jnp.stack([jnp.where(cell, weight[:, None], 0).sum(0) for cell in cells], 1)
+    total = batch if states is None else batch + states
+    return _precision_recall_f1(batch), _precision_recall_f1(total), total.astype(max_probs.dtype)
+
+
+@op("mean_iou", ins=("Predictions", "Labels", "InWrongs*?", "InCorrects*?", "InMeanIou*?"),
+    outs=("OutMeanIou", "OutWrong", "OutCorrect"), grad=False)
+def mean_iou(predictions, labels, in_wrongs, in_corrects, in_means, *, num_classes: Int):
+    """Mean over the classes that occur of correct / (correct + wrong), plus the means given."""
+    predicted, label = predictions.reshape(-1).astype(jnp.int32), labels.reshape(-1).astype(jnp.int32)
+    hit = predicted == label
+
+    def count(ids, mask):
+        return jnp.zeros((num_classes,), jnp.int32).at[jnp.where(mask & (ids >= 0), ids, num_classes)].add(1, mode="drop")
+
+    correct = sum(in_corrects or [], count(label, hit))
+    wrong = sum(in_wrongs or [], count(label, ~hit) + count(predicted, ~hit))
+    union = (correct + wrong).astype(jnp.float32)
+    share = jnp.where(union > 0, correct / jnp.maximum(union, 1), 0).sum() / jnp.maximum((union > 0).sum(), 1)
+    return sum(in_means or [], share.astype(jnp.float32).reshape(1)), wrong, correct

@@ -1,0 +1,214 @@
+"""Optimizer operators: one update of one parameter.
+
+Attributes travel as 32-bit floats, and Fluid computes `1 - beta` from the rounded value; `_single` does the same,
+because for beta2 = 0.999 the difference is 1e-5 of the second moment.
+"""
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jfluid.ops.random import key_of
+from jfluid.ops.registry import Float, Long, op
+
+
+def _single(value: float) -> float:
+    """The attribute as Fluid stores it, in 32 bits."""
+    return float(np.float32(value))
+
+
+def _scalar(value, like):
+    """A one-element tensor as a scalar of the dtype of `like`."""
+    return jnp.reshape(value, ()).astype(like.dtype)
+
+
+def _norm(value):
+    return jnp.sqrt(jnp.sum(jnp.square(value)))
+
+
+@op("sgd", ins=("Param", "LearningRate", "Grad"), outs=("ParamOut",), grad=False, inplace={"ParamOut": "Param"})
+def sgd(param, learning_rate, grad):
+    """param - learning_rate * grad."""
+    return param - _scalar(learning_rate, param) * grad
+
+
+@op("momentum", ins=("Param", "Grad", "Velocity", "LearningRate"), outs=("ParamOut", "VelocityOut"), grad=False,
+    inplace={"ParamOut": "Param", "VelocityOut": "Velocity"})
+def momentum(param, grad, velocity, learning_rate, *, mu: Float, use_nesterov=False):
+    """Gradient descent along a decaying sum of gradients."""
+    rate = _scalar(learning_rate, param)
+    velocity = _single(mu) * velocity + grad
+    step = grad + _single(mu) * velocity if use_nesterov else velocity
+    return param - rate * step, velocity
+
+
+@op("lars_momentum", ins=("Param", "Grad", "Velocity", "LearningRate"), outs=("ParamOut", "VelocityOut"), grad=False,
+    inplace={"ParamOut": "Param", "VelocityOut": "Velocity"})
+def lars_momentum(param, grad, velocity, learning_rate, *, mu: Float, lars_coeff=0.001, lars_weight_decay=0.0005):
+    """Momentum with a rate scaled by norm(param) / norm(grad), layer by layer."""
+    rate, decay = _scalar(learning_rate, param), _single(lars_weight_decay)
+    param_norm, grad_norm = _norm(param), _norm(grad)
+    if decay > 0:
+        norms = grad_norm + decay * param_norm
+        scaled = rate * _single(lars_coeff) * param_norm / jnp.where(norms > 0, norms, 1)
+        rate = jnp.where((param_norm > 0) & (grad_norm > 0), scaled, rate)
+    velocity = _single(mu) * velocity + rate * (grad + decay * param)
+    return param - velocity, velocity
+
+
+@op("adam", ins=("Param", "Grad", "LearningRate", "Moment1", "Moment2", "Beta1Pow", "Beta2Pow", "Beta1Tensor?",
+                 "Beta2Tensor?"),
+    outs=("ParamOut", "Moment1Out", "Moment2Out", "Beta1PowOut", "Beta2PowOut"), grad=False,
+    inplace={"ParamOut": "Param", "Moment1Out": "Moment1", "Moment2Out": "Moment2", "Beta1PowOut": "Beta1Pow",
+             "Beta2PowOut": "Beta2Pow"})
+def adam(param, grad, learning_rate, moment1, moment2, beta1_pow, beta2_pow, beta1_tensor, beta2_tensor, *,
+         beta1=0.9, beta2=0.999, epsilon=1e-8, lazy_mode=False):
+    """Adam; the powers of the betas advance with it. `lazy_mode` concerns sparse gradients only."""
+    beta1 = _single(beta1) if beta1_tensor is None else _scalar(beta1_tensor, param)
+    beta2 = _single(beta2) if beta2_tensor is None else _scalar(beta2_tensor, param)
+    correction = jnp.sqrt(1 - _scalar(beta2_pow, param))
+    rate = _scalar(learning_rate, param) * correction / (1 - _scalar(beta1_pow, param))
+    moment1 = beta1 * moment1 + (1 - beta1) * grad
+    moment2 = beta2 * moment2 + (1 - beta2) * jnp.square(grad)
+    step = moment1 / (jnp.sqrt(moment2) + _single(epsilon) * correction)
+    return param - rate * step, moment1, moment2, beta1_pow * beta1, beta2_pow * beta2
+
+
+@op("adamax", ins=("Param", "Grad", "LearningRate", "Moment", "InfNorm", "Beta1Pow"),
+    outs=("ParamOut", "MomentOut", "InfNormOut"), grad=False,
+    inplace={"ParamOut": "Param", "MomentOut": "Moment", "InfNormOut": "InfNorm"})
+def adamax(param, grad, learning_rate, moment, inf_norm, beta1_pow, *, beta1=0.9, beta2=0.999, epsilon=1e-8):
+    """Adam with the decaying maximum of |grad| in place of the second moment."""
+    rate = _scalar(learning_rate, param) / (1 - _scalar(beta1_pow, param))
+    moment = _single(beta1) * moment + (1 - _single(beta1)) * grad
+    inf_norm = jnp.maximum(jnp.abs(grad), _single(beta2) * inf_norm + _single(epsilon))
+    return param - rate * (moment / inf_norm), moment, inf_norm
+
+
+@op("adagrad", ins=("Param", "Grad", "Moment", "LearningRate"), outs=("ParamOut", "MomentOut"), grad=False,
+    inplace={"ParamOut": "Param", "MomentOut": "Moment"})
+def adagrad(param, grad, moment, learning_rate, *, epsilon=1e-6):
+    """Rates that shrink with the sum of squared gradients."""
+    moment = moment + jnp.square(grad)
+    return param - _scalar(learning_rate, param) * grad / (jnp.sqrt(moment) + _single(epsilon)), moment
+
+
+@op("decayed_adagrad", ins=("Param", "Grad", "Moment", "LearningRate"), outs=("ParamOut", "MomentOut"), grad=False,
+    inplace={"ParamOut": "Param", "MomentOut": "Moment"})
+def decayed_adagrad(param, grad, moment, learning_rate, *, decay=0.95, epsilon=1e-6):
+    """Adagrad with a decaying average of squared gradients."""
+    moment = _single(decay) * moment + (1 - _single(decay)) * jnp.square(grad)
+    return param - _scalar(learning_rate, param) * grad / (jnp.sqrt(moment) + _single(epsilon)), moment
+
+
+@op("adadelta", ins=("Param", "Grad", "AvgSquaredGrad", "AvgSquaredUpdate"),
+    outs=("ParamOut", "AvgSquaredGradOut", "AvgSquaredUpdateOut"), grad=False,
+    inplace={"ParamOut": "Param", "AvgSquaredGradOut": "AvgSquaredGrad", "AvgSquaredUpdateOut": "AvgSquaredUpdate"})
+def adadelta(param, grad, squared_grad, squared_update, *, rho=0.95, epsilon=1e-6):
+    """Steps of the size of earlier steps; there is no learning rate."""
+    rho, epsilon = _single(rho), _single(epsilon)
+    squared_grad = rho * squared_grad + (1 - rho) * jnp.square(grad)
+    update = -jnp.sqrt((squared_update + epsilon) / (squared_grad + epsilon)) * grad
+    return param + update, squared_grad, rho * squared_update + (1 - rho) * jnp.square(update)
+
+
+@op("rmsprop", ins=("Param", "MeanSquare", "MeanGrad?", "LearningRate", "Grad", "Moment"),
+    outs=("ParamOut", "MomentOut", "MeanSquareOut", "MeanGradOut"), grad=False,
+    inplace={"ParamOut": "Param", "MomentOut": "Moment", "MeanSquareOut": "MeanSquare", "MeanGradOut": "MeanGrad"})
+def rmsprop(param, mean_square, mean_grad, learning_rate, grad, moment, *, epsilon=1e-10, decay=0.9, momentum=0.0,
+            centered=False):
+    """Rates that shrink with an average of squared gradients, less the squared average if `centered`."""
+    decay = _single(decay)
+    mean_square = decay * mean_square + (1 - decay) * jnp.square(grad)
+    variance = mean_square
+    if centered:
+        mean_grad = decay * mean_grad + (1 - decay) * grad
+        variance = mean_square - jnp.square(mean_grad)
+    step = _scalar(learning_rate, param) * grad / jnp.sqrt(variance + _single(epsilon))
+    moment = _single(momentum) * moment + step
+    return param - moment, moment, mean_square, mean_grad
+
+
+@op("ftrl", ins=("Param", "SquaredAccumulator", "LinearAccumulator", "Grad", "LearningRate"),
+    outs=("ParamOut", "SquaredAccumOut", "LinearAccumOut"), grad=False,
+    inplace={"ParamOut": "Param", "SquaredAccumOut": "SquaredAccumulator", "LinearAccumOut": "LinearAccumulator"})
+def ftrl(param, squared, linear, grad, learning_rate, *, l1=0.0, l2=0.0, lr_power=-0.5):
+    """Follow the regularized leader; Fluid adds 1e-10 to `l1` and `l2`."""
+    rate, power = _scalar(learning_rate, param), -_single(lr_power)
+    l1, l2 = _single(l1) + 1e-10, _single(l2) + 1e-10
+    total = squared + jnp.square(grad)
+    root, old_root = (jnp.sqrt(v) if power == 0.5 else jnp.power(v, power) for v in (total, squared))
+    linear = linear + grad - (root - old_root) / rate * param
+    shrunk = (l1 * jnp.sign(linear) - linear) / (root / rate + 2 * l2)
+    return jnp.where(jnp.abs(linear) > l1, shrunk, 0), total, linear
+
+
+@op("lamb", ins=("Param", "Grad", "LearningRate", "Moment1", "Moment2", "Beta1Pow", "Beta2Pow"),
+    outs=("ParamOut", "Moment1Out", "Moment2Out"), grad=False,
+    inplace={"ParamOut": "Param", "Moment1Out": "Moment1", "Moment2Out": "Moment2"})
+def lamb(param, grad, learning_rate, moment1, moment2, beta1_pow, beta2_pow, *, weight_decay: Float, beta1=0.9,
+         beta2=0.999, epsilon=1e-6):
+    """Adam with a rate scaled by norm(param) / norm(step), layer by layer."""
+    beta1, beta2 = _single(beta1), _single(beta2)
+    moment1 = beta1 * moment1 + (1 - beta1) * grad
+    moment2 = beta2 * moment2 + (1 - beta2) * jnp.square(grad)
+    first, second = moment1 / (1 - _scalar(beta1_pow, param)), moment2 / (1 - _scalar(beta2_pow, param))
+    step = first / (jnp.sqrt(second) + _single(epsilon)) + _single(weight_decay) * param
+    param_norm, step_norm = _norm(param), _norm(step)
+    both = (param_norm > 0) & (step_norm > 0)
+    ratio = jnp.where(both, param_norm / jnp.where(both, step_norm, 1), 1)
+    return param - _scalar(learning_rate, param) * ratio * step, moment1, moment2
+
+
+@op("dpsgd", ins=("Param", "Grad", "LearningRate"), outs=("ParamOut",), grad=False, inplace={"ParamOut": "Param"},
+    rng=True)
+def dpsgd(param, grad, learning_rate, *, clip=10.0, batch_size=16.0, sigma=1.0, seed=0, key):
+    """Differentially private descent: a clipped gradient plus one Gaussian number, shared by all elements."""
+    scale = jnp.maximum(_norm(grad) / _single(clip), 1)
+    noise = jax.random.normal(key_of(key, seed), (), param.dtype) * (_single(sigma) * _single(clip))
+    return param - _scalar(learning_rate, param) * (grad / scale + noise / _single(batch_size))
+
+
+def _proximal(point, rate, l1: float, l2: float):
+    """The proximal step of l1 * |x| + l2 / 2 * x^2."""
+    l1, l2 = _single(l1), _single(l2)
+    if l1 > 0:
+        point = jnp.sign(point) * jnp.maximum(jnp.abs(point) - rate * l1, 0)
+    return point / (1 + rate * l2)
+
+
+@op("proximal_gd", ins=("Param", "Grad", "LearningRate"), outs=("ParamOut",), grad=False,
+    inplace={"ParamOut": "Param"})
+def proximal_gd(param, grad, learning_rate, *, l1=0.0, l2=0.0):
+    """Gradient descent followed by the proximal step of the penalties."""
+    rate = _scalar(learning_rate, param)
+    return _proximal(param - rate * grad, rate, l1, l2)
+
+
+@op("proximal_adagrad", ins=("Param", "Moment", "Grad", "LearningRate"), outs=("ParamOut", "MomentOut"), grad=False,
+    inplace={"ParamOut": "Param", "MomentOut": "Moment"})
+def proximal_adagrad(param, moment, grad, learning_rate, *, l1=0.0, l2=0.0):
+    """Adagrad followed by the proximal step of the penalties."""
+    rate = _scalar(learning_rate, param)
+    moment = moment + jnp.square(grad)
+    return _proximal(param - rate * grad / jnp.sqrt(moment), rate, l1, l2), moment
+
+
+# After so many additions a partial sum is closed, so that small numbers are not lost in a big one.
+_MAX_ACCUMULATES = 16384
+_SUMS = {f"out_{n}": f"in_{n}" for n in
+         ("sum_1", "sum_2", "sum_3", "num_accumulates", "old_num_accumulates", "num_updates")}
+
+
+@op("average_accumulates", ins=("param", *_SUMS.values()), outs=tuple(_SUMS), grad=False, inplace=_SUMS)
+def average_accumulates(param, sum_1, sum_2, sum_3, num_accumulates, old_num_accumulates, num_updates, *,
+                        average_window=0.0, max_average_window: Long, min_average_window: Long = 10000):
+    """Add a parameter to the sums that ModelAverage divides; a full window becomes sum_3."""
+    num_updates, num_accumulates = num_updates + 1, num_accumulates + 1
+    sum_1 = sum_1 + param
+    full = (num_updates % _MAX_ACCUMULATES == 0).reshape(())
+    sum_1, sum_2 = jnp.where(full, 0, sum_1), jnp.where(full, sum_2 + sum_1, sum_2)
+    window = jnp.minimum(max_average_window, (num_updates * _single(average_window)).astype(num_updates.dtype))
+    done = (num_accumulates >= min_average_window) & (num_accumulates >= window)
+    closed = done.reshape(())
+    return (jnp.where(closed, 0, sum_1), jnp.where(closed, 0, sum_2), jnp.where(closed, sum_1 + sum_2, sum_3),
+            jnp.where(done, 0, num_accumulates), jnp.where(done, num_accumulates, old_num_accumulates), num_updates)

@@ -1,0 +1,207 @@
+"""Pooling: maximum and average over windows, over adaptive regions, and over whole planes."""
+import functools
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jfluid import errors
+from jfluid.ops import windows
+from jfluid.ops.registry import Ints, String, op
+
+# Up to this many elements a maximum is written out as comparisons of slices.
+_MAX_TAPS = 32
+
+
+def _lowest(dtype) -> float:
+    return -np.inf if jnp.issubdtype(dtype, jnp.floating) else np.iinfo(dtype).min
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
+def _max(x: jax.Array, axes: tuple, kernel: tuple, strides: tuple, out: tuple) -> jax.Array:
+    """The maximum of each window. Its gradient goes to the first element that attains it, as in Fluid.
+
+    On CPUs forward and backward together take a quarter of the time of `lax.reduce_window` and its gradient.
+    """
+    return _first_max(x, axes, kernel, strides, out)[0]
+
+
+def _first_max(x, axes, kernel, strides, out):
+    best, *others = windows.taps(x, axes, kernel, strides, out)
+    place = jnp.zeros(best.shape, jnp.uint8)
+    for i, other in enumerate(others, 1):
+        larger = other > best
+        best, place = jnp.where(larger, other, best), jnp.where(larger, jnp.uint8(i), place)
+    return best, place
+
+
+def _max_forward(x, axes, kernel, strides, out):
+    best, place = _first_max(x, axes, kernel, strides, out)
+    return best, (place, x.shape)
+
+
+def _max_backward(axes, kernel, strides, out, kept, grad):
+    place, shape = kept
+    zero = jnp.zeros((), grad.dtype)
+    total = None
+    for i, offset in enumerate(np.ndindex(*kernel)):
+        config = [(0, 0, 0)] * grad.ndim
+        for axis, start, s, n in zip(axes, offset, strides, out):
+            config[axis] = (start, shape[axis] - start - s * (n - 1) - 1, s - 1)
+        part = lax.pad(jnp.where(place == i, grad, zero), zero, config)
+        total = part if total is None else total + part
+    return (total,)
+
+
+_max.defvjp(_max_forward, _max_backward)
+
+
+def _max_pool(x: jax.Array, axes: Sequence[int], kernel: Sequence[int], strides: Sequence[int], pads: windows.Pairs,
+              out: Sequence[int]) -> jax.Array:
+    if math.prod(kernel) == math.prod(x.shape[a] for a in axes) and math.prod(out) == 1:
+        return _max_plane(x, axes)
+    x = windows.pad(x, axes, pads, _lowest(x.dtype))
+    if math.prod(kernel) <= _MAX_TAPS:
+        return _max(x, tuple(axes), tuple(kernel), tuple(strides), tuple(out))
+    spread = [[1] * x.ndim, [1] * x.ndim]
+    for axis, k, s in zip(axes, kernel, strides):
+        spread[0][axis], spread[1][axis] = k, s
+    return lax.reduce_window(x, jnp.asarray(_lowest(x.dtype), x.dtype), lax.max, *spread, "VALID")
+
+
+def _max_plane(x: jax.Array, axes: Sequence[int]) -> jax.Array:
+    """The maximum of each whole plane; `jnp.max` would divide the gradient between equal elements."""
+    shape = tuple(1 if a in axes else n for a, n in enumerate(x.shape))
+    flat = x.reshape(x.shape[:axes[0]] + (-1,) + x.shape[axes[-1] + 1:])
+    first = jnp.argmax(flat, axis=axes[0], keepdims=True)
+    return jnp.take_along_axis(flat, first, axis=axes[0]).reshape(shape)
+
+
+def _average_pool(x: jax.Array, axes: Sequence[int], kernel: Sequence[int], strides: Sequence[int],
+                  pads: windows.Pairs, out: Sequence[int], exclusive: bool) -> jax.Array:
+    if all(n == 1 and k == x.shape[a] for n, k, a in zip(out, kernel, axes)):
+        return jnp.mean(x, axis=tuple(axes), keepdims=True)
+    total = windows.window_sum(windows.pad(x, axes, pads, 0), axes, kernel, strides, out)
+    if not exclusive:
+        return total / math.prod(kernel)
+    count = np.ones((1,) * x.ndim)
+    for axis, k, s, n, (low, _) in zip(axes, kernel, strides, out, pads):
+        start = np.arange(n) * s - low
+        inside = np.minimum(start + k, x.shape[axis]) - np.maximum(start, 0)
+        count = count * np.expand_dims(np.maximum(inside, 1), [a for a in range(x.ndim) if a != axis])
+    return total / (int(count.flat[0]) if (count == count.flat[0]).all() else jnp.asarray(count, x.dtype))
+
+
+def _regions(size: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """First and last-but-one index of the adaptive regions of a dimension."""
+    i = np.arange(count)
+    return i * size // count, -(-(i + 1) * size // count)
+
+
+def _adaptive_average(x: jax.Array, axes: Sequence[int], out: Sequence[int]) -> jax.Array:
+    for axis, n in zip(axes, out):
+        start, end = _regions(x.shape[axis], n)
+        place = np.arange(x.shape[axis])[:, None]
+        weights = ((place >= start) & (place < end)) / (end - start)
+        x = jnp.moveaxis(jnp.tensordot(x, jnp.asarray(weights, x.dtype), (axis, 0), precision="highest"), -1, axis)
+    return x
+
+
+def _pool(op_type: str, x: jax.Array, pooling_type: String, ksize: Sequence[int], global_pooling: bool,
+          strides: Sequence[int], paddings: Sequence[int], exclusive: bool, adaptive: bool, ceil_mode: bool,
+          data_format: str, padding_algorithm: str) -> jax.Array:
+    axes = windows.spatial_axes(x.ndim, data_format)
+    if pooling_type not in ("max", "avg"):
+        raise errors.ProgramError(f"{op_type}: pooling_type {pooling_type!r}, expected max or avg")
+    sizes = [x.shape[a] for a in axes]
+    if global_pooling:
+        ksize, strides, paddings, padding_algorithm, adaptive = sizes, (1,) * len(axes), (), "VALID", False
+    windows.check_lengths(op_type, len(axes), ksize=ksize, strides=strides)
+    if adaptive:
+        if any(n % k for n, k in zip(sizes, ksize)):
+            if pooling_type == "avg":
+                return _adaptive_average(x, axes, ksize)
+            channels_first = jnp.moveaxis(x, axes, range(-len(axes), 0))
+            best = _max_at(channels_first, [_regions(n, k) for n, k in zip(sizes, ksize)])[0]
+            return jnp.moveaxis(best, range(-len(axes), 0), axes)
+        ksize = strides = [n // k for n, k in zip(sizes, ksize)]
+        padding_algorithm, ceil_mode = "VALID", False
+    pads = windows.padding_pairs(op_type, paddings, padding_algorithm, sizes, ksize, strides)
+    out = windows.output_sizes(op_type, sizes, ksize, strides, pads, ceil_mode)
+    # The last window decides how far the input is padded: further in ceil mode, less where it does not fit.
+    pads = tuple((low, (n - 1) * s + k - size - low)
+                 for (low, _), n, s, k, size in zip(pads, out, strides, ksize, sizes))
+    if pooling_type == "max":
+        return _max_pool(x, axes, ksize, strides, pads, out)
+    return _average_pool(x, axes, ksize, strides, pads, out, exclusive)
+
+
+@op("pool2d", ins=("X",), outs=("Out",))
+def pool2d(x, *, pooling_type: String, ksize: Ints, global_pooling=False, strides: Ints = (1, 1), paddings: Ints = (0, 0),
+           exclusive=True, adaptive=False, ceil_mode=False, data_format="NCHW", padding_algorithm="EXPLICIT"):
+    """Maximum or average over two-dimensional windows."""
+    return _pool("pool2d", x, pooling_type, ksize, global_pooling, strides, paddings, exclusive, adaptive, ceil_mode,
+                 data_format, padding_algorithm)
+
+
+@op("pool3d", ins=("X",), outs=("Out",))
+def pool3d(x, *, pooling_type: String, ksize: Ints, global_pooling=False, strides: Ints = (1, 1, 1),
+           paddings: Ints = (0, 0, 0), exclusive=True, adaptive=False, ceil_mode=False, data_format="NCDHW",
+           padding_algorithm="EXPLICIT"):
+    """Maximum or average over three-dimensional windows."""
+    return _pool("pool3d", x, pooling_type, ksize, global_pooling, strides, paddings, exclusive, adaptive, ceil_mode,
+                 data_format, padding_algorithm)
+
+
+def _max_at(x: jax.Array, regions: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[jax.Array, jax.Array]:
+    """The maximum of each region of the last dimensions of `x`, and its index in the flattened plane."""
+    count, sizes = len(regions), x.shape[-len(regions):]
+    lead = x.shape[:-count]
+    lengths, out, index = [], [], []
+    for d, (start, end) in enumerate(regions):
+        lengths.append(int((end - start).max()))
+        out.append(len(start))
+        # A shorter region repeats its last element, which never comes first.
+        at = np.minimum(start[:, None] + np.arange(lengths[-1]), end[:, None] - 1)
+        index.append(at.reshape((1,) * (2 * d) + at.shape + (1,) * (2 * (count - 1 - d))))
+    patches = x[(..., *index)]
+    order = list(range(len(lead))) + [len(lead) + 2 * d for d in range(count)]
+    order += [len(lead) + 2 * d + 1 for d in range(count)]
+    patches = patches.transpose(order).reshape(*lead, *out, math.prod(lengths))
+    place = jnp.unravel_index(jnp.argmax(lax.stop_gradient(patches), axis=-1), lengths)
+    flat = 0
+    for d, (start, _) in enumerate(regions):
+        first = start.reshape((-1,) + (1,) * (count - 1 - d))
+        flat = flat * sizes[d] + jnp.asarray(first, jnp.int32) + place[d].astype(jnp.int32)
+    best = jnp.take_along_axis(x.reshape(*lead, -1), flat.reshape(*lead, -1), axis=-1)
+    return best.reshape(*lead, *out), flat
+
+
+def _max_pool_with_index(op_type: str, x: jax.Array, ksize: Sequence[int], global_pooling: bool, adaptive: bool,
+                         strides: Sequence[int], paddings: Sequence[int]) -> tuple[jax.Array, jax.Array]:
+    sizes = x.shape[2:]
+    if global_pooling:
+        ksize, adaptive = (1,) * len(sizes), True
+    windows.check_lengths(op_type, len(sizes), ksize=ksize, strides=strides, paddings=paddings)
+    if adaptive:
+        return _max_at(x, [_regions(n, k) for n, k in zip(sizes, ksize)])
+    out = windows.output_sizes(op_type, sizes, ksize, strides, [(p, p) for p in paddings])
+    start = [np.arange(n) * s - p for n, s, p in zip(out, strides, paddings)]
+    return _max_at(x, [(np.maximum(at, 0), np.minimum(at + k, size)) for at, k, size in zip(start, ksize, sizes)])
+
+
+@op("max_pool2d_with_index", ins=("X",), outs=("Out", "Mask"))
+def max_pool2d_with_index(x, *, ksize: Ints, global_pooling=False, adaptive=False, strides: Ints = (1, 1),
+                          paddings: Ints = (0, 0)):
+    """Maximum over two-dimensional windows, with its index in the flattened plane (int32)."""
+    return _max_pool_with_index("max_pool2d_with_index", x, ksize, global_pooling, adaptive, strides, paddings)
+
+
+@op("max_pool3d_with_index", ins=("X",), outs=("Out", "Mask"))
+def max_pool3d_with_index(x, *, ksize: Ints, global_pooling=False, adaptive=False, strides: Ints = (1, 1, 1),
+                          paddings: Ints = (0, 0, 0)):
+    """Maximum over three-dimensional windows, with its index in the flattened volume (int32)."""
+    return _max_pool_with_index("max_pool3d_with_index", x, ksize, global_pooling, adaptive, strides, paddings)

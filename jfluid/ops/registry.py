@@ -1,0 +1,181 @@
+"""The operator registry: one operator, one function.
+
+    @op("mul", ins=("X", "Y"), outs=("Out",))
+    def mul(x, y, *, x_num_col_dims=1, y_num_col_dims=1): ...
+
+The positional parameters are the input slots in order, the keyword-only ones the attribute schema, the
+returned value (a tuple when there are several output slots) the outputs in order. A slot's name may end in
+`*` (a list of tensors), `?` (may be absent: the function gets, or returns, None) or `~` (an intermediate output
+that users do not see). Shape inference, gradient and lowering all come from that one function.
+"""
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from jfluid import errors
+
+# Attribute types that a default value cannot tell: what a tuple holds, and 64-bit integers.
+Int = Annotated[int, "INT"]
+Long = Annotated[int, "LONG"]
+Float = Annotated[float, "FLOAT"]
+String = Annotated[str, "STRING"]
+Bool = Annotated[bool, "BOOLEAN"]
+Ints = Annotated[tuple[int, ...], "INTS"]
+Longs = Annotated[tuple[int, ...], "LONGS"]
+Floats = Annotated[tuple[float, ...], "FLOATS"]
+Strings = Annotated[tuple[str, ...], "STRINGS"]
+Bools = Annotated[tuple[bool, ...], "BOOLEANS"]
+Block = Annotated[Any, "BLOCK"]
+Blocks = Annotated[tuple, "BLOCKS"]
+_KIND_OF_DEFAULT = {bool: "BOOLEAN", int: "INT", float: "FLOAT", str: "STRING"}
+
+# Every operator may carry these: they describe the program, not the computation.
+COMMON_ATTRS = {
+    "op_role": "INT", "op_role_var": "STRINGS", "op_namescope": "STRING", "op_callstack": "STRINGS",
+    "op_device": "STRING", "with_quant_attr": "BOOLEAN",
+}
+# Every operator may carry these: they choose one of Fluid's kernels, which XLA does by itself. They stay in
+# the program, so that it is saved as it was read.
+HINT_ATTRS = {
+    "use_cudnn": "BOOLEAN", "use_mkldnn": "BOOLEAN", "use_quantizer": "BOOLEAN", "is_ref_by_other": "BOOLEAN",
+    "mkldnn_data_type": "STRING", "workspace_size_MB": "INT", "exhaustive_search": "BOOLEAN",
+    "use_addto": "BOOLEAN", "fuse_with_relu": "BOOLEAN", "fuse_relu": "BOOLEAN",
+    "fuse_with_relu_grad": "BOOLEAN", "force_fp32_output": "BOOLEAN", "x_data_format": "STRING",
+    "y_data_format": "STRING", "Scale_x": "FLOAT", "Scale_y": "FLOAT", "Scale_out": "FLOAT",
+    "cudnn_deterministic": "BOOLEAN", "min_row_size_to_use_multithread": "LONG", "force_cpu": "BOOLEAN",
+    "fusion_group": "STRING", "inplace": "BOOLEAN", "fuse_brelu": "BOOLEAN",
+}
+REQUIRED = inspect.Parameter.empty
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One input or output of an operator."""
+
+    name: str
+    many: bool = False
+    optional: bool = False
+    intermediate: bool = False
+
+    @classmethod
+    def parse(cls, spec: str) -> "Slot":
+        name = spec.rstrip("*?~")
+        marks = spec[len(name):]
+        return cls(name, "*" in marks, "?" in marks, "~" in marks)
+
+
+@dataclass(frozen=True)
+class Attr:
+    """One attribute: its Fluid type name and its default (`REQUIRED` when it has none)."""
+
+    name: str
+    kind: str
+    default: Any
+
+
+@dataclass(frozen=True)
+class OpDef:
+    """What the project knows of an operator. No list of operator names stands anywhere else.
+
+    Attributes:
+        fn: the pure function; None for an operator that the lowering treats by structure (feed, fetch, blocks).
+        grad: whether `append_backward` goes through it.
+        nograd: input slots that never get a gradient.
+        inplace: output slot -> input slot of the same shape and dtype, usually the same variable.
+        rng: the function takes `key`, a JAX random key that differs by step and operator.
+        fold: evaluated while tracing when all inputs are known (shapes computed by operators).
+        host: runs between XLA segments, on NumPy arrays.
+        forward: for a gradient derived by `jax.vjp`, the operator it belongs to.
+    """
+
+    type: str
+    fn: Callable | None
+    ins: tuple[Slot, ...]
+    outs: tuple[Slot, ...]
+    attrs: Mapping[str, Attr] = field(default_factory=dict)
+    grad: bool = True
+    nograd: frozenset[str] = frozenset()
+    inplace: Mapping[str, str] = field(default_factory=dict)
+    rng: bool = False
+    fold: bool = False
+    host: bool = False
+    forward: "OpDef | None" = None
+
+    def attr_kind(self, name: str) -> str | None:
+        """The Fluid type of attribute `name`; None when the operator has no such attribute."""
+        if name in self.attrs:
+            return self.attrs[name].kind
+        return COMMON_ATTRS.get(name) or HINT_ATTRS.get(name)
+
+
+_OPS: dict[str, OpDef] = {}
+
+
+def _schema(type_: str, fn: Callable, rng: bool) -> tuple[list[str], dict[str, Attr]]:
+    positional, attrs = [], {}
+    for p in inspect.signature(fn).parameters.values():
+        if p.kind is p.POSITIONAL_OR_KEYWORD:
+            positional.append(p.name)
+        elif p.kind is p.KEYWORD_ONLY:
+            if rng and p.name == "key":
+                continue
+            kind = getattr(p.annotation, "__metadata__", (None,))[0] or _KIND_OF_DEFAULT.get(type(p.default))
+            if kind is None:
+                raise TypeError(f"operator {type_}: attribute {p.name} needs an annotation such as registry.Ints")
+            attrs[p.name] = Attr(p.name, kind, p.default)
+        else:
+            raise TypeError(f"operator {type_}: *args and **kwargs are no schema")
+    return positional, attrs
+
+
+def op(type_: str, *, ins: tuple[str, ...] = (), outs: tuple[str, ...] = (), grad: bool = True,
+       nograd: tuple[str, ...] = (), inplace: Mapping[str, str] | None = None, rng: bool = False,
+       fold: bool = False, host: bool = False) -> Callable[[Callable], Callable]:
+    """Register the decorated function as operator `type_`; see `OpDef` for the options."""
+
+    def register(fn: Callable) -> Callable:
+        if type_ in _OPS:
+            raise ValueError(f"operator {type_} is registered twice")
+        in_slots, out_slots = tuple(map(Slot.parse, ins)), tuple(map(Slot.parse, outs))
+        positional, attrs = _schema(type_, fn, rng)
+        if len(positional) != len(in_slots):
+            raise TypeError(f"operator {type_}: {len(in_slots)} input slots, but parameters {positional}")
+        unknown = set(nograd) - {s.name for s in in_slots} | set(inplace or {}) - {s.name for s in out_slots}
+        if unknown:
+            raise TypeError(f"operator {type_}: no slot {sorted(unknown)}")
+        _OPS[type_] = OpDef(type_, fn, in_slots, out_slots, attrs, grad, frozenset(nograd), dict(inplace or {}),
+                            rng, fold, host)
+        return fn
+
+    return register
+
+
+def table(rows: Mapping[str, Callable], **options: Any) -> None:
+    """Register each function of `rows` under its key with the same options."""
+    for type_, fn in rows.items():
+        op(type_, **options)(fn)
+
+
+def find(type_: str) -> OpDef | None:
+    """The definition of operator `type_`, derived where it is the gradient of a known one; else None."""
+    found = _OPS.get(type_)
+    if found is None and type_.endswith("_grad"):
+        forward = find(type_.removesuffix("_grad"))
+        if forward is not None and forward.grad and forward.fn is not None:
+            from jfluid.ops.derive import gradient
+            found = _OPS[type_] = gradient(forward)
+    return found
+
+
+def get(type_: str) -> OpDef:
+    """The definition of operator `type_`. Raises `errors.UnsupportedOpError` when there is none."""
+    found = find(type_)
+    if found is None:
+        raise errors.UnsupportedOpError(type_, suggestions=errors.close_to(type_, _OPS))
+    return found
+
+
+def registered() -> list[str]:
+    """Names of all operators registered by hand (derived gradients excluded)."""
+    return sorted(t for t, d in _OPS.items() if d.forward is None)

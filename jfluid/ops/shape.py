@@ -1,0 +1,325 @@
+"""Operators that change the shape or the order of elements, not their values."""
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jfluid import errors
+from jfluid.ops import known
+from jfluid.ops.registry import Ints, Longs, op
+
+
+def numpy_of(*arrays: Any) -> Any:
+    """The module to compute with: NumPy where every array is one of its own (the result stays known), else jax.numpy."""
+    return np if all(isinstance(a, (np.ndarray, np.generic)) for a in arrays) else jnp
+
+
+def is_unknown(size: int) -> bool:
+    """Whether the dimension stands for one that only a run knows; false while a program is lowered."""
+    p = known.placeholder()
+    return p is not None and size > 0 and size % p == 0
+
+
+def given_ints(listed: Sequence | None, tensor: Any, attr: Sequence[int], what: str) -> tuple[int, ...]:
+    """Integers given as a list of tensors, as one tensor, or as an attribute: the first of these that is there.
+
+    While shapes are inferred, a positive number in the attribute tells what the tensors will hold.
+    """
+    if not listed and tensor is None:
+        return tuple(int(n) for n in attr)
+    numbers = known.ints(listed if listed else tensor, what)
+    if known.placeholder() is not None and len(attr) == len(numbers):
+        return tuple(int(a) if a > 0 else n for a, n in zip(attr, numbers))
+    return numbers
+
+
+def shaped(x, shape: Sequence[int]):
+    """`x` with the given shape. While shapes are inferred an unknown size fits every other."""
+    if prod(x.shape) != prod(shape) and any(map(is_unknown, (*x.shape, *shape))):
+        return jnp.zeros(shape, x.dtype)
+    return x.reshape(shape)
+
+
+def unified(shapes: Sequence[tuple[int, ...]], what: str, apart_from: int | None = None) -> tuple[int, ...]:
+    """The one shape that all the shapes agree on, the dimension `apart_from` left out of the comparison.
+
+    While shapes are inferred a known dimension wins over an unknown one. Raises ShapeError where they disagree.
+    """
+    sizes = []
+    for axis, dims in enumerate(zip(*shapes)):
+        found = {d for d in dims if not is_unknown(d)} or {dims[0]}
+        if len(found) > 1 and axis != apart_from:
+            break
+        sizes.append(min(found))
+    if len(sizes) != len(shapes[0]) or len({len(s) for s in shapes}) > 1:
+        raise errors.ShapeError(f"{what}: expected inputs of one shape, found {', '.join(map(str, shapes))}")
+    return tuple(sizes)
+
+
+def _x_shape(x):
+    return jnp.zeros((0, *x.shape), x.dtype)
+
+
+def _reshape(x, shape_tensor, shape_tensors, target):
+    dims = list(given_ints(shape_tensors, shape_tensor, target, "the shape of reshape"))
+    if dims.count(-1) > 1 or any(d < -1 for d in dims) or any(d == 0 and i >= x.ndim for i, d in enumerate(dims)):
+        raise errors.ShapeError("reshape: the shape may hold one -1, and 0 where the input has a dimension to copy; "
+                                f"found {dims} for an input of shape {x.shape}")
+    dims = [x.shape[i] if d == 0 else d for i, d in enumerate(dims)]
+    unknown = any(map(is_unknown, (*x.shape, *dims)))
+    if -1 in dims:
+        rest = prod(d for d in dims if d != -1)
+        size, left = divmod(prod(x.shape), rest) if rest else (0, 0)
+        dims[dims.index(-1)] = known.placeholder() if left and unknown else size
+    if prod(dims) != prod(x.shape) and not unknown:
+        raise errors.ShapeError(f"reshape: the {prod(x.shape)} elements of shape {x.shape} do not fit shape {dims}")
+    return shaped(x, dims)
+
+
+@op("reshape", ins=("X", "Shape?", "ShapeTensor*?"), outs=("Out",), nograd=("Shape", "ShapeTensor"), fold=True)
+def reshape(x, shape_tensor, shape_tensors, *, shape: Ints = ()):
+    """x with another shape: 0 copies a dimension, -1 is worked out."""
+    return _reshape(x, shape_tensor, shape_tensors, shape)
+
+
+@op("reshape2", ins=("X", "Shape?", "ShapeTensor*?"), outs=("Out", "XShape~"), nograd=("Shape", "ShapeTensor"),
+    fold=True)
+def reshape2(x, shape_tensor, shape_tensors, *, shape: Ints = ()):
+    """reshape, which also keeps the shape of x."""
+    return _reshape(x, shape_tensor, shape_tensors, shape), _x_shape(x)
+
+
+def _transpose(x, axis):
+    if sorted(a % max(x.ndim, 1) for a in axis) != list(range(x.ndim)):
+        raise errors.ShapeError(f"transpose: expected axis to permute the {x.ndim} dimensions, found {tuple(axis)}")
+    return numpy_of(x).transpose(x, axis)
+
+
+@op("transpose", ins=("X",), outs=("Out",), fold=True)
+def transpose(x, *, axis: Ints, data_format="AnyLayout"):
+    """x with its dimensions in the order axis."""
+    return _transpose(x, axis)
+
+
+@op("transpose2", ins=("X",), outs=("Out", "XShape~"), fold=True)
+def transpose2(x, *, axis: Ints, data_format="AnyLayout"):
+    """transpose, which also keeps the shape of x."""
+    return _transpose(x, axis), _x_shape(x)
+
+
+def _squeeze(x, axes):
+    gone = {a % x.ndim for a in axes} if axes else {a for a, d in enumerate(x.shape) if d == 1}
+    wrong = [a for a in gone if x.shape[a] != 1 and not is_unknown(x.shape[a])]
+    if wrong:
+        raise errors.ShapeError(f"squeeze: expected dimensions of size 1 at {tuple(axes)}, found shape {x.shape}")
+    return shaped(x, [d for a, d in enumerate(x.shape) if a not in gone])
+
+
+@op("squeeze", ins=("X",), outs=("Out",), fold=True)
+def squeeze(x, *, axes: Ints = ()):
+    """x without the dimensions axes, all of size 1; without every such dimension when axes is empty."""
+    return _squeeze(x, axes)
+
+
+@op("squeeze2", ins=("X",), outs=("Out", "XShape~"), fold=True)
+def squeeze2(x, *, axes: Ints = ()):
+    """squeeze, which also keeps the shape of x."""
+    return _squeeze(x, axes), _x_shape(x)
+
+
+def _unsqueeze(x, axes_tensor, axes_tensors, axes):
+    unknown = known.placeholder() is not None and (axes_tensors or axes_tensor is not None)
+    axes = given_ints(axes_tensors, axes_tensor, axes, "the axes of unsqueeze")
+    if unknown:
+        return jnp.zeros((known.placeholder(),) * (x.ndim + len(axes)), x.dtype)
+    dims = list(x.shape)
+    for axis in axes:
+        if not -len(dims) - 1 <= axis <= len(dims):
+            raise errors.ShapeError(f"unsqueeze: axis {axis} is outside a result of {len(dims) + 1} dimensions")
+        dims.insert(axis + len(dims) + 1 if axis < 0 else axis, 1)
+    return x.reshape(dims)
+
+
+@op("unsqueeze", ins=("X", "AxesTensor?", "AxesTensorList*?"), outs=("Out",),
+    nograd=("AxesTensor", "AxesTensorList"), fold=True)
+def unsqueeze(x, axes_tensor, axes_tensors, *, axes: Ints = ()):
+    """x with dimensions of size 1 inserted at axes, one after another."""
+    return _unsqueeze(x, axes_tensor, axes_tensors, axes)
+
+
+@op("unsqueeze2", ins=("X", "AxesTensor?", "AxesTensorList*?"), outs=("Out", "XShape~"),
+    nograd=("AxesTensor", "AxesTensorList"), fold=True)
+def unsqueeze2(x, axes_tensor, axes_tensors, *, axes: Ints = ()):
+    """unsqueeze, which also keeps the shape of x."""
+    return _unsqueeze(x, axes_tensor, axes_tensors, axes), _x_shape(x)
+
+
+def _flatten(x, axis):
+    if not 0 <= axis <= x.ndim:
+        raise errors.ShapeError(f"flatten: expected an axis from 0 to {x.ndim}, found {axis}")
+    return x.reshape(prod(x.shape[:axis]), prod(x.shape[axis:]))
+
+
+@op("flatten", ins=("X",), outs=("Out",))
+def flatten(x, *, axis=1):
+    """x as a matrix: the dimensions before axis are rows."""
+    return _flatten(x, axis)
+
+
+@op("flatten2", ins=("X",), outs=("Out", "XShape~"))
+def flatten2(x, *, axis=1):
+    """flatten, which also keeps the shape of x."""
+    return _flatten(x, axis), _x_shape(x)
+
+
+def _known_axis(axis_tensor, axis):
+    """The axis as a number; None while shapes are inferred and a tensor gives it."""
+    if axis_tensor is None:
+        return axis
+    if known.placeholder() is not None:
+        return None
+    return known.ints(axis_tensor, "the axis")[0]
+
+
+@op("concat", ins=("X*", "AxisTensor?"), outs=("Out",), nograd=("AxisTensor",), fold=True)
+def concat(xs, axis_tensor, *, axis=0):
+    """The arrays joined along axis."""
+    axis = _known_axis(axis_tensor, axis)
+    if axis is None:
+        return jnp.zeros((known.placeholder(),) * xs[0].ndim, xs[0].dtype)
+    axis %= max(xs[0].ndim, 1)
+    common = unified([x.shape for x in xs], "concat", apart_from=axis)
+    xs = [shaped(x, (*common[:axis], x.shape[axis], *common[axis + 1:])) for x in xs]
+    return numpy_of(*xs).concatenate(xs, axis)
+
+
+@op("split", ins=("X", "AxisTensor?", "SectionsTensorList*?"), outs=("Out*",),
+    nograd=("AxisTensor", "SectionsTensorList"), fold=True)
+def split(x, axis_tensor, section_tensors, *, axis=0, num=0, sections: Ints = ()):
+    """x cut along axis into num equal parts or into sections, one of which may be -1 (the rest)."""
+    axis = _known_axis(axis_tensor, axis)
+    if axis is None:
+        return [jnp.zeros((known.placeholder(),) * x.ndim, x.dtype)] * (num or len(sections))
+    sizes = list(given_ints(section_tensors, None, sections, "the sections of split"))
+    total = x.shape[axis]
+    if num:
+        sizes = [total // num] * num
+    elif sizes.count(-1) == 1:
+        sizes[sizes.index(-1)] = total - sum(s for s in sizes if s != -1)
+    if any(map(is_unknown, (total, *sizes))):
+        axis %= x.ndim
+        return [jnp.zeros((*x.shape[:axis], s, *x.shape[axis + 1:]), x.dtype) for s in sizes]
+    if sum(sizes) != total or min(sizes) < 0:
+        raise errors.ShapeError(f"split: dimension {axis} of size {total} cannot be cut into "
+                                + (f"{num} equal parts" if num else f"sections {tuple(sections)}"))
+    return list(numpy_of(x).split(x, np.cumsum(sizes)[:-1].tolist(), axis))
+
+
+@op("stack", ins=("X*",), outs=("Y",), fold=True)
+def stack(xs, *, axis=0):
+    """The arrays, all of one shape, joined along a new dimension."""
+    common = unified([x.shape for x in xs], "stack")
+    return numpy_of(*xs).stack([shaped(x, common) for x in xs], axis)
+
+
+def _unstack(x, axis):
+    return [v.squeeze(axis) for v in numpy_of(x).split(x, x.shape[axis], axis)]
+
+
+@op("unstack", ins=("X",), outs=("Y*",), fold=True)
+def unstack(x, *, axis=0, num: int):
+    """The num slices of x along axis, without that dimension."""
+    if is_unknown(x.shape[axis]):
+        x = numpy_of(x).take(x, np.arange(num), axis)
+    if x.shape[axis] != num:
+        raise errors.ShapeError(f"unstack: dimension {axis} of shape {x.shape} is not of size num = {num}")
+    return _unstack(x, axis)
+
+
+@op("unbind", ins=("X",), outs=("Out*",), fold=True)
+def unbind(x, *, axis=0):
+    """The slices of x along axis, without that dimension."""
+    return _unstack(x, axis)
+
+
+@op("expand", ins=("X", "ExpandTimes?", "expand_times_tensor*?"), outs=("Out",),
+    nograd=("ExpandTimes", "expand_times_tensor"))
+def expand(x, times_tensor, times_tensors, *, expand_times: Ints = ()):
+    """x repeated expand_times[i] times along dimension i."""
+    times = given_ints(times_tensors, times_tensor, expand_times, "the times of expand")
+    if len(times) != x.ndim or min(times, default=1) < 1:
+        raise errors.ShapeError(f"expand: expected {x.ndim} positive numbers for shape {x.shape}, found {times}")
+    return jnp.tile(x, times)
+
+
+@op("expand_as", ins=("X", "target_tensor"), outs=("Out",), nograd=("target_tensor",))
+def expand_as(x, target):
+    """x repeated until it has the shape of target."""
+    if any(map(is_unknown, (*x.shape, *target.shape))):
+        return jnp.zeros(target.shape, x.dtype)
+    if x.ndim != target.ndim or any(t % d for d, t in zip(x.shape, target.shape)):
+        raise errors.ShapeError(f"expand_as: the target's shape {target.shape} is no multiple of shape {x.shape}")
+    return jnp.tile(x, [t // d for d, t in zip(x.shape, target.shape)])
+
+
+@op("reverse", ins=("X",), outs=("Out",))
+def reverse(x, *, axis: Ints):
+    """x backwards along each of axis."""
+    return jnp.flip(x, axis)
+
+
+@op("flip", ins=("X",), outs=("Out",))
+def flip(x, *, dims: Ints):
+    """x backwards along each of dims."""
+    return jnp.flip(x, dims)
+
+
+@op("roll", ins=("X",), outs=("Out",))
+def roll(x, *, shifts: Longs = (), dims: Longs = ()):
+    """x rotated by shifts along dims; as one long row when dims is empty."""
+    return jnp.roll(x, shifts, dims) if dims else jnp.roll(x, shifts[0])
+
+
+@op("meshgrid", ins=("X*",), outs=("Out*",))
+def meshgrid(xs):
+    """For each vector an array with one dimension per vector, constant along all but its own."""
+    return list(jnp.meshgrid(*xs, indexing="ij"))
+
+
+@op("shape", ins=("Input",), outs=("Out",), grad=False, fold=True)
+def shape(x):
+    """The shape of x as int32."""
+    return np.array(x.shape, np.int32)
+
+
+@op("size", ins=("Input",), outs=("Out",), grad=False, fold=True)
+def size(x):
+    """The number of elements of x as int64."""
+    return np.array([prod(x.shape)], np.int64)
+
+
+@op("pixel_shuffle", ins=("X",), outs=("Out",))
+def pixel_shuffle(x, *, upscale_factor=1):
+    """Channels of an image batch [N, C*r*r, H, W] moved into space: [N, C, H*r, W*r]."""
+    n, c, h, w = x.shape
+    r = upscale_factor
+    return x.reshape(n, c // r**2, r, r, h, w).transpose(0, 1, 4, 2, 5, 3).reshape(n, c // r**2, h * r, w * r)
+
+
+@op("shuffle_channel", ins=("X",), outs=("Out",))
+def shuffle_channel(x, *, group=1):
+    """The channels of [N, C, H, W], in group groups, interleaved."""
+    n, c, h, w = x.shape
+    return x.reshape(n, group, c // group, h, w).swapaxes(1, 2).reshape(x.shape)
+
+
+@op("temporal_shift", ins=("X",), outs=("Out",))
+def temporal_shift(x, *, seg_num: int, shift_ratio=0.25):
+    """Of [N*T, C, H, W] the first share of channels read from the step before, the next share from the step after."""
+    v = x.reshape(-1, seg_num, *x.shape[1:])
+    first, second = int(x.shape[1] * shift_ratio), int(x.shape[1] * 2 * shift_ratio)
+    before = jnp.pad(v[:, :-1, :first], ((0, 0), (1, 0), (0, 0), (0, 0), (0, 0)))
+    after = jnp.pad(v[:, 1:, first:second], ((0, 0), (0, 1), (0, 0), (0, 0), (0, 0)))
+    return jnp.concatenate([before, after, v[:, :, second:]], 2).reshape(x.shape)
