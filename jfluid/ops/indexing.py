@@ -193,14 +193,14 @@ def slice_(x, starts_tensor, ends_tensor, start_tensors, end_tensors, *, axes: I
         if known.placeholder() is None and axis in decrease_axis and not known.is_known(first[i]):
             x = _one(x, first[i], axis)
             continue
-        size, start, end = x.shape[axis], _number(first[i], starts, i, infer_flags), _number(
-            last[i], ends, i, infer_flags)
+        size = x.shape[axis]
+        start, end = _number(first[i], starts, i, infer_flags), _number(last[i], ends, i, infer_flags)
         if start is None or end is None or is_unknown(size):
             x = _resized(x, axis, 1 if axis in decrease_axis else known.placeholder())
             continue
         low, high = _bounds(size, start, end)
         if high <= low:
-            raise errors.ShapeError(f"slice: [{start}:{end}] of dimension {axis} is empty; the input has shape {x.shape}")
+            raise errors.ShapeError(f"slice: [{start}:{end}] of dimension {axis} is empty for shape {x.shape}")
         x = x[(slice(None),) * axis + (slice(low, high),)]
     return _decreased(x, decrease_axis)
 
@@ -257,18 +257,20 @@ def pad(x, *, paddings: Ints, pad_value=0.0):
     """x with paddings[2i] values before and paddings[2i+1] after along dimension i."""
     if len(paddings) != 2 * x.ndim:
         raise errors.ShapeError(f"pad: expected {2 * x.ndim} paddings for shape {x.shape}, found {len(paddings)}")
-    pairs = list(zip(paddings[::2], paddings[1::2]))
+    pairs = list(zip(paddings[::2], paddings[1::2], strict=True))
     return jnp.pad(x, pairs, constant_values=jnp.asarray(pad_value, x.dtype))
 
 
 @op("pad2d", ins=("X", "Paddings?"), outs=("Out",), nograd=("Paddings",))
 def pad2d(x, paddings_tensor, *, paddings: Ints, mode="constant", pad_value=0.0, data_format="NCHW"):
     """An image batch padded (top, bottom, left, right) by a value, by reflection or by its edge."""
+    if x.ndim != 4:
+        raise errors.ShapeError(f"pad2d: expected an image batch of 4 dimensions, found shape {x.shape}")
     top, bottom, left, right = given_ints(None, paddings_tensor, paddings, "the paddings of pad2d")
     pairs = [(0, 0), (top, bottom), (left, right)]
     pairs.insert(3 if data_format == "NHWC" else 1, (0, 0))
     if known.placeholder() is not None:
-        return jnp.zeros([d + low + high for d, (low, high) in zip(x.shape, pairs)], x.dtype)
+        return jnp.zeros([d + low + high for d, (low, high) in zip(x.shape, pairs, strict=True)], x.dtype)
     if mode == "constant":
         return jnp.pad(x, pairs, constant_values=jnp.asarray(pad_value, x.dtype))
     return jnp.pad(x, pairs, mode=mode)
@@ -279,9 +281,9 @@ def pad_constant_like(x, y, *, pad_value=0.0):
     """y padded after its end along every dimension until it has the shape of x."""
     if any(map(is_unknown, (*x.shape, *y.shape))):
         return jnp.zeros(x.shape, y.dtype)
-    if x.ndim != y.ndim or any(b > a for a, b in zip(x.shape, y.shape)):
+    if x.ndim != y.ndim or any(b > a for a, b in zip(x.shape, y.shape, strict=True)):
         raise errors.ShapeError(f"pad_constant_like: Y of shape {y.shape} does not fit into X of shape {x.shape}")
-    return jnp.pad(y, [(0, a - b) for a, b in zip(x.shape, y.shape)], constant_values=jnp.asarray(pad_value, y.dtype))
+    return jnp.pad(y, [(0, a - b) for a, b in zip(x.shape, y.shape, strict=True)], constant_values=jnp.asarray(pad_value, y.dtype))
 
 
 def _crop(x, dims, offset_tensors, offset_tensor, offsets, what):
@@ -290,12 +292,14 @@ def _crop(x, dims, offset_tensors, offset_tensor, offsets, what):
         at = jnp.concatenate([o.reshape(-1) for o in offset_tensors or [offset_tensor]])
         return jax.lax.dynamic_slice(x, list(at), dims)
     offsets = given_ints(offset_tensors, offset_tensor, offsets or (0,) * x.ndim, f"the offsets of {what}")
-    dims = [n - o if d == -1 else d for d, n, o in zip(dims, x.shape, offsets)]
-    if given and known.placeholder() is not None or any(map(is_unknown, (*dims, *x.shape))):
+    if len(dims) != x.ndim or len(offsets) != x.ndim:
+        raise errors.ShapeError(f"{what}: expected {x.ndim} sizes and offsets, found {tuple(dims)} and {offsets}")
+    dims = [n - o if d == -1 else d for d, n, o in zip(dims, x.shape, offsets, strict=True)]
+    if (given and known.placeholder() is not None) or any(map(is_unknown, (*dims, *x.shape))):
         return jnp.zeros(dims, x.dtype)
-    if len(dims) != x.ndim or any(o < 0 or d < 1 or o + d > n for o, d, n in zip(offsets, dims, x.shape)):
+    if any(o < 0 or d < 1 or o + d > n for o, d, n in zip(offsets, dims, x.shape, strict=True)):
         raise errors.ShapeError(f"{what}: shape {tuple(dims)} at offsets {offsets} is not inside shape {x.shape}")
-    return x[tuple(slice(o, o + d) for o, d in zip(offsets, dims))]
+    return x[tuple(slice(o, o + d) for o, d in zip(offsets, dims, strict=True))]
 
 
 @op("crop", ins=("X", "Y?", "Offsets?"), outs=("Out",), nograd=("Y", "Offsets"))
@@ -394,7 +398,7 @@ def unique_with_counts(x, *, dtype: Int):
 
 
 @op("shard_index", ins=("X",), outs=("Out",), grad=False)
-def shard_index(x, *, index_num: int, nshards: int, shard_id: int, ignore_value=-1):
+def shard_index(x, *, index_num: Int, nshards: Int, shard_id: Int, ignore_value=-1):
     """Indices within shard shard_id of nshards equal ranges of index_num; those of other shards become ignore_value."""
     width = (index_num + nshards - 1) // nshards
     return jnp.where(x // width == shard_id, x % width, jnp.asarray(ignore_value, x.dtype))

@@ -8,11 +8,11 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.ops import known
-from jfluid.ops.registry import Ints, Longs, op
+from jfluid.ops.registry import Int, Ints, Longs, op
 
 
 def numpy_of(*arrays: Any) -> Any:
-    """The module to compute with: NumPy where every array is one of its own (the result stays known), else jax.numpy."""
+    """The module to compute with: NumPy where all arrays are NumPy's (the result stays known), else jax.numpy."""
     return np if all(isinstance(a, (np.ndarray, np.generic)) for a in arrays) else jnp
 
 
@@ -31,7 +31,7 @@ def given_ints(listed: Sequence | None, tensor: Any, attr: Sequence[int], what: 
         return tuple(int(n) for n in attr)
     numbers = known.ints(listed if listed else tensor, what)
     if known.placeholder() is not None and len(attr) == len(numbers):
-        return tuple(int(a) if a > 0 else n for a, n in zip(attr, numbers))
+        return tuple(int(a) if a > 0 else n for a, n in zip(attr, numbers, strict=True))
     return numbers
 
 
@@ -48,7 +48,7 @@ def unified(shapes: Sequence[tuple[int, ...]], what: str, apart_from: int | None
     While shapes are inferred a known dimension wins over an unknown one. Raises ShapeError where they disagree.
     """
     sizes = []
-    for axis, dims in enumerate(zip(*shapes)):
+    for axis, dims in enumerate(zip(*shapes, strict=False)):
         found = {d for d in dims if not is_unknown(d)} or {dims[0]}
         if len(found) > 1 and axis != apart_from:
             break
@@ -229,7 +229,7 @@ def _unstack(x, axis):
 
 
 @op("unstack", ins=("X",), outs=("Y*",), fold=True)
-def unstack(x, *, axis=0, num: int):
+def unstack(x, *, axis=0, num: Int):
     """The num slices of x along axis, without that dimension."""
     if is_unknown(x.shape[axis]):
         x = numpy_of(x).take(x, np.arange(num), axis)
@@ -259,9 +259,9 @@ def expand_as(x, target):
     """x repeated until it has the shape of target."""
     if any(map(is_unknown, (*x.shape, *target.shape))):
         return jnp.zeros(target.shape, x.dtype)
-    if x.ndim != target.ndim or any(t % d for d, t in zip(x.shape, target.shape)):
+    if x.ndim != target.ndim or any(t % d for d, t in zip(x.shape, target.shape, strict=True)):
         raise errors.ShapeError(f"expand_as: the target's shape {target.shape} is no multiple of shape {x.shape}")
-    return jnp.tile(x, [t // d for d, t in zip(x.shape, target.shape)])
+    return jnp.tile(x, [t // d for d, t in zip(x.shape, target.shape, strict=True)])
 
 
 @op("reverse", ins=("X",), outs=("Out",))
@@ -316,7 +316,7 @@ def shuffle_channel(x, *, group=1):
 
 
 @op("temporal_shift", ins=("X",), outs=("Out",))
-def temporal_shift(x, *, seg_num: int, shift_ratio=0.25):
+def temporal_shift(x, *, seg_num: Int, shift_ratio=0.25):
     """Of [N*T, C, H, W] the first share of channels read from the step before, the next share from the step after."""
     v = x.reshape(-1, seg_num, *x.shape[1:])
     first, second = int(x.shape[1] * shift_ratio), int(x.shape[1] * 2 * shift_ratio)

@@ -1,0 +1,178 @@
+"""Operators that make tensors: constants, copies, casts, counters."""
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jfluid import errors
+from jfluid.ir.types import np_dtype
+from jfluid.ops import known
+from jfluid.ops.registry import Bool, Floats, Int, Ints, Long, Longs, op
+from jfluid.ops.shape import given_ints, is_unknown, numpy_of
+
+SMALL = 64  # a constant of at most so many elements stays a known value
+
+
+def _constant(shape, dtype: np.dtype, value: Any):
+    small = all(d >= 0 for d in shape) and np.prod(shape, dtype=np.int64) <= SMALL
+    return (np if small else jnp).full(shape, value, dtype)
+
+
+def _parsed(text: str, value: float, dtype: np.dtype) -> Any:
+    """The value of a constant: `text` where it is given, because a float32 attribute cannot hold every number."""
+    if not text:
+        number: Any = value
+    else:
+        try:
+            number = int(text)
+        except ValueError:
+            number = float(text)
+    if dtype.kind in "iu":
+        return int(number)
+    return bool(number) if dtype.kind == "b" else float(number)
+
+
+@op("fill_constant", ins=("ValueTensor?", "ShapeTensor?", "ShapeTensorList*?"), outs=("Out",), grad=False, fold=True)
+def fill_constant(value_tensor, shape_tensor, shape_tensors, *, shape: Longs = (), dtype=5, value=0.0, str_value=""):
+    """A tensor full of one value."""
+    dims = given_ints(shape_tensors, shape_tensor, shape, "the shape of fill_constant")
+    if any(d < 0 for d in dims):
+        raise errors.ShapeError(f"fill_constant: expected a shape without negative numbers, found {dims}")
+    dtype = np_dtype(dtype)
+    if value_tensor is None:
+        return _constant(dims, dtype, _parsed(str_value, value, dtype))
+    if isinstance(value_tensor, np.ndarray):
+        return _constant(dims, dtype, value_tensor.reshape(()))
+    return jnp.full(dims, value_tensor.reshape(()), dtype)
+
+
+def like_batch(like, shape, input_dim_idx: int, output_dim_idx: int) -> tuple[int, ...]:
+    """shape with one dimension taken from another tensor."""
+    dims = list(shape)
+    dims[output_dim_idx] = like.shape[input_dim_idx]
+    return tuple(dims)
+
+
+@op("fill_constant_batch_size_like", ins=("Input",), outs=("Out",), grad=False)
+def fill_constant_batch_size_like(like, *, shape: Ints, dtype=5, value=0.0, str_value="", input_dim_idx=0,
+                                  output_dim_idx=0):
+    """A tensor full of one value, one dimension of which is taken from Input."""
+    dtype = np_dtype(dtype)
+    return jnp.full(like_batch(like, shape, input_dim_idx, output_dim_idx), _parsed(str_value, value, dtype), dtype)
+
+
+@op("fill_zeros_like", ins=("X",), outs=("Out",), grad=False)
+def fill_zeros_like(x):
+    """Zeros of the shape and dtype of x."""
+    return jnp.zeros(x.shape, x.dtype)
+
+
+@op("fill_zeros_like2", ins=("X",), outs=("Out",), grad=False)
+def fill_zeros_like2(x, *, dtype=5):
+    """Zeros of the shape of x."""
+    return jnp.zeros(x.shape, np_dtype(dtype))
+
+
+@op("fill_any_like", ins=("X",), outs=("Out",), grad=False)
+def fill_any_like(x, *, value=0.0, dtype=-1):
+    """A tensor of the shape of x full of one value; dtype -1 is that of x."""
+    dtype = np.dtype(x.dtype) if dtype < 0 else np_dtype(dtype)
+    return jnp.full(x.shape, _parsed("", value, dtype), dtype)
+
+
+@op("fill", outs=("Out",), grad=False, fold=True)
+def fill(*, value: Floats, shape: Ints, dtype=5):
+    """The given values in the given shape."""
+    return np.asarray(value).astype(np_dtype(dtype)).reshape(shape)
+
+
+@op("assign_value", outs=("Out",), grad=False, fold=True)
+def assign_value(*, shape: Ints, dtype: Int, bool_values: Ints = (), fp32_values: Floats = (),
+                 int32_values: Ints = (), int64_values: Longs = ()):
+    """The given values in the given shape."""
+    values = bool_values or fp32_values or int32_values or int64_values
+    if len(values) != np.prod(shape, dtype=np.int64):
+        raise errors.ShapeError(f"assign_value: {len(values)} values do not fit shape {tuple(shape)}")
+    return np.asarray(values).astype(np_dtype(dtype)).reshape(shape)
+
+
+@op("assign", ins=("X?",), outs=("Out",), fold=True)
+def assign(x):
+    """A copy of x."""
+    return x
+
+
+@op("cast", ins=("X",), outs=("Out",), fold=True)
+def cast(x, *, in_dtype: Int, out_dtype: Int):
+    """x with another element type; in_dtype only records the first one."""
+    return x.astype(np_dtype(out_dtype))
+
+
+@op("increment", ins=("X",), outs=("Out",), inplace={"Out": "X"}, fold=True)
+def increment(x, *, step=1.0):
+    """x plus step, which is cut to the type of x."""
+    return x + np.asarray(step).astype(x.dtype)
+
+
+def _numbers(values, what: str) -> list | None:
+    """The numbers in one-element tensors; None while shapes are inferred."""
+    if all(map(known.is_known, values)):
+        return [np.asarray(v).reshape(-1)[0] for v in values]
+    if known.placeholder() is None:
+        raise errors.OpError(f"{what} depends on data, but the size of the result follows from it. Give numbers, or "
+                             "compute them from shapes and constants (shape, slice, fill_constant).")
+    return None
+
+
+@op("range", ins=("Start", "End", "Step"), outs=("Out",), grad=False, fold=True)
+def range_(start, end, step):
+    """Numbers from start up to end, end excluded, by step."""
+    numbers = _numbers((start, end, step), "a bound of range")
+    if numbers is None:
+        return jnp.zeros((known.placeholder(),), start.dtype)
+    first, last, by = numbers
+    if by == 0 or (last - first) * by < 0:
+        raise errors.OpError(f"range: from {first} to {last} is not reached by steps of {by}")
+    return np.arange(first, last, by, dtype=np.dtype(start.dtype))
+
+
+@op("linspace", ins=("Start", "Stop", "Num"), outs=("Out",), grad=False, fold=True)
+def linspace(start, stop, num):
+    """num evenly spaced numbers from start to stop, both included."""
+    count = known.ints(num, "the number of elements of linspace")[0]
+    xp, start, stop = numpy_of(start, stop), start.reshape(()), stop.reshape(())
+    if count < 1:
+        raise errors.OpError(f"linspace: expected a positive number of elements, found {count}")
+    return xp.linspace(start, stop, count, dtype=start.dtype)
+
+
+@op("eye", outs=("Out",), grad=False)
+def eye(*, num_rows: Long, num_columns: Long = -1, dtype=5):
+    """Ones on the diagonal, zeros elsewhere."""
+    return jnp.eye(num_rows, num_rows if num_columns < 0 else num_columns, dtype=np_dtype(dtype))
+
+
+@op("diag", ins=("Diagonal",), outs=("Out",), grad=False)
+def diag(diagonal):
+    """A square matrix with the vector on its diagonal."""
+    return jnp.diag(diagonal)
+
+
+@op("diag_embed", ins=("Input",), outs=("Out",), grad=False)
+def diag_embed(x, *, offset=0, dim1=-2, dim2=-1):
+    """The last dimension of x on a diagonal of the new dimensions dim1 and dim2."""
+    n = x.shape[-1]
+    size = n + abs(offset)
+    if is_unknown(n):
+        size = known.placeholder()
+        x = jnp.zeros((*x.shape[:-1], size - abs(offset)), x.dtype)
+    at = np.arange(size - abs(offset))
+    out = jnp.zeros((*x.shape[:-1], size, size), x.dtype)
+    out = out.at[..., at + max(-offset, 0), at + max(offset, 0)].set(x)
+    return jnp.moveaxis(out, (-2, -1), (dim1, dim2))
+
+
+@op("tril_triu", ins=("X",), outs=("Out",))
+def tril_triu(x, *, lower: Bool, diagonal=0):
+    """The lower or upper triangle of the matrices in x, zeros elsewhere."""
+    return jnp.tril(x, diagonal) if lower else jnp.triu(x, diagonal)

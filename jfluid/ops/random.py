@@ -1,0 +1,131 @@
+"""Operators that draw random numbers.
+
+The distributions are Fluid's; the numbers are those of JAX's generator, so they differ from Fluid's.
+"""
+from math import prod
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jfluid import errors
+from jfluid.ir.types import np_dtype
+from jfluid.ops.creation import like_batch
+from jfluid.ops.registry import Int, Ints, Longs, op
+from jfluid.ops.shape import given_ints
+
+_SHAPE = ("ShapeTensor?", "ShapeTensorList*?")
+
+
+def key_of(key: jax.Array, seed: int) -> jax.Array:
+    """`key` where seed is 0, else a key of the same kind that follows from the seed alone."""
+    if seed == 0:
+        return key
+    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        return jax.random.key(seed, impl=jax.random.key_impl(key))
+    return jax.random.PRNGKey(seed)
+
+
+def _uniform(key, shape, dtype, low, high):
+    if low > high:
+        raise errors.OpError(f"uniform_random: expected min <= max, found {low} and {high}")
+    return jax.random.uniform(key, shape, np_dtype(dtype), low, high)
+
+
+def _with_diagonal(out, number: int, step: int, value: float):
+    """Every (step + 1)-th element, number of them, replaced by value: a diagonal when step is the row length."""
+    if number <= 0:
+        return out
+    at = np.arange(number) * (step + 1)
+    if at[-1] >= out.size:
+        raise errors.OpError(f"uniform_random: diag_num {number} and diag_step {step} reach outside shape {out.shape}")
+    return out.reshape(-1).at[at].set(value).reshape(out.shape)
+
+
+@op("uniform_random", ins=_SHAPE, outs=("Out",), grad=False, rng=True)
+def uniform_random(shape_tensor, shape_tensors, *, shape: Longs = (), min=-1.0, max=1.0, seed=0, diag_num=0,
+                   diag_step=0, diag_val=1.0, dtype=5, key):
+    """Numbers evenly distributed in [min, max); diag_* put a constant on a diagonal."""
+    dims = given_ints(shape_tensors, shape_tensor, shape, "the shape of uniform_random")
+    return _with_diagonal(_uniform(key_of(key, seed), dims, dtype, min, max), diag_num, diag_step, diag_val)
+
+
+@op("uniform_random_batch_size_like", ins=("Input",), outs=("Out",), grad=False, rng=True)
+def uniform_random_batch_size_like(like, *, shape: Ints, input_dim_idx=0, output_dim_idx=0, min=-1.0, max=1.0,
+                                   seed=0, diag_num=0, diag_step=0, diag_val=1.0, dtype=5, key):
+    """uniform_random, one dimension of the shape taken from Input."""
+    dims = like_batch(like, shape, input_dim_idx, output_dim_idx)
+    return _with_diagonal(_uniform(key_of(key, seed), dims, dtype, min, max), diag_num, diag_step, diag_val)
+
+
+def _gaussian(key, shape, dtype, mean, std):
+    dtype = np_dtype(dtype)
+    return jax.random.normal(key, shape, dtype) * np.asarray(std, dtype) + np.asarray(mean, dtype)
+
+
+@op("gaussian_random", ins=_SHAPE, outs=("Out",), grad=False, rng=True)
+def gaussian_random(shape_tensor, shape_tensors, *, shape: Longs = (), mean=0.0, std=1.0, seed=0, dtype=5, key):
+    """Normally distributed numbers."""
+    dims = given_ints(shape_tensors, shape_tensor, shape, "the shape of gaussian_random")
+    return _gaussian(key_of(key, seed), dims, dtype, mean, std)
+
+
+@op("gaussian_random_batch_size_like", ins=("Input",), outs=("Out",), grad=False, rng=True)
+def gaussian_random_batch_size_like(like, *, shape: Ints, input_dim_idx=0, output_dim_idx=0, mean=0.0, std=1.0,
+                                    seed=0, dtype=5, key):
+    """gaussian_random, one dimension of the shape taken from Input."""
+    return _gaussian(key_of(key, seed), like_batch(like, shape, input_dim_idx, output_dim_idx), dtype, mean, std)
+
+
+@op("truncated_gaussian_random", outs=("Out",), grad=False, rng=True)
+def truncated_gaussian_random(*, shape: Ints, mean=0.0, std=1.0, seed=0, dtype=5, key):
+    """Normally distributed numbers, drawn again beyond two standard deviations."""
+    dtype = np_dtype(dtype)
+    drawn = jax.random.truncated_normal(key_of(key, seed), -2.0, 2.0, shape, dtype)
+    return drawn * np.asarray(std, dtype) + np.asarray(mean, dtype)
+
+
+@op("randint", ins=_SHAPE, outs=("Out",), grad=False, rng=True)
+def randint(shape_tensor, shape_tensors, *, low: Int, high: Int, shape: Longs = (), seed=0, dtype=3, key):
+    """Integers evenly distributed in [low, high)."""
+    if low >= high:
+        raise errors.OpError(f"randint: expected low < high, found {low} and {high}")
+    dims = given_ints(shape_tensors, shape_tensor, shape, "the shape of randint")
+    return jax.random.randint(key_of(key, seed), dims, low, high, np_dtype(dtype))
+
+
+@op("randperm", outs=("Out",), grad=False, rng=True)
+def randperm(*, n: Int, seed=0, dtype=3, key):
+    """The numbers from 0 to n - 1 in random order."""
+    return jax.random.permutation(key_of(key, seed), n).astype(np_dtype(dtype))
+
+
+@op("sampling_id", ins=("X",), outs=("Out",), grad=False, rng=True)
+def sampling_id(x, *, min=0.0, max=1.0, seed=0, key):
+    """For each row of probabilities the first column where their running sum passes a number from [min, max)."""
+    drawn = jax.random.uniform(key_of(key, seed), (x.shape[0], 1), x.dtype, min, max)
+    return jnp.minimum((jnp.cumsum(x, 1) <= drawn).sum(1), x.shape[1] - 1).astype(np.int64)
+
+
+@op("seed", outs=("Out",), grad=False, rng=True)
+def seed(*, seed=0, key):
+    """The seed, or a random one when it is 0."""
+    if seed:
+        return jnp.array([seed], np.int32)
+    return jax.random.randint(key, (1,), 1, 2**31 - 1, np.int32)
+
+
+@op("random_crop", ins=("X", "Seed"), outs=("Out", "SeedOut~"), grad=False)
+def random_crop(x, seed, *, shape: Ints, startup_seed=0):
+    """A window of the given shape from the last dimensions of x, elsewhere for each instance; and the next seed."""
+    kept = x.ndim - len(shape)
+    if kept < 0 or any(s > d for s, d in zip(shape, x.shape[kept:], strict=True)):
+        raise errors.ShapeError(f"random_crop: shape {tuple(shape)} does not fit into shape {x.shape}")
+    key = jax.random.key(seed.reshape(()))
+    count = prod(x.shape[:kept])
+    rooms = [d - s + 1 for s, d in zip(shape, x.shape[kept:], strict=True)]
+    at = [jax.random.randint(k, (count,), 0, room) for k, room in zip(jax.random.split(key, len(rooms)), rooms, strict=True)]
+    cut = jax.vmap(lambda one, *start: jax.lax.dynamic_slice(one, start, shape))
+    out = cut(x.reshape(count, *x.shape[kept:]), *at).reshape(*x.shape[:kept], *shape)
+    following = jax.random.randint(jax.random.fold_in(key, len(rooms)), (1,), 1, 2**31 - 1, np.int64)
+    return out, following.astype(seed.dtype).reshape(seed.shape)
