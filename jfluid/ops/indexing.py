@@ -283,7 +283,8 @@ def pad_constant_like(x, y, *, pad_value=0.0):
         return jnp.zeros(x.shape, y.dtype)
     if x.ndim != y.ndim or any(b > a for a, b in zip(x.shape, y.shape, strict=True)):
         raise errors.ShapeError(f"pad_constant_like: Y of shape {y.shape} does not fit into X of shape {x.shape}")
-    return jnp.pad(y, [(0, a - b) for a, b in zip(x.shape, y.shape, strict=True)], constant_values=jnp.asarray(pad_value, y.dtype))
+    pairs = [(0, a - b) for a, b in zip(x.shape, y.shape, strict=True)]
+    return jnp.pad(y, pairs, constant_values=jnp.asarray(pad_value, y.dtype))
 
 
 def _crop(x, dims, offset_tensors, offset_tensor, offsets, what):
@@ -360,17 +361,10 @@ def where(condition, x, y):
     return jnp.where(*(shaped(v, common) for v in (condition, x, y)))
 
 
-def _infer_count(*like) -> tuple | None:
-    """Arrays of unknown length, one for each (trailing shape, dtype), while shapes are inferred; else None."""
-    p = known.placeholder()
-    return None if p is None else tuple(jnp.zeros((p, *rest), dtype) for rest, dtype in like)
-
-
 @op("where_index", ins=("Condition",), outs=("Out",), grad=False, host=True)
 def where_index(condition):
     """Coordinates [n, rank] of the elements that are not zero."""
-    inferred = _infer_count(((condition.ndim,), np.int64))
-    return inferred[0] if inferred else np.argwhere(condition).astype(np.int64)
+    return np.argwhere(condition).astype(np.int64)
 
 
 def _unique(x, dtype):
@@ -384,17 +378,13 @@ def _unique(x, dtype):
 @op("unique", ins=("X",), outs=("Out", "Index"), grad=False, host=True)
 def unique(x, *, dtype: Int):
     """The different values of x in the order of their first appearance, and where each element of x went."""
-    dtype = np_dtype(dtype)
-    inferred = _infer_count(((), x.dtype))
-    return (*inferred, jnp.zeros(x.shape, dtype)) if inferred else _unique(x, dtype)[:2]
+    return _unique(x, np_dtype(dtype))[:2]
 
 
 @op("unique_with_counts", ins=("X",), outs=("Out", "Index", "Count"), grad=False, host=True)
 def unique_with_counts(x, *, dtype: Int):
     """unique, and how often each value appears."""
-    dtype = np_dtype(dtype)
-    inferred = _infer_count(((), x.dtype), ((), dtype))
-    return (inferred[0], jnp.zeros(x.shape, dtype), inferred[1]) if inferred else _unique(x, dtype)
+    return _unique(x, np_dtype(dtype))
 
 
 @op("shard_index", ins=("X",), outs=("Out",), grad=False)

@@ -124,7 +124,7 @@ def random_crop(x, seed, *, shape: Ints, startup_seed=0):
     key = jax.random.key(seed.reshape(()))
     count = prod(x.shape[:kept])
     rooms = [d - s + 1 for s, d in zip(shape, x.shape[kept:], strict=True)]
-    at = [jax.random.randint(k, (count,), 0, room) for k, room in zip(jax.random.split(key, len(rooms)), rooms, strict=True)]
+    at = [jax.random.randint(jax.random.fold_in(key, i), (count,), 0, room) for i, room in enumerate(rooms)]
     cut = jax.vmap(lambda one, *start: jax.lax.dynamic_slice(one, start, shape))
     out = cut(x.reshape(count, *x.shape[kept:]), *at).reshape(*x.shape[:kept], *shape)
     following = jax.random.randint(jax.random.fold_in(key, len(rooms)), (1,), 1, 2**31 - 1, np.int64)
