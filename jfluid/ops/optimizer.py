@@ -47,10 +47,9 @@ def lars_momentum(param, grad, velocity, learning_rate, *, mu: Float, lars_coeff
     """Momentum with a rate scaled by norm(param) / norm(grad), layer by layer."""
     rate, decay = _scalar(learning_rate, param), _single(lars_weight_decay)
     param_norm, grad_norm = _norm(param), _norm(grad)
-    if decay > 0:
-        norms = grad_norm + decay * param_norm
-        scaled = rate * _single(lars_coeff) * param_norm / jnp.where(norms > 0, norms, 1)
-        rate = jnp.where((param_norm > 0) & (grad_norm > 0), scaled, rate)
+    both = (param_norm > 0) & (grad_norm > 0)
+    norms = jnp.where(both, grad_norm + decay * param_norm, 1)
+    rate = jnp.where(both, rate * _single(lars_coeff) * param_norm / norms, rate)
     velocity = _single(mu) * velocity + rate * (grad + decay * param)
     return param - velocity, velocity
 
@@ -65,11 +64,11 @@ def adam(param, grad, learning_rate, moment1, moment2, beta1_pow, beta2_pow, bet
     """Adam; the powers of the betas advance with it. `lazy_mode` concerns sparse gradients only."""
     beta1 = _single(beta1) if beta1_tensor is None else _scalar(beta1_tensor, param)
     beta2 = _single(beta2) if beta2_tensor is None else _scalar(beta2_tensor, param)
-    correction = jnp.sqrt(1 - _scalar(beta2_pow, param))
-    rate = _scalar(learning_rate, param) * correction / (1 - _scalar(beta1_pow, param))
+    corrections = jnp.sqrt(1 - _scalar(beta2_pow, param)) / (1 - _scalar(beta1_pow, param))
+    rate = _scalar(learning_rate, param) * corrections
     moment1 = beta1 * moment1 + (1 - beta1) * grad
     moment2 = beta2 * moment2 + (1 - beta2) * jnp.square(grad)
-    step = moment1 / (jnp.sqrt(moment2) + _single(epsilon) * correction)
+    step = moment1 / (jnp.sqrt(moment2) + _single(epsilon))
     return param - rate * step, moment1, moment2, beta1_pow * beta1, beta2_pow * beta2
 
 
@@ -107,8 +106,11 @@ def adadelta(param, grad, squared_grad, squared_update, *, rho=0.95, epsilon=1e-
     """Steps of the size of earlier steps; there is no learning rate."""
     rho, epsilon = _single(rho), _single(epsilon)
     squared_grad = rho * squared_grad + (1 - rho) * jnp.square(grad)
+    ratio = jnp.square(grad) / (squared_grad + epsilon)
+    squared_update = rho * squared_update + (1 - rho) * (squared_update + epsilon) * ratio
+    # Unlike the paper, Fluid takes the step with the average that already contains it.
     update = -jnp.sqrt((squared_update + epsilon) / (squared_grad + epsilon)) * grad
-    return param + update, squared_grad, rho * squared_update + (1 - rho) * jnp.square(update)
+    return param + update, squared_grad, squared_update
 
 
 @op("rmsprop", ins=("Param", "MeanSquare", "MeanGrad?", "LearningRate", "Grad", "Moment"),
@@ -147,12 +149,11 @@ def ftrl(param, squared, linear, grad, learning_rate, *, l1=0.0, l2=0.0, lr_powe
     inplace={"ParamOut": "Param", "Moment1Out": "Moment1", "Moment2Out": "Moment2"})
 def lamb(param, grad, learning_rate, moment1, moment2, beta1_pow, beta2_pow, *, weight_decay: Float, beta1=0.9,
          beta2=0.999, epsilon=1e-6):
-    """Adam with a rate scaled by norm(param) / norm(step), layer by layer."""
+    """Adam with a rate scaled by norm(param) / norm(step), layer by layer; moments are not corrected for their start."""
     beta1, beta2 = _single(beta1), _single(beta2)
     moment1 = beta1 * moment1 + (1 - beta1) * grad
     moment2 = beta2 * moment2 + (1 - beta2) * jnp.square(grad)
-    first, second = moment1 / (1 - _scalar(beta1_pow, param)), moment2 / (1 - _scalar(beta2_pow, param))
-    step = first / (jnp.sqrt(second) + _single(epsilon)) + _single(weight_decay) * param
+    step = moment1 / (jnp.sqrt(moment2) + _single(epsilon)) + _single(weight_decay) * param
     param_norm, step_norm = _norm(param), _norm(step)
     both = (param_norm > 0) & (step_norm > 0)
     ratio = jnp.where(both, param_norm / jnp.where(both, step_norm, 1), 1)
