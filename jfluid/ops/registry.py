@@ -40,11 +40,21 @@ COMMON_ATTRS = {
 HINT_ATTRS = {
     "use_cudnn": "BOOLEAN", "use_mkldnn": "BOOLEAN", "use_quantizer": "BOOLEAN", "is_ref_by_other": "BOOLEAN",
     "mkldnn_data_type": "STRING", "workspace_size_MB": "INT", "exhaustive_search": "BOOLEAN",
-    "use_addto": "BOOLEAN", "fuse_with_relu": "BOOLEAN", "fuse_relu": "BOOLEAN",
-    "fuse_with_relu_grad": "BOOLEAN", "force_fp32_output": "BOOLEAN", "x_data_format": "STRING",
-    "y_data_format": "STRING", "Scale_x": "FLOAT", "Scale_y": "FLOAT", "Scale_out": "FLOAT",
+    "use_addto": "BOOLEAN", "force_fp32_output": "BOOLEAN", "x_data_format": "STRING", "y_data_format": "STRING",
     "cudnn_deterministic": "BOOLEAN", "min_row_size_to_use_multithread": "LONG", "force_cpu": "BOOLEAN",
-    "fusion_group": "STRING", "inplace": "BOOLEAN", "fuse_brelu": "BOOLEAN",
+    "fuse_with_relu_grad": "BOOLEAN",
+    # Set on every operator by `Program.clone(for_test=True)`; those that behave differently declare it themselves.
+    "is_test": "BOOLEAN",
+    # Quantization scales and the parameters of fusions: read only by kernels that the next table refuses.
+    "Scale_in": "FLOAT", "Scale_in_eltwise": "FLOAT", "Scale_x": "FLOAT", "Scale_y": "FLOAT", "Scale_out": "FLOAT",
+    "Scale_weights": "FLOATS", "scale_x": "FLOAT", "scale_y": "FLOATS", "scale_out": "FLOAT",
+    "fuse_alpha": "FLOAT", "fuse_beta": "FLOAT", "fuse_brelu_threshold": "FLOAT",
+}
+# A fused kernel of a rewritten inference program computes more than its operator: only "off" is accepted.
+FUSED_ATTRS: dict[str, tuple[str, Any]] = {
+    "fuse_with_relu": ("BOOLEAN", False), "fuse_relu": ("BOOLEAN", False), "fuse_brelu": ("BOOLEAN", False),
+    "fuse_relu_before_depthwise_conv": ("BOOLEAN", False), "fuse_residual_connection": ("BOOLEAN", False),
+    "fuse_activation": ("STRING", ""), "Fused_Act": ("STRING", ""),
 }
 REQUIRED = inspect.Parameter.empty
 
@@ -85,7 +95,8 @@ class OpDef:
         inplace: output slot -> input slot of the same shape and dtype, usually the same variable.
         rng: the function takes `key`, a JAX random key that differs by step and operator.
         fold: evaluated while tracing when all inputs are known (shapes computed by operators).
-        host: runs between XLA segments, on NumPy arrays.
+        host: runs between XLA segments, on NumPy arrays; a function with a keyword-only `ctx` gets an object with
+            the operator (`.op`), the Scope (`.scope`) and the Executor's place (`.place`).
         forward: for a gradient derived by `jax.vjp`, the operator it belongs to.
     """
 
@@ -101,24 +112,25 @@ class OpDef:
     fold: bool = False
     host: bool = False
     forward: "OpDef | None" = None
+    wants_ctx: bool = False
 
     def attr_kind(self, name: str) -> str | None:
         """The Fluid type of attribute `name`; None when the operator has no such attribute."""
         if name in self.attrs:
             return self.attrs[name].kind
-        return COMMON_ATTRS.get(name) or HINT_ATTRS.get(name)
+        return COMMON_ATTRS.get(name) or HINT_ATTRS.get(name) or FUSED_ATTRS.get(name, (None,))[0]
 
 
 _OPS: dict[str, OpDef] = {}
 
 
-def _schema(type_: str, fn: Callable, rng: bool) -> tuple[list[str], dict[str, Attr]]:
+def _schema(type_: str, fn: Callable, rng: bool, host: bool) -> tuple[list[str], dict[str, Attr]]:
     positional, attrs = [], {}
     for p in inspect.signature(fn).parameters.values():
         if p.kind is p.POSITIONAL_OR_KEYWORD:
             positional.append(p.name)
         elif p.kind is p.KEYWORD_ONLY:
-            if rng and p.name == "key":
+            if (rng and p.name == "key") or (host and p.name == "ctx"):
                 continue
             kind = getattr(p.annotation, "__metadata__", (None,))[0] or _KIND_OF_DEFAULT.get(type(p.default))
             if kind is None:
@@ -138,14 +150,14 @@ def op(type_: str, *, ins: tuple[str, ...] = (), outs: tuple[str, ...] = (), gra
         if type_ in _OPS:
             raise ValueError(f"operator {type_} is registered twice")
         in_slots, out_slots = tuple(map(Slot.parse, ins)), tuple(map(Slot.parse, outs))
-        positional, attrs = _schema(type_, fn, rng)
+        positional, attrs = _schema(type_, fn, rng, host)
         if len(positional) != len(in_slots):
             raise TypeError(f"operator {type_}: {len(in_slots)} input slots, but parameters {positional}")
         unknown = set(nograd) - {s.name for s in in_slots} | set(inplace or {}) - {s.name for s in out_slots}
         if unknown:
             raise TypeError(f"operator {type_}: no slot {sorted(unknown)}")
         _OPS[type_] = OpDef(type_, fn, in_slots, out_slots, attrs, grad, frozenset(nograd), dict(inplace or {}),
-                            rng, fold, host)
+                            rng, fold, host, wants_ctx=host and "ctx" in inspect.signature(fn).parameters)
         return fn
 
     return register
@@ -155,6 +167,22 @@ def table(rows: Mapping[str, Callable], **options: Any) -> None:
     """Register each function of `rows` under its key with the same options."""
     for type_, fn in rows.items():
         op(type_, **options)(fn)
+
+
+def declare(type_: str, *, ins: tuple[str, ...] = (), outs: tuple[str, ...] = (),
+            attrs: Mapping[str, tuple[str, Any]] | None = None, grad: bool = False) -> None:
+    """Register an operator that the lowering treats by structure: it has slots and attributes but no function."""
+    if type_ in _OPS:
+        raise ValueError(f"operator {type_} is registered twice")
+    _OPS[type_] = OpDef(type_, None, tuple(map(Slot.parse, ins)), tuple(map(Slot.parse, outs)),
+                        {n: Attr(n, *spec) for n, spec in (attrs or {}).items()}, grad)
+
+
+def refuse_fused(type_: str, name: str, value: Any) -> None:
+    """Raise UnsupportedError where an attribute switches on a fused kernel."""
+    if name in FUSED_ATTRS and name not in _OPS[type_].attrs and value != FUSED_ATTRS[name][1]:
+        raise errors.UnsupportedError(f"operator {type_}: {name}={value!r} is a fused kernel of Fluid's inference passes. "
+                                      "Save the model without those passes; XLA fuses by itself.")
 
 
 def find(type_: str) -> OpDef | None:
