@@ -84,7 +84,8 @@ class _Document:
             self.value = None if node is None else self._convert(node, ())
         except yaml.MarkedYAMLError as error:
             place = self._place(error.problem_mark or error.context_mark)
-            raise JobError(f"{place}: {error.problem or error.context}") from None
+            problem = " ".join(part for part in (error.context, error.problem) if part)
+            raise JobError(f"{place}: {problem}") from None
         except yaml.reader.ReaderError as error:
             raise JobError(f"{source}: not YAML text: {error.reason}") from None
         except RecursionError:
@@ -189,7 +190,7 @@ class Job(BaseModel):
         if mode in LATER_MODES:
             raise ValueError(f"{mode} jobs ({LATER_MODES[mode]}) are not supported yet; this release runs local jobs")
         if mode != "local":
-            raise ValueError(f"must be local{close_to(mode, ['local', *LATER_MODES])}")
+            raise ValueError("must be local")
         return mode
 
     def arguments(self) -> list[str]:
@@ -226,7 +227,7 @@ def read_job(path: str | Path, overrides: Iterable[str] = ()) -> Job:
     document = _Document(text, str(path))
     if not isinstance(document.value, dict):
         raise JobError(f"{path}: a job file holds a mapping with the keys {', '.join(Job.model_fields)}; "
-                       f"found {'nothing' if document.value is None else repr(document.value)}")
+                       f"found {'nothing' if document.value is None else _short(document.value)}")
     return _validated(document.value, document.places, overrides)
 
 
@@ -242,7 +243,9 @@ def _validated(data: dict[str, Any], places: dict[Key, str], overrides: Iterable
     try:
         return Job.model_validate(data)
     except ValidationError as error:
-        raise JobError("\n".join(_explain(item, places) for item in error.errors())) from None
+        # The default name only needs a valid script; the script's own mistake is in the list.
+        mistakes = [item for item in error.errors() if item["type"] != "default_factory_not_called"]
+        raise JobError("\n".join(_explain(item, places) for item in mistakes)) from None
 
 
 def _override(data: dict[str, Any], places: dict[Key, str], override: str) -> None:
@@ -253,9 +256,10 @@ def _override(data: dict[str, Any], places: dict[Key, str], override: str) -> No
     if not equals or not all(path):
         raise JobError(f"{source}: must have the form key=value or key.key=value")
     for depth, key in enumerate(path[:-1], start=1):
+        places.setdefault(tuple(path[:depth]), source)
         data = data.setdefault(key, {})
         if not isinstance(data, dict):
-            raise JobError(f"{source}: {'.'.join(path[:depth])} is not a mapping but {data!r}; set it as a whole")
+            raise JobError(f"{source}: {'.'.join(path[:depth])} is not a mapping but {_short(data)}; set it as a whole")
     document = _Document(text, source, with_position=False)
     data[path[-1]] = document.value
     for key in [key for key in places if key[:len(path)] == tuple(path)]:
@@ -281,8 +285,13 @@ def _explain(error: ErrorDetails, places: dict[Key, str]) -> str:
             problem = f"must match {error['ctx']['pattern']}"
         case _:
             problem = error["msg"].removeprefix("Value error, ")
-    return f"{place}: {key}: {problem}, found {error['input']!r}"
+    return f"{place}: {key}: {problem}, found {_short(error['input'])}"
 
 
 def _known_keys() -> str:
     return f"; a job has the keys {', '.join(Job.model_fields)}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else text[:200] + "..."

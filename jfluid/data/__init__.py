@@ -1,0 +1,1 @@
+"""Feeding programs: readers and their decorators."""

@@ -1,0 +1,322 @@
+"""Reader decorators: functions that make readers from readers.
+
+A reader is a function without arguments that returns an iterable of samples, a new one each time it is called.
+A mistake inside a reader that runs in a thread or a process is raised in the loop that reads from it.
+"""
+import contextlib
+import itertools
+import multiprocessing
+import queue
+import random
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.connection import wait as wait_for_connections
+from typing import Any
+
+__all__ = [
+    "ComposeNotAligned", "batch", "buffered", "cache", "chain", "compose", "firstn", "map_readers",
+    "multiprocess_reader", "shuffle", "xmap_readers",
+]
+
+Reader = Callable[[], Iterable[Any]]
+
+
+class ComposeNotAligned(ValueError):
+    """The readers given to `compose` do not have the same number of samples."""
+
+
+def batch(reader: Reader, batch_size: int, drop_last: bool = False) -> Reader:
+    """A reader of lists of `batch_size` samples.
+
+    The last list is shorter when the samples do not divide, or is left out with `drop_last`. Raises ValueError
+    when `batch_size` is not a positive whole number.
+    """
+    if batch_size != int(batch_size) or batch_size <= 0:
+        raise ValueError(f"batch_size must be a positive whole number, found {batch_size!r}")
+    size = int(batch_size)
+
+    def batch_reader() -> Iterator[list[Any]]:
+        samples = iter(reader())
+        while samples_of_batch := list(itertools.islice(samples, size)):
+            if len(samples_of_batch) == size or not drop_last:
+                yield samples_of_batch
+
+    return batch_reader
+
+
+def shuffle(reader: Reader, buf_size: int) -> Reader:
+    """A reader of the same samples, each run of `buf_size` of them shuffled with Python's `random`."""
+
+    def shuffled() -> Iterator[Any]:
+        samples = iter(reader())
+        while buffer := list(itertools.islice(samples, max(1, buf_size))):
+            random.shuffle(buffer)
+            yield from buffer
+
+    return shuffled
+
+
+def chain(*readers: Reader) -> Reader:
+    """A reader of all samples of the first reader, then of the second, and so on."""
+
+    def chained() -> Iterator[Any]:
+        for reader in readers:
+            yield from reader()
+
+    return chained
+
+
+def compose(*readers: Reader, check_alignment: bool = True) -> Reader:
+    """A reader whose samples join one sample of each reader into one tuple: (1, 2) and 3 give (1, 2, 3).
+
+    Readers of different lengths raise ComposeNotAligned, or, with `check_alignment=False`, end at the shortest.
+    """
+
+    def composed() -> Iterator[tuple[Any, ...]]:
+        missing = object()
+        for samples in itertools.zip_longest(*(reader() for reader in readers), fillvalue=missing):
+            if any(sample is missing for sample in samples):
+                if check_alignment:
+                    ended = [number for number, sample in enumerate(samples) if sample is missing]
+                    raise ComposeNotAligned(f"outputs of readers are not aligned: readers {ended} (of "
+                                            f"{len(readers)}, from 0) ended before the others")
+                return
+            yield sum((sample if isinstance(sample, tuple) else (sample,) for sample in samples), ())
+
+    return composed
+
+
+def map_readers(func: Callable[..., Any], *readers: Reader) -> Reader:
+    """A reader of `func(a, b, ...)` with one sample of each reader; it ends with the shortest."""
+    return lambda: map(func, *(reader() for reader in readers))
+
+
+def firstn(reader: Reader, n: int) -> Reader:
+    """A reader of the first `n` samples."""
+    return lambda: itertools.islice(reader(), n)
+
+
+def cache(reader: Reader) -> Reader:
+    """A reader of the same samples, kept in memory. The given reader is read at once, and only this once."""
+    samples = tuple(reader())
+    return lambda: iter(samples)
+
+
+# ---- threads ---------------------------------------------------------------------------------------------------
+
+class _End:
+    """What a worker sends last: its error, or None."""
+
+    def __init__(self, error: BaseException | None):
+        self.error = error
+
+
+class _Workers:
+    """Threads that fill one bounded queue. Leaving the context stops those that wait for room in it."""
+
+    def __init__(self, size: int):
+        self._queue: queue.Queue[Any] = queue.Queue(max(1, size))
+        self._stopped = threading.Event()
+        self._running = 0
+
+    def start(self, work: Iterable[Any]) -> None:
+        """Put everything that `work` gives, in a thread of its own."""
+        self._running += 1
+        threading.Thread(target=self._fill, args=(work,), daemon=True).start()
+
+    def _fill(self, work: Iterable[Any]) -> None:
+        error: BaseException | None = None
+        try:
+            for item in work:
+                if not self._put(item):
+                    return
+        except BaseException as raised:  # handed over to the reading thread
+            error = raised
+        self._put(_End(error))
+
+    def _put(self, item: Any) -> bool:
+        while not self._stopped.is_set():
+            with contextlib.suppress(queue.Full):
+                self._queue.put(item, timeout=0.1)
+                return True
+        return False
+
+    def items(self) -> Iterator[Any]:
+        """What the threads put, until all of them have ended; raises what one of them raised."""
+        while self._running:
+            item = self._queue.get()
+            if not isinstance(item, _End):
+                yield item
+            elif item.error is not None:
+                raise item.error
+            else:
+                self._running -= 1
+
+    def __enter__(self) -> "_Workers":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stopped.set()
+
+
+def buffered(reader: Reader, size: int) -> Reader:
+    """A reader of the same samples, of which up to `size` are read ahead by a thread."""
+
+    def read_ahead() -> Iterator[Any]:
+        with _Workers(size) as workers:
+            workers.start(reader())
+            yield from workers.items()
+
+    return read_ahead
+
+
+def xmap_readers(mapper: Callable[[Any], Any], reader: Reader, process_num: int, buffer_size: int,
+                 order: bool = False) -> Reader:
+    """A reader of `mapper(sample)`, computed by `process_num` threads, up to `buffer_size` samples ahead.
+
+    With `order` the samples keep their order; without it they come as they are ready.
+    """
+    if process_num < 1:
+        raise ValueError(f"process_num must be at least 1, found {process_num!r}")
+
+    def mapped() -> Iterator[Any]:
+        lock = threading.Lock()
+        numbered = enumerate(reader())
+        # Nobody starts a sample this far ahead of the oldest one that is not handed out yet.
+        room = threading.Semaphore(max(1, buffer_size) + process_num)
+        stopped = False
+
+        def work() -> Iterator[tuple[int, Any]]:
+            while True:
+                while not room.acquire(timeout=0.1):
+                    if stopped:
+                        return
+                with lock:
+                    item = next(numbered, None)
+                if item is None:
+                    return
+                yield item[0], mapper(item[1])
+
+        waiting: dict[int, Any] = {}
+        following = 0
+        try:
+            with _Workers(buffer_size) as workers:
+                for _ in range(process_num):
+                    workers.start(work())
+                for number, sample in workers.items():
+                    if not order:
+                        room.release()
+                        yield sample
+                        continue
+                    waiting[number] = sample
+                    while following in waiting:
+                        room.release()
+                        yield waiting.pop(following)
+                        following += 1
+        finally:
+            stopped = True
+
+    return mapped
+
+
+# ---- processes -------------------------------------------------------------------------------------------------
+
+def multiprocess_reader(readers: Sequence[Reader], use_pipe: bool = True, queue_size: int = 1000) -> Reader:
+    """A reader of the samples of all `readers`, each of which runs in a process of its own, as they come.
+
+    The processes are forked, so a reader may be any function; it must not use jfluid or JAX. With `use_pipe` each
+    process sends through a pipe of its own; without it all share one queue of `queue_size` samples. Samples must
+    not be None. An error in a process raises ValueError with its traceback.
+    """
+    if not isinstance(readers, list | tuple) or not readers:
+        raise ValueError(f"readers must be a list with at least one reader, found {readers!r}")
+    if "fork" not in multiprocessing.get_all_start_methods():
+        raise OSError("multiprocess_reader needs an operating system that can fork processes; use xmap_readers")
+    context = multiprocessing.get_context("fork")
+
+    def start(target: Callable[..., None], *arguments: Any) -> multiprocessing.process.BaseProcess:
+        process = context.Process(target=target, args=arguments, daemon=True)
+        with warnings.catch_warnings():
+            # Python and JAX warn of forking while other threads run. The child only runs the reader.
+            warnings.filterwarnings("ignore", message=".*fork", category=RuntimeWarning)
+            warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)
+            process.start()
+        return process
+
+    def pipe_reader() -> Iterator[Any]:
+        with contextlib.ExitStack() as stack:
+            connections: list[Connection] = []
+            for reader in readers:
+                receiver, sender = context.Pipe(duplex=False)
+                stack.callback(_end, start(_send_samples, reader, sender.send))
+                sender.close()
+                connections.append(stack.enter_context(receiver))
+            while connections:
+                for connection in wait_for_connections(connections):
+                    try:
+                        item = connection.recv()
+                    except EOFError:
+                        item = _Failure("the process ended without a word")
+                    if item is None:
+                        connections.remove(connection)
+                    else:
+                        yield _checked(item)
+
+    def queue_reader() -> Iterator[Any]:
+        samples = context.Queue(queue_size)
+        with contextlib.ExitStack() as stack:
+            processes = []
+            for reader in readers:
+                processes.append(start(_send_samples, reader, samples.put))
+                stack.callback(_end, processes[-1])
+            running = len(readers)
+            while running:
+                try:
+                    item = samples.get(timeout=0.5)
+                except queue.Empty:
+                    if any(process.exitcode for process in processes):
+                        item = _Failure("a process ended without a word")
+                    else:
+                        continue
+                if item is None:
+                    running -= 1
+                else:
+                    yield _checked(item)
+
+    return pipe_reader if use_pipe else queue_reader
+
+
+class _Failure:
+    """What a process sends when its reader fails."""
+
+    def __init__(self, text: str):
+        self.text = text
+
+
+def _checked(item: Any) -> Any:
+    if isinstance(item, _Failure):
+        raise ValueError(f"multiprocess reader raises an exception: {item.text}")
+    return item
+
+
+def _send_samples(reader: Reader, send: Callable[[Any], None]) -> None:
+    """Runs in the process: all samples, then None."""
+    try:
+        for sample in reader():
+            if sample is None:
+                raise ValueError("a sample is None")
+            send(sample)
+        send(None)
+    except BrokenPipeError:
+        pass  # nobody reads any more
+    except BaseException:
+        send(_Failure(traceback.format_exc()))
+
+
+def _end(process: multiprocessing.process.BaseProcess) -> None:
+    process.terminate()
+    process.join()
+    process.close()

@@ -1,0 +1,179 @@
+"""Live progress of a training loop: steps, examples/s, loss.
+
+    with Progress(total=len(batches) * epochs) as progress:
+        for batch in batches:
+            loss, = executor.run(...)
+            progress.step(examples=len(batch), loss=loss)
+
+On a terminal this is a bar; elsewhere a line every few seconds. Under `jfluid-launch` the launcher draws it and
+writes the lines to the log file too.
+"""
+import contextlib
+import json
+import os
+import sys
+import time
+from collections import deque
+from typing import Any, Protocol, TextIO
+
+import numpy as np
+
+# Set by the launcher for the script that it starts: "<file descriptor>:<launcher's process id>".
+CHANNEL = "JFLUID_PROGRESS_CHANNEL"
+_SECONDS_BETWEEN_UPDATES = 0.1
+_SECONDS_BETWEEN_LINES = 5.0
+_SECONDS_OF_RATE = 5.0
+
+
+class Display(Protocol):
+    """Shows progress reports, dicts with description, step, total, rate, metrics and done."""
+
+    def show(self, report: dict[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def line_of(report: dict[str, Any]) -> str:
+    """A progress report as one line of text."""
+    total = f"/{report['total']}" if report["total"] else ""
+    metrics = "".join(f"  {name} {value:.4g}" for name, value in report["metrics"].items())
+    return f"{report['description']} {report['step']}{total}  {report['rate']:,.0f} examples/s{metrics}"
+
+
+class LineDisplay:
+    """Progress as lines of text, one every few seconds and one at the end."""
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+        self._next = 0.0
+
+    def show(self, report: dict[str, Any]) -> None:
+        now = time.monotonic()
+        if report["done"] or now >= self._next:
+            self._next = now + _SECONDS_BETWEEN_LINES
+            print(line_of(report), file=self._stream, flush=True)
+
+    def close(self) -> None:
+        pass
+
+
+class BarDisplay:
+    """Progress as a live bar on a terminal."""
+
+    def __init__(self, stream: TextIO):
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as RichProgress
+
+        console = Console(file=stream)
+        self._bars = RichProgress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+            TextColumn("{task.fields[status]}"), TimeRemainingColumn(), console=console)
+        self._tasks: dict[str, Any] = {}
+
+    def show(self, report: dict[str, Any]) -> None:
+        name = report["description"]
+        if name not in self._tasks:
+            self._tasks[name] = self._bars.add_task(name, total=report["total"], status="")
+            self._bars.start()
+        status = line_of(report | {"description": "", "step": "", "total": None}).strip()
+        self._bars.update(self._tasks[name], completed=report["step"], total=report["total"], status=status)
+        if report["done"]:
+            del self._tasks[name]
+            if not self._tasks:
+                self._bars.stop()
+
+    @property
+    def live(self) -> bool:
+        """Whether a bar is on the screen."""
+        return bool(self._tasks)
+
+    def print_above(self, text: str) -> None:
+        """Print lines of text, with their terminal colours, above the bar."""
+        from rich.text import Text
+
+        self._bars.console.print(Text.from_ansi(text), soft_wrap=True)
+
+    def close(self) -> None:
+        self._tasks.clear()
+        self._bars.stop()
+
+
+class _ChannelDisplay:
+    """Sends progress to the launcher, one JSON object a line."""
+
+    def __init__(self, descriptor: int):
+        self._descriptor = descriptor
+
+    def show(self, report: dict[str, Any]) -> None:
+        # A launcher that went away must not end the training.
+        with contextlib.suppress(OSError):
+            os.write(self._descriptor, json.dumps(report).encode() + b"\n")
+
+    def close(self) -> None:
+        pass
+
+
+def display_on(stream: TextIO) -> Display:
+    """The display that suits a stream: a bar on a terminal, else lines."""
+    return BarDisplay(stream) if stream.isatty() else LineDisplay(stream)
+
+
+def _own_display() -> Display:
+    descriptor, _, launcher = os.environ.get(CHANNEL, "").partition(":")
+    # A process that the script started inherits the variable, but not the descriptor.
+    if launcher == str(os.getppid()):
+        return _ChannelDisplay(int(descriptor))
+    return display_on(sys.stderr)
+
+
+class Progress:
+    """Progress of a loop of `total` steps (None: not known)."""
+
+    def __init__(self, total: int | None = None, description: str = "train"):
+        self.total = total
+        self.description = description
+        self.steps = 0
+        self._metrics: dict[str, float] = {}
+        self._recent: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
+        self._examples = 0
+        self._next_update = 0.0
+        self._display = _own_display()
+
+    def step(self, examples: int, **metrics: Any) -> None:
+        """Report one finished step over `examples` examples.
+
+        Metrics such as `loss` are numbers or arrays of one element; an array of another size raises ValueError.
+        They are read only when shown, a few times a second, so passing an array that is still being computed
+        does not slow the loop.
+        """
+        self.steps += 1
+        self._examples += examples
+        now = time.monotonic()
+        self._recent.append((now, self._examples))
+        while self._recent[0][0] < now - _SECONDS_OF_RATE and len(self._recent) > 2:
+            self._recent.popleft()
+        if now >= self._next_update:
+            self._next_update = now + _SECONDS_BETWEEN_UPDATES
+            self._show(metrics, done=False)
+        else:
+            self._metrics = metrics
+
+    def _show(self, metrics: dict[str, Any], done: bool) -> None:
+        self._metrics = metrics
+        (start, before), (end, after) = self._recent[0], self._recent[-1]
+        self._display.show({
+            "description": self.description, "step": self.steps, "total": self.total,
+            "rate": (after - before) / (end - start) if end > start else 0.0,
+            "metrics": {name: float(np.asarray(value).item()) for name, value in metrics.items()}, "done": done})
+
+    def close(self) -> None:
+        """Show the last step and end the display."""
+        self._show(self._metrics, done=True)
+        self._display.close()
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
