@@ -1,0 +1,10 @@
+"""What each operator means: one file a family. Importing this package registers all of them."""
+import importlib
+import pkgutil
+
+from jfluid.ir import schema as _hook
+from jfluid.ops.schema import RegistrySchema
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
+_hook.install(RegistrySchema())

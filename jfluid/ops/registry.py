@@ -8,7 +8,9 @@ returned value (a tuple when there are several output slots) the outputs in orde
 `*` (a list of tensors), `?` (may be absent: the function gets, or returns, None) or `~` (an intermediate output
 that users do not see). Shape inference, gradient and lowering all come from that one function.
 """
+import functools
 import inspect
+import keyword
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -33,7 +35,7 @@ _KIND_OF_DEFAULT = {bool: "BOOLEAN", int: "INT", float: "FLOAT", str: "STRING"}
 # Every operator may carry these: they describe the program, not the computation.
 COMMON_ATTRS = {
     "op_role": "INT", "op_role_var": "STRINGS", "op_namescope": "STRING", "op_callstack": "STRINGS",
-    "op_device": "STRING", "with_quant_attr": "BOOLEAN",
+    "op_device": "STRING", "with_quant_attr": "BOOLEAN", "@ALL_KERNELS_MUST_COMPUTE_RUNTIME_SHAPE@": "BOOLEAN",
 }
 # Every operator may carry these: they choose one of Fluid's kernels, which XLA does by itself. They stay in
 # the program, so that it is saved as it was read.
@@ -124,6 +126,19 @@ class OpDef:
 _OPS: dict[str, OpDef] = {}
 
 
+def _fluid_name(parameter: str) -> str:
+    """The attribute a parameter stands for: `lambda_` for `lambda`, which Python keeps for itself."""
+    return parameter[:-1] if keyword.iskeyword(parameter[:-1]) else parameter
+
+
+def _with_keywords(fn: Callable) -> Callable:
+    """`fn` called with Fluid's names for attributes that are Python keywords."""
+    changed = {_fluid_name(n): n for n in inspect.signature(fn).parameters if _fluid_name(n) != n}
+    if not changed:
+        return fn
+    return functools.wraps(fn)(lambda *args, **attrs: fn(*args, **{changed.get(n, n): v for n, v in attrs.items()}))
+
+
 def _schema(type_: str, fn: Callable, rng: bool, host: bool) -> tuple[list[str], dict[str, Attr]]:
     positional, attrs = [], {}
     for p in inspect.signature(fn).parameters.values():
@@ -135,7 +150,8 @@ def _schema(type_: str, fn: Callable, rng: bool, host: bool) -> tuple[list[str],
             kind = getattr(p.annotation, "__metadata__", (None,))[0] or _KIND_OF_DEFAULT.get(type(p.default))
             if kind is None:
                 raise TypeError(f"operator {type_}: attribute {p.name} needs an annotation such as registry.Ints")
-            attrs[p.name] = Attr(p.name, kind, p.default)
+            name = _fluid_name(p.name)
+            attrs[name] = Attr(name, kind, p.default)
         else:
             raise TypeError(f"operator {type_}: *args and **kwargs are no schema")
     return positional, attrs
@@ -156,7 +172,7 @@ def op(type_: str, *, ins: tuple[str, ...] = (), outs: tuple[str, ...] = (), gra
         unknown = set(nograd) - {s.name for s in in_slots} | set(inplace or {}) - {s.name for s in out_slots}
         if unknown:
             raise TypeError(f"operator {type_}: no slot {sorted(unknown)}")
-        _OPS[type_] = OpDef(type_, fn, in_slots, out_slots, attrs, grad, frozenset(nograd), dict(inplace or {}),
+        _OPS[type_] = OpDef(type_, _with_keywords(fn), in_slots, out_slots, attrs, grad, frozenset(nograd), dict(inplace or {}),
                             rng, fold, host, wants_ctx=host and "ctx" in inspect.signature(fn).parameters)
         return fn
 

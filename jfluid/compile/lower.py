@@ -1,0 +1,170 @@
+"""Lowering: operators to a traced function, gradients through the closures of their forward operators."""
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jfluid import errors
+from jfluid.compile import control
+from jfluid.compile.plan import live_ops, op_uid, twin_uid
+from jfluid.ir.block import Block
+from jfluid.ir.operator import Operator
+from jfluid.ir.variable import EMPTY_NAME
+from jfluid.ops import derive
+from jfluid.ops.registry import OpDef
+
+Item = tuple[int, Operator, OpDef]
+GRAD = derive.GRAD
+
+
+class Lowering:
+    """Traces operators over an environment of values by name.
+
+    Args:
+        items: the operators, in order.
+        key: the step's random key; None when no operator draws.
+        watch: collects (operator, slot, all finite) of every floating output, for FLAGS_check_nan_inf.
+    """
+
+    def __init__(self, items: Iterable[Item], key: Any = None, watch: list | None = None):
+        self.items = list(items)
+        self.key = key
+        self.watch = watch
+        self.closures: dict[int, Any] = {}
+        self.pairs = _pairs(self.items)  # position of a gradient operator -> position of its forward operator
+        self.backward = {f: g for g, f in self.pairs.items()}
+
+    def run(self, env: dict[str, Any]) -> dict[str, Any]:
+        """Run all operators; `env` maps names to values and gets what they write."""
+        for at, (position, op, definition) in enumerate(self.items):
+            try:
+                with jax.named_scope(op.type):
+                    outs = self._apply(at, op, definition, env)
+            except errors.JFluidError as e:
+                raise type(e)(_where(position, op, env, e)) if type(e) is errors.OpError else e from e
+            except Exception as e:
+                raise errors.OpError(_where(position, op, env, e)) from e
+            if outs is not None:
+                self._store(op, definition, outs, env)
+        return env
+
+    def _apply(self, at: int, op: Operator, definition: OpDef, env: dict[str, Any]) -> tuple | None:
+        if definition.fn is None:
+            control.STRUCTURES[op.type](self, op, env)
+            return None
+        inputs = [_gather(op, s, env) for s in definition.ins]
+        if at in self.pairs:
+            return self._pull(at, op, definition, inputs)
+        kwargs = {a: op.attrs[a] for a in definition.attrs if a in op.attrs}
+        if definition.rng:
+            uid = op_uid(op) if definition.forward is None else twin_uid(op, definition.forward)
+            kwargs["key"] = jax.random.fold_in(self.key, np.uint32(uid))
+        if at in self.backward:
+            return self._keep(at, definition, inputs, kwargs)
+        outs = self._fold(definition, inputs, kwargs) if definition.fold else None
+        if outs is None:
+            outs = definition.fn(*inputs, **kwargs)
+        return outs if isinstance(outs, tuple) else (outs,)
+
+    def _fold(self, definition: OpDef, inputs: list, kwargs: dict[str, Any]) -> Any:
+        """The outputs as NumPy arrays, where all inputs are known and the outputs are small; else None."""
+        values = jax.tree.leaves(inputs)
+        if not values or not all(isinstance(v, np.ndarray) for v in values):
+            return None
+        with jax.ensure_compile_time_eval():
+            outs = definition.fn(*inputs, **kwargs)
+        small = all(v.size <= 64 for v in jax.tree.leaves(outs))
+        return jax.tree.map(np.asarray, outs) if small else None
+
+    def _keep(self, at: int, definition: OpDef, inputs: list, kwargs: dict[str, Any]) -> tuple:
+        """Run a forward operator so that its gradient operator finds what it needs."""
+        grad_op = self.items[self.backward[at]][1]
+        wanted = [any(n != EMPTY_NAME for n in grad_op.outputs.get(s.name + GRAD, ())) for s in definition.ins]
+        used = [bool(grad_op.inputs.get(s.name + GRAD)) for s in definition.outs]
+        outs, pull = derive.vjp(definition, inputs, kwargs, wanted, used)
+        self.closures[at] = (pull, definition)
+        return outs
+
+    def _pull(self, at: int, op: Operator, definition: OpDef, inputs: list) -> tuple:
+        """Run a gradient operator through the closure of its forward operator."""
+        pull, forward = self.closures.pop(self.pairs[at])
+        grads = pull(inputs[len(definition.ins) - len(forward.outs):])
+        return tuple(g for s, g in zip(forward.ins, grads) if s.name not in forward.nograd)
+
+    def _store(self, op: Operator, definition: OpDef, outs: tuple, env: dict[str, Any]) -> None:
+        for slot, value in zip(definition.outs, outs):
+            names = op.outputs.get(slot.name)
+            if not names or value is None:
+                continue
+            for name, v in zip(names, value if isinstance(value, list) else (value,)):
+                if name == EMPTY_NAME or v is None:
+                    continue
+                env[name] = v
+                if self.watch is not None and derive.differentiable(v):
+                    self.watch.append((op, name, jnp.isfinite(v).all()))
+
+    def block(self, block: Block, env: dict[str, Any]) -> dict[str, Any]:
+        """Lower an inner block over a copy of `env`; returns that copy. It may run conditionally: nothing is watched."""
+        return Lowering(live_ops(block), self.key).run(dict(env))
+
+
+def _gather(op: Operator, slot: Any, env: Mapping[str, Any]) -> Any:
+    names = op.inputs.get(slot.name)
+    if not names:
+        return [] if slot.many and not slot.optional else ([] if slot.many else None)
+    if slot.many:
+        return [None if n == EMPTY_NAME else _read(op, n, env, slot.optional) for n in names]
+    return None if names[0] == EMPTY_NAME else _read(op, names[0], env, slot.optional)
+
+
+def _read(op: Operator, name: str, env: Mapping[str, Any], optional: bool) -> Any:
+    if name not in env:
+        if optional:
+            return None
+        raise errors.OpError(f"input {name} has no value: nothing before this operator writes it")
+    return env[name]
+
+
+def _pairs(items: list[Item]) -> dict[int, int]:
+    """For each derived gradient operator the position of its forward operator, where both are in `items`."""
+    open_: dict[str, list[int]] = {}
+    for at, (_, op, _) in enumerate(items):
+        open_.setdefault(op.type, []).append(at)
+    pairs: dict[int, int] = {}
+    taken: set[int] = set()
+    for at, (_, op, definition) in enumerate(items):
+        forward = definition.forward
+        if forward is None:
+            continue
+        for candidate in reversed(open_.get(forward.type, ())):
+            if candidate < at and candidate not in taken and _matches(items[candidate][1], op, forward):
+                pairs[at] = candidate
+                taken.add(candidate)
+                break
+    return pairs
+
+
+def _matches(op: Operator, grad_op: Operator, forward: OpDef) -> bool:
+    """Whether every slot that the gradient operator names agrees with the forward operator."""
+    seen = False
+    for slot in forward.ins + forward.outs:
+        names = grad_op.inputs.get(slot.name)
+        if names:
+            if names != op.inputs.get(slot.name, op.outputs.get(slot.name)):
+                return False
+            seen = True
+    return seen
+
+
+def _where(position: int, op: Operator, env: Mapping[str, Any], error: Exception) -> str:
+    """What failed, on which shapes, made by which line of the user."""
+    def show(name: str) -> str:
+        v = env.get(name)
+        return name if v is None or not hasattr(v, "shape") else f"{name} {v.dtype}{list(v.shape)}"
+
+    ins = "; ".join(f"{s}: {', '.join(map(show, names))}" for s, names in op.inputs.items() if names)
+    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    site = f"\n  made at: {op.callsite}" if op.callsite else ""
+    return f"operator {op.type} (position {position} of its block) failed: {first}\n  inputs: {ins}{site}"

@@ -1,0 +1,129 @@
+"""Cutting a block into XLA segments and the host operators between them."""
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from jfluid import errors
+from jfluid.ir.block import Block
+from jfluid.ir.operator import Operator
+from jfluid.ir.program import Program
+from jfluid.ir.prune import reads_of, writes_of
+from jfluid.ir.variable import EMPTY_NAME
+from jfluid.ops import registry
+from jfluid.ops.registry import OpDef
+
+
+@dataclass
+class Segment:
+    """Operators that run together: one XLA program, or one host operator.
+
+    Attributes:
+        reads: names that the segment needs from outside, in order of first use.
+        gives: names that later segments, fetches or the Scope need from it.
+    """
+
+    ops: list[tuple[int, Operator, OpDef]]
+    host: bool
+    reads: list[str] = field(default_factory=list)
+    gives: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Plan:
+    """A block cut into segments.
+
+    Attributes:
+        state: names read before they are written and not fed: the Scope must hold them.
+        updated: persistable names that the run writes.
+        rng: whether an operator draws random numbers.
+    """
+
+    block: Block
+    segments: list[Segment]
+    feeds: list[str]
+    fetches: list[str]
+    state: list[str]
+    updated: list[str]
+    rng: bool
+
+
+def unsupported(program: Program) -> None:
+    """Raise UnsupportedOpError with all operators of the program that are not registered."""
+    missing: dict[str, str] = {}
+    for block in program.blocks:
+        for i, op in enumerate(block.ops):
+            if op.type not in missing and registry.find(op.type) is None:
+                missing[op.type] = f"{op.type}: block {block.idx}, position {i}" + (f", {op.callsite}" if op.callsite else "")
+    if missing:
+        raise errors.UnsupportedOpError(*missing, where=missing.values())
+
+
+def live_ops(block: Block) -> list[tuple[int, Operator, OpDef]]:
+    """Operators with their positions and definitions, without the feed and fetch operators of a saved model."""
+    return [(i, op, registry.get(op.type)) for i, op in enumerate(block.ops) if op.type not in ("feed", "fetch")]
+
+
+def plan(program: Program, feeds: Sequence[str], fetches: Sequence[str]) -> Plan:
+    """Cut the global block of `program`; see Plan.
+
+    Raises UnsupportedOpError for operators that are not registered and FetchError for a fetch that nothing computes.
+    """
+    unsupported(program)
+    block = program.global_block()
+    segments: list[Segment] = []
+    for item in live_ops(block):
+        host = item[2].host
+        if host or not segments or segments[-1].host:
+            segments.append(Segment([], host))
+        segments[-1].ops.append(item)
+    written: set[str] = set()
+    state: dict[str, None] = {}
+    for segment in segments:
+        inside: set[str] = set()
+        for _, op, _ in segment.ops:
+            for name in sorted(reads_of(op) - inside) if op.sub_blocks() else op.input_arg_names:
+                if name in inside or name == EMPTY_NAME or name in segment.reads:
+                    continue
+                if op.type.endswith("_grad") and block.find_var_recursive(name) is None:
+                    continue
+                segment.reads.append(name)
+                if name not in written and name not in feeds:
+                    state[name] = None
+            inside |= writes_of(op)
+        written |= inside
+    _check_fetches(block, fetches, written, feeds)
+    for name in fetches:
+        if name not in written and name not in feeds:
+            state[name] = None
+    updated = [n for n in sorted(written) if (v := block.find_var_recursive(n)) is not None and v.persistable]
+    needed = set(fetches) | set(updated)
+    for segment in reversed(segments):
+        writes = {n for _, op, _ in segment.ops for n in writes_of(op)}
+        segment.gives = sorted(writes & needed)
+        needed = (needed - writes) | set(segment.reads) | set(updated)
+    rng = any(d.rng for b in program.blocks for _, _, d in live_ops(b))
+    return Plan(block, segments, list(feeds), list(fetches), list(state), updated, rng)
+
+
+def _check_fetches(block: Block, fetches: Sequence[str], written: set[str], feeds: Sequence[str]) -> None:
+    for name in fetches:
+        var = block.find_var_recursive(name)
+        if name not in written and name not in feeds and (var is None or not var.persistable):
+            known = written | set(feeds)
+            what = "the program computes no such variable" if var is None else "no operator of the program writes it"
+            raise errors.FetchError(f"fetch {name}: {what}" + errors.close_to(name, known))
+
+
+def op_uid(op: Operator) -> int:
+    """A number that names the operator's random stream: it stays when operators are added, cut or moved."""
+    first = next((n for names in op.outputs.values() for n in names if n != EMPTY_NAME), op.type)
+    return zlib.crc32(first.split("@RECOMPUTE")[0].encode())
+
+
+def twin_uid(op: Operator, forward: OpDef) -> int:
+    """As `op_uid` of the forward operator that gradient operator `op` belongs to."""
+    for slot in forward.outs:
+        names = op.inputs.get(slot.name) or [n.removesuffix("@GRAD") for n in op.inputs.get(slot.name + "@GRAD", ())]
+        if names:
+            return zlib.crc32(names[0].split("@RECOMPUTE")[0].encode())
+    return 0

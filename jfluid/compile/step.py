@@ -1,0 +1,189 @@
+"""A compiled step: a plan whose XLA segments are jitted, bound to a device."""
+import weakref
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jfluid import errors
+from jfluid.compile.lower import Lowering
+from jfluid.compile.plan import Plan, Segment
+from jfluid.ir.variable import EMPTY_NAME
+from jfluid.lod_tensor import LoDTensor
+from jfluid.scope import Scope
+
+
+class CompiledSegment:
+    """One XLA segment as a jitted function `(donated, kept, key) -> (gives, flags)`."""
+
+    def __init__(self, segment: Segment, plan: Plan, check_finite: bool):
+        self.gives = segment.gives
+        owned = set(plan.state) & set(plan.updated) & set(segment.gives)
+        # A checked step may be refused after it ran: its old state must survive.
+        self.donated = [n for n in segment.reads if n in owned] if not check_finite else []
+        self.kept = [n for n in segment.reads if n not in set(self.donated)]
+        self.watched: list[tuple[Any, str]] = []
+        self._items, self._check = segment.ops, check_finite
+        self.call = jax.jit(self._trace, donate_argnums=(0,))
+
+    def _trace(self, donated: tuple, kept: tuple, key: Any) -> tuple[tuple, tuple]:
+        env = dict(zip(self.donated, donated)) | {n: v for n, v in zip(self.kept, kept) if v is not None}
+        entered = {id(v) for v in env.values()}
+        watch: list | None = [] if self._check else None
+        wrapped = None if key is None else jax.random.wrap_key_data(key, impl="threefry2x32")
+        Lowering(self._items, wrapped, watch).run(env)
+        gives = []
+        for name in self.gives:
+            value = env[name] if name in env else None
+            if value is None:
+                raise errors.FetchError(f"{name} has no value after the step: no operator gave it one")
+            # Each name owns its buffer: one that is donated later must not be another's too.
+            value = jnp.copy(value) if id(value) in entered else jnp.asarray(value)
+            entered.add(id(value))
+            gives.append(value)
+        self.watched = [(op, name) for op, name, _ in watch or ()]
+        return tuple(gives), tuple(flag for _, _, flag in watch or ())
+
+
+class Step:
+    """Runs a plan against a Scope. Only this class moves values between a Scope and XLA."""
+
+    def __init__(self, plan: Plan, device: jax.Device, place: Any, check_finite: bool = False):
+        self.plan, self.device, self.place = plan, device, place
+        self.segments = [s if s.host else CompiledSegment(s, plan, check_finite) for s in plan.segments]
+        self.starts_anew = not plan.state and not plan.feeds
+        self._bound: weakref.WeakKeyDictionary[Scope, _Binding] = weakref.WeakKeyDictionary()
+
+    def run(self, scope: Scope, feeds: Mapping[str, Any], key: np.ndarray | None) -> list[Any]:
+        """Run the step: read state from `scope`, write updated variables back, return the fetches (device or NumPy)."""
+        binding = self._bound.get(scope)
+        if binding is None or binding.stale():
+            binding = self._bound[scope] = _Binding(self.plan, scope, self.device)
+        env = dict(feeds)
+        binding.read(env)
+        with jax.enable_x64(True), jax.default_device(self.device):
+            for segment in self.segments:
+                if isinstance(segment, CompiledSegment):
+                    self._run_xla(segment, env, key)
+                else:
+                    self._run_host(segment, env, scope)
+                binding.write(env, segment.gives)
+        return [env[n] for n in self.plan.fetches]
+
+    def _run_xla(self, segment: CompiledSegment, env: dict[str, Any], key: Any) -> None:
+        gives, flags = segment.call(tuple([env[n] for n in segment.donated]), tuple([env.get(n) for n in segment.kept]), key)
+        if flags:
+            _refuse_infinite(segment, flags)
+        env.update(zip(segment.gives, gives))
+
+    def _run_host(self, segment: Segment, env: dict[str, Any], scope: Scope) -> None:
+        for position, op, definition in segment.ops:
+            def value(name: str) -> Any:
+                return None if name == EMPTY_NAME or name not in env else np.array(env[name])
+
+            ins = [[value(n) for n in op.inputs.get(s.name, ())] if s.many
+                   else (value(op.inputs[s.name][0]) if op.inputs.get(s.name) else None) for s in definition.ins]
+            kwargs = {a: op.attrs[a] for a in definition.attrs if a in op.attrs}
+            if definition.wants_ctx:
+                kwargs["ctx"] = SimpleNamespace(op=op, scope=scope, place=self.place)
+            try:
+                outs = definition.fn(*ins, **kwargs)
+            except errors.JFluidError:
+                raise
+            except Exception as e:
+                raise errors.OpError(f"operator {op.type} (position {position} of its block) failed: {e}"
+                                     + (f"\n  made at: {op.callsite}" if op.callsite else "")) from e
+            outs = outs if isinstance(outs, tuple) else (outs,)
+            for slot, out in zip(definition.outs, outs):
+                for name, v in zip(op.outputs.get(slot.name, ()), out if isinstance(out, list) else (out,)):
+                    if v is not None:
+                        env[name] = np.asarray(v)
+
+
+class _Binding:
+    """The tensors of one Scope that a plan reads and writes, looked up once."""
+
+    def __init__(self, plan: Plan, scope: Scope, device: jax.Device):
+        # A binding lives in a weak dictionary keyed by its Scope: it must not keep the Scope alive.
+        self.scope = weakref.ref(scope)
+        self.device = device
+        self.epochs = [s.epoch for s in _chain(scope)]
+        found = {n: scope.find_var(n) for n in plan.state}
+        self.missing = [n for n, v in found.items() if v is None]
+        self.plan = plan
+        self.reads: list[tuple[str, LoDTensor]] = [(n, v.tensor) for n, v in found.items() if v is not None]
+        self.seen: list[Any] = [None] * len(self.reads)
+        self.writes: dict[str, LoDTensor] = {}
+
+    def stale(self) -> bool:
+        scope = self.scope()
+        return bool(self.missing) or scope is None or self.epochs != [s.epoch for s in _chain(scope)]
+
+    def read(self, env: dict[str, Any]) -> None:
+        absent = [n for n in self.missing if not n.endswith("@GRAD")]
+        absent += [n for n, t in self.reads if t._value is None]
+        if absent:
+            _refuse_absent(self.plan, absent)
+        for i, (name, tensor) in enumerate(self.reads):
+            value = tensor._value
+            if value is not self.seen[i]:
+                value = self._admit(name, tensor)
+                self.seen[i] = value
+            env[name] = value
+
+    def _admit(self, name: str, tensor: LoDTensor) -> Any:
+        """Bring a value that the last step did not leave here to the device, and check it."""
+        var = self.plan.block.find_var_recursive(name)
+        value = tensor._value
+        if var is not None and var._shape is not None and var.persistable:
+            want = var.shape
+            if len(want) != value.ndim or any(w not in (-1, g) for w, g in zip(want, value.shape)):
+                raise errors.ProgramError(f"variable {name}: the scope holds shape {list(value.shape)}, "
+                                          f"the program expects {list(want)}")
+        if not isinstance(value, jax.Array) or value.devices() != {self.device}:
+            with jax.enable_x64(True):
+                value = jax.device_put(value, self.device, may_alias=False)
+        tensor._value = value
+        return value
+
+    def write(self, env: dict[str, Any], names: Sequence[str]) -> None:
+        scope = self.scope()
+        for name in names:
+            tensor = self.writes.get(name)
+            if tensor is None:
+                if name not in self.plan.updated:
+                    continue
+                found = scope.find_var(name) or scope.var(name)
+                tensor = self.writes[name] = found.tensor
+            tensor._value = env[name]
+        for i, (name, tensor) in enumerate(self.reads):
+            self.seen[i] = tensor._value
+
+
+def _chain(scope: Scope) -> list[Scope]:
+    chain = []
+    node: Scope | None = scope
+    while node is not None:
+        chain.append(node)
+        node = node.parent
+    return chain
+
+
+def _refuse_absent(plan: Plan, names: list[str]) -> None:
+    data = [n for n in names if (v := plan.block.find_var_recursive(n)) is not None and v.is_data]
+    if data:
+        raise errors.FeedError(f"the program reads {', '.join(data)}, which the feed does not hold; "
+                               f"it holds: {', '.join(plan.feeds) or 'nothing'}")
+    raise errors.UninitializedError(f"{', '.join(names[:8])}{' ...' if len(names) > 8 else ''} "
+                                    f"{'has' if len(names) == 1 else 'have'} no value in the scope: run the startup program "
+                                    "first (exe.run(fluid.default_startup_program())), or load the parameters")
+
+
+def _refuse_infinite(segment: CompiledSegment, flags: tuple) -> None:
+    for (op, name), finite in zip(segment.watched, jax.device_get(flags)):
+        if not finite:
+            raise errors.OpError(f"FLAGS_check_nan_inf: operator {op.type} gave a value that is not finite: {name}"
+                                 + (f"\n  made at: {op.callsite}" if op.callsite else ""))

@@ -1,0 +1,224 @@
+"""The Executor: runs programs against a Scope."""
+import os
+import secrets
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jfluid import errors, flags
+from jfluid.compile.plan import plan
+from jfluid.compile.step import Step
+from jfluid.ir.operator import Operator
+from jfluid.ir.program import Program, default_main_program
+from jfluid.ir.variable import Variable
+from jfluid.lod_tensor import LoDTensor
+from jfluid.places import CPUPlace, CUDAPlace, Place, is_compiled_with_cuda
+from jfluid.scope import Scope, global_scope, scope_guard
+
+__all__ = ["Executor", "global_scope", "scope_guard"]
+
+_MAX_STEPS = 128  # compiled steps an Executor keeps; the least recently used goes first
+
+
+class Executor:
+    """Runs programs on one device; each program is compiled by XLA, once per shapes of its feeds.
+
+    Args:
+        place: `CPUPlace()`, `CUDAPlace(i)`; by default the first GPU that JAX sees, else the CPU.
+
+    Raises PlaceError for a device that the machine does not have.
+    """
+
+    def __init__(self, place: Place | None = None):
+        self.place = place if place is not None else (CUDAPlace(0) if is_compiled_with_cuda() else CPUPlace())
+        if not hasattr(self.place, "device"):
+            raise errors.PlaceError(f"place: expected CPUPlace() or CUDAPlace(i), found {self.place!r}")
+        self._device = self.place.device()
+        self._entropy = secrets.randbits(31) | 1
+        self._steps: OrderedDict[Any, Step] = OrderedDict()
+        self._pruned: dict[Any, Program] = {}
+        self._closed = False
+        _use_persistent_cache()
+
+    def close(self) -> None:
+        """Forget all compiled steps. The Executor cannot run any more."""
+        self._closed = True
+        self._steps.clear()
+        self._pruned.clear()
+
+    def run(self, program: Any = None, feed: Mapping[str, Any] | None = None, fetch_list: Sequence[Any] | None = None,
+            feed_var_name: str = "feed", fetch_var_name: str = "fetch", scope: Scope | None = None,
+            return_numpy: bool = True, use_program_cache: bool = False, return_merged: bool = True,
+            use_prune: bool = False) -> list[Any]:
+        """Run a program once.
+
+        Args:
+            program: a Program or CompiledProgram; the default main program when None.
+            feed: arrays (or LoDTensors) by name. Dtypes must be those of the variables.
+            fetch_list: variables or names whose values to return.
+            feed_var_name, fetch_var_name: names of the holder variables in Fluid; there are none here, so no effect.
+            scope: where parameters live; the global scope when None.
+            return_numpy: return NumPy arrays, else LoDTensors that stay on the device.
+            use_program_cache: no effect: compiled programs are always kept.
+            return_merged: matters with several replicas only; a single device has one value of each fetch.
+            use_prune: leave out what the fetches do not need, updates of parameters included.
+
+        Returns:
+            One value per fetch.
+
+        Raises:
+            FeedError, FetchError: a name, rank, shape or dtype is wrong, or a feed is missing.
+            UninitializedError: the startup program was not run in this scope.
+            UnsupportedOpError: operators of the program are not registered; all are listed.
+            OpError: an operator failed; the scope is as it was before.
+        """
+        if self._closed:
+            raise errors.JFluidError("this Executor was closed: make a new one")
+        program, build = self._resolve(program)
+        scope = global_scope() if scope is None else scope
+        fetches, targets = _fetch_names(fetch_list)
+        if use_prune:
+            program = self._prune(program, feed or {}, targets)
+        feeds = _check_feeds(program, feed)
+        if not program.global_block().ops and not fetches:
+            return []
+        key = (program.fingerprint, tuple(feeds), tuple(fetches), flags.get("FLAGS_check_nan_inf"))
+        step = self._steps.get(key)
+        if step is None:
+            step = Step(plan(program, list(feeds), fetches), self._device, self.place, key[-1])
+            self._steps[key] = step
+            if len(self._steps) > _MAX_STEPS:
+                self._steps.popitem(last=False)
+        else:
+            self._steps.move_to_end(key)
+        values = step.run(scope, feeds, self._key(program, scope, step) if step.plan.rng else None)
+        if return_numpy:
+            return [np.array(v) for v in values]
+        return [LoDTensor(np.array(v) if n in step.plan.updated else v) for n, v in zip(fetches, values)]
+
+    def _resolve(self, program: Any) -> tuple[Program, Any]:
+        if program is None:
+            return default_main_program(), None
+        if isinstance(program, Program):
+            return program, None
+        inner = getattr(program, "_single_program", None)
+        if inner is None:
+            raise TypeError(f"program: expected a Program or a CompiledProgram, found {type(program).__name__}")
+        return inner(), program
+
+    def _key(self, program: Program, scope: Scope, step: Step) -> np.ndarray:
+        """The step's random key: the program's seed, and how often the program ran in this scope.
+
+        A program that reads nothing (a startup program) draws the same numbers each time if it has a seed.
+        """
+        seed = program.random_seed
+        count = scope.steps.get(program.fingerprint, 0)
+        if not (seed and step.starts_anew):
+            scope.steps[program.fingerprint] = count + 1
+        else:
+            count = 0
+        return np.array([(seed or self._entropy) & 0xFFFFFFFF, count & 0xFFFFFFFF], np.uint32)
+
+    def _prune(self, program: Program, feed: Mapping[str, Any], targets: Sequence[Any]) -> Program:
+        key = (program.fingerprint, tuple(sorted(feed)), tuple(t.idx if isinstance(t, Operator) else t for t in targets))
+        if key not in self._pruned:
+            self._pruned[key] = program._prune_with_input(list(feed), targets)
+        return self._pruned[key]
+
+    def train_from_dataset(self, program: Any = None, dataset: Any = None, scope: Scope | None = None, thread: int = 0,
+                           debug: bool = False, fetch_list: Any = None, fetch_info: Any = None, print_period: int = 100,
+                           fetch_handler: Any = None) -> None:
+        """Raises UnsupportedError: the Dataset API is not in this release. Feed batches to `run`."""
+        raise errors.UnsupportedError("Executor.train_from_dataset needs the Dataset API, which is not in this release: "
+                                      "read batches with fluid.io.batch and feed them to Executor.run")
+
+    def infer_from_dataset(self, *args: Any, **kwargs: Any) -> None:
+        """Raises UnsupportedError: the Dataset API is not in this release. Feed batches to `run`."""
+        raise errors.UnsupportedError("Executor.infer_from_dataset needs the Dataset API, which is not in this release: "
+                                      "read batches with fluid.io.batch and feed them to Executor.run")
+
+
+def _fetch_names(fetch_list: Any) -> tuple[list[str], list[Any]]:
+    """Names to fetch, and everything to keep when pruning (names, and operators that `minimize` returned)."""
+    if fetch_list is None:
+        return [], []
+    if isinstance(fetch_list, (Variable, str)):
+        fetch_list = [fetch_list]
+    if not isinstance(fetch_list, (list, tuple)):
+        raise errors.FetchError(f"fetch_list: expected a list of Variables or names, found {type(fetch_list).__name__}")
+    names, targets = [], []
+    for item in fetch_list:
+        if isinstance(item, (Variable, str)):
+            names.append(item if isinstance(item, str) else item.name)
+            targets.append(names[-1])
+        elif isinstance(item, (list, tuple)):
+            targets += [t for t in _flatten(item) if isinstance(t, Operator)]
+        else:
+            raise errors.FetchError(f"fetch_list: expected Variables or names, found {type(item).__name__}: {item!r}")
+    return names, targets
+
+
+def _flatten(items: Any) -> list:
+    return [x for i in items for x in (_flatten(i) if isinstance(i, (list, tuple)) else [i])]
+
+
+def _check_feeds(program: Program, feed: Any) -> dict[str, Any]:
+    """The feeds as arrays, each held against its variable."""
+    if not feed:
+        return {}
+    if not isinstance(feed, Mapping):
+        raise errors.FeedError(f"feed: expected a dict from names to arrays, found {type(feed).__name__}; a list of feeds, "
+                               "one per device, needs with_data_parallel")
+    block = program.global_block()
+    checked = {}
+    for name, value in feed.items():
+        name = name.name if isinstance(name, Variable) else name
+        var = block.vars.get(name)
+        if var is None:
+            raise errors.FeedError(f"feed {name}: the program has no such variable" + errors.close_to(str(name), block.vars))
+        checked[name] = _check_feed(var, value)
+    return checked
+
+
+def _check_feed(var: Variable, value: Any) -> Any:
+    if isinstance(value, LoDTensor):
+        if value.lod():
+            raise errors.UnsupportedError(f"feed {var.name}: ragged rows (lod {value.lod()}) are not in this release; "
+                                          "feed rows of one length, padded")
+        value = np.asarray(value)
+    elif not isinstance(value, (np.ndarray, jax.Array)):
+        try:
+            value = np.asarray(value, var.np_dtype)
+        except (TypeError, ValueError) as e:
+            raise errors.FeedError(f"feed {var.name}: expected an array of {var.np_dtype}, found "
+                                   f"{type(value).__name__}: {e}") from None
+    if value.dtype != var.np_dtype:
+        raise errors.FeedError(f"feed {var.name}: expected dtype {var.np_dtype}, found {value.dtype}; "
+                               f'convert it with .astype("{var.np_dtype}")')
+    if var._shape is not None and len(var._shape) != value.ndim:
+        raise errors.FeedError(f"feed {var.name}: expected rank {len(var._shape)} (shape {list(var._shape)}), "
+                               f"found shape {list(value.shape)}")
+    if var.need_check_feed and any(w not in (-1, g) for w, g in zip(var._shape or (), value.shape)):
+        raise errors.FeedError(f"feed {var.name}: expected shape {list(var.shape)} (-1 is any), found {list(value.shape)}")
+    return value
+
+
+def _use_persistent_cache() -> None:
+    """Keep compiled programs on disk, unless the user has set JAX's cache or FLAGS_compilation_cache_dir is empty.
+
+    JAX keys its entries by jaxlib's version, the host's CPU and the program.
+    """
+    directory = flags.get("FLAGS_compilation_cache_dir")
+    if not directory or jax.config.jax_compilation_cache_dir:
+        return
+    path = Path(os.path.expanduser(directory))
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return  # a home that cannot be written: compile each time
+    jax.config.update("jax_compilation_cache_dir", str(path))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)

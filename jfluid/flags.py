@@ -1,0 +1,69 @@
+"""Flags: settings by name, from the environment (`FLAGS_x=...`) or `fluid.set_flags`."""
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from jfluid import errors
+
+__all__ = ["get_flags", "set_flags"]
+
+# Effective here.
+_DEFAULTS: dict[str, Any] = {
+    "FLAGS_check_nan_inf": False,  # hold every floating output of every operator against NaN and infinity
+    "FLAGS_compilation_cache_dir": os.path.join("~", ".cache", "jfluid", "xla"),  # "" compiles anew in each process
+    "FLAGS_selected_gpus": "",  # what fluid.cuda_places() returns by default
+}
+# Settings of Fluid's memory allocator, garbage collector and kernels. XLA has its own; these are kept and returned,
+# and change nothing.
+_NO_EFFECT: dict[str, Any] = {
+    "FLAGS_allocator_strategy": "auto_growth", "FLAGS_benchmark": False, "FLAGS_conv_workspace_size_limit": 512,
+    "FLAGS_cpu_deterministic": False, "FLAGS_cudnn_batchnorm_spatial_persistent": False, "FLAGS_cudnn_deterministic": False,
+    "FLAGS_cudnn_exhaustive_search": False, "FLAGS_eager_delete_scope": True, "FLAGS_eager_delete_tensor_gb": 0.0,
+    "FLAGS_enable_parallel_graph": False, "FLAGS_fast_eager_deletion_mode": True,
+    "FLAGS_fraction_of_cpu_memory_to_use": 1.0, "FLAGS_fraction_of_gpu_memory_to_use": 0.92,
+    "FLAGS_fuse_parameter_groups_size": 3, "FLAGS_fuse_parameter_memory_size": -1.0,
+    "FLAGS_initial_cpu_memory_in_mb": 500, "FLAGS_initial_gpu_memory_in_mb": 0, "FLAGS_init_allocated_mem": False,
+    "FLAGS_max_inplace_grad_add": 0, "FLAGS_memory_fraction_of_eager_deletion": 1.0, "FLAGS_paddle_num_threads": 1,
+    "FLAGS_reader_queue_speed_test_mode": False, "FLAGS_reallocate_gpu_memory_in_mb": 0,
+    "FLAGS_sync_nccl_allreduce": True, "FLAGS_use_mkldnn": False, "FLAGS_use_pinned_memory": True,
+}
+_values: dict[str, Any] = {}
+
+
+def _parse(name: str, text: Any) -> Any:
+    """A value given as text, in the type of the flag's default."""
+    default = _known(name)
+    try:
+        if isinstance(default, bool):
+            return {"1": True, "true": True, "0": False, "false": False, "": False}[str(text).lower()]
+        return type(default)(text)
+    except (KeyError, ValueError):
+        raise errors.AttributeTypeError(f"{name}: expected {type(default).__name__}, found {text!r}") from None
+
+
+def _known(name: str) -> Any:
+    if name in _DEFAULTS:
+        return _DEFAULTS[name]
+    if name in _NO_EFFECT:
+        return _NO_EFFECT[name]
+    raise errors.ProgramError(f"no flag {name}" + errors.close_to(name, [*_DEFAULTS, *_NO_EFFECT]))
+
+
+def get(name: str) -> Any:
+    """The value of one flag: what was set, else the environment's, else the default."""
+    if name not in _values:
+        text = os.environ.get(name)
+        _values[name] = _known(name) if text is None else _parse(name, text)
+    return _values[name]
+
+
+def get_flags(flags: str | Iterable[str]) -> dict[str, Any]:
+    """Values of the named flags. Raises ProgramError for an unknown one."""
+    return {name: get(name) for name in ([flags] if isinstance(flags, str) else flags)}
+
+
+def set_flags(flags: Mapping[str, Any]) -> None:
+    """Set flags by name. Raises ProgramError for an unknown one, AttributeTypeError for a wrong type."""
+    if not isinstance(flags, Mapping):
+        raise TypeError(f"set_flags: expected a dict, found {type(flags).__name__}")
+    _values.update({name: _parse(name, value) for name, value in flags.items()})

@@ -1,0 +1,215 @@
+"""What every layer needs: naming, parameters, appending operators, bias and activation."""
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from jfluid import errors
+from jfluid.ir import unique_name
+from jfluid.ir.operator import Operator
+from jfluid.ir.program import Program, default_main_program, default_startup_program
+from jfluid.ir.types import VarType, is_float
+from jfluid.ir.variable import Parameter, Variable
+from jfluid.param_attr import ParamAttr, WeightNormParamAttr
+
+
+def emit(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any] | None = None, *,
+         outs: Sequence[str] | Mapping[str, int] = ("Out",), layer: str | None = None, name: str | None = None,
+         act: str | Mapping | None = None, stop_gradient: bool = False) -> Any:
+    """Append one operator and return the variables it writes.
+
+    Args:
+        op_type: the operator.
+        inputs: slot -> Variable, list of Variables, or None where the slot is not used.
+        attrs: attributes; those that are None are left out.
+        outs: output slots; a mapping gives the number of variables of each (a list is returned for those).
+        layer: the name that variables are numbered under, `op_type` by default.
+        name: the user's name for the layer.
+        act: an activation for the (single) output.
+        stop_gradient: whether gradients stop at the outputs.
+
+    Returns:
+        The variable of the only slot, or a tuple with one entry for each slot.
+    """
+    helper = LayerHelper(layer or op_type, name=name, act=act)
+    for slot, value in inputs.items():
+        check_variable(value, op_type, slot)
+    made: dict[str, list[Variable]] = {}
+    for slot in outs:
+        count = outs[slot] if isinstance(outs, Mapping) else 1
+        made[slot] = [helper.create_variable_for_type_inference(None) for _ in range(count)]
+    op = helper.append_op(type=op_type, inputs=inputs, outputs=made, attrs=attrs)
+    if stop_gradient:
+        for name_ in op.output_arg_names:
+            helper.block.var_recursive(name_).stop_gradient = True
+    results = [made[s] if isinstance(outs, Mapping) else made[s][0] for s in outs]
+    if len(results) == 1:
+        return helper.append_activation(results[0]) if act else results[0]
+    return tuple(results)
+
+
+def check_variable(value: Any, layer: str, what: str) -> None:
+    """Raise TypeError where `value` is neither a Variable nor None nor a list of Variables."""
+    for v in value if isinstance(value, (list, tuple)) else (value,):
+        if v is not None and not isinstance(v, (Variable, str)):
+            raise TypeError(f"layers.{layer}, {what}: expected a Variable, found {type(v).__name__} ({v!r:.60})")
+
+
+class LayerHelper:
+    """Names, parameters and operators of one layer.
+
+    `kwargs` are the layer's own arguments: `name`, `input`, `act`, `param_attr`, `bias_attr`, `dtype` are read.
+    """
+
+    def __init__(self, layer_type: str, **kwargs: Any):
+        self.kwargs = kwargs
+        self.layer_type = layer_type
+        self.name = kwargs.get("name") or unique_name.generate(layer_type)
+
+    @property
+    def main_program(self) -> Program:
+        return default_main_program()
+
+    @property
+    def startup_program(self) -> Program:
+        return default_startup_program()
+
+    @property
+    def block(self) -> Any:
+        return self.main_program.current_block()
+
+    def append_op(self, *args: Any, **kwargs: Any) -> Operator:
+        return self.block.append_op(*args, **kwargs)
+
+    # Inputs
+    def multiple_input(self, input_param_name: str = "input") -> list[Variable]:
+        value = self.kwargs.get(input_param_name, [])
+        return [value] if isinstance(value, Variable) else list(value)
+
+    def input(self, input_param_name: str = "input") -> Variable:
+        values = self.multiple_input(input_param_name)
+        if len(values) != 1:
+            raise errors.ProgramError(f"layer {self.layer_type}: expected one input, found {len(values)}")
+        return values[0]
+
+    def input_dtype(self, input_param_name: str = "input") -> VarType:
+        """The dtype that all inputs share. Raises ProgramError when they differ."""
+        dtypes = {v.dtype for v in self.multiple_input(input_param_name)}
+        if len(dtypes) != 1:
+            raise errors.ProgramError(f"layer {self.layer_type}: inputs of one dtype are needed, "
+                                      f"found {sorted(d.name for d in dtypes)}")
+        return dtypes.pop()
+
+    # Parameters
+    @property
+    def param_attr(self) -> Any:
+        return ParamAttr._to_attr(self.kwargs.get("param_attr"))
+
+    @property
+    def bias_attr(self) -> Any:
+        return ParamAttr._to_attr(self.kwargs.get("bias_attr"))
+
+    def multiple_param_attr(self, length: int) -> list[Any]:
+        attr = self.param_attr
+        attrs = attr if isinstance(attr, list) else [attr]
+        if len(attrs) == 1 and length > 1:
+            attrs = [attrs[0]] + [copy.deepcopy(attrs[0]) for _ in range(length - 1)]
+        if len(attrs) != length:
+            raise errors.ProgramError(f"layer {self.layer_type}: {length} inputs, but {len(attrs)} param_attr")
+        return attrs
+
+    def iter_inputs_and_params(self, input_param_name: str = "input") -> Iterator[tuple[Variable, Any]]:
+        inputs = self.multiple_input(input_param_name)
+        return zip(inputs, self.multiple_param_attr(len(inputs)))
+
+    def create_parameter(self, attr: Any, shape: Sequence[int], dtype: Any = None, is_bias: bool = False,
+                         default_initializer: Any = None, stop_gradient: bool = False,
+                         type: VarType = VarType.LOD_TENSOR) -> Parameter | None:
+        """A parameter in both programs, initialised in the startup program; None where `attr` is False."""
+        from jfluid.initializer import Constant, Xavier
+        if attr is False:
+            return None
+        attr = copy.deepcopy(ParamAttr._to_attr(attr))
+        dtype = dtype if dtype is not None else self.kwargs.get("dtype", "float32")
+        if default_initializer is None:
+            floating = is_float(dtype)
+            default_initializer = Constant(0.0) if is_bias or not floating else Xavier()
+        attr._set_default_initializer(default_initializer)
+        if attr.name is None:
+            attr.name = unique_name.generate(f"{self.name}.{'b' if is_bias else 'w'}")
+        if isinstance(attr, WeightNormParamAttr):
+            from jfluid.layers.weight_norm import create_weight_normalized
+            return create_weight_normalized(self, attr, shape, dtype)
+        self.startup_program.global_block().create_parameter(
+            shape=shape, dtype=dtype, type=type, **attr._to_kwargs(with_initializer=True))
+        param = self.main_program.global_block().create_parameter(
+            shape=shape, dtype=dtype, type=type, **attr._to_kwargs())
+        if stop_gradient:
+            param.stop_gradient = True
+        return param
+
+    # Variables
+    def create_variable_for_type_inference(self, dtype: Any = None, stop_gradient: bool = False,
+                                           shape: Sequence[int] | None = None) -> Variable:
+        """A variable of the current block; its shape and dtype come from the operator that writes it."""
+        return self.block.create_var(name=unique_name.generate(f"{self.name}.tmp"), dtype=dtype, shape=shape,
+                                     persistable=False, stop_gradient=stop_gradient)
+
+    create_tmp_variable = create_variable_for_type_inference
+
+    def create_variable(self, *args: Any, **kwargs: Any) -> Variable:
+        return self.block.create_var(*args, **kwargs)
+
+    def create_global_variable(self, persistable: bool = False, *args: Any, **kwargs: Any) -> Variable:
+        """A variable of the global block."""
+        kwargs.setdefault("name", unique_name.generate(f"{self.name}.tmp"))
+        kwargs.setdefault("stop_gradient", False)
+        return self.main_program.global_block().create_var(*args, persistable=persistable, **kwargs)
+
+    def create_or_get_global_variable(self, name: str, *args: Any, **kwargs: Any) -> tuple[Variable, bool]:
+        """(the variable of that name in the global block, whether it was made now)."""
+        block = self.main_program.global_block()
+        if block.has_var(name):
+            return block.var(name), False
+        return self.create_global_variable(*args, name=name, **kwargs), True
+
+    def set_variable_initializer(self, var: Variable, initializer: Any) -> Variable:
+        """Declare `var` in the startup program and initialise it there."""
+        return self.startup_program.global_block().create_var(
+            name=var.name, type=var.type, dtype=var.dtype, shape=var.shape, persistable=True, initializer=initializer)
+
+    # Tails
+    def append_bias_op(self, input_var: Variable, dim_start: int = 1, dim_end: int | None = None) -> Variable:
+        """`input_var` plus a bias over its dimensions from `dim_start` to `dim_end`; unchanged where bias_attr is False."""
+        attr = self.bias_attr
+        if attr is False:
+            return input_var
+        bias = self.create_parameter(attr=attr, shape=list(input_var.shape[dim_start:dim_end]), dtype=input_var.dtype,
+                                     is_bias=True)
+        out = self.create_variable_for_type_inference(dtype=input_var.dtype)
+        self.append_op(type="elementwise_add", inputs={"X": [input_var], "Y": [bias]}, outputs={"Out": [out]},
+                       attrs={"axis": dim_start})
+        return out
+
+    def append_activation(self, input_var: Variable) -> Variable:
+        """The activation named by `act` (a name, or {"type": name, attribute: value}) applied; unchanged without one."""
+        act = self.kwargs.get("act")
+        if act is None:
+            return input_var
+        if not isinstance(act, (str, Mapping)):
+            raise TypeError(f"layer {self.layer_type}: act is the name of an activation, found {act!r}")
+        attrs = {} if isinstance(act, str) else dict(act)
+        act_type = act if isinstance(act, str) else attrs.pop("type")
+        out = self.create_variable_for_type_inference(dtype=input_var.dtype)
+        self.append_op(type=act_type, inputs={"X": [input_var]}, outputs={"Out": [out]}, attrs=attrs)
+        return out
+
+    def to_variable(self, value: Any) -> Variable:
+        """`value` itself. Raises TypeError when it is not a Variable."""
+        check_variable(value, self.layer_type, "input")
+        return value
+
+    def is_instance(self, param_name: str, cls: Any) -> None:
+        """Raise TypeError where an argument has another type."""
+        value = self.kwargs.get(param_name)
+        if not isinstance(value, cls):
+            raise TypeError(f"layer {self.layer_type}, {param_name}: expected {cls}, found {type(value).__name__}")

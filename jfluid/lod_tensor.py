@@ -1,0 +1,120 @@
+"""LoDTensor: an array with the offsets of its ragged rows."""
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jfluid import errors
+from jfluid.ir.types import VarType, var_type
+
+
+class LoDTensor:
+    """A tensor, and the offsets (LoD) that group its rows into sequences, level by level.
+
+    Reading it (`np.array(t)`) gives a copy: the Executor overwrites the buffers that a step updates.
+    """
+
+    def __init__(self, value: Any = None, lod: Sequence[Sequence[int]] = ()):
+        self._value = value
+        self._lod = [list(level) for level in lod]
+
+    def set(self, array: Any, place: Any = None) -> None:
+        """Hold a copy of `array` (any array-like). `place` is accepted for Fluid's sake: the Executor that reads
+        the tensor brings it to its own device."""
+        value = np.array(array, copy=True)
+        var_type(value.dtype)
+        self._value = value
+
+    def shape(self) -> list[int]:
+        """The dimensions; [0] for a tensor that holds nothing yet."""
+        return [0] if self._value is None else list(self._value.shape)
+
+    _get_dims = shape
+
+    def _dtype(self) -> VarType:
+        return VarType.FP32 if self._value is None else var_type(self._value.dtype)
+
+    def _is_initialized(self) -> bool:
+        return self._value is not None
+
+    def lod(self) -> list[list[int]]:
+        """Offsets of the sequences, one list a level."""
+        return [list(level) for level in self._lod]
+
+    def set_lod(self, lod: Sequence[Sequence[int]]) -> None:
+        """Set the offsets. Raises ProgramError when a level does not start at 0 or falls."""
+        for level in lod:
+            if len(level) == 0 or level[0] != 0 or any(b < a for a, b in zip(level, level[1:])):
+                raise errors.ProgramError(f"lod: each level must start at 0 and never fall, found {list(level)}")
+        self._lod = [list(map(int, level)) for level in lod]
+
+    def recursive_sequence_lengths(self) -> list[list[int]]:
+        """Lengths of the sequences, one list a level."""
+        return [[b - a for a, b in zip(level, level[1:])] for level in self._lod]
+
+    def set_recursive_sequence_lengths(self, lengths: Sequence[Sequence[int]]) -> None:
+        """Set the offsets by the lengths of the sequences."""
+        self.set_lod([np.concatenate([[0], np.cumsum(np.asarray(level, np.int64))]).tolist() for level in lengths])
+
+    def has_valid_recursive_sequence_lengths(self) -> bool:
+        """Whether each level's sequences add up to the rows of the level below."""
+        if not self._lod:
+            return True
+        below = [len(level) - 1 for level in self._lod[1:]] + [self.shape()[0]]
+        return all(level[-1] == n for level, n in zip(self._lod, below))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if self._value is None:
+            raise errors.UninitializedError("the tensor holds no value yet: run the startup program, or set it")
+        return np.array(self._value, dtype=dtype)
+
+    def __len__(self) -> int:
+        return self.shape()[0]
+
+    def __repr__(self) -> str:
+        kind = "uninitialized" if self._value is None else f"{self._value.dtype} {self.shape()}"
+        return f"<LoDTensor {kind} lod={self._lod}>"
+
+
+Tensor = LoDTensor
+
+
+class LoDTensorArray(list):
+    """A list of LoDTensors."""
+
+
+def create_lod_tensor(data: Any, recursive_seq_lens: Sequence[Sequence[int]], place: Any = None) -> LoDTensor:
+    """A LoDTensor of `data` whose sequences have the given lengths.
+
+    Args:
+        data: an array of all rows; a list of sequences of integers; or a LoDTensor, whose rows are grouped anew.
+        recursive_seq_lens: lengths, one list a level.
+        place: accepted for Fluid's sake; the Executor brings the rows to its own device.
+
+    Raises ProgramError when the lengths do not add up to the rows.
+    """
+    if isinstance(data, list):
+        lengths = [len(s) for s in data]
+        if [lengths] != [list(level) for level in recursive_seq_lens]:
+            raise errors.ProgramError(f"recursive_seq_lens {recursive_seq_lens} do not match the lists, of lengths {lengths}")
+        data = np.concatenate([np.asarray(s, np.int64) for s in data]).reshape(-1, 1)
+    tensor = LoDTensor()
+    tensor.set(data, place)
+    tensor.set_recursive_sequence_lengths(recursive_seq_lens)
+    if not tensor.has_valid_recursive_sequence_lengths():
+        raise errors.ProgramError(f"recursive_seq_lens {recursive_seq_lens} do not add up to the {len(tensor)} rows of the data")
+    return tensor
+
+
+def create_random_int_lodtensor(recursive_seq_lens: Sequence[Sequence[int]], base_shape: Sequence[int], place: Any,
+                                low: int, high: int) -> LoDTensor:
+    """A LoDTensor of random int64 in [low, high], each row of shape `base_shape`."""
+    rows = sum(recursive_seq_lens[-1])
+    data = np.random.randint(low, high + 1, [rows, *base_shape]).astype(np.int64)
+    return create_lod_tensor(data, recursive_seq_lens, place)
+
+
+def is_device_array(value: Any) -> bool:
+    """Whether the value lives on a device (rather than in NumPy)."""
+    return isinstance(value, jax.Array)

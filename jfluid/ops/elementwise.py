@@ -1,0 +1,192 @@
+"""Arithmetic of two tensors with Fluid's broadcasting, and functions of one tensor that are no activations."""
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jfluid import errors
+from jfluid.ops.registry import op, table
+from jfluid.ops.shape import is_unknown, numpy_of
+
+
+def _placed(array: Any, rank: int, axis: int, what: str) -> Any:
+    """`array` with its dimensions at `axis` of a shape of `rank` dimensions; trailing ones may be cut to fit."""
+    shape = array.shape
+    while axis + len(shape) > rank and shape and shape[-1] == 1:
+        shape = shape[:-1]
+    if axis < 0 or axis + len(shape) > rank:
+        raise errors.ShapeError(f"{what}: a tensor of shape {array.shape} does not fit at axis {axis} of {rank} dimensions")
+    return array.reshape((1,) * axis + shape + (1,) * (rank - axis - len(shape)))
+
+
+def aligned(x: Any, y: Any, axis: int, what: str) -> tuple[Any, Any]:
+    """`x` and `y` so reshaped that NumPy's broadcasting does what Fluid's `axis` asks for; `what` names the operator.
+
+    The tensor with fewer dimensions is placed at `axis` of the other, -1 meaning its last dimensions.
+    Raises ShapeError where shapes or dtypes do not go together.
+    """
+    if x.dtype != y.dtype:
+        raise errors.ShapeError(f"{what}: both tensors need one dtype, found {x.dtype} and {y.dtype}; cast one of them")
+    rank = max(x.ndim, y.ndim)
+    if x.ndim != y.ndim:
+        start = abs(x.ndim - y.ndim) if axis == -1 else axis
+        x, y = (v if v.ndim == rank else _placed(v, rank, start, what) for v in (x, y))
+    return _fitted(x, y, what)
+
+
+def _fitted(x: Any, y: Any, what: str) -> tuple[Any, Any]:
+    """Hold the dimensions against each other; while shapes are inferred an unknown one fits every other."""
+    shapes = [list(x.shape), list(y.shape)]
+    for i, (a, b) in enumerate(zip(x.shape, y.shape, strict=True)):
+        if a == b or 1 in (a, b):
+            continue
+        if not is_unknown(a) and not is_unknown(b):
+            raise errors.ShapeError(f"{what}: shapes {x.shape} and {y.shape} do not go together: "
+                                    f"dimension {i} is {a} in the one and {b} in the other")
+        shapes[0][i] = shapes[1][i] = b if is_unknown(a) else a
+    return tuple(v if list(v.shape) == s else jnp.zeros(s, v.dtype) for v, s in zip((x, y), shapes, strict=True))
+
+
+def is_float(array: Any) -> bool:
+    """Whether the array holds floating-point numbers."""
+    return jnp.issubdtype(array.dtype, jnp.floating)
+
+
+def quotient(x: Any, y: Any) -> Any:
+    """Integer division that rounds towards zero, as in C."""
+    if numpy_of(x, y) is np:
+        return np.sign(x) * np.sign(y) * (abs(x) // abs(y))
+    return jax.lax.div(*jnp.broadcast_arrays(x, y))
+
+
+def _divide(x, y):
+    return x / y if is_float(x) else quotient(x, y)
+
+
+def _remainder(x, y):
+    """The sign of the divisor for floats, that of the dividend (as in C) for integers."""
+    return x % y if is_float(x) else numpy_of(x, y).fmod(x, y)
+
+
+def _power(x, y):
+    if is_float(x):
+        return numpy_of(x, y).power(x, y)
+    module = numpy_of(x, y)
+    return module.rint(module.power(x.astype(np.float64), y.astype(np.float64))).astype(x.dtype)
+
+
+def _larger(x, y):
+    # At a tie the whole gradient goes to y, so this is not jnp.maximum.
+    return numpy_of(x, y).where(x > y, x, y)
+
+
+def _smaller(x, y):
+    return numpy_of(x, y).where(x < y, x, y)
+
+
+def binary(name: str, compute: Callable) -> Callable:
+    """The function of an operator (X, Y) -> Out with attribute `axis`."""
+
+    def apply(x, y, *, axis=-1):
+        return compute(*aligned(x, y, axis, name))
+
+    apply.__name__ = name
+    apply.__doc__ = f"{name.replace('_', ' ').capitalize()} of x and y, the one with fewer dimensions placed at `axis`."
+    return apply
+
+
+_BINARY = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": _divide, "max": _larger,
+           "min": _smaller, "pow": _power}
+table({f"elementwise_{n}": binary(f"elementwise_{n}", f) for n, f in _BINARY.items()},
+      ins=("X", "Y"), outs=("Out",), fold=True)
+table({f"elementwise_{n}": binary(f"elementwise_{n}", f) for n, f in {"mod": _remainder, "floordiv": quotient}.items()},
+      ins=("X", "Y"), outs=("Out",), grad=False, fold=True)
+
+
+@op("minus", ins=("X", "Y"), outs=("Out",))
+def minus(x, y):
+    """x - y for equal shapes."""
+    return operator.sub(*_equal_shapes("minus", x, y))
+
+
+@op("sum", ins=("X*",), outs=("Out",), fold=True)
+def sum_(xs):
+    """Sum of tensors of one shape."""
+    if not xs:
+        raise errors.ShapeError("sum: the list of tensors is empty")
+    return functools.reduce(lambda a, b: operator.add(*_equal_shapes("sum", a, b)), xs)
+
+
+def _equal_shapes(what: str, x: Any, y: Any) -> tuple[Any, Any]:
+    if x.ndim != y.ndim:
+        raise errors.ShapeError(f"{what}: the shapes must be equal, found {x.shape} and {y.shape}")
+    x, y = aligned(x, y, -1, what)
+    if x.shape != y.shape:
+        raise errors.ShapeError(f"{what}: the shapes must be equal, found {x.shape} and {y.shape}")
+    return x, y
+
+
+@op("scale", ins=("X", "ScaleTensor?"), outs=("Out",), nograd=("ScaleTensor",), fold=True)
+def scale(x, scale_tensor, *, scale=1.0, bias=0.0, bias_after_scale=True):
+    """x * scale + bias, or (x + bias) * scale; integers take the whole part of scale and bias."""
+    if scale_tensor is not None:
+        scale = scale_tensor.reshape(()).astype(x.dtype)
+    elif not is_float(x):
+        scale = int(scale)
+    bias = bias if is_float(x) else int(bias)
+    out = (x * scale + bias if bias_after_scale else (x + bias) * scale) if bias else x * scale
+    return out.astype(x.dtype)
+
+
+@op("pow", ins=("X", "FactorTensor?"), outs=("Out",), nograd=("FactorTensor",))
+def pow_(x, factor_tensor, *, factor=1.0):
+    """x to the power of `factor`, element by element."""
+    if factor_tensor is not None:
+        return jnp.power(x, factor_tensor.reshape(()).astype(x.dtype))
+    if factor.is_integer() and (is_float(x) or factor >= 0):
+        return jax.lax.integer_pow(x, int(factor))
+    return jnp.power(x, factor).astype(x.dtype)
+
+
+def between(x: Any, low: Any, high: Any) -> Any:
+    """x limited to low..high. The gradient is zero where x equals a bound, so this is not jnp.clip."""
+    return jnp.where(x <= low, low, jnp.where(x >= high, high, x)).astype(x.dtype)
+
+
+@op("clip", ins=("X", "Min?", "Max?"), outs=("Out",), nograd=("Min", "Max"))
+def clip(x, low, high, *, min: float, max: float):
+    """x limited to min..max, given as numbers or as one-element tensors."""
+    if low is None and high is None and min >= max:
+        raise errors.ShapeError(f"clip: min must be less than max, found {min} and {max}")
+    bounds = [bound if tensor is None else tensor.reshape(()).astype(x.dtype)
+              for tensor, bound in ((low, min), (high, max))]
+    return between(x, *bounds)
+
+
+@op("cumsum", ins=("X",), outs=("Out",))
+def cumsum(x, *, axis=-1, exclusive=False, reverse=False):
+    """Running sums along `axis`; exclusive ones leave the element itself out."""
+    axis %= x.ndim
+    if exclusive:
+        ahead = (slice(None),) * axis
+        kept, lost = (slice(1, None), slice(0, 1)) if reverse else (slice(None, -1), slice(-1, None))
+        zero = jnp.zeros_like(x[(*ahead, lost)])
+        x = jnp.concatenate([x[(*ahead, kept)], zero] if reverse else [zero, x[(*ahead, kept)]], axis)
+    return jax.lax.cumsum(x, axis, reverse)
+
+
+def _round(x):
+    return jax.lax.round(x, jax.lax.RoundingMethod.AWAY_FROM_ZERO)
+
+
+_UNARY = {
+    "sqrt": jnp.sqrt, "rsqrt": jax.lax.rsqrt, "square": jnp.square, "exp": jnp.exp, "log": jnp.log, "log1p": jnp.log1p,
+    "abs": jnp.abs, "ceil": jnp.ceil, "floor": jnp.floor, "round": _round, "reciprocal": jnp.reciprocal, "sin": jnp.sin,
+    "cos": jnp.cos, "asin": jnp.arcsin, "acos": jnp.arccos, "atan": jnp.arctan, "erf": jax.lax.erf, "sign": jnp.sign,
+}
+# Wrapped, because the registry reads the signature and JAX's functions have parameters that are no attributes.
+table({name: functools.partial(lambda x, *, compute: compute(x)) for name in ()}, ins=("X",), outs=("Out",))

@@ -1,0 +1,205 @@
+"""What the IR may ask of the registry: checks, defaults, shape inference, gradient slots."""
+from typing import Any
+
+import jax
+import numpy as np
+
+from jfluid import errors
+from jfluid.ir.operator import Operator
+from jfluid.ir.types import np_dtype, var_type
+from jfluid.ir.variable import EMPTY_NAME, Variable
+from jfluid.ops import known, registry
+from jfluid.ops.registry import REQUIRED, OpDef, Slot
+
+_LISTS = {"INTS": int, "LONGS": int, "FLOATS": float, "STRINGS": str, "BOOLEANS": bool}
+_SCALARS = {"INT": int, "LONG": int, "FLOAT": float, "STRING": str, "BOOLEAN": bool}
+
+
+def _scalar(value: Any, want: type) -> Any:
+    """`value` as `want`, or TypeError. Numbers convert as Fluid converts them; text never does."""
+    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.size == 1):
+        value = value.item()
+    if want is str:
+        if isinstance(value, bytes):
+            return value.decode()
+        if isinstance(value, str):
+            return value
+    elif want is bool:
+        if isinstance(value, (bool, int)):
+            return bool(value)
+    elif want is int:
+        if isinstance(value, (bool, int)) or (isinstance(value, float) and value.is_integer()):
+            return int(value)
+    elif isinstance(value, (bool, int, float)):
+        return float(value)
+    raise TypeError
+
+
+def normalise(value: Any, kind: str) -> Any:
+    """An attribute's value in the form that the registry's functions get: scalars and tuples."""
+    if kind in _SCALARS:
+        return _scalar(value, _SCALARS[kind])
+    if kind in _LISTS:
+        items = value if isinstance(value, (list, tuple, np.ndarray)) else (value,)
+        return tuple(_scalar(v, _LISTS[kind]) for v in items)
+    return value
+
+
+class RegistrySchema:
+    """The registry seen through the IR's hook (`jfluid.ir.schema.Schema`)."""
+
+    def __init__(self):
+        self._inferred: dict[Any, Any] = {}
+
+    def check(self, op: Operator) -> None:
+        definition = registry.get(op.type)
+        if definition.forward is None:
+            _check_slots(op, "input", op.inputs, definition.ins)
+            _check_slots(op, "output", op.outputs, definition.outs)
+        for name, value in list(op.attrs.items()):
+            kind = definition.attr_kind(name) or op.attr_kinds.get(name)
+            if kind is None:
+                raise errors.AttributeTypeError(f"operator {op.type} has no attribute {name}"
+                                                + errors.close_to(name, definition.attrs))
+            try:
+                op.attrs[name] = normalise(value, kind)
+            except TypeError:
+                raise errors.AttributeTypeError(f"operator {op.type}, attribute {name}: expected {kind}, "
+                                                f"found {value!r}") from None
+            registry.refuse_fused(op.type, name, op.attrs[name])
+        for attr in definition.attrs.values():
+            if attr.default is REQUIRED and attr.name not in op.attrs:
+                raise errors.AttributeTypeError(f"operator {op.type} needs attribute {attr.name} ({attr.kind})")
+
+    def default(self, op_type: str, attr: str) -> tuple[bool, Any]:
+        definition = registry.find(op_type)
+        found = definition.attrs.get(attr) if definition else None
+        return (False, None) if found is None or found.default is REQUIRED else (True, found.default)
+
+    def defaults(self, op_type: str) -> dict[str, Any]:
+        definition = registry.find(op_type)
+        return {a.name: a.default for a in definition.attrs.values() if a.default is not REQUIRED} if definition else {}
+
+    def kind(self, op_type: str, attr: str, value: Any) -> str:
+        definition = registry.find(op_type)
+        kind = definition.attr_kind(attr) if definition else registry.COMMON_ATTRS.get(attr)
+        return kind or _kind_of(value)
+
+    def gradient_inputs(self, op: Operator) -> list[str] | None:
+        definition = registry.find(op.type)
+        if definition is None or not definition.grad or registry.find(op.type + "_grad") is None:
+            return None
+        return [s.name for s in definition.ins if s.name not in definition.nograd]
+
+    def grad_slots(self, op: Operator) -> tuple[set[str], set[str]]:
+        definition = registry.get(op.type + "_grad")
+        return {s.name for s in definition.ins}, {s.name for s in definition.outs}
+
+    def infer(self, op: Operator) -> None:
+        definition = registry.get(op.type)
+        block = op.block
+        if definition.fn is None or definition.host:
+            return
+        for out, source in definition.inplace.items():
+            for o, i in zip(op.outputs.get(out, ()), op.inputs.get(source, ())):
+                if o != i:
+                    _like(block.var_recursive(o), block.var_recursive(i))
+        if all(s.name in definition.inplace for s in definition.outs if s.name in op.outputs):
+            return
+        ins = [[block.var_recursive(n) for n in op.inputs.get(s.name, ()) if n != EMPTY_NAME] for s in definition.ins]
+        key = (op.type, tuple(tuple((v.shape, v.dtype) for v in vs) for vs in ins),
+               tuple(sorted((a, _hashable(op.attrs[a])) for a in definition.attrs if a in op.attrs)))
+        result = self._inferred.get(key)
+        if result is None:
+            result = self._inferred[key] = _infer(op, definition, ins)
+        for slot, specs in zip(definition.outs, result):
+            names = op.outputs.get(slot.name, ())
+            if specs is None or slot.name in definition.inplace:
+                continue
+            if len(names) > len(specs):
+                raise errors.ShapeError(f"operator {op.type}: output {slot.name} has {len(specs)} tensors, "
+                                        f"but {len(names)} variables are named")
+            for name, (shape, dtype) in zip(names, specs):
+                if name != EMPTY_NAME:
+                    block.var_recursive(name).set_shape_dtype(shape, dtype)
+
+
+def _hashable(value: Any) -> Any:
+    return repr(value) if isinstance(value, float) else value
+
+
+def _kind_of(value: Any) -> str:
+    """Fluid's type for an attribute that no definition knows, by its value."""
+    if isinstance(value, (list, tuple)):
+        return {bool: "BOOLEANS", int: "INTS", float: "FLOATS"}.get(type(value[0]), "STRINGS") if value else "INTS"
+    from jfluid.ir.block import Block
+    if isinstance(value, Block):
+        return "BLOCK"
+    return {bool: "BOOLEAN", int: "INT", float: "FLOAT"}.get(type(value), "STRING")
+
+
+def _check_slots(op: Operator, what: str, given: dict[str, list[str]], slots: tuple[Slot, ...]) -> None:
+    by_name = {s.name: s for s in slots}
+    for name, values in given.items():
+        if name not in by_name:
+            raise errors.ProgramError(f"operator {op.type} has no {what} slot {name}{errors.close_to(name, by_name)}; "
+                                      f"it has: {', '.join(by_name)}")
+        if len(values) > 1 and not by_name[name].many:
+            raise errors.ProgramError(f"operator {op.type}, {what} {name}: expected one variable, found {len(values)}")
+    if what == "input":
+        missing = [s.name for s in slots if not s.optional and not given.get(s.name)]
+        if missing:
+            raise errors.ProgramError(f"operator {op.type}: {what} {', '.join(missing)} is missing")
+
+
+def _like(out: Variable, source: Variable) -> None:
+    out.set_shape_dtype(source.shape, source.dtype)
+
+
+def _infer(op: Operator, definition: OpDef, ins: list[list[Variable]]) -> list:
+    """Shapes and dtypes of all output slots: evaluated twice, a dimension that differs is -1."""
+    unknown = any(-1 in v.shape for vs in ins for v in vs)
+    try:
+        first, second = (_evaluate(op, definition, ins, p) for p in known.PLACEHOLDERS)
+        return [_merge(a, b) for a, b in zip(first, second)]
+    except Exception as error:
+        # The unknown dimension may have to equal a fixed one (or broadcast against it): the placeholder clashed.
+        fixed = {d for vs in ins for v in vs for d in v.shape if d > 0} if unknown else set()
+        for size in sorted(fixed | {1}, reverse=True) if unknown else ():
+            try:
+                return _evaluate(op, definition, ins, size)
+            except Exception:
+                continue
+        shapes = ", ".join(f"{s.name}: " + ", ".join(f"{v.name}{list(v.shape)} {v.dtype.name}" for v in vs)
+                           for s, vs in zip(definition.ins, ins) if vs)
+        attrs = {a: op.attrs[a] for a in definition.attrs if a in op.attrs}
+        raise errors.ShapeError(f"operator {op.type} cannot take these inputs\n  inputs: {shapes}\n  attributes: {attrs}\n"
+                                f"  {op.callsite}\n  cause: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+                                ) from error
+
+
+def _evaluate(op: Operator, definition: OpDef, ins: list[list[Variable]], placeholder: int) -> list:
+    def spec(v: Variable) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(tuple(placeholder if d == -1 else d for d in v.shape), np_dtype(v.dtype))
+
+    values = [[spec(v) for v in vs] if s.many else (spec(vs[0]) if vs else None) for s, vs in zip(definition.ins, ins)]
+    kwargs = {a: op.attrs[a] for a in definition.attrs if a in op.attrs}
+
+    def run(values: list, key: Any) -> Any:
+        extra = {"key": jax.random.wrap_key_data(key, impl="threefry2x32")} if definition.rng else {}
+        return definition.fn(*values, **kwargs, **extra)
+
+    with jax.enable_x64(True), known.inferring(placeholder):
+        outs = jax.eval_shape(run, values, jax.ShapeDtypeStruct((2,), np.uint32))
+    outs = outs if isinstance(outs, tuple) else (outs,)
+    if len(outs) != len(definition.outs):
+        raise TypeError(f"operator {op.type} returned {len(outs)} outputs, its definition has {len(definition.outs)}")
+    return [None if o is None else [(tuple(t.shape), var_type(t.dtype)) for t in (o if isinstance(o, list) else [o])]
+            for o in outs]
+
+
+def _merge(first: list | None, second: list | None) -> list | None:
+    if first is None or second is None:
+        return None
+    return [(tuple(a if a == b else -1 for a, b in zip(s1, s2)), d) for (s1, d), (s2, _) in zip(first, second)]
+

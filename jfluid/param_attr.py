@@ -1,0 +1,75 @@
+"""What a layer is told of its parameters."""
+
+from typing import Any
+
+__all__ = ["ParamAttr", "WeightNormParamAttr"]
+
+
+class ParamAttr:
+    """Attributes of one parameter.
+
+    Args:
+        name: the parameter's name; made from the layer's when None. Layers that name the same one share it.
+        initializer: how it starts; the layer's own choice when None.
+        learning_rate: factor on the optimizer's learning rate.
+        regularizer: its own weight decay, instead of the optimizer's.
+        trainable: whether it is trained.
+        do_model_average: whether `ModelAverage` averages it.
+    """
+
+    def __init__(self, name: str | None = None, initializer: Any = None, learning_rate: float = 1.0,
+                 regularizer: Any = None, trainable: bool = True, do_model_average: bool = True):
+        if name == "":
+            raise ValueError("ParamAttr: the name must not be empty")
+        self.name = name
+        self.initializer = initializer
+        self.learning_rate = learning_rate
+        self.regularizer = regularizer
+        self.trainable = trainable
+        self.do_model_average = do_model_average
+
+    def _set_default_initializer(self, initializer: Any) -> None:
+        if self.initializer is None:
+            self.initializer = initializer
+
+    @staticmethod
+    def _to_attr(arg: Any) -> "ParamAttr | list | bool":
+        """A ParamAttr of what users write: None, a name, an initializer, a regularizer, False (no parameter) or a list."""
+        from jfluid.initializer import Initializer
+        from jfluid.regularizer import WeightDecayRegularizer
+        if arg is None or arg is True:
+            return ParamAttr()
+        if isinstance(arg, (list, tuple)):
+            return [ParamAttr._to_attr(a) for a in arg]
+        if isinstance(arg, ParamAttr) or arg is False:
+            return arg
+        if isinstance(arg, str):
+            return ParamAttr(name=arg)
+        if isinstance(arg, Initializer):
+            return ParamAttr(initializer=arg)
+        if isinstance(arg, WeightDecayRegularizer):
+            return ParamAttr(regularizer=arg)
+        raise TypeError(f"param_attr: expected a ParamAttr, a name, an initializer, a regularizer, a bool or None, "
+                        f"found {type(arg).__name__}")
+
+    def _to_kwargs(self, with_initializer: bool = False) -> dict[str, Any]:
+        kwargs = {"name": self.name, "optimize_attr": {"learning_rate": self.learning_rate},
+                  "regularizer": self.regularizer, "trainable": self.trainable, "do_model_average": self.do_model_average}
+        if with_initializer:
+            kwargs["initializer"] = self.initializer
+        return kwargs
+
+
+class WeightNormParamAttr(ParamAttr):
+    """A parameter that is a direction times a length: w = g * v / |v| (Salimans & Kingma 2016, arXiv:1602.07868).
+
+    Args:
+        dim: the dimension that keeps a length of its own; None for one length in all.
+        The others are ParamAttr's.
+    """
+
+    def __init__(self, dim: int | None = None, name: str | None = None, initializer: Any = None,
+                 learning_rate: float = 1.0, regularizer: Any = None, trainable: bool = True,
+                 do_model_average: bool = False):
+        super().__init__(name, initializer, learning_rate, regularizer, trainable, do_model_average)
+        self.dim = dim

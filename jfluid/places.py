@@ -1,0 +1,90 @@
+"""Places: the devices that programs run on."""
+import os
+from dataclasses import dataclass
+
+import jax
+
+from jfluid import errors
+
+
+@dataclass(frozen=True)
+class CPUPlace:
+    """The host's processors."""
+
+    def device(self) -> jax.Device:
+        return jax.devices("cpu")[0]
+
+    def __repr__(self) -> str:
+        return "CPUPlace"
+
+
+@dataclass(frozen=True)
+class CUDAPlace:
+    """The GPU of index `id` among those that JAX sees."""
+
+    id: int = 0
+
+    def device(self) -> jax.Device:
+        """The JAX device. Raises PlaceError when there is no such GPU."""
+        gpus = _gpus()
+        if not 0 <= self.id < len(gpus):
+            raise errors.PlaceError(f"CUDAPlace({self.id}): JAX sees {len(gpus)} GPU(s) here. Use CPUPlace(), or install "
+                                    "JAX with CUDA (pip install 'jax[cuda13]') on a machine that has one.")
+        return gpus[self.id]
+
+    def get_device_id(self) -> int:
+        return self.id
+
+    def __repr__(self) -> str:
+        return f"CUDAPlace({self.id})"
+
+
+@dataclass(frozen=True)
+class CUDAPinnedPlace:
+    """Page-locked host memory in Fluid; XLA stages its own transfers, so this is host memory like any other."""
+
+    def device(self) -> jax.Device:
+        return jax.devices("cpu")[0]
+
+
+Place = CPUPlace | CUDAPlace | CUDAPinnedPlace
+
+
+def _gpus() -> list[jax.Device]:
+    try:
+        return jax.devices("gpu")
+    except RuntimeError:
+        return []
+
+
+def is_compiled_with_cuda() -> bool:
+    """Whether JAX sees a GPU. Starts JAX's backends."""
+    return bool(_gpus())
+
+
+def get_cuda_device_count() -> int:
+    """The number of GPUs that JAX sees. Starts JAX's backends."""
+    return len(_gpus())
+
+
+def cpu_places(device_count: int | None = None) -> list[CPUPlace]:
+    """`device_count` CPUPlaces; by default as many as the variable CPU_NUM says, else one."""
+    return [CPUPlace()] * (int(os.environ.get("CPU_NUM", 1)) if device_count is None else device_count)
+
+
+def cuda_places(device_ids: list[int] | None = None) -> list[CUDAPlace]:
+    """A CUDAPlace for each id; by default those of FLAGS_selected_gpus, else all. Raises PlaceError without GPUs."""
+    if device_ids is None:
+        chosen = os.environ.get("FLAGS_selected_gpus", "")
+        device_ids = [int(i) for i in chosen.split(",")] if chosen else list(range(get_cuda_device_count()))
+    places = [CUDAPlace(i) for i in device_ids]
+    if not places:
+        raise errors.PlaceError("cuda_places: JAX sees no GPU here. Use cpu_places(), or install JAX with CUDA.")
+    for place in places:
+        place.device()
+    return places
+
+
+def cuda_pinned_places(device_count: int | None = None) -> list[CUDAPinnedPlace]:
+    """`device_count` CUDAPinnedPlaces, by default as many as CPU_NUM says, else one."""
+    return [CUDAPinnedPlace()] * len(cpu_places(device_count))

@@ -1,0 +1,84 @@
+"""Scopes: where variables keep their values between runs."""
+import contextlib
+from collections.abc import Iterator
+
+from jfluid.lod_tensor import LoDTensor
+
+
+class ScopeVariable:
+    """A name in a Scope and the tensor it holds."""
+
+    def __init__(self, name: str):
+        self.name = name
+        self.tensor = LoDTensor()
+
+    def get_tensor(self) -> LoDTensor:
+        """The tensor; setting it sets the variable."""
+        return self.tensor
+
+
+class Scope:
+    """Variables by name; a name not found is looked for in the enclosing scope."""
+
+    def __init__(self, parent: "Scope | None" = None):
+        self.parent = parent
+        self.kids: list[Scope] = []
+        self.epoch = 0  # rises whenever a variable is dropped, so that those who keep tensors look again
+        self.steps: dict[str, int] = {}  # runs of each program so far, by fingerprint: random operators count on
+        self._vars: dict[str, ScopeVariable] = {}
+
+    def var(self, name: str) -> ScopeVariable:
+        """The variable `name` of this scope, made if need be."""
+        found = self._vars.get(name)
+        if found is None:
+            found = self._vars[name] = ScopeVariable(name)
+        return found
+
+    def find_var(self, name: str) -> ScopeVariable | None:
+        """The variable `name` of this scope or of the nearest enclosing one; None when there is none."""
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope._vars:
+                return scope._vars[name]
+            scope = scope.parent
+        return None
+
+    def erase(self, names: list[str]) -> None:
+        """Drop variables."""
+        for name in names:
+            self._vars.pop(name, None)
+        self.epoch += 1
+
+    def new_scope(self) -> "Scope":
+        """A scope inside this one."""
+        kid = Scope(self)
+        self.kids.append(kid)
+        return kid
+
+    def drop_kids(self) -> None:
+        """Drop all scopes inside this one."""
+        self.kids.clear()
+
+    def local_var_names(self) -> list[str]:
+        return list(self._vars)
+
+
+_global_scope = Scope()
+
+
+def global_scope() -> Scope:
+    """The scope that an Executor uses unless told otherwise."""
+    return _global_scope
+
+
+@contextlib.contextmanager
+def scope_guard(scope: Scope) -> Iterator[None]:
+    """Make `scope` the global one within the context. Raises TypeError when it is not a Scope."""
+    if not isinstance(scope, Scope):
+        raise TypeError(f"scope_guard: expected a Scope, found {type(scope).__name__}")
+    global _global_scope
+    before, _global_scope = _global_scope, scope
+    try:
+        yield
+    finally:
+        _global_scope = before
