@@ -147,7 +147,8 @@ def _schema(type_: str, fn: Callable, rng: bool, host: bool) -> tuple[list[str],
         elif p.kind is p.KEYWORD_ONLY:
             if (rng and p.name == "key") or (host and p.name == "ctx"):
                 continue
-            kind = getattr(p.annotation, "__metadata__", (None,))[0] or _KIND_OF_DEFAULT.get(type(p.default))
+            kind = getattr(p.annotation, "__metadata__", (None,))[0]
+            kind = kind or _KIND_OF_DEFAULT.get(type(p.default)) or _KIND_OF_DEFAULT.get(p.annotation)
             if kind is None:
                 raise TypeError(f"operator {type_}: attribute {p.name} needs an annotation such as registry.Ints")
             name = _fluid_name(p.name)
