@@ -19,7 +19,8 @@ def _placed(array: Any, rank: int, axis: int, what: str) -> Any:
     while axis + len(shape) > rank and shape and shape[-1] == 1:
         shape = shape[:-1]
     if axis < 0 or axis + len(shape) > rank:
-        raise errors.ShapeError(f"{what}: a tensor of shape {array.shape} does not fit at axis {axis} of {rank} dimensions")
+        raise errors.ShapeError(f"{what}: a tensor of shape {array.shape} does not fit at axis {axis} of a tensor "
+                                f"of {rank} dimensions")
     return array.reshape((1,) * axis + shape + (1,) * (rank - axis - len(shape)))
 
 
@@ -183,10 +184,14 @@ def _round(x):
     return jax.lax.round(x, jax.lax.RoundingMethod.AWAY_FROM_ZERO)
 
 
+def unary(compute: Callable) -> Callable:
+    """`compute` with the signature of an operator X -> Out; JAX's own have parameters that are no attributes."""
+    return lambda x: compute(x)
+
+
 _UNARY = {
     "sqrt": jnp.sqrt, "rsqrt": jax.lax.rsqrt, "square": jnp.square, "exp": jnp.exp, "log": jnp.log, "log1p": jnp.log1p,
     "abs": jnp.abs, "ceil": jnp.ceil, "floor": jnp.floor, "round": _round, "reciprocal": jnp.reciprocal, "sin": jnp.sin,
     "cos": jnp.cos, "asin": jnp.arcsin, "acos": jnp.arccos, "atan": jnp.arctan, "erf": jax.lax.erf, "sign": jnp.sign,
 }
-# Wrapped, because the registry reads the signature and JAX's functions have parameters that are no attributes.
-table({name: functools.partial(lambda x, *, compute: compute(x)) for name in ()}, ins=("X",), outs=("Out",))
+table({name: unary(compute) for name, compute in _UNARY.items()}, ins=("X",), outs=("Out",))

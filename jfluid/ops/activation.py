@@ -1,0 +1,165 @@
+"""Activation functions. Where they have corners, the gradient there is Fluid's."""
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from jfluid import errors
+from jfluid.ops.elementwise import aligned, between, unary
+from jfluid.ops.registry import Int, op, table
+
+_PLAIN = {
+    "relu": jax.nn.relu, "sigmoid": jax.nn.sigmoid, "logsigmoid": jax.nn.log_sigmoid, "tanh": jnp.tanh,
+    "tanh_shrink": lambda x: x - jnp.tanh(x), "softplus": jax.nn.softplus, "softsign": jax.nn.soft_sign,
+}
+table({name: unary(compute) for name, compute in _PLAIN.items()}, ins=("X",), outs=("Out",))
+
+
+@op("relu6", ins=("X",), outs=("Out",))
+def relu6(x, *, threshold=6.0):
+    """x limited to 0..threshold."""
+    return between(x, 0.0, threshold)
+
+
+@op("brelu", ins=("X",), outs=("Out",))
+def brelu(x, *, t_min=0.0, t_max=24.0):
+    """x limited to t_min..t_max."""
+    return between(x, t_min, t_max)
+
+
+@op("leaky_relu", ins=("X",), outs=("Out",))
+def leaky_relu(x, *, alpha=0.02):
+    """The larger of x and alpha * x."""
+    positive, negative = (x, alpha * x) if alpha <= 1 else (alpha * x, x)
+    return jnp.where(x > 0, positive, negative)
+
+
+@op("elu", ins=("X",), outs=("Out",))
+def elu(x, *, alpha=1.0):
+    """x above zero, alpha * (exp(x) - 1) elsewhere."""
+    return jax.nn.elu(x, alpha)
+
+
+@op("selu", ins=("X",), outs=("Out",))
+def selu(x, *, scale=1.0507009873554805, alpha=1.6732632423543772):
+    """scale * elu(x, alpha)."""
+    return scale * jax.nn.elu(x, alpha)
+
+
+@op("gelu", ins=("X",), outs=("Out",))
+def gelu(x, *, approximate=False):
+    """x times the normal distribution function of x, or its approximation by tanh."""
+    return jax.nn.gelu(x, approximate)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _soft_relu(x, threshold):
+    return jax.nn.softplus(jnp.clip(x, -threshold, threshold))
+
+
+@_soft_relu.defjvp
+def _soft_relu_jvp(threshold, primals, tangents):
+    # Fluid takes the gradient from the output: it goes on below -threshold, and stops where the output reaches it.
+    out = _soft_relu(primals[0], threshold)
+    return out, tangents[0] * jnp.where(out < threshold, -jnp.expm1(-out), 0.0)
+
+
+@op("soft_relu", ins=("X",), outs=("Out",))
+def soft_relu(x, *, threshold=40.0):
+    """log(1 + exp(x)) of x limited to -threshold..threshold."""
+    return _soft_relu(x, threshold)
+
+
+@op("softshrink", ins=("X",), outs=("Out",))
+def softshrink(x, *, lambda_=0.5):
+    """x moved towards zero by lambda, zero where it is nearer than that."""
+    return jnp.where(x > lambda_, x - lambda_, jnp.where(x < -lambda_, x + lambda_, 0.0))
+
+
+@op("hard_shrink", ins=("X",), outs=("Out",))
+def hard_shrink(x, *, threshold=0.5):
+    """x, zero where its magnitude is at most the threshold."""
+    return jnp.where(jnp.abs(x) > threshold, x, 0.0)
+
+
+@op("thresholded_relu", ins=("X",), outs=("Out",))
+def thresholded_relu(x, *, threshold=1.0):
+    """x, zero where it is at most the threshold."""
+    return jnp.where(x > threshold, x, 0.0)
+
+
+@op("hard_sigmoid", ins=("X",), outs=("Out",))
+def hard_sigmoid(x, *, slope=0.2, offset=0.5):
+    """slope * x + offset limited to 0..1."""
+    return between(slope * x + offset, 0.0, 1.0)
+
+
+@op("hard_swish", ins=("X",), outs=("Out",))
+def hard_swish(x, *, threshold=6.0, scale=6.0, offset=3.0):
+    """x times (x + offset limited to 0..threshold), over scale."""
+    return x * between(x + offset, 0.0, threshold) / scale
+
+
+@op("swish", ins=("X",), outs=("Out",))
+def swish(x, *, beta=1.0):
+    """x * sigmoid(beta * x)."""
+    return x * jax.nn.sigmoid(beta * x)
+
+
+@op("mish", ins=("X",), outs=("Out",))
+def mish(x, *, threshold=20.0):
+    """x * tanh(softplus(x)); beyond the threshold softplus is taken as x, below its negative as exp(x)."""
+    low, high = x < -threshold, x > threshold
+    # The inner selection keeps exp from overflowing where its result is not used, which would spoil the gradient.
+    soft = jnp.where(high, x, jnp.where(low, jnp.exp(jnp.where(low, x, 0.0)), jax.nn.softplus(x)))
+    return x * jnp.tanh(soft)
+
+
+@op("stanh", ins=("X",), outs=("Out",))
+def stanh(x, *, scale_a=0.67, scale_b=1.7159):
+    """scale_b * tanh(scale_a * x)."""
+    return scale_b * jnp.tanh(scale_a * x)
+
+
+@op("maxout", ins=("X",), outs=("Out",))
+def maxout(x, *, groups: Int, axis: Int = 1):
+    """The largest of each `groups` neighbouring channels; at a tie the gradient goes to the first of them."""
+    axis %= x.ndim
+    if groups < 1 or x.shape[axis] % groups:
+        raise errors.ShapeError(f"maxout: {x.shape[axis]} channels (axis {axis} of {x.shape}) cannot be split into "
+                                f"groups of {groups}")
+    grouped = x.reshape(*x.shape[:axis], x.shape[axis] // groups, groups, *x.shape[axis + 1:])
+    members = (jax.lax.index_in_dim(grouped, i, axis + 1, keepdims=False) for i in range(groups))
+    return functools.reduce(lambda best, other: jnp.where(other > best, other, best), members)
+
+
+@op("prelu", ins=("X", "Alpha"), outs=("Out",))
+def prelu(x, alpha, *, mode="all"):
+    """x above zero, alpha * x elsewhere, with one alpha for all, one a channel, or one an element of a row."""
+    shapes = {"all": (1,) * x.ndim, "channel": (1, -1) + (1,) * (x.ndim - 2), "element": (1, *alpha.shape[1:])}
+    if mode not in shapes:
+        raise errors.ShapeError(f"prelu: mode must be all, channel or element, found {mode!r}")
+    if mode == "element" and alpha.ndim != x.ndim:
+        raise errors.ShapeError(f"prelu: mode element needs alpha with {x.ndim} dimensions, found shape {alpha.shape}")
+    x, alpha = aligned(x, alpha.reshape(shapes[mode]), -1, "prelu")
+    return jnp.where(x > 0, x, alpha * x)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _softmax(x, axis):
+    # As in Fluid no exponent is below -64, so that a logarithm of the result stays finite.
+    powers = jnp.exp(jnp.maximum(x - x.max(axis, keepdims=True), -64.0))
+    return powers / powers.sum(axis, keepdims=True)
+
+
+@_softmax.defjvp
+def _softmax_jvp(axis, primals, tangents):
+    out = _softmax(primals[0], axis)
+    weighted = out * tangents[0]
+    return out, weighted - out * weighted.sum(axis, keepdims=True)
+
+
+@op("softmax", ins=("X",), outs=("Out",))
+def softmax(x, *, axis=-1, data_format="AnyLayout"):
+    """exp(x) normalised to a sum of one along `axis`; the layout of the data makes no difference."""
+    return _softmax(x, axis)

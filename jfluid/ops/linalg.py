@@ -1,0 +1,125 @@
+"""Products of matrices and vectors."""
+from math import prod
+from typing import Any
+
+import jax.numpy as jnp
+
+from jfluid import errors
+from jfluid.ops.reduce import at_least_1d
+from jfluid.ops.registry import Ints, op
+from jfluid.ops.shape import is_unknown
+
+
+def _check_equal(what: str, x: Any, y: Any, x_size: int, y_size: int) -> bool:
+    """Whether two sizes are equal; False where one is unknown and may be. Raises ShapeError where they differ."""
+    if x_size == y_size:
+        return True
+    if is_unknown(x_size) or is_unknown(y_size):
+        return False
+    raise errors.ShapeError(f"{what}: shapes {x.shape} and {y.shape} do not go together: expected equal sizes, "
+                            f"found {x_size} and {y_size}")
+
+
+@op("mul", ins=("X", "Y"), outs=("Out",))
+def mul(x, y, *, x_num_col_dims=1, y_num_col_dims=1):
+    """Matrix product of x and y, each flattened to two dimensions."""
+    if not 0 < x_num_col_dims < x.ndim or not 0 < y_num_col_dims < y.ndim:
+        raise errors.ShapeError(f"mul: num_col_dims must split the dimensions in two, found {x_num_col_dims} for "
+                                f"{x.shape} and {y_num_col_dims} for {y.shape}")
+    rows, width = x.shape[:x_num_col_dims], prod(x.shape[x_num_col_dims:])
+    height, columns = prod(y.shape[:y_num_col_dims]), y.shape[y_num_col_dims:]
+    if not _check_equal("mul", x, y, width, height):
+        return jnp.zeros(rows + columns, x.dtype)
+    return (x.reshape(prod(rows), width) @ y.reshape(height, prod(columns))).reshape(rows + columns)
+
+
+def _as_matrix(x: Any, column: bool, transpose: bool) -> Any:
+    """A vector as one column or one row, then the last two dimensions exchanged if asked."""
+    if x.ndim == 1:
+        x = x[:, None] if column else x[None, :]
+    return jnp.swapaxes(x, -1, -2) if transpose else x
+
+
+def _batched(x: Any, y: Any) -> Any:
+    """Products of the last two dimensions; a matrix goes with a batch, batches must have equally many matrices."""
+    if not _check_equal("matmul", x, y, x.shape[-1], y.shape[-2]):
+        batch = x.shape[:-2] if x.ndim > 2 else y.shape[:-2]
+        return jnp.zeros((*batch, x.shape[-2], y.shape[-1]), x.dtype)
+    if x.ndim == 2 or y.ndim == 2 or x.shape[:-2] == y.shape[:-2]:
+        return x @ y
+    batch = x.shape[:-2]
+    if not _check_equal("matmul", x, y, prod(batch), prod(y.shape[:-2])):
+        return jnp.zeros((*batch, x.shape[-2], y.shape[-1]), x.dtype)
+    out = x.reshape(-1, *x.shape[-2:]) @ y.reshape(-1, *y.shape[-2:])
+    return out.reshape(*batch, *out.shape[-2:])
+
+
+@op("matmul", ins=("X", "Y"), outs=("Out",))
+def matmul(x, y, *, transpose_X=False, transpose_Y=False, alpha=1.0, head_number=1,
+           fused_reshape_Out: Ints = (), fused_transpose_Out: Ints = ()):
+    """alpha * x @ y over the last two dimensions; a vector is a row of x, a column of y."""
+    if head_number != 1:
+        raise errors.UnsupportedError(f"matmul: head_number={head_number} exists in Fluid's MKL build only; "
+                                      "split the heads with reshape and transpose")
+    out = _batched(_as_matrix(x, False, transpose_X), _as_matrix(y, True, transpose_Y))
+    if x.ndim == 1 and out.shape[-2] == 1:
+        out = out.reshape(*out.shape[:-2], out.shape[-1])
+    if y.ndim == 1 and out.shape[-1] == 1:
+        out = out.reshape(out.shape[:-1])
+    out = at_least_1d(out if alpha == 1 else alpha * out)
+    if fused_reshape_Out:
+        out = out.reshape([out.shape[i] if n == 0 else n for i, n in enumerate(fused_reshape_Out)])
+    return out.transpose(fused_transpose_Out) if fused_transpose_Out else out
+
+
+@op("bmm", ins=("X", "Y"), outs=("Out",))
+def bmm(x, y):
+    """Products of the matrices of two batches."""
+    if x.ndim != 3 or y.ndim != 3:
+        raise errors.ShapeError(f"bmm: both tensors need 3 dimensions, found shapes {x.shape} and {y.shape}")
+    if not (_check_equal("bmm", x, y, x.shape[0], y.shape[0]) and _check_equal("bmm", x, y, x.shape[2], y.shape[1])):
+        return jnp.zeros((x.shape[0], x.shape[1], y.shape[2]), x.dtype)
+    return x @ y
+
+
+@op("dot", ins=("X", "Y"), outs=("Out",))
+def dot(x, y):
+    """Inner product of two vectors, or of each row of two matrices."""
+    if x.ndim not in (1, 2) or x.ndim != y.ndim:
+        raise errors.ShapeError(f"dot: expected two tensors of one shape with 1 or 2 dimensions, found {x.shape} "
+                                f"and {y.shape}")
+    if not all(_check_equal("dot", x, y, a, b) for a, b in zip(x.shape, y.shape, strict=True)):
+        return jnp.zeros((*x.shape[:-1], 1), x.dtype)
+    return (x * y).sum(-1, keepdims=True)
+
+
+@op("addmm", ins=("Input", "X", "Y"), outs=("Out",))
+def addmm(addend, x, y, *, Alpha=1.0, Beta=1.0):
+    """Beta * addend + Alpha * x @ y."""
+    if {addend.ndim, x.ndim, y.ndim} != {2}:
+        raise errors.ShapeError(f"addmm: expected three matrices, found shapes {addend.shape}, {x.shape} and {y.shape}")
+    return Beta * addend + Alpha * _batched(x, y)
+
+
+@op("kron", ins=("X", "Y"), outs=("Out",))
+def kron(x, y):
+    """Kronecker product."""
+    return jnp.kron(x, y)
+
+
+@op("cross", ins=("X", "Y"), outs=("Out",))
+def cross(x, y, *, dim=9):
+    """Cross product of vectors of three elements along `dim`; 9 means the first dimension of size 3."""
+    if x.shape != y.shape and not any(map(is_unknown, (*x.shape, *y.shape))):
+        raise errors.ShapeError(f"cross: the shapes must be equal, found {x.shape} and {y.shape}")
+    axis = x.shape.index(3) if dim == 9 and 3 in x.shape else dim
+    if not -x.ndim <= axis < x.ndim or x.shape[axis] != 3:
+        raise errors.ShapeError(f"cross: expected a dimension of size 3 ({'any' if dim == 9 else f'dim {dim}'}), "
+                                f"found shape {x.shape}")
+    return jnp.cross(x, y, axis=axis) if x.shape == y.shape else x
+
+
+@op("trace", ins=("Input",), outs=("Out",))
+def trace(x, *, offset=0, dim1=-2, dim2=-1):
+    """Sum of the diagonal `offset` above the main one, of each matrix along dim1 and dim2."""
+    return at_least_1d(jnp.trace(x, offset, dim1, dim2, dtype=x.dtype))

@@ -1,0 +1,77 @@
+"""Comparisons, logic and tests of tensors; none has a gradient."""
+import operator
+from collections.abc import Callable
+
+import jax.numpy as jnp
+import numpy as np
+
+from jfluid import errors
+from jfluid.ops.elementwise import binary
+from jfluid.ops.registry import op, table
+from jfluid.ops.shape import is_unknown, numpy_of
+
+_COMPARE = {"equal": operator.eq, "not_equal": operator.ne, "less_than": operator.lt, "less_equal": operator.le,
+            "greater_than": operator.gt, "greater_equal": operator.ge}
+table({name: binary(name, compute) for name, compute in _COMPARE.items()},
+      ins=("X", "Y"), outs=("Out",), grad=False, fold=True)
+
+
+def _logical(name: str) -> Callable:
+    def apply(x, y):
+        if any(map(is_unknown, (*x.shape, *y.shape))):
+            return jnp.zeros(x.shape, bool)
+        if x.size != y.size:
+            raise errors.ShapeError(f"{name}: both tensors need the same number of elements, found shapes "
+                                    f"{x.shape} and {y.shape}")
+        return getattr(numpy_of(x, y), name)(x, y.reshape(x.shape))
+
+    apply.__doc__ = f"{name.replace('_', ' ').capitalize()} of two boolean tensors."
+    return apply
+
+
+table({name: _logical(name) for name in ("logical_and", "logical_or", "logical_xor")},
+      ins=("X", "Y"), outs=("Out",), grad=False, fold=True)
+
+
+@op("logical_not", ins=("X",), outs=("Out",), grad=False, fold=True)
+def logical_not(x):
+    """The opposite of a boolean tensor."""
+    return numpy_of(x).logical_not(x)
+
+
+@op("isfinite", ins=("X",), outs=("Out",), grad=False)
+def isfinite(x):
+    """Whether no element is infinite or not a number."""
+    return jnp.isfinite(x).all().reshape(1)
+
+
+@op("isinf", ins=("X",), outs=("Out",), grad=False)
+def isinf(x):
+    """Whether an element is infinite."""
+    return jnp.isinf(x).any().reshape(1)
+
+
+@op("isnan", ins=("X",), outs=("Out",), grad=False)
+def isnan(x):
+    """Whether an element is not a number."""
+    return jnp.isnan(x).any().reshape(1)
+
+
+@op("is_empty", ins=("X",), outs=("Out",), grad=False)
+def is_empty(x):
+    """Whether the tensor has no elements: known from its shape."""
+    return np.array([x.size == 0])
+
+
+@op("allclose", ins=("Input", "Other"), outs=("Out",), grad=False)
+def allclose(x, other, *, rtol=1e-5, atol=1e-8, equal_nan=False):
+    """Whether all elements differ by at most atol + rtol * |other|; infinities are close to nothing."""
+    if x.ndim != other.ndim or any(a != b and not is_unknown(a) and not is_unknown(b)
+                                   for a, b in zip(x.shape, other.shape, strict=True)):
+        raise errors.ShapeError(f"allclose: the shapes must be equal, found {x.shape} and {other.shape}")
+    if x.shape != other.shape:
+        return jnp.zeros(1, bool)
+    close = jnp.abs(x - other) <= atol + rtol * jnp.abs(other)
+    if equal_nan:
+        close |= jnp.isnan(x) & jnp.isnan(other)
+    return close.all().reshape(1)

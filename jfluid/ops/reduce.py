@@ -1,0 +1,184 @@
+"""Reductions and norms. A full reduction has shape (1,), as everywhere in Fluid."""
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jfluid import errors
+from jfluid.ir.types import np_dtype
+from jfluid.ops.elementwise import aligned, is_float, quotient
+from jfluid.ops.registry import Float, Int, Ints, op, table
+
+
+def axes_of(x: Any, dim: Ints, everything: bool, what: str) -> tuple[int, ...]:
+    """The axes to reduce, none negative. Raises ShapeError for one that `x` does not have."""
+    if everything:
+        return tuple(range(x.ndim))
+    if not dim or any(not -x.ndim <= d < x.ndim for d in dim):
+        raise errors.ShapeError(f"{what}: dim must name dimensions of a tensor of shape {x.shape}, found {list(dim)}")
+    return tuple(sorted({d % x.ndim for d in dim}))
+
+
+def at_least_1d(x: Any) -> Any:
+    """A scalar as a tensor of one element."""
+    return x if x.ndim else x.reshape(1)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 2, 3))
+def _extreme(reduce: str, x, axes, keep):
+    return getattr(x, reduce)(axis=axes, keepdims=keep)
+
+
+@_extreme.defjvp
+def _extreme_jvp(reduce, axes, keep, primals, tangents):
+    # Each of several equal extremes gets the whole gradient.
+    x, = primals
+    out = _extreme(reduce, x, axes, True)
+    tangent = jnp.where(x == out, tangents[0], 0.0).sum(axes, keepdims=keep)
+    return out.reshape(tangent.shape), tangent
+
+
+def extreme(reduce: str, x: Any, axes: tuple[int, ...], keep: bool) -> Any:
+    """The largest (`reduce` "max") or smallest ("min") element along `axes`."""
+    if isinstance(x, np.ndarray) or not is_float(x):
+        return getattr(x, reduce)(axis=axes, keepdims=keep)
+    return _extreme(reduce, x, axes, keep)
+
+
+def _mean(x: Any, axes: tuple[int, ...], keep: bool) -> Any:
+    if is_float(x):
+        return x.mean(axis=axes, keepdims=keep)
+    count = np.asarray(max(1, int(np.prod([x.shape[a] for a in axes]))), x.dtype)
+    return quotient(x.sum(axis=axes, keepdims=keep, dtype=x.dtype), count)
+
+
+_REDUCE = {
+    "sum": lambda x, axes, keep: x.sum(axis=axes, keepdims=keep, dtype=x.dtype),
+    "mean": _mean,
+    "max": lambda x, axes, keep: extreme("max", x, axes, keep),
+    "min": lambda x, axes, keep: extreme("min", x, axes, keep),
+    "prod": lambda x, axes, keep: x.prod(axis=axes, keepdims=keep, dtype=x.dtype),
+    "all": lambda x, axes, keep: x.all(axis=axes, keepdims=keep),
+    "any": lambda x, axes, keep: x.any(axis=axes, keepdims=keep),
+}
+
+
+def reduction(name: str, compute: Callable) -> Callable:
+    """The function of a reducing operator."""
+
+    def apply(x, *, dim: Ints = (0,), keep_dim=False, reduce_all=False, in_dtype=-1, out_dtype=-1):
+        if out_dtype >= 0:
+            x = x.astype(np_dtype(out_dtype))
+        elif in_dtype >= 0:
+            x = x.astype(np_dtype(in_dtype))
+        return at_least_1d(compute(x, axes_of(x, dim, reduce_all, name), keep_dim))
+
+    apply.__doc__ = f"{name}: over the dimensions `dim`, or over all of them."
+    return apply
+
+
+table({f"reduce_{n}": reduction(f"reduce_{n}", _REDUCE[n]) for n in ("sum", "mean", "max", "min", "prod")},
+      ins=("X",), outs=("Out",), fold=True)
+table({f"reduce_{n}": reduction(f"reduce_{n}", _REDUCE[n]) for n in ("all", "any")},
+      ins=("X",), outs=("Out",), grad=False, fold=True)
+
+
+@op("mean", ins=("X",), outs=("Out",))
+def mean(x):
+    """Mean of all elements."""
+    return jnp.mean(x).reshape(1)
+
+
+def root(squares: Any) -> Any:
+    """Square root whose gradient at zero is zero."""
+    return power(squares, 0.5)
+
+
+def power(base: Any, exponent: float) -> Any:
+    """base ** exponent for base >= 0; the gradient where base is zero is zero."""
+    positive = base > 0
+    safe = jnp.where(positive, base, 1.0)
+    return jnp.where(positive, jnp.sqrt(safe) if exponent == 0.5 else safe ** exponent, 0.0)
+
+
+table({"frobenius_norm": reduction("frobenius_norm", lambda x, axes, keep: root((x * x).sum(axes, keepdims=keep)))},
+      ins=("X",), outs=("Out",))
+
+
+def _power_sum(x: Any, order: float, axis: Any, keep: bool) -> Any:
+    """(sum of |x| ** order) ** (1 / order)."""
+    if order == 1:
+        return jnp.abs(x).sum(axis, keepdims=keep)
+    if order == 2:
+        return root((x * x).sum(axis, keepdims=keep))
+    return power(power(jnp.abs(x), order).sum(axis, keepdims=keep), 1 / order)
+
+
+@op("p_norm", ins=("X",), outs=("Out",))
+def p_norm(x, *, porder=2.0, axis=-1, epsilon=1e-12, keepdim=False):
+    """Norm of order `porder` along one axis; no gradient where it is zero, so that epsilon has nothing to guard."""
+    if not 0 < porder < float("inf"):
+        raise errors.ShapeError(f"p_norm: porder must be positive and finite, found {porder}")
+    return _power_sum(x, porder, axis, keepdim)
+
+
+@op("dist", ins=("X", "Y"), outs=("Out",))
+def dist(x, y, *, p=2.0):
+    """Norm of order p of x - y, broadcast against each other."""
+    x, y = aligned(x, y, -1, "dist")
+    away = (x - y).reshape(-1)
+    if p == 0:
+        return jnp.count_nonzero(away).astype(x.dtype).reshape(1)
+    if abs(p) == float("inf"):
+        return extreme("max" if p > 0 else "min", jnp.abs(away), (0,), True)
+    return _power_sum(away, p, 0, True)
+
+
+@op("l1_norm", ins=("X",), outs=("Out",))
+def l1_norm(x):
+    """Sum of magnitudes."""
+    return jnp.abs(x).sum().reshape(1)
+
+
+@op("squared_l2_norm", ins=("X",), outs=("Out",))
+def squared_l2_norm(x):
+    """Sum of squares."""
+    return jnp.square(x).sum().reshape(1)
+
+
+@op("norm", ins=("X",), outs=("Norm~", "Out"))
+def norm(x, *, axis: Int, epsilon: Float = 1e-10):
+    """x over its Euclidean norm along `axis`; epsilon is added to the sum of squares."""
+    length = jnp.sqrt(jnp.square(x).sum(axis, keepdims=True) + epsilon)
+    return length, x / length
+
+
+@op("clip_by_norm", ins=("X",), outs=("Out",), grad=False)
+def clip_by_norm(x, *, max_norm: Float):
+    """x scaled down to the Euclidean norm `max_norm` where its own is larger."""
+    length = jnp.sqrt(jnp.square(x).sum())
+    return jnp.where(length > max_norm, x * (max_norm / jnp.maximum(length, max_norm)), x)
+
+
+def _rows(x: Any) -> Any:
+    """x as a matrix of one row a sample."""
+    return x.reshape(x.shape[0], int(np.prod(x.shape[1:])))
+
+
+@op("squared_l2_distance", ins=("X", "Y"), outs=("sub_result~", "Out"))
+def squared_l2_distance(x, y):
+    """Squared Euclidean distance of each row of x from that of y, which may have one row."""
+    x, y = aligned(_rows(x), _rows(y), -1, "squared_l2_distance")
+    return x - y, jnp.square(x - y).sum(1, keepdims=True)
+
+
+@op("cos_sim", ins=("X", "Y"), outs=("Out", "XNorm~", "YNorm~"))
+def cos_sim(x, y):
+    """Cosine of the angle between each row of x and that of y, which may have one row."""
+    x, y = aligned(_rows(x), _rows(y), -1, "cos_sim")
+    # Fluid's 1e-8 keeps the norm of a zero row away from zero.
+    x_norm, y_norm = (jnp.sqrt(jnp.square(v).sum(1, keepdims=True) + 1e-8) for v in (x, y))
+    return (x * y).sum(1, keepdims=True) / (x_norm * y_norm), x_norm, y_norm
