@@ -1,0 +1,1 @@
+"""Fluid's files: tensor streams, pickled states, and safe ways to write and read them. `jfluid.io` is their face."""

@@ -1,0 +1,163 @@
+"""Fluid's binary format of tensors.
+
+A LoDTensor is, little-endian and without padding:
+
+    uint32 version (0) | uint64 levels | for each level: uint64 bytes, its uint64 offsets | the dense tensor
+
+and a dense tensor is
+
+    uint32 version (0) | int32 length | TensorDesc message of that length | the elements, row-major
+
+SelectedRows are
+
+    uint32 version (0) | uint64 rows | their int64 numbers | int64 height | the dense tensor
+
+A combined file holds such streams one after the other, without names.
+"""
+import math
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from jfluid.files.storage import BoundedReader, atomic_write, bounded_reader
+from jfluid.ir import framework_pb2 as pb
+from jfluid.ir.types import np_dtype, var_type
+
+_MAX_DESC = 1 << 16  # a TensorDesc of 64 KiB has thousands of dimensions
+_MAX_RANK = 64  # NumPy's own limit
+_MAX_LEVELS = 64
+
+
+@dataclass
+class Stored:
+    """A tensor as files hold it.
+
+    Attributes:
+        value: the elements.
+        lod: offsets of its sequences, one list a level.
+        rows, height: for SelectedRows, the row that each of `value`'s rows stands for, and the rows of the whole.
+    """
+
+    value: np.ndarray
+    lod: list[list[int]] = field(default_factory=list)
+    rows: np.ndarray | None = None
+    height: int | None = None
+
+
+def write_dense(file: BinaryIO, value: Any) -> None:
+    """Write the dense tensor's part of the format."""
+    value = np.asarray(value)
+    desc = pb.VarType.TensorDesc(data_type=int(var_type(value.dtype)), dims=value.shape).SerializeToString()
+    file.write(struct.pack("<Ii", 0, len(desc)) + desc)
+    value = np.ascontiguousarray(value, value.dtype.newbyteorder("<"))
+    file.write(value.reshape(-1).view(np.uint8).data)
+
+
+def write_tensor(file: BinaryIO, value: Any, lod: Sequence[Sequence[int]] = ()) -> None:
+    """Write a LoDTensor."""
+    file.write(struct.pack("<IQ", 0, len(lod)))
+    for level in lod:
+        offsets = np.asarray(level, "<u8")
+        file.write(struct.pack("<Q", offsets.nbytes) + offsets.tobytes())
+    write_dense(file, value)
+
+
+def write_selected_rows(file: BinaryIO, rows: Any, height: int, value: Any) -> None:
+    """Write SelectedRows."""
+    rows = np.asarray(rows, "<i8")
+    file.write(struct.pack("<IQ", 0, len(rows)) + rows.tobytes() + struct.pack("<q", height))
+    write_dense(file, value)
+
+
+def read_dense(reader: BoundedReader) -> np.ndarray:
+    """Read a dense tensor. Raises FileFormatError before memory is taken for what the file does not hold."""
+    version = reader.number("<I", "the version of the tensor")
+    if version != 0:
+        raise reader.refuse(f"unknown version {version} of the tensor, expected 0: this is no file of Fluid 1.x")
+    length = reader.number("<i", "the length of the tensor's description")
+    if not 0 < length <= _MAX_DESC:
+        raise reader.refuse(f"the tensor's description has an impossible length, {length}")
+    try:
+        desc = pb.VarType.TensorDesc.FromString(reader.take(length, "the tensor's description"))
+        dtype = np_dtype(desc.data_type)
+    except (DecodeError, TypeError) as e:
+        raise reader.refuse(f"the tensor's description is damaged: {e}") from e
+    shape = tuple(desc.dims)
+    if len(shape) > _MAX_RANK or any(d < 0 for d in shape):
+        raise reader.refuse(f"impossible shape {list(shape)[:8]}")
+    reader.need(math.prod(shape) * dtype.itemsize, f"{dtype}{list(shape)}")
+    if any(d > np.iinfo(np.int64).max // 16 for d in shape):  # possible beside a dimension of 0
+        raise reader.refuse(f"impossible shape {list(shape)[:8]}")
+    value = np.empty(shape, dtype.newbyteorder("<"))
+    reader.take_into(value.reshape(-1).view(np.uint8), f"{dtype}{list(shape)}")
+    return value.astype(dtype, copy=False)
+
+
+def read_tensor(reader: BoundedReader) -> Stored:
+    """Read a LoDTensor. Raises FileFormatError where the stream is truncated or contradicts itself."""
+    _version(reader, "LoDTensor")
+    levels = reader.number("<Q", "the number of lod levels")
+    if levels > _MAX_LEVELS:
+        raise reader.refuse(f"impossible number of lod levels, {levels}")
+    lod = []
+    for i in range(levels):
+        size = reader.number("<Q", f"the size of lod level {i}")
+        if size % 8:
+            raise reader.refuse(f"lod level {i} has an impossible size, {size} bytes")
+        lod.append(np.frombuffer(reader.take(size, f"lod level {i}"), "<u8").tolist())
+    value = read_dense(reader)
+    for i, level in enumerate(lod):
+        below = len(lod[i + 1]) - 1 if i + 1 < len(lod) else (value.shape or (1,))[0]
+        if not level or level[0] != 0 or level[-1] != below or any(b < a for a, b in zip(level, level[1:])):
+            raise reader.refuse(f"lod level {i} does not divide the {below} rows below it")
+    return Stored(value, lod)
+
+
+def read_selected_rows(reader: BoundedReader) -> Stored:
+    """Read SelectedRows. Raises FileFormatError where the stream is truncated or contradicts itself."""
+    _version(reader, "SelectedRows")
+    count = reader.number("<Q", "the number of rows")
+    rows = np.frombuffer(reader.take(count * 8, "the row numbers"), "<i8").astype(np.int64)
+    height = reader.number("<q", "the height")
+    value = read_dense(reader)
+    if not value.shape or value.shape[0] != count:
+        raise reader.refuse(f"{count} row numbers, but a tensor of shape {list(value.shape)}")
+    if height < 0 or count and not 0 <= rows.min() <= rows.max() < height:
+        raise reader.refuse(f"row numbers must lie between 0 and the height, {height}")
+    return Stored(value, rows=rows, height=height)
+
+
+def _version(reader: BoundedReader, kind: str) -> None:
+    version = reader.number("<I", f"the version of the {kind}")
+    if version != 0:
+        raise reader.refuse(f"unknown version {version} of the {kind}, expected 0: this is no file of Fluid 1.x")
+
+
+def save_tensors(path: str | os.PathLike, tensors: Sequence[Stored]) -> None:
+    """Write one file that holds the tensors in order."""
+    with atomic_write(path) as file:
+        for tensor in tensors:
+            if tensor.rows is None:
+                write_tensor(file, tensor.value, tensor.lod)
+            else:
+                write_selected_rows(file, tensor.rows, tensor.height or 0, tensor.value)
+
+
+def load_tensors(path: str | os.PathLike, names: Sequence[str], selected_rows: frozenset[str] = frozenset()) -> list[Stored]:
+    """The tensors of a file that holds exactly those of `names`, in that order.
+
+    `selected_rows` are the names among them that are stored as SelectedRows. Raises FileFormatError naming the file
+    and the variable where it is truncated, oversized or damaged.
+    """
+    found = []
+    with bounded_reader(path) as reader:
+        for name in names:
+            reader.what = name
+            found.append(read_selected_rows(reader) if name in selected_rows else read_tensor(reader))
+        reader.finish()
+    return found
