@@ -213,7 +213,9 @@ class Job(BaseModel):
     def to_yaml(self) -> str:
         """The job as YAML that reads back as the same job, below a comment with its command line."""
         text = yaml.dump(self.model_dump(), Dumper=_Dumper, sort_keys=False, default_flow_style=False)
-        return f"# {shlex.join(self.command())}\n{text}"
+        command = shlex.join(self.command())
+        visible = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in command)
+        return f"# {visible}\n{text}"
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------

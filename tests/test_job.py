@@ -1,0 +1,159 @@
+"""The job file: what is accepted, what is refused and with which words."""
+import sys
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from jfluid.job import Job, JobError, read_job, script_job
+
+KEYS = "script, name, mode, args, env, log_dir"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    return tmp_path
+
+
+def read(text, *overrides):
+    with open("job.yaml", "w", encoding="utf-8") as file:
+        file.write(text)
+    return read_job("job.yaml", overrides)
+
+
+def mistakes(text, *overrides):
+    with pytest.raises(JobError) as raised:
+        read(text, *overrides)
+    return str(raised.value).splitlines()
+
+
+def args(text):
+    return read(f"script: train.py\nargs: {{value: {text}}}").args["value"]
+
+
+def test_defaults():
+    assert read("script: train.py").model_dump() == {
+        "script": "train.py", "name": "train", "mode": "local", "args": {}, "env": {}, "log_dir": "mylog"}
+
+
+def test_arguments_from_a_mapping():
+    job = read("script: train.py\nargs: {epochs: 3, lr: 1e-3, verbose: true, quiet: false, sizes: [8, x]}")
+    assert job.command() == [
+        sys.executable, "train.py", "--epochs", "3", "--lr", "0.001", "--verbose", "--sizes", "8", "x"]
+
+
+def test_arguments_from_a_list():
+    assert read("script: train.py\nargs: [-v, 2, false]").arguments() == ["-v", "2", "False"]
+
+
+def test_environment_is_text():
+    assert read("script: train.py\nenv: {CPU_NUM: 2, RATE: 0.5, NAME: no}").env == {
+        "CPU_NUM": "2", "RATE": "0.5", "NAME": "no"}
+
+
+@pytest.mark.parametrize(("text", "value"), [
+    ("1e-3", 0.001), ("1E5", 1e5), (".5", 0.5), ("-2.", -2.0), (".inf", float("inf")), ("-.Inf", float("-inf")),
+    ("12", 12), ("-12", -12), ("0x1F", 31), ("0o17", 15), ("1_000", "1_000"), ("1:30", "1:30"),
+    ("true", True), ("False", False), ("no", "no"), ("yes", "yes"), ("on", "on"), ("Off", "Off"), ("y", "y"),
+    ("2020-01-01", "2020-01-01"), ("'1e-3'", "1e-3"), ('"true"', "true"), ("=", "="), ("<<", "<<"),
+])
+def test_yaml_1_2_scalars(text, value):
+    assert (type(args(text)), args(text)) == (type(value), value)
+
+
+@pytest.mark.parametrize(("text", "expected"), [
+    ("", [f"job.yaml: a job file holds a mapping with the keys {KEYS}; found nothing"]),
+    ("- a", [f"job.yaml: a job file holds a mapping with the keys {KEYS}; found ['a']"]),
+    ("script: train.py\nscrpt: 3", ["job.yaml:2:1: unknown key 'scrpt' (did you mean script?)"]),
+    ("script: train.py\n\nfoo: 1", [f"job.yaml:3:1: unknown key 'foo'; a job has the keys {KEYS}"]),
+    ("name: x", ["job.yaml: the key 'script' is missing"]),
+    ("script: 3", ["job.yaml:1:1: script: must be text; quote it, found 3"]),
+    ("script: train.py\nname: a b", [r"job.yaml:2:1: name: must match ^[\w.-]+$, found 'a b'"]),
+    ("script: train.py\nmode: remote", ["job.yaml:2:1: mode: must be local, found 'remote'"]),
+    ("script: train.py\nargs: 3", [
+        "job.yaml:2:1: args: must be a mapping (epochs: 10 is passed as --epochs 10) or a list, found 3"]),
+    ("script: train.py\nargs:\n  a: {b: 1}\n  e: [[1]]", [
+        "job.yaml:3:3: args.a: must be text, a number, true or false, found {'b': 1}",
+        "job.yaml:4:3: args.e: must be text, a number, true or false, found [[1]]"]),
+    ("script: train.py\nargs: [1, null]", ["job.yaml:2:11: args.1: must be text, a number, true or false, found None"]),
+    ('script: train.py\nargs: {"a b": 1}', [r"job.yaml:2:8: args.a b: must match ^[A-Za-z_][\w-]*$, found 'a b'"]),
+    ('script: train.py\nargs: {a: "\\0"}', [r"job.yaml:2:8: args.a: must not contain a null character, found '\x00'"]),
+    ("script: train.py\nenv: [1]", ["job.yaml:2:1: env: must be a mapping, found [1]"]),
+    ("script: train.py\nenv: {A: true}", [
+        "job.yaml:2:7: env.A: must be text or a number: an environment variable has no true or false; quote it, "
+        "found True"]),
+    ("script: train.py\nscript: train.py", ["job.yaml:2:1: duplicate key 'script', first given at job.yaml:1:1"]),
+    ("script: train.py\nargs: {a: 1, a: 2}", ["job.yaml:2:14: duplicate key 'a', first given at job.yaml:2:8"]),
+    ("1: 2", ["job.yaml:1:1: a key must be text, not 1; quote it"]),
+    ("script: &a train.py\nname: *a", ["job.yaml:2:7: aliases (*name) are not supported"]),
+    ("script: !!python/name:os.system x", [
+        "job.yaml:1:9: the tag 'tag:yaml.org,2002:python/name:os.system' is not supported"]),
+    ("script: [", ["job.yaml:1:10: while parsing a flow node expected the node content, but found '<stream end>'"]),
+    ("a: 1\n---\nb: 1", ["job.yaml:2:1: expected a single document in the stream but found another document"]),
+    ("a: \x07", ["job.yaml: not YAML text: special characters are not allowed"]),
+    ("[" * 5000, ["job.yaml: nested too deeply"]),
+])
+def test_mistakes(text, expected):
+    assert mistakes(text) == expected
+
+
+@pytest.mark.parametrize(("mode", "meaning"), [
+    ("collective", "several processes that train together"), ("parameter_server", "trainers and parameter servers")])
+def test_modes_of_later_releases(mode, meaning):
+    assert mistakes(f"script: train.py\nmode: {mode}") == [
+        f"job.yaml:2:1: mode: {mode} jobs ({meaning}) are not supported yet; this release runs local jobs, "
+        f"found '{mode}'"]
+
+
+def test_all_mistakes_are_listed_at_once(folder):
+    assert mistakes("script: no.py\nlog_dir: 3\nfoo: 1") == [
+        f"job.yaml:1:1: script: there is no such file (looked in {folder}), found 'no.py'",
+        "job.yaml:2:1: log_dir: must be text; quote it, found 3",
+        f"job.yaml:3:1: unknown key 'foo'; a job has the keys {KEYS}"]
+
+
+def test_files_that_cannot_be_read(folder):
+    with pytest.raises(JobError, match=r"nowhere\.yaml: No such file"):
+        read_job("nowhere.yaml")
+    (folder / "latin.yaml").write_bytes(b"name: \xff")
+    with pytest.raises(JobError, match=r"latin\.yaml: 'utf-8' codec can't decode"):
+        read_job("latin.yaml")
+
+
+def test_overrides():
+    job = read("script: train.py\nargs: {epochs: 1, lr: 0.1}", "args.lr=1e-3", "name=a", "env.A=no", 'args.tag="x #1"')
+    assert (job.args, job.name, job.env) == ({"epochs": 1, "lr": 0.001, "tag": "x #1"}, "a", {"A": "no"})
+    assert read("script: train.py\nargs: {a: 1}", "args=[-x, 1]").args == ["-x", 1]
+
+
+@pytest.mark.parametrize(("override", "expected"), [
+    ("args", "--set args: must have the form key=value or key.key=value"),
+    ("args.=1", "--set args.=1: must have the form key=value or key.key=value"),
+    ("arg.a=1", "--set arg.a=1: unknown key 'arg' (did you mean args?)"),
+    ("script.a=1", "--set script.a=1: script is not a mapping but 'train.py'; set it as a whole"),
+    ("args.a=", "--set args.a=: args.a: must be text, a number, true or false, found None"),
+    ("args.a=[null]", "--set args.a=[null]: args.a: must be text, a number, true or false, found [None]"),
+    ("args.a=1 #2", "--set args.a=1 #2: a comment follows the value; quote the value if the # belongs to it"),
+    ("args.a={", "--set args.a={: while parsing a flow node expected the node content, but found '<stream end>'"),
+])
+def test_wrong_overrides(override, expected):
+    assert mistakes("script: train.py", override) == [expected]
+
+
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.dictionaries(st.from_regex(r"[A-Za-z_][A-Za-z0-9_-]{0,5}", fullmatch=True),
+                       TEXT | st.integers() | st.floats(allow_nan=False) | st.booleans() | st.lists(st.integers())))
+def test_a_printed_job_reads_back_as_the_same(arguments):
+    job = Job(script="train.py", args=arguments)
+    assert read(job.to_yaml()) == job
+
+
+def test_a_script_is_a_job_too():
+    assert script_job("train.py", ["-x", "1e-3"]).arguments() == ["-x", "1e-3"]
+    with pytest.raises(JobError, match=r"jfluid-launch: script: there is no such file"):
+        script_job("no.py", [])

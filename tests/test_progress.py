@@ -1,0 +1,76 @@
+"""Progress of a training loop: what is shown and how often."""
+import io
+
+import numpy as np
+import pytest
+
+from jfluid import progress
+from jfluid.progress import BarDisplay, LineDisplay, Progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that the test moves."""
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_lines(monkeypatch, clock):
+    stream = io.StringIO()
+    monkeypatch.setattr("sys.stderr", stream)
+    with Progress(total=20) as bar:
+        for step in range(20):
+            clock[0] += 1
+            bar.step(examples=50, loss=np.array([1 / (step + 1)], "float32"), accuracy=0.5)
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "train 1/20  50 examples/s  loss 1  accuracy 0.5"
+    assert lines[-1] == "train 20/20  50 examples/s  loss 0.05  accuracy 0.5"
+    assert len(lines) == 5, "one line every five seconds, and the last"
+
+
+def test_the_rate_forgets_a_slow_start(monkeypatch, clock):
+    stream = io.StringIO()
+    monkeypatch.setattr("sys.stderr", stream)
+    with Progress() as bar:
+        clock[0] += 60
+        for _ in range(100):
+            bar.step(examples=8)
+            clock[0] += 0.1
+    assert stream.getvalue().splitlines()[-1] == "train 100  80 examples/s"
+
+
+def test_a_metric_must_be_one_number():
+    with pytest.raises(ValueError, match="size 1"):
+        Progress().step(examples=1, loss=np.zeros(3))
+
+
+def test_bar():
+    stream = Terminal()
+    bar = BarDisplay(stream)
+    report = {"description": "train", "step": 1, "total": 2, "rate": 1234.5, "metrics": {"loss": 0.25}, "done": False}
+    bar.show(report)
+    assert bar.live
+    bar.print_above("a line of the script")
+    bar.show(report | {"step": 2, "done": True})
+    assert not bar.live
+    shown = stream.getvalue()
+    assert "a line of the script\n" in shown
+    assert "2/2" in shown
+    assert "1,234 examples/s  loss 0.25" in shown
+
+
+def test_display_suits_the_stream():
+    assert isinstance(progress.display_on(Terminal()), BarDisplay)
+    assert isinstance(progress.display_on(io.StringIO()), LineDisplay)
+
+
+def test_the_launchers_channel_is_for_its_child_only(monkeypatch):
+    monkeypatch.setenv(progress.CHANNEL, "1:1")
+    monkeypatch.setattr(progress.os, "getppid", lambda: 2)
+    assert isinstance(Progress()._display, LineDisplay)
