@@ -6,6 +6,7 @@ from jfluid.ir import backward, unique_name
 from jfluid.ir.backward import append_backward, gradients
 from jfluid.ir.program import (Program, default_main_program, default_startup_program, device_guard, name_scope,
                                program_guard)
+from jfluid.flags import get_flags, set_flags
 from jfluid.ir.variable import Variable
 from jfluid.lod_tensor import LoDTensor, LoDTensorArray, Tensor, create_lod_tensor, create_random_int_lodtensor
 from jfluid.param_attr import ParamAttr, WeightNormParamAttr

@@ -95,6 +95,9 @@ class Executor:
                 self._steps.popitem(last=False)
         else:
             self._steps.move_to_end(key)
+        if not (return_numpy and fetches and len(step.segments) == 1):
+            # XLA on the CPU reads a NumPy feed where it lies, and nothing below waits for it: the user may write to it.
+            feeds = {n: np.array(v) if isinstance(v, np.ndarray) else v for n, v in feeds.items()}
         values = step.run(scope, feeds, self._key(program, scope, step) if step.plan.rng else None)
         if return_numpy:
             return [np.array(v) for v in values]

@@ -42,10 +42,8 @@ class Lowering:
             try:
                 with jax.named_scope(op.type):
                     outs = self._apply(at, op, definition, env)
-            except errors.JFluidError as e:
-                raise type(e)(_where(position, op, env, e)) if type(e) is errors.OpError else e from e
             except Exception as e:
-                raise errors.OpError(_where(position, op, env, e)) from e
+                raise _located(position, op, env, e) from e
             if outs is not None:
                 self._store(op, definition, outs, env)
         return env
@@ -55,7 +53,8 @@ class Lowering:
             control.STRUCTURES[op.type](self, op, env)
             return None
         inputs = [_gather(op, s, env) for s in definition.ins]
-        if at in self.pairs:
+        # A gradient operator that is itself differentiated is computed anew, as a function of its inputs.
+        if at in self.pairs and at not in self.backward:
             return self._pull(at, op, definition, inputs)
         kwargs = {a: op.attrs[a] for a in definition.attrs if a in op.attrs}
         if definition.rng:
@@ -158,8 +157,16 @@ def _matches(op: Operator, grad_op: Operator, forward: OpDef) -> bool:
     return seen
 
 
+def _located(position: int, op: Operator, env: Mapping[str, Any], error: Exception) -> Exception:
+    """The error with what failed, on which shapes, made by which line of the user. An inner operator's stays as it is."""
+    if getattr(error, "located", False) or isinstance(error, errors.UnsupportedOpError):
+        return error
+    found = (type(error) if isinstance(error, errors.JFluidError) else errors.OpError)(_where(position, op, env, error))
+    found.located = True
+    return found
+
+
 def _where(position: int, op: Operator, env: Mapping[str, Any], error: Exception) -> str:
-    """What failed, on which shapes, made by which line of the user."""
     def show(name: str) -> str:
         v = env.get(name)
         return name if v is None or not hasattr(v, "shape") else f"{name} {v.dtype}{list(v.shape)}"

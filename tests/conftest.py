@@ -1,0 +1,11 @@
+"""Every test starts with empty default programs, an empty scope and names counted from 0."""
+import pytest
+
+import jfluid as fluid
+
+
+@pytest.fixture(autouse=True)
+def fresh_programs():
+    with (fluid.program_guard(fluid.Program(), fluid.Program()), fluid.scope_guard(fluid.Scope()),
+          fluid.unique_name.guard()):
+        yield

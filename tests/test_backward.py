@@ -1,0 +1,124 @@
+"""Gradients as operators: names, accumulation, no_grad_set, targets, higher orders."""
+import numpy as np
+import pytest
+
+import jfluid as fluid
+from jfluid import errors
+
+
+def _data(name, shape, dtype="float32"):
+    block = fluid.default_main_program().global_block()
+    return block.create_var(name=name, shape=shape, dtype=dtype, is_data=True)
+
+
+def _op(op_type, ins, attrs=None, out="Out"):
+    block = fluid.default_main_program().global_block()
+    var = block.create_var(name=fluid.unique_name.generate(op_type))
+    block.append_op(op_type, ins, {out: var}, attrs)
+    return var
+
+
+def _param(name, shape):
+    return fluid.default_main_program().global_block().create_parameter(name=name, shape=shape, dtype="float32")
+
+
+def _run(feed, fetch):
+    return fluid.Executor(fluid.CPUPlace()).run(feed=feed, fetch_list=fetch)
+
+
+@pytest.fixture
+def square_loss():
+    w = _param("w", [3])
+    x = _data("x", [3])
+    y = _op("elementwise_mul", {"X": w, "Y": x})
+    z = _op("elementwise_mul", {"X": y, "Y": w})
+    return w, x, _op("mean", {"X": z})
+
+
+def test_gradients_of_a_reused_variable_are_summed_under_fluids_names(square_loss):
+    w, _, loss = square_loss
+    (param, grad), = fluid.append_backward(loss)
+    assert param is w and grad.name == "w@GRAD"
+    ops = fluid.default_main_program().global_block().ops
+    assert [op.input("X") for op in ops if op.type == "sum"] == [["w@GRAD@RENAME@block0@0", "w@GRAD@RENAME@block0@1"]]
+    fluid.global_scope().var("w").get_tensor().set(np.array([1, 2, 3], "float32"))
+    got, = _run({"x": np.array([4, 5, 6], "float32")}, [grad])
+    np.testing.assert_allclose(got, 2 * np.array([1, 2, 3]) * [4, 5, 6] / 3, rtol=1e-6)
+
+
+def test_any_gradient_can_be_fetched_by_name(square_loss):
+    w, x, loss = square_loss
+    fluid.append_backward(loss)
+    fluid.global_scope().var("w").get_tensor().set(np.ones(3, "float32"))
+    names = [n for n in fluid.default_main_program().global_block().vars if n.endswith("@GRAD")]
+    values = _run({"x": np.ones(3, "float32")}, names)
+    assert len(values) == len(names) >= 3 and all(np.isfinite(v).all() for v in values)
+
+
+def test_roles_of_backward_operators(square_loss):
+    w, _, loss = square_loss
+    fluid.append_backward(loss)
+    ops = fluid.default_main_program().global_block().ops
+    seed = next(op for op in ops if op.type == "fill_constant")
+    assert seed.attr("op_role") == 1 | 256 and seed.output("Out") == [loss.name + "@GRAD"]
+    assert all(op.attr("op_role") & 1 for op in ops[ops.index(seed):])
+    assert ops[-1].attr("op_role_var") == ("w", "w@GRAD")
+
+
+def test_no_grad_set_and_stop_gradient_cut(square_loss):
+    w, _, loss = square_loss
+    middle = loss.block.var("elementwise_mul_0")
+    fluid.append_backward(loss, no_grad_set={middle.name})
+    fluid.global_scope().var("w").get_tensor().set(np.array([1, 2, 3], "float32"))
+    got, = _run({"x": np.array([4, 5, 6], "float32")}, ["w@GRAD"])
+    np.testing.assert_allclose(got, np.array([1, 2, 3]) * [4, 5, 6] / 3, rtol=1e-6)
+
+
+def test_gradients_with_target_gradients_and_of_gradients():
+    x = _data("x", [4])
+    y = _op("square", {"X": x})
+    g, = fluid.gradients(y, x, _op("scale", {"X": x}, {"scale": 3.0}))
+    second, = fluid.gradients(g, x)
+    value = np.array([1, 2, 3, 4], "float32")
+    first, again = _run({"x": value}, [g, second])
+    np.testing.assert_allclose(first, 6 * value**2, rtol=1e-6)
+    np.testing.assert_allclose(again, 12 * value, rtol=1e-6)
+
+
+def test_gradients_gives_none_where_nothing_flows():
+    x, other = _data("x", [4]), _data("other", [4])
+    assert fluid.gradients(_op("square", {"X": x}), [other]) == [None]
+
+
+def test_unused_outputs_get_zero_gradients():
+    x = _data("x", [2, 4])
+    block = x.block
+    parts = [block.create_var(name=f"part{i}") for i in range(2)]
+    block.append_op("split", {"X": x}, {"Out": parts}, {"num": 2, "axis": 1})
+    g, = fluid.gradients(_op("square", {"X": parts[0]}), x)
+    value = np.arange(8, dtype="float32").reshape(2, 4)
+    got, = _run({"x": value}, [g])
+    np.testing.assert_allclose(got, np.where(np.arange(4) < 2, 2 * value, 0))
+
+
+def test_a_variable_written_twice_keeps_its_versions_apart():
+    x = _data("x", [3])
+    block = x.block
+    y = _op("scale", {"X": x}, {"scale": 2.0})
+    block.append_op("square", {"X": y}, {"Out": y})
+    block.append_op("scale", {"X": y}, {"Out": y}, {"scale": 5.0})
+    g, = fluid.gradients(y, x)
+    value = np.array([1, 2, 3], "float32")
+    got, = _run({"x": value}, [g])
+    np.testing.assert_allclose(got, 5 * 8 * value)
+
+
+@pytest.mark.parametrize("make, text", [
+    (lambda: fluid.append_backward(_data("x", [3])), "expected one element"),
+    (lambda: fluid.append_backward(_op("mean", {"X": _data("x", [3])})), "no trainable parameter"),
+    (lambda: fluid.gradients(_data("x", [3]), [], [None, None]), "1 targets, but 2 target_gradients"),
+    (lambda: fluid.append_backward(_op("mean", {"X": _param("weight", [3])}), ["wieght"]), "did you mean weight"),
+])
+def test_bad_arguments(make, text):
+    with pytest.raises(errors.ProgramError, match=text):
+        make()
