@@ -12,6 +12,8 @@ from jfluid.ir.variable import EMPTY_NAME, Parameter, Variable, grad_name
 # Attributes that say where an operator came from, not what it computes.
 _DESCRIPTIVE = frozenset({"op_callstack", "op_namescope", "op_role", "op_role_var", "op_device"})
 
+_RELEASE = 1_008_005  # programs made here say that Fluid 1.8.5 made them
+
 
 class Program:
     """A Fluid program: blocks of operators; block 0 is the global one."""
@@ -26,6 +28,8 @@ class Program:
         self.op_role_var: list[str] = []
         self.name_scopes = _NameScopes()
         self.device = ""
+        self.release: int | None = _RELEASE  # the Fluid release that the program's file names
+        self.op_compatibility = b""  # what the file says of operators' versions, kept as read
 
     # Structure
     def global_block(self) -> Block:
@@ -155,6 +159,7 @@ class Program:
     def _copy(self) -> "Program":
         twin = Program()
         twin._seed = self._seed
+        twin.release, twin.op_compatibility = self.release, self.op_compatibility
         twin.blocks = [Block(twin, b.idx, b.parent_idx, b.forward_block_idx) for b in self.blocks]
         for old, new in zip(self.blocks, twin.blocks):
             for var in old.vars.values():

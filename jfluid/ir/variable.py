@@ -52,6 +52,7 @@ class Variable:
         self.is_data = is_data
         self.need_check_feed = need_check_feed
         self.belong_to_optimizer = belong_to_optimizer
+        self.opaque_type = b""  # the file's description of a reader or tuple, kept as read
         self.op = None  # the operator that writes it last, once there is one
         if initializer is not None:
             initializer(self, block)

@@ -1,0 +1,115 @@
+"""Programs as text: the messages of their files, and a form like code for reading."""
+from typing import Any
+
+from google.protobuf import text_format
+
+from jfluid.ir.block import Block
+from jfluid.ir.codec import block_to_desc, operator_to_desc, program_to_desc, variable_to_desc
+from jfluid.ir.operator import Operator
+from jfluid.ir.program import Program
+from jfluid.ir.types import VarType
+from jfluid.ir.variable import Parameter, Variable
+
+_DETAILS = ("error_clip", "stop_gradient")
+_PARAMETER_DETAILS = ("trainable", "optimize_attr", "regularizer", "do_model_average")
+# Attributes that tell where an operator stands in the program; they would hide those that say what it does.
+_PROVENANCE = frozenset({"op_callstack", "op_namescope", "op_role", "op_role_var", "op_device"})
+
+
+def _check_flag(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}: expected True or False, found {value!r}")
+
+
+def program_to_string(program: Program, throw_on_error: bool, with_details: bool = False) -> str:
+    """The text of the program's message; `with_details` adds what no file holds.
+
+    `throw_on_error` has no effect: an incomplete message cannot be made here.
+    """
+    _check_flag("throw_on_error", throw_on_error)
+    _check_flag("with_details", with_details)
+    if with_details:
+        return "\n".join(block_to_string(b, throw_on_error, True) for b in program.blocks)
+    return text_format.MessageToString(program_to_desc(program))
+
+
+def block_to_string(block: Block, throw_on_error: bool, with_details: bool = False) -> str:
+    """The text of a block's message; `with_details` adds what no file holds of its variables."""
+    _check_flag("throw_on_error", throw_on_error)
+    _check_flag("with_details", with_details)
+    if not with_details:
+        return text_format.MessageToString(block_to_desc(block))
+    parts = [("vars", variable_to_string(v, throw_on_error, True)) for v in block.vars.values()]
+    parts += [("ops", operator_to_string(op, throw_on_error)) for op in block.ops]
+    body = "".join(f"  {name} {{\n{_indent(text, 4)}  }}\n" for name, text in parts)
+    return f"blocks {{\n  idx: {block.idx}\n  parent_idx: {block.parent_idx}\n{body}}}"
+
+
+def _indent(text: str, by: int) -> str:
+    return "".join(f"{' ' * by}{line}\n" for line in text.splitlines())
+
+
+def variable_to_string(var: Variable, throw_on_error: bool, with_details: bool = False) -> str:
+    """The text of a variable's message; `with_details` adds what no file holds."""
+    _check_flag("throw_on_error", throw_on_error)
+    _check_flag("with_details", with_details)
+    text = text_format.MessageToString(variable_to_desc(var))
+    if with_details:
+        names = _DETAILS + (_PARAMETER_DETAILS if isinstance(var, Parameter) else ())
+        text += "".join(f"{name}: {getattr(var, name)}\n" for name in names)
+    return text
+
+
+def operator_to_string(op: Operator, throw_on_error: bool) -> str:
+    """The text of an operator's message."""
+    _check_flag("throw_on_error", throw_on_error)
+    return text_format.MessageToString(operator_to_desc(op))
+
+
+def type_to_code(var: Variable) -> str:
+    """A variable's type in one line: `FP32[-1, 784]`, `INT64[-1, 1] lod 1`, `READER`."""
+    if var.type not in (VarType.LOD_TENSOR, VarType.SELECTED_ROWS, VarType.LOD_TENSOR_ARRAY):
+        return var.type.name
+    kind = "" if var.type == VarType.LOD_TENSOR else f"{var.type.name} of "
+    return f"{kind}{var.dtype.name}{list(var.shape)}" + (f" lod {var.lod_level}" if var.lod_level else "")
+
+
+def variable_to_code(var: Variable) -> str:
+    """A variable in one line."""
+    role = "param" if isinstance(var, Parameter) else "persist" if var.persistable else "data" if var.is_data else "var"
+    return f"{role} {var.name}: {type_to_code(var)}"
+
+
+def operator_to_code(op: Operator) -> str:
+    """An operator in one line, as an assignment."""
+    def names(values: list[str]) -> str:
+        return values[0] if len(values) == 1 else f"[{', '.join(values)}]"
+
+    def text(value: Any) -> str:
+        if isinstance(value, Block):
+            return f"block {value.idx}"
+        return f"[{', '.join(map(text, value))}]" if isinstance(value, (list, tuple)) else repr(value)
+
+    outs = ", ".join(names(v) for v in op.outputs.values() if v)
+    ins = [f"{slot}={names(v)}" for slot, v in op.inputs.items() if v]
+    attrs = [f"{name}={text(value)}" for name, value in sorted(op.attrs.items()) if name not in _PROVENANCE]
+    call = f"{op.type}({', '.join(ins)})" + (f" [{', '.join(attrs)}]" if attrs else "")
+    return f"{outs} = {call}" if outs else call
+
+
+def block_to_code(block: Block, show_backward: bool = False) -> str:
+    """A block for reading: its variables, then its operators; gradients only with `show_backward`."""
+    def shown(name: str) -> bool:
+        return show_backward or "@GRAD" not in name
+
+    variables = [variable_to_code(v) for v in block.vars.values() if shown(v.name)]
+    ops = [operator_to_code(op) for op in block.ops
+           if show_backward or not (op.type.endswith("_grad")
+                                    or any("@GRAD" in n for n in op.input_arg_names + op.output_arg_names))]
+    lines = [f"// block {block.idx}, inside block {block.parent_idx}" if block.parent_idx >= 0 else f"// block {block.idx}"]
+    return "\n".join([*lines, "// variables", *variables, "", "// operators", *ops, ""])
+
+
+def program_to_code(program: Program, show_backward: bool = False) -> str:
+    """A program for reading, block by block."""
+    return "\n".join(block_to_code(b, show_backward) for b in program.blocks)
