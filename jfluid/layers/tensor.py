@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 
 from jfluid import errors
-from jfluid.initializer import Constant
 from jfluid.ir import unique_name
 from jfluid.ir.program import default_main_program
 from jfluid.ir.types import VarType, is_float, var_type
@@ -96,6 +95,7 @@ def create_global_var(shape: Sequence[int], value: float, dtype: Any, persistabl
 
     `force_cpu` only travels with the program: XLA places values by itself.
     """
+    from jfluid.initializer import Constant
     helper = LayerHelper("global_var", name=name)
     name = unique_name.generate("_generated_var") if name is None else name
     var = helper.create_global_variable(persistable=persistable, shape=list(shape), dtype=dtype, name=name)
@@ -116,7 +116,8 @@ def concat(input: Sequence[Variable] | Variable, axis: int | Variable = 0, name:
         ShapeError: the shapes differ in another dimension.
     """
     given, attrs = _axis(axis)
-    return emit("concat", {"X": list(input) if isinstance(input, (list, tuple)) else [input], **given}, attrs, name=name)
+    inputs = list(input) if isinstance(input, (list, tuple)) else [input]
+    return emit("concat", {"X": inputs, **given}, attrs, name=name)
 
 
 def _axis(axis: int | Variable, attr: str = "axis") -> tuple[dict[str, Any], dict[str, Any]]:
@@ -142,7 +143,8 @@ def assign(input: Variable | np.ndarray, output: Variable | None = None) -> Vari
                                         f"found {type(input).__name__}")
     slot = _VALUES.get(var_type(input.dtype))
     if slot is None:
-        raise errors.AttributeTypeError(f"assign: expected an array of bool, float32, int32 or int64, found {input.dtype}")
+        raise errors.AttributeTypeError("assign: expected an array of bool, float32, int32 or int64, "
+                                        f"found {input.dtype}")
     attrs = {"shape": list(input.shape), "dtype": int(var_type(input.dtype)),
              slot: [v.item() for v in (input.astype(np.int32) if slot == "bool_values" else input).ravel()]}
     return into(output, "assign_value", {}, attrs, layer="assign")
@@ -166,14 +168,15 @@ def _text(value: float, dtype: Any) -> str:
     return str(float(value)) if is_float(dtype) else str(int(value))
 
 
-def _filled(shape: Integers, dtype: Any, value: Any, force_cpu: bool, out: Variable | None, layer: str) -> Variable:
+def _filled(shape: Integers, dtype: Any, value: Any, force_cpu: bool, out: Variable | None, layer: str,
+            name: str | None = None) -> Variable:
     inputs, attrs = integers(shape, "shape", "ShapeTensor", "ShapeTensorList", f"{layer}, shape")
     attrs |= {"dtype": int(var_type(dtype)), "force_cpu": force_cpu}
     if isinstance(value, Variable):
         inputs["ValueTensor"] = value
     else:
         attrs |= {"value": float(value), "str_value": _text(value, dtype)}
-    return into(out, "fill_constant", inputs, attrs, layer=layer, stop_gradient=True)
+    return into(out, "fill_constant", inputs, attrs, layer=layer, name=name, stop_gradient=True)
 
 
 def fill_constant_batch_size_like(input: Variable, shape: Sequence[int], dtype: Any, value: float,
@@ -182,12 +185,14 @@ def fill_constant_batch_size_like(input: Variable, shape: Sequence[int], dtype: 
 
     `force_cpu` only travels with the program: XLA places values by itself.
     """
-    attrs = {"shape": list(shape), "dtype": int(var_type(dtype)), "value": float(value), "str_value": _text(value, dtype),
-             "input_dim_idx": input_dim_idx, "output_dim_idx": output_dim_idx, "force_cpu": force_cpu}
+    attrs = {"shape": list(shape), "dtype": int(var_type(dtype)), "value": float(value),
+             "str_value": _text(value, dtype), "input_dim_idx": input_dim_idx, "output_dim_idx": output_dim_idx,
+             "force_cpu": force_cpu}
     return emit("fill_constant_batch_size_like", {"Input": input}, attrs, stop_gradient=True)
 
 
-def _check_device(device: str | None, what: str) -> None:
+def check_device(device: str | None, what: str) -> None:
+    """Raise where `device` is none of the names that Fluid takes."""
     if device not in (None, "cpu", "gpu"):
         raise errors.AttributeTypeError(f"{what}: expected device to be None, 'cpu' or 'gpu', found {device!r}")
 
@@ -198,15 +203,8 @@ def full(shape: Integers, fill_value: float | Variable, out: Variable | None = N
 
     `device` ("cpu", "gpu") is checked and goes no further: the whole program runs on the Executor's place.
     """
-    _check_device(device, "full")
-    inputs, attrs = integers(shape, "shape", "ShapeTensor", "ShapeTensorList", "full, shape")
-    dtype = "float32" if dtype is None else dtype
-    attrs["dtype"] = int(var_type(dtype))
-    if isinstance(fill_value, Variable):
-        inputs["ValueTensor"] = fill_value
-    else:
-        attrs |= {"value": float(fill_value), "str_value": _text(fill_value, dtype)}
-    result = into(out, "fill_constant", inputs, attrs, layer="full", name=name)
+    check_device(device, "full")
+    result = _filled(shape, "float32" if dtype is None else dtype, fill_value, False, out, "full", name)
     result.stop_gradient = stop_gradient
     return result
 
@@ -217,7 +215,7 @@ def full_like(input: Variable, fill_value: float, out: Variable | None = None, d
 
     `device` ("cpu", "gpu") is checked and goes no further: the whole program runs on the Executor's place.
     """
-    _check_device(device, "full_like")
+    check_device(device, "full_like")
     attrs = {"value": float(fill_value), "dtype": int(input.dtype if dtype is None else var_type(dtype))}
     result = into(out, "fill_any_like", {"X": input}, attrs, layer="full_like", name=name)
     result.stop_gradient = stop_gradient
@@ -346,6 +344,7 @@ def autoincreased_step_counter(counter_name: str | None = None, begin: int = 1, 
 
     Calls with one name share one counter, which is advanced once.
     """
+    from jfluid.initializer import Constant
     name = "@STEP_COUNTER@" if counter_name is None else counter_name
     helper = LayerHelper("global_step_counter")
     block = helper.main_program.global_block()

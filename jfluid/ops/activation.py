@@ -136,12 +136,16 @@ def maxout(x, *, groups: Int, axis: Int = 1):
 @op("prelu", ins=("X", "Alpha"), outs=("Out",))
 def prelu(x, alpha, *, mode="all"):
     """x above zero, alpha * x elsewhere, with one alpha for all, one a channel, or one an element of a row."""
-    shapes = {"all": (1,) * x.ndim, "channel": (1, -1) + (1,) * (x.ndim - 2), "element": (1, *alpha.shape[1:])}
-    if mode not in shapes:
+    if mode not in ("all", "channel", "element"):
         raise errors.ShapeError(f"prelu: mode must be all, channel or element, found {mode!r}")
     if mode == "element" and alpha.ndim != x.ndim:
         raise errors.ShapeError(f"prelu: mode element needs alpha with {x.ndim} dimensions, found shape {alpha.shape}")
-    x, alpha = aligned(x, alpha.reshape(shapes[mode]), -1, "prelu")
+    if mode == "all":
+        alpha = alpha.ravel()[0]
+    elif mode == "channel":
+        x, alpha = aligned(x, alpha.reshape(1, -1, *[1] * (x.ndim - 2)), -1, "prelu")
+    else:
+        x, alpha = aligned(x, alpha[:1], -1, "prelu")
     return jnp.where(x > 0, x, alpha * x)
 
 

@@ -52,6 +52,11 @@ def _fitted(x: Any, y: Any, what: str) -> tuple[Any, Any]:
     return tuple(v if list(v.shape) == s else jnp.zeros(s, v.dtype) for v, s in zip((x, y), shapes, strict=True))
 
 
+def only(tensor: Any, dtype: Any) -> Any:
+    """The number in a tensor of one element."""
+    return tensor.ravel()[0].astype(dtype)
+
+
 def is_float(array: Any) -> bool:
     """Whether the array holds floating-point numbers."""
     return jnp.issubdtype(array.dtype, jnp.floating)
@@ -135,7 +140,7 @@ def _equal_shapes(what: str, x: Any, y: Any) -> tuple[Any, Any]:
 def scale(x, scale_tensor, *, scale=1.0, bias=0.0, bias_after_scale=True):
     """x * scale + bias, or (x + bias) * scale; integers take the whole part of scale and bias."""
     if scale_tensor is not None:
-        scale = scale_tensor.reshape(()).astype(x.dtype)
+        scale = only(scale_tensor, x.dtype)
     elif not is_float(x):
         scale = int(scale)
     bias = bias if is_float(x) else int(bias)
@@ -147,7 +152,7 @@ def scale(x, scale_tensor, *, scale=1.0, bias=0.0, bias_after_scale=True):
 def pow_(x, factor_tensor, *, factor=1.0):
     """x to the power of `factor`, element by element."""
     if factor_tensor is not None:
-        return jnp.power(x, factor_tensor.reshape(()).astype(x.dtype))
+        return jnp.power(x, only(factor_tensor, x.dtype))
     if factor.is_integer() and (is_float(x) or factor >= 0):
         return jax.lax.integer_pow(x, int(factor))
     return jnp.power(x, factor).astype(x.dtype)
@@ -163,7 +168,7 @@ def clip(x, low, high, *, min: float, max: float):
     """x limited to min..max, given as numbers or as one-element tensors."""
     if low is None and high is None and min >= max:
         raise errors.ShapeError(f"clip: min must be less than max, found {min} and {max}")
-    bounds = [bound if tensor is None else tensor.reshape(()).astype(x.dtype)
+    bounds = [bound if tensor is None else only(tensor, x.dtype)
               for tensor, bound in ((low, min), (high, max))]
     return between(x, *bounds)
 

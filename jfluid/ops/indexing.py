@@ -20,7 +20,7 @@ from jfluid.ops.shape import given_ints, is_unknown, numpy_of, shaped, unified
 def take_rows(x, index, axis: int = 0):
     """Slices of x along axis at the indices; those outside read NaN."""
     where = (slice(None),) * axis + (index,)
-    return x.at[where].get(mode="fill", wrap_negative_indices=False)
+    return jnp.asarray(x).at[where].get(mode="fill", wrap_negative_indices=False)
 
 
 def _last_writer(index, rows: int):
@@ -78,7 +78,7 @@ def gather_nd(x, index):
     """Slices of x at coordinates: the last dimension of index counts the leading dimensions of x."""
     if index.shape[-1] > x.ndim:
         raise errors.ShapeError(f"gather_nd: {index.shape[-1]} coordinates for an input of shape {x.shape}")
-    return x.at[_split_index(index)].get(mode="fill", wrap_negative_indices=False)
+    return jnp.asarray(x).at[_split_index(index)].get(mode="fill", wrap_negative_indices=False)
 
 
 def _scatter(x, index, updates, overwrite):
@@ -104,7 +104,7 @@ def scatter(x, ids, updates, *, overwrite=True):
             raise errors.ShapeError(f"scatter: expected updates of shape {(ids.shape[0], *x.shape[1:])}, "
                                     f"found {updates.shape}")
         return x
-    return _scatter_like_fluid(x, ids, updates, overwrite)
+    return _scatter_like_fluid(jnp.asarray(x), ids, jnp.asarray(updates), overwrite)
 
 
 @op("scatter_nd_add", ins=("X", "Index", "Updates"), outs=("Out",), nograd=("Index",))
@@ -115,7 +115,7 @@ def scatter_nd_add(x, index, updates):
         if not any(map(is_unknown, (*expected, *updates.shape))):
             raise errors.ShapeError(f"scatter_nd_add: expected updates of shape {expected}, found {updates.shape}")
         return x
-    return x.at[_split_index(index)].add(updates, mode="drop", wrap_negative_indices=False)
+    return jnp.asarray(x).at[_split_index(index)].add(updates, mode="drop", wrap_negative_indices=False)
 
 
 @op("index_select", ins=("X", "Index"), outs=("Out",), nograd=("Index",))
@@ -130,7 +130,7 @@ def index_sample(x, index):
     rows = unified([x.shape[:1], index.shape[:1]], "index_sample")
     x, index = shaped(x, (*rows, x.shape[1])), shaped(index, (*rows, index.shape[1]))
     at = (jnp.arange(x.shape[0], dtype=index.dtype)[:, None], index)
-    return x.at[at].get(mode="fill", wrap_negative_indices=False)
+    return jnp.asarray(x).at[at].get(mode="fill", wrap_negative_indices=False)
 
 
 @op("multiplex", ins=("Ids", "X*"), outs=("Out",), nograd=("Ids",))
@@ -327,7 +327,7 @@ def top_k(x, k_tensor, *, k=1):
         return _resized(x, x.ndim - 1, k), jnp.zeros((*x.shape[:-1], k), np.int64)
     if not 1 <= k <= x.shape[-1]:
         raise errors.ShapeError(f"top_k: expected k from 1 to {x.shape[-1]} for shape {x.shape}, found {k}")
-    values, indices = jax.lax.top_k(x, k)
+    values, indices = jax.lax.top_k(jnp.asarray(x), k)
     return values, indices.astype(np.int64)
 
 

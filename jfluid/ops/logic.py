@@ -71,7 +71,7 @@ def allclose(x, other, *, rtol=1e-5, atol=1e-8, equal_nan=False):
         raise errors.ShapeError(f"allclose: the shapes must be equal, found {x.shape} and {other.shape}")
     if x.shape != other.shape:
         return jnp.zeros(1, bool)
-    close = jnp.abs(x - other) <= atol + rtol * jnp.abs(other)
+    close = jnp.abs(jnp.subtract(x, other)) <= atol + rtol * jnp.abs(other)
     if equal_nan:
         close |= jnp.isnan(x) & jnp.isnan(other)
     return close.all().reshape(1)
