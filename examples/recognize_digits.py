@@ -59,8 +59,9 @@ def draw(path, images, labels, probabilities, losses):
     figure = pyplot.figure(figsize=(10, 7), layout="constrained")
     above, below = figure.subfigures(2, 1, height_ratios=(3, 2))
     above.suptitle("test digits: predicted class (probability)")
-    for axes, image, label, row in zip(above.subplots(3, 8).flat, images[:, 0], labels[:, 0], probabilities, strict=False):
-        axes.imshow(image, cmap="gray_r")
+    for number, axes in enumerate(above.subplots(3, 8).flat):
+        label, row = labels[number, 0], probabilities[number]
+        axes.imshow(images[number, 0], cmap="gray_r")
         axes.set_axis_off()
         color = "tab:green" if row.argmax() == label else "tab:red"
         axes.set_title(f"{row.argmax()} ({row.max():.0%})", fontsize=9, color=color)

@@ -1,0 +1,47 @@
+"""Importing jfluid: how long it takes, and that it leaves JAX and the process as they were."""
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.process
+
+SCRIPT = """
+import json, logging, signal, sys, threading, warnings
+import jax
+from jax._src import xla_bridge
+before = dict(jax.config.values)
+filters = list(warnings.filters)
+import jfluid
+print(json.dumps({
+    "changed": [name for name, value in jax.config.values.items() if before.get(name) != value],
+    "backends": list(xla_bridge._backends),
+    "x64": bool(jax.config.jax_enable_x64),
+    "filters": warnings.filters != filters,
+    "threads": threading.active_count(),
+    "handlers": len(logging.getLogger().handlers),
+    "interrupt": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
+    "heavy": [name for name in ("flax", "numba", "grpc", "matplotlib", "sklearn", "torch") if name in sys.modules],
+}))
+"""
+
+
+def run(code):
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True,
+                          timeout=120).stdout
+
+
+def test_import_leaves_everything_as_it_was():
+    assert json.loads(run(SCRIPT)) == {
+        "changed": [], "backends": [], "x64": False, "filters": False, "threads": 1, "handlers": 0, "interrupt": True,
+        "heavy": []}
+
+
+def test_import_takes_at_most_a_second():
+    # Processor time, since other tests run at the same time.
+    code = "import time; start = time.process_time(); import jfluid; print(time.process_time() - start)"
+    seconds = min(float(run(code)) for _ in range(3))
+    assert seconds <= 1.0, f"import jfluid took {seconds:.2f} s"
