@@ -42,8 +42,8 @@ def fill_constant(value_tensor, shape_tensor, shape_tensors, *, shape: Longs = (
     if value_tensor is None:
         return _constant(dims, dtype, _parsed(str_value, value, dtype))
     if isinstance(value_tensor, np.ndarray):
-        return _constant(dims, dtype, value_tensor.reshape(()))
-    return jnp.full(dims, value_tensor.reshape(()), dtype)
+        return _constant(dims, dtype, value_tensor.reshape(-1)[0])
+    return jnp.full(dims, value_tensor.reshape(-1)[0], dtype)
 
 
 def like_batch(like, shape, input_dim_idx: int, output_dim_idx: int) -> tuple[int, ...]:
@@ -140,7 +140,7 @@ def range_(start, end, step):
 def linspace(start, stop, num):
     """num evenly spaced numbers from start to stop, both included."""
     count = known.ints(num, "the number of elements of linspace")[0]
-    xp, start, stop = numpy_of(start, stop), start.reshape(()), stop.reshape(())
+    xp, start, stop = numpy_of(start, stop), start.reshape(-1)[0], stop.reshape(-1)[0]
     if count < 1:
         raise errors.OpError(f"linspace: expected a positive number of elements, found {count}")
     return xp.linspace(start, stop, count, dtype=start.dtype)

@@ -158,7 +158,7 @@ def _decreased(x, axes: Sequence[int]):
 
 def _one(x, start, axis: int):
     """The slice of size 1 at a position that only the run knows."""
-    start = start.reshape(())
+    start = start.reshape(-1)[0]
     return jax.lax.dynamic_slice_in_dim(x, jnp.where(start < 0, start + x.shape[axis], start), 1, axis)
 
 

@@ -121,11 +121,10 @@ def random_crop(x, seed, *, shape: Ints, startup_seed=0):
     kept = x.ndim - len(shape)
     if kept < 0 or any(s > d for s, d in zip(shape, x.shape[kept:], strict=True)):
         raise errors.ShapeError(f"random_crop: shape {tuple(shape)} does not fit into shape {x.shape}")
-    key = jax.random.key(seed.reshape(()))
+    key = jax.random.key(seed.reshape(-1)[0])
     count = prod(x.shape[:kept])
     rooms = [d - s + 1 for s, d in zip(shape, x.shape[kept:], strict=True)]
     at = [jax.random.randint(jax.random.fold_in(key, i), (count,), 0, room) for i, room in enumerate(rooms)]
     cut = jax.vmap(lambda one, *start: jax.lax.dynamic_slice(one, start, shape))
     out = cut(x.reshape(count, *x.shape[kept:]), *at).reshape(*x.shape[:kept], *shape)
-    following = jax.random.randint(jax.random.fold_in(key, len(rooms)), (1,), 1, 2**31 - 1, np.int64)
-    return out, following.astype(seed.dtype).reshape(seed.shape)
+    return out, jax.random.randint(jax.random.fold_in(key, len(rooms)), seed.shape, 1, 2**31 - 1, seed.dtype)

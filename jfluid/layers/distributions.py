@@ -1,0 +1,237 @@
+"""Probability distributions built from operators."""
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jfluid import errors
+from jfluid.ir.variable import Variable
+from jfluid.layers import math_op_patch as arithmetic
+from jfluid.layers.helper import emit
+from jfluid.layers.random import gaussian_random, uniform_random
+from jfluid.layers.shape import reshape
+from jfluid.layers.tensor import assign, cast, diag, ones, shape, zeros_like
+
+__all__ = ["Categorical", "MultivariateNormalDiag", "Normal", "Uniform"]
+
+Values = float | Sequence[float] | np.ndarray | Variable
+_add, _sub, _mul, _div = (lambda x, y, o=o: arithmetic.binary(f"elementwise_{o}", x, y)
+                          for o in ("add", "sub", "mul", "div"))
+
+
+def _log(x: Variable) -> Variable:
+    return emit("log", {"X": x})
+
+
+def _reduced(op_type: str, x: Variable) -> Variable:
+    """The last dimension reduced and kept with size 1."""
+    return emit(op_type, {"X": x}, {"dim": [-1], "keep_dim": True})
+
+
+class Distribution:
+    """Base of the distributions; a method that a distribution does not offer raises NotImplementedError."""
+
+    def _missing(self, what: str) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} has no {what}")
+
+    def sample(self) -> Variable:
+        """Random values."""
+        return self._missing("sample")
+
+    def entropy(self) -> Variable:
+        """The entropy in nats."""
+        return self._missing("entropy")
+
+    def kl_divergence(self, other: "Distribution") -> Variable:
+        """The Kullback-Leibler divergence from this distribution to `other`, in nats."""
+        return self._missing("kl_divergence")
+
+    def log_prob(self, value: Variable) -> Variable:
+        """The logarithm of the density at `value`."""
+        return self._missing("log_prob")
+
+
+def _parameters(what: str, *values: Values) -> tuple[list[Variable], bool]:
+    """The parameters as Variables, and whether all were plain numbers. Variables and numbers do not mix."""
+    if all(isinstance(v, Variable) for v in values):
+        return list(values), False
+    if any(isinstance(v, Variable) for v in values):
+        raise errors.AttributeTypeError(f"{what}: expected all parameters to be Variables, or none of them")
+    arrays = np.broadcast_arrays(*(np.asarray(v, np.float32) for v in values))
+    return [assign(np.array(a.reshape(-1) if a.ndim == 0 else a)) for a in arrays], all(np.ndim(v) == 0 for v in values)
+
+
+class _TwoParameters(Distribution):
+    """What Uniform and Normal share: two parameters of one shape, and samples for each pair of them."""
+
+    def __init__(self, first: Values, second: Values):
+        (self._first, self._second), self._plain = _parameters(type(self).__name__, first, second)
+
+    def _standard(self, size: list, seed: int) -> Variable:
+        raise NotImplementedError
+
+    def sample(self, shape: Sequence[int], seed: int = 0) -> Variable:
+        """Random values of shape `shape` + the shape of the parameters (`shape` alone where those are numbers).
+
+        Args:
+            seed: 0 gives other values at each step.
+        """
+        size = [*shape, *_dimensions(_add(self._first, self._second))]
+        drawn = self._standard(size, seed)
+        out = self._placed(drawn)
+        return reshape(out, list(shape)) if self._plain else out
+
+    def _placed(self, drawn: Variable) -> Variable:
+        raise NotImplementedError
+
+
+def _dimensions(x: Variable) -> list[int | Variable]:
+    """The shape of `x`; a dimension that only a run knows as a Variable."""
+    if -1 not in x.shape:
+        return list(x.shape)
+    dims = shape(x)
+    return [arithmetic.getitem(dims, i) if d == -1 else d for i, d in enumerate(x.shape)]
+
+
+class Uniform(_TwoParameters):
+    """The uniform distribution over [low, high).
+
+    Args:
+        low, high: numbers, lists, arrays, or two Variables.
+    """
+
+    def __init__(self, low: Values, high: Values):
+        super().__init__(low, high)
+        self.low, self.high = self._first, self._second
+
+    def _standard(self, size: list, seed: int) -> Variable:
+        return uniform_random(size, self.low.dtype, 0.0, 1.0, seed)
+
+    def _placed(self, drawn: Variable) -> Variable:
+        return _aligned("add", _aligned("mul", drawn, _sub(self.high, self.low)), self.low)
+
+    def log_prob(self, value: Variable) -> Variable:
+        """-log(high - low) inside (low, high), else -inf."""
+        above = cast(arithmetic.compare("less_than", self.low, value), value.dtype)
+        below = cast(arithmetic.compare("less_than", value, self.high), value.dtype)
+        return _sub(_log(_mul(above, below)), _log(_sub(self.high, self.low)))
+
+    def entropy(self) -> Variable:
+        """log(high - low)."""
+        return _log(_sub(self.high, self.low))
+
+
+def _aligned(operation: str, x: Variable, y: Variable) -> Variable:
+    """x (op) y where the shape of y is the end of the shape of x."""
+    return emit(f"elementwise_{operation}", {"X": x, "Y": y}, {"axis": -1})
+
+
+class Normal(_TwoParameters):
+    """The normal distribution with mean `loc` and standard deviation `scale`.
+
+    Args:
+        loc, scale: numbers, lists, arrays, or two Variables.
+    """
+
+    def __init__(self, loc: Values, scale: Values):
+        super().__init__(loc, scale)
+        self.loc, self.scale = self._first, self._second
+
+    def _standard(self, size: list, seed: int) -> Variable:
+        return gaussian_random(size, 0.0, 1.0, seed, self.loc.dtype)
+
+    def _placed(self, drawn: Variable) -> Variable:
+        return _aligned("add", _aligned("mul", drawn, self.scale), self.loc)
+
+    def entropy(self) -> Variable:
+        """1/2 + log(2 pi)/2 + log(scale)."""
+        return _add(_log(_add(zeros_like(_add(self.loc, self.scale)), self.scale)), 0.5 + 0.5 * math.log(2 * math.pi))
+
+    def log_prob(self, value: Variable) -> Variable:
+        """-(value - loc)^2 / (2 scale^2) - log(scale) - log(2 pi)/2."""
+        distance = _sub(value, self.loc)
+        square = _div(_mul(distance, distance), _mul(_mul(self.scale, self.scale), -2.0))
+        return _sub(_sub(square, _log(self.scale)), 0.5 * math.log(2 * math.pi))
+
+    def kl_divergence(self, other: "Normal") -> Variable:
+        """(r + d - 1 - log r) / 2 with r = (scale/other.scale)^2, d = ((loc - other.loc)/other.scale)^2."""
+        _same_kind(self, other)
+        ratio = _div(self.scale, other.scale)
+        ratio = _mul(ratio, ratio)
+        distance = _div(_sub(self.loc, other.loc), other.scale)
+        return _mul(_sub(_sub(_add(ratio, _mul(distance, distance)), 1.0), _log(ratio)), 0.5)
+
+
+def _same_kind(one: Distribution, other: Distribution) -> None:
+    if type(one) is not type(other):
+        raise errors.AttributeTypeError(f"kl_divergence: expected another {type(one).__name__}, "
+                                        f"found {type(other).__name__}")
+
+
+class Categorical(Distribution):
+    """The distribution over the last dimension of `logits`, which need not be normalised."""
+
+    def __init__(self, logits: Values):
+        (self.logits,), _ = _parameters("Categorical", logits)
+
+    def _parts(self) -> tuple[Variable, Variable, Variable]:
+        """Logits below 0, their exponentials, the sums of those."""
+        shifted = _sub(self.logits, _reduced("reduce_max", self.logits))
+        exponentials = emit("exp", {"X": shifted})
+        return shifted, exponentials, _reduced("reduce_sum", exponentials)
+
+    def entropy(self) -> Variable:
+        """-sum p log p, with the last dimension kept."""
+        shifted, exponentials, total = self._parts()
+        return arithmetic.negate(_reduced("reduce_sum", _mul(_div(exponentials, total), _sub(shifted, _log(total)))))
+
+    def kl_divergence(self, other: "Categorical") -> Variable:
+        """sum p (log p - log q), with the last dimension kept."""
+        _same_kind(self, other)
+        shifted, exponentials, total = self._parts()
+        other_shifted, _, other_total = other._parts()
+        difference = _sub(_sub(shifted, _log(total)), _sub(other_shifted, _log(other_total)))
+        return _reduced("reduce_sum", _mul(_div(exponentials, total), difference))
+
+
+class MultivariateNormalDiag(Distribution):
+    """The normal distribution over vectors with a diagonal covariance matrix.
+
+    Args:
+        loc: the mean, of shape [k].
+        scale: the covariance matrix, of shape [k, k]; only its diagonal counts.
+    """
+
+    def __init__(self, loc: Values, scale: Values):
+        (self.loc,), _ = _parameters("MultivariateNormalDiag", loc)
+        (self.scale,), _ = _parameters("MultivariateNormalDiag", scale)
+
+    def _identity(self) -> Variable:
+        return diag(ones([self.scale.shape[0]], self.loc.dtype))
+
+    def _determinant(self) -> Variable:
+        """The product of the diagonal: all other entries are turned into ones."""
+        off = _sub(ones(list(self.scale.shape), self.loc.dtype), self._identity())
+        inside = _add(_mul(self.scale, self._identity()), off)
+        return emit("reduce_prod", {"X": inside}, {"reduce_all": True})
+
+    def _inverse(self) -> Variable:
+        """The inverse of the diagonal, zeros elsewhere."""
+        off = _sub(ones(list(self.scale.shape), self.loc.dtype), self._identity())
+        return _div(self._identity(), _add(_mul(self.scale, self._identity()), off))
+
+    def entropy(self) -> Variable:
+        """(k (1 + log(2 pi)) + log det scale) / 2."""
+        constant = self.scale.shape[0] * (1.0 + math.log(2 * math.pi))
+        return _mul(_add(_log(self._determinant()), constant), 0.5)
+
+    def kl_divergence(self, other: "MultivariateNormalDiag") -> Variable:
+        """(trace(S2^-1 S1) + (m2 - m1)^T S2^-1 (m2 - m1) - k + log det S2 - log det S1) / 2."""
+        _same_kind(self, other)
+        inverse = other._inverse()
+        trace = emit("reduce_sum", {"X": _mul(inverse, self.scale)}, {"reduce_all": True})
+        distance = _sub(other.loc, self.loc)
+        square = emit("matmul", {"X": emit("matmul", {"X": distance, "Y": inverse}), "Y": distance})
+        logs = _sub(_log(other._determinant()), _log(self._determinant()))
+        return _mul(_add(_sub(_add(trace, square), float(self.scale.shape[0])), logs), 0.5)
