@@ -1,0 +1,21 @@
+"""The real Fluid's losses over 20 steps, from the same parameters and data (tests/golden/parity.json)."""
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import jfluid as fluid
+from tests.parity.programs import PROGRAMS, train
+
+GOLDEN = json.loads((Path(__file__).parent / "golden" / "parity.json").read_text())
+# Batch norm divides by the deviation of a small batch: rounding grows from step to step.
+TOLERANCE = {"digits_conv": 1e-3, "vgg": 1e-3, "resnet": 1e-3}
+
+
+@pytest.mark.parametrize("build", PROGRAMS, ids=lambda b: b.__name__)
+def test_losses_and_names_equal_fluids(build):
+    want = GOLDEN[build.__name__]
+    losses, names = train(fluid, build)
+    assert names == want["persistables"]
+    np.testing.assert_allclose(losses, want["losses"], rtol=TOLERANCE.get(build.__name__, 1e-4))
