@@ -149,7 +149,7 @@ def ftrl(param, squared, linear, grad, learning_rate, *, l1=0.0, l2=0.0, lr_powe
     inplace={"ParamOut": "Param", "Moment1Out": "Moment1", "Moment2Out": "Moment2"})
 def lamb(param, grad, learning_rate, moment1, moment2, beta1_pow, beta2_pow, *, weight_decay: Float, beta1=0.9,
          beta2=0.999, epsilon=1e-6):
-    """Adam with a rate scaled by norm(param) / norm(step), layer by layer; moments are not corrected for their start."""
+    """Adam with a rate scaled by norm(param) / norm(step), layer by layer, from uncorrected moments."""
     beta1, beta2 = _single(beta1), _single(beta2)
     moment1 = beta1 * moment1 + (1 - beta1) * grad
     moment2 = beta2 * moment2 + (1 - beta2) * jnp.square(grad)

@@ -1,0 +1,246 @@
+"""Clipping of gradients, and of errors on their way back."""
+import copy
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from jfluid import errors
+from jfluid.ir.block import Block
+from jfluid.ir.program import Program, default_main_program, name_scope
+from jfluid.ir.variable import Parameter, Variable
+from jfluid.layers.helper import emit
+
+__all__ = ["ErrorClipByValue", "GradientClipByGlobalNorm", "GradientClipByNorm", "GradientClipByValue",
+           "set_gradient_clip"]
+
+ParamGrad = tuple[Parameter, Variable | None]
+NeedClip = Callable[[Parameter], bool]
+
+
+class BaseErrorClipAttr:
+    """The base of clips that act on a variable's gradient as soon as it is computed."""
+
+    def _append_clip_op(self, block: Block, grad_name: str) -> None:
+        raise NotImplementedError
+
+
+class ErrorClipByValue(BaseErrorClipAttr):
+    """Hold every element of a variable's gradient within [min, max]; given to `Variable.set_error_clip`.
+
+    Args:
+        max: the upper bound.
+        min: the lower bound; -max when None.
+    """
+
+    def __init__(self, max: float, min: float | None = None):
+        self.max, self.min = _bounds(max, min)
+
+    def _append_clip_op(self, block: Block, grad_name: str) -> None:
+        block.append_op("clip", {"X": grad_name}, {"Out": grad_name}, {"min": self.min, "max": self.max})
+
+    def __str__(self) -> str:
+        return f"ByValue, min={self.min:f}, max={self.max:f}"
+
+
+def _bounds(high: float, low: float | None) -> tuple[float, float]:
+    high = float(high)
+    low = -high if low is None else float(low)
+    if low > high:
+        raise ValueError(f"clip by value: expected min <= max, found min={low}, max={high}")
+    return high, low
+
+
+def error_clip_callback(block: Block, context: Mapping[str, str]) -> None:
+    """For `append_backward`: clip the gradients that the last operator wrote, where their variables ask for it."""
+    for name in block.ops[-1].output_arg_names:
+        var = block.find_var_recursive(context[name]) if name in context else None
+        clip = None if var is None else var.error_clip
+        if clip is None:
+            continue
+        if not isinstance(clip, BaseErrorClipAttr):
+            raise TypeError(f"variable {var.name}, error_clip: expected an ErrorClipByValue, "
+                            f"found {type(clip).__name__}")
+        clip._append_clip_op(block, name)
+
+
+class GradientClipBase:
+    """The base of gradient clips: `clip(params_grads)` returns the pairs with clipped gradients.
+
+    Args:
+        need_clip: tells of a parameter whether its gradient is clipped; all are when None.
+    """
+
+    def __init__(self, need_clip: NeedClip | None = None):
+        if need_clip is not None and not callable(need_clip):
+            raise TypeError(f"need_clip: expected a function of a parameter, found {type(need_clip).__name__}")
+        self._need_clip_func = need_clip
+
+    def __call__(self, params_grads: Sequence[ParamGrad]) -> list[ParamGrad]:
+        with name_scope("gradient_clip"):
+            return self._clip(params_grads)
+
+    def _clip(self, params_grads: Sequence[ParamGrad]) -> list[ParamGrad]:
+        """One operator for each gradient; clips that look at several override this."""
+        result = list(params_grads)
+        for at, (param, grad) in self._wanted(params_grads):
+            with param.block.program._optimized_guard([param, grad]):
+                clipped = self._clip_one(grad)
+            result[at] = (param, clipped)
+        _note_clipped(params_grads, result)
+        return result
+
+    def _clip_one(self, grad: Variable) -> Variable:
+        raise NotImplementedError
+
+    def _wanted(self, params_grads: Sequence[ParamGrad]) -> Iterator[tuple[int, tuple[Parameter, Variable]]]:
+        """The pairs to clip, with their positions."""
+        for at, (param, grad) in enumerate(params_grads):
+            if grad is not None and (self._need_clip_func is None or self._need_clip_func(param)):
+                yield at, (param, grad)
+
+
+def _note_clipped(before: Sequence[ParamGrad], after: Sequence[ParamGrad]) -> None:
+    """Let `op_role_var` of the clipping operators name the clipped gradient: transpilers look there."""
+    renamed = {(p.name, g.name): (p.name, c.name) for (p, g), (_, c) in zip(before, after, strict=True) if c is not g}
+    for block in {id(p.block): p.block for p, _ in before}.values():
+        for op in block.ops:
+            pair = tuple(op.attrs.get("op_role_var", ()))
+            if pair in renamed and op.attrs.get("op_namescope", "").startswith("/gradient_clip"):
+                op.attrs["op_role_var"] = renamed[pair]
+
+
+class GradientClipByValue(GradientClipBase):
+    """Hold every element of each gradient within [min, max].
+
+    Args:
+        max: the upper bound.
+        min: the lower bound; -max when None.
+        need_clip: tells of a parameter whether its gradient is clipped; all are when None.
+    """
+
+    def __init__(self, max: float, min: float | None = None, need_clip: NeedClip | None = None):
+        super().__init__(need_clip)
+        self.max, self.min = _bounds(max, min)
+
+    def _clip_one(self, grad: Variable) -> Variable:
+        return emit("clip", {"X": grad}, {"min": self.min, "max": self.max})
+
+    def __str__(self) -> str:
+        return f"Gradient Clip By Value, min = {self.min:f}, max={self.max:f}"
+
+
+class GradientClipByNorm(GradientClipBase):
+    """Scale each gradient down to an L2 norm of at most `clip_norm`, one by one.
+
+    Args:
+        clip_norm: the greatest norm.
+        need_clip: tells of a parameter whether its gradient is clipped; all are when None.
+    """
+
+    def __init__(self, clip_norm: float, need_clip: NeedClip | None = None):
+        super().__init__(need_clip)
+        self.clip_norm = float(clip_norm)
+
+    def _clip_one(self, grad: Variable) -> Variable:
+        return emit("clip_by_norm", {"X": grad}, {"max_norm": self.clip_norm})
+
+    def __str__(self) -> str:
+        return f"Gradient Clip By Norm, clip_norm={self.clip_norm:f}"
+
+
+class GradientClipByGlobalNorm(GradientClipBase):
+    """Scale all gradients by clip_norm / max(clip_norm, norm of all of them together).
+
+    Args:
+        clip_norm: the greatest norm.
+        group_name: with `set_gradient_clip`, which parameters are taken together.
+        need_clip: tells of a parameter whether its gradient is clipped and counted; all are when None.
+    """
+
+    def __init__(self, clip_norm: float, group_name: str = "default_group", need_clip: NeedClip | None = None):
+        super().__init__(need_clip)
+        self.clip_norm = float(clip_norm)
+        self.group_name = group_name
+
+    def _clip(self, params_grads: Sequence[ParamGrad]) -> list[ParamGrad]:
+        wanted = list(self._wanted(params_grads))
+        return self._scale_all(params_grads, wanted, [grad for _, (_, grad) in wanted])
+
+    def _scale_all(self, params_grads: Sequence[ParamGrad], wanted: list, counted: list[Variable]) -> list[ParamGrad]:
+        """Scale the `wanted` gradients by the norm of the `counted` ones."""
+        result = list(params_grads)
+        if not counted:
+            return result
+        pair_of = {grad.name: (param, grad) for param, grad in params_grads if grad is not None}
+        squares = []
+        for grad in counted:
+            with grad.block.program._optimized_guard(pair_of[grad.name]):
+                squares.append(emit("reduce_sum", {"X": emit("square", {"X": grad})}, {"reduce_all": True}))
+        last = pair_of[counted[-1].name]
+        with last[0].block.program._optimized_guard(last):
+            norm = emit("sqrt", {"X": emit("sum", {"X": squares})})
+            bound = emit("fill_constant", {}, {"shape": norm.shape, "dtype": int(norm.dtype), "value": self.clip_norm,
+                                               "str_value": str(self.clip_norm)}, stop_gradient=True)
+            larger = emit("elementwise_max", {"X": bound, "Y": norm})
+            factor = emit("elementwise_div", {"X": bound, "Y": larger})
+        for at, (param, grad) in wanted:
+            with param.block.program._optimized_guard([param, grad]):
+                result[at] = (param, emit("elementwise_mul", {"X": grad, "Y": factor}))
+        _note_clipped(params_grads, result)
+        return result
+
+    def __str__(self) -> str:
+        return f"Gradient Clip By GlobalNorm, global_norm={self.clip_norm:f}"
+
+
+def set_gradient_clip(clip: GradientClipBase, param_list: Sequence[Parameter | str] | None = None,
+                      program: Program | None = None) -> None:
+    """Attach `clip` to parameters; an optimizer without `grad_clip` of its own applies it in `minimize`.
+
+    As in Fluid 1.8, nothing is clipped unless every parameter has a clip, and where they differ, that of the last
+    parameter (by name) is applied to all. The optimizer's `grad_clip` argument has neither of these traps.
+
+    Args:
+        clip: the clip.
+        param_list: the parameters, or their names; all when None.
+        program: where they are; the default main program when None.
+    """
+    if not isinstance(clip, GradientClipBase):
+        raise TypeError(f"clip: expected a GradientClipByValue, GradientClipByNorm or GradientClipByGlobalNorm, "
+                        f"found {type(clip).__name__}")
+    block = (program or default_main_program()).global_block()
+    for item in block.all_parameters() if param_list is None else param_list:
+        param = block.var(item) if isinstance(item, str) else item
+        if not isinstance(param, Parameter):
+            raise TypeError(f"param_list: expected parameters or their names, found {param!r}")
+        param.gradient_clip_attr = copy.copy(clip)
+
+
+def append_gradient_clip_ops(params_grads: Sequence[ParamGrad]) -> list[ParamGrad]:
+    """Apply the clips that `set_gradient_clip` attached."""
+    pairs = [(p, g) for p, g in params_grads if g is not None]
+    clips = [p.gradient_clip_attr for p, _ in pairs]
+    if not any(clips):
+        return list(params_grads)
+    if not all(clips):
+        without = ", ".join(p.name for p, _ in pairs if p.gradient_clip_attr is None)
+        warnings.warn("set_gradient_clip: nothing is clipped, as in Fluid, because these parameters have no clip: "
+                      f"{without}. Give the optimizer grad_clip with need_clip instead.", stacklevel=2)
+        return list(params_grads)
+    groups: dict[str, set[float]] = defaultdict(set)
+    for clip in clips:
+        if isinstance(clip, GradientClipByGlobalNorm):
+            groups[clip.group_name].add(clip.clip_norm)
+    for name, norms in groups.items():
+        if len(norms) > 1:
+            raise errors.ProgramError(f"gradient clip group {name}: expected one clip_norm, found {sorted(norms)}")
+    last = clips[-1]
+    if len({(type(c), str(c), getattr(c, "group_name", None)) for c in clips}) > 1:
+        warnings.warn("set_gradient_clip: the parameters have different clips; as in Fluid, the one of "
+                      f"{pairs[-1][0].name} ({last}) is applied to all of them.", stacklevel=2)
+    if not isinstance(last, GradientClipByGlobalNorm):
+        return last(params_grads)
+    counted = [g for (_, g), c in zip(pairs, clips, strict=True) if getattr(c, "group_name", None) == last.group_name]
+    with name_scope("gradient_clip"):
+        return last._scale_all(params_grads, [(at, (p, g)) for at, (p, g) in enumerate(params_grads) if g is not None],
+                               counted)
