@@ -1,5 +1,5 @@
-# `make demo` trains a network on handwritten digits, `make test` runs the tests. Both first make a virtual
-# environment in $(VENV) with the pinned versions of constraints.txt.
+# `make demo` trains a network on handwritten digits, `make test` runs the tests, `make lint` reads the code. Each
+# first makes a virtual environment in $(VENV) with the pinned versions of constraints.txt.
 VENV ?= .venv
 WORKERS ?= 2
 PYTEST_ARGS ?=
@@ -15,6 +15,7 @@ test: $(VENV)/.test
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check
+	$(BIN)/mypy
 
 # One rule for every set of extras: .venv/.demo holds jfluid[demo], .venv/.test holds jfluid[test].
 $(VENV)/.demo $(VENV)/.test: $(VENV)/.%: pyproject.toml constraints.txt | $(BIN)/python

@@ -61,7 +61,7 @@ def _resolve_as_yaml_1_2(cls: Any) -> Any:
 @_resolve_as_yaml_1_2
 class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):  # type: ignore[no-untyped-call]
+        if self.check_event(yaml.AliasEvent):
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
             raise yaml.MarkedYAMLError(problem="aliases (*name) are not supported", problem_mark=mark)
         return super().compose_node(parent, index)
@@ -147,7 +147,9 @@ def _environment_text(value: Any) -> str:
 
 
 def _form_of_args(value: Any) -> str | None:
-    return {dict: "<mapping>", list: "<list>"}.get(type(value))
+    if isinstance(value, dict):
+        return "<mapping>"
+    return "<list>" if isinstance(value, list) else None
 
 
 ArgumentName = Annotated[str, Field(pattern=r"^[A-Za-z_][\w-]*$")]
@@ -264,8 +266,8 @@ def _override(data: dict[str, Any], places: dict[Key, str], override: str) -> No
             raise JobError(f"{source}: {'.'.join(path[:depth])} is not a mapping but {_short(data)}; set it as a whole")
     document = _Document(text, source, with_position=False)
     data[path[-1]] = document.value
-    for key in [key for key in places if key[:len(path)] == tuple(path)]:
-        del places[key]
+    for inside in [at for at in places if at[:len(path)] == tuple(path)]:
+        del places[inside]
     places[tuple(path)] = source
 
 

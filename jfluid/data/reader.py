@@ -255,7 +255,8 @@ def multiprocess_reader(readers: Sequence[Reader], use_pipe: bool = True, queue_
                 sender.close()
                 connections.append(stack.enter_context(receiver))
             while connections:
-                for connection in wait_for_connections(connections):
+                ready = wait_for_connections(connections)
+                for connection in [connection for connection in connections if connection in ready]:
                     try:
                         item = connection.recv()
                     except EOFError:
