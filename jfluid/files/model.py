@@ -1,0 +1,132 @@
+"""Inference models: a pruned program (`__model__`) beside its parameters."""
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from jfluid import errors
+from jfluid.files.storage import atomic_write, bounded_reader
+from jfluid.files.variables import load_persistables, program_of, save_persistables
+from jfluid.ir import unique_name
+from jfluid.ir.program import Program
+from jfluid.ir.types import VarType
+from jfluid.ir.variable import Variable
+
+_MODEL = "__model__"
+# Readers hand out batches in training; a model for inference is fed.
+_READER_OPS = ("read", "create_py_reader", "create_double_buffer_reader")
+
+
+def save_inference_model(dirname: str, feeded_var_names: Sequence[str] | str, target_vars: Sequence[Variable] | Variable,
+                         executor: Any, main_program: Program | None = None, model_filename: str | None = None,
+                         params_filename: str | None = None, export_for_deployment: bool = True,
+                         program_only: bool = False) -> list[str]:
+    """Save what computes the targets from the feeds, and its parameters.
+
+    Args:
+        dirname: the folder, made if need be.
+        feeded_var_names: names of the variables that will be fed.
+        target_vars: the variables to compute.
+        executor: an Executor; parameters come from the global scope.
+        main_program: by default the default main program; it stays as it is.
+        model_filename: by default `__model__`.
+        params_filename: one file for all parameters; by default a file each.
+        export_for_deployment: False saves the whole program, for training on, as `<model_filename>.main_program`.
+        program_only: leave the parameters out.
+
+    Returns:
+        Names of the targets in the saved program.
+
+    Raises:
+        ProgramError: a feed or a target is no variable of the program.
+        UninitializedError: a parameter has no value.
+    """
+    feeds = [feeded_var_names] if isinstance(feeded_var_names, str) else list(feeded_var_names or ())
+    targets = [target_vars] if isinstance(target_vars, Variable) else list(target_vars)
+    if not all(isinstance(f, str) for f in feeds):
+        raise TypeError(f"feeded_var_names: expected names, found {feeded_var_names!r}")
+    if not targets or not all(isinstance(t, Variable) for t in targets):
+        raise TypeError(f"target_vars: expected one Variable or more, found {target_vars!r}")
+    program = program_of(main_program)
+    block = program.global_block()
+    for name in [*feeds, *(t.name for t in targets)]:
+        if not block.has_var(name):
+            raise errors.ProgramError(f"save_inference_model: the program has no variable {name}"
+                                      + errors.close_to(name, block.vars))
+    model, names = _inference_program(program, feeds, targets)
+    path = os.path.join(os.fspath(dirname), os.path.basename(model_filename or _MODEL))
+    if not export_for_deployment:
+        path, model = path + ".main_program", program
+    if not program_only:
+        params = None if params_filename is None else os.path.basename(params_filename)
+        save_persistables(executor, dirname, model, params)
+    with atomic_write(path) as file:
+        file.write(model.serialize_to_string())
+    return names
+
+
+def _inference_program(program: Program, feeds: list[str], targets: list[Variable]) -> tuple[Program, list[str]]:
+    """A copy in test form that computes the targets (each under a name of its own) from the feeds, as Fluid saves it."""
+    model = program._copy()
+    block = model.global_block()
+    block.ops = [op for op in block.ops if op.type not in ("feed", "fetch", *_READER_OPS)]
+    outputs = []
+    for i, target in enumerate(targets):
+        name = unique_name.generate(f"save_infer_model/scale_{i}.tmp")
+        out = block.create_var(name=name, shape=target.shape, dtype=target.dtype, lod_level=target.lod_level)
+        block.append_op("scale", {"X": block.vars[target.name]}, {"Out": out},
+                        {"scale": 1.0, "bias": 0.0, "bias_after_scale": True})
+        outputs.append(name)
+    model = model._prune_with_input(feeds, outputs)._inference_optimize()
+    block = model.global_block()
+    holder = block.create_var(name="feed", type=VarType.FEED_MINIBATCH, persistable=True)
+    for i, name in reversed(list(enumerate(feeds))):
+        block.prepend_op("feed", {"X": holder}, {"Out": block.vars[name]}, {"col": i})
+    holder = block.create_var(name="fetch", type=VarType.FETCH_LIST, persistable=True)
+    for i, name in enumerate(outputs):
+        block.append_op("fetch", {"X": block.vars[name]}, {"Out": holder}, {"col": i})
+    return model, outputs
+
+
+def load_inference_model(dirname: str, executor: Any, model_filename: str | None = None, params_filename: str | None = None,
+                         pserver_endpoints: Sequence[str] | None = None) -> list[Any]:
+    """Load a model that `save_inference_model`, or Fluid, saved; its parameters go to the global scope.
+
+    Args:
+        dirname: the model's folder.
+        executor: an Executor; parameters go to the global scope.
+        model_filename: by default `__model__`.
+        params_filename: the file that holds all parameters; by default there is a file each.
+        pserver_endpoints: not in this release: UnsupportedError.
+
+    Returns:
+        [the Program, names to feed, Variables to fetch].
+
+    Raises FileFormatError, naming the file (and the variable), where one is missing, truncated, oversized, damaged, or
+    of another shape than the program declares.
+    """
+    if pserver_endpoints:
+        raise errors.UnsupportedError("load_inference_model: pserver_endpoints needs parameter servers, which are not in "
+                                      "this release")
+    dirname = os.fspath(dirname)
+    if not os.path.isdir(dirname):
+        raise errors.FileFormatError(f"{dirname}: there is no such folder")
+    program = read_program(os.path.join(dirname, os.path.basename(model_filename or _MODEL)))
+    block = program.global_block()
+    feeds = {op.attrs.get("col", 0): op.output("Out") for op in block.ops if op.type == "feed"}
+    fetches = {op.attrs.get("col", 0): op.input("X") for op in block.ops if op.type == "fetch"}
+    for name in [n for names in (*feeds.values(), *fetches.values()) for n in names]:
+        if not block.has_var(name):
+            raise errors.FileFormatError(f"{dirname}: the program feeds or fetches {name}, but declares no such variable")
+    load_persistables(executor, dirname, program, None if params_filename is None else os.path.basename(params_filename))
+    return [program, [n for col in sorted(feeds) for n in feeds[col]],
+            [block.vars[n] for col in sorted(fetches) for n in fetches[col]]]
+
+
+def read_program(path: str | os.PathLike) -> Program:
+    """The program that a file holds. Raises FileFormatError naming the file."""
+    with bounded_reader(path) as reader:
+        data = reader.take(reader.remaining, "the program")
+    try:
+        return Program.parse_from_string(data)
+    except errors.FileFormatError as e:
+        raise errors.FileFormatError(f"{os.fspath(path)}: {e}") from e

@@ -1,0 +1,181 @@
+"""Saving and loading a program's variables: a file each, or all in one.
+
+`executor` is an argument because Fluid runs programs of save and load operators; here the values move between the
+files and the global scope directly.
+"""
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from jfluid import errors
+from jfluid.files.tensor_format import Stored, load_tensors, save_tensors
+from jfluid.ir.program import Program, default_main_program
+from jfluid.ir.types import VarType, var_type
+from jfluid.ir.variable import Parameter, Variable
+from jfluid.scope import global_scope
+
+# What a step passes through, and no file holds.
+_HOLDERS = frozenset({VarType.FEED_MINIBATCH, VarType.FETCH_LIST, VarType.READER, VarType.RAW})
+
+
+def is_parameter(var: Variable) -> bool:
+    """Whether the variable is a Parameter."""
+    return isinstance(var, Parameter)
+
+
+def is_persistable(var: Variable) -> bool:
+    """Whether files hold the variable: it outlives a run, and is no holder of feeds, fetches or readers."""
+    return var.persistable and var.type not in _HOLDERS
+
+
+def is_optimizer_state(var: Variable) -> bool:
+    """Whether the variable belongs to a `.pdopt` file: persistable, but no parameter and no input."""
+    return is_persistable(var) and not is_parameter(var) and not var.need_check_feed
+
+
+def program_of(program: Any) -> Program:
+    """The Program itself, the default main program for None, or the one that a CompiledProgram holds."""
+    program = default_main_program() if program is None else program
+    program = getattr(program, "_program", program)
+    if not isinstance(program, Program):
+        raise TypeError(f"main_program: expected a Program or a CompiledProgram, found {type(program).__name__}")
+    return program
+
+
+def get_program_parameter(program: Program) -> list[Variable]:
+    """The program's parameters."""
+    return [v for v in program.list_vars() if is_parameter(v)]
+
+
+def get_program_persistable_vars(program: Program) -> list[Variable]:
+    """The program's variables that outlive a run: parameters, running statistics, optimizer state."""
+    return [v for v in program.list_vars() if is_persistable(v)]
+
+
+def read_scope(names: Iterable[str]) -> list[Stored]:
+    """The tensors of the global scope by name. Raises UninitializedError naming those without a value."""
+    scope, found, absent = global_scope(), [], []
+    for name in names:
+        var = scope.find_var(name)
+        tensor = None if var is None else var.get_tensor()
+        if tensor is None or not tensor._is_initialized():
+            absent.append(name)
+        else:
+            found.append(Stored(np.asarray(tensor), tensor.lod()))
+    if absent:
+        raise errors.UninitializedError(f"{', '.join(absent[:8])}{' ...' if len(absent) > 8 else ''} cannot be saved: the "
+                                        "scope has no value of it; run the startup program, or load the parameters, first")
+    return found
+
+
+def write_scope(tensors: Iterable[tuple[str, Stored]]) -> None:
+    """Set variables of the global scope."""
+    scope = global_scope()
+    for name, stored in tensors:
+        tensor = scope.var(name).get_tensor()
+        tensor.set(stored.value)
+        tensor.set_lod(stored.lod)
+
+
+def check_fits(var: Variable, value: np.ndarray, path: str) -> None:
+    """Raise FileFormatError, naming file and variable, unless `value` has the variable's shape and element type."""
+    if len(var.shape) != value.ndim or any(w not in (-1, g) for w, g in zip(var.shape, value.shape)):
+        raise errors.FileFormatError(f"{path}, variable {var.name}: expected shape {list(var.shape)}, "
+                                     f"the file holds {list(value.shape)}")
+    if var_type(value.dtype) != var.dtype:
+        raise errors.FileFormatError(f"{path}, variable {var.name}: expected dtype {var.np_dtype}, "
+                                     f"the file holds {value.dtype}")
+
+
+def _chosen(program: Program, chosen: Sequence[Variable | str] | None, predicate: Callable[[Variable], bool] | None) -> list[Variable]:
+    """The variables to save or load, once each, in the program's order."""
+    if chosen is not None:
+        found = [program.global_block().var_recursive(v) if isinstance(v, str) else v for v in chosen]
+    else:
+        found = [v for v in program.list_vars() if predicate is None or predicate(v)]
+    for var in found:
+        if not isinstance(var, Variable):
+            raise TypeError(f"vars: expected Variables or their names, found {type(var).__name__}")
+        if var.type == VarType.SELECTED_ROWS:
+            raise errors.UnsupportedError(f"variable {var.name} holds SelectedRows, which this release does not save")
+    return list({v.name: v for v in found if v.type != VarType.RAW}.values())
+
+
+def _single_file(dirname: str, filename: str) -> str:
+    if not isinstance(filename, str) or not filename:
+        raise ValueError(f"filename: expected the name of a file, found {filename!r}")
+    return os.path.join(dirname, filename)
+
+
+def save_vars(executor: Any, dirname: str, main_program: Program | None = None, vars: Sequence[Variable] | None = None,
+              predicate: Callable[[Variable], bool] | None = None, filename: str | None = None) -> None:
+    """Save variables of the global scope in Fluid's format.
+
+    Args:
+        executor: an Executor; values come from the global scope.
+        dirname: the folder, made if need be.
+        main_program: the program that declares them; by default the default main program.
+        vars: which variables; by default those of the program that `predicate` accepts (all, without one).
+        predicate: a function from a Variable to bool.
+        filename: one file for all of them, in the order of their names; by default a file each, by name.
+
+    Raises UninitializedError when a variable has no value. Each file is written whole or not at all.
+    """
+    dirname = os.fspath(dirname)
+    found = _chosen(program_of(main_program), vars, predicate)
+    if filename is not None:
+        found = sorted(found, key=lambda v: v.name)
+    tensors = read_scope(v.name for v in found)
+    os.makedirs(dirname, exist_ok=True)
+    if filename is not None:
+        if found:
+            save_tensors(_single_file(dirname, filename), tensors)
+        return
+    for var, tensor in zip(found, tensors):
+        save_tensors(os.path.join(dirname, var.name), [tensor])
+
+
+def load_vars(executor: Any, dirname: str, main_program: Program | None = None, vars: Sequence[Variable] | None = None,
+              predicate: Callable[[Variable], bool] | None = None, filename: str | None = None) -> None:
+    """Load variables that `save_vars`, or Fluid, saved, into the global scope; the arguments are those of `save_vars`.
+
+    Raises FileFormatError, naming file and variable, for a file that is missing, truncated, oversized or damaged, or
+    holds another shape or dtype than the program declares. The scope is then as it was.
+    """
+    dirname = os.fspath(dirname)
+    found = _chosen(program_of(main_program), vars, predicate)
+    write_scope((v.name, t) for v, t in _load(dirname, found, filename))
+
+
+def _load(dirname: str, found: list[Variable], filename: str | None) -> list[tuple[Variable, Stored]]:
+    if filename is not None:
+        found = sorted(found, key=lambda v: v.name)
+        path = _single_file(dirname, filename)
+        loaded = [(v, t, path) for v, t in zip(found, load_tensors(path, [v.name for v in found]) if found else [])]
+    else:
+        loaded = [(v, load_tensors(path, [v.name])[0], path) for v in found for path in [os.path.join(dirname, v.name)]]
+    for var, tensor, path in loaded:
+        check_fits(var, tensor.value, path)
+    return [(v, t) for v, t, _ in loaded]
+
+
+def save_params(executor: Any, dirname: str, main_program: Program | None = None, filename: str | None = None) -> None:
+    """`save_vars` of the program's parameters."""
+    save_vars(executor, dirname, main_program, predicate=is_parameter, filename=filename)
+
+
+def save_persistables(executor: Any, dirname: str, main_program: Program | None = None, filename: str | None = None) -> None:
+    """`save_vars` of all that outlives a run: parameters, running statistics, optimizer state."""
+    save_vars(executor, dirname, main_program, predicate=is_persistable, filename=filename)
+
+
+def load_params(executor: Any, dirname: str, main_program: Program | None = None, filename: str | None = None) -> None:
+    """`load_vars` of the program's parameters."""
+    load_vars(executor, dirname, main_program, predicate=is_parameter, filename=filename)
+
+
+def load_persistables(executor: Any, dirname: str, main_program: Program | None = None, filename: str | None = None) -> None:
+    """`load_vars` of all that outlives a run: parameters, running statistics, optimizer state."""
+    load_vars(executor, dirname, main_program, predicate=is_persistable, filename=filename)
