@@ -189,6 +189,11 @@ def _round(x):
     return jax.lax.round(x, jax.lax.RoundingMethod.AWAY_FROM_ZERO)
 
 
+def magnitude(x: Any) -> Any:
+    """Absolute value with gradient zero at zero, where that of jnp.abs is one."""
+    return x * jax.lax.stop_gradient(jnp.sign(x))
+
+
 def unary(compute: Callable) -> Callable:
     """`compute` with the signature of an operator X -> Out; JAX's own have parameters that are no attributes."""
     return lambda x: compute(x)
@@ -196,7 +201,7 @@ def unary(compute: Callable) -> Callable:
 
 _UNARY = {
     "sqrt": jnp.sqrt, "rsqrt": jax.lax.rsqrt, "square": jnp.square, "exp": jnp.exp, "log": jnp.log, "log1p": jnp.log1p,
-    "abs": jnp.abs, "ceil": jnp.ceil, "floor": jnp.floor, "round": _round, "reciprocal": jnp.reciprocal, "sin": jnp.sin,
-    "cos": jnp.cos, "asin": jnp.arcsin, "acos": jnp.arccos, "atan": jnp.arctan, "erf": jax.lax.erf, "sign": jnp.sign,
+    "abs": magnitude, "ceil": jnp.ceil, "floor": jnp.floor, "round": _round, "reciprocal": jnp.reciprocal,
+    "sin": jnp.sin, "cos": jnp.cos, "asin": jnp.arcsin, "acos": jnp.arccos, "atan": jnp.arctan, "erf": jax.lax.erf, "sign": jnp.sign,
 }
 table({name: unary(compute) for name, compute in _UNARY.items()}, ins=("X",), outs=("Out",))

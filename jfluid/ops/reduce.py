@@ -9,7 +9,7 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.ir.types import np_dtype
-from jfluid.ops.elementwise import aligned, is_float, quotient
+from jfluid.ops.elementwise import aligned, is_float, magnitude, quotient
 from jfluid.ops.registry import Float, Int, Ints, op, table
 
 
@@ -111,10 +111,10 @@ table({"frobenius_norm": reduction("frobenius_norm", lambda x, axes, keep: root(
 def _power_sum(x: Any, order: float, axis: Any, keep: bool) -> Any:
     """(sum of |x| ** order) ** (1 / order)."""
     if order == 1:
-        return jnp.abs(x).sum(axis, keepdims=keep)
+        return magnitude(x).sum(axis, keepdims=keep)
     if order == 2:
         return root((x * x).sum(axis, keepdims=keep))
-    return power(power(jnp.abs(x), order).sum(axis, keepdims=keep), 1 / order)
+    return power(power(magnitude(x), order).sum(axis, keepdims=keep), 1 / order)
 
 
 @op("p_norm", ins=("X",), outs=("Out",))
@@ -133,14 +133,14 @@ def dist(x, y, *, p=2.0):
     if p == 0:
         return jnp.count_nonzero(away).astype(x.dtype).reshape(1)
     if abs(p) == float("inf"):
-        return extreme("max" if p > 0 else "min", jnp.abs(away), (0,), True)
+        return extreme("max" if p > 0 else "min", magnitude(away), (0,), True)
     return _power_sum(away, p, 0, True)
 
 
 @op("l1_norm", ins=("X",), outs=("Out",))
 def l1_norm(x):
     """Sum of magnitudes."""
-    return jnp.abs(x).sum().reshape(1)
+    return magnitude(x).sum().reshape(1)
 
 
 @op("squared_l2_norm", ins=("X",), outs=("Out",))
