@@ -1,4 +1,5 @@
 """What arithmetic, comparison and indexing of Variables append to the program (`x + 1`, `x < y`, `x[0, :]`)."""
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -187,3 +188,40 @@ def _cut(x: Variable, cuts: dict[int, tuple[Any, Any, int]], dropped: list[int])
         return _result("slice", inputs, attrs, x.name + "_slice")
     attrs["strides"] = [c[2] for c in cuts.values()]
     return _result("strided_slice", inputs, attrs, x.name + "_strided_slice")
+
+
+def iterate(x: Variable) -> Iterator[Variable]:
+    """`x[0]`, `x[1]`, ... Raises TypeError where the first dimension is unknown."""
+    if not x.shape or x.shape[0] < 0:
+        raise TypeError(f"{x.name} of shape {list(x.shape)} cannot be iterated: its first dimension is unknown")
+    return (getitem(x, i) for i in range(x.shape[0]))
+
+
+def _arithmetic(op_type: str, reverse: bool) -> Callable[[Variable, Any], Variable]:
+    return lambda x, y: binary(op_type, x, y, reverse)
+
+
+def _comparison(op_type: str) -> Callable[[Variable, Any], Any]:
+    def method(x: Variable, y: Any) -> Any:
+        # Anything else (None, a string) is not equal, as for every object.
+        return compare(op_type, x, y) if isinstance(y, (Variable, int, float, np.generic)) else NotImplemented
+
+    return method
+
+
+_ARITHMETIC = {"add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "pow": "pow", "floordiv": "floordiv",
+               "mod": "mod"}
+_COMPARISONS = {"eq": "equal", "ne": "not_equal", "lt": "less_than", "le": "less_equal", "gt": "greater_than",
+                "ge": "greater_equal"}
+
+
+def install() -> None:
+    """Give Variable its operators."""
+    for method, op_type in _ARITHMETIC.items():
+        setattr(Variable, f"__{method}__", _arithmetic(f"elementwise_{op_type}", False))
+        setattr(Variable, f"__r{method}__", _arithmetic(f"elementwise_{op_type}", True))
+    for method, op_type in _COMPARISONS.items():
+        setattr(Variable, f"__{method}__", _comparison(op_type))
+    Variable.__neg__, Variable.__getitem__, Variable.__iter__ = negate, getitem, iterate
+    Variable.astype = astype
+    Variable.__array_ufunc__ = None  # `np.float32(2) * x` is Variable's business, not NumPy's

@@ -340,7 +340,7 @@ def argmin(x: Variable, axis: int = 0) -> Variable:
 
 
 def autoincreased_step_counter(counter_name: str | None = None, begin: int = 1, step: int = 1) -> Variable:
-    """An int64 counter that grows by `step` at the beginning of each run; the first run reads `begin`.
+    """An int64 counter that starts at `begin` - 1 and grows by `step` at the beginning of each run.
 
     Calls with one name share one counter, which is advanced once.
     """
