@@ -43,6 +43,7 @@ LATER_OPTIONS = {
 _SECONDS_TO_END = 10.0
 _SECONDS_TO_DRAIN = 2.0
 _SECONDS_BETWEEN_LOOKS = 0.05
+_LONGEST_LINE = 1 << 16
 
 
 class _Later(argparse.Action):
@@ -85,6 +86,26 @@ def parse(arguments: Sequence[str]) -> tuple[Job, bool]:
     return script_job(options.target, options.arguments, overrides), options.dry_run
 
 
+class _Lines:
+    """Cuts a stream of bytes into whole lines, so that two streams do not meet within one."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def whole(self, data: bytes) -> bytes:
+        """The lines that `data` completes; what follows them is kept, unless it grows too long."""
+        data = self.rest() + data
+        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        if len(data) - end < _LONGEST_LINE:
+            data, self._rest = data[:end], data[end:]
+        return data
+
+    def rest(self) -> bytes:
+        """What was kept."""
+        rest, self._rest = self._rest, b""
+        return rest
+
+
 class _Output:
     """Where the script's output and progress go: the launcher's own streams and the log file."""
 
@@ -93,24 +114,23 @@ class _Output:
         # Taken now: a live bar replaces sys.stdout and sys.stderr while it is shown.
         self._streams = {1: sys.stdout, 2: sys.stderr}
         self._display = display_on(sys.stderr)
-        self._log_lines = LineDisplay(log_text)
-        self._unfinished = {1: b"", 2: b""}
+        self._progress_log = LineDisplay(log_text)
+        self._for_log = {descriptor: _Lines() for descriptor in self._streams}
+        self._for_screen = {descriptor: _Lines() for descriptor in self._streams}
         self._reports = b""
 
     def text(self, descriptor: int, data: bytes) -> None:
         """Pass on what the script wrote to its standard output (1) or error (2)."""
-        self._log.write(data)
-        data = self._unfinished[descriptor] + data
-        self._unfinished[descriptor] = b""
+        self._log.write(self._for_log[descriptor].whole(data))
         stream = self._streams[descriptor]
         if isinstance(self._display, BarDisplay) and self._display.live and stream.isatty():
-            lines, newline, self._unfinished[descriptor] = data.rpartition(b"\n")
-            if newline:
-                self._display.print_above(lines.decode(errors="replace"))
-        elif data:
-            stream.flush()
-            stream.buffer.write(data)
-            stream.buffer.flush()
+            lines = self._for_screen[descriptor].whole(data)
+            if lines:
+                self._display.print_above(lines.decode(errors="replace").removesuffix("\n"))
+            return
+        stream.flush()
+        stream.buffer.write(self._for_screen[descriptor].rest() + data)
+        stream.buffer.flush()
 
     def progress(self, data: bytes) -> None:
         """Show the progress reports that the script sent."""
@@ -118,12 +138,13 @@ class _Output:
         for line in lines:
             report = json.loads(line)
             self._display.show(report)
-            self._log_lines.show(report)
+            self._progress_log.show(report)
 
     def close(self) -> None:
         self._display.close()
-        for descriptor in self._unfinished:
+        for descriptor, lines in self._for_log.items():
             self.text(descriptor, b"")
+            self._log.write(lines.rest())
 
 
 class _Signals:

@@ -102,7 +102,7 @@ class TestRuns:
         assert "to stderr\n" in result.stderr
         assert "jfluid-launch: train finished after" in result.stderr
         log = Path("logs/workerlog.0").read_text()
-        assert {"to stdout ['--epochs', '2'] 1", "to stderr"} <= set(log.splitlines())
+        assert sorted(log.splitlines()) == ["no newline", "to stderr", "to stdout ['--epochs', '2'] 1"]
 
     def test_the_scripts_exit_code_and_traceback(self, folder):
         write("train.py", "import sys\nif len(sys.argv) > 1: sys.exit(7)\nraise RuntimeError('out of luck')")
