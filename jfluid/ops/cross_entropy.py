@@ -30,6 +30,8 @@ def _bounded_log_jvp(primals, tangents):
 
 def class_labels(label, shape, axis, name):
     """Labels for scores of `shape`, with a dimension of 1 at `axis`; the last such dimension may be left out."""
+    if not jnp.issubdtype(label.dtype, jnp.integer):
+        raise errors.ShapeError(f"{name}: expected labels of an integer type, found {label.dtype}")
     one_class = tuple(1 if i == axis else d for i, d in enumerate(shape))
     if label.ndim == len(shape) - 1 and axis == len(shape) - 1:
         label = jnp.expand_dims(label, axis)
@@ -142,7 +144,8 @@ _softmax_loss.defvjp(_softmax_loss_forward, _softmax_loss_backward)
 
 
 @op("softmax_with_cross_entropy", ins=("Logits", "Label"), outs=("Softmax~", "Loss"), nograd=("Label",))
-def softmax_with_cross_entropy(logits, label, *, soft_label=False, numeric_stable_mode=True, ignore_index=-100, axis=-1):
+def softmax_with_cross_entropy(logits, label, *, soft_label=False, numeric_stable_mode=True, ignore_index=-100,
+                               axis=-1):
     """Softmax along `axis` and the cross entropy with it (always computed in the stable way)."""
     axis = axis % logits.ndim
     if soft_label:

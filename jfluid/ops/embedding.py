@@ -13,11 +13,12 @@ from jfluid.ops.registry import Long, Longs, Strings, op
 
 def look_up(table, ids, padding_idx, is_distributed):
     """The rows of `table` at `ids`; zeros at `padding_idx`, which also gets no gradient."""
-    if is_distributed:
+    if is_distributed and known.placeholder() is None:
         raise errors.UnsupportedError("a look-up with is_distributed=True runs only after DistributeTranspiler has "
                                       "moved its table to parameter servers")
     if table.ndim != 2:
         raise errors.ShapeError(f"look-up: expected a table W of two dimensions, found shape {list(table.shape)}")
+    integer_ids("look-up", ids)
     height = table.shape[0]
     index = jnp.where((ids >= 0) & (ids < height), ids, height)
     index = index.astype(jnp.int32) if height < 2**31 else index
@@ -42,6 +43,12 @@ def lookup_table_v2(w, ids, *, is_sparse=False, is_distributed=False, padding_id
     return look_up(w, ids, padding_idx, is_distributed)
 
 
+def integer_ids(type_, ids):
+    """Raises ShapeError for ids that are no integers."""
+    if not jnp.issubdtype(ids.dtype, jnp.integer):
+        raise errors.ShapeError(f"{type_}: expected ids of an integer type, found {ids.dtype}")
+
+
 def last_one(type_, ids):
     """The ids without their last dimension, which must be 1."""
     if ids.ndim == 0 or ids.shape[-1] != 1:
@@ -54,6 +61,7 @@ def hot(ids, depth_tensor, depth, dtype, allow_out_of_range):
     """Vectors of length `depth` with a 1 at each id; out of range zeros if allowed, else NaN (integers: -1)."""
     if depth_tensor is not None:
         depth = known.ints(depth_tensor, "one_hot's depth_tensor")[0]
+    integer_ids("one_hot", ids)
     if depth < 1:
         raise errors.ShapeError(f"one_hot: depth: expected a positive number, found {depth}")
     dtype = np_dtype(dtype)

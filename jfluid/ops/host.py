@@ -92,5 +92,5 @@ def py_func_grad(inputs, outputs, grads, *, ctx, forward_callable_id=0, backward
                  backward_skip_vars: Strings = ()):
     """Call the backward function on the inputs and outputs that it does not skip, and the output gradients."""
     names = ctx.op.input("X") + ctx.op.input("Out")
-    kept = [v for n, v in zip(names, [*inputs, *outputs]) if n not in backward_skip_vars]
+    kept = [v for n, v in zip(names, [*inputs, *outputs], strict=True) if n not in backward_skip_vars]
     return _call(backward_callable_id, kept + list(grads), ctx.op.output("X@GRAD"), "backward_func")

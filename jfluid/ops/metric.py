@@ -1,4 +1,6 @@
 """Metrics computed inside a program. None of them has a gradient."""
+from functools import partial
+
 import jax.numpy as jnp
 
 from jfluid import errors
@@ -9,7 +11,8 @@ from jfluid.ops.registry import Int, op
 def accuracy(out, indices, label):
     """The share of rows whose label is among the row's indices."""
     if label.shape != (indices.shape[0], 1):
-        raise errors.ShapeError(f"accuracy: expected labels of shape [{indices.shape[0]}, 1], found {list(label.shape)}")
+        raise errors.ShapeError(f"accuracy: expected labels of shape [{indices.shape[0]}, 1], "
+                                f"found {list(label.shape)}")
     correct = (indices == label).any(1).sum(dtype=jnp.int32)
     total = jnp.asarray(label.shape[0], jnp.int32)
     return (correct / total).astype(jnp.float32).reshape(1), correct.reshape(1), total.reshape(1)
@@ -34,6 +37,12 @@ def _slide(state, batch, slide_steps):
     return jnp.concatenate([history.at[slot].set(batch).reshape(-1), total, (count + 1).reshape(1)]), total
 
 
+def _accumulate(state, batch):
+    """Add a batch's histogram to the one of all batches."""
+    state = state.at[:batch.size].add(batch)
+    return state, state[:batch.size]
+
+
 @op("auc", ins=("Predict", "Label", "StatPos", "StatNeg"), outs=("AUC", "StatPosOut", "StatNegOut"), grad=False,
     inplace={"StatPosOut": "StatPos", "StatNegOut": "StatNeg"})
 def auc(predict, label, stat_pos, stat_neg, *, curve="ROC", num_thresholds=8191, slide_steps=1):
@@ -43,19 +52,18 @@ def auc(predict, label, stat_pos, stat_neg, *, curve="ROC", num_thresholds=8191,
     """
     buckets = num_thresholds + 1
     length = (slide_steps + 1) * buckets + 1 if slide_steps else buckets
-    if stat_pos.size != length or stat_neg.size != length:
-        raise errors.ShapeError(f"auc: expected {length} elements in StatPos and StatNeg for {num_thresholds} thresholds "
-                                f"and {slide_steps} slide steps, found {stat_pos.size} and {stat_neg.size}")
+    # Fluid's layer gives a total without sliding one element more than it uses.
+    if stat_pos.shape != stat_neg.shape or stat_pos.size not in (length, length + (slide_steps == 0)):
+        raise errors.ShapeError(f"auc: expected {length} elements in StatPos and StatNeg for {num_thresholds} "
+                                f"thresholds and {slide_steps} slide steps, found shapes {list(stat_pos.shape)} "
+                                f"and {list(stat_neg.shape)}")
     score, label = predict[:, -1], label.reshape(-1)
     wrong = jnp.any(~((score >= 0) & (score <= 1)))
     bucket = jnp.clip(score * num_thresholds, 0, num_thresholds).astype(jnp.int32)
     hits = jnp.zeros((2, buckets), stat_pos.dtype).at[(label != 0).astype(jnp.int32), bucket].add(1)
-    if slide_steps:
-        pos_out, positive = _slide(stat_pos.reshape(-1), hits[1], slide_steps)
-        neg_out, negative = _slide(stat_neg.reshape(-1), hits[0], slide_steps)
-    else:
-        pos_out = positive = stat_pos.reshape(-1) + hits[1]
-        neg_out = negative = stat_neg.reshape(-1) + hits[0]
+    push = partial(_slide, slide_steps=slide_steps) if slide_steps else _accumulate
+    pos_out, positive = push(stat_pos.reshape(-1), hits[1])
+    neg_out, negative = push(stat_neg.reshape(-1), hits[0])
     area = jnp.where(wrong, jnp.nan, _auc_area(positive, negative))
     return area.reshape(1), pos_out.reshape(stat_pos.shape), neg_out.reshape(stat_neg.shape)
 
@@ -99,7 +107,8 @@ def mean_iou(predictions, labels, in_wrongs, in_corrects, in_means, *, num_class
     hit = predicted == label
 
     def count(ids, mask):
-        return jnp.zeros((num_classes,), jnp.int32).at[jnp.where(mask & (ids >= 0), ids, num_classes)].add(1, mode="drop")
+        counted = jnp.where(mask & (ids >= 0), ids, num_classes)
+        return jnp.zeros((num_classes,), jnp.int32).at[counted].add(1, mode="drop")
 
     correct = sum(in_corrects or [], count(label, hit))
     wrong = sum(in_wrongs or [], count(label, ~hit) + count(predicted, ~hit))
