@@ -1,8 +1,11 @@
 """What users call: functions that append operators. Nothing is computed here."""
 from jfluid.layers import math_op_patch
+from jfluid.layers.activation import *  # noqa: F403
 from jfluid.layers.distributions import *  # noqa: F403
 from jfluid.layers.indexing import *  # noqa: F403
 from jfluid.layers.io import *  # noqa: F403
+from jfluid.layers.logic import *  # noqa: F403
+from jfluid.layers.math import *  # noqa: F403
 from jfluid.layers.random import *  # noqa: F403
 from jfluid.layers.shape import *  # noqa: F403
 from jfluid.layers.tensor import *  # noqa: F403

@@ -202,6 +202,7 @@ def unary(compute: Callable) -> Callable:
 _UNARY = {
     "sqrt": jnp.sqrt, "rsqrt": jax.lax.rsqrt, "square": jnp.square, "exp": jnp.exp, "log": jnp.log, "log1p": jnp.log1p,
     "abs": magnitude, "ceil": jnp.ceil, "floor": jnp.floor, "round": _round, "reciprocal": jnp.reciprocal,
-    "sin": jnp.sin, "cos": jnp.cos, "asin": jnp.arcsin, "acos": jnp.arccos, "atan": jnp.arctan, "erf": jax.lax.erf, "sign": jnp.sign,
+    "sin": jnp.sin, "cos": jnp.cos, "asin": jnp.arcsin, "acos": jnp.arccos, "atan": jnp.arctan, "erf": jax.lax.erf,
+    "sign": jnp.sign,
 }
 table({name: unary(compute) for name, compute in _UNARY.items()}, ins=("X",), outs=("Out",))
