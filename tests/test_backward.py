@@ -122,3 +122,45 @@ def test_a_variable_written_twice_keeps_its_versions_apart():
 def test_bad_arguments(make, text):
     with pytest.raises(errors.ProgramError, match=text):
         make()
+
+
+def _deep_net(depth=24):
+    x = _data("x", [256, 64])
+    h, marks = x, []
+    for i in range(depth):
+        h = _op("mul", {"X": h, "Y": _param(f"w{i}", [64, 64])})
+        h = _op("dropout", {"X": _op("tanh", {"X": h})}, {"dropout_prob": 0.1, "dropout_implementation": "upscale_in_train"})
+        if i % 6 == 5:
+            marks.append(h)
+    return _op("mean", {"X": _op("square", {"X": h})}), marks
+
+
+def _deep_grads(checkpointed):
+    with fluid.program_guard(fluid.Program(), fluid.Program()), fluid.scope_guard(fluid.Scope()), fluid.unique_name.guard():
+        fluid.default_main_program().random_seed = 1
+        loss, marks = _deep_net()
+        pairs = fluid.append_backward(loss, checkpoints=marks if checkpointed else None)
+        r = np.random.RandomState(0)
+        for p, _ in pairs:
+            fluid.global_scope().var(p.name).get_tensor().set(r.randn(64, 64).astype("float32") / 8)
+        exe = fluid.Executor(fluid.CPUPlace())
+        values = exe.run(feed={"x": r.randn(256, 64).astype("float32")}, fetch_list=[loss] + [g for _, g in pairs])
+        step, = exe._steps.values()
+        segment = step.segments[0]
+        shapes = [np.zeros((256, 64), "float32") if n == "x" else np.zeros((64, 64), "float32") for n in segment.kept]
+        return values, segment.call.lower((), tuple(shapes), np.zeros(2, "uint32")).as_text()
+
+
+def test_checkpoints_recompute_and_change_no_value():
+    plain, plain_text = _deep_grads(False)
+    saved, saved_text = _deep_grads(True)
+    for a, b in zip(plain, saved):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-7)
+    assert saved_text.count("stablehlo.tanh") == plain_text.count("stablehlo.tanh") + 24 == 48
+    assert saved_text.count("stablehlo.optimization_barrier") == 4
+
+
+def test_a_checkpoint_off_the_path_is_refused():
+    loss, _ = _deep_net(2)
+    with pytest.raises(errors.ProgramError, match="does not depend on elsewhere"):
+        fluid.append_backward(loss, checkpoints=["elsewhere"])

@@ -3,7 +3,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from jfluid import errors
-from jfluid.ir import schema, unique_name
+from jfluid.ir import recompute, schema, unique_name
 from jfluid.ir.block import Block
 from jfluid.ir.operator import Operator, OpRole
 from jfluid.ir.prune import reads_of, writes_of
@@ -55,11 +55,7 @@ def append_backward(loss: Variable, parameter_list: Sequence[Parameter | str] | 
         op = block.append_op("fill_constant", outputs={"Out": seed},
                              attrs={"shape": loss.shape or (1,), "value": 1.0, "dtype": int(loss.dtype)})
         op.attrs["op_role"] = OpRole.Backward | OpRole.Loss
-        path = _path(block, [loss.name], None)
-        if checkpoints:
-            from jfluid.ir.recompute import segments
-            path = segments(block, path, checkpoints)
-        builder.run(path, {loss.name: seed})
+        builder.run(_path(block, [loss.name], None), {loss.name: seed}, checkpoints or ())
         result = []
         for param in params:
             grad = builder.finish(param.name)
@@ -152,20 +148,18 @@ class _Builder:
         grad.stop_gradient = False
         self.grad_to_var[name] = var.name
 
-    def run(self, path: list[tuple[Operator, dict[str, str]]], start: dict[str, str]) -> None:
+    def run(self, path: list[Operator], start: dict[str, str], checkpoints: Sequence[Variable | str] = ()) -> None:
+        """Append the gradient operators of `path`, given the gradients of its ends."""
         for name, grad in start.items():
             self.pending.setdefault(name, []).append(grad)
             self.canonical.setdefault(name, grad)
-        for op, renamed in reversed(path):
-            if op.type == "recompute":
-                self.replay(op)
-            else:
-                self.step(op, renamed)
-
-    def replay(self, op: Operator) -> None:
-        """Append forward operators again (see `recompute.segments`)."""
-        for copy in op.attrs["replayed"]:
-            self.block.adopt_op(copy)
+        parts = recompute.segments(self.block, path, checkpoints) if checkpoints else []
+        for op in reversed(path[sum(len(p.ops) for p in parts):]):
+            self.step(op, {})
+        for part in reversed(parts):
+            recompute.replay(self.block, part, self.finish)
+            for op in reversed(part.ops):
+                self.step(op, part.renamed)
 
     def step(self, op: Operator, renamed: dict[str, str]) -> None:
         """Append the gradient operator of `op`; `renamed` maps its variables to recomputed ones."""
@@ -275,7 +269,7 @@ def _stopped(program: Any, no_grad_set: Iterable[Variable | str] | None) -> set[
     return names
 
 
-def _path(block: Block, targets: list[str], inputs: list[str] | None) -> list[tuple[Operator, dict[str, str]]]:
+def _path(block: Block, targets: list[str], inputs: list[str] | None) -> list[Operator]:
     """The operators between `inputs` (everything, when None) and `targets`, in order."""
     reached: set[int] | None = None
     if inputs is not None:
@@ -290,7 +284,7 @@ def _path(block: Block, targets: list[str], inputs: list[str] | None) -> list[tu
         if writes_of(op) & needed:
             needed |= reads_of(op)
             if reached is None or i in reached:
-                path.append((op, {}))
+                path.append(op)
     return path[::-1]
 
 

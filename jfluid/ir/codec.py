@@ -25,6 +25,9 @@ _FIELDS = {
 # The field of VarType that describes the tensors of each kind of variable.
 _HOLDERS = {VarType.LOD_TENSOR: "lod_tensor", VarType.LOD_TENSOR_ARRAY: "tensor_array",
             VarType.SELECTED_ROWS: "selected_rows"}
+# Fluid's gradient operators must hold these, whether or not their kernels exist: forward operators get them by default.
+_GRADIENT_HINTS = {"use_cudnn": False, "use_mkldnn": False, "is_test": False, "exhaustive_search": False,
+                   "workspace_size_MB": 512}
 # Kinds of variables whose description the IR does not model; it is kept as read.
 _OPAQUE = (VarType.READER, VarType.TUPLE)
 
@@ -87,8 +90,8 @@ def operator_to_desc(op: Operator) -> pb.OpDesc:
     desc = pb.OpDesc(type=op.type)
     desc.inputs.extend(pb.OpDesc.Var(parameter=s, arguments=names) for s, names in op.inputs.items())
     desc.outputs.extend(pb.OpDesc.Var(parameter=s, arguments=names) for s, names in op.outputs.items())
-    defaults = {} if op.attr_kinds else {n: v for n, v in op.all_attrs().items() if n not in op.attrs}
-    for name, value in (op.attrs | defaults).items():
+    defaults = {} if op.attr_kinds else op.all_attrs() | (_GRADIENT_HINTS if op.type.endswith("_grad") else {})
+    for name, value in (op.attrs | {n: v for n, v in defaults.items() if n not in op.attrs}).items():
         kind = op.attr_type(name)
         attr = desc.attrs.add(name=name, type=pb.AttrType.Value(kind))
         field, many = _FIELDS[kind]

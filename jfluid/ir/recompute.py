@@ -1,0 +1,76 @@
+"""Trading compute for memory: forward operators run again in the backward pass (Chen et al. 2016, arXiv:1604.06174).
+
+A GPU keeps the barriers that separate the two runs. XLA on the CPU drops them late and merges the runs again, so
+there nothing is saved (`jax.checkpoint` fares the same).
+"""
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from jfluid import errors
+from jfluid.ir.operator import Operator, OpRole
+from jfluid.ir.variable import EMPTY_NAME, Variable
+
+if TYPE_CHECKING:
+    from jfluid.ir.block import Block
+
+SUFFIX = "@RECOMPUTE"
+
+
+@dataclass
+class Segment:
+    """Operators between two checkpoints, and the name that each of their variables has when it is computed again."""
+
+    ops: list[Operator]
+    renamed: dict[str, str] = field(default_factory=dict)
+
+
+def segments(block: "Block", path: Sequence[Operator], checkpoints: Sequence[Variable | str]) -> list[Segment]:
+    """Cut `path` at the operators that write `checkpoints`.
+
+    What follows the last checkpoint needs no recomputing: its backward pass comes first.
+    Raises ProgramError when the path does not compute a checkpoint.
+    """
+    names = {c if isinstance(c, str) else c.name for c in checkpoints}
+    cuts, found = [], set()
+    for i, op in enumerate(path):
+        if hit := names & set(op.output_arg_names):
+            cuts.append(i + 1)
+            found |= hit
+    if names - found:
+        raise errors.ProgramError(f"checkpoints: the loss does not depend on {', '.join(sorted(names - found))}")
+    parts = [Segment(list(path[a:b])) for a, b in zip([0, *cuts], cuts)]
+    for part in parts:
+        kept = {n for n in names if part.ops and n in part.ops[-1].output_arg_names}
+        written = {n for op in part.ops for n in op.output_arg_names} - kept - {EMPTY_NAME}
+        read = {n for op in part.ops for n in op.input_arg_names} - written - {EMPTY_NAME}
+        held = {n for n in read if not block.var_recursive(n).persistable}
+        part.renamed = {n: n + SUFFIX for n in sorted(written | held)}
+    return parts
+
+
+def replay(block: "Block", part: Segment, finish: Callable[[str], str | None]) -> None:
+    """Append the operators of `part` again, writing under their new names.
+
+    They read through a barrier that also waits for the gradient that enters the segment: else XLA would see
+    that the values exist already, keep them, and save nothing.
+    """
+    written = {n for op in part.ops for n in op.output_arg_names}
+    held = [n for n in part.renamed if n not in written]
+    for name, new in part.renamed.items():
+        twin = block.create_var(name=new, shape=block.var_recursive(name)._shape, dtype=block.var_recursive(name)._dtype)
+        twin.stop_gradient = block.var_recursive(name).stop_gradient
+    waits = [g for n in part.ops[-1].output_arg_names if n != EMPTY_NAME and (g := finish(n)) is not None]
+    if held:
+        block.append_op("recompute_barrier", {"X": held, "After": waits}, {"Out": [part.renamed[n] for n in held]})
+    for op in part.ops[:-1] if _is_kept(part) else part.ops:
+        copy = op.clone_into(block)
+        copy.inputs = {s: [part.renamed.get(n, n) for n in names] for s, names in op.inputs.items()}
+        copy.outputs = {s: [part.renamed.get(n, n) for n in names] for s, names in op.outputs.items()}
+        copy.attrs["op_role"] = OpRole.Backward
+        block.adopt_op(copy)
+
+
+def _is_kept(part: Segment) -> bool:
+    """Whether everything that the last operator writes is kept, so that it need not run again."""
+    return not any(n in part.renamed for n in part.ops[-1].output_arg_names)

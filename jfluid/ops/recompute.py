@@ -1,0 +1,10 @@
+"""The operator that keeps recomputed values from being merged with the first ones."""
+import jax
+
+from jfluid.ops.registry import op
+
+
+@op("recompute_barrier", ins=("X*", "After*?"), outs=("Out*",), grad=False)
+def recompute_barrier(x, after):
+    """x itself, available only once every value of `after` is."""
+    return jax.lax.optimization_barrier((x, after))[0]
