@@ -2,6 +2,7 @@
 import jfluid.ops  # noqa: F401  registers every operator
 from jfluid import layers
 from jfluid.executor import Executor
+from jfluid.input import embedding, one_hot
 from jfluid.ir import backward, unique_name
 from jfluid.ir.backward import append_backward, gradients
 from jfluid.ir.program import (Program, default_main_program, default_startup_program, device_guard, name_scope,

@@ -1,35 +1,15 @@
 """Operators that run in Python between compiled segments: print and py_func."""
-import threading
 import time
 import weakref
-from collections.abc import Callable
 
 import numpy as np
 
 from jfluid import errors
+from jfluid.ir import callables
 from jfluid.ops.registry import Bool, Int, String, Strings, op
 
 # How often each print operator has printed; first_n bounds it.
 _printed: "weakref.WeakKeyDictionary[object, int]" = weakref.WeakKeyDictionary()
-
-# Programs name Python functions by their place in this table, as in Fluid: such a program runs only in the
-# process that built it.
-_callables: list[Callable] = []
-_callables_lock = threading.Lock()
-
-
-def register_callable(function: Callable) -> int:
-    """Keep `function` for the life of the process; the number that programs know it by."""
-    with _callables_lock:
-        _callables.append(function)
-        return len(_callables) - 1
-
-
-def _callable(number: int) -> Callable:
-    if not 0 <= number < len(_callables):
-        raise errors.OpError(f"py_func: no Python function has the number {number} in this process; build the program "
-                             "here, because saved programs do not carry functions")
-    return _callables[number]
 
 
 def _show(value, name, op, first_n, message, summarize, shows):
@@ -72,7 +52,7 @@ def print_grad(grad, *, ctx, first_n: Int, message: String, summarize: Int, prin
 
 def _call(number: int, arguments: list, names: list[str], what: str) -> list:
     """Call function `number`; one array (or None) for each of `names`."""
-    result = _callable(number)(*arguments)
+    result = callables.find(number)(*arguments)
     result = [] if result is None and not names else result
     result = list(result) if isinstance(result, (list, tuple)) else [result]
     if len(result) != len(names):

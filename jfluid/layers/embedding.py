@@ -1,0 +1,70 @@
+"""Look-ups in a table and one-hot vectors, for ids whose last dimension is 1 (see jfluid.input for the others)."""
+from collections.abc import Sequence
+from typing import Any
+
+from jfluid import errors
+from jfluid.ir.variable import Variable
+from jfluid.layers.helper import LayerHelper, emit
+
+__all__ = ["embedding", "one_hot"]
+
+
+def look_up(op_type: str, input: Variable, size: Sequence[int], is_sparse: bool, is_distributed: bool,
+            padding_idx: int | None, param_attr: Any, dtype: str) -> Variable:
+    """Make the table and the look-up operator `op_type`."""
+    if len(size) != 2:
+        raise errors.ShapeError(f"embedding, size: expected [rows, width], found {list(size)}")
+    if padding_idx is not None and not -size[0] <= padding_idx < size[0]:
+        raise errors.ProgramError(f"embedding, padding_idx: expected a number from {-size[0]} to {size[0] - 1}, "
+                                  f"found {padding_idx}")
+    helper = LayerHelper("embedding", param_attr=param_attr)
+    table = helper.create_parameter(attr=helper.param_attr, shape=list(size), dtype=dtype)
+    out = helper.create_variable_for_type_inference(dtype)
+    padding = -1 if padding_idx is None else padding_idx % size[0]
+    helper.append_op(type=op_type, inputs={"Ids": input, "W": table}, outputs={"Out": out},
+                     attrs={"is_sparse": is_sparse, "is_distributed": is_distributed,
+                            "remote_prefetch": is_sparse and not is_distributed, "padding_idx": padding})
+    return out
+
+
+def hot(op_type: str, input: Variable, depth: int | Variable, allow_out_of_range: bool,
+        stop_gradient: bool) -> Variable:
+    """Make the one-hot operator `op_type`."""
+    inputs = {"X": input, "depth_tensor": depth if isinstance(depth, Variable) else None}
+    attrs = {"depth": None if isinstance(depth, Variable) else int(depth), "allow_out_of_range": allow_out_of_range}
+    return emit(op_type, inputs, attrs, stop_gradient=stop_gradient)
+
+
+def embedding(input: Variable, size: Sequence[int], is_sparse: bool = False, is_distributed: bool = False,
+              padding_idx: int | None = None, param_attr: Any = None, dtype: str = "float32") -> Variable:
+    """Rows of a table [size[0], size[1]], made here, at the ids `input`.
+
+    Args:
+        input: int64 ids whose last dimension is 1; `fluid.embedding` takes ids without it. An id outside the table
+            gives a row of NaN.
+        size: rows and width of the table.
+        is_sparse: marks the gradient as rows for the parameter server; on one machine it is dense.
+        is_distributed: the table lives on parameter servers; such a program runs after DistributeTranspiler only.
+        padding_idx: an id whose row reads as zeros and gets no gradient; negative numbers count from the end.
+        param_attr: name, initializer, ... of the table.
+        dtype: of the table.
+
+    Returns:
+        The rows: the shape of `input` with size[1] in place of the last 1.
+
+    Raises:
+        ShapeError: the last dimension of `input` is not 1, or `size` is not a pair.
+        ValueError: `padding_idx` is outside the table.
+    """
+    return look_up("lookup_table", input, size, is_sparse, is_distributed, padding_idx, param_attr, dtype)
+
+
+def one_hot(input: Variable, depth: int | Variable, allow_out_of_range: bool = False) -> Variable:
+    """float32 vectors of length `depth` with a 1 at each id.
+
+    Args:
+        input: ids whose last dimension, 1, is replaced; `fluid.one_hot` takes ids without it.
+        depth: a number, or a Variable [1] that follows from shapes and constants.
+        allow_out_of_range: ids outside [0, depth) give zeros; otherwise NaN, because a compiled step cannot raise.
+    """
+    return hot("one_hot", input, depth, allow_out_of_range, stop_gradient=True)
