@@ -129,7 +129,10 @@ def _deep_net(depth=24):
     h, marks = x, []
     for i in range(depth):
         h = _op("mul", {"X": h, "Y": _param(f"w{i}", [64, 64])})
-        h = _op("dropout", {"X": _op("tanh", {"X": h})}, {"dropout_prob": 0.1, "dropout_implementation": "upscale_in_train"})
+        dropped = x.block.create_var(name=f"h{i}")
+        x.block.append_op("dropout", {"X": _op("tanh", {"X": h})}, {"Out": dropped, "Mask": f"mask{i}"},
+                          {"dropout_prob": 0.1, "dropout_implementation": "upscale_in_train"})
+        h = dropped
         if i % 6 == 5:
             marks.append(h)
     return _op("mean", {"X": _op("square", {"X": h})}), marks

@@ -8,6 +8,7 @@ from jfluid import errors
 from jfluid.ir.block import Block
 from jfluid.ir.operator import Operator, OpRole
 from jfluid.ir.variable import EMPTY_NAME, Parameter, Variable, grad_name
+from jfluid.ir.verify import verify
 
 # Attributes that say where an operator came from, not what it computes.
 _DESCRIPTIVE = frozenset({"op_callstack", "op_namescope", "op_role", "op_role_var", "op_device"})
@@ -154,6 +155,7 @@ class Program:
                 block.ops = [op for op in block.ops if not op.attrs.get("op_role", 0) & drop]
             twin._drop_unused_vars()
             twin._set_is_test()
+            verify(twin, "clone(for_test=True)")
         return twin
 
     def _copy(self) -> "Program":
@@ -197,12 +199,12 @@ class Program:
     def _prune(self, targets: Iterable[Variable | str | Operator]) -> "Program":
         """A copy that computes the targets and nothing else."""
         from jfluid.ir.prune import prune
-        return prune(self, targets)
+        return verify(prune(self, targets), "prune")
 
     def _prune_with_input(self, feeded_var_names: Iterable[str], targets: Iterable[Variable | str | Operator]) -> "Program":
         """As `_prune`, but what is fed is not computed."""
         from jfluid.ir.prune import prune
-        return prune(self, targets, feeded_var_names)
+        return verify(prune(self, targets, feeded_var_names), "prune")
 
     def _inference_optimize(self, prune_read_op: bool = True) -> "Program":
         """A copy in test form."""

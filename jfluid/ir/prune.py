@@ -18,13 +18,20 @@ def outer_names(block: "Block") -> tuple[set[str], set[str]]:
     for op in block.ops:
         inner = [outer_names(b) for b in op.sub_blocks()]
         reads |= {n for n in op.input_arg_names if n not in block.vars}.union(*(r - set(block.vars) for r, _ in inner))
+        reads |= _kept(op) - set(block.vars)
         writes |= {n for n in op.output_arg_names if n not in block.vars}.union(*(w - set(block.vars) for _, w in inner))
     return reads - {EMPTY_NAME}, writes - {EMPTY_NAME}
 
 
+def _kept(op: Operator) -> set[str]:
+    """Persistable names that the blocks of the operator write: where a block does not run, they keep what they hold."""
+    found = [op.block.find_var_recursive(n) for b in op.sub_blocks() for n in outer_names(b)[1]]
+    return {v.name for v in found if v is not None and v.persistable}
+
+
 def reads_of(op: Operator) -> set[str]:
-    """Names that the operator reads, those that its blocks read included."""
-    return set(op.input_arg_names).union(*(outer_names(b)[0] for b in op.sub_blocks())) - {EMPTY_NAME}
+    """Names that the operator reads, those that its blocks read (or may leave alone) included."""
+    return set(op.input_arg_names).union(_kept(op), *(outer_names(b)[0] for b in op.sub_blocks())) - {EMPTY_NAME}
 
 
 def writes_of(op: Operator) -> set[str]:
