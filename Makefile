@@ -4,6 +4,7 @@ VENV ?= .venv
 WORKERS ?= 2
 PYTEST_ARGS ?=
 BIN := $(VENV)/bin
+PYTHONS := $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11)
 
 .PHONY: demo test lint clean
 
@@ -23,13 +24,13 @@ $(VENV)/.demo $(VENV)/.test: $(VENV)/.%: pyproject.toml constraints.txt | $(BIN)
 	@touch $@
 
 $(BIN)/python:
-	@for python in $(PYTHON) python3 python3.14 python3.13 python3.12 python3.11; do \
+	@for python in $(PYTHONS); do \
 	    if $$python -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
 	        echo "making $(VENV) with $$($$python --version)"; exec $$python -m venv $(VENV); \
 	    fi; \
 	done; \
-	echo "jfluid needs Python 3.11 or newer with its venv module (on Debian: apt-get install python3-venv);" \
-	     "none of python3, python3.11 ... python3.14 is one. Name yours with: make PYTHON=/path/to/python" >&2; exit 1
+	echo "jfluid needs Python 3.11 or newer with its venv module (on Debian: apt-get install python3-venv)." \
+	     "Looked at: $(PYTHONS). Name yours with: make PYTHON=/path/to/python" >&2; exit 1
 
 clean:
 	rm -rf $(VENV) build *.egg-info
