@@ -198,6 +198,8 @@ def slice_(x, starts_tensor, ends_tensor, start_tensors, end_tensors, *, axes: I
         if start is None or end is None or is_unknown(size):
             x = _resized(x, axis, 1 if axis in decrease_axis else known.placeholder())
             continue
+        if (start, end) == (-1, 0) and axis in decrease_axis:  # `x[i]` with i = -1 asks for i to i + 1
+            end = size
         low, high = _bounds(size, start, end)
         if high <= low:
             raise errors.ShapeError(f"slice: [{start}:{end}] of dimension {axis} is empty for shape {x.shape}")

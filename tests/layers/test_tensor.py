@@ -91,7 +91,7 @@ def test_fill_constant_by_variables():
     np.testing.assert_array_equal(run(whole, **x), np.full((2, 3), 7))
     assert build(mixed, **x).shape == (-1, 4)
     assert build(whole, **x).shape == (-1, -1)
-    with pytest.raises(TypeError, match="fill_constant, shape: expected an integer or a Variable, found 1.5"):
+    with pytest.raises(TypeError, match=r"fill_constant, shape: expected an integer or a Variable, found 1.5"):
         build(lambda: layers.fill_constant([1.5], "float32", 0))
 
 
