@@ -181,7 +181,8 @@ class BilinearInitializer(Initializer):
     def __call__(self, var: Variable, block: Block) -> Operator:
         shape = var.shape
         if len(shape) != 4 or shape[2] != shape[3]:
-            raise errors.ShapeError(f"Bilinear, {var.name}: expected a shape [out, in, size, size], found {list(shape)}")
+            raise errors.ShapeError(f"Bilinear, {var.name}: expected a shape [out, in, size, size], "
+                                    f"found {list(shape)}")
         size = shape[3]
         factor = math.ceil(size / 2.0)
         center = (2 * factor - 1 - factor % 2) / (2.0 * factor)

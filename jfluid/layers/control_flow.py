@@ -1,11 +1,8 @@
 """Layers with blocks inside."""
-import contextlib
-from collections.abc import Iterator
-
 from jfluid import errors
 from jfluid.ir.block import Block
 from jfluid.ir.program import default_main_program
-from jfluid.ir.prune import outer_names
+from jfluid.ir.prune import reads_of, writes_of
 from jfluid.ir.types import VarType
 from jfluid.ir.variable import Variable
 from jfluid.layers.helper import LayerHelper, emit
@@ -13,25 +10,35 @@ from jfluid.layers.helper import LayerHelper, emit
 __all__ = ["Switch"]
 
 
-@contextlib.contextmanager
-def conditional(condition: Variable) -> Iterator[Block]:
-    """A block that runs where `condition`, one boolean, holds.
+class conditional:
+    """A context for a block that runs where `condition`, one boolean, holds.
 
     What the block writes of the variables outside keeps its value where the condition does not hold.
     """
-    program = default_main_program()
-    outside = program.current_block()
-    inside = program.create_block()
-    try:
-        yield inside
-    finally:
-        program.rollback()
-    reads, writes = outer_names(inside)
-    scope = outside.create_var(type=VarType.STEP_SCOPES)
-    written = {n for op in inside.ops for n in op.output_arg_names}
-    outside.append_op("conditional_block", {"Cond": [condition], "Input": sorted(reads - written)},
-                      {"Out": sorted(writes), "Scope": [scope]},
-                      {"sub_block": inside, "is_scalar_condition": True})
+
+    def __init__(self, condition: Variable):
+        self.condition = condition
+        self.program = default_main_program()
+
+    def __enter__(self) -> Block:
+        self.outside = self.program.current_block()
+        self.inside = self.program.create_block()
+        return self.inside
+
+    def __exit__(self, *error: object) -> None:
+        self.program.rollback()
+        if error[0] is not None:
+            return
+        scope = self.outside.create_var(type=VarType.STEP_SCOPES)
+        reads: set[str] = set()
+        written: set[str] = set()
+        for op in self.inside.ops:
+            reads |= reads_of(op) - written
+            written |= writes_of(op)
+        own = set(self.inside.vars)
+        self.outside.append_op("conditional_block", {"Cond": [self.condition], "Input": sorted(reads - own)},
+                               {"Out": sorted(written - own), "Scope": [scope]},
+                               {"sub_block": self.inside, "is_scalar_condition": True})
 
 
 class Switch:
@@ -59,7 +66,7 @@ class Switch:
     def __exit__(self, *error: object) -> None:
         self.inside_scope = False
 
-    def case(self, condition: Variable) -> contextlib.AbstractContextManager[Block]:
+    def case(self, condition: Variable) -> conditional:
         """A context for what runs if `condition` holds and no earlier one did."""
         if not self.inside_scope:
             raise errors.ProgramError("Switch.case: use it inside of `with Switch() as switch:`")
@@ -74,7 +81,7 @@ class Switch:
         self.pre_not_conditions.append(fails)
         return conditional(condition)
 
-    def default(self) -> contextlib.AbstractContextManager[Block]:
+    def default(self) -> conditional:
         """A context for what runs if no condition held."""
         if not self.pre_not_conditions:
             raise errors.ProgramError("Switch.default: there must be a case before it")

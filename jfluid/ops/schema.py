@@ -147,7 +147,7 @@ def _check_slots(op: Operator, what: str, given: dict[str, list[str]], slots: tu
         if len(values) > 1 and not by_name[name].many:
             raise errors.ProgramError(f"operator {op.type}, {what} {name}: expected one variable, found {len(values)}")
     if what == "input":
-        missing = [s.name for s in slots if not s.optional and not given.get(s.name)]
+        missing = [s.name for s in slots if not s.optional and not given.get(s.name) and not (s.many and s.name in given)]
         if missing:
             raise errors.ProgramError(f"operator {op.type}: {what} {', '.join(missing)} is missing")
 
