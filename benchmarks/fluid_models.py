@@ -1,0 +1,102 @@
+"""The benchmarked models as Fluid programs, for any engine that offers the Fluid API (Python 3.7 syntax).
+
+Each builder takes the engine and returns (loss, feed), where feed(rng) makes one batch.
+"""
+
+
+def _classifier(fluid, hidden, classes, optimizer):
+    label = fluid.layers.data(name="label", shape=[1], dtype="int64")
+    pred = fluid.layers.fc(hidden, classes, act="softmax")
+    loss = fluid.layers.mean(fluid.layers.cross_entropy(input=pred, label=label))
+    optimizer.minimize(loss)
+    return loss
+
+
+def _images(name, batch, shape, classes):
+    return lambda r: {name: r.randn(batch, *shape).astype("float32"),
+                      "label": r.randint(0, classes, (batch, 1)).astype("int64")}
+
+
+def mlp(fluid, batch=256):
+    h = fluid.layers.data(name="x", shape=[784], dtype="float32")
+    for _ in range(2):
+        h = fluid.layers.fc(h, 200, act="tanh")
+    return _classifier(fluid, h, 10, fluid.optimizer.SGD(learning_rate=0.01)), _images("x", batch, (784,), 10)
+
+
+def mnist_conv(fluid, batch=128):
+    img = fluid.layers.data(name="img", shape=[1, 28, 28], dtype="float32")
+    t = fluid.nets.simple_img_conv_pool(img, num_filters=20, filter_size=5, pool_size=2, pool_stride=2, act="relu")
+    t = fluid.layers.batch_norm(t)
+    t = fluid.nets.simple_img_conv_pool(t, num_filters=50, filter_size=5, pool_size=2, pool_stride=2, act="relu")
+    return _classifier(fluid, t, 10, fluid.optimizer.Adam(learning_rate=0.001)), _images("img", batch, (1, 28, 28), 10)
+
+
+def _conv_bn(fluid, x, channels, kernel, stride, act="relu"):
+    t = fluid.layers.conv2d(x, filter_size=kernel, num_filters=channels, stride=stride, padding=(kernel - 1) // 2,
+                            bias_attr=False)
+    return fluid.layers.batch_norm(t, act=act)
+
+
+def resnet_cifar(fluid, batch=64, blocks=3):
+    img = fluid.layers.data(name="img", shape=[3, 32, 32], dtype="float32")
+    t, inside = _conv_bn(fluid, img, 16, 3, 1), 16
+    for channels, first in ((16, 1), (32, 2), (64, 2)):
+        for i in range(blocks):
+            stride = first if i == 0 else 1
+            u = _conv_bn(fluid, _conv_bn(fluid, t, channels, 3, stride), channels, 3, 1, act=None)
+            short = t if inside == channels else _conv_bn(fluid, t, channels, 1, stride, act=None)
+            t, inside = fluid.layers.elementwise_add(u, short, act="relu"), channels
+    t = fluid.layers.pool2d(t, pool_size=8, pool_type="avg", pool_stride=1)
+    optimizer = fluid.optimizer.Momentum(learning_rate=0.01, momentum=0.9)
+    return _classifier(fluid, t, 10, optimizer), _images("img", batch, (3, 32, 32), 10)
+
+
+def resnet50(fluid, batch=4):
+    """For the time to build its program: 50 layers, 224 x 224 images."""
+    img = fluid.layers.data(name="img", shape=[3, 224, 224], dtype="float32")
+    t, inside = _conv_bn(fluid, img, 64, 7, 2), 64
+    t = fluid.layers.pool2d(t, pool_size=3, pool_stride=2, pool_padding=1, pool_type="max")
+    for stage, (channels, count) in enumerate(((64, 3), (128, 4), (256, 6), (512, 3))):
+        for i in range(count):
+            stride = 2 if i == 0 and stage else 1
+            u = _conv_bn(fluid, _conv_bn(fluid, t, channels, 1, 1), channels, 3, stride)
+            u = _conv_bn(fluid, u, channels * 4, 1, 1, act=None)
+            short = t if inside == channels * 4 else _conv_bn(fluid, t, channels * 4, 1, stride, act=None)
+            t, inside = fluid.layers.elementwise_add(u, short, act="relu"), channels * 4
+    t = fluid.layers.pool2d(t, pool_size=7, pool_type="avg", global_pooling=True)
+    optimizer = fluid.optimizer.Momentum(learning_rate=0.1, momentum=0.9)
+    return _classifier(fluid, t, 1000, optimizer), _images("img", batch, (3, 224, 224), 1000)
+
+
+def transformer_encoder(fluid, batch=8, seq=64, d=256, heads=4, layers=4, vocab=8000):
+    x = fluid.layers.data(name="x", shape=[batch, seq, 1], append_batch_size=False, dtype="int64")
+    y = fluid.layers.data(name="y", shape=[batch * seq, 1], append_batch_size=False, dtype="int64")
+    h = fluid.layers.reshape(fluid.layers.embedding(x, size=[vocab, d]), [batch, seq, d])
+    for _ in range(layers):
+        q, k, v = (fluid.layers.transpose(fluid.layers.reshape(
+            fluid.layers.fc(h, d, num_flatten_dims=2), [0, 0, heads, d // heads]), [0, 2, 1, 3]) for _ in range(3))
+        w = fluid.layers.softmax(fluid.layers.matmul(q, k, transpose_y=True, alpha=(d // heads) ** -0.5))
+        w = fluid.layers.dropout(w, 0.1, dropout_implementation="upscale_in_train")
+        o = fluid.layers.reshape(fluid.layers.transpose(fluid.layers.matmul(w, v), [0, 2, 1, 3]), [0, 0, d])
+        h = fluid.layers.layer_norm(h + fluid.layers.fc(o, d, num_flatten_dims=2), begin_norm_axis=2)
+        f = fluid.layers.fc(h, 4 * d, num_flatten_dims=2, act="relu")
+        h = fluid.layers.layer_norm(h + fluid.layers.fc(f, d, num_flatten_dims=2), begin_norm_axis=2)
+    logits = fluid.layers.reshape(fluid.layers.fc(h, vocab, num_flatten_dims=2), [batch * seq, vocab])
+    loss = fluid.layers.mean(fluid.layers.softmax_with_cross_entropy(logits, y))
+    fluid.optimizer.Adam(learning_rate=0.001).minimize(loss)
+    return loss, lambda r: {"x": r.randint(0, vocab, (batch, seq, 1)).astype("int64"),
+                            "y": r.randint(0, vocab, (batch * seq, 1)).astype("int64")}
+
+
+MODELS = {f.__name__: f for f in (mlp, mnist_conv, resnet_cifar, transformer_encoder)}
+
+
+def trainer(fluid, name):
+    """A function that runs one step on a feed and returns the loss, and the feeds' maker."""
+    main, startup = fluid.Program(), fluid.Program()
+    with fluid.program_guard(main, startup), fluid.unique_name.guard():
+        loss, feed = MODELS[name](fluid)
+    exe = fluid.Executor(fluid.CPUPlace())
+    exe.run(startup)
+    return lambda batch: exe.run(main, feed=batch, fetch_list=[loss])[0], feed

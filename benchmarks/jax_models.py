@@ -1,0 +1,160 @@
+"""The same models in hand-written JAX: what the compiled programs are held against.
+
+Each builder returns (parameters, loss(parameters, *batch), optimizer) and reads the batches of fluid_models.
+"""
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+
+class _Weights:
+    """Small normal weights, one key after the other."""
+
+    def __init__(self):
+        self.key = jax.random.key(0)
+
+    def __call__(self, *shape):
+        self.key, key = jax.random.split(self.key)
+        return jax.random.normal(key, shape, jnp.float32) * 0.05
+
+
+def _cross_entropy(logits, labels):
+    return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), labels, 1))
+
+
+def sgd(rate):
+    return (lambda p: ()), lambda p, g, s: (jax.tree.map(lambda p, g: p - rate * g, p, g), s)
+
+
+def momentum(rate, mu=0.9):
+    def update(p, g, s):
+        s = jax.tree.map(lambda v, g: mu * v + g, s, g)
+        return jax.tree.map(lambda p, v: p - rate * v, p, s), s
+
+    return (lambda p: jax.tree.map(jnp.zeros_like, p)), update
+
+
+def adam(rate, b1=0.9, b2=0.999, eps=1e-8):
+    def init(p):
+        return jax.tree.map(jnp.zeros_like, p), jax.tree.map(jnp.zeros_like, p), jnp.zeros((), jnp.float32)
+
+    def update(p, g, s):
+        m, v, t = s[0], s[1], s[2] + 1
+        m = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, m, g)
+        v = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * g * g, v, g)
+        scale = rate * jnp.sqrt(1 - b2**t) / (1 - b1**t)
+        return jax.tree.map(lambda p, m, v: p - scale * m / (jnp.sqrt(v) + eps), p, m, v), (m, v, t)
+
+    return init, update
+
+
+def _conv(x, w, stride=1, padding="SAME"):
+    return lax.conv_general_dilated(x, w, (stride, stride), padding, dimension_numbers=("NCHW", "OIHW", "NCHW"))
+
+
+def _max_pool(x):
+    return lax.reduce_window(x, -jnp.inf, lax.max, (1, 1, 2, 2), (1, 1, 2, 2), "VALID")
+
+
+def _batch_norm(x, g, b):
+    m, v = x.mean((0, 2, 3), keepdims=True), x.var((0, 2, 3), keepdims=True)
+    return (x - m) * lax.rsqrt(v + 1e-5) * g[:, None, None] + b[:, None, None]
+
+
+def mlp():
+    w = _Weights()
+    p = [(w(784, 200), jnp.zeros(200)), (w(200, 200), jnp.zeros(200)), (w(200, 10), jnp.zeros(10))]
+
+    def loss(p, x, label):
+        for kernel, bias in p[:-1]:
+            x = jnp.tanh(x @ kernel + bias)
+        return _cross_entropy(x @ p[-1][0] + p[-1][1], label)
+
+    return p, loss, sgd(0.01)
+
+
+def mnist_conv():
+    w = _Weights()
+    p = {"w1": w(20, 1, 5, 5), "b1": jnp.zeros(20), "g": jnp.ones(20), "b": jnp.zeros(20), "w2": w(50, 20, 5, 5),
+         "b2": jnp.zeros(50), "w3": w(800, 10), "b3": jnp.zeros(10)}
+
+    def loss(p, img, label):
+        x = _max_pool(jax.nn.relu(_conv(img, p["w1"], 1, "VALID") + p["b1"][:, None, None]))
+        x = _batch_norm(x, p["g"], p["b"])
+        x = _max_pool(jax.nn.relu(_conv(x, p["w2"], 1, "VALID") + p["b2"][:, None, None]))
+        return _cross_entropy(x.reshape(x.shape[0], -1) @ p["w3"] + p["b3"], label)
+
+    return p, loss, adam(1e-3)
+
+
+def resnet_cifar(blocks=3):
+    w = _Weights()
+
+    def unit(inside, channels, kernel):
+        return w(channels, inside, kernel, kernel), jnp.ones(channels), jnp.zeros(channels)
+
+    first, stack, strides, inside = unit(3, 16, 3), [], [], 16
+    for channels, stride in ((16, 1), (32, 2), (64, 2)):
+        for i in range(blocks):
+            short = None if inside == channels else unit(inside, channels, 1)
+            stack.append((unit(inside, channels, 3), unit(channels, channels, 3), short))
+            strides.append(stride if i == 0 else 1)
+            inside = channels
+    p = {"first": first, "stack": stack, "out": (w(64, 10), jnp.zeros(10))}
+
+    def apply(x, unit, stride):
+        return _batch_norm(_conv(x, unit[0], stride), unit[1], unit[2])
+
+    def loss(p, img, label):
+        x = jax.nn.relu(apply(img, p["first"], 1))
+        for (one, two, short), stride in zip(p["stack"], strides):
+            t = apply(jax.nn.relu(apply(x, one, stride)), two, 1)
+            x = jax.nn.relu(t + (x if short is None else apply(x, short, stride)))
+        return _cross_entropy(x.mean((2, 3)) @ p["out"][0] + p["out"][1], label)
+
+    return p, loss, momentum(0.01)
+
+
+def transformer_encoder(batch=8, seq=64, d=256, heads=4, layers=4, vocab=8000):
+    w = _Weights()
+    p = {"embedding": w(vocab, d), "out": w(d, vocab), "bias": jnp.zeros(vocab),
+         "layers": [{"q": w(d, d), "k": w(d, d), "v": w(d, d), "p": w(d, d), "f": w(d, 4 * d), "g": w(4 * d, d),
+                     "s1": jnp.ones(d), "s2": jnp.ones(d)} for _ in range(layers)]}
+
+    def norm(x, s):
+        m, v = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+        return (x - m) * lax.rsqrt(v + 1e-5) * s
+
+    def loss(p, x, y):
+        h = p["embedding"][x[..., 0]]
+        for layer in p["layers"]:
+            q, k, v = ((h @ layer[n]).reshape(batch, seq, heads, d // heads).transpose(0, 2, 1, 3) for n in "qkv")
+            a = jax.nn.softmax(jnp.einsum("bhqd,bhkd->bhqk", q, k) * (d // heads) ** -0.5)
+            o = jnp.einsum("bhqk,bhkd->bhqd", a, v).transpose(0, 2, 1, 3).reshape(batch, seq, d)
+            h = norm(h + o @ layer["p"], layer["s1"])
+            h = norm(h + jax.nn.relu(h @ layer["f"]) @ layer["g"], layer["s2"])
+        return _cross_entropy((h @ p["out"] + p["bias"]).reshape(batch * seq, vocab), y)
+
+    return p, loss, adam(1e-3)
+
+
+MODELS = {f.__name__: f for f in (mlp, mnist_conv, resnet_cifar, transformer_encoder)}
+
+
+def trainer(name):
+    """A function that runs one step on a feed (a dict of fluid_models) and returns the loss."""
+    p, loss, (init, update) = MODELS[name]()
+
+    def step(p, s, *batch):
+        value, g = jax.value_and_grad(loss)(p, *batch)
+        p, s = update(p, g, s)
+        return p, s, value
+
+    compiled = jax.jit(step, donate_argnums=(0, 1))
+    state = [p, init(p)]
+
+    def run(feed):
+        *state[:], value = compiled(*state, *feed.values())
+        return float(value)
+
+    return run
