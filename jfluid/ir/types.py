@@ -34,6 +34,9 @@ class VarType(enum.IntEnum):
     INT8 = 21
     BF16 = 22
 
+    def __str__(self) -> str:
+        return f"VarType.{self.name}"
+
 
 _NUMPY = {
     VarType.BOOL: np.dtype(np.bool_),

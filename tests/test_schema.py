@@ -1,0 +1,51 @@
+"""Every registered operator against Fluid's own schema (tests/golden/op_schema.json), and a test case for each."""
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from jfluid.ops import registry
+from jfluid.ops.registry import COMMON_ATTRS, FUSED_ATTRS, HINT_ATTRS, REQUIRED, Slot
+
+HERE = Path(__file__).parent
+SCHEMA = json.loads((HERE / "golden" / "op_schema.json").read_text())
+OWN = {"recompute_barrier"}  # operators that Fluid does not have
+REGISTERED = [t for t in registry.registered() if t in SCHEMA]
+
+
+def test_every_registered_operator_is_fluids():
+    grads = {t for t in registry.registered() if "_grad" in t}
+    assert set(registry.registered()) - set(SCHEMA) - OWN - grads == set()
+
+
+@pytest.mark.parametrize("op_type", REGISTERED)
+def test_slots_and_attributes_are_fluids(op_type):
+    definition, golden = registry.get(op_type), SCHEMA[op_type]
+    for ours, theirs in ((definition.ins, golden["ins"]), (definition.outs, golden["outs"])):
+        theirs = {Slot.parse(s).name: Slot.parse(s) for s in theirs}
+        assert {s.name for s in ours} <= set(theirs), "a slot that Fluid does not have"
+        assert all(s.many == theirs[s.name].many for s in ours)
+        assert set(theirs) - {s.name for s in ours} <= {"ResidualData", "Scope"}, "a slot of Fluid's is missing"
+    for name, attr in definition.attrs.items():
+        assert name in golden["attrs"], f"attribute {name} is not Fluid's"
+        kind, *default = golden["attrs"][name]
+        assert attr.kind == kind, name
+        if default and attr.default is not REQUIRED:
+            _same(attr.default, default[0], name)
+    known = set(definition.attrs) | set(COMMON_ATTRS) | set(HINT_ATTRS) | set(FUSED_ATTRS)
+    assert set(golden["attrs"]) <= known, sorted(set(golden["attrs"]) - known)
+
+
+def _same(ours, theirs, name):
+    if isinstance(theirs, float):
+        assert math.isclose(ours, theirs, rel_tol=1e-6) or (math.isinf(ours) and math.isinf(theirs)), name
+    else:
+        assert (list(ours) if isinstance(ours, tuple) else ours) == theirs, name
+
+
+def test_every_registered_operator_has_a_case():
+    text = "\n".join(p.read_text() for p in HERE.rglob("test_*.py"))
+    named = set(re.findall(r"[\"']([a-z0-9_]+)[\"']", text))
+    assert sorted(t for t in registry.registered() if t not in named) == []
