@@ -72,6 +72,8 @@ def _inference_program(program: Program, feeds: list[str], targets: list[Variabl
     outputs = []
     for i, target in enumerate(targets):
         name = unique_name.generate(f"save_infer_model/scale_{i}.tmp")
+        while block.has_var(name):  # a program that was read may hold the name already
+            name = unique_name.generate(f"save_infer_model/scale_{i}.tmp")
         out = block.create_var(name=name, shape=target.shape, dtype=target.dtype, lod_level=target.lod_level)
         block.append_op("scale", {"X": block.vars[target.name]}, {"Out": out},
                         {"scale": 1.0, "bias": 0.0, "bias_after_scale": True})
