@@ -1,6 +1,6 @@
 """jfluid runs PaddlePaddle Fluid 1.x programs on JAX: `import jfluid as fluid`."""
 import jfluid.ops  # noqa: F401  registers every operator
-from jfluid import layers
+from jfluid import clip, initializer, layers, optimizer, regularizer
 from jfluid.executor import Executor
 from jfluid.input import embedding, one_hot
 from jfluid.ir import backward, unique_name

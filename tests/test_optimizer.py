@@ -37,6 +37,7 @@ def same_operators(found, expect):
                 assert got == value or np.allclose(got, value, rtol=1e-6), (kind, name, got, value)
 
 
+@pytest.mark.filterwarnings("ignore:Ftrl")
 @pytest.mark.parametrize("case", sorted(GOLDEN["optimizers"]))
 def test_trains_as_fluid_does(case):
     expect = GOLDEN["optimizers"][case]
@@ -48,6 +49,12 @@ def test_trains_as_fluid_does(case):
     same_state(main, scope, expect["state"])
 
 
+def test_ftrl_says_what_it_does_with_l2():
+    with pytest.warns(UserWarning, match=r"l1=0\.1 is taken for l2=0\.2"):
+        fluid.optimizer.Ftrl(0.1, l1=0.1, l2=0.2)
+
+
+@pytest.mark.filterwarnings("ignore:Ftrl")
 def test_every_optimizer_has_a_case():
     covered = {type(cases.build(fluid, n, m)[3]) for n, m in cases.optimizers(fluid).items()}
     classes = {getattr(fluid.optimizer, n) for n in fluid.optimizer.__all__}
@@ -172,6 +179,58 @@ def test_the_same_optimizer_twice():
     optimizer.minimize(loss)
     with pytest.raises(errors.ProgramError, match=r"already updates fc_0\.b_0"):
         optimizer.minimize(loss)
+
+
+def test_two_losses_that_share_parameters():
+    """Golden losses of the real Fluid: the second loss sees the parameters as the first optimizer left them."""
+    def attr(name, value):
+        return fluid.ParamAttr(name=name, initializer=fluid.initializer.Constant(value))
+
+    def net(x):
+        hidden = fluid.layers.fc(x, 2, param_attr=attr("a", 0.3), bias_attr=attr("ab", 0.1))
+        return fluid.layers.mean(fluid.layers.fc(hidden, 2, param_attr=attr("b", 0.2), bias_attr=attr("bb", 0.0),
+                                                 act="tanh"))
+
+    x = fluid.data("x", [4, 3])
+    first = net(x)
+    fluid.optimizer.Adam(0.1).minimize(first, parameter_list=["a", "ab"])
+    second = net(x)
+    _, pairs = fluid.optimizer.Momentum(0.1, 0.9).minimize(second)
+    assert [p.name for p, _ in pairs] == ["a", "ab", "b", "bb"]
+    executor = fluid.Executor(fluid.CPUPlace())
+    executor.run(fluid.default_startup_program())
+    feed = {"x": np.arange(12).reshape(4, 3).astype("float32") / 10}
+    losses = [[float(v[0]) for v in executor.run(feed=feed, fetch_list=[first, second])] for _ in range(4)]
+    np.testing.assert_allclose(losses, [[0.23043221, 0.13040887], [0.0585252, -0.03861032],
+                                        [-0.15528321, -0.24061432], [-0.38699731, -0.45826393]], rtol=1e-4)
+
+
+def test_recompute_changes_no_number():
+    def train(wrap):
+        main, startup = fluid.Program(), fluid.Program()
+        with fluid.program_guard(main, startup), fluid.unique_name.guard():
+            x, y = fluid.data("x", [4, 3]), fluid.data("y", [4, 2])
+            hidden = [fluid.layers.fc(x, 4, act="tanh")]
+            for _ in range(2):
+                hidden.append(fluid.layers.fc(fluid.layers.fc(hidden[-1], 4, act="relu"), 4, act="tanh"))
+            loss = fluid.layers.mean(fluid.layers.square_error_cost(fluid.layers.fc(hidden[-1], 2), y))
+            startup.random_seed = 4
+            optimizer = wrap(fluid.optimizer.Momentum(0.1, 0.9), hidden)
+            optimizer.minimize(loss)
+        return cases.train(fluid, main, startup, loss)[0], main, optimizer
+
+    def wrapped(optimizer, checkpoints):
+        outer = fluid.optimizer.RecomputeOptimizer(optimizer)
+        outer._set_checkpoints(checkpoints)
+        return outer
+
+    plain, before, _ = train(lambda optimizer, checkpoints: optimizer)
+    again, after, optimizer = train(wrapped)
+    np.testing.assert_allclose(again, plain, rtol=1e-5)
+    muls = [[op.type for op in p.global_block().ops].count("mul") for p in (before, after)]
+    assert muls[0] == 6 and muls[1] > 6
+    assert len(optimizer.get_opti_var_name_list()) == 12
+    assert optimizer._global_learning_rate(after).name == "learning_rate_0"
 
 
 def test_float64_parameters_get_float64_state():

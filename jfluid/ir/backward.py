@@ -283,6 +283,8 @@ def _path(block: Block, targets: list[str], inputs: list[str] | None) -> list[Op
     needed, path = set(targets), []
     for i in range(len(block.ops) - 1, -1, -1):
         op = block.ops[i]
+        if op.attrs.get("op_role", 0) & OpRole.Optimize:
+            continue  # an update made for an earlier loss: the gradient is taken at the updated parameter
         if writes_of(op) & needed:
             needed |= reads_of(op)
             if reached is None or i in reached:

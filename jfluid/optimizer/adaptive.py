@@ -1,4 +1,5 @@
 """Optimizers whose steps follow the size of earlier gradients."""
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -153,7 +154,7 @@ class AdamaxOptimizer(_BetaPowers):
                 continue
             with block.program._optimized_guard([param, grad]), name_scope("adamx"):
                 power = self._get_accumulator("beta1_pow_acc", param)
-                block.append_op("scale", {"X": power}, {"Out": power}, {"scale": self._beta1}, stop_gradient=True)
+                block.append_op("scale", {"X": power}, {"Out": power}, {"scale": self._beta1})
 
 
 class LambOptimizer(_BetaPowers):
@@ -251,9 +252,12 @@ class RMSPropOptimizer(Optimizer):
 class FtrlOptimizer(Optimizer):
     """Follow the regularized leader (McMahan et al., 2013): sparse weights through `l1`.
 
+    Fluid 1.8 takes `l1` as the coefficient of both penalties, and so does this class: a warning says so where `l2`
+    differs.
+
     Args:
-        l1: the coefficient of the L1 penalty.
-        l2: the coefficient of the L2 penalty.
+        l1: the coefficient of the L1 penalty, and of the L2 penalty.
+        l2: what Fluid's documentation calls the coefficient of the L2 penalty.
         lr_power: the exponent of the squared gradients' sum in the rate.
 
     The other arguments are those of `Optimizer`.
@@ -268,9 +272,10 @@ class FtrlOptimizer(Optimizer):
                  regularization: WeightDecayRegularizer | None = None, grad_clip: GradientClipBase | None = None,
                  name: str | None = None):
         super().__init__(learning_rate, parameter_list, regularization, grad_clip, name)
+        if l1 != l2:
+            warnings.warn(f"Ftrl: as in Fluid 1.8, l1={l1} is taken for l2={l2} too", stacklevel=2)
         self._l1 = l1
-        self._l2 = l2
         self._lr_power = lr_power
 
     def _attributes(self, param: Parameter) -> dict[str, Any]:
-        return {"l1": self._l1, "l2": self._l2, "lr_power": self._lr_power}
+        return {"l1": self._l1, "l2": self._l1, "lr_power": self._lr_power}

@@ -100,7 +100,7 @@ class ModelAverage(_Applied, Optimizer):
             self.type, {"param": param} | {f"in_{n}": v for n, v in accumulators.items()},
             {f"out_{n}": v for n, v in accumulators.items()},
             {"average_window": self.average_window, "min_average_window": self.min_average_window,
-             "max_average_window": self.max_average_window}, stop_gradient=True)
+             "max_average_window": self.max_average_window})
 
     def _average_program(self) -> Program:
         program = Program()

@@ -159,7 +159,7 @@ class Optimizer:
             inputs[read] = self._get_accumulator(name, param)
             if written is not None:
                 outputs[written] = inputs[read]
-        return block.append_op(self.type, inputs, outputs, self._attributes(param), stop_gradient=True)
+        return block.append_op(self.type, inputs, outputs, self._attributes(param))
 
     def _finish_update(self, block: Block, params_grads: Sequence[ParamGrad]) -> None:
         """Called after all updates are appended."""
