@@ -14,9 +14,21 @@ from jfluid.ir.program import Program
 from jfluid.ir.types import VarType
 from jfluid.ir.variable import Variable
 
-__all__ = ["draw_block_graphviz", "pprint_block_codes", "pprint_program_codes", "prepare_fast_nan_inf_debug", "repr_attr",
-           "repr_data_type", "repr_lodtensor", "repr_op", "repr_selected_rows", "repr_tensor", "repr_tensor_array",
-           "repr_var", "run_fast_nan_inf_debug"]
+__all__ = [
+    "draw_block_graphviz",
+    "pprint_block_codes",
+    "pprint_program_codes",
+    "prepare_fast_nan_inf_debug",
+    "repr_attr",
+    "repr_data_type",
+    "repr_lodtensor",
+    "repr_op",
+    "repr_selected_rows",
+    "repr_tensor",
+    "repr_tensor_array",
+    "repr_var",
+    "run_fast_nan_inf_debug",
+]
 
 
 def draw_block_graphviz(block: Block, highlights: Sequence[str] | None = None, path: str = "./temp.dot") -> None:
@@ -51,7 +63,9 @@ def repr_tensor(proto: pb.VarType.TensorDesc) -> str:
     return f"tensor(type={repr_data_type(proto.data_type)}, shape={list(proto.dims)})"
 
 
-def _repr_holder(proto: pb.VarDesc, kind: VarType, name: str, tensor: pb.VarType.TensorDesc, lod_level: int) -> str | None:
+def _repr_holder(
+    proto: pb.VarDesc, kind: VarType, name: str, tensor: pb.VarType.TensorDesc, lod_level: int
+) -> str | None:
     if proto.type.type != kind:
         return None
     level = f"level={lod_level}, " if lod_level else ""
@@ -61,7 +75,9 @@ def _repr_holder(proto: pb.VarDesc, kind: VarType, name: str, tensor: pb.VarType
 def repr_lodtensor(proto: pb.VarDesc) -> str | None:
     """A VarDesc message of a LoDTensor in one line; None for other kinds."""
     desc = proto.type.lod_tensor
-    return _repr_holder(proto, VarType.LOD_TENSOR, "LoDTensor" if desc.lod_level else "Tensor", desc.tensor, desc.lod_level)
+    return _repr_holder(
+        proto, VarType.LOD_TENSOR, "LoDTensor" if desc.lod_level else "Tensor", desc.tensor, desc.lod_level
+    )
 
 
 def repr_selected_rows(proto: pb.VarDesc) -> str | None:
@@ -111,8 +127,10 @@ def repr_op(opdesc: Any) -> str:
 
 
 def prepare_fast_nan_inf_debug(_program: Program | None) -> None:
-    """Nothing to prepare: `run_fast_nan_inf_debug` compiles the checks of every operator into the step. The program stays
-    as it is."""
+    """Nothing to prepare: `run_fast_nan_inf_debug` compiles the checks of every operator into the step.
+
+    The program stays as it is.
+    """
 
 
 def run_fast_nan_inf_debug(executor: Any, program: Program | None = None, feed: Any = None, fetch_list: Any = None,
@@ -127,6 +145,8 @@ def run_fast_nan_inf_debug(executor: Any, program: Program | None = None, feed: 
     before = get_flags(flag)
     set_flags({flag: True})
     try:
-        return executor.run(program, feed, fetch_list, feed_var_name, fetch_var_name, scope, return_numpy, use_program_cache)
+        return executor.run(
+            program, feed, fetch_list, feed_var_name, fetch_var_name, scope, return_numpy, use_program_cache
+        )
     finally:
         set_flags(before)

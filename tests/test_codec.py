@@ -69,9 +69,20 @@ def test_every_kind_of_attribute_survives():
                         "floats": [0.25], "strings": ["a", "b"], "bools": [True, False], "longs": [2 ** 40],
                         "blocks_idx": [1, 2]}.items():
         attr = op.attrs.add(name=kind)
-        attr.type = {"i": pb.INT, "f": pb.FLOAT, "s": pb.STRING, "b": pb.BOOLEAN, "l": pb.LONG, "block_idx": pb.BLOCK,
-                     "ints": pb.INTS, "floats": pb.FLOATS, "strings": pb.STRINGS, "bools": pb.BOOLEANS, "longs": pb.LONGS,
-                     "blocks_idx": pb.BLOCKS}[kind]
+        attr.type = {
+            "i": pb.INT,
+            "f": pb.FLOAT,
+            "s": pb.STRING,
+            "b": pb.BOOLEAN,
+            "l": pb.LONG,
+            "block_idx": pb.BLOCK,
+            "ints": pb.INTS,
+            "floats": pb.FLOATS,
+            "strings": pb.STRINGS,
+            "bools": pb.BOOLEANS,
+            "longs": pb.LONGS,
+            "blocks_idx": pb.BLOCKS,
+        }[kind]
         if isinstance(value, list):
             getattr(attr, kind).extend(value)
         else:
@@ -119,7 +130,14 @@ def test_messages_that_contradict_themselves_are_refused(change, text):
 
 def test_bytes_that_are_no_program_are_refused():
     data = (MODELS / "combined" / "model").read_bytes()
-    bad = [b"\x00" * 10, b"not a program", b"\xff" * 40, data[:-3], data[5:], data.replace(b"conv2d", b"\xff\xfe\xfdv2d")]
+    bad = [
+        b"\x00" * 10,
+        b"not a program",
+        b"\xff" * 40,
+        data[:-3],
+        data[5:],
+        data.replace(b"conv2d", b"\xff\xfe\xfdv2d"),
+    ]
     for case in [*bad, *(data[:n] for n in range(1, len(data), 97))]:
         with pytest.raises(errors.FileFormatError):
             fluid.Program.parse_from_string(case)
@@ -127,6 +145,7 @@ def test_bytes_that_are_no_program_are_refused():
 
 @pytest.mark.skipif(importlib.util.find_spec("grpc_tools") is None, reason="grpcio-tools is not installed")
 def test_generating_the_messages_again_changes_nothing():
-    done = subprocess.run([sys.executable, ROOT / "scripts" / "gen_proto.py", "--check"], capture_output=True, text=True,
-                          timeout=60)
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "gen_proto.py", "--check"], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -143,7 +143,9 @@ def test_a_saved_model_comes_back(params, exe, tmp_path):
     names = io.save_inference_model(str(tmp_path / "m"), "image", probability, exe, program, params_filename=params)
     assert len(names) == 1 and names[0].startswith("save_infer_model/scale_0.tmp_") and names[0] != fetches[0].name
     assert program.serialize_to_string() == before
-    assert sorted(os.listdir(tmp_path / "m")) == (["__model__", "params"] if params else sorted(os.listdir(MODELS / "separate")))
+    assert sorted(os.listdir(tmp_path / "m")) == (
+        ["__model__", "params"] if params else sorted(os.listdir(MODELS / "separate"))
+    )
     source = MODELS / "combined" / "params" if params else MODELS / "separate" / "conv2d_0.w_0"
     assert (tmp_path / "m" / (params or "conv2d_0.w_0")).read_bytes() == source.read_bytes()
     with fluid.scope_guard(fluid.Scope()):
@@ -219,7 +221,11 @@ def test_damaged_parameters_are_refused_and_the_scope_stays(content, text, exe, 
 def test_a_combined_file_of_another_program_is_refused(exe, tmp_path):
     program, _, _ = io.load_inference_model(str(MODELS / "combined"), exe, "model", "params")
     whole = (MODELS / "combined" / "params").read_bytes()
-    for content, text in [(whole[:300], "truncated"), (whole + whole, "oversized"), (whole[40:], "variable batch_norm_0|truncated")]:
+    for content, text in [
+        (whole[:300], "truncated"),
+        (whole + whole, "oversized"),
+        (whole[40:], "variable batch_norm_0|truncated"),
+    ]:
         (tmp_path / "params").write_bytes(content)
         with pytest.raises(errors.FileFormatError, match=text):
             io.load_persistables(exe, str(tmp_path), program, "params")
@@ -255,14 +261,23 @@ def test_save_and_load_variables(exe, tmp_path):
     io.save_persistables(exe, d + "/all", program, "one")
     io.save_vars(exe, d + "/v", program, predicate=lambda v: v.name == "b")
     io.save_vars(exe, d + "/w", program, vars=[program.global_block().var("w"), "counter"])
-    assert [sorted(os.listdir(f"{d}/{f}")) for f in ("p", "all", "v", "w")] == [["b", "w"], ["one"], ["b"], ["counter", "w"]]
+    assert [sorted(os.listdir(f"{d}/{f}")) for f in ("p", "all", "v", "w")] == [
+        ["b", "w"],
+        ["one"],
+        ["b"],
+        ["counter", "w"],
+    ]
     one = b"".join((tmp_path / f).read_bytes() for f in ("p/b", "w/counter", "p/w"))
     assert (tmp_path / "all" / "one").read_bytes() == one
     for load in (lambda: (io.load_params(exe, d + "/p"), io.load_vars(exe, d + "/w", program, vars=["counter"])),
                  lambda: io.load_persistables(exe, d + "/all", program, "one")):
         with fluid.scope_guard(fluid.Scope()):
             load()
-            assert held("w").tolist() == [[2.0] * 3] * 2 and held("b").tolist() == [2.0] * 3 and held("counter").tolist() == [9]
+            assert (
+                held("w").tolist() == [[2.0] * 3] * 2
+                and held("b").tolist() == [2.0] * 3
+                and held("counter").tolist() == [9]
+            )
 
 
 def test_lod_is_kept(exe, tmp_path):
@@ -369,10 +384,16 @@ def test_states_from_folders_and_single_files(exe, tmp_path):
         with fluid.scope_guard(fluid.Scope()):
             io.load(program, str(tmp_path / path), exe, chosen)
             assert held("counter").tolist() == [9]
-    for call in (lambda: io.load(program, str(tmp_path / "one"), exe), lambda: io.load_program_state(str(tmp_path / "one"))):
+    for call in (
+        lambda: io.load(program, str(tmp_path / "one"), exe),
+        lambda: io.load_program_state(str(tmp_path / "one")),
+    ):
         with pytest.raises(ValueError, match="var_list"):
             call()
-    for call in (lambda: io.load(program, str(tmp_path / "none"), exe), lambda: io.load_program_state(str(tmp_path / "none"))):
+    for call in (
+        lambda: io.load(program, str(tmp_path / "none"), exe),
+        lambda: io.load_program_state(str(tmp_path / "none")),
+    ):
         with pytest.raises(errors.FileFormatError, match=r"neither .*none\.pdparams nor"):
             call()
 
@@ -405,16 +426,19 @@ class Evil:
 def test_pickles_run_nothing(tmp_path):
     Evil.path = tmp_path / "made"
     big = b"\x80\x02cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\n(K\x00tU\x01b\x87R"
-    for content, text in [(pickle.dumps({"a": Evil()}, 2), r"it names posix\.mkdir|it names nt\.mkdir"),
-                          (pickle.dumps({"a": eval}, 2), r"it names (builtins|__builtin__)\.eval"),
-                          (pickle.dumps({"a": np.array([{}], object)}, 2), "holds more than numbers"),
-                          (pickle.dumps({"a": np.zeros(1, [("x", "f4")])}, 2), "holds more than numbers"),
-                          (pickle.dumps([1, 2], 2), "expected a dict of arrays by name, found list"),
-                          (pickle.dumps({1: 2}, 2), "expected a dict of arrays by name"),
-                          (pickle.dumps({"a": 1}, 2) + b"x", "oversized"),
-                          (pickle.dumps({"a": np.zeros(9)}, 2)[:-40], "no pickle of arrays"),
-                          (b"\x80\x02}X\x01\x00\x00\x00a" + big[2:] + b"s.", "no pickle of arrays|without contents"),
-                          (b"", "no pickle of arrays"), (b"\x80\x04\x8e" + b"\xff" * 7 + b"\x7f", "no pickle of arrays")]:
+    for content, text in [
+        (pickle.dumps({"a": Evil()}, 2), r"it names posix\.mkdir|it names nt\.mkdir"),
+        (pickle.dumps({"a": eval}, 2), r"it names (builtins|__builtin__)\.eval"),
+        (pickle.dumps({"a": np.array([{}], object)}, 2), "holds more than numbers"),
+        (pickle.dumps({"a": np.zeros(1, [("x", "f4")])}, 2), "holds more than numbers"),
+        (pickle.dumps([1, 2], 2), "expected a dict of arrays by name, found list"),
+        (pickle.dumps({1: 2}, 2), "expected a dict of arrays by name"),
+        (pickle.dumps({"a": 1}, 2) + b"x", "oversized"),
+        (pickle.dumps({"a": np.zeros(9)}, 2)[:-40], "no pickle of arrays"),
+        (b"\x80\x02}X\x01\x00\x00\x00a" + big[2:] + b"s.", "no pickle of arrays|without contents"),
+        (b"", "no pickle of arrays"),
+        (b"\x80\x04\x8e" + b"\xff" * 7 + b"\x7f", "no pickle of arrays"),
+    ]:
         (tmp_path / "p").write_bytes(content)
         with pytest.raises(errors.FileFormatError, match=text):
             load_arrays(tmp_path / "p")
@@ -430,8 +454,14 @@ def test_an_array_that_claims_more_than_it_has_is_refused(tmp_path):
 
 
 def test_pickles_of_other_makers(tmp_path):
-    arrays = {"a": np.arange(6.0).reshape(2, 3), "f": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
-              "big": np.arange(3, dtype=">i4"), "n": np.float32(2.5), "s": OrderedDict(x="y"), "l": [np.zeros(2), (1, None)]}
+    arrays = {
+        "a": np.arange(6.0).reshape(2, 3),
+        "f": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        "big": np.arange(3, dtype=">i4"),
+        "n": np.float32(2.5),
+        "s": OrderedDict(x="y"),
+        "l": [np.zeros(2), (1, None)],
+    }
     for protocol in (2, 3, 4):
         (tmp_path / "p").write_bytes(pickle.dumps(arrays, protocol))
         found = load_arrays(tmp_path / "p")

@@ -16,10 +16,17 @@ _MODEL = "__model__"
 _READER_OPS = ("read", "create_py_reader", "create_double_buffer_reader")
 
 
-def save_inference_model(dirname: str, feeded_var_names: Sequence[str] | str, target_vars: Sequence[Variable] | Variable,
-                         executor: Any, main_program: Program | None = None, model_filename: str | None = None,
-                         params_filename: str | None = None, export_for_deployment: bool = True,
-                         program_only: bool = False) -> list[str]:
+def save_inference_model(
+    dirname: str,
+    feeded_var_names: Sequence[str] | str,
+    target_vars: Sequence[Variable] | Variable,
+    executor: Any,
+    main_program: Program | None = None,
+    model_filename: str | None = None,
+    params_filename: str | None = None,
+    export_for_deployment: bool = True,
+    program_only: bool = False,
+) -> list[str]:
     """Save what computes the targets from the feeds, and its parameters.
 
     Args:
@@ -65,7 +72,7 @@ def save_inference_model(dirname: str, feeded_var_names: Sequence[str] | str, ta
 
 
 def _inference_program(program: Program, feeds: list[str], targets: list[Variable]) -> tuple[Program, list[str]]:
-    """A copy in test form that computes the targets (each under a name of its own) from the feeds, as Fluid saves it."""
+    """A copy in test form that computes the targets, each under a name of its own, from the feeds."""
     model = program._copy()
     block = model.global_block()
     block.ops = [op for op in block.ops if op.type not in ("feed", "fetch", *_READER_OPS)]
@@ -89,8 +96,13 @@ def _inference_program(program: Program, feeds: list[str], targets: list[Variabl
     return model, outputs
 
 
-def load_inference_model(dirname: str, executor: Any, model_filename: str | None = None, params_filename: str | None = None,
-                         pserver_endpoints: Sequence[str] | None = None) -> list[Any]:
+def load_inference_model(
+    dirname: str,
+    executor: Any,
+    model_filename: str | None = None,
+    params_filename: str | None = None,
+    pserver_endpoints: Sequence[str] | None = None,
+) -> list[Any]:
     """Load a model that `save_inference_model`, or Fluid, saved; its parameters go to the global scope.
 
     Args:
@@ -107,8 +119,9 @@ def load_inference_model(dirname: str, executor: Any, model_filename: str | None
     of another shape than the program declares.
     """
     if pserver_endpoints:
-        raise errors.UnsupportedError("load_inference_model: pserver_endpoints needs parameter servers, which are not in "
-                                      "this release")
+        raise errors.UnsupportedError(
+            "load_inference_model: pserver_endpoints needs parameter servers, which are not in this release"
+        )
     dirname = os.fspath(dirname)
     if not os.path.isdir(dirname):
         raise errors.FileFormatError(f"{dirname}: there is no such folder")
@@ -118,8 +131,12 @@ def load_inference_model(dirname: str, executor: Any, model_filename: str | None
     fetches = {op.attrs.get("col", 0): op.input("X") for op in block.ops if op.type == "fetch"}
     for name in [n for names in (*feeds.values(), *fetches.values()) for n in names]:
         if not block.has_var(name):
-            raise errors.FileFormatError(f"{dirname}: the program feeds or fetches {name}, but declares no such variable")
-    load_persistables(executor, dirname, program, None if params_filename is None else os.path.basename(params_filename))
+            raise errors.FileFormatError(
+                f"{dirname}: the program feeds or fetches {name}, but declares no such variable"
+            )
+    load_persistables(
+        executor, dirname, program, None if params_filename is None else os.path.basename(params_filename)
+    )
     return [program, [n for col in sorted(feeds) for n in feeds[col]],
             [block.vars[n] for col in sorted(fetches) for n in fetches[col]]]
 

@@ -10,7 +10,7 @@ import pickle
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -38,7 +38,7 @@ _RECONSTRUCT = _Global("numpy.core.multiarray", "_reconstruct")
 
 
 class _Pickler(pickle._Pickler):  # type: ignore[name-defined]  # the C pickler cannot be told another name
-    dispatch = dict(pickle._Pickler.dispatch)  # type: ignore[attr-defined]
+    dispatch: ClassVar = dict(pickle._Pickler.dispatch)  # type: ignore[attr-defined]
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, np.ndarray):

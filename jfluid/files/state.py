@@ -95,7 +95,9 @@ def _load_tensor_files(program: Program, path: str, var_list: Sequence[Variable]
 
 def _combined(path: str, var_list: Sequence[Variable] | None) -> list[tuple[Variable, Stored]]:
     if var_list is None:
-        raise ValueError(f"var_list: {path} holds several variables without their names; say which, as a list of Variables")
+        raise ValueError(
+            f"var_list: {path} holds several variables without their names; say which, as a list of Variables"
+        )
     ordered = sorted(var_list, key=lambda v: v.name)
     return list(zip(ordered, load_tensors(path, [v.name for v in ordered])))
 
@@ -117,7 +119,9 @@ def load_program_state(model_path: str, var_list: Sequence[Variable] | None = No
                 if (value := _tensor_file(os.path.join(model_path, n), n, required=var_list is not None)) is not None}
     if os.path.isfile(model_path):
         return {v.name: t.value for v, t in _combined(model_path, var_list)}
-    raise errors.FileFormatError(f"{model_path}: there is neither {model_path}.pdparams nor a folder or file of that name")
+    raise errors.FileFormatError(
+        f"{model_path}: there is neither {model_path}.pdparams nor a folder or file of that name"
+    )
 
 
 def _tensor_file(path: str, name: str, required: bool) -> np.ndarray | None:

@@ -110,7 +110,7 @@ class BoundedReader:
 def bounded_reader(path: str | os.PathLike) -> Iterator[BoundedReader]:
     """Open `path` for reading. Raises FileFormatError when it is missing or no regular file."""
     try:
-        file = open(path, "rb")  # noqa: SIM115
+        file = open(path, "rb")
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as e:
         raise errors.FileFormatError(f"{os.fspath(path)}: {e.strerror}") from e
     with file:

@@ -127,7 +127,7 @@ def read_selected_rows(reader: BoundedReader) -> Stored:
     value = read_dense(reader)
     if not value.shape or value.shape[0] != count:
         raise reader.refuse(f"{count} row numbers, but a tensor of shape {list(value.shape)}")
-    if height < 0 or count and not 0 <= rows.min() <= rows.max() < height:
+    if height < 0 or (count and not 0 <= rows.min() <= rows.max() < height):
         raise reader.refuse(f"row numbers must lie between 0 and the height, {height}")
     return Stored(value, rows=rows, height=height)
 
@@ -148,7 +148,9 @@ def save_tensors(path: str | os.PathLike, tensors: Sequence[Stored]) -> None:
                 write_selected_rows(file, tensor.rows, tensor.height or 0, tensor.value)
 
 
-def load_tensors(path: str | os.PathLike, names: Sequence[str], selected_rows: frozenset[str] = frozenset()) -> list[Stored]:
+def load_tensors(
+    path: str | os.PathLike, names: Sequence[str], selected_rows: frozenset[str] = frozenset()
+) -> list[Stored]:
     """The tensors of a file that holds exactly those of `names`, in that order.
 
     `selected_rows` are the names among them that are stored as SelectedRows. Raises FileFormatError naming the file

@@ -65,8 +65,10 @@ def read_scope(names: Iterable[str]) -> list[Stored]:
         else:
             found.append(Stored(np.asarray(tensor), tensor.lod()))
     if absent:
-        raise errors.UninitializedError(f"{', '.join(absent[:8])}{' ...' if len(absent) > 8 else ''} cannot be saved: the "
-                                        "scope has no value of it; run the startup program, or load the parameters, first")
+        raise errors.UninitializedError(
+            f"{', '.join(absent[:8])}{' ...' if len(absent) > 8 else ''} cannot be saved: the "
+            "scope has no value of it; run the startup program, or load the parameters, first"
+        )
     return found
 
 
@@ -89,7 +91,9 @@ def check_fits(var: Variable, value: np.ndarray, path: str) -> None:
                                      f"the file holds {value.dtype}")
 
 
-def _chosen(program: Program, chosen: Sequence[Variable | str] | None, predicate: Callable[[Variable], bool] | None) -> list[Variable]:
+def _chosen(
+    program: Program, chosen: Sequence[Variable | str] | None, predicate: Callable[[Variable], bool] | None
+) -> list[Variable]:
     """The variables to save or load, once each, in the program's order."""
     if chosen is not None:
         found = [program.global_block().var_recursive(v) if isinstance(v, str) else v for v in chosen]
@@ -166,7 +170,9 @@ def save_params(executor: Any, dirname: str, main_program: Program | None = None
     save_vars(executor, dirname, main_program, predicate=is_parameter, filename=filename)
 
 
-def save_persistables(executor: Any, dirname: str, main_program: Program | None = None, filename: str | None = None) -> None:
+def save_persistables(
+    executor: Any, dirname: str, main_program: Program | None = None, filename: str | None = None
+) -> None:
     """`save_vars` of all that outlives a run: parameters, running statistics, optimizer state."""
     save_vars(executor, dirname, main_program, predicate=is_persistable, filename=filename)
 
@@ -176,6 +182,8 @@ def load_params(executor: Any, dirname: str, main_program: Program | None = None
     load_vars(executor, dirname, main_program, predicate=is_parameter, filename=filename)
 
 
-def load_persistables(executor: Any, dirname: str, main_program: Program | None = None, filename: str | None = None) -> None:
+def load_persistables(
+    executor: Any, dirname: str, main_program: Program | None = None, filename: str | None = None
+) -> None:
     """`load_vars` of all that outlives a run: parameters, running statistics, optimizer state."""
     load_vars(executor, dirname, main_program, predicate=is_persistable, filename=filename)

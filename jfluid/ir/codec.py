@@ -86,7 +86,7 @@ def _tensor_of(desc: pb.VarType) -> pb.VarType.TensorDesc | None:
 
 
 def operator_to_desc(op: Operator) -> pb.OpDesc:
-    """An operator as a message. One made here has the attributes left at their defaults too, one read has what it had."""
+    """An operator as a message. One made here has its defaults too, one that was read has what it had."""
     desc = pb.OpDesc(type=op.type)
     desc.inputs.extend(pb.OpDesc.Var(parameter=s, arguments=names) for s, names in op.inputs.items())
     desc.outputs.extend(pb.OpDesc.Var(parameter=s, arguments=names) for s, names in op.outputs.items())
@@ -128,7 +128,9 @@ def program_from_desc(desc: pb.ProgramDesc) -> Program:
     for block, block_desc in zip(program.blocks, desc.blocks):
         for var_desc in block_desc.vars:
             if var_desc.name in block.vars:
-                raise errors.FileFormatError(f"block {block.idx} of the program declares variable {var_desc.name} twice")
+                raise errors.FileFormatError(
+                    f"block {block.idx} of the program declares variable {var_desc.name} twice"
+                )
             block.vars[var_desc.name] = _variable(block, var_desc)
     for block, block_desc in zip(program.blocks, desc.blocks):
         for op_desc in block_desc.ops:
@@ -147,9 +149,13 @@ def _check_blocks(desc: pb.ProgramDesc) -> None:
         if block.idx != i:
             raise errors.FileFormatError(f"block {i} of the program calls itself {block.idx}")
         if not (block.parent_idx == -1 if i == 0 else 0 <= block.parent_idx < i):
-            raise errors.FileFormatError(f"block {i} of the program names block {block.parent_idx} as the one around it")
+            raise errors.FileFormatError(
+                f"block {i} of the program names block {block.parent_idx} as the one around it"
+            )
         if not -1 <= block.forward_block_idx < len(desc.blocks):
-            raise errors.FileFormatError(f"block {i} of the program names block {block.forward_block_idx} as its forward one")
+            raise errors.FileFormatError(
+                f"block {i} of the program names block {block.forward_block_idx} as its forward one"
+            )
 
 
 def _variable(block: Block, desc: pb.VarDesc) -> Variable:
@@ -189,7 +195,9 @@ def _resolve(block: Block, op_type: str, name: str, value: int | tuple[int, ...]
     blocks = block.program.blocks
     for index in value if isinstance(value, tuple) else (value,):
         if not 0 < index < len(blocks):
-            raise errors.FileFormatError(f"operator {op_type} of block {block.idx} names block {index} in attribute {name}; "
-                                         f"the program has {len(blocks)} blocks")
+            raise errors.FileFormatError(
+                f"operator {op_type} of block {block.idx} names block {index} in attribute {name}; "
+                f"the program has {len(blocks)} blocks"
+            )
     find: Callable[[int], Block] = blocks.__getitem__
     return tuple(map(find, value)) if isinstance(value, tuple) else find(value)

@@ -106,7 +106,9 @@ def block_to_code(block: Block, show_backward: bool = False) -> str:
     ops = [operator_to_code(op) for op in block.ops
            if show_backward or not (op.type.endswith("_grad")
                                     or any("@GRAD" in n for n in op.input_arg_names + op.output_arg_names))]
-    lines = [f"// block {block.idx}, inside block {block.parent_idx}" if block.parent_idx >= 0 else f"// block {block.idx}"]
+    lines = [
+        f"// block {block.idx}, inside block {block.parent_idx}" if block.parent_idx >= 0 else f"// block {block.idx}"
+    ]
     return "\n".join([*lines, "// variables", *variables, "", "// operators", *ops, ""])
 
 

@@ -36,8 +36,10 @@ def load(*, ctx, file_path: String, load_as_fp16: Bool = False, seek: Long = -1,
     if seek >= 0:
         flat, count = found.reshape(-1), int(np.prod(shape))
         if any(d < 0 for d in shape) or seek + count > flat.size:
-            raise errors.FileFormatError(f"{file_path}, variable {ctx.op.output('Out')[0]}: {list(shape)} from element {seek} "
-                                         f"on reaches beyond its {flat.size} elements")
+            raise errors.FileFormatError(
+                f"{file_path}, variable {ctx.op.output('Out')[0]}: {list(shape)} from element {seek} "
+                f"on reaches beyond its {flat.size} elements"
+            )
         found = flat[seek:seek + count].reshape(shape)
     return _narrowed(found, load_as_fp16)
 

@@ -19,7 +19,7 @@ def check_scope(what):
     for name, value in values.items():
         found = np.array(fluid.global_scope().find_var(name).get_tensor())
         assert found.dtype == value.dtype and np.array_equal(found, value), (what, name)
-    print("%s: %d variables, bit for bit" % (what, len(values)))
+    print(f"{what}: {len(values)} variables, bit for bit")
 
 
 for name, files in (("separate", ()), ("combined", ("model", "params"))):
@@ -27,7 +27,7 @@ for name, files in (("separate", ()), ("combined", ("model", "params"))):
         program, feeds, fetches = fluid.io.load_inference_model(os.path.join(folder, name), exe, *files)
         got = exe.run(program, feed={feeds[0]: expected["image"]}, fetch_list=fetches)[0]
     np.testing.assert_allclose(got, expected["probability"], rtol=1e-5, atol=1e-6)
-    print("%s: outputs agree to %.1e" % (name, np.abs(got - expected["probability"]).max()))
+    print(f"{name}: outputs agree to {np.abs(got - expected['probability']).max():.1e}")
 
 with open(os.path.join(folder, "state", "net.pdmodel"), "rb") as f:
     desc = pb.ProgramDesc.FromString(f.read())
@@ -48,6 +48,8 @@ with fluid.scope_guard(fluid.core.Scope()):
     fluid.io.load_persistables(exe, os.path.join(folder, "persistables"), train)  # makes the variables
     fluid.io.set_program_state(train, state)
     check_scope("state")
-    losses = [exe.run(train, feed={"image": expected["image"], "label": expected["label"]}, fetch_list=["loss"])[0].item()
-              for _ in range(5)]
-    print("the training program trains on in the real Fluid: losses %s" % losses)
+    losses = [
+        exe.run(train, feed={"image": expected["image"], "label": expected["label"]}, fetch_list=["loss"])[0].item()
+        for _ in range(5)
+    ]
+    print(f"the training program trains on in the real Fluid: losses {losses}")

@@ -63,7 +63,9 @@ def conv_net():
         without_call_stacks(file)
     program, feeds, fetches = fluid.io.load_inference_model(path("separate"), exe)
     images = random.rand(5, 1, 8, 8).astype("float32")
-    np.savez(path("expected.npz"), image=images, probability=exe.run(program, feed={feeds[0]: images}, fetch_list=fetches)[0])
+    np.savez(
+        path("expected.npz"), image=images, probability=exe.run(program, feed={feeds[0]: images}, fetch_list=fetches)[0]
+    )
 
 
 def control_flow():
@@ -92,7 +94,7 @@ def control_flow():
 
 
 def tensors():
-    """A file of each kind: the element types that Fluid saves, ragged rows, SelectedRows, a scalar-like and an empty tensor."""
+    """A file of each kind: the element types that Fluid saves, ragged rows, SelectedRows."""
     scope, exe = core.Scope(), fluid.Executor(CPU)
     values = {t: np.arange(6).reshape(2, 3).astype(t)
               for t in ("int8", "int32", "int64", "float32", "float64")}
@@ -108,8 +110,9 @@ def tensors():
             if name == "ragged":
                 tensor.set_recursive_sequence_lengths([[2, 1], [1, 1, 3]])
             block.append_op(type="save", inputs={"X": var}, outputs={}, attrs={"file_path": path("tensors", name)})
-        sparse = block.create_var(name="sparse", type=core.VarDesc.VarType.SELECTED_ROWS, persistable=True, dtype="float32",
-                                  shape=[10, 2])
+        sparse = block.create_var(
+            name="sparse", type=core.VarDesc.VarType.SELECTED_ROWS, persistable=True, dtype="float32", shape=[10, 2]
+        )
         rows = scope.var("sparse").get_selected_rows()
         rows.set_rows([3, 7, 3])
         rows.set_height(10)

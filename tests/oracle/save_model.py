@@ -21,12 +21,16 @@ def net():
         value = random.randn(*shape).astype("float32") * 0.3 if value is None else np.full(shape, value, "float32")
         param = block.create_parameter(name=name, shape=shape, dtype="float32", trainable=trainable)
         startup.create_parameter(name=name, shape=shape, dtype="float32", trainable=trainable)
-        startup.append_op("assign_value", {}, {"Out": name}, {"shape": shape, "dtype": 5, "fp32_values": value.ravel().tolist()})
+        startup.append_op(
+            "assign_value", {}, {"Out": name}, {"shape": shape, "dtype": 5, "fp32_values": value.ravel().tolist()}
+        )
         return param
 
     image = block.create_var(name="image", shape=[-1, 1, 8, 8], dtype="float32", is_data=True, need_check_feed=True,
                              stop_gradient=True)
-    label = block.create_var(name="label", shape=[-1, 1], dtype="int64", is_data=True, need_check_feed=True, stop_gradient=True)
+    label = block.create_var(
+        name="label", shape=[-1, 1], dtype="int64", is_data=True, need_check_feed=True, stop_gradient=True
+    )
     block.append_op("conv2d", {"Input": image, "Filter": parameter("conv.w", [4, 1, 3, 3])}, {"Output": "c"},
                     {"paddings": [1, 1]})
     block.append_op("elementwise_add", {"X": "c", "Y": parameter("conv.b", [4])}, {"Out": "cb"}, {"axis": 1})
