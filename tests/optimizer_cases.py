@@ -113,8 +113,8 @@ def rates(fluid, main, startup, rate, steps=10):
         return [float(np.asarray(executor.run(main, fetch_list=[rate])[0]).ravel()[0]) for _ in range(steps)]
 
 
-HIDDEN_ATTRS = {"op_callstack", "op_namescope", "op_device", "with_quant_attr", "use_mkldnn", "use_cudnn", "x_data_format",
-                "y_data_format", "str_value", "sub_block", "skip_eager_deletion_vars"}
+HIDDEN_ATTRS = {"op_callstack", "op_namescope", "op_device", "with_quant_attr", "use_mkldnn", "use_cudnn",
+                "x_data_format", "y_data_format", "str_value", "sub_block", "skip_eager_deletion_vars"}
 
 
 def describe(program, roles):

@@ -4,8 +4,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid import errors
-from jfluid.initializer import (MSRA, Bilinear, Constant, Normal, NumpyArrayInitializer, TruncatedNormal, Uniform,
-                                Xavier)
+from jfluid.initializer import MSRA, Bilinear, Constant, Normal, NumpyArrayInitializer, TruncatedNormal, Uniform, Xavier
 
 
 def make(initializer, shape=(4, 6), dtype="float32", name="p"):
@@ -112,7 +111,7 @@ def test_programs_seed_decides_without_a_seed():
     (lambda: make(Bilinear()), errors.ShapeError, "Bilinear, p"),
     (lambda: make(Bilinear(), (2, 2, 4, 3)), errors.ShapeError, "size, size"),
     (lambda: NumpyArrayInitializer([1.0]), TypeError, "NumPy array"),
-    (lambda: make(NumpyArrayInitializer(np.zeros((4, 5), "float32"))), errors.ShapeError, r"\[4, 6\], found \[4, 5\]"),
+    (lambda: make(NumpyArrayInitializer(np.zeros((4, 5), "float32"))), errors.ShapeError, r"found \[4, 5\]"),
     (lambda: make(NumpyArrayInitializer(np.zeros((4, 6)))), ValueError, "float64; convert"),
     (lambda: Uniform(1.0, -1.0), ValueError, "low <= high"), (lambda: Uniform(diag_num=-1), ValueError, "diag_num"),
     (lambda: Normal(scale=-1.0), ValueError, "scale"), (lambda: Normal()(None, 3), TypeError, "block: expected a Block"),

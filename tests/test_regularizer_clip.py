@@ -6,8 +6,13 @@ import pytest
 
 import jfluid as fluid
 from jfluid import errors
-from jfluid.clip import (ErrorClipByValue, GradientClipByGlobalNorm, GradientClipByNorm, GradientClipByValue,
-                         set_gradient_clip)
+from jfluid.clip import (
+    ErrorClipByValue,
+    GradientClipByGlobalNorm,
+    GradientClipByNorm,
+    GradientClipByValue,
+    set_gradient_clip,
+)
 from jfluid.regularizer import L1Decay, L2Decay
 
 X = np.array([[1.0, -2.0, 0.5], [0.3, 0.8, -1.5]], "float32")
@@ -16,8 +21,8 @@ X = np.array([[1.0, -2.0, 0.5], [0.3, 0.8, -1.5]], "float32")
 def net():
     """A loss whose gradients of fc_0.w_0 and fc_0.b_0 are known: mean(x @ w + b)."""
     x = fluid.data("x", [2, 3])
-    start = fluid.ParamAttr(initializer=fluid.initializer.Constant(0.5))
-    return fluid.layers.mean(fluid.layers.fc(x, 2, param_attr=start, bias_attr=fluid.ParamAttr(initializer=start.initializer)))
+    half = fluid.initializer.Constant(0.5)
+    return fluid.layers.mean(fluid.layers.fc(x, 2, param_attr=half, bias_attr=half))
 
 
 W_GRAD = np.repeat(X.sum(0)[:, None], 2, 1) / 4
@@ -69,7 +74,8 @@ def test_clip_by_norm():
 @pytest.mark.parametrize("bound", [0.3, 100.0])
 def test_clip_by_global_norm(bound):
     factor = bound / max(bound, norm(W_GRAD, B_GRAD))
-    close(updated(fluid.optimizer.SGD(1.0, grad_clip=GradientClipByGlobalNorm(bound))), W_GRAD * factor, B_GRAD * factor)
+    found = updated(fluid.optimizer.SGD(1.0, grad_clip=GradientClipByGlobalNorm(bound)))
+    close(found, W_GRAD * factor, B_GRAD * factor)
 
 
 def test_need_clip():

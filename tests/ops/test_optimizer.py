@@ -35,7 +35,8 @@ def test_momentum(nesterov):
           expect={"ParamOut": P - 0.1 * step, "VelocityOut": v})
 
 
-@pytest.mark.parametrize("p, g, decay", [(P, G, 0.3), (P, G, 0.0), (P * 0, G, 0.3), (P, G * 0, 0.3), (P * 0, G * 0, 0.3)])
+@pytest.mark.parametrize("p, g, decay", [
+    (P, G, 0.3), (P, G, 0.0), (P * 0, G, 0.3), (P, G * 0, 0.3), (P * 0, G * 0, 0.3)])
 def test_lars_momentum(p, g, decay):
     rate = 0.1
     if p.any() and g.any():
@@ -78,7 +79,8 @@ def test_adadelta_steps_with_the_new_average():
     g2 = 0.7 * A + 0.3 * G ** 2
     u2 = 0.7 * B + 0.3 * (B + 0.1) / (g2 + 0.1) * G ** 2
     check("adadelta", {"Param": P, "Grad": G, "AvgSquaredGrad": A, "AvgSquaredUpdate": B}, {"epsilon": 0.1, "rho": 0.7},
-          expect={"ParamOut": P - np.sqrt((u2 + 0.1) / (g2 + 0.1)) * G, "AvgSquaredGradOut": g2, "AvgSquaredUpdateOut": u2})
+          expect={"ParamOut": P - np.sqrt((u2 + 0.1) / (g2 + 0.1)) * G, "AvgSquaredGradOut": g2,
+                  "AvgSquaredUpdateOut": u2})
 
 
 @pytest.mark.parametrize("centered", [False, True])
@@ -97,7 +99,8 @@ def test_ftrl(l1, l2, power):
     linear = B + G - (total ** -power - A ** -power) / 0.1 * P
     shrunk = ((l1 + 1e-10) * np.sign(linear) - linear) / (total ** -power / 0.1 + 2 * l2)
     check("ftrl", BASE | {"SquaredAccumulator": A, "LinearAccumulator": B}, {"l1": l1, "l2": l2, "lr_power": power},
-          expect={"ParamOut": np.where(np.abs(linear) > l1, shrunk, 0), "SquaredAccumOut": total, "LinearAccumOut": linear},
+          expect={"ParamOut": np.where(np.abs(linear) > l1, shrunk, 0), "SquaredAccumOut": total,
+                  "LinearAccumOut": linear},
           rtol=1e-4, atol=1e-5)
 
 
@@ -107,7 +110,8 @@ def test_lamb(p, g):
     m, v = 0.9 * a + 0.1 * g, single(0.999) * B + (1 - single(0.999)) * g ** 2
     step = m / (np.sqrt(v) + 0.1) + 0.01 * p
     ratio = norm(p) / norm(step) if p.any() and step.any() else 1.0
-    check("lamb", {"Param": p, "Grad": g, "LearningRate": LR, "Moment1": a, "Moment2": B, "Beta1Pow": B1, "Beta2Pow": B2},
+    check("lamb", {"Param": p, "Grad": g, "LearningRate": LR, "Moment1": a, "Moment2": B, "Beta1Pow": B1,
+                   "Beta2Pow": B2},
           {"beta1": 0.9, "beta2": 0.999, "epsilon": 0.1, "weight_decay": 0.01},
           expect={"ParamOut": p - 0.1 * ratio * step, "Moment1Out": m, "Moment2Out": v})
 

@@ -13,14 +13,13 @@ sys.path.insert(0, os.path.join(here, ".."))
 import optimizer_cases as cases  # noqa: E402
 
 
-
 def short(value):
     """Numbers with the nine digits that tell a 32-bit float."""
     if isinstance(value, dict):
         return {k: short(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [short(v) for v in value]
-    return float("%.9g" % value) if isinstance(value, float) else value
+    return float(f"{value:.9g}") if isinstance(value, float) else value
 
 
 result = {"optimizers": {}, "schedules": {}, "averages": {}}
