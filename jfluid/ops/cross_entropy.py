@@ -101,7 +101,8 @@ def cross_entropy_grad2(y_grad, match, x_shape, label, *, ignore_index=-100):
     """Gradient of cross_entropy2 under the name that Fluid saves it with."""
     classes = x_shape.shape[-2]
     labels = label.reshape(match.shape)
-    slope = jnp.where(labels == ignore_index, 0, -y_grad.reshape(match.shape) / match)
+    skip = labels == ignore_index
+    slope = jnp.where(skip, 0, -y_grad.reshape(match.shape) / jnp.where(skip, 1, match))
     hit = labels == jnp.arange(classes, dtype=label.dtype)
     return jnp.where(hit, slope, jnp.zeros((), match.dtype)).astype(match.dtype)
 

@@ -73,4 +73,6 @@ def py_func_grad(inputs, outputs, grads, *, ctx, forward_callable_id=0, backward
     """Call the backward function on the inputs and outputs that it does not skip, and the output gradients."""
     names = ctx.op.input("X") + ctx.op.input("Out")
     kept = [v for n, v in zip(names, [*inputs, *outputs], strict=True) if n not in backward_skip_vars]
-    return _call(backward_callable_id, kept + list(grads), ctx.op.output("X@GRAD"), "backward_func")
+    grads = list(grads) or [None] * len(outputs)
+    filled = [np.zeros_like(o) if g is None else g for o, g in zip(outputs, grads, strict=True)]
+    return _call(backward_callable_id, kept + filled, ctx.op.output("X@GRAD"), "backward_func")

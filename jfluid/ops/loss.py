@@ -128,7 +128,7 @@ def bpr_loss(x, label):
 @op("label_smooth", ins=("X", "PriorDist?"), outs=("Out",), nograd=("PriorDist",))
 def label_smooth(x, prior, *, epsilon=0.0):
     """(1 - epsilon) * x + epsilon * prior; without a prior the uniform one."""
-    return (1 - epsilon) * x + epsilon * (1 / x.shape[-1] if prior is None else prior.reshape(-1))
+    return (1 - epsilon) * x + epsilon * (1 / x.shape[-1] if prior is None else prior)
 
 
 @op("teacher_student_sigmoid_loss", ins=("X", "Label"), outs=("Y",), nograd=("Label",))
@@ -154,7 +154,7 @@ def sigmoid_focal_loss(x, label, foreground, *, gamma=2.0, alpha=0.25):
         raise errors.ShapeError(f"sigmoid_focal_loss: expected labels of shape [{x.shape[0]}, 1], "
                                 f"found {list(label.shape)}")
     hit = label == jnp.arange(1, x.shape[1] + 1, dtype=label.dtype)
-    count = jnp.maximum(foreground.reshape(()), 1).astype(x.dtype)
+    count = jnp.maximum(foreground.ravel()[0], 1).astype(x.dtype)
     log_p, log_q = jax.nn.log_sigmoid(x), jax.nn.log_sigmoid(-x)
     positive = -alpha * jnp.exp(gamma * log_q) * log_p
     negative = -(1 - alpha) * jnp.exp(gamma * log_p) * log_q

@@ -62,8 +62,8 @@ def auc(predict, label, stat_pos, stat_neg, *, curve="ROC", num_thresholds=8191,
     bucket = jnp.clip(score * num_thresholds, 0, num_thresholds).astype(jnp.int32)
     hits = jnp.zeros((2, buckets), stat_pos.dtype).at[(label != 0).astype(jnp.int32), bucket].add(1)
     push = partial(_slide, slide_steps=slide_steps) if slide_steps else _accumulate
-    pos_out, positive = push(stat_pos.reshape(-1), hits[1])
-    neg_out, negative = push(stat_neg.reshape(-1), hits[0])
+    pos_out, positive = push(jnp.ravel(stat_pos), hits[1])
+    neg_out, negative = push(jnp.ravel(stat_neg), hits[0])
     area = jnp.where(wrong, jnp.nan, _auc_area(positive, negative))
     return area.reshape(1), pos_out.reshape(stat_pos.shape), neg_out.reshape(stat_neg.shape)
 

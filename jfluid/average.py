@@ -1,0 +1,37 @@
+"""`fluid.average.WeightedAverage`: a mean of values that arrive one by one."""
+from numbers import Number
+
+import numpy as np
+
+from jfluid import errors
+
+__all__ = ["WeightedAverage"]
+
+
+class WeightedAverage:
+    """The mean of values (numbers or arrays), each with a weight."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all values."""
+        self.numerator = None
+        self.denominator = None
+
+    def add(self, value: float | np.ndarray, weight: float | np.ndarray) -> None:
+        """Count `value` with `weight`. Raises ValueError for a value that is no number or array."""
+        for what, given in (("value", value), ("weight", weight)):
+            if not isinstance(given, (Number, np.ndarray)):
+                raise errors.ProgramError(f"WeightedAverage.add, {what}: expected a number or an array, "
+                                          f"found {type(given).__name__}")
+        if self.numerator is None:
+            self.numerator, self.denominator = value * weight, weight
+        else:
+            self.numerator, self.denominator = self.numerator + value * weight, self.denominator + weight
+
+    def eval(self) -> float | np.ndarray:
+        """The mean. Raises ValueError when nothing was added."""
+        if self.denominator is None:
+            raise errors.ProgramError("WeightedAverage.eval: no value was added")
+        return self.numerator / self.denominator

@@ -1,0 +1,281 @@
+"""`fluid.metrics`: metrics that accumulate in Python what batches report."""
+import copy
+from numbers import Number
+from typing import Any
+
+import numpy as np
+
+from jfluid import errors
+
+__all__ = ["Accuracy", "Auc", "ChunkEvaluator", "CompositeMetric", "DetectionMAP", "EditDistance", "MetricBase",
+           "Precision", "Recall"]
+
+
+def _array(value: Any, what: str) -> np.ndarray:
+    if not isinstance(value, np.ndarray):
+        raise errors.ProgramError(f"{what}: expected a numpy array, found {type(value).__name__}")
+    return value
+
+
+def _number(value: Any, what: str) -> Any:
+    if not isinstance(value, (Number, np.ndarray)):
+        raise errors.ProgramError(f"{what}: expected a number or a numpy array, found {type(value).__name__}")
+    return value
+
+
+def _zero(value: Any) -> Any:
+    """What `reset` puts in the place of `value`."""
+    if isinstance(value, (bool, int)):
+        return 0
+    if isinstance(value, float):
+        return 0.0
+    return np.zeros_like(value) if isinstance(value, (np.ndarray, np.generic)) else None
+
+
+class MetricBase:
+    """Base of all metrics. Attributes whose names start with no underscore are the metric's state.
+
+    Args:
+        name: shown by `str`; the class's name by default.
+    """
+
+    def __init__(self, name: str | None):
+        self._name = name if name is not None else type(self).__name__
+
+    def __str__(self) -> str:
+        return self._name
+
+    def _states(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
+
+    def reset(self) -> None:
+        """Put every state back: numbers and arrays to zero, anything else to None."""
+        for name, value in self._states().items():
+            setattr(self, name, _zero(value))
+
+    def get_config(self) -> dict[str, Any]:
+        """{"name": the name, "states": a copy of the states}."""
+        return {"name": self._name, "states": copy.deepcopy(self._states())}
+
+    def update(self, preds: Any, labels: Any) -> None:
+        """Count a batch."""
+        raise NotImplementedError(f"{type(self).__name__}.update: a metric has to define it")
+
+    def eval(self) -> Any:
+        """The metric over all batches so far."""
+        raise NotImplementedError(f"{type(self).__name__}.eval: a metric has to define it")
+
+
+class CompositeMetric(MetricBase):
+    """Several metrics that see the same predictions and labels."""
+
+    def __init__(self, name: str | None = None):
+        super().__init__(name)
+        self._metrics: list[MetricBase] = []
+
+    def add_metric(self, metric: MetricBase) -> None:
+        """Add a metric. Raises ValueError for anything else."""
+        if not isinstance(metric, MetricBase):
+            raise errors.ProgramError("CompositeMetric.add_metric: expected a MetricBase, "
+                                      f"found {type(metric).__name__}")
+        self._metrics.append(metric)
+
+    def reset(self) -> None:
+        """Reset every metric."""
+        for metric in self._metrics:
+            metric.reset()
+
+    def update(self, preds: np.ndarray, labels: np.ndarray) -> None:
+        """Count a batch in every metric."""
+        for metric in self._metrics:
+            metric.update(preds, labels)
+
+    def eval(self) -> list[Any]:
+        """The values of all metrics, in the order in which they were added."""
+        return [metric.eval() for metric in self._metrics]
+
+
+def _binary(preds: np.ndarray, labels: np.ndarray, what: str) -> tuple[np.ndarray, np.ndarray]:
+    """Predictions rounded to 0 or 1, and labels, both as vectors of integers."""
+    predicted = np.rint(_array(preds, f"{what}, preds")).astype("int32").ravel()
+    actual = _array(labels, f"{what}, labels").astype("int32").ravel()
+    if predicted.size != actual.size:
+        raise errors.ProgramError(f"{what}: {predicted.size} predictions, but {actual.size} labels")
+    return predicted, actual
+
+
+class Precision(MetricBase):
+    """tp / (tp + fp) of binary predictions."""
+
+    def __init__(self, name: str | None = None):
+        super().__init__(name)
+        self.tp = 0
+        self.fp = 0
+
+    def update(self, preds: np.ndarray, labels: np.ndarray) -> None:
+        """Count a batch: `preds` are scores, 1 above 0.5; `labels` are 0 or 1."""
+        predicted, actual = _binary(preds, labels, "Precision.update")
+        self.tp += int(((predicted == 1) & (actual == 1)).sum())
+        self.fp += int(((predicted == 1) & (actual != 1)).sum())
+
+    def eval(self) -> float:
+        """The precision, 0.0 where nothing was predicted positive."""
+        return self.tp / (self.tp + self.fp) if self.tp + self.fp else 0.0
+
+
+class Recall(MetricBase):
+    """tp / (tp + fn) of binary predictions."""
+
+    def __init__(self, name: str | None = None):
+        super().__init__(name)
+        self.tp = 0
+        self.fn = 0
+
+    def update(self, preds: np.ndarray, labels: np.ndarray) -> None:
+        """Count a batch: `preds` are scores, 1 above 0.5; `labels` are 0 or 1."""
+        predicted, actual = _binary(preds, labels, "Recall.update")
+        self.tp += int(((predicted == 1) & (actual == 1)).sum())
+        self.fn += int(((predicted != 1) & (actual == 1)).sum())
+
+    def eval(self) -> float:
+        """The recall, 0.0 where no label was positive."""
+        return self.tp / (self.tp + self.fn) if self.tp + self.fn else 0.0
+
+
+class Accuracy(MetricBase):
+    """The weighted mean of the accuracies that `layers.accuracy` gives for batches."""
+
+    def __init__(self, name: str | None = None):
+        super().__init__(name)
+        self.value = 0.0
+        self.weight = 0.0
+
+    def update(self, value: float | np.ndarray, weight: float | np.ndarray) -> None:
+        """Count a batch of accuracy `value`; `weight` is its number of rows."""
+        _number(value, "Accuracy.update, value")
+        if np.any(np.asarray(_number(weight, "Accuracy.update, weight")) < 0):
+            raise errors.ProgramError(f"Accuracy.update, weight: expected a number from 0 on, found {weight}")
+        self.value = self.value + value * weight
+        self.weight = self.weight + weight
+
+    def eval(self) -> float | np.ndarray:
+        """The mean accuracy. Raises ValueError when no batch was counted."""
+        if np.all(self.weight == 0):
+            raise errors.ProgramError("Accuracy.eval: no batch was counted; call update with what layers.accuracy "
+                                      "gives")
+        return self.value / self.weight
+
+
+class ChunkEvaluator(MetricBase):
+    """Precision, recall and F1 of chunks, from the counts that `layers.chunk_eval` gives for batches."""
+
+    def __init__(self, name: str | None = None):
+        super().__init__(name)
+        self.num_infer_chunks = 0
+        self.num_label_chunks = 0
+        self.num_correct_chunks = 0
+
+    def update(self, num_infer_chunks: int | np.ndarray, num_label_chunks: int | np.ndarray,
+               num_correct_chunks: int | np.ndarray) -> None:
+        """Count a batch: chunks found, chunks in the labels, chunks found rightly."""
+        self.num_infer_chunks += _number(num_infer_chunks, "ChunkEvaluator.update, num_infer_chunks")
+        self.num_label_chunks += _number(num_label_chunks, "ChunkEvaluator.update, num_label_chunks")
+        self.num_correct_chunks += _number(num_correct_chunks, "ChunkEvaluator.update, num_correct_chunks")
+
+    def eval(self) -> tuple[Any, Any, Any]:
+        """(precision, recall, F1), each 0 where its denominator is."""
+        correct = self.num_correct_chunks
+        precision = correct / self.num_infer_chunks if self.num_infer_chunks else 0
+        recall = correct / self.num_label_chunks if self.num_label_chunks else 0
+        return precision, recall, 2 * precision * recall / (precision + recall) if correct else 0
+
+
+class EditDistance(MetricBase):
+    """The mean edit distance of sequences, and the share of sequences that are not exact."""
+
+    def __init__(self, name: str | None):
+        super().__init__(name)
+        self.total_distance = 0.0
+        self.seq_num = 0
+        self.instance_error = 0
+
+    def update(self, distances: np.ndarray, seq_num: int | np.ndarray) -> None:
+        """Count a batch: the distance of each sequence, and the number of sequences."""
+        _array(distances, "EditDistance.update, distances")
+        self.seq_num += _number(seq_num, "EditDistance.update, seq_num")
+        self.total_distance += float(distances.sum())
+        self.instance_error += seq_num - int((distances == 0).sum())
+
+    def eval(self) -> tuple[Any, Any]:
+        """(mean distance, share of inexact sequences). Raises ValueError when no sequence was counted."""
+        if np.all(self.seq_num == 0):
+            raise errors.ProgramError("EditDistance.eval: no sequence was counted; call update with what "
+                                      "layers.edit_distance gives")
+        return self.total_distance / self.seq_num, self.instance_error / self.seq_num
+
+
+class Auc(MetricBase):
+    """Area under the ROC curve, from histograms of the scores.
+
+    Args:
+        curve: "ROC" or "PR"; as in Fluid the area is that of the ROC curve for both.
+        num_thresholds: steps of the histograms.
+    """
+
+    def __init__(self, name: str | None, curve: str = "ROC", num_thresholds: int = 4095):
+        super().__init__(name)
+        if curve not in ("ROC", "PR"):
+            raise errors.ProgramError(f"Auc, curve: expected 'ROC' or 'PR', found {curve!r}")
+        self._curve = curve
+        self._num_thresholds = num_thresholds
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all batches."""
+        self._stat_pos = np.zeros(self._num_thresholds + 1, np.int64)
+        self._stat_neg = np.zeros(self._num_thresholds + 1, np.int64)
+
+    def update(self, preds: np.ndarray, labels: np.ndarray) -> None:
+        """Count a batch.
+
+        Args:
+            preds: scores in [0, 1] of both classes, [rows, 2].
+            labels: [rows, 1] or [rows]; 0 is negative, all else positive.
+
+        Raises:
+            ValueError: the shapes differ from these or a score is outside [0, 1].
+        """
+        if _array(preds, "Auc.update, preds").ndim != 2 or preds.shape[1] != 2:
+            raise errors.ProgramError(f"Auc.update, preds: expected shape [rows, 2], found {list(preds.shape)}")
+        positive = _array(labels, "Auc.update, labels").ravel().astype(bool)
+        scores = preds[:, 1].astype(np.float64)
+        if scores.size != positive.size:
+            raise errors.ProgramError(f"Auc.update: {scores.size} predictions, but {positive.size} labels")
+        if not np.all((scores >= 0) & (scores <= 1)):
+            raise errors.ProgramError("Auc.update, preds: expected scores in [0, 1]")
+        buckets = (scores * self._num_thresholds).astype(np.int64)
+        size = self._num_thresholds + 1
+        self._stat_pos += np.bincount(buckets[positive], minlength=size)
+        self._stat_neg += np.bincount(buckets[~positive], minlength=size)
+
+    @staticmethod
+    def trapezoid_area(x1: float, x2: float, y1: float, y2: float) -> float:
+        """The area under the line from (x1, y1) to (x2, y2)."""
+        return abs(x1 - x2) * (y1 + y2) / 2.0
+
+    def eval(self) -> float:
+        """The area, 0.0 while a class has not been seen."""
+        positive, negative = self._stat_pos[::-1], self._stat_neg[::-1]
+        total = float(positive.sum()) * float(negative.sum())
+        above = np.cumsum(positive) - positive / 2
+        return float((negative * above).sum() / total) if total else 0.0
+
+
+class DetectionMAP:
+    """Mean average precision of detection; not in this release."""
+
+    def __init__(self, input: Any, gt_label: Any, gt_box: Any, gt_difficult: Any = None, class_num: int | None = None,
+                 background_label: int = 0, overlap_threshold: float = 0.5, evaluate_difficult: bool = True,
+                 ap_version: str = "integral"):
+        raise errors.UnsupportedError("metrics.DetectionMAP needs the operator detection_map, which this release does "
+                                      "not have; fetch the detections and score them with a tool of your choice")
