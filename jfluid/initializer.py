@@ -71,12 +71,12 @@ class ConstantInitializer(Initializer):
 
 
 class UniformInitializer(Initializer):
-    """Numbers spread evenly over [low, high); the first `diag_num` of every `diag_step`-th element are `diag_val`.
+    """Numbers spread evenly over [low, high).
 
     Args:
         seed: not 0 for the same numbers in every program.
-        diag_num: how many elements of the flattened diagonal are set; 0 for none.
-        diag_step: the distance between two of them, less one.
+        diag_num: how many elements are set to `diag_val` instead; 0 for none.
+        diag_step: element i of these stands at i * (diag_step + 1) in the flattened variable.
         diag_val: their value.
     """
 

@@ -114,7 +114,8 @@ def test_programs_seed_decides_without_a_seed():
     (lambda: make(NumpyArrayInitializer(np.zeros((4, 5), "float32"))), errors.ShapeError, r"found \[4, 5\]"),
     (lambda: make(NumpyArrayInitializer(np.zeros((4, 6)))), ValueError, "float64; convert"),
     (lambda: Uniform(1.0, -1.0), ValueError, "low <= high"), (lambda: Uniform(diag_num=-1), ValueError, "diag_num"),
-    (lambda: Normal(scale=-1.0), ValueError, "scale"), (lambda: Normal()(None, 3), TypeError, "block: expected a Block"),
+    (lambda: Normal(scale=-1.0), ValueError, "scale"),
+    (lambda: Normal()(None, 3), TypeError, "block: expected a Block"),
 ])
 def test_errors(attempt, error, text):
     with pytest.raises(error, match=text):
