@@ -1,11 +1,24 @@
-"""`fluid.embedding` and `fluid.one_hot`: as in `layers`, for ids without a last dimension of 1."""
+"""`fluid.data`, `fluid.embedding` and `fluid.one_hot`: as in `layers`, but shapes are given whole."""
 from collections.abc import Sequence
 from typing import Any
 
 from jfluid.ir.variable import Variable
 from jfluid.layers.embedding import hot, look_up
+from jfluid.layers.io import declare
 
-__all__ = ["embedding", "one_hot"]
+__all__ = ["data", "embedding", "one_hot"]
+
+
+def data(name: str, shape: Sequence[int | None], dtype: str = "float32", lod_level: int = 0) -> Variable:
+    """Declare a variable that is fed; every feed is held against `shape` and `dtype`.
+
+    Args:
+        name: the name to feed it by.
+        shape: all dimensions, the batch's included; None or -1 where they vary.
+        dtype: the element type.
+        lod_level: levels of ragged rows.
+    """
+    return declare(name, [-1 if d is None else int(d) for d in shape], dtype, lod_level)
 
 
 def embedding(input: Variable, size: Sequence[int], is_sparse: bool = False, is_distributed: bool = False,

@@ -1,5 +1,5 @@
 """Saving and loading, and readers: Fluid's `fluid.io`."""
-from jfluid.data.reader import (
+from jfluid.feeding.reader import (
     ComposeNotAligned,
     batch,
     buffered,

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from jfluid.data import reader as readers
+from jfluid.feeding import reader as readers
 
 
 def count(n):

@@ -43,7 +43,9 @@ def class_labels(label, shape, axis, name):
 
 def is_label(label, shape, axis):
     """Whether each entry of scores of `shape` stands at its label."""
-    return label == jax.lax.broadcasted_iota(label.dtype, shape, axis % len(shape))
+    # 32-bit comparisons are vectorized; no label that fits no class may wrap into one.
+    narrow = jnp.where((label >= 0) & (label < shape[axis]), label, -1).astype(jnp.int32)
+    return narrow == jax.lax.broadcasted_iota(jnp.int32, shape, axis % len(shape))
 
 
 def take_class(scores, label, axis):
@@ -119,12 +121,14 @@ def _softmax_loss(logits, label, axis, soft_label, ignore_index):
 
 def _softmax_loss_forward(logits, label, axis, soft_label, ignore_index):
     wide = _wide(logits)
-    log_sum = jax.nn.logsumexp(wide, axis, keepdims=True)
+    top = wide.max(axis, keepdims=True)
+    log_sum = jnp.log(jnp.exp(wide - top).sum(axis, keepdims=True))
     if soft_label:
-        loss = -jnp.sum(label * (wide - log_sum), axis, keepdims=True)
+        loss = -jnp.sum(label * (wide - top - log_sum), axis, keepdims=True)
     else:
         picked, skip = at_label(wide, label, ignore_index, axis, 0)
-        loss = jnp.where(skip, 0, log_sum - picked)
+        loss = jnp.where(skip, 0, log_sum - (picked - top))
+    log_sum = log_sum + top
     softmax = jnp.exp(wide - log_sum)
     return (softmax.astype(logits.dtype), loss.astype(logits.dtype)), (logits, log_sum, label)
 

@@ -16,9 +16,9 @@ from jfluid.optimizer.wrappers import DGCMomentumOptimizer, LookaheadOptimizer, 
 
 __all__ = ["SGD", "Adadelta", "AdadeltaOptimizer", "Adagrad", "AdagradOptimizer", "Adam", "AdamOptimizer", "Adamax",
            "AdamaxOptimizer", "DGCMomentumOptimizer", "DecayedAdagrad", "DecayedAdagradOptimizer", "Dpsgd",
-           "DpsgdOptimizer", "ExponentialMovingAverage", "Ftrl", "FtrlOptimizer", "LambOptimizer", "LarsMomentum",
+           "DpsgdOptimizer", "ExponentialMovingAverage", "Ftrl", "FtrlOptimizer", "Lamb", "LambOptimizer", "LarsMomentum",
            "LarsMomentumOptimizer", "LookaheadOptimizer", "ModelAverage", "Momentum", "MomentumOptimizer",
-           "PipelineOptimizer", "RMSPropOptimizer", "RecomputeOptimizer", "SGDOptimizer"]
+           "PipelineOptimizer", "RMSProp", "RMSPropOptimizer", "RecomputeOptimizer", "SGDOptimizer"]
 
 SGD = SGDOptimizer
 Momentum = MomentumOptimizer
@@ -30,3 +30,5 @@ Adamax = AdamaxOptimizer
 DecayedAdagrad = DecayedAdagradOptimizer
 Adadelta = AdadeltaOptimizer
 Ftrl = FtrlOptimizer
+RMSProp = RMSPropOptimizer
+Lamb = LambOptimizer

@@ -17,7 +17,8 @@ PRINT = {"first_n": -1, "message": "hello", "summarize": 4, "print_tensor_name":
 def test_print(capsys):
     check("print", {"In": X}, PRINT, expect={"Out": X}, infer=False)
     out = capsys.readouterr().out
-    assert re.fullmatch(r"\d+\thello\nTensor\[In_0\]\n\tshape: \[2,3\]\n\tdtype: float32\n\tdata: 0,0\.25,0\.5,0\.75\n", out)
+    lines = ["Tensor[In_0]", "\tshape: [2,3]", "\tdtype: float32", "\tdata: 0,0.25,0.5,0.75"]
+    assert re.fullmatch(r"\d+\thello", out.splitlines()[0]) and out.splitlines()[1:] == lines
 
 
 @pytest.mark.parametrize(("attrs", "lines"), [
@@ -63,7 +64,7 @@ def test_py_func_errors():
     def broken(a):
         raise ZeroDivisionError("by zero")
 
-    with pytest.raises(errors.OpError, match="operator py_func .* failed: by zero"):
+    with pytest.raises(errors.OpError, match=r"operator py_func .* failed: by zero"):
         check("py_func", {"X": [X]}, {"forward_callable_id": callables.register(broken)}, expect={"Out": [None]},
               infer=False)
 

@@ -182,7 +182,7 @@ def wide_and_deep(fluid, slots=5, vocab=30):
     wide = fluid.layers.sum([fluid.layers.embedding(i, size=[vocab, 1], param_attr="wide_w") for i in ids])
     logit = fluid.layers.elementwise_add(fluid.layers.fc(x, 1), wide)
     loss = fluid.layers.mean(fluid.layers.sigmoid_cross_entropy_with_logits(logit, fluid.layers.cast(label, "float32")))
-    fluid.optimizer.Ftrl(learning_rate=0.05, l1=1e-4, l2=1e-3).minimize(loss)
+    fluid.optimizer.Ftrl(learning_rate=0.05, l1=1e-3, l2=1e-3).minimize(loss)
     return loss, _ctr_feed(slots, vocab)
 
 
@@ -208,7 +208,7 @@ def ctr_dnn(fluid, slots=5, vocab=30):
     ids = _slots(fluid, slots)
     dense = fluid.layers.data(name="dense", shape=[4], dtype="float32")
     label = fluid.layers.data(name="label", shape=[1], dtype="int64")
-    embs = [fluid.layers.embedding(i, size=[vocab, 4], is_sparse=True, param_attr="SparseFeatFactors") for i in ids]
+    embs = [fluid.layers.embedding(i, size=[vocab, 4], param_attr="SparseFeatFactors") for i in ids]
     x = fluid.layers.concat(embs + [dense], axis=1)
     for h in (16, 16):
         x = fluid.layers.fc(x, h, act="relu")
