@@ -28,7 +28,7 @@ def test_demo(tmp_path):
     assert result.returncode == 0, result.stdout + result.stderr
     accuracy = float(re.search(r"test accuracy: ([\d.]+)% of 360 digits", result.stdout)[1])
     assert accuracy >= 97
-    assert re.search(r"train 440/440 .* examples/s  loss ", result.stderr)
+    assert re.search(r"train 880/880 .* examples/s  loss ", result.stderr)
     assert "reloaded with the same predictions" in result.stdout
     assert (tmp_path / "digits.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "model" / "__model__").stat().st_size > 1000
