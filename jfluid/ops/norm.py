@@ -173,6 +173,8 @@ def group_norm(x, scale, bias, *, groups: Int, epsilon=1e-5, data_layout="NCHW")
 @op("lrn", ins=("X",), outs=("Out", "MidOut"))
 def lrn(x, *, n=5, k=2.0, alpha=1e-4, beta=0.75, data_format="AnyLayout"):
     """x divided by (k + alpha * sum of squares over n neighbouring channels) ** beta."""
+    if n < 1 or n % 2 == 0:
+        raise errors.ProgramError(f"lrn: n is {n}, expected an odd number of channels")
     axis = _channel_axis(x, data_format)
     before = (n - 1) // 2
     squares = windows.pad(jnp.square(x), (axis,), ((before, n - 1 - before),), 0)
@@ -182,8 +184,8 @@ def lrn(x, *, n=5, k=2.0, alpha=1e-4, beta=0.75, data_format="AnyLayout"):
 
 @op("affine_channel", ins=("X", "Scale", "Bias"), outs=("Out",))
 def affine_channel(x, scale, bias, *, data_layout="AnyLayout"):
-    """x scaled and shifted for each channel."""
-    axis = _channel_axis(x, data_layout)
+    """x scaled and shifted for each channel: the second dimension in NCHW, else the last."""
+    axis = 1 if data_layout == "NCHW" else x.ndim - 1
     _check_parameters("affine_channel", x.shape[axis], Scale=scale, Bias=bias)
     return x * _along(scale, x.ndim, axis) + _along(bias, x.ndim, axis)
 

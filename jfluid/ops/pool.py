@@ -17,7 +17,8 @@ _MAX_TAPS = 32
 
 
 def _lowest(dtype) -> float:
-    return -np.inf if jnp.issubdtype(dtype, jnp.floating) else np.iinfo(dtype).min
+    """What padding counts as: Fluid's value of a window that lies outside the input."""
+    return jnp.finfo(dtype).min
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
@@ -69,7 +70,7 @@ def _max_pool(x: jax.Array, axes: Sequence[int], kernel: Sequence[int], strides:
     spread = [[1] * x.ndim, [1] * x.ndim]
     for axis, k, s in zip(axes, kernel, strides):
         spread[0][axis], spread[1][axis] = k, s
-    return lax.reduce_window(x, jnp.asarray(_lowest(x.dtype), x.dtype), lax.max, *spread, "VALID")
+    return lax.reduce_window(x, jnp.asarray(-jnp.inf, x.dtype), lax.max, *spread, "VALID")
 
 
 def _max_plane(x: jax.Array, axes: Sequence[int]) -> jax.Array:
