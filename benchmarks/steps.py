@@ -17,7 +17,7 @@ import time
 import numpy as np
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import fluid_models  # noqa: E402
+import fluid_models
 
 
 def _runner(engine, model):
@@ -85,7 +85,7 @@ def main():
         fluid = ""
         if a.fluid:
             done = subprocess.run([a.fluid, "-W", "ignore", __file__, model, "--one", "paddle.fluid", "--steps", "20"],
-                                  stdout=subprocess.PIPE, check=True, universal_newlines=True)
+                                  stdout=subprocess.PIPE, check=True, text=True)
             fluid = "%.1f" % json.loads(done.stdout.splitlines()[-1])["ms"]
         print("| %s | %.2f | %.2f | %.3f | %s |" % (model, ours, theirs, ratio, fluid), flush=True)
 

@@ -78,7 +78,7 @@ class Executor:
         """
         if self._closed:
             raise errors.JFluidError("this Executor was closed: make a new one")
-        program, build = self._resolve(program)
+        program = _resolve(program)
         scope = global_scope() if scope is None else scope
         fetches, targets = _fetch_names(fetch_list)
         if use_prune:
@@ -102,16 +102,6 @@ class Executor:
         if return_numpy:
             return [np.array(v) for v in values]
         return [LoDTensor(np.array(v) if n in step.plan.updated else v) for n, v in zip(fetches, values)]
-
-    def _resolve(self, program: Any) -> tuple[Program, Any]:
-        if program is None:
-            return default_main_program(), None
-        if isinstance(program, Program):
-            return program, None
-        inner = getattr(program, "_single_program", None)
-        if inner is None:
-            raise TypeError(f"program: expected a Program or a CompiledProgram, found {type(program).__name__}")
-        return inner(), program
 
     def _key(self, program: Program, scope: Scope, step: Step) -> np.ndarray:
         """The step's random key: the program's seed, and how often the program ran in this scope.
@@ -143,6 +133,18 @@ class Executor:
         """Raises UnsupportedError: the Dataset API is not in this release. Feed batches to `run`."""
         raise errors.UnsupportedError("Executor.infer_from_dataset needs the Dataset API, which is not in this release: "
                                       "read batches with fluid.io.batch and feed them to Executor.run")
+
+
+def _resolve(program: Any) -> Program:
+    """The Program to run, of what users give."""
+    if program is None:
+        return default_main_program()
+    if isinstance(program, Program):
+        return program
+    inner = getattr(program, "_single_program", None)
+    if inner is None:
+        raise TypeError(f"program: expected a Program or a CompiledProgram, found {type(program).__name__}")
+    return inner()
 
 
 def _fetch_names(fetch_list: Any) -> tuple[list[str], list[Any]]:

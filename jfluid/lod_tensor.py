@@ -103,7 +103,8 @@ def create_lod_tensor(data: Any, recursive_seq_lens: Sequence[Sequence[int]], pl
     tensor.set(data, place)
     tensor.set_recursive_sequence_lengths(recursive_seq_lens)
     if not tensor.has_valid_recursive_sequence_lengths():
-        raise errors.ProgramError(f"recursive_seq_lens {recursive_seq_lens} do not add up to the {len(tensor)} rows of the data")
+        raise errors.ProgramError(f"recursive_seq_lens {recursive_seq_lens} do not add up to the "
+                                  f"{len(tensor)} rows of the data")
     return tensor
 
 
@@ -111,7 +112,8 @@ def create_random_int_lodtensor(recursive_seq_lens: Sequence[Sequence[int]], bas
                                 low: int, high: int) -> LoDTensor:
     """A LoDTensor of random int64 in [low, high], each row of shape `base_shape`."""
     rows = sum(recursive_seq_lens[-1])
-    data = np.random.randint(low, high + 1, [rows, *base_shape]).astype(np.int64)
+    # The global generator, so that np.random.seed makes it repeat, as in Fluid.
+    data = np.random.randint(low, high + 1, [rows, *base_shape]).astype(np.int64)  # noqa: NPY002
     return create_lod_tensor(data, recursive_seq_lens, place)
 
 

@@ -66,7 +66,7 @@ def check(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any] | No
             if target is not None:
                 target = np.asarray(target)
                 assert have.shape == target.shape, f"{slot}: expected shape {target.shape}, got {have.shape}"
-                assert have.dtype == target.dtype or target.dtype == np.float64, f"{slot}: expected {target.dtype}, got {have.dtype}"
+                assert target.dtype in (have.dtype, np.float64), f"{slot}: expected {target.dtype}, got {have.dtype}"
                 np.testing.assert_allclose(have, target, rtol=rtol, atol=atol, err_msg=f"{op_type}.{slot}")
     _check_eager(op_type, inputs, attrs, got)
     if infer:

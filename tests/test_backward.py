@@ -47,7 +47,7 @@ def test_gradients_of_a_reused_variable_are_summed_under_fluids_names(square_los
 
 
 def test_any_gradient_can_be_fetched_by_name(square_loss):
-    w, x, loss = square_loss
+    _w, _x, loss = square_loss
     fluid.append_backward(loss)
     fluid.global_scope().var("w").get_tensor().set(np.ones(3, "float32"))
     names = [n for n in fluid.default_main_program().global_block().vars if n.endswith("@GRAD")]
@@ -56,7 +56,7 @@ def test_any_gradient_can_be_fetched_by_name(square_loss):
 
 
 def test_roles_of_backward_operators(square_loss):
-    w, _, loss = square_loss
+    _w, _, loss = square_loss
     fluid.append_backward(loss)
     ops = fluid.default_main_program().global_block().ops
     seed = next(op for op in ops if op.type == "fill_constant")
@@ -66,7 +66,7 @@ def test_roles_of_backward_operators(square_loss):
 
 
 def test_no_grad_set_and_stop_gradient_cut(square_loss):
-    w, _, loss = square_loss
+    _w, _, loss = square_loss
     middle = loss.block.var("elementwise_mul_0")
     fluid.append_backward(loss, no_grad_set={middle.name})
     fluid.global_scope().var("w").get_tensor().set(np.array([1, 2, 3], "float32"))

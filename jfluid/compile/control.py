@@ -18,7 +18,7 @@ def conditional_block(lowering: "Lowering", op: Operator, env: dict[str, Any]) -
     """Run the inner block where the condition holds; else its outputs keep the values they had."""
     block = op.attrs["sub_block"]
     conditions = [env[n] for n in op.inputs.get("Cond", ())]
-    writes = [n for n in sorted(outer_names(block)[1])]
+    writes = sorted(outer_names(block)[1])
     if all(known.is_known(c) and isinstance(c, np.ndarray) for c in conditions):
         if all(bool(np.all(c)) for c in conditions):
             env.update({n: v for n, v in lowering.block(block, env).items() if n in writes})

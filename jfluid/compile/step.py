@@ -159,7 +159,7 @@ class _Binding:
                 found = scope.find_var(name) or scope.var(name)
                 tensor = self.writes[name] = found.tensor
             tensor._value = env[name]
-        for i, (name, tensor) in enumerate(self.reads):
+        for i, (_, tensor) in enumerate(self.reads):
             self.seen[i] = tensor._value
 
 

@@ -2,7 +2,6 @@
 import contextlib
 import hashlib
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from jfluid import errors
 from jfluid.ir.block import Block

@@ -1,23 +1,23 @@
 """What users call: functions that append operators. Nothing is computed here."""
 from jfluid.layers import math_op_patch
-from jfluid.layers.activation import *  # noqa: F403
-from jfluid.layers.control_flow import *  # noqa: F403
-from jfluid.layers.conv import *  # noqa: F403
-from jfluid.layers.distributions import *  # noqa: F403
-from jfluid.layers.embedding import *  # noqa: F403
-from jfluid.layers.host import *  # noqa: F403
-from jfluid.layers.indexing import *  # noqa: F403
-from jfluid.layers.io import *  # noqa: F403
-from jfluid.layers.learning_rate_scheduler import *  # noqa: F403
-from jfluid.layers.logic import *  # noqa: F403
-from jfluid.layers.loss import *  # noqa: F403
-from jfluid.layers.math import *  # noqa: F403
-from jfluid.layers.metric_op import *  # noqa: F403
-from jfluid.layers.nn import *  # noqa: F403
-from jfluid.layers.norm import *  # noqa: F403
-from jfluid.layers.pool import *  # noqa: F403
-from jfluid.layers.random import *  # noqa: F403
-from jfluid.layers.shape import *  # noqa: F403
-from jfluid.layers.tensor import *  # noqa: F403
+from jfluid.layers.activation import *
+from jfluid.layers.control_flow import *
+from jfluid.layers.conv import *
+from jfluid.layers.distributions import *
+from jfluid.layers.embedding import *
+from jfluid.layers.host import *
+from jfluid.layers.indexing import *
+from jfluid.layers.io import *
+from jfluid.layers.learning_rate_scheduler import *
+from jfluid.layers.logic import *
+from jfluid.layers.loss import *
+from jfluid.layers.math import *
+from jfluid.layers.metric_op import *
+from jfluid.layers.nn import *
+from jfluid.layers.norm import *
+from jfluid.layers.pool import *
+from jfluid.layers.random import *
+from jfluid.layers.shape import *
+from jfluid.layers.tensor import *
 
 math_op_patch.install()

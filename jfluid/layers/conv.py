@@ -111,6 +111,8 @@ def _conv_transpose(rank: int, input: Variable, num_filters: int, output_size: A
         raise errors.ProgramError(f"layers.{layer}: give filter_size or output_size")
     weight = helper.create_parameter(helper.param_attr, [channels, num_filters // groups, *kernel], input.dtype)
     out = helper.create_variable_for_type_inference(input.dtype)
+    # Fluid's three-dimensional operator knows the formats by their two-dimensional names.
+    data_format = "NHWC" if last else "NCHW"
     helper.append_op(type=op_type, inputs={"Input": input, "Filter": weight}, outputs={"Output": out},
                      attrs={"output_size": wanted, "strides": strides, "paddings": pads, "padding_algorithm": algorithm,
                             "dilations": dilations, "groups": groups, "use_cudnn": use_cudnn, "data_format": data_format})

@@ -37,7 +37,8 @@ def fc(input: Variable | Sequence[Variable], size: int, num_flatten_dims: int = 
                                     f"{len(x.shape)} dimensions of {x.name}")
         width = math.prod(x.shape[rows:])
         if width <= 0 or -1 in x.shape[rows:]:
-            raise errors.ShapeError(f"layers.fc: the weight needs dimensions {rows}.. of {x.name} known, found {list(x.shape)}")
+            raise errors.ShapeError(f"layers.fc: the weight needs dimensions {rows}.. of {x.name} known, "
+                                    f"found {list(x.shape)}")
         weight = helper.create_parameter(attr=attr, shape=[width, size], dtype=dtype)
         out = helper.create_variable_for_type_inference(dtype)
         helper.append_op(type="mul", inputs={"X": x, "Y": weight}, outputs={"Out": out},

@@ -200,7 +200,7 @@ def spectral_norm(weight: Variable, dim: int = 0, power_iters: int = 1, eps: flo
     from jfluid.initializer import Normal
     helper = LayerHelper("spectral_norm", name=name)
     rows = weight.shape[dim]
-    vectors = [helper.create_parameter(ParamAttr(), [n], weight.dtype, default_initializer=Normal(0.0, 1.0), stop_gradient=True)
+    vectors = [helper.create_parameter(ParamAttr(initializer=Normal(0.0, 1.0)), [n], weight.dtype, stop_gradient=True)
                for n in (rows, math.prod(weight.shape) // rows)]
     out = helper.create_variable(dtype=weight.dtype)
     helper.append_op(type="spectral_norm", inputs={"Weight": weight, "U": vectors[0], "V": vectors[1]}, outputs={"Out": out},

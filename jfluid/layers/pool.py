@@ -72,9 +72,10 @@ def _adaptive(rank: int, input: Variable, pool_size: Size, pool_type: str, requi
     if require_index and pool_type == "avg":
         raise errors.ProgramError(f'layers.{layer}: require_index needs pool_type "max"')
     attrs = {"ksize": each(pool_size, rank, layer, "pool_size"), "adaptive": True}
-    if require_index:
-        return emit(f"max_pool{rank}d_with_index", {"X": input}, attrs, outs=("Out", "Mask"), name=name)
-    return emit(f"pool{rank}d", {"X": input}, attrs | {"pooling_type": pool_type}, name=name)
+    if pool_type == "avg":
+        return emit(f"pool{rank}d", {"X": input}, attrs | {"pooling_type": pool_type}, name=name)
+    out, index = emit(f"max_pool{rank}d_with_index", {"X": input}, attrs, outs=("Out", "Mask"), name=name)
+    return (out, index) if require_index else out
 
 
 def adaptive_pool2d(input: Variable, pool_size: Size, pool_type: str = "max", require_index: bool = False,

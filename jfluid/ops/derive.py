@@ -25,7 +25,8 @@ def gradient(forward: OpDef) -> OpDef:
 
     def run(*values: Any, **kwargs: Any) -> tuple:
         given, cotangents = values[:n_in], values[n_in + n_out:]
-        missing = [s.name for s, v in zip(forward.ins, given) if not s.optional and (v is None or (isinstance(v, list) and not v))]
+        missing = [s.name for s, v in zip(forward.ins, given)
+                   if not s.optional and (v is None or (isinstance(v, list) and not v))]
         if missing:
             raise errors.OpError(f"{forward.type}_grad has to compute {forward.type} again, but the program does not "
                                  f"give it {', '.join(missing)}, nor holds the forward operator")

@@ -97,7 +97,7 @@ def _average_pool(x: jax.Array, axes: Sequence[int], kernel: Sequence[int], stri
 
 
 def _regions(size: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """First and last-but-one index of the adaptive regions of a dimension."""
+    """Where the adaptive regions of a dimension begin, and where they end (exclusive)."""
     i = np.arange(count)
     return i * size // count, -(-(i + 1) * size // count)
 
@@ -172,13 +172,19 @@ def _max_at(x: jax.Array, regions: Sequence[tuple[np.ndarray, np.ndarray]]) -> t
     order = list(range(len(lead))) + [len(lead) + 2 * d for d in range(count)]
     order += [len(lead) + 2 * d + 1 for d in range(count)]
     patches = patches.transpose(order).reshape(*lead, *out, math.prod(lengths))
-    place = jnp.unravel_index(jnp.argmax(lax.stop_gradient(patches), axis=-1), lengths)
-    flat = 0
-    for d, (start, _) in enumerate(regions):
-        first = start.reshape((-1,) + (1,) * (count - 1 - d))
-        flat = flat * sizes[d] + jnp.asarray(first, jnp.int32) + place[d].astype(jnp.int32)
+    flat = _plane_index(jnp.argmax(lax.stop_gradient(patches), axis=-1), lengths, [start for start, _ in regions], sizes)
     best = jnp.take_along_axis(x.reshape(*lead, -1), flat.reshape(*lead, -1), axis=-1)
     return best.reshape(*lead, *out), flat
+
+
+def _plane_index(place: jax.Array, kernel: Sequence[int], starts: Sequence[np.ndarray], sizes: Sequence[int]) -> jax.Array:
+    """The index in the flattened plane of the element at `place` in each window; `starts`: where windows begin."""
+    offsets = jnp.unravel_index(place.astype(jnp.int32), tuple(kernel))
+    flat = jnp.zeros(place.shape, jnp.int32)
+    for d, (start, offset) in enumerate(zip(starts, offsets)):
+        first = start.reshape((-1,) + (1,) * (len(sizes) - 1 - d))
+        flat = flat * sizes[d] + jnp.asarray(first, jnp.int32) + offset.astype(jnp.int32)
+    return flat
 
 
 def _max_pool_with_index(op_type: str, x: jax.Array, ksize: Sequence[int], global_pooling: bool, adaptive: bool,
@@ -187,11 +193,20 @@ def _max_pool_with_index(op_type: str, x: jax.Array, ksize: Sequence[int], globa
     if global_pooling:
         ksize, adaptive = (1,) * len(sizes), True
     windows.check_lengths(op_type, len(sizes), ksize=ksize, strides=strides, paddings=paddings)
-    if adaptive:
+    if adaptive and any(n % k for n, k in zip(sizes, ksize)):
         return _max_at(x, [_regions(n, k) for n, k in zip(sizes, ksize)])
+    if adaptive:
+        ksize = strides = tuple(n // k for n, k in zip(sizes, ksize))
+        paddings = (0,) * len(sizes)
     out = windows.output_sizes(op_type, sizes, ksize, strides, [(p, p) for p in paddings])
-    start = [np.arange(n) * s - p for n, s, p in zip(out, strides, paddings)]
-    return _max_at(x, [(np.maximum(at, 0), np.minimum(at + k, size)) for at, k, size in zip(start, ksize, sizes)])
+    starts = [np.arange(n) * s - p for n, s, p in zip(out, strides, paddings)]
+    if math.prod(ksize) > _MAX_TAPS:
+        return _max_at(x, [(np.maximum(at, 0), np.minimum(at + k, n)) for at, k, n in zip(starts, ksize, sizes)])
+    pads = tuple((p, int(at[-1]) + k - n) for p, at, k, n in zip(paddings, starts, ksize, sizes))
+    axes = tuple(range(2, x.ndim))
+    x = windows.pad(x, axes, pads, _lowest(x.dtype))
+    place = _first_max(lax.stop_gradient(x), axes, ksize, strides, out)[1]
+    return _max(x, axes, tuple(ksize), tuple(strides), out), _plane_index(place, ksize, starts, sizes)
 
 
 @op("max_pool2d_with_index", ins=("X",), outs=("Out", "Mask"))

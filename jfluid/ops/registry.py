@@ -173,8 +173,9 @@ def op(type_: str, *, ins: tuple[str, ...] = (), outs: tuple[str, ...] = (), gra
         unknown = set(nograd) - {s.name for s in in_slots} | set(inplace or {}) - {s.name for s in out_slots}
         if unknown:
             raise TypeError(f"operator {type_}: no slot {sorted(unknown)}")
-        _OPS[type_] = OpDef(type_, _with_keywords(fn), in_slots, out_slots, attrs, grad, frozenset(nograd), dict(inplace or {}),
-                            rng, fold, host, wants_ctx=host and "ctx" in inspect.signature(fn).parameters)
+        _OPS[type_] = OpDef(type_, _with_keywords(fn), in_slots, out_slots, attrs, grad, frozenset(nograd),
+                            dict(inplace or {}), rng, fold, host,
+                            wants_ctx=host and "ctx" in inspect.signature(fn).parameters)
         return fn
 
     return register

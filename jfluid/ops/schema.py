@@ -174,7 +174,7 @@ def _infer(op: Operator, definition: OpDef, ins: list[list[Variable]]) -> list:
                            for s, vs in zip(definition.ins, ins) if vs)
         attrs = {a: op.attrs[a] for a in definition.attrs if a in op.attrs}
         raise errors.ShapeError(f"operator {op.type} cannot take these inputs\n  inputs: {shapes}\n  attributes: {attrs}\n"
-                                f"  {op.callsite}\n  cause: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+                                f"  {op.callsite}\n  cause: {(str(error) or type(error).__name__).splitlines()[0]}"
                                 ) from error
 
 

@@ -1,7 +1,7 @@
 """Where the windows of a convolution or a pooling lie: padding, output size, slices."""
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -101,5 +101,7 @@ def window_sum(x: jax.Array, axes: Sequence[int], kernel: Sequence[int], strides
 
 def _reduce_window(x: jax.Array, axis: int, kernel: int, stride: int, out: int) -> jax.Array:
     x = lax.slice_in_dim(x, 0, (out - 1) * stride + kernel, axis=axis)
-    at_axis: Callable[[int], tuple[int, ...]] = lambda n: tuple(n if i == axis else 1 for i in range(x.ndim))
+    def at_axis(n: int) -> tuple[int, ...]:
+        return tuple(n if i == axis else 1 for i in range(x.ndim))
+
     return lax.reduce_window(x, jnp.zeros((), x.dtype), lax.add, at_axis(kernel), at_axis(stride), "VALID")

@@ -6,7 +6,6 @@ import json
 import os
 
 import paddle.fluid as fluid
-from paddle.fluid import core
 from paddle.fluid.framework import OpProtoHolder
 from paddle.fluid.proto import framework_pb2 as pb
 
@@ -44,5 +43,6 @@ for type_, proto in sorted(OpProtoHolder.instance().op_proto_map.items()):
     }
 path = os.path.join(os.path.dirname(__file__), "..", "golden", "op_schema.json")
 with open(path, "w") as f:
-    f.write("{\n" + ",\n".join('%s: %s' % (json.dumps(k), json.dumps(v, sort_keys=True)) for k, v in sorted(result.items())) + "\n}\n")
+    lines = ["%s: %s" % (json.dumps(k), json.dumps(v, sort_keys=True)) for k, v in sorted(result.items())]
+    f.write("{\n" + ",\n".join(lines) + "\n}\n")
 print(len(result))

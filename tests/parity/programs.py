@@ -39,7 +39,8 @@ def digits_conv(fluid):
     label = fluid.layers.data(name="label", shape=[1], dtype="int64")
     pool_1 = fluid.nets.simple_img_conv_pool(input=img, filter_size=5, num_filters=6, pool_size=2, pool_stride=2, act="relu")
     pool_1 = fluid.layers.batch_norm(pool_1)
-    pool_2 = fluid.nets.simple_img_conv_pool(input=pool_1, filter_size=3, num_filters=8, pool_size=2, pool_stride=2, act="relu")
+    pool_2 = fluid.nets.simple_img_conv_pool(input=pool_1, filter_size=3, num_filters=8, pool_size=2, pool_stride=2,
+                                             act="relu")
     prediction = fluid.layers.fc(input=pool_2, size=10, act="softmax")
     loss = fluid.layers.mean(fluid.layers.cross_entropy(input=prediction, label=label))
     fluid.optimizer.Adam(learning_rate=0.001).minimize(loss)
@@ -214,7 +215,7 @@ def ctr_dnn(fluid, slots=5, vocab=30):
         x = fluid.layers.fc(x, h, act="relu")
     predict = fluid.layers.fc(x, 2, act="softmax")
     loss = fluid.layers.reduce_mean(fluid.layers.cross_entropy(input=predict, label=label))
-    auc, _, _ = fluid.layers.auc(input=predict, label=label, num_thresholds=200)
+    _auc, _, _ = fluid.layers.auc(input=predict, label=label, num_thresholds=200)
     rate = fluid.layers.exponential_decay(learning_rate=0.01, decay_steps=5, decay_rate=0.5, staircase=True)
     fluid.optimizer.Adam(learning_rate=rate).minimize(loss)
     return loss, _ctr_feed(slots, vocab)

@@ -1,0 +1,105 @@
+"""`fluid.DataFeeder`: from the samples of a reader to the feed of an Executor."""
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from jfluid import errors
+from jfluid.ir.program import Program, default_main_program
+from jfluid.ir.variable import Variable
+from jfluid.lod_tensor import LoDTensor
+from jfluid.places import CPUPlace, cpu_places, cuda_places
+
+__all__ = ["DataFeeder"]
+
+Feed = dict[str, LoDTensor]
+
+
+class DataFeeder:
+    """Turns mini-batches, lists of samples with one field for each variable, into feeds.
+
+    Args:
+        feed_list: variables, or names of variables of `program`, in the order of a sample's fields.
+        place: where the program runs; decides how many devices `feed_parallel` and `decorate_reader` count.
+        program: default: the default main program.
+
+    Raises ValueError for a name that the program does not have, TypeError for what is neither a name nor a Variable.
+    """
+
+    def __init__(self, feed_list: Sequence[Variable | str], place: Any, program: Program | None = None):
+        block = (program or default_main_program()).global_block()
+        variables = [block.var(item) if isinstance(item, str) else item for item in feed_list]
+        for variable in variables:
+            if not isinstance(variable, Variable):
+                raise TypeError(f"feed_list must hold Variables or their names, found {variable!r}")
+        self._variables: list[Variable] = variables
+        self._place = place
+
+    def feed(self, iterable: Iterable[Sequence[Any]]) -> Feed:
+        """The feed of one mini-batch.
+
+        A field has the variable's shape without the first dimension, or the same numbers in another shape. A field of
+        a variable with lod_level n is nested in n lists, and becomes rows with their LoD. Raises FeedError when a
+        sample has another number of fields, or a field another shape.
+        """
+        samples = list(iterable)
+        for number, sample in enumerate(samples):
+            if not isinstance(sample, Sequence | np.ndarray) or len(sample) != len(self._variables):
+                found = f"{len(sample)} fields" if hasattr(sample, "__len__") else repr(sample)
+                raise errors.FeedError(f"sample {number}: expected {len(self._variables)} fields "
+                                       f"({', '.join(v.name for v in self._variables)}), found {found}")
+        return {variable.name: _tensor(variable, [sample[field] for sample in samples])
+                for field, variable in enumerate(self._variables)}
+
+    def feed_parallel(self, iterable: Iterable[Iterable[Sequence[Any]]], num_places: int | None = None) -> Iterator[Feed]:
+        """The feeds of several mini-batches, one for each device. Raises FeedError when their numbers differ."""
+        batches = list(iterable)
+        devices = self._number_of_devices(num_places)
+        if len(batches) != devices:
+            raise errors.FeedError(f"expected one mini-batch for each of {devices} devices, found {len(batches)}")
+        return map(self.feed, batches)
+
+    def decorate_reader(self, reader: Callable[[], Iterable[Any]], multi_devices: bool, num_places: int | None = None,
+                        drop_last: bool = True) -> Callable[[], Iterator[Any]]:
+        """A reader of feeds from a reader of mini-batches.
+
+        With `multi_devices` it gives lists with a feed for each device; mini-batches at the end that do not suffice for
+        all devices are dropped, or raise FeedError without `drop_last`.
+        """
+        def feeds() -> Iterator[Any]:
+            if not multi_devices:
+                yield from map(self.feed, reader())
+                return
+            devices = self._number_of_devices(num_places)
+            waiting: list[Any] = []
+            for batch in reader():
+                waiting.append(batch)
+                if len(waiting) == devices:
+                    yield list(self.feed_parallel(waiting, devices))
+                    waiting = []
+            if waiting and not drop_last:
+                raise errors.FeedError(f"the last {len(waiting)} mini-batches do not suffice for {devices} devices; "
+                                       "use drop_last=True, or a number of mini-batches that divides")
+
+        return feeds
+
+    def _number_of_devices(self, num_places: int | None) -> int:
+        if num_places is not None:
+            return int(num_places)
+        return len(cpu_places() if isinstance(self._place, CPUPlace) else cuda_places())
+
+
+def _tensor(variable: Variable, fields: list[Any]) -> LoDTensor:
+    lod: list[list[int]] = []
+    for _ in range(variable.lod_level):
+        lod.append(np.cumsum([0, *map(len, fields)]).tolist())
+        fields = [item for field in fields for item in field]
+    shape = [len(fields), *variable.shape[1:]]
+    try:
+        value = np.asarray(fields, variable.np_dtype)
+        if value.ndim != len(shape):
+            value = value.reshape(shape)
+    except (TypeError, ValueError) as error:
+        raise errors.FeedError(f"feed {variable.name}: expected {len(fields)} fields of shape {shape[1:]} and dtype "
+                               f"{variable.np_dtype}: {error}") from None
+    return LoDTensor(value, lod)
