@@ -20,10 +20,10 @@ def shown(feed):
 
 
 def test_fields_become_arrays(variables):
-    image, label, _ = variables
-    feed = feeder(image, "label").feed([(np.arange(4.0).reshape(1, 2, 2), 3), ([1, 2, 3, 4], [4])])
-    np.testing.assert_array_equal(feed["image"], [[[[0, 1], [2, 3]]], [[[1, 2], [3, 4]]]])
+    feed = feeder(variables[0], "label").feed([(np.arange(4.0).reshape(1, 2, 2), 3), (np.ones((1, 2, 2)), 4)])
+    np.testing.assert_array_equal(feed["image"], [[[[0, 1], [2, 3]]], [[[1, 1], [1, 1]]]])
     np.testing.assert_array_equal(feed["label"], [[3], [4]])
+    np.testing.assert_array_equal(feeder("image").feed([([1, 2, 3, 4],)])["image"], [[[[1, 2], [3, 4]]]])
     assert (np.array(feed["image"]).dtype, np.array(feed["label"]).dtype) == (np.float32, np.int64)
     assert feed["image"].lod() == []
 
