@@ -151,6 +151,7 @@ class _Binding:
 
     def write(self, env: dict[str, Any], names: Sequence[str]) -> None:
         scope = self.scope()
+        assert scope is not None  # the caller holds it
         for name in names:
             tensor = self.writes.get(name)
             if tensor is None:
