@@ -148,3 +148,10 @@ def test_random_seed_makes_runs_repeat_and_steps_differ():
     with fluid.scope_guard(fluid.Scope()):
         again = [draw(fed), draw(fed)]
     assert np.array_equal(first, again) and not np.array_equal(*first)
+
+
+def test_unknown_rows_do_not_hide_a_wrong_width():
+    block = _net()
+    block.append_op("concat", {"X": ["h", "h", "h"]}, {"Out": "wide"}, {"axis": 1})
+    with pytest.raises(errors.ShapeError, match=r"x\[-1, 4\] FP32, Y: wide\[-1, 6\].*\n.*\n.*\n.*\(-1, 4\) and \(-1, 6\)"):
+        block.append_op("elementwise_add", {"X": "x", "Y": "wide"}, {"Out": "sum"})

@@ -52,7 +52,10 @@ class RegistrySchema:
         self._inferred: dict[Any, Any] = {}
 
     def check(self, op: Operator) -> None:
-        definition = registry.get(op.type)
+        definition = registry.find(op.type)
+        if definition is None:
+            raise errors.UnsupportedOpError(op.type, suggestions=errors.close_to(op.type, registry.registered()),
+                                            where=[op.callsite] if op.callsite else [])
         if definition.forward is None:
             _check_slots(op, "input", op.inputs, definition.ins)
             _check_slots(op, "output", op.outputs, definition.outs)
@@ -158,29 +161,34 @@ def _like(out: Variable, source: Variable) -> None:
 
 def _infer(op: Operator, definition: OpDef, ins: list[list[Variable]]) -> list:
     """Shapes and dtypes of all output slots: evaluated twice, a dimension that differs is -1."""
-    unknown = any(-1 in v.shape for vs in ins for v in vs)
     try:
-        first, second = (_evaluate(op, definition, ins, p) for p in known.PLACEHOLDERS)
-        return [_merge(a, b) for a, b in zip(first, second)]
+        return _twice(op, definition, ins, known.PLACEHOLDERS)
     except Exception as error:
         # The unknown dimension may have to equal a fixed one (or broadcast against it): the placeholder clashed.
-        fixed = {d for vs in ins for v in vs for d in v.shape if d > 0} if unknown else set()
+        unknown = any(-1 in v.shape for vs in ins for v in vs)
+        fixed = {d for vs in ins for v in vs for d in v.shape if d > 0}
         for size in sorted(fixed | {1}, reverse=True) if unknown else ():
             try:
-                return _evaluate(op, definition, ins, size)
+                return _twice(op, definition, ins, (size, size))
             except Exception:
                 continue
         shapes = ", ".join(f"{s.name}: " + ", ".join(f"{v.name}{list(v.shape)} {v.dtype.name}" for v in vs)
                            for s, vs in zip(definition.ins, ins) if vs)
         attrs = {a: op.attrs[a] for a in definition.attrs if a in op.attrs}
+        cause = (str(error) or type(error).__name__).splitlines()[0].replace(str(known.PLACEHOLDERS[0]), "-1")
         raise errors.ShapeError(f"operator {op.type} cannot take these inputs\n  inputs: {shapes}\n  attributes: {attrs}\n"
-                                f"  {op.callsite}\n  cause: {(str(error) or type(error).__name__).splitlines()[0]}"
-                                ) from error
+                                f"  {op.callsite}\n  cause: {cause}") from error
 
 
-def _evaluate(op: Operator, definition: OpDef, ins: list[list[Variable]], placeholder: int) -> list:
+def _twice(op: Operator, definition: OpDef, ins: list[list[Variable]], sizes: tuple[int, int]) -> list:
+    """Evaluated with both placeholders for unknown numbers, and one of `sizes` for unknown dimensions each time."""
+    first, second = (_evaluate(op, definition, ins, p, size) for p, size in zip(known.PLACEHOLDERS, sizes))
+    return [_merge(a, b) for a, b in zip(first, second)]
+
+
+def _evaluate(op: Operator, definition: OpDef, ins: list[list[Variable]], placeholder: int, size: int) -> list:
     def spec(v: Variable) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(tuple(placeholder if d == -1 else d for d in v.shape), np_dtype(v.dtype))
+        return jax.ShapeDtypeStruct(tuple(size if d == -1 else d for d in v.shape), np_dtype(v.dtype))
 
     values = [[spec(v) for v in vs] if s.many else (spec(vs[0]) if vs else None) for s, vs in zip(definition.ins, ins)]
     kwargs = {a: op.attrs[a] for a in definition.attrs if a in op.attrs}
