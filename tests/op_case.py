@@ -1,5 +1,5 @@
 """`check`: one operator held against expected values, numeric gradients, inferred shapes, and itself without jit."""
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,8 +14,11 @@ EPS = 1e-6
 
 
 def _build(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any], outs: Mapping[str, int],
-           unknown_rows: bool) -> tuple[Any, dict, dict]:
-    """A program of the one operator: (program, feeds, output slot -> names)."""
+           unknown_rows: Collection[str] = ()) -> tuple[Any, dict, dict]:
+    """A program of the one operator: (program, feeds, output slot -> names).
+
+    `unknown_rows`: the input slots whose first dimension is declared unknown.
+    """
     program = fluid.Program()
     block = program.global_block()
     feeds, in_names = {}, {}
@@ -25,7 +28,7 @@ def _build(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any], ou
         for i, array in enumerate(arrays):
             name = f"{slot}_{i}"
             shape = list(array.shape)
-            if unknown_rows and shape:
+            if slot in unknown_rows and shape:
                 shape[0] = -1
             block.create_var(name=name, shape=shape, dtype=var_type(array.dtype), is_data=True)
             feeds[name] = array
@@ -37,7 +40,7 @@ def _build(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any], ou
 
 def check(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any] | None = None, *,
           expect: Mapping[str, Any], grad: Sequence[str] = (), rtol: float = 1e-5, atol: float = 1e-6,
-          grad_rtol: float = 1e-5, infer: bool = True) -> dict[str, list[np.ndarray]]:
+          grad_rtol: float = 1e-5, infer: bool = True, rows: Collection[str] | None = None) -> dict[str, list[np.ndarray]]:
     """Run operator `op_type` through a program and hold it against `expect`.
 
     Args:
@@ -46,13 +49,14 @@ def check(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any] | No
             produced and has its inferred shape checked, but not its value.
         grad: input slots whose gradients are held against central differences in float64.
         infer: whether inferred shapes are checked (not for operators that run on the host).
+        rows: input slots whose first dimension is a batch, and may be unknown when shapes are inferred (None: all).
 
     Returns the outputs by slot.
     """
     attrs = dict(attrs or {})
     counts = {s: len(v) if isinstance(v, list) else 1 for s, v in expect.items()}
     inputs = {s: [np.asarray(a) for a in v] if isinstance(v, list) else np.asarray(v) for s, v in inputs.items()}
-    program, feeds, out_names = _build(op_type, inputs, attrs, counts, unknown_rows=False)
+    program, feeds, out_names = _build(op_type, inputs, attrs, counts)
     flat = [n for names in out_names.values() for n in names]
     exe = fluid.Executor(fluid.CPUPlace())
     values = dict(zip(flat, exe.run(program, feed=feeds, fetch_list=flat, scope=fluid.Scope())))
@@ -70,7 +74,7 @@ def check(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any] | No
                 np.testing.assert_allclose(have, target, rtol=rtol, atol=atol, err_msg=f"{op_type}.{slot}")
     _check_eager(op_type, inputs, attrs, got)
     if infer:
-        _check_unknown_rows(op_type, inputs, attrs, counts, got)
+        _check_unknown_rows(op_type, inputs, attrs, counts, got, inputs if rows is None else rows)
     if grad:
         _check_gradient(op_type, inputs, attrs, expect, grad, grad_rtol)
     return got
@@ -102,9 +106,10 @@ def _check_eager(op_type: str, inputs: Mapping, attrs: Mapping, got: Mapping[str
                 np.testing.assert_allclose(np.asarray(b, a.dtype), a, rtol=1e-4, atol=1e-5)
 
 
-def _check_unknown_rows(op_type: str, inputs: Mapping, attrs: Mapping, counts: Mapping, got: Mapping[str, list]) -> None:
+def _check_unknown_rows(op_type: str, inputs: Mapping, attrs: Mapping, counts: Mapping, got: Mapping[str, list],
+                        rows: Collection[str]) -> None:
     """With an unknown first dimension each inferred dimension is the real one or -1."""
-    program, _, out_names = _build(op_type, inputs, attrs, counts, unknown_rows=True)
+    program, _, out_names = _build(op_type, inputs, attrs, counts, rows)
     for slot, names in out_names.items():
         for name, have in zip(names, got[slot]):
             shape = program.global_block().var(name).shape
@@ -129,7 +134,7 @@ def _check_gradient(op_type: str, inputs: Mapping, attrs: Mapping, expect: Mappi
                    for a, w in zip(found[s] if isinstance(found[s], list) else [found[s]], ws) if w is not None)
 
     counts = {s: len(ws) for s, ws in weights.items()}
-    program, feeds, out_names = _build(op_type, wide, attrs, counts, unknown_rows=False)
+    program, feeds, out_names = _build(op_type, wide, attrs, counts)
     block = program.global_block()
     targets, seeds = [], []
     for slot, ws in weights.items():
