@@ -18,10 +18,11 @@ def gradient(forward: OpDef) -> OpDef:
     gradients of its inputs. The forward operator is computed again; the lowering avoids that where both stand in
     one block (see `vjp`).
     """
-    ins = tuple(Slot(s.name, s.many, True) for s in forward.ins + forward.outs)
+    saved = tuple(s for s in forward.outs if s.name not in forward.unsaved)
+    ins = tuple(Slot(s.name, s.many, True) for s in forward.ins + saved)
     ins += tuple(Slot(s.name + GRAD, s.many, True) for s in forward.outs)
     outs = tuple(Slot(s.name + GRAD, s.many, True) for s in forward.ins if s.name not in forward.nograd)
-    n_in, n_out = len(forward.ins), len(forward.outs)
+    n_in, n_out = len(forward.ins), len(saved)
 
     def run(*values: Any, **kwargs: Any) -> tuple:
         given, cotangents = values[:n_in], values[n_in + n_out:]

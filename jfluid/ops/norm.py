@@ -74,6 +74,7 @@ _STATISTICS = {
     "ins": ("X", "Scale", "Bias", "Mean", "Variance", "MomentumTensor?"),
     "outs": ("Y", "MeanOut", "VarianceOut", "SavedMean~", "SavedVariance~", "ReserveSpace?"),
     "nograd": ("Mean", "Variance", "MomentumTensor"),
+    "unsaved": ("Y",),
     "inplace": {"MeanOut": "Mean", "VarianceOut": "Variance"},
 }
 

@@ -94,6 +94,7 @@ class OpDef:
         fn: the pure function; None for an operator that the lowering treats by structure (feed, fetch, blocks).
         grad: whether `append_backward` goes through it.
         nograd: input slots that never get a gradient.
+        unsaved: output slots that the gradient operator is not given (Fluid's kernels read a meaning into them).
         inplace: output slot -> input slot of the same shape and dtype, usually the same variable.
         rng: the function takes `key`, a JAX random key that differs by step and operator.
         fold: evaluated while tracing when all inputs are known (shapes computed by operators).
@@ -109,6 +110,7 @@ class OpDef:
     attrs: Mapping[str, Attr] = field(default_factory=dict)
     grad: bool = True
     nograd: frozenset[str] = frozenset()
+    unsaved: frozenset[str] = frozenset()
     inplace: Mapping[str, str] = field(default_factory=dict)
     rng: bool = False
     fold: bool = False
@@ -159,8 +161,8 @@ def _schema(type_: str, fn: Callable, rng: bool, host: bool) -> tuple[list[str],
 
 
 def op(type_: str, *, ins: tuple[str, ...] = (), outs: tuple[str, ...] = (), grad: bool = True,
-       nograd: tuple[str, ...] = (), inplace: Mapping[str, str] | None = None, rng: bool = False,
-       fold: bool = False, host: bool = False) -> Callable[[Callable], Callable]:
+       nograd: tuple[str, ...] = (), unsaved: tuple[str, ...] = (), inplace: Mapping[str, str] | None = None,
+       rng: bool = False, fold: bool = False, host: bool = False) -> Callable[[Callable], Callable]:
     """Register the decorated function as operator `type_`; see `OpDef` for the options."""
 
     def register(fn: Callable) -> Callable:
@@ -173,7 +175,7 @@ def op(type_: str, *, ins: tuple[str, ...] = (), outs: tuple[str, ...] = (), gra
         unknown = set(nograd) - {s.name for s in in_slots} | set(inplace or {}) - {s.name for s in out_slots}
         if unknown:
             raise TypeError(f"operator {type_}: no slot {sorted(unknown)}")
-        _OPS[type_] = OpDef(type_, _with_keywords(fn), in_slots, out_slots, attrs, grad, frozenset(nograd),
+        _OPS[type_] = OpDef(type_, _with_keywords(fn), in_slots, out_slots, attrs, grad, frozenset(nograd), frozenset(unsaved),
                             dict(inplace or {}), rng, fold, host,
                             wants_ctx=host and "ctx" in inspect.signature(fn).parameters)
         return fn

@@ -7,7 +7,6 @@ import sys
 
 import numpy as np
 import paddle.fluid as fluid
-from paddle.fluid.proto import framework_pb2 as pb
 
 folder = sys.argv[1]
 expected = np.load(os.path.join(folder, "expected.npz"))
@@ -30,15 +29,7 @@ for name, files in (("separate", ()), ("combined", ("model", "params"))):
     print(f"{name}: outputs agree to {np.abs(got - expected['probability']).max():.1e}")
 
 with open(os.path.join(folder, "state", "net.pdmodel"), "rb") as f:
-    desc = pb.ProgramDesc.FromString(f.read())
-# A saved batch_norm_grad reads Y here, which Fluid takes for the sign that batch_norm ran in place: such a training
-# program is for this package. All else of it runs in Fluid.
-for op in desc.blocks[0].ops:
-    if op.type == "batch_norm_grad":
-        kept = [pb.OpDesc.Var.FromString(v.SerializeToString()) for v in op.inputs if v.parameter != "Y"]
-        del op.inputs[:]
-        op.inputs.extend(kept)
-train = fluid.Program.parse_from_string(desc.SerializeToString())
+    train = fluid.Program.parse_from_string(f.read())
 with fluid.scope_guard(fluid.core.Scope()):
     fluid.io.load_persistables(exe, os.path.join(folder, "persistables"), train)
     check_scope("persistables")
