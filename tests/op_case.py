@@ -154,7 +154,7 @@ def _check_gradient(op_type: str, inputs: Mapping, attrs: Mapping, expect: Mappi
 
 
 def _wide(array: np.ndarray) -> np.ndarray:
-    return array.astype(np.float64) if is_float(array.dtype) else array
+    return array.astype(np.float64, order="C") if is_float(array.dtype) else array
 
 
 def _numeric(loss: Any, values: Mapping, slot: str, i: int) -> np.ndarray:

@@ -1,0 +1,209 @@
+"""Normalisation."""
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jfluid import errors
+from jfluid.ops import registry
+from tests import op_case
+
+
+def array(*shape, low=-1.0, high=1.0, seed=0):
+    return np.random.RandomState(sum(shape) + seed).uniform(low, high, shape).astype("float32")
+
+
+def check(*args, **options):
+    return op_case.check(*args, rows=("X",), **options)
+
+
+def along(vector, x, axis):
+    return vector.reshape([-1 if i == axis else 1 for i in range(x.ndim)])
+
+
+X = array(2, 4, 3, 2)
+SCALE, BIAS, MEAN, VARIANCE = (array(4, low=0.5, high=2, seed=s) for s in range(4))
+GIVEN = {"Scale": SCALE, "Bias": BIAS, "Mean": MEAN, "Variance": VARIANCE}
+
+
+def normalised(x, mean, variance, axis, epsilon=1e-5):
+    x = x.astype("float64")
+    return along(SCALE, x, axis) * (x - along(mean, x, axis)) / np.sqrt(along(variance, x, axis) + epsilon) + along(
+        BIAS, x, axis)
+
+
+def batch_normalised(x, axis=1, momentum=0.9, epsilon=1e-5):
+    others = tuple(i for i in range(x.ndim) if i != axis)
+    mean, variance = x.mean(others, dtype="float64"), x.var(others, dtype="float64")
+    return {"Y": normalised(x, mean, variance, axis, epsilon), "MeanOut": MEAN * momentum + mean * (1 - momentum),
+            "VarianceOut": VARIANCE * momentum + variance * (1 - momentum), "SavedMean": mean,
+            "SavedVariance": 1 / np.sqrt(variance + epsilon)}
+
+
+@pytest.mark.parametrize(("x", "attrs"), [
+    (X, {}), (X.transpose(0, 2, 3, 1), {"data_layout": "NHWC", "momentum": 0.5}), (array(5, 4), {"epsilon": 0.1}),
+    (array(2, 4, 2, 2, 2), {"is_test": True, "trainable_statistics": True})])
+def test_batch_norm_by_the_batch(x, attrs):
+    found = batch_normalised(x, 3 if "data_layout" in attrs else 1, attrs.get("momentum", 0.9), attrs.get("epsilon", 1e-5))
+    check("batch_norm", {"X": x, **GIVEN}, attrs, expect={k: v.astype("float32") for k, v in found.items()})
+
+
+@pytest.mark.parametrize("attrs", [{}, {"data_layout": "NHWC"}, {"use_global_stats": True}])
+def test_batch_norm_gradient(attrs):
+    x = X[:, :, :2].transpose(0, 2, 3, 1) if "data_layout" in attrs else X[:, :, :2]
+    # One weighted sum of Y: the statistics carry no gradient, in Fluid as here.
+    check("batch_norm", {"X": x, **GIVEN}, attrs, expect={"Y": None}, grad=("X", "Scale", "Bias"))
+
+
+@pytest.mark.parametrize("attrs", [{"is_test": True}, {"use_global_stats": True}])
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_batch_norm_by_running_statistics(attrs, layout):
+    x, axis = (X, 1) if layout == "NCHW" else (X.transpose(0, 2, 3, 1), 3)
+    expected = normalised(x, MEAN, VARIANCE, axis).astype("float32")
+    check("batch_norm", {"X": x, **GIVEN}, attrs | {"data_layout": layout},
+          expect={"Y": expected, "MeanOut": MEAN, "VarianceOut": VARIANCE})
+
+
+def test_batch_norm_takes_its_momentum_from_a_tensor():
+    found = batch_normalised(X, momentum=0.25)
+    check("batch_norm", {"X": X, **GIVEN, "MomentumTensor": np.array([0.25], "float32")},
+          expect={k: found[k].astype("float32") for k in ("Y", "MeanOut", "VarianceOut")})
+
+
+def test_batch_norm_leaves_a_single_element_as_it_is():
+    x = array(1, 4)
+    op_case.check("batch_norm", {"X": x, **GIVEN}, expect={"Y": x, "MeanOut": MEAN, "VarianceOut": VARIANCE}, rows=())
+
+
+def test_batch_norm_of_half_precision_keeps_float32_statistics():
+    x = X.astype("float16")
+    found = batch_normalised(x)
+    check("batch_norm", {"X": x, **GIVEN}, rtol=2e-3, atol=2e-3,
+          expect={"Y": found["Y"].astype("float16"), "MeanOut": found["MeanOut"].astype("float32")})
+
+
+def test_batch_norm_far_from_zero_is_accurate():
+    x = (X + 1000).astype("float32")
+    found = batch_normalised(x)
+    check("batch_norm", {"X": x, **GIVEN}, rtol=1e-3, atol=1e-3, expect={"Y": found["Y"].astype("float32")})
+
+
+@pytest.mark.parametrize(("activation", "function"), [
+    ("", lambda y: y), ("identity", lambda y: y), ("leaky_relu", lambda y: np.where(y > 0, y, 0.3 * y)),
+    ("elu", lambda y: np.where(y > 0, y, 0.3 * np.expm1(y)))])
+def test_inplace_abn(activation, function):
+    attrs = {"activation": activation, "alpha": 0.3}
+    given = GIVEN | {"Bias": BIAS - 1}  # so that both signs occur
+    y = batch_normalised(X)["Y"] - 1
+    check("inplace_abn", {"X": X, **given}, attrs, expect={"Y": function(y).astype("float32")})
+    check("inplace_abn", {"X": X[:, :, :2], **given}, attrs, expect={"Y": None}, grad=("X", "Scale", "Bias"))
+
+
+def test_inplace_abn_refuses_what_it_does_not_do():
+    with pytest.raises(errors.ProgramError, match="expected identity, leaky_relu or elu"):
+        check("inplace_abn", {"X": X, **GIVEN}, {"activation": "relu"}, expect={"Y": None})
+    with pytest.raises(errors.UnsupportedError, match="use_sync_bn"):
+        registry.get("inplace_abn").fn(X, SCALE, BIAS, MEAN, VARIANCE, None, use_sync_bn=True)
+
+
+def moments(x, axes, epsilon=1e-5):
+    mean, variance = x.mean(axes, keepdims=True), x.var(axes, keepdims=True)
+    return (x - mean) / np.sqrt(variance + epsilon), mean.reshape(-1), variance.reshape(-1)
+
+
+@pytest.mark.parametrize("begin", [1, 2, 3])
+def test_layer_norm(begin):
+    inner = X.shape[begin:]
+    scale, bias = array(*inner).reshape(-1), array(*inner, seed=1).reshape(-1)
+    y, mean, variance = moments(X, tuple(range(begin, 4)), 0.01)
+    check("layer_norm", {"X": X, "Scale": scale, "Bias": bias}, {"begin_norm_axis": begin, "epsilon": 0.01},
+          expect={"Y": y * scale.reshape(inner) + bias.reshape(inner), "Mean": mean, "Variance": variance})
+
+
+def test_layer_norm_gradient():
+    check("layer_norm", {"X": array(3, 2, 2), "Scale": array(4), "Bias": array(4)}, expect={"Y": None},
+          grad=("X", "Scale", "Bias"))
+
+
+def test_layer_norm_without_parameters():
+    check("layer_norm", {"X": X}, expect={"Y": moments(X, (1, 2, 3))[0]})
+    half = X.astype("float16")
+    check("layer_norm", {"X": half}, rtol=2e-3, atol=2e-3, expect={"Y": moments(X, (1, 2, 3))[0].astype("float16")})
+    check("layer_norm", {"X": array(2, 3)}, expect={"Y": None}, grad=("X",))
+
+
+def test_instance_norm():
+    y, mean, variance = moments(X, (2, 3), 0.01)
+    check("instance_norm", {"X": X, "Scale": SCALE, "Bias": BIAS}, {"epsilon": 0.01}, expect={
+        "Y": y * along(SCALE, X, 1) + along(BIAS, X, 1), "SavedMean": mean, "SavedVariance": 1 / np.sqrt(variance + 0.01)})
+    check("instance_norm", {"X": array(1, 2, 4), "Scale": SCALE[:2], "Bias": BIAS[:2]}, {"epsilon": 0.01},
+          expect={"Y": None}, grad=("X", "Scale", "Bias"))
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_group_norm(layout):
+    split, mean, variance = moments(X.reshape(2, 2, 2, 3, 2), (2, 3, 4), 0.01)
+    expected = split.reshape(X.shape) * along(SCALE, X, 1) + along(BIAS, X, 1)
+    x = X if layout == "NCHW" else X.transpose(0, 2, 3, 1)
+    attrs = {"groups": 2, "epsilon": 0.01, "data_layout": layout}
+    check("group_norm", {"X": x, "Scale": SCALE, "Bias": BIAS}, attrs, expect={
+        "Y": expected if layout == "NCHW" else expected.transpose(0, 2, 3, 1),
+        "Mean": mean.reshape(2, 2), "Variance": variance.reshape(2, 2)})
+    check("group_norm", {"X": x[:, :2, :2], "Scale": SCALE[:x[:, :2, :2].shape[1 if layout == "NCHW" else 3]]},
+          attrs, expect={"Y": None}, grad=("X", "Scale"))
+
+
+def test_lrn():
+    x = array(1, 6, 2, 2)
+    middle = 1.5 + 0.1 * np.stack([np.square(x[:, max(c - 1, 0):c + 2]).sum(1) for c in range(6)], 1)
+    attrs = {"n": 3, "k": 1.5, "alpha": 0.1, "beta": 0.6}
+    check("lrn", {"X": x}, attrs, expect={"Out": x / middle**0.6, "MidOut": middle})
+    check("lrn", {"X": x.transpose(0, 2, 3, 1)}, attrs | {"data_format": "NHWC"},
+          expect={"Out": (x / middle**0.6).transpose(0, 2, 3, 1)})
+    check("lrn", {"X": x[:, :4]}, attrs, expect={"Out": None}, grad=("X",))
+    with pytest.raises(errors.ProgramError, match="odd number"):
+        check("lrn", {"X": x}, {"n": 4}, expect={"Out": None})
+
+
+@pytest.mark.parametrize(("attrs", "axis"), [({"data_layout": "NCHW"}, 1), ({"data_layout": "NHWC"}, 3), ({}, 3)])
+def test_affine_channel(attrs, axis):
+    x = np.moveaxis(X[:1, :, :2], 1, axis)
+    check("affine_channel", {"X": x, "Scale": SCALE, "Bias": BIAS}, attrs,
+          expect={"Out": x * along(SCALE, x, axis) + along(BIAS, x, axis)}, grad=("X", "Scale", "Bias"))
+
+
+@pytest.mark.parametrize(("dim", "steps"), [(0, 1), (1, 3), (0, 0)])
+def test_spectral_norm(dim, steps):
+    weight = array(3, 2, 2)
+    matrix = np.moveaxis(weight, dim, 0).reshape(weight.shape[dim], -1).astype("float64")
+    start = u, v = array(len(matrix), seed=1), array(matrix.shape[1], seed=2)
+    for _ in range(steps):
+        v = matrix.T @ u / np.linalg.norm(matrix.T @ u)
+        u = matrix @ v / np.linalg.norm(matrix @ v)
+    inputs, attrs = {"Weight": weight, "U": start[0], "V": start[1]}, {"dim": dim, "power_iters": steps}
+    op_case.check("spectral_norm", inputs, attrs, expect={"Out": (weight / (u @ matrix @ v)).astype("float32")}, rows=())
+
+
+def test_spectral_norm_gradient_takes_the_vectors_as_constants():
+    # Without steps they are constants; with steps the numeric gradient would move them too.
+    op_case.check("spectral_norm", {"Weight": array(3, 2), "U": array(3), "V": array(2)}, {"power_iters": 0},
+                  expect={"Out": None}, grad=("Weight",), rows=())
+    function = registry.get("spectral_norm").fn
+    weight, u, v = jnp.asarray(array(3, 2)), jnp.asarray(array(3)), jnp.asarray(array(2))
+    new_v = weight.T @ u / jnp.linalg.norm(weight.T @ u)
+    new_u = weight @ new_v / jnp.linalg.norm(weight @ new_v)
+    found = jax.grad(lambda w: function(w, u, v, power_iters=1)[0, 0])(weight)
+    expected = jax.grad(lambda w: function(w, new_u, new_v, power_iters=0)[0, 0])(weight)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("op_type", "inputs", "attrs", "message"), [
+    ("batch_norm", GIVEN | {"Scale": SCALE[:3]}, {}, "Scale needs 4 elements"),
+    ("layer_norm", {}, {"begin_norm_axis": 4}, "from 1 to 3"),
+    ("layer_norm", {"Bias": BIAS}, {}, "Bias needs 24 elements"),
+    ("instance_norm", {"Scale": SCALE, "Bias": BIAS[:2]}, {}, "Bias needs 4"),
+    ("group_norm", {}, {"groups": 3}, "4 channels cannot be divided into 3 groups"),
+    ("affine_channel", {"Scale": SCALE, "Bias": BIAS}, {"data_layout": "NHWC"}, "Scale needs 2 elements")])
+def test_wrong_shapes_raise(op_type, inputs, attrs, message):
+    with pytest.raises(errors.ShapeError, match=message):
+        check(op_type, {"X": X, **inputs}, attrs, expect={"Out" if op_type == "affine_channel" else "Y": None})
