@@ -1,31 +1,63 @@
 """jfluid runs PaddlePaddle Fluid 1.x programs on JAX: `import jfluid as fluid`."""
 import jfluid.ops
-from jfluid import average, clip, debugger, initializer, io, layers, metrics, nets, optimizer, regularizer
+from jfluid import (
+    average,
+    clip,
+    compiler,
+    core,
+    debugger,
+    environment,
+    executor,
+    initializer,
+    io,
+    layers,
+    lod_tensor,
+    metrics,
+    nets,
+    optimizer,
+    param_attr,
+    regularizer,
+    surface,
+)
+from jfluid.compiler import BuildStrategy, CompiledProgram, ExecutionStrategy
+from jfluid.environment import (
+    disable_dygraph,
+    enable_dygraph,
+    in_dygraph_mode,
+    load_op_library,
+    memory_optimize,
+    release_memory,
+    require_version,
+)
 from jfluid.executor import Executor
 from jfluid.feeding.data_feeder import DataFeeder
+from jfluid.feeding.reader import batch
 from jfluid.flags import get_flags, set_flags
 from jfluid.input import data, embedding, one_hot
-from jfluid.io import load, save
+from jfluid.io import load, load_program_state, save, set_program_state
 from jfluid.ir import backward, unique_name
 from jfluid.ir.backward import append_backward, gradients
 from jfluid.ir.program import (
-                               Program,
-                               default_main_program,
-                               default_startup_program,
-                               device_guard,
-                               name_scope,
-                               program_guard,
+    Program,
+    default_main_program,
+    default_startup_program,
+    device_guard,
+    name_scope,
+    program_guard,
 )
 from jfluid.ir.variable import Variable
 from jfluid.lod_tensor import LoDTensor, LoDTensorArray, Tensor, create_lod_tensor, create_random_int_lodtensor
 from jfluid.param_attr import ParamAttr, WeightNormParamAttr
 from jfluid.places import (
-                               CPUPlace,
-                               CUDAPinnedPlace,
-                               CUDAPlace,
-                               cpu_places,
-                               cuda_pinned_places,
-                               cuda_places,
-                               is_compiled_with_cuda,
+    CPUPlace,
+    CUDAPinnedPlace,
+    CUDAPlace,
+    cpu_places,
+    cuda_pinned_places,
+    cuda_places,
+    is_compiled_with_cuda,
 )
 from jfluid.scope import Scope, global_scope, scope_guard
+
+enable_imperative, disable_imperative = enable_dygraph, disable_dygraph
+surface.install()

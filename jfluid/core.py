@@ -1,0 +1,79 @@
+"""`fluid.core`: what scripts touch of Fluid's C++ module."""
+from jfluid.errors import EOFException, JFluidError
+from jfluid.ir.operator import OpRole
+from jfluid.ir.types import VarType
+from jfluid.ir.variable import EMPTY_NAME, GRAD_SUFFIX
+from jfluid.lod_tensor import LoDTensor, LoDTensorArray, Tensor
+from jfluid.places import CPUPlace, CUDAPinnedPlace, CUDAPlace, get_cuda_device_count, is_compiled_with_cuda
+from jfluid.scope import Scope
+
+__all__ = ["CPUPlace", "CUDAPinnedPlace", "CUDAPlace", "EOFException", "EnforceNotMet", "LoDTensor", "LoDTensorArray", "Scope",
+           "Tensor", "VarDesc", "empty_var_name", "get_cuda_device_count", "grad_var_suffix", "is_compiled_with_brpc",
+           "is_compiled_with_cuda", "is_compiled_with_dist", "is_compiled_with_mkldnn", "kEmptyVarName", "kGradVarSuffix",
+           "kTempVarName", "op_proto_and_checker_maker"]
+
+EnforceNotMet = JFluidError  # what Fluid's C++ raises; here every error on purpose
+
+
+class VarDesc:
+    """Holds the enumeration of variable types, as in Fluid: `core.VarDesc.VarType.FP32`."""
+
+    VarType = VarType
+
+
+class op_proto_and_checker_maker:
+    """Names of the attributes that every operator may carry, and the roles of operators."""
+
+    OpRole = OpRole
+
+    @staticmethod
+    def kOpRoleAttrName() -> str:
+        return "op_role"
+
+    @staticmethod
+    def kOpRoleVarAttrName() -> str:
+        return "op_role_var"
+
+    @staticmethod
+    def kOpNameScopeAttrName() -> str:
+        return "op_namescope"
+
+    @staticmethod
+    def kOpCreationCallstackAttrName() -> str:
+        return "op_callstack"
+
+    @staticmethod
+    def kOpDeviceAttrName() -> str:
+        return "op_device"
+
+
+def kEmptyVarName() -> str:
+    """The name that stands where an operator has no variable."""
+    return EMPTY_NAME
+
+
+def kTempVarName() -> str:
+    return "@TEMP@"
+
+
+def kGradVarSuffix() -> str:
+    """What the name of a gradient ends in."""
+    return GRAD_SUFFIX
+
+
+empty_var_name, grad_var_suffix = kEmptyVarName, kGradVarSuffix
+
+
+def is_compiled_with_mkldnn() -> bool:
+    """False: XLA has its own kernels."""
+    return False
+
+
+def is_compiled_with_brpc() -> bool:
+    """False: there is no brpc here."""
+    return False
+
+
+def is_compiled_with_dist() -> bool:
+    """False: one process, one device in this release."""
+    return False

@@ -1,0 +1,135 @@
+"""Every public name of Fluid under jfluid: it works, or says when called that it is not in this release."""
+import importlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import jfluid as fluid
+from jfluid import errors, surface
+
+PATHS = sorted(surface.NAMES)
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda p: p or "fluid")
+def test_every_path_imports_and_has_every_name(path):
+    module = importlib.import_module(f"jfluid.{path}" if path else "jfluid")
+    for name in surface.NAMES[path]:
+        assert name in dir(module)
+        found = getattr(module, name)
+        if isinstance(found, surface.Missing):
+            with pytest.raises(errors.UnsupportedError, match=f"fluid.*{name}: "):
+                found()
+
+
+def test_what_this_release_is_for_is_there():
+    for name in ("fc", "conv2d", "batch_norm", "embedding", "softmax_with_cross_entropy", "accuracy", "auc", "matmul",
+                 "noam_decay", "layer_norm", "dropout", "py_func", "Switch", "piecewise_decay", "gaussian_random"):
+        assert not isinstance(getattr(fluid.layers, name), surface.Missing), name
+    for path in ("optimizer", "initializer", "regularizer", "clip", "unique_name", "backward", "param_attr"):
+        module = importlib.import_module(f"jfluid.{path}")
+        missing = [n for n in surface.NAMES[path] if isinstance(getattr(module, n), surface.Missing)]
+        assert missing == [], path
+
+
+def test_names_live_once():
+    import jfluid.framework
+    import jfluid.unique_name
+    from jfluid.framework import Program, Variable, default_main_program
+    from jfluid.layers.ops import relu
+
+    from jfluid.layers import nn
+    assert Program is fluid.Program and Variable is fluid.Variable and relu is fluid.layers.relu
+    assert nn.conv2d is fluid.layers.conv2d and nn.fc is fluid.layers.fc
+    assert default_main_program() is fluid.default_main_program()
+    assert jfluid.unique_name.generate("surface") == "surface_0" and fluid.unique_name.generate("surface") == "surface_1"
+
+
+def test_missing_names_refuse_to_be_used():
+    with pytest.raises(errors.UnsupportedError, match=r"fluid\.dygraph\.Layer: imperative mode is not in this release"):
+        class Net(fluid.dygraph.Layer):
+            pass
+    with pytest.raises(errors.UnsupportedError, match=r"fluid\.layers\.dynamic_lstm: this layer"):
+        fluid.layers.dynamic_lstm(None, 4)
+    with pytest.raises(errors.UnsupportedError, match=r"fluid\.DistributeTranspiler: it is not in this release"):
+        fluid.DistributeTranspiler()
+    assert "not in this release" in repr(fluid.layers.dynamic_lstm)
+
+
+def test_unknown_names_are_attribute_errors():
+    with pytest.raises(AttributeError, match=r"module 'jfluid\.layers' has no attribute 'conv2dd'.*did you mean conv2d"):
+        fluid.layers.conv2dd  # noqa: B018
+    with pytest.raises(AttributeError, match="module 'jfluid' has no attribute 'Exekutor'.*did you mean Executor"):
+        fluid.Exekutor  # noqa: B018
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("jfluid.nothing")
+
+
+def test_environment():
+    assert fluid.in_dygraph_mode() is False
+    fluid.require_version("1.5.0")
+    fluid.require_version("1.8", "1.8.5")
+    with pytest.raises(errors.UnsupportedError, match=r"Fluid 2\.0 or newer is asked for"):
+        fluid.require_version("2.0")
+    with pytest.raises(errors.ProgramError, match="found 'new'"):
+        fluid.require_version("new")
+    with pytest.raises(errors.UnsupportedError, match="imperative mode"):
+        fluid.enable_dygraph()
+    fluid.memory_optimize(fluid.default_main_program())
+
+
+def test_install_check(capsys):
+    fluid.install_check.run_check()
+    assert "jfluid works on" in capsys.readouterr().out
+
+
+def test_compiled_program_runs_as_the_program():
+    x = fluid.data("x", [None, 2])
+    y = fluid.layers.scale(x, 3.0)
+    compiled = fluid.CompiledProgram(fluid.default_main_program(), fluid.BuildStrategy())
+    got, = fluid.Executor(fluid.CPUPlace()).run(compiled, feed={"x": np.ones((1, 2), "float32")}, fetch_list=[y])
+    assert (got == 3).all()
+    with pytest.raises(errors.UnsupportedError, match="data parallelism"):
+        compiled.with_data_parallel(loss_name=y.name)
+    with pytest.raises(TypeError, match="expected a Program, found str"):
+        fluid.CompiledProgram("main")
+
+
+def test_strategies_are_settings():
+    build = fluid.BuildStrategy()
+    build.reduce_strategy = fluid.BuildStrategy.ReduceStrategy.Reduce
+    assert repr(build) == f"BuildStrategy(reduce_strategy={fluid.BuildStrategy.ReduceStrategy.Reduce!r})"
+    with pytest.raises(errors.ProgramError, match="no field fuse_all_reduce_op.*did you mean fuse_all_reduce_ops"):
+        build.fuse_all_reduce_op = True
+    execution = fluid.ExecutionStrategy()
+    execution.num_threads = 4
+    assert execution.num_threads == 4 and fluid.ExecutionStrategy().num_threads == 0
+
+
+def test_core():
+    assert fluid.core.VarDesc.VarType.FP32 == fluid.data("x", [1]).dtype
+    assert str(fluid.core.VarDesc.VarType.INT64) == "VarType.INT64"
+    assert fluid.core.op_proto_and_checker_maker.OpRole.Backward == 1
+    assert fluid.core.kEmptyVarName() == "@EMPTY@" and fluid.core.kGradVarSuffix() == "@GRAD"
+    assert issubclass(errors.FeedError, fluid.core.EnforceNotMet)
+    assert fluid.core.get_cuda_device_count() >= 0
+
+
+SCRIPT = """
+import numpy
+import {engine} as fluid
+from {engine}.layers import fc
+import {engine}.layers.nn as nn
+x = fluid.layers.data(name="x", shape=[4], dtype="float32")
+y = fc(x, size=2, param_attr=fluid.initializer.Constant(0.5), act="relu")
+exe = fluid.Executor(fluid.CPUPlace())
+exe.run(fluid.framework.default_startup_program())
+print(exe.run(feed=dict(x=numpy.ones((1, 4), "float32")), fetch_list=[y])[0].tolist())
+"""
+
+
+@pytest.mark.process
+def test_a_script_changes_its_import_line_only():
+    done = subprocess.run([sys.executable, "-c", SCRIPT.format(engine="jfluid")], capture_output=True, text=True, check=True)
+    assert done.stdout == "[[2.0, 2.0]]\n"
