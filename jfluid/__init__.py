@@ -34,6 +34,7 @@ from jfluid.feeding.data_feeder import DataFeeder
 from jfluid.feeding.reader import batch
 from jfluid.flags import get_flags, set_flags
 from jfluid.input import data, embedding, one_hot
+from jfluid.interop import to_jax
 from jfluid.io import load, load_program_state, save, set_program_state
 from jfluid.ir import backward, unique_name
 from jfluid.ir.backward import append_backward, gradients

@@ -71,8 +71,10 @@ class ExecutionStrategy(_Settings):
         Default = 0
         Experimental = 1
 
-    _defaults: ClassVar[dict[str, Any]] = {"allow_op_delay": False, "num_iteration_per_drop_scope": 100, "num_iteration_per_run": 1, "num_threads": 0,
-                 "use_cuda": True, "use_experimental_executor": True, "use_thread_barrier": False}
+    _defaults: ClassVar[dict[str, Any]] = {
+        "allow_op_delay": False, "num_iteration_per_drop_scope": 100, "num_iteration_per_run": 1, "num_threads": 0,
+        "use_cuda": True, "use_experimental_executor": True, "use_thread_barrier": False,
+    }
 
 
 class CompiledProgram:
