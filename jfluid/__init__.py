@@ -4,6 +4,7 @@ from jfluid import (
     average,
     clip,
     compiler,
+    contrib,
     core,
     debugger,
     environment,

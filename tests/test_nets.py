@@ -28,6 +28,24 @@ def test_img_conv_group():
         build(lambda x: nets.img_conv_group(x, [3, 5], 2, conv_padding=[1]), x=X)
 
 
+def test_img_conv_group_computes_what_its_layers_do():
+    net = Net(lambda x: nets.img_conv_group(x, [3, 2], 2, conv_act="relu", conv_padding=[1, 0], conv_filter_size=[3, 2],
+                                            conv_with_batchnorm=[True, False], pool_stride=2, pool_type="avg"), x=X)
+    assert list(net.params) == ["conv2d_0.w_0", "conv2d_0.b_0", *[f"batch_norm_0.{n}" for n in ("w_0", "b_0", "w_1", "w_2")],
+                                "conv2d_1.w_0", "conv2d_1.b_0"]
+    planes = convolve(X, net.params["conv2d_0.w_0"], [1, 1], [1, 1])
+    mean, variance = (f(planes, (0, 2, 3), keepdims=True) for f in (np.mean, np.var))
+    planes = np.maximum((planes - mean) / np.sqrt(variance + 1e-5), 0)
+    planes = np.maximum(convolve(planes, net.params["conv2d_1.w_0"], [1, 1], [0, 0]), 0)
+    expected = pool(planes, [regions(5, 2, 2, 0, 0)] * 2, "avg")
+    np.testing.assert_allclose(net.run(), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_img_conv_group_wants_a_list():
+    with pytest.raises(TypeError, match="conv_num_filter is a list, found int"):
+        build(lambda x: nets.img_conv_group(x, 3, 2), x=X)
+
+
 def test_glu():
     expected = X[:, :2] / (1 + np.exp(-X[:, 2:]))
     np.testing.assert_allclose(run(lambda x: nets.glu(x, dim=1), x=X), expected, rtol=1e-5, atol=1e-6)
@@ -55,7 +73,19 @@ def test_attention_with_two_heads():
     np.testing.assert_allclose(net.run(), np.concatenate(heads, -1), rtol=1e-4, atol=1e-5)
 
 
+def test_attention_with_dropout():
+    values = np.broadcast_to(np.eye(5, dtype="float32"), (2, 5, 5))  # so that the output is the attention weights
+    net = Net(lambda q, k, v: nets.scaled_dot_product_attention(q, k, v, dropout_rate=0.5), q=QUERIES, k=KEYS, v=values)
+    assert net.types().count("dropout") == 1
+    weights, found = attention(QUERIES, KEYS, values), net.run()
+    kept = found != 0
+    assert 0 < kept.mean() < 1
+    np.testing.assert_allclose(found[kept], weights[kept], rtol=1e-4)
+
+
 def test_attention_refuses_shapes_that_do_not_fit():
+    with pytest.raises(errors.ShapeError, match="values has 3 dimensions"):
+        build(lambda q, k, v: nets.scaled_dot_product_attention(q, k, v), q=QUERIES, k=KEYS, v=X)
     with pytest.raises(errors.ShapeError, match="num_heads 3 must divide"):
         build(lambda q, k, v: nets.scaled_dot_product_attention(q, k, v, num_heads=3), q=QUERIES, k=KEYS, v=VALUES)
     with pytest.raises(errors.ShapeError, match="do not fit"):

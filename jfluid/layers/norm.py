@@ -103,10 +103,15 @@ def layer_norm(input: Variable, scale: bool = True, shift: bool = True, begin_no
     Args:
         scale, shift: whether a trained scale and a trained bias follow, both [product of those dimensions].
 
-    Raises ShapeError when such a dimension is unknown.
+    Raises ShapeError when such a dimension is unknown, ProgramError when `param_attr` is False with `scale` True, or
+    `bias_attr` with `shift`.
     """
     from jfluid.initializer import Constant
     check_variable(input, "layer_norm", "input")
+    for switch, wanted, what, attr in (("scale", scale, "param_attr", param_attr), ("shift", shift, "bias_attr", bias_attr)):
+        if wanted and attr is False:
+            raise errors.ProgramError(f"layers.layer_norm: {what} must not be False while {switch} is True; "
+                                      f"expected {switch}=False")
     helper = LayerHelper("layer_norm", param_attr=param_attr, bias_attr=bias_attr, act=act, name=name)
     inner = input.shape[begin_norm_axis:]
     if not inner or -1 in inner:

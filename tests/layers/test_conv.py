@@ -112,7 +112,8 @@ def test_conv3d_transpose(data_format):
 @pytest.mark.parametrize(("arguments", "message"), [
     ({"groups": 3}, "groups 3 must divide"), ({"data_format": "NCDHW"}, "expected NCHW or NHWC"),
     ({"padding": "full"}, "SAME"), ({"padding": [1, 2, 3]}, "padding"), ({"filter_size": [1, 2, 3]}, "filter_size"),
-    ({"padding": [[1, 0], [0, 0], [0, 0], [0, 0]]}, "must be 0")])
+    ({"padding": [[1, 0], [0, 0], [0, 0], [0, 0]]}, "must be 0"),
+    ({"padding": [[0, 0], [0, 0], [1, 1]]}, "expected 4 pairs")])
 def test_wrong_arguments_raise(arguments, message):
     with pytest.raises(errors.ProgramError, match=message):
         build(lambda x: layers.conv2d(x, **{"num_filters": 4, "filter_size": 3, **arguments}), x=X)

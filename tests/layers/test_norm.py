@@ -143,6 +143,11 @@ def test_lrn():
     close(run(lambda x: layers.lrn(x, n=3, k=2.0, alpha=0.3, beta=0.5), x=X), X / np.sqrt(middle))
 
 
+def test_lrn_with_channels_last():
+    found = run(lambda x: layers.lrn(x, n=1, k=2.0, alpha=0.3, beta=0.5, data_format="NHWC"), x=X)
+    close(found, X / np.sqrt(2 + 0.3 * X * X))
+
+
 def test_affine_channel():
     scale, bias = np.arange(4, dtype="float32"), np.ones(4, "float32")
     found = run(lambda x, s, b: layers.affine_channel(x, s, b, act="relu"), x=X, s=scale, b=bias)
@@ -155,11 +160,33 @@ def test_spectral_norm():
     close(np.linalg.svd(net.run(), compute_uv=False).max(), 1)
 
 
+def test_spectral_norm_of_another_dimension():
+    net = Net(lambda x: layers.spectral_norm(layers.create_parameter([3, 4, 2], "float32", name="w"), dim=1, power_iters=2,
+                                             name="mine"), x=X)
+    assert {n: v.shape for n, v in net.params.items()} == {"w": (3, 4, 2), "mine.w_0": (4,), "mine.w_1": (6,)}
+    matrix, u = net.params["w"].transpose(1, 0, 2).reshape(4, 6), net.params["mine.w_0"]
+    for _ in range(2):
+        v = matrix.T @ u / np.linalg.norm(matrix.T @ u)
+        u = matrix @ v / np.linalg.norm(matrix @ v)
+    close(net.run(), net.params["w"] / (u @ matrix @ v))
+    np.testing.assert_array_equal(net.value("mine.w_0"), net.params["mine.w_0"])
+
+
+def test_wrong_inputs_raise():
+    with pytest.raises(errors.ShapeError, match="channels of the input must be known"):
+        build(layers.batch_norm, input=([3, -1, 3, 2], X))
+    with pytest.raises(errors.ShapeError, match="must be known"):
+        build(layers.layer_norm, input=([3, -1, 3, 2], X))
+
+
 @pytest.mark.parametrize(("net", "message"), [
     (lambda x: layers.batch_norm(x, data_layout="NCDHW"), "data_layout"),
     (lambda x: layers.inplace_abn(x, act="relu"), "expected identity, leaky_relu or elu"),
     (lambda x: layers.layer_norm(x, begin_norm_axis=4), "begin_norm_axis|dimensions 4"),
+    (lambda x: layers.layer_norm(x, param_attr=False), "param_attr must not be False while scale is True"),
+    (lambda x: layers.layer_norm(x, bias_attr=False), "bias_attr must not be False while shift is True"),
     (lambda x: layers.instance_norm(x, bias_attr=False), "must not be False"),
+    (lambda x: layers.lrn(x, data_format="NCDHW"), 'expected "NCHW" or "NHWC"'),
     (lambda x: layers.group_norm(x, 3), "groups 3 does not divide the 4 channels"),
     (lambda x: layers.lrn(layers.reshape(x, [0, 4, 6])), "4 dimensions"),
     (lambda x: layers.affine_channel(x), "scale and bias")])

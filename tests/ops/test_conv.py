@@ -41,6 +41,15 @@ def test_conv2d_gradient(attrs):
     check("conv2d", {"Input": x, "Filter": w}, attrs, expect={"Output": expected.astype("float32")}, grad=GRAD)
 
 
+@pytest.mark.parametrize("attrs", [{"padding_algorithm": "SAME", "strides": [2, 2]}, {"data_format": "NHWC"}])
+def test_conv2d_gradient_of_other_forms(attrs):
+    last = "data_format" in attrs
+    x, w = array(1, 2, 4, 3), array(2, 2, 3, 2)
+    expected = convolve(x, w, attrs.get("strides", [1, 1]), [0, 0] if last else [0, 1, 0, 1]).astype("float32")
+    order = (0, 2, 3, 1) if last else (0, 1, 2, 3)
+    check("conv2d", {"Input": x.transpose(order), "Filter": w}, attrs, expect={"Output": expected.transpose(order)}, grad=GRAD)
+
+
 def test_padding_algorithms():
     w = array(2, 4, 3, 3)
     # SAME: the output is the input divided by the stride, rounded up; the dilation is not used.
@@ -121,8 +130,21 @@ def test_conv2d_transpose_gradient_and_bias():
           expect={"Output": expected.astype("float32")}, grad=("Input", "Filter", "Bias"))
 
 
+@pytest.mark.parametrize("attrs", [
+    {"groups": 2, "strides": [2, 1], "output_size": [5, 3]}, {"dilations": [2, 1], "strides": [1, 2], "data_format": "NHWC"}])
+def test_conv2d_transpose_gradient_of_other_forms(attrs):
+    x, w = array(1, 2, 2, 2), array(2, 1, 2, 2)
+    expected = convolve_transpose(x, w, attrs["strides"], [0, 0], attrs.get("dilations"), attrs.get("groups", 1),
+                                  attrs.get("output_size")).astype("float32")
+    order = (0, 2, 3, 1) if "data_format" in attrs else (0, 1, 2, 3)
+    check("conv2d_transpose", {"Input": x.transpose(order), "Filter": w}, attrs,
+          expect={"Output": expected.transpose(order)}, grad=GRAD)
+
+
 def test_conv2d_transpose_padding_algorithms():
     w = array(4, 2, 3, 3)
+    check("conv2d_transpose", {"Input": X, "Filter": w}, {"padding_algorithm": "VALID", "paddings": [1, 1]},
+          expect={"Output": convolve_transpose(X, w, [1, 1], [0, 0]).astype("float32")})
     # The padding that SAME gives a convolution of an input of this size: 5 -> 1, 1 and 6 -> 0, 1 at stride 2.
     check("conv2d_transpose", {"Input": X, "Filter": w}, {"padding_algorithm": "SAME", "strides": [2, 2]},
           expect={"Output": convolve_transpose(X, w, [2, 2], [1, 1, 0, 1]).astype("float32")})
@@ -152,6 +174,8 @@ def test_conv3d_transpose():
     ("conv2d", (2, 4, 3, 3), {"paddings": [1, 2, 3]}, "2 or 4 numbers"),
     ("conv2d", (2, 4, 3, 3), {"strides": [1]}, "strides needs 2 numbers"),
     ("conv2d_transpose", (4, 2, 3, 3), {"output_size": [9, 9]}, "output_size"),
+    ("conv2d_transpose", (3, 2, 3, 3), {}, "for 3 input channels, found 4"),
+    ("conv2d_transpose", (4, 2, 3, 3), {"groups": 3}, "4 input channels cannot be divided into 3 groups"),
 ])
 def test_wrong_shapes_raise(op_type, filters, attrs, message):
     with pytest.raises(errors.ShapeError, match=message):

@@ -99,6 +99,17 @@ def test_inplace_abn(activation, function):
     check("inplace_abn", {"X": X[:, :, :2], **given}, attrs, expect={"Y": None}, grad=("X", "Scale", "Bias"))
 
 
+@pytest.mark.parametrize("attrs", [{"use_global_stats": True}, {"is_test": True}, {"data_layout": "NHWC"}])
+def test_inplace_abn_takes_the_statistics_of_batch_norm(attrs):
+    last = "data_layout" in attrs
+    x = X.transpose(0, 2, 3, 1) if last else X
+    expected = batch_normalised(x, 3) if last else {
+        "Y": normalised(X, MEAN, VARIANCE, 1), "MeanOut": MEAN, "VarianceOut": VARIANCE}
+    check("inplace_abn", {"X": x, **GIVEN}, attrs | {"activation": "leaky_relu", "alpha": 0.3}, expect={
+        "Y": np.where(expected["Y"] > 0, expected["Y"], 0.3 * expected["Y"]).astype("float32"),
+        "MeanOut": expected["MeanOut"].astype("float32"), "VarianceOut": expected["VarianceOut"].astype("float32")})
+
+
 def test_inplace_abn_refuses_what_it_does_not_do():
     with pytest.raises(errors.ProgramError, match="expected identity, leaky_relu or elu"):
         check("inplace_abn", {"X": X, **GIVEN}, {"activation": "relu"}, expect={"Y": None})
@@ -153,6 +164,14 @@ def test_group_norm(layout):
           attrs, expect={"Y": None}, grad=("X", "Scale"))
 
 
+def test_group_norm_with_a_bias_or_nothing():
+    split = moments(X.reshape(2, 4, 1, 3, 2), (2, 3, 4))[0].reshape(X.shape)
+    check("group_norm", {"X": X, "Bias": BIAS}, {"groups": 4}, expect={"Y": split + along(BIAS, X, 1)})
+    check("group_norm", {"X": X}, {"groups": 4}, expect={"Y": split})
+    check("group_norm", {"X": X[:1, :2, :2], "Scale": SCALE[:2], "Bias": BIAS[:2]}, {"groups": 2}, expect={"Y": None},
+          grad=("X", "Scale", "Bias"))
+
+
 def test_lrn():
     x = array(1, 6, 2, 2)
     middle = 1.5 + 0.1 * np.stack([np.square(x[:, max(c - 1, 0):c + 2]).sum(1) for c in range(6)], 1)
@@ -202,6 +221,7 @@ def test_spectral_norm_gradient_takes_the_vectors_as_constants():
     ("layer_norm", {}, {"begin_norm_axis": 4}, "from 1 to 3"),
     ("layer_norm", {"Bias": BIAS}, {}, "Bias needs 24 elements"),
     ("instance_norm", {"Scale": SCALE, "Bias": BIAS[:2]}, {}, "Bias needs 4"),
+    ("instance_norm", {"X": array(2, 4), "Scale": SCALE, "Bias": BIAS}, {}, "at least 3 dimensions"),
     ("group_norm", {}, {"groups": 3}, "4 channels cannot be divided into 3 groups"),
     ("affine_channel", {"Scale": SCALE, "Bias": BIAS}, {"data_layout": "NHWC"}, "Scale needs 2 elements")])
 def test_wrong_shapes_raise(op_type, inputs, attrs, message):

@@ -44,6 +44,21 @@ def test_pool2d_gradient(how, attrs):
     check("pool2d", {"X": X[:1, :1, :3, :4]}, {"pooling_type": how, **attrs}, expect={"Out": None}, grad=("X",))
 
 
+@pytest.mark.parametrize("attrs", [
+    {"ksize": [3, 2], "strides": [2, 2], "ceil_mode": True}, {"ksize": [2, 3], "paddings": [1, 1], "exclusive": False},
+    {"ksize": [3, 3], "strides": [2, 2], "padding_algorithm": "SAME"}, {"ksize": [2, 3], "adaptive": True}])
+def test_average_gradient_of_other_forms(attrs):
+    check("pool2d", {"X": X[:1, :1, :3, :4]}, {"pooling_type": "avg", **attrs}, expect={"Out": None}, grad=("X",))
+
+
+@pytest.mark.parametrize(("how", "outside"), [("max", np.finfo("float32").min), ("avg", 0)])
+def test_a_window_behind_the_input(how, outside):
+    x = np.array([5, 7, 2], "float32").reshape(1, 1, 1, 3)
+    attrs = {"pooling_type": how, "ksize": [1, 2], "strides": [1, 3], "ceil_mode": True}
+    expected = np.array([7 if how == "max" else 6, outside], "float32").reshape(1, 1, 1, 2)
+    check("pool2d", {"X": x}, attrs, expect={"Out": expected})
+
+
 def test_average_may_count_padding():
     attrs = {"pooling_type": "avg", "ksize": [3, 3], "strides": [2, 2], "paddings": [1, 1], "exclusive": False}
     expected = pool(X, windows(X, [3, 3], [2, 2], [1, 1]), "avg", exclusive=False)
