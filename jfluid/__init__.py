@@ -17,6 +17,7 @@ from jfluid import (
     nets,
     optimizer,
     param_attr,
+    profiler,
     regularizer,
     surface,
 )

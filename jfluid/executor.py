@@ -1,4 +1,5 @@
 """The Executor: runs programs against a Scope."""
+import hashlib
 import os
 import secrets
 from collections import OrderedDict
@@ -89,7 +90,8 @@ class Executor:
         key = (program.fingerprint, tuple(feeds), tuple(fetches), flags.get("FLAGS_check_nan_inf"))
         step = self._steps.get(key)
         if step is None:
-            step = Step(plan(program, list(feeds), fetches), self._device, self.place, key[-1])
+            name = "fluid_" + hashlib.sha256(repr(key).encode()).hexdigest()[:12]
+            step = Step(plan(program, list(feeds), fetches), self._device, self.place, key[-1], name)
             self._steps[key] = step
             if len(self._steps) > _MAX_STEPS:
                 self._steps.popitem(last=False)

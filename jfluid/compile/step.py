@@ -19,7 +19,7 @@ from jfluid.scope import Scope
 class CompiledSegment:
     """One XLA segment as a jitted function `(donated, kept, key) -> (gives, flags)`."""
 
-    def __init__(self, segment: Segment, plan: Plan, check_finite: bool):
+    def __init__(self, segment: Segment, plan: Plan, check_finite: bool, name: str):
         self.gives = segment.gives
         owned = set(plan.state) & set(plan.updated) & set(segment.gives)
         # A checked step may be refused after it ran: its old state must survive.
@@ -27,7 +27,12 @@ class CompiledSegment:
         self.kept = [n for n in segment.reads if n not in set(self.donated)]
         self.watched: list[tuple[Any, str]] = []
         self._items, self._check = segment.ops, check_finite
-        self.call = jax.jit(self._trace, donate_argnums=(0,))
+
+        def run(donated: tuple, kept: tuple, key: Any) -> tuple[tuple, tuple]:
+            return self._trace(donated, kept, key)
+
+        run.__name__ = run.__qualname__ = name  # XLA's name of the module: profiles tell programs apart by it
+        self.call = jax.jit(run, donate_argnums=(0,))
 
     def _trace(self, donated: tuple, kept: tuple, key: Any) -> tuple[tuple, tuple]:
         env = dict(zip(self.donated, donated)) | {n: v for n, v in zip(self.kept, kept) if v is not None}
@@ -51,9 +56,10 @@ class CompiledSegment:
 class Step:
     """Runs a plan against a Scope. Only this class moves values between a Scope and XLA."""
 
-    def __init__(self, plan: Plan, device: jax.Device, place: Any, check_finite: bool = False):
+    def __init__(self, plan: Plan, device: jax.Device, place: Any, check_finite: bool = False, name: str = "fluid"):
         self.plan, self.device, self.place = plan, device, place
-        self.segments = [s if s.host else CompiledSegment(s, plan, check_finite) for s in plan.segments]
+        self.segments = [s if s.host else CompiledSegment(s, plan, check_finite, f"{name}_{i}")
+                         for i, s in enumerate(plan.segments)]
         self.starts_anew = not plan.state and not plan.feeds
         self._bound: weakref.WeakKeyDictionary[Scope, _Binding] = weakref.WeakKeyDictionary()
 

@@ -1,0 +1,60 @@
+"""The profiler: a trace on disk and a table by operator type."""
+import gzip
+import json
+
+import numpy as np
+import pytest
+
+import jfluid as fluid
+from jfluid import errors, profiler
+
+
+def _run(times=2):
+    x = fluid.data("x", [None, 64])
+    w = fluid.layers.create_parameter([64, 64], "float32")
+    loss = fluid.layers.mean(fluid.layers.tanh(fluid.layers.mul(x, w)))
+    fluid.optimizer.SGD(0.1).minimize(loss)
+    exe = fluid.Executor(fluid.CPUPlace())
+    exe.run(fluid.default_startup_program())
+    return lambda: [exe.run(feed={"x": np.ones((64, 64), "float32")}, fetch_list=[loss]) for _ in range(times)]
+
+
+def test_table_and_trace(tmp_path, capsys):
+    step = _run()
+    step()
+    with profiler.profiler("CPU", "total", str(tmp_path)):
+        step()
+    text = capsys.readouterr().out
+    assert "Time by operator type" in text and "mul" in text and "Ratio." in text
+    trace, = tmp_path.rglob("*.xplane.pb")
+    times = profiler.operator_times(str(trace))
+    assert {"mul", "mul_grad"} <= set(times) and all(t >= 0 for row in times.values() for t in row)
+    assert len(times["mul"]) % 2 == 0
+    chrome, = tmp_path.rglob("*.trace.json.gz")
+    assert json.loads(gzip.decompress(chrome.read_bytes()))["traceEvents"]
+
+
+def test_start_reset_stop(tmp_path, capsys):
+    step = _run()
+    step()
+    profiler.start_profiler("All", profile_path=str(tmp_path))
+    with pytest.raises(errors.ProgramError, match="on already"):
+        profiler.start_profiler("All")
+    profiler.reset_profiler()
+    step()
+    profiler.stop_profiler("calls")
+    assert "mul" in capsys.readouterr().out
+    with pytest.raises(errors.ProgramError, match="it is not on"):
+        profiler.stop_profiler()
+    profiler.reset_profiler()
+
+
+def test_bad_arguments(tmp_path):
+    with pytest.raises(errors.ProgramError, match="state 'TPU', expected one of CPU, GPU, All"):
+        profiler.start_profiler("TPU")
+    with pytest.raises(errors.ProgramError, match="tracer_option 'Fast'"):
+        profiler.start_profiler("CPU", "Fast")
+    with pytest.raises(errors.ProgramError, match="sorted_key 'name'"), profiler.profiler("CPU", "name", str(tmp_path)):
+        pass
+    with pytest.raises(errors.UnsupportedError, match="Nsight"), profiler.cuda_profiler("out"):
+        pass
