@@ -20,11 +20,13 @@ class CompiledSegment:
     """One XLA segment as a jitted function `(donated, kept, key) -> (gives, flags)`."""
 
     def __init__(self, segment: Segment, plan: Plan, check_finite: bool, name: str):
-        self.gives = segment.gives
         owned = set(plan.state) & set(plan.updated) & set(segment.gives)
         # A checked step may be refused after it ran: its old state must survive.
         self.donated = [n for n in segment.reads if n in owned] if not check_finite else []
         self.kept = [n for n in segment.reads if n not in set(self.donated)]
+        # In the order of the donated: JAX pairs buffers with outputs of equal shape by order, and a value written to
+        # another variable's buffer costs a copy.
+        self.gives = self.donated + [n for n in segment.gives if n not in set(self.donated)]
         self.watched: list[tuple[Any, str]] = []
         self._items, self._check = segment.ops, check_finite
 
@@ -62,12 +64,19 @@ class Step:
                          for i, s in enumerate(plan.segments)]
         self.starts_anew = not plan.state and not plan.feeds
         self._bound: weakref.WeakKeyDictionary[Scope, _Binding] = weakref.WeakKeyDictionary()
+        # Where values in the Scope say on which device to run, no other word is needed.
+        self._follows_state = bool(plan.state)
+        only = self.segments[0] if len(self.segments) == 1 else None
+        whole = isinstance(only, CompiledSegment) and not check_finite and set(plan.fetches) <= set(only.gives)
+        self._whole = only if whole else None
 
     def run(self, scope: Scope, feeds: Mapping[str, Any], key: np.ndarray | None) -> list[Any]:
         """Run the step: read state from `scope`, write updated variables back, return the fetches (device or NumPy)."""
         binding = self._bound.get(scope)
         if binding is None or binding.stale():
             binding = self._bound[scope] = _Binding(self.plan, scope, self.device)
+        if self._whole is not None and self._follows_state:
+            return binding.run(self._whole, feeds, key)
         env = dict(feeds)
         binding.read(env)
         with jax.enable_x64(True), jax.default_device(self.device):
@@ -123,10 +132,43 @@ class _Binding:
         self.reads: list[tuple[str, LoDTensor]] = [(n, v.tensor) for n, v in found.items() if v is not None]
         self.seen: list[Any] = [None] * len(self.reads)
         self.writes: dict[str, LoDTensor] = {}
+        self._wiring: tuple[list, list, list, list] | None = None
 
     def stale(self) -> bool:
         scope = self.scope()
         return bool(self.missing) or scope is None or self.epochs != [s.epoch for s in _chain(scope)]
+
+    def run(self, segment: CompiledSegment, feeds: Mapping[str, Any], key: Any) -> list[Any]:
+        """Run a plan that is one XLA segment. The same as `read`, call, `write`, with all names looked up before."""
+        if self.missing:
+            self.read({})
+        donated, kept, targets, fetches = self._wiring or self._wire(segment)
+        for i, (_, tensor) in enumerate(self.reads):
+            if tensor._value is not self.seen[i] or tensor._value is None:
+                self.read({})
+                break
+        seen = self.seen
+        with jax.enable_x64(True):
+            gives, _ = segment.call(tuple([seen[i] for i in donated]),
+                                    tuple([feeds.get(n) if i is None else seen[i] for n, i in kept]), key)
+        for tensor, i, value in zip(*targets, gives):
+            if tensor is not None:
+                tensor._value = value
+                if i is not None:
+                    seen[i] = value
+        return [gives[i] for i in fetches]
+
+    def _wire(self, segment: CompiledSegment) -> tuple[list, list, list, list]:
+        """Positions of what the segment takes, of what it gives, and of the fetches."""
+        scope = self.scope()
+        assert scope is not None  # the caller holds it
+        at = {name: i for i, (name, _) in enumerate(self.reads)}
+        updated = set(self.plan.updated)
+        tensors = [(scope.find_var(n) or scope.var(n)).tensor if n in updated else None for n in segment.gives]
+        self._wiring = ([at[n] for n in segment.donated], [(n, at.get(n)) for n in segment.kept],
+                        [tensors, [at.get(n) for n in segment.gives]],
+                        [segment.gives.index(n) for n in self.plan.fetches])
+        return self._wiring
 
     def read(self, env: dict[str, Any]) -> None:
         absent = [n for n in self.missing if not n.endswith("@GRAD")]
@@ -149,9 +191,9 @@ class _Binding:
             if len(want) != value.ndim or any(w not in (-1, g) for w, g in zip(want, value.shape)):
                 raise errors.ProgramError(f"variable {name}: the scope holds shape {list(value.shape)}, "
                                           f"the program expects {list(want)}")
-        if not isinstance(value, jax.Array) or value.devices() != {self.device}:
+        if not isinstance(value, jax.Array) or value.devices() != {self.device} or not value.committed:
             with jax.enable_x64(True):
-                value = jax.device_put(value, self.device, may_alias=False)
+                value = jax.device_put(value, self.device, may_alias=isinstance(value, jax.Array))
         tensor._value = value
         return value
 
