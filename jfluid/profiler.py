@@ -4,11 +4,12 @@ XLA fuses operators, so a row of the table is the time of the XLA instructions w
 that type; what was fused into them counts there too.
 """
 import contextlib
-import glob
-import os
 import re
+import shutil
+import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 
 import jax
 from rich.console import Console
@@ -19,65 +20,78 @@ from jfluid import errors
 __all__ = ["cuda_profiler", "profiler", "reset_profiler", "start_profiler", "stop_profiler"]
 
 _STATES = ("CPU", "GPU", "All")
-_SORTS = {"default": None, None: None, "calls": "calls", "total": "total", "max": "max", "min": "min", "ave": "ave"}
-_OPTIONS = ("Serial", "Default", "OpDetail", "AllOpDetail")
+_SORTS = (None, "default", "calls", "total", "max", "min", "ave")
+_OPTIONS = ("Default", "OpDetail", "AllOpDetail")
 _INSTRUCTION = re.compile(r'^\s*(?:ROOT )?%?([\w.\-]+) = .*metadata=\{[^}]*op_name="([^"]+)"', re.MULTILINE)
 
-_trace_dir: str | None = None  # JAX traces one thing at a time in a process, so this is the process's too
+_PATH = "/tmp/profile"  # Fluid's default
+
+_trace_dir: str | None = None  # where the running trace will be written; a process has one trace at a time
 
 
-def start_profiler(state: str, tracer_option: str = "Default", profile_path: str = "/tmp/profile") -> None:
-    """Start to trace all devices.
+def start_profiler(state: str, tracer_option: str = "Default") -> None:
+    """Start to trace all devices. Nothing to do when profiling is on already.
 
     Args:
         state: "CPU", "GPU" or "All"; XLA's trace holds every device that works, whichever is named.
-        tracer_option: one of Fluid's "Serial", "Default", "OpDetail", "AllOpDetail"; the trace is the same.
-        profile_path: the folder that the trace is written to.
+        tracer_option: one of Fluid's "Default", "OpDetail", "AllOpDetail"; the trace is the same.
 
-    Raises ProgramError for another state or option, or when profiling is on already.
+    Raises ProgramError for another state or option.
     """
     global _trace_dir
+    if _trace_dir is not None:
+        return
     if state not in _STATES:
         raise errors.ProgramError(f"profiler: state {state!r}, expected one of {', '.join(_STATES)}")
     if tracer_option not in _OPTIONS:
         raise errors.ProgramError(f"profiler: tracer_option {tracer_option!r}, expected one of {', '.join(_OPTIONS)}")
-    if _trace_dir is not None:
-        raise errors.ProgramError("profiler: it is on already; stop_profiler() ends it")
-    jax.profiler.start_trace(profile_path)
-    _trace_dir = profile_path
+    folder = tempfile.mkdtemp(prefix="jfluid-profile-")
+    try:
+        jax.profiler.start_trace(folder)
+    except RuntimeError:
+        shutil.rmtree(folder)
+        raise
+    _trace_dir = folder
 
 
-def stop_profiler(sorted_key: str | None = None, profile_path: str = "/tmp/profile") -> None:
-    """Stop the trace and print the table.
+def stop_profiler(sorted_key: str | None = None, profile_path: str = _PATH) -> None:
+    """Stop the trace, write it and print the table. Nothing to do when profiling is off.
 
     Args:
         sorted_key: "calls", "total", "max", "min" or "ave": the column to sort by, largest first; "default" or None
             keeps the order of first use.
-        profile_path: where `start_profiler` was told to write; it is the trace's folder that counts.
+        profile_path: the folder to write the trace into (Fluid writes a file of its own format).
 
-    Raises ProgramError for another key, or when profiling is not on.
+    Raises ProgramError for another key, and for a path that is a file; profiling then stays on.
     """
     global _trace_dir
-    if sorted_key not in _SORTS:
-        keys = ", ".join(k for k in _SORTS if k)
-        raise errors.ProgramError(f"profiler: sorted_key {sorted_key!r}, expected one of {keys} or None")
     if _trace_dir is None:
-        raise errors.ProgramError("profiler: it is not on; start_profiler() starts it")
+        return
+    _check_outcome(sorted_key, profile_path)
     folder, _trace_dir = _trace_dir, None
-    jax.profiler.stop_trace()
-    traces = glob.glob(os.path.join(folder, "plugins", "profile", "*", "*.xplane.pb"))
-    newest = max(traces, key=os.path.getmtime)
-    _print(operator_times(newest), _SORTS[sorted_key], newest)
+    try:
+        jax.profiler.stop_trace()
+        shutil.copytree(folder, profile_path, dirs_exist_ok=True)
+        trace, = (path for path in Path(folder).rglob("*.xplane.pb"))
+        _print(operator_times(str(trace)), sorted_key, str(Path(profile_path) / trace.relative_to(folder)))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _check_outcome(sorted_key: str | None, profile_path: str) -> None:
+    if sorted_key not in _SORTS:
+        raise errors.ProgramError(f"profiler: sorted_key {sorted_key!r}, expected None or one of "
+                                  + ", ".join(key for key in _SORTS if key))
+    if Path(profile_path).exists() and not Path(profile_path).is_dir():
+        raise errors.ProgramError(f"profiler: profile_path {profile_path} is a file, expected a folder for the trace")
 
 
 @contextlib.contextmanager
-def profiler(state: str, sorted_key: str | None = None, profile_path: str = "/tmp/profile",
+def profiler(state: str, sorted_key: str | None = None, profile_path: str = _PATH,
              tracer_option: str = "Default") -> Iterator[None]:
     """Profile what runs within; see `start_profiler` and `stop_profiler` for the arguments."""
-    if sorted_key not in _SORTS:
-        keys = ", ".join(k for k in _SORTS if k)
-        raise errors.ProgramError(f"profiler: sorted_key {sorted_key!r}, expected one of {keys} or None")
-    start_profiler(state, tracer_option, profile_path)
+    _check_outcome(sorted_key, profile_path)
+    start_profiler(state, tracer_option)
     try:
         yield
     finally:
@@ -88,6 +102,7 @@ def reset_profiler() -> None:
     """Forget what was traced so far, and go on. Nothing to do when profiling is off."""
     if _trace_dir is not None:
         jax.profiler.stop_trace()
+        shutil.rmtree(_trace_dir)
         jax.profiler.start_trace(_trace_dir)
 
 
@@ -135,11 +150,13 @@ def _print(times: dict[str, list[float]], sorted_by: str | None, trace: str) -> 
     total = sum(map(sum, times.values())) or 1.0
     rows = [{"event": name, "calls": len(t), "total": sum(t), "min": min(t), "max": max(t), "ave": sum(t) / len(t),
              "ratio": sum(t) / total} for name, t in times.items()]
-    if sorted_by is not None:
+    if sorted_by not in (None, "default"):
         rows.sort(key=lambda row: -row[sorted_by])
-    table = Table(title="Time by operator type (ms)", caption=f"trace for Perfetto and TensorBoard: {trace}")
+    table = Table(title="Time by operator type (ms)")
     for column in ("Event", "Calls", "Total", "Min.", "Max.", "Ave.", "Ratio."):
         table.add_column(column, justify="left" if column == "Event" else "right")
     for row in rows:
         table.add_row(row["event"], str(row["calls"]), *(f"{row[k]:.4f}" for k in ("total", "min", "max", "ave", "ratio")))
-    Console(width=110).print(table)
+    console = Console(width=110)
+    console.print(table)
+    console.print(f"trace for Perfetto and TensorBoard: {trace}", soft_wrap=True, highlight=False)

@@ -46,11 +46,18 @@ def test_sequences_get_their_lod(variables):
     ("label", 7, r"sample 0: expected 1 fields \(label\), found 7"),
     ("image", ([1, 2, 3],), r"feed image: expected 1 fields of shape \[1, 2, 2\] and dtype float32: cannot reshape"),
     ("image", ([[[1, 2], [3]]],), r"feed image: expected 1 fields of shape \[1, 2, 2\] and dtype float32: .*inhomogeneous"),
+    ("words", (3,), "feed words: its lod_level is 1, expected a sequence at level 0, found 3"),
     ("label", ("seven",), r"feed label: expected 1 fields of shape \[1\] and dtype int64: invalid literal"),
 ])
 def test_wrong_samples(variables, name, sample, message):
     with pytest.raises(fluid.errors.FeedError, match=message):
         feeder(name).feed([sample])
+
+
+def test_shapes_with_open_sizes_are_left_as_they_are():
+    fluid.data("rows", [None, None, 2])
+    assert np.array(feeder("rows").feed([(np.ones(4),)])["rows"]).shape == (1, 4)
+    assert np.array(feeder("rows").feed([(np.ones((3, 2)),)])["rows"]).shape == (1, 3, 2)
 
 
 def test_wrong_variables(variables):

@@ -58,6 +58,29 @@ def test_narrow_ids_and_wide_mode(net):
     assert slope.shape == (5, 4) and float(jnp.abs(slope).max()) > 0
 
 
+def test_feeds_by_name(net):
+    _, _, loss, _ = net
+    apply, params = fluid.to_jax(fluid.default_main_program(), ["x", "ids", "label"], [loss])
+    want = apply(params, *FEED.values())
+    by_name = {n: FEED[n] for n in ("label", "ids", "x")}
+    assert np.array_equal(jax.jit(apply)(params, by_name), want)
+    slope = jax.grad(lambda f: apply(params, f)[0][0], allow_int=True)(by_name)["x"]
+    assert slope.shape == (5, 4)
+
+
+def test_state_keeps_its_dtypes_in_either_mode():
+    counter = fluid.layers.create_global_var([1], 5, "int64", persistable=True)
+    y = fluid.layers.scale(fluid.data("x", [None], "float64"), 2.0)
+    after = fluid.layers.increment(counter, in_place=True)
+    fluid.Executor(fluid.CPUPlace()).run(fluid.default_startup_program())
+    for wide, dtypes in ((False, ["float32", "int32"]), (True, ["float64", "int64"])):
+        with jax.enable_x64(wide):
+            apply, params = fluid.to_jax(fluid.default_main_program(), ["x"], [y, after])
+            found, state = jax.jit(lambda p, x: apply(p, x, with_state=True))(params, np.ones(3))  # noqa: B023
+            assert [f.dtype.name for f in found] == dtypes and int(found[1][0]) == 6
+            assert {n: v.dtype for n, v in state.items()} == {n: v.dtype for n, v in params.items()}
+
+
 def test_parameters_outlive_training(net):
     exe, _, loss, grads = net
     _, params = fluid.to_jax(fluid.default_main_program(), ["x", "ids", "label"], [loss])
@@ -88,6 +111,16 @@ def test_errors(net):
         apply(params, FEED["x"])
     with pytest.raises(errors.UninitializedError, match="params lacks"):
         apply({}, *FEED.values())
+    with pytest.raises(errors.FeedError, match="takes the feeds x, ids, label; missing: ids, label; unknown: idz"):
+        apply(params, {"x": FEED["x"], "idz": FEED["ids"]})
+    with pytest.raises(errors.FeedError, match=r"feed x: expected rank 2 \(shape \[-1, 4\]\), found shape \[4\]"):
+        apply(params, FEED["x"][0], FEED["ids"], FEED["label"])
+    with pytest.raises(errors.FeedError, match="feed ids: values from 1 to 3000000000 do not fit int32"):
+        apply(params, FEED | {"ids": np.array([[1], [3_000_000_000]])})
+    with pytest.raises(errors.FeedError, match=r"the fetches need ids, which feeds \(x, label\) lacks"):
+        fluid.to_jax(program, ["x", "label"], [loss])
+    with pytest.raises(errors.ProgramError, match=r"no variable lable \(did you mean label\?\)"):
+        fluid.to_jax(program, ["x", "ids", "lable"], [loss])
     printed = fluid.layers.Print(loss)
     with pytest.raises(errors.UnsupportedError, match="print run on the host"):
         fluid.to_jax(program, ["x", "ids", "label"], [printed])
@@ -109,5 +142,36 @@ def test_flax_round_trip(net):
     to_scope(module, scope)
     assert (np.array(scope.find_var("fc_1.b_0").get_tensor()) == 1).all()
     assert set(scope.local_var_names()) == set(fluid.to_jax(program, ["x", "ids", "label"], [loss])[1])
+    exe.run(program.clone(for_test=True), feed=FEED, fetch_list=[loss], scope=scope)
     with pytest.raises(TypeError, match="expected a FluidModule"):
         to_scope(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), scope)
+
+
+def test_flax_jit_dropout_and_statistics():
+    from flax import nnx
+
+    from jfluid.interop.flax import FluidModule, to_scope
+    x = fluid.data("x", [None, 4])
+    y = fluid.layers.dropout(fluid.layers.batch_norm(fluid.layers.fc(x, 3)), 0.5)
+    steps = fluid.layers.create_global_var([1], 0, "int64", persistable=True)
+    steps = fluid.layers.increment(steps, in_place=True)
+    fluid.Executor(fluid.CPUPlace()).run(fluid.default_startup_program())
+    module = FluidModule(fluid.default_main_program(), [x], [y, steps], rngs=nnx.Rngs(0))
+    call = nnx.jit(lambda m, values: m(values)[0])
+    before = np.array(module.stats["batch_norm_0.w_1"][...])
+    one, two = call(module, FEED["x"]), call(module, FEED["x"])
+    assert not np.array_equal(one, two)
+    assert not np.array_equal(before, module.stats["batch_norm_0.w_1"][...])
+    scope = fluid.Scope()
+    to_scope(module, scope)
+    held = np.array(scope.find_var(steps.name).get_tensor())
+    assert held.tolist() == [2] and held.dtype == np.int64
+
+
+def test_flax_missing(monkeypatch):
+    import importlib
+    import sys
+    monkeypatch.delitem(sys.modules, "jfluid.interop.flax", raising=False)
+    monkeypatch.setitem(sys.modules, "flax", None)
+    with pytest.raises(ImportError, match=r"pip install 'jfluid\[flax\]'"):
+        importlib.import_module("jfluid.interop.flax")

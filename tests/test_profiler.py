@@ -37,16 +37,28 @@ def test_table_and_trace(tmp_path, capsys):
 def test_start_reset_stop(tmp_path, capsys):
     step = _run()
     step()
-    profiler.start_profiler("All", profile_path=str(tmp_path))
-    with pytest.raises(errors.ProgramError, match="on already"):
-        profiler.start_profiler("All")
+    profiler.start_profiler("All")
+    profiler.start_profiler("All")
     profiler.reset_profiler()
     step()
-    profiler.stop_profiler("calls")
-    assert "mul" in capsys.readouterr().out
-    with pytest.raises(errors.ProgramError, match="it is not on"):
-        profiler.stop_profiler()
+    with pytest.raises(errors.ProgramError, match="sorted_key 'name'"):
+        profiler.stop_profiler("name")
+    profiler.stop_profiler("calls", str(tmp_path / "here"))
+    text = capsys.readouterr().out
+    trace, = (tmp_path / "here").rglob("*.xplane.pb")
+    assert "mul" in text and str(trace) in text.replace("\n", "")
+    profiler.stop_profiler()
     profiler.reset_profiler()
+    assert not capsys.readouterr().out
+
+
+def test_rows_are_sorted(capsys):
+    profiler._print({"a": [1.0, 1.0, 1.0], "b": [5.0], "c": [0.5, 2.0]}, "total", "t")
+    profiler._print({"a": [1.0, 1.0, 1.0], "b": [5.0], "c": [0.5, 2.0]}, "calls", "t")
+    profiler._print({"a": [1.0, 1.0, 1.0], "b": [5.0], "c": [0.5, 2.0]}, "default", "t")
+    rows = [line.replace("│", " ").split() for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    assert "".join(row[0] for row in rows) == "bacacbabc"
+    assert rows[0] == ["b", "1", "5.0000", "5.0000", "5.0000", "5.0000", "0.4762"]
 
 
 def test_bad_arguments(tmp_path):
@@ -55,6 +67,10 @@ def test_bad_arguments(tmp_path):
     with pytest.raises(errors.ProgramError, match="tracer_option 'Fast'"):
         profiler.start_profiler("CPU", "Fast")
     with pytest.raises(errors.ProgramError, match="sorted_key 'name'"), profiler.profiler("CPU", "name", str(tmp_path)):
+        pass
+    (tmp_path / "file").touch()
+    with (pytest.raises(errors.ProgramError, match="is a file, expected a folder"),
+          profiler.profiler("CPU", None, str(tmp_path / "file"))):
         pass
     with pytest.raises(errors.UnsupportedError, match="Nsight"), profiler.cuda_profiler("out"):
         pass

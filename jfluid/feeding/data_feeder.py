@@ -38,9 +38,10 @@ class DataFeeder:
     def feed(self, iterable: Iterable[Sequence[Any]]) -> Feed:
         """The feed of one mini-batch.
 
-        A field has the variable's shape without the first dimension, or the same numbers in another shape. A field of
-        a variable with lod_level n is nested in n lists, and becomes rows with their LoD. Raises FeedError when a
-        sample has another number of fields, or a field another shape.
+        A field has the variable's shape without the first dimension, or the same numbers in another rank, where that
+        shape has no -1. The sizes of a field of the right rank are left for the Executor to check. A field of a
+        variable with lod_level n is nested in n lists, and becomes rows with their LoD. Raises FeedError when a sample
+        has another number of fields, or a field cannot be brought to the shape and dtype.
         """
         samples = list(iterable)
         for number, sample in enumerate(samples):
@@ -91,15 +92,19 @@ class DataFeeder:
 
 def _tensor(variable: Variable, fields: list[Any]) -> LoDTensor:
     lod: list[list[int]] = []
-    for _ in range(variable.lod_level):
+    for level in range(variable.lod_level):
+        flat = next((field for field in fields if not hasattr(field, "__len__")), None)
+        if flat is not None:
+            raise errors.FeedError(f"feed {variable.name}: its lod_level is {variable.lod_level}, expected a sequence at "
+                                   f"level {level}, found {flat!r}")
         lod.append(np.cumsum([0, *map(len, fields)]).tolist())
         fields = [item for field in fields for item in field]
     shape = [len(fields), *variable.shape[1:]]
     try:
         value = np.asarray(fields, variable.np_dtype)
-        if value.ndim != len(shape):
+        if value.ndim != len(shape) and -1 not in shape:
             value = value.reshape(shape)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise errors.FeedError(f"feed {variable.name}: expected {len(fields)} fields of shape {shape[1:]} and dtype "
                                f"{variable.np_dtype}: {error}") from None
     return LoDTensor(value, lod)

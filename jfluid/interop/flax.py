@@ -19,7 +19,7 @@ __all__ = ["FluidModule", "to_scope"]
 
 
 class FluidModule(nnx.Module):
-    """A program as a `flax.nnx.Module`: called on the feeds, it returns the list of fetches.
+    """A program as a `flax.nnx.Module`: called on the feeds (in order, or one dict by name), it returns the fetches.
 
     Trainable parameters are `nnx.Param`; what else the program keeps (running statistics, ...) is `nnx.BatchStat`,
     which a call in training form updates. Names with dots become keys of the dicts `params` and `stats`.
@@ -38,6 +38,7 @@ class FluidModule(nnx.Module):
         self.stats = nnx.Dict({n: nnx.BatchStat(v) for n, v in values.items() if n not in trained})
         self.rngs = rngs
         self._apply = apply
+        self._dtypes = tuple((n, block.var(n).np_dtype.name) for n in values)
 
     def __call__(self, *feeds: Any) -> list[Any]:
         values = {n: v[...] for group in (self.params, self.stats) for n, v in group.items()}
@@ -49,12 +50,15 @@ class FluidModule(nnx.Module):
 
 
 def to_scope(module: FluidModule, scope: Scope) -> None:
-    """Write the module's values into `scope`, under their Fluid names. Raises TypeError for another kind of module."""
+    """Write the module's values into `scope`, under their Fluid names and in their Fluid dtypes.
+
+    Raises TypeError for another kind of module.
+    """
     if not isinstance(module, FluidModule):
         raise TypeError(f"to_scope: expected a FluidModule, found {type(module).__name__}")
     values = {n: np.asarray(v[...]) for group in (module.params, module.stats) for n, v in group.items()}
     odd = [n for n, v in values.items() if v.dtype == object]
     if odd:
         raise errors.ProgramError(f"to_scope: {', '.join(odd)} hold no arrays")
-    for name, value in values.items():
-        scope.var(name).get_tensor().set(value)
+    for name, dtype in module._dtypes:
+        scope.var(name).get_tensor().set(values[name].astype(dtype))
