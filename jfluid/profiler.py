@@ -116,27 +116,34 @@ def cuda_profiler(output_file: str, output_mode: str | None = None, config: list
 
 def operator_times(trace: str) -> dict[str, list[float]]:
     """Milliseconds of each XLA instruction in a trace file, by the type of the operator it comes from."""
-    types = _operator_of_instructions()
-    times: dict[str, list[float]] = defaultdict(list)
+    runs: dict[tuple[str, int], list[tuple[str, float]]] = defaultdict(list)
     for plane in jax.profiler.ProfileData.from_file(trace).planes:
         for line in plane.lines:
             for event in line.events:
                 stats = dict(event.stats)
-                module, instruction = stats.get("hlo_module"), stats.get("hlo_op")
-                if instruction is not None and str(module).startswith("jit_fluid_"):
-                    times[types.get((module, instruction), "(XLA)")].append(event.duration_ns / 1e6)
+                module, instruction = str(stats.get("hlo_module")), stats.get("hlo_op")
+                if instruction is not None and module.startswith("jit_fluid_"):
+                    runs[module, stats.get("program_id", 0)].append((instruction, event.duration_ns / 1e6))
+    executables = _operators_of_instructions()
+    times: dict[str, list[float]] = defaultdict(list)
+    for (module, _), events in runs.items():
+        ran = {instruction for instruction, _ in events}
+        # A program is compiled once per shapes and fetches, always under its one name: take what fits the instructions.
+        types = max(executables.get(module, [{}]), key=lambda known: len(ran & known.keys()))
+        for instruction, duration in events:
+            times[types.get(instruction, "(XLA)")].append(duration)
     return dict(times)
 
 
-def _operator_of_instructions() -> dict[tuple[str, str], str]:
-    """(module, instruction) -> operator type, for all programs that are compiled in this process."""
-    found = {}
+def _operators_of_instructions() -> dict[str, list[dict[str, str]]]:
+    """Instruction -> operator type, of each executable of a module, for all programs compiled in this process."""
+    found: dict[str, list[dict[str, str]]] = defaultdict(list)
     for device in {d.client: d for d in jax.devices()}.values():
         for executable in device.client.live_executables():
             for module in executable.hlo_modules():
                 if module.name.startswith("jit_fluid_"):
-                    for instruction, path in _INSTRUCTION.findall(module.to_string()):
-                        found[module.name, instruction] = _operator_type(path)
+                    instructions = _INSTRUCTION.findall(module.to_string())
+                    found[module.name].append({name: _operator_type(path) for name, path in instructions})
     return found
 
 

@@ -34,6 +34,20 @@ def test_table_and_trace(tmp_path, capsys):
     assert json.loads(gzip.decompress(chrome.read_bytes()))["traceEvents"]
 
 
+def test_executables_of_one_program_are_told_apart(tmp_path):
+    x = fluid.data("x", [None, 8])
+    products = [fluid.layers.mul(x, fluid.layers.create_parameter([8, 8], "float32")) for _ in range(2)]
+    bent = fluid.layers.softmax(products[0])
+    exe = fluid.Executor(fluid.CPUPlace())
+    exe.run(fluid.default_startup_program())
+    for fetches in ([bent], [products[1]], [products[0]]):
+        exe.run(feed={"x": np.ones((8, 8), "float32")}, fetch_list=fetches)
+    with profiler.profiler("All", None, str(tmp_path)):
+        exe.run(feed={"x": np.ones((8, 8), "float32")}, fetch_list=[products[1]])
+    trace, = tmp_path.rglob("*.xplane.pb")
+    assert set(profiler.operator_times(str(trace))) <= {"mul", "(XLA)"}
+
+
 def test_start_reset_stop(tmp_path, capsys):
     step = _run()
     step()
