@@ -1,0 +1,57 @@
+"""LoDTensor and places, as scripts use them."""
+import numpy as np
+import pytest
+
+import jfluid as fluid
+from jfluid import errors
+
+
+def test_lengths_and_offsets():
+    tensor = fluid.create_lod_tensor(np.arange(6).reshape(6, 1), [[2, 1], [1, 2, 3]], fluid.CPUPlace())
+    assert tensor.lod() == [[0, 2, 3], [0, 1, 3, 6]] and tensor.recursive_sequence_lengths() == [[2, 1], [1, 2, 3]]
+    assert tensor.has_valid_recursive_sequence_lengths() and tensor.shape() == [6, 1] and len(tensor) == 6
+    tensor.set_lod([[0, 5]])
+    assert not tensor.has_valid_recursive_sequence_lengths()
+    copy = np.array(tensor)
+    copy[:] = 9
+    assert np.array(tensor)[0] == 0
+
+
+def test_from_lists_and_random():
+    tensor = fluid.create_lod_tensor([[1, 2], [3]], [[2, 1]], fluid.CPUPlace())
+    assert np.array(tensor).tolist() == [[1], [2], [3]]
+    made = fluid.create_random_int_lodtensor([[2, 3]], [4], fluid.CPUPlace(), 5, 7)
+    assert made.shape() == [5, 4] and set(np.unique(np.array(made))) <= {5, 6, 7}
+
+
+def test_errors():
+    with pytest.raises(errors.ProgramError, match="do not add up to the 3 rows"):
+        fluid.create_lod_tensor(np.zeros((3, 1)), [[1, 1]], fluid.CPUPlace())
+    with pytest.raises(errors.ProgramError, match=r"do not match the lists, of lengths \[2\]"):
+        fluid.create_lod_tensor([[1, 2]], [[3]], fluid.CPUPlace())
+    with pytest.raises(errors.ProgramError, match="must start at 0 and never fall"):
+        fluid.LoDTensor().set_lod([[0, 3, 2]])
+    with pytest.raises(errors.UninitializedError, match="holds no value yet"):
+        np.array(fluid.LoDTensor())
+    with pytest.raises(TypeError, match="not one of Fluid's element types"):
+        fluid.LoDTensor().set(np.zeros(2, "complex64"))
+
+
+def test_a_ragged_feed_is_refused_for_now():
+    x = fluid.data("x", [None, 1], dtype="int64", lod_level=1)
+    y = fluid.layers.scale(x, 2.0)
+    ragged = fluid.create_lod_tensor(np.zeros((3, 1), "int64"), [[1, 2]], fluid.CPUPlace())
+    with pytest.raises(errors.UnsupportedError, match=r"feed x: ragged rows \(lod \[\[0, 1, 3\]\]\)"):
+        fluid.Executor(fluid.CPUPlace()).run(feed={"x": ragged}, fetch_list=[y])
+
+
+def test_places(monkeypatch):
+    monkeypatch.setenv("CPU_NUM", "3")
+    assert fluid.cpu_places() == [fluid.CPUPlace()] * 3 and len(fluid.cpu_places(2)) == 2
+    assert len(fluid.cuda_pinned_places(2)) == 2
+    assert repr(fluid.CUDAPlace(1)) == "CUDAPlace(1)" and fluid.CUDAPlace(1).get_device_id() == 1
+    if not fluid.is_compiled_with_cuda():
+        with pytest.raises(errors.PlaceError, match="JAX sees no GPU"):
+            fluid.cuda_places()
+    with pytest.raises(errors.PlaceError, match=r"CUDAPlace\(99\)"):
+        fluid.cuda_places([99])
