@@ -98,6 +98,9 @@ class OpDef:
         inplace: output slot -> input slot of the same shape and dtype, usually the same variable.
         rng: the function takes `key`, a JAX random key that differs by step and operator.
         fold: evaluated while tracing when all inputs are known (shapes computed by operators).
+        rows: why padding rows are harmless: "map", "mask", "sequence", a function, or None (see `jfluid.ops.rows`).
+        row_outs: output slots of a "mask" operator that have the rows of its inputs.
+        sparse: it takes `SelectedRows` where gradients may be sparse; others refuse them.
         host: runs between XLA segments, on NumPy arrays; a function with a keyword-only `ctx` gets an object with
             the operator (`.op`), the Scope (`.scope`) and the Executor's place (`.place`).
         forward: for a gradient derived by `jax.vjp`, the operator it belongs to.
@@ -117,6 +120,10 @@ class OpDef:
     host: bool = False
     forward: "OpDef | None" = None
     wants_ctx: bool = False
+    rows: str | Callable | None = None
+    row_outs: frozenset[str] = frozenset()
+    wants_rows: bool = False
+    sparse: bool = False
 
     def attr_kind(self, name: str) -> str | None:
         """The Fluid type of attribute `name`; None when the operator has no such attribute."""
@@ -147,7 +154,7 @@ def _schema(type_: str, fn: Callable, rng: bool, host: bool) -> tuple[list[str],
         if p.kind is p.POSITIONAL_OR_KEYWORD:
             positional.append(p.name)
         elif p.kind is p.KEYWORD_ONLY:
-            if (rng and p.name == "key") or (host and p.name == "ctx"):
+            if p.name == "rows" or (rng and p.name == "key") or (host and p.name == "ctx"):
                 continue
             kind = getattr(p.annotation, "__metadata__", (None,))[0]
             kind = kind or _KIND_OF_DEFAULT.get(type(p.default)) or _KIND_OF_DEFAULT.get(p.annotation)
@@ -162,7 +169,8 @@ def _schema(type_: str, fn: Callable, rng: bool, host: bool) -> tuple[list[str],
 
 def op(type_: str, *, ins: tuple[str, ...] = (), outs: tuple[str, ...] = (), grad: bool = True,
        nograd: tuple[str, ...] = (), unsaved: tuple[str, ...] = (), inplace: Mapping[str, str] | None = None,
-       rng: bool = False, fold: bool = False, host: bool = False) -> Callable[[Callable], Callable]:
+       rng: bool = False, fold: bool = False, host: bool = False, rows: str | Callable | None = None,
+       row_outs: tuple[str, ...] = (), sparse: bool = False) -> Callable[[Callable], Callable]:
     """Register the decorated function as operator `type_`; see `OpDef` for the options."""
 
     def register(fn: Callable) -> Callable:
@@ -172,12 +180,13 @@ def op(type_: str, *, ins: tuple[str, ...] = (), outs: tuple[str, ...] = (), gra
         positional, attrs = _schema(type_, fn, rng, host)
         if len(positional) != len(in_slots):
             raise TypeError(f"operator {type_}: {len(in_slots)} input slots, but parameters {positional}")
-        unknown = set(nograd) - {s.name for s in in_slots} | set(inplace or {}) - {s.name for s in out_slots}
+        unknown = set(nograd) - {s.name for s in in_slots} | set(inplace or ()).union(row_outs) - {s.name for s in out_slots}
         if unknown:
             raise TypeError(f"operator {type_}: no slot {sorted(unknown)}")
+        parameters = inspect.signature(fn).parameters
         _OPS[type_] = OpDef(type_, _with_keywords(fn), in_slots, out_slots, attrs, grad, frozenset(nograd), frozenset(unsaved),
-                            dict(inplace or {}), rng, fold, host,
-                            wants_ctx=host and "ctx" in inspect.signature(fn).parameters)
+                            dict(inplace or {}), rng, fold, host, wants_ctx=host and "ctx" in parameters, rows=rows,
+                            row_outs=frozenset(row_outs), wants_rows="rows" in parameters, sparse=sparse)
         return fn
 
     return register

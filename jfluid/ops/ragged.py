@@ -1,0 +1,239 @@
+"""Ragged rows inside a compiled step: what a LoD tensor is while XLA computes with it.
+
+The rows of all sequences lie one after the other in one array, padded at the end to a size that many batches share
+(`capacity`), so that batches of different lengths run the same compiled program. A padding row is a copy of a real row:
+whatever is finite for real data is finite there too. Nothing that padding holds may reach a sum, a fetched value or a
+gradient: gradients of padding rows are zero.
+"""
+import functools
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jfluid import errors
+from jfluid.ops import known
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["given"], meta_fields=["longest", "uniform"])
+@dataclass(frozen=True)
+class Level:
+    """How one level groups what lies below it (the sequences of the next level, or rows).
+
+    Attributes:
+        given: int32 [number + 1], the offsets; sequences that only pad are empty and come last. None when uniform.
+        longest: a bound, known while tracing, on the length of a sequence.
+        uniform: the number of sequences when each has exactly `longest` entries, else 0.
+    """
+
+    given: Any
+    longest: int
+    uniform: int = 0
+
+    @property
+    def number(self) -> int:
+        """How many sequences there are, padding ones included."""
+        return self.uniform or self.given.shape[0] - 1
+
+    @property
+    def offsets(self) -> Any:
+        """int32 [number + 1]."""
+        return jnp.arange(self.uniform + 1, dtype=jnp.int32) * self.longest if self.uniform else self.given
+
+    @property
+    def starts(self) -> Any:
+        """int32 [number]: where each sequence begins."""
+        return self.offsets[:-1]
+
+    @property
+    def lengths(self) -> Any:
+        """int32 [number]."""
+        return jnp.full(self.uniform, self.longest, jnp.int32) if self.uniform else jnp.diff(self.given)
+
+    def steps(self) -> Any:
+        """int32 scalar: the length of the longest sequence of this batch (at most `longest`)."""
+        return jnp.max(self.lengths, initial=0)
+
+    def mask(self) -> Any:
+        """bool [number, longest]: which positions of the padded form hold an entry."""
+        return jnp.arange(self.longest, dtype=jnp.int32) < self.lengths[:, None]
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["values", "levels", "total"], meta_fields=["exact"])
+@dataclass(frozen=True)
+class Ragged:
+    """Rows in sequences: the value of a variable with a LoD.
+
+    Attributes:
+        values: [capacity, ...]: the rows of all sequences, then padding rows.
+        levels: coarsest first; the last groups rows. Empty where only the number of rows varies.
+        total: int32 scalar, the number of real rows, where `levels` do not tell it (else None).
+        exact: whether it is known while tracing that no row is padding.
+    """
+
+    values: Any
+    levels: tuple[Level, ...] = ()
+    total: Any = None
+    exact: bool = False
+
+    @property
+    def capacity(self) -> int:
+        return self.values.shape[0]
+
+    @property
+    def dtype(self) -> Any:
+        return self.values.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.values.shape
+
+    @property
+    def ndim(self) -> int:
+        return self.values.ndim
+
+    @property
+    def last(self) -> Level:
+        """The level that groups rows."""
+        return self.levels[-1]
+
+    def count(self) -> Any:
+        """The number of real rows: an int where known while tracing, else an int32 scalar."""
+        if self.exact:
+            return self.capacity
+        return self.total if self.total is not None else self.last.offsets[-1]
+
+    def mask(self) -> Any:
+        """bool [capacity]: which rows are real."""
+        return jnp.arange(self.capacity, dtype=jnp.int32) < self.count()
+
+    def zeroed(self) -> Any:
+        """The values with zeros in padding rows."""
+        return self.values if self.exact else jnp.where(column(self.mask(), self.values.ndim), self.values, 0)
+
+    def like(self, values: Any) -> "Ragged":
+        """Other values for the same rows."""
+        return replace(self, values=values)
+
+    def segments(self) -> Any:
+        """int32 [capacity]: the sequence each row belongs to; `last.number` for padding rows."""
+        return segments(self.last, self.capacity)
+
+    def pad(self, time_major: bool = False) -> Any:
+        """[number, longest, ...] (or [longest, number, ...]): a sequence a row, zeros behind its end."""
+        return pad(self.values, self.last, self.capacity, time_major)
+
+    def unpad(self, dense: Any, time_major: bool = False) -> "Ragged":
+        """The inverse of `pad`: the same rows with values from their places in `dense`."""
+        return self.like(unpad(dense, self.last, self.capacity, time_major))
+
+
+def column(vector: Any, ndim: int) -> Any:
+    """[n] as [n, 1, ..., 1] of `ndim` dimensions."""
+    return vector.reshape(vector.shape + (1,) * (ndim - 1))
+
+
+def segments(level: Level, capacity: int) -> Any:
+    """int32 [capacity]: the sequence each row belongs to; `level.number` for rows behind the last."""
+    rows = jnp.arange(capacity, dtype=jnp.int32)
+    if level.uniform and level.longest:
+        return rows // level.longest
+    return jnp.searchsorted(level.offsets[1:], rows, side="right", method="scan_unrolled").astype(jnp.int32)
+
+
+def _dense_index(level: Level, capacity: int, time_major: bool) -> tuple[Any, Any]:
+    """Where each place of the padded form finds its row, and whether it has one."""
+    index, mask = level.starts[:, None] + jnp.arange(level.longest, dtype=jnp.int32), level.mask()
+    index = jnp.clip(index, 0, max(capacity - 1, 0))
+    return (index.T, mask.T) if time_major else (index, mask)
+
+
+def _row_index(level: Level, capacity: int, time_major: bool) -> tuple[Any, Any]:
+    """Where each row lies in the flattened padded form (padding rows: where row 0 lies), and whether it is real."""
+    rows = jnp.arange(capacity, dtype=jnp.int32)
+    real = rows < level.offsets[-1]
+    sequence = segments(level, capacity)
+    sequence = jnp.minimum(jnp.where(real, sequence, sequence[0]), level.number - 1)
+    position = jnp.where(real, rows - level.starts[sequence], 0)
+    return (position * level.number + sequence if time_major else sequence * level.longest + position), real
+
+
+def _is_reshape(level: Level, capacity: int) -> bool:
+    return bool(level.uniform) and level.uniform * level.longest == capacity
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def pad(values: Any, level: Level, capacity: int, time_major: bool = False) -> Any:
+    """[number, longest, ...] from rows [capacity, ...] grouped by `level`; zeros behind the end of each sequence."""
+    if _is_reshape(level, capacity):
+        dense = values.reshape(level.uniform, level.longest, *values.shape[1:])
+        return dense.swapaxes(0, 1) if time_major else dense
+    index, mask = _dense_index(level, capacity, time_major)
+    return jnp.where(mask.reshape(mask.shape + (1,) * (values.ndim - 1)), jnp.take(values, index, axis=0, mode="clip"), 0)
+
+
+def _pad_forward(values: Any, level: Level, capacity: int, time_major: bool) -> tuple[Any, Level]:
+    return pad(values, level, capacity, time_major), level
+
+
+def _pad_backward(capacity: int, time_major: bool, level: Level, grad: Any) -> tuple[Any, None]:
+    grad = unpad(grad, level, capacity, time_major)
+    if not _is_reshape(level, capacity):
+        real = jnp.arange(capacity, dtype=jnp.int32) < level.offsets[-1]
+        grad = jnp.where(column(real, grad.ndim), grad, 0)
+    return grad, None
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def unpad(dense: Any, level: Level, capacity: int, time_major: bool = False) -> Any:
+    """Rows [capacity, ...] from the padded form; padding rows are copies of the first row."""
+    if _is_reshape(level, capacity):
+        return (dense.swapaxes(0, 1) if time_major else dense).reshape(capacity, *dense.shape[2:])
+    index, _ = _row_index(level, capacity, time_major)
+    return jnp.take(dense.reshape(-1, *dense.shape[2:]), index, axis=0, mode="clip")
+
+
+def _unpad_forward(dense: Any, level: Level, capacity: int, time_major: bool) -> tuple[Any, Level]:
+    return unpad(dense, level, capacity, time_major), level
+
+
+def _unpad_backward(capacity: int, time_major: bool, level: Level, grad: Any) -> tuple[Any, None]:
+    return pad(grad, level, capacity, time_major), None
+
+
+pad.defvjp(_pad_forward, _pad_backward)
+unpad.defvjp(_unpad_forward, _unpad_backward)
+
+
+def totals(x: Ragged) -> Any:
+    """[number, ...]: the sum of each sequence's rows."""
+    level = x.last
+    if _is_reshape(level, x.capacity) or level.number * level.longest <= 4 * x.capacity:
+        return x.pad().sum(axis=1)
+    return jax.ops.segment_sum(x.zeroed(), x.segments(), level.number + 1, indices_are_sorted=True)[:-1]
+
+
+def rows_of(x: Any) -> Any:
+    """The rows of a value that may be ragged or dense."""
+    return x.values if isinstance(x, Ragged) else x
+
+
+def need(x: Any, op_type: str, slot: str, levels: int = 1) -> Ragged:
+    """`x` as ragged rows of at least `levels` levels. Raises OpError for a value without LoD.
+
+    While shapes are inferred a variable whose LoD is not declared counts as having one.
+    """
+    if isinstance(x, Ragged) and len(x.levels) >= levels:
+        return x
+    if known.placeholder() is not None:
+        values = rows_of(x)
+        return Ragged(values, (placeholder_level(values.shape[0]),) * levels)
+    found = f"{len(x.levels)} levels" if isinstance(x, Ragged) else "none (a dense tensor)"
+    raise errors.OpError(f"{op_type}: {slot} needs a LoD of {levels} level{'s' if levels > 1 else ''}, found {found}; feed it "
+                         "as a LoDTensor (fluid.create_lod_tensor) or set a LoD with layers.lod_reset")
+
+
+def placeholder_level(number: int) -> Level:
+    """A level of unknown lengths, for shape inference."""
+    return Level(jnp.zeros(number + 1, jnp.int32), number)

@@ -1,0 +1,96 @@
+"""How an operator meets ragged rows: the one place where its function is called.
+
+`rows` in an operator's definition says why padding rows are harmless:
+    "map"       row i of each output depends on row i of the inputs only; the function sees plain arrays.
+    "mask"      rows are summed, counted or compared: the function sees plain arrays and gets the keyword `rows`, a
+                `Rows`, or None where no row is padding. Its outputs are plain, except those whose slot `row_outs` names.
+    "sequence"  it works by sequences: the function sees and returns `Ragged` values itself.
+    a function  `(attributes, inputs by slot) -> "map" | "mask" | None`, where it depends on an axis.
+    None        padding is not harmless: a program in which ragged rows reach the operator runs with exact shapes.
+"""
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from jfluid import errors
+from jfluid.ops.ragged import Ragged, column
+
+if TYPE_CHECKING:
+    from jfluid.ops.registry import OpDef
+
+
+class NeedsExactRows(errors.OpError):
+    """An operator that does not bear padding got padded rows. The step is compiled anew with exact shapes."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Which rows of an operator's ragged inputs are real.
+
+    Attributes:
+        mask: bool [capacity].
+        count: int32 scalar.
+    """
+
+    mask: Any
+    count: Any
+
+    def zero(self, x: Any, fill: Any = 0) -> Any:
+        """`x` with `fill` in padding rows."""
+        return jnp.where(column(self.mask, x.ndim), x, jnp.asarray(fill, x.dtype))
+
+
+def call(definition: "OpDef", inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple:
+    """The operator's outputs, one per slot, of inputs that may be ragged. Raises NeedsExactRows."""
+    if definition.rows == "sequence":
+        return _tuple(definition.fn(*inputs, **kwargs))
+    ragged = [v for v in jax.tree.leaves(list(inputs), is_leaf=_is_ragged) if _is_ragged(v)]
+    if not ragged:
+        return _tuple(definition.fn(*inputs, **kwargs))
+    source = max(ragged, key=lambda r: len(r.levels) > 0)  # the first that has a LoD, else the first
+    plain = [jax.tree.map(_plain, v, is_leaf=_is_ragged) for v in inputs]
+    rule = definition.rows
+    if callable(rule):
+        rule = rule(kwargs, {s.name: v for s, v in zip(definition.ins, plain)})
+    if rule is None and not source.exact:
+        raise NeedsExactRows(f"operator {definition.type} needs the exact number of rows")
+    if any(r.capacity != source.capacity for r in ragged):
+        raise errors.ShapeError(f"{definition.type}: inputs of different numbers of rows: "
+                                + ", ".join(str(list(r.shape)) for r in ragged))
+    if definition.wants_rows:
+        rows = Rows(source.mask(), source.count()) if rule == "mask" and not source.exact else None
+        kwargs = {**kwargs, "rows": rows}
+    outs = _tuple(definition.fn(*plain, **kwargs))
+    return tuple(_wrap(o, source) if rule != "mask" or s.name in definition.row_outs else o
+                 for s, o in zip(definition.outs, outs))
+
+
+def _tuple(outs: Any) -> tuple:
+    return outs if isinstance(outs, tuple) else (outs,)
+
+
+def _is_ragged(value: Any) -> bool:
+    return isinstance(value, Ragged)
+
+
+def _plain(value: Any) -> Any:
+    return value.values if isinstance(value, Ragged) else value
+
+
+def _wrap(out: Any, source: Ragged) -> Any:
+    if isinstance(out, list):
+        return [_wrap(o, source) for o in out]
+    by_rows = out is not None and getattr(out, "ndim", 0) and out.shape[0] == source.capacity
+    return source.like(out) if by_rows else out
+
+
+def by_axis(attribute: str, default: int = -1, slot: str = "X") -> Any:
+    """The rule of an operator that works along one axis: a map unless that is the axis of rows."""
+    def rule(attrs: Mapping[str, Any], ins: Mapping[str, Any]) -> str | None:
+        value = ins[slot][0] if isinstance(ins[slot], list) else ins[slot]
+        return "map" if attrs.get(attribute, default) % value.ndim else None
+
+    return rule
