@@ -11,12 +11,13 @@ import jax
 import numpy as np
 
 from jfluid import errors, flags
+from jfluid.compile.buckets import trimmed
 from jfluid.compile.plan import plan
 from jfluid.compile.step import Step
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program, default_main_program
 from jfluid.ir.variable import Variable
-from jfluid.lod_tensor import LoDTensor
+from jfluid.lod_tensor import LoDTensor, LoDTensorArray
 from jfluid.places import CPUPlace, CUDAPlace, Place, is_compiled_with_cuda
 from jfluid.scope import Scope, global_scope, scope_guard
 
@@ -99,11 +100,11 @@ class Executor:
             self._steps.move_to_end(key)
         if not (return_numpy and fetches and len(step.segments) == 1):
             # XLA on the CPU reads a NumPy feed where it lies, and nothing below waits for it: the user may write to it.
-            feeds = {n: np.array(v) if isinstance(v, np.ndarray) else v for n, v in feeds.items()}
+            feeds = {n: _own(v) for n, v in feeds.items()}
         values = step.run(scope, feeds, self._key(program, scope, step) if step.plan.rng else None)
         if return_numpy:
-            return [np.array(v) for v in values]
-        return [LoDTensor(np.array(v) if n in step.plan.updated else v) for n, v in zip(fetches, values)]
+            return [_numpy(n, v) for n, v in zip(fetches, values)]
+        return [_tensor(v, n in step.plan.updated) for n, v in zip(fetches, values)]
 
     def _key(self, program: Program, scope: Scope, step: Step) -> np.ndarray:
         """The step's random key: the program's seed, and how often the program ran in this scope.
@@ -135,6 +136,31 @@ class Executor:
         """Raises UnsupportedError: the Dataset API is not in this release. Feed batches to `run`."""
         raise errors.UnsupportedError("Executor.infer_from_dataset needs the Dataset API, which is not in this release: "
                                       "read batches with fluid.io.batch and feed them to Executor.run")
+
+
+def _own(value: Any) -> Any:
+    if isinstance(value, LoDTensor):
+        return LoDTensor(_own(value._value), value._lod)
+    return np.array(value) if isinstance(value, np.ndarray) else value
+
+
+def _numpy(name: str, value: Any) -> np.ndarray:
+    if isinstance(value, (jax.Array, np.ndarray)):
+        return np.array(value)
+    value = trimmed(value)
+    if not isinstance(value, LoDTensor) or value.lod():
+        what = f"rows in sequences, lod {value.lod()}" if isinstance(value, LoDTensor) else f"a {type(value).__name__}"
+        raise errors.FetchError(f"fetch {name}: it holds {what}, which a NumPy array cannot tell: "
+                                "fetch with return_numpy=False, and read .lod() and np.array() of the result")
+    return np.array(value)
+
+
+def _tensor(value: Any, updated: bool) -> Any:
+    """A LoDTensor (or an array of them) for users. What the next step overwrites is copied."""
+    value = trimmed(value)
+    if isinstance(value, (LoDTensor, LoDTensorArray)):
+        return value
+    return LoDTensor(np.array(value) if updated else value)
 
 
 def _resolve(program: Any) -> Program:
@@ -191,11 +217,18 @@ def _check_feeds(program: Program, feed: Any) -> dict[str, Any]:
     return checked
 
 
+def _check_ragged(var: Variable, tensor: LoDTensor) -> LoDTensor:
+    if not tensor.has_valid_recursive_sequence_lengths():
+        raise errors.FeedError(f"feed {var.name}: the lod {tensor.lod()} does not describe its {len(tensor)} rows")
+    if tensor._value.shape[0] >= 2**31:
+        raise errors.FeedError(f"feed {var.name}: {len(tensor)} rows; at most 2**31 - 1 can be fed with a lod")
+    return LoDTensor(_check_array(var, tensor._value), tensor._lod)
+
+
 def _check_feed(var: Variable, value: Any) -> Any:
     if isinstance(value, LoDTensor):
-        if value.lod():
-            raise errors.UnsupportedError(f"feed {var.name}: ragged rows (lod {value.lod()}) are not in this release; "
-                                          "feed rows of one length, padded")
+        if value._lod:
+            return _check_ragged(var, value)
         value = np.asarray(value)
     elif not isinstance(value, (np.ndarray, jax.Array)):
         try:
@@ -203,6 +236,10 @@ def _check_feed(var: Variable, value: Any) -> Any:
         except (TypeError, ValueError) as e:
             raise errors.FeedError(f"feed {var.name}: expected an array of {var.np_dtype}, found "
                                    f"{type(value).__name__}: {e}") from None
+    return _check_array(var, value)
+
+
+def _check_array(var: Variable, value: Any) -> Any:
     if value.dtype != var.np_dtype:
         raise errors.FeedError(f"feed {var.name}: expected dtype {var.np_dtype}, found {value.dtype}; "
                                f'convert it with .astype("{var.np_dtype}")')

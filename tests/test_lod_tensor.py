@@ -37,12 +37,22 @@ def test_errors():
         fluid.LoDTensor().set(np.zeros(2, "complex64"))
 
 
-def test_a_ragged_feed_is_refused_for_now():
+@pytest.mark.filterwarnings("ignore:this program is compiled anew:RuntimeWarning")
+def test_ragged_rows_through_the_executor():
     x = fluid.data("x", [None, 1], dtype="int64", lod_level=1)
     y = fluid.layers.scale(x, 2.0)
-    ragged = fluid.create_lod_tensor(np.zeros((3, 1), "int64"), [[1, 2]], fluid.CPUPlace())
-    with pytest.raises(errors.UnsupportedError, match=r"feed x: ragged rows \(lod \[\[0, 1, 3\]\]\)"):
-        fluid.Executor(fluid.CPUPlace()).run(feed={"x": ragged}, fetch_list=[y])
+    exe = fluid.Executor(fluid.CPUPlace())
+    for lengths in ([1, 2], [4, 0, 9]):
+        rows = np.arange(sum(lengths)).reshape(-1, 1)
+        ragged = fluid.create_lod_tensor(rows, [lengths], fluid.CPUPlace())
+        found, = exe.run(feed={"x": ragged}, fetch_list=[y], return_numpy=False)
+        assert found.recursive_sequence_lengths() == [lengths]
+        np.testing.assert_array_equal(np.array(found), 2 * rows)
+    with pytest.raises(errors.FetchError, match=r"lod \[\[0, 4, 4, 13\]\].*return_numpy=False"):
+        exe.run(feed={"x": ragged}, fetch_list=[y])
+    ragged._lod = [[0, 4]]
+    with pytest.raises(errors.FeedError, match="does not describe its 13 rows"):
+        exe.run(feed={"x": ragged}, fetch_list=[y])
 
 
 def test_places(monkeypatch):

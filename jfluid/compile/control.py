@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from jfluid.compile.lower import Lowering
 
 
-def conditional_block(lowering: "Lowering", op: Operator, env: dict[str, Any]) -> None:
+def conditional_block(lowering: "Lowering", op: Operator, env: dict[str, Any]) -> dict[str, Any]:
     """Run the inner block where the condition holds; else its outputs keep the values they had."""
     block = op.attrs["sub_block"]
     conditions = [env[n] for n in op.inputs.get("Cond", ())]
     writes = sorted(outer_names(block)[1])
     if all(known.is_known(c) and isinstance(c, np.ndarray) for c in conditions):
-        if all(bool(np.all(c)) for c in conditions):
-            env.update({n: v for n, v in lowering.block(block, env).items() if n in writes})
-        return
+        if not all(bool(np.all(c)) for c in conditions):
+            return {}
+        return {n: v for n, v in lowering.block(block, env).items() if n in writes}
     missing = [n for n in writes if n not in env]
     if missing:
         raise errors.OpError(f"{', '.join(missing)} would have no value where the condition does not hold: "
@@ -35,7 +35,7 @@ def conditional_block(lowering: "Lowering", op: Operator, env: dict[str, Any]) -
         return tuple(jnp.asarray(after[n], b.dtype).reshape(b.shape) for n, b in zip(writes, values))
 
     truth = jnp.all(jnp.stack([jnp.all(c) for c in conditions]))
-    env.update(zip(writes, jax.lax.cond(truth, taken, lambda values: values, before)))
+    return dict(zip(writes, jax.lax.cond(truth, taken, lambda values: values, before)))
 
 
 # What lowers each operator that is declared without a function (jfluid/ops/structure.py).

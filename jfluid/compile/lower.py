@@ -12,7 +12,8 @@ from jfluid.compile.plan import live_ops, op_uid, twin_uid
 from jfluid.ir.block import Block
 from jfluid.ir.operator import Operator
 from jfluid.ir.variable import EMPTY_NAME
-from jfluid.ops import derive
+from jfluid.ops import derive, rows
+from jfluid.ops.ragged import Ragged
 from jfluid.ops.registry import OpDef
 
 Item = tuple[int, Operator, OpDef]
@@ -35,6 +36,8 @@ class Lowering:
         self.closures: dict[int, Any] = {}
         self.pairs = _pairs(self.items)  # position of a gradient operator -> position of its forward operator
         self.backward = {f: g for g, f in self.pairs.items()}
+        self.derived: set[str] = set()  # names of gradients that gradient operators wrote
+        self.inner = False  # whether this is a block inside another
 
     def run(self, env: dict[str, Any]) -> dict[str, Any]:
         """Run all operators; `env` maps names to values and gets what they write."""
@@ -49,13 +52,13 @@ class Lowering:
         return env
 
     def _apply(self, at: int, op: Operator, definition: OpDef, env: dict[str, Any]) -> tuple | None:
-        if definition.fn is None:
-            control.STRUCTURES[op.type](self, op, env)
-            return None
-        inputs = [_gather(op, s, env) for s in definition.ins]
-        # A gradient operator that is itself differentiated is computed anew, as a function of its inputs.
         if at in self.pairs and at not in self.backward:
-            return self._pull(at, op, definition, inputs)
+            return self._pull(at, op, definition, env)
+        if definition.fn is None:
+            self._structure(at, op, definition, env)
+            return None
+        inputs = [_gather(op, s, env) for s in definition.ins] + [_carried(op, c, env) for c in definition.carries]
+        # A gradient operator that is itself differentiated is computed anew, as a function of its inputs.
         kwargs = {a: op.attrs[a] for a in definition.attrs if a in op.attrs}
         if definition.rng:
             uid = op_uid(op) if definition.forward is None else twin_uid(op, definition.forward)
@@ -63,36 +66,76 @@ class Lowering:
         if at in self.backward:
             return self._keep(at, definition, inputs, kwargs)
         outs = self._fold(definition, inputs, kwargs) if definition.fold else None
-        if outs is None:
-            outs = definition.fn(*inputs, **kwargs)
-        return outs if isinstance(outs, tuple) else (outs,)
+        return rows.call(definition, inputs, kwargs) if outs is None else outs
 
-    def _fold(self, definition: OpDef, inputs: list, kwargs: dict[str, Any]) -> Any:
+    def _fold(self, definition: OpDef, inputs: list, kwargs: dict[str, Any]) -> tuple | None:
         """The outputs as NumPy arrays, where all inputs are known and the outputs are small; else None."""
         values = jax.tree.leaves(inputs)
         if not values or not all(isinstance(v, np.ndarray) for v in values):
             return None
         with jax.ensure_compile_time_eval():
-            outs = definition.fn(*inputs, **kwargs)
+            outs = rows.call(definition, inputs, kwargs)
         small = all(v.size <= 64 for v in jax.tree.leaves(outs))
         return jax.tree.map(np.asarray, outs) if small else None
 
     def _keep(self, at: int, definition: OpDef, inputs: list, kwargs: dict[str, Any]) -> tuple:
         """Run a forward operator so that its gradient operator finds what it needs."""
         grad_op = self.items[self.backward[at]][1]
-        wanted = [any(n != EMPTY_NAME for n in grad_op.outputs.get(s.name + GRAD, ())) for s in definition.ins]
+        wanted = [any(n != EMPTY_NAME for n in grad_op.outputs.get(s.name + GRAD, ())) for s in definition.reads]
         used = [bool(grad_op.inputs.get(s.name + GRAD)) for s in definition.outs]
         outs, pull = derive.vjp(definition, inputs, kwargs, wanted, used)
-        self.closures[at] = (pull, definition)
+        self.closures[at] = pull
         return outs
 
-    def _pull(self, at: int, op: Operator, definition: OpDef, inputs: list) -> tuple:
+    def _structure(self, at: int, op: Operator, definition: OpDef, env: dict[str, Any]) -> None:
+        """Lower an operator with blocks inside; where its gradient is wanted, so that the gradient finds what it needs."""
+        lower = control.STRUCTURES[op.type]
+        if at not in self.backward:
+            env.update(lower(self, op, env))
+            return
+        grad_op = self.items[self.backward[at]][1]
+        read = [(n, g != EMPTY_NAME) for s in definition.ins
+                for n, g in zip(op.inputs.get(s.name, ()), grad_op.outputs.get(s.name + GRAD, ()))]
+        names = [n for n, _ in read if n in env]
+        written = [n for s in definition.outs for n in op.outputs.get(s.name, ())]
+        seeded = {n for s in definition.outs for n, g in zip(op.outputs.get(s.name, ()), grad_op.inputs.get(s.name + GRAD, ()))
+                  if g != EMPTY_NAME}
+        others: list[str] = []
+
+        def function(*values: Any) -> tuple:
+            after = lower(self, op, env | dict(zip(names, values)))
+            others[:] = [n for n in after if n not in written]
+            return tuple(after.get(n) for n in written + others)
+
+        wanted = {n for n, w in read if w}
+        outs, pull = derive.vjp_of(function, [env[n] for n in names], [n in wanted for n in names], _Seeded(seeded, written))
+        env.update((n, v) for n, v in zip(written + others, outs) if v is not None)
+
+        def backward(cotangents: list) -> list:
+            flat = [c for group in cotangents for c in (group or [])]
+            grads = dict(zip(names, pull(flat)))
+            return [[grads.get(n) for n in op.inputs.get(s.name, ())] for s in definition.ins]
+
+        self.closures[at] = backward
+
+    def _pull(self, at: int, op: Operator, definition: OpDef, env: dict[str, Any]) -> tuple:
         """Run a gradient operator through the closure of its forward operator."""
-        pull, forward = self.closures.pop(self.pairs[at])
-        grads = pull(inputs[len(definition.ins) - len(forward.outs):])
-        return tuple(g for s, g in zip(forward.ins, grads) if s.name not in forward.nograd)
+        forward = definition.forward
+        assert forward is not None
+        cotangents = [_gather(op, s, env) for s in definition.ins[len(definition.ins) - len(forward.outs):]]
+        cotangents = [self._without_padding(op.inputs.get(s.name + GRAD, ()), c) for s, c in zip(forward.outs, cotangents)]
+        grads = self.closures.pop(self.pairs[at])(cotangents)
+        return tuple(g for s, g in zip(forward.reads, grads) if s.name not in forward.nograd)
+
+    def _without_padding(self, names: Iterable[str], cotangent: Any) -> Any:
+        """Gradients that no gradient operator computed (they are fed, or ones) get zeros in padding rows."""
+        parts = cotangent if isinstance(cotangent, list) else [cotangent]
+        found = [v.like(v.zeroed()) if isinstance(v, Ragged) and n not in self.derived else v for n, v in zip(names, parts)]
+        return found if isinstance(cotangent, list) else (found[0] if found else None)
 
     def _store(self, op: Operator, definition: OpDef, outs: tuple, env: dict[str, Any]) -> None:
+        if definition.forward is not None or op.type == "sum":
+            self.derived.update(op.output_arg_names)
         for slot, value in zip(definition.outs, outs):
             names = op.outputs.get(slot.name)
             if not names or value is None:
@@ -100,13 +143,44 @@ class Lowering:
             for name, v in zip(names, value if isinstance(value, list) else (value,)):
                 if name == EMPTY_NAME or v is None:
                     continue
-                env[name] = v
-                if self.watch is not None and derive.differentiable(v):
-                    self.watch.append((op, name, jnp.isfinite(v).all()))
+                env[name] = self._stopped(op, name, v)
+                if self.watch is not None:
+                    self.watch += [(op, name, jnp.isfinite(x).all()) for x in jax.tree.leaves(v) if derive.differentiable(x)]
 
-    def block(self, block: Block, env: dict[str, Any]) -> dict[str, Any]:
+    def _stopped(self, op: Operator, name: str, value: Any) -> Any:
+        """The value, cut off from gradients where an inner block's variable says so (outside, no operator is made)."""
+        if not self.inner:
+            return value
+        var = op.block.find_var_recursive(name)
+        return jax.tree.map(_stop, value) if var is not None and var.stop_gradient else value
+
+    def block(self, block: Block, env: dict[str, Any], key: Any = None) -> dict[str, Any]:
         """Lower an inner block over a copy of `env`; returns that copy. It may run conditionally: nothing is watched."""
-        return Lowering(live_ops(block), self.key).run(dict(env))
+        inner = Lowering(live_ops(block), self.key if key is None else key)
+        inner.inner = True
+        return inner.run(dict(env))
+
+
+class _Seeded:
+    """Which of an operator's written names gradients come back for: those of `names`; what is not listed has none."""
+
+    def __init__(self, seeded: set[str], written: list[str]):
+        self.flags = [n in seeded for n in written]
+
+    def __iter__(self) -> Any:
+        yield from self.flags
+        while True:
+            yield False
+
+
+def _stop(leaf: Any) -> Any:
+    return jax.lax.stop_gradient(leaf) if isinstance(leaf, jax.core.Tracer) and derive.differentiable(leaf) else leaf
+
+
+def _carried(op: Operator, slot: str, env: Mapping[str, Any]) -> Any:
+    """What an output held before the operator; None where it held nothing."""
+    names = op.outputs.get(slot)
+    return env.get(names[0]) if names else None
 
 
 def _gather(op: Operator, slot: Any, env: Mapping[str, Any]) -> Any:

@@ -1,6 +1,7 @@
 """A compiled step: a plan whose XLA segments are jitted, bound to a device."""
+import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,10 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfluid import errors
+from jfluid.compile import buckets
 from jfluid.compile.lower import Lowering
 from jfluid.compile.plan import Plan, Segment
 from jfluid.ir.variable import EMPTY_NAME
 from jfluid.lod_tensor import LoDTensor
+from jfluid.ops.ragged import Ragged
 from jfluid.scope import Scope
 
 
@@ -28,7 +31,7 @@ class CompiledSegment:
         # another variable's buffer costs a copy.
         self.gives = self.donated + [n for n in segment.gives if n not in set(self.donated)]
         self.watched: list[tuple[Any, str]] = []
-        self._items, self._check = segment.ops, check_finite
+        self._items, self._check, self._updated = segment.ops, check_finite, set(plan.updated)
 
         def run(donated: tuple, kept: tuple, key: Any) -> tuple[tuple, tuple]:
             return self._trace(donated, kept, key)
@@ -38,7 +41,7 @@ class CompiledSegment:
 
     def _trace(self, donated: tuple, kept: tuple, key: Any) -> tuple[tuple, tuple]:
         env = dict(zip(self.donated, donated)) | {n: v for n, v in zip(self.kept, kept) if v is not None}
-        entered = {id(v) for v in env.values()}
+        entered = {id(v) for v in jax.tree.leaves(env)}
         watch: list | None = [] if self._check else None
         wrapped = None if key is None else jax.random.wrap_key_data(key, impl="threefry2x32")
         Lowering(self._items, wrapped, watch).run(env)
@@ -47,10 +50,17 @@ class CompiledSegment:
             value = env[name] if name in env else None
             if value is None:
                 raise errors.FetchError(f"{name} has no value after the step: no operator gave it one")
+            if name in self._updated and not isinstance(value, (jax.Array, np.ndarray)):
+                raise errors.UnsupportedError(f"persistable variable {name} would hold a {type(value).__name__}: "
+                                              "only dense tensors stay in a scope")
+
             # Each name owns its buffer: one that is donated later must not be another's too.
-            value = jnp.copy(value) if id(value) in entered else jnp.asarray(value)
-            entered.add(id(value))
-            gives.append(value)
+            def own(leaf: Any) -> Any:
+                leaf = jnp.copy(leaf) if id(leaf) in entered else jnp.asarray(leaf)
+                entered.add(id(leaf))
+                return leaf
+
+            gives.append(jax.tree.map(own, value))
         self.watched = [(op, name) for op, name, _ in watch or ()]
         return tuple(gives), tuple(flag for _, _, flag in watch or ())
 
@@ -69,14 +79,16 @@ class Step:
         only = self.segments[0] if len(self.segments) == 1 else None
         whole = isinstance(only, CompiledSegment) and not check_finite and set(plan.fetches) <= set(only.gives)
         self._whole = only if whole else None
+        self._buckets = buckets.Buckets()
 
     def run(self, scope: Scope, feeds: Mapping[str, Any], key: np.ndarray | None) -> list[Any]:
         """Run the step: read state from `scope`, write updated variables back, return the fetches (device or NumPy)."""
         binding = self._bound.get(scope)
         if binding is None or binding.stale():
             binding = self._bound[scope] = _Binding(self.plan, scope, self.device)
+        feeds = self._buckets.pad(feeds)
         if self._whole is not None and self._follows_state:
-            return binding.run(self._whole, feeds, key)
+            return binding.run(self._call, self._whole, feeds, key)
         env = dict(feeds)
         binding.read(env)
         with jax.enable_x64(True), jax.default_device(self.device):
@@ -89,15 +101,33 @@ class Step:
         return [env[n] for n in self.plan.fetches]
 
     def _run_xla(self, segment: CompiledSegment, env: dict[str, Any], key: Any) -> None:
-        gives, flags = segment.call(tuple([env[n] for n in segment.donated]), tuple([env.get(n) for n in segment.kept]), key)
+        donated, kept = tuple([env[n] for n in segment.donated]), tuple([env.get(n) for n in segment.kept])
+        gives, flags = self._call(segment, donated, kept, key)
         if flags:
             _refuse_infinite(segment, flags)
         env.update(zip(segment.gives, gives))
 
+    def _call(self, segment: CompiledSegment, donated: tuple, kept: tuple, key: Any) -> tuple[tuple, tuple]:
+        """Call the segment; where an operator does not bear padded rows, without padding from now on."""
+        if self._buckets.exact:
+            return segment.call(donated, tuple([buckets.exact(v) for v in kept]), key)
+        try:
+            return segment.call(donated, kept, key)
+        except errors.JFluidError as padded:
+            if not any(isinstance(v, Ragged) and not v.exact for v in kept):
+                raise
+            outs = segment.call(donated, tuple([buckets.exact(v) for v in kept]), key)
+            self._buckets.exact = True
+            warnings.warn(f"this program is compiled anew for each batch of other lengths, because of an operator that does "
+                          f"not bear padded rows: {str(padded).splitlines()[0]}", RuntimeWarning, stacklevel=2)
+            return outs
+
     def _run_host(self, segment: Segment, env: dict[str, Any], scope: Scope) -> None:
         for position, op, definition in segment.ops:
             def value(name: str) -> Any:
-                return None if name == EMPTY_NAME or name not in env else np.array(env[name])
+                return None if name == EMPTY_NAME or name not in env else np.array(buckets.trimmed(env[name]))
+
+            ragged = [env[n] for n in op.input_arg_names if isinstance(env.get(n), Ragged)]
 
             ins = [[value(n) for n in op.inputs.get(s.name, ())] if s.many
                    else (value(op.inputs[s.name][0]) if op.inputs.get(s.name) else None) for s in definition.ins]
@@ -115,7 +145,8 @@ class Step:
             for slot, out in zip(definition.outs, outs):
                 for name, v in zip(op.outputs.get(slot.name, ()), out if isinstance(out, list) else (out,)):
                     if v is not None:
-                        env[name] = np.asarray(v)
+                        v = np.asarray(v)
+                        env[name] = buckets.exact(ragged[0]).like(v) if ragged and definition.rows == "map" else v
 
 
 class _Binding:
@@ -138,7 +169,7 @@ class _Binding:
         scope = self.scope()
         return bool(self.missing) or scope is None or self.epochs != [s.epoch for s in _chain(scope)]
 
-    def run(self, segment: CompiledSegment, feeds: Mapping[str, Any], key: Any) -> list[Any]:
+    def run(self, call: Callable, segment: CompiledSegment, feeds: Mapping[str, Any], key: Any) -> list[Any]:
         """Run a plan that is one XLA segment. The same as `read`, call, `write`, with all names looked up before."""
         if self.missing:
             self.read({})
@@ -149,8 +180,8 @@ class _Binding:
                 break
         seen = self.seen
         with jax.enable_x64(True):
-            gives, _ = segment.call(tuple([seen[i] for i in donated]),
-                                    tuple([feeds.get(n) if i is None else seen[i] for n, i in kept]), key)
+            gives, _ = call(segment, tuple([seen[i] for i in donated]),
+                            tuple([feeds.get(n) if i is None else seen[i] for n, i in kept]), key)
         for tensor, i, value in zip(*targets, gives):
             if tensor is not None:
                 tensor._value = value

@@ -169,7 +169,8 @@ class _Builder:
         if slots is None:
             self.forget(op)
             return
-        wanted = {s: [self.wants(n) for n in op.inputs[s]] for s in slots if s in op.inputs}
+        read = {s: names for s in slots if (names := op.inputs.get(s, op.outputs.get(s)))}
+        wanted = {s: [self.wants(n) for n in names] for s, names in read.items()}
         if not any(any(w) for w in wanted.values()):
             self.forget(op)
             return
@@ -184,7 +185,7 @@ class _Builder:
         outputs = {}
         for s, flags in wanted.items():
             if any(flags) and s + GRAD_SUFFIX in known_out:
-                outputs[s + GRAD_SUFFIX] = [self.add(n) if w else EMPTY_NAME for n, w in zip(op.inputs[s], flags)]
+                outputs[s + GRAD_SUFFIX] = [self.add(n) if w else EMPTY_NAME for n, w in zip(read[s], flags)]
         grad_op = Operator(self.block, op.type + "_grad", inputs, outputs,
                            {k: v for k, v in op.attrs.items() if k not in ("op_role", "op_role_var")}, callsite=False)
         self.block.program._stamp(grad_op)
@@ -215,8 +216,10 @@ class _Builder:
         if names == [base]:
             first = f"{base}@RENAME@block{self.block.idx}@0"
             self.declare(first, var)
-            for op in self.block.ops[self.first_writer.get(name, len(self.block.ops)):]:
-                op.rename_input(base, first)
+            start = self.first_writer.get(name, len(self.block.ops))
+            for i, op in enumerate(self.block.ops[start:]):
+                if i:  # what the first writer reads under this name is the gradient of a later value of the variable
+                    op.rename_input(base, first)
                 op.rename_output(base, first)
             names[0] = first
         names.append(f"{base}@RENAME@block{self.block.idx}@{len(names)}")

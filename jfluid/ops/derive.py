@@ -1,12 +1,15 @@
 """Gradient operators derived from their forward operators by `jax.vjp`."""
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jfluid import errors
+from jfluid.ops import ragged, rows
+from jfluid.ops.ragged import Ragged
 from jfluid.ops.registry import OpDef, Slot
+from jfluid.ops.selected_rows import SelectedRows
 
 GRAD = "@GRAD"
 
@@ -21,22 +24,25 @@ def gradient(forward: OpDef) -> OpDef:
     saved = tuple(s for s in forward.outs if s.name not in forward.unsaved)
     ins = tuple(Slot(s.name, s.many, True) for s in forward.ins + saved)
     ins += tuple(Slot(s.name + GRAD, s.many, True) for s in forward.outs)
-    outs = tuple(Slot(s.name + GRAD, s.many, True) for s in forward.ins if s.name not in forward.nograd)
+    outs = tuple(Slot(s.name + GRAD, s.many, True) for s in forward.reads if s.name not in forward.nograd)
     n_in, n_out = len(forward.ins), len(saved)
 
     def run(*values: Any, **kwargs: Any) -> tuple:
         given, cotangents = values[:n_in], values[n_in + n_out:]
         missing = [s.name for s, v in zip(forward.ins, given)
                    if not s.optional and (v is None or (isinstance(v, list) and not v))]
-        if missing:
+        if missing or forward.carries:
+            what = ", ".join(missing) or f"what {', '.join(forward.carries)} held before"
             raise errors.OpError(f"{forward.type}_grad has to compute {forward.type} again, but the program does not "
-                                 f"give it {', '.join(missing)}, nor holds the forward operator")
+                                 f"give it {what}, nor holds the forward operator")
         wanted = [s.name not in forward.nograd for s in forward.ins]
         _, pull = vjp(forward, given, kwargs, wanted, [c is not None for c in cotangents])
         grads = pull(cotangents)
         return tuple(g for s, g in zip(forward.ins, grads) if s.name not in forward.nograd)
 
-    return OpDef(f"{forward.type}_grad", run, ins, outs, forward.attrs, rng=forward.rng, forward=forward)
+    # Called as it is: the forward operator inside meets ragged rows by its own rule. One with blocks has no function.
+    return OpDef(f"{forward.type}_grad", None if forward.fn is None else run, ins, outs, forward.attrs, rng=forward.rng,
+                 forward=forward, rows="sequence", sparse=True)
 
 
 def differentiable(value: Any) -> bool:
@@ -49,7 +55,7 @@ def vjp(forward: OpDef, inputs: Sequence[Any], kwargs: dict[str, Any], wanted: S
     """Run `forward` and keep what its gradient needs.
 
     Args:
-        inputs: the value of each input slot (an array, a list, or None).
+        inputs: the value of each input slot (an array, `Ragged`, ..., a list of them, or None).
         kwargs: attributes, and `key` for a random operator.
         wanted: for each input slot, whether its gradient is wanted.
         used: for each output slot, whether a gradient will come back for it.
@@ -58,54 +64,69 @@ def vjp(forward: OpDef, inputs: Sequence[Any], kwargs: dict[str, Any], wanted: S
         The outputs, one per slot, and a function from output gradients (None where absent, also inside lists) to
         input gradients (None where none is wanted or possible).
     """
-    diff = [jax.tree.map(lambda v: v if differentiable(v) else None, v) if w else None for v, w in zip(inputs, wanted)]
+    return vjp_of(lambda *values: rows.call(forward, values, kwargs), inputs, wanted, used)
 
-    def merge(changed: Any, original: Any) -> Any:
-        if isinstance(original, list):
-            return [merge(c, o) for c, o in zip(changed or [None] * len(original), original)]
-        return original if changed is None else changed
 
-    def run(diff: list) -> tuple:
-        outs = forward.fn(*[merge(d, v) for d, v in zip(diff, inputs)], **kwargs)
-        outs = outs if isinstance(outs, tuple) else (outs,)
-        through = [o if u else None for o, u in zip(outs, used)]
-        rest = [None if u else o for o, u in zip(outs, used)]
-        return [_inexact(t) for t in through], ([_exact(t) for t in through], rest)
+def vjp_of(function: Callable[..., tuple], inputs: Sequence[Any], wanted: Sequence[bool],
+           used: Iterable[bool]) -> tuple[tuple, Callable[[Sequence[Any]], list]]:
+    """As `vjp`, for any function from the values of slots to a tuple of values of slots."""
+    leaves, tree, flags = _flatten(inputs, wanted)
+    shape: dict[str, Any] = {}
 
-    through, pull, (exact, rest) = jax.vjp(run, diff, has_aux=True)
-    outs = tuple(_join(t, e) if u else r for t, e, r, u in zip(through, exact, rest, used))
+    def run(moving: list) -> tuple:
+        it = iter(moving)
+        outs = function(*tree.unflatten([next(it) if f else v for f, v in zip(flags, leaves)]))
+        out_leaves, shape["tree"], shape["flags"] = _flatten(outs, used)
+        return ([v for f, v in zip(shape["flags"], out_leaves) if f], [v for f, v in zip(shape["flags"], out_leaves) if not f])
+
+    through, pull, rest = jax.vjp(run, [v for f, v in zip(flags, leaves) if f], has_aux=True)
+    out_flags, moving, still = shape["flags"], iter(through), iter(rest)
+    outs = shape["tree"].unflatten([next(moving) if f else next(still) for f in out_flags])
 
     def backward(cotangents: Sequence[Any]) -> list:
-        seeds = [jax.tree.map(_seed, t, _like(c, t), is_leaf=lambda x: x is None) for t, c in zip(through, cotangents)]
-        return pull(seeds)[0]
+        seeds = [seed for o, c in zip(outs, cotangents) for seed in _seeds(o, c)]
+        it = iter(pull([_seed(o, s) for f, o, s in zip(out_flags, jax.tree.leaves(list(outs)), seeds) if f])[0])
+        merged = [(next(it) if f else v) for f, v in zip(flags, leaves)]
+        at, result = 0, []
+        for value in inputs:
+            parts = value if isinstance(value, list) else [value]
+            grads = []
+            for part in parts:
+                n = len(jax.tree.leaves(part))
+                flow = any(flags[at:at + n])
+                grads.append(jax.tree.structure(part).unflatten(merged[at:at + n]) if flow else None)
+                at += n
+            result.append(grads if isinstance(value, list) else grads[0])
+        return result
 
-    return outs, backward
+    return tuple(outs), backward
 
 
-def _like(cotangent: Any, value: Any) -> Any:
-    """The cotangent with the list structure of `value`."""
-    if isinstance(value, list):
-        return cotangent if isinstance(cotangent, list) else [None] * len(value)
-    return cotangent
+def _flatten(slots: Sequence[Any], chosen: Iterable[bool]) -> tuple[list, Any, list[bool]]:
+    """All leaves of the slots' values, their structure, and which leaves gradients flow through."""
+    leaves, tree = jax.tree.flatten(list(slots))
+    sizes = [len(jax.tree.leaves(v)) for v in slots]
+    by_slot = [c for c, n in zip(chosen, sizes) for _ in range(n)]
+    return leaves, tree, [c and differentiable(v) for c, v in zip(by_slot, leaves)]
+
+
+def _seeds(out: Any, cotangent: Any) -> list:
+    """A cotangent, or None, for each leaf of an output slot's value."""
+    if isinstance(out, list):
+        given = cotangent if isinstance(cotangent, list) else [None] * len(out)
+        return [seed for o, c in zip(out, given) for seed in _seeds(o, c)]
+    n = len(jax.tree.leaves(out))
+    if isinstance(cotangent, SelectedRows) and not isinstance(out, SelectedRows):
+        cotangent = cotangent.dense()
+    found = [] if cotangent is None else jax.tree.leaves(cotangent)
+    if n and isinstance(out, Ragged) and len(found) < n:
+        found = found[:1]  # a plain array is a gradient of the values
+    elif len(found) > n:
+        found = [ragged.rows_of(cotangent)]
+    return found + [None] * (n - len(found))
 
 
 def _seed(value: Any, cotangent: Any) -> Any:
-    if value is None:
-        return None
     if cotangent is None:
         return jnp.zeros_like(value)
     return jnp.asarray(cotangent, value.dtype).reshape(value.shape)
-
-
-def _inexact(out: Any) -> Any:
-    return jax.tree.map(lambda v: v if differentiable(v) else None, out)
-
-
-def _exact(out: Any) -> Any:
-    return jax.tree.map(lambda v: None if differentiable(v) else v, out)
-
-
-def _join(inexact: Any, exact: Any) -> Any:
-    if isinstance(exact, list):
-        return [_join(i, e) for i, e in zip(inexact, exact)]
-    return exact if inexact is None else inexact

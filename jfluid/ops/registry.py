@@ -99,6 +99,7 @@ class OpDef:
         rng: the function takes `key`, a JAX random key that differs by step and operator.
         fold: evaluated while tracing when all inputs are known (shapes computed by operators).
         rows: why padding rows are harmless: "map", "mask", "sequence", a function, or None (see `jfluid.ops.rows`).
+        carries: output slots whose former value the function gets too, after the inputs (a tensor array that is written).
         row_outs: output slots of a "mask" operator that have the rows of its inputs.
         sparse: it takes `SelectedRows` where gradients may be sparse; others refuse them.
         host: runs between XLA segments, on NumPy arrays; a function with a keyword-only `ctx` gets an object with
@@ -124,6 +125,12 @@ class OpDef:
     row_outs: frozenset[str] = frozenset()
     wants_rows: bool = False
     sparse: bool = False
+    carries: tuple[str, ...] = ()
+
+    @property
+    def reads(self) -> tuple[Slot, ...]:
+        """The slots of the function's positional parameters."""
+        return self.ins + tuple(Slot(c, optional=True) for c in self.carries)
 
     def attr_kind(self, name: str) -> str | None:
         """The Fluid type of attribute `name`; None when the operator has no such attribute."""
@@ -170,7 +177,7 @@ def _schema(type_: str, fn: Callable, rng: bool, host: bool) -> tuple[list[str],
 def op(type_: str, *, ins: tuple[str, ...] = (), outs: tuple[str, ...] = (), grad: bool = True,
        nograd: tuple[str, ...] = (), unsaved: tuple[str, ...] = (), inplace: Mapping[str, str] | None = None,
        rng: bool = False, fold: bool = False, host: bool = False, rows: str | Callable | None = None,
-       row_outs: tuple[str, ...] = (), sparse: bool = False) -> Callable[[Callable], Callable]:
+       row_outs: tuple[str, ...] = (), sparse: bool = False, carries: tuple[str, ...] = ()) -> Callable[[Callable], Callable]:
     """Register the decorated function as operator `type_`; see `OpDef` for the options."""
 
     def register(fn: Callable) -> Callable:
@@ -178,15 +185,16 @@ def op(type_: str, *, ins: tuple[str, ...] = (), outs: tuple[str, ...] = (), gra
             raise ValueError(f"operator {type_} is registered twice")
         in_slots, out_slots = tuple(map(Slot.parse, ins)), tuple(map(Slot.parse, outs))
         positional, attrs = _schema(type_, fn, rng, host)
-        if len(positional) != len(in_slots):
-            raise TypeError(f"operator {type_}: {len(in_slots)} input slots, but parameters {positional}")
+        if len(positional) != len(in_slots) + len(carries):
+            raise TypeError(f"operator {type_}: {len(in_slots) + len(carries)} input slots, but parameters {positional}")
         unknown = set(nograd) - {s.name for s in in_slots} | set(inplace or ()).union(row_outs) - {s.name for s in out_slots}
         if unknown:
             raise TypeError(f"operator {type_}: no slot {sorted(unknown)}")
         parameters = inspect.signature(fn).parameters
         _OPS[type_] = OpDef(type_, _with_keywords(fn), in_slots, out_slots, attrs, grad, frozenset(nograd), frozenset(unsaved),
                             dict(inplace or {}), rng, fold, host, wants_ctx=host and "ctx" in parameters, rows=rows,
-                            row_outs=frozenset(row_outs), wants_rows="rows" in parameters, sparse=sparse)
+                            row_outs=frozenset(row_outs), wants_rows="rows" in parameters, sparse=sparse,
+                            carries=carries)
         return fn
 
     return register
@@ -219,7 +227,7 @@ def find(type_: str) -> OpDef | None:
     found = _OPS.get(type_)
     if found is None and type_.endswith("_grad"):
         forward = find(type_.removesuffix("_grad"))
-        if forward is not None and forward.grad and forward.fn is not None:
+        if forward is not None and forward.grad and not forward.host:
             from jfluid.ops.derive import gradient
             found = _OPS[type_] = gradient(forward)
     return found

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from jfluid import errors
 from jfluid.ops.ragged import Ragged, column
+from jfluid.ops.selected_rows import SelectedRows
 
 if TYPE_CHECKING:
     from jfluid.ops.registry import OpDef
@@ -45,6 +46,8 @@ class Rows:
 
 def call(definition: "OpDef", inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple:
     """The operator's outputs, one per slot, of inputs that may be ragged. Raises NeedsExactRows."""
+    if not definition.sparse:
+        _refuse_sparse(definition, inputs)
     if definition.rows == "sequence":
         return _tuple(definition.fn(*inputs, **kwargs))
     ragged = [v for v in jax.tree.leaves(list(inputs), is_leaf=_is_ragged) if _is_ragged(v)]
@@ -66,6 +69,14 @@ def call(definition: "OpDef", inputs: Sequence[Any], kwargs: Mapping[str, Any]) 
     outs = _tuple(definition.fn(*plain, **kwargs))
     return tuple(_wrap(o, source) if rule != "mask" or s.name in definition.row_outs else o
                  for s, o in zip(definition.outs, outs))
+
+
+def _refuse_sparse(definition: "OpDef", inputs: Sequence[Any]) -> None:
+    for slot, value in zip(definition.ins, inputs):
+        if any(isinstance(v, SelectedRows) for v in (value if isinstance(value, list) else [value])):
+            raise errors.UnsupportedError(f"operator {definition.type} does not take sparse rows (input {slot.name}): build "
+                                          "the embedding with is_sparse=False, or make the rows dense with "
+                                          "layers.get_tensor_from_selected_rows(layers.merge_selected_rows(x))")
 
 
 def _tuple(outs: Any) -> tuple:

@@ -1,4 +1,5 @@
 """What the IR may ask of the registry: checks, defaults, shape inference, gradient slots."""
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -6,10 +7,12 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.ir.operator import Operator
-from jfluid.ir.types import np_dtype, var_type
+from jfluid.ir.types import VarType, np_dtype, var_type
 from jfluid.ir.variable import EMPTY_NAME, Variable
-from jfluid.ops import known, registry
+from jfluid.ops import known, registry, rows, tensor_array
+from jfluid.ops.ragged import Level, Ragged
 from jfluid.ops.registry import REQUIRED, OpDef, Slot
+from jfluid.ops.selected_rows import SelectedRows
 
 _LISTS = {"INTS": int, "LONGS": int, "FLOATS": float, "STRINGS": str, "BOOLEANS": bool}
 _SCALARS = {"INT": int, "LONG": int, "FLOAT": float, "STRING": str, "BOOLEAN": bool}
@@ -92,7 +95,7 @@ class RegistrySchema:
         definition = registry.find(op.type)
         if definition is None or not definition.grad or registry.find(op.type + "_grad") is None:
             return None
-        return [s.name for s in definition.ins if s.name not in definition.nograd]
+        return [s.name for s in definition.reads if s.name not in definition.nograd]
 
     def grad_slots(self, op: Operator) -> tuple[set[str], set[str]]:
         definition = registry.get(op.type + "_grad")
@@ -110,7 +113,7 @@ class RegistrySchema:
         if all(s.name in definition.inplace for s in definition.outs if s.name in op.outputs):
             return
         ins = [[block.var_recursive(n) for n in op.inputs.get(s.name, ()) if n != EMPTY_NAME] for s in definition.ins]
-        key = (op.type, tuple(tuple((v.shape, v.dtype) for v in vs) for vs in ins),
+        key = (op.type, tuple(tuple((v.shape, v.dtype, v.lod_level, v.type) for v in vs) for vs in ins),
                tuple(sorted((a, _hashable(op.attrs[a])) for a in definition.attrs if a in op.attrs)))
         result = self._inferred.get(key)
         if result is None:
@@ -122,9 +125,9 @@ class RegistrySchema:
             if len(names) > len(specs):
                 raise errors.ShapeError(f"operator {op.type}: output {slot.name} has {len(specs)} tensors, "
                                         f"but {len(names)} variables are named")
-            for name, (shape, dtype) in zip(names, specs):
-                if name != EMPTY_NAME:
-                    block.var_recursive(name).set_shape_dtype(shape, dtype)
+            for name, spec in zip(names, specs):
+                if name != EMPTY_NAME and spec is not None:
+                    spec.describe(block.var_recursive(name))
 
 
 def _hashable(value: Any) -> Any:
@@ -187,27 +190,74 @@ def _twice(op: Operator, definition: OpDef, ins: list[list[Variable]], sizes: tu
 
 
 def _evaluate(op: Operator, definition: OpDef, ins: list[list[Variable]], placeholder: int, size: int) -> list:
-    def spec(v: Variable) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(tuple(size if d == -1 else d for d in v.shape), np_dtype(v.dtype))
-
-    values = [[spec(v) for v in vs] if s.many else (spec(vs[0]) if vs else None) for s, vs in zip(definition.ins, ins)]
+    values = [[_abstract(v, size) for v in vs] if s.many else (_abstract(vs[0], size) if vs else None)
+              for s, vs in zip(definition.ins, ins)]
+    values += [None] * len(definition.carries)
     kwargs = {a: op.attrs[a] for a in definition.attrs if a in op.attrs}
 
     def run(values: list, key: Any) -> Any:
         extra = {"key": jax.random.wrap_key_data(key, impl="threefry2x32")} if definition.rng else {}
-        return definition.fn(*values, **kwargs, **extra)
+        return rows.call(definition, values, kwargs | extra)
 
     with jax.enable_x64(True), known.inferring(placeholder):
         outs = jax.eval_shape(run, values, jax.ShapeDtypeStruct((2,), np.uint32))
-    outs = outs if isinstance(outs, tuple) else (outs,)
     if len(outs) != len(definition.outs):
         raise TypeError(f"operator {op.type} returned {len(outs)} outputs, its definition has {len(definition.outs)}")
-    return [None if o is None else [(tuple(t.shape), var_type(t.dtype)) for t in (o if isinstance(o, list) else [o])]
-            for o in outs]
+    return [None if o is None else [_Spec.of(t) for t in (o if isinstance(o, list) else [o])] for o in outs]
+
+
+def _abstract(v: Variable, size: int) -> Any:
+    """What stands for the value of `v` while shapes are inferred; its unknown dimensions are `size`."""
+    dtype = np_dtype(v.dtype)
+    shape = tuple(size if d == -1 else d for d in v.shape)
+
+    def array(shape: tuple[int, ...], dtype: Any = dtype) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    if v.type == VarType.LOD_RANK_TABLE:
+        return tensor_array.RankTable(array((size,), np.int32), array((size,), np.int32), size)
+    if v.type == VarType.SELECTED_ROWS:
+        return SelectedRows(array((size,), np.int64), array((size, *shape[1:])), shape[0])
+    levels = tuple(Level(array((size + 1,), np.int32), size) for _ in range(v.lod_level))
+    value = Ragged(array(shape), levels, exact=True) if levels and shape else array(shape)
+    if v.type == VarType.LOD_TENSOR_ARRAY:
+        stacked = jax.tree.map(lambda x: array((size, *x.shape), x.dtype), value)
+        return tensor_array.TensorArray(buffer=stacked, length=array((), np.int64))
+    return value
+
+
+@dataclass(frozen=True)
+class _Spec:
+    """What inference found out about one output."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    lod_level: int = 0
+    type: VarType | None = None
+
+    @classmethod
+    def of(cls, value: Any) -> "_Spec | None":
+        if isinstance(value, tensor_array.TensorArray):
+            found = cls.of(value.items[0] if value.buffer is None else value.buffer)
+            assert found is not None
+            shape = found.shape if value.buffer is None else found.shape[1:]
+            return replace(found, shape=shape, type=VarType.LOD_TENSOR_ARRAY)
+        if isinstance(value, Ragged):
+            return cls(tuple(value.shape), var_type(value.dtype), len(value.levels))
+        if isinstance(value, SelectedRows):
+            return cls(value.shape, var_type(value.dtype), 0, VarType.SELECTED_ROWS)
+        return cls(tuple(value.shape), var_type(value.dtype)) if hasattr(value, "dtype") else None
+
+    def describe(self, var: Variable) -> None:
+        """Record it in the program."""
+        var.set_shape_dtype(self.shape, self.dtype)
+        var.lod_level = self.lod_level
+        if self.type is not None:
+            var.type = self.type
 
 
 def _merge(first: list | None, second: list | None) -> list | None:
     if first is None or second is None:
         return None
-    return [(tuple(a if a == b else -1 for a, b in zip(s1, s2)), d) for (s1, d), (s2, _) in zip(first, second)]
-
+    return [a and replace(a, shape=tuple(x if x == y else -1 for x, y in zip(a.shape, b.shape)))
+            for a, b in zip(first, second)]

@@ -1,0 +1,173 @@
+"""Buckets: the sizes that ragged feeds are padded to, so that batches of different lengths share a compiled program.
+
+Sizes come from a geometric ladder. A step remembers the sizes it was compiled for and takes them again where they fit
+and do not waste much; after `MOST` of them a new one holds all earlier ones, so that the number of compilations stays
+bounded however many ragged feeds there are.
+"""
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from jfluid.lod_tensor import LoDTensor
+from jfluid.ops.ragged import Level, Ragged
+
+MOST = 6
+WASTE = 0.3  # of the rows that a batch is padded to, at most, while there are fewer than MOST sizes
+SMALLEST = 8
+
+
+def ladder(n: int, rungs: int = 4) -> int:
+    """The smallest size >= n of the ladder, which has `rungs` sizes an octave."""
+    if n <= SMALLEST:
+        return SMALLEST
+    octave = 1 << (n - 1).bit_length() - 1  # octave < n <= 2 * octave
+    step = max(octave // rungs, 1)
+    return octave + -(-(n - octave) // step) * step
+
+
+@dataclass(frozen=True)
+class Size:
+    """What one ragged feed needs, or is padded to.
+
+    Attributes:
+        rows: of the values.
+        numbers: of the sequences of each level; the first is always exact.
+        longest: sequence of each level.
+        uniform: whether all sequences have `longest` rows, which a compiled program may rely on.
+    """
+
+    rows: int
+    numbers: tuple[int, ...]
+    longest: tuple[int, ...]
+    uniform: bool = False
+
+    @classmethod
+    def of(cls, lod: list[np.ndarray]) -> "Size":
+        lengths = [np.diff(level) for level in lod]
+        longest = tuple(int(n.max(initial=0)) for n in lengths)
+        uniform = len(lod) == 1 and len(lengths[0]) > 1 and int(lengths[0].min()) == longest[0] > 0
+        return cls(int(lod[-1][-1]), tuple(len(n) for n in lengths), longest, uniform)
+
+    def rounded(self) -> "Size":
+        if self.uniform:
+            return self
+        numbers = self.numbers[:1] + tuple(map(ladder, self.numbers[1:]))
+        return Size(ladder(self.rows), numbers, tuple(ladder(n, 2) for n in self.longest))
+
+    def fits(self, other: "Size") -> bool:
+        """Whether a batch that needs `self` can be padded to `other`."""
+        if other.uniform or self.numbers[:1] != other.numbers[:1]:
+            return self == other
+        mine, theirs = (s.numbers + s.longest for s in (self, other))
+        return self.rows <= other.rows and all(a <= b for a, b in zip(mine, theirs))
+
+    def joined(self, other: "Size") -> "Size":
+        """The smallest size that both fit."""
+        if self.uniform and self == other:
+            return self
+        a, b = self.plain(), other.plain()
+        return Size(max(a.rows, b.rows), a.numbers[:1] + tuple(map(max, a.numbers[1:], b.numbers[1:])),
+                    tuple(map(max, a.longest, b.longest)))
+
+    def plain(self) -> "Size":
+        return Size(self.rows, self.numbers, self.longest).rounded() if self.uniform else self
+
+
+Sizes = dict[str, Size]
+
+
+class Buckets:
+    """The sizes that one step was compiled for.
+
+    Attributes:
+        exact: no padding: an operator of the program does not bear it.
+    """
+
+    def __init__(self) -> None:
+        self.exact = False
+        self._known: list[Sizes] = []
+
+    def pad(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """The feeds with every LoDTensor as `Ragged`."""
+        ragged = {n: v for n, v in feeds.items() if isinstance(v, LoDTensor)}
+        if not ragged:
+            return dict(feeds)
+        lods = {n: [np.asarray(level, np.int32) for level in v._lod] for n, v in ragged.items()}
+        need = {n: Size.of(lod) for n, lod in lods.items()}
+        sizes = need if self.exact else self._choose(need)
+        return {n: fill(v._value, lods[n], sizes[n], self.exact) if n in ragged else v for n, v in feeds.items()}
+
+    def _choose(self, need: Sizes) -> Sizes:
+        batch = {n: s.numbers[:1] for n, s in need.items()}
+        alike = [k for k in self._known if {n: s.numbers[:1] for n, s in k.items()} == batch]
+        rows = sum(s.rows for s in need.values())
+        fitting = [k for k in alike if all(s.fits(k[n]) for n, s in need.items())]
+        best = min(fitting, key=lambda k: sum(s.rows for s in k.values()), default=None)
+        if best is not None:
+            padded = sum(s.rows for s in best.values())
+            if len(alike) >= MOST or padded * (1 - WASTE) <= max(rows, SMALLEST):
+                return best
+        new = {n: s.rounded() for n, s in need.items()}
+        if len(alike) >= MOST:
+            for k in alike:
+                new = {n: s.joined(k[n]) for n, s in new.items()}
+        self._known.append(new)
+        return new
+
+
+def fill(values: Any, lod: list[np.ndarray], size: Size, exact: bool) -> Ragged:
+    """The rows padded to `size`, with copies of the first row."""
+    if size.uniform:
+        return Ragged(values, (Level(None, size.longest[0], size.numbers[0]),), exact=True)
+    levels = tuple(Level(_extended(offsets, n), longest) for offsets, n, longest in zip(lod, size.numbers, size.longest))
+    missing = size.rows - values.shape[0]
+    if missing:
+        values = np.asarray(values)
+        row = values[:1] if len(values) else np.zeros((1, *values.shape[1:]), values.dtype)
+        values = np.concatenate([values, np.broadcast_to(row, (missing, *values.shape[1:]))])
+    return Ragged(values, levels, exact=exact)
+
+
+def _extended(offsets: np.ndarray, number: int) -> np.ndarray:
+    missing = number + 1 - len(offsets)
+    return np.concatenate([offsets, np.full(missing, offsets[-1], np.int32)]) if missing else offsets
+
+
+def trimmed(value: Any) -> Any:
+    """A value that leaves a step, as users see it: LoDTensors of NumPy arrays, or lists of them, in place of `Ragged`."""
+    from jfluid.lod_tensor import LoDTensorArray
+    from jfluid.ops.tensor_array import TensorArray
+    if isinstance(value, TensorArray):
+        if value.buffer is not None:
+            length = int(np.asarray(value.length))
+            return LoDTensorArray(trimmed(jax.tree.map(lambda b, i=i: b[i], value.buffer)) for i in range(length))
+        return LoDTensorArray(map(trimmed, value.items))
+    if not isinstance(value, Ragged):
+        return value
+    lod, number = [], None
+    for level in value.levels:
+        if level.uniform:
+            offsets = np.arange(level.uniform + 1) * level.longest
+        else:
+            offsets = np.asarray(level.given)
+        offsets = offsets if number is None else offsets[:number + 1]
+        lod.append(offsets.tolist())
+        number = int(offsets[-1])
+    if value.total is not None:
+        number = int(np.asarray(value.total))
+    rows = np.asarray(value.values)
+    return LoDTensor(rows if number is None or value.exact else rows[:number].copy(), lod)
+
+
+def exact(value: Any) -> Any:
+    """A padded `Ragged` without its padding."""
+    if not isinstance(value, Ragged) or value.exact:
+        return value
+    tensor = trimmed(value)
+    lod = [np.asarray(level, np.int32) for level in tensor._lod]
+    if not lod:
+        return tensor._value
+    return fill(tensor._value, lod, Size.of(lod), True)

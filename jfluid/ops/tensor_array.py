@@ -1,0 +1,132 @@
+"""Arrays of tensors, as loops read and write them.
+
+An array is a list while its indices are known (outside loops, or in a loop that is unrolled), and one stacked buffer inside
+a compiled loop, where they are not.
+"""
+import contextlib
+import contextvars
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jfluid import errors
+from jfluid.ops import known
+
+# Whether the iteration of the loop being traced counts: a compiled loop runs on, without effect, up to its bound.
+_active: contextvars.ContextVar[Any] = contextvars.ContextVar("active", default=None)
+
+
+@contextlib.contextmanager
+def writing_where(active: Any) -> Iterator[None]:
+    """Within this context arrays are written only where `active`, a traced boolean, holds."""
+    token = _active.set(active)
+    try:
+        yield
+    finally:
+        _active.reset(token)
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["items", "buffer", "length"], meta_fields=[])
+@dataclass(frozen=True)
+class TensorArray:
+    """A LoDTensorArray.
+
+    Attributes:
+        items: the elements, where they are a list (None: not written yet).
+        buffer: the elements stacked along a first dimension, where they are not; else None.
+        length: int64 scalar, the number of elements of a buffer; else None.
+    """
+
+    items: tuple = ()
+    buffer: Any = None
+    length: Any = None
+
+    @property
+    def capacity(self) -> int:
+        """The number of elements, or of places for them."""
+        return len(self.items) if self.buffer is None else jax.tree.leaves(self.buffer)[0].shape[0]
+
+    def size(self) -> Any:
+        """How many elements it has: an int for a list, else an int64 scalar."""
+        return len(self.items) if self.buffer is None else self.length
+
+    def read(self, index: Any) -> Any:
+        """The element at `index`. Raises OpError when a known index is outside, or the element was never written."""
+        if self.buffer is None and known.is_known(index):
+            at = int(np.asarray(index).reshape(()))
+            if not 0 <= at < len(self.items) or self.items[at] is None:
+                raise errors.OpError(f"the array holds nothing at {at}; it has {len(self.items)} elements")
+            return self.items[at]
+        stacked = self.stacked(self.capacity)
+        at = jnp.clip(jnp.asarray(index).reshape(()).astype(jnp.int32), 0, stacked.capacity - 1)
+        return jax.tree.map(lambda b: jax.lax.dynamic_index_in_dim(b, at, 0, keepdims=False), stacked.buffer)
+
+    def write(self, index: Any, value: Any) -> "TensorArray":
+        """The array with `value` at `index`."""
+        if self.buffer is None and known.is_known(index):
+            at = int(np.asarray(index).reshape(()))
+            items = self.items + (None,) * (at + 1 - len(self.items))
+            return TensorArray(items[:at] + (value,) + items[at + 1:])
+        if self.buffer is None and not self.items:  # the first look at a loop's body: what an element is like
+            return TensorArray(buffer=jax.tree.map(lambda v: jnp.asarray(v)[None], value), length=jnp.int64(1))
+        stacked = self.stacked(self.capacity)
+        at = jnp.asarray(index).reshape(()).astype(jnp.int32)
+        at = jnp.clip(at, 0, stacked.capacity - 1)
+        active = _active.get()
+
+        def put(buffer: Any, new: Any) -> Any:
+            if active is not None:
+                new = jnp.where(active, new, jax.lax.dynamic_index_in_dim(buffer, at, 0, keepdims=False))
+            if buffer.shape[1:] != jnp.shape(new):
+                raise errors.ShapeError(f"write_to_array in a loop: expected an element of shape {list(buffer.shape[1:])}, "
+                                        f"found {list(jnp.shape(new))}")
+            return jax.lax.dynamic_update_index_in_dim(buffer, jnp.asarray(new, buffer.dtype), at, 0)
+
+        length = jnp.maximum(stacked.length, at.astype(jnp.int64) + 1)
+        return TensorArray(buffer=jax.tree.map(put, stacked.buffer, value),
+                           length=length if active is None else jnp.where(active, length, stacked.length))
+
+    def stacked(self, capacity: int) -> "TensorArray":
+        """The array as a buffer of at least `capacity` places. Raises OpError when elements differ in shape."""
+        if self.buffer is not None:
+            missing = capacity - self.capacity
+            if missing <= 0:
+                return self
+            widen = functools.partial(_widen, missing)
+            return TensorArray(buffer=jax.tree.map(widen, self.buffer), length=self.length)
+        filled = [v for v in self.items if v is not None]
+        if not filled:
+            raise errors.OpError("the array is empty: its elements' shape is not known")
+        items = [filled[0] if v is None else v for v in self.items]
+        shapes = {tuple(jnp.shape(x) for x in jax.tree.leaves(v)) for v in items}
+        if len(shapes) > 1:
+            raise errors.OpError(f"a loop reads an array whose elements differ in shape: {sorted(shapes)}")
+        items += [items[-1]] * (capacity - len(items))
+        buffer = jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(x) for x in leaves]), *items)
+        return TensorArray(buffer=buffer, length=jnp.asarray(len(self.items), jnp.int64))
+
+
+def _widen(missing: int, buffer: Any) -> Any:
+    """More places, which hold copies of the last element: finite where it is."""
+    return jnp.concatenate([buffer, jnp.broadcast_to(buffer[-1:], (missing, *buffer.shape[1:]))])
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["order", "lengths"], meta_fields=["longest"])
+@dataclass(frozen=True)
+class RankTable:
+    """A LoDRankTable: the sequences of a level by falling length, equal ones in their order.
+
+    Attributes:
+        order: int32 [number], the sequence of each rank.
+        lengths: int32 [number], its length.
+        longest: a bound on the lengths that is known while tracing.
+    """
+
+    order: Any
+    lengths: Any
+    longest: int
