@@ -38,6 +38,7 @@ class Lowering:
         self.backward = {f: g for g, f in self.pairs.items()}
         self.derived: set[str] = set()  # names of gradients that gradient operators wrote
         self.inner = False  # whether this is a block inside another
+        self.reversible = False  # whether gradients are taken through what is being lowered
 
     def run(self, env: dict[str, Any]) -> dict[str, Any]:
         """Run all operators; `env` maps names to values and gets what they write."""
@@ -103,7 +104,11 @@ class Lowering:
         others: list[str] = []
 
         def function(*values: Any) -> tuple:
-            after = lower(self, op, env | dict(zip(names, values)))
+            outside, self.reversible = self.reversible, True
+            try:
+                after = lower(self, op, env | dict(zip(names, values)))
+            finally:
+                self.reversible = outside
             others[:] = [n for n in after if n not in written]
             return tuple(after.get(n) for n in written + others)
 
@@ -157,7 +162,7 @@ class Lowering:
     def block(self, block: Block, env: dict[str, Any], key: Any = None) -> dict[str, Any]:
         """Lower an inner block over a copy of `env`; returns that copy. It may run conditionally: nothing is watched."""
         inner = Lowering(live_ops(block), self.key if key is None else key)
-        inner.inner = True
+        inner.inner, inner.reversible = True, self.reversible
         return inner.run(dict(env))
 
 

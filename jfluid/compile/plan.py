@@ -7,7 +7,8 @@ from jfluid import errors
 from jfluid.ir.block import Block
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program
-from jfluid.ir.prune import reads_of, writes_of
+from jfluid.ir.prune import outer_names, reads_of, writes_of
+from jfluid.ir.types import VarType
 from jfluid.ir.variable import EMPTY_NAME
 from jfluid.ops import registry
 from jfluid.ops.registry import OpDef
@@ -81,7 +82,7 @@ def plan(program: Program, feeds: Sequence[str], fetches: Sequence[str]) -> Plan
     for segment in segments:
         inside: set[str] = set()
         for _, op, _ in segment.ops:
-            for name in sorted(reads_of(op) - inside) if op.sub_blocks() else op.input_arg_names:
+            for name in _structure_reads(op, inside | written) if op.sub_blocks() else op.input_arg_names:
                 if name in inside or name == EMPTY_NAME or name in segment.reads:
                     continue
                 if op.type.endswith("_grad") and block.find_var_recursive(name) is None:
@@ -103,6 +104,17 @@ def plan(program: Program, feeds: Sequence[str], fetches: Sequence[str]) -> Plan
         needed = (needed - writes) | set(segment.reads) | set(updated)
     rng = any(d.rng for b in program.blocks for _, _, d in live_ops(b))
     return Plan(block, segments, list(feeds), list(fetches), list(state), updated, rng)
+
+
+def _structure_reads(op: Operator, written: set[str]) -> list[str]:
+    """What an operator with blocks reads that has a value: arrays may begin empty, and what it names may be only written."""
+    read = set[str]().union(*(outer_names(b)[0] for b in op.sub_blocks()))
+    found = []
+    for name in sorted(reads_of(op)):
+        var = op.block.find_var_recursive(name)
+        if name in written or var is None or var.persistable or (name in read and var.type != VarType.LOD_TENSOR_ARRAY):
+            found.append(name)
+    return found
 
 
 def _check_fetches(block: Block, fetches: Sequence[str], written: set[str], feeds: Sequence[str]) -> None:

@@ -187,7 +187,8 @@ class _Builder:
             if any(flags) and s + GRAD_SUFFIX in known_out:
                 outputs[s + GRAD_SUFFIX] = [self.add(n) if w else EMPTY_NAME for n, w in zip(read[s], flags)]
         grad_op = Operator(self.block, op.type + "_grad", inputs, outputs,
-                           {k: v for k, v in op.attrs.items() if k not in ("op_role", "op_role_var")}, callsite=False)
+                           {k: v for k, v in op.attrs.items()
+                            if k not in ("op_role", "op_role_var") and not isinstance(v, Block)}, callsite=False)
         self.block.program._stamp(grad_op)
         self.block.adopt_op(grad_op)
         for name in grad_op.output_arg_names:

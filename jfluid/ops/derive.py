@@ -41,7 +41,8 @@ def gradient(forward: OpDef) -> OpDef:
         return tuple(g for s, g in zip(forward.ins, grads) if s.name not in forward.nograd)
 
     # Called as it is: the forward operator inside meets ragged rows by its own rule. One with blocks has no function.
-    return OpDef(f"{forward.type}_grad", None if forward.fn is None else run, ins, outs, forward.attrs, rng=forward.rng,
+    return OpDef(f"{forward.type}_grad", None if forward.fn is None else run, ins, outs,
+                 {n: a for n, a in forward.attrs.items() if a.kind != "BLOCK"}, rng=forward.rng,
                  forward=forward, rows="sequence", sparse=True)
 
 

@@ -215,7 +215,7 @@ def _abstract(v: Variable, size: int) -> Any:
         return jax.ShapeDtypeStruct(shape, dtype)
 
     if v.type == VarType.LOD_RANK_TABLE:
-        return tensor_array.RankTable(array((size,), np.int32), array((size,), np.int32), size)
+        return tensor_array.RankTable(array((size,), np.int32), Level(array((size + 1,), np.int32), size), size)
     if v.type == VarType.SELECTED_ROWS:
         return SelectedRows(array((size,), np.int64), array((size, *shape[1:])), shape[0])
     levels = tuple(Level(array((size + 1,), np.int32), size) for _ in range(v.lod_level))

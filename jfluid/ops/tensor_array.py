@@ -1,4 +1,4 @@
-"""Arrays of tensors, as loops read and write them.
+"""Arrays of tensors, as loops read and write them, and the rank tables that order sequences for them.
 
 An array is a list while its indices are known (outside loops, or in a loop that is unrolled), and one stacked buffer inside
 a compiled loop, where they are not.
@@ -16,6 +16,7 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.ops import known
+from jfluid.ops.ragged import Level, Ragged
 
 # Whether the iteration of the loop being traced counts: a compiled loop runs on, without effect, up to its bound.
 _active: contextvars.ContextVar[Any] = contextvars.ContextVar("active", default=None)
@@ -79,6 +80,11 @@ class TensorArray:
         at = jnp.clip(at, 0, stacked.capacity - 1)
         active = _active.get()
 
+        if isinstance(value, Ragged) and not isinstance(stacked.buffer, Ragged):
+            value = value.values  # the count of rows changes from step to step: readers take it from the rank table
+        elif isinstance(stacked.buffer, Ragged) and not isinstance(value, Ragged):
+            value = stacked.read(index).like(value)
+
         def put(buffer: Any, new: Any) -> Any:
             if active is not None:
                 new = jnp.where(active, new, jax.lax.dynamic_index_in_dim(buffer, at, 0, keepdims=False))
@@ -116,17 +122,31 @@ def _widen(missing: int, buffer: Any) -> Any:
     return jnp.concatenate([buffer, jnp.broadcast_to(buffer[-1:], (missing, *buffer.shape[1:]))])
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["order", "lengths"], meta_fields=["longest"])
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["order", "level"], meta_fields=["rows"])
 @dataclass(frozen=True)
 class RankTable:
     """A LoDRankTable: the sequences of a level by falling length, equal ones in their order.
 
     Attributes:
         order: int32 [number], the sequence of each rank.
-        lengths: int32 [number], its length.
-        longest: a bound on the lengths that is known while tracing.
+        level: the level that the table was made of.
+        rows: the number of rows, padding included, that the level groups.
     """
 
     order: Any
-    lengths: Any
-    longest: int
+    level: Level
+    rows: int
+
+    @property
+    def lengths(self) -> Any:
+        """int32 [number]: the length of each rank's sequence."""
+        return self.level.lengths[self.order]
+
+    @property
+    def ranks(self) -> Any:
+        """int32 [number]: the rank of each sequence."""
+        return jnp.argsort(self.order).astype(jnp.int32)
+
+    def active(self, step: Any) -> Any:
+        """int32 scalar: how many sequences are longer than `step`."""
+        return jnp.sum(self.lengths > jnp.asarray(step).reshape(()), dtype=jnp.int32)

@@ -1,0 +1,160 @@
+"""How often a loop runs at most, and how many places its arrays need: read off its counter."""
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jfluid.ir.block import Block
+from jfluid.ir.operator import Operator
+from jfluid.ops import known
+from jfluid.ops.ragged import Ragged
+from jfluid.ops.tensor_array import RankTable, TensorArray
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A loop's iterations.
+
+    Attributes:
+        most: how many there are at most.
+        exact: whether there are always so many.
+    """
+
+    most: int
+    exact: bool
+
+
+@dataclass(frozen=True)
+class _Counter:
+    """An integer that is `base` of the start of the iteration plus `offset`."""
+
+    base: str
+    offset: int
+
+
+class _Walk:
+    """The counters of a loop's body at each of its operators."""
+
+    def __init__(self, block: Block, env: Mapping[str, Any]):
+        self.env = env
+        self.now: dict[str, _Counter | None] = {}
+        self.before: list[dict[str, _Counter | None]] = []
+        self.constants: dict[str, int] = {}
+        for op in block.ops:
+            self.before.append(dict(self.now))
+            self._step(op)
+
+    def at(self, name: str) -> _Counter | None:
+        return self.now[name] if name in self.now else _Counter(name, 0)
+
+    def constant(self, name: str) -> int | None:
+        """The value of a name that the loop does not change."""
+        if name in self.now:
+            return self.constants.get(name)
+        return _number(self.env.get(name))
+
+    def _step(self, op: Operator) -> None:
+        result = None
+        if op.type == "increment":
+            result = self._moved(op.input("X")[0], op.attr("step"))
+        elif op.type == "assign":
+            result = self.at(op.input("X")[0])
+        elif op.type == "scale" and op.attr("scale") == 1.0 and not op.input("ScaleTensor"):
+            result = self._moved(op.input("X")[0], op.attr("bias"))
+        elif op.type == "elementwise_add":
+            x, y = op.input("X")[0], op.input("Y")[0]
+            if (n := self.constant(y)) is not None:
+                result = self._moved(x, n)
+            elif (n := self.constant(x)) is not None:
+                result = self._moved(y, n)
+        for name in op.output_arg_names:
+            self.now[name] = result
+            self.constants.pop(name, None)
+        if op.type == "fill_constant" and math.prod(op.attr("shape") or ()) == 1:
+            self.constants[op.output("Out")[0]] = int(op.attr("value"))
+
+    def _moved(self, name: str, step: float) -> _Counter | None:
+        counter = self.at(name)
+        return counter and _Counter(counter.base, counter.offset + int(step))
+
+
+def _number(value: Any) -> int | None:
+    if value is None or isinstance(value, (TensorArray, RankTable, Ragged)) or not known.is_known(value):
+        return None
+    array = np.asarray(value)
+    return int(array.reshape(())) if array.size == 1 else None
+
+
+def bound(block: Block, condition: str, env: Mapping[str, Any]) -> Bound | None:
+    """How often the loop over `block` runs while `condition` holds; None where its counter does not tell."""
+    return _bound_of(_Walk(block, env), block, condition, len(block.ops))
+
+
+def _bound_of(walk: _Walk, block: Block, name: str, end: int) -> Bound | None:
+    writer = max((i for i, op in enumerate(block.ops[:end]) if name in op.output_arg_names), default=None)
+    if writer is None:
+        return None
+    op = block.ops[writer]
+    if op.type == "assign":
+        return _bound_of(walk, block, op.input("X")[0], writer)
+    if op.type == "logical_and":
+        found = [b for slot in ("X", "Y") if (b := _bound_of(walk, block, op.input(slot)[0], writer))]
+        return Bound(min(b.most for b in found), False) if found else None
+    swapped = op.type in ("greater_than", "greater_equal")
+    if op.type not in ("less_than", "less_equal") and not swapped:
+        return None
+    counter, limit = (op.input(s)[0] for s in (("Y", "X") if swapped else ("X", "Y")))
+    counters = walk.before[writer]
+    found = counters[counter] if counter in counters else _Counter(counter, 0)
+    last = walk.at(found.base) if found else None
+    start = _number(walk.env.get(found.base)) if found else None
+    if found is None or last is None or last.base != found.base or last.offset <= 0 or start is None:
+        return None
+    most, exact = _limit(walk, block, limit)
+    if most is None:
+        return None
+    most += op.type.endswith("equal")
+    slack = found.offset < last.offset  # compared before it was moved on
+    return Bound(max(-(-(most - start) // last.offset), 0) + slack, exact and not slack)
+
+
+def _limit(walk: _Walk, block: Block, name: str) -> tuple[int | None, bool]:
+    """The largest value that a loop's limit can have, and whether it always has it."""
+    number = walk.constant(name)
+    if number is not None or name in walk.now:
+        return number, True
+    outer: Block | None = block
+    while (outer := outer.parent if outer is not None else None) is not None:
+        for op in reversed(outer.ops):
+            if name in op.output_arg_names:
+                source = walk.env.get(op.input_arg_names[0]) if op.input_arg_names else None
+                if op.type == "max_sequence_len" and isinstance(source, RankTable):
+                    return source.level.longest, False
+                if op.type == "lod_array_length" and isinstance(source, TensorArray):
+                    return source.capacity, False
+                return None, False
+    return None, False
+
+
+def places(block: Block, array: str, env: Mapping[str, Any], bound: Bound | None, held: int) -> int | None:
+    """The places that an array needs in the loop; None where that is not known."""
+    walk = _Walk(block, env)
+    needed = held
+    for op, counters in zip(block.ops, walk.before):
+        if op.type != "write_to_array" or array not in op.output_arg_names:
+            continue
+        index = op.input("I")[0]
+        found = counters[index] if index in counters else _Counter(index, 0)
+        start = _number(env.get(found.base)) if found else None
+        last = walk.at(found.base) if found else None
+        if found is None or start is None or last is None or last.base != found.base:
+            return None if bound is None else held + bound.most + 1
+        if last.offset == 0:
+            needed = max(needed, start + found.offset + 1)
+        elif bound is None:
+            return None
+        else:
+            needed = max(needed, start + (bound.most - 1) * last.offset + found.offset + 1)
+    return needed
