@@ -162,6 +162,16 @@ def trimmed(value: Any) -> Any:
     return LoDTensor(rows if number is None or value.exact else rows[:number].copy(), lod)
 
 
+def padded(tensor: LoDTensor) -> Ragged:
+    """What a host operator gave, in a bucket, so that what follows is compiled for few sizes."""
+    values = np.asarray(tensor._value)
+    lod = [np.asarray(level, np.int32) for level in tensor._lod]
+    if lod:
+        return fill(values, lod, Size.of(lod).plain().rounded(), False)
+    size = Size(ladder(len(values)), (), ())
+    return Ragged(fill(values, [], size, False).values, (), np.int32(len(values)))
+
+
 def exact(value: Any) -> Any:
     """A padded `Ragged` without its padding."""
     if not isinstance(value, Ragged) or value.exact:

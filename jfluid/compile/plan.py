@@ -71,9 +71,20 @@ def plan(program: Program, feeds: Sequence[str], fetches: Sequence[str]) -> Plan
     """
     unsupported(program)
     block = program.global_block()
+    found = _cut(block, list(feeds), list(fetches), in_loop=False)
+    _check_fetches(block, fetches, {n for s in found.segments for _, op, _ in s.ops for n in writes_of(op)}, feeds)
+    return found
+
+
+def plan_block(block: Block, needed: Sequence[str]) -> Plan:
+    """Cut a block that the host runs again and again: what it reads is given, and `needed` of what it writes is kept."""
+    return _cut(block, [], list(needed), in_loop=True)
+
+
+def _cut(block: Block, feeds: list[str], fetches: list[str], in_loop: bool) -> Plan:
     segments: list[Segment] = []
     for item in live_ops(block):
-        host = item[2].host
+        host = item[2].host or _runs_on_host(item[1]) or (in_loop and _handles_array(item[1]))
         if host or not segments or segments[-1].host:
             segments.append(Segment([], host))
         segments[-1].ops.append(item)
@@ -92,7 +103,6 @@ def plan(program: Program, feeds: Sequence[str], fetches: Sequence[str]) -> Plan
                     state[name] = None
             inside |= writes_of(op)
         written |= inside
-    _check_fetches(block, fetches, written, feeds)
     for name in fetches:
         if name not in written and name not in feeds:
             state[name] = None
@@ -102,8 +112,22 @@ def plan(program: Program, feeds: Sequence[str], fetches: Sequence[str]) -> Plan
         writes = {n for _, op, _ in segment.ops for n in writes_of(op)}
         segment.gives = sorted(writes & needed)
         needed = (needed - writes) | set(segment.reads) | set(updated)
-    rng = any(d.rng for b in program.blocks for _, _, d in live_ops(b))
-    return Plan(block, segments, list(feeds), list(fetches), list(state), updated, rng)
+        # An array that is written is also read: its other elements stay.
+        needed |= {n for n in segment.gives if (v := block.find_var_recursive(n)) is not None
+                   and v.type == VarType.LOD_TENSOR_ARRAY}
+    rng = any(d.rng for b in block.program.blocks for _, _, d in live_ops(b))
+    return Plan(block, segments, feeds, fetches, list(state), updated, rng)
+
+
+def _runs_on_host(op: Operator) -> bool:
+    """Whether a block inside the operator holds operators that run on the host, so that the host runs the block too."""
+    return any(registry.get(inner.type).host or _runs_on_host(inner) for b in op.sub_blocks() for inner in b.ops)
+
+
+def _handles_array(op: Operator) -> bool:
+    """Whether the operator reads or writes arrays, which grow from one iteration of a host's loop to the next."""
+    found = [op.block.find_var_recursive(n) for n in op.input_arg_names + op.output_arg_names]
+    return any(v is not None and v.type == VarType.LOD_TENSOR_ARRAY for v in found)
 
 
 def _structure_reads(op: Operator, written: set[str]) -> list[str]:

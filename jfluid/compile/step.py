@@ -2,7 +2,6 @@
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -11,9 +10,9 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.compile import buckets
+from jfluid.compile.host import Host
 from jfluid.compile.lower import Lowering
 from jfluid.compile.plan import Plan, Segment
-from jfluid.ir.variable import EMPTY_NAME
 from jfluid.lod_tensor import LoDTensor
 from jfluid.ops.ragged import Ragged
 from jfluid.scope import Scope
@@ -80,6 +79,7 @@ class Step:
         whole = isinstance(only, CompiledSegment) and not check_finite and set(plan.fetches) <= set(only.gives)
         self._whole = only if whole else None
         self._buckets = buckets.Buckets()
+        self._host = Host(lambda plan: Step(plan, device, place, check_finite, name), place)
 
     def run(self, scope: Scope, feeds: Mapping[str, Any], key: np.ndarray | None) -> list[Any]:
         """Run the step: read state from `scope`, write updated variables back, return the fetches (device or NumPy)."""
@@ -92,13 +92,18 @@ class Step:
         env = dict(feeds)
         binding.read(env)
         with jax.enable_x64(True), jax.default_device(self.device):
-            for segment in self.segments:
-                if isinstance(segment, CompiledSegment):
-                    self._run_xla(segment, env, key)
-                else:
-                    self._run_host(segment, env, scope)
-                binding.write(env, segment.gives)
+            self.run_segments(env, scope, key, binding)
         return [env[n] for n in self.plan.fetches]
+
+    def run_segments(self, env: dict[str, Any], scope: Scope, key: Any, binding: "_Binding | None" = None) -> None:
+        """Run all segments on the values in `env`, which gets what they give."""
+        for segment in self.segments:
+            if isinstance(segment, CompiledSegment):
+                self._run_xla(segment, env, key)
+            else:
+                self._host.run(segment, env, key, scope)
+            if binding is not None:
+                binding.write(env, segment.gives)
 
     def _run_xla(self, segment: CompiledSegment, env: dict[str, Any], key: Any) -> None:
         donated, kept = tuple([env[n] for n in segment.donated]), tuple([env.get(n) for n in segment.kept])
@@ -121,32 +126,6 @@ class Step:
             warnings.warn(f"this program is compiled anew for each batch of other lengths, because of an operator that does "
                           f"not bear padded rows: {str(padded).splitlines()[0]}", RuntimeWarning, stacklevel=2)
             return outs
-
-    def _run_host(self, segment: Segment, env: dict[str, Any], scope: Scope) -> None:
-        for position, op, definition in segment.ops:
-            def value(name: str) -> Any:
-                return None if name == EMPTY_NAME or name not in env else np.array(buckets.trimmed(env[name]))
-
-            ragged = [env[n] for n in op.input_arg_names if isinstance(env.get(n), Ragged)]
-
-            ins = [[value(n) for n in op.inputs.get(s.name, ())] if s.many
-                   else (value(op.inputs[s.name][0]) if op.inputs.get(s.name) else None) for s in definition.ins]
-            kwargs = {a: op.attrs[a] for a in definition.attrs if a in op.attrs}
-            if definition.wants_ctx:
-                kwargs["ctx"] = SimpleNamespace(op=op, scope=scope, place=self.place)
-            try:
-                outs = definition.fn(*ins, **kwargs)
-            except errors.JFluidError:
-                raise
-            except Exception as e:
-                raise errors.OpError(f"operator {op.type} (position {position} of its block) failed: {e}"
-                                     + (f"\n  made at: {op.callsite}" if op.callsite else "")) from e
-            outs = outs if isinstance(outs, tuple) else (outs,)
-            for slot, out in zip(definition.outs, outs):
-                for name, v in zip(op.outputs.get(slot.name, ()), out if isinstance(out, list) else (out,)):
-                    if v is not None:
-                        v = np.asarray(v)
-                        env[name] = buckets.exact(ragged[0]).like(v) if ragged and definition.rows == "map" else v
 
 
 class _Binding:

@@ -7,6 +7,7 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.ops.elementwise import binary
+from jfluid.ops.ragged import Ragged, rows_of
 from jfluid.ops.registry import op, table
 from jfluid.ops.shape import is_unknown, numpy_of
 
@@ -57,10 +58,12 @@ def isnan(x):
     return jnp.isnan(x).any().reshape(1)
 
 
-@op("is_empty", ins=("X",), outs=("Out",), grad=False)
+@op("is_empty", ins=("X",), outs=("Out",), grad=False, rows="sequence")
 def is_empty(x):
-    """Whether the tensor has no elements: known from its shape."""
-    return np.array([x.size == 0])
+    """Whether the tensor has no elements: known from its shape, unless its rows are padded."""
+    if isinstance(x, Ragged) and not x.exact:
+        return jnp.reshape(x.count() == 0, 1)
+    return np.array([rows_of(x).size == 0])
 
 
 @op("allclose", ins=("Input", "Other"), outs=("Out",), grad=False)
