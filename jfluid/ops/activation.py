@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from jfluid import errors
+from jfluid.ops import row_rules
 from jfluid.ops.elementwise import aligned, between, unary
 from jfluid.ops.registry import Int, op, table
 
@@ -12,41 +13,41 @@ _PLAIN = {
     "relu": jax.nn.relu, "sigmoid": jax.nn.sigmoid, "logsigmoid": jax.nn.log_sigmoid, "tanh": jnp.tanh,
     "tanh_shrink": lambda x: x - jnp.tanh(x), "softplus": jax.nn.softplus, "softsign": jax.nn.soft_sign,
 }
-table({name: unary(compute) for name, compute in _PLAIN.items()}, ins=("X",), outs=("Out",))
+table({name: unary(compute) for name, compute in _PLAIN.items()}, ins=("X",), outs=("Out",), rows="map")
 
 
-@op("relu6", ins=("X",), outs=("Out",))
+@op("relu6", ins=("X",), outs=("Out",), rows="map")
 def relu6(x, *, threshold=6.0):
     """x limited to 0..threshold."""
     return between(x, 0.0, threshold)
 
 
-@op("brelu", ins=("X",), outs=("Out",))
+@op("brelu", ins=("X",), outs=("Out",), rows="map")
 def brelu(x, *, t_min=0.0, t_max=24.0):
     """x limited to t_min..t_max."""
     return between(x, t_min, t_max)
 
 
-@op("leaky_relu", ins=("X",), outs=("Out",))
+@op("leaky_relu", ins=("X",), outs=("Out",), rows="map")
 def leaky_relu(x, *, alpha=0.02):
     """The larger of x and alpha * x."""
     positive, negative = (x, alpha * x) if alpha <= 1 else (alpha * x, x)
     return jnp.where(x > 0, positive, negative)
 
 
-@op("elu", ins=("X",), outs=("Out",))
+@op("elu", ins=("X",), outs=("Out",), rows="map")
 def elu(x, *, alpha=1.0):
     """x above zero, alpha * (exp(x) - 1) elsewhere."""
     return jax.nn.elu(x, alpha)
 
 
-@op("selu", ins=("X",), outs=("Out",))
+@op("selu", ins=("X",), outs=("Out",), rows="map")
 def selu(x, *, scale=1.0507009873554805, alpha=1.6732632423543772):
     """scale * elu(x, alpha)."""
     return scale * jax.nn.elu(x, alpha)
 
 
-@op("gelu", ins=("X",), outs=("Out",))
+@op("gelu", ins=("X",), outs=("Out",), rows="map")
 def gelu(x, *, approximate=False):
     """x times the normal distribution function of x, or its approximation by tanh."""
     return jax.nn.gelu(x, approximate)
@@ -64,49 +65,49 @@ def _soft_relu_jvp(threshold, primals, tangents):
     return out, tangents[0] * jnp.where(out < threshold, -jnp.expm1(-out), 0.0)
 
 
-@op("soft_relu", ins=("X",), outs=("Out",))
+@op("soft_relu", ins=("X",), outs=("Out",), rows="map")
 def soft_relu(x, *, threshold=40.0):
     """log(1 + exp(x)) of x limited to -threshold..threshold."""
     return _soft_relu(x, threshold)
 
 
-@op("softshrink", ins=("X",), outs=("Out",))
+@op("softshrink", ins=("X",), outs=("Out",), rows="map")
 def softshrink(x, *, lambda_=0.5):
     """x moved towards zero by lambda, zero where it is nearer than that."""
     return jnp.where(x > lambda_, x - lambda_, jnp.where(x < -lambda_, x + lambda_, 0.0))
 
 
-@op("hard_shrink", ins=("X",), outs=("Out",))
+@op("hard_shrink", ins=("X",), outs=("Out",), rows="map")
 def hard_shrink(x, *, threshold=0.5):
     """x, zero where its magnitude is at most the threshold."""
     return jnp.where(jnp.abs(x) > threshold, x, 0.0)
 
 
-@op("thresholded_relu", ins=("X",), outs=("Out",))
+@op("thresholded_relu", ins=("X",), outs=("Out",), rows="map")
 def thresholded_relu(x, *, threshold=1.0):
     """x, zero where it is at most the threshold."""
     return jnp.where(x > threshold, x, 0.0)
 
 
-@op("hard_sigmoid", ins=("X",), outs=("Out",))
+@op("hard_sigmoid", ins=("X",), outs=("Out",), rows="map")
 def hard_sigmoid(x, *, slope=0.2, offset=0.5):
     """slope * x + offset limited to 0..1."""
     return between(slope * x + offset, 0.0, 1.0)
 
 
-@op("hard_swish", ins=("X",), outs=("Out",))
+@op("hard_swish", ins=("X",), outs=("Out",), rows="map")
 def hard_swish(x, *, threshold=6.0, scale=6.0, offset=3.0):
     """x times (x + offset limited to 0..threshold), over scale."""
     return x * between(x + offset, 0.0, threshold) / scale
 
 
-@op("swish", ins=("X",), outs=("Out",))
+@op("swish", ins=("X",), outs=("Out",), rows="map")
 def swish(x, *, beta=1.0):
     """x * sigmoid(beta * x)."""
     return x * jax.nn.sigmoid(beta * x)
 
 
-@op("mish", ins=("X",), outs=("Out",))
+@op("mish", ins=("X",), outs=("Out",), rows="map")
 def mish(x, *, threshold=20.0):
     """x * tanh(softplus(x)); beyond the threshold softplus is taken as x, below its negative as exp(x)."""
     low, high = x < -threshold, x > threshold
@@ -115,13 +116,13 @@ def mish(x, *, threshold=20.0):
     return x * jnp.tanh(soft)
 
 
-@op("stanh", ins=("X",), outs=("Out",))
+@op("stanh", ins=("X",), outs=("Out",), rows="map")
 def stanh(x, *, scale_a=0.67, scale_b=1.7159):
     """scale_b * tanh(scale_a * x)."""
     return scale_b * jnp.tanh(scale_a * x)
 
 
-@op("maxout", ins=("X",), outs=("Out",))
+@op("maxout", ins=("X",), outs=("Out",), rows=row_rules.by_axis("axis", 1))
 def maxout(x, *, groups: Int, axis: Int = 1):
     """The largest of each `groups` neighbouring channels; at a tie the gradient goes to the first of them."""
     axis %= x.ndim
@@ -163,7 +164,7 @@ def _softmax_jvp(axis, primals, tangents):
     return out, weighted - out * weighted.sum(axis, keepdims=True)
 
 
-@op("softmax", ins=("X",), outs=("Out",))
+@op("softmax", ins=("X",), outs=("Out",), rows=row_rules.by_axis("axis"))
 def softmax(x, *, axis=-1, data_format="AnyLayout"):
     """exp(x) normalised to a sum of one along `axis`; the layout of the data makes no difference."""
     return _softmax(x, axis)

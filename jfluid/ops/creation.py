@@ -61,19 +61,19 @@ def fill_constant_batch_size_like(like, *, shape: Ints, dtype=5, value=0.0, str_
     return jnp.full(like_batch(like, shape, input_dim_idx, output_dim_idx), _parsed(str_value, value, dtype), dtype)
 
 
-@op("fill_zeros_like", ins=("X",), outs=("Out",), grad=False)
+@op("fill_zeros_like", ins=("X",), outs=("Out",), grad=False, rows="map")
 def fill_zeros_like(x):
     """Zeros of the shape and dtype of x."""
     return jnp.zeros(x.shape, x.dtype)
 
 
-@op("fill_zeros_like2", ins=("X",), outs=("Out",), grad=False)
+@op("fill_zeros_like2", ins=("X",), outs=("Out",), grad=False, rows="map")
 def fill_zeros_like2(x, *, dtype=5):
     """Zeros of the shape of x."""
     return jnp.zeros(x.shape, np_dtype(dtype))
 
 
-@op("fill_any_like", ins=("X",), outs=("Out",), grad=False)
+@op("fill_any_like", ins=("X",), outs=("Out",), grad=False, rows="map")
 def fill_any_like(x, *, value=0.0, dtype=-1):
     """A tensor of the shape of x full of one value; dtype -1 is that of x."""
     dtype = np.dtype(x.dtype) if dtype < 0 else np_dtype(dtype)
@@ -96,13 +96,13 @@ def assign_value(*, shape: Ints, dtype: Int, bool_values: Ints = (), fp32_values
     return np.asarray(values).astype(np_dtype(dtype)).reshape(shape)
 
 
-@op("assign", ins=("X?",), outs=("Out",), fold=True)
+@op("assign", ins=("X?",), outs=("Out",), fold=True, rows="map")
 def assign(x):
     """A copy of x."""
     return x
 
 
-@op("cast", ins=("X",), outs=("Out",), fold=True)
+@op("cast", ins=("X",), outs=("Out",), fold=True, rows="map")
 def cast(x, *, in_dtype: Int, out_dtype: Int):
     """x with another element type; in_dtype only records the first one."""
     return x.astype(np_dtype(out_dtype))

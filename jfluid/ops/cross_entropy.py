@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfluid import errors
+from jfluid.ops import row_rules
 from jfluid.ops.registry import Long, op
 
 # Fluid bounds logarithms of zero by this number.
@@ -79,7 +80,7 @@ def soft_labels(label, shape, name):
     return label
 
 
-@op("cross_entropy", ins=("X", "Label"), outs=("Y",), nograd=("Label",))
+@op("cross_entropy", ins=("X", "Label"), outs=("Y",), nograd=("Label",), rows="map")
 def cross_entropy(x, label, *, soft_label=False, ignore_index=-100):
     """-log of the probability of the label, or -sum(label * log(x)) for soft labels, along the last axis."""
     if soft_label:
@@ -89,7 +90,7 @@ def cross_entropy(x, label, *, soft_label=False, ignore_index=-100):
     return (-bounded_log(match)).reshape(label.shape)
 
 
-@op("cross_entropy2", ins=("X", "Label"), outs=("Y", "XShape", "MatchX"), nograd=("Label",))
+@op("cross_entropy2", ins=("X", "Label"), outs=("Y", "XShape", "MatchX"), nograd=("Label",), rows="map")
 def cross_entropy2(x, label, *, ignore_index=-100):
     """cross_entropy of hard labels, with the matched probability (0 where ignored)."""
     labels = class_labels(label, x.shape, x.ndim - 1, "cross_entropy2")
@@ -148,7 +149,8 @@ def _softmax_loss_backward(axis, soft_label, ignore_index, kept, cotangents):
 _softmax_loss.defvjp(_softmax_loss_forward, _softmax_loss_backward)
 
 
-@op("softmax_with_cross_entropy", ins=("Logits", "Label"), outs=("Softmax~", "Loss"), nograd=("Label",))
+@op("softmax_with_cross_entropy", ins=("Logits", "Label"), outs=("Softmax~", "Loss"), nograd=("Label",),
+    rows=row_rules.by_axis("axis", slot="Logits"))
 def softmax_with_cross_entropy(logits, label, *, soft_label=False, numeric_stable_mode=True, ignore_index=-100,
                                axis=-1):
     """Softmax along `axis` and the cross entropy with it (always computed in the stable way)."""

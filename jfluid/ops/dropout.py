@@ -43,7 +43,7 @@ def _factors(prob: float, is_test: bool, implementation: str) -> float:
     return 1.0 if is_test or prob == 1 else 1 / (1 - prob)
 
 
-@op("dropout", ins=("X", "Seed?"), outs=("Out", "Mask~"), nograd=("Seed",), rng=True)
+@op("dropout", ins=("X", "Seed?"), outs=("Out", "Mask~"), nograd=("Seed",), rng=True, rows="map")
 def dropout(x, seed_tensor, *, key, dropout_prob=0.5, is_test=False, fix_seed=False, seed=0,
             dropout_implementation="downgrade_in_infer"):
     """x with each element set to zero with probability dropout_prob; Mask is 1 where an element is kept."""
@@ -62,7 +62,7 @@ def _times(x: jax.Array, factor: float) -> jax.Array:
 
 
 # Its own gradient, from the mask: a derived one would have to draw the same numbers again.
-@op("dropout_grad", ins=("Mask", "Out@GRAD"), outs=("X@GRAD",), grad=False)
+@op("dropout_grad", ins=("Mask", "Out@GRAD"), outs=("X@GRAD",), grad=False, rows="map")
 def dropout_grad(mask, grad, *, dropout_prob=0.5, is_test=False, fix_seed=False, seed=0,
                  dropout_implementation="downgrade_in_infer"):
     """The gradient of dropout: that of the output where an element was kept."""

@@ -108,18 +108,18 @@ def binary(name: str, compute: Callable) -> Callable:
 _BINARY = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": _divide, "max": _larger,
            "min": _smaller, "pow": _power}
 table({f"elementwise_{n}": binary(f"elementwise_{n}", f) for n, f in _BINARY.items()},
-      ins=("X", "Y"), outs=("Out",), fold=True)
+      ins=("X", "Y"), outs=("Out",), fold=True, rows="map")
 table({f"elementwise_{n}": binary(f"elementwise_{n}", f) for n, f in {"mod": _remainder, "floordiv": quotient}.items()},
-      ins=("X", "Y"), outs=("Out",), grad=False, fold=True)
+      ins=("X", "Y"), outs=("Out",), grad=False, fold=True, rows="map")
 
 
-@op("minus", ins=("X", "Y"), outs=("Out",))
+@op("minus", ins=("X", "Y"), outs=("Out",), rows="map")
 def minus(x, y):
     """x - y for equal shapes."""
     return operator.sub(*_equal_shapes("minus", x, y))
 
 
-@op("sum", ins=("X*",), outs=("Out",), fold=True)
+@op("sum", ins=("X*",), outs=("Out",), fold=True, rows="map")
 def sum_(xs):
     """Sum of tensors of one shape."""
     if not xs:
@@ -136,7 +136,7 @@ def _equal_shapes(what: str, x: Any, y: Any) -> tuple[Any, Any]:
     return x, y
 
 
-@op("scale", ins=("X", "ScaleTensor?"), outs=("Out",), nograd=("ScaleTensor",), fold=True)
+@op("scale", ins=("X", "ScaleTensor?"), outs=("Out",), nograd=("ScaleTensor",), fold=True, rows="map")
 def scale(x, scale_tensor, *, scale=1.0, bias=0.0, bias_after_scale=True):
     """x * scale + bias, or (x + bias) * scale; integers take the whole part of scale and bias."""
     if scale_tensor is not None:
@@ -148,7 +148,7 @@ def scale(x, scale_tensor, *, scale=1.0, bias=0.0, bias_after_scale=True):
     return out.astype(x.dtype)
 
 
-@op("pow", ins=("X", "FactorTensor?"), outs=("Out",), nograd=("FactorTensor",))
+@op("pow", ins=("X", "FactorTensor?"), outs=("Out",), nograd=("FactorTensor",), rows="map")
 def pow_(x, factor_tensor, *, factor=1.0):
     """x to the power of `factor`, element by element."""
     if factor_tensor is not None:
@@ -163,7 +163,7 @@ def between(x: Any, low: Any, high: Any) -> Any:
     return jnp.where(x <= low, low, jnp.where(x >= high, high, x)).astype(x.dtype)
 
 
-@op("clip", ins=("X", "Min?", "Max?"), outs=("Out",), nograd=("Min", "Max"))
+@op("clip", ins=("X", "Min?", "Max?"), outs=("Out",), nograd=("Min", "Max"), rows="map")
 def clip(x, low, high, *, min: float, max: float):
     """x limited to min..max, given as numbers or as one-element tensors."""
     if low is None and high is None and min >= max:
@@ -205,4 +205,4 @@ _UNARY = {
     "sin": jnp.sin, "cos": jnp.cos, "asin": jnp.arcsin, "acos": jnp.arccos, "atan": jnp.arctan, "erf": jax.lax.erf,
     "sign": jnp.sign,
 }
-table({name: unary(compute) for name, compute in _UNARY.items()}, ins=("X",), outs=("Out",))
+table({name: unary(compute) for name, compute in _UNARY.items()}, ins=("X",), outs=("Out",), rows="map")

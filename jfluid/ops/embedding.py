@@ -28,7 +28,7 @@ def look_up(table, ids, padding_idx, is_distributed):
     return jnp.where((ids == padding_idx)[..., None], jnp.zeros((), table.dtype), rows)
 
 
-@op("lookup_table", ins=("W", "Ids"), outs=("Out",), nograd=("Ids",))
+@op("lookup_table", ins=("W", "Ids"), outs=("Out",), nograd=("Ids",), rows="map")
 def lookup_table(w, ids, *, is_sparse=False, is_distributed=False, padding_idx: Long = -1, remote_prefetch=False,
                  trainer_id=0, height_sections: Longs = (), epmap: Strings = (), table_names: Strings = (),
                  grad_inplace=False):
@@ -36,7 +36,7 @@ def lookup_table(w, ids, *, is_sparse=False, is_distributed=False, padding_idx: 
     return look_up(w, last_one("lookup_table", ids), padding_idx, is_distributed)
 
 
-@op("lookup_table_v2", ins=("W", "Ids"), outs=("Out",), nograd=("Ids",))
+@op("lookup_table_v2", ins=("W", "Ids"), outs=("Out",), nograd=("Ids",), rows="map")
 def lookup_table_v2(w, ids, *, is_sparse=False, is_distributed=False, padding_idx: Long = -1, remote_prefetch=False,
                     trainer_id=0, height_sections: Longs = (), epmap: Strings = (), table_names: Strings = ()):
     """Rows of w at ids; the gradient of w is dense whatever `is_sparse` says."""
@@ -72,13 +72,13 @@ def hot(ids, depth_tensor, depth, dtype, allow_out_of_range):
     return jnp.where(((ids < 0) | (ids >= depth))[..., None], wrong, out)
 
 
-@op("one_hot", ins=("X", "depth_tensor?"), outs=("Out",), grad=False)
+@op("one_hot", ins=("X", "depth_tensor?"), outs=("Out",), grad=False, rows="map")
 def one_hot(x, depth_tensor, *, depth=-1, dtype=5, allow_out_of_range=False):
     """One-hot vectors of ids of shape [..., 1]."""
     return hot(last_one("one_hot", x), depth_tensor, depth, dtype, allow_out_of_range)
 
 
-@op("one_hot_v2", ins=("X", "depth_tensor?"), outs=("Out",), grad=False)
+@op("one_hot_v2", ins=("X", "depth_tensor?"), outs=("Out",), grad=False, rows="map")
 def one_hot_v2(x, depth_tensor, *, depth=-1, dtype=5, allow_out_of_range=False):
     """One-hot vectors of ids, appended as a last dimension."""
     return hot(x, depth_tensor, depth, dtype, allow_out_of_range)

@@ -12,7 +12,7 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.ir.types import np_dtype
-from jfluid.ops import known
+from jfluid.ops import known, row_rules
 from jfluid.ops.registry import Int, Ints, Long, op
 from jfluid.ops.shape import given_ints, is_unknown, numpy_of, shaped, unified
 
@@ -60,7 +60,7 @@ def _gather_backward(kept, out_grad):
 _gather_overwriting.defvjp(_gather_forward, _gather_backward)
 
 
-@op("gather", ins=("X", "Index"), outs=("Out",), nograd=("Index",), fold=True)
+@op("gather", ins=("X", "Index"), outs=("Out",), nograd=("Index",), fold=True, rows=row_rules.chosen_rows)
 def gather(x, index, *, overwrite=True):
     """Rows of x at the indices; overwrite: the gradient of equal indices is the last one's, not the sum."""
     index = _flat_index(index, "gather")
@@ -133,7 +133,7 @@ def index_sample(x, index):
     return jnp.asarray(x).at[at].get(mode="fill", wrap_negative_indices=False)
 
 
-@op("multiplex", ins=("Ids", "X*"), outs=("Out",), nograd=("Ids",))
+@op("multiplex", ins=("Ids", "X*"), outs=("Out",), nograd=("Ids",), rows="map")
 def multiplex(ids, xs):
     """Row i of input number ids[i]."""
     common = unified([x.shape for x in xs], "multiplex")
@@ -182,7 +182,7 @@ def _number(value, attr: Sequence[int], i: int, flags: Sequence[int]):
 
 
 @op("slice", ins=("Input", "StartsTensor?", "EndsTensor?", "StartsTensorList*?", "EndsTensorList*?"), outs=("Out",),
-    nograd=("StartsTensor", "EndsTensor", "StartsTensorList", "EndsTensorList"), fold=True)
+    nograd=("StartsTensor", "EndsTensor", "StartsTensorList", "EndsTensorList"), fold=True, rows=row_rules.other_axes)
 def slice_(x, starts_tensor, ends_tensor, start_tensors, end_tensors, *, axes: Ints, starts: Ints = (),
            ends: Ints = (), infer_flags: Ints = (), decrease_axis: Ints = ()):
     """x from starts to ends along axes, without the dimensions decrease_axis."""
@@ -320,7 +320,7 @@ def crop_tensor(x, shape_tensor, offsets_tensor, shape_tensors, offset_tensors, 
     return _crop(x, dims, offset_tensors, offsets_tensor, offsets, "crop_tensor")
 
 
-@op("top_k", ins=("X", "K?"), outs=("Out", "Indices"), nograd=("K",))
+@op("top_k", ins=("X", "K?"), outs=("Out", "Indices"), nograd=("K",), rows=row_rules.last_axis)
 def top_k(x, k_tensor, *, k=1):
     """The k largest values of each last dimension, largest first, and their positions (the first of equal ones)."""
     if k_tensor is not None:
@@ -333,7 +333,7 @@ def top_k(x, k_tensor, *, k=1):
     return values, indices.astype(np.int64)
 
 
-@op("argsort", ins=("X",), outs=("Out", "Indices"))
+@op("argsort", ins=("X",), outs=("Out", "Indices"), rows=row_rules.by_axis("axis"))
 def argsort(x, *, axis=-1, descending=False):
     """x sorted along axis, and the positions that sort it."""
     indices = jnp.argsort(x, axis, stable=True, descending=descending)
@@ -344,19 +344,19 @@ def _arg(find, x, axis, dtype, keepdims):
     return find(x, axis=axis, keepdims=keepdims).astype(np.int64 if dtype < 0 else np_dtype(dtype))
 
 
-@op("arg_max", ins=("X",), outs=("Out",), grad=False)
+@op("arg_max", ins=("X",), outs=("Out",), grad=False, rows=row_rules.by_axis("axis"))
 def arg_max(x, *, axis: Long, keepdims=False, dtype=-1):
     """Positions of the largest elements along axis."""
     return _arg(jnp.argmax, x, axis, dtype, keepdims)
 
 
-@op("arg_min", ins=("X",), outs=("Out",), grad=False)
+@op("arg_min", ins=("X",), outs=("Out",), grad=False, rows=row_rules.by_axis("axis"))
 def arg_min(x, *, axis: Long, keepdims=False, dtype=-1):
     """Positions of the smallest elements along axis."""
     return _arg(jnp.argmin, x, axis, dtype, keepdims)
 
 
-@op("where", ins=("Condition", "X", "Y"), outs=("Out",), nograd=("Condition",))
+@op("where", ins=("Condition", "X", "Y"), outs=("Out",), nograd=("Condition",), rows="map")
 def where(condition, x, y):
     """Elements of x where condition holds, of y elsewhere."""
     common = unified([condition.shape, x.shape, y.shape], "where")

@@ -5,6 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jfluid import errors
+from jfluid.ops import row_rules
 from jfluid.ops.reduce import at_least_1d
 from jfluid.ops.registry import Ints, op
 from jfluid.ops.shape import is_unknown
@@ -20,7 +21,7 @@ def _check_equal(what: str, x: Any, y: Any, x_size: int, y_size: int) -> bool:
                             f"found {x_size} and {y_size}")
 
 
-@op("mul", ins=("X", "Y"), outs=("Out",))
+@op("mul", ins=("X", "Y"), outs=("Out",), rows=row_rules.product)
 def mul(x, y, *, x_num_col_dims=1, y_num_col_dims=1):
     """Matrix product of x and y, each flattened to two dimensions."""
     if not 0 < x_num_col_dims < x.ndim or not 0 < y_num_col_dims < y.ndim:
@@ -54,7 +55,7 @@ def _batched(x: Any, y: Any) -> Any:
     return out.reshape(*batch, *out.shape[-2:])
 
 
-@op("matmul", ins=("X", "Y"), outs=("Out",))
+@op("matmul", ins=("X", "Y"), outs=("Out",), rows=row_rules.matrix_product)
 def matmul(x, y, *, transpose_X=False, transpose_Y=False, alpha=1.0, head_number=1,
            fused_reshape_Out: Ints = (), fused_transpose_Out: Ints = ()):
     """alpha * x @ y over the last two dimensions; a vector is a row of x, a column of y."""
@@ -82,7 +83,7 @@ def bmm(x, y):
     return x @ y
 
 
-@op("dot", ins=("X", "Y"), outs=("Out",))
+@op("dot", ins=("X", "Y"), outs=("Out",), rows=row_rules.last_axis)
 def dot(x, y):
     """Inner product of two vectors, or of each row of two matrices."""
     if x.ndim not in (1, 2) or x.ndim != y.ndim:

@@ -14,7 +14,7 @@ from jfluid.ops.shape import is_unknown, numpy_of
 _COMPARE = {"equal": operator.eq, "not_equal": operator.ne, "less_than": operator.lt, "less_equal": operator.le,
             "greater_than": operator.gt, "greater_equal": operator.ge}
 table({name: binary(name, compute) for name, compute in _COMPARE.items()},
-      ins=("X", "Y"), outs=("Out",), grad=False, fold=True)
+      ins=("X", "Y"), outs=("Out",), grad=False, fold=True, rows="map")
 
 
 def _logical(name: str) -> Callable:
@@ -31,10 +31,10 @@ def _logical(name: str) -> Callable:
 
 
 table({name: _logical(name) for name in ("logical_and", "logical_or", "logical_xor")},
-      ins=("X", "Y"), outs=("Out",), grad=False, fold=True)
+      ins=("X", "Y"), outs=("Out",), grad=False, fold=True, rows="map")
 
 
-@op("logical_not", ins=("X",), outs=("Out",), grad=False, fold=True)
+@op("logical_not", ins=("X",), outs=("Out",), grad=False, fold=True, rows="map")
 def logical_not(x):
     """The opposite of a boolean tensor."""
     return numpy_of(x).logical_not(x)

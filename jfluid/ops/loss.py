@@ -15,7 +15,11 @@ def same_shape(type_: str, **tensors) -> None:
         raise errors.ShapeError(f"{type_}: expected tensors of one shape, found {found}")
 
 
-@op("sigmoid_cross_entropy_with_logits", ins=("X", "Label"), outs=("Out",), nograd=("Label",))
+def _unless_normalized(attrs, ins):
+    return None if attrs.get("normalize", False) else "map"
+
+
+@op("sigmoid_cross_entropy_with_logits", ins=("X", "Label"), outs=("Out",), nograd=("Label",), rows=_unless_normalized)
 def sigmoid_cross_entropy_with_logits(x, label, *, normalize=False, ignore_index=-100):
     """Binary cross entropy of sigmoid(x), element by element; optionally divided by the number of counted labels."""
     same_shape("sigmoid_cross_entropy_with_logits", X=x, Label=label)
@@ -37,7 +41,7 @@ def _binary_cross_entropy_jvp(primals, tangents):
     return _binary_cross_entropy(x, label), (x - label) / jnp.maximum((1 - x) * x, 1e-12) * dx
 
 
-@op("bce_loss", ins=("X", "Label"), outs=("Out",), nograd=("Label",))
+@op("bce_loss", ins=("X", "Label"), outs=("Out",), nograd=("Label",), rows="map")
 def bce_loss(x, label):
     """Binary cross entropy of probabilities, logarithms bounded by -100."""
     same_shape("bce_loss", X=x, Label=label)
@@ -58,7 +62,7 @@ def kldiv_loss(x, target, *, reduction="mean"):
     return (loss.sum() / scale[reduction]).reshape(1)
 
 
-@op("huber_loss", ins=("X", "Y"), outs=("Residual~", "Out"))
+@op("huber_loss", ins=("X", "Y"), outs=("Residual~", "Out"), rows="map")
 def huber_loss(x, y, *, delta: Float):
     """Half the squared residual y - x up to `delta`, linear beyond."""
     same_shape("huber_loss", X=x, Y=y)
@@ -67,7 +71,7 @@ def huber_loss(x, y, *, delta: Float):
     return residual, jnp.where(size <= delta, 0.5 * residual * residual, delta * (size - 0.5 * delta))
 
 
-@op("modified_huber_loss", ins=("X", "Y"), outs=("IntermediateVal~", "Out"), nograd=("Y",))
+@op("modified_huber_loss", ins=("X", "Y"), outs=("IntermediateVal~", "Out"), nograd=("Y",), rows="map")
 def modified_huber_loss(x, y):
     """Squared hinge of the margin x * (2y - 1), linear below -1."""
     same_shape("modified_huber_loss", X=x, Y=y)
@@ -76,7 +80,7 @@ def modified_huber_loss(x, y):
 
 
 @op("smooth_l1_loss", ins=("X", "Y", "InsideWeight?", "OutsideWeight?"), outs=("Diff~", "Out"),
-    nograd=("InsideWeight", "OutsideWeight"))
+    nograd=("InsideWeight", "OutsideWeight"), rows="map")
 def smooth_l1_loss(x, y, inside, outside, *, sigma=1.0):
     """Huber-like loss of each row, summed over all but the first dimension."""
     same_shape("smooth_l1_loss", X=x, Y=y)
@@ -88,28 +92,28 @@ def smooth_l1_loss(x, y, inside, outside, *, sigma=1.0):
     return diff, loss.reshape(x.shape[0], -1).sum(1, keepdims=True)
 
 
-@op("log_loss", ins=("Predicted", "Labels"), outs=("Loss",), nograd=("Labels",))
+@op("log_loss", ins=("Predicted", "Labels"), outs=("Loss",), nograd=("Labels",), rows="map")
 def log_loss(predicted, labels, *, epsilon: Float):
     """Binary cross entropy of probabilities, with `epsilon` added to each probability."""
     same_shape("log_loss", Predicted=predicted, Labels=labels)
     return -labels * jnp.log(predicted + epsilon) - (1 - labels) * jnp.log(1 - predicted + epsilon)
 
 
-@op("hinge_loss", ins=("Logits", "Labels"), outs=("Loss",), nograd=("Labels",))
+@op("hinge_loss", ins=("Logits", "Labels"), outs=("Loss",), nograd=("Labels",), rows="map")
 def hinge_loss(logits, labels):
     """max(0, 1 - logits * (2 labels - 1))."""
     same_shape("hinge_loss", Logits=logits, Labels=labels)
     return jax.nn.relu(1 - logits * (2 * labels - 1))
 
 
-@op("rank_loss", ins=("Label", "Left", "Right"), outs=("Out",), nograd=("Label",))
+@op("rank_loss", ins=("Label", "Left", "Right"), outs=("Out",), nograd=("Label",), rows="map")
 def rank_loss(label, left, right):
     """RankNet loss: cross entropy of sigmoid(left - right)."""
     same_shape("rank_loss", Label=label, Left=left, Right=right)
     return jax.nn.softplus(left - right) - label * (left - right)
 
 
-@op("margin_rank_loss", ins=("X1", "X2", "Label"), outs=("Activated~", "Out"), nograd=("Label",))
+@op("margin_rank_loss", ins=("X1", "X2", "Label"), outs=("Activated~", "Out"), nograd=("Label",), rows="map")
 def margin_rank_loss(x1, x2, label, *, margin=0.0):
     """max(0, margin - label * (x1 - x2)), and where it is positive."""
     same_shape("margin_rank_loss", X1=x1, X2=x2, Label=label)
@@ -117,7 +121,7 @@ def margin_rank_loss(x1, x2, label, *, margin=0.0):
     return (out > 0).astype(out.dtype), out
 
 
-@op("bpr_loss", ins=("X", "Label"), outs=("Y",), nograd=("Label",))
+@op("bpr_loss", ins=("X", "Label"), outs=("Y",), nograd=("Label",), rows="map")
 def bpr_loss(x, label):
     """Bayesian personalized ranking: mean over the other classes of -log sigmoid(x[label] - x[other])."""
     label = class_labels(label, x.shape, x.ndim - 1, "bpr_loss")
@@ -125,13 +129,13 @@ def bpr_loss(x, label):
     return jnp.where(is_label(label, x.shape, -1), 0, losses).sum(-1, keepdims=True) / (x.shape[-1] - 1)
 
 
-@op("label_smooth", ins=("X", "PriorDist?"), outs=("Out",), nograd=("PriorDist",))
+@op("label_smooth", ins=("X", "PriorDist?"), outs=("Out",), nograd=("PriorDist",), rows="map")
 def label_smooth(x, prior, *, epsilon=0.0):
     """(1 - epsilon) * x + epsilon * prior; without a prior the uniform one."""
     return (1 - epsilon) * x + epsilon * (1 / x.shape[-1] if prior is None else prior)
 
 
-@op("teacher_student_sigmoid_loss", ins=("X", "Label"), outs=("Y",), nograd=("Label",))
+@op("teacher_student_sigmoid_loss", ins=("X", "Label"), outs=("Y",), nograd=("Label",), rows="map")
 def teacher_student_sigmoid_loss(x, label, *, soft_max_up_bound=15.0, soft_max_lower_bound=-15.0):
     """Click loss plus, for labels from 0 on, the loss against the teacher's score that the label carries.
 

@@ -7,14 +7,16 @@ from jfluid import errors
 from jfluid.ops.registry import Int, op
 
 
-@op("accuracy", ins=("Out", "Indices", "Label"), outs=("Accuracy", "Correct", "Total"), grad=False)
-def accuracy(out, indices, label):
+@op("accuracy", ins=("Out", "Indices", "Label"), outs=("Accuracy", "Correct", "Total"), grad=False,
+    rows="mask")
+def accuracy(out, indices, label, *, rows=None):
     """The share of rows whose label is among the row's indices."""
     if label.shape != (indices.shape[0], 1):
         raise errors.ShapeError(f"accuracy: expected labels of shape [{indices.shape[0]}, 1], "
                                 f"found {list(label.shape)}")
-    correct = (indices == label).any(1).sum(dtype=jnp.int32)
-    total = jnp.asarray(label.shape[0], jnp.int32)
+    hit = (indices == label).any(1)
+    correct = (hit if rows is None else hit & rows.mask).sum(dtype=jnp.int32)
+    total = jnp.asarray(label.shape[0] if rows is None else rows.count, jnp.int32)
     return (correct / total).astype(jnp.float32).reshape(1), correct.reshape(1), total.reshape(1)
 
 
@@ -44,8 +46,8 @@ def _accumulate(state, batch):
 
 
 @op("auc", ins=("Predict", "Label", "StatPos", "StatNeg"), outs=("AUC", "StatPosOut", "StatNegOut"), grad=False,
-    inplace={"StatPosOut": "StatPos", "StatNegOut": "StatNeg"})
-def auc(predict, label, stat_pos, stat_neg, *, curve="ROC", num_thresholds=8191, slide_steps=1):
+    inplace={"StatPosOut": "StatPos", "StatNegOut": "StatNeg"}, rows="mask")
+def auc(predict, label, stat_pos, stat_neg, *, curve="ROC", num_thresholds=8191, slide_steps=1, rows=None):
     """Area under the ROC curve (for `curve="PR"` too, as in Fluid) of the last `slide_steps` batches; 0 means all.
 
     The score is the last column of `predict`. One outside [0, 1] makes the area NaN.
@@ -58,9 +60,11 @@ def auc(predict, label, stat_pos, stat_neg, *, curve="ROC", num_thresholds=8191,
                                 f"thresholds and {slide_steps} slide steps, found shapes {list(stat_pos.shape)} "
                                 f"and {list(stat_neg.shape)}")
     score, label = predict[:, -1], label.reshape(-1)
-    wrong = jnp.any(~((score >= 0) & (score <= 1)))
+    counted = jnp.ones(score.shape, bool) if rows is None else rows.mask
+    wrong = jnp.any(counted & ~((score >= 0) & (score <= 1)))
     bucket = jnp.clip(score * num_thresholds, 0, num_thresholds).astype(jnp.int32)
-    hits = jnp.zeros((2, buckets), stat_pos.dtype).at[(label != 0).astype(jnp.int32), bucket].add(1)
+    hits = jnp.zeros((2, buckets), stat_pos.dtype).at[(label != 0).astype(jnp.int32), bucket].add(
+        counted.astype(stat_pos.dtype))
     push = partial(_slide, slide_steps=slide_steps) if slide_steps else _accumulate
     pos_out, positive = push(jnp.ravel(stat_pos), hits[1])
     neg_out, negative = push(jnp.ravel(stat_neg), hits[0])

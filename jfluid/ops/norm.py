@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jfluid import errors
-from jfluid.ops import windows
+from jfluid.ops import row_rules, windows
 from jfluid.ops.registry import Int, op
 
 
@@ -130,7 +130,7 @@ def _moments(x: jax.Array, axes: tuple[int, ...], epsilon: float) -> tuple[jax.A
     return centred * lax.rsqrt(variance + epsilon), mean, variance
 
 
-@op("layer_norm", ins=("X", "Scale?", "Bias?"), outs=("Y", "Mean~", "Variance~"))
+@op("layer_norm", ins=("X", "Scale?", "Bias?"), outs=("Y", "Mean~", "Variance~"), rows=row_rules.by_axis("begin_norm_axis", 1))
 def layer_norm(x, scale, bias, *, begin_norm_axis=1, epsilon=1e-5):
     """x normalised over its dimensions from begin_norm_axis on, scaled and shifted element by element."""
     if not 0 < begin_norm_axis < x.ndim:
@@ -183,7 +183,7 @@ def lrn(x, *, n=5, k=2.0, alpha=1e-4, beta=0.75, data_format="AnyLayout"):
     return x * middle**-beta, middle
 
 
-@op("affine_channel", ins=("X", "Scale", "Bias"), outs=("Out",))
+@op("affine_channel", ins=("X", "Scale", "Bias"), outs=("Out",), rows="map")
 def affine_channel(x, scale, bias, *, data_layout="AnyLayout"):
     """x scaled and shifted for each channel: the second dimension in NCHW, else the last."""
     axis = 1 if data_layout == "NCHW" else x.ndim - 1

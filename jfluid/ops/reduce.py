@@ -9,6 +9,7 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.ir.types import np_dtype
+from jfluid.ops import row_rules
 from jfluid.ops.elementwise import aligned, is_float, magnitude, quotient
 from jfluid.ops.registry import Float, Int, Ints, op, table
 
@@ -66,30 +67,47 @@ _REDUCE = {
 }
 
 
+def _neutral(name: str, dtype: Any) -> Any:
+    """What a padding row holds so that it changes nothing."""
+    if name in ("reduce_max", "reduce_min"):
+        limits = jnp.finfo(dtype) if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype)
+        return limits.min if name == "reduce_max" else limits.max
+    return {"reduce_prod": 1, "reduce_all": True}.get(name, 0)
+
+
 def reduction(name: str, compute: Callable) -> Callable:
     """The function of a reducing operator."""
 
-    def apply(x, *, dim: Ints = (0,), keep_dim=False, reduce_all=False, in_dtype=-1, out_dtype=-1):
+    def apply(x, *, dim: Ints = (0,), keep_dim=False, reduce_all=False, in_dtype=-1, out_dtype=-1, rows=None):
         if out_dtype >= 0:
             x = x.astype(np_dtype(out_dtype))
         elif in_dtype >= 0:
             x = x.astype(np_dtype(in_dtype))
-        return at_least_1d(compute(x, axes_of(x, dim, reduce_all, name), keep_dim))
+        axes = axes_of(x, dim, reduce_all, name)
+        if rows is None:
+            return at_least_1d(compute(x, axes, keep_dim))
+        out = compute(rows.zero(x, _neutral(name, x.dtype)), axes, keep_dim)
+        if name == "reduce_mean":
+            out = quotient(out * np.asarray(x.shape[0], x.dtype), jnp.maximum(rows.count, 1).astype(x.dtype))
+        return at_least_1d(out)
 
     apply.__doc__ = f"{name}: over the dimensions `dim`, or over all of them."
     return apply
 
 
 table({f"reduce_{n}": reduction(f"reduce_{n}", _REDUCE[n]) for n in ("sum", "mean", "max", "min", "prod")},
-      ins=("X",), outs=("Out",), fold=True)
+      ins=("X",), outs=("Out",), fold=True, rows=row_rules.by_dim)
 table({f"reduce_{n}": reduction(f"reduce_{n}", _REDUCE[n]) for n in ("all", "any")},
-      ins=("X",), outs=("Out",), grad=False, fold=True)
+      ins=("X",), outs=("Out",), grad=False, fold=True, rows=row_rules.by_dim)
 
 
-@op("mean", ins=("X",), outs=("Out",))
-def mean(x):
+@op("mean", ins=("X",), outs=("Out",), rows="mask")
+def mean(x, *, rows=None):
     """Mean of all elements."""
-    return jnp.mean(x).reshape(1)
+    if rows is None:
+        return jnp.mean(x).reshape(1)
+    count = jnp.maximum(rows.count, 1).astype(x.dtype) * (x.size // x.shape[0])
+    return (jnp.sum(rows.zero(x)) / count).reshape(1)
 
 
 def root(squares: Any) -> Any:
@@ -105,7 +123,7 @@ def power(base: Any, exponent: float) -> Any:
 
 
 table({"frobenius_norm": reduction("frobenius_norm", lambda x, axes, keep: root((x * x).sum(axes, keepdims=keep)))},
-      ins=("X",), outs=("Out",))
+      ins=("X",), outs=("Out",), rows=row_rules.by_dim)
 
 
 def _power_sum(x: Any, order: float, axis: Any, keep: bool) -> Any:
@@ -137,19 +155,19 @@ def dist(x, y, *, p=2.0):
     return _power_sum(away, p, 0, True)
 
 
-@op("l1_norm", ins=("X",), outs=("Out",))
-def l1_norm(x):
+@op("l1_norm", ins=("X",), outs=("Out",), rows="mask")
+def l1_norm(x, *, rows=None):
     """Sum of magnitudes."""
-    return magnitude(x).sum().reshape(1)
+    return magnitude(x if rows is None else rows.zero(x)).sum().reshape(1)
 
 
-@op("squared_l2_norm", ins=("X",), outs=("Out",))
-def squared_l2_norm(x):
+@op("squared_l2_norm", ins=("X",), outs=("Out",), rows="mask")
+def squared_l2_norm(x, *, rows=None):
     """Sum of squares."""
-    return jnp.square(x).sum().reshape(1)
+    return jnp.square(x if rows is None else rows.zero(x)).sum().reshape(1)
 
 
-@op("norm", ins=("X",), outs=("Norm~", "Out"))
+@op("norm", ins=("X",), outs=("Norm~", "Out"), rows=row_rules.by_axis("axis"))
 def norm(x, *, axis: Int, epsilon: Float = 1e-10):
     """x over its Euclidean norm along `axis`; epsilon is added to the sum of squares."""
     length = jnp.sqrt(jnp.square(x).sum(axis, keepdims=True) + epsilon)
@@ -168,14 +186,14 @@ def _rows(x: Any) -> Any:
     return x.reshape(x.shape[0], int(np.prod(x.shape[1:])))
 
 
-@op("squared_l2_distance", ins=("X", "Y"), outs=("sub_result~", "Out"))
+@op("squared_l2_distance", ins=("X", "Y"), outs=("sub_result~", "Out"), rows="map")
 def squared_l2_distance(x, y):
     """Squared Euclidean distance of each row of x from that of y, which may have one row."""
     x, y = aligned(_rows(x), _rows(y), -1, "squared_l2_distance")
     return x - y, jnp.square(x - y).sum(1, keepdims=True)
 
 
-@op("cos_sim", ins=("X", "Y"), outs=("Out", "XNorm~", "YNorm~"))
+@op("cos_sim", ins=("X", "Y"), outs=("Out", "XNorm~", "YNorm~"), rows="map")
 def cos_sim(x, y):
     """Cosine of the angle between each row of x and that of y, which may have one row."""
     x, y = aligned(_rows(x), _rows(y), -1, "cos_sim")

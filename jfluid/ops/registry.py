@@ -200,9 +200,9 @@ def op(type_: str, *, ins: tuple[str, ...] = (), outs: tuple[str, ...] = (), gra
     return register
 
 
-def table(rows: Mapping[str, Callable], **options: Any) -> None:
-    """Register each function of `rows` under its key with the same options."""
-    for type_, fn in rows.items():
+def table(functions: Mapping[str, Callable], **options: Any) -> None:
+    """Register each of `functions` under its key with the same options."""
+    for type_, fn in functions.items():
         op(type_, **options)(fn)
 
 

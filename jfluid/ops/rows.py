@@ -5,7 +5,7 @@
     "mask"      rows are summed, counted or compared: the function sees plain arrays and gets the keyword `rows`, a
                 `Rows`, or None where no row is padding. Its outputs are plain, except those whose slot `row_outs` names.
     "sequence"  it works by sequences: the function sees and returns `Ragged` values itself.
-    a function  `(attributes, inputs by slot) -> "map" | "mask" | None`, where it depends on an axis.
+    a function  `(attributes, inputs by slot) -> "map" | "mask" | None`, where it depends on an axis (`row_rules`).
     None        padding is not harmless: a program in which ragged rows reach the operator runs with exact shapes.
 """
 from collections.abc import Mapping, Sequence
@@ -57,7 +57,7 @@ def call(definition: "OpDef", inputs: Sequence[Any], kwargs: Mapping[str, Any]) 
     plain = [jax.tree.map(_plain, v, is_leaf=_is_ragged) for v in inputs]
     rule = definition.rows
     if callable(rule):
-        rule = rule(kwargs, {s.name: v for s, v in zip(definition.ins, plain)})
+        rule = rule(kwargs, {s.name: v for s, v in zip(definition.ins, inputs)})
     if rule is None and not source.exact:
         raise NeedsExactRows(f"operator {definition.type} needs the exact number of rows")
     if any(r.capacity != source.capacity for r in ragged):
@@ -96,12 +96,3 @@ def _wrap(out: Any, source: Ragged) -> Any:
         return [_wrap(o, source) for o in out]
     by_rows = out is not None and getattr(out, "ndim", 0) and out.shape[0] == source.capacity
     return source.like(out) if by_rows else out
-
-
-def by_axis(attribute: str, default: int = -1, slot: str = "X") -> Any:
-    """The rule of an operator that works along one axis: a map unless that is the axis of rows."""
-    def rule(attrs: Mapping[str, Any], ins: Mapping[str, Any]) -> str | None:
-        value = ins[slot][0] if isinstance(ins[slot], list) else ins[slot]
-        return "map" if attrs.get(attribute, default) % value.ndim else None
-
-    return rule

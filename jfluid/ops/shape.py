@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfluid import errors
-from jfluid.ops import known
+from jfluid.ops import known, row_rules
 from jfluid.ops.registry import Int, Ints, Longs, op
 
 
@@ -78,14 +78,15 @@ def _reshape(x, shape_tensor, shape_tensors, target):
     return shaped(x, dims)
 
 
-@op("reshape", ins=("X", "Shape?", "ShapeTensor*?"), outs=("Out",), nograd=("Shape", "ShapeTensor"), fold=True)
+@op("reshape", ins=("X", "Shape?", "ShapeTensor*?"), outs=("Out",), nograd=("Shape", "ShapeTensor"), fold=True,
+    rows=row_rules.reshape)
 def reshape(x, shape_tensor, shape_tensors, *, shape: Ints = ()):
     """x with another shape: 0 copies a dimension, -1 is worked out."""
     return _reshape(x, shape_tensor, shape_tensors, shape)
 
 
 @op("reshape2", ins=("X", "Shape?", "ShapeTensor*?"), outs=("Out", "XShape~"), nograd=("Shape", "ShapeTensor"),
-    fold=True)
+    fold=True, rows=row_rules.reshape)
 def reshape2(x, shape_tensor, shape_tensors, *, shape: Ints = ()):
     """reshape, which also keeps the shape of x."""
     return _reshape(x, shape_tensor, shape_tensors, shape), _x_shape(x)
@@ -97,13 +98,13 @@ def _transpose(x, axis):
     return numpy_of(x).transpose(x, axis)
 
 
-@op("transpose", ins=("X",), outs=("Out",), fold=True)
+@op("transpose", ins=("X",), outs=("Out",), fold=True, rows=row_rules.transpose)
 def transpose(x, *, axis: Ints, data_format="AnyLayout"):
     """x with its dimensions in the order axis."""
     return _transpose(x, axis)
 
 
-@op("transpose2", ins=("X",), outs=("Out", "XShape~"), fold=True)
+@op("transpose2", ins=("X",), outs=("Out", "XShape~"), fold=True, rows=row_rules.transpose)
 def transpose2(x, *, axis: Ints, data_format="AnyLayout"):
     """transpose, which also keeps the shape of x."""
     return _transpose(x, axis), _x_shape(x)
@@ -117,13 +118,13 @@ def _squeeze(x, axes):
     return shaped(x, [d for a, d in enumerate(x.shape) if a not in gone])
 
 
-@op("squeeze", ins=("X",), outs=("Out",), fold=True)
+@op("squeeze", ins=("X",), outs=("Out",), fold=True, rows=row_rules.other_axes)
 def squeeze(x, *, axes: Ints = ()):
     """x without the dimensions axes, all of size 1; without every such dimension when axes is empty."""
     return _squeeze(x, axes)
 
 
-@op("squeeze2", ins=("X",), outs=("Out", "XShape~"), fold=True)
+@op("squeeze2", ins=("X",), outs=("Out", "XShape~"), fold=True, rows=row_rules.other_axes)
 def squeeze2(x, *, axes: Ints = ()):
     """squeeze, which also keeps the shape of x."""
     return _squeeze(x, axes), _x_shape(x)
@@ -143,14 +144,14 @@ def _unsqueeze(x, axes_tensor, axes_tensors, axes):
 
 
 @op("unsqueeze", ins=("X", "AxesTensor?", "AxesTensorList*?"), outs=("Out",),
-    nograd=("AxesTensor", "AxesTensorList"), fold=True)
+    nograd=("AxesTensor", "AxesTensorList"), fold=True, rows=row_rules.new_axes)
 def unsqueeze(x, axes_tensor, axes_tensors, *, axes: Ints = ()):
     """x with dimensions of size 1 inserted at axes, one after another."""
     return _unsqueeze(x, axes_tensor, axes_tensors, axes)
 
 
 @op("unsqueeze2", ins=("X", "AxesTensor?", "AxesTensorList*?"), outs=("Out", "XShape~"),
-    nograd=("AxesTensor", "AxesTensorList"), fold=True)
+    nograd=("AxesTensor", "AxesTensorList"), fold=True, rows=row_rules.new_axes)
 def unsqueeze2(x, axes_tensor, axes_tensors, *, axes: Ints = ()):
     """unsqueeze, which also keeps the shape of x."""
     return _unsqueeze(x, axes_tensor, axes_tensors, axes), _x_shape(x)
@@ -162,13 +163,13 @@ def _flatten(x, axis):
     return x.reshape(prod(x.shape[:axis]), prod(x.shape[axis:]))
 
 
-@op("flatten", ins=("X",), outs=("Out",))
+@op("flatten", ins=("X",), outs=("Out",), rows=row_rules.flatten)
 def flatten(x, *, axis=1):
     """x as a matrix: the dimensions before axis are rows."""
     return _flatten(x, axis)
 
 
-@op("flatten2", ins=("X",), outs=("Out", "XShape~"))
+@op("flatten2", ins=("X",), outs=("Out", "XShape~"), rows=row_rules.flatten)
 def flatten2(x, *, axis=1):
     """flatten, which also keeps the shape of x."""
     return _flatten(x, axis), _x_shape(x)
@@ -183,7 +184,7 @@ def _known_axis(axis_tensor, axis):
     return known.ints(axis_tensor, "the axis")[0]
 
 
-@op("concat", ins=("X*", "AxisTensor?"), outs=("Out",), nograd=("AxisTensor",), fold=True)
+@op("concat", ins=("X*", "AxisTensor?"), outs=("Out",), nograd=("AxisTensor",), fold=True, rows=row_rules.by_axis("axis", 0))
 def concat(xs, axis_tensor, *, axis=0):
     """The arrays joined along axis."""
     axis = _known_axis(axis_tensor, axis)
@@ -196,7 +197,7 @@ def concat(xs, axis_tensor, *, axis=0):
 
 
 @op("split", ins=("X", "AxisTensor?", "SectionsTensorList*?"), outs=("Out*",),
-    nograd=("AxisTensor", "SectionsTensorList"), fold=True)
+    nograd=("AxisTensor", "SectionsTensorList"), fold=True, rows=row_rules.by_axis("axis", 0))
 def split(x, axis_tensor, section_tensors, *, axis=0, num=0, sections: Ints = ()):
     """x cut along axis into num equal parts or into sections, one of which may be -1 (the rest)."""
     axis = _known_axis(axis_tensor, axis)
@@ -217,7 +218,7 @@ def split(x, axis_tensor, section_tensors, *, axis=0, num=0, sections: Ints = ()
     return list(numpy_of(x).split(x, np.cumsum(sizes)[:-1].tolist(), axis))
 
 
-@op("stack", ins=("X*",), outs=("Y",), fold=True)
+@op("stack", ins=("X*",), outs=("Y",), fold=True, rows=row_rules.stack)
 def stack(xs, *, axis=0):
     """The arrays, all of one shape, joined along a new dimension."""
     common = unified([x.shape for x in xs], "stack")
@@ -245,7 +246,7 @@ def unbind(x, *, axis=0):
 
 
 @op("expand", ins=("X", "ExpandTimes?", "expand_times_tensor*?"), outs=("Out",),
-    nograd=("ExpandTimes", "expand_times_tensor"))
+    nograd=("ExpandTimes", "expand_times_tensor"), rows=row_rules.expand)
 def expand(x, times_tensor, times_tensors, *, expand_times: Ints = ()):
     """x repeated expand_times[i] times along dimension i."""
     times = given_ints(times_tensors, times_tensor, expand_times, "the times of expand")

@@ -1,0 +1,97 @@
+"""Rules of rows for operators that work along an axis: whether row i of the output depends on row i of the input only.
+
+Each takes the attributes and the inputs by slot, and returns "map", "mask" or None (see `jfluid.ops.rows`).
+"""
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import Any
+
+from jfluid.ops.ragged import Ragged
+
+Attrs, Ins = Mapping[str, Any], Mapping[str, Any]
+Rule = Callable[[Attrs, Ins], str | None]
+
+
+def _first(ins: Ins, slot: str) -> Any:
+    return ins[slot][0] if isinstance(ins[slot], list) else ins[slot]
+
+
+def by_axis(attribute: str, default: int = -1, slot: str = "X") -> Rule:
+    """A map unless the axis that the attribute names is that of the rows."""
+    def rule(attrs: Attrs, ins: Ins) -> str | None:
+        return "map" if attrs.get(attribute, default) % max(_first(ins, slot).ndim, 1) else None
+
+    return rule
+
+
+def last_axis(attrs: Attrs, ins: Ins) -> str | None:
+    """A map for a tensor of several dimensions: the operator works along the last."""
+    return "map" if all(_first(ins, s).ndim > 1 for s in ins if isinstance(_first(ins, s), Ragged)) else None
+
+
+def by_dim(attrs: Attrs, ins: Ins) -> str:
+    """A reduction: over rows (they are masked), or within each row."""
+    x = ins["X"]
+    over_rows = attrs.get("reduce_all", False) or any(d % x.ndim == 0 for d in attrs.get("dim", (0,)))
+    return "mask" if over_rows else "map"
+
+
+def product(attrs: Attrs, ins: Ins) -> str | None:
+    """`mul`: rows of X with a matrix that is the same for all."""
+    return None if isinstance(ins["Y"], Ragged) else "map"
+
+
+def matrix_product(attrs: Attrs, ins: Ins) -> str | None:
+    """`matmul`: rows of X with one matrix, or matrices of a batch."""
+    x, y = ins["X"], ins["Y"]
+    if isinstance(y, Ragged):
+        return "map" if isinstance(x, Ragged) and min(x.ndim, y.ndim) > 2 else None
+    if x.ndim > 2:
+        return "map" if y.ndim == 2 else None
+    return "map" if x.ndim == 2 and y.ndim == 2 and not attrs.get("transpose_X", False) else None
+
+
+def reshape(attrs: Attrs, ins: Ins) -> str | None:
+    """A map where the first dimension stays, told by 0 or worked out from -1."""
+    shape, x = attrs.get("shape", ()), ins["X"]
+    if not shape or ins.get("Shape") is not None or ins.get("ShapeTensor"):
+        return None
+    rest = [x.shape[i] if d == 0 and i < x.ndim else d for i, d in enumerate(shape)][1:]
+    if shape[0] == 0:
+        return "map"
+    return "map" if shape[0] == -1 and -1 not in rest and prod(rest) == prod(x.shape[1:]) else None
+
+
+def transpose(attrs: Attrs, ins: Ins) -> str | None:
+    """A map where the first dimension stays."""
+    return "map" if attrs["axis"] and attrs["axis"][0] == 0 else None
+
+
+def other_axes(attrs: Attrs, ins: Ins) -> str | None:
+    """A map where none of `axes` is that of the rows; an unknown or empty list is not."""
+    axes, x = attrs.get("axes", ()), _first(ins, "Input" if "Input" in ins else "X")
+    return "map" if axes and all(a % max(x.ndim, 1) for a in axes) else None
+
+
+def new_axes(attrs: Attrs, ins: Ins) -> str | None:
+    """`unsqueeze`: a map where no dimension comes before that of the rows."""
+    axes = attrs.get("axes", ())
+    return "map" if axes and all(a > 0 or (a < 0 and -a <= ins["X"].ndim) for a in axes) else None
+
+
+def flatten(attrs: Attrs, ins: Ins) -> str | None:
+    return "map" if attrs.get("axis", 1) == 1 else None
+
+
+def stack(attrs: Attrs, ins: Ins) -> str | None:
+    return "map" if attrs.get("axis", 0) % (_first(ins, "X").ndim + 1) else None
+
+
+def expand(attrs: Attrs, ins: Ins) -> str | None:
+    times = attrs.get("expand_times", ())
+    return "map" if times and times[0] == 1 and ins.get("ExpandTimes") is None and not ins.get("expand_times_tensor") else None
+
+
+def chosen_rows(attrs: Attrs, ins: Ins) -> str | None:
+    """`gather`: a map of the rows of Index, from the rows of a dense X or of one that is ragged."""
+    return "map" if isinstance(ins["Index"], Ragged) and not isinstance(ins["X"], Ragged) else None
