@@ -56,7 +56,8 @@ def _before(lowering: "Lowering", op: Operator, block: Block, writes: list[str],
     missing = [n for n in writes if n not in env]
     if missing:
         readers = {n: {o.type for o in op.block.ops if n in o.input_arg_names} for n in missing}
-        lost = [n for n in missing if not readers[n] <= {"select_input", "select_input_grad", "conditional_block_grad"}]
+        allowed = {"select_input", "select_input_grad", "conditional_block_grad"}
+        lost = [n for n in missing if "select_input" not in readers[n] or not readers[n] <= allowed]
         if lost:
             raise errors.OpError(f"{', '.join(lost)} would have no value where the condition does not hold: "
                                  "give it one before, for example with layers.fill_constant")

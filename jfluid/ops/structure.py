@@ -6,7 +6,7 @@ declare("fetch", ins=("X",), outs=("Out",), attrs={"col": ("INT", 0)})
 declare("conditional_block", ins=("Cond*?", "Input*"), outs=("Out*", "Scope?"), grad=True,
         attrs={"sub_block": ("BLOCK", REQUIRED), "is_scalar_condition": ("BOOLEAN", False),
                "skip_eager_deletion_vars": ("STRINGS", ())})
-declare("while", ins=("X*", "Condition"), outs=("Out*", "StepScopes?"), grad=True,
+declare("while", ins=("X*", "Condition*"), outs=("Out*", "StepScopes?"), grad=True,
         attrs={"sub_block": ("BLOCK", REQUIRED), "is_test": ("BOOLEAN", False), "skip_eager_deletion_vars": ("STRINGS", ())})
 declare("recurrent", ins=("inputs*", "initial_states*", "parameters*"), outs=("outputs*", "step_scopes?"), grad=True,
         attrs={"sub_block": ("BLOCK", REQUIRED), "ex_states": ("STRINGS", ()), "states": ("STRINGS", ()),
