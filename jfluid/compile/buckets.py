@@ -153,6 +153,8 @@ def trimmed(value: Any) -> Any:
             offsets = np.arange(level.uniform + 1) * level.longest
         else:
             offsets = np.asarray(level.given)
+        if level.count is not None:
+            number = int(np.asarray(level.count))
         offsets = offsets if number is None else offsets[:number + 1]
         lod.append(offsets.tolist())
         number = int(offsets[-1])

@@ -84,7 +84,7 @@ def plan_block(block: Block, needed: Sequence[str]) -> Plan:
 def _cut(block: Block, feeds: list[str], fetches: list[str], in_loop: bool) -> Plan:
     segments: list[Segment] = []
     for item in live_ops(block):
-        host = item[2].host or _runs_on_host(item[1]) or (in_loop and _handles_array(item[1]))
+        host = item[2].on_host(item[1]) or _runs_on_host(item[1]) or (in_loop and _handles_array(item[1]))
         if host or not segments or segments[-1].host:
             segments.append(Segment([], host))
         segments[-1].ops.append(item)
@@ -121,7 +121,7 @@ def _cut(block: Block, feeds: list[str], fetches: list[str], in_loop: bool) -> P
 
 def _runs_on_host(op: Operator) -> bool:
     """Whether a block inside the operator holds operators that run on the host, so that the host runs the block too."""
-    return any(registry.get(inner.type).host or _runs_on_host(inner) for b in op.sub_blocks() for inner in b.ops)
+    return any(registry.get(inner.type).on_host(inner) or _runs_on_host(inner) for b in op.sub_blocks() for inner in b.ops)
 
 
 def _handles_array(op: Operator) -> bool:

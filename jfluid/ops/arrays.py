@@ -177,7 +177,7 @@ def reorder(x: Ragged, order, inverse) -> Ragged:
 def _first(level: Level, count) -> Level:
     """The level with only its first `count` sequences; the others become empty."""
     offsets = level.offsets
-    return Level(jnp.minimum(offsets, offsets[jnp.clip(count, 0, level.number)]), level.longest)
+    return Level(jnp.minimum(offsets, offsets[jnp.clip(count, 0, level.number)]), level.longest, count=count)
 
 
 def _selected(x, chosen):

@@ -1,4 +1,5 @@
 """Operators that make tensors: constants, copies, casts, counters."""
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ from jfluid import errors
 from jfluid.ir.types import np_dtype
 from jfluid.ops import known
 from jfluid.ops.registry import Bool, Floats, Int, Ints, Long, Longs, op
+from jfluid.ops.sequence_lod import number_like
 from jfluid.ops.shape import given_ints, is_unknown, numpy_of
 
 SMALL = 64  # a constant of at most so many elements stays a known value
@@ -46,19 +48,21 @@ def fill_constant(value_tensor, shape_tensor, shape_tensors, *, shape: Longs = (
     return jnp.full(dims, value_tensor.reshape(-1)[0], dtype)
 
 
-def like_batch(like, shape, input_dim_idx: int, output_dim_idx: int) -> tuple[int, ...]:
-    """shape with one dimension taken from another tensor."""
+def like_batch(like, shape, input_dim_idx: int, output_dim_idx: int) -> tuple[tuple[int, ...], Callable]:
+    """`shape` with one dimension taken from another tensor (of sequences, their number), and what makes rows of the result."""
     dims = list(shape)
-    dims[output_dim_idx] = like.shape[input_dim_idx]
-    return tuple(dims)
+    dims[output_dim_idx], source = number_like(like, input_dim_idx)
+    wrap = source.like if source is not None and output_dim_idx == 0 else lambda values: values
+    return tuple(dims), wrap
 
 
-@op("fill_constant_batch_size_like", ins=("Input",), outs=("Out",), grad=False)
+@op("fill_constant_batch_size_like", ins=("Input",), outs=("Out",), grad=False, rows="sequence")
 def fill_constant_batch_size_like(like, *, shape: Ints, dtype=5, value=0.0, str_value="", input_dim_idx=0,
                                   output_dim_idx=0):
     """A tensor full of one value, one dimension of which is taken from Input."""
     dtype = np_dtype(dtype)
-    return jnp.full(like_batch(like, shape, input_dim_idx, output_dim_idx), _parsed(str_value, value, dtype), dtype)
+    dims, wrap = like_batch(like, shape, input_dim_idx, output_dim_idx)
+    return wrap(jnp.full(dims, _parsed(str_value, value, dtype), dtype))
 
 
 @op("fill_zeros_like", ins=("X",), outs=("Out",), grad=False, rows="map")

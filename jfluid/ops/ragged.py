@@ -16,7 +16,7 @@ from jfluid import errors
 from jfluid.ops import known
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["given"], meta_fields=["longest", "uniform"])
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["given", "count"], meta_fields=["longest", "uniform"])
 @dataclass(frozen=True)
 class Level:
     """How one level groups what lies below it (the sequences of the next level, or rows).
@@ -25,11 +25,14 @@ class Level:
         given: int32 [number + 1], the offsets; sequences that only pad are empty and come last. None when uniform.
         longest: a bound, known while tracing, on the length of a sequence.
         uniform: the number of sequences when each has exactly `longest` entries, else 0.
+        count: int32 scalar, the number of sequences that are no padding, where no level above tells it and it depends on
+            data; else None.
     """
 
     given: Any
     longest: int
     uniform: int = 0
+    count: Any = None
 
     @property
     def number(self) -> int:
@@ -237,3 +240,66 @@ def need(x: Any, op_type: str, slot: str, levels: int = 1) -> Ragged:
 def placeholder_level(number: int) -> Level:
     """A level of unknown lengths, for shape inference."""
     return Level(jnp.zeros(number + 1, jnp.int32), number)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def spread(values: Any, level: Level, capacity: int) -> Any:
+    """[capacity, ...]: for each row the value of its sequence, from [number, ...]; padding rows get the last one's."""
+    return jnp.take(values, segments(level, capacity), axis=0, mode="clip")
+
+
+def _spread_forward(values: Any, level: Level, capacity: int) -> tuple[Any, Level]:
+    return spread(values, level, capacity), level
+
+
+def _spread_backward(capacity: int, level: Level, grad: Any) -> tuple[Any, None]:
+    return totals(Ragged(grad, (level,))), None
+
+
+spread.defvjp(_spread_forward, _spread_backward)
+
+
+@jax.custom_vjp
+def moved(values: Any, source: Any, back: Any, real: Any) -> Any:
+    """values[source]; its gradient takes for each row what arrived at row `back`, where `real` says that it arrived."""
+    return jnp.take(values, source, axis=0, mode="clip")
+
+
+def _moved_forward(values: Any, source: Any, back: Any, real: Any) -> tuple[Any, tuple]:
+    return moved(values, source, back, real), (back, real)
+
+
+def _moved_backward(kept: tuple, grad: Any) -> tuple:
+    back, real = kept
+    return jnp.where(column(real, grad.ndim), jnp.take(grad, back, axis=0, mode="clip"), 0), None, None, None
+
+
+moved.defvjp(_moved_forward, _moved_backward)
+
+
+def positions(level: Level, capacity: int) -> tuple[Any, Any, Any]:
+    """For each row: its sequence (clipped to the last), its position in it, and whether it is in one at all."""
+    sequence = jnp.minimum(segments(level, capacity), max(level.number - 1, 0))
+    rows = jnp.arange(capacity, dtype=jnp.int32)
+    return sequence, rows - level.starts[sequence], rows < level.offsets[-1]
+
+
+def offsets_of(lengths: Any) -> Any:
+    """int32 [number + 1] from lengths [number]."""
+    return jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(lengths, dtype=jnp.int32)])
+
+
+def grouped(x: Ragged, values: Any) -> Any:
+    """Values with one row for each sequence of the last level of `x`: rows of the levels above it."""
+    if len(x.levels) > 1:
+        return Ragged(values, x.levels[:-1], exact=x.exact)
+    return values if x.last.count is None else Ragged(values, (), x.last.count)
+
+
+def resized(values: Any, capacity: int) -> Any:
+    """Rows cut, or filled with copies of the first, to `capacity`."""
+    missing = capacity - values.shape[0]
+    if missing <= 0:
+        return values[:capacity]
+    row = values[:1] if values.shape[0] else jnp.zeros((1, *values.shape[1:]), values.dtype)
+    return jnp.concatenate([values, jnp.broadcast_to(row, (missing, *values.shape[1:]))])

@@ -50,12 +50,12 @@ def uniform_random(shape_tensor, shape_tensors, *, shape: Longs = (), min=-1.0, 
     return _with_diagonal(_uniform(key_of(key, seed), dims, dtype, min, max), diag_num, diag_step, diag_val)
 
 
-@op("uniform_random_batch_size_like", ins=("Input",), outs=("Out",), grad=False, rng=True)
+@op("uniform_random_batch_size_like", ins=("Input",), outs=("Out",), grad=False, rng=True, rows="sequence")
 def uniform_random_batch_size_like(like, *, shape: Ints, input_dim_idx=0, output_dim_idx=0, min=-1.0, max=1.0,
                                    seed=0, diag_num=0, diag_step=0, diag_val=1.0, dtype=5, key):
     """uniform_random, one dimension of the shape taken from Input."""
-    dims = like_batch(like, shape, input_dim_idx, output_dim_idx)
-    return _with_diagonal(_uniform(key_of(key, seed), dims, dtype, min, max), diag_num, diag_step, diag_val)
+    dims, wrap = like_batch(like, shape, input_dim_idx, output_dim_idx)
+    return wrap(_with_diagonal(_uniform(key_of(key, seed), dims, dtype, min, max), diag_num, diag_step, diag_val))
 
 
 def _gaussian(key, shape, dtype, mean, std):
@@ -70,11 +70,12 @@ def gaussian_random(shape_tensor, shape_tensors, *, shape: Longs = (), mean=0.0,
     return _gaussian(key_of(key, seed), dims, dtype, mean, std)
 
 
-@op("gaussian_random_batch_size_like", ins=("Input",), outs=("Out",), grad=False, rng=True)
+@op("gaussian_random_batch_size_like", ins=("Input",), outs=("Out",), grad=False, rng=True, rows="sequence")
 def gaussian_random_batch_size_like(like, *, shape: Ints, input_dim_idx=0, output_dim_idx=0, mean=0.0, std=1.0,
                                     seed=0, dtype=5, key):
     """gaussian_random, one dimension of the shape taken from Input."""
-    return _gaussian(key_of(key, seed), like_batch(like, shape, input_dim_idx, output_dim_idx), dtype, mean, std)
+    dims, wrap = like_batch(like, shape, input_dim_idx, output_dim_idx)
+    return wrap(_gaussian(key_of(key, seed), dims, dtype, mean, std))
 
 
 @op("truncated_gaussian_random", outs=("Out",), grad=False, rng=True)

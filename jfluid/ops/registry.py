@@ -104,6 +104,7 @@ class OpDef:
         sparse: it takes `SelectedRows` where gradients may be sparse; others refuse them.
         host: runs between XLA segments, on NumPy arrays; a function with a keyword-only `ctx` gets an object with
             the operator (`.op`), the Scope (`.scope`) and the Executor's place (`.place`).
+        host_when: given the operator, whether it runs on the host though others of its type do not.
         forward: for a gradient derived by `jax.vjp`, the operator it belongs to.
     """
 
@@ -126,6 +127,11 @@ class OpDef:
     wants_rows: bool = False
     sparse: bool = False
     carries: tuple[str, ...] = ()
+    host_when: Callable | None = None
+
+    def on_host(self, op: Any) -> bool:
+        """Whether operator `op`, of this definition, runs on the host."""
+        return self.host or (self.host_when is not None and self.host_when(op))
 
     @property
     def reads(self) -> tuple[Slot, ...]:
@@ -177,7 +183,8 @@ def _schema(type_: str, fn: Callable, rng: bool, host: bool) -> tuple[list[str],
 def op(type_: str, *, ins: tuple[str, ...] = (), outs: tuple[str, ...] = (), grad: bool = True,
        nograd: tuple[str, ...] = (), unsaved: tuple[str, ...] = (), inplace: Mapping[str, str] | None = None,
        rng: bool = False, fold: bool = False, host: bool = False, rows: str | Callable | None = None,
-       row_outs: tuple[str, ...] = (), sparse: bool = False, carries: tuple[str, ...] = ()) -> Callable[[Callable], Callable]:
+       row_outs: tuple[str, ...] = (), sparse: bool = False, carries: tuple[str, ...] = (),
+       host_when: Callable | None = None) -> Callable[[Callable], Callable]:
     """Register the decorated function as operator `type_`; see `OpDef` for the options."""
 
     def register(fn: Callable) -> Callable:
@@ -194,7 +201,7 @@ def op(type_: str, *, ins: tuple[str, ...] = (), outs: tuple[str, ...] = (), gra
         _OPS[type_] = OpDef(type_, _with_keywords(fn), in_slots, out_slots, attrs, grad, frozenset(nograd), frozenset(unsaved),
                             dict(inplace or {}), rng, fold, host, wants_ctx=host and "ctx" in parameters, rows=rows,
                             row_outs=frozenset(row_outs), wants_rows="rows" in parameters, sparse=sparse,
-                            carries=carries)
+                            carries=carries, host_when=host_when)
         return fn
 
     return register

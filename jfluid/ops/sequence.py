@@ -1,0 +1,212 @@
+"""Operators within sequences: each sequence is pooled, normalised, convolved or searched by itself."""
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jfluid import errors
+from jfluid.ir.types import np_dtype
+from jfluid.ops import known
+from jfluid.ops.ragged import Level, Ragged, column, grouped, need, positions, rows_of, totals
+from jfluid.ops.registry import Bool, Int, Ints, op
+
+
+@op("sequence_pool", ins=("X",), outs=("Out", "MaxIndex~"), rows="sequence")
+def sequence_pool(x, *, pooltype="AVERAGE", pad_value=0.0, is_test=False):
+    """One row for each sequence: the sum, mean, sum / sqrt(length), maximum, first or last row."""
+    x = need(x, "sequence_pool", "X")
+    level, index = x.last, None
+    ndim = x.ndim
+    lengths = column(jnp.maximum(level.lengths, 1).astype(x.dtype), ndim)
+    if pooltype == "SUM":
+        out = totals(x)
+    elif pooltype == "AVERAGE":
+        out = totals(x) / lengths
+    elif pooltype == "SQRT":
+        out = totals(x) / jnp.sqrt(lengths)
+    elif pooltype == "MAX":
+        out, index = _maximum(x)
+    elif pooltype in ("FIRST", "LAST"):
+        at = level.starts if pooltype == "FIRST" else level.offsets[1:] - 1
+        out = jnp.take(x.values, at, axis=0, mode="clip")
+    else:
+        raise errors.AttributeTypeError("sequence_pool: pooltype is SUM, AVERAGE, SQRT, MAX, FIRST or LAST, "
+                                        f"found {pooltype!r}")
+    if not level.uniform:
+        out = jnp.where(column(level.lengths > 0, ndim), out, jnp.asarray(pad_value, x.dtype))
+    return grouped(x, out), None if index is None else grouped(x, index)
+
+
+def _maximum(x: Ragged):
+    """The largest of each column, and its row; of several equal ones the first, which gets the gradient."""
+    level, values = x.last, jax.lax.stop_gradient(x.values)
+    _, position, _ = positions(level, x.capacity)
+    if level.number * level.longest <= 4 * x.capacity:
+        mask = level.mask().reshape(level.number, level.longest, *[1] * (x.ndim - 1))
+        lowest = _lowest(values.dtype)
+        first = jnp.argmax(jnp.where(mask, x.like(values).pad(), lowest), axis=1).astype(jnp.int32)
+        times = jnp.arange(level.longest, dtype=jnp.int32).reshape(1, -1, *[1] * (x.ndim - 1))
+        out = jnp.where(mask & (times == first[:, None]), x.pad(), 0).sum(1)
+    else:
+        segments = x.segments()
+        best = jax.ops.segment_max(values, segments, level.number + 1, indices_are_sorted=True)
+        where = jnp.where(values == best[segments], column(position, x.ndim), level.longest)
+        first = jax.ops.segment_min(where, segments, level.number + 1, indices_are_sorted=True)
+        hit = column(position, x.ndim) == first[segments]
+        out, first = totals(x.like(jnp.where(hit, x.values, 0))), first[:-1]
+    row = jnp.where(column(level.lengths > 0, x.ndim), column(level.starts, x.ndim) + first, -1)
+    return out, row.astype(jnp.int32)
+
+
+def _lowest(dtype):
+    return -jnp.inf if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype).min
+
+
+@op("sequence_softmax", ins=("X",), outs=("Out",), rows="sequence")
+def sequence_softmax(x, *, data_format="AnyLayout"):
+    """softmax over the rows of each sequence, which hold one number each."""
+    x = need(x, "sequence_softmax", "X")
+    if x.ndim > 1 and any(d != 1 and not known.placeholder() for d in x.shape[1:]):
+        raise errors.ShapeError(f"sequence_softmax: expected rows of one number, found shape {list(x.shape)}")
+    mask = x.last.mask().reshape(x.last.number, x.last.longest, *[1] * (x.ndim - 1))
+    dense = x.pad()
+    highest = jax.lax.stop_gradient(jnp.max(dense, axis=1, keepdims=True, where=mask, initial=_lowest(x.dtype)))
+    powers = jnp.where(mask, jnp.exp(jnp.where(mask, dense - highest, 0)), 0)
+    return x.unpad(powers / jnp.maximum(powers.sum(axis=1, keepdims=True), jnp.finfo(x.dtype).tiny))
+
+
+def shifted(x: Ragged, by: int):
+    """Row j is row j + by of x where that is in the same sequence, else zeros."""
+    _, position, _ = positions(x.last, x.capacity)
+    capacity = x.capacity
+    rolled = jnp.zeros_like(x.values)
+    if 0 <= by < capacity:
+        rolled = jnp.concatenate([x.values[by:], rolled[:by]])
+    elif -capacity < by < 0:
+        rolled = jnp.concatenate([rolled[:-by], x.values[:by]])
+    lengths = spread_lengths(x)
+    inside = (position + by >= 0) & (position + by < lengths)
+    return jnp.where(column(inside, x.ndim), rolled, 0)
+
+
+def spread_lengths(x: Ragged):
+    """int32 [capacity]: the length of each row's sequence."""
+    sequence, _, _ = positions(x.last, x.capacity)
+    return x.last.lengths[sequence]
+
+
+@op("sequence_conv", ins=("X", "PaddingData?", "Filter"), outs=("Out",), rows="sequence")
+def sequence_conv(x, padding, weight, *, contextLength: Int, contextStart: Int = 0, contextStride: Int = 1,
+                  paddingTrainable: Bool = False):
+    """Each row with its neighbours in the sequence, laid side by side, times the filter."""
+    x = need(x, "sequence_conv", "X")
+    if paddingTrainable or padding is not None:
+        raise errors.UnsupportedError("sequence_conv: a trainable padding (paddingTrainable) is not supported; "
+                                      "the padding is zero")
+    if contextStride != 1:
+        raise errors.UnsupportedError(f"sequence_conv: expected contextStride 1, found {contextStride}")
+    if weight.shape[0] != contextLength * x.shape[1] and not known.placeholder():
+        raise errors.ShapeError(f"sequence_conv: a filter of {contextLength * x.shape[1]} rows is needed for rows of "
+                                f"{x.shape[1]} and {contextLength} neighbours, found {list(weight.shape)}")
+    context = jnp.concatenate([shifted(x, contextStart + k) for k in range(contextLength)], axis=1)
+    return _real(x, context @ weight)
+
+
+def _real(x: Ragged, values):
+    """Rows of x with other values; padding rows become copies of the first."""
+    return x.like(values if x.exact else jnp.where(column(x.mask(), values.ndim), values, values[:1]))
+
+
+@op("row_conv", ins=("X", "Filter"), outs=("Out",), rows="sequence")
+def row_conv(x, weight):
+    """Row t is the sum of the rows t, t + 1, ... of its sequence times the rows of the filter."""
+    if not isinstance(x, Ragged) and x.ndim == 3:
+        padded = jnp.pad(x, ((0, 0), (0, weight.shape[0] - 1), (0, 0)))
+        return sum(padded[:, k:k + x.shape[1]] * weight[k] for k in range(weight.shape[0]))
+    x = need(x, "row_conv", "X")
+    return _real(x, sum(shifted(x, k) * weight[k] for k in range(weight.shape[0])))
+
+
+@op("sequence_enumerate", ins=("X",), outs=("Out",), grad=False, rows="sequence")
+def sequence_enumerate(x, *, win_size: Int, pad_value: Int = 0):
+    """For each id the `win_size` ids that start there, `pad_value` behind the end."""
+    x = need(x, "sequence_enumerate", "X")
+    ids = x.like(x.values.reshape(x.capacity, 1))
+    _, position, _ = positions(x.last, x.capacity)
+    left = spread_lengths(x) - position
+    windows = [jnp.where(left[:, None] > k, shifted(ids, k), jnp.asarray(pad_value, x.dtype)) for k in range(win_size)]
+    return _real(x, jnp.concatenate(windows, axis=1))
+
+
+@op("sequence_scatter", ins=("X", "Ids", "Updates"), outs=("Out",), nograd=("Ids",), rows="sequence")
+def sequence_scatter(x, ids, updates):
+    """Row i of x with the updates of sequence i added at its ids."""
+    ids, updates = need(ids, "sequence_scatter", "Ids"), need(updates, "sequence_scatter", "Updates")
+    if ids.last.number != x.shape[0] and not known.placeholder():
+        raise errors.ShapeError(f"sequence_scatter: X has {x.shape[0]} rows, Ids {ids.last.number} sequences")
+    if known.placeholder():
+        return x
+    return x.at[ids.segments(), ids.values.reshape(-1)].add(updates.values.reshape(-1).astype(x.dtype), mode="drop")
+
+
+@op("sequence_mask", ins=("X", "MaxLenTensor?"), outs=("Y",), grad=False,
+    host_when=lambda op: op.attr("maxlen") < 0 and not op.input("MaxLenTensor"))
+def sequence_mask(x, longest, *, maxlen: Int = -1, out_dtype: Int = 3):
+    """[..., maxlen]: 1 for the first x of each row, 0 behind. Without maxlen it is the largest x."""
+    if longest is not None:
+        maxlen = known.ints(longest, "sequence_mask's maxlen")[0]
+    elif maxlen < 0:
+        maxlen = known.placeholder() or (int(np.asarray(x).max()) if x.size else 0)
+    return (jnp.arange(maxlen, dtype=x.dtype) < x[..., None]).astype(np_dtype(out_dtype))
+
+
+@op("add_position_encoding", ins=("X",), outs=("Out",), rows="sequence")
+def add_position_encoding(x, *, alpha=1.0, beta=1.0):
+    """alpha x + beta (sines and cosines of the position), for x [batch, time, width] or ragged [rows, width].
+
+    Vaswani et al., "Attention Is All You Need", 2017, section 3.5, the sines in the first half of the width.
+    """
+    if isinstance(x, Ragged):
+        _, position, _ = positions(x.last, x.capacity)
+    else:
+        position = jnp.arange(x.shape[1], dtype=jnp.int32)
+    half = x.shape[-1] // 2
+    powers = jnp.arange(half) / (half - 1) if half > 1 else jnp.ones(1)
+    angle = position[:, None] / jnp.power(10000.0, powers)
+    code = jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=1).astype(x.dtype)
+    out = alpha * rows_of(x) + beta * code
+    return x.like(out) if isinstance(x, Ragged) else out
+
+
+@op("sequence_topk_avg_pooling", ins=("X", "ROW", "COLUMN"), outs=("Out", "pos~"), nograd=("ROW", "COLUMN"), rows="sequence")
+def sequence_topk_avg_pooling(x, row, column_, *, topks: Ints, channel_num: Int):
+    """For each row of the matrix of each sequence and channel: sums of the k largest entries over k, for all k of topks.
+
+    A sequence of X holds [channel, row, column] in one column; ROW and COLUMN tell the sizes.
+    """
+    x, row, columns = (need(v, "sequence_topk_avg_pooling", s) for v, s in ((x, "X"), (row, "ROW"), (column_, "COLUMN")))
+    most, widest = max(topks), max(columns.last.longest, max(topks))
+    sequence, position, _ = positions(row.last, row.capacity)
+    heights, widths = row.last.lengths[sequence], columns.last.lengths[sequence]
+    channels, at = jnp.arange(channel_num, dtype=jnp.int32), jnp.arange(widest, dtype=jnp.int32)
+    line = channels * heights[:, None] + position[:, None]
+    index = x.last.starts[sequence][:, None, None] + line[..., None] * widths[:, None, None] + at
+    inside = jnp.broadcast_to(at < widths[:, None, None], index.shape)
+    entries = jnp.where(inside, jnp.take(x.values.reshape(-1), index, mode="clip"), -jnp.inf)
+    best = jax.lax.top_k(entries, most)[0]
+    sums = jnp.cumsum(jnp.where(jnp.isfinite(best), best, 0), axis=-1)
+    out = jnp.stack([sums[..., k - 1] / k for k in topks], axis=-1)
+    return _real(row, out.reshape(row.capacity, channel_num * len(topks))), None
+
+
+@op("im2sequence", ins=("X", "Y?"), outs=("Out",), nograd=("Y",), rows="sequence")
+def im2sequence(x, sizes, *, kernels: Ints, strides: Ints = (1, 1), paddings: Ints = (0, 0, 0, 0),
+                out_stride: Ints = (1, 1)):
+    """The patches of each image as a sequence of rows [channels * height * width of the kernel]."""
+    if sizes is not None:
+        raise errors.UnsupportedError("im2sequence: real image sizes (input_image_size) are not supported; "
+                                      "crop the images before they are fed")
+    top, left, bottom, right = paddings
+    patches = jax.lax.conv_general_dilated_patches(x, kernels, strides, ((top, bottom), (left, right)))
+    n, width, height, across = patches.shape
+    rows = patches.reshape(n, width, height * across).swapaxes(1, 2).reshape(n * height * across, width)
+    return Ragged(rows, (Level(None, height * across, n),), exact=True)

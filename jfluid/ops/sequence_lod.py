@@ -1,0 +1,208 @@
+"""Operators that change which rows belong to which sequence."""
+import jax.numpy as jnp
+import numpy as np
+
+from jfluid import errors
+from jfluid.ops import known
+from jfluid.ops.ragged import (
+    Level,
+    Ragged,
+    moved,
+    need,
+    offsets_of,
+    positions,
+    resized,
+    rows_of,
+    spread,
+    unpad,
+)
+from jfluid.ops.registry import Int, Ints, op
+from jfluid.ops.rows import NeedsExactRows
+
+
+@op("sequence_expand", ins=("X", "Y"), outs=("Out",), nograd=("Y",), rows="sequence")
+def sequence_expand(x, y, *, ref_level=-1):
+    """Row (or sequence) i of x as often as sequence i of a level of y has entries."""
+    y = need(y, "sequence_expand", "Y")
+    if not -1 <= ref_level < len(y.levels):
+        raise errors.AttributeTypeError(f"sequence_expand: ref_level: Y has {len(y.levels)} levels, found {ref_level}")
+    level = y.levels[ref_level]
+    below = y.capacity if level is y.last else y.levels[ref_level + 1].number
+    exact = bool(level.uniform) or (y.exact and level is y.last)
+    if isinstance(x, Ragged) and x.levels:
+        return _repeated(x, level)
+    values = rows_of(x)
+    _agree("sequence_expand", values.shape[0], level.number)
+    out = spread(resized(values, level.number), level, below)
+    return out if exact else Ragged(out, (), level.offsets[-1])
+
+
+def _agree(op_type: str, rows: int, sequences: int) -> None:
+    if rows < sequences and not known.placeholder():
+        raise errors.ShapeError(f"{op_type}: X has {rows} rows (or sequences), Y {sequences} sequences")
+
+
+def _repeated(x: Ragged, times: Level) -> Ragged:
+    """Sequence i of x as often as `times` has entries in i."""
+    if len(x.levels) > 1:
+        raise errors.ShapeError(f"sequence_expand: X may have one level, found {len(x.levels)}")
+    _agree("sequence_expand", x.last.number, times.number)
+    copies = times.number * times.longest
+    each = spread(jnp.arange(times.number, dtype=jnp.int32), times, copies)
+    lengths = jnp.where(jnp.arange(copies) < times.offsets[-1], x.last.lengths[each], 0)
+    level = Level(offsets_of(lengths), x.last.longest, count=times.offsets[-1])
+    capacity = max(min(x.capacity * times.longest, copies * x.last.longest), 1)
+    copy, position, _ = positions(level, capacity)
+    return Ragged(jnp.take(x.values, x.last.starts[each[copy]] + position, axis=0, mode="clip"), (level,))
+
+
+@op("sequence_expand_as", ins=("X", "Y"), outs=("Out",), nograd=("Y",), rows="sequence")
+def sequence_expand_as(x, y):
+    """Row i of x as often as sequence i of y has rows, with the LoD of y."""
+    y = need(y, "sequence_expand_as", "Y")
+    values = rows_of(x)
+    _agree("sequence_expand_as", values.shape[0], y.last.number)
+    return Ragged(spread(resized(values, y.last.number), y.last, y.capacity), (y.last,), exact=y.exact)
+
+
+@op("sequence_concat", ins=("X*",), outs=("Out",), rows="sequence")
+def sequence_concat(xs):
+    """Sequence i of the first, then of the second ... as one sequence."""
+    xs = [need(x, "sequence_concat", "X") for x in xs]
+    numbers = {x.last.number for x in xs}
+    if len(numbers) > 1:
+        raise errors.ShapeError(f"sequence_concat: inputs of one number of sequences are needed, found {sorted(numbers)}")
+    level = Level(sum(x.last.offsets for x in xs), sum(x.last.longest for x in xs), count=xs[0].last.count)
+    capacity = sum(x.capacity for x in xs)
+    sequence, position, _ = positions(level, capacity)
+    source, before, base, back, real = jnp.zeros(capacity, jnp.int32), 0, 0, [], []
+    for x in xs:
+        lengths = x.last.lengths
+        start = before[sequence] if base else 0
+        here = (position >= start) & (position < start + lengths[sequence])
+        source = jnp.where(here, base + x.last.starts[sequence] + position - start, source)
+        own, at, valid = positions(x.last, x.capacity)
+        back.append(level.starts[own] + (before[own] if base else 0) + at)
+        real.append(valid)
+        before, base = before + lengths, base + x.capacity
+    values = jnp.concatenate([x.values for x in xs])
+    out = moved(values, source, jnp.concatenate(back), jnp.concatenate(real))
+    return Ragged(out, (level,), exact=all(x.exact for x in xs))
+
+
+@op("sequence_reverse", ins=("X",), outs=("Y",), rows="sequence")
+def sequence_reverse(x):
+    """The rows of each sequence in reverse order."""
+    x = need(x, "sequence_reverse", "X")
+    if len(x.levels) != 1:
+        raise errors.ShapeError(f"sequence_reverse: X of one level is needed, found {len(x.levels)}")
+    sequence, position, real = positions(x.last, x.capacity)
+    rows = jnp.arange(x.capacity, dtype=jnp.int32)
+    source = jnp.where(real, x.last.offsets[1:][sequence] - 1 - position, rows)
+    return x.like(moved(x.values, source, source, real))
+
+
+@op("sequence_slice", ins=("X", "Offset", "Length"), outs=("Out",), nograd=("Offset", "Length"), rows="sequence")
+def sequence_slice(x, offset, length):
+    """`Length` rows of each sequence, from `Offset` on. What reaches over a sequence's end is cut off."""
+    x = need(x, "sequence_slice", "X")
+    offset, length = (rows_of(v).reshape(-1).astype(jnp.int32) for v in (offset, length))
+    _agree("sequence_slice", offset.shape[0], x.last.number)
+    offset = jnp.clip(offset, 0, x.last.lengths)
+    length = jnp.clip(length, 0, x.last.lengths - offset)
+    level = Level(offsets_of(length), x.last.longest, count=x.last.count)
+    sequence, position, real = positions(level, x.capacity)
+    source = jnp.where(real, x.last.starts[sequence] + offset[sequence] + position, 0)
+    own, at, valid = positions(x.last, x.capacity)
+    kept = valid & (at >= offset[own]) & (at < offset[own] + length[own])
+    return Ragged(moved(x.values, source, level.starts[own] + at - offset[own], kept), (level,))
+
+
+@op("sequence_pad", ins=("X", "PadValue"), outs=("Out", "Length"), nograd=("PadValue",), rows="sequence")
+def sequence_pad(x, pad_value, *, padded_length=-1):
+    """[number, padded_length, ...] with PadValue behind each sequence, and the lengths. -1 is the longest sequence's."""
+    x = need(x, "sequence_pad", "X")
+    level = x.last
+    if padded_length == -1 and not (x.exact or level.uniform) and known.placeholder() is None:
+        raise NeedsExactRows("sequence_pad without maxlen needs the exact length of the longest sequence")
+    if padded_length != -1 and known.placeholder() is None and level.longest > padded_length and x.exact:
+        raise errors.ShapeError(f"sequence_pad: maxlen {padded_length} is less than the longest sequence, {level.longest}")
+    dense = x.pad()
+    if padded_length != -1:
+        missing = padded_length - dense.shape[1]
+        dense = dense[:, :padded_length] if missing <= 0 else jnp.pad(
+            dense, ((0, 0), (0, missing)) + ((0, 0),) * (dense.ndim - 2))
+    mask = jnp.arange(dense.shape[1], dtype=jnp.int32) < level.lengths[:, None]
+    fill = pad_value.astype(x.dtype)
+    fill = fill.reshape(()) if fill.size == 1 else fill
+    out = jnp.where(mask.reshape(mask.shape + (1,) * (dense.ndim - 2)), dense, fill)
+    return out, level.lengths.astype(jnp.int64)
+
+
+@op("sequence_unpad", ins=("X", "Length"), outs=("Out",), nograd=("Length",), rows="sequence")
+def sequence_unpad(x, length):
+    """The first `Length` steps of each row of x [number, steps, ...], as sequences."""
+    number, steps = x.shape[:2]
+    lengths = jnp.clip(rows_of(length).reshape(-1), 0, steps).astype(jnp.int32)
+    dense = x if x.ndim > 2 else x[..., None]
+    level = Level(offsets_of(lengths), steps)
+    return Ragged(unpad(dense, level, number * steps), (level,))
+
+
+@op("sequence_reshape", ins=("X",), outs=("Out",), rows="sequence")
+def sequence_reshape(x, *, new_dim: Int):
+    """Rows of another width: a sequence keeps its numbers, and gets more or fewer rows."""
+    x = need(x, "sequence_reshape", "X")
+    width = x.shape[1]
+    if (width % new_dim and new_dim % width) and known.placeholder() is None:
+        raise errors.ShapeError(f"sequence_reshape: new_dim {new_dim} neither divides nor is a multiple of the width {width}")
+    ratio = max(new_dim // width, 1)
+    values = resized(x.values, -(-x.capacity // ratio) * ratio).reshape(-1, new_dim)
+    scaled = [(level.offsets * width) // new_dim if level is x.last else level.offsets for level in x.levels]
+    levels = tuple(Level(o, max(-(-level.longest * width // new_dim), 1) if level is x.last else level.longest,
+                         count=level.count) for o, level in zip(scaled, x.levels))
+    return Ragged(values, levels, exact=x.exact and x.capacity % ratio == 0)
+
+
+@op("sequence_erase", ins=("X",), outs=("Out",), grad=False, rows="sequence")
+def sequence_erase(x, *, tokens: Ints):
+    """The sequences without the ids `tokens`."""
+    x = need(x, "sequence_erase", "X")
+    _, _, real = positions(x.last, x.capacity)
+    ids = x.values.reshape(x.capacity)
+    kept = real & ~jnp.isin(ids, jnp.asarray(tokens, ids.dtype)) if tokens else real
+    before = offsets_of(kept)
+    order = jnp.argsort(~kept, stable=True)
+    return Ragged(x.values[order], x.levels[:-1] + (Level(before[x.last.offsets], x.last.longest, count=x.last.count),))
+
+
+@op("lod_reset", ins=("X", "Y?"), outs=("Out",), nograd=("Y",), rows="sequence")
+def lod_reset(x, y, *, target_lod: Ints = (), append=False):
+    """x with another LoD: that of Y, the offsets that Y holds, or those of `target_lod`; `append` adds them as a level."""
+    values, exact = rows_of(x), not isinstance(x, Ragged) or x.exact
+    levels = x.levels if isinstance(x, Ragged) and append else ()
+    if isinstance(y, Ragged) and y.levels:
+        values = resized(values, y.capacity)
+        return Ragged(values, levels + y.levels, exact=y.exact)
+    if y is not None:
+        offsets = rows_of(y).reshape(-1).astype(jnp.int32)
+        return Ragged(values, (*levels, Level(offsets, values.shape[0])), exact=exact)
+    if not target_lod and known.placeholder() is None:
+        raise errors.AttributeTypeError("lod_reset: give Y or target_lod")
+    offsets = np.asarray(target_lod, np.int32)
+    if offsets[0] != 0 or (np.diff(offsets) < 0).any() or (exact and not known.placeholder() and offsets[-1] != len(values)):
+        raise errors.ShapeError(f"lod_reset: offsets must start at 0, never fall and end at the {len(values)} rows of X, "
+                                f"found {list(target_lod)}")
+    level = Level(jnp.asarray(offsets), int(np.diff(offsets).max(initial=0)))
+    return Ragged(values, (*levels, level), exact=exact)
+
+
+def number_like(x, input_dim_idx: int) -> tuple[int, Ragged | None]:
+    """What `*_batch_size_like` takes for the batch: the sequences of x, or its dimension; and whose rows they are."""
+    if not isinstance(x, Ragged) or input_dim_idx != 0:
+        return x.shape[input_dim_idx], None
+    if not x.levels:
+        return x.capacity, x
+    total = x.last.count if len(x.levels) == 1 else x.levels[-2].offsets[-1]
+    padded = total is not None and not x.exact
+    return x.last.number, Ragged(x.last.lengths, (), total) if padded else None
