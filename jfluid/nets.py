@@ -60,9 +60,10 @@ def img_conv_group(input: Variable, conv_num_filter: Sequence[int], pool_size: A
 
 def sequence_conv_pool(input: Variable, num_filters: int, filter_size: int, param_attr: Any = None, act: str = "sigmoid",
                        pool_type: str = "max", bias_attr: Any = None) -> Variable:
-    """Raises UnsupportedError: ragged sequences are not in this release."""
-    raise errors.UnsupportedError("nets.sequence_conv_pool needs ragged sequences (LoD), which are not in this release: "
-                                  "pad the rows and use layers.conv2d and layers.pool2d")
+    """`layers.sequence_conv`, then `layers.sequence_pool`; the arguments are theirs. `input` has a LoD."""
+    out = layers.sequence_conv(input=input, num_filters=num_filters, filter_size=filter_size, param_attr=param_attr,
+                               bias_attr=bias_attr, act=act)
+    return layers.sequence_pool(input=out, pool_type=pool_type)
 
 
 def glu(input: Variable, dim: int = -1) -> Variable:

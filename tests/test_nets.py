@@ -92,6 +92,3 @@ def test_attention_refuses_shapes_that_do_not_fit():
         build(lambda q, k: nets.scaled_dot_product_attention(q, k, q), q=QUERIES, k=KEYS)
 
 
-def test_sequence_conv_pool_is_not_in_this_release():
-    with pytest.raises(errors.UnsupportedError, match="ragged sequences"):
-        build(lambda x: nets.sequence_conv_pool(x, 3, 3), x=X)
