@@ -1,0 +1,330 @@
+"""LSTM and GRU over ragged sequences, and single steps of them.
+
+The loops run in time-major padded form, for as many steps as the longest sequence of the batch has. Their gradients are
+written by hand: everything that does not depend on the step before is computed for all steps at once, so that a step of the
+backward loop is one matrix product and few elementwise operations, and the gradient of the weights is one product for all.
+"""
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jfluid import errors
+from jfluid.ops import known
+from jfluid.ops.ragged import Ragged, need, rows_of
+from jfluid.ops.registry import op
+
+ACTIVATIONS = {"identity": lambda x: x, "": lambda x: x, "sigmoid": jax.nn.sigmoid, "tanh": jnp.tanh,
+               "relu": lambda x: jnp.maximum(x, 0)}
+# The derivative, by the activation's output.
+_SLOPES = {"identity": jnp.ones_like, "": jnp.ones_like, "sigmoid": lambda y: y * (1 - y), "tanh": lambda y: 1 - y * y,
+           "relu": lambda y: (y > 0).astype(y.dtype)}
+_NUMBERED = ("identity", "sigmoid", "tanh", "relu")
+
+
+def _check(op_type: str, *names: str) -> None:
+    for name in names:
+        if name not in ACTIVATIONS:
+            raise errors.AttributeTypeError(f"{op_type}: expected an activation of {', '.join(filter(None, ACTIVATIONS))}, "
+                                            f"found {name!r}")
+
+
+def _sizes(op_type: str, what: str, found: int, wanted: int) -> None:
+    if found != wanted and known.placeholder() is None:
+        raise errors.ShapeError(f"{op_type}: {what}: expected {wanted} columns, found {found}")
+
+
+def _at(array: Any, t: Any) -> Any:
+    return lax.dynamic_index_in_dim(array, t, 0, keepdims=False)
+
+
+def _put(array: Any, value: Any, t: Any) -> Any:
+    return lax.dynamic_update_index_in_dim(array, value, t, 0)
+
+
+def _loop(steps: Any, backwards: bool, body: Any, state: tuple) -> tuple:
+    """`body(t, state)` for t = 0 ... steps - 1, or from the end."""
+    return lax.fori_loop(0, steps, lambda i, s: body(steps - 1 - i if backwards else i, s), state)
+
+
+def _before(states: Any, start: Any, steps: Any, backwards: bool) -> Any:
+    """The state that each step began with, from those that each step ended with."""
+    if not backwards:
+        return jnp.concatenate([start[None], states[:-1]])
+    times = jnp.arange(states.shape[0]).reshape(-1, 1, 1)
+    return jnp.where(times >= steps - 1, start, jnp.concatenate([states[1:], start[None]]))
+
+
+# LSTM. In each step, with x the projected input, h and c the former state, W the recurrent weights, w the peepholes:
+#   a = candidate(x_a + h W_a), i = gate(x_i + h W_i + w_i c), f = gate(x_f + h W_f + w_f c)
+#   c' = f c + i a, o = gate(x_o + h W_o + w_o c'), h' = o cell(c')
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7))
+def _lstm(x: Any, weight: Any, peepholes: Any, h0: Any, c0: Any, mask: Any, backwards: bool, acts: tuple) -> tuple:
+    """Hidden states and cells [time, number, width] from x [time, number, 4 width]; peepholes are [3, width]."""
+    return _lstm_forward(x, weight, peepholes, h0, c0, mask, backwards, acts)[0]
+
+
+def _steps(mask: Any) -> Any:
+    return jnp.sum(jnp.any(mask[..., 0], axis=1), dtype=jnp.int32)
+
+
+def _lstm_forward(x, weight, peepholes, h0, c0, mask, backwards, acts):
+    gate, cell, candidate = (ACTIVATIONS[n] for n in acts)
+    width, steps = h0.shape[1], _steps(mask)
+    by_input, by_forget, by_output = peepholes
+
+    def body(t, state):
+        h, c, hidden, cells, gates = state
+        pre = _at(x, t) + h @ weight
+        a = candidate(pre[:, :width])
+        i = gate(pre[:, width:2 * width] + by_input * c)
+        f = gate(pre[:, 2 * width:3 * width] + by_forget * c)
+        new_c = f * c + i * a
+        o = gate(pre[:, 3 * width:] + by_output * new_c)
+        here = _at(mask, t)
+        h, c = jnp.where(here, o * cell(new_c), h), jnp.where(here, new_c, c)
+        gates = _put(gates, jnp.concatenate([a, i, f, o], axis=1), t)
+        return h, c, _put(hidden, h, t), _put(cells, c, t), gates
+
+    empty = jnp.zeros((*x.shape[:2], width), x.dtype)
+    _, _, hidden, cells, gates = _loop(steps, backwards, body, (h0, c0, empty, empty, jnp.zeros_like(x)))
+    return (hidden, cells), (weight, peepholes, h0, c0, mask, hidden, cells, gates)
+
+
+def _lstm_backward(backwards, acts, kept, grads):
+    weight, peepholes, h0, c0, mask, hidden, cells, gates = kept
+    slope_gate, slope_cell, slope_candidate = (_SLOPES[n] for n in acts)
+    by_input, by_forget, by_output = peepholes
+    steps = _steps(mask)
+    h_before, c_before = (_before(v, s, steps, backwards) for v, s in ((hidden, h0), (cells, c0)))
+    a, i, f, o = jnp.split(gates, 4, axis=2)
+    out = ACTIVATIONS[acts[1]](cells)
+    # What the gradients of a step's h' and c' are multiplied with, for all steps at once.
+    to_a, to_i, to_f, to_o = (i * slope_candidate(a), a * slope_gate(i), c_before * slope_gate(f), out * slope_gate(o))
+    through = jnp.where(mask, o * slope_cell(out) + to_o * by_output, 0)
+    to_gates = jnp.where(mask, jnp.concatenate([to_a, to_i, to_f, to_o], axis=2), 0)
+    to_c = jnp.where(mask, f + to_i * by_input + to_f * by_forget, 1)
+    keep = 1 - mask.astype(gates.dtype)
+    grad_hidden, grad_cells = grads
+    transposed = weight.T
+
+    def body(t, state):
+        dh, dc, grad_gates = state
+        dh = dh + _at(grad_hidden, t)
+        dc = dc + _at(grad_cells, t) + dh * _at(through, t)
+        grad = jnp.concatenate([dc, dc, dc, dh], axis=1) * _at(to_gates, t)
+        return grad @ transposed + dh * _at(keep, t), dc * _at(to_c, t), _put(grad_gates, grad, t)
+
+    zero = jnp.zeros_like(h0)
+    dh, dc, grad_x = _loop(steps, not backwards, body, (zero, zero, jnp.zeros_like(gates)))
+    grad_weight = jnp.einsum("tnd,tng->dg", h_before, grad_x)
+    _, grad_i, grad_f, grad_o = jnp.split(grad_x, 4, axis=2)
+    grad_peepholes = jnp.stack([jnp.sum(g * c, axis=(0, 1)) for g, c in
+                                ((grad_i, c_before), (grad_f, c_before), (grad_o, cells))])
+    return grad_x, grad_weight, grad_peepholes, dh, dc, None
+
+
+_lstm.defvjp(_lstm_forward, _lstm_backward)
+
+
+def _initial(state: Any, number: int, width: int, dtype: Any) -> Any:
+    return jnp.zeros((number, width), dtype) if state is None else rows_of(state)
+
+
+def _time_mask(x: Ragged) -> Any:
+    return x.last.mask().T[..., None]
+
+
+@op("lstm", ins=("Input", "H0?", "C0?", "Weight", "Bias"), outs=("Hidden", "Cell", "BatchGate~", "BatchCellPreAct~"),
+    rows="sequence")
+def lstm(x, h0, c0, weight, bias, *, use_peepholes=True, is_reverse=False, gate_activation="sigmoid",
+         cell_activation="tanh", candidate_activation="tanh"):
+    """Hidden states and cells of an LSTM over each sequence of projected inputs [rows, 4 width].
+
+    Gers et al., "Learning Precise Timing with LSTM Recurrent Networks", 2002. Columns: candidate, input, forget, output.
+    """
+    x = need(x, "lstm", "Input")
+    _check("lstm", gate_activation, cell_activation, candidate_activation)
+    width, number = weight.shape[0], x.last.number
+    _sizes("lstm", "Input", x.shape[1], 4 * width)
+    _sizes("lstm", "Bias", bias.size, (7 if use_peepholes else 4) * width)
+    bias = bias.reshape(-1)
+    peepholes = bias[4 * width:].reshape(3, width) if use_peepholes else jnp.zeros((3, width), x.dtype)
+    dense = x.like(x.values + bias[:4 * width]).pad(time_major=True)
+    states = _lstm(dense, weight, peepholes, _initial(h0, number, width, x.dtype), _initial(c0, number, width, x.dtype),
+                   _time_mask(x), is_reverse, (gate_activation, cell_activation, candidate_activation))
+    hidden, cells = (x.unpad(s, time_major=True) for s in states)
+    return hidden, cells, None, None
+
+
+@op("lstmp", ins=("Input", "H0?", "C0?", "Weight", "ProjWeight", "Bias"),
+    outs=("Projection", "Cell", "BatchGate~", "BatchCellPreAct~", "BatchHidden~"), rows="sequence")
+def lstmp(x, h0, c0, weight, projection, bias, *, use_peepholes=True, is_reverse=False, gate_activation="sigmoid",
+          cell_activation="tanh", candidate_activation="tanh", proj_activation="tanh", cell_clip=0.0, proj_clip=0.0):
+    """An LSTM whose recurrent state is a projection of the hidden one.
+
+    Sak et al., "Long Short-Term Memory Based Recurrent Neural Network Architectures", 2014.
+    """
+    x = need(x, "lstmp", "Input")
+    _check("lstmp", gate_activation, cell_activation, candidate_activation, proj_activation)
+    gate, cell, candidate, project = (ACTIVATIONS[n] for n in (gate_activation, cell_activation, candidate_activation,
+                                                               proj_activation))
+    width, number = projection.shape[0], x.last.number
+    _sizes("lstmp", "Input", x.shape[1], 4 * width)
+    _sizes("lstmp", "Bias", bias.size, (7 if use_peepholes else 4) * width)
+    bias = bias.reshape(-1)
+    by_input, by_forget, by_output = (bias[4 * width:].reshape(3, width) if use_peepholes
+                                      else jnp.zeros((3, width), x.dtype))
+    dense = x.like(x.values + bias[:4 * width]).pad(time_major=True)
+
+    def step(state, at):
+        r, c = state
+        pre, here = at[0] + r @ weight, at[1]
+        a = candidate(pre[:, :width])
+        i, f = gate(pre[:, width:2 * width] + by_input * c), gate(pre[:, 2 * width:3 * width] + by_forget * c)
+        new_c = _clipped(f * c + i * a, cell_clip)
+        o = gate(pre[:, 3 * width:] + by_output * new_c)
+        new_r = _clipped(project((o * cell(new_c)) @ projection), proj_clip)
+        state = jnp.where(here, new_r, r), jnp.where(here, new_c, c)
+        return state, state
+
+    start = _initial(h0, number, projection.shape[1], x.dtype), _initial(c0, number, width, x.dtype)
+    states = lax.scan(step, start, (dense, _time_mask(x)), reverse=is_reverse)[1]
+    projected, cells = (x.unpad(s, time_major=True) for s in states)
+    return projected, cells, None, None, None
+
+
+def _clipped(x: Any, limit: float) -> Any:
+    return jnp.clip(x, -limit, limit) if limit > 0 else x
+
+
+# GRU. In each step, with h the former state:
+#   u = gate(x_u + h W_u), r = gate(x_r + h W_r), c = candidate(x_c + (r h) W_c)
+#   h' = (1 - u) h + u c; in the paper's form ("origin") u h + (1 - u) c
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
+def _gru(x: Any, to_gates: Any, to_candidate: Any, h0: Any, mask: Any, backwards: bool, origin: bool, acts: tuple) -> Any:
+    """Hidden states [time, number, width] from x [time, number, 3 width]."""
+    return _gru_forward(x, to_gates, to_candidate, h0, mask, backwards, origin, acts)[0]
+
+
+def _gru_forward(x, to_gates, to_candidate, h0, mask, backwards, origin, acts):
+    gate, candidate = (ACTIVATIONS[n] for n in acts)
+    width, steps = h0.shape[1], _steps(mask)
+
+    def body(t, state):
+        h, hidden, saved = state
+        now = _at(x, t)
+        gates = gate(now[:, :2 * width] + h @ to_gates)
+        u, r = gates[:, :width], gates[:, width:]
+        c = candidate(now[:, 2 * width:] + (r * h) @ to_candidate)
+        new = u * h + (1 - u) * c if origin else (1 - u) * h + u * c
+        h = jnp.where(_at(mask, t), new, h)
+        return h, _put(hidden, h, t), _put(saved, jnp.concatenate([gates, c], axis=1), t)
+
+    empty = jnp.zeros((*x.shape[:2], width), x.dtype)
+    _, hidden, saved = _loop(steps, backwards, body, (h0, empty, jnp.zeros_like(x)))
+    return hidden, (to_gates, to_candidate, h0, mask, hidden, saved)
+
+
+def _gru_backward(backwards, origin, acts, kept, grad_hidden):
+    to_gates, to_candidate, h0, mask, hidden, saved = kept
+    slope_gate, slope_candidate = (_SLOPES[n] for n in acts)
+    steps, width = _steps(mask), h0.shape[1]
+    before = _before(hidden, h0, steps, backwards)
+    u, r, c = jnp.split(saved, 3, axis=2)
+    kept_part, new_part = (u, 1 - u) if origin else (1 - u, u)
+    # What the gradient of a step's h' is multiplied with, for all steps at once.
+    to_u = jnp.where(mask, (before - c if origin else c - before) * slope_gate(u), 0)
+    to_c = jnp.where(mask, new_part * slope_candidate(c), 0)
+    to_r = before * slope_gate(r)
+    straight = jnp.where(mask, kept_part, 1)
+    gates_transposed, candidate_transposed = to_gates.T, to_candidate.T
+
+    def body(t, state):
+        dh, grad_x = state
+        dh = dh + _at(grad_hidden, t)
+        dc = dh * _at(to_c, t)
+        d_reset = dc @ candidate_transposed
+        d_gates = jnp.concatenate([dh * _at(to_u, t), d_reset * _at(to_r, t)], axis=1)
+        dh = dh * _at(straight, t) + d_reset * _at(r, t) + d_gates @ gates_transposed
+        return dh, _put(grad_x, jnp.concatenate([d_gates, dc], axis=1), t)
+
+    dh, grad_x = _loop(steps, not backwards, body, (jnp.zeros_like(h0), jnp.zeros_like(saved)))
+    grad_gates = jnp.einsum("tnd,tng->dg", before, grad_x[..., :2 * width])
+    grad_candidate = jnp.einsum("tnd,tng->dg", r * before, grad_x[..., 2 * width:])
+    return grad_x, grad_gates, grad_candidate, dh, None
+
+
+_gru.defvjp(_gru_forward, _gru_backward)
+
+
+def _gru_weights(weight: Any) -> tuple[Any, Any]:
+    """[width, 2 width] for the gates and [width, width] for the candidate, which lie one behind the other in memory."""
+    width = weight.shape[0]
+    flat = weight.reshape(-1)
+    return flat[:2 * width * width].reshape(width, 2 * width), flat[2 * width * width:].reshape(width, width)
+
+
+@op("gru", ins=("Input", "H0?", "Weight", "Bias?"), outs=("BatchGate~", "BatchResetHiddenPrev~", "BatchHidden~", "Hidden"),
+    rows="sequence")
+def gru(x, h0, weight, bias, *, activation="tanh", gate_activation="sigmoid", is_reverse=False, origin_mode=False):
+    """Hidden states of a GRU over each sequence of projected inputs [rows, 3 width]: update, reset, candidate.
+
+    Cho et al., "Learning Phrase Representations using RNN Encoder-Decoder", 2014 (origin_mode).
+    """
+    x = need(x, "gru", "Input")
+    _check("gru", activation, gate_activation)
+    width = weight.shape[0]
+    _sizes("gru", "Input", x.shape[1], 3 * width)
+    dense = x.like(x.values if bias is None else x.values + bias.reshape(-1)).pad(time_major=True)
+    hidden = _gru(dense, *_gru_weights(weight), _initial(h0, x.last.number, width, x.dtype), _time_mask(x), is_reverse,
+                  origin_mode, (gate_activation, activation))
+    return None, None, None, x.unpad(hidden, time_major=True)
+
+
+@op("gru_unit", ins=("Input", "HiddenPrev", "Weight", "Bias?"), outs=("Gate~", "ResetHiddenPrev~", "Hidden"), rows="map")
+def gru_unit(x, h, weight, bias, *, activation=2, gate_activation=1, origin_mode=False):
+    """One step of a GRU: gates and candidate [rows, 3 width], reset state, new state."""
+    if not (0 <= activation < 4 and 0 <= gate_activation < 4):
+        raise errors.AttributeTypeError("gru_unit: an activation is 0 (identity), 1 (sigmoid), 2 (tanh) or 3 (relu), found "
+                                        f"{activation} and {gate_activation}")
+    width = weight.shape[0]
+    _sizes("gru_unit", "Input", x.shape[1], 3 * width)
+    to_gates, to_candidate = _gru_weights(weight)
+    x = x if bias is None else x + bias.reshape(-1)
+    gates = ACTIVATIONS[_NUMBERED[gate_activation]](x[:, :2 * width] + h @ to_gates)
+    u, reset = gates[:, :width], gates[:, width:] * h
+    c = ACTIVATIONS[_NUMBERED[activation]](x[:, 2 * width:] + reset @ to_candidate)
+    new = u * h + (1 - u) * c if origin_mode else (1 - u) * h + u * c
+    return jnp.concatenate([gates, c], axis=1), reset, new
+
+
+@op("lstm_unit", ins=("X", "C_prev"), outs=("C", "H"), rows="map")
+def lstm_unit(x, c, *, forget_bias=0.0):
+    """One step of an LSTM from projected inputs [rows, 4 width]: input, forget, output, candidate."""
+    _sizes("lstm_unit", "X", x.shape[1], 4 * c.shape[1])
+    i, f, o, a = jnp.split(x, 4, axis=1)
+    c = jax.nn.sigmoid(f + forget_bias) * c + jax.nn.sigmoid(i) * jnp.tanh(a)
+    return c, jax.nn.sigmoid(o) * jnp.tanh(c)
+
+
+@op("rnn_memory_helper", ins=("X",), outs=("Out",), rows="map")
+def rnn_memory_helper(x, *, dtype=5):
+    """x itself: how `recurrent` names a state."""
+    return x
+
+
+@op("gather_tree", ins=("Ids", "Parents"), outs=("Out",), grad=False)
+def gather_tree(ids, parents):
+    """Whole sequences [time, batch, beam] from the ids that each step chose and the beams they came from."""
+    beams = jnp.broadcast_to(jnp.arange(ids.shape[2], dtype=parents.dtype), ids.shape[1:])
+
+    def step(beam, at):
+        words, came_from = at
+        return jnp.take_along_axis(came_from, beam, axis=1), jnp.take_along_axis(words, beam, axis=1)
+
+    return lax.scan(step, beams, (ids, parents), reverse=True)[1]
