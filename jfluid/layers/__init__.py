@@ -17,6 +17,7 @@ from jfluid.layers.nn import *
 from jfluid.layers.norm import *
 from jfluid.layers.pool import *
 from jfluid.layers.random import *
+from jfluid.layers.rnn import *
 from jfluid.layers.sequence_lod import *
 from jfluid.layers.shape import *
 from jfluid.layers.tensor import *

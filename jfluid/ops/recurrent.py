@@ -14,6 +14,7 @@ from jax import lax
 from jfluid import errors
 from jfluid.ops import known
 from jfluid.ops.ragged import Ragged, need, rows_of
+from jfluid.ops.random import key_of
 from jfluid.ops.registry import op
 
 ACTIVATIONS = {"identity": lambda x: x, "": lambda x: x, "sigmoid": jax.nn.sigmoid, "tanh": jnp.tanh,
@@ -328,3 +329,47 @@ def gather_tree(ids, parents):
         return jnp.take_along_axis(came_from, beam, axis=1), jnp.take_along_axis(words, beam, axis=1)
 
     return lax.scan(step, beams, (ids, parents), reverse=True)[1]
+
+
+@op("cudnn_lstm", ins=("Input", "InitH", "InitC", "W", "Cache?"), outs=("Out", "last_h", "last_c"), nograd=("Cache",),
+    rng=True)
+def cudnn_lstm(x, h0, c0, weights, _, *, max_len=20, dropout_prob=0.0, is_bidirec=False, input_size=10, hidden_size=100,
+               num_layers=1, is_test=False, seed=-1, key):
+    """Layers of LSTM over x [time, batch, inputs], all weights in one vector in cuDNN's order."""
+    directions = 2 if is_bidirec else 1
+    shapes = [(4 * hidden_size, n) for layer in range(num_layers) for _ in range(directions)
+              for n in (input_size if layer == 0 else hidden_size * directions, hidden_size)]
+    sizes = [r * c for r, c in shapes] + [4 * hidden_size] * len(shapes)
+    if sum(sizes) != weights.size:
+        raise errors.ShapeError(f"cudnn_lstm: expected {sum(sizes)} weights, found {weights.size}")
+    parts = jnp.split(weights.reshape(-1), [sum(sizes[:i + 1]) for i in range(len(sizes) - 1)])
+    matrices, biases = [p.reshape(s) for p, s in zip(parts, shapes)], parts[len(shapes):]
+    key, last_h, last_c = key_of(key, max(seed, 0)), [], []
+    for layer in range(num_layers):
+        if layer and dropout_prob and not is_test:
+            keep = jax.random.bernoulli(jax.random.fold_in(key, layer), 1 - dropout_prob, x.shape)
+            x = jnp.where(keep, x / (1 - dropout_prob), 0)
+        outs = []
+        for direction in range(directions):
+            i = layer * directions + direction
+            (h, c), out = _dense_lstm(x, h0[i], c0[i], matrices[2 * i:2 * i + 2], biases[2 * i] + biases[2 * i + 1],
+                                      direction == 1)
+            outs.append(out)
+            last_h.append(h)
+            last_c.append(c)
+        x = jnp.concatenate(outs, axis=-1)
+    return x, jnp.stack(last_h), jnp.stack(last_c)
+
+
+def _dense_lstm(x: Any, h: Any, c: Any, matrices: list, bias: Any, backwards: bool) -> tuple:
+    """((last h, last c), outputs [time, batch, width]); gates in the order input, forget, candidate, output."""
+    projected = x @ matrices[0].T + bias
+
+    def step(state, now):
+        h, c = state
+        i, f, a, o = jnp.split(now + h @ matrices[1].T, 4, axis=-1)
+        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(a)
+        h = jax.nn.sigmoid(o) * jnp.tanh(c)
+        return (h, c), h
+
+    return lax.scan(step, (h, c), projected, reverse=backwards)
