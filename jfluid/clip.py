@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from jfluid import errors
 from jfluid.ir.block import Block
 from jfluid.ir.program import Program, default_main_program, name_scope
+from jfluid.ir.types import VarType
 from jfluid.ir.variable import Parameter, Variable
 from jfluid.layers.helper import emit
 
@@ -175,7 +176,7 @@ class GradientClipByGlobalNorm(GradientClipBase):
         squares = []
         for grad in counted:
             with grad.block.program._optimized_guard(pair_of[grad.name]):
-                squares.append(emit("reduce_sum", {"X": emit("square", {"X": grad})}, {"reduce_all": True}))
+                squares.append(emit("reduce_sum", {"X": emit("square", {"X": _merged(grad)})}, {"reduce_all": True}))
         last = pair_of[counted[-1].name]
         with last[0].block.program._optimized_guard(last):
             norm = emit("sqrt", {"X": emit("sum", {"X": squares})})
@@ -244,3 +245,10 @@ def append_gradient_clip_ops(params_grads: Sequence[ParamGrad]) -> list[ParamGra
     with name_scope("gradient_clip"):
         return last._scale_all(params_grads, [(at, (p, g)) for at, (p, g) in enumerate(params_grads) if g is not None],
                                counted)
+
+
+def _merged(grad: Variable) -> Variable:
+    """A gradient whose sum of squares is its norm: of sparse rows, the sums of those that occur several times."""
+    if grad.type != VarType.SELECTED_ROWS:
+        return grad
+    return emit("get_tensor_from_selected_rows", {"X": emit("merge_selected_rows", {"X": grad})})

@@ -191,6 +191,7 @@ class _Builder:
                             if k not in ("op_role", "op_role_var") and not isinstance(v, Block)}, callsite=False)
         self.block.program._stamp(grad_op)
         self.block.adopt_op(grad_op)
+        schema.current().set_types(grad_op)
         for name in grad_op.output_arg_names:
             if name != EMPTY_NAME:
                 self.block.var_recursive(name).op = grad_op
@@ -217,6 +218,7 @@ class _Builder:
         if names == [base]:
             first = f"{base}@RENAME@block{self.block.idx}@0"
             self.declare(first, var)
+            self.block.var(first).type = self.block.var(base).type
             start = self.first_writer.get(name, len(self.block.ops))
             for i, op in enumerate(self.block.ops[start:]):
                 if i:  # what the first writer reads under this name is the gradient of a later value of the variable

@@ -32,6 +32,9 @@ class Schema(Protocol):
     def grad_slots(self, op: "Operator") -> tuple[set[str], set[str]]:
         """Input and output slots of the operator's gradient operator."""
 
+    def set_types(self, op: "Operator") -> None:
+        """Record the kinds of the outputs of a gradient operator that are no dense tensors."""
+
 
 _schema: Schema | None = None
 

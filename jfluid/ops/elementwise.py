@@ -10,6 +10,7 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.ops.registry import op, table
+from jfluid.ops.selected_rows import SelectedRows, densified, joined
 from jfluid.ops.shape import is_unknown, numpy_of
 
 
@@ -105,12 +106,23 @@ def binary(name: str, compute: Callable) -> Callable:
     return apply
 
 
-_BINARY = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": _divide, "max": _larger,
+_BINARY = {"add": operator.add, "sub": operator.sub, "div": _divide, "max": _larger,
            "min": _smaller, "pow": _power}
 table({f"elementwise_{n}": binary(f"elementwise_{n}", f) for n, f in _BINARY.items()},
       ins=("X", "Y"), outs=("Out",), fold=True, rows="map")
 table({f"elementwise_{n}": binary(f"elementwise_{n}", f) for n, f in {"mod": _remainder, "floordiv": quotient}.items()},
       ins=("X", "Y"), outs=("Out",), grad=False, fold=True, rows="map")
+_multiply = binary("elementwise_mul", operator.mul)
+
+
+@op("elementwise_mul", ins=("X", "Y"), outs=("Out",), fold=True, rows="map", sparse=True)
+def elementwise_mul(x, y, *, axis=-1):
+    """x * y, the one with fewer dimensions placed at `axis`; sparse rows times one number."""
+    if isinstance(x, SelectedRows):
+        if y.size != 1:
+            raise errors.ShapeError(f"elementwise_mul: sparse rows can be multiplied by one number, found {list(y.shape)}")
+        return x.map(lambda v: v * y.reshape(()).astype(v.dtype))
+    return _multiply(x, y, axis=axis)
 
 
 @op("minus", ins=("X", "Y"), outs=("Out",), rows="map")
@@ -119,11 +131,14 @@ def minus(x, y):
     return operator.sub(*_equal_shapes("minus", x, y))
 
 
-@op("sum", ins=("X*",), outs=("Out",), fold=True, rows="map")
+@op("sum", ins=("X*",), outs=("Out",), fold=True, rows="map", sparse=True)
 def sum_(xs):
-    """Sum of tensors of one shape."""
+    """Sum of tensors of one shape; of sparse rows only, the rows of all."""
     if not xs:
         raise errors.ShapeError("sum: the list of tensors is empty")
+    if all(isinstance(x, SelectedRows) for x in xs):
+        return joined(xs)
+    xs = [densified(x) for x in xs]
     return functools.reduce(lambda a, b: operator.add(*_equal_shapes("sum", a, b)), xs)
 
 
@@ -136,9 +151,15 @@ def _equal_shapes(what: str, x: Any, y: Any) -> tuple[Any, Any]:
     return x, y
 
 
-@op("scale", ins=("X", "ScaleTensor?"), outs=("Out",), nograd=("ScaleTensor",), fold=True, rows="map")
+@op("scale", ins=("X", "ScaleTensor?"), outs=("Out",), nograd=("ScaleTensor",), fold=True, rows="map", sparse=True)
 def scale(x, scale_tensor, *, scale=1.0, bias=0.0, bias_after_scale=True):
-    """x * scale + bias, or (x + bias) * scale; integers take the whole part of scale and bias."""
+    """x * scale + bias, or (x + bias) * scale; integers take the whole part of scale and bias. Of sparse rows their values."""
+    if isinstance(x, SelectedRows):
+        return x.map(lambda v: _scaled(v, scale_tensor, scale, bias, bias_after_scale))
+    return _scaled(x, scale_tensor, scale, bias, bias_after_scale)
+
+
+def _scaled(x, scale_tensor, scale, bias, bias_after_scale):
     if scale_tensor is not None:
         scale = only(scale_tensor, x.dtype)
     elif not is_float(x):
@@ -163,13 +184,15 @@ def between(x: Any, low: Any, high: Any) -> Any:
     return jnp.where(x <= low, low, jnp.where(x >= high, high, x)).astype(x.dtype)
 
 
-@op("clip", ins=("X", "Min?", "Max?"), outs=("Out",), nograd=("Min", "Max"), rows="map")
+@op("clip", ins=("X", "Min?", "Max?"), outs=("Out",), nograd=("Min", "Max"), rows="map", sparse=True)
 def clip(x, low, high, *, min: float, max: float):
-    """x limited to min..max, given as numbers or as one-element tensors."""
+    """x limited to min..max, given as numbers or as one-element tensors. Of sparse rows their sums."""
     if low is None and high is None and min >= max:
         raise errors.ShapeError(f"clip: min must be less than max, found {min} and {max}")
     bounds = [bound if tensor is None else only(tensor, x.dtype)
               for tensor, bound in ((low, min), (high, max))]
+    if isinstance(x, SelectedRows):
+        return x.merged().map(lambda v: between(v, *bounds))
     return between(x, *bounds)
 
 

@@ -6,9 +6,11 @@ wrong row.
 import jax.numpy as jnp
 
 from jfluid import errors
-from jfluid.ir.types import np_dtype
+from jfluid.ir.types import VarType, np_dtype
 from jfluid.ops import known
+from jfluid.ops.ragged import Ragged, rows_of
 from jfluid.ops.registry import Long, Longs, Strings, op
+from jfluid.ops.selected_rows import SelectedRows
 
 
 def look_up(table, ids, padding_idx, is_distributed):
@@ -32,15 +34,49 @@ def look_up(table, ids, padding_idx, is_distributed):
 def lookup_table(w, ids, *, is_sparse=False, is_distributed=False, padding_idx: Long = -1, remote_prefetch=False,
                  trainer_id=0, height_sections: Longs = (), epmap: Strings = (), table_names: Strings = (),
                  grad_inplace=False):
-    """Rows of w at ids of shape [..., 1]; the gradient of w is dense whatever `is_sparse` says."""
+    """Rows of w at ids of shape [..., 1]."""
     return look_up(w, last_one("lookup_table", ids), padding_idx, is_distributed)
 
 
 @op("lookup_table_v2", ins=("W", "Ids"), outs=("Out",), nograd=("Ids",), rows="map")
 def lookup_table_v2(w, ids, *, is_sparse=False, is_distributed=False, padding_idx: Long = -1, remote_prefetch=False,
                     trainer_id=0, height_sections: Longs = (), epmap: Strings = (), table_names: Strings = ()):
-    """Rows of w at ids; the gradient of w is dense whatever `is_sparse` says."""
+    """Rows of w at ids."""
     return look_up(w, ids, padding_idx, is_distributed)
+
+
+def _table_grad(w, ids, grad, is_sparse, padding_idx):
+    """The gradient of a table from that of the rows looked up: all rows, or those that were looked up."""
+    height = w.shape[0]
+    rows, values = rows_of(ids).reshape(-1), rows_of(grad)
+    values = values.reshape(-1, w.shape[1]).astype(w.dtype)
+    ignored = (rows < 0) | (rows >= height)
+    if padding_idx != -1 and not is_sparse:  # Fluid's sparse gradient trains the padding row all the same
+        ignored |= rows == padding_idx
+    if isinstance(ids, Ragged) and not ids.exact:
+        ignored |= jnp.repeat(~ids.mask(), rows.shape[0] // ids.capacity)
+    found = SelectedRows(jnp.where(ignored, height, rows), values, height)
+    return found if is_sparse else found.dense()
+
+
+def _sparse_table(op):
+    return {"W@GRAD": VarType.SELECTED_ROWS} if op.attrs.get("is_sparse") else {}
+
+
+@op("lookup_table_grad", ins=("W", "Ids", "Out@GRAD"), outs=("W@GRAD",), rows="sequence", types=_sparse_table)
+def lookup_table_grad(w, ids, grad, *, is_sparse=False, is_distributed=False, padding_idx: Long = -1,
+                      remote_prefetch=False, trainer_id=0, height_sections: Longs = (), epmap: Strings = (),
+                      table_names: Strings = (), grad_inplace=False):
+    """The gradient of a table: `SelectedRows` when is_sparse."""
+    return _table_grad(w, ids, grad, is_sparse, padding_idx)
+
+
+@op("lookup_table_v2_grad", ins=("W", "Ids", "Out@GRAD"), outs=("W@GRAD",), rows="sequence", types=_sparse_table)
+def lookup_table_v2_grad(w, ids, grad, *, is_sparse=False, is_distributed=False, padding_idx: Long = -1,
+                         remote_prefetch=False, trainer_id=0, height_sections: Longs = (), epmap: Strings = (),
+                         table_names: Strings = ()):
+    """The gradient of a table: `SelectedRows` when is_sparse."""
+    return _table_grad(w, ids, grad, is_sparse, padding_idx)
 
 
 def integer_ids(type_, ids):

@@ -9,6 +9,7 @@ import numpy as np
 
 from jfluid.ops.random import key_of
 from jfluid.ops.registry import Float, Long, op
+from jfluid.ops.selected_rows import SelectedRows, densified
 
 
 def _single(value: float) -> float:
@@ -25,16 +26,26 @@ def _norm(value):
     return jnp.sqrt(jnp.sum(jnp.square(value)))
 
 
-@op("sgd", ins=("Param", "LearningRate", "Grad"), outs=("ParamOut",), grad=False, inplace={"ParamOut": "Param"})
+def _by_rows(update, grad, *tables):
+    """`update(parameter, gradient, state, ...)` on the rows of a sparse gradient; each row once."""
+    grad = grad.merged()
+    first, *rest = (grad.of(t) for t in tables)
+    return tuple(grad.put(t, new) for t, new in zip(tables, update(first, grad.values, *rest)))
+
+
+@op("sgd", ins=("Param", "LearningRate", "Grad"), outs=("ParamOut",), grad=False, inplace={"ParamOut": "Param"}, sparse=True)
 def sgd(param, learning_rate, grad):
     """param - learning_rate * grad."""
+    if isinstance(grad, SelectedRows):
+        return grad.map(lambda g: -_scalar(learning_rate, param) * g).added_to(param)
     return param - _scalar(learning_rate, param) * grad
 
 
 @op("momentum", ins=("Param", "Grad", "Velocity", "LearningRate"), outs=("ParamOut", "VelocityOut"), grad=False,
-    inplace={"ParamOut": "Param", "VelocityOut": "Velocity"})
+    inplace={"ParamOut": "Param", "VelocityOut": "Velocity"}, sparse=True)
 def momentum(param, grad, velocity, learning_rate, *, mu: Float, use_nesterov=False):
-    """Gradient descent along a decaying sum of gradients."""
+    """Gradient descent along a decaying sum of gradients. Sparse rows move all others too, as in Fluid."""
+    grad = densified(grad)
     rate = _scalar(learning_rate, param)
     velocity = _single(mu) * velocity + grad
     step = grad + _single(mu) * velocity if use_nesterov else velocity
@@ -58,18 +69,29 @@ def lars_momentum(param, grad, velocity, learning_rate, *, mu: Float, lars_coeff
                  "Beta2Tensor?"),
     outs=("ParamOut", "Moment1Out", "Moment2Out", "Beta1PowOut", "Beta2PowOut"), grad=False,
     inplace={"ParamOut": "Param", "Moment1Out": "Moment1", "Moment2Out": "Moment2", "Beta1PowOut": "Beta1Pow",
-             "Beta2PowOut": "Beta2Pow"})
+             "Beta2PowOut": "Beta2Pow"}, sparse=True)
 def adam(param, grad, learning_rate, moment1, moment2, beta1_pow, beta2_pow, beta1_tensor, beta2_tensor, *,
          beta1=0.9, beta2=0.999, epsilon=1e-8, lazy_mode=False):
-    """Adam; the powers of the betas advance with it. `lazy_mode` concerns sparse gradients only."""
+    """Adam; the powers of the betas advance with it.
+
+    Of a sparse gradient `lazy_mode` updates the rows that it has, else all; and, as in Fluid, the step is corrected with the
+    powers of the next one.
+    """
     beta1 = _single(beta1) if beta1_tensor is None else _scalar(beta1_tensor, param)
     beta2 = _single(beta2) if beta2_tensor is None else _scalar(beta2_tensor, param)
-    corrections = jnp.sqrt(1 - _scalar(beta2_pow, param)) / (1 - _scalar(beta1_pow, param))
+    powers = beta1_pow * beta1, beta2_pow * beta2
+    used = powers if isinstance(grad, SelectedRows) else (beta1_pow, beta2_pow)
+    corrections = jnp.sqrt(1 - _scalar(used[1], param)) / (1 - _scalar(used[0], param))
     rate = _scalar(learning_rate, param) * corrections
-    moment1 = beta1 * moment1 + (1 - beta1) * grad
-    moment2 = beta2 * moment2 + (1 - beta2) * jnp.square(grad)
-    step = moment1 / (jnp.sqrt(moment2) + _single(epsilon))
-    return param - rate * step, moment1, moment2, beta1_pow * beta1, beta2_pow * beta2
+
+    def update(p, g, first, second):
+        first = beta1 * first + (1 - beta1) * g
+        second = beta2 * second + (1 - beta2) * jnp.square(g)
+        return p - rate * (first / (jnp.sqrt(second) + _single(epsilon))), first, second
+
+    if isinstance(grad, SelectedRows) and lazy_mode:
+        return (*_by_rows(update, grad, param, moment1, moment2), *powers)
+    return (*update(param, densified(grad), moment1, moment2), *powers)
 
 
 @op("adamax", ins=("Param", "Grad", "LearningRate", "Moment", "InfNorm", "Beta1Pow"),
@@ -84,11 +106,14 @@ def adamax(param, grad, learning_rate, moment, inf_norm, beta1_pow, *, beta1=0.9
 
 
 @op("adagrad", ins=("Param", "Grad", "Moment", "LearningRate"), outs=("ParamOut", "MomentOut"), grad=False,
-    inplace={"ParamOut": "Param", "MomentOut": "Moment"})
+    inplace={"ParamOut": "Param", "MomentOut": "Moment"}, sparse=True)
 def adagrad(param, grad, moment, learning_rate, *, epsilon=1e-6):
     """Rates that shrink with the sum of squared gradients."""
-    moment = moment + jnp.square(grad)
-    return param - _scalar(learning_rate, param) * grad / (jnp.sqrt(moment) + _single(epsilon)), moment
+    def update(p, g, m):
+        m = m + jnp.square(g)
+        return p - _scalar(learning_rate, param) * g / (jnp.sqrt(m) + _single(epsilon)), m
+
+    return _by_rows(update, grad, param, moment) if isinstance(grad, SelectedRows) else update(param, grad, moment)
 
 
 @op("decayed_adagrad", ins=("Param", "Grad", "Moment", "LearningRate"), outs=("ParamOut", "MomentOut"), grad=False,
@@ -115,10 +140,15 @@ def adadelta(param, grad, squared_grad, squared_update, *, rho=0.95, epsilon=1e-
 
 @op("rmsprop", ins=("Param", "MeanSquare", "MeanGrad?", "LearningRate", "Grad", "Moment"),
     outs=("ParamOut", "MomentOut", "MeanSquareOut", "MeanGradOut"), grad=False,
-    inplace={"ParamOut": "Param", "MomentOut": "Moment", "MeanSquareOut": "MeanSquare", "MeanGradOut": "MeanGrad"})
+    inplace={"ParamOut": "Param", "MomentOut": "Moment", "MeanSquareOut": "MeanSquare", "MeanGradOut": "MeanGrad"},
+    sparse=True)
 def rmsprop(param, mean_square, mean_grad, learning_rate, grad, moment, *, epsilon=1e-10, decay=0.9, momentum=0.0,
             centered=False):
-    """Rates that shrink with an average of squared gradients, less the squared average if `centered`."""
+    """Rates that shrink with an average of squared gradients, less the squared average if `centered`.
+
+    Sparse rows move all others too, as in Fluid.
+    """
+    grad = densified(grad)
     decay = _single(decay)
     mean_square = decay * mean_square + (1 - decay) * jnp.square(grad)
     variance = mean_square
@@ -146,10 +176,14 @@ def ftrl(param, squared, linear, grad, learning_rate, *, l1=0.0, l2=0.0, lr_powe
 
 @op("lamb", ins=("Param", "Grad", "LearningRate", "Moment1", "Moment2", "Beta1Pow", "Beta2Pow"),
     outs=("ParamOut", "Moment1Out", "Moment2Out"), grad=False,
-    inplace={"ParamOut": "Param", "Moment1Out": "Moment1", "Moment2Out": "Moment2"})
+    inplace={"ParamOut": "Param", "Moment1Out": "Moment1", "Moment2Out": "Moment2"}, sparse=True)
 def lamb(param, grad, learning_rate, moment1, moment2, beta1_pow, beta2_pow, *, weight_decay: Float, beta1=0.9,
          beta2=0.999, epsilon=1e-6):
-    """Adam with a rate scaled by norm(param) / norm(step), layer by layer, from uncorrected moments."""
+    """Adam with a rate scaled by norm(param) / norm(step), layer by layer, from uncorrected moments.
+
+    Sparse rows move all others too, as in Fluid.
+    """
+    grad = densified(grad)
     beta1, beta2 = _single(beta1), _single(beta2)
     moment1 = beta1 * moment1 + (1 - beta1) * grad
     moment2 = beta2 * moment2 + (1 - beta2) * jnp.square(grad)

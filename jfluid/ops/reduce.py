@@ -12,6 +12,7 @@ from jfluid.ir.types import np_dtype
 from jfluid.ops import row_rules
 from jfluid.ops.elementwise import aligned, is_float, magnitude, quotient
 from jfluid.ops.registry import Float, Int, Ints, op, table
+from jfluid.ops.selected_rows import SelectedRows
 
 
 def axes_of(x: Any, dim: Ints, everything: bool, what: str) -> tuple[int, ...]:
@@ -174,9 +175,15 @@ def norm(x, *, axis: Int, epsilon: Float = 1e-10):
     return length, x / length
 
 
-@op("clip_by_norm", ins=("X",), outs=("Out",), grad=False)
+@op("clip_by_norm", ins=("X",), outs=("Out",), grad=False, sparse=True)
 def clip_by_norm(x, *, max_norm: Float):
-    """x scaled down to the Euclidean norm `max_norm` where its own is larger."""
+    """x scaled down to the Euclidean norm `max_norm` where its own is larger. Of sparse rows their sums."""
+    if isinstance(x, SelectedRows):
+        return x.merged().map(lambda v: _clipped_to_norm(v, max_norm))
+    return _clipped_to_norm(x, max_norm)
+
+
+def _clipped_to_norm(x, max_norm):
     length = jnp.sqrt(jnp.square(x).sum())
     return jnp.where(length > max_norm, x * (max_norm / jnp.maximum(length, max_norm)), x)
 

@@ -105,6 +105,7 @@ class OpDef:
         host: runs between XLA segments, on NumPy arrays; a function with a keyword-only `ctx` gets an object with
             the operator (`.op`), the Scope (`.scope`) and the Executor's place (`.place`).
         host_when: given the operator, whether it runs on the host though others of its type do not.
+        types: given the operator, the kinds (`VarType`) of outputs that are no dense tensors, by slot.
         forward: for a gradient derived by `jax.vjp`, the operator it belongs to.
     """
 
@@ -128,6 +129,7 @@ class OpDef:
     sparse: bool = False
     carries: tuple[str, ...] = ()
     host_when: Callable | None = None
+    types: Callable | None = None
 
     def on_host(self, op: Any) -> bool:
         """Whether operator `op`, of this definition, runs on the host."""
@@ -184,7 +186,7 @@ def op(type_: str, *, ins: tuple[str, ...] = (), outs: tuple[str, ...] = (), gra
        nograd: tuple[str, ...] = (), unsaved: tuple[str, ...] = (), inplace: Mapping[str, str] | None = None,
        rng: bool = False, fold: bool = False, host: bool = False, rows: str | Callable | None = None,
        row_outs: tuple[str, ...] = (), sparse: bool = False, carries: tuple[str, ...] = (),
-       host_when: Callable | None = None) -> Callable[[Callable], Callable]:
+       host_when: Callable | None = None, types: Callable | None = None) -> Callable[[Callable], Callable]:
     """Register the decorated function as operator `type_`; see `OpDef` for the options."""
 
     def register(fn: Callable) -> Callable:
@@ -201,7 +203,7 @@ def op(type_: str, *, ins: tuple[str, ...] = (), outs: tuple[str, ...] = (), gra
         _OPS[type_] = OpDef(type_, _with_keywords(fn), in_slots, out_slots, attrs, grad, frozenset(nograd), frozenset(unsaved),
                             dict(inplace or {}), rng, fold, host, wants_ctx=host and "ctx" in parameters, rows=rows,
                             row_outs=frozenset(row_outs), wants_rows="rows" in parameters, sparse=sparse,
-                            carries=carries, host_when=host_when)
+                            carries=carries, host_when=host_when, types=types)
         return fn
 
     return register

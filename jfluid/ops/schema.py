@@ -101,6 +101,13 @@ class RegistrySchema:
         definition = registry.get(op.type + "_grad")
         return {s.name for s in definition.ins}, {s.name for s in definition.outs}
 
+    def set_types(self, op: Operator) -> None:
+        definition = registry.get(op.type)
+        if definition.types is not None:
+            for slot, kind in definition.types(op).items():
+                for name in op.outputs.get(slot, ()):
+                    op.block.var_recursive(name).type = kind
+
     def infer(self, op: Operator) -> None:
         definition = registry.get(op.type)
         block = op.block
@@ -254,6 +261,8 @@ class _Spec:
         var.lod_level = self.lod_level
         if self.type is not None:
             var.type = self.type
+        elif var.type == VarType.SELECTED_ROWS:
+            var.type = VarType.LOD_TENSOR
 
 
 def _merge(first: list | None, second: list | None) -> list | None:

@@ -1,0 +1,15 @@
+"""Operators on sparse rows."""
+from jfluid.ops.registry import op
+from jfluid.ops.selected_rows import SelectedRows, densified
+
+
+@op("merge_selected_rows", ins=("X",), outs=("Out",), grad=False, sparse=True)
+def merge_selected_rows(x):
+    """The rows of x, each once, with the sum of its values."""
+    return x.merged() if isinstance(x, SelectedRows) else x
+
+
+@op("get_tensor_from_selected_rows", ins=("X",), outs=("Out",), grad=False, sparse=True)
+def get_tensor_from_selected_rows(x):
+    """The values of the rows as a dense tensor [n, ...]; those to ignore are zero."""
+    return x.values if isinstance(x, SelectedRows) else densified(x)
