@@ -17,7 +17,7 @@ from jfluid.compile.step import Step
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program, default_main_program
 from jfluid.ir.variable import Variable
-from jfluid.lod_tensor import LoDTensor, LoDTensorArray
+from jfluid.lod_tensor import LoDTensor, LoDTensorArray, SelectedRows
 from jfluid.places import CPUPlace, CUDAPlace, Place, is_compiled_with_cuda
 from jfluid.scope import Scope, global_scope, scope_guard
 
@@ -148,6 +148,8 @@ def _numpy(name: str, value: Any) -> np.ndarray:
     if isinstance(value, (jax.Array, np.ndarray)):
         return np.array(value)
     value = trimmed(value)
+    if isinstance(value, SelectedRows):
+        return np.array(value)
     if not isinstance(value, LoDTensor) or value.lod():
         what = f"rows in sequences, lod {value.lod()}" if isinstance(value, LoDTensor) else f"a {type(value).__name__}"
         raise errors.FetchError(f"fetch {name}: it holds {what}, which a NumPy array cannot tell: "
@@ -158,7 +160,7 @@ def _numpy(name: str, value: Any) -> np.ndarray:
 def _tensor(value: Any, updated: bool) -> Any:
     """A LoDTensor (or an array of them) for users. What the next step overwrites is copied."""
     value = trimmed(value)
-    if isinstance(value, (LoDTensor, LoDTensorArray)):
+    if isinstance(value, (LoDTensor, LoDTensorArray, SelectedRows)):
         return value
     return LoDTensor(np.array(value) if updated else value)
 

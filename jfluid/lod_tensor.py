@@ -80,6 +80,35 @@ class LoDTensor:
 Tensor = LoDTensor
 
 
+class SelectedRows:
+    """Some rows of a table, each with its values; all others are zero. A row may occur several times."""
+
+    def __init__(self, rows: Sequence[int], values: Any, height: int):
+        self._rows, self._height = [int(r) for r in rows], height
+        self._tensor = LoDTensor(values)
+
+    def rows(self) -> list[int]:
+        """Which row of the table each value belongs to."""
+        return list(self._rows)
+
+    def height(self) -> int:
+        """The rows of the table."""
+        return self._height
+
+    def get_tensor(self) -> LoDTensor:
+        """The values [number of rows, ...]."""
+        return self._tensor
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        values = np.array(self._tensor)
+        table = np.zeros((self._height, *values.shape[1:]), values.dtype)
+        np.add.at(table, self._rows, values)
+        return table if dtype is None else table.astype(dtype)
+
+    def __repr__(self) -> str:
+        return f"<SelectedRows of {self._height}: {self._rows} {self._tensor!r}>"
+
+
 class LoDTensorArray(list):
     """A list of LoDTensors."""
 

@@ -11,8 +11,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from jfluid.lod_tensor import LoDTensor
+from jfluid.lod_tensor import LoDTensor, LoDTensorArray, SelectedRows
+from jfluid.ops import selected_rows as ops_rows
 from jfluid.ops.ragged import Level, Ragged
+from jfluid.ops.tensor_array import TensorArray
 
 MOST = 6
 WASTE = 0.3  # of the rows that a batch is padded to, at most, while there are fewer than MOST sizes
@@ -138,13 +140,15 @@ def _extended(offsets: np.ndarray, number: int) -> np.ndarray:
 
 def trimmed(value: Any) -> Any:
     """A value that leaves a step, as users see it: LoDTensors of NumPy arrays, or lists of them, in place of `Ragged`."""
-    from jfluid.lod_tensor import LoDTensorArray
-    from jfluid.ops.tensor_array import TensorArray
     if isinstance(value, TensorArray):
         if value.buffer is not None:
             length = int(np.asarray(value.length))
             return LoDTensorArray(trimmed(jax.tree.map(lambda b, i=i: b[i], value.buffer)) for i in range(length))
         return LoDTensorArray(map(trimmed, value.items))
+    if isinstance(value, ops_rows.SelectedRows):
+        rows = np.asarray(value.rows)
+        kept = rows < value.height
+        return SelectedRows(rows[kept], np.asarray(value.values)[kept], value.height)
     if not isinstance(value, Ragged):
         return value
     lod, number = [], None
