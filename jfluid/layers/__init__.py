@@ -1,11 +1,15 @@
 """What users call: functions that append operators. Nothing is computed here."""
 from jfluid.layers import math_op_patch
 from jfluid.layers.activation import *
+from jfluid.layers.arrays import *
+from jfluid.layers.beam_search import *
 from jfluid.layers.control_flow import *
 from jfluid.layers.conv import *
 from jfluid.layers.distributions import *
+from jfluid.layers.dynamic_rnn import *
 from jfluid.layers.embedding import *
 from jfluid.layers.host import *
+from jfluid.layers.if_else import *
 from jfluid.layers.indexing import *
 from jfluid.layers.io import *
 from jfluid.layers.learning_rate_scheduler import *
@@ -20,6 +24,7 @@ from jfluid.layers.random import *
 from jfluid.layers.rnn import *
 from jfluid.layers.sequence_lod import *
 from jfluid.layers.shape import *
+from jfluid.layers.static_rnn import *
 from jfluid.layers.tensor import *
 
 math_op_patch.install()

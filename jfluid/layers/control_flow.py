@@ -1,44 +1,244 @@
-"""Layers with blocks inside."""
+"""Loops and conditions."""
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
 from jfluid import errors
-from jfluid.ir.block import Block
-from jfluid.ir.program import default_main_program
-from jfluid.ir.prune import reads_of, writes_of
 from jfluid.ir.types import VarType
 from jfluid.ir.variable import Variable
+from jfluid.layers.blocks import Inside, captured, conditional
 from jfluid.layers.helper import LayerHelper, emit
+from jfluid.layers.tensor import assign, fill_constant
 
-__all__ = ["Switch"]
+__all__ = ["Switch", "While", "case", "cond", "switch_case", "while_loop"]
 
 
-class conditional:
-    """A context for a block that runs where `condition`, one boolean, holds.
+def _check_condition(layer: str, argument: str, value: Any) -> None:
+    if not isinstance(value, Variable) or value.dtype != VarType.BOOL:
+        found = value.dtype.name if isinstance(value, Variable) else type(value).__name__
+        raise TypeError(f"{layer}, {argument}: expected a boolean Variable, found {found}")
+    if any(d not in (1, -1) for d in value.shape):
+        raise TypeError(f"{layer}, {argument}: expected one element, found shape {list(value.shape)}")
 
-    What the block writes of the variables outside keeps its value where the condition does not hold.
+
+class While:
+    """A loop that runs its block while a condition holds.
+
+        i = layers.fill_constant([1], "int64", 0)
+        going = layers.less_than(i, limit)
+        loop = layers.While(going)
+        with loop.block():
+            ...
+            layers.increment(i)
+            layers.less_than(i, limit, cond=going)
+
+    The block must write the condition. Variables from outside keep what the last iteration wrote. A loop that gradients go
+    through, or that writes arrays, needs a bound that follows from its condition: a counter compared with a constant or with
+    the length of sequences.
+
+    Args:
+        cond: a boolean Variable of one element.
+        is_test: kept in the program; no effect.
+
+    Raises TypeError when `cond` is something else, ProgramError when the block does not write it.
     """
 
-    def __init__(self, condition: Variable):
-        self.condition = condition
-        self.program = default_main_program()
+    BEFORE_WHILE_BLOCK, IN_WHILE_BLOCK, AFTER_WHILE_BLOCK = range(3)
 
-    def __enter__(self) -> Block:
-        self.outside = self.program.current_block()
-        self.inside = self.program.create_block()
-        return self.inside
+    def __init__(self, cond: Variable, is_test: bool = False, name: str | None = None):
+        self.helper = LayerHelper("while", name=name)
+        _check_condition("While", "cond", cond)
+        self.status, self.cond_var, self.is_test = While.BEFORE_WHILE_BLOCK, cond, is_test
 
-    def __exit__(self, *error: object) -> None:
-        self.program.rollback()
-        if error[0] is not None:
-            return
+    def block(self) -> "_WhileBlock":
+        """A context for what the loop runs."""
+        return _WhileBlock(self)
+
+
+class _WhileBlock(Inside):
+    def __init__(self, loop: While):
+        super().__init__()
+        self.loop = loop
+
+    def __enter__(self) -> Any:
+        self.loop.status = While.IN_WHILE_BLOCK
+        return super().__enter__()
+
+    def close(self) -> None:
+        self.loop.status = While.AFTER_WHILE_BLOCK
+        reads, writes = captured(self.inside)
+        condition = self.loop.cond_var
+        if condition.name not in writes:
+            raise errors.ProgramError(f"While: the block never writes the condition {condition.name}, so that the loop would "
+                                      "not end; compute it anew, for example with layers.less_than(..., cond=condition)")
         scope = self.outside.create_var(type=VarType.STEP_SCOPES)
-        reads: set[str] = set()
-        written: set[str] = set()
-        for op in self.inside.ops:
-            reads |= reads_of(op) - written
-            written |= writes_of(op)
-        own = set(self.inside.vars)
-        self.outside.append_op("conditional_block", {"Cond": [self.condition], "Input": sorted(reads - own)},
-                               {"Out": sorted(written - own), "Scope": [scope]},
-                               {"sub_block": self.inside, "is_scalar_condition": True})
+        names = sorted((set(reads) | set(writes)) - {condition.name})
+        self.outside.append_op("while", {"X": names, "Condition": [condition]}, {"Out": writes, "StepScopes": [scope]},
+                               {"sub_block": self.inside, "is_test": self.loop.is_test})
+
+
+def _flat(value: Any) -> list:
+    if isinstance(value, Mapping):
+        return [x for k in sorted(value) for x in _flat(value[k])]
+    if isinstance(value, (list, tuple)):
+        return [x for v in value for x in _flat(v)]
+    return [value]
+
+
+def _map(function: Callable, *values: Any) -> Any:
+    """`function` on the leaves of nested lists, tuples and dicts of one structure."""
+    first = values[0]
+    if isinstance(first, Mapping):
+        return type(first)((k, _map(function, *(v[k] for v in values))) for k in first)
+    if isinstance(first, tuple) and hasattr(first, "_fields"):
+        return type(first)(*(_map(function, *parts) for parts in zip(*values)))
+    if isinstance(first, (list, tuple)):
+        return type(first)(_map(function, *parts) for parts in zip(*values))
+    return function(*values)
+
+
+def _shape_of(value: Any) -> Any:
+    """The structure of a nested value, to compare."""
+    if isinstance(value, Mapping):
+        return {k: _shape_of(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_shape_of(v) for v in value]
+    return None
+
+
+def while_loop(cond: Callable, body: Callable, loop_vars: Sequence[Any], is_test: bool = False,
+               name: str | None = None) -> Sequence[Any]:
+    """A loop in functional form: while cond(*vars): vars = body(*vars).
+
+    Args:
+        cond: from the loop variables to a boolean Variable of one element.
+        body: from the loop variables to as many, of the same structure, shapes and dtypes.
+        loop_vars: a list or tuple of Variables, arrays, or nested structures of them.
+        is_test: kept in the program; no effect.
+
+    Returns `loop_vars`, which hold the values after the loop; of While the same holds about bounds.
+    Raises TypeError for arguments of other kinds, ValueError for an empty list or another structure from `body`.
+    """
+    if not callable(cond) or not callable(body):
+        raise TypeError("while_loop: cond and body are functions")
+    if not isinstance(loop_vars, (list, tuple)):
+        raise TypeError(f"while_loop, loop_vars: expected a list or tuple, found {type(loop_vars).__name__}")
+    if not loop_vars:
+        raise errors.ProgramError("while_loop, loop_vars: expected at least one variable")
+    condition = cond(*loop_vars)
+    _check_condition("while_loop", "the result of cond", condition)
+    with While(condition, is_test, name).block():
+        results = body(*loop_vars)
+        results = results if isinstance(results, (list, tuple)) else [results]
+        if _shape_of(list(results)) != _shape_of(list(loop_vars)):
+            raise errors.ProgramError("while_loop: body returns another structure than loop_vars: "
+                                      f"{_shape_of(list(results))} for {_shape_of(list(loop_vars))}")
+        again = cond(*results)
+        for new, old in zip(_flat(results), _flat(loop_vars)):
+            if old.type != VarType.LOD_TENSOR_ARRAY:  # arrays are written in place
+                assign(new, old)
+        assign(again, condition)
+    return loop_vars
+
+
+def _to_outside(value: Any) -> Any:
+    """A variable outside of the block that gets the value of one inside."""
+    if not isinstance(value, Variable):
+        raise TypeError(f"a branch may return Variables (or nothing), found {type(value).__name__}")
+    outside = value.block.parent
+    out = outside.create_var(dtype=value.dtype, shape=value.shape, lod_level=value.lod_level, type=value.type)
+    return assign(value, out)
+
+
+def cond(pred: Variable, true_fn: Callable | None = None, false_fn: Callable | None = None, name: str | None = None) -> Any:
+    """The result of `true_fn()` where `pred` holds, else of `false_fn()`; only that one is run.
+
+    Args:
+        pred: a boolean Variable of one element.
+        true_fn, false_fn: make the operators of a branch; both return Variables of one (nested) structure, shapes and
+            dtypes, or nothing.
+
+    Raises TypeError for arguments of other kinds, ValueError when the branches differ in structure.
+    """
+    _check_condition("cond", "pred", pred)
+    for argument, function in (("true_fn", true_fn), ("false_fn", false_fn)):
+        if function is not None and not callable(function):
+            raise TypeError(f"cond, {argument}: expected a function, found {type(function).__name__}")
+    LayerHelper("cond", name=name)
+    results: list[Any] = []
+    for function, fails in ((true_fn, False), (false_fn, True)):
+        results.append(None)
+        if function is None:
+            continue
+        with conditional(emit("logical_not", {"X": pred}) if fails else pred):
+            found = function()
+            results[-1] = None if found is None else _map(_to_outside, found)
+    true, false = results
+    if true is None and false is None:
+        return None
+    if true is None or false is None or _shape_of(true) != _shape_of(false):
+        found = [None if r is None else _shape_of(r) for r in (true, false)]
+        raise errors.ProgramError(f"cond: the branches return different structures: {found[0]} and {found[1]}")
+    mask = emit("cast", {"X": pred}, {"in_dtype": int(pred.dtype), "out_dtype": int(VarType.INT32)})
+    return _map(lambda f, t: emit("select_input", {"X": [f, t], "Mask": mask}), false, true)
+
+
+def case(pred_fn_pairs: Sequence[tuple[Variable, Callable]], default: Callable | None = None,
+         name: str | None = None) -> Any:
+    """The result of the first function whose condition holds, else of `default` (by default the last function).
+
+    Args:
+        pred_fn_pairs: (boolean Variable of one element, function) pairs; see `cond` for what functions return.
+
+    Raises TypeError for something else.
+    """
+    if not isinstance(pred_fn_pairs, (list, tuple)) or not pred_fn_pairs:
+        raise TypeError("case, pred_fn_pairs: expected a list of (condition, function) pairs")
+    for pair in pred_fn_pairs:
+        if not isinstance(pair, tuple) or len(pair) != 2 or not callable(pair[1]):
+            raise TypeError(f"case, pred_fn_pairs: expected (condition, function), found {pair!r}")
+        _check_condition("case", "a condition", pair[0])
+    if default is not None and not callable(default):
+        raise TypeError(f"case, default: expected a function, found {type(default).__name__}")
+    pairs = list(pred_fn_pairs)
+    final = default or pairs.pop()[1]
+    if not pairs:
+        return final()
+    for pred, function in reversed(pairs):
+        final = _branch(pred, function, final)
+    return final()
+
+
+def _branch(pred: Variable, function: Callable, otherwise: Callable) -> Callable:
+    return lambda: cond(pred, function, otherwise)
+
+
+def switch_case(branch_index: Variable, branch_fns: Any, default: Callable | None = None, name: str | None = None) -> Any:
+    """The result of the function that `branch_index` names, else of `default` (by default the function of the largest index).
+
+    Args:
+        branch_index: an integer Variable of one element.
+        branch_fns: a dict from integers to functions, or a list of functions or of (integer, function) pairs.
+
+    Raises TypeError for something else, ValueError when an index occurs twice.
+    """
+    if not isinstance(branch_index, Variable) or branch_index.dtype not in (VarType.INT32, VarType.INT64, VarType.UINT8):
+        raise TypeError("switch_case, branch_index: expected an integer Variable of one element")
+    if not isinstance(branch_fns, (dict, list, tuple)) or not branch_fns:
+        raise TypeError("switch_case, branch_fns: expected a dict or a list of functions")
+    pairs = list(branch_fns.items()) if isinstance(branch_fns, dict) else list(branch_fns)
+    if all(callable(f) for f in pairs):
+        pairs = list(enumerate(pairs))
+    for pair in pairs:
+        if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], int) or not callable(pair[1]):
+            raise TypeError(f"switch_case, branch_fns: expected (integer, function), found {pair!r}")
+    if len({i for i, _ in pairs}) != len(pairs):
+        raise errors.ProgramError(f"switch_case, branch_fns: an index occurs twice in {[i for i, _ in pairs]}")
+    pairs.sort(key=lambda pair: pair[0])
+    final = default or pairs.pop()[1]
+    for index, function in reversed(pairs):
+        wanted = fill_constant([1], branch_index.dtype, index)
+        final = _branch(emit("equal", {"X": branch_index, "Y": wanted}), function, final)
+    return final()
 
 
 class Switch:

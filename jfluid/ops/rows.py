@@ -8,7 +8,8 @@
     a function  `(attributes, inputs by slot) -> "map" | "mask" | None`, where it depends on an axis (`row_rules`).
     None        padding is not harmless: a program in which ragged rows reach the operator runs with exact shapes.
 """
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ import jax.numpy as jnp
 from jfluid import errors
 from jfluid.ops.ragged import Ragged, column
 from jfluid.ops.selected_rows import SelectedRows
+from jfluid.ops.tensor_array import TensorArray
 
 if TYPE_CHECKING:
     from jfluid.ops.registry import OpDef
@@ -50,6 +52,8 @@ def call(definition: "OpDef", inputs: Sequence[Any], kwargs: Mapping[str, Any]) 
         _refuse_sparse(definition, inputs)
     if definition.rows == "sequence":
         return _tuple(definition.fn(*inputs, **kwargs))
+    if any(isinstance(v, TensorArray) for v in _elements(inputs)):
+        return _over_arrays(definition, inputs, kwargs)
     ragged = [v for v in jax.tree.leaves(list(inputs), is_leaf=_is_ragged) if _is_ragged(v)]
     if not ragged:
         return _tuple(definition.fn(*inputs, **kwargs))
@@ -69,6 +73,29 @@ def call(definition: "OpDef", inputs: Sequence[Any], kwargs: Mapping[str, Any]) 
     outs = _tuple(definition.fn(*plain, **kwargs))
     return tuple(_wrap(o, source) if rule != "mask" or s.name in definition.row_outs else o
                  for s, o in zip(definition.outs, outs))
+
+
+def _elements(inputs: Sequence[Any]) -> list:
+    return [v for slot in inputs for v in (slot if isinstance(slot, list) else [slot])]
+
+
+def _over_arrays(definition: "OpDef", inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple:
+    """An operator on whole arrays (their sum, a copy): on each element, or on the buffer of all."""
+    arrays = [v for v in _elements(inputs) if isinstance(v, TensorArray)]
+    if len(definition.outs) != 1 or len(arrays) != len([v for v in _elements(inputs) if v is not None]):
+        raise errors.UnsupportedError(f"operator {definition.type} does not take arrays of tensors")
+
+    def on(part: Callable) -> Any:
+        chosen = [[p for v in slot if (p := part(v)) is not None] if isinstance(slot, list) else slot and part(slot)
+                  for slot in inputs]
+        return call(definition, chosen, kwargs)[0] if _elements(chosen) else None
+
+    if any(a.buffer is not None for a in arrays):
+        capacity = max(a.capacity for a in arrays)
+        lengths = functools.reduce(jnp.maximum, (jnp.asarray(a.size(), jnp.int64) for a in arrays))
+        return (TensorArray(buffer=on(lambda a: a.stacked(capacity).buffer), length=lengths),)
+    return (TensorArray(tuple(on(lambda a, i=i: a.items[i] if i < len(a.items) else None)
+                              for i in range(max(a.capacity for a in arrays)))),)
 
 
 def _refuse_sparse(definition: "OpDef", inputs: Sequence[Any]) -> None:

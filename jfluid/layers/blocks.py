@@ -1,0 +1,59 @@
+"""Blocks inside blocks: opening one, and closing it with the operator that runs it."""
+from typing import Any
+
+from jfluid.ir.block import Block
+from jfluid.ir.program import Program, default_main_program
+from jfluid.ir.prune import reads_of, writes_of
+from jfluid.ir.types import VarType
+from jfluid.ir.variable import Variable
+
+
+def captured(block: Block) -> tuple[list[str], list[str]]:
+    """Names that a block reads before it writes them, and those that it writes, of the blocks around it."""
+    reads: set[str] = set()
+    written: set[str] = set()
+    for op in block.ops:
+        reads |= reads_of(op) - written
+        written |= writes_of(op)
+    own = set(block.vars)
+    return sorted(reads - own), sorted(written - own)
+
+
+class Inside:
+    """A context in which operators go into a new block. `close` is called at its end, unless an error ends it."""
+
+    def __init__(self, program: Program | None = None):
+        self.program = program or default_main_program()
+
+    def __enter__(self) -> Any:
+        self.outside = self.program.current_block()
+        self.inside = self.program.create_block()
+        return self.inside
+
+    def __exit__(self, *error: object) -> None:
+        self.program.rollback()
+        if error[0] is None:
+            self.close()
+
+    def close(self) -> None:
+        """Append the operator that runs `inside` to `outside`."""
+        raise NotImplementedError
+
+
+class conditional(Inside):
+    """A context for a block that runs where `condition`, one boolean, holds.
+
+    What the block writes of the variables outside keeps its value where the condition does not hold. With `scalar=False`
+    the condition chooses rows, and the block computes with those (`IfElse`).
+    """
+
+    def __init__(self, condition: Variable, scalar: bool = True):
+        super().__init__()
+        self.condition, self.scalar = condition, scalar
+
+    def close(self) -> None:
+        reads, writes = captured(self.inside)
+        scope = self.outside.create_var(type=VarType.STEP_SCOPES)
+        self.outside.append_op("conditional_block", {"Cond": [self.condition], "Input": reads},
+                               {"Out": writes, "Scope": [scope]},
+                               {"sub_block": self.inside, "is_scalar_condition": self.scalar})

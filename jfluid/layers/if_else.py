@@ -1,0 +1,108 @@
+"""IfElse: two blocks, each for the rows that a condition chooses."""
+from typing import Any
+
+from jfluid import errors
+from jfluid.ir import unique_name
+from jfluid.ir.variable import Variable
+from jfluid.layers.arrays import merge_lod_tensor
+from jfluid.layers.blocks import conditional
+from jfluid.layers.helper import LayerHelper
+from jfluid.layers.tensor import assign
+
+__all__ = ["IfElse"]
+
+
+class IfElse:
+    """Rows where a condition holds go through one block, the others through another.
+
+        choice = layers.IfElse(condition)  # bool [batch, 1]
+        with choice.true_block():
+            choice.output(layers.scale(choice.input(x), 2.0))
+        with choice.false_block():
+            choice.output(choice.input(x))
+        result, = choice()
+
+    Both blocks run on as many rows as there are, with those that count first; sums and means see only these.
+    Raises TypeError for a condition that is no Variable, ProgramError when its methods are called in another order.
+    """
+
+    OUT_IF_ELSE_BLOCKS, IN_IF_ELSE_TRUE_BLOCKS, IN_IF_ELSE_FALSE_BLOCKS = range(3)
+
+    def __init__(self, cond: Variable, name: str | None = None):
+        if not isinstance(cond, Variable):
+            raise TypeError(f"IfElse, cond: expected a Variable, found {type(cond).__name__}")
+        self.helper = LayerHelper("ifelse", name=name)
+        self.cond = cond
+        self.input_table: dict[str, tuple[Variable, Variable]] = {}
+        self.status = IfElse.OUT_IF_ELSE_BLOCKS
+        self.output_table: tuple[list[Variable], list[Variable]] = ([], [])  # of the true and of the false block
+
+    def input(self, x: Variable) -> Variable:
+        """The rows of `x` that this block is for."""
+        if self.status == IfElse.OUT_IF_ELSE_BLOCKS:
+            raise errors.ProgramError("IfElse.input: call it inside of true_block or false_block")
+        if x.name not in self.input_table:
+            parent = self._parent()
+            true, false = (parent.create_var(name=unique_name.generate(f"ifelse_input{self.helper.name}"), dtype=x.dtype)
+                           for _ in range(2))
+            parent.append_op("split_lod_tensor", {"X": x, "Mask": self.cond}, {"OutTrue": true, "OutFalse": false},
+                             {"level": 0})
+            self.input_table[x.name] = true, false
+        return self.input_table[x.name][0 if self.status == IfElse.IN_IF_ELSE_TRUE_BLOCKS else 1]
+
+    def _parent(self) -> Any:
+        block = self.helper.main_program.current_block().parent
+        assert block is not None  # a branch's block is inside another
+        return block
+
+    def true_block(self) -> "_Branch":
+        """A context for the rows where the condition holds."""
+        return _Branch(self, True)
+
+    def false_block(self) -> "_Branch":
+        """A context for the other rows."""
+        return _Branch(self, False)
+
+    def output(self, *outs: Variable) -> None:
+        """The results of this block; the other block must have as many."""
+        if self.status == IfElse.OUT_IF_ELSE_BLOCKS:
+            raise errors.ProgramError("IfElse.output: call it inside of true_block or false_block")
+        table = self.output_table[0 if self.status == IfElse.IN_IF_ELSE_TRUE_BLOCKS else 1]
+        for each in outs:
+            if not isinstance(each, Variable):
+                raise TypeError(f"IfElse.output: expected Variables, found {type(each).__name__}")
+            name = unique_name.generate("_".join([self.helper.name, "output"]))
+            out = self._parent().create_var(name=name, dtype=each.dtype)
+            assign(each, output=out)
+            table.append(out)
+
+    def __call__(self) -> list[Variable]:
+        """The results, in the order of all rows. Raises ProgramError when the blocks' outputs differ in number."""
+        if self.status != IfElse.OUT_IF_ELSE_BLOCKS:
+            raise errors.ProgramError("IfElse: the results are there after the blocks")
+        true, false = self.output_table
+        if not true and not false:
+            raise errors.ProgramError("IfElse: the blocks have no output; call output in them")
+        if not true or not false:
+            return true or false
+        if len(true) != len(false):
+            raise errors.ProgramError(f"IfElse: {len(true)} outputs of the true block, {len(false)} of the false block")
+        return [merge_lod_tensor(in_true=t, in_false=f, mask=self.cond, x=self.cond) for t, f in zip(true, false)]
+
+
+class _Branch(conditional):
+    def __init__(self, choice: IfElse, holds: bool):
+        super().__init__(choice.cond, scalar=False)
+        self.choice, self.holds = choice, holds
+        if choice.status != IfElse.OUT_IF_ELSE_BLOCKS:
+            raise errors.ProgramError("IfElse: the blocks cannot lie in each other")
+
+    def __enter__(self) -> Any:
+        self.choice.status = IfElse.IN_IF_ELSE_TRUE_BLOCKS if self.holds else IfElse.IN_IF_ELSE_FALSE_BLOCKS
+        return super().__enter__()
+
+    def close(self) -> None:
+        self.choice.status = IfElse.OUT_IF_ELSE_BLOCKS
+        if not self.choice.output_table[0 if self.holds else 1]:
+            raise errors.ProgramError(f"IfElse: the {'true' if self.holds else 'false'} block has no output")
+        super().close()
