@@ -1,0 +1,99 @@
+"""Operators of click models: show and click counts as features, and features normalised by running summaries."""
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from jfluid.ops.ragged import Ragged, column, rows_of, spread
+from jfluid.ops.registry import op
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _counts(x, counts, use_cvm):
+    if not use_cvm:
+        return x[:, 2:]
+    show = jnp.log(x[:, :1] + 1)
+    return jnp.concatenate([show, jnp.log(x[:, 1:2] + 1) - show, x[:, 2:]], axis=1)
+
+
+def _counts_forward(x, counts, use_cvm):
+    return _counts(x, counts, use_cvm), counts
+
+
+def _counts_backward(use_cvm, counts, grad):
+    # The gradient of the two counts is the counts themselves: the parameter server keeps them beside the embedding.
+    return jnp.concatenate([counts.astype(grad.dtype), grad[:, 2:] if use_cvm else grad], axis=1), None
+
+
+_counts.defvjp(_counts_forward, _counts_backward)
+
+
+@op("cvm", ins=("X", "CVM"), outs=("Y",), nograd=("CVM",), rows="sequence")
+def cvm(x, counts, *, use_cvm=True):
+    """Show and click counts, the first two columns, as log(show + 1) and log(click + 1) - log(show + 1); or left out."""
+    counts = rows_of(counts)
+    if not isinstance(x, Ragged):
+        return _counts(x, counts, use_cvm)
+    if x.levels:
+        counts = spread(counts, x.last, x.capacity)
+    if not x.exact:
+        counts = jnp.where(column(x.mask(), 2), counts, 0)
+    return x.like(_counts(x.values, counts, use_cvm))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+def _summaries(x, size, total, squares, mask, epsilon):
+    return (x - total / size) * jnp.sqrt(size / squares) * mask
+
+
+def _summaries_forward(x, size, total, squares, mask, epsilon):
+    return _summaries(x, size, total, squares, mask, epsilon), (x, size, total, squares, mask)
+
+
+def _summaries_backward(epsilon, kept, grad):
+    # The "gradients" of the summaries are those of this batch, which the optimizer adds to the running ones.
+    x, size, total, squares, mask = kept
+    count = mask.sum(0)
+    away = jnp.square(x - total / size)
+    return grad * jnp.sqrt(size / squares) * mask, count, (x * mask).sum(0), (away * mask).sum(0) + count * epsilon, None
+
+
+_summaries.defvjp(_summaries_forward, _summaries_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+def _slot_summaries(x, size, total, squares, mask, epsilon):
+    return _summaries(x, size, total, squares, mask, epsilon)
+
+
+def _slot_backward(epsilon, kept, grad):
+    grad_x, count, sums, away, _ = _summaries_backward(epsilon, kept, grad)
+    seen = jnp.maximum(count, 1)
+    filled = (count > 0).astype(count.dtype)
+    return grad_x, filled, sums / seen, away / seen, None
+
+
+_slot_summaries.defvjp(_summaries_forward, _slot_backward)
+
+
+@op("data_norm", ins=("scale_w?", "bias?", "X", "BatchSize", "BatchSum", "BatchSquareSum"), outs=("Y", "Means~", "Scales~"),
+    rows="mask", row_outs=("Y",))
+def data_norm(scale_w, bias, x, size, total, squares, *, epsilon=1e-4, data_layout="NCHW", slot_dim=-1, sync_stats=False,
+              summary_decay_rate=0.9999999, enable_scale_and_shift=False, rows=None):
+    """x normalised by running summaries: (x - sum / size) * sqrt(size / sum of squares).
+
+    With `slot_dim` each group of so many columns begins with a count; where that is zero the group stays zero. sync_stats
+    and summary_decay_rate concern training on several GPUs and the update of the summaries: no effect here.
+    """
+    mask = jnp.ones(x.shape, x.dtype) if rows is None else jnp.broadcast_to(rows.mask[:, None], x.shape).astype(x.dtype)
+    means, scales = total / size, jnp.sqrt(size / squares)
+    if slot_dim > 0:
+        groups = x.reshape(x.shape[0], -1, slot_dim)
+        empty = jnp.abs(groups[:, :, :1]) < 1e-7
+        mask = mask * (~jnp.broadcast_to(empty, groups.shape)).reshape(x.shape).astype(x.dtype)
+        y = _slot_summaries(x, size, total, squares, mask, epsilon)
+    else:
+        y = _summaries(x, size, total, squares, mask, epsilon)
+    if enable_scale_and_shift:
+        y = y * scale_w + bias
+    return y, means, scales

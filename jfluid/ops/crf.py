@@ -1,0 +1,149 @@
+"""Linear-chain conditional random fields, and the evaluation of chunks.
+
+Lafferty et al., "Conditional Random Fields", 2001. The transition weights [tags + 2, tags] hold the weights of starting with
+a tag, of ending with it, and of going from one (row) to another (column).
+"""
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jfluid import errors
+from jfluid.ops.ragged import Level, Ragged, need, offsets_of, positions, rows_of, unpad
+from jfluid.ops.registry import Int, Ints, String, op
+
+
+def _time_major(op_type, emission, length):
+    """(emission [time, number, tags], lengths [number], the ragged form of the rows) from either form of input."""
+    if length is None:
+        x = need(emission, op_type, "Emission")
+        return x.pad(time_major=True), x.last.lengths, x
+    dense = rows_of(emission)
+    return dense.swapaxes(0, 1), rows_of(length).reshape(-1).astype(jnp.int32), None
+
+
+def _labels(label, ragged):
+    """[time, number] labels in the form of the emission."""
+    if ragged is not None:
+        values = rows_of(label).reshape(-1, 1)
+        return ragged.like(values).pad(time_major=True)[..., 0]
+    dense = rows_of(label)
+    return dense.reshape(dense.shape[:2]).T
+
+
+@op("linear_chain_crf", ins=("Emission", "Transition", "Label", "Length?"),
+    outs=("Alpha~", "EmissionExps~", "TransitionExps~", "LogLikelihood"), nograd=("Label", "Length"), rows="sequence")
+def linear_chain_crf(emission, transition, label, length):
+    """The negative log-likelihood of each sequence's labels, [number, 1]."""
+    x, lengths, ragged = _time_major("linear_chain_crf", emission, length)
+    labels = _labels(label, ragged)
+    first, last, steps = transition[0], transition[1], transition[2:]
+    times = jnp.arange(x.shape[0], dtype=jnp.int32)[:, None]
+    inside = times < lengths
+
+    def advance(alpha, at):
+        now, here = at
+        new = jax.nn.logsumexp(alpha[:, :, None] + steps, axis=1) + now
+        alpha = jnp.where(here[:, None], new, alpha)
+        return alpha, alpha
+
+    start = first + x[0]
+    final, alphas = lax.scan(advance, start, (x[1:], inside[1:]))
+    log_total = jax.nn.logsumexp(final + last, axis=1)
+    hot = jax.nn.one_hot(labels, x.shape[2], dtype=x.dtype) * inside[..., None]
+    ends = hot * (times == lengths - 1)[..., None]
+    score = (hot * x).sum((0, 2)) + hot[0] @ first + (ends @ last).sum(0)
+    score += jnp.einsum("tni,ij,tnj->n", hot[:-1], steps, hot[1:])
+    loss = jnp.where(lengths > 0, log_total - score, 0)
+    alphas = jax.nn.softmax(jnp.concatenate([start[None], alphas]), axis=2)
+    shape = rows_of(emission)
+    scaled = jnp.exp(shape - shape.max(-1, keepdims=True))
+    alpha = unpad(alphas, ragged.last, ragged.capacity, True) if ragged is not None else alphas.swapaxes(0, 1)
+    extra = [ragged.like(v) if ragged is not None else v for v in (alpha, scaled)]
+    return lax.stop_gradient(extra[0]), lax.stop_gradient(extra[1]), lax.stop_gradient(jnp.exp(transition)), loss[:, None]
+
+
+@op("crf_decoding", ins=("Emission", "Transition", "Label?", "Length?"), outs=("ViterbiPath",), grad=False, rows="sequence")
+def crf_decoding(emission, transition, label, length):
+    """The best tags of each sequence (Viterbi); with labels 1 where they are right, else 0."""
+    x, lengths, ragged = _time_major("crf_decoding", emission, length)
+    first, last, steps = transition[0], transition[1], transition[2:]
+    times = jnp.arange(x.shape[0], dtype=jnp.int32)[:, None]
+    inside = times < lengths
+
+    def forward(best, at):
+        now, here = at
+        scores = best[:, :, None] + steps
+        came = jnp.argmax(scores, axis=1).astype(jnp.int32)
+        new = jnp.where(here[:, None], jnp.max(scores, axis=1) + now, best)
+        return new, jnp.where(here[:, None], came, jnp.arange(x.shape[2], dtype=jnp.int32))
+
+    final, came_from = lax.scan(forward, first + x[0], (x[1:], inside[1:]))
+    tag = jnp.argmax(final + last, axis=1).astype(jnp.int32)
+
+    def back(tag, came):
+        before = jnp.take_along_axis(came, tag[:, None], axis=1)[:, 0]
+        return before, tag
+
+    start, path = lax.scan(back, tag, came_from, reverse=True)
+    path = jnp.concatenate([start[None], path]).astype(jnp.int64)
+    if label is not None:
+        path = (path == _labels(label, ragged)).astype(jnp.int64)
+    if ragged is None:
+        return jnp.where(inside, path, 0).T
+    return Ragged(unpad(path[..., None], ragged.last, ragged.capacity, True), ragged.levels, exact=ragged.exact)
+
+
+# The tags of a chunk by scheme: how many there are, and which begins, continues, ends or is one.
+_SCHEMES = {"IOB": (2, 0, 1, None, None), "IOE": (2, None, 0, 1, None), "IOBES": (4, 0, 1, 2, 3),
+            "plain": (1, None, None, None, None)}
+
+
+@op("chunk_eval", ins=("Inference", "Label", "SeqLength?"),
+    outs=("Precision", "Recall", "F1-Score", "NumInferChunks", "NumLabelChunks", "NumCorrectChunks"), grad=False,
+    rows="sequence")
+def chunk_eval(inference, label, length, *, num_chunk_types: Int, chunk_scheme: String, excluded_chunk_types: Ints = ()):
+    """Precision, recall and F1 of the chunks that tags mark; a chunk is right when its ends and type are."""
+    if chunk_scheme not in _SCHEMES:
+        raise errors.AttributeTypeError(f"chunk_eval: chunk_scheme is one of {', '.join(_SCHEMES)}, found {chunk_scheme!r}")
+    if length is None:
+        x = need(inference, "chunk_eval", "Inference")
+        values = rows_of(inference).reshape(-1), rows_of(label).reshape(-1)
+    else:
+        dense = rows_of(inference)
+        number, steps = dense.shape[:2]
+        level = Level(offsets_of(rows_of(length).reshape(-1).astype(jnp.int32)), steps)
+        values = [unpad(rows_of(v).reshape(number, steps, 1), level, number * steps)[:, 0] for v in (inference, label)]
+        x = Ragged(values[0], (level,))
+    sequence, position, real = positions(x.last, x.capacity)
+    last = position == x.last.lengths[sequence] - 1
+    found, wanted = (_chunks(v, position == 0, last, real, num_chunk_types, chunk_scheme, excluded_chunk_types) for v in values)
+    both = found[0] & wanted[0] & (found[1] == wanted[1]) & (found[2] == wanted[2])
+    counts = [jnp.sum(v, dtype=jnp.int64).reshape(1) for v in (found[0], wanted[0], both)]
+    inferred, labelled, right = (c.astype(jnp.float32) for c in counts)
+    precision = jnp.where(inferred > 0, right / jnp.maximum(inferred, 1), 0)
+    recall = jnp.where(labelled > 0, right / jnp.maximum(labelled, 1), 0)
+    score = jnp.where(right > 0, 2 * precision * recall / jnp.maximum(precision + recall, 1e-30), 0)
+    return precision, recall, score, *counts
+
+
+def _chunks(tags, first, last, real, types, scheme, excluded):
+    """For each row: whether a counted chunk begins there, its type, and the row where it ends."""
+    number, begin, inside, end, single = _SCHEMES[scheme]
+    kind, tag = tags // number, tags % number
+    outside = (kind >= types) | ~real
+
+    def is_(value, which):
+        return jnp.zeros_like(first) if which is None else value == which
+
+    before_kind, before_tag = jnp.roll(kind, 1), jnp.roll(tag, 1)
+    closed = is_(before_tag, end) | is_(before_tag, single)
+    opens = is_(tag, begin) | is_(tag, single)
+    fresh = first | jnp.roll(outside, 1) | (before_kind != kind)
+    begins = ~outside & (fresh | opens | ((is_(tag, inside) | is_(tag, end)) & closed))
+    after_kind, after_tag = jnp.roll(kind, -1), jnp.roll(tag, -1)
+    reopened = (is_(tag, begin) | is_(tag, inside)) & (is_(after_tag, begin) | is_(after_tag, single))
+    ends = ~outside & (last | jnp.roll(outside, -1) | (after_kind != kind) | reopened | is_(tag, end) | is_(tag, single))
+    rows = jnp.arange(tags.shape[0], dtype=jnp.int32)
+    until = lax.cummin(jnp.where(ends, rows, tags.shape[0]), reverse=True)
+    counted = ~jnp.isin(kind, jnp.asarray(excluded, kind.dtype)) if excluded else True
+    return begins & counted, kind, until
