@@ -3,8 +3,10 @@ from jfluid.layers import math_op_patch
 from jfluid.layers.activation import *
 from jfluid.layers.arrays import *
 from jfluid.layers.beam_search import *
+from jfluid.layers.click import *
 from jfluid.layers.control_flow import *
 from jfluid.layers.conv import *
+from jfluid.layers.crf import *
 from jfluid.layers.distributions import *
 from jfluid.layers.dynamic_rnn import *
 from jfluid.layers.embedding import *
@@ -22,6 +24,7 @@ from jfluid.layers.norm import *
 from jfluid.layers.pool import *
 from jfluid.layers.random import *
 from jfluid.layers.rnn import *
+from jfluid.layers.sampling import *
 from jfluid.layers.sequence_lod import *
 from jfluid.layers.shape import *
 from jfluid.layers.static_rnn import *

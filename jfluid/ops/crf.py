@@ -116,7 +116,8 @@ def chunk_eval(inference, label, length, *, num_chunk_types: Int, chunk_scheme: 
         x = Ragged(values[0], (level,))
     sequence, position, real = positions(x.last, x.capacity)
     last = position == x.last.lengths[sequence] - 1
-    found, wanted = (_chunks(v, position == 0, last, real, num_chunk_types, chunk_scheme, excluded_chunk_types) for v in values)
+    found, wanted = (_chunks(v, position == 0, last, real, num_chunk_types, chunk_scheme, excluded_chunk_types)
+                     for v in values)
     both = found[0] & wanted[0] & (found[1] == wanted[1]) & (found[2] == wanted[2])
     counts = [jnp.sum(v, dtype=jnp.int64).reshape(1) for v in (found[0], wanted[0], both)]
     inferred, labelled, right = (c.astype(jnp.float32) for c in counts)
