@@ -32,7 +32,8 @@ def sequence_expand(x, y, *, ref_level=-1):
     if isinstance(x, Ragged) and x.levels:
         return _repeated(x, level)
     values = rows_of(x)
-    _agree("sequence_expand", values.shape[0], level.number)
+    if level is y.levels[0] and level.count is None:  # deeper levels may hold padding sequences
+        _agree("sequence_expand", values.shape[0], level.number)
     out = spread(resized(values, level.number), level, below)
     return out if exact else Ragged(out, (), level.offsets[-1])
 

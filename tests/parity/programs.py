@@ -225,6 +225,30 @@ PROGRAMS = (fit_a_line, digits_mlp, digits_conv, vgg, resnet, word2vec, transfor
 STEPS = 20
 
 
+def set_parameters(fluid, main, scope):
+    """Give the parameters values that depend on their names alone."""
+    for p in main.all_parameters():
+        if len(p.shape) > 1:
+            r = np.random.RandomState(zlib.crc32(p.name.encode()) % 2 ** 31)
+            fan_in = int(np.prod(p.shape[1:])) if len(p.shape) == 4 else p.shape[0]
+            value = r.randn(*p.shape) * (1.0 / fan_in) ** 0.5
+            scope.find_var(p.name).get_tensor().set(value.astype("float32"), fluid.CPUPlace())
+
+
+def infer(fluid, build):
+    """[(values, lod)] of what an inference program gives, for three batches."""
+    main, startup = fluid.Program(), fluid.Program()
+    scope = fluid.Scope() if hasattr(fluid, "Scope") else fluid.core.Scope()
+    with fluid.scope_guard(scope), fluid.program_guard(main, startup), fluid.unique_name.guard():
+        fetches, feed = build(fluid)
+        exe = fluid.Executor(fluid.CPUPlace())
+        exe.run(startup)
+        set_parameters(fluid, main, scope)
+        r = np.random.RandomState(0)
+        found = [exe.run(main, feed=feed(r), fetch_list=fetches, return_numpy=False) for _ in range(3)]
+    return [[(np.array(t).ravel().tolist(), t.lod()) for t in batch] for batch in found]
+
+
 def train(fluid, build):
     """Losses of STEPS steps from parameters that depend on their names alone; also all names of persistables."""
     main, startup = fluid.Program(), fluid.Program()
@@ -233,12 +257,7 @@ def train(fluid, build):
         loss, feed = build(fluid)
         exe = fluid.Executor(fluid.CPUPlace())
         exe.run(startup)
-        for p in main.all_parameters():
-            if len(p.shape) > 1:
-                r = np.random.RandomState(zlib.crc32(p.name.encode()) % 2 ** 31)
-                fan_in = int(np.prod(p.shape[1:])) if len(p.shape) == 4 else p.shape[0]
-                value = r.randn(*p.shape) * (1.0 / fan_in) ** 0.5
-                scope.find_var(p.name).get_tensor().set(value.astype("float32"), fluid.CPUPlace())
+        set_parameters(fluid, main, scope)
         r = np.random.RandomState(0)
         batches = [feed(r) for _ in range(4)]
         losses = [float(np.ravel(exe.run(main, feed=batches[i % 4], fetch_list=[loss])[0])[0]) for i in range(STEPS)]

@@ -1,0 +1,29 @@
+"""The real Fluid's numbers on sequences, from the same parameters and data (tests/golden/parity.json)."""
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import jfluid as fluid
+from tests.parity.programs import infer, train
+from tests.parity.ragged import PROGRAMS, translation_decode
+
+GOLDEN = json.loads((Path(__file__).parent / "golden" / "parity.json").read_text())
+
+
+@pytest.mark.parametrize("build", PROGRAMS, ids=lambda b: b.__name__)
+def test_losses_and_names_equal_fluids(build):
+    want = GOLDEN[build.__name__]
+    losses, names = train(fluid, build)
+    assert names == want["persistables"]
+    np.testing.assert_allclose(losses, want["losses"], rtol=1e-4)
+
+
+def test_beam_search_decodes_fluids_sentences():
+    found = infer(fluid, translation_decode)
+    for batch, wanted in zip(found, GOLDEN["translation_decode"], strict=True):
+        (ids, lod), (scores, _) = batch
+        (want_ids, want_lod), (want_scores, _) = wanted
+        assert lod == want_lod and ids == want_ids
+        np.testing.assert_allclose(scores, want_scores, rtol=1e-5)
