@@ -57,7 +57,7 @@ def call(definition: "OpDef", inputs: Sequence[Any], kwargs: Mapping[str, Any]) 
     ragged = [v for v in jax.tree.leaves(list(inputs), is_leaf=_is_ragged) if _is_ragged(v)]
     if not ragged:
         return _tuple(definition.fn(*inputs, **kwargs))
-    source = max(ragged, key=lambda r: len(r.levels) > 0)  # the first that has a LoD, else the first
+    source = ragged[0]  # as in Fluid, the LoD of the first input, even where a later one has more levels
     plain = [jax.tree.map(_plain, v, is_leaf=_is_ragged) for v in inputs]
     rule = definition.rows
     if callable(rule):
