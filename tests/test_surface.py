@@ -50,11 +50,11 @@ def test_missing_names_refuse_to_be_used():
     with pytest.raises(errors.UnsupportedError, match=r"fluid\.dygraph\.Layer: imperative mode is not in this release"):
         class Net(fluid.dygraph.Layer):
             pass
-    with pytest.raises(errors.UnsupportedError, match=r"fluid\.layers\.dynamic_lstm: this layer"):
-        fluid.layers.dynamic_lstm(None, 4)
+    with pytest.raises(errors.UnsupportedError, match=r"fluid\.layers\.multiclass_nms: this layer"):
+        fluid.layers.multiclass_nms(None, None, 0.1, 10, 10)
     with pytest.raises(errors.UnsupportedError, match=r"fluid\.DistributeTranspiler: it is not in this release"):
         fluid.DistributeTranspiler()
-    assert "not in this release" in repr(fluid.layers.dynamic_lstm)
+    assert "not in this release" in repr(fluid.layers.multiclass_nms)
 
 
 def test_unknown_names_are_attribute_errors():

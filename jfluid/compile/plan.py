@@ -120,7 +120,12 @@ def _cut(block: Block, feeds: list[str], fetches: list[str], in_loop: bool) -> P
 
 
 def _runs_on_host(op: Operator) -> bool:
-    """Whether a block inside the operator holds operators that run on the host, so that the host runs the block too."""
+    """Whether the host runs the operator's block: it holds operators that run there, or writes an array that is joined,
+    of a length that only the run tells (and no gradient goes through it)."""
+    others = op.block.ops if op.type == "while" else ()
+    joined = {n for o in others if o.type == "tensor_array_to_tensor" for n in o.input_arg_names}
+    if joined & set(op.output("Out")) and not any(o.type == "while_grad" for o in others):
+        return True
     return any(registry.get(inner.type).on_host(inner) or _runs_on_host(inner) for b in op.sub_blocks() for inner in b.ops)
 
 

@@ -3,10 +3,12 @@ from jfluid.layers import math_op_patch
 from jfluid.layers.activation import *
 from jfluid.layers.arrays import *
 from jfluid.layers.beam_search import *
+from jfluid.layers.cells import *
 from jfluid.layers.click import *
 from jfluid.layers.control_flow import *
 from jfluid.layers.conv import *
 from jfluid.layers.crf import *
+from jfluid.layers.decode import *
 from jfluid.layers.distributions import *
 from jfluid.layers.dynamic_rnn import *
 from jfluid.layers.embedding import *
@@ -23,7 +25,7 @@ from jfluid.layers.nn import *
 from jfluid.layers.norm import *
 from jfluid.layers.pool import *
 from jfluid.layers.random import *
-from jfluid.layers.rnn import *
+from jfluid.layers.recurrent import *
 from jfluid.layers.sampling import *
 from jfluid.layers.sequence_lod import *
 from jfluid.layers.shape import *
