@@ -3,6 +3,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jfluid import errors
+from jfluid.ir.program import default_main_program
 from jfluid.ir.types import VarType
 from jfluid.ir.variable import Variable
 from jfluid.layers.blocks import Inside, captured, conditional
@@ -144,7 +145,8 @@ def _to_outside(value: Any) -> Any:
     """A variable outside of the block that gets the value of one inside."""
     if not isinstance(value, Variable):
         raise TypeError(f"a branch may return Variables (or nothing), found {type(value).__name__}")
-    outside = value.block.parent
+    outside = default_main_program().current_block().parent
+    assert outside is not None  # a branch's block is inside another
     out = outside.create_var(dtype=value.dtype, shape=value.shape, lod_level=value.lod_level, type=value.type)
     return assign(value, out)
 

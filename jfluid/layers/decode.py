@@ -45,7 +45,7 @@ class BeamSearchDecoder(Decoder):
         start_token, end_token: the words that begin and end a hypothesis.
         beam_size: hypotheses kept for each example.
         embedding_fn: from words int64 [batch, beam] to the cell's inputs [batch, beam, width].
-        output_fn: from the cell's outputs [batch * beam, width] to logits [batch * beam, words].
+        output_fn: from the cell's outputs [batch, beam, width] to logits [batch, beam, words].
     """
 
     OutputWrapper = namedtuple("OutputWrapper", ("scores", "predicted_ids", "parent_ids"))
@@ -94,7 +94,7 @@ class BeamSearchDecoder(Decoder):
     def step(self, time: Variable, inputs: Any, states: Any, **kwargs: Any) -> tuple[Any, Any, Any, Variable]:
         """One step of the cell on all beams, and the choice of the best continuations."""
         outputs, cell_states = self.cell(_map(self._merge, inputs), _map(self._merge, states.cell_states), **kwargs)
-        logits = self._split(self.output_fn(outputs) if self.output_fn else outputs)
+        logits = self.output_fn(self._split(outputs)) if self.output_fn else self._split(outputs)
         words = logits.shape[-1]
         chances = emit("log", {"X": emit("softmax", {"X": logits}, {"axis": -1})})
         ended = cast(states.finished, "float32")

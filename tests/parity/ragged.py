@@ -158,7 +158,8 @@ def _attention(fluid, state, encoded, projected, width=8):
     layers = fluid.layers
     query = layers.fc(input=state, size=width, bias_attr=False, param_attr="att_q")
     spread = layers.sequence_expand(x=query, y=projected)
-    scores = layers.fc(input=layers.tanh(layers.elementwise_add(projected, spread)), size=1, bias_attr=False, param_attr="att_v")
+    scores = layers.fc(input=layers.tanh(layers.elementwise_add(projected, spread)), size=1, bias_attr=False,
+                       param_attr="att_v")
     weights = layers.reshape(layers.sequence_softmax(input=scores), shape=[-1])
     return layers.sequence_pool(input=layers.elementwise_mul(x=encoded, y=weights, axis=0), pool_type="sum")
 
@@ -194,7 +195,7 @@ def translation(fluid):
 def translation_decode(fluid, beam_size=3, most=6):
     """The inference program of `translation`: beam search. Returns (what to fetch, feed)."""
     layers, width, words, end = fluid.layers, 8, 20, 1
-    encoded, projected, boot = _encoder(fluid)
+    _, _, boot = _encoder(fluid)
     limit = layers.fill_constant(shape=[1], dtype="int64", value=most)
     counter = layers.zeros(shape=[1], dtype="int64")
     init_ids = layers.data(name="init_ids", shape=[1], dtype="int64", lod_level=2)
@@ -214,7 +215,8 @@ def translation_decode(fluid, beam_size=3, most=6):
         gates = layers.fc(input=[context, word], size=3 * width, bias_attr=False,
                           param_attr=[fluid.ParamAttr(name="dec_c"), fluid.ParamAttr(name="dec_w")])
         new, _, _ = layers.gru_unit(input=gates, hidden=state, size=3 * width, param_attr="dec_g", bias_attr="dec_gb")
-        chances = layers.fc(input=layers.lod_reset(new, y=score), size=words, act="softmax", param_attr="out_w", bias_attr="out_b")
+        chances = layers.fc(input=layers.lod_reset(new, y=score), size=words, act="softmax", param_attr="out_w",
+                            bias_attr="out_b")
         best, indices = layers.topk(chances, k=beam_size)
         total = layers.elementwise_add(x=layers.log(best), y=layers.reshape(score, shape=[-1]), axis=0)
         chosen, chosen_scores = layers.beam_search(before, score, indices, total, beam_size, end_id=end, level=0)
@@ -243,7 +245,8 @@ def recommender(fluid):
         return layers.fc(input=layers.embedding(input=layers.data(name=name, shape=[1], dtype="int64"), size=[size, width],
                                                 is_sparse=True), size=width)
 
-    user = layers.fc(input=layers.concat(input=[one("user", 15), one("gender", 2), one("job", 5)], axis=1), size=10, act="tanh")
+    user = layers.concat(input=[one("user", 15), one("gender", 2), one("job", 5)], axis=1)
+    user = layers.fc(input=user, size=10, act="tanh")
     kinds = layers.data(name="kinds", shape=[1], dtype="int64", lod_level=1)
     title = layers.data(name="title", shape=[1], dtype="int64", lod_level=1)
     kind = layers.sequence_pool(input=layers.embedding(input=kinds, size=[8, 6], is_sparse=True), pool_type="sum")
@@ -322,5 +325,5 @@ def ctr_ragged_momentum(fluid):
     return _ctr(fluid, fluid.optimizer.Momentum(learning_rate=0.05, momentum=0.9), False)
 
 
-PROGRAMS = (sentiment_conv, sentiment_lstm, sentiment_dynamic_rnn, word2vec_nce, word2vec_hsigmoid, semantic_roles, translation,
-            recommender, gru4rec, ctr_ragged, ctr_ragged_lazy_adam, ctr_ragged_adam, ctr_ragged_momentum)
+PROGRAMS = (sentiment_conv, sentiment_lstm, sentiment_dynamic_rnn, word2vec_nce, word2vec_hsigmoid, semantic_roles,
+            translation, recommender, gru4rec, ctr_ragged, ctr_ragged_lazy_adam, ctr_ragged_adam, ctr_ragged_momentum)

@@ -1,0 +1,216 @@
+"""Single operators on sequences, and on what else Fluid alone can tell, for any engine that offers the Fluid API.
+
+A case is (name, operator, inputs, outputs to compare, attributes, other outputs, inputs whose gradients to compare).
+"""
+import numpy as np
+
+RNG = np.random.RandomState(0)
+
+
+class Rows:
+    """Rows in sequences: values and lengths by level."""
+
+    def __init__(self, values, lengths, dtype="float32"):
+        self.values, self.lengths = np.array(values, dtype), lengths
+
+
+def _r(*shape):
+    return RNG.randn(*shape).astype("float32")
+
+
+def _i(values, dtype="int64"):
+    return np.array(values, dtype)
+
+
+LENGTHS = [[2, 0, 3]]
+X = Rows([[1, 4], [3, 2], [2, 9], [7, 5], [6, 1]], LENGTHS)
+X_2 = Rows([[1, 4], [3, 2], [2, 9], [7, 5], [6, 1]], [[2, 1], [1, 2, 2]])
+IDS = Rows([[1], [2], [3], [2], [5]], LENGTHS, "int64")
+FULL = [[2, 3, 1]]
+D, P, K = 2, 3, 3
+X_4, X_3 = Rows(_r(6, 4 * D), FULL), Rows(_r(6, 3 * D), FULL)
+H_0, C_0 = _r(3, D), _r(3, D)
+W_4, B_4, B_7 = _r(D, 4 * D) * 0.5, _r(1, 4 * D), _r(1, 7 * D)
+W_3, B_3 = _r(D, 3 * D), _r(1, 3 * D)
+EMISSION, TRANSITION = Rows(_r(6, K), FULL), _r(K + 2, K)
+TAGS = Rows(RNG.randint(0, K, (6, 1)), FULL, "int64")
+DENSE, DENSE_TAGS, STEPS = _r(2, 4, K), RNG.randint(0, K, (2, 4)).astype("int64"), _i([[3], [4]])
+CRF = ["Alpha", "EmissionExps", "TransitionExps"]
+GATES = ["BatchGate", "BatchCellPreAct"]
+CHUNKS = ["Precision", "Recall", "F1-Score", "NumInferChunks", "NumLabelChunks", "NumCorrectChunks"]
+ROWS, LABELS = _r(3, 2), _i([[1], [5], [0]])
+NCE = {"num_total_classes": 6, "num_neg_samples": 2, "sampler": 0, "seed": 0, "is_sparse": False,
+       "custom_neg_classes": [2, 3], "remote_prefetch": False}
+SUMMARIES = {"BatchSize": np.array([4, 4, 4], "float32"), "BatchSum": np.array([1, 2, 3], "float32"),
+             "BatchSquareSum": np.array([5, 6, 7], "float32")}
+
+
+def _chunk_cases():
+    for scheme, tags in (("IOB", 2), ("IOE", 2), ("IOBES", 4), ("plain", 1)):
+        for excluded in ([], [1]):
+            r = np.random.RandomState(5)
+            found = r.randint(0, 3 * tags + 1, (40, 1))
+            wanted, changed = found.copy(), r.rand(40) < 0.3
+            wanted[changed] = r.randint(0, 3 * tags + 1, (changed.sum(), 1))
+            lengths = [[10, 0, 17, 13]]
+            yield ("chunk_eval_%s_%d" % (scheme, len(excluded)), "chunk_eval",
+                   {"Inference": Rows(found, lengths, "int64"), "Label": Rows(wanted, lengths, "int64")}, CHUNKS,
+                   {"num_chunk_types": 3, "chunk_scheme": scheme, "excluded_chunk_types": excluded}, [], [])
+    yield ("chunk_eval_dense", "chunk_eval", {"Inference": found.reshape(4, 10), "Label": wanted.reshape(4, 10),
+                                              "SeqLength": _i([10, 3, 7, 0])}, CHUNKS,
+           {"num_chunk_types": 3, "chunk_scheme": "plain", "excluded_chunk_types": []}, [], [])
+
+
+CASES = [
+    *[("sequence_pool_" + kind, "sequence_pool", {"X": X}, ["Out", "MaxIndex"] if kind == "MAX" else ["Out"],
+       {"pooltype": kind, "pad_value": -5.0}, [] if kind == "MAX" else ["MaxIndex"], ["X"])
+      for kind in ("SUM", "AVERAGE", "SQRT", "MAX", "LAST", "FIRST")],
+    ("sequence_pool_levels", "sequence_pool", {"X": X_2}, ["Out"], {"pooltype": "SUM"}, ["MaxIndex"], ["X"]),
+    ("sequence_softmax", "sequence_softmax", {"X": Rows([[1], [2], [3], [4], [5]], LENGTHS)}, ["Out"], {}, [], ["X"]),
+    ("sequence_expand_rows", "sequence_expand", {"X": _r(3, 2), "Y": X}, ["Out"], {"ref_level": 0}, [], ["X"]),
+    ("sequence_expand_last_level", "sequence_expand", {"X": _r(3, 2), "Y": X_2}, ["Out"], {"ref_level": -1}, [], ["X"]),
+    ("sequence_expand_sequences", "sequence_expand", {"X": Rows([[1], [2], [3], [4]], [[1, 3]]),
+                                                      "Y": Rows([[0]] * 5, [[2, 3], [1] * 5])}, ["Out"], {"ref_level": 0}, [],
+     ["X"]),
+    ("sequence_expand_none", "sequence_expand", {"X": Rows([[1], [2], [3], [4]], [[1, 3]]), "Y": Rows([[0]] * 2, [[2, 0]])},
+     ["Out"], {"ref_level": 0}, [], []),
+    ("sequence_expand_as", "sequence_expand_as", {"X": _r(3, 2), "Y": X}, ["Out"], {}, [], ["X"]),
+    ("sequence_concat", "sequence_concat", {"X": [X, Rows([[0, 1], [0, 2], [0, 3]], [[1, 1, 1]])]}, ["Out"], {}, [], ["X"]),
+    ("sequence_slice", "sequence_slice", {"X": X, "Offset": _i([[0], [0], [1]]), "Length": _i([[1], [0], [2]])}, ["Out"], {},
+     [], ["X"]),
+    ("sequence_pad", "sequence_pad", {"X": X, "PadValue": np.array([9], "float32")}, ["Out", "Length"], {"padded_length": -1},
+     [], ["X"]),
+    ("sequence_pad_length", "sequence_pad", {"X": X, "PadValue": np.array([9, 8], "float32")}, ["Out", "Length"],
+     {"padded_length": 4}, [], ["X"]),
+    ("sequence_unpad", "sequence_unpad", {"X": _r(3, 4, 2), "Length": _i([2, 1, 3])}, ["Out"], {}, [], ["X"]),
+    ("sequence_unpad_numbers", "sequence_unpad", {"X": _r(3, 4), "Length": _i([2, 0, 3])}, ["Out"], {}, [], []),
+    ("sequence_reshape_wider", "sequence_reshape", {"X": Rows(_r(6, 2), [[2, 4]])}, ["Out"], {"new_dim": 4}, [], ["X"]),
+    ("sequence_reshape_narrower", "sequence_reshape", {"X": Rows(_r(3, 4), [[1, 2]])}, ["Out"], {"new_dim": 2}, [], ["X"]),
+    ("sequence_reverse", "sequence_reverse", {"X": X}, ["Y"], {}, [], ["X"]),
+    ("sequence_scatter", "sequence_scatter", {"X": _r(3, 4), "Ids": Rows([[0], [1], [0], [2], [2]], LENGTHS, "int64"),
+                                              "Updates": Rows([[1], [2], [3], [4], [5]], LENGTHS)}, ["Out"], {}, [],
+     ["X", "Updates"]),
+    ("sequence_enumerate", "sequence_enumerate", {"X": IDS}, ["Out"], {"win_size": 2, "pad_value": 0}, [], []),
+    ("sequence_erase", "sequence_erase", {"X": IDS}, ["Out"], {"tokens": [2]}, [], []),
+    ("sequence_mask", "sequence_mask", {"X": _i([2, 0, 3])}, ["Y"], {"maxlen": 4, "out_dtype": 5}, [], []),
+    ("sequence_mask_longest", "sequence_mask", {"X": _i([[2, 0], [3, 1]])}, ["Y"], {"maxlen": -1, "out_dtype": 3}, [], []),
+    ("sequence_conv", "sequence_conv", {"X": X, "Filter": _r(6, 2)}, ["Out"],
+     {"contextStart": -1, "contextLength": 3, "contextStride": 1}, [], ["X", "Filter"]),
+    ("sequence_conv_ahead", "sequence_conv", {"X": X, "Filter": _r(6, 2)}, ["Out"],
+     {"contextStart": 0, "contextLength": 3, "contextStride": 1}, [], ["X", "Filter"]),
+    ("sequence_topk_avg_pooling", "sequence_topk_avg_pooling",
+     {"X": Rows(np.arange(14)[:, None] * ((-1) ** np.arange(14))[:, None], [[6, 8]]), "ROW": Rows(np.zeros((5, 1)), [[3, 2]]),
+      "COLUMN": Rows(np.zeros((6, 1)), [[2, 4]])}, ["Out"], {"topks": [1, 3], "channel_num": 1}, ["pos"], ["X"]),
+    ("lod_reset_offsets", "lod_reset", {"X": X}, ["Out"], {"target_lod": [0, 1, 5]}, [], ["X"]),
+    ("lod_reset_like", "lod_reset", {"X": X, "Y": X_2}, ["Out"], {}, [], ["X"]),
+    ("lod_reset_by_tensor", "lod_reset", {"X": X, "Y": _i([0, 4, 5], "int32")}, ["Out"], {}, [], ["X"]),
+    ("lod_reset_append", "lod_reset", {"X": X}, ["Out"], {"append": True, "target_lod": [0, 1, 2, 3, 4, 5]}, [], []),
+    ("row_conv", "row_conv", {"X": Rows(_r(5, 2), [[2, 3]]), "Filter": _r(2, 2)}, ["Out"], {}, [], ["X", "Filter"]),
+    ("row_conv_dense", "row_conv", {"X": _r(2, 3, 2), "Filter": _r(2, 2)}, ["Out"], {}, [], ["X", "Filter"]),
+    ("im2sequence", "im2sequence", {"X": _r(1, 2, 4, 4)}, ["Out"], {"kernels": [2, 3], "strides": [2, 1],
+                                                                   "paddings": [0, 1, 0, 1]}, [], ["X"]),
+    ("add_position_encoding", "add_position_encoding", {"X": Rows(_r(5, 4), LENGTHS)}, ["Out"],
+     {"alpha": 1.0, "beta": 2.0}, [], ["X"]),
+    ("add_position_encoding_dense", "add_position_encoding", {"X": _r(2, 3, 4)}, ["Out"], {"alpha": 0.5, "beta": 2.0}, [],
+     ["X"]),
+    ("fill_constant_batch_size_like", "fill_constant_batch_size_like", {"Input": X_2}, ["Out"],
+     {"shape": [-1, 2], "value": 3.0, "dtype": 5, "input_dim_idx": 0, "output_dim_idx": 0}, [], []),
+    ("lstm", "lstm", {"Input": X_4, "Weight": W_4, "Bias": B_4}, ["Hidden", "Cell"], {"use_peepholes": False}, GATES,
+     ["Input", "Weight", "Bias"]),
+    ("lstm_peepholes_reverse", "lstm", {"Input": X_4, "Weight": W_4, "Bias": B_7, "H0": H_0, "C0": C_0}, ["Hidden", "Cell"],
+     {"use_peepholes": True, "is_reverse": True}, GATES, ["Input", "Weight", "Bias", "H0", "C0"]),
+    ("lstm_activations", "lstm", {"Input": X_4, "Weight": W_4, "Bias": B_7}, ["Hidden", "Cell"],
+     {"use_peepholes": True, "candidate_activation": "relu", "cell_activation": "identity"}, GATES, ["Input", "Weight"]),
+    ("lstmp", "lstmp", {"Input": X_4, "Weight": _r(P, 4 * D) * 0.5, "ProjWeight": _r(D, P), "Bias": B_7},
+     ["Projection", "Cell"], {"use_peepholes": True, "proj_activation": "tanh"}, GATES + ["BatchHidden"],
+     ["Input", "Weight", "ProjWeight"]),
+    ("lstmp_clipped", "lstmp", {"Input": X_4, "Weight": _r(P, 4 * D) * 0.5, "ProjWeight": _r(D, P), "Bias": B_4,
+                                "H0": _r(3, P), "C0": C_0}, ["Projection", "Cell"],
+     {"use_peepholes": False, "proj_activation": "identity", "is_reverse": True, "cell_clip": 0.3, "proj_clip": 0.2},
+     GATES + ["BatchHidden"], []),
+    ("gru", "gru", {"Input": X_3, "Weight": W_3, "Bias": B_3}, ["Hidden"], {},
+     ["BatchGate", "BatchResetHiddenPrev", "BatchHidden"], ["Input", "Weight", "Bias"]),
+    ("gru_origin_reverse", "gru", {"Input": X_3, "Weight": W_3, "Bias": B_3, "H0": H_0}, ["Hidden"],
+     {"is_reverse": True, "origin_mode": True}, ["BatchGate", "BatchResetHiddenPrev", "BatchHidden"],
+     ["Input", "Weight", "Bias", "H0"]),
+    ("gru_relu", "gru", {"Input": X_3, "Weight": W_3, "H0": H_0}, ["Hidden"], {"activation": "relu"},
+     ["BatchGate", "BatchResetHiddenPrev", "BatchHidden"], []),
+    ("gru_unit", "gru_unit", {"Input": _r(3, 3 * D), "HiddenPrev": H_0, "Weight": W_3, "Bias": B_3}, ["Hidden"],
+     {"activation": 2, "gate_activation": 1}, ["Gate", "ResetHiddenPrev"], ["Input", "HiddenPrev", "Weight", "Bias"]),
+    ("gru_unit_origin", "gru_unit", {"Input": _r(3, 3 * D), "HiddenPrev": H_0, "Weight": W_3}, ["Hidden"],
+     {"activation": 2, "gate_activation": 1, "origin_mode": True}, ["Gate", "ResetHiddenPrev"], ["Input", "HiddenPrev"]),
+    ("lstm_unit", "lstm_unit", {"X": _r(3, 4 * D), "C_prev": C_0}, ["H", "C"], {"forget_bias": 0.5}, [], []),
+    ("gather_tree", "gather_tree", {"Ids": RNG.randint(0, 9, (3, 2, 2)).astype("int64"),
+                                    "Parents": RNG.randint(0, 2, (3, 2, 2)).astype("int64")}, ["Out"], {}, [], []),
+    ("linear_chain_crf", "linear_chain_crf", {"Emission": EMISSION, "Transition": TRANSITION, "Label": TAGS},
+     ["LogLikelihood"], {}, CRF, ["Emission", "Transition"]),
+    ("linear_chain_crf_dense", "linear_chain_crf", {"Emission": DENSE, "Transition": TRANSITION, "Label": DENSE_TAGS,
+                                                    "Length": STEPS}, ["LogLikelihood"], {}, CRF, ["Emission", "Transition"]),
+    ("crf_decoding", "crf_decoding", {"Emission": EMISSION, "Transition": TRANSITION}, ["ViterbiPath"], {}, [], []),
+    ("crf_decoding_label", "crf_decoding", {"Emission": EMISSION, "Transition": TRANSITION, "Label": TAGS}, ["ViterbiPath"],
+     {}, [], []),
+    ("crf_decoding_dense", "crf_decoding", {"Emission": DENSE, "Transition": TRANSITION, "Length": STEPS}, ["ViterbiPath"], {},
+     [], []),
+    *list(_chunk_cases()),
+    ("nce", "nce", {"Input": ROWS, "Label": LABELS, "Weight": _r(6, 2), "Bias": _r(6, 1)}, ["Cost"], NCE,
+     ["SampleLogits", "SampleLabels"], ["Input", "Weight", "Bias"]),
+    ("nce_log_uniform", "nce", {"Input": ROWS, "Label": _i([[1, 2], [5, 4], [0, 3]]), "Weight": _r(6, 2),
+                                "SampleWeight": np.array([[0.5], [1], [2]], "float32")}, ["Cost"], dict(NCE, sampler=1),
+     ["SampleLogits", "SampleLabels"], ["Input", "Weight"]),
+    ("nce_custom", "nce", {"Input": ROWS, "Label": LABELS, "Weight": _r(6, 2), "Bias": _r(6, 1),
+                           "CustomDistProbs": np.array([0.1, 0.2, 0.3, 0.1, 0.1, 0.2], "float32"),
+                           "CustomDistAlias": np.arange(6).astype("int32"), "CustomDistAliasProbs": np.ones(6, "float32")},
+     ["Cost"], dict(NCE, sampler=2), ["SampleLogits", "SampleLabels"], []),
+    *[("hierarchical_sigmoid_%d" % n, "hierarchical_sigmoid",
+       {"X": ROWS, "W": _r(n - 1, 2), "Label": LABELS % n, "Bias": _r(n - 1, 1)}, ["Out", "PreOut"], {"num_classes": n},
+       ["W_Out"], ["X", "W", "Bias"]) for n in (5, 6, 8)],
+    ("hierarchical_sigmoid_custom", "hierarchical_sigmoid",
+     {"X": ROWS, "W": _r(4, 2), "Label": LABELS, "PathTable": _i([[0, 2, -1], [0, 1, 3], [0, -1, -1]]),
+      "PathCode": _i([[1, 0, -1], [0, 1, 1], [1, -1, -1]])}, ["Out"], {"num_classes": 4}, ["PreOut", "W_Out"], ["X", "W"]),
+    ("cvm", "cvm", {"X": Rows(np.abs(_r(6, 4)), FULL), "CVM": np.array([[1, 0], [2, 1], [3, 1]], "float32")}, ["Y"],
+     {"use_cvm": True}, [], ["X"]),
+    ("cvm_left_out", "cvm", {"X": Rows(np.abs(_r(6, 4)), FULL), "CVM": np.array([[1, 0], [2, 1], [3, 1]], "float32")}, ["Y"],
+     {"use_cvm": False}, [], ["X"]),
+    ("data_norm", "data_norm", dict(SUMMARIES, X=_r(5, 3)), ["Y", "Means", "Scales"], {"epsilon": 1e-4}, [],
+     ["X", "BatchSize", "BatchSum", "BatchSquareSum"]),
+    ("data_norm_slots", "data_norm", {"X": np.array([[0, 1, 2, 3], [1, 2, 3, 4]], "float32"),
+                                      "BatchSize": np.full(4, 4, "float32"),
+                                      "BatchSum": np.array([1, 2, 3, 1], "float32"),
+                                      "BatchSquareSum": np.array([5, 6, 7, 8], "float32")}, ["Y"],
+     {"epsilon": 1e-4, "slot_dim": 2}, ["Means", "Scales"], ["X", "BatchSize", "BatchSum", "BatchSquareSum"]),
+    ("data_norm_scaled", "data_norm", dict(SUMMARIES, X=_r(5, 3), scale_w=np.array([1, 2, 3], "float32"),
+                                           bias=np.array([0.1, 0.2, 0.3], "float32")), ["Y"],
+     {"epsilon": 1e-4, "enable_scale_and_shift": True}, ["Means", "Scales"], []),
+]
+
+
+def run(fluid, case):
+    """{output or "d" + input: (values, shape, lod)} of a case; gradients of the sum of squares of the first output."""
+    _, op, inputs, outs, attrs, others, grads = case
+    main = fluid.Program()
+    with fluid.program_guard(main, fluid.Program()), fluid.unique_name.guard():
+        block = main.global_block()
+        feed, names, variables = {}, {}, {}
+        for slot, value in inputs.items():
+            names[slot] = []
+            for i, v in enumerate(value if isinstance(value, list) else [value]):
+                name, ragged = "%s_%d" % (slot, i), isinstance(v, Rows)
+                array = v.values if ragged else v
+                shape = [-1] + list(array.shape[1:]) if ragged else list(array.shape)
+                var = block.create_var(name=name, shape=shape, dtype=str(array.dtype), is_data=True,
+                                       lod_level=len(v.lengths) if ragged else 0)
+                var.stop_gradient = slot not in grads
+                names[slot].append(name)
+                variables.setdefault(slot, []).append(var)
+                feed[name] = fluid.create_lod_tensor(array, v.lengths, fluid.CPUPlace()) if ragged else array
+        found = {o: [block.create_var(name="out_" + o, dtype="float32")] for o in outs + others}
+        block.append_op(type=op, inputs=names, outputs=found, attrs=dict(attrs))
+        fetches = [(o, found[o][0]) for o in outs]
+        if grads:
+            wanted = [(s, v) for s in grads for v in variables[s]]
+            loss = fluid.layers.reduce_sum(fluid.layers.square(found[outs[0]][0]))
+            for (_, var), grad in zip(wanted, fluid.gradients(loss, [v for _, v in wanted])):
+                fetches.append(("d" + var.name, grad))
+        exe = fluid.Executor(fluid.CPUPlace())
+        values = exe.run(main, feed=feed, fetch_list=[v for _, v in fetches], return_numpy=False)
+    return {name: (np.array(v).ravel().tolist(), list(np.array(v).shape), v.lod()) for (name, _), v in zip(fetches, values)}

@@ -1,0 +1,133 @@
+"""Loops, conditions, arrays and cells: the real Fluid's values and gradients (tests/golden/control.json), and our own."""
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import jfluid as fluid
+from jfluid import errors, layers
+from tests.parity.control import BATCH, PROGRAMS, _batch, run
+
+GOLDEN = json.loads((Path(__file__).parent / "golden" / "control.json").read_text())
+
+
+@pytest.mark.parametrize("build", PROGRAMS, ids=lambda b: b.__name__)
+def test_values_and_gradients_are_fluids(build):
+    found = run(fluid, build)
+    assert len(found) == len(GOLDEN[build.__name__])
+    for (values, shape, lod), (want, want_shape, want_lod) in zip(found, GOLDEN[build.__name__]):
+        assert (shape, lod) == (want_shape, want_lod)
+        np.testing.assert_allclose(values, want, rtol=1e-4, atol=1e-5)
+
+
+def _fetch(feed, fetches):
+    exe = fluid.Executor(fluid.CPUPlace())
+    exe.run(fluid.default_startup_program())
+    return exe.run(feed=feed, fetch_list=fetches)
+
+
+def test_while_loop_has_the_gradient_of_its_iterations():
+    # Fluid itself gives zeros here.
+    _, x, feed = _batch(fluid)
+    i, ten = layers.fill_constant([1], "int64", 0), layers.fill_constant([1], "int64", 10)
+    i, y = layers.while_loop(lambda i, y: layers.less_than(i, ten), lambda i, y: [i + 1, layers.scale(y, 1.1)], [i, x])
+    grad = fluid.append_backward(layers.mean(y))[0][1]
+    i, y, grad = _fetch(feed, [i, y, grad])
+    assert i == [10]
+    np.testing.assert_allclose(y, BATCH * 1.1**10, rtol=1e-5)
+    np.testing.assert_allclose(grad, BATCH.sum(0)[:, None] * np.full(4, 1.1**10 / 12), rtol=1e-4)
+
+
+def test_loops_without_gradients_run_as_long_as_data_say():
+    x = fluid.data("v", [3, 4])
+    total, steps = layers.reduce_sum(x), layers.fill_constant([1], "int64", 0)
+    limit = layers.fill_constant([1], "float32", 100.0)
+    going = layers.less_than(total, limit)
+    with layers.While(going).block():
+        layers.assign(layers.scale(total, 2.0), total)
+        layers.increment(steps)
+        layers.less_than(total, limit, cond=going)
+    total, steps = _fetch({"v": np.full((3, 4), 0.25, "float32")}, [total, steps])
+    assert total == [192.0] and steps == [6]
+
+
+def test_a_gradient_needs_a_bound():
+    _, x, feed = _batch(fluid)
+    total = layers.reduce_sum(x)
+    limit = layers.fill_constant([1], "float32", 100.0)
+    going = layers.less_than(total, limit)
+    with layers.While(going).block():
+        layers.assign(layers.scale(total, 2.0), total)
+        layers.less_than(total, limit, cond=going)
+    grad = fluid.append_backward(layers.mean(total))[0][1]
+    with pytest.raises(errors.OpError, match="gradients need a bound on the iterations of the loop"):
+        _fetch(feed, [grad])
+
+
+def test_arrays_joined_and_stacked():
+    _, x, feed = _batch(fluid)
+    i = layers.fill_constant([1], "int64", 0)
+    array = layers.array_write(x, i)
+    array = layers.array_write(layers.square(x), layers.increment(i), array=array)
+    joined, sizes = layers.tensor_array_to_tensor(array, axis=1)
+    stacked, _ = layers.tensor_array_to_tensor(array, axis=0, use_stack=True)
+    grad = fluid.append_backward(layers.mean(joined) + layers.scale(layers.reduce_sum(stacked), 0.1))[0][1]
+    joined, sizes, stacked, grad = _fetch(feed, [joined, sizes, stacked, grad])
+    np.testing.assert_allclose(joined, np.concatenate([BATCH, BATCH**2], 1), rtol=1e-6)
+    np.testing.assert_allclose(stacked, np.stack([BATCH, BATCH**2]), rtol=1e-6)
+    assert sizes.tolist() == [4, 4]
+    # Fluid counts only one of the two gradients of the array.
+    np.testing.assert_allclose(grad, BATCH.T @ ((1 + 2 * BATCH) * (1 / 24 + 0.1)), rtol=1e-4, atol=1e-6)
+
+
+def test_an_element_that_was_never_written():
+    _, x, feed = _batch(fluid)
+    array = layers.array_write(x, layers.fill_constant([1], "int64", 0))
+    missing = layers.array_read(array, layers.fill_constant([1], "int64", 3))
+    with pytest.raises(errors.OpError, match="the array holds nothing at 3; it has 1 elements"):
+        _fetch(feed, [missing])
+
+
+def test_loops_that_hold_host_operators_run_on_the_host():
+    seen = []
+    x = fluid.data("v", [2])
+    out = layers.fill_constant([2], "float32", 0.0)
+    i, limit = layers.fill_constant([1], "int64", 0), layers.fill_constant([1], "int64", 3)
+    going = layers.less_than(i, limit)
+    with layers.While(going).block():
+        new = layers.elementwise_add(out, x)
+        spied = new.block.create_var(name="spied", dtype="float32", shape=[2])
+        layers.py_func(func=lambda a: seen.append(a.copy()) or a, x=new, out=spied)
+        layers.assign(spied, out)
+        layers.increment(i)
+        layers.less_than(i, limit, cond=going)
+    found, = _fetch({"v": np.array([1, 2], "float32")}, [out])
+    assert found.tolist() == [3, 6] and [s.tolist() for s in seen] == [[1, 2], [2, 4], [3, 6]]
+
+
+def test_wrong_use():
+    v, x, _ = _batch(fluid)
+    with pytest.raises(TypeError, match="While, cond: expected a boolean Variable, found FP32"):
+        layers.While(x)
+    with pytest.raises(errors.ProgramError, match="the block never writes the condition"), \
+            layers.While(layers.reduce_sum(x) > 0.0).block():
+        layers.scale(x, 2.0)
+    with pytest.raises(errors.ProgramError, match="cond: the branches return different structures"):
+        layers.cond(layers.reduce_sum(x) > 0.0, lambda: [x, x], lambda: x)
+    with pytest.raises(errors.ProgramError, match="body returns another structure"):
+        i = layers.fill_constant([1], "int64", 0)
+        layers.while_loop(lambda i: layers.less_than(i, layers.fill_constant([1], "int64", 2)), lambda i: [i, i], [i])
+    rnn = layers.DynamicRNN()
+    with pytest.raises(errors.ProgramError, match=r"DynamicRNN\.step_input: call it inside"):
+        rnn.step_input(x)
+    with pytest.raises(errors.ProgramError, match="call step_input first"), rnn.block():
+        rnn.memory(shape=[3])
+    static = layers.StaticRNN()
+    with pytest.raises(errors.ProgramError, match="is never updated; call update_memory"), static.step():
+        static.step_input(layers.reshape(x, [1, 3, 4]))
+        static.memory(init=v)
+    with pytest.raises(TypeError, match="array: expected an array made by layers.create_array"):
+        layers.array_read(x, layers.fill_constant([1], "int64", 0))
+    with pytest.raises(errors.ProgramError, match="an index occurs twice"):
+        layers.switch_case(layers.fill_constant([1], "int32", 0), [(1, lambda: x), (1, lambda: x)])
