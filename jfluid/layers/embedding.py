@@ -6,7 +6,7 @@ from jfluid import errors
 from jfluid.ir.variable import Variable
 from jfluid.layers.helper import LayerHelper, emit
 
-__all__ = ["embedding", "one_hot"]
+__all__ = ["embedding", "get_tensor_from_selected_rows", "merge_selected_rows", "one_hot"]
 
 
 def look_up(op_type: str, input: Variable, size: Sequence[int], is_sparse: bool, is_distributed: bool,
@@ -43,7 +43,8 @@ def embedding(input: Variable, size: Sequence[int], is_sparse: bool = False, is_
         input: int64 ids whose last dimension is 1; `fluid.embedding` takes ids without it. An id outside the table
             gives a row of NaN.
         size: rows and width of the table.
-        is_sparse: marks the gradient as rows for the parameter server; on one machine it is dense.
+        is_sparse: the gradient holds only the rows that were looked up, and SGD, Adagrad and lazy Adam update only those:
+            a step costs by the rows it touches, not by the table. As in Fluid, the padding row is then trained too.
         is_distributed: the table lives on parameter servers; such a program runs after DistributeTranspiler only.
         padding_idx: an id whose row reads as zeros and gets no gradient; negative numbers count from the end.
         param_attr: name, initializer, ... of the table.
@@ -68,3 +69,13 @@ def one_hot(input: Variable, depth: int | Variable, allow_out_of_range: bool = F
         allow_out_of_range: ids outside [0, depth) give zeros; otherwise NaN, because a compiled step cannot raise.
     """
     return hot("one_hot", input, depth, allow_out_of_range, stop_gradient=True)
+
+
+def merge_selected_rows(x: Variable, name: str | None = None) -> Variable:
+    """Sparse rows, each once, with the sum of its values; the gradient of an embedding with `is_sparse` is such."""
+    return emit("merge_selected_rows", {"X": x}, name=name)
+
+
+def get_tensor_from_selected_rows(x: Variable, name: str | None = None) -> Variable:
+    """The values of sparse rows as a dense tensor [rows, ...], without telling which rows they are of."""
+    return emit("get_tensor_from_selected_rows", {"X": x}, name=name)

@@ -173,6 +173,8 @@ def _infer(op: Operator, definition: OpDef, ins: list[list[Variable]]) -> list:
     """Shapes and dtypes of all output slots: evaluated twice, a dimension that differs is -1."""
     try:
         return _twice(op, definition, ins, known.PLACEHOLDERS)
+    except errors.UnsupportedError:
+        raise
     except Exception as error:
         # The unknown dimension may have to equal a fixed one (or broadcast against it): the placeholder clashed.
         unknown = any(-1 in v.shape for vs in ins for v in vs)

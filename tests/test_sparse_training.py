@@ -1,0 +1,93 @@
+"""Training with `is_sparse=True`: each optimizer as in the real Fluid, and no cost by the table's height."""
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import jfluid as fluid
+from jfluid import errors, layers
+from jfluid.ir.types import VarType
+from jfluid.ops.selected_rows import SelectedRows
+from tests.parity.sparse import OPTIMIZERS, VARIANTS, table, train
+
+GOLDEN = json.loads((Path(__file__).parent / "golden" / "sparse.json").read_text())
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_losses_and_table_are_fluids(name):
+    losses, values = train(fluid, name)
+    np.testing.assert_allclose(losses, GOLDEN[name]["losses"], rtol=1e-5)
+    np.testing.assert_allclose(values, GOLDEN[name]["table"], rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", sorted(set(OPTIMIZERS) - set(VARIANTS)))
+def test_optimizers_without_a_sparse_form_refuse(name):
+    with pytest.raises(errors.UnsupportedError, match=r"does not take sparse rows \(input Grad\): build the embedding with"):
+        train(fluid, name)
+
+
+def test_the_gradient_is_declared_and_fetched_as_rows():
+    ids = fluid.data("ids", [None, 1], dtype="int64")
+    rows = layers.embedding(ids, [5, 2], is_sparse=True, param_attr="table")
+    grad = fluid.append_backward(layers.reduce_sum(rows))[0][1]
+    assert grad.type == VarType.SELECTED_ROWS and grad.shape == (5, 2)
+    exe = fluid.Executor(fluid.CPUPlace())
+    exe.run(fluid.default_startup_program())
+    feed = {"ids": np.array([[1], [3], [1]])}
+    found, = exe.run(feed=feed, fetch_list=[grad], return_numpy=False)
+    assert (found.rows(), found.height()) == ([1, 3, 1], 5)
+    np.testing.assert_array_equal(np.array(found.get_tensor()), np.ones((3, 2)))
+    found, = exe.run(feed=feed, fetch_list=[grad])
+    np.testing.assert_array_equal(found, [[0, 0], [2, 2], [0, 0], [1, 1], [0, 0]])
+
+
+def test_merged_rows_and_their_tensor():
+    ids = fluid.data("ids", [None, 1], dtype="int64")
+    rows = layers.embedding(ids, [5, 2], is_sparse=True, param_attr="table")
+    grad = fluid.append_backward(layers.reduce_sum(rows))[0][1]
+    merged = layers.merge_selected_rows(grad)
+    tensor = layers.get_tensor_from_selected_rows(merged)
+    exe = fluid.Executor(fluid.CPUPlace())
+    exe.run(fluid.default_startup_program())
+    merged, tensor = exe.run(feed={"ids": np.array([[3], [1], [3]])}, fetch_list=[merged, tensor], return_numpy=False)
+    assert merged.rows() == [1, 3]
+    np.testing.assert_array_equal(np.array(merged.get_tensor()), [[1, 1], [2, 2]])
+    np.testing.assert_array_equal(np.array(tensor).sum(0), [3, 3])
+    with pytest.raises(errors.UnsupportedError, match="operator relu does not take sparse rows"):
+        layers.relu(grad)
+
+
+def test_merging_adds_up_what_occurs_twice():
+    rng = np.random.RandomState(0)
+    rows, values = rng.randint(0, 9, 50), rng.randn(50, 3)
+    with jax.enable_x64(True):
+        grad = SelectedRows(jax.numpy.asarray(rows), jax.numpy.asarray(values), 8)  # row 8 is to be ignored
+        merged = grad.merged()
+        np.testing.assert_allclose(np.asarray(merged.dense()), np.asarray(grad.dense()), atol=1e-12)
+    kept = np.asarray(merged.rows)
+    assert sorted(kept[kept < 8]) == sorted(set(rows[rows < 8]))
+
+
+@pytest.mark.parametrize("name", ["sgd", "adagrad", "lazy_adam"])
+def test_a_step_makes_no_copy_of_the_table(name):
+    height, width = 1_000_000, 8
+    main, startup = fluid.Program(), fluid.Program()
+    with fluid.program_guard(main, startup):
+        ids = fluid.data("ids", [64, 1], dtype="int64")
+        loss = layers.mean(layers.square(layers.embedding(ids, [height, width], is_sparse=True, param_attr="table")))
+        OPTIMIZERS[name](fluid).minimize(loss)
+    exe = fluid.Executor(fluid.CPUPlace())
+    exe.run(startup)
+    exe.run(main, feed={"ids": np.arange(64).reshape(-1, 1)}, fetch_list=[loss])
+    step = next(reversed(exe._steps.values()))
+    binding = step._bound[fluid.global_scope()]
+    segment = step.segments[0]
+    values = dict(binding.reads)
+    with jax.enable_x64(True):
+        arguments = [tuple(values[n]._value for n in segment.donated),
+                     tuple(values[n]._value if n in values else np.zeros((64, 1), np.int64) for n in segment.kept), None]
+        memory = segment.call.lower(*arguments).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < table(height, width).nbytes / 10
+    assert memory.alias_size_in_bytes >= table(height, width).nbytes
