@@ -70,7 +70,8 @@ def _slot_backward(epsilon, kept, grad):
     grad_x, count, sums, away, _ = _summaries_backward(epsilon, kept, grad)
     seen = jnp.maximum(count, 1)
     filled = (count > 0).astype(count.dtype)
-    return grad_x, filled, sums / seen, away / seen, None
+    extra = count * epsilon  # not averaged, in Fluid either
+    return grad_x, filled, sums / seen, (away - extra) / seen + extra, None
 
 
 _slot_summaries.defvjp(_summaries_forward, _slot_backward)
@@ -95,5 +96,5 @@ def data_norm(scale_w, bias, x, size, total, squares, *, epsilon=1e-4, data_layo
     else:
         y = _summaries(x, size, total, squares, mask, epsilon)
     if enable_scale_and_shift:
-        y = y * scale_w + bias
+        y = (y * scale_w + bias) * mask
     return y, means, scales

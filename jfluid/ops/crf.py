@@ -57,7 +57,10 @@ def linear_chain_crf(emission, transition, label, length):
     alphas = jax.nn.softmax(jnp.concatenate([start[None], alphas]), axis=2)
     shape = rows_of(emission)
     scaled = jnp.exp(shape - shape.max(-1, keepdims=True))
-    alpha = unpad(alphas, ragged.last, ragged.capacity, True) if ragged is not None else alphas.swapaxes(0, 1)
+    if ragged is not None:
+        alpha = unpad(alphas, ragged.last, ragged.capacity, True)
+    else:
+        alpha = jnp.where(inside[..., None], alphas, 0).swapaxes(0, 1)
     extra = [ragged.like(v) if ragged is not None else v for v in (alpha, scaled)]
     return lax.stop_gradient(extra[0]), lax.stop_gradient(extra[1]), lax.stop_gradient(jnp.exp(transition)), loss[:, None]
 

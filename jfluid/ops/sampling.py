@@ -68,6 +68,15 @@ def nce(x, label, weight, bias, sample_weight, probabilities, alias, alias_proba
     return cost, out, samples
 
 
+@jax.custom_vjp
+def _held(scores):
+    """Scores between -40 and 40; as in Fluid the gradient is that of scores that are not held."""
+    return jnp.clip(scores, -40, 40)
+
+
+_held.defvjp(lambda scores: (_held(scores), None), lambda _, grad: (grad,))
+
+
 @op("hierarchical_sigmoid", ins=("X", "W", "Label", "PathTable?", "PathCode?", "Bias?"), outs=("Out", "PreOut~", "W_Out~"),
     nograd=("Label", "PathTable", "PathCode"), rows="map")
 def hierarchical_sigmoid(x, weight, label, path_table, path_code, bias, *, num_classes=2, is_sparse=False,
@@ -89,7 +98,7 @@ def hierarchical_sigmoid(x, weight, label, path_table, path_code, bias, *, num_c
     pre = jnp.einsum("nd,nbd->nb", x, weight[safe])
     if bias is not None:
         pre = pre + bias.reshape(-1)[safe]
-    pre = jnp.where(on_path, jnp.clip(pre, -40, 40), 0)
+    pre = jnp.where(on_path, _held(pre), 0)
     loss = jax.nn.softplus(pre) - jnp.where(on_path, bit, 0) * pre
     # A shorter path counts log 2 for each decision it lacks, as in Fluid.
     return loss.sum(1, keepdims=True), jax.lax.stop_gradient(jax.nn.softplus(pre)), None
