@@ -1,8 +1,8 @@
 """Buckets: the sizes that ragged feeds are padded to, so that batches of different lengths share a compiled program.
 
 Sizes come from a geometric ladder. A step remembers the sizes it was compiled for and takes them again where they fit
-and do not waste much; after `MOST` of them a new one holds all earlier ones, so that the number of compilations stays
-bounded however many ragged feeds there are.
+and do not waste much; after `MOST` of them a new one holds all earlier ones with room to spare, so that the number of
+compilations stays small however many ragged feeds there are.
 """
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -74,6 +74,13 @@ class Size:
         return Size(max(a.rows, b.rows), a.numbers[:1] + tuple(map(max, a.numbers[1:], b.numbers[1:])),
                     tuple(map(max, a.longest, b.longest)))
 
+    def roomier(self) -> "Size":
+        """A size a rung larger, so that the next batch that needs more of one feed fits too."""
+        if self.uniform:
+            return self
+        numbers = self.numbers[:1] + tuple(ladder(n + n // 4) for n in self.numbers[1:])
+        return Size(ladder(self.rows + self.rows // 4), numbers, tuple(ladder(n + n // 4, 2) for n in self.longest))
+
     def plain(self) -> "Size":
         return Size(self.rows, self.numbers, self.longest).rounded() if self.uniform else self
 
@@ -116,6 +123,7 @@ class Buckets:
         if len(alike) >= MOST:
             for k in alike:
                 new = {n: s.joined(k[n]) for n, s in new.items()}
+            new = {n: s.roomier() for n, s in new.items()}
         self._known.append(new)
         return new
 

@@ -1,8 +1,9 @@
 """Layers of click models."""
 from typing import Any
 
+from jfluid import errors
 from jfluid.ir.variable import Variable
-from jfluid.layers.helper import LayerHelper, emit
+from jfluid.layers.helper import LayerHelper
 from jfluid.param_attr import ParamAttr
 
 __all__ = ["continuous_value_model", "data_norm"]
@@ -16,7 +17,10 @@ def continuous_value_model(input: Variable, cvm: Variable, use_cvm: bool = True)
         cvm: [batch, 2], the counts of each example: what the first two columns get as their gradient.
         use_cvm: give log(show + 1), log(click + 1) - log(show + 1) and the rest; else the rest only.
     """
-    return emit("cvm", {"X": [input], "CVM": [cvm]}, {"use_cvm": use_cvm}, outs=("Y",))
+    helper = LayerHelper("cvm", input=input)
+    out = helper.create_variable(dtype=input.dtype)
+    helper.append_op(type="cvm", inputs={"X": [input], "CVM": [cvm]}, outputs={"Y": [out]}, attrs={"use_cvm": use_cvm})
+    return out
 
 
 def data_norm(input: Variable, act: str | None = None, epsilon: float = 1e-05, param_attr: Any = None,
@@ -33,25 +37,26 @@ def data_norm(input: Variable, act: str | None = None, epsilon: float = 1e-05, p
         param_attr: a dict with the initial "batch_size", "batch_sum" and "batch_square" (and "scale_w", "bias").
         slot_dim: columns of a slot, the first of which is a count: where it is zero the slot stays zero; -1 for none.
         enable_scale_and_shift: scale and shift the result by trained vectors.
-        data_layout, in_place, moving_mean_name, moving_variance_name, do_model_average_for_mean_and_var, sync_stats,
+        in_place: write the result to the variable of the input.
+        name: parameters are called `name`.batch_size and so on; "dn" by default, so two layers without names share them.
+        data_layout, moving_mean_name, moving_variance_name, do_model_average_for_mean_and_var, sync_stats,
         summary_decay_rate: no effect on one device.
+
+    Raises ProgramError for an epsilon that is not between 0 and 0.001.
     """
-    helper = LayerHelper("data_norm", input=input, param_attr=param_attr, act=act, name=name)
+    if not 0 <= epsilon <= 0.001:
+        raise errors.ProgramError(f"data_norm, epsilon: expected a number between 0 and 0.001, found {epsilon}")
+    helper = LayerHelper("data_norm", input=input, act=act, name=name)
     dtype, width = helper.input_dtype(), input.shape[1]
     given = param_attr if isinstance(param_attr, dict) else {}
-    first = {"batch_size": given.get("batch_size", 1e4), "batch_sum": given.get("batch_sum", 0.0),
-             "batch_square_sum": given.get("batch_square", 1e4)}
-    if enable_scale_and_shift:
-        first |= {"scale_w": given.get("scale_w", 1.0), "bias": given.get("bias", 0.0)}
+    first = {"scale_w": given.get("scale_w", 1.0), "bias": given.get("bias", 0.0)} if enable_scale_and_shift else {}
+    first |= {"batch_size": given.get("batch_size", 1e4), "batch_sum": given.get("batch_sum", 0.0),
+              "batch_square_sum": given.get("batch_square", 1e4)}
     from jfluid.initializer import Constant
-    prefix = f"{name}." if name is not None else f"{helper.name}."
-    made = {}
-    for kind, value in first.items():
-        attr = ParamAttr(name=prefix + kind if name is not None else None, initializer=Constant(value=float(value)),
-                         trainable=True)
-        made[kind] = helper.create_parameter(attr=attr, shape=[width], dtype=dtype)
-    out = helper.create_variable_for_type_inference(dtype)
-    means, scales = (helper.create_variable_for_type_inference(dtype, stop_gradient=True) for _ in range(2))
+    made = {kind: helper.create_parameter(attr=ParamAttr(name=f"{name or 'dn'}.{kind}", initializer=Constant(float(value))),
+                                          shape=[width], dtype=dtype) for kind, value in first.items()}
+    means, scales = (helper.create_variable(dtype=dtype, stop_gradient=True) for _ in range(2))
+    out = input if in_place else helper.create_variable(dtype=dtype)
     inputs = {"X": input, "BatchSize": made["batch_size"], "BatchSum": made["batch_sum"],
               "BatchSquareSum": made["batch_square_sum"]}
     if enable_scale_and_shift:

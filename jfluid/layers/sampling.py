@@ -1,4 +1,5 @@
 """Losses over many classes: noise-contrastive estimation, trees, sampled softmax."""
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,7 +52,7 @@ def nce(input: Variable, label: Variable, num_total_classes: int, sample_weight:
     helper.append_op(type="nce", inputs=inputs, outputs={"Cost": cost, "SampleLogits": logits, "SampleLabels": labels},
                      attrs={"num_total_classes": num_total_classes, "num_neg_samples": int(num_neg_samples or 10),
                             "seed": seed, "sampler": _SAMPLERS[sampler], "is_sparse": is_sparse, "remote_prefetch": is_sparse})
-    return emit("scale", {"X": cost}, {"scale": 1 / (int(num_neg_samples or 10) + 1)})
+    return cost / (int(num_neg_samples or 10) + 1)
 
 
 def _distribution(helper: LayerHelper, custom_dist: Any, classes: int) -> dict[str, Variable]:
@@ -59,17 +60,19 @@ def _distribution(helper: LayerHelper, custom_dist: Any, classes: int) -> dict[s
     probabilities = np.asarray(custom_dist if custom_dist is not None else [], np.float64)
     if probabilities.shape != (classes,):
         raise errors.ProgramError(f"nce, custom_dist: expected {classes} probabilities, found {probabilities.size}")
-    alias, shares = np.arange(classes, dtype=np.int32), probabilities * classes
-    small, large = [i for i in range(classes) if shares[i] < 1], [i for i in range(classes) if shares[i] >= 1]
+    alias, shares = np.full(classes, -1, np.int32), probabilities * classes
+    small, large = deque(np.flatnonzero(shares < 1)), deque(np.flatnonzero(shares > 1))
     while small and large:
-        low, high = small.pop(), large.pop()
+        low, high = small.popleft(), large.popleft()
         alias[low] = high
         shares[high] -= 1 - shares[low]
-        (small if shares[high] < 1 else large).append(high)
+        if shares[high] != 1:
+            (small if shares[high] < 1 else large).append(high)
+    shares[alias < 0] = 1  # what rounding left over
     from jfluid.initializer import NumpyArrayInitializer
     found = {}
     for slot, values in (("CustomDistProbs", probabilities.astype(np.float32)), ("CustomDistAlias", alias),
-                         ("CustomDistAliasProbs", np.clip(shares, 0, 1).astype(np.float32))):
+                         ("CustomDistAliasProbs", shares.astype(np.float32))):
         found[slot] = helper.create_parameter(attr=ParamAttr(), shape=list(values.shape), dtype=values.dtype,
                                               default_initializer=NumpyArrayInitializer(values), stop_gradient=True)
     return found
@@ -118,15 +121,20 @@ def sampled_softmax_with_cross_entropy(logits: Variable, label: Variable, num_sa
     """Softmax cross entropy over the labels and `num_samples` classes drawn log-uniformly (Jean et al. 2014), [batch, 1].
 
     Args:
-        logits: [batch, classes]; label: int64 [batch, num_true].
+        logits: [batch, classes]; label: int64 [batch, 1]; num_true: 1, Fluid computes nothing else.
         remove_accidental_hits: a drawn class that is a label of the row does not count.
-        use_customized_samples: take customized_samples, int64 [batch, num_true + num_samples], labels first, and
+        use_customized_samples: take customized_samples, int64 [batch, 1 + num_samples], labels first, and
             their customized_probabilities instead of drawing.
         seed: 0 draws other classes each step.
+
+    Raises ProgramError when customized samples are asked for but not given, or for num_true other than 1.
     """
     if use_customized_samples and (customized_samples is None or customized_probabilities is None):
         raise errors.ProgramError("sampled_softmax_with_cross_entropy: use_customized_samples needs customized_samples and "
                                   "customized_probabilities")
+    if num_true != 1:
+        raise errors.ProgramError(f"sampled_softmax_with_cross_entropy, num_true: rows with {num_true} labels have no cross "
+                                  "entropy over num_samples + 1 classes, in Fluid either; use one label a row")
     helper = LayerHelper("sample_logits")
     inputs: dict[str, Any] = {"Logits": logits, "Labels": label}
     samples = customized_samples if use_customized_samples else helper.create_variable_for_type_inference("int64")
@@ -145,4 +153,4 @@ def sampled_softmax_with_cross_entropy(logits: Variable, label: Variable, num_sa
     helper.append_op(type="softmax_with_cross_entropy", inputs={"Logits": sampled, "Label": soft},
                      outputs={"Softmax": softmax, "Loss": loss},
                      attrs={"soft_label": True, "ignore_index": -100, "numeric_stable_mode": False})
-    return emit("scale", {"X": loss}, {"scale": 1.0 / num_true})
+    return loss / num_true

@@ -22,6 +22,16 @@ def _draw_log_uniform(key, shape, classes: int):
     return jnp.clip(draws, 0, classes - 1)
 
 
+def _draw_aliased(key, shape, alias, shares):
+    """Classes by Walker's method: one at random, or with the chance 1 - its share the alias of it."""
+    if alias is None or shares is None:
+        raise errors.OpError("nce: sampler 2 needs CustomDistProbs, CustomDistAlias and CustomDistAliasProbs")
+    which, chance = jax.random.split(key)
+    drawn = jax.random.randint(which, shape, 0, alias.shape[0], jnp.int64)
+    kept = jax.random.uniform(chance, shape, jnp.float32) < shares[drawn]
+    return jnp.where(kept, drawn, alias[drawn].astype(jnp.int64))
+
+
 @op("nce", ins=("Input", "Label", "Weight", "Bias?", "SampleWeight?", "CustomDistProbs?", "CustomDistAlias?",
                 "CustomDistAliasProbs?"),
     outs=("Cost", "SampleLogits~", "SampleLabels~"), rng=True, rows="map",
@@ -45,7 +55,7 @@ def nce(x, label, weight, bias, sample_weight, probabilities, alias, alias_proba
     elif sampler == 1:
         noise = _draw_log_uniform(key, shape, num_total_classes)
     else:
-        noise = jax.random.categorical(key, jnp.log(probabilities), shape=shape).astype(jnp.int64)
+        noise = _draw_aliased(key, shape, alias, alias_probabilities)
     samples = jnp.concatenate([label, noise], axis=1)
     scores = jnp.einsum("nd,nsd->ns", x, weight[samples])
     if bias is not None:
