@@ -8,7 +8,7 @@ import numpy as np
 from jfluid import errors
 from jfluid.ir.variable import Variable
 from jfluid.layers.embedding import one_hot
-from jfluid.layers.helper import LayerHelper, emit
+from jfluid.layers.helper import LayerHelper
 from jfluid.param_attr import ParamAttr
 
 __all__ = ["hsigmoid", "nce", "sampled_softmax_with_cross_entropy"]
