@@ -50,6 +50,11 @@ def _loop(steps: Any, backwards: bool, body: Any, state: tuple) -> tuple:
     return lax.fori_loop(0, steps, lambda i, s: body(steps - 1 - i if backwards else i, s), state)
 
 
+def _over_steps(x: Any, grad: Any) -> Any:
+    """The gradient of a weight that all steps share, in one matrix product. Without einsum, which would transpose both."""
+    return x.reshape(-1, x.shape[-1]).T @ grad.reshape(-1, grad.shape[-1])
+
+
 def _before(states: Any, start: Any, steps: Any, backwards: bool) -> Any:
     """The state that each step began with, from those that each step ended with."""
     if not backwards:
@@ -121,7 +126,7 @@ def _lstm_backward(backwards, acts, kept, grads):
 
     zero = jnp.zeros_like(h0)
     dh, dc, grad_x = _loop(steps, not backwards, body, (zero, zero, jnp.zeros_like(gates)))
-    grad_weight = jnp.einsum("tnd,tng->dg", h_before, grad_x)
+    grad_weight = _over_steps(h_before, grad_x)
     _, grad_i, grad_f, grad_o = jnp.split(grad_x, 4, axis=2)
     grad_peepholes = jnp.stack([jnp.sum(g * c, axis=(0, 1)) for g, c in
                                 ((grad_i, c_before), (grad_f, c_before), (grad_o, cells))])
@@ -255,8 +260,8 @@ def _gru_backward(backwards, origin, acts, kept, grad_hidden):
         return dh, _put(grad_x, jnp.concatenate([d_gates, dc], axis=1), t)
 
     dh, grad_x = _loop(steps, not backwards, body, (jnp.zeros_like(h0), jnp.zeros_like(saved)))
-    grad_gates = jnp.einsum("tnd,tng->dg", before, grad_x[..., :2 * width])
-    grad_candidate = jnp.einsum("tnd,tng->dg", r * before, grad_x[..., 2 * width:])
+    grad_gates = _over_steps(before, grad_x[..., :2 * width])
+    grad_candidate = _over_steps(r * before, grad_x[..., 2 * width:])
     return grad_x, grad_gates, grad_candidate, dh, None
 
 

@@ -42,10 +42,7 @@ def _maximum(x: Ragged):
     _, position, _ = positions(level, x.capacity)
     if level.number * level.longest <= 4 * x.capacity:
         mask = level.mask().reshape(level.number, level.longest, *[1] * (x.ndim - 1))
-        lowest = _lowest(values.dtype)
-        first = jnp.argmax(jnp.where(mask, x.like(values).pad(), lowest), axis=1).astype(jnp.int32)
-        times = jnp.arange(level.longest, dtype=jnp.int32).reshape(1, -1, *[1] * (x.ndim - 1))
-        out = jnp.where(mask & (times == first[:, None]), x.pad(), 0).sum(1)
+        out, first = _first_maximum(jnp.where(mask, x.pad(), _lowest(values.dtype)))
     else:
         segments = x.segments()
         best = jax.ops.segment_max(values, segments, level.number + 1, indices_are_sorted=True)
@@ -55,6 +52,29 @@ def _maximum(x: Ragged):
         out, first = totals(x.like(jnp.where(hit, x.values, 0))), first[:-1]
     row = jnp.where(column(level.lengths > 0, x.ndim), column(level.starts, x.ndim) + first, -1)
     return out, row.astype(jnp.int32)
+
+
+@jax.custom_vjp
+def _first_maximum(dense):
+    """The maximum over the second dimension and where it is first. Two plain reductions: XLA:CPU is slow at argmax."""
+    best = jnp.max(dense, axis=1)
+    times = jnp.arange(dense.shape[1], dtype=jnp.int32).reshape(1, -1, *[1] * (dense.ndim - 2))
+    first = jnp.min(jnp.where(dense == best[:, None], times, dense.shape[1] - 1), axis=1)
+    return best, first
+
+
+def _first_maximum_forward(dense):
+    best, first = _first_maximum(dense)
+    return (best, first), (first, jnp.zeros((0, dense.shape[1]), jnp.int8))
+
+
+def _first_maximum_backward(kept, grads):
+    first, like = kept
+    times = jnp.arange(like.shape[1], dtype=jnp.int32).reshape(1, -1, *[1] * (first.ndim - 1))
+    return (jnp.where(times == first[:, None], grads[0][:, None], 0),)
+
+
+_first_maximum.defvjp(_first_maximum_forward, _first_maximum_backward)
 
 
 def _lowest(dtype):
