@@ -83,8 +83,8 @@ def _lstm_forward(x, weight, peepholes, h0, c0, mask, backwards, acts):
     by_input, by_forget, by_output = peepholes
 
     def body(t, state):
-        h, c, hidden, cells, gates = state
-        pre = _at(x, t) + h @ weight
+        h, c, hidden, cells, gates = state  # where a step's gates will be, there is its input until then
+        pre = _at(gates, t) + h @ weight
         a = candidate(pre[:, :width])
         i = gate(pre[:, width:2 * width] + by_input * c)
         f = gate(pre[:, 2 * width:3 * width] + by_forget * c)
@@ -96,7 +96,7 @@ def _lstm_forward(x, weight, peepholes, h0, c0, mask, backwards, acts):
         return h, c, _put(hidden, h, t), _put(cells, c, t), gates
 
     empty = jnp.zeros((*x.shape[:2], width), x.dtype)
-    _, _, hidden, cells, gates = _loop(steps, backwards, body, (h0, c0, empty, empty, jnp.zeros_like(x)))
+    _, _, hidden, cells, gates = _loop(steps, backwards, body, (h0, c0, empty, empty, x))
     return (hidden, cells), (weight, peepholes, h0, c0, mask, hidden, cells, gates)
 
 
@@ -121,11 +121,11 @@ def _lstm_backward(backwards, acts, kept, grads):
         dh, dc, grad_gates = state
         dh = dh + _at(grad_hidden, t)
         dc = dc + _at(grad_cells, t) + dh * _at(through, t)
-        grad = jnp.concatenate([dc, dc, dc, dh], axis=1) * _at(to_gates, t)
+        grad = jnp.concatenate([dc, dc, dc, dh], axis=1) * _at(grad_gates, t)
         return grad @ transposed + dh * _at(keep, t), dc * _at(to_c, t), _put(grad_gates, grad, t)
 
     zero = jnp.zeros_like(h0)
-    dh, dc, grad_x = _loop(steps, not backwards, body, (zero, zero, jnp.zeros_like(gates)))
+    dh, dc, grad_x = _loop(steps, not backwards, body, (zero, zero, to_gates))
     grad_weight = _over_steps(h_before, grad_x)
     _, grad_i, grad_f, grad_o = jnp.split(grad_x, 4, axis=2)
     grad_peepholes = jnp.stack([jnp.sum(g * c, axis=(0, 1)) for g, c in
@@ -222,8 +222,8 @@ def _gru_forward(x, to_gates, to_candidate, h0, mask, backwards, origin, acts):
     width, steps = h0.shape[1], _steps(mask)
 
     def body(t, state):
-        h, hidden, saved = state
-        now = _at(x, t)
+        h, hidden, saved = state  # where a step's gates will be, there is its input until then
+        now = _at(saved, t)
         gates = gate(now[:, :2 * width] + h @ to_gates)
         u, r = gates[:, :width], gates[:, width:]
         c = candidate(now[:, 2 * width:] + (r * h) @ to_candidate)
@@ -232,7 +232,7 @@ def _gru_forward(x, to_gates, to_candidate, h0, mask, backwards, origin, acts):
         return h, _put(hidden, h, t), _put(saved, jnp.concatenate([gates, c], axis=1), t)
 
     empty = jnp.zeros((*x.shape[:2], width), x.dtype)
-    _, hidden, saved = _loop(steps, backwards, body, (h0, empty, jnp.zeros_like(x)))
+    _, hidden, saved = _loop(steps, backwards, body, (h0, empty, x))
     return hidden, (to_gates, to_candidate, h0, mask, hidden, saved)
 
 
@@ -244,22 +244,21 @@ def _gru_backward(backwards, origin, acts, kept, grad_hidden):
     u, r, c = jnp.split(saved, 3, axis=2)
     kept_part, new_part = (u, 1 - u) if origin else (1 - u, u)
     # What the gradient of a step's h' is multiplied with, for all steps at once.
-    to_u = jnp.where(mask, (before - c if origin else c - before) * slope_gate(u), 0)
-    to_c = jnp.where(mask, new_part * slope_candidate(c), 0)
-    to_r = before * slope_gate(r)
+    to_u, to_r = (before - c if origin else c - before) * slope_gate(u), before * slope_gate(r)
+    factors = jnp.where(mask, jnp.concatenate([to_u, to_r, new_part * slope_candidate(c)], axis=2), 0)
     straight = jnp.where(mask, kept_part, 1)
     gates_transposed, candidate_transposed = to_gates.T, to_candidate.T
 
     def body(t, state):
         dh, grad_x = state
-        dh = dh + _at(grad_hidden, t)
-        dc = dh * _at(to_c, t)
+        dh, factor = dh + _at(grad_hidden, t), _at(grad_x, t)
+        dc = dh * factor[:, 2 * width:]
         d_reset = dc @ candidate_transposed
-        d_gates = jnp.concatenate([dh * _at(to_u, t), d_reset * _at(to_r, t)], axis=1)
+        d_gates = jnp.concatenate([dh, d_reset], axis=1) * factor[:, :2 * width]
         dh = dh * _at(straight, t) + d_reset * _at(r, t) + d_gates @ gates_transposed
         return dh, _put(grad_x, jnp.concatenate([d_gates, dc], axis=1), t)
 
-    dh, grad_x = _loop(steps, not backwards, body, (jnp.zeros_like(h0), jnp.zeros_like(saved)))
+    dh, grad_x = _loop(steps, not backwards, body, (jnp.zeros_like(h0), factors))
     grad_gates = _over_steps(before, grad_x[..., :2 * width])
     grad_candidate = _over_steps(r * before, grad_x[..., 2 * width:])
     return grad_x, grad_gates, grad_candidate, dh, None
