@@ -11,10 +11,10 @@ from jfluid.ops.random import key_of
 from jfluid.ops.registry import Bool, Int, Ints, Longs, Strings, op
 
 
-def _log_uniform(values, classes: int):
-    """The probabilities of classes by Zipf's law: log((k + 2) / (k + 1)) / log(classes)."""
+def _log_uniform(values, total: int):
+    """The probabilities of classes by Zipf's law: log((k + 2) / (k + 1)) / log(total), of `total` - 1 classes."""
     values = values.astype(jnp.float32)
-    return jnp.log((values + 2) / (values + 1)) / math.log(classes)
+    return jnp.log((values + 2) / (values + 1)) / math.log(total)
 
 
 def _draw_log_uniform(key, shape, classes: int):
@@ -114,6 +114,22 @@ def hierarchical_sigmoid(x, weight, label, path_table, path_code, bias, *, num_c
     return loss.sum(1, keepdims=True), jax.lax.stop_gradient(jax.nn.softplus(pre)), None
 
 
+def _draw_different(key, labels, classes: int, number: int):
+    """The labels and `number` different log-uniform classes in each row, and how often each class is expected.
+
+    Fluid draws until it has so many different classes. Here the classes come in the order in which they would be met
+    (Gumbel's trick), and the draws between two new ones from the geometric distribution.
+    """
+    which, waits = jax.random.split(key)
+    chances = _log_uniform(jnp.arange(classes), classes + 1)
+    drawn = jax.lax.top_k(jnp.log(chances) + jax.random.gumbel(which, (classes,), jnp.float32), number)[1].astype(jnp.int64)
+    met = jnp.cumsum(chances[drawn]) - chances[drawn]
+    draws = jax.random.geometric(waits, jnp.clip(1 - met, 1e-6, 1)).sum().astype(jnp.float32)
+    samples = jnp.concatenate([labels, jnp.broadcast_to(drawn, (labels.shape[0], number))], axis=1)
+    chance = _log_uniform(samples, classes + 1)
+    return samples, jnp.where(draws == number, chance * number, -jnp.expm1(draws * jnp.log1p(-chance)))
+
+
 @op("sample_logits", ins=("Logits", "Labels", "CustomizedSamples?", "CustomizedProbabilities?"),
     outs=("Samples~", "Probabilities~", "LogitsDim~", "LabelsDim~", "SampledLogits~", "SampledLabels"), rng=True, rows="map",
     nograd=("Labels", "CustomizedSamples", "CustomizedProbabilities"))
@@ -121,20 +137,16 @@ def sample_logits(logits, labels, samples, probabilities, *, num_samples: Int, u
                   uniq: Bool = True, remove_accidental_hits: Bool = True, seed: Int = 0, key):
     """The logits of the labels and of classes drawn log-uniformly, less the logarithm of their expected counts.
 
-    Jean et al., "On Using Very Large Target Vocabulary", 2014. The drawn classes are the same for all rows and differ
-    (`uniq`); their counts are expected for `num_samples` draws.
+    Jean et al., "On Using Very Large Target Vocabulary", 2014. The drawn classes are the same for all rows and differ.
     """
-    rows, classes = logits.shape
+    classes = logits.shape[1]
     labels = labels.astype(jnp.int64)
     true = labels.shape[1]
     if not use_customized_samples:
         if num_samples > classes and known.placeholder() is None:
             raise errors.ShapeError(f"sample_logits: {num_samples} different samples of {classes} classes cannot be drawn")
-        chances = _log_uniform(jnp.arange(classes), classes)
-        noise = jnp.log(chances) + jax.random.gumbel(key_of(key, seed), (classes,))
-        drawn = jax.lax.top_k(noise, min(num_samples, classes))[1].astype(jnp.int64)
-        samples = jnp.concatenate([labels, jnp.broadcast_to(drawn, (rows, drawn.shape[0]))], axis=1)
-        probabilities = -jnp.expm1(num_samples * jnp.log1p(-_log_uniform(samples, classes))).astype(logits.dtype)
+        samples, probabilities = _draw_different(key_of(key, seed), labels, classes, min(num_samples, classes))
+        probabilities = probabilities.astype(logits.dtype)
     picked = jnp.take_along_axis(logits, samples, axis=1)
     if remove_accidental_hits:
         hit = (samples[:, None, true:] == labels[:, :, None]).any(1)
