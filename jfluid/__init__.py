@@ -8,6 +8,7 @@ from jfluid import (
     core,
     debugger,
     environment,
+    evaluator,
     executor,
     initializer,
     io,
