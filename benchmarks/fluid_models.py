@@ -89,7 +89,51 @@ def transformer_encoder(fluid, batch=8, seq=64, d=256, heads=4, layers=4, vocab=
                             "y": r.randint(0, vocab, (batch * seq, 1)).astype("int64")}
 
 
-MODELS = {f.__name__: f for f in (mlp, mnist_conv, resnet_cifar, transformer_encoder)}
+def stacked_lstm(fluid, batch=32, vocab=5000, width=128, stacked=3):
+    words = fluid.layers.data(name="words", shape=[1], dtype="int64", lod_level=1)
+    fc = fluid.layers.fc(fluid.layers.embedding(words, size=[vocab, width], is_sparse=True), width)
+    lstm, _ = fluid.layers.dynamic_lstm(input=fc, size=width)
+    for i in range(2, stacked + 1):
+        fc = fluid.layers.fc([fc, lstm], width)
+        lstm, _ = fluid.layers.dynamic_lstm(input=fc, size=width, is_reverse=(i % 2) == 0)
+    pooled = [fluid.layers.sequence_pool(x, "max") for x in (fc, lstm)]
+
+    def feed(r):
+        lengths = r.randint(20, 120, batch)
+        ids = r.randint(0, vocab, (int(lengths.sum()), 1)).astype("int64")
+        return {"words": fluid.create_lod_tensor(ids, [lengths.tolist()], fluid.CPUPlace()),
+                "label": r.randint(0, 2, (batch, 1)).astype("int64")}
+
+    return _classifier(fluid, pooled, 2, fluid.optimizer.Adagrad(learning_rate=0.01)), feed
+
+
+def ctr_dnn(fluid, batch=1024, slots=26, vocab=1000001, width=10, optimizer=None):
+    dense = fluid.layers.data(name="dense", shape=[13], dtype="float32")
+    ids = [fluid.layers.data(name="slot_%d" % i, shape=[1], lod_level=1, dtype="int64") for i in range(slots)]
+    table = fluid.ParamAttr(name="table", initializer=fluid.initializer.Uniform())
+    x = [fluid.layers.sequence_pool(fluid.layers.embedding(s, size=[vocab, width], is_sparse=True, param_attr=table), "sum")
+         for s in ids]
+    x = fluid.layers.concat(x + [dense], axis=1)
+    for _ in range(3):
+        x = fluid.layers.fc(x, 400, act="relu")
+
+    def feed(r):
+        found = {"dense": r.rand(batch, 13).astype("float32")}
+        for i in range(slots):
+            drawn = r.zipf(1.2, (batch, 1)).clip(max=vocab - 1).astype("int64")
+            found["slot_%d" % i] = fluid.create_lod_tensor(drawn, [[1] * batch], fluid.CPUPlace())
+        found["label"] = r.randint(0, 2, (batch, 1)).astype("int64")
+        return found
+
+    return _classifier(fluid, x, 2, optimizer or fluid.optimizer.SGD(learning_rate=0.01)), feed
+
+
+def ctr_dnn_lazy_adam(fluid):
+    return ctr_dnn(fluid, optimizer=fluid.optimizer.Adam(learning_rate=0.001, lazy_mode=True))
+
+
+MODELS = {f.__name__: f for f in (mlp, mnist_conv, resnet_cifar, transformer_encoder, stacked_lstm, ctr_dnn,
+                                  ctr_dnn_lazy_adam)}
 
 
 def trainer(fluid, name):

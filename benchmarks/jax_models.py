@@ -4,6 +4,7 @@ Each builder returns (parameters, loss(parameters, *batch), optimizer) and reads
 """
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 
@@ -138,11 +139,88 @@ def transformer_encoder(batch=8, seq=64, d=256, heads=4, layers=4, vocab=8000):
     return p, loss, adam(1e-3)
 
 
-MODELS = {f.__name__: f for f in (mlp, mnist_conv, resnet_cifar, transformer_encoder)}
+def stacked_lstm(width=128, vocab=5000):
+    w, hidden = _Weights(), width // 4
+    p = {"table": w(vocab, width), "fc": w(width, width), "w": [w(hidden, width) for _ in range(3)],
+         "mix": [(w(width, width), w(hidden, width)) for _ in range(2)], "out": (w(width, 2), w(hidden, 2))}
+
+    def lstm(x, mask, weight, backwards):
+        def cell(state, at):
+            h, c = state
+            now, here = at
+            a, i, f, o = jnp.split(now + h @ weight, 4, 1)
+            new_c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(a)
+            new_h = jax.nn.sigmoid(o) * jnp.tanh(new_c)
+            state = jnp.where(here[:, None], new_h, h), jnp.where(here[:, None], new_c, c)
+            return state, state[0]
+
+        start = jnp.zeros((x.shape[0], hidden))
+        return lax.scan(cell, (start, start), (x.swapaxes(0, 1), mask.T), reverse=backwards)[1].swapaxes(0, 1)
+
+    def loss(p, words, mask, label):
+        fc = p["table"][words] @ p["fc"]
+        h = lstm(fc, mask, p["w"][0], False)
+        for i, (a, b) in enumerate(p["mix"]):
+            fc = fc @ a + h @ b
+            h = lstm(fc, mask, p["w"][i + 1], i == 0)
+        pooled = [jnp.where(mask[..., None], x, -1e9).max(1) for x in (fc, h)]
+        return _cross_entropy(sum(x @ m for x, m in zip(pooled, p["out"])), label)
+
+    return p, loss, sgd(0.01)
+
+
+def _padded(feed, longest=120):
+    """The words of stacked_lstm as hand-written JAX takes them: padded, with a mask."""
+    rows, offsets = np.array(feed["words"]), feed["words"].lod()[0]
+    words = np.zeros((len(offsets) - 1, longest), np.int32)
+    lengths = np.diff(offsets)
+    for i, start in enumerate(offsets[:-1]):
+        words[i, :lengths[i]] = rows[start:start + lengths[i], 0]
+    return words, np.arange(longest) < lengths[:, None], feed["label"]
+
+
+def _ctr_dnn(slots=26, vocab=1000001, width=10):
+    """SGD on the rows that were looked up: differentiated with respect to the gathered rows, added where they came from."""
+    w, sizes = _Weights(), (slots * width + 13, 400, 400, 400, 2)
+    p = [(w(a, b), jnp.zeros(b)) for a, b in zip(sizes, sizes[1:])]
+    table = jax.random.uniform(jax.random.PRNGKey(1), (vocab, width), minval=-1, maxval=1)
+
+    def loss(p, rows, dense, label):
+        x = jnp.concatenate([rows.reshape(dense.shape[0], -1), dense], 1)
+        for kernel, bias in p[:-1]:
+            x = jax.nn.relu(x @ kernel + bias)
+        return _cross_entropy(x @ p[-1][0] + p[-1][1], label)
+
+    def step(p, table, ids, dense, label):
+        flat = ids.reshape(-1)
+        value, (g, rows) = jax.value_and_grad(loss, (0, 1))(p, table[flat], dense, label)
+        return jax.tree.map(lambda a, b: a - 0.01 * b, p, g), table.at[flat].add(-0.01 * rows), value
+
+    compiled, state = jax.jit(step, donate_argnums=(0, 1)), [p, table]
+
+    def run(feed):
+        *state[:], value = compiled(*state, *feed)
+        return float(value)
+
+    return run
+
+
+def _joined(feed):
+    """The slots of ctr_dnn as hand-written JAX takes them: one array of ids."""
+    ids = np.concatenate([np.array(v) for n, v in feed.items() if n.startswith("slot")], 1).astype(np.int32)
+    return ids, feed["dense"], feed["label"]
+
+
+MODELS = {f.__name__: f for f in (mlp, mnist_conv, resnet_cifar, transformer_encoder, stacked_lstm)}
+TRAINED = (*MODELS, "ctr_dnn")
+# How feeds in sequences become dense arrays, before the clock starts.
+PREPARE = {"stacked_lstm": _padded, "ctr_dnn": _joined}
 
 
 def trainer(name):
     """A function that runs one step on a feed (a dict of fluid_models) and returns the loss."""
+    if name == "ctr_dnn":
+        return _ctr_dnn()
     p, loss, (init, update) = MODELS[name]()
 
     def step(p, s, *batch):
@@ -154,7 +232,7 @@ def trainer(name):
     state = [p, init(p)]
 
     def run(feed):
-        *state[:], value = compiled(*state, *feed.values())
+        *state[:], value = compiled(*state, *(feed.values() if isinstance(feed, dict) else feed))
         return float(value)
 
     return run

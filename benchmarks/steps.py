@@ -39,6 +39,9 @@ def _feeds(model):
 def one(engine, model, steps):
     """Median milliseconds of one engine alone, seconds to the end of the first step, peak memory in MB."""
     feeds = _feeds(model)
+    if engine == "jax":
+        import jax_models
+        feeds = [jax_models.PREPARE.get(model, lambda f: f)(f) for f in feeds]
     start = time.perf_counter()
     run = _runner(engine, model)
     run(feeds[0])
@@ -54,13 +57,18 @@ def one(engine, model, steps):
 
 def paired(model, steps):
     """Milliseconds of jfluid and of JAX, one step each in turn, and the median ratio of the pairs."""
-    feeds = _feeds(model)
+    import jax_models
+    if model not in jax_models.TRAINED:
+        return one("jfluid", model, steps)["ms"], float("nan"), float("nan")
+    feeds = [_feeds(model)] * 2
     runs = [_runner("jfluid", model), _runner("jax", model)]
+    if model in jax_models.PREPARE:
+        feeds[1] = [jax_models.PREPARE[model](f) for f in feeds[1]]
     times = [[], []]
     for i in range(steps + 5):
         for k in (0, 1) if i % 2 else (1, 0):
             begin = time.perf_counter()
-            runs[k](feeds[i % 8])
+            runs[k](feeds[k][i % 8])
             times[k].append(time.perf_counter() - begin)
     ours, theirs = (np.array(t[5:]) * 1e3 for t in times)
     return float(np.median(ours)), float(np.median(theirs)), float(np.median(ours / theirs))
