@@ -167,3 +167,14 @@ def test_a_checkpoint_off_the_path_is_refused():
     loss, _ = _deep_net(2)
     with pytest.raises(errors.ProgramError, match="does not depend on elsewhere"):
         fluid.append_backward(loss, checkpoints=["elsewhere"])
+
+
+def test_an_operator_that_reads_a_variable_twice():
+    x = fluid.data("x", [2, 3])
+    x.stop_gradient = False
+    product = fluid.layers.elementwise_mul(x, x)
+    stacked = fluid.layers.stack([x, product, x], axis=0)
+    grad, = fluid.gradients(fluid.layers.reduce_sum(stacked), [x])
+    values = np.arange(6, dtype="float32").reshape(2, 3)
+    found, = fluid.Executor(fluid.CPUPlace()).run(feed={"x": values}, fetch_list=[grad])
+    np.testing.assert_allclose(found, 2 + 2 * values)

@@ -186,6 +186,7 @@ class _Builder:
         for s, flags in wanted.items():
             if any(flags) and s + GRAD_SUFFIX in known_out:
                 outputs[s + GRAD_SUFFIX] = [self.add(n) if w else EMPTY_NAME for n, w in zip(read[s], flags)]
+        self.rename_first(read, outputs)
         grad_op = Operator(self.block, op.type + "_grad", inputs, outputs,
                            {k: v for k, v in op.attrs.items()
                             if k not in ("op_role", "op_role_var") and not isinstance(v, Block)}, callsite=False)
@@ -197,6 +198,16 @@ class _Builder:
                 self.block.var_recursive(name).op = grad_op
         for callback in self.callbacks:
             callback(block=self.block, context=self.grad_to_var)
+
+    def rename_first(self, read: dict[str, list[str]], outputs: dict[str, list[str]]) -> None:
+        """Where an operator reads a variable twice, its first contribution was renamed when the second came."""
+        for slot, names in read.items():
+            given = outputs.get(slot + GRAD_SUFFIX, [])
+            for i, (name, grad) in enumerate(zip(names, given)):
+                pending = self.pending.get(name, [])
+                here = self.first_writer.get(name) == len(self.block.ops)
+                if here and len(pending) > 1 and grad == self.canonical[name]:
+                    given[i] = pending[0]
 
     def floating(self, name: str) -> bool:
         var = self.block.find_var_recursive(name)

@@ -134,7 +134,11 @@ def maxout(x, *, groups: Int, axis: Int = 1):
     return functools.reduce(lambda best, other: jnp.where(other > best, other, best), members)
 
 
-@op("prelu", ins=("X", "Alpha"), outs=("Out",))
+def _unless_by_element(attrs, ins):
+    return None if attrs.get("mode", "all") == "element" else "map"
+
+
+@op("prelu", ins=("X", "Alpha"), outs=("Out",), rows=_unless_by_element)
 def prelu(x, alpha, *, mode="all"):
     """x above zero, alpha * x elsewhere, with one alpha for all, one a channel, or one an element of a row."""
     if mode not in ("all", "channel", "element"):

@@ -83,7 +83,7 @@ def _add(y: jax.Array, bias: jax.Array | None, residual: jax.Array | None, data_
 _CONV2D = {"ins": ("Input", "Filter", "Bias?", "ResidualData?"), "outs": ("Output",)}
 
 
-@op("conv2d", **_CONV2D)
+@op("conv2d", **_CONV2D, rows="map")
 def conv2d(x, w, bias, residual, *, strides: Ints = (1, 1), paddings: Ints = (0, 0), dilations: Ints = (1, 1),
            groups=1, padding_algorithm="EXPLICIT", data_format="NCHW"):
     """Two-dimensional convolution (cross-correlation) with filters [out, in / groups, height, width]."""
@@ -94,7 +94,7 @@ def conv2d(x, w, bias, residual, *, strides: Ints = (1, 1), paddings: Ints = (0,
 op("depthwise_conv2d", **_CONV2D)(conv2d)
 
 
-@op("conv3d", ins=("Input", "Filter", "ResidualData?"), outs=("Output",))
+@op("conv3d", ins=("Input", "Filter", "ResidualData?"), outs=("Output",), rows="map")
 def conv3d(x, w, residual, *, strides: Ints = (1, 1, 1), paddings: Ints = (0, 0, 0), dilations: Ints = (1, 1, 1),
            groups=1, padding_algorithm="EXPLICIT", data_format="NCDHW"):
     """Three-dimensional convolution with filters [out, in / groups, depth, height, width]."""
@@ -142,7 +142,7 @@ def _swap(w: jax.Array, groups: int) -> jax.Array:
 _TRANSPOSE2D = {"ins": ("Input", "Filter", "Bias?"), "outs": ("Output",)}
 
 
-@op("conv2d_transpose", **_TRANSPOSE2D)
+@op("conv2d_transpose", **_TRANSPOSE2D, rows="map")
 def conv2d_transpose(x, w, bias, *, strides: Ints = (1, 1), paddings: Ints = (0, 0), dilations: Ints = (1, 1),
                      groups=1, padding_algorithm="EXPLICIT", data_format="NCHW", output_size: Ints = ()):
     """Two-dimensional transposed convolution with filters [in, out / groups, height, width]."""
@@ -154,7 +154,7 @@ def conv2d_transpose(x, w, bias, *, strides: Ints = (1, 1), paddings: Ints = (0,
 op("depthwise_conv2d_transpose", **_TRANSPOSE2D)(conv2d_transpose)
 
 
-@op("conv3d_transpose", ins=("Input", "Filter"), outs=("Output",))
+@op("conv3d_transpose", ins=("Input", "Filter"), outs=("Output",), rows="map")
 def conv3d_transpose(x, w, *, strides: Ints = (1, 1, 1), paddings: Ints = (0, 0, 0), dilations: Ints = (1, 1, 1),
                      groups=1, padding_algorithm="EXPLICIT", data_format="NCHW", output_size: Ints = ()):
     """Three-dimensional transposed convolution with filters [in, out / groups, depth, height, width]."""

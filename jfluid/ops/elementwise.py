@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfluid import errors
+from jfluid.ops import row_rules
 from jfluid.ops.registry import op, table
 from jfluid.ops.selected_rows import SelectedRows, densified, joined
 from jfluid.ops.shape import is_unknown, numpy_of
@@ -196,7 +197,7 @@ def clip(x, low, high, *, min: float, max: float):
     return between(x, *bounds)
 
 
-@op("cumsum", ins=("X",), outs=("Out",))
+@op("cumsum", ins=("X",), outs=("Out",), rows=row_rules.by_axis("axis"))
 def cumsum(x, *, axis=-1, exclusive=False, reverse=False):
     """Running sums along `axis`; exclusive ones leave the element itself out."""
     axis %= x.ndim

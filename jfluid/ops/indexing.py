@@ -124,7 +124,7 @@ def index_select(x, index, *, dim=0):
     return take_rows(x, _flat_index(index, "index_select"), dim % x.ndim)
 
 
-@op("index_sample", ins=("X", "Index"), outs=("Out",), nograd=("Index",))
+@op("index_sample", ins=("X", "Index"), outs=("Out",), nograd=("Index",), rows="map")
 def index_sample(x, index):
     """For each row of the matrix x its elements at that row of index."""
     rows = unified([x.shape[:1], index.shape[:1]], "index_sample")
@@ -263,7 +263,7 @@ def pad(x, *, paddings: Ints, pad_value=0.0):
     return jnp.pad(x, pairs, constant_values=jnp.asarray(pad_value, x.dtype))
 
 
-@op("pad2d", ins=("X", "Paddings?"), outs=("Out",), nograd=("Paddings",))
+@op("pad2d", ins=("X", "Paddings?"), outs=("Out",), nograd=("Paddings",), rows="map")
 def pad2d(x, paddings_tensor, *, paddings: Ints, mode="constant", pad_value=0.0, data_format="NCHW"):
     """An image batch padded (top, bottom, left, right) by a value, by reflection or by its edge."""
     if x.ndim != 4:

@@ -70,6 +70,19 @@ def _batch_norm_backward(epsilon, axis, kept, grads):
 
 _batch_norm.defvjp(_batch_norm_forward, _batch_norm_backward)
 
+
+def _masked_norm(x, scale, bias, epsilon, axis, rows) -> tuple:
+    """As `_batch_norm`, by the statistics of the rows that are no padding."""
+    others = tuple(i for i in range(x.ndim) if i != axis)
+    along = functools.partial(_along, ndim=x.ndim, axis=axis)
+    wide = x.astype(scale.dtype)
+    count = jnp.maximum(rows.count, 1).astype(scale.dtype) * (x.size // (x.shape[axis] * x.shape[0]))
+    mean = rows.zero(wide).sum(others) / count
+    variance = rows.zero(jnp.square(wide - along(mean))).sum(others) / count
+    inverse = lax.rsqrt(variance + epsilon)
+    y = (wide - along(mean)) * along(scale * inverse) + along(bias)
+    return y.astype(x.dtype), mean, variance, inverse
+
 _STATISTICS = {
     "ins": ("X", "Scale", "Bias", "Mean", "Variance", "MomentumTensor?"),
     "outs": ("Y", "MeanOut", "VarianceOut", "SavedMean~", "SavedVariance~", "ReserveSpace?"),
@@ -79,9 +92,9 @@ _STATISTICS = {
 }
 
 
-@op("batch_norm", **_STATISTICS)
+@op("batch_norm", **_STATISTICS, rows="mask", row_outs=("Y",))
 def batch_norm(x, scale, bias, mean, variance, momentum_tensor, *, momentum=0.9, epsilon=1e-5, data_layout="NCHW",
-               is_test=False, use_global_stats=False, trainable_statistics=False):
+               is_test=False, use_global_stats=False, trainable_statistics=False, rows=None):
     """x normalised for each channel by the batch's statistics (training) or the running ones, scaled and shifted.
 
     SavedVariance is the inverse standard deviation; the running variance takes the biased one.
@@ -96,8 +109,8 @@ def batch_norm(x, scale, bias, mean, variance, momentum_tensor, *, momentum=0.9,
     if x.size == x.shape[axis]:  # Fluid leaves a single element as it is
         return x, mean, variance, mean, variance, None
     keep = momentum if momentum_tensor is None else momentum_tensor.reshape(()).astype(mean.dtype)
-    y, *found = _batch_norm(x, scale, bias, epsilon, axis)
-    batch_mean, batch_variance, inverse = map(lax.stop_gradient, found)
+    found = _batch_norm(x, scale, bias, epsilon, axis) if rows is None else _masked_norm(x, scale, bias, epsilon, axis, rows)
+    y, batch_mean, batch_variance, inverse = found[0], *map(lax.stop_gradient, found[1:])
     return (y, mean * keep + batch_mean * (1 - keep), variance * keep + batch_variance * (1 - keep),
             batch_mean, inverse, None)
 
@@ -144,7 +157,7 @@ def layer_norm(x, scale, bias, *, begin_norm_axis=1, epsilon=1e-5):
     return y.astype(x.dtype), mean.reshape(-1), variance.reshape(-1)
 
 
-@op("instance_norm", ins=("X", "Scale", "Bias"), outs=("Y", "SavedMean~", "SavedVariance~"))
+@op("instance_norm", ins=("X", "Scale", "Bias"), outs=("Y", "SavedMean~", "SavedVariance~"), rows="map")
 def instance_norm(x, scale, bias, *, epsilon=1e-5):
     """x normalised over the plane of each channel of each sample; SavedVariance is the inverse deviation."""
     if x.ndim < 3:
@@ -155,7 +168,7 @@ def instance_norm(x, scale, bias, *, epsilon=1e-5):
     return y.astype(x.dtype), mean.reshape(-1), lax.rsqrt(variance + epsilon).reshape(-1)
 
 
-@op("group_norm", ins=("X", "Scale?", "Bias?"), outs=("Y", "Mean~", "Variance~"))
+@op("group_norm", ins=("X", "Scale?", "Bias?"), outs=("Y", "Mean~", "Variance~"), rows="map")
 def group_norm(x, scale, bias, *, groups: Int, epsilon=1e-5, data_layout="NCHW"):
     """x normalised over each group of channels of each sample, scaled and shifted for each channel."""
     axis = _channel_axis(x, data_layout)
@@ -171,7 +184,7 @@ def group_norm(x, scale, bias, *, groups: Int, epsilon=1e-5, data_layout="NCHW")
     return y.astype(x.dtype), mean.reshape(-1, groups), variance.reshape(-1, groups)
 
 
-@op("lrn", ins=("X",), outs=("Out", "MidOut"))
+@op("lrn", ins=("X",), outs=("Out", "MidOut"), rows="map")
 def lrn(x, *, n=5, k=2.0, alpha=1e-4, beta=0.75, data_format="AnyLayout"):
     """x divided by (k + alpha * sum of squares over n neighbouring channels) ** beta."""
     if n < 1 or n % 2 == 0:

@@ -140,7 +140,7 @@ def _pool(op_type: str, x: jax.Array, pooling_type: String, ksize: Sequence[int]
     return _average_pool(x, axes, ksize, strides, pads, out, exclusive)
 
 
-@op("pool2d", ins=("X",), outs=("Out",))
+@op("pool2d", ins=("X",), outs=("Out",), rows="map")
 def pool2d(x, *, pooling_type: String, ksize: Ints, global_pooling=False, strides: Ints = (1, 1), paddings: Ints = (0, 0),
            exclusive=True, adaptive=False, ceil_mode=False, data_format="NCHW", padding_algorithm="EXPLICIT"):
     """Maximum or average over two-dimensional windows."""
@@ -148,7 +148,7 @@ def pool2d(x, *, pooling_type: String, ksize: Ints, global_pooling=False, stride
                  data_format, padding_algorithm)
 
 
-@op("pool3d", ins=("X",), outs=("Out",))
+@op("pool3d", ins=("X",), outs=("Out",), rows="map")
 def pool3d(x, *, pooling_type: String, ksize: Ints, global_pooling=False, strides: Ints = (1, 1, 1),
            paddings: Ints = (0, 0, 0), exclusive=True, adaptive=False, ceil_mode=False, data_format="NCDHW",
            padding_algorithm="EXPLICIT"):
@@ -209,14 +209,14 @@ def _max_pool_with_index(op_type: str, x: jax.Array, ksize: Sequence[int], globa
     return _max(x, axes, tuple(ksize), tuple(strides), out), _plane_index(place, ksize, starts, sizes)
 
 
-@op("max_pool2d_with_index", ins=("X",), outs=("Out", "Mask"))
+@op("max_pool2d_with_index", ins=("X",), outs=("Out", "Mask"), rows="map")
 def max_pool2d_with_index(x, *, ksize: Ints, global_pooling=False, adaptive=False, strides: Ints = (1, 1),
                           paddings: Ints = (0, 0)):
     """Maximum over two-dimensional windows, with its index in the flattened plane (int32)."""
     return _max_pool_with_index("max_pool2d_with_index", x, ksize, global_pooling, adaptive, strides, paddings)
 
 
-@op("max_pool3d_with_index", ins=("X",), outs=("Out", "Mask"))
+@op("max_pool3d_with_index", ins=("X",), outs=("Out", "Mask"), rows="map")
 def max_pool3d_with_index(x, *, ksize: Ints, global_pooling=False, adaptive=False, strides: Ints = (1, 1, 1),
                           paddings: Ints = (0, 0, 0)):
     """Maximum over three-dimensional windows, with its index in the flattened volume (int32)."""

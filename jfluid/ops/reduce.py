@@ -136,7 +136,7 @@ def _power_sum(x: Any, order: float, axis: Any, keep: bool) -> Any:
     return power(power(magnitude(x), order).sum(axis, keepdims=keep), 1 / order)
 
 
-@op("p_norm", ins=("X",), outs=("Out",))
+@op("p_norm", ins=("X",), outs=("Out",), rows=row_rules.by_axis("axis"))
 def p_norm(x, *, porder=2.0, axis=-1, epsilon=1e-12, keepdim=False):
     """Norm of order `porder` along one axis; no gradient where it is zero, so that epsilon has nothing to guard."""
     if not 0 < porder < float("inf"):

@@ -301,7 +301,7 @@ def size(x):
     return np.array([prod(x.shape)], np.int64)
 
 
-@op("pixel_shuffle", ins=("X",), outs=("Out",))
+@op("pixel_shuffle", ins=("X",), outs=("Out",), rows="map")
 def pixel_shuffle(x, *, upscale_factor=1):
     """Channels of an image batch [N, C*r*r, H, W] moved into space: [N, C, H*r, W*r]."""
     n, c, h, w = x.shape
@@ -309,7 +309,7 @@ def pixel_shuffle(x, *, upscale_factor=1):
     return x.reshape(n, c // r**2, r, r, h, w).transpose(0, 1, 4, 2, 5, 3).reshape(n, c // r**2, h * r, w * r)
 
 
-@op("shuffle_channel", ins=("X",), outs=("Out",))
+@op("shuffle_channel", ins=("X",), outs=("Out",), rows="map")
 def shuffle_channel(x, *, group=1):
     """The channels of [N, C, H, W], in group groups, interleaved."""
     n, c, h, w = x.shape
