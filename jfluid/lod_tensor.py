@@ -17,7 +17,7 @@ class LoDTensor:
 
     def __init__(self, value: Any = None, lod: Sequence[Sequence[int]] = ()):
         self._value = value
-        self._lod = [list(level) for level in lod]
+        self._lod = [np.asarray(level, np.int64) for level in lod]
 
     def set(self, array: Any, place: Any = None) -> None:
         """Hold a copy of `array` (any array-like). `place` is accepted for Fluid's sake: the Executor that reads
@@ -40,22 +40,23 @@ class LoDTensor:
 
     def lod(self) -> list[list[int]]:
         """Offsets of the sequences, one list a level."""
-        return [list(level) for level in self._lod]
+        return [level.tolist() for level in self._lod]
 
     def set_lod(self, lod: Sequence[Sequence[int]]) -> None:
         """Set the offsets. Raises ProgramError when a level does not start at 0 or falls."""
-        for level in lod:
-            if len(level) == 0 or level[0] != 0 or any(b < a for a, b in zip(level, level[1:])):
-                raise errors.ProgramError(f"lod: each level must start at 0 and never fall, found {list(level)}")
-        self._lod = [list(map(int, level)) for level in lod]
+        levels = [np.array(level, np.int64) for level in lod]
+        for level in levels:
+            if len(level) == 0 or level[0] != 0 or (level[1:] < level[:-1]).any():
+                raise errors.ProgramError(f"lod: each level must start at 0 and never fall, found {level.tolist()}")
+        self._lod = levels
 
     def recursive_sequence_lengths(self) -> list[list[int]]:
         """Lengths of the sequences, one list a level."""
-        return [[b - a for a, b in zip(level, level[1:])] for level in self._lod]
+        return [np.diff(level).tolist() for level in self._lod]
 
     def set_recursive_sequence_lengths(self, lengths: Sequence[Sequence[int]]) -> None:
         """Set the offsets by the lengths of the sequences."""
-        self.set_lod([np.concatenate([[0], np.cumsum(np.asarray(level, np.int64))]).tolist() for level in lengths])
+        self.set_lod([np.concatenate([[0], np.cumsum(np.asarray(level, np.int64))]) for level in lengths])
 
     def has_valid_recursive_sequence_lengths(self) -> bool:
         """Whether each level's sequences add up to the rows of the level below."""
@@ -74,7 +75,7 @@ class LoDTensor:
 
     def __repr__(self) -> str:
         kind = "uninitialized" if self._value is None else f"{self._value.dtype} {self.shape()}"
-        return f"<LoDTensor {kind} lod={self._lod}>"
+        return f"<LoDTensor {kind} lod={self.lod()}>"
 
 
 Tensor = LoDTensor

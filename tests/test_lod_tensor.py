@@ -50,7 +50,7 @@ def test_ragged_rows_through_the_executor():
         np.testing.assert_array_equal(np.array(found), 2 * rows)
     with pytest.raises(errors.FetchError, match=r"lod \[\[0, 4, 4, 13\]\].*return_numpy=False"):
         exe.run(feed={"x": ragged}, fetch_list=[y])
-    ragged._lod = [[0, 4]]
+    ragged._lod = [np.array([0, 4])]
     with pytest.raises(errors.FeedError, match="does not describe its 13 rows"):
         exe.run(feed={"x": ragged}, fetch_list=[y])
 

@@ -104,7 +104,7 @@ class Buckets:
         ragged = {n: v for n, v in feeds.items() if isinstance(v, LoDTensor)}
         if not ragged:
             return dict(feeds)
-        lods = {n: [np.asarray(level, np.int32) for level in v._lod] for n, v in ragged.items()}
+        lods = {n: [level.astype(np.int32) for level in v._lod] for n, v in ragged.items()}
         need = {n: Size.of(lod) for n, lod in lods.items()}
         sizes = need if self.exact else self._choose(need)
         return {n: fill(v._value, lods[n], sizes[n], self.exact) if n in ragged else v for n, v in feeds.items()}
@@ -179,7 +179,7 @@ def trimmed(value: Any) -> Any:
 def padded(tensor: LoDTensor) -> Ragged:
     """What a host operator gave, in a bucket, so that what follows is compiled for few sizes."""
     values = np.asarray(tensor._value)
-    lod = [np.asarray(level, np.int32) for level in tensor._lod]
+    lod = [level.astype(np.int32) for level in tensor._lod]
     if lod:
         return fill(values, lod, Size.of(lod).plain().rounded(), False)
     size = Size(ladder(len(values)), (), ())
@@ -191,7 +191,7 @@ def exact(value: Any) -> Any:
     if not isinstance(value, Ragged) or value.exact:
         return value
     tensor = trimmed(value)
-    lod = [np.asarray(level, np.int32) for level in tensor._lod]
+    lod = [level.astype(np.int32) for level in tensor._lod]
     if not lod:
         return tensor._value
     return fill(tensor._value, lod, Size.of(lod), True)
