@@ -28,7 +28,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "layers.detection": ("layers",),
     "layers.rnn": ("layers",),
     "layers.utils": ("layers",),
-    "layers.sequence_lod": ("layers",),
+    "contrib.layers": ("layers.sequence_lod",),
 }
 # Files here that Fluid has too, with more in them: what they lack is looked for in the package.
 _WIDER = {"layers.nn": "layers", "layers.tensor": "layers", "layers.control_flow": "layers", "layers.io": "layers",
@@ -43,7 +43,7 @@ _HINTS = {
     "communicator": "training on several machines is not in this release",
     "parallel_executor": "data parallelism over several devices is not in this release: use Executor.run",
     "dataset": "the Dataset API is not in this release: read batches with fluid.io.batch and feed them",
-    "layers": "this layer (ragged sequences, recurrence, control flow, detection ...) is not in this release",
+    "layers": "this layer (detection, CTC ...) is not in this release",
 }
 
 

@@ -6,6 +6,13 @@ from jfluid import errors
 from jfluid.ir.program import default_main_program
 from jfluid.ir.types import VarType
 from jfluid.ir.variable import Variable
+from jfluid.layers.arrays import array_to_lod_tensor as array_to_lod_tensor
+from jfluid.layers.arrays import lod_rank_table as lod_rank_table
+from jfluid.layers.arrays import lod_tensor_to_array as lod_tensor_to_array
+from jfluid.layers.arrays import max_sequence_len as max_sequence_len
+from jfluid.layers.arrays import merge_lod_tensor as merge_lod_tensor
+from jfluid.layers.arrays import shrink_memory as shrink_memory
+from jfluid.layers.arrays import split_lod_tensor as split_lod_tensor
 from jfluid.layers.blocks import Inside, captured, conditional
 from jfluid.layers.helper import LayerHelper, emit
 from jfluid.layers.tensor import assign, fill_constant

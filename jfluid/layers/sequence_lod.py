@@ -220,3 +220,20 @@ def im2sequence(input: Variable, filter_size: Any = 1, stride: Any = 1, padding:
 def add_position_encoding(input: Variable, alpha: float, beta: float, name: str | None = None) -> Variable:
     """alpha * input + beta * (sines and cosines of the position), for [batch, time, width] or sequences of rows."""
     return emit("add_position_encoding", {"X": input}, {"alpha": alpha, "beta": beta}, name=name)
+
+
+def sequence_topk_avg_pooling(input: Variable, row: Variable, col: Variable, topks: Sequence[int],
+                              channel_num: int) -> Variable:
+    """For each row of the matrix of each pair and channel: the sums of its k largest entries over k (contrib.layers).
+
+    Args:
+        input: sequences of [channel * row * column] numbers in one column, a matrix for each pair.
+        row, col: sequences whose lengths are the rows and columns of the matrices.
+        topks: the numbers k; all entries count where a row has fewer.
+        channel_num: the number of channels.
+
+    Returns [rows, channel_num * len(topks)] with the LoD of `row`.
+    """
+    out, _ = emit("sequence_topk_avg_pooling", {"X": input, "ROW": row, "COLUMN": col},
+                  {"topks": list(topks), "channel_num": channel_num}, outs=("Out", "pos"))
+    return out
