@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid import errors
+from jfluid import errors, layers
 from jfluid.contrib.mixed_precision import AutoMixedPrecisionLists, decorate
 
 
@@ -107,3 +107,18 @@ def test_lists():
 def test_bad_arguments(make, text):
     with pytest.raises(errors.ProgramError, match=text):
         make()
+
+
+def test_sparse_gradients_are_scaled_back_too():
+    words, label = layers.data("words", [1], dtype="int64"), layers.data("label", [1], dtype="int64")
+    scores = layers.fc(layers.embedding(words, [20, 8], is_sparse=True, param_attr="table"), 2, act="softmax")
+    loss = layers.mean(layers.cross_entropy(scores, label))
+    fluid.contrib.mixed_precision.decorate(fluid.optimizer.SGD(0.5)).minimize(loss)
+    exe = fluid.Executor(fluid.CPUPlace())
+    exe.run(fluid.default_startup_program())
+    feed = {"words": np.array([[1], [7], [1], [4]]), "label": np.array([[0], [1], [0], [1]])}
+    before = np.array(fluid.global_scope().find_var("table").get_tensor())
+    losses = [exe.run(feed=feed, fetch_list=[loss])[0].item() for _ in range(20)]
+    after = np.array(fluid.global_scope().find_var("table").get_tensor())
+    assert losses[-1] < 0.7 * losses[0]
+    assert sorted(np.flatnonzero((before != after).any(1))) == [1, 4, 7]

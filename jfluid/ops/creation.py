@@ -9,6 +9,7 @@ from jfluid import errors
 from jfluid.ir.types import np_dtype
 from jfluid.ops import known
 from jfluid.ops.registry import Bool, Floats, Int, Ints, Long, Longs, op
+from jfluid.ops.selected_rows import SelectedRows
 from jfluid.ops.sequence_lod import number_like
 from jfluid.ops.shape import given_ints, is_unknown, numpy_of
 
@@ -65,9 +66,11 @@ def fill_constant_batch_size_like(like, *, shape: Ints, dtype=5, value=0.0, str_
     return wrap(jnp.full(dims, _parsed(str_value, value, dtype), dtype))
 
 
-@op("fill_zeros_like", ins=("X",), outs=("Out",), grad=False, rows="map")
+@op("fill_zeros_like", ins=("X",), outs=("Out",), grad=False, rows="map", sparse=True)
 def fill_zeros_like(x):
-    """Zeros of the shape and dtype of x."""
+    """Zeros of the shape and dtype of x; of sparse rows, for the same rows."""
+    if isinstance(x, SelectedRows):
+        return x.map(jnp.zeros_like)
     return jnp.zeros(x.shape, x.dtype)
 
 
@@ -100,15 +103,17 @@ def assign_value(*, shape: Ints, dtype: Int, bool_values: Ints = (), fp32_values
     return np.asarray(values).astype(np_dtype(dtype)).reshape(shape)
 
 
-@op("assign", ins=("X?",), outs=("Out",), fold=True, rows="map")
+@op("assign", ins=("X?",), outs=("Out",), fold=True, rows="map", sparse=True)
 def assign(x):
     """A copy of x."""
     return x
 
 
-@op("cast", ins=("X",), outs=("Out",), fold=True, rows="map")
+@op("cast", ins=("X",), outs=("Out",), fold=True, rows="map", sparse=True)
 def cast(x, *, in_dtype: Int, out_dtype: Int):
     """x with another element type; in_dtype only records the first one."""
+    if isinstance(x, SelectedRows):
+        return x.map(lambda v: v.astype(np_dtype(out_dtype)))
     return x.astype(np_dtype(out_dtype))
 
 

@@ -107,23 +107,31 @@ def binary(name: str, compute: Callable) -> Callable:
     return apply
 
 
-_BINARY = {"add": operator.add, "sub": operator.sub, "div": _divide, "max": _larger,
+_BINARY = {"add": operator.add, "sub": operator.sub, "max": _larger,
            "min": _smaller, "pow": _power}
 table({f"elementwise_{n}": binary(f"elementwise_{n}", f) for n, f in _BINARY.items()},
       ins=("X", "Y"), outs=("Out",), fold=True, rows="map")
 table({f"elementwise_{n}": binary(f"elementwise_{n}", f) for n, f in {"mod": _remainder, "floordiv": quotient}.items()},
       ins=("X", "Y"), outs=("Out",), grad=False, fold=True, rows="map")
-_multiply = binary("elementwise_mul", operator.mul)
 
 
-@op("elementwise_mul", ins=("X", "Y"), outs=("Out",), fold=True, rows="map", sparse=True)
-def elementwise_mul(x, y, *, axis=-1):
-    """x * y, the one with fewer dimensions placed at `axis`; sparse rows times one number."""
-    if isinstance(x, SelectedRows):
+def _scaled_rows(name: str, compute: Callable) -> Callable:
+    """As `binary`, and for sparse rows with one number."""
+    dense = binary(name, compute)
+
+    def apply(x, y, *, axis=-1):
+        if not isinstance(x, SelectedRows):
+            return dense(x, y, axis=axis)
         if y.size != 1:
-            raise errors.ShapeError(f"elementwise_mul: sparse rows can be multiplied by one number, found {list(y.shape)}")
-        return x.map(lambda v: v * y.reshape(()).astype(v.dtype))
-    return _multiply(x, y, axis=axis)
+            raise errors.ShapeError(f"{name}: sparse rows go with one number, found shape {list(y.shape)}")
+        return x.map(lambda v: compute(v, y.reshape(()).astype(v.dtype)))
+
+    apply.__doc__ = dense.__doc__
+    return apply
+
+
+table({f"elementwise_{n}": _scaled_rows(f"elementwise_{n}", f) for n, f in {"mul": operator.mul, "div": _divide}.items()},
+      ins=("X", "Y"), outs=("Out",), fold=True, rows="map", sparse=True)
 
 
 @op("minus", ins=("X", "Y"), outs=("Out",), rows="map")

@@ -10,7 +10,7 @@ from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program, default_startup_program, program_guard
 from jfluid.ir.types import VarType, var_type
 from jfluid.ir.variable import Parameter, Variable
-from jfluid.layers.control_flow import conditional
+from jfluid.layers.blocks import conditional
 
 ParamGrads = list[tuple[Parameter, Variable]]
 
@@ -78,7 +78,7 @@ class OptimizerWithMixedPrecision:
         """Append what follows from finite and from infinite gradients: the counters, the scaling, zeroed gradients."""
         good, bad = (layers.create_global_var([1], 0, "int32", persistable=True, name=unique_name.generate(name))
                      for name in ("num_good_steps", "num_bad_steps"))
-        sums = layers.concat([layers.reshape(layers.reduce_sum(g), [1]) for g in grads])
+        sums = layers.concat([layers.reshape(layers.reduce_sum(_values(g)), [1]) for g in grads])
         finite = layers.isfinite(layers.reduce_sum(sums))
         zero, one = layers.fill_constant([1], "int32", 0), layers.fill_constant([1], "float32", 1.0)
         scaling = self._loss_scaling
@@ -134,3 +134,8 @@ def decorate(optimizer: Any, amp_lists: AutoMixedPrecisionLists | None = None, i
     return OptimizerWithMixedPrecision(optimizer, amp_lists or AutoMixedPrecisionLists(), init_loss_scaling,
                                        use_dynamic_loss_scaling, incr_every_n_steps, decr_every_n_nan_or_inf, incr_ratio,
                                        decr_ratio, var_type(dtype))
+
+
+def _values(grad: Variable) -> Variable:
+    """A gradient as a dense tensor that is finite where it is: of sparse rows their values."""
+    return layers.get_tensor_from_selected_rows(grad) if grad.type == VarType.SELECTED_ROWS else grad
