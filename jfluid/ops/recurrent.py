@@ -12,10 +12,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from jfluid import errors
-from jfluid.ops import known
 from jfluid.ops.ragged import Ragged, need, rows_of
 from jfluid.ops.random import key_of
 from jfluid.ops.registry import op
+from jfluid.ops.shape import is_unknown
 
 ACTIVATIONS = {"identity": lambda x: x, "": lambda x: x, "sigmoid": jax.nn.sigmoid, "tanh": jnp.tanh,
                "relu": lambda x: jnp.maximum(x, 0)}
@@ -33,7 +33,7 @@ def _check(op_type: str, *names: str) -> None:
 
 
 def _sizes(op_type: str, what: str, found: int, wanted: int) -> None:
-    if found != wanted and known.placeholder() is None:
+    if found != wanted and not is_unknown(found) and not is_unknown(wanted):
         raise errors.ShapeError(f"{op_type}: {what}: expected {wanted} columns, found {found}")
 
 

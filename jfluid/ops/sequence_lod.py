@@ -190,6 +190,8 @@ def lod_reset(x, y, *, target_lod: Ints = (), append=False):
         return Ragged(values, (*levels, Level(offsets, values.shape[0])), exact=exact)
     if not target_lod and known.placeholder() is None:
         raise errors.AttributeTypeError("lod_reset: give Y or target_lod")
+    if not exact and known.placeholder() is None:
+        raise NeedsExactRows("lod_reset with target_lod needs the exact number of rows, to hold the offsets against")
     offsets = np.asarray(target_lod, np.int32)
     if offsets[0] != 0 or (np.diff(offsets) < 0).any() or (exact and not known.placeholder() and offsets[-1] != len(values)):
         raise errors.ShapeError(f"lod_reset: offsets must start at 0, never fall and end at the {len(values)} rows of X, "
