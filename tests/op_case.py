@@ -1,13 +1,21 @@
-"""`check`: one operator held against expected values, numeric gradients, inferred shapes, and itself without jit."""
-from collections.abc import Collection, Mapping, Sequence
+"""`check`: one operator held against expected values, numeric gradients, inferred shapes, itself without jit, and
+itself with padding rows."""
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import jfluid as fluid
+from jfluid.compile import buckets
 from jfluid.ir.types import is_float, var_type
-from jfluid.ops import registry
+from jfluid.lod_tensor import LoDTensor
+from jfluid.ops import derive, registry
+from jfluid.ops import rows as row_calls
+from jfluid.ops.ragged import Ragged
 from jfluid.ops.schema import normalise
 
 EPS = 1e-6
@@ -23,15 +31,15 @@ def _build(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any], ou
     block = program.global_block()
     feeds, in_names = {}, {}
     for slot, value in inputs.items():
-        arrays = value if isinstance(value, list) else [value]
         in_names[slot] = []
-        for i, array in enumerate(arrays):
+        for i, given in enumerate(_list(value)):
             name = f"{slot}_{i}"
+            array = _rows(given)
             shape = list(array.shape)
-            if slot in unknown_rows and shape:
+            if shape and (slot in unknown_rows or isinstance(given, LoDTensor)):
                 shape[0] = -1
-            block.create_var(name=name, shape=shape, dtype=var_type(array.dtype), is_data=True)
-            feeds[name] = array
+            block.create_var(name=name, shape=shape, dtype=var_type(array.dtype), lod_level=len(_lod(given)), is_data=True)
+            feeds[name] = given
             in_names[slot].append(name)
     out_names = {slot: [f"{slot}_out_{i}" for i in range(n)] for slot, n in outs.items()}
     block.append_op(op_type, in_names, out_names, attrs)
@@ -40,54 +48,120 @@ def _build(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any], ou
 
 def check(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any] | None = None, *,
           expect: Mapping[str, Any], grad: Sequence[str] = (), rtol: float = 1e-5, atol: float = 1e-6,
-          grad_rtol: float = 1e-5, infer: bool = True, rows: Collection[str] | None = None) -> dict[str, list[np.ndarray]]:
+          grad_rtol: float = 1e-5, infer: bool = True, rows: Collection[str] | None = None,
+          ragged: Collection[str] = (), padded: bool = True) -> dict[str, list]:
     """Run operator `op_type` through a program and hold it against `expect`.
 
     Args:
-        inputs: slot -> array, or list of arrays for a slot of many.
-        expect: output slot -> array (or list); outputs not named are not compared. A slot that maps to None is
-            produced and has its inferred shape checked, but not its value.
+        inputs: slot -> array or LoDTensor, or list of them for a slot of many.
+        expect: output slot -> array or LoDTensor (or list); outputs not named are not compared. A slot that maps to None is
+            produced and has its inferred shape checked, but not its value. Of a ragged output an array holds the rows;
+            a LoDTensor holds the lod too.
         grad: input slots whose gradients are held against central differences in float64.
         infer: whether inferred shapes are checked (not for operators that run on the host).
         rows: input slots whose first dimension is a batch, and may be unknown when shapes are inferred (None: all).
+        ragged: slots of dense inputs whose first dimension is that of ragged rows: as such they must give the same.
+        padded: whether the operator bears padding rows. If so, it must give the same rows, outputs and gradients in a
+            larger bucket; if not, it must say that it needs exact rows.
 
-    Returns the outputs by slot.
+    Returns the outputs by slot: arrays, and LoDTensors where the lod is not empty.
     """
     attrs = dict(attrs or {})
-    counts = {s: len(v) if isinstance(v, list) else 1 for s, v in expect.items()}
-    inputs = {s: [np.asarray(a) for a in v] if isinstance(v, list) else np.asarray(v) for s, v in inputs.items()}
+    counts = {s: len(_list(v)) for s, v in expect.items()}
+    inputs = _each(inputs, lambda v: v if isinstance(v, LoDTensor) else np.asarray(v))
     program, feeds, out_names = _build(op_type, inputs, attrs, counts)
     flat = [n for names in out_names.values() for n in names]
-    exe = fluid.Executor(fluid.CPUPlace())
-    values = dict(zip(flat, exe.run(program, feed=feeds, fetch_list=flat, scope=fluid.Scope())))
+    values = dict(zip(flat, _run(program, feeds, flat, {**inputs, **expect}, padded)))
     got = {slot: [values[n] for n in names] for slot, names in out_names.items()}
     for slot, want in expect.items():
-        for name, have, target in zip(out_names[slot], got[slot], want if isinstance(want, list) else [want]):
-            var = program.global_block().var(name)
+        for name, have, target in zip(out_names[slot], got[slot], _list(want)):
             if infer:
-                assert var.shape == have.shape, f"{slot}: inferred {var.shape}, got {have.shape}"
-                assert var.np_dtype == have.dtype, f"{slot}: inferred {var.np_dtype}, got {have.dtype}"
+                _check_inferred(slot, program.global_block().var(name), have, _holds_lod(inputs))
             if target is not None:
-                target = np.asarray(target)
-                assert have.shape == target.shape, f"{slot}: expected shape {target.shape}, got {have.shape}"
-                assert target.dtype in (have.dtype, np.float64), f"{slot}: expected {target.dtype}, got {have.dtype}"
-                np.testing.assert_allclose(have, target, rtol=rtol, atol=atol, err_msg=f"{op_type}.{slot}")
+                _compare(f"{op_type}.{slot}", have, target, rtol, atol)
     _check_eager(op_type, inputs, attrs, got)
     if infer:
         _check_unknown_rows(op_type, inputs, attrs, counts, got, inputs if rows is None else rows)
     if grad:
         _check_gradient(op_type, inputs, attrs, expect, grad, grad_rtol)
+    if ragged or _holds_lod(inputs):
+        _check_padding(op_type, inputs, attrs, expect, grad, ragged, padded)
     return got
 
 
-def _call(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """The operator's function, not jitted, by slot."""
+def _list(value: Any) -> list:
+    return value if isinstance(value, list) else [value]
+
+
+def _each(inputs: Mapping[str, Any], function: Callable[[Any], Any]) -> dict[str, Any]:
+    """`function` of every value of every slot."""
+    return {s: [function(a) for a in v] if isinstance(v, list) else function(v) for s, v in inputs.items()}
+
+
+def _rows(value: Any) -> Any:
+    """The array of a value that may be a LoDTensor."""
+    return value._value if isinstance(value, LoDTensor) else value
+
+
+def _lod(value: Any) -> list:
+    return value.lod() if isinstance(value, LoDTensor) else []
+
+
+def _holds_lod(values: Mapping[str, Any]) -> bool:
+    return any(isinstance(v, LoDTensor) for given in values.values() for v in _list(given))
+
+
+def _run(program: Any, feeds: Mapping[str, Any], fetches: list, values: Mapping[str, Any], padded: bool) -> list:
+    """The fetches: arrays; where one of `values` has a lod, LoDTensors for those that have one too."""
+    exe = fluid.Executor(fluid.CPUPlace())
+    if not _holds_lod(values):
+        return exe.run(program, feed=feeds, fetch_list=fetches, scope=fluid.Scope())
+    with warnings.catch_warnings():
+        if not padded:
+            warnings.filterwarnings("ignore", "this program is compiled anew", RuntimeWarning)
+        found = exe.run(program, feed=feeds, fetch_list=fetches, scope=fluid.Scope(), return_numpy=False)
+    return [v if _lod(v) else np.array(v) for v in found]
+
+
+def _check_inferred(slot: str, var: Any, have: Any, unknown: bool) -> None:
+    """The inferred shape, dtype and number of levels against the real ones; `unknown`: a dimension may be -1."""
+    shape, dtype = _rows(have).shape, _rows(have).dtype
+    fits = len(var.shape) == len(shape) and all(i == r or (unknown and i == -1) for i, r in zip(var.shape, shape))
+    assert fits, f"{slot}: inferred {var.shape}, got {shape}"
+    assert var.np_dtype == dtype, f"{slot}: inferred {var.np_dtype}, got {dtype}"
+    assert var.lod_level == len(_lod(have)), f"{slot}: inferred {var.lod_level} levels, got lod {_lod(have)}"
+
+
+def _compare(what: str, have: Any, target: Any, rtol: float, atol: float) -> None:
+    if isinstance(target, LoDTensor):
+        assert _lod(have) == target.lod(), f"{what}: expected lod {target.lod()}, got {_lod(have)}"
+    have, target = np.asarray(_rows(have)), np.asarray(_rows(target))
+    assert have.shape == target.shape, f"{what}: expected shape {target.shape}, got {have.shape}"
+    assert target.dtype in (have.dtype, np.float64), f"{what}: expected {target.dtype}, got {have.dtype}"
+    np.testing.assert_allclose(have, target, rtol=rtol, atol=atol, err_msg=what)
+
+
+def _arguments(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any]) -> tuple[Any, list, dict]:
+    """The operator's definition, its inputs in the order of its slots, and its keywords."""
     definition = registry.get(op_type)
     kwargs = {n: normalise(v, definition.attrs[n].kind) for n, v in attrs.items() if n in definition.attrs}
     if definition.rng:
         kwargs["key"] = jax.random.key(0)
-    outs = definition.fn(*[inputs.get(s.name, [] if s.many else None) for s in definition.ins], **kwargs)
-    outs = outs if isinstance(outs, tuple) else (outs,)
+    return definition, [inputs.get(s.name, [] if s.many else None) for s in definition.ins], kwargs
+
+
+def _exact(value: Any) -> Any:
+    """A LoDTensor as `Ragged` without padding."""
+    if not isinstance(value, LoDTensor):
+        return value
+    lod = [np.asarray(level, np.int32) for level in value.lod()]
+    return buckets.fill(value._value, lod, buckets.Size.of(lod), True)
+
+
+def _call(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any]) -> dict[str, Any]:
+    """The operator's outputs by slot, not jitted."""
+    definition, given, kwargs = _arguments(op_type, _each(inputs, _exact), attrs)
+    outs = row_calls.call(definition, given, kwargs)
     return {s.name: o for s, o in zip(definition.outs, outs) if o is not None}
 
 
@@ -99,8 +173,9 @@ def _check_eager(op_type: str, inputs: Mapping, attrs: Mapping, got: Mapping[str
     with jax.enable_x64(True):
         outs = _call(op_type, inputs, attrs)
     for slot, values in got.items():
-        found = outs[slot] if isinstance(outs[slot], list) else [outs[slot]]
-        for a, b in zip(values, found):
+        for a, b in zip(values, map(buckets.trimmed, _list(outs[slot]))):
+            assert _lod(a) == _lod(b), f"{slot}: jitted {_lod(a)}, else {_lod(b)}"
+            a, b = _rows(a), _rows(b)
             assert a.shape == b.shape and a.dtype == b.dtype, f"{slot}: jitted {a.dtype}{a.shape}, else {b.dtype}{b.shape}"
             if not definition.rng:
                 np.testing.assert_allclose(np.asarray(b, a.dtype), a, rtol=1e-4, atol=1e-5)
@@ -112,63 +187,175 @@ def _check_unknown_rows(op_type: str, inputs: Mapping, attrs: Mapping, counts: M
     program, _, out_names = _build(op_type, inputs, attrs, counts, rows)
     for slot, names in out_names.items():
         for name, have in zip(names, got[slot]):
-            shape = program.global_block().var(name).shape
-            assert len(shape) == have.ndim and all(i in (-1, r) for i, r in zip(shape, have.shape)), \
-                f"{slot}: inferred {shape} with unknown rows, real {have.shape}"
+            shape, real = program.global_block().var(name).shape, _rows(have).shape
+            assert len(shape) == len(real) and all(i in (-1, r) for i, r in zip(shape, real)), \
+                f"{slot}: inferred {shape} with unknown rows, real {real}"
 
 
 def _check_gradient(op_type: str, inputs: Mapping, attrs: Mapping, expect: Mapping, slots: Sequence[str],
                     rtol: float) -> None:
     """Gradients of a weighted sum of the outputs, by gradient operators, against central differences in float64."""
-    wide = {s: [_wide(a) for a in v] if isinstance(v, list) else _wide(v) for s, v in inputs.items()}
-    rng = np.random.RandomState(7)
-    with jax.enable_x64(True):
-        outs = {s: v for s, v in _call(op_type, wide, attrs).items() if s in expect}
-    weights = {s: [rng.uniform(0.5, 1.5, a.shape) if is_float(a.dtype) else None for a in (v if isinstance(v, list) else [v])]
-               for s, v in outs.items()}
+    wide = _each(inputs, _wide)
+    outs = _outputs(op_type, wide, attrs, expect)
+    weights = _weights(outs)
 
-    def loss(values: Mapping) -> float:
+    def loss(values: Mapping) -> Any:
         with jax.enable_x64(True):
             found = _call(op_type, values, attrs)
-        return sum(float((np.asarray(a) * w).sum()) for s, ws in weights.items()
-                   for a, w in zip(found[s] if isinstance(found[s], list) else [found[s]], ws) if w is not None)
+            # Not `trimmed`: values may be traced. Padding rows come last.
+            return sum((_front(_ragged_rows(a), w) * w).sum() for s, ws in weights.items()
+                       for a, w in zip(_list(found[s]), ws) if w is not None)
 
     counts = {s: len(ws) for s, ws in weights.items()}
     program, feeds, out_names = _build(op_type, wide, attrs, counts)
     block = program.global_block()
     targets, seeds = [], []
     for slot, ws in weights.items():
-        for name, w in zip(out_names[slot], ws):
+        for name, w, out in zip(out_names[slot], ws, outs[slot]):
             if w is not None:
-                seed = block.create_var(name=f"{name}_seed", shape=w.shape, dtype="float64", is_data=True)
-                feeds[seed.name] = w
+                seed = block.create_var(name=f"{name}_seed", shape=w.shape, dtype="float64", lod_level=len(_lod(out)),
+                                        is_data=True)
+                feeds[seed.name] = LoDTensor(w, out.lod()) if _lod(out) else w
                 targets.append(block.var(name))
                 seeds.append(seed)
-    sources = [(s, i) for s in slots for i in range(len(wide[s]) if isinstance(wide[s], list) else 1)]
+    sources = [(s, i) for s in slots for i in range(len(_list(wide[s])))]
     grads = fluid.gradients(targets, [block.var(f"{s}_{i}") for s, i in sources], seeds)
     assert all(g is not None for g in grads), f"no gradient for some of {slots}"
-    found = fluid.Executor(fluid.CPUPlace()).run(program, feed=feeds, fetch_list=grads, scope=fluid.Scope())
+    # A fed seed is padded on its own, perhaps to other rows than the output: the step may have to be exact.
+    found = _run(program, feeds, grads, {**wide, **outs}, False)
     for (slot, i), analytic in zip(sources, found):
         numeric = _numeric(loss, wide, slot, i)
-        np.testing.assert_allclose(analytic, numeric, rtol=rtol, atol=1e-6, err_msg=f"gradient of {op_type}.{slot}")
+        np.testing.assert_allclose(_rows(analytic), numeric, rtol=rtol, atol=1e-6, err_msg=f"gradient of {op_type}.{slot}")
 
 
-def _wide(array: np.ndarray) -> np.ndarray:
-    return array.astype(np.float64, order="C") if is_float(array.dtype) else array
+def _outputs(op_type: str, inputs: Mapping, attrs: Mapping, expect: Mapping) -> dict[str, list]:
+    """The outputs that `expect` names, as users see them."""
+    with jax.enable_x64(True):
+        outs = _call(op_type, inputs, attrs)
+    return {s: [buckets.trimmed(a) for a in _list(v)] for s, v in outs.items() if s in expect}
 
 
-def _numeric(loss: Any, values: Mapping, slot: str, i: int) -> np.ndarray:
+def _weights(outs: Mapping[str, list]) -> dict[str, list]:
+    """A random weight for each element of each output; None for outputs that no gradient flows from."""
+    rng = np.random.RandomState(7)
+    return {s: [rng.uniform(0.5, 1.5, _rows(a).shape) if is_float(_rows(a).dtype) else None for a in values]
+            for s, values in outs.items()}
+
+
+def _ragged_rows(value: Any) -> Any:
+    return value.values if isinstance(value, Ragged) else value
+
+
+def _front(array: Any, like: Any) -> Any:
+    """As many rows of `array` as `like` has."""
+    return array[:like.shape[0]] if like.ndim else array
+
+
+def _wide(value: Any) -> Any:
+    if isinstance(value, LoDTensor):
+        return LoDTensor(_wide(value._value), value.lod())
+    return value.astype(np.float64, order="C") if is_float(value.dtype) else value
+
+
+def _numeric(loss: Callable, values: Mapping, slot: str, i: int) -> np.ndarray:
     """Central differences of `loss` in each element of one input."""
-    array = values[slot][i] if isinstance(values[slot], list) else values[slot]
+    given = _list(values[slot])[i]
+    if isinstance(given, LoDTensor):
+        loss = _compiled(loss, values, slot, i)  # operators on sequences are slow when not jitted
+    array = _rows(given)
     result = np.zeros_like(array)
     flat, out = array.reshape(-1), result.reshape(-1)
     for k in range(flat.size):
         kept = flat[k]
         step = EPS * max(1.0, abs(kept))
         flat[k] = kept + step
-        up = loss(values)
+        up = float(loss(values))
         flat[k] = kept - step
-        down = loss(values)
+        down = float(loss(values))
         flat[k] = kept
         out[k] = (up - down) / (2 * step)
     return result
+
+
+def _compiled(loss: Callable, values: Mapping, slot: str, i: int) -> Callable:
+    """`loss` compiled as a function of the rows of one input; all others stay as they are."""
+    given = _list(values[slot])[i]
+
+    def of_rows(array: Any) -> Any:
+        changed = list(_list(values[slot]))
+        changed[i] = LoDTensor(array, given.lod())
+        return loss({**values, slot: changed if isinstance(values[slot], list) else changed[0]})
+
+    compiled = jax.jit(of_rows)
+
+    def run(_: Mapping) -> Any:
+        with jax.enable_x64(True):
+            return compiled(given._value.copy())
+
+    return run
+
+
+def _padded(value: Any) -> Any:
+    """A LoDTensor as `Ragged` with padding rows, and padding sequences below the first level."""
+    if not isinstance(value, LoDTensor):
+        return value
+    lod = [np.asarray(level, np.int32) for level in value.lod()]
+    need = buckets.Size.of(lod)
+    size = buckets.Size(2 * need.rows + 3, need.numbers[:1] + tuple(n + 2 for n in need.numbers[1:]),
+                        tuple(n + 3 for n in need.longest))
+    return jax.tree.map(jnp.asarray, buckets.fill(value._value, lod, size, False))
+
+
+def _check_padding(op_type: str, inputs: Mapping, attrs: Mapping, expect: Mapping, grad: Sequence[str],
+                   ragged: Collection[str], padded: bool) -> None:
+    """In a larger bucket: the same rows, outputs and gradients; no gradient reaches a padding row."""
+    wide = _each(inputs, _wide)
+    grouped = {s: _each({s: v}, _one_level)[s] if s in ragged else v for s, v in wide.items()}
+    definition, given, kwargs = _arguments(op_type, grouped, attrs)
+    outs = _outputs(op_type, wide, attrs, expect)
+    weights = _weights(outs)
+    wanted = [s.name in grad for s in definition.ins]
+    used = [s.name in weights for s in definition.outs]
+    results = []
+    with jax.enable_x64(True):
+        for bucket in (_exact, _padded):
+            values = [[bucket(v) for v in slot] if isinstance(slot, list) else bucket(slot) for slot in given]
+            if bucket is _padded and not padded:
+                with pytest.raises(row_calls.NeedsExactRows):
+                    row_calls.call(definition, values, kwargs)
+                return
+            found, pull = derive.vjp(definition, values, kwargs, wanted, used)
+            seeds = [_cotangents(o, weights.get(s.name)) for s, o in zip(definition.outs, found)]
+            results.append((found, pull(seeds)))
+    (_, exact_grads), (found, padded_grads) = results
+    for slot, out in zip(definition.outs, found):
+        for have, target in zip(map(buckets.trimmed, _list(out)), outs.get(slot.name, [])):
+            if not ragged:
+                assert _lod(have) == _lod(target), f"{op_type}.{slot.name} padded: lod {_lod(have)}, exact {_lod(target)}"
+            np.testing.assert_allclose(np.asarray(_rows(have)), np.asarray(_rows(target)), rtol=1e-6, atol=1e-9,
+                                       err_msg=f"{op_type}.{slot.name} with padding rows")
+    for slot, small, large in zip(definition.ins, exact_grads, padded_grads):
+        for a, b in zip(_list(small), _list(large)):
+            if a is not None:
+                a, b = np.asarray(_ragged_rows(a)), np.asarray(_ragged_rows(b))
+                np.testing.assert_allclose(_front(b, a), a, rtol=1e-6, atol=1e-9,
+                                           err_msg=f"gradient of {op_type}.{slot.name} with padding rows")
+                assert not a.ndim or not b[len(a):].any(), f"{op_type}.{slot.name}: padding rows have a gradient"
+
+
+def _one_level(array: np.ndarray) -> LoDTensor:
+    """Dense rows as two sequences, with an empty one between them."""
+    middle = len(array) // 2
+    return LoDTensor(array, [[0, middle, middle, len(array)]])
+
+
+def _cotangents(out: Any, weights: list | None) -> Any:
+    """The weights as gradients of an output, zero in padding rows."""
+    if weights is None:
+        return None
+    found = []
+    for value, w in zip(_list(out), weights):
+        if w is not None and isinstance(value, Ragged):
+            w = np.concatenate([w, np.zeros((value.capacity - len(w), *w.shape[1:]))])
+        found.append(w)
+    return found if isinstance(out, list) else found[0]

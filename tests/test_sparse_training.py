@@ -91,3 +91,32 @@ def test_a_step_makes_no_copy_of_the_table(name):
         memory = segment.call.lower(*arguments).compile().memory_analysis()
     assert memory.temp_size_in_bytes < table(height, width).nbytes / 10
     assert memory.alias_size_in_bytes >= table(height, width).nbytes
+
+
+@pytest.mark.parametrize("op_type", ["nce_grad", "hierarchical_sigmoid_grad"])
+def test_losses_over_many_classes_train_the_rows_they_used(op_type):
+    found = []
+    for is_sparse in (True, False):
+        main, startup = fluid.Program(), fluid.Program()
+        main.random_seed = startup.random_seed = 3
+        with fluid.program_guard(main, startup), fluid.unique_name.guard(), fluid.scope_guard(fluid.Scope()):
+            x, label = layers.data("x", [4]), layers.data("label", [1], dtype="int64")
+            attr = fluid.ParamAttr(name="classes")
+            if op_type == "nce_grad":
+                cost = layers.nce(x, label, 50, param_attr=attr, num_neg_samples=3, is_sparse=is_sparse)
+            else:
+                cost = layers.hsigmoid(x, label, 50, param_attr=attr, is_sparse=is_sparse)
+            fluid.optimizer.Adagrad(0.1).minimize(layers.mean(cost))
+            grad = main.global_block().var("classes@GRAD")
+            assert (grad.type == VarType.SELECTED_ROWS) == is_sparse
+            assert op_type in [op.type for op in main.global_block().ops]
+            exe = fluid.Executor(fluid.CPUPlace())
+            exe.run(startup)
+            feed = {"x": np.ones((2, 4), "float32"), "label": np.array([[1], [40]])}
+            values = [exe.run(main, feed=feed, fetch_list=[cost, grad]) for _ in range(2)]
+            found.append(values[-1] + [np.array(fluid.global_scope().find_var("classes").get_tensor())])
+            if is_sparse:
+                rows, = exe.run(main, feed=feed, fetch_list=[grad], return_numpy=False)
+                assert 0 < len(set(rows.rows())) <= 14
+    for sparse, dense in zip(*found):
+        np.testing.assert_allclose(sparse, dense, rtol=1e-5, atol=1e-7)

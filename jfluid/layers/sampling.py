@@ -30,7 +30,7 @@ def nce(input: Variable, label: Variable, num_total_classes: int, sample_weight:
         num_neg_samples: noise classes drawn for each row, 10 by default.
         sampler: "uniform", "log_uniform" or "custom_dist", with the probabilities `custom_dist` of all classes.
         seed: 0 draws other noise each step.
-        is_sparse: kept in the program; the gradient of the weights is dense all the same.
+        is_sparse: the gradient of the weights holds only the rows that were used.
 
     Raises ValueError for another sampler, or a custom_dist of another length.
     """
@@ -90,7 +90,7 @@ def hsigmoid(input: Variable, label: Variable, num_classes: int, param_attr: Any
             the bias, one number a node.
         path_table, path_code: with `is_custom`, int64 [batch, depth]: the nodes on the way and the decisions there, -1
             behind the end.
-        is_sparse: kept in the program; the gradient of the weights is dense all the same.
+        is_sparse: the gradient of the weights holds only the rows that were used.
 
     Raises ProgramError when there are less than two classes, or a custom tree lacks its paths.
     """

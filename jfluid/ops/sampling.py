@@ -6,9 +6,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfluid import errors
+from jfluid.ir.types import VarType
 from jfluid.ops import known
+from jfluid.ops.ragged import Ragged, rows_of
 from jfluid.ops.random import key_of
 from jfluid.ops.registry import Bool, Int, Ints, Longs, Strings, op
+from jfluid.ops.selected_rows import SelectedRows
 
 
 def _log_uniform(values, total: int):
@@ -57,25 +60,68 @@ def nce(x, label, weight, bias, sample_weight, probabilities, alias, alias_proba
     else:
         noise = _draw_aliased(key, shape, alias, alias_probabilities)
     samples = jnp.concatenate([label, noise], axis=1)
-    scores = jnp.einsum("nd,nsd->ns", x, weight[samples])
-    if bias is not None:
-        scores = scores + bias.reshape(-1)[samples]
-    out = jax.nn.sigmoid(scores)
+    expected = _expected(samples, probabilities, sampler, num_total_classes, x.dtype) * num_neg_samples
+    return *_nce_cost(x, weight[samples], None if bias is None else bias.reshape(-1)[samples], expected, true,
+                      sample_weight), samples
+
+
+def _expected(samples, probabilities, sampler: int, num_total_classes: int, dtype):
+    """The probability of each sampled class under the noise."""
     if sampler == 0:
-        chance = jnp.full(samples.shape, 1 / num_total_classes, x.dtype)
-    elif sampler == 1:
-        chance = _log_uniform(samples, num_total_classes)
-    elif sampler == 2:
-        chance = probabilities.reshape(-1)[samples]
-    else:
-        raise errors.AttributeTypeError(f"nce: sampler is 0, 1 or 2, found {sampler}")
-    expected = chance.astype(x.dtype) * num_neg_samples
-    is_true = jnp.arange(samples.shape[1]) < true
-    losses = -jnp.log(jnp.where(is_true, out, expected) / (out + expected))
-    cost = losses.sum(1, keepdims=True)
-    if sample_weight is not None:
-        cost = cost * sample_weight.reshape(rows, 1)
-    return cost, out, samples
+        return jnp.full(samples.shape, 1 / num_total_classes, dtype)
+    if sampler == 1:
+        return _log_uniform(samples, num_total_classes).astype(dtype)
+    if sampler == 2:
+        return probabilities.reshape(-1)[samples].astype(dtype)
+    raise errors.AttributeTypeError(f"nce: sampler is 0, 1 or 2, found {sampler}")
+
+
+def _nce_cost(x, weights, biases, expected, true: int, sample_weight):
+    """(cost, sigmoids of the scores) from the weights [rows, samples, width] and biases of each row's samples."""
+    scores = jnp.einsum("nd,nsd->ns", x, weights)
+    out = jax.nn.sigmoid(scores if biases is None else scores + biases)
+    is_true = jnp.arange(out.shape[1]) < true
+    cost = -jnp.log(jnp.where(is_true, out, expected) / (out + expected)).sum(1, keepdims=True)
+    return cost if sample_weight is None else cost * sample_weight.reshape(-1, 1), out
+
+
+def _sparse_weight(slot: str):
+    return lambda op: {slot: VarType.SELECTED_ROWS} if op.attrs.get("is_sparse") else {}
+
+
+def _gradient_of_rows(function, x, weight, bias, index, grad, is_sparse: bool, ignored=None):
+    """Gradients of `function(x, weight[index], bias[index])` by x, the weight (sparse if asked) and the bias."""
+    plain = rows_of(x)
+    biases = None if bias is None else bias.reshape(-1)[index]
+    _, pull = jax.vjp(function, plain, weight[index], biases)
+    grad_x, values, grad_biases = pull(rows_of(grad))
+    rows = index if ignored is None else jnp.where(ignored, weight.shape[0], index)
+    if isinstance(x, Ragged) and not x.exact:
+        rows = jnp.where(x.mask()[:, None], rows, weight.shape[0])
+    found = SelectedRows(rows.reshape(-1), values.reshape(-1, weight.shape[1]), weight.shape[0])
+    grad_bias = None if bias is None else jnp.zeros(bias.size, bias.dtype).at[rows].add(grad_biases, mode="drop")
+    return (x.like(grad_x) if isinstance(x, Ragged) else grad_x, found if is_sparse else found.dense(),
+            None if bias is None else grad_bias.reshape(bias.shape))
+
+
+@op("nce_grad", ins=("Input", "Label", "Weight", "Bias?", "SampleWeight?", "CustomDistProbs?", "CustomDistAlias?",
+                     "CustomDistAliasProbs?", "SampleLogits?", "SampleLabels?", "Cost@GRAD"),
+    outs=("Input@GRAD", "Weight@GRAD", "Bias@GRAD?"), grad=False, rows="sequence", types=_sparse_weight("Weight@GRAD"))
+def nce_grad(x, label, weight, bias, sample_weight, probabilities, alias, alias_probabilities, logits, samples, grad, *,
+             num_total_classes: Int, num_neg_samples: Int = 10, sampler: Int = 0, seed: Int = 0,
+             custom_neg_classes: Ints = (), is_sparse: Bool = False, remote_prefetch: Bool = False, trainer_id: Int = 0,
+             epmap: Strings = (), height_sections: Longs = (), table_names: Strings = ()):
+    """The gradients of nce for the noise that was drawn; `SelectedRows` of the weight when is_sparse."""
+    label = rows_of(label).reshape(rows_of(x).shape[0], -1).astype(jnp.int64)
+    if samples is None and not custom_neg_classes:
+        raise errors.OpError("nce_grad needs SampleLabels, the noise that nce drew: name that output of nce in the program")
+    noise = jnp.broadcast_to(jnp.asarray(custom_neg_classes, jnp.int64), (label.shape[0], len(custom_neg_classes)))
+    samples = jnp.concatenate([label, noise], axis=1) if samples is None else rows_of(samples)
+    true = label.shape[1]
+    expected = _expected(samples, probabilities, sampler, num_total_classes, weight.dtype) * num_neg_samples
+    weights = None if sample_weight is None else rows_of(sample_weight)
+    return _gradient_of_rows(lambda x, w, b: _nce_cost(x, w, b, expected, true, weights)[0], x, weight, bias, samples, grad,
+                             is_sparse)
 
 
 @jax.custom_vjp
@@ -96,6 +142,13 @@ def hierarchical_sigmoid(x, weight, label, path_table, path_code, bias, *, num_c
 
     Morin and Bengio, "Hierarchical Probabilistic Neural Network Language Model", 2005.
     """
+    node, bit, on_path = _path(label, path_table, path_code, num_classes)
+    out, pre = _path_loss(x, weight[node], None if bias is None else bias.reshape(-1)[node], bit, on_path)
+    return out, jax.lax.stop_gradient(pre), None
+
+
+def _path(label, path_table, path_code, num_classes: int):
+    """Inner nodes (0 behind the end), decisions and whether they count, [rows, depth], on the way to each label."""
     if path_table is None:
         code = label.reshape(-1).astype(jnp.int64) + num_classes
         bits = jnp.arange(max((num_classes - 1).bit_length(), 1), dtype=jnp.int64)
@@ -104,14 +157,28 @@ def hierarchical_sigmoid(x, weight, label, path_table, path_code, bias, *, num_c
     else:
         node, bit = path_table, path_code
         on_path = jnp.cumprod(node >= 0, axis=1).astype(bool)
-    safe = jnp.where(on_path, node, 0)
-    pre = jnp.einsum("nd,nbd->nb", x, weight[safe])
-    if bias is not None:
-        pre = pre + bias.reshape(-1)[safe]
-    pre = jnp.where(on_path, _held(pre), 0)
+    return jnp.where(on_path, node, 0), bit, on_path
+
+
+def _path_loss(x, weights, biases, bit, on_path):
+    """(loss, softplus of the scores) from the weights [rows, depth, width] and biases of the nodes on the way."""
+    pre = jnp.einsum("nd,nbd->nb", x, weights)
+    pre = jnp.where(on_path, _held(pre if biases is None else pre + biases), 0)
     loss = jax.nn.softplus(pre) - jnp.where(on_path, bit, 0) * pre
     # A shorter path counts log 2 for each decision it lacks, as in Fluid.
-    return loss.sum(1, keepdims=True), jax.lax.stop_gradient(jax.nn.softplus(pre)), None
+    return loss.sum(1, keepdims=True), jax.nn.softplus(pre)
+
+
+@op("hierarchical_sigmoid_grad", ins=("X", "W", "Label", "PathTable?", "PathCode?", "Bias?", "PreOut?", "Out@GRAD"),
+    outs=("X@GRAD", "W@GRAD", "Bias@GRAD?"), grad=False, rows="sequence", types=_sparse_weight("W@GRAD"))
+def hierarchical_sigmoid_grad(x, weight, label, path_table, path_code, bias, pre, grad, *, num_classes=2, is_sparse=False,
+                              remote_prefetch=False, trainer_id=0, epmap: Strings = (), height_sections: Longs = (),
+                              table_names: Strings = ()):
+    """The gradients of hierarchical_sigmoid; `SelectedRows` of the weight when is_sparse."""
+    tables = (None if t is None else rows_of(t) for t in (path_table, path_code))
+    node, bit, on_path = _path(rows_of(label), *tables, num_classes)
+    return _gradient_of_rows(lambda x, w, b: _path_loss(x, w, b, bit, on_path)[0], x, weight, bias, node, grad, is_sparse,
+                             ~on_path)
 
 
 def _draw_different(key, labels, classes: int, number: int):
