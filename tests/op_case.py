@@ -213,7 +213,7 @@ def _check_gradient(op_type: str, inputs: Mapping, attrs: Mapping, expect: Mappi
     for slot, ws in weights.items():
         for name, w, out in zip(out_names[slot], ws, outs[slot]):
             if w is not None:
-                seed = block.create_var(name=f"{name}_seed", shape=w.shape, dtype="float64", lod_level=len(_lod(out)),
+                seed = block.create_var(name=f"{name}_seed", shape=block.var(name).shape, dtype="float64", lod_level=len(_lod(out)),
                                         is_data=True)
                 feeds[seed.name] = LoDTensor(w, out.lod()) if _lod(out) else w
                 targets.append(block.var(name))

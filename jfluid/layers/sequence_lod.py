@@ -203,7 +203,8 @@ def im2sequence(input: Variable, filter_size: Any = 1, stride: Any = 1, padding:
     Args:
         filter_size, stride: one number or [height, width].
         padding: one number, [height, width] or [top, left, bottom, right].
-        input_image_size, out_stride: Fluid's real sizes of padded images; not supported, UnsupportedError when run.
+        input_image_size: [batch, 2], the real height and width of images that were padded; patches beyond are left out.
+        out_stride: one number or [height, width], by which those sizes shrank on the way to `input`.
     """
     def listed(value: Any, length: int) -> list[int]:
         values = list(value) if isinstance(value, (list, tuple)) else [value]

@@ -6,7 +6,7 @@ import numpy as np
 from jfluid import errors
 from jfluid.ir.types import np_dtype
 from jfluid.ops import known
-from jfluid.ops.ragged import Level, Ragged, column, grouped, need, positions, rows_of, totals
+from jfluid.ops.ragged import Level, Ragged, column, grouped, moved, need, offsets_of, positions, rows_of, totals
 from jfluid.ops.registry import Bool, Int, Ints, op
 
 
@@ -222,11 +222,25 @@ def sequence_topk_avg_pooling(x, row, column_, *, topks: Ints, channel_num: Int)
 def im2sequence(x, sizes, *, kernels: Ints, strides: Ints = (1, 1), paddings: Ints = (0, 0, 0, 0),
                 out_stride: Ints = (1, 1)):
     """The patches of each image as a sequence of rows [channels * height * width of the kernel]."""
-    if sizes is not None:
-        raise errors.UnsupportedError("im2sequence: real image sizes (input_image_size) are not supported; "
-                                      "crop the images before they are fed")
     top, left, bottom, right = paddings
     patches = jax.lax.conv_general_dilated_patches(x, kernels, strides, ((top, bottom), (left, right)))
     n, width, height, across = patches.shape
     rows = patches.reshape(n, width, height * across).swapaxes(1, 2).reshape(n * height * across, width)
-    return Ragged(rows, (Level(None, height * across, n),), exact=True)
+    if sizes is None:
+        return Ragged(rows, (Level(None, height * across, n),), exact=True)
+    return _real_patches(rows, sizes, (height, across), kernels, strides, paddings, out_stride)
+
+
+def _real_patches(rows, sizes, full, kernels, strides, paddings, out_stride):
+    """Of the patches [number * height * width, ...] those that lie in the real image of each, whose size is given."""
+    real = jnp.ceil(sizes / jnp.asarray(out_stride, sizes.dtype)).astype(jnp.int32)
+    room = jnp.asarray([paddings[0] + paddings[2], paddings[1] + paddings[3]], jnp.int32) - jnp.asarray(kernels, jnp.int32)
+    count = jnp.clip((real + room) // jnp.asarray(strides, jnp.int32) + 1, 0, jnp.asarray(full, jnp.int32))
+    level = Level(offsets_of(count[:, 0] * count[:, 1]), full[0] * full[1])
+    sequence, position, _ = positions(level, rows.shape[0])
+    width = jnp.maximum(count[sequence, 1], 1)
+    source = sequence * (full[0] * full[1]) + position // width * full[1] + position % width
+    place = jnp.arange(rows.shape[0], dtype=jnp.int32)
+    image, down, across = place // (full[0] * full[1]), place // full[1] % full[0], place % full[1]
+    inside = (down < count[image, 0]) & (across < count[image, 1])
+    return Ragged(moved(rows, source, level.starts[image] + down * count[image, 1] + across, inside), (level,))

@@ -181,6 +181,8 @@ CASES = [
     ("data_norm_scaled", "data_norm", dict(SUMMARIES, X=_r(5, 3), scale_w=np.array([1, 2, 3], "float32"),
                                            bias=np.array([0.1, 0.2, 0.3], "float32")), ["Y"],
      {"epsilon": 1e-4, "enable_scale_and_shift": True}, ["Means", "Scales"], []),
+    ("im2sequence_real_sizes", "im2sequence", {"X": _r(2, 2, 4, 6), "Y": np.array([[5, 4], [7, 6]], "float32")}, ["Out"],
+     {"kernels": [2, 2], "strides": [1, 2], "paddings": [0, 1, 1, 0], "out_stride": [2, 1]}, [], []),
 ]
 
 
