@@ -131,3 +131,15 @@ def test_wrong_use():
         layers.array_read(x, layers.fill_constant([1], "int64", 0))
     with pytest.raises(errors.ProgramError, match="an index occurs twice"):
         layers.switch_case(layers.fill_constant([1], "int32", 0), [(1, lambda: x), (1, lambda: x)])
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_switch_passes_the_gradient_of_the_value_that_stays(taken):
+    _, x, feed = _batch(fluid)
+    out = layers.scale(x, 3.0)
+    limit = layers.fill_constant([1], "float32", -1e3 if taken else 1e3)
+    with layers.Switch() as switch, switch.case(layers.reduce_sum(x) > limit):
+        layers.assign(layers.scale(x, 5.0), out)
+    grad = fluid.append_backward(layers.reduce_sum(out))[0][1]
+    found, = _fetch(feed, [grad])
+    np.testing.assert_allclose(found, BATCH.sum(0)[:, None] * np.full(4, 5.0 if taken else 3.0), rtol=1e-5)

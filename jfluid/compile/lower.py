@@ -95,9 +95,10 @@ class Lowering:
             env.update(lower(self, op, env))
             return
         grad_op = self.items[self.backward[at]][1]
-        read = [(n, g != EMPTY_NAME) for s in definition.ins
-                for n, g in zip(op.inputs.get(s.name, ()), grad_op.outputs.get(s.name + GRAD, ()))]
-        names = [n for n, _ in read if n in env]
+        slots = [op.inputs.get(s.name) or op.outputs.get(s.name, ()) for s in definition.reads]
+        read = [(n, g != EMPTY_NAME) for s, given in zip(definition.reads, slots)
+                for n, g in zip(given, grad_op.outputs.get(s.name + GRAD, ()))]
+        names = list(dict.fromkeys(n for n, _ in read if n in env))
         written = [n for s in definition.outs for n in op.outputs.get(s.name, ())]
         seeded = {n for s in definition.outs for n, g in zip(op.outputs.get(s.name, ()), grad_op.inputs.get(s.name + GRAD, ()))
                   if g != EMPTY_NAME}
@@ -119,7 +120,7 @@ class Lowering:
         def backward(cotangents: list) -> list:
             flat = [c for group in cotangents for c in (group or [])]
             grads = dict(zip(names, pull(flat)))
-            return [[grads.get(n) for n in op.inputs.get(s.name, ())] for s in definition.ins]
+            return [[grads.get(n) for n in given] for given in slots]
 
         self.closures[at] = backward
 

@@ -216,12 +216,12 @@ def table(functions: Mapping[str, Callable], **options: Any) -> None:
 
 
 def declare(type_: str, *, ins: tuple[str, ...] = (), outs: tuple[str, ...] = (),
-            attrs: Mapping[str, tuple[str, Any]] | None = None, grad: bool = False) -> None:
+            attrs: Mapping[str, tuple[str, Any]] | None = None, grad: bool = False, carries: tuple[str, ...] = ()) -> None:
     """Register an operator that the lowering treats by structure: it has slots and attributes but no function."""
     if type_ in _OPS:
         raise ValueError(f"operator {type_} is registered twice")
     _OPS[type_] = OpDef(type_, None, tuple(map(Slot.parse, ins)), tuple(map(Slot.parse, outs)),
-                        {n: Attr(n, *spec) for n, spec in (attrs or {}).items()}, grad)
+                        {n: Attr(n, *spec) for n, spec in (attrs or {}).items()}, grad, carries=carries)
 
 
 def refuse_fused(type_: str, name: str, value: Any) -> None:

@@ -4,6 +4,7 @@ from jfluid.ops.registry import REQUIRED, declare
 declare("feed", ins=("X",), outs=("Out",), attrs={"col": ("INT", 0)})
 declare("fetch", ins=("X",), outs=("Out",), attrs={"col": ("INT", 0)})
 declare("conditional_block", ins=("Cond*?", "Input*"), outs=("Out*", "Scope?"), grad=True,
+        carries=("Out",),  # what the block does not write keeps its value, and the gradient of it
         attrs={"sub_block": ("BLOCK", REQUIRED), "is_scalar_condition": ("BOOLEAN", False),
                "skip_eager_deletion_vars": ("STRINGS", ())})
 declare("while", ins=("X*", "Condition*"), outs=("Out*", "StepScopes?"), grad=True,
