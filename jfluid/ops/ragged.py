@@ -16,7 +16,7 @@ from jfluid import errors
 from jfluid.ops import known
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["given", "count"], meta_fields=["longest", "uniform", "loose"])
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["given", "count"], meta_fields=["longest", "uniform"])
 @dataclass(frozen=True)
 class Level:
     """How one level groups what lies below it (the sequences of the next level, or rows).
@@ -27,14 +27,12 @@ class Level:
         uniform: the number of sequences when each has exactly `longest` entries, else 0.
         count: int32 scalar, the number of sequences that are no padding, where no level above tells it and it depends on
             data; else None.
-        loose: whether no sequence may be as long as `longest`, even where no row is padding.
     """
 
     given: Any
     longest: int
     uniform: int = 0
     count: Any = None
-    loose: bool = False
 
     @property
     def number(self) -> int:
@@ -296,12 +294,6 @@ def grouped(x: Ragged, values: Any) -> Any:
     if len(x.levels) > 1:
         return Ragged(values, x.levels[:-1], exact=x.exact)
     return values if x.last.count is None else Ragged(values, (), x.last.count)
-
-
-def marked(valid: Any, values: Any) -> Any:
-    """The values; NaN (integers: the smallest number) where `valid`, which broadcasts, is false. XLA cannot raise."""
-    wrong = jnp.nan if jnp.issubdtype(values.dtype, jnp.inexact) else jnp.iinfo(values.dtype).min
-    return jnp.where(valid, values, jnp.asarray(wrong, values.dtype))
 
 
 def resized(values: Any, capacity: int) -> Any:
