@@ -7,22 +7,24 @@ import pytest
 
 import jfluid as fluid
 from tests.parity.programs import infer, train
-from tests.parity.ragged import PROGRAMS, translation_decode
+from tests.parity.ragged import PROGRAMS
+from tests.parity.translation import translation_decode
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "parity.json").read_text())
 
 
 @pytest.mark.parametrize("build", PROGRAMS, ids=lambda b: b.__name__)
-def test_losses_and_names_equal_fluids(build):
+def test_losses_and_state_equal_fluids(build):
     want = GOLDEN[build.__name__]
-    losses, names = train(fluid, build)
-    assert names == want["persistables"]
-    np.testing.assert_allclose(losses, want["losses"], rtol=1e-4)
+    losses, norms = train(fluid, build)
+    np.testing.assert_allclose(losses, want["losses"], rtol=1e-5)
+    assert norms == pytest.approx(want["persistables"], rel=1e-4, abs=1e-6)
 
 
-def test_beam_search_decodes_fluids_sentences():
-    found = infer(fluid, translation_decode)
-    for batch, wanted in zip(found, GOLDEN["translation_decode"], strict=True):
+@pytest.mark.parametrize(("build", "trained"), [(translation_decode, None)])
+def test_beam_search_decodes_fluids_sentences(build, trained):
+    found = infer(fluid, build, trained)
+    for batch, wanted in zip(found, GOLDEN[build.__name__], strict=True):
         (ids, lod), (scores, _) = batch
         (want_ids, want_lod), (want_scores, _) = wanted
         assert lod == want_lod and ids == want_ids

@@ -235,24 +235,31 @@ def set_parameters(fluid, main, scope):
             scope.find_var(p.name).get_tensor().set(value.astype("float32"), fluid.CPUPlace())
 
 
-def infer(fluid, build):
-    """[(values, lod)] of what an inference program gives, for three batches."""
+def new_scope(fluid):
+    return fluid.Scope() if hasattr(fluid, "Scope") else fluid.core.Scope()
+
+
+def infer(fluid, build, trained=None):
+    """[(values, lod)] of what an inference program gives, for three batches; with the parameters of a trained program."""
     main, startup = fluid.Program(), fluid.Program()
-    scope = fluid.Scope() if hasattr(fluid, "Scope") else fluid.core.Scope()
+    scope = new_scope(fluid)
+    if trained is not None:
+        train(fluid, trained, scope)
     with fluid.scope_guard(scope), fluid.program_guard(main, startup), fluid.unique_name.guard():
         fetches, feed = build(fluid)
         exe = fluid.Executor(fluid.CPUPlace())
-        exe.run(startup)
-        set_parameters(fluid, main, scope)
+        if trained is None:
+            exe.run(startup)
+            set_parameters(fluid, main, scope)
         r = np.random.RandomState(0)
         found = [exe.run(main, feed=feed(r), fetch_list=fetches, return_numpy=False) for _ in range(3)]
     return [[(np.array(t).ravel().tolist(), t.lod()) for t in batch] for batch in found]
 
 
-def train(fluid, build):
-    """Losses of STEPS steps from parameters that depend on their names alone; also all names of persistables."""
+def train(fluid, build, scope=None):
+    """Losses of STEPS steps from parameters that depend on their names alone, and the norms of all persistables then."""
     main, startup = fluid.Program(), fluid.Program()
-    scope = fluid.Scope() if hasattr(fluid, "Scope") else fluid.core.Scope()
+    scope = scope or new_scope(fluid)
     with fluid.scope_guard(scope), fluid.program_guard(main, startup), fluid.unique_name.guard():
         loss, feed = build(fluid)
         exe = fluid.Executor(fluid.CPUPlace())
@@ -262,4 +269,5 @@ def train(fluid, build):
         batches = [feed(r) for _ in range(4)]
         losses = [float(np.ravel(exe.run(main, feed=batches[i % 4], fetch_list=[loss])[0])[0]) for i in range(STEPS)]
         names = sorted(v.name for v in main.list_vars() if v.persistable and v.name not in ("feed", "fetch"))
-    return losses, names
+        values = [np.array(scope.find_var(n).get_tensor()).astype("float64") for n in names]
+    return losses, {n: float("%.7g" % np.linalg.norm(v)) for n, v in zip(names, values)}
