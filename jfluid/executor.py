@@ -144,12 +144,14 @@ def _own(value: Any) -> Any:
     return np.array(value) if isinstance(value, np.ndarray) else value
 
 
-def _numpy(name: str, value: Any) -> np.ndarray:
+def _numpy(name: str, value: Any) -> np.ndarray | list[np.ndarray]:
     if isinstance(value, (jax.Array, np.ndarray)):
         return np.array(value)
     value = trimmed(value)
     if isinstance(value, SelectedRows):
         return np.array(value)
+    if isinstance(value, LoDTensorArray):
+        return [_numpy(name, v) for v in value]
     if not isinstance(value, LoDTensor) or value.lod():
         what = f"rows in sequences, lod {value.lod()}" if isinstance(value, LoDTensor) else f"a {type(value).__name__}"
         raise errors.FetchError(f"fetch {name}: it holds {what}, which a NumPy array cannot tell: "
@@ -160,7 +162,9 @@ def _numpy(name: str, value: Any) -> np.ndarray:
 def _tensor(value: Any, updated: bool) -> Any:
     """A LoDTensor (or an array of them) for users. What the next step overwrites is copied."""
     value = trimmed(value)
-    if isinstance(value, (LoDTensor, LoDTensorArray, SelectedRows)):
+    if isinstance(value, LoDTensorArray):
+        return LoDTensorArray(_tensor(v, updated) for v in value)
+    if isinstance(value, (LoDTensor, SelectedRows)):
         return value
     return LoDTensor(np.array(value) if updated else value)
 

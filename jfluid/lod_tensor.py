@@ -43,11 +43,16 @@ class LoDTensor:
         return [level.tolist() for level in self._lod]
 
     def set_lod(self, lod: Sequence[Sequence[int]]) -> None:
-        """Set the offsets. Raises ProgramError when a level does not start at 0 or falls."""
+        """Set the offsets. Raises ProgramError when a level does not start at 0, falls, or does not add up to the
+        sequences of the level below it or to the rows of the tensor, if it holds any yet."""
         levels = [np.array(level, np.int64) for level in lod]
         for level in levels:
             if len(level) == 0 or level[0] != 0 or (level[1:] < level[:-1]).any():
                 raise errors.ProgramError(f"lod: each level must start at 0 and never fall, found {level.tolist()}")
+        if not self._fits(levels):
+            rows = "" if self._value is None else f"; the tensor has {len(self)} rows"
+            raise errors.ProgramError("lod: each level must end at the number of sequences of the next, the last one at "
+                                      f"the number of rows, found {[level.tolist() for level in levels]}{rows}")
         self._lod = levels
 
     def recursive_sequence_lengths(self) -> list[list[int]]:
@@ -60,10 +65,11 @@ class LoDTensor:
 
     def has_valid_recursive_sequence_lengths(self) -> bool:
         """Whether each level's sequences add up to the rows of the level below."""
-        if not self._lod:
-            return True
-        below = [len(level) - 1 for level in self._lod[1:]] + [self.shape()[0]]
-        return all(level[-1] == n for level, n in zip(self._lod, below))
+        return self._fits(self._lod)
+
+    def _fits(self, levels: Sequence[np.ndarray]) -> bool:
+        below = [len(level) - 1 for level in levels[1:]] + ([] if self._value is None else [len(self)])
+        return all(level[-1] == n for level, n in zip(levels, below, strict=False))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if self._value is None:
@@ -132,9 +138,6 @@ def create_lod_tensor(data: Any, recursive_seq_lens: Sequence[Sequence[int]], pl
     tensor = LoDTensor()
     tensor.set(data, place)
     tensor.set_recursive_sequence_lengths(recursive_seq_lens)
-    if not tensor.has_valid_recursive_sequence_lengths():
-        raise errors.ProgramError(f"recursive_seq_lens {recursive_seq_lens} do not add up to the "
-                                  f"{len(tensor)} rows of the data")
     return tensor
 
 

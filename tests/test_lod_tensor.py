@@ -10,7 +10,10 @@ def test_lengths_and_offsets():
     tensor = fluid.create_lod_tensor(np.arange(6).reshape(6, 1), [[2, 1], [1, 2, 3]], fluid.CPUPlace())
     assert tensor.lod() == [[0, 2, 3], [0, 1, 3, 6]] and tensor.recursive_sequence_lengths() == [[2, 1], [1, 2, 3]]
     assert tensor.has_valid_recursive_sequence_lengths() and tensor.shape() == [6, 1] and len(tensor) == 6
-    tensor.set_lod([[0, 5]])
+    with pytest.raises(errors.ProgramError, match="the tensor has 6 rows"):
+        tensor.set_lod([[0, 5]])
+    assert tensor.lod() == [[0, 2, 3], [0, 1, 3, 6]]
+    tensor.set(np.zeros((5, 1)))
     assert not tensor.has_valid_recursive_sequence_lengths()
     copy = np.array(tensor)
     copy[:] = 9
@@ -25,7 +28,7 @@ def test_from_lists_and_random():
 
 
 def test_errors():
-    with pytest.raises(errors.ProgramError, match="do not add up to the 3 rows"):
+    with pytest.raises(errors.ProgramError, match="the tensor has 3 rows"):
         fluid.create_lod_tensor(np.zeros((3, 1)), [[1, 1]], fluid.CPUPlace())
     with pytest.raises(errors.ProgramError, match=r"do not match the lists, of lengths \[2\]"):
         fluid.create_lod_tensor([[1, 2]], [[3]], fluid.CPUPlace())
