@@ -97,4 +97,4 @@ def data_norm(scale_w, bias, x, size, total, squares, *, epsilon=1e-4, data_layo
         y = _summaries(x, size, total, squares, mask, epsilon)
     if enable_scale_and_shift:
         y = (y * scale_w + bias) * mask
-    return y, means, scales
+    return y if rows is None else rows.refill(y), means, scales

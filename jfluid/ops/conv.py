@@ -91,7 +91,7 @@ def conv2d(x, w, bias, residual, *, strides: Ints = (1, 1), paddings: Ints = (0,
     return _add(y, bias, residual, data_format)
 
 
-op("depthwise_conv2d", **_CONV2D)(conv2d)
+op("depthwise_conv2d", **_CONV2D, rows="map")(conv2d)
 
 
 @op("conv3d", ins=("Input", "Filter", "ResidualData?"), outs=("Output",), rows="map")
@@ -151,7 +151,7 @@ def conv2d_transpose(x, w, bias, *, strides: Ints = (1, 1), paddings: Ints = (0,
     return _add(y, bias, None, data_format)
 
 
-op("depthwise_conv2d_transpose", **_TRANSPOSE2D)(conv2d_transpose)
+op("depthwise_conv2d_transpose", **_TRANSPOSE2D, rows="map")(conv2d_transpose)
 
 
 @op("conv3d_transpose", ins=("Input", "Filter"), outs=("Output",), rows="map")

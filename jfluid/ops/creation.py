@@ -117,7 +117,7 @@ def cast(x, *, in_dtype: Int, out_dtype: Int):
     return x.astype(np_dtype(out_dtype))
 
 
-@op("increment", ins=("X",), outs=("Out",), inplace={"Out": "X"}, fold=True)
+@op("increment", ins=("X",), outs=("Out",), inplace={"Out": "X"}, fold=True, rows="map")
 def increment(x, *, step=1.0):
     """x plus step, which is cut to the type of x."""
     return x + np.asarray(step).astype(x.dtype)
@@ -167,7 +167,12 @@ def diag(diagonal):
     return jnp.diag(diagonal)
 
 
-@op("diag_embed", ins=("Input",), outs=("Out",), grad=False)
+def _diagonal_rows(attrs, ins):
+    axes = attrs.get("dim1", -2), attrs.get("dim2", -1)
+    return "map" if ins["Input"].ndim > 1 and all(a % (ins["Input"].ndim + 1) for a in axes) else None
+
+
+@op("diag_embed", ins=("Input",), outs=("Out",), grad=False, rows=_diagonal_rows)
 def diag_embed(x, *, offset=0, dim1=-2, dim2=-1):
     """The last dimension of x on a diagonal of the new dimensions dim1 and dim2."""
     n = x.shape[-1]
@@ -181,7 +186,7 @@ def diag_embed(x, *, offset=0, dim1=-2, dim2=-1):
     return jnp.moveaxis(out, (-2, -1), (dim1, dim2))
 
 
-@op("tril_triu", ins=("X",), outs=("Out",))
+@op("tril_triu", ins=("X",), outs=("Out",), rows=lambda attrs, ins: "map" if ins["X"].ndim > 2 else None)
 def tril_triu(x, *, lower: Bool, diagonal=0):
     """The lower or upper triangle of the matrices in x, zeros elsewhere."""
     return jnp.tril(x, diagonal) if lower else jnp.triu(x, diagonal)

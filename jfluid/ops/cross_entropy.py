@@ -99,7 +99,7 @@ def cross_entropy2(x, label, *, ignore_index=-100):
             jax.lax.stop_gradient(jnp.where(skip, jnp.zeros((), x.dtype), match)))
 
 
-@op("cross_entropy_grad2", ins=("Y@GRAD", "MatchX", "XShape", "Label"), outs=("X@GRAD",), grad=False)
+@op("cross_entropy_grad2", ins=("Y@GRAD", "MatchX", "XShape", "Label"), outs=("X@GRAD",), grad=False, rows="map")
 def cross_entropy_grad2(y_grad, match, x_shape, label, *, ignore_index=-100):
     """Gradient of cross_entropy2 under the name that Fluid saves it with."""
     classes = x_shape.shape[-2]
@@ -162,8 +162,9 @@ def softmax_with_cross_entropy(logits, label, *, soft_label=False, numeric_stabl
     return _softmax_loss(logits, label, axis, soft_label, ignore_index)
 
 
-@op("nll_loss", ins=("X", "Label", "Weight?"), outs=("Out", "Total_weight"), nograd=("Label", "Weight"))
-def nll_loss(x, label, weight, *, ignore_index: Long = -100, reduction="mean"):
+@op("nll_loss", ins=("X", "Label", "Weight?"), outs=("Out", "Total_weight"), nograd=("Label", "Weight"),
+    rows=row_rules.by_reduction)
+def nll_loss(x, label, weight, *, ignore_index: Long = -100, reduction="mean", rows=None):
     """Negative of the log probabilities x [N, C, ...] at the labels [N, ...], weighted by class."""
     labels = class_labels(jnp.expand_dims(label, 1), x.shape, 1, "nll_loss")
     picked, skip = at_label(x, labels, ignore_index, 1, 0)
@@ -172,6 +173,8 @@ def nll_loss(x, label, weight, *, ignore_index: Long = -100, reduction="mean"):
     losses = -picked * weights
     if reduction == "none":
         return losses.reshape(label.shape), jnp.zeros((1,), x.dtype)
+    if rows is not None:
+        weights, losses = rows.zero(weights), rows.zero(losses)
     total = weights.sum()
     loss = losses.sum()
     if reduction == "mean":

@@ -13,6 +13,7 @@ import numpy as np
 from jfluid import errors
 from jfluid.ir.types import np_dtype
 from jfluid.ops import known, row_rules
+from jfluid.ops.ragged import Ragged, rows_of
 from jfluid.ops.registry import Int, Ints, Long, op
 from jfluid.ops.shape import given_ints, is_unknown, numpy_of, shaped, unified
 
@@ -43,37 +44,42 @@ def _flat_index(index, what: str):
 
 # Gather's `overwrite` is about its gradient: of equal indices only the last one's gradient reaches the row.
 @jax.custom_vjp
-def _gather_overwriting(x, index):
+def _gather_overwriting(x, index, written):
     return take_rows(x, index)
 
 
-def _gather_forward(x, index):
-    return take_rows(x, index), (jnp.zeros_like(x), index)
+def _gather_forward(x, index, written):
+    return take_rows(x, index), (jnp.zeros_like(x), written)
 
 
 def _gather_backward(kept, out_grad):
-    zeros, index = kept
-    rows = out_grad[_last_writer(index, zeros.shape[0])]
-    return zeros.at[index].set(rows, mode="drop", wrap_negative_indices=False), None
+    zeros, written = kept
+    rows = out_grad[_last_writer(written, zeros.shape[0])]
+    return zeros.at[written].set(rows, mode="drop", wrap_negative_indices=False), None, None
 
 
 _gather_overwriting.defvjp(_gather_forward, _gather_backward)
 
 
-@op("gather", ins=("X", "Index"), outs=("Out",), nograd=("Index",), fold=True, rows=row_rules.chosen_rows)
+@op("gather", ins=("X", "Index"), outs=("Out",), nograd=("Index",), fold=True, rows="sequence")
 def gather(x, index, *, overwrite=True):
     """Rows of x at the indices; overwrite: the gradient of equal indices is the last one's, not the sum."""
-    index = _flat_index(index, "gather")
-    if numpy_of(x, index) is np:
-        return x[index]
-    return _gather_overwriting(x, index) if overwrite else take_rows(x, index)
+    table, at = rows_of(x), _flat_index(rows_of(index), "gather")
+    if numpy_of(table, at) is np:
+        return table[at]
+    if isinstance(x, Ragged) and not x.exact:
+        at = jnp.where(at < x.count(), at, x.capacity)
+    padded = isinstance(index, Ragged) and not index.exact
+    written = jnp.where(index.mask(), at, table.shape[0]) if padded else at
+    out = _gather_overwriting(table, at, written) if overwrite else take_rows(table, at)
+    return Ragged(out, (), index.count()) if padded else out
 
 
 def _split_index(index):
     return tuple(index[..., i] for i in range(index.shape[-1]))
 
 
-@op("gather_nd", ins=("X", "Index"), outs=("Out",), nograd=("Index",))
+@op("gather_nd", ins=("X", "Index"), outs=("Out",), nograd=("Index",), rows=row_rules.unless("X"))
 def gather_nd(x, index):
     """Slices of x at coordinates: the last dimension of index counts the leading dimensions of x."""
     if index.shape[-1] > x.ndim:
@@ -118,7 +124,11 @@ def scatter_nd_add(x, index, updates):
     return jnp.asarray(x).at[_split_index(index)].add(updates, mode="drop", wrap_negative_indices=False)
 
 
-@op("index_select", ins=("X", "Index"), outs=("Out",), nograd=("Index",))
+def _select_rows(attrs, ins):
+    return None if isinstance(ins["Index"], Ragged) else row_rules.by_axis("dim", 0)(attrs, ins)
+
+
+@op("index_select", ins=("X", "Index"), outs=("Out",), nograd=("Index",), rows=_select_rows)
 def index_select(x, index, *, dim=0):
     """Slices of x along dim at the indices."""
     return take_rows(x, _flat_index(index, "index_select"), dim % x.ndim)
@@ -182,7 +192,8 @@ def _number(value, attr: Sequence[int], i: int, flags: Sequence[int]):
 
 
 @op("slice", ins=("Input", "StartsTensor?", "EndsTensor?", "StartsTensorList*?", "EndsTensorList*?"), outs=("Out",),
-    nograd=("StartsTensor", "EndsTensor", "StartsTensorList", "EndsTensorList"), fold=True, rows=row_rules.other_axes)
+    nograd=("StartsTensor", "EndsTensor", "StartsTensorList", "EndsTensorList"), fold=True,
+    rows=row_rules.other_axes("axes", "Input"))
 def slice_(x, starts_tensor, ends_tensor, start_tensors, end_tensors, *, axes: Ints, starts: Ints = (),
            ends: Ints = (), infer_flags: Ints = (), decrease_axis: Ints = ()):
     """x from starts to ends along axes, without the dimensions decrease_axis."""
@@ -230,7 +241,7 @@ def _strided(size: int, start: int, end: int, stride: int) -> slice | None:
 @op("strided_slice", ins=("Input", "StartsTensor?", "EndsTensor?", "StridesTensor?", "StartsTensorList*?",
                           "EndsTensorList*?", "StridesTensorList*?"), outs=("Out",),
     nograd=("StartsTensor", "EndsTensor", "StridesTensor", "StartsTensorList", "EndsTensorList", "StridesTensorList"),
-    fold=True)
+    fold=True, rows=row_rules.other_axes("axes", "Input"))
 def strided_slice(x, starts_tensor, ends_tensor, strides_tensor, start_tensors, end_tensors, stride_tensors, *,
                   axes: Ints, starts: Ints = (), ends: Ints = (), strides: Ints = (), infer_flags: Ints = (),
                   decrease_axis: Ints = ()):
@@ -254,7 +265,7 @@ def strided_slice(x, starts_tensor, ends_tensor, strides_tensor, start_tensors, 
     return _decreased(x, decrease_axis)
 
 
-@op("pad", ins=("X",), outs=("Out",))
+@op("pad", ins=("X",), outs=("Out",), rows=lambda attrs, ins: "map" if not any(attrs["paddings"][:2]) else None)
 def pad(x, *, paddings: Ints, pad_value=0.0):
     """x with paddings[2i] values before and paddings[2i+1] after along dimension i."""
     if len(paddings) != 2 * x.ndim:
@@ -389,7 +400,7 @@ def unique_with_counts(x, *, dtype: Int):
     return _unique(x, np_dtype(dtype))
 
 
-@op("shard_index", ins=("X",), outs=("Out",), grad=False)
+@op("shard_index", ins=("X",), outs=("Out",), grad=False, rows="map")
 def shard_index(x, *, index_num: Int, nshards: Int, shard_id: Int, ignore_value=-1):
     """Indices within shard shard_id of nshards equal ranges of index_num; those of other shards become ignore_value."""
     width = (index_num + nshards - 1) // nshards

@@ -73,7 +73,7 @@ def matmul(x, y, *, transpose_X=False, transpose_Y=False, alpha=1.0, head_number
     return out.transpose(fused_transpose_Out) if fused_transpose_Out else out
 
 
-@op("bmm", ins=("X", "Y"), outs=("Out",))
+@op("bmm", ins=("X", "Y"), outs=("Out",), rows="map")
 def bmm(x, y):
     """Products of the matrices of two batches."""
     if x.ndim != 3 or y.ndim != 3:
@@ -94,7 +94,7 @@ def dot(x, y):
     return (x * y).sum(-1, keepdims=True)
 
 
-@op("addmm", ins=("Input", "X", "Y"), outs=("Out",))
+@op("addmm", ins=("Input", "X", "Y"), outs=("Out",), rows=row_rules.product)
 def addmm(addend, x, y, *, Alpha=1.0, Beta=1.0):
     """Beta * addend + Alpha * x @ y."""
     if {addend.ndim, x.ndim, y.ndim} != {2}:
@@ -108,7 +108,13 @@ def kron(x, y):
     return jnp.kron(x, y)
 
 
-@op("cross", ins=("X", "Y"), outs=("Out",))
+def _cross_rows(attrs, ins):
+    """A map along a dimension that is named and not that of the rows; the first of size 3 might be that."""
+    dim = attrs.get("dim", 9)
+    return "map" if dim != 9 and dim % ins["X"].ndim else None
+
+
+@op("cross", ins=("X", "Y"), outs=("Out",), rows=_cross_rows)
 def cross(x, y, *, dim=9):
     """Cross product of vectors of three elements along `dim`; 9 means the first dimension of size 3."""
     if x.shape != y.shape and not any(map(is_unknown, (*x.shape, *y.shape))):
@@ -120,7 +126,11 @@ def cross(x, y, *, dim=9):
     return jnp.cross(x, y, axis=axis) if x.shape == y.shape else x
 
 
-@op("trace", ins=("Input",), outs=("Out",))
+def _trace_rows(attrs, ins):
+    return "map" if all(attrs.get(d, default) % ins["Input"].ndim for d, default in (("dim1", -2), ("dim2", -1))) else None
+
+
+@op("trace", ins=("Input",), outs=("Out",), rows=_trace_rows)
 def trace(x, *, offset=0, dim1=-2, dim2=-1):
     """Sum of the diagonal `offset` above the main one, of each matrix along dim1 and dim2."""
     return at_least_1d(jnp.trace(x, offset, dim1, dim2, dtype=x.dtype))

@@ -66,8 +66,8 @@ def is_empty(x):
     return np.array([rows_of(x).size == 0])
 
 
-@op("allclose", ins=("Input", "Other"), outs=("Out",), grad=False)
-def allclose(x, other, *, rtol=1e-5, atol=1e-8, equal_nan=False):
+@op("allclose", ins=("Input", "Other"), outs=("Out",), grad=False, rows="mask")
+def allclose(x, other, *, rtol=1e-5, atol=1e-8, equal_nan=False, rows=None):
     """Whether all elements differ by at most atol + rtol * |other|; infinities are close to nothing."""
     if x.ndim != other.ndim or any(a != b and not is_unknown(a) and not is_unknown(b)
                                    for a, b in zip(x.shape, other.shape, strict=True)):
@@ -77,4 +77,5 @@ def allclose(x, other, *, rtol=1e-5, atol=1e-8, equal_nan=False):
     close = jnp.abs(jnp.subtract(x, other)) <= atol + rtol * jnp.abs(other)
     if equal_nan:
         close |= jnp.isnan(x) & jnp.isnan(other)
+    close = close if rows is None else rows.zero(close, True)
     return close.all().reshape(1)

@@ -1,8 +1,11 @@
 """Losses on numbers, pairs and scores."""
+from math import prod
+
 import jax
 import jax.numpy as jnp
 
 from jfluid import errors
+from jfluid.ops import row_rules
 from jfluid.ops.cross_entropy import class_labels, is_label, take_class
 from jfluid.ops.registry import Bool, Float, Int, op
 
@@ -15,17 +18,15 @@ def same_shape(type_: str, **tensors) -> None:
         raise errors.ShapeError(f"{type_}: expected tensors of one shape, found {found}")
 
 
-def _unless_normalized(attrs, ins):
-    return None if attrs.get("normalize", False) else "map"
-
-
-@op("sigmoid_cross_entropy_with_logits", ins=("X", "Label"), outs=("Out",), nograd=("Label",), rows=_unless_normalized)
-def sigmoid_cross_entropy_with_logits(x, label, *, normalize=False, ignore_index=-100):
+@op("sigmoid_cross_entropy_with_logits", ins=("X", "Label"), outs=("Out",), nograd=("Label",), rows="mask",
+    row_outs=("Out",))
+def sigmoid_cross_entropy_with_logits(x, label, *, normalize=False, ignore_index=-100, rows=None):
     """Binary cross entropy of sigmoid(x), element by element; optionally divided by the number of counted labels."""
     same_shape("sigmoid_cross_entropy_with_logits", X=x, Label=label)
     counted = label != ignore_index
     loss = jnp.where(counted, jax.nn.softplus(x) - x * label, 0)
     if normalize:
+        counted = counted if rows is None else rows.zero(counted)
         loss = loss / jnp.maximum(counted.sum(dtype=x.dtype), 1)
     return loss
 
@@ -48,15 +49,18 @@ def bce_loss(x, label):
     return _binary_cross_entropy(x, label)
 
 
-@op("kldiv_loss", ins=("X", "Target"), outs=("Loss",), nograd=("Target",))
-def kldiv_loss(x, target, *, reduction="mean"):
+@op("kldiv_loss", ins=("X", "Target"), outs=("Loss",), nograd=("Target",), rows=row_rules.by_reduction)
+def kldiv_loss(x, target, *, reduction="mean", rows=None):
     """Kullback-Leibler divergence of log probabilities x from `target`, 0 where the target is not positive."""
     same_shape("kldiv_loss", X=x, Target=target)
     counted = target > 0
     loss = jnp.where(counted, target * (jnp.log(jnp.where(counted, target, 1)) - x), 0)
     if reduction == "none":
         return loss
-    scale = {"sum": 1, "mean": x.size, "batchmean": x.shape[0]}
+    count = x.shape[0]
+    if rows is not None:
+        loss, count = rows.zero(loss), jnp.maximum(rows.count, 1).astype(x.dtype)
+    scale = {"sum": 1, "mean": count * prod(x.shape[1:]), "batchmean": count}
     if reduction not in scale:
         raise errors.ShapeError(f"kldiv_loss: reduction: expected none, mean, sum or batchmean, found {reduction!r}")
     return (loss.sum() / scale[reduction]).reshape(1)
@@ -151,7 +155,8 @@ def teacher_student_sigmoid_loss(x, label, *, soft_max_up_bound=15.0, soft_max_l
     return loss - jnp.where(click, x, 0) + jnp.where(label >= 0, loss - x * score, 0)
 
 
-@op("sigmoid_focal_loss", ins=("X", "Label", "FgNum"), outs=("Out",), nograd=("Label", "FgNum"))
+@op("sigmoid_focal_loss", ins=("X", "Label", "FgNum"), outs=("Out",), nograd=("Label", "FgNum"),
+    rows=row_rules.unless("FgNum"))
 def sigmoid_focal_loss(x, label, foreground, *, gamma=2.0, alpha=0.25):
     """Focal loss of x [N, C] with labels [N, 1]: 0 is background, c the class of column c - 1, -1 ignored."""
     if label.shape != (x.shape[0], 1):
@@ -166,8 +171,9 @@ def sigmoid_focal_loss(x, label, foreground, *, gamma=2.0, alpha=0.25):
 
 
 @op("center_loss", ins=("X", "Label", "Centers", "CenterUpdateRate"), outs=("CentersOut", "SampleCenterDiff", "Loss"),
-    nograd=("Label", "Centers", "CenterUpdateRate"), inplace={"CentersOut": "Centers"})
-def center_loss(x, label, centers, rate, *, cluster_num: Int, need_update: Bool):
+    nograd=("Label", "Centers", "CenterUpdateRate"), inplace={"CentersOut": "Centers"}, rows="mask",
+    row_outs=("SampleCenterDiff", "Loss"))
+def center_loss(x, label, centers, rate, *, cluster_num: Int, need_update: Bool, rows=None):
     """Half the squared distance of each row to the centre of its class; centres move towards their rows."""
     if label.size != x.shape[0] or centers.shape != (cluster_num, x.shape[1]):
         raise errors.ShapeError(f"center_loss: expected {x.shape[0]} labels and centers of shape "
@@ -176,6 +182,7 @@ def center_loss(x, label, centers, rate, *, cluster_num: Int, need_update: Bool)
     index = jnp.where((label >= 0) & (label < cluster_num), label, cluster_num).astype(jnp.int32)
     diff = x - jax.lax.stop_gradient(jnp.take(centers, index, axis=0, mode="fill"))
     moved = centers
+    index = index if rows is None else rows.zero(index, cluster_num)
     if need_update:
         total = jnp.zeros_like(centers).at[index].add(jax.lax.stop_gradient(diff), mode="drop")
         count = jnp.ones((cluster_num, 1), centers.dtype).at[index].add(1, mode="drop")

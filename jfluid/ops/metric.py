@@ -91,12 +91,13 @@ def _precision_recall_f1(states):
 
 
 @op("precision_recall", ins=("MaxProbs", "Indices", "Labels", "Weights?", "StatesInfo?"),
-    outs=("BatchMetrics", "AccumMetrics", "AccumStatesInfo"), grad=False)
-def precision_recall(max_probs, indices, labels, weights, states, *, class_number: Int):
+    outs=("BatchMetrics", "AccumMetrics", "AccumStatesInfo"), grad=False, rows="mask")
+def precision_recall(max_probs, indices, labels, weights, states, *, class_number: Int, rows=None):
     """Macro and micro precision, recall and F1 of the batch and of all batches so far."""
     classes = jnp.arange(class_number)
     found, wanted = indices.reshape(-1, 1) == classes, labels.reshape(-1, 1) == classes
     weight = jnp.ones((found.shape[0],), jnp.float64) if weights is None else weights.reshape(-1).astype(jnp.float64)
+    weight = weight if rows is None else rows.zero(weight)
     cells = (found & wanted, found & ~wanted, ~found & ~wanted, ~found & wanted)
     batch = jnp.stack([jnp.where(cell, weight[:, None], 0).sum(0) for cell in cells], 1)
     total = batch if states is None else batch + states
@@ -104,9 +105,11 @@ def precision_recall(max_probs, indices, labels, weights, states, *, class_numbe
 
 
 @op("mean_iou", ins=("Predictions", "Labels", "InWrongs*?", "InCorrects*?", "InMeanIou*?"),
-    outs=("OutMeanIou", "OutWrong", "OutCorrect"), grad=False)
-def mean_iou(predictions, labels, in_wrongs, in_corrects, in_means, *, num_classes: Int):
+    outs=("OutMeanIou", "OutWrong", "OutCorrect"), grad=False, rows="mask")
+def mean_iou(predictions, labels, in_wrongs, in_corrects, in_means, *, num_classes: Int, rows=None):
     """Mean over the classes that occur of correct / (correct + wrong), plus the means given."""
+    if rows is not None:  # a negative class is not counted
+        predictions, labels = rows.zero(predictions, -1), rows.zero(labels, -1)
     predicted, label = predictions.reshape(-1).astype(jnp.int32), labels.reshape(-1).astype(jnp.int32)
     hit = predicted == label
 

@@ -80,8 +80,9 @@ def _masked_norm(x, scale, bias, epsilon, axis, rows) -> tuple:
     mean = rows.zero(wide).sum(others) / count
     variance = rows.zero(jnp.square(wide - along(mean))).sum(others) / count
     inverse = lax.rsqrt(variance + epsilon)
-    y = (wide - along(mean)) * along(scale * inverse) + along(bias)
-    return y.astype(x.dtype), mean, variance, inverse
+    y = ((wide - along(mean)) * along(scale * inverse) + along(bias)).astype(x.dtype)
+    return y, mean, variance, inverse
+
 
 _STATISTICS = {
     "ins": ("X", "Scale", "Bias", "Mean", "Variance", "MomentumTensor?"),
@@ -111,21 +112,23 @@ def batch_norm(x, scale, bias, mean, variance, momentum_tensor, *, momentum=0.9,
     keep = momentum if momentum_tensor is None else momentum_tensor.reshape(()).astype(mean.dtype)
     found = _batch_norm(x, scale, bias, epsilon, axis) if rows is None else _masked_norm(x, scale, bias, epsilon, axis, rows)
     y, batch_mean, batch_variance, inverse = found[0], *map(lax.stop_gradient, found[1:])
-    return (y, mean * keep + batch_mean * (1 - keep), variance * keep + batch_variance * (1 - keep),
-            batch_mean, inverse, None)
+    outs = (y, mean * keep + batch_mean * (1 - keep), variance * keep + batch_variance * (1 - keep), batch_mean, inverse)
+    if rows is not None and x.size == x.shape[axis] * x.shape[0]:
+        outs = [jnp.where(rows.count == 1, v, w) for v, w in zip((x, mean, variance, mean, variance), outs)]
+    return (*outs, None)
 
 
-@op("inplace_abn", **_STATISTICS)
+@op("inplace_abn", **_STATISTICS, rows="mask", row_outs=("Y",))
 def inplace_abn(x, scale, bias, mean, variance, momentum_tensor, *, momentum=0.9, epsilon=1e-5, data_layout="NCHW",
                 is_test=False, use_global_stats=False, trainable_statistics=False, activation="", alpha=0.1,
-                use_sync_bn=False):
+                use_sync_bn=False, rows=None):
     """Batch normalisation followed by an activation: none, leaky_relu or elu."""
     if use_sync_bn:
         raise errors.UnsupportedError("inplace_abn: use_sync_bn is not provided; use batch_norm with "
                                       "BuildStrategy.sync_batch_norm, followed by the activation")
     y, *statistics = batch_norm(x, scale, bias, mean, variance, momentum_tensor, momentum=momentum, epsilon=epsilon,
                                 data_layout=data_layout, is_test=is_test, use_global_stats=use_global_stats,
-                                trainable_statistics=trainable_statistics)
+                                trainable_statistics=trainable_statistics, rows=rows)
     if activation == "leaky_relu":
         y = jnp.where(y > 0, y, alpha * y)
     elif activation == "elu":

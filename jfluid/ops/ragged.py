@@ -119,6 +119,10 @@ class Ragged:
         """Other values for the same rows."""
         return replace(self, values=values)
 
+    def refilled(self) -> "Ragged":
+        """The same rows; padding rows become copies of the first."""
+        return self if self.exact else self.like(jnp.where(column(self.mask(), self.ndim), self.values, self.values[:1]))
+
     def segments(self) -> Any:
         """int32 [capacity]: the sequence each row belongs to; `last.number` for padding rows."""
         return segments(self.last, self.capacity)
@@ -292,8 +296,8 @@ def offsets_of(lengths: Any) -> Any:
 def grouped(x: Ragged, values: Any) -> Any:
     """Values with one row for each sequence of the last level of `x`: rows of the levels above it."""
     if len(x.levels) > 1:
-        return Ragged(values, x.levels[:-1], exact=x.exact)
-    return values if x.last.count is None else Ragged(values, (), x.last.count)
+        return Ragged(values, x.levels[:-1], exact=x.exact).refilled()
+    return values if x.last.count is None else Ragged(values, (), x.last.count).refilled()
 
 
 def resized(values: Any, capacity: int) -> Any:

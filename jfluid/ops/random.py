@@ -101,7 +101,7 @@ def randperm(*, n: Int, seed=0, dtype=3, key):
     return jax.random.permutation(key_of(key, seed), n).astype(np_dtype(dtype))
 
 
-@op("sampling_id", ins=("X",), outs=("Out",), grad=False, rng=True)
+@op("sampling_id", ins=("X",), outs=("Out",), grad=False, rng=True, rows="map")
 def sampling_id(x, *, min=0.0, max=1.0, seed=0, key):
     """For each row of probabilities the first column where their running sum passes a number from [min, max)."""
     drawn = jax.random.uniform(key_of(key, seed), (x.shape[0], 1), x.dtype, min, max)

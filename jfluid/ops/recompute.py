@@ -4,7 +4,7 @@ import jax
 from jfluid.ops.registry import op
 
 
-@op("recompute_barrier", ins=("X*", "After*?"), outs=("Out*",), grad=False)
+@op("recompute_barrier", ins=("X*", "After*?"), outs=("Out*",), grad=False, rows="sequence")
 def recompute_barrier(x, after):
     """x itself, available only once every value of `after` is."""
     return jax.lax.optimization_barrier((x, after))[0]

@@ -71,8 +71,9 @@ _REDUCE = {
 def _neutral(name: str, dtype: Any) -> Any:
     """What a padding row holds so that it changes nothing."""
     if name in ("reduce_max", "reduce_min"):
-        limits = jnp.finfo(dtype) if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype)
-        return limits.min if name == "reduce_max" else limits.max
+        if jnp.issubdtype(dtype, jnp.inexact):
+            return -jnp.inf if name == "reduce_max" else jnp.inf
+        return jnp.iinfo(dtype).min if name == "reduce_max" else jnp.iinfo(dtype).max
     return {"reduce_prod": 1, "reduce_all": True}.get(name, 0)
 
 
@@ -175,16 +176,17 @@ def norm(x, *, axis: Int, epsilon: Float = 1e-10):
     return length, x / length
 
 
-@op("clip_by_norm", ins=("X",), outs=("Out",), grad=False, sparse=True)
-def clip_by_norm(x, *, max_norm: Float):
+@op("clip_by_norm", ins=("X",), outs=("Out",), grad=False, sparse=True, rows="mask", row_outs=("Out",))
+def clip_by_norm(x, *, max_norm: Float, rows=None):
     """x scaled down to the Euclidean norm `max_norm` where its own is larger. Of sparse rows their sums."""
     if isinstance(x, SelectedRows):
-        return x.merged().map(lambda v: _clipped_to_norm(v, max_norm))
-    return _clipped_to_norm(x, max_norm)
+        return x.merged().map(lambda v: _clipped_to_norm(v, v, max_norm))
+    return _clipped_to_norm(x, x if rows is None else rows.zero(x), max_norm)
 
 
-def _clipped_to_norm(x, max_norm):
-    length = jnp.sqrt(jnp.square(x).sum())
+def _clipped_to_norm(x, measured, max_norm):
+    """x, scaled by the norm of `measured`."""
+    length = jnp.sqrt(jnp.square(measured).sum())
     return jnp.where(length > max_norm, x * (max_norm / jnp.maximum(length, max_norm)), x)
 
 

@@ -17,8 +17,10 @@ def _first(ins: Ins, slot: str) -> Any:
 
 
 def by_axis(attribute: str, default: int = -1, slot: str = "X") -> Rule:
-    """A map unless the axis that the attribute names is that of the rows."""
+    """A map unless the axis that the attribute names, or a tensor in its place, is that of the rows."""
     def rule(attrs: Attrs, ins: Ins) -> str | None:
+        if ins.get("AxisTensor") is not None:
+            return None
         return "map" if attrs.get(attribute, default) % max(_first(ins, slot).ndim, 1) else None
 
     return rule
@@ -34,6 +36,16 @@ def by_dim(attrs: Attrs, ins: Ins) -> str:
     x = ins["X"]
     over_rows = attrs.get("reduce_all", False) or any(d % x.ndim == 0 for d in attrs.get("dim", (0,)))
     return "mask" if over_rows else "map"
+
+
+def by_reduction(attrs: Attrs, ins: Ins) -> str:
+    """A loss of each row, or one of all rows."""
+    return "map" if attrs.get("reduction", "mean") == "none" else "mask"
+
+
+def unless(slot: str) -> Rule:
+    """A map where the rows of one slot, which all rows read, are not padded."""
+    return lambda attrs, ins: None if isinstance(ins[slot], Ragged) else "map"
 
 
 def product(attrs: Attrs, ins: Ins) -> str | None:
@@ -67,10 +79,13 @@ def transpose(attrs: Attrs, ins: Ins) -> str | None:
     return "map" if attrs["axis"] and attrs["axis"][0] == 0 else None
 
 
-def other_axes(attrs: Attrs, ins: Ins) -> str | None:
-    """A map where none of `axes` is that of the rows; an unknown or empty list is not."""
-    axes, x = attrs.get("axes", ()), _first(ins, "Input" if "Input" in ins else "X")
-    return "map" if axes and all(a % max(x.ndim, 1) for a in axes) else None
+def other_axes(attribute: str, slot: str = "X") -> Rule:
+    """A map where none of the axes in an attribute is that of the rows; an unknown or empty list is not."""
+    def rule(attrs: Attrs, ins: Ins) -> str | None:
+        axes, x = attrs.get(attribute, ()), _first(ins, slot)
+        return "map" if axes and all(a % max(x.ndim, 1) for a in axes) else None
+
+    return rule
 
 
 def new_axes(attrs: Attrs, ins: Ins) -> str | None:
@@ -90,8 +105,3 @@ def stack(attrs: Attrs, ins: Ins) -> str | None:
 def expand(attrs: Attrs, ins: Ins) -> str | None:
     times = attrs.get("expand_times", ())
     return "map" if times and times[0] == 1 and ins.get("ExpandTimes") is None and not ins.get("expand_times_tensor") else None
-
-
-def chosen_rows(attrs: Attrs, ins: Ins) -> str | None:
-    """`gather`: a map of the rows of Index, from the rows of a dense X or of one that is ragged."""
-    return "map" if isinstance(ins["Index"], Ragged) and not isinstance(ins["X"], Ragged) else None

@@ -45,6 +45,10 @@ class Rows:
         """`x` with `fill` in padding rows."""
         return jnp.where(column(self.mask, x.ndim), x, jnp.asarray(fill, x.dtype))
 
+    def refill(self, x: Any) -> Any:
+        """`x` with copies of its first row in padding rows."""
+        return jnp.where(column(self.mask, x.ndim), x, x[:1])
+
 
 def call(definition: "OpDef", inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple:
     """The operator's outputs, one per slot, of inputs that may be ragged. Raises NeedsExactRows."""

@@ -133,7 +133,7 @@ def sequence_conv(x, padding, weight, *, contextLength: Int, contextStart: Int =
 
 def _real(x: Ragged, values):
     """Rows of x with other values; padding rows become copies of the first."""
-    return x.like(values if x.exact else jnp.where(column(x.mask(), values.ndim), values, values[:1]))
+    return x.like(values).refilled()
 
 
 @op("row_conv", ins=("X", "Filter"), outs=("Out",), rows="sequence")
@@ -168,7 +168,7 @@ def sequence_scatter(x, ids, updates):
     return x.at[ids.segments(), ids.values.reshape(-1)].add(updates.values.reshape(-1).astype(x.dtype), mode="drop")
 
 
-@op("sequence_mask", ins=("X", "MaxLenTensor?"), outs=("Y",), grad=False,
+@op("sequence_mask", ins=("X", "MaxLenTensor?"), outs=("Y",), grad=False, rows="map",
     host_when=lambda op: op.attr("maxlen") < 0 and not op.input("MaxLenTensor"))
 def sequence_mask(x, longest, *, maxlen: Int = -1, out_dtype: Int = 3):
     """[..., maxlen]: 1 for the first x of each row, 0 behind. Without maxlen it is the largest x."""

@@ -118,13 +118,13 @@ def _squeeze(x, axes):
     return shaped(x, [d for a, d in enumerate(x.shape) if a not in gone])
 
 
-@op("squeeze", ins=("X",), outs=("Out",), fold=True, rows=row_rules.other_axes)
+@op("squeeze", ins=("X",), outs=("Out",), fold=True, rows=row_rules.other_axes("axes"))
 def squeeze(x, *, axes: Ints = ()):
     """x without the dimensions axes, all of size 1; without every such dimension when axes is empty."""
     return _squeeze(x, axes)
 
 
-@op("squeeze2", ins=("X",), outs=("Out", "XShape~"), fold=True, rows=row_rules.other_axes)
+@op("squeeze2", ins=("X",), outs=("Out", "XShape~"), fold=True, rows=row_rules.other_axes("axes"))
 def squeeze2(x, *, axes: Ints = ()):
     """squeeze, which also keeps the shape of x."""
     return _squeeze(x, axes), _x_shape(x)
@@ -231,7 +231,7 @@ def _unstack(x, axis):
     return [v.squeeze(axis) for v in numpy_of(x).split(x, x.shape[axis], axis)]
 
 
-@op("unstack", ins=("X",), outs=("Y*",), fold=True)
+@op("unstack", ins=("X",), outs=("Y*",), fold=True, rows=row_rules.by_axis("axis", 0))
 def unstack(x, *, axis=0, num: Int):
     """The num slices of x along axis, without that dimension."""
     if x.shape[axis] != num and not is_unknown(x.shape[axis]):
@@ -239,7 +239,7 @@ def unstack(x, *, axis=0, num: Int):
     return _unstack(x, axis)
 
 
-@op("unbind", ins=("X",), outs=("Out*",), fold=True)
+@op("unbind", ins=("X",), outs=("Out*",), fold=True, rows=row_rules.by_axis("axis", 0))
 def unbind(x, *, axis=0):
     """The slices of x along axis, without that dimension."""
     return _unstack(x, axis)
@@ -265,19 +265,19 @@ def expand_as(x, target):
     return jnp.tile(x, [t // d for d, t in zip(x.shape, target.shape, strict=True)])
 
 
-@op("reverse", ins=("X",), outs=("Out",))
+@op("reverse", ins=("X",), outs=("Out",), rows=row_rules.other_axes("axis"))
 def reverse(x, *, axis: Ints):
     """x backwards along each of axis."""
     return jnp.flip(x, axis)
 
 
-@op("flip", ins=("X",), outs=("Out",))
+@op("flip", ins=("X",), outs=("Out",), rows=row_rules.other_axes("dims"))
 def flip(x, *, dims: Ints):
     """x backwards along each of dims."""
     return jnp.flip(x, dims)
 
 
-@op("roll", ins=("X",), outs=("Out",))
+@op("roll", ins=("X",), outs=("Out",), rows=row_rules.other_axes("dims"))
 def roll(x, *, shifts: Longs = (), dims: Longs = ()):
     """x rotated by shifts along dims; as one long row when dims is empty."""
     return jnp.roll(x, shifts, dims) if dims else jnp.roll(x, shifts[0])
