@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from jfluid.ir.block import Block
 from jfluid.ir.program import name_scope
+from jfluid.ir.types import VarType
 from jfluid.ir.variable import Variable
 
 __all__ = ["L1Decay", "L1DecayRegularizer", "L2Decay", "L2DecayRegularizer"]
@@ -55,7 +56,7 @@ class L1DecayRegularizer(WeightDecayRegularizer):
 
 def append_regularization_ops(parameters_and_grads: Sequence[ParamGrad],
                               regularization: WeightDecayRegularizer | None = None) -> list[ParamGrad]:
-    """Add each parameter's penalty to its gradient, in place.
+    """Add each parameter's penalty to its gradient: in place, or, as the sum is dense, beside a sparse gradient.
 
     Args:
         parameters_and_grads: pairs of a parameter and its gradient (or None).
@@ -74,9 +75,18 @@ def append_regularization_ops(parameters_and_grads: Sequence[ParamGrad],
             if grad is not None and decay is not None:
                 with param.block.program._optimized_guard([param, grad]):
                     penalty = decay(param, grad, grad.block)
-                    grad.block.append_op("sum", {"X": [grad, penalty]}, {"Out": grad})
+                    total = _holder(grad)
+                    grad.block.append_op("sum", {"X": [grad, penalty]}, {"Out": total})
+                grad = total
             result.append((param, grad))
     return result
+
+
+def _holder(grad: Variable) -> Variable:
+    """The variable for the sum of a gradient and a penalty, by Fluid's name where the gradient is sparse."""
+    if grad.type != VarType.SELECTED_ROWS:
+        return grad
+    return grad.block.create_var(name=f"{grad.name}@NEWGRAD@", shape=grad.shape, dtype=grad.dtype)
 
 
 L1Decay = L1DecayRegularizer

@@ -49,14 +49,50 @@ def test_merged_rows_and_their_tensor():
     grad = fluid.append_backward(layers.reduce_sum(rows))[0][1]
     merged = layers.merge_selected_rows(grad)
     tensor = layers.get_tensor_from_selected_rows(merged)
+    fetches = [merged, tensor, layers.reduce_mean(tensor), layers.get_tensor_from_selected_rows(grad)]
     exe = fluid.Executor(fluid.CPUPlace())
     exe.run(fluid.default_startup_program())
-    merged, tensor = exe.run(feed={"ids": np.array([[3], [1], [3]])}, fetch_list=[merged, tensor], return_numpy=False)
-    assert merged.rows() == [1, 3]
-    np.testing.assert_array_equal(np.array(merged.get_tensor()), [[1, 1], [2, 2]])
-    np.testing.assert_array_equal(np.array(tensor).sum(0), [3, 3])
+    found = exe.run(feed={"ids": np.array([[3], [1], [3]])}, fetch_list=fetches, return_numpy=False)
+    assert found[0].rows() == [1, 3]
+    np.testing.assert_array_equal(np.array(found[0].get_tensor()), [[1, 1], [2, 2]])
+    np.testing.assert_array_equal(np.array(found[1]), [[1, 1], [2, 2]])
+    np.testing.assert_array_equal(np.array(found[2]), [1.5])
+    np.testing.assert_array_equal(np.array(found[3]), np.ones((3, 2)))
     with pytest.raises(errors.UnsupportedError, match="operator relu does not take sparse rows"):
         layers.relu(grad)
+
+
+def test_sums_and_numbers_of_rows():
+    """A sum has each row once; what is no linear map takes the rows as they are, twice or not."""
+    ids = fluid.data("ids", [None, 1], dtype="int64")
+    rows = layers.embedding(ids, [5, 2], is_sparse=True, param_attr="table")
+    grad = fluid.append_backward(layers.reduce_sum(rows) * 3.0)[0][1]
+    dense = layers.fill_constant([5, 2], "float32", 1.0)
+    twice = layers.sums([grad, grad])
+    fetches = [twice, layers.sums([grad, dense]), layers.square(grad), layers.square(twice),
+               layers.isfinite(grad), layers.has_nan(grad), layers.has_inf(grad)]
+    exe = fluid.Executor(fluid.CPUPlace())
+    exe.run(fluid.default_startup_program())
+    total, mixed, squares, merged_squares, finite, nan, inf = exe.run(
+        feed={"ids": np.array([[3], [1], [3]])}, fetch_list=fetches, return_numpy=False)
+    assert total.rows() == merged_squares.rows() == [1, 3] and squares.rows() == [3, 1, 3]
+    np.testing.assert_array_equal(np.array(total.get_tensor()), [[6, 6], [12, 12]])
+    np.testing.assert_array_equal(np.array(mixed), [[1, 1], [4, 4], [1, 1], [7, 7], [1, 1]])
+    np.testing.assert_array_equal(np.array(squares.get_tensor()), np.full((3, 2), 9))
+    np.testing.assert_array_equal(np.array(merged_squares.get_tensor()), [[36, 36], [144, 144]])
+    assert np.array(finite) and not np.array(nan) and not np.array(inf)
+
+
+def test_a_penalty_goes_beside_the_sparse_gradient():
+    ids = fluid.data("ids", [None, 1], dtype="int64")
+    rows = layers.embedding(ids, [5, 2], is_sparse=True, param_attr="table")
+    optimizer = fluid.optimizer.SGD(0.1, regularization=fluid.regularizer.L2Decay(0.1))
+    optimizer.minimize(layers.reduce_sum(rows))
+    block = fluid.default_main_program().global_block()
+    sums = [op for op in block.ops if op.type == "sum"]
+    assert [op.output("Out") for op in sums] == [["table@GRAD@NEWGRAD@"]]
+    assert block.var("table@GRAD").type == VarType.SELECTED_ROWS
+    assert block.var("table@GRAD@NEWGRAD@").type == VarType.LOD_TENSOR
 
 
 def test_merging_adds_up_what_occurs_twice():

@@ -156,7 +156,8 @@ def trimmed(value: Any) -> Any:
     if isinstance(value, ops_rows.SelectedRows):
         rows = np.asarray(value.rows)
         kept = rows < value.height
-        return SelectedRows(rows[kept], np.asarray(value.values)[kept], value.height)
+        rows, values = rows[kept], np.asarray(value.values)[kept]
+        return SelectedRows(*(_added_up(rows, values) if value.summed else (rows, values)), value.height)
     if not isinstance(value, Ragged):
         return value
     lod, number = [], None
@@ -174,6 +175,14 @@ def trimmed(value: Any) -> Any:
         number = int(np.asarray(value.total))
     rows = np.asarray(value.values)
     return LoDTensor(rows if number is None or value.exact else rows[:number].copy(), lod)
+
+
+def _added_up(rows: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Each row once, with the sum of its values."""
+    once, place = np.unique(rows, return_inverse=True)
+    total = np.zeros((len(once), *values.shape[1:]), values.dtype)
+    np.add.at(total, place, values)
+    return once, total
 
 
 def padded(tensor: LoDTensor) -> Ragged:

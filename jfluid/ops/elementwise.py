@@ -164,7 +164,7 @@ def _equal_shapes(what: str, x: Any, y: Any) -> tuple[Any, Any]:
 def scale(x, scale_tensor, *, scale=1.0, bias=0.0, bias_after_scale=True):
     """x * scale + bias, or (x + bias) * scale; integers take the whole part of scale and bias. Of sparse rows their values."""
     if isinstance(x, SelectedRows):
-        return x.map(lambda v: _scaled(v, scale_tensor, scale, bias, bias_after_scale))
+        return (x.settled() if bias else x).map(lambda v: _scaled(v, scale_tensor, scale, bias, bias_after_scale))
     return _scaled(x, scale_tensor, scale, bias, bias_after_scale)
 
 
@@ -231,10 +231,18 @@ def unary(compute: Callable) -> Callable:
     return lambda x: compute(x)
 
 
+def _unary_of_rows(compute: Callable) -> Callable:
+    """As `unary`; of sparse rows their values."""
+    return lambda x: x.settled().map(compute) if isinstance(x, SelectedRows) else compute(x)
+
+
 _UNARY = {
     "sqrt": jnp.sqrt, "rsqrt": jax.lax.rsqrt, "square": jnp.square, "exp": jnp.exp, "log": jnp.log, "log1p": jnp.log1p,
     "abs": magnitude, "ceil": jnp.ceil, "floor": jnp.floor, "round": _round, "reciprocal": jnp.reciprocal,
     "sin": jnp.sin, "cos": jnp.cos, "asin": jnp.arcsin, "acos": jnp.arccos, "atan": jnp.arctan, "erf": jax.lax.erf,
     "sign": jnp.sign,
 }
-table({name: unary(compute) for name, compute in _UNARY.items()}, ins=("X",), outs=("Out",), rows="map")
+_OF_SPARSE = ("abs", "sqrt", "square")
+table({name: unary(compute) for name, compute in _UNARY.items() if name not in _OF_SPARSE},
+      ins=("X",), outs=("Out",), rows="map")
+table({name: _unary_of_rows(_UNARY[name]) for name in _OF_SPARSE}, ins=("X",), outs=("Out",), rows="map", sparse=True)

@@ -53,9 +53,10 @@ def _table_grad(w, ids, grad, is_sparse, padding_idx):
     ignored = (rows < 0) | (rows >= height)
     if padding_idx != -1 and not is_sparse:  # Fluid's sparse gradient trains the padding row all the same
         ignored |= rows == padding_idx
-    if isinstance(ids, Ragged) and not ids.exact:
+    padded = isinstance(ids, Ragged) and not ids.exact
+    if padded:
         ignored |= jnp.repeat(~ids.mask(), rows.shape[0] // ids.capacity)
-    found = SelectedRows(jnp.where(ignored, height, rows), values, height)
+    found = SelectedRows(jnp.where(ignored, height, rows), values, height, full=not padded)
     return found if is_sparse else found.dense()
 
 

@@ -9,6 +9,7 @@ from jfluid import errors
 from jfluid.ops.elementwise import binary
 from jfluid.ops.ragged import Ragged, rows_of
 from jfluid.ops.registry import op, table
+from jfluid.ops.selected_rows import SelectedRows
 from jfluid.ops.shape import is_unknown, numpy_of
 
 _COMPARE = {"equal": operator.eq, "not_equal": operator.ne, "less_than": operator.lt, "less_equal": operator.le,
@@ -40,22 +41,27 @@ def logical_not(x):
     return numpy_of(x).logical_not(x)
 
 
-@op("isfinite", ins=("X",), outs=("Out",), grad=False)
+def _values(x):
+    """The values of sparse rows, which are finite where they are to be ignored; padding rows are copies of real ones."""
+    return x.values if isinstance(x, SelectedRows) else x
+
+
+@op("isfinite", ins=("X",), outs=("Out",), grad=False, rows="mask", sparse=True)
 def isfinite(x):
     """Whether no element is infinite or not a number."""
-    return jnp.isfinite(x).all().reshape(1)
+    return jnp.isfinite(_values(x)).all().reshape(1)
 
 
-@op("isinf", ins=("X",), outs=("Out",), grad=False)
+@op("isinf", ins=("X",), outs=("Out",), grad=False, rows="mask", sparse=True)
 def isinf(x):
     """Whether an element is infinite."""
-    return jnp.isinf(x).any().reshape(1)
+    return jnp.isinf(_values(x)).any().reshape(1)
 
 
-@op("isnan", ins=("X",), outs=("Out",), grad=False)
+@op("isnan", ins=("X",), outs=("Out",), grad=False, rows="mask", sparse=True)
 def isnan(x):
     """Whether an element is not a number."""
-    return jnp.isnan(x).any().reshape(1)
+    return jnp.isnan(_values(x)).any().reshape(1)
 
 
 @op("is_empty", ins=("X",), outs=("Out",), grad=False, rows="sequence")

@@ -8,9 +8,11 @@ import jax
 import jax.numpy as jnp
 
 from jfluid import errors
+from jfluid.ops.ragged import Ragged
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["rows", "values"], meta_fields=["height", "unique"])
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["rows", "values"],
+                   meta_fields=["height", "unique", "summed", "full"])
 @dataclass(frozen=True)
 class SelectedRows:
     """Some rows of a table [height, ...]; all others are zero. A row may occur several times: the occurrences add up.
@@ -19,13 +21,18 @@ class SelectedRows:
         rows: integers [n]: which row of the table each value belongs to; `height` for one to ignore.
         values: [n, ...].
         height: the rows of the table.
-        unique: whether no row occurs twice (but for `height`).
+        unique: whether no row occurs twice (but for `height`, which then comes last).
+        summed: whether it is the sum of several gradients. Fluid adds up rows in such a sum; here that waits until it is seen
+            (`settled`), because updates that are linear in the gradient need no sort.
+        full: whether it is known while tracing that no row is to be ignored.
     """
 
     rows: Any
     values: Any
     height: int
     unique: bool = False
+    summed: bool = False
+    full: bool = False
 
     @property
     def dtype(self) -> Any:
@@ -45,7 +52,7 @@ class SelectedRows:
         return self.added_to(jnp.zeros(self.shape, self.values.dtype))
 
     def map(self, function: Callable[[Any], Any]) -> "SelectedRows":
-        """The same rows with `function` of their values; it must map zero to zero."""
+        """The same rows with `function` of their values; for one that is not linear, of a `settled` gradient."""
         return replace(self, values=function(self.values))
 
     def merged(self) -> "SelectedRows":
@@ -64,6 +71,22 @@ class SelectedRows:
         values = jax.ops.segment_sum(self.values[order], group, n, indices_are_sorted=True)
         kept = jnp.full(n, self.height, rows.dtype).at[group].min(rows, indices_are_sorted=True)
         return SelectedRows(kept, values, self.height, unique=True)
+
+    def settled(self) -> "SelectedRows":
+        """As Fluid holds it: a sum has each row once."""
+        return self.merged() if self.summed else self
+
+    def tensor(self) -> Any:
+        """The values of the rows that count: an array, or `Ragged` where their number follows from data."""
+        if self.full or not self.rows.shape[0]:
+            return self.values
+        real = self.rows < self.height
+        count = jnp.sum(real, dtype=jnp.int32)
+        places = jnp.arange(real.shape[0], dtype=jnp.int32)
+        if not self.unique:
+            places = jnp.searchsorted(jnp.cumsum(real, dtype=jnp.int32), places + 1, method="scan_unrolled").astype(jnp.int32)
+        places = jnp.where(jnp.arange(real.shape[0]) < count, places, places[0])
+        return Ragged(jnp.take(self.values, places, axis=0, mode="clip"), (), count)
 
     def of(self, table: Any) -> Any:
         """[n, ...]: the rows of a table of this height (any row where one is to be ignored)."""
@@ -85,7 +108,8 @@ def joined(parts: list[SelectedRows]) -> SelectedRows:
     if len(parts) == 1:
         return parts[0]
     rows = jnp.concatenate([p.rows.astype(jnp.int64) for p in parts])
-    return SelectedRows(rows, jnp.concatenate([p.values for p in parts]), parts[0].height)
+    return SelectedRows(rows, jnp.concatenate([p.values for p in parts]), parts[0].height, summed=True,
+                        full=all(p.full for p in parts))
 
 
 def densified(value: Any) -> Any:

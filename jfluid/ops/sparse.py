@@ -1,6 +1,6 @@
 """Operators on sparse rows."""
 from jfluid.ops.registry import op
-from jfluid.ops.selected_rows import SelectedRows, densified
+from jfluid.ops.selected_rows import SelectedRows
 
 
 @op("merge_selected_rows", ins=("X",), outs=("Out",), grad=False, sparse=True)
@@ -11,5 +11,5 @@ def merge_selected_rows(x):
 
 @op("get_tensor_from_selected_rows", ins=("X",), outs=("Out",), grad=False, sparse=True)
 def get_tensor_from_selected_rows(x):
-    """The values of the rows as a dense tensor [n, ...]; those to ignore are zero."""
-    return x.values if isinstance(x, SelectedRows) else densified(x)
+    """The values of the rows as a tensor [n, ...]."""
+    return x.settled().tensor() if isinstance(x, SelectedRows) else x
