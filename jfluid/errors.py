@@ -59,6 +59,10 @@ class PlaceError(JFluidError, RuntimeError):
     """A device was asked for that this machine does not have."""
 
 
+class DataError(JFluidError, ValueError):
+    """Data cannot be read: a file, a line of it, or the command that it goes through."""
+
+
 class EOFException(JFluidError):
     """A reader has no more data (Fluid's `fluid.core.EOFException`)."""
 

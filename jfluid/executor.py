@@ -14,6 +14,7 @@ from jfluid import errors, flags
 from jfluid.compile.buckets import trimmed
 from jfluid.compile.plan import plan
 from jfluid.compile.step import Step
+from jfluid.fetch_handler import FetchHandler
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program, default_main_program
 from jfluid.ir.variable import Variable
@@ -21,7 +22,7 @@ from jfluid.lod_tensor import LoDTensor, LoDTensorArray, SelectedRows
 from jfluid.places import CPUPlace, CUDAPlace, Place, is_compiled_with_cuda
 from jfluid.scope import Scope, global_scope, scope_guard
 
-__all__ = ["Executor", "global_scope", "scope_guard"]
+__all__ = ["Executor", "FetchHandler", "global_scope", "scope_guard"]
 
 _MAX_STEPS = 128  # compiled steps an Executor keeps; the least recently used goes first
 
@@ -78,12 +79,17 @@ class Executor:
             UnsupportedOpError: operators of the program are not registered; all are listed.
             OpError: an operator failed; the scope is as it was before.
         """
+        return self._run(program, feed, fetch_list, scope, return_numpy, prune=use_prune)
+
+    def _run(self, program: Any, feed: Mapping[str, Any] | None, fetch_list: Sequence[Any] | None, scope: Scope | None,
+             numpy: bool, prune: bool = False, owned: bool = False) -> list[Any]:
+        """`run`; `owned` says that nobody writes to the feeds any more, so that they need no copy."""
         if self._closed:
             raise errors.JFluidError("this Executor was closed: make a new one")
         program = _resolve(program)
         scope = global_scope() if scope is None else scope
         fetches, targets = _fetch_names(fetch_list)
-        if use_prune:
+        if prune:
             program = self._prune(program, feed or {}, targets)
         feeds = _check_feeds(program, feed)
         if not program.global_block().ops and not fetches:
@@ -98,11 +104,11 @@ class Executor:
                 self._steps.popitem(last=False)
         else:
             self._steps.move_to_end(key)
-        if not (return_numpy and fetches and len(step.segments) == 1):
+        if not owned and not (numpy and fetches and len(step.segments) == 1):
             # XLA on the CPU reads a NumPy feed where it lies, and nothing below waits for it: the user may write to it.
             feeds = {n: _own(v) for n, v in feeds.items()}
         values = step.run(scope, feeds, self._key(program, scope, step) if step.plan.rng else None)
-        if return_numpy:
+        if numpy:
             return [_numpy(n, v) for n, v in zip(fetches, values)]
         return [_tensor(v, n in step.plan.updated) for n, v in zip(fetches, values)]
 
@@ -126,16 +132,39 @@ class Executor:
         return self._pruned[key]
 
     def train_from_dataset(self, program: Any = None, dataset: Any = None, scope: Scope | None = None, thread: int = 0,
-                           debug: bool = False, fetch_list: Any = None, fetch_info: Any = None, print_period: int = 100,
-                           fetch_handler: Any = None) -> None:
-        """Raises UnsupportedError: the Dataset API is not in this release. Feed batches to `run`."""
-        raise errors.UnsupportedError("Executor.train_from_dataset needs the Dataset API, which is not in this release: "
-                                      "read batches with fluid.io.batch and feed them to Executor.run")
+                           debug: bool = False, fetch_list: Sequence[Any] | None = None,
+                           fetch_info: Sequence[str] | None = None, print_period: int = 100,
+                           fetch_handler: FetchHandler | None = None) -> None:
+        """Run a program once for each batch of a dataset, while threads read the next ones.
 
-    def infer_from_dataset(self, *args: Any, **kwargs: Any) -> None:
-        """Raises UnsupportedError: the Dataset API is not in this release. Feed batches to `run`."""
-        raise errors.UnsupportedError("Executor.infer_from_dataset needs the Dataset API, which is not in this release: "
-                                      "read batches with fluid.io.batch and feed them to Executor.run")
+        Steps follow one another: a program trains as it would with one of Fluid's threads.
+
+        Args:
+            program: a Program or CompiledProgram; the default main program when None.
+            dataset: what `DatasetFactory().create_dataset` makes.
+            scope: where parameters live; the global scope when None.
+            thread: threads that read a QueueDataset; 0 for as many as `dataset.set_thread` says.
+            debug: print the time of the epoch, and how much of it went by waiting for data.
+            fetch_list: variables to print.
+            fetch_info: a text in front of each; their names when None.
+            print_period: steps between two prints.
+            fetch_handler: a FetchHandler.
+
+        Raises:
+            DataError: a file, a line or a pipe command is wrong; the steps before have been done.
+            What `run` raises.
+        """
+        from jfluid.dataset.training import run_dataset
+        run_dataset(self, program, dataset, scope, thread, debug, fetch_list or [], fetch_info or [], print_period,
+                    fetch_handler)
+
+    def infer_from_dataset(self, program: Any = None, dataset: Any = None, scope: Scope | None = None, thread: int = 0,
+                           debug: bool = False, fetch_list: Sequence[Any] | None = None,
+                           fetch_info: Sequence[str] | None = None, print_period: int = 100,
+                           fetch_handler: FetchHandler | None = None) -> None:
+        """`train_from_dataset` of a program that does not train, such as `program.clone(for_test=True)`. As in Fluid the
+        program is run as it is: optimizers that it holds do update parameters."""
+        self.train_from_dataset(program, dataset, scope, thread, debug, fetch_list, fetch_info, print_period, fetch_handler)
 
 
 def _own(value: Any) -> Any:

@@ -23,6 +23,8 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "reader": ("feeding.reader", "io"),
     "data_feeder": ("feeding.data_feeder",),
     "layer_helper": ("layers.helper",),
+    "data_feed_desc": ("dataset.desc",),
+    "incubate.data_generator": ("feeding.data_generator",),
     "install_check": ("environment",),
     "layers.ops": ("layers",),
     "layers.detection": ("layers",),
@@ -34,6 +36,9 @@ ALIASES: dict[str, tuple[str, ...]] = {
 _WIDER = {"layers.nn": "layers", "layers.tensor": "layers", "layers.control_flow": "layers", "layers.io": "layers",
           "layers.loss": "layers", "layers.metric_op": "layers", "layers.learning_rate_scheduler": "layers"}
 
+# Names of Fluid's top level whose modules cost time to import.
+_LAZY = {"DatasetFactory": "dataset", "InMemoryDataset": "dataset", "QueueDataset": "dataset", "DataFeedDesc": "dataset.desc"}
+
 # What to say of names that are missing, by the start of their path.
 _HINTS = {
     "dygraph": "imperative mode is not in this release: build a Program and run it with Executor.run",
@@ -42,7 +47,6 @@ _HINTS = {
     "transpiler": "training on several machines is not in this release",
     "communicator": "training on several machines is not in this release",
     "parallel_executor": "data parallelism over several devices is not in this release: use Executor.run",
-    "dataset": "the Dataset API is not in this release: read batches with fluid.io.batch and feed them",
     "layers": "this layer (detection, CTC ...) is not in this release",
 }
 
@@ -101,6 +105,8 @@ def look_up(path: str, name: str, sources: Sequence[str] = ()) -> Any:
             holder = importlib.import_module(f"jfluid.{source}")
             if name in vars(holder):
                 return vars(holder)[name]
+        if not path and name in _LAZY:
+            return getattr(importlib.import_module(f"jfluid.{_LAZY[name]}"), name)
         child = f"{path}.{name}" if path else name
         if child in ALIASES or child in _PACKAGES or (child in NAMES and child != path):
             return importlib.import_module(f"jfluid.{child}")

@@ -1,0 +1,412 @@
+"""The MultiSlot text format, parsed by machine code that numba makes.
+
+A line is one record: for each slot in order a count n >= 1 and then n values, whole numbers or decimal ones,
+separated by spaces or tabs. Values stay in the order of the text, so that shuffling moves only places.
+"""
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from jfluid.lod_tensor import LoDTensor
+
+# What may be wrong with a line; the parser reports one of these numbers.
+(BLANK, TAG_COUNT, COUNT, NO_VALUES, TOO_MANY, DENSE_SIZE, ENDS, WHOLE, WHOLE_RANGE, DECIMAL, DECIMAL_RANGE,
+ REST) = range(1, 13)
+_WRONG = {
+    BLANK: "the line is blank; expected a count",
+    TAG_COUNT: "expected the count 1 of an instance id or its content, found {found}",
+    COUNT: "expected a count of values, found {found}",
+    NO_VALUES: "the count is {found}; it must be at least 1 (write a padding value for a slot that is empty)",
+    TOO_MANY: "the count is {found}, more than a line may hold",
+    DENSE_SIZE: "the count is {found}; the variable takes {size} values a record",
+    ENDS: "the line ends before all values of the slot",
+    WHOLE: "expected a whole number, found {found}",
+    WHOLE_RANGE: "{found} does not fit 64 bits",
+    DECIMAL: "expected a number, found {found}",
+    DECIMAL_RANGE: "{found} does not fit a 32-bit float",
+    REST: "the line goes on after the last slot: {found}",
+}
+_LARGEST = float(np.finfo(np.float32).max) * (1 + 2.0 ** -25)
+_POWERS = 10.0 ** np.arange(23)
+_TENTH, _MOST_VALUES = np.uint64((1 << 64) // 10), np.uint64(1 << 30)
+_TAB, _NEWLINE, _RETURN, _SPACE, _PLUS, _MINUS, _DOT, _ZERO, _CAPITAL_E, _E = (np.uint8(ord(c)) for c in "\t\n\r +-.0Ee")
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One slot of a line.
+
+    Attributes:
+        name: the variable that it feeds.
+        decimal: whether its values are float32, else int64.
+        shape: of a record, for a dense slot; None for a ragged one.
+        used: whether it feeds anything.
+    """
+
+    name: str
+    decimal: bool
+    shape: tuple[int, ...] | None = None
+    used: bool = True
+
+    @property
+    def size(self) -> int:
+        """Values a record; -1 for a ragged slot."""
+        return -1 if self.shape is None else int(np.prod(self.shape))
+
+
+@dataclass
+class Records:
+    """Parsed records, one behind the other.
+
+    Attributes:
+        values: int64 [m]: the values in the order of the text; of decimal slots the bits of a float64.
+        counts: int32 [n, slots].
+        starts: int64 [n + 1]: where each record begins in `values`. A record's values lie together.
+        tags: [n] of bytes: the records' ids, if the lines have them.
+    """
+
+    values: Any
+    counts: Any
+    starts: Any
+    tags: Any = None
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held, in bytes."""
+        return sum(a.nbytes for a in (self.values, self.counts, self.starts, self.tags) if a is not None)
+
+    def part(self, begin: int, end: int) -> "Records":
+        """Records begin..end, without copying."""
+        first, last = self.starts[begin], self.starts[end]
+        return Records(self.values[first:last], self.counts[begin:end], self.starts[begin:end + 1] - first,
+                       None if self.tags is None else self.tags[begin:end])
+
+
+def no_records(slots: int) -> Records:
+    """No record."""
+    return Records(np.empty(0, np.int64), np.empty((0, slots), np.int32), np.zeros(1, np.int64))
+
+
+def joined(parts: Sequence[Records]) -> Records:
+    """Records one behind the other."""
+    if len(parts) == 1:
+        return parts[0]
+    ends = np.cumsum([0] + [p.starts[-1] for p in parts])
+    starts = [p.starts[:-1] + end for p, end in zip(parts, ends)]
+    tags = None if parts[0].tags is None else np.concatenate([p.tags for p in parts])
+    return Records(np.concatenate([p.values for p in parts]), np.concatenate([p.counts for p in parts]),
+                   np.concatenate([*starts, ends[-1:]]), tags)
+
+
+# The text that these read ends with a newline, so that none looks for its end within a word.
+
+@njit(cache=True, nogil=True, inline="always")
+def _word(text, at):
+    """Where the next word of the line begins; at a newline when there is none."""
+    while text[at] == _SPACE or text[at] == _TAB or text[at] == _RETURN:
+        at += 1
+    return at
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _whole(text, at):
+    """(value, where it ends, what is wrong) of a whole number from -2**63 to 2**64 - 1, which wraps as in C."""
+    negative = text[at] == _MINUS
+    if negative or text[at] == _PLUS:
+        at += 1
+    begin, value, wrong = at, np.uint64(0), 0
+    while True:
+        digit = np.uint8(text[at] - _ZERO)
+        if digit > 9:
+            break
+        if at - begin >= 19 and value >= _TENTH and (value > _TENTH or digit > 5):
+            wrong = WHOLE_RANGE
+        value = value * np.uint64(10) + np.uint64(digit)
+        at += 1
+    if at == begin or text[at] > _SPACE:
+        return value, at, WHOLE
+    if negative:
+        if value > np.uint64(1) << np.uint64(63):
+            wrong = WHOLE_RANGE
+        value = np.uint64(0) - value
+    return value, at, wrong
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _decimal(text, at):
+    """(value, where it ends, what is wrong) of a decimal number; the first 19 digits count."""
+    negative = text[at] == _MINUS
+    if negative or text[at] == _PLUS:
+        at += 1
+    mantissa, exponent, digits, seen, point = np.uint64(0), 0, 0, False, 0
+    while True:
+        digit = np.uint8(text[at] - _ZERO)
+        if digit <= 9:
+            seen = True
+            if digits < 19:
+                mantissa = mantissa * np.uint64(10) + np.uint64(digit)
+                digits += mantissa > np.uint64(0)
+                exponent -= point
+            else:
+                exponent += 1 - point
+        elif text[at] == _DOT and not point:
+            point = 1
+        else:
+            break
+        at += 1
+    if seen and (text[at] == _E or text[at] == _CAPITAL_E):
+        at += 1
+        below = text[at] == _MINUS
+        if below or text[at] == _PLUS:
+            at += 1
+        power, seen = 0, False
+        while np.uint8(text[at] - _ZERO) <= 9:
+            power, seen = min(power * 10 + np.int64(text[at] - _ZERO), 100000), True
+            at += 1
+        exponent += -power if below else power
+    if not seen or text[at] > _SPACE:
+        return 0.0, at, DECIMAL
+    value = np.float64(mantissa)
+    while exponent < 0 and value != 0.0:
+        step = min(-exponent, 22)
+        value /= _POWERS[step]
+        exponent += step
+    while exponent > 0 and value != 0.0 and value <= _LARGEST:
+        step = min(exponent, 22)
+        value *= _POWERS[step]
+        exponent -= step
+    if value > _LARGEST:
+        return 0.0, at, DECIMAL_RANGE
+    return (-value if negative else value), at, 0
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _slot(text, at, decimal, size, drop_zeros, values, floats, used):
+    """Parse one slot: (values now used, where it ends, what is wrong, at which place)."""
+    at = _word(text, at)
+    place = at
+    count = np.int64(np.uint8(text[at] - _ZERO))
+    if 0 < count <= 9 and text[at + 1] == _SPACE:  # as nearly every one: worth a branch
+        at += 1
+    else:
+        if text[at] == _NEWLINE:
+            return used, at, ENDS, place
+        long_count, at, wrong = _whole(text, at)
+        if wrong == WHOLE:
+            return used, at, COUNT, place
+        if text[place] == _MINUS or long_count == np.uint64(0):
+            return used, at, NO_VALUES, place
+        if wrong or long_count > _MOST_VALUES:
+            return used, at, TOO_MANY, place
+        count = np.int64(long_count)
+    if size >= 0 and count != size:
+        return used, at, DENSE_SIZE, place
+    dropping, begin = drop_zeros and size < 0, used
+    for _ in range(count):
+        at = _word(text, at)
+        place = at
+        if text[at] == _NEWLINE:
+            return used, at, ENDS, place
+        if decimal:
+            number, at, wrong = _decimal(text, at)
+            if wrong:
+                return used, at, wrong, place
+            floats[used] = number
+            used += not (dropping and abs(number) < 1e-6)
+        else:
+            whole, at, wrong = _whole(text, at)
+            if wrong:
+                return used, at, wrong, place
+            values[used] = np.int64(whole)
+            used += not (dropping and whole == np.uint64(0))
+    if used == begin:  # nothing but zeros, all dropped: one stays, as in Fluid
+        values[used] = 0
+        used += 1
+    return used, at, 0, place
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _tag(text, at, places):
+    """Parse one text behind a count of 1: (where it ends, what is wrong, at which place)."""
+    at = _word(text, at)
+    place = at
+    if text[at] == _NEWLINE:
+        return at, ENDS, place
+    if text[at] != _ZERO + 1 or text[at + 1] > _SPACE:
+        return at, TAG_COUNT, place
+    at = _word(text, at + 1)
+    places[0] = at
+    while text[at] > _SPACE:
+        at += 1
+    places[1] = at
+    return at, (0 if at > places[0] else ENDS), place
+
+
+@njit(cache=True, nogil=True)
+def _parse(text, at, decimals, sizes, kept, tags, drop_zeros, values, floats, counts, starts, tag_places):
+    """Parse lines from `at`: (records, lines, where it stopped, what is wrong, in which slot, at which place).
+
+    It stops at the end of the text, when `counts` is full, or behind a wrong line, the last one counted.
+    """
+    records, lines = 0, 0
+    while at < len(text) and records < len(counts):
+        lines += 1
+        used, wrong, slot = starts[records], 0, 0
+        at = _word(text, at)
+        place = at
+        if text[at] == _NEWLINE:
+            wrong = BLANK
+        tag = 0
+        while not wrong and tag < tags:
+            at, wrong, place = _tag(text, at, tag_places[records, tag])
+            tag += 1
+        while not wrong and slot < len(decimals):
+            begin = used
+            used, at, wrong, place = _slot(text, at, decimals[slot], sizes[slot], drop_zeros, values, floats, used)
+            if not kept[slot]:
+                used = begin
+            counts[records, slot] = used - begin
+            slot += not wrong
+        if not wrong:
+            at = _word(text, at)
+            place = at
+            wrong = 0 if text[at] == _NEWLINE else REST
+        if wrong:
+            while text[at] != _NEWLINE:
+                at += 1
+            return records, lines, at + 1, wrong, slot, place
+        at += 1
+        records += 1
+        starts[records] = used
+    return records, lines, at, 0, 0, 0
+
+
+@njit(cache=True, nogil=True)
+def _tokens(text, places, width):
+    """[n, width]: the bytes from begin to end of each pair of places, filled with zeros."""
+    out = np.zeros((len(places), width), np.uint8)
+    for i in range(len(places)):
+        for j in range(places[i, 1] - places[i, 0]):
+            out[i, j] = text[places[i, 0] + j]
+    return out
+
+
+@njit(cache=True, nogil=True)
+def _gather(values, floats, counts, starts, order, decimals, ends, wholes, numbers):
+    """Values of the records in `order`, slot by slot: whole ones into `wholes`, decimal ones into `numbers`.
+
+    `ends` [slots] holds where each slot begins in its array.
+    """
+    for record in order:
+        at = starts[record]
+        for slot in range(len(decimals)):
+            to, count = ends[slot], counts[record, slot]
+            if decimals[slot]:
+                for i in range(count):
+                    numbers[to + i] = floats[at + i]
+            else:
+                for i in range(count):
+                    wholes[to + i] = values[at + i]
+            ends[slot] = to + count
+            at += count
+
+
+class BadLine(Exception):
+    """A line that is no record: its number, counted from 1, the slot's name and what is wrong."""
+
+    def __init__(self, line: int, slot: str, problem: str):
+        super().__init__(f"line {line}, {slot}: {problem}")
+        self.line = line
+
+
+class Parser:
+    """Turns text into records. Each thread needs one of its own.
+
+    Args:
+        slots: what a line holds.
+        tags: how many texts stand in front of the slots, each behind a count of 1; the first one names the record.
+        drop_zeros: leave out zeros of ragged slots, as Fluid's InMemoryDataset does; one stays where there is nothing else.
+    """
+
+    def __init__(self, slots: Sequence[Slot], tags: int = 0, drop_zeros: bool = False):
+        self.slots, self.tags, self.drop_zeros = list(slots), tags, drop_zeros
+        self._decimals = np.array([s.decimal for s in slots], np.bool_)
+        self._sizes = np.array([s.size for s in slots], np.int64)
+        self._kept = np.array([s.used for s in slots], np.bool_)
+        self._shortest = 4 * (len(self.slots) + tags)  # bytes of a line
+        self._scratch: Any = None
+
+    def parse(self, text: Any, line: int, bad: Callable[[BadLine], None]) -> tuple[Records, int]:
+        """The records of whole lines, and the number of lines.
+
+        Args:
+            text: uint8 [n], the last one a newline.
+            line: lines before `text`.
+            bad: called with each wrong line; the others are parsed all the same if it returns.
+        """
+        values, counts, starts, places = self._room(len(text))
+        found = at = lines = 0
+        while at < len(text):
+            records, seen, at, wrong, slot, place = _parse(
+                text, at, self._decimals, self._sizes, self._kept, self.tags, self.drop_zeros,
+                values, values.view(np.float64), counts[found:], starts[found:], places[found:])
+            found, lines = found + records, lines + seen
+            if wrong:
+                bad(self._bad_line(text, line + lines, wrong, slot, place))
+        used = starts[found]
+        tags = self._tags(text, places[:found, 0]) if self.tags else None
+        return Records(values[:used].copy(), counts[:found].copy(), starts[:found + 1].copy(), tags), lines
+
+    def _room(self, size: int) -> tuple[Any, Any, Any, Any]:
+        """Arrays that hold what `size` bytes of text can hold; they are kept for the next text."""
+        if self._scratch is None or size > self._scratch[0]:
+            most = size // self._shortest + 1
+            self._scratch = size, (np.empty(size // 2 + 1, np.int64), np.empty((most, len(self.slots)), np.int32),
+                                   np.zeros(most + 1, np.int64), np.empty((most, self.tags, 2), np.int64))
+        return self._scratch[1]
+
+    def _bad_line(self, text: Any, line: int, wrong: int, slot: int, place: int) -> BadLine:
+        token = re.match(rb"[^ \t\r\n]{0,41}", bytes(text[place:place + 41]))
+        shown = (token.group() if token else b"").decode(errors="backslashreplace")
+        if slot < len(self.slots):
+            chosen = self.slots[slot]
+            where = f"slot {slot + 1} ({chosen.name})"
+        else:
+            chosen, where = self.slots[-1], "end of the line"
+        found = repr(shown[:40] + "..." * (len(shown) > 40)) if shown else "the end of the line"
+        return BadLine(line, where, _WRONG[wrong].format(found=found, size=chosen.size))
+
+    @staticmethod
+    def _tags(text: Any, places: Any) -> Any:
+        width = int((places[:, 1] - places[:, 0]).max(initial=1))
+        return _tokens(text, places, width).view(f"S{width}").reshape(-1)
+
+    def batch(self, records: Records, order: Any) -> dict[str, Any]:
+        """What the records at the places `order` (int64 [b]) feed: arrays [b, ...] for dense slots, LoDTensors [n, 1]."""
+        lengths = records.counts[order]
+        totals = lengths.sum(0, dtype=np.int64)
+        ends = np.zeros(len(self.slots), np.int64)
+        for decimal in (False, True):
+            mine = self._decimals == decimal
+            ends[mine] = np.cumsum(totals[mine]) - totals[mine]
+        wholes = np.empty(totals[~self._decimals].sum(), np.int64)
+        numbers = np.empty(totals[self._decimals].sum(), np.float32)
+        begins = ends.copy()
+        _gather(records.values, records.values.view(np.float64), records.counts, records.starts, order, self._decimals,
+                ends, wholes, numbers)
+        offsets = np.zeros((len(self.slots), len(order) + 1), np.int64)
+        np.cumsum(lengths.T, axis=1, out=offsets[:, 1:])
+        feed: dict[str, Any] = {}
+        for i, slot in enumerate(self.slots):
+            if slot.used:
+                rows = (numbers if slot.decimal else wholes)[begins[i]:ends[i]]
+                feed[slot.name] = (LoDTensor(rows.reshape(-1, 1), [offsets[i]]) if slot.shape is None
+                                   else rows.reshape(len(order), *slot.shape))
+        return feed

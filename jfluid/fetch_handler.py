@@ -1,0 +1,71 @@
+"""FetchHandler: what a user sees of a program while a dataset trains it."""
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jfluid import errors
+
+
+class FetchHandler:
+    """Looks at variables while a dataset is trained: override `handler`.
+
+    Args:
+        var_dict: variables by the names under which `handler` gets them.
+        period_secs: seconds between two calls.
+    """
+
+    def __init__(self, var_dict: Mapping[str, Any] | None = None, period_secs: float = 60):
+        if not var_dict:
+            raise errors.FetchError("FetchHandler: var_dict is empty: name the variables to look at")
+        self.var_dict, self.period_secs = dict(var_dict), period_secs
+
+    def handler(self, res_dict: dict[str, Any]) -> None:
+        """Called with the values of the newest step, NumPy arrays by name (None before the first step)."""
+        for name, value in res_dict.items():
+            print(f"{name}: {value}")
+
+    @staticmethod
+    def help() -> None:
+        """Print an example."""
+        print("class Losses(fluid.executor.FetchHandler):\n"
+              "    def handler(self, res_dict):\n"
+              "        print(res_dict['loss'])\n"
+              "exe.train_from_dataset(program, dataset, fetch_handler=Losses({'loss': loss}, period_secs=10))")
+
+
+class Watch:
+    """Calls a FetchHandler from a thread of its own with the newest values."""
+
+    def __init__(self, handler: FetchHandler | None):
+        self._handler, self._values, self._stop = handler, None, threading.Event()
+        self._error: BaseException | None = None
+        self.fetches = [] if handler is None else list(handler.var_dict.values())
+        self._thread = threading.Thread(target=self._run, name="jfluid-fetch-handler", daemon=True)
+
+    def __enter__(self) -> "Watch":
+        if self._handler is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._stop.set()
+        if self._handler is not None:
+            self._thread.join()
+
+    def show(self, values: Sequence[Any]) -> None:
+        """Take the values of a step; raises what the handler raised."""
+        self._values = values
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        assert self._handler is not None
+        names = list(self._handler.var_dict)
+        try:
+            while not self._stop.wait(self._handler.period_secs):
+                values = [None] * len(names) if self._values is None else [np.array(v) for v in self._values]
+                self._handler.handler(dict(zip(names, values)))
+        except BaseException as error:
+            self._error = error
