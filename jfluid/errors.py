@@ -59,6 +59,10 @@ class PlaceError(JFluidError, RuntimeError):
     """A device was asked for that this machine does not have."""
 
 
+class ReaderError(JFluidError, RuntimeError):
+    """A reader that feeds a program failed, or is used out of turn."""
+
+
 class EOFException(JFluidError):
     """A reader has no more data (Fluid's `fluid.core.EOFException`)."""
 
