@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
 T = TypeVar("T")
-_AT_EXIT = 5.0  # seconds that an exiting process waits for a thread that may be inside XLA
+_AT_EXIT = 1.0  # seconds that an exiting process waits for a thread
 
 
 class Closable(Protocol):
