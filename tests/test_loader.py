@@ -1,9 +1,9 @@
 """DataLoader, PyReader and py_reader: reading ahead, placing on the device, errors with their position, and no leaks."""
+import contextlib
 import gc
 import threading
 import time
 import weakref
-from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -408,9 +408,18 @@ def test_a_program_built_again_is_compiled_already():
 class Dataset:
     """Stands for a dataset of slots: seven samples, three a batch."""
 
-    proto_desc = SimpleNamespace(batch_size=3)
+    _batch_size = 3
 
+    def __init__(self):
+        self.entered = self.left = 0
+
+    @contextlib.contextmanager
     def _batches(self):
+        self.entered += 1
+        yield self._made()
+        self.left += 1
+
+    def _made(self):
         for first, last in ((0, 3), (3, 6), (6, 7)):
             rows = np.repeat(np.arange(first, last), 2)
             lod = 2 * np.arange(last - first + 1)
@@ -421,12 +430,14 @@ class Dataset:
     (1, True, [[3], [3]]), (1, False, [[3], [3], [1]]), (2, True, [[3, 3]]), (2, False, [[3, 3], [1]]),
 ])
 def test_from_dataset(places, drop_last, sizes):
-    loader = fluid.io.DataLoader.from_dataset(Dataset(), fluid.cpu_places(places), drop_last)
+    dataset = Dataset()
+    loader = fluid.io.DataLoader.from_dataset(dataset, fluid.cpu_places(places), drop_last)
     for _ in range(2):
         given = list(loader())
         assert [[len(feed["ids"].lod()[0]) - 1 for feed in group] for group in given] == sizes
         assert np.array(given[0][0]["ids"])[:, 0].tolist() == [0, 0, 1, 1, 2, 2]
         assert np.array(given[0][0]["click"]).tolist() == [[0], [1], [2]]
+    assert dataset.entered == dataset.left == 2
 
 
 def test_from_dataset_refuses_what_is_none():

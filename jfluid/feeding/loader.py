@@ -183,7 +183,7 @@ class DatasetLoader:
         drop_last: leave out a batch that has fewer samples than the dataset's batch size, and, with several places,
             batches at the end that do not suffice for all.
 
-    Raises TypeError when `dataset` is none.
+    Raises TypeError when `dataset` is none. The dataset's own errors are raised where the next batch is asked for.
     """
 
     def __init__(self, dataset: Any, places: Any, drop_last: bool = True):
@@ -192,7 +192,7 @@ class DatasetLoader:
                             f"{type(dataset).__name__}")
         self._places, self._drop_last = _list_of_places(places), drop_last
         self._source = Source([], _AHEAD)
-        self._source.set_feeds(lambda: _batches_of(dataset, drop_last))
+        self._source.set_feeds(partial(_batches_of, dataset, drop_last))
         self._placer = Placer()
 
     def __iter__(self) -> Iterator[Batch]:
@@ -207,13 +207,13 @@ _AHEAD = 8  # batches of a dataset: it reads ahead itself
 
 def _batches_of(dataset: Any, drop_last: bool) -> Iterator[Feed]:
     """The one place that knows how a dataset gives its batches."""
-    size = dataset.proto_desc.batch_size
-    for batch in dataset._batches():
-        feed = {name: value if isinstance(value, LoDTensor) else LoDTensor(value) for name, value in batch.items()}
-        first = next(iter(feed.values()))
-        samples = len(first._lod[0]) - 1 if first._lod else len(first)
-        if samples == size or not drop_last:
-            yield feed
+    with dataset._batches() as batches:
+        for batch in batches:
+            feed = {name: value if isinstance(value, LoDTensor) else LoDTensor(value) for name, value in batch.items()}
+            first = next(iter(feed.values()))
+            samples = len(first._lod[0]) - 1 if first._lod else len(first)
+            if samples == dataset._batch_size or not drop_last:
+                yield feed
 
 
 def _list_of_places(places: Any) -> list[Place]:

@@ -1,6 +1,6 @@
 """From a user's reader to the batches of an epoch: converted, held against the slots, read ahead."""
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -49,9 +49,9 @@ class Source:
         _check_reader(reader)
         self._items = partial(_batches, reader, partial(_feed_of_arrays, tuple(self.slots)))
 
-    def set_feeds(self, feeds: Callable[[], Iterable[Feed]]) -> None:
-        """Read what are feeds already."""
-        self._items = partial(_batches, feeds, dict)
+    def set_feeds(self, feeds: Callable[[], Iterator[Feed]]) -> None:
+        """Read what are feeds already, and whose errors say where they happened."""
+        self._items = feeds
 
     def read(self) -> Prefetch[Feed]:
         """Begin an epoch. Raises ReaderError when no reader was set."""
