@@ -240,15 +240,17 @@ def _check_ragged(var: Variable, tensor: LoDTensor) -> LoDTensor:
         raise errors.FeedError(f"feed {var.name}: the lod {tensor.lod()} does not describe its {len(tensor)} rows")
     if tensor._value.shape[0] >= 2**31:
         raise errors.FeedError(f"feed {var.name}: {len(tensor)} rows; at most 2**31 - 1 can be fed with a lod")
-    _check_array(var, tensor._value)
-    return tensor
+    return LoDTensor(_check_array(var, tensor._value), tensor._lod)
 
 
 def _check_feed(var: Variable, value: Any) -> Any:
+    if isinstance(value, Placed) and value.placed() is not None:
+        _check_array(var, value._value)
+        return value
     if isinstance(value, LoDTensor):
         if value._lod:
             return _check_ragged(var, value)
-        value = value._value if isinstance(value._value, jax.Array) else np.asarray(value)
+        value = np.asarray(value)
     elif not isinstance(value, (np.ndarray, jax.Array)):
         try:
             value = np.asarray(value, var.np_dtype)

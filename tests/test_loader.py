@@ -11,7 +11,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid import errors
-from jfluid.feeding.placing import Placed
+from jfluid.feeding import placing
 
 PLACE = fluid.CPUPlace()
 
@@ -93,12 +93,22 @@ def test_reads_as_far_ahead_as_the_capacity(buffered):
     assert len(list(iterator)) == 99
 
 
-def test_values_are_on_the_device_before_the_step():
-    feed, = loader_of(batches(1))()
-    value = feed[0]["x"]._value
-    assert isinstance(value, jax.Array) and value.devices() == {jax.devices("cpu")[0]}
-    assert next(iter(loader_of(batches(1), use_double_buffer=False)()))[0]["x"]._value.__class__ is np.ndarray
-    assert feed[0]["y"]._value.dtype == np.int64
+@pytest.fixture(params=[True, False], ids=["device put", "host memory"])
+def puts(request, monkeypatch):
+    """Whether batches are put on the device, as on all but CPUs."""
+    if request.param:
+        monkeypatch.setattr(placing, "_reads_host_memory", lambda device: False)
+    return request.param
+
+
+def test_values_are_on_the_device_before_the_step(puts):
+    (feed,), = loader_of(batches(1))()
+    for name, dtype in (("x", np.float32), ("y", np.int64)):
+        value = feed[name].placed()
+        assert value.dtype == dtype and isinstance(value, jax.Array) == puts
+        assert not puts or value.devices() == {jax.devices("cpu")[0]}
+    (feed,), = loader_of(batches(1), use_double_buffer=False)()
+    assert not isinstance(feed["x"], placing.Placed)
 
 
 def test_a_reader_may_use_its_arrays_again():
@@ -134,24 +144,26 @@ def bag():
     return fluid.layers.sequence_pool(rows, "sum")
 
 
-def test_ragged_rows_are_padded_ahead():
+def test_ragged_rows_are_padded_ahead(puts):
     loader = loader_of(ragged(6), lod_level=1)
     pooled, exe = bag(), fluid.Executor(PLACE)
     exe.run(fluid.default_startup_program())
     table = np.arange(15.0).reshape(5, 3)
     for feed in loader():
         tensor = feed[0]["y"]
-        assert isinstance(tensor, Placed) and isinstance(tensor.padded().values, jax.Array)
+        assert len(tensor.placed().values) >= len(tensor) and isinstance(tensor.placed().values, jax.Array) == puts
         ids, offsets = np.array(tensor)[:, 0], tensor.lod()[0]
         got, = exe.run(feed=feed, fetch_list=[pooled])
         np.testing.assert_array_equal(got, [table[ids[a:b]].sum(0) for a, b in zip(offsets, offsets[1:])])
 
 
-def test_a_placed_tensor_that_is_set_counts_as_set():
+def test_a_placed_tensor_that_is_set_counts_as_set(puts):
     loader = loader_of(ragged(1), lod_level=1)
     pooled, exe = bag(), fluid.Executor(PLACE)
     exe.run(fluid.default_startup_program())
     (feed,), = loader()
+    feed["x"].set(np.full((4, 2), 3, np.float32))
+    assert exe.run(feed=feed, fetch_list=["x"])[0].tolist() == [[3, 3]] * 4
     rows = len(feed["y"])
     feed["y"].set(np.full((rows, 1), 4))
     np.testing.assert_array_equal(exe.run(feed=feed, fetch_list=[pooled])[0].sum(0), rows * np.array([12, 13, 14]))
@@ -159,7 +171,7 @@ def test_a_placed_tensor_that_is_set_counts_as_set():
     np.testing.assert_array_equal(exe.run(feed=feed, fetch_list=[pooled])[0], [rows * np.array([12, 13, 14])])
 
 
-def test_a_program_that_does_not_bear_padding_gets_exact_rows():
+def test_a_program_that_does_not_bear_padding_gets_exact_rows(puts):
     loader = loader_of(ragged(4), lod_level=1, iterable=False)
     y = fluid.default_main_program().global_block().var("y")
     floats = fluid.layers.cast(y, "float32")
@@ -350,7 +362,7 @@ def test_the_loader_itself_hands_out_batches():
 
 # ---- programs --------------------------------------------------------------------------------------------------
 
-def test_reading_programs_train_and_save_as_fed_ones(tmp_path):
+def test_reading_programs_train_and_save_as_fed_ones(tmp_path, puts):
     x, y = variables()
     loader = fluid.io.DataLoader.from_generator([x, y], 2, iterable=False)
     out = fluid.layers.fc(x, 1)

@@ -3,7 +3,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from jfluid.compile.buckets import Buckets
 from jfluid.lod_tensor import LoDTensor
@@ -11,26 +10,26 @@ from jfluid.ops.ragged import Ragged
 
 
 class Placed(LoDTensor):
-    """Rows in sequences, on the host as users see them, and padded on a device as a step takes them."""
+    """A tensor on the host, as users see it, and on a device, as a step takes it: rows in sequences are padded."""
 
-    def __init__(self, tensor: LoDTensor, padded: Ragged):
+    def __init__(self, tensor: LoDTensor, placed: Any):
         super().__init__(tensor._value)
         self._lod = tensor._lod
-        self._padded: Ragged | None = padded
+        self._placed = placed
 
     def set(self, array: Any, place: Any = None) -> None:
-        """As LoDTensor.set; the padded rows no longer count."""
+        """As LoDTensor.set; what is on the device no longer counts."""
         super().set(array, place)
-        self._padded = None
+        self._placed = None
 
     def set_lod(self, lod: Sequence[Sequence[int]]) -> None:
-        """As LoDTensor.set_lod; the padded rows no longer count."""
+        """As LoDTensor.set_lod; what is on the device no longer counts."""
         super().set_lod(lod)
-        self._padded = None
+        self._placed = None
 
-    def padded(self) -> Ragged | None:
-        """The rows on the device; None once the tensor was set to others."""
-        return self._padded
+    def placed(self) -> Any:
+        """An array or a `Ragged` on the device; None once the tensor was set to something else."""
+        return self._placed
 
 
 class Placer:
@@ -41,15 +40,20 @@ class Placer:
 
     def place(self, batch: Mapping[str, LoDTensor], device: jax.Device) -> dict[str, LoDTensor]:
         """The batch with its values on the device. Nothing else may hold the arrays of `batch`."""
-        padded = self._buckets.pad({name: tensor if tensor._lod else tensor._value for name, tensor in batch.items()})
-        with jax.enable_x64(True):
-            values = jax.device_put(padded, device)
-        return {name: Placed(batch[name], value) if isinstance(value, Ragged) else LoDTensor(value)
-                for name, value in values.items()}
+        values = self._buckets.pad({name: tensor if tensor._lod else tensor._value for name, tensor in batch.items()})
+        if not _reads_host_memory(device):
+            with jax.enable_x64(True):
+                values = jax.device_put(values, device)
+        return {name: Placed(batch[name], value) for name, value in values.items()}
+
+
+def _reads_host_memory(device: jax.Device) -> bool:
+    """Whether NumPy arrays lie where the device's programs read them."""
+    return bool(device.platform == "cpu")
 
 
 def ready(feeds: Mapping[str, Any], device: jax.Device, exact: bool) -> dict[str, Any]:
-    """Checked feeds for a step on `device`: with what is on the device already, in place of the host's copy.
+    """Checked feeds for a step on `device`: of what is placed, the values on the device.
 
     A step that takes `exact` rows gets those of the host.
     """
@@ -57,16 +61,10 @@ def ready(feeds: Mapping[str, Any], device: jax.Device, exact: bool) -> dict[str
 
 
 def _ready(value: Any, device: jax.Device, exact: bool) -> Any:
-    if isinstance(value, Placed) and not exact:
-        padded = value.padded()
-        if padded is not None:
-            value = padded
-    if isinstance(value, Ragged | jax.Array) and any(leaf.devices() != {device} for leaf in _arrays(value)):
+    if isinstance(value, Placed):
+        value = value if exact and value._lod else value.placed()
+    arrays = jax.tree.leaves(value) if isinstance(value, Ragged) else (value,)
+    if any(isinstance(array, jax.Array) and array.devices() != {device} for array in arrays):
         with jax.enable_x64(True):
             return jax.device_put(value, device)
     return value
-
-
-def _arrays(value: Any) -> list[Any]:
-    return [value] if isinstance(value, jax.Array) else [leaf for leaf in jax.tree.leaves(value)
-                                                         if not isinstance(leaf, np.ndarray)]
