@@ -206,3 +206,36 @@ def test_the_process_ends_when_the_parent_is_killed():
         pid = int(script.stdout.readline())
         script.kill()
     wait_until(lambda: not alive(pid))
+
+
+TWO_DEVICES = """
+import jax
+jax.config.update("jax_num_cpu_devices", 2)
+import numpy as np
+import jfluid as fluid
+from jfluid.feeding import placing
+
+placing._reads_host_memory = lambda device: False
+
+class Second(fluid.CPUPlace):
+    def device(self):
+        return jax.devices("cpu")[1]
+
+x = fluid.data("x", [None, 1], "int64", lod_level=1)
+y = fluid.data("y", [None, 1], "int64")
+sums = fluid.layers.sequence_pool(fluid.layers.cast(x, "float32"), "sum"), fluid.layers.reduce_sum(y)
+loader = fluid.io.DataLoader.from_generator([x, y], 2)
+loader.set_sample_generator(lambda: iter([([1, 2], 1), ([3], 2), ([4], 3), ([], 4)]), 2, places=[fluid.CPUPlace(), Second()])
+exe = fluid.Executor(fluid.CPUPlace())
+group, = loader()
+print([feed[n].placed().devices() if n == "y" else feed[n].placed().values.devices() for feed in group for n in "xy"])
+print([[np.array(v).ravel().tolist() for v in exe.run(feed=feed, fetch_list=sums)] for feed in group])
+"""
+
+
+def test_each_place_gets_its_batch_and_an_executor_takes_it_from_anywhere():
+    script = subprocess.run([sys.executable, "-c", TWO_DEVICES], cwd=ROOT, text=True, capture_output=True, timeout=60)
+    assert script.stderr == ""
+    devices, sums = script.stdout.splitlines()
+    assert devices == "[{CpuDevice(id=0)}, {CpuDevice(id=0)}, {CpuDevice(id=1)}, {CpuDevice(id=1)}]"
+    assert sums == "[[[3.0, 3.0], [3]], [[4.0, 0.0], [7]]]"
