@@ -87,11 +87,11 @@ class Executor:
         if self._closed:
             raise errors.JFluidError("this Executor was closed: make a new one")
         program = _resolve(program)
-        scope = global_scope() if scope is None else scope
-        fetches, targets = _fetch_names(fetch_list)
         if isinstance(feed, (list, tuple)) and len(feed) == 1:
             feed = feed[0]  # what a DataLoader with one place gives
         program, feed = self._readings.feed(program, feed, self._device)
+        scope = global_scope() if scope is None else scope
+        fetches, targets = _fetch_names(fetch_list)
         if use_prune:
             program = self._prune(program, feed or {}, targets)
         feeds = _check_feeds(program, feed)
