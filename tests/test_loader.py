@@ -386,6 +386,16 @@ def test_reading_programs_train_and_save_as_fed_ones(tmp_path, puts):
     assert "read" not in {op.type for op in program.global_block().ops}
 
 
+def test_a_program_that_reads_holds_fluids_operators():
+    loader_of(batches(1), lod_level=1, iterable=False)
+    make, buffer, read = fluid.default_main_program().global_block().ops
+    assert (make.type, buffer.type, read.type) == ("create_py_reader", "create_double_buffer_reader", "read")
+    assert {n: make.attr(n) for n in ("shape_concat", "ranks", "lod_levels", "dtypes", "need_check_feed")} == {
+        "shape_concat": (-1, 2, -1, 1), "ranks": (2, 2), "lod_levels": (0, 1), "dtypes": (5, 3), "need_check_feed": (1, 1)}
+    assert make.output("Out") == buffer.input("UnderlyingReader") and buffer.output("Out") == read.input("Reader")
+    assert buffer.attr("place") == "AUTO" and read.output("Out") == ["x", "y"] and read.attr("drop_last") is True
+
+
 def test_two_readers_and_pruning():
     first = loader_of(batches(3), iterable=False)
     z = fluid.data("z", [None, 2])
