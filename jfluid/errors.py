@@ -43,6 +43,10 @@ class FeedError(JFluidError, ValueError):
     """A feed has a missing or unknown name, or a wrong rank, shape or dtype."""
 
 
+class ReaderError(JFluidError, RuntimeError):
+    """A reader that feeds a program failed, or is used out of turn."""
+
+
 class FetchError(JFluidError, ValueError):
     """A fetch names a variable that the program does not compute."""
 

@@ -14,6 +14,8 @@ from jfluid import errors, flags
 from jfluid.compile.buckets import trimmed
 from jfluid.compile.plan import plan
 from jfluid.compile.step import Step
+from jfluid.feeding.placing import Placed, ready
+from jfluid.feeding.readings import Readings
 from jfluid.fetch_handler import FetchHandler
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program, default_main_program
@@ -44,6 +46,7 @@ class Executor:
         self._entropy = secrets.randbits(31) | 1
         self._steps: OrderedDict[Any, Step] = OrderedDict()
         self._pruned: dict[Any, Program] = {}
+        self._readings = Readings()
         self._closed = False
         _use_persistent_cache()
 
@@ -61,7 +64,8 @@ class Executor:
 
         Args:
             program: a Program or CompiledProgram; the default main program when None.
-            feed: arrays (or LoDTensors) by name. Dtypes must be those of the variables.
+            feed: arrays (or LoDTensors) by name. Dtypes must be those of the variables. A program that reads from a
+                DataLoader with iterable=False, or from a py_reader, takes the next batch from there.
             fetch_list: variables or names whose values to return.
             feed_var_name, fetch_var_name: names of the holder variables in Fluid; there are none here, so no effect.
             scope: where parameters live; the global scope when None.
@@ -75,6 +79,8 @@ class Executor:
 
         Raises:
             FeedError, FetchError: a name, rank, shape or dtype is wrong, or a feed is missing.
+            EOFException: the reader of the program has no more batches.
+            ReaderError: the reader of the program failed (its error is the cause), or was not started.
             UninitializedError: the startup program was not run in this scope.
             UnsupportedOpError: operators of the program are not registered; all are listed.
             OpError: an operator failed; the scope is as it was before.
@@ -87,6 +93,9 @@ class Executor:
         if self._closed:
             raise errors.JFluidError("this Executor was closed: make a new one")
         program = _resolve(program)
+        if isinstance(feed, (list, tuple)) and len(feed) == 1:
+            feed = feed[0]  # what a DataLoader with one place gives
+        program, feed = self._readings.feed(program, feed, self._device)
         scope = global_scope() if scope is None else scope
         fetches, targets = _fetch_names(fetch_list)
         if prune:
@@ -107,6 +116,7 @@ class Executor:
         if not owned and not (numpy and fetches and len(step.segments) == 1):
             # XLA on the CPU reads a NumPy feed where it lies, and nothing below waits for it: the user may write to it.
             feeds = {n: _own(v) for n, v in feeds.items()}
+        feeds = ready(feeds, self._device, step._buckets.exact)
         values = step.run(scope, feeds, self._key(program, scope, step) if step.plan.rng else None)
         if numpy:
             return [_numpy(n, v) for n, v in zip(fetches, values)]
@@ -168,6 +178,8 @@ class Executor:
 
 
 def _own(value: Any) -> Any:
+    if isinstance(value, Placed):
+        return value
     if isinstance(value, LoDTensor):
         return LoDTensor(_own(value._value), value._lod)
     return np.array(value) if isinstance(value, np.ndarray) else value
@@ -261,6 +273,9 @@ def _check_ragged(var: Variable, tensor: LoDTensor) -> LoDTensor:
 
 
 def _check_feed(var: Variable, value: Any) -> Any:
+    if isinstance(value, Placed) and value.placed() is not None:
+        _check_array(var, value._value)
+        return value
     if isinstance(value, LoDTensor):
         if value._lod:
             return _check_ragged(var, value)

@@ -1,4 +1,6 @@
-"""Saving and loading, and readers: Fluid's `fluid.io`."""
+"""Saving and loading, readers and loaders: Fluid's `fluid.io`."""
+from jfluid.feeding.loader import DataLoader
+from jfluid.feeding.py_reader import PyReader
 from jfluid.feeding.reader import (
     ComposeNotAligned,
     batch,
@@ -29,6 +31,8 @@ from jfluid.files.variables import (
 
 __all__ = [
     "ComposeNotAligned",
+    "DataLoader",
+    "PyReader",
     "batch",
     "buffered",
     "cache",

@@ -90,7 +90,7 @@ def test_set_tensor_is_seen_and_checked(net):
     ({"x": X.astype("float64")}, [], errors.FeedError, r"expected dtype float32, found float64.*astype"),
     ({"x": X[0]}, [], errors.FeedError, r"feed x: expected rank 2 \(shape \[-1, 4\]\), found shape \[4\]"),
     ({"x": "text"}, [], errors.FeedError, "feed x: expected an array of float32, found str"),
-    ([{"x": X}], [], errors.FeedError, "needs with_data_parallel"),
+    ([{"x": X}, {"x": X}], [], errors.FeedError, "needs with_data_parallel"),
     ({"x": X[:, :3]}, [], errors.ShapeError, r"operator mul.*failed.*\n.*x float32\[3, 3\]"),
     ({"x": X}, ["lost"], errors.FetchError, "fetch lost: .*did you mean"),
     ({"x": X}, [3], errors.FetchError, "expected Variables or names, found int"),

@@ -1,5 +1,6 @@
 """`fluid.DataFeeder`: from the samples of a reader to the feed of an Executor."""
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,25 @@ from jfluid.places import CPUPlace, cpu_places, cuda_places
 __all__ = ["DataFeeder"]
 
 Feed = dict[str, LoDTensor]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What a fed variable asks of its values. It does not keep the program alive, as a Variable does.
+
+    Attributes:
+        shape: of a batch; -1 where a dimension varies.
+        lod_level: the levels of its ragged rows.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    np_dtype: np.dtype[Any]
+    lod_level: int = 0
+
+    @classmethod
+    def of(cls, variable: Variable) -> "Slot":
+        return cls(variable.name, tuple(variable.shape), variable.np_dtype, variable.lod_level)
 
 
 class DataFeeder:
@@ -32,7 +52,7 @@ class DataFeeder:
         for variable in variables:
             if not isinstance(variable, Variable):
                 raise TypeError(f"feed_list must hold Variables or their names, found {variable!r}")
-        self._variables: list[Variable] = variables
+        self._slots = [Slot.of(variable) for variable in variables]
         self._place = place
 
     def feed(self, iterable: Iterable[Sequence[Any]]) -> Feed:
@@ -43,14 +63,7 @@ class DataFeeder:
         variable with lod_level n is nested in n lists, and becomes rows with their LoD. Raises FeedError when a sample
         has another number of fields, or a field cannot be brought to the shape and dtype.
         """
-        samples = list(iterable)
-        for number, sample in enumerate(samples):
-            if not isinstance(sample, Sequence | np.ndarray) or len(sample) != len(self._variables):
-                found = f"{len(sample)} fields" if hasattr(sample, "__len__") else repr(sample)
-                raise errors.FeedError(f"sample {number}: expected {len(self._variables)} fields "
-                                       f"({', '.join(v.name for v in self._variables)}), found {found}")
-        return {variable.name: _tensor(variable, [sample[field] for sample in samples])
-                for field, variable in enumerate(self._variables)}
+        return feed_of_samples(self._slots, iterable)
 
     def feed_parallel(self, iterable: Iterable[Iterable[Sequence[Any]]], num_places: int | None = None) -> Iterator[Feed]:
         """The feeds of several mini-batches, one for each device. Raises FeedError when their numbers differ."""
@@ -90,21 +103,32 @@ class DataFeeder:
         return len(cpu_places() if isinstance(self._place, CPUPlace) else cuda_places())
 
 
-def _tensor(variable: Variable, fields: list[Any]) -> LoDTensor:
+def feed_of_samples(slots: Sequence[Slot], batch: Iterable[Sequence[Any]]) -> Feed:
+    """The feed of a list of samples, each with a field for every slot; see `DataFeeder.feed`."""
+    samples = list(batch)
+    for number, sample in enumerate(samples):
+        if not isinstance(sample, Sequence | np.ndarray) or len(sample) != len(slots):
+            found = f"{len(sample)} fields" if hasattr(sample, "__len__") else repr(sample)
+            raise errors.FeedError(f"sample {number}: expected {len(slots)} fields ({', '.join(s.name for s in slots)}), "
+                                   f"found {found}")
+    return {slot.name: _tensor(slot, [sample[field] for sample in samples]) for field, slot in enumerate(slots)}
+
+
+def _tensor(slot: Slot, fields: list[Any]) -> LoDTensor:
     lod: list[list[int]] = []
-    for level in range(variable.lod_level):
+    for level in range(slot.lod_level):
         flat = next((field for field in fields if not hasattr(field, "__len__")), None)
         if flat is not None:
-            raise errors.FeedError(f"feed {variable.name}: its lod_level is {variable.lod_level}, expected a sequence at "
+            raise errors.FeedError(f"feed {slot.name}: its lod_level is {slot.lod_level}, expected a sequence at "
                                    f"level {level}, found {flat!r}")
         lod.append(np.cumsum([0, *map(len, fields)]).tolist())
         fields = [item for field in fields for item in field]
-    shape = [len(fields), *variable.shape[1:]]
+    shape = [len(fields), *slot.shape[1:]]
     try:
-        value = np.asarray(fields, variable.np_dtype)
+        value = np.asarray(fields, slot.np_dtype)
         if value.ndim != len(shape) and -1 not in shape:
             value = value.reshape(shape)
     except (TypeError, ValueError, OverflowError) as error:
-        raise errors.FeedError(f"feed {variable.name}: expected {len(fields)} fields of shape {shape[1:]} and dtype "
-                               f"{variable.np_dtype}: {error}") from None
+        raise errors.FeedError(f"feed {slot.name}: expected {len(fields)} fields of shape {shape[1:]} and dtype "
+                               f"{slot.np_dtype}: {error}") from None
     return LoDTensor(value, lod)

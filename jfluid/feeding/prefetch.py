@@ -1,0 +1,145 @@
+"""Reading ahead: a thread that fills a bounded channel, and ends with whoever reads from it."""
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, Protocol, TypeVar
+
+T = TypeVar("T")
+_AT_EXIT = 1.0  # seconds that an exiting process waits for a thread
+
+
+class Closable(Protocol):
+    """What can be told to stop from any thread."""
+
+    def close(self) -> None: ...
+
+
+class Channel(Generic[T]):
+    """A queue of at most `capacity` items between threads. Once it is closed, putting is refused and it is empty."""
+
+    def __init__(self, capacity: int):
+        self._capacity = capacity
+        self._items: deque[T] = deque()
+        # Reentrant, because the collector may close a channel within any of its methods.
+        self._changed = threading.Condition(threading.RLock())
+        self._closed = False
+
+    def put(self, item: T) -> bool:
+        """Wait for room; False when the channel was closed instead."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or len(self._items) < self._capacity)
+            if not self._closed:
+                self._items.append(item)
+                self._changed.notify_all()
+            return not self._closed
+
+    def get(self) -> T:
+        """Wait for an item. Raises StopIteration when the channel is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or bool(self._items))
+            if self._closed:
+                raise StopIteration
+            item = self._items.popleft()
+            self._changed.notify_all()
+            return item
+
+    def close(self) -> None:
+        """Drop all items and wake who waits."""
+        with self._changed:
+            self._closed = True
+            self._items.clear()
+            self._changed.notify_all()
+
+    def size(self) -> int:
+        """How many items wait."""
+        return len(self._items)
+
+    def capacity(self) -> int:
+        """How many items may wait."""
+        return self._capacity
+
+    def is_closed(self) -> bool:
+        return self._closed
+
+
+class _End:
+    """What a thread puts last: what its items raised, or None."""
+
+    def __init__(self, error: BaseException | None):
+        self.error = error
+
+
+class Prefetch(Iterator[T]):
+    """The items of an iterable, up to `capacity` of them read ahead by a thread.
+
+    What the iterable raises is raised here, after the items before it, and again whenever more is asked for. The thread
+    ends with the iterable, and when this iterator is closed, interrupted or collected, or the process exits.
+
+    Args:
+        items: makes the iterable, in the thread. It must not refer to this iterator.
+        upstream: closed with this iterator: what the thread may be waiting for.
+    """
+
+    def __init__(self, items: Callable[[], Iterable[T]], capacity: int, upstream: Closable | None = None):
+        self.channel: Channel[T | _End] = Channel(capacity)
+        self._end: _End | None = None
+        self._thread = threading.Thread(target=_fill, args=(items, self.channel), daemon=True, name="jfluid-prefetch")
+        self._stop = weakref.finalize(self, _stop, os.getpid(), self._thread, self.channel, upstream)
+        self._thread.start()
+
+    def __next__(self) -> T:
+        if self._end is None:
+            try:
+                item = self.channel.get()
+            except BaseException:  # closed, or Ctrl-C
+                self.close()
+                raise
+            if not isinstance(item, _End):
+                return item
+            self._end = item
+            self.close()
+        if self._end.error is not None:
+            raise self._end.error
+        raise StopIteration
+
+    def close(self) -> None:
+        """Tell the thread to end; it does when the iterable's next item is ready. Nothing more is read here."""
+        self._stop()
+        self._end = self._end or _End(None)
+
+    def join(self) -> None:
+        """Close, and wait for the thread to end."""
+        self.close()
+        self._thread.join()
+
+
+def _fill(items: Callable[[], Iterable[Any]], channel: Channel[Any]) -> None:
+    error: BaseException | None = None
+    iterable: Iterable[Any] | None = None
+    try:
+        iterable = items()
+        for item in iterable:
+            if not channel.put(item):
+                break
+    except BaseException as raised:  # handed over to who reads
+        error = raised
+    try:
+        close = getattr(iterable, "close", None)
+        if close is not None:
+            close()  # a generator's `finally` runs in the thread that ran the generator
+    except BaseException as raised:
+        error = error or raised
+    channel.put(_End(error))
+
+
+def _stop(owner: int, thread: threading.Thread, channel: Channel[Any], upstream: Closable | None) -> None:
+    if os.getpid() != owner:
+        return  # collected in a forked process, which has neither the thread nor, maybe, a free lock
+    channel.close()
+    if upstream is not None:
+        upstream.close()
+    if not threading.main_thread().is_alive() and thread is not threading.current_thread():
+        # The process exits. Python would end the thread wherever it is, which XLA does not survive.
+        thread.join(_AT_EXIT)

@@ -1,0 +1,124 @@
+"""From a user's reader to the batches of an epoch: converted, held against the slots, read ahead."""
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from jfluid import errors
+from jfluid.feeding.data_feeder import Feed, Slot, feed_of_samples
+from jfluid.feeding.prefetch import Prefetch
+from jfluid.feeding.reader import Reader, batch
+from jfluid.feeding.worker import Worker
+from jfluid.lod_tensor import LoDTensor
+
+Convert = Callable[[Any], Feed]
+
+
+class Source:
+    """The batches that a reader gives for some slots.
+
+    Args:
+        slots: in the order of a sample's fields.
+        capacity: how many batches are read ahead.
+        use_multiprocess: run the reader in a process of its own.
+
+    Raises FeedError when `capacity` is not a positive whole number.
+    """
+
+    def __init__(self, slots: Sequence[Slot], capacity: int | None, use_multiprocess: bool = False):
+        if isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1:
+            raise errors.FeedError(f"capacity: expected how many batches to read ahead, a positive whole number, found "
+                                   f"{capacity!r}")
+        self.slots, self.capacity, self.use_multiprocess = list(slots), capacity, use_multiprocess
+        self._items: Callable[[], Iterator[Feed]] | None = None
+
+    def set_samples(self, reader: Reader, batch_size: int, drop_last: bool) -> None:
+        """Read from a reader of samples, `batch_size` at a time."""
+        _check_reader(reader)
+        self._items = partial(_batches, batch(reader, batch_size, drop_last), partial(feed_of_samples, tuple(self.slots)))
+
+    def set_sample_lists(self, reader: Reader) -> None:
+        """Read from a reader of lists of samples."""
+        _check_reader(reader)
+        self._items = partial(_batches, reader, partial(feed_of_samples, tuple(self.slots)))
+
+    def set_batches(self, reader: Reader) -> None:
+        """Read from a reader of batches: an array (or LoDTensor) for each slot."""
+        _check_reader(reader)
+        self._items = partial(_batches, reader, partial(_feed_of_arrays, tuple(self.slots)))
+
+    def set_feeds(self, feeds: Callable[[], Iterator[Feed]]) -> None:
+        """Read what are feeds already, and whose errors say where they happened."""
+        self._items = feeds
+
+    def read(self) -> Prefetch[Feed]:
+        """Begin an epoch. Raises ReaderError when no reader was set."""
+        if self._items is None:
+            raise errors.ReaderError("no reader was set: call set_sample_generator, set_sample_list_generator or "
+                                     "set_batch_generator (decorate_... of a PyReader) first")
+        if not self.use_multiprocess:
+            return Prefetch(self._items, self.capacity)
+        worker = Worker(self._items)
+        return Prefetch(lambda: worker, self.capacity, upstream=worker)
+
+
+def _check_reader(reader: Any) -> None:
+    if not callable(reader):
+        raise TypeError(f"reader: expected a function that returns an iterable, found {type(reader).__name__}; of a "
+                        "generator, give the function that makes it")
+
+
+def _batches(reader: Reader, convert: Convert) -> Iterator[Feed]:
+    """The feeds of one epoch. What fails says which batch it was."""
+    items: Iterator[Any] | None = None
+    try:
+        for number in itertools.count():
+            try:
+                if items is None:
+                    items = iter(reader())
+                item = next(items)
+            except StopIteration:
+                return
+            except BaseException as error:
+                raise errors.ReaderError(f"the reader failed at batch {number} (counted from 0) of the epoch: "
+                                         f"{type(error).__name__}: {error}") from error
+            try:
+                feed = convert(item)
+            except errors.FeedError as error:
+                raise errors.FeedError(f"batch {number} (counted from 0) of the epoch: {error}") from error
+            yield feed
+    finally:
+        close = getattr(items, "close", None)
+        if close is not None:
+            close()
+
+
+def _feed_of_arrays(slots: Sequence[Slot], arrays: Any) -> Feed:
+    if not isinstance(arrays, list | tuple) or len(arrays) != len(slots):
+        found = f"{len(arrays)} values" if isinstance(arrays, list | tuple) else f"a {type(arrays).__name__}"
+        raise errors.FeedError(f"expected a list or tuple of {len(slots)} arrays ({', '.join(s.name for s in slots)}), found "
+                               f"{found}; lists of samples go to set_sample_list_generator")
+    return {slot.name: _tensor(slot, value) for slot, value in zip(slots, arrays)}
+
+
+def _tensor(slot: Slot, value: Any) -> LoDTensor:
+    """A copy of the value: the reader may use its array again."""
+    lod = value._lod if isinstance(value, LoDTensor) else []
+    try:
+        array = np.array(value, None if hasattr(value, "dtype") or isinstance(value, LoDTensor) else slot.np_dtype)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise errors.FeedError(f"feed {slot.name}: expected an array of {slot.np_dtype}, found {type(value).__name__}: "
+                               f"{error}") from None
+    if array.dtype != slot.np_dtype:
+        raise errors.FeedError(f"feed {slot.name}: expected dtype {slot.np_dtype}, found {array.dtype}; convert it with "
+                               f'.astype("{slot.np_dtype}")')
+    if array.ndim != len(slot.shape):
+        raise errors.FeedError(f"feed {slot.name}: expected rank {len(slot.shape)} (shape {list(slot.shape)}), found shape "
+                               f"{list(array.shape)}")
+    tensor = LoDTensor(array)
+    tensor._lod = [level.copy() for level in lod]
+    if not tensor.has_valid_recursive_sequence_lengths():
+        raise errors.FeedError(f"feed {slot.name}: the lod {tensor.lod()} does not describe its {len(tensor)} rows")
+    return tensor

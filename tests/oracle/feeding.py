@@ -1,0 +1,14 @@
+"""Write tests/golden/feeding.json: what the real Fluid gives for the cases of tests/parity/feeding.py.
+
+Run with the real Fluid's interpreter from the project's root:  python -m tests.oracle.feeding
+"""
+import json
+import os
+
+import paddle.fluid as fluid
+
+from tests.parity.feeding import CASES, run
+
+with open(os.path.join(os.path.dirname(__file__), "..", "golden", "feeding.json"), "w") as f:
+    lines = ["%s: %s" % (json.dumps(case), json.dumps(run(fluid, case))) for case in sorted(CASES)]
+    f.write("{\n" + ",\n".join(lines) + "\n}\n")
