@@ -17,6 +17,7 @@ from jfluid import (
     metrics,
     nets,
     optimizer,
+    parallel_executor,
     param_attr,
     profiler,
     regularizer,
@@ -51,6 +52,7 @@ from jfluid.ir.program import (
 )
 from jfluid.ir.variable import Variable
 from jfluid.lod_tensor import LoDTensor, LoDTensorArray, Tensor, create_lod_tensor, create_random_int_lodtensor
+from jfluid.parallel_executor import ParallelExecutor
 from jfluid.param_attr import ParamAttr, WeightNormParamAttr
 from jfluid.places import (
     CPUPlace,

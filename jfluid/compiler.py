@@ -1,9 +1,11 @@
 """CompiledProgram and the settings of Fluid's strategies."""
 import enum
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from jfluid import errors
 from jfluid.ir.program import Program
+from jfluid.parallel.program import DataParallel
 
 __all__ = ["BuildStrategy", "CompiledProgram", "ExecutionStrategy"]
 
@@ -78,7 +80,9 @@ class ExecutionStrategy(_Settings):
 
 
 class CompiledProgram:
-    """A program to be run by `Executor.run`, which compiles every program: without data parallelism it is the same.
+    """A program to be run by `Executor.run`, which compiles every program.
+
+    Without data parallelism it is the same as the program itself.
 
     Args:
         program_or_graph: a Program.
@@ -90,18 +94,51 @@ class CompiledProgram:
     def __init__(self, program_or_graph: Program, build_strategy: BuildStrategy | None = None):
         if not isinstance(program_or_graph, Program):
             raise TypeError(f"CompiledProgram: expected a Program, found {type(program_or_graph).__name__}")
-        if build_strategy is not None and not isinstance(build_strategy, BuildStrategy):
-            raise TypeError(f"CompiledProgram: expected a BuildStrategy, found {type(build_strategy).__name__}")
         self._program = program_or_graph
-        self._build_strategy = build_strategy
+        self._build_strategy = _checked(build_strategy, BuildStrategy)
+        self._parallel: DataParallel | None = None
 
     def with_data_parallel(self, loss_name: str | None = None, build_strategy: BuildStrategy | None = None,
-                           exec_strategy: ExecutionStrategy | None = None, share_vars_from: Any = None,
-                           places: Any = None) -> "CompiledProgram":
-        """Raises UnsupportedError: data parallelism is not in this release."""
-        raise errors.UnsupportedError("CompiledProgram.with_data_parallel: data parallelism over several devices is not in "
-                                      "this release; run the program itself with Executor.run")
+                           exec_strategy: ExecutionStrategy | None = None,
+                           share_vars_from: "CompiledProgram | None" = None,
+                           places: Sequence[Any] | None = None) -> "CompiledProgram":
+        """Run the program in replicas, each on a device with its share of the batch.
+
+        Args:
+            loss_name: the loss of a program that trains. Replicas' gradients are added up; with N of them each begins with
+                1/N (see `BuildStrategy.gradient_scale_strategy`). None for a program that only predicts.
+            build_strategy: settings; those given to the constructor by default.
+            exec_strategy: settings of how it is run.
+            share_vars_from: a program with data parallelism that has run and whose variables this one uses. All programs of
+                a scope use the same variables here, so that this only has to be one.
+            places: the devices, such as `fluid.cpu_places(4)` or `fluid.cuda_places()`. By default all GPUs (or those of
+                CUDA_VISIBLE_DEVICES) for an Executor on a GPU, else as many CPU devices as the variable CPU_NUM says.
+
+        Returns:
+            This program.
+
+        Raises:
+            ProgramError: it has data parallelism already, or `loss_name` is no variable of it.
+            TypeError: an argument of another type.
+        """
+        if self._parallel is not None:
+            raise errors.ProgramError("with_data_parallel: this CompiledProgram has data parallelism already: make a new one")
+        if share_vars_from is not None and getattr(share_vars_from, "_parallel", None) is None:
+            raise errors.ProgramError("share_vars_from: expected a CompiledProgram with data parallelism")
+        if loss_name is not None and not self._program.global_block().has_var(loss_name):
+            raise errors.ProgramError(f"loss_name: the program has no variable {loss_name}"
+                                      + errors.close_to(loss_name, self._program.global_block().vars))
+        build = _checked(build_strategy, BuildStrategy) or self._build_strategy or BuildStrategy()
+        execution = _checked(exec_strategy, ExecutionStrategy) or ExecutionStrategy()
+        self._parallel = DataParallel(self._program, loss_name, build, execution, places)
+        return self
 
     def _single_program(self) -> Program:
         """The program, for an Executor with one device."""
         return self._program
+
+
+def _checked(value: Any, kind: type) -> Any:
+    if value is not None and not isinstance(value, kind):
+        raise TypeError(f"expected a {kind.__name__}, found {type(value).__name__}")
+    return value

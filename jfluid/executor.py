@@ -1,4 +1,5 @@
 """The Executor: runs programs against a Scope."""
+import functools
 import hashlib
 import os
 import secrets
@@ -21,6 +22,8 @@ from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program, default_main_program
 from jfluid.ir.variable import Variable
 from jfluid.lod_tensor import LoDTensor, LoDTensorArray, SelectedRows
+from jfluid.parallel.devices import cpu_number, prepare_cpus
+from jfluid.parallel.program import DataParallel
 from jfluid.places import CPUPlace, CUDAPlace, Place, is_compiled_with_cuda
 from jfluid.scope import Scope, global_scope, scope_guard
 
@@ -42,13 +45,20 @@ class Executor:
         self.place = place if place is not None else (CUDAPlace(0) if is_compiled_with_cuda() else CPUPlace())
         if not hasattr(self.place, "device"):
             raise errors.PlaceError(f"place: expected CPUPlace() or CUDAPlace(i), found {self.place!r}")
-        self._device = self.place.device()
+        if not isinstance(self.place, CPUPlace):
+            self.place.device()  # an absent GPU is an error here
         self._entropy = secrets.randbits(31) | 1
         self._steps: OrderedDict[Any, Step] = OrderedDict()
         self._pruned: dict[Any, Program] = {}
         self._readings = Readings()
         self._closed = False
         _use_persistent_cache()
+
+    @functools.cached_property
+    def _device(self) -> jax.Device:
+        """Where programs run. JAX starts here, at the first run: the CPU gets as many devices as CPU_NUM says by then."""
+        prepare_cpus(cpu_number())
+        return self.place.device()
 
     def close(self) -> None:
         """Forget all compiled steps. The Executor cannot run any more."""
@@ -64,14 +74,16 @@ class Executor:
 
         Args:
             program: a Program or CompiledProgram; the default main program when None.
-            feed: arrays (or LoDTensors) by name. Dtypes must be those of the variables. A program that reads from a
+            feed: arrays (or LoDTensors) by name; with data parallelism they are divided among the replicas by rows (or
+                sequences), or a list holds a dict for each. Dtypes must be those of the variables. A program that reads from a
                 DataLoader with iterable=False, or from a py_reader, takes the next batch from there.
             fetch_list: variables or names whose values to return.
             feed_var_name, fetch_var_name: names of the holder variables in Fluid; there are none here, so no effect.
             scope: where parameters live; the global scope when None.
             return_numpy: return NumPy arrays, else LoDTensors that stay on the device.
             use_program_cache: no effect: compiled programs are always kept.
-            return_merged: matters with several replicas only; a single device has one value of each fetch.
+            return_merged: of a program with data parallelism, join what replicas give row by row; else each fetch is a
+                list of the replicas' values. A single device has one value of each fetch.
             use_prune: leave out what the fetches do not need, updates of parameters included.
 
         Returns:
@@ -85,13 +97,16 @@ class Executor:
             UnsupportedOpError: operators of the program are not registered; all are listed.
             OpError: an operator failed; the scope is as it was before.
         """
-        return self._run(program, feed, fetch_list, scope, return_numpy, prune=use_prune)
+        return self._run(program, feed, fetch_list, scope, return_numpy, return_merged, prune=use_prune)
 
-    def _run(self, program: Any, feed: Mapping[str, Any] | None, fetch_list: Sequence[Any] | None, scope: Scope | None,
-             numpy: bool, prune: bool = False, owned: bool = False) -> list[Any]:
+    def _run(self, program: Any, feed: Any, fetch_list: Sequence[Any] | None, scope: Scope | None, numpy: bool,
+             merged: bool = True, prune: bool = False, owned: bool = False) -> list[Any]:
         """`run`; `owned` says that nobody writes to the feeds any more, so that they need no copy."""
         if self._closed:
             raise errors.JFluidError("this Executor was closed: make a new one")
+        parallel = getattr(program, "_parallel", None)
+        if parallel is not None:
+            return self._run_replicas(parallel, feed, fetch_list, scope, numpy, merged, prune)
         program = _resolve(program)
         if isinstance(feed, (list, tuple)) and len(feed) == 1:
             feed = feed[0]  # what a DataLoader with one place gives
@@ -122,7 +137,21 @@ class Executor:
             return [_numpy(n, v) for n, v in zip(fetches, values)]
         return [_tensor(v, n in step.plan.updated) for n, v in zip(fetches, values)]
 
-    def _key(self, program: Program, scope: Scope, step: Step) -> np.ndarray:
+    def _run_replicas(self, parallel: DataParallel, feed: Any, fetch_list: Sequence[Any] | None, scope: Scope | None,
+                      numpy: bool, merged: bool, prune: bool) -> list[Any]:
+        if prune:
+            raise errors.UnsupportedError("use_prune: a program with data parallelism is run as a whole: prune it before "
+                                          "(program.clone(for_test=True)), or leave use_prune out")
+        self._start(parallel)
+        fetches, _ = _fetch_names(fetch_list)
+        return parallel.run(self, feed, fetches, global_scope() if scope is None else scope, numpy, merged, _check_feeds)
+
+    def _start(self, parallel: DataParallel) -> None:
+        """Find the devices of a program's replicas."""
+        prepare_cpus(cpu_number())
+        parallel.start(isinstance(self.place, CUDAPlace))
+
+    def _key(self, program: Program, scope: Scope, step: Any) -> np.ndarray:
         """The step's random key: the program's seed, and how often the program ran in this scope.
 
         A program that reads nothing (a startup program) draws the same numbers each time if it has a seed.

@@ -46,7 +46,6 @@ _HINTS = {
     "incubate.fleet": "training on several machines is not in this release",
     "transpiler": "training on several machines is not in this release",
     "communicator": "training on several machines is not in this release",
-    "parallel_executor": "data parallelism over several devices is not in this release: use Executor.run",
     "layers": "this layer (detection, CTC ...) is not in this release",
 }
 

@@ -106,10 +106,11 @@ class Buckets:
             return dict(feeds)
         lods = {n: [level.astype(np.int32) for level in v._lod] for n, v in ragged.items()}
         need = {n: Size.of(lod) for n, lod in lods.items()}
-        sizes = need if self.exact else self._choose(need)
+        sizes = need if self.exact else self.choose(need)
         return {n: fill(v._value, lods[n], sizes[n], self.exact) if n in ragged else v for n, v in feeds.items()}
 
-    def _choose(self, need: Sizes) -> Sizes:
+    def choose(self, need: Sizes) -> Sizes:
+        """The sizes to pad feeds to that need `need`."""
         batch = {n: s.numbers[:1] for n, s in need.items()}
         alike = [k for k in self._known if {n: s.numbers[:1] for n, s in k.items()} == batch]
         rows = sum(s.rows for s in need.values())

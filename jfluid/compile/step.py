@@ -72,7 +72,8 @@ class Step:
         self.segments = [s if s.host else CompiledSegment(s, plan, check_finite, f"{name}_{i}")
                          for i, s in enumerate(plan.segments)]
         self.starts_anew = not plan.state and not plan.feeds
-        self._bound: weakref.WeakKeyDictionary[Scope, _Binding] = weakref.WeakKeyDictionary()
+        self._bound: weakref.WeakKeyDictionary[Scope, Binding] = weakref.WeakKeyDictionary()
+        self._home = jax.sharding.SingleDeviceSharding(device)
         # Where values in the Scope say on which device to run, no other word is needed.
         self._follows_state = bool(plan.state)
         only = self.segments[0] if len(self.segments) == 1 else None
@@ -85,7 +86,7 @@ class Step:
         """Run the step: read state from `scope`, write updated variables back, return the fetches (device or NumPy)."""
         binding = self._bound.get(scope)
         if binding is None or binding.stale():
-            binding = self._bound[scope] = _Binding(self.plan, scope, self.device)
+            binding = self._bound[scope] = Binding(self.plan, scope, lambda _: self._home)
         feeds = self._buckets.pad(feeds)
         if self._whole is not None and self._follows_state:
             return binding.run(self._call, self._whole, feeds, key)
@@ -95,7 +96,7 @@ class Step:
             self.run_segments(env, scope, key, binding)
         return [env[n] for n in self.plan.fetches]
 
-    def run_segments(self, env: dict[str, Any], scope: Scope, key: Any, binding: "_Binding | None" = None) -> None:
+    def run_segments(self, env: dict[str, Any], scope: Scope, key: Any, binding: "Binding | None" = None) -> None:
         """Run all segments on the values in `env`, which gets what they give."""
         for segment in self.segments:
             if isinstance(segment, CompiledSegment):
@@ -128,13 +129,13 @@ class Step:
             return outs
 
 
-class _Binding:
+class Binding:
     """The tensors of one Scope that a plan reads and writes, looked up once."""
 
-    def __init__(self, plan: Plan, scope: Scope, device: jax.Device):
+    def __init__(self, plan: Plan, scope: Scope, home: Callable[[str], jax.sharding.Sharding]):
         # A binding lives in a weak dictionary keyed by its Scope: it must not keep the Scope alive.
         self.scope = weakref.ref(scope)
-        self.device = device
+        self.home = home  # where the value of a name lies
         self.epochs = [s.epoch for s in _chain(scope)]
         found = {n: scope.find_var(n) for n in plan.state}
         self.missing = [n for n, v in found.items() if v is None]
@@ -193,7 +194,7 @@ class _Binding:
             env[name] = value
 
     def _admit(self, name: str, tensor: LoDTensor) -> Any:
-        """Bring a value that the last step did not leave here to the device, and check it."""
+        """Bring a value that the last step did not leave here to its device or devices, and check it."""
         var = self.plan.block.find_var_recursive(name)
         value = tensor._value
         if var is not None and var._shape is not None and var.persistable:
@@ -201,9 +202,10 @@ class _Binding:
             if len(want) != value.ndim or any(w not in (-1, g) for w, g in zip(want, value.shape)):
                 raise errors.ProgramError(f"variable {name}: the scope holds shape {list(value.shape)}, "
                                           f"the program expects {list(want)}")
-        if not isinstance(value, jax.Array) or value.devices() != {self.device} or not value.committed:
+        home = self.home(name)
+        if not isinstance(value, jax.Array) or not value.committed or not value.sharding.is_equivalent_to(home, value.ndim):
             with jax.enable_x64(True):
-                value = jax.device_put(value, self.device, may_alias=isinstance(value, jax.Array))
+                value = jax.device_put(value, home, may_alias=isinstance(value, jax.Array))
         tensor._value = value
         return value
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jfluid import errors
-from jfluid.ops import row_rules, windows
+from jfluid.ops import collective, row_rules, windows
 from jfluid.ops.registry import Int, op
 
 
@@ -116,6 +116,31 @@ def batch_norm(x, scale, bias, mean, variance, momentum_tensor, *, momentum=0.9,
     if rows is not None and x.size == x.shape[axis] * x.shape[0]:
         outs = [jnp.where(rows.count == 1, v, w) for v, w in zip((x, mean, variance, mean, variance), outs)]
     return (*outs, None)
+
+
+@op("sync_batch_norm", **_STATISTICS, rows="mask", row_outs=("Y",))
+def sync_batch_norm(x, scale, bias, mean, variance, momentum_tensor, *, momentum=0.9, epsilon=1e-5, data_layout="NCHW",
+                    is_test=False, use_global_stats=False, trainable_statistics=False, rows=None):
+    """batch_norm by the statistics of the batch of all replicas."""
+    if use_global_stats or (is_test and not trainable_statistics) or not collective.among_replicas():
+        return batch_norm(x, scale, bias, mean, variance, momentum_tensor, momentum=momentum, epsilon=epsilon,
+                          data_layout=data_layout, is_test=is_test, use_global_stats=use_global_stats,
+                          trainable_statistics=trainable_statistics, rows=rows)
+    axis = _channel_axis(x, data_layout)
+    _check_parameters("sync_batch_norm", x.shape[axis], Scale=scale, Bias=bias, Mean=mean, Variance=variance)
+    others = tuple(a for a in range(x.ndim) if a != axis)
+    along = functools.partial(_along, ndim=x.ndim, axis=axis)
+    wide = x.astype(mean.dtype)
+    own = x.shape[0] if rows is None else rows.count
+    count = collective.total(jnp.asarray(own, mean.dtype)) * (x.size // (x.shape[axis] * x.shape[0]))
+    sums = (lambda v: v.sum(others)) if rows is None else (lambda v: rows.zero(v).sum(others))
+    batch_mean = collective.total(sums(wide)) / count
+    batch_variance = collective.total(sums(jnp.square(wide - along(batch_mean)))) / count
+    inverse = lax.rsqrt(batch_variance + epsilon)
+    y = ((wide - along(batch_mean)) * along(scale * inverse) + along(bias)).astype(x.dtype)
+    keep = momentum if momentum_tensor is None else momentum_tensor.reshape(()).astype(mean.dtype)
+    batch_mean, batch_variance, inverse = map(lax.stop_gradient, (batch_mean, batch_variance, inverse))
+    return (y, mean * keep + batch_mean * (1 - keep), variance * keep + batch_variance * (1 - keep), batch_mean, inverse, None)
 
 
 @op("inplace_abn", **_STATISTICS, rows="mask", row_outs=("Y",))

@@ -1,0 +1,1 @@
+"""Data parallelism: one step on several devices."""

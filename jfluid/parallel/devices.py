@@ -1,0 +1,46 @@
+"""The devices that replicas run on; virtual ones for the CPU."""
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from jfluid import errors
+from jfluid.places import CPUPlace, CUDAPlace, cpu_places, cuda_places
+
+
+def cpu_number() -> int:
+    """How many replicas the variable CPU_NUM asks for on the CPU; 1 when it is not set. Raises PlaceError."""
+    text = os.environ.get("CPU_NUM", "1")
+    if not text.isdecimal() or int(text) < 1:
+        raise errors.PlaceError(f"CPU_NUM: expected a whole number above 0, found {text!r}")
+    return int(text)
+
+
+def prepare_cpus(number: int) -> None:
+    """Let JAX split the CPU into `number` devices, if it has not started yet."""
+    if number > 1 and jax.config.jax_num_cpu_devices < number:
+        try:
+            jax.config.update("jax_num_cpu_devices", number)
+        except RuntimeError:
+            pass  # JAX has started: `devices_of` tells whether there are enough
+
+
+def devices_of(places: Sequence[Any] | None, on_gpus: bool) -> list[jax.Device]:
+    """The devices of places: those given, else all GPUs, else as many CPU devices as CPU_NUM says. Raises PlaceError."""
+    if places is None or not len(places):
+        places = cuda_places() if on_gpus else cpu_places()
+    if all(isinstance(p, CUDAPlace) for p in places):
+        found = [p.device() for p in places]
+        if len(set(found)) < len(found):
+            raise errors.PlaceError(f"places: each GPU can be named only once, found {list(places)}")
+        return found
+    if not all(isinstance(p, CPUPlace) for p in places):
+        raise errors.PlaceError(f"places: expected CPUPlaces or CUDAPlaces, found {list(places)}")
+    prepare_cpus(len(places))
+    there = jax.devices("cpu")
+    if len(there) < len(places):
+        raise errors.PlaceError(
+            f"{len(places)} replicas on the CPU were asked for, and JAX has started with {len(there)} CPU device(s). Set the "
+            f"variable CPU_NUM={len(places)} before the program starts, or os.environ['CPU_NUM'] before the first run")
+    return there[:len(places)]

@@ -1,0 +1,130 @@
+"""Dividing a feed among replicas, and putting together what they give."""
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jfluid import errors
+from jfluid.compile.buckets import Buckets, Size, fill, trimmed
+from jfluid.lod_tensor import LoDTensor, LoDTensorArray, SelectedRows
+from jfluid.ops.ragged import Level, Ragged
+
+
+def shares(feeds: Mapping[str, Any], replicas: int, whole: set[str]) -> list[dict[str, Any]]:
+    """The feed of each replica: rows, or the sequences of ragged rows, in order; the first replicas get what is over.
+
+    Those in `whole` (persistable variables) are not divided. Raises FeedError for fewer rows than replicas.
+    """
+    parts: list[dict[str, Any]] = [{} for _ in range(replicas)]
+    for name, value in feeds.items():
+        if name in whole:
+            pieces = [value] * replicas
+        else:
+            ragged = isinstance(value, LoDTensor)
+            rows = len(value._lod[0]) - 1 if ragged else value.shape[0] if value.ndim else 0
+            if rows < replicas:
+                raise errors.FeedError(f"feed {name}: {rows} {'sequences' if ragged else 'rows'} for {replicas} replicas: "
+                                       "each needs at least one. Feed more, or use fewer replicas (CPU_NUM, places)")
+            ends = np.cumsum([0] + [rows // replicas + (i < rows % replicas) for i in range(replicas)])
+            pieces = [_sequences(value, a, b) if ragged else value[a:b] for a, b in zip(ends, ends[1:])]
+        for part, piece in zip(parts, pieces):
+            part[name] = piece
+    return parts
+
+
+def _sequences(tensor: LoDTensor, begin: int, end: int) -> LoDTensor:
+    lod = []
+    for level in tensor._lod:
+        lod.append(level[begin:end + 1] - level[begin])
+        begin, end = int(level[begin]), int(level[end])
+    return LoDTensor(tensor._value[begin:end], lod)
+
+
+class Stacker:
+    """Stacks the feeds of replicas along a new first dimension; ragged ones, and rows of different number, are padded."""
+
+    def __init__(self) -> None:
+        self._buckets = Buckets()
+
+    def stack(self, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """The feeds by name, arrays or `Ragged` with leaves [replicas, ...]."""
+        names = list(parts[0])
+        lods = {n: [[level.astype(np.int32) for level in p[n]._lod] for p in parts]
+                for n in names if isinstance(parts[0][n], LoDTensor)}
+        sizes = self._buckets.choose({n: _largest(found) for n, found in lods.items()}) if lods else {}
+        found = {}
+        for name in names:
+            values = [p[name] for p in parts]
+            if name in lods:
+                uneven = len({len(lod[0]) for lod in lods[name]}) > 1
+                found[name] = _stacked([_filled(v._value, lod, sizes[name], uneven) for v, lod in zip(values, lods[name])])
+            elif len({v.shape[0] if v.ndim else 0 for v in values}) == 1:
+                found[name] = np.stack(values)
+            else:
+                rows = max(len(v) for v in values)
+                found[name] = _stacked([Ragged(fill(v, [], Size(rows, (), ()), False).values, (), np.int32(len(v)))
+                                        for v in values])
+        return found
+
+
+def _largest(lods: list[list[np.ndarray]]) -> Size:
+    """A size that all replicas' sequences fit; its number of sequences is that of the replica that has the most."""
+    sizes = [Size.of(lod) for lod in lods]
+    alike = len(set(sizes)) == 1
+    return sizes[0] if alike else Size(max(s.rows for s in sizes), tuple(map(max, zip(*(s.numbers for s in sizes)))),
+                                       tuple(map(max, zip(*(s.longest for s in sizes)))))
+
+
+def _filled(values: Any, lod: list[np.ndarray], size: Size, uneven: bool) -> Ragged:
+    """The rows padded to `size`; where replicas have different numbers of sequences, with their own."""
+    made = fill(values, lod, size, False)
+    if not uneven:
+        return made
+    first = made.levels[0]
+    return Ragged(made.values, (Level(first.given, first.longest, count=np.int32(len(lod[0]) - 1)), *made.levels[1:]))
+
+
+def _stacked(parts: list[Ragged]) -> Ragged:
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *parts)
+
+
+def joined(value: Any, replicas: int, merged: bool, numpy: bool, name: str) -> Any:
+    """What replicas gave, stacked along a first dimension: one value with their rows in order, or a list of theirs."""
+    parts = [trimmed(jax.tree.map(lambda leaf, i=i: np.asarray(leaf[i]), value)) for i in range(replicas)]
+    return _as_fetched(parts, merged, numpy, name)
+
+
+def repeated(value: Any, replicas: int, merged: bool, numpy: bool, name: str) -> Any:
+    """A value that all replicas have, as `joined` gives it."""
+    return _as_fetched([trimmed(jax.tree.map(np.asarray, value))] * replicas, merged, numpy, name)
+
+
+def _as_fetched(parts: list[Any], merged: bool, numpy: bool, name: str) -> Any:
+    tensors = [p if isinstance(p, (LoDTensor, SelectedRows, LoDTensorArray)) else LoDTensor(p) for p in parts]
+    if merged:
+        tensors = [_merged(tensors, name)]
+    found = [_numpy(name, t) for t in tensors] if numpy else tensors
+    return found[0] if merged else found
+
+
+def _merged(parts: list[Any], name: str) -> Any:
+    if not all(isinstance(p, LoDTensor) for p in parts):
+        raise errors.FetchError(f"fetch {name}: each replica has its own {type(parts[0]).__name__}: fetch with "
+                                "return_merged=False, which gives a list of them")
+    values = [np.atleast_1d(np.asarray(p._value)) for p in parts]
+    if len({v.shape[1:] for v in values}) > 1:
+        raise errors.FetchError(f"fetch {name}: replicas give shapes {[v.shape for v in values]}, which cannot be joined: "
+                                "fetch with return_merged=False, which gives a list of them")
+    lod = []
+    for levels in zip(*(p._lod for p in parts)):
+        ends = np.cumsum([0] + [level[-1] for level in levels])
+        lod.append(np.concatenate([[0], *(level[1:] + end for level, end in zip(levels, ends))]))
+    return LoDTensor(np.concatenate(values), lod)
+
+
+def _numpy(name: str, value: Any) -> Any:
+    if isinstance(value, LoDTensor) and value._lod:
+        raise errors.FetchError(f"fetch {name}: it holds rows in sequences, which a NumPy array cannot tell: fetch with "
+                                "return_numpy=False, and read .lod() and np.array() of the result")
+    return [_numpy(name, v) for v in value] if isinstance(value, LoDTensorArray) else np.array(value)

@@ -1,0 +1,129 @@
+"""Cutting a step into phases: what each replica does on its share of the batch, and what is done once for all.
+
+Replicas compute forward and backward. Then gradients are brought together, and updates (operators of the role Optimize)
+are traced once, over whole arrays, which XLA's partitioner spreads over the devices as their shardings say.
+"""
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from jfluid import errors
+from jfluid.compile.plan import Plan
+from jfluid.ir.operator import Operator, OpRole
+from jfluid.ir.prune import reads_of, writes_of
+from jfluid.ir.variable import EMPTY_NAME
+from jfluid.ops.registry import OpDef
+
+Item = tuple[int, Operator, OpDef]
+
+
+@dataclass
+class Phase:
+    """Operators that run together.
+
+    Attributes:
+        apart: whether each replica runs them by itself.
+        reads: names that come from outside.
+        reduced: gradients that are brought together at the end of the phase.
+        apart_gives: values that each replica has for itself, and that are needed later.
+        whole_gives: values of the Scope that replicas write (all alike, or each its own, as running statistics).
+    """
+
+    items: list[Item]
+    apart: bool
+    reads: list[str] = field(default_factory=list)
+    reduced: list[str] = field(default_factory=list)
+    apart_gives: list[str] = field(default_factory=list)
+    whole_gives: list[str] = field(default_factory=list)
+
+
+def gradients_of(items: Sequence[Item]) -> dict[str, str]:
+    """Gradient -> parameter, for all gradients that updates read."""
+    found = {}
+    for _, op, _ in items:
+        pairs = op.attrs.get("op_role_var", ())
+        if op.attrs.get("op_role", 0) & OpRole.Backward:
+            found.update(zip(pairs[1::2], pairs[::2]))
+    return found
+
+
+def cut(plan: Plan) -> list[Phase]:
+    """The phases of a plan. Raises UnsupportedError for host operators, and for updates of what differs by replica."""
+    for segment in plan.segments:
+        if segment.host:
+            op = segment.ops[0][1]
+            raise errors.UnsupportedError(f"operator {op.type} runs on the host, which data parallelism does not support: "
+                                          "take it out of the program, or run the program on one device" + _at(op))
+    items = [item for segment in plan.segments for item in segment.ops]
+    gradients = gradients_of(items)
+    phases = _grouped(items)
+    _wire(phases, plan, gradients)
+    return phases
+
+
+def _grouped(items: list[Item]) -> list[Phase]:
+    """Operators that do not wait for an update go before it, so that there are few phases."""
+    phases = [Phase([], True)]
+    updated: set[str] = set()  # what whole phases have written so far
+    touched: set[str] = set()  # what they have read
+    for item in items:
+        op = item[1]
+        reads, writes = reads_of(op), writes_of(op)
+        if op.attrs.get("op_role", 0) & (OpRole.Optimize | OpRole.LRSched):
+            if phases[-1].apart:
+                phases.append(Phase([], False))
+            phases[-1].items.append(item)
+            updated |= writes
+            touched |= reads
+        elif not (reads & updated or writes & (updated | touched)):
+            next(p for p in reversed(phases) if p.apart).items.append(item)
+        else:
+            if not phases[-1].apart:
+                phases.append(Phase([], True))
+                updated, touched = set(), set()
+            phases[-1].items.append(item)
+    return [p for p in phases if p.items]
+
+
+def _wire(phases: list[Phase], plan: Plan, gradients: dict[str, str]) -> None:
+    # Names whose values differ by replica: they follow from the feeds or from random numbers.
+    differ = {n for n in plan.feeds if not plan.block.vars[n].persistable}
+    known = set(plan.feeds) | set(plan.state)
+    written: list[set[str]] = []
+    for phase in phases:
+        inside: set[str] = set()
+        needs: dict[str, None] = {}
+        for _, op, definition in phase.items:
+            reads = {*op.input_arg_names, *reads_of(op)} - {EMPTY_NAME}
+            needs.update((n, None) for n in sorted(reads & known - inside))
+            inside |= writes_of(op)
+            if phase.apart and (reads & differ or definition.rng):
+                differ |= writes_of(op)
+        phase.reads = list(needs)
+        if phase.apart:
+            differ -= set(plan.updated)
+        else:
+            _refuse_apart(phase, differ - set(gradients))
+            differ -= inside
+        known |= inside
+        written.append(inside)
+    later = set(plan.fetches)
+    for phase, inside in zip(reversed(phases), reversed(written)):
+        if phase.apart:
+            by_updates = set().union(*(p.reads for p in phases if not p.apart))
+            phase.reduced = sorted(n for n in inside if n in gradients and n in by_updates | later)
+            phase.apart_gives = sorted((inside & later & differ) - set(phase.reduced))
+            phase.whole_gives = sorted((inside & (later | set(plan.updated))) - set(phase.reduced) - set(phase.apart_gives))
+        later |= set(phase.reads)
+
+
+def _refuse_apart(phase: Phase, differ: set[str]) -> None:
+    for _, op, _ in phase.items:
+        strange = sorted(reads_of(op) & differ & set(phase.reads))
+        if strange:
+            raise errors.UnsupportedError(f"operator {op.type} updates by {strange[0]}, which each replica has for itself: "
+                                          "with data parallelism updates may read parameters, gradients and schedules"
+                                          + _at(op))
+
+
+def _at(op: Operator) -> str:
+    return f"\n  made at: {op.callsite}" if op.callsite else ""

@@ -1,0 +1,156 @@
+"""What data parallelism changes in a program, and running it on replicas."""
+import hashlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jfluid import errors
+from jfluid.compile.plan import plan
+from jfluid.ir.operator import OpRole
+from jfluid.ir.program import Program
+from jfluid.ir.verify import verify
+from jfluid.ops.collective import AXIS
+from jfluid.parallel import feeding, phases
+from jfluid.parallel.devices import devices_of
+from jfluid.parallel.step import ParallelStep
+from jfluid.parallel.strategy import Layout, dimension_of
+from jfluid.scope import Scope
+
+_MAX_STEPS = 32
+
+
+class DataParallel:
+    """A program on the devices of places.
+
+    Args:
+        program: the program of one replica.
+        loss_name: the loss that it trains by; None for a program that only predicts.
+        build: a BuildStrategy.
+        execution: an ExecutionStrategy.
+        places: the devices; see `devices_of`.
+    """
+
+    def __init__(self, program: Program, loss_name: str | None, build: Any, execution: Any, places: Sequence[Any] | None):
+        self.program, self.loss_name, self.build, self.execution, self.places = program, loss_name, build, execution, places
+        self.devices: list[jax.Device] = []
+        self._steps: OrderedDict[Any, ParallelStep] = OrderedDict()
+        self._rewritten: tuple[Any, Program] | None = None
+        self._seeds: list[str] = []
+
+    def start(self, on_gpus: bool) -> None:
+        """Find the devices. Raises PlaceError."""
+        if not self.devices:
+            self.devices = devices_of(self.places, on_gpus)
+
+    @property
+    def replicas(self) -> int:
+        """How many replicas run."""
+        return len(self.devices)
+
+    def run(self, executor: Any, feed: Any, fetches: list[str], scope: Scope, numpy: bool, merged: bool,
+            check: Any) -> list[Any]:
+        """Run the program once (or as often as `num_iteration_per_run` says) in all replicas.
+
+        Args:
+            check: turns a feed of names and values into arrays.
+        """
+        program = self._program()
+        parts = self._parts(program, feed, check)
+        unfed = [n for n in self._seeds if n not in parts[0]]
+        if unfed:
+            raise errors.FeedError(f"feed {unfed[0]}: with GradientScaleStrategy.Customized the gradient of the loss is to be "
+                                   f"fed, {self.replicas} numbers, one for each replica")
+        step = self._step(program, list(parts[0]), fetches)
+        found: list[Any] = []
+        for _ in range(self.execution.num_iteration_per_run if self.execution is not None else 1):
+            found = step.run(scope, parts, executor._key(program, scope, step) if step.plan.rng else None)
+        return [(feeding.joined if step.differs(n) else feeding.repeated)(v, self.replicas, merged, numpy, n)
+                for n, v in zip(fetches, found)]
+
+    def _parts(self, program: Program, feed: Any, check: Any) -> list[dict[str, Any]]:
+        if isinstance(feed, (list, tuple)):
+            if len(feed) != self.replicas:
+                raise errors.FeedError(f"feed: a list of {len(feed)} feeds for {self.replicas} replicas: give one for each, "
+                                       "or a single dict, which is divided among them")
+            parts = [check(program, f) for f in feed]
+            if any(list(p) != list(parts[0]) for p in parts):
+                raise errors.FeedError(f"feed: the replicas' feeds hold different names: {[sorted(p) for p in parts]}")
+            return parts
+        block = program.global_block()
+        feeds = check(program, feed)
+        return feeding.shares(feeds, self.replicas, {n for n in feeds if block.vars[n].persistable})
+
+    def _program(self) -> Program:
+        if self._rewritten is None or self._rewritten[0] != self.program.fingerprint:
+            program, self._seeds = rewritten(self.program, self.build, self.replicas)
+            self._rewritten = self.program.fingerprint, program
+        return self._rewritten[1]
+
+    def _step(self, program: Program, feeds: list[str], fetches: list[str]) -> ParallelStep:
+        key = program.fingerprint, tuple(feeds), tuple(fetches)
+        step = self._steps.get(key)
+        if step is None:
+            name = "fluid_" + hashlib.sha256(repr((key, self.replicas)).encode()).hexdigest()[:12]
+            planned = plan(program, feeds, fetches)
+            layout = Layout(Mesh(np.array(self.devices), (AXIS,)), self._shares(planned))
+            step = self._steps[key] = ParallelStep(planned, layout, self.build.fuse_all_reduce_ops, name)
+            if len(self._steps) > _MAX_STEPS:
+                self._steps.popitem(last=False)
+        else:
+            self._steps.move_to_end(key)
+        return step
+
+    def _shares(self, planned: Any) -> dict[str, int]:
+        """With Reduce: gradients, and the optimizer's state of their shape, by the dimension that is divided."""
+        if self.build.reduce_strategy != self.build.ReduceStrategy.Reduce or self.replicas == 1:
+            return {}
+        items = [item for segment in planned.segments for item in segment.ops]
+        found: dict[str, int] = {}
+        for grad, param in phases.gradients_of(items).items():
+            table = planned.block.find_var_recursive(grad)
+            sparse = table is not None and table.type.name == "SELECTED_ROWS"
+            shape = tuple(planned.block.find_var_recursive(param).shape)
+            dim = dimension_of(shape, self.replicas, sparse)
+            if dim is None:
+                continue
+            if not sparse:
+                found[grad] = dim
+            for name in _state_of(items, param, shape, planned):
+                found[name] = dim
+        return found
+
+
+def _state_of(items: list, param: str, shape: tuple[int, ...], planned: Any) -> list[str]:
+    """Variables of the parameter's shape that its updates keep from step to step."""
+    updates = [op for _, op, _ in items if op.attrs.get("op_role", 0) & OpRole.Optimize and param in op.output_arg_names]
+    names = {n for op in updates for n in op.output_arg_names} & set(planned.updated) - {param}
+    return [n for n in sorted(names) if tuple(planned.block.find_var_recursive(n).shape) == shape]
+
+
+def rewritten(program: Program, build: Any, replicas: int) -> tuple[Program, list[str]]:
+    """The program that each replica runs, and the gradients that are to be fed.
+
+    Gradients begin with the replica's share of the loss, or with what is fed; batch norm spans replicas where that is asked
+    for.
+    """
+    program = program.clone()
+    block = program.global_block()
+    seeds = [op for op in block.ops if op.attrs.get("op_role", 0) == OpRole.Backward | OpRole.Loss]
+    fed: list[str] = []
+    if build.gradient_scale_strategy == build.GradientScaleStrategy.CoeffNumDevice:
+        for op in seeds:
+            op.attrs["value"] = op.attrs["value"] / replicas
+    elif build.gradient_scale_strategy == build.GradientScaleStrategy.Customized:
+        block.ops = [op for op in block.ops if op not in seeds]
+        fed = [n for op in seeds for n in op.output_arg_names]
+        for name in fed:
+            block.var(name).is_data = True
+    if build.sync_batch_norm:
+        for op in (op for b in program.blocks for op in b.ops):
+            if op.type in ("batch_norm", "batch_norm_grad"):
+                op.type = f"sync_{op.type}"
+    return verify(program, "data parallelism"), fed

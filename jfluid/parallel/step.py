@@ -1,0 +1,117 @@
+"""A step on several devices: replicas under `shard_map`, updates over whole arrays, one XLA program."""
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from jfluid import errors
+from jfluid.compile.lower import Lowering
+from jfluid.compile.plan import Plan
+from jfluid.compile.step import Binding
+from jfluid.ops.collective import AXIS
+from jfluid.ops.rows import NeedsExactRows
+from jfluid.parallel import feeding, phases
+from jfluid.parallel.strategy import Layout, summed
+from jfluid.scope import Scope
+
+
+class ParallelStep:
+    """Runs a plan on the devices of a layout."""
+
+    def __init__(self, plan: Plan, layout: Layout, fuse: bool, name: str):
+        self.plan, self.layout, self._fuse = plan, layout, fuse
+        self._phases = phases.cut(plan)
+        self._state = list(plan.state)
+        self._donated = [n for n in self._state if n in set(plan.updated)]
+        self._kept = [n for n in self._state if n not in set(plan.updated)]
+        self._fed_whole = [n for n in plan.feeds if plan.block.vars[n].persistable]
+        apart = {n for p in self._phases for n in p.apart_gives} | set(plan.feeds) - set(self._fed_whole)
+        self._apart_fetches = {n for n in plan.fetches if n in apart and n not in plan.updated}
+        self.starts_anew = not plan.state and not plan.feeds
+        self._stacker = feeding.Stacker()
+        self._binding: tuple[Scope, Binding] | None = None
+        self._last: Any = None
+
+        def run(donated: tuple, kept: tuple, feeds: dict, fed: dict, key: Any) -> tuple:
+            return self._trace(dict(zip(self._donated, donated)) | dict(zip(self._kept, kept)) | fed, feeds, key)
+
+        run.__name__ = run.__qualname__ = name
+        self._call = jax.jit(run, donate_argnums=(0,))
+
+    def run(self, scope: Scope, parts: Sequence[Mapping[str, Any]], key: np.ndarray | None) -> list[Any]:
+        """Run the step on each replica's feed; returns the fetches, those that differ by replica stacked."""
+        binding = self._bound(scope)
+        env: dict[str, Any] = {}
+        binding.read(env)
+        mine = [{n: v for n, v in part.items() if n not in self._fed_whole} for part in parts]
+        stacked = self._stacker.stack(mine) if mine else {}
+        if self._last is not None:
+            # Programs that wait for each other in XLA's thread pool can block it: one at a time on the CPU.
+            jax.block_until_ready(self._last)
+        with jax.enable_x64(True):
+            feeds = jax.device_put(stacked, self.layout.apart)
+            fed = {n: jax.device_put(parts[0][n], self.layout.home(n)) for n in self._fed_whole}
+            try:
+                updated, fetched = self._call(tuple([env[n] for n in self._donated]), tuple([env[n] for n in self._kept]),
+                                              feeds, fed, key)
+            except NeedsExactRows as error:
+                raise errors.UnsupportedError(
+                    f"{str(error).splitlines()[0]}, and replicas have different numbers of rows: feed batches whose rows "
+                    f"divide by {self.layout.replicas}, or run the program on one device") from error
+        self._last = next(iter(updated.values()), None) if updated else (fetched or None)
+        binding.write(updated, list(updated))
+        return [updated[n] if n in updated else fetched[n] for n in self.plan.fetches]
+
+    def differs(self, name: str) -> bool:
+        """Whether a fetch has a value for each replica."""
+        return name in self._apart_fetches
+
+    def _bound(self, scope: Scope) -> Binding:
+        if self._binding is None or self._binding[0] is not scope or self._binding[1].stale():
+            self._binding = scope, Binding(self.plan, scope, self.layout.home)
+        return self._binding[1]
+
+    def _trace(self, whole: dict[str, Any], apart: dict[str, Any], key: Any) -> tuple[dict, dict]:
+        wrapped = None if key is None else jax.random.wrap_key_data(key, impl="threefry2x32")
+        apart = dict(apart)
+        for phase in self._phases:
+            if phase.apart:
+                self._replicas(phase, whole, apart, wrapped)
+            else:
+                env = {n: whole[n] for n in phase.reads if n in whole}
+                whole.update(Lowering(phase.items, wrapped).run(env))
+        updated = {n: self._at_home(n, whole[n]) for n in self.plan.updated if n in whole}
+        fetched = {n: apart[n] if self.differs(n) else whole[n] for n in self.plan.fetches if n not in updated}
+        return updated, fetched
+
+    def _at_home(self, name: str, value: Any) -> Any:
+        if not isinstance(value, (jax.Array, np.ndarray)):
+            raise errors.UnsupportedError(f"persistable variable {name} would hold a {type(value).__name__}: only dense "
+                                          "tensors stay in a scope")
+        return lax.with_sharding_constraint(jnp.asarray(value), self.layout.home(name))
+
+    def _replicas(self, phase: phases.Phase, whole: dict[str, Any], apart: dict[str, Any], key: Any) -> None:
+        """Run a phase in each replica."""
+        mine = {n: apart[n] for n in phase.reads if n in apart}
+        alike = {n: whole[n] for n in phase.reads if n in whole and n not in mine}
+
+        def replica(alike: dict, mine: dict, key: Any) -> tuple[dict, dict, dict]:
+            own = None if key is None else jax.random.fold_in(key, lax.axis_index(AXIS))
+            env = alike | jax.tree.map(lambda leaf: leaf[0], mine)
+            Lowering(phase.items, own).run(env)
+            reduced = summed({n: env[n] for n in phase.reduced if n in env}, self.layout)
+            stacked = {n: jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], env[n]) for n in phase.apart_gives}
+            return reduced, {n: env[n] for n in phase.whole_gives if n in env}, stacked
+
+        specs = {n: self.layout.spec(n) for n in phase.reduced}
+        everywhere = PartitionSpec()
+        reduced, gives, stacked = jax.shard_map(
+            replica, mesh=self.layout.mesh, in_specs=(everywhere, PartitionSpec(AXIS), everywhere),
+            out_specs=(specs, everywhere, PartitionSpec(AXIS)), check_vma=False)(alike, mine, key)
+        whole.update(reduced)
+        whole.update(gives)
+        apart.update(stacked)

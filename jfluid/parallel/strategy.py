@@ -1,0 +1,97 @@
+"""Which devices hold what, and how gradients are brought together."""
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jfluid.ops.collective import AXIS
+from jfluid.ops.ragged import Ragged
+from jfluid.ops.selected_rows import SelectedRows
+
+_BUCKET = 32 << 20  # bytes of gradients that are summed in one call
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the values of a step lie.
+
+    Attributes:
+        mesh: the replicas' devices, in one dimension.
+        shares: parameters and optimizer state that are divided (Reduce): name -> the dimension.
+    """
+
+    mesh: Mesh
+    shares: Mapping[str, int]
+
+    @property
+    def replicas(self) -> int:
+        """How many there are."""
+        return int(self.mesh.size)
+
+    def spec(self, name: str) -> PartitionSpec:
+        """How a whole value lies on the devices."""
+        dim = self.shares.get(name)
+        return PartitionSpec() if dim is None else PartitionSpec(*[None] * dim, AXIS)
+
+    def home(self, name: str) -> NamedSharding:
+        """The sharding of a whole value."""
+        return NamedSharding(self.mesh, self.spec(name))
+
+    @property
+    def apart(self) -> NamedSharding:
+        """The sharding of values that are stacked by replica."""
+        return NamedSharding(self.mesh, PartitionSpec(AXIS))
+
+
+def dimension_of(shape: tuple[int, ...], replicas: int, sparse: bool) -> int | None:
+    """The dimension by which a value of this shape is divided: the first that divides evenly, the last for a table of rows
+    (so that each replica updates its columns of all rows); None when there is none, or where it is not worth it."""
+    if int(np.prod(shape)) < 2 * replicas:
+        return None
+    order = range(len(shape) - 1, 0, -1) if sparse else range(len(shape))
+    return next((d for d in order if shape[d] % replicas == 0), None)
+
+
+def summed(values: Mapping[str, Any], layout: Layout) -> dict[str, Any]:
+    """Sums of the replicas' gradients, within a replica: dense ones in fused buckets, those that are divided only in the
+    replica's own share, sparse ones as the rows of all."""
+    found: dict[str, Any] = {}
+    dense: dict[Any, list[str]] = {}
+    for name, value in values.items():
+        if isinstance(value, SelectedRows):
+            rows, parts = (lax.all_gather(v, AXIS, tiled=True) for v in (value.rows, value.values))
+            found[name] = SelectedRows(rows, parts, value.height, summed=True)
+        elif isinstance(value, Ragged):
+            raise TypeError(f"the gradient {name} has rows in sequences")
+        elif name in layout.shares:
+            found[name] = lax.psum_scatter(value, AXIS, scatter_dimension=layout.shares[name], tiled=True)
+        else:
+            dense.setdefault(value.dtype, []).append(name)
+    for names in dense.values():
+        for bucket in _buckets(names, values):
+            found.update(_fused(bucket, values))
+    return found
+
+
+def _buckets(names: list[str], values: Mapping[str, Any]) -> list[list[str]]:
+    buckets: list[list[str]] = [[]]
+    room = _BUCKET
+    for name in names:
+        if buckets[-1] and values[name].nbytes > room:
+            buckets.append([])
+            room = _BUCKET
+        buckets[-1].append(name)
+        room -= values[name].nbytes
+    return buckets
+
+
+def _fused(names: list[str], values: Mapping[str, Any]) -> dict[str, Any]:
+    if len(names) == 1:
+        return {names[0]: lax.psum(values[names[0]], AXIS)}
+    flat = lax.psum(jax.numpy.concatenate([values[n].reshape(-1) for n in names]), AXIS)
+    ends = np.cumsum([0] + [values[n].size for n in names])
+    return {n: flat[a:b].reshape(values[n].shape) for n, a, b in zip(names, ends, ends[1:])}
