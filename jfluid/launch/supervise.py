@@ -1,0 +1,310 @@
+"""Runs a gang: starts its members, passes their output on, and sees that they end together.
+
+The first member that fails, stalls or is killed ends the gang: SIGTERM to every member's process group, SIGKILL to
+those that are still there some seconds later. A member that has ended is not reaped before the gang is over, so that
+the number of its process group stays its own.
+"""
+import contextlib
+import functools
+import os
+import queue
+import selectors
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from types import FrameType
+from typing import Any, Protocol
+
+from jfluid.channel import CHANNEL
+from jfluid.launch.failure import Failure, excerpt_of, how_ended
+from jfluid.launch.gang import Member
+from jfluid.launch.output import Console, MemberOutput
+
+SECONDS_TO_END = 5.0
+_SECONDS_TO_EXIT_AFTER_ERROR = 2.0
+_SECONDS_TO_DRAIN = 2.0
+_SECONDS_BETWEEN_LOOKS = 0.05
+
+
+class Signals:
+    """The signals that ask the launcher to end, noted for the supervisor."""
+
+    def __init__(self) -> None:
+        self.received: list[int] = []
+
+    def __enter__(self) -> "Signals":
+        self._before = {number: signal.signal(number, self._note)
+                        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.received.append(number)
+
+
+class Peers(Protocol):
+    """The launchers of the job's other hosts."""
+
+    def connections(self) -> Sequence[Any]:
+        """Sockets to listen to."""
+
+    def receive(self, connection: Any) -> None:
+        """Take what has arrived at one of them."""
+
+    def failed(self, failure: Failure | None) -> None:
+        """Tell them that the gang here failed, or was asked to end (None)."""
+
+    def finished(self) -> None:
+        """Tell them that the gang here has done its work."""
+
+    @property
+    def verdict(self) -> "Verdict | None":
+        """How the job ends, once that is known: then the gang here must end too."""
+
+
+class Verdict:
+    """The end of a job on all hosts: with the first failure of all, or None when the work is done."""
+
+    def __init__(self, failure: Failure | None):
+        self.failure = failure
+
+
+class _Running:
+    """A member that was started."""
+
+    def __init__(self, member: Member, process: "subprocess.Popen[bytes]", output: MemberOutput):
+        self.member = member
+        self.process = process
+        self.output = output
+        self.code: int | None = None
+        self.error: str | None = None  # what the script's uncaught exception says
+        self.last_sign = time.monotonic()
+        self.counts_steps = False
+
+    def signal_group(self, number: int) -> None:
+        """Send a signal to the member and all that it started."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, number)
+
+
+class Supervisor:
+    """One run of a gang, from start to end."""
+
+    def __init__(self, members: Sequence[Member], console: Console, logs: Sequence[Any], signals: Signals,
+                 stall_timeout: float | None = None, peers: Peers | None = None):
+        self._members = list(zip(members, logs))
+        self._console = console
+        self._signals = signals
+        self._signals_seen = 0
+        self._stall_timeout = stall_timeout
+        self._peers = peers
+        self._running: list[_Running] = []
+        self._exits: queue.SimpleQueue[tuple[_Running, int]] = queue.SimpleQueue()
+        self._first: tuple[_Running, str] | None = None
+        self._raised: tuple[_Running, float] | None = None
+        self._told = False
+        self._ending = False
+        self._kill_at = float("inf")
+        self._killed = False
+
+    def run(self) -> Failure | None:
+        """Run the gang to its end; the first failure, of any host, or None when all trainers ended with 0."""
+        with selectors.DefaultSelector() as selector, ExitStack() as stack:
+            try:
+                for member, log in self._members:
+                    self._running.append(self._start(member, log, selector, stack))
+                for connection in self._peers.connections() if self._peers else ():
+                    selector.register(connection, selectors.EVENT_READ, self._peers)
+                while not self._over():
+                    self._pass_on(selector)
+                    self._look()
+            except BaseException:
+                self._ending = True
+                raise
+            finally:
+                # After success, what the script left in the background stays.
+                if self._ending:
+                    self._signal_groups(signal.SIGKILL)
+                # A process that left its group may hold the pipes open: read what is there, not to their end.
+                deadline = time.monotonic() + _SECONDS_TO_DRAIN
+                while selector.get_map() and self._pass_on(selector, members_only=True) and time.monotonic() < deadline:
+                    pass
+                for running in self._running:
+                    running.process.wait()
+                self._console.close()
+                for running in self._running:
+                    running.output.close()
+        return self._outcome()
+
+    # ---- starting and listening --------------------------------------------------------------------------------
+
+    def _start(self, member: Member, log: Any, selector: selectors.BaseSelector, stack: ExitStack) -> _Running:
+        reports, channel = os.pipe()
+        stack.callback(os.close, reports)
+        try:
+            environment = {"PYTHONUNBUFFERED": "1", CHANNEL: f"{channel}:{os.getpid()}"}
+            process = subprocess.Popen(
+                member.command, env={**member.env, **environment}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                stdin=None if len(self._members) == 1 else subprocess.DEVNULL, pass_fds=(channel,), start_new_session=True)
+        finally:
+            os.close(channel)
+        assert process.stdout and process.stderr  # both are pipes
+        stack.callback(process.stdout.close)
+        stack.callback(process.stderr.close)
+        running = _Running(member, process, MemberOutput(member, log, self._console))
+        for source, take in ((process.stdout, functools.partial(self._text, running, 1)),
+                             (process.stderr, functools.partial(self._text, running, 2)),
+                             (reports, functools.partial(self._reports, running))):
+            selector.register(source, selectors.EVENT_READ, take)
+        threading.Thread(target=self._wait_for, args=(running,), daemon=True).start()
+        return running
+
+    def _wait_for(self, running: _Running) -> None:
+        """Note the end of a member when it comes, without reaping it: the order tells the first from its victims."""
+        result = os.waitid(os.P_PID, running.process.pid, os.WEXITED | os.WNOWAIT)
+        assert result is not None  # only WNOHANG gives None
+        exited = result.si_code == os.CLD_EXITED
+        self._exits.put((running, result.si_status if exited else -result.si_status))
+
+    def _pass_on(self, selector: selectors.BaseSelector, members_only: bool = False) -> bool:
+        """Hand on what is ready to be read; whether there was anything."""
+        if not selector.get_map():
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+            return False
+        ready = selector.select(timeout=_SECONDS_BETWEEN_LOOKS)
+        handled = False
+        for key, _ in ready:
+            if key.data is self._peers:
+                if members_only:
+                    selector.unregister(key.fileobj)
+                elif self._peers is not None:
+                    self._peers.receive(key.fileobj)
+                    if key.fileobj not in self._peers.connections():
+                        selector.unregister(key.fileobj)
+                continue
+            handled = True
+            data = os.read(key.fd, 1 << 16)
+            if data:
+                key.data(data)
+            else:
+                selector.unregister(key.fileobj)
+        return handled
+
+    def _text(self, running: _Running, descriptor: int, data: bytes) -> None:
+        if not running.counts_steps:
+            running.last_sign = time.monotonic()
+        running.output.text(descriptor, data)
+
+    def _reports(self, running: _Running, data: bytes) -> None:
+        for report in running.output.reports(data):
+            if "step" in report:
+                # Between two loops (saving, evaluating) nothing counts steps.
+                running.counts_steps = not report["done"]
+                running.last_sign = time.monotonic()
+            elif self._raised is None:
+                running.error = report["error"]
+                self._raised = running, time.monotonic() + _SECONDS_TO_EXIT_AFTER_ERROR
+
+    # ---- deciding ----------------------------------------------------------------------------------------------
+
+    def _over(self) -> bool:
+        if any(running.code is None for running in self._running):
+            return False
+        # Peers that do not answer must not hold a launcher that was asked to end.
+        return self._peers is None or self._peers.verdict is not None or self._killed
+
+    def _look(self) -> None:
+        """Act on what has happened since the last look."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._ended(*self._exits.get_nowait())
+        now = time.monotonic()
+        for number in self._signals.received[self._signals_seen:]:
+            self._signals_seen += 1
+            self._end(signal.SIGKILL if self._signals_seen > 1 else number)
+        if self._raised is not None and now > self._raised[1]:
+            self._fail(self._raised[0])
+        if self._stall_timeout is not None and not self._ending:
+            self._look_for_stall(now, self._stall_timeout)
+        if self._peers is not None and self._peers.verdict is not None and not self._ending:
+            self._end(signal.SIGTERM)
+        if now > self._kill_at and not self._killed:
+            self._signal_groups(signal.SIGKILL)
+            self._killed = True
+        self._tell_peers()
+
+    def _ended(self, running: _Running, code: int) -> None:
+        running.code = code
+        if code != 0 and not self._is_stopped_server(running):
+            self._fail(self._raised[0] if self._raised else running)
+        elif not self._ending and self._work_is_done() and any(other.code is None for other in self._running):
+            self._end(signal.SIGTERM)
+
+    def _is_stopped_server(self, running: _Running) -> bool:
+        return running.member.role == "server" and self._work_is_done()
+
+    def _work_is_done(self) -> bool:
+        """Whether all trainers have ended with 0; servers, if any, have no work then."""
+        return all(running.code == 0 for running in self._running if running.member.role == "trainer")
+
+    def _fail(self, running: _Running, reason: str = "", first_signal: int = signal.SIGTERM) -> None:
+        """End the gang because of one member, unless it is ending already."""
+        if self._first is None:
+            self._first = running, reason
+        if not self._ending:
+            if first_signal != signal.SIGTERM:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(running.process.pid, first_signal)
+            self._end(signal.SIGTERM, leave_out=running if first_signal != signal.SIGTERM else None)
+
+    def _look_for_stall(self, now: float, timeout: float) -> None:
+        working = [running for running in self._running if running.code is None and running.member.role == "trainer"]
+        # In a job that trains in step all stop when one does: that one was silent first.
+        silent = min(working, key=lambda running: running.last_sign, default=None)
+        if silent is not None and now - silent.last_sign > timeout:
+            # SIGABRT: Python's fault handler then writes where each thread stands.
+            self._fail(silent, f"no step for {timeout:g} s", signal.SIGABRT)
+
+    # ---- ending ------------------------------------------------------------------------------------------------
+
+    def _end(self, number: int, leave_out: _Running | None = None) -> None:
+        self._ending = True
+        self._kill_at = min(self._kill_at, time.monotonic() + SECONDS_TO_END)
+        self._signal_groups(number, leave_out)
+
+    def _signal_groups(self, number: int, leave_out: _Running | None = None) -> None:
+        for running in self._running:
+            if running is not leave_out:
+                running.signal_group(number)
+
+    def _tell_peers(self) -> None:
+        if self._peers is None or self._told or any(running.code is None for running in self._running):
+            return
+        self._told = True
+        failure = self._own_failure()
+        if failure is not None or self._signals_seen:
+            self._peers.failed(failure)
+        else:
+            self._peers.finished()
+
+    def _own_failure(self) -> Failure | None:
+        if self._first is None:
+            return None
+        running, reason = self._first
+        code = running.code if running.code is not None else -signal.SIGKILL
+        if running.error is not None:
+            # The interpreter may hang in its exit handlers and be killed: it is the exception that ended the script.
+            code = max(code, 1)
+        reason = reason or how_ended(code)
+        return Failure(running.member.label, code, reason, str(running.member.log), excerpt_of(running.output.tail()))
+
+    def _outcome(self) -> Failure | None:
+        if self._peers is not None and self._peers.verdict is not None and self._peers.verdict.failure is not None:
+            return self._peers.verdict.failure
+        return self._own_failure()
