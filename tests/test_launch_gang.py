@@ -269,6 +269,16 @@ def test_ranks_that_ignore_a_signal_are_killed():
 
 
 @process
+def test_a_launcher_that_is_killed_takes_all_with_it():
+    write("train.py", PROLOGUE + STUBBORN + "time.sleep(100)")
+    with started("--cpus", "2", "train.py") as launcher:
+        wait_until(lambda: len(list(Path().glob("pid.[01]"))) == 2)
+        launcher.kill()
+        launcher.communicate()
+    wait_until(lambda: not any(map(alive, numbers() + numbers("child.*"))))
+
+
+@process
 def test_restarts():
     result = gang("""
 attempt = int(os.environ["JFLUID_RESTARTS"])

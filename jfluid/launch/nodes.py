@@ -30,8 +30,8 @@ class NodeOptions:
 class Node:
     """Launcher `rank` of `count`. `task` of `tasks` are those on the same host that share its GPUs.
 
-    `host` is this host's address, None when only the way to the coordinator tells it. `first_port` is None for
-    free ones.
+    `host` is this host's address, None when only the way to the coordinator tells it. Its processes get `ports`, or
+    those from `first_port` on, or free ones.
     """
 
     rank: int = 0
@@ -39,6 +39,7 @@ class Node:
     host: str | None = None
     coordinator: tuple[str, int] | None = None
     first_port: int | None = None
+    ports: tuple[int, ...] | None = None
     task: int = 0
     tasks: int = 1
 
@@ -52,9 +53,10 @@ def find_node(job: CollectiveJob, options: NodeOptions, environment: Mapping[str
     elif job.ips is not None:
         node = _of_list(job.ips, options, job.started_port or FIRST_PORT)
     elif options.rank is None and count != 1:
-        node = _of_scheduler(environment, count) or node
-        if node.count == 1 and (count or 1) > 1:
+        placed = _of_scheduler(environment, count)
+        if placed is None and count is not None:
             raise JobError(f"jfluid-launch: {count} hosts, but which of them is this? Say --node-rank K (from 0) on each")
+        node = placed or node
     if job.coordinator is not None:
         node = replace(node, coordinator=endpoint(job.coordinator))
     if job.started_port is not None:
@@ -125,6 +127,11 @@ def _of_paddlecloud(environment: Mapping[str, str], first_port: int | None) -> N
     ips = [ip.strip() for ip in environment["PADDLE_TRAINERS"].split(",")]
     port = _number(environment, "PADDLE_PORT") or first_port or _CLOUD_PORT
     node = _of_list(ips, NodeOptions(_number(environment, "PADDLE_TRAINER_ID")), port)
+    listed = environment.get("DISTRIBUTED_TRAINER_ENDPOINTS")
+    if listed:
+        ports = [endpoint(text)[1] for text in listed.split(",")]
+        share = len(ports) // len(ips)
+        node = replace(node, ports=tuple(ports[node.rank * share:(node.rank + 1) * share]))
     return replace(node, host=environment["POD_IP"])
 
 
@@ -143,13 +150,13 @@ def _of_slurm(environment: Mapping[str, str]) -> Node | None:
     """A task that srun started; a batch script itself has no step, and is a host on its own."""
     count, rank = _number(environment, "SLURM_STEP_NUM_TASKS"), _number(environment, "SLURM_PROCID")
     hosts = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
-    if count in (None, 1) or count is None or rank is None or not hosts:
+    if count is None or count == 1 or rank is None or not hosts:
         return None
     per_host = _repeated(environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
     host = _number(environment, "SLURM_NODEID") or 0
     name = f"{environment.get('SLURM_JOB_ID', '')}.{environment.get('SLURM_STEP_ID', '')}"
-    return Node(rank, count, None, (first_host(hosts), _port_of(name)), None,
-                _number(environment, "SLURM_LOCALID") or 0, per_host[host] if host < len(per_host) else 1)
+    return Node(rank, count, coordinator=(first_host(hosts), _port_of(name)),
+                task=_number(environment, "SLURM_LOCALID") or 0, tasks=per_host[host] if host < len(per_host) else 1)
 
 
 def _repeated(text: str) -> list[int]:
@@ -167,7 +174,7 @@ def first_host(hosts: str) -> str:
 
 def _of_openmpi(environment: Mapping[str, str]) -> Node | None:
     count, rank = (_number(environment, f"OMPI_COMM_WORLD_{name}") for name in ("SIZE", "RANK"))
-    if count in (None, 1) or count is None or rank is None:
+    if count is None or count == 1 or rank is None:
         return None
     task, tasks = (_number(environment, f"OMPI_COMM_WORLD_LOCAL_{name}") for name in ("RANK", "SIZE"))
     name = environment.get("PMIX_NAMESPACE") or environment.get("OMPI_MCA_ess_base_jobid") or ""
@@ -178,7 +185,7 @@ def _of_openmpi(environment: Mapping[str, str]) -> Node | None:
         host = first_host(environment["SLURM_JOB_NODELIST"])
     elif match := re.search(r"tcp://([\d.]+)", environment.get("OMPI_MCA_orte_hnp_uri", "")):
         host = match[1]  # where mpirun runs
-    return Node(rank, count, None, (host, _port_of(name)) if host else None, None, task or 0, tasks or 1)
+    return Node(rank, count, coordinator=(host, _port_of(name)) if host else None, task=task or 0, tasks=tasks or 1)
 
 
 def _of_kubernetes(environment: Mapping[str, str], count: int | None) -> Node | None:

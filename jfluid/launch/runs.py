@@ -17,32 +17,27 @@ from jfluid.launch.failure import Failure
 from jfluid.launch.gang import Member, collective_gang, local_gang, processes_per_host
 from jfluid.launch.nodes import Node, NodeOptions, find_node
 from jfluid.launch.output import Console
-from jfluid.launch.supervise import Signals, Supervisor
+from jfluid.launch.rendezvous import Follower, Head, Verdict, interruption
+from jfluid.launch.supervise import Peers, Signals, Supervisor
 
 
 def run(job: Job, options: NodeOptions | None = None) -> int:
     """Run the job to its end and return its exit code. Raises JobError when it cannot start."""
-    runner = _CollectiveRunner(job, options or NodeOptions()) if isinstance(job, CollectiveJob) else _Runner(job)
     start = time.monotonic()
-    with Signals() as signals:
-        attempt = 0
-        while True:
-            failure = runner.run_once(attempt, signals)
-            if failure is None or signals.received or attempt >= job.max_restarts:
-                break
-            attempt += 1
-            _say(f"{_failed(failure)}; restart {attempt} of {job.max_restarts}")
-    code = failure.exit_code if failure else 0
-    runner.last_words(failure, signals, time.monotonic() - start)
-    return code
+    with ExitStack() as stack:
+        signals = stack.enter_context(Signals())
+        runner: _Runner = _CollectiveRunner(job, options or NodeOptions(), stack) if isinstance(job, CollectiveJob) \
+            else _Runner(job)
+        verdict = runner.run_once(signals)
+        while (first := verdict.failure) is not None and verdict.again and not signals.received:
+            _say(f"{first.label} failed ({first.reason}); restart {runner.attempt + 1} of {job.max_restarts}")
+            verdict = runner.run_once(signals)
+        runner.last_words(verdict.failure, signals, time.monotonic() - start)
+    return verdict.failure.exit_code if verdict.failure else 0
 
 
 def _say(text: str) -> None:
     print(f"jfluid-launch: {text}", file=sys.stderr, flush=True)
-
-
-def _failed(failure: Failure) -> str:
-    return f"{failure.label} failed ({failure.reason})"
 
 
 class _Runner:
@@ -50,17 +45,21 @@ class _Runner:
 
     def __init__(self, job: Job):
         self.job = job
+        self.attempt = -1
 
-    def run_once(self, attempt: int, signals: Signals) -> Failure | None:
-        """One run of the whole gang; its first failure."""
-        return self._supervise(local_gang(self.job), attempt, signals)
+    def run_once(self, signals: Signals) -> Verdict:
+        """One run of the whole gang, and how it ended."""
+        self.attempt += 1
+        return self._supervise(local_gang(self.job), signals)
 
-    def _supervise(self, members: Sequence[Member], attempt: int, signals: Signals) -> Failure | None:
-        members = [replace(member, env={**member.env, "JFLUID_RESTARTS": str(attempt)}) for member in members]
+    def _supervise(self, members: Sequence[Member], signals: Signals, peers: Peers | None = None) -> Verdict:
+        members = [replace(member, env={**member.env, "JFLUID_RESTARTS": str(self.attempt)}) for member in members]
         with ExitStack() as stack:
-            logs = [stack.enter_context(_open_log(member.log, "wb" if attempt == 0 else "ab")) for member in members]
-            supervisor = Supervisor(members, self._console(members), logs, signals, self.job.stall_timeout)
-            return supervisor.run()
+            logs = [stack.enter_context(_open_log(member.log, "wb" if self.attempt == 0 else "ab")) for member in members]
+            failure = Supervisor(members, self._console(members), logs, signals, self.job.stall_timeout, peers).run()
+        if peers is not None and peers.verdict is not None:
+            return peers.verdict
+        return Verdict(failure, again=peers is None and self.attempt < self.job.max_restarts)
 
     def _console(self, members: Sequence[Member]) -> Console:
         return Console(shows=lambda member: True, prefixed=False, alone=True)
@@ -84,17 +83,31 @@ class _CollectiveRunner(_Runner):
 
     job: CollectiveJob
 
-    def __init__(self, job: CollectiveJob, options: NodeOptions):
+    def __init__(self, job: CollectiveJob, options: NodeOptions, stack: ExitStack):
         super().__init__(job)
         self.node: Node = find_node(job, options)
         self.gpus = [] if job.gpus is None else assigned_gpus(job.gpus, visible_gpus(), self.node.task, self.node.tasks)
         self.processes = processes_per_host(job, self.gpus)
+        self.peers: Head | Follower | None = None
+        if self.node.count > 1:
+            self.peers = Follower(self.node, job.name) if self.node.rank else Head(self.node, job.name, job.max_restarts)
+            stack.callback(self.peers.close)
 
-    def run_once(self, attempt: int, signals: Signals) -> Failure | None:
+    def run_once(self, signals: Signals) -> Verdict:
         ports = _ports(self.processes, self.node)
-        host = self.node.host or "127.0.0.1"
-        members = collective_gang(self.job, [[f"{host}:{port}" for port in ports]], 0, self.gpus)
-        return self._supervise(members, attempt, signals)
+        if self.peers is None:
+            self.attempt += 1
+            endpoints = [[f"{self.node.host or '127.0.0.1'}:{port}" for port in ports]]
+        else:
+            meeting = self.peers.meet(ports, interrupted=lambda: bool(signals.received))
+            if meeting is None:
+                return Verdict(interruption(self.node.rank, signals.received[0]))
+            self.attempt, endpoints = meeting.attempt, meeting.endpoints
+        try:
+            return self._supervise(collective_gang(self.job, endpoints, self.node.rank, self.gpus), signals, self.peers)
+        finally:
+            if self.peers is not None:
+                self.peers.part()
 
     def _console(self, members: Sequence[Member]) -> Console:
         shown = self.job.console
@@ -115,6 +128,10 @@ class _CollectiveRunner(_Runner):
 
 def _ports(count: int, node: Node) -> list[int]:
     """Ports for the processes of this launcher: those from `first_port` on, or free ones."""
+    if node.ports is not None:
+        if len(node.ports) < count:
+            raise JobError(f"jfluid-launch: {count} processes need as many ports; there are {len(node.ports)}")
+        return list(node.ports[:count])
     if node.first_port is not None:
         first = node.first_port + node.task * count
         return list(range(first, first + count))

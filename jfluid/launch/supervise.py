@@ -21,11 +21,14 @@ from typing import Any, Protocol
 from jfluid.channel import CHANNEL
 from jfluid.launch.failure import Failure, excerpt_of, how_ended
 from jfluid.launch.gang import Member
+from jfluid.launch.guard import Guard
 from jfluid.launch.output import Console, MemberOutput
+from jfluid.launch.rendezvous import Verdict
 
 SECONDS_TO_END = 5.0
 _SECONDS_TO_EXIT_AFTER_ERROR = 2.0
 _SECONDS_TO_DRAIN = 2.0
+_SECONDS_TO_READ = 0.2
 _SECONDS_BETWEEN_LOOKS = 0.05
 
 
@@ -51,28 +54,27 @@ class Signals:
 class Peers(Protocol):
     """The launchers of the job's other hosts."""
 
+    @property
+    def verdict(self) -> Verdict | None:
+        """How the run ends on all hosts, once that is known: then the gang here must end too."""
+
     def connections(self) -> Sequence[Any]:
-        """Sockets to listen to."""
+        """What to listen to."""
 
     def receive(self, connection: Any) -> None:
         """Take what has arrived at one of them."""
 
-    def failed(self, failure: Failure | None) -> None:
-        """Tell them that the gang here failed, or was asked to end (None)."""
+    def failed(self, failure: Failure, age: float) -> None:
+        """Tell them that the gang here failed, `age` seconds ago."""
+
+    def interrupted(self, number: int) -> None:
+        """Tell them that the launcher here was asked to end by a signal."""
 
     def finished(self) -> None:
         """Tell them that the gang here has done its work."""
 
-    @property
-    def verdict(self) -> "Verdict | None":
-        """How the job ends, once that is known: then the gang here must end too."""
-
-
-class Verdict:
-    """The end of a job on all hosts: with the first failure of all, or None when the work is done."""
-
-    def __init__(self, failure: Failure | None):
-        self.failure = failure
+    def look(self) -> None:
+        """Act on what was told so far."""
 
 
 class _Running:
@@ -108,17 +110,19 @@ class Supervisor:
         self._exits: queue.SimpleQueue[tuple[_Running, int]] = queue.SimpleQueue()
         self._first: tuple[_Running, str] | None = None
         self._raised: tuple[_Running, float] | None = None
-        self._told = False
+        self._first_at = float("inf")
+        self._told = ""
         self._ending = False
         self._kill_at = float("inf")
         self._killed = False
 
     def run(self) -> Failure | None:
         """Run the gang to its end; the first failure, of any host, or None when all trainers ended with 0."""
-        with selectors.DefaultSelector() as selector, ExitStack() as stack:
+        with selectors.DefaultSelector() as selector, Guard() as guard, ExitStack() as stack:
             try:
                 for member, log in self._members:
                     self._running.append(self._start(member, log, selector, stack))
+                    guard.watch(self._running[-1].process.pid)
                 for connection in self._peers.connections() if self._peers else ():
                     selector.register(connection, selectors.EVENT_READ, self._peers)
                 while not self._over():
@@ -233,11 +237,13 @@ class Supervisor:
         if self._stall_timeout is not None and not self._ending:
             self._look_for_stall(now, self._stall_timeout)
         if self._peers is not None and self._peers.verdict is not None and not self._ending:
+            # What members do from here on is not this host's failure.
             self._end(signal.SIGTERM)
         if now > self._kill_at and not self._killed:
             self._signal_groups(signal.SIGKILL)
             self._killed = True
-        self._tell_peers()
+        if self._peers is not None:
+            self._tell(self._peers, now)
 
     def _ended(self, running: _Running, code: int) -> None:
         running.code = code
@@ -257,6 +263,7 @@ class Supervisor:
         """End the gang because of one member, unless it is ending already."""
         if self._first is None:
             self._first = running, reason
+            self._first_at = time.monotonic()
         if not self._ending:
             if first_signal != signal.SIGTERM:
                 with contextlib.suppress(ProcessLookupError):
@@ -283,15 +290,23 @@ class Supervisor:
             if running is not leave_out:
                 running.signal_group(number)
 
-    def _tell_peers(self) -> None:
-        if self._peers is None or self._told or any(running.code is None for running in self._running):
+    def _tell(self, peers: Peers, now: float) -> None:
+        """Tell the other hosts how it goes here: of a failure at once, but not before what it wrote has been read."""
+        peers.look()
+        if self._told == "failed" or peers.verdict is not None:
             return
-        self._told = True
         failure = self._own_failure()
-        if failure is not None or self._signals_seen:
-            self._peers.failed(failure)
-        else:
-            self._peers.finished()
+        if self._signals_seen:
+            self._told = "failed"
+            peers.interrupted(self._signals.received[0])
+        elif self._first is not None and failure is not None:
+            running = self._first[0]
+            if (running.code is not None or running.error is not None) and now >= self._first_at + _SECONDS_TO_READ:
+                self._told = "failed"
+                peers.failed(failure, now - self._first_at)
+        elif not self._told and all(running.code is not None for running in self._running):
+            self._told = "finished"
+            peers.finished()
 
     def _own_failure(self) -> Failure | None:
         if self._first is None:
@@ -305,6 +320,6 @@ class Supervisor:
         return Failure(running.member.label, code, reason, str(running.member.log), excerpt_of(running.output.tail()))
 
     def _outcome(self) -> Failure | None:
-        if self._peers is not None and self._peers.verdict is not None and self._peers.verdict.failure is not None:
+        if self._peers is not None and self._peers.verdict is not None:
             return self._peers.verdict.failure
         return self._own_failure()
