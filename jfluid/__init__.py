@@ -66,4 +66,4 @@ from jfluid.scope import Scope, global_scope, scope_guard
 
 enable_imperative, disable_imperative = enable_dygraph, disable_dygraph
 surface.install()
-channel.report_uncaught()
+channel.report_ending()

@@ -1,14 +1,17 @@
 """The way from a script to the launcher that started it: a pipe for messages, one JSON object a line."""
+import atexit
 import contextlib
+import functools
 import json
 import os
 import sys
+import threading
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 # Set by the launcher for each process that it starts: "<file descriptor>:<launcher's process id>".
 CHANNEL = "JFLUID_PROGRESS_CHANNEL"
-_LONGEST_ERROR = 500
 
 
 def descriptor() -> int | None:
@@ -24,20 +27,33 @@ def send(pipe: int, message: dict[str, Any]) -> None:
         os.write(pipe, json.dumps(message).encode() + b"\n")
 
 
-def report_uncaught() -> None:
-    """Tell the launcher of an exception that ends this script, at once.
+def report_ending() -> None:
+    """Have the launcher told, at once, when an exception or sys.exit ends this script with an exit code other than 0.
 
-    The interpreter may take minutes to end after it: jax.distributed waits for the other processes then.
+    The process itself may end minutes later, after the victims of its failure: in an exit handler jax.distributed
+    waits for the other processes. Without a launcher this does nothing.
     """
+    if descriptor() is not None:
+        sys.excepthook = functools.partial(_show_and_report, sys.excepthook)
+        sys.exit = _exit_and_report
+
+
+def _report(code: int) -> None:
     pipe = descriptor()
-    if pipe is None:
-        return
-    show = sys.excepthook
+    if pipe is not None:
+        send(pipe, {"ending": code})
 
-    def show_and_report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        show(kind, error, trace)
-        if not issubclass(kind, KeyboardInterrupt):
-            lines = str(error).splitlines()
-            send(pipe, {"error": f"{kind.__name__}: {lines[0]}"[:_LONGEST_ERROR] if lines else kind.__name__})
 
-    sys.excepthook = show_and_report
+def _show_and_report(show: Callable[..., None], kind: type[BaseException], error: BaseException,
+                     trace: TracebackType | None) -> None:
+    show(kind, error, trace)
+    if not issubclass(kind, KeyboardInterrupt):
+        _report(1)
+
+
+def _exit_and_report(status: Any = None, /) -> NoReturn:
+    code = 0 if status is None else int(status) & 255 if isinstance(status, int) else 1
+    if code != 0 and threading.current_thread() is threading.main_thread():
+        # What is registered last runs first, and only if nothing catches the SystemExit.
+        atexit.register(_report, code)
+    raise SystemExit(status)

@@ -203,22 +203,35 @@ time.sleep(100)
 
 
 @process
-def test_an_error_counts_when_it_is_raised_not_when_the_process_ends():
+@pytest.mark.parametrize(("ending", "code"), [("raise RuntimeError('out of luck')", 1), ("sys.exit(5)", 5)])
+def test_an_error_counts_when_it_is_raised_not_when_the_process_ends(ending, code):
     """jax.distributed waits in an exit handler for the other processes; they fail meanwhile, or wait too."""
-    result = gang("""
+    result = gang(f"""
 import atexit
 import jfluid
 ready()
 if rank == 1:
     wait_for("pid.0")
     atexit.register(time.sleep, 100)
-    raise RuntimeError("out of luck")
+    {ending}
 time.sleep(100)
 """, "--cpus", "2")
-    assert result.returncode == 1
-    assert "rank 1 failed first, with exit code 1" in result.stderr
-    assert "    RuntimeError: out of luck" in result.stderr
+    assert result.returncode == code
+    assert f"rank 1 failed first, with exit code {code}" in result.stderr
+    assert ("    RuntimeError: out of luck" in result.stderr) == (code == 1)
     check_nobody_is_left(2)
+
+
+@process
+def test_a_caught_exit_is_no_failure():
+    result = gang("""
+import jfluid
+try:
+    sys.exit(3)
+except SystemExit as error:
+    assert error.code == 3
+""", "--cpus", "2")
+    assert result.returncode == 0, result.stderr
 
 
 @process

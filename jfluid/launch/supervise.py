@@ -26,7 +26,7 @@ from jfluid.launch.output import Console, MemberOutput
 from jfluid.launch.rendezvous import Verdict
 
 SECONDS_TO_END = 5.0
-_SECONDS_TO_EXIT_AFTER_ERROR = 2.0
+_SECONDS_TO_EXIT = 2.0
 _SECONDS_TO_DRAIN = 2.0
 _SECONDS_TO_READ = 0.2
 _SECONDS_BETWEEN_LOOKS = 0.05
@@ -85,7 +85,7 @@ class _Running:
         self.process = process
         self.output = output
         self.code: int | None = None
-        self.error: str | None = None  # what the script's uncaught exception says
+        self.ending_with: int | None = None  # the exit code that it is about to end with, once it says so
         self.last_sign = time.monotonic()
         self.counts_steps = False
 
@@ -109,7 +109,7 @@ class Supervisor:
         self._running: list[_Running] = []
         self._exits: queue.SimpleQueue[tuple[_Running, int]] = queue.SimpleQueue()
         self._first: tuple[_Running, str] | None = None
-        self._raised: tuple[_Running, float] | None = None
+        self._exiting: tuple[_Running, float] | None = None
         self._first_at = float("inf")
         self._told = ""
         self._ending = False
@@ -211,9 +211,9 @@ class Supervisor:
                 # Between two loops (saving, evaluating) nothing counts steps.
                 running.counts_steps = not report["done"]
                 running.last_sign = time.monotonic()
-            elif self._raised is None:
-                running.error = report["error"]
-                self._raised = running, time.monotonic() + _SECONDS_TO_EXIT_AFTER_ERROR
+            elif self._exiting is None:
+                running.ending_with = report["ending"]
+                self._exiting = running, time.monotonic() + _SECONDS_TO_EXIT
 
     # ---- deciding ----------------------------------------------------------------------------------------------
 
@@ -232,8 +232,8 @@ class Supervisor:
         for number in self._signals.received[self._signals_seen:]:
             self._signals_seen += 1
             self._end(signal.SIGKILL if self._signals_seen > 1 else number)
-        if self._raised is not None and now > self._raised[1]:
-            self._fail(self._raised[0])
+        if self._exiting is not None and now > self._exiting[1]:
+            self._fail(self._exiting[0])
         if self._stall_timeout is not None and not self._ending:
             self._look_for_stall(now, self._stall_timeout)
         if self._peers is not None and self._peers.verdict is not None and not self._ending:
@@ -248,7 +248,7 @@ class Supervisor:
     def _ended(self, running: _Running, code: int) -> None:
         running.code = code
         if code != 0 and not self._is_stopped_server(running):
-            self._fail(self._raised[0] if self._raised else running)
+            self._fail(self._exiting[0] if self._exiting else running)
         elif not self._ending and self._work_is_done() and any(other.code is None for other in self._running):
             self._end(signal.SIGTERM)
 
@@ -301,7 +301,7 @@ class Supervisor:
             peers.interrupted(self._signals.received[0])
         elif self._first is not None and failure is not None:
             running = self._first[0]
-            if (running.code is not None or running.error is not None) and now >= self._first_at + _SECONDS_TO_READ:
+            if (running.code is not None or running.ending_with is not None) and now >= self._first_at + _SECONDS_TO_READ:
                 self._told = "failed"
                 peers.failed(failure, now - self._first_at)
         elif not self._told and all(running.code is not None for running in self._running):
@@ -313,9 +313,9 @@ class Supervisor:
             return None
         running, reason = self._first
         code = running.code if running.code is not None else -signal.SIGKILL
-        if running.error is not None:
-            # The interpreter may hang in its exit handlers and be killed: it is the exception that ended the script.
-            code = max(code, 1)
+        if running.ending_with is not None and code <= 0:
+            # It hung in its exit handlers and was ended from here.
+            code = running.ending_with
         reason = reason or how_ended(code)
         return Failure(running.member.label, code, reason, str(running.member.log), excerpt_of(running.output.tail()))
 
