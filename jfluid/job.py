@@ -15,6 +15,10 @@
     nodes: 2                        # hosts, each of which runs jfluid-launch
     ips: [10.0.0.1, 10.0.0.2]       # their addresses, or the coordinator's: coordinator: "10.0.0.1:6069"
 
+    mode: parameter_server
+    servers: 2                      # on this host; or a list: ["10.0.0.1:6170", "10.0.0.2:6170"]
+    trainers: 4
+
 YAML is read by its version 1.2 core rules, so that `no` is text and `1e-3` a number; duplicate keys, tags and
 aliases are refused. Every error names file, line and column.
 """
@@ -23,7 +27,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import yaml
 from pydantic import (
@@ -43,8 +47,9 @@ from jfluid.errors import JFluidError, close_to
 
 Key = tuple[str | int, ...]
 
-# Variables that the launcher gives each process of a collective job.
+# Variables that the launcher gives each process of a gang.
 ASSIGNED = ("PADDLE_TRAINER_ID", "PADDLE_TRAINERS_NUM", "PADDLE_CURRENT_ENDPOINT", "PADDLE_TRAINER_ENDPOINTS",
+            "PADDLE_PSERVER_ID", "PADDLE_PSERVERS_IP_PORT_LIST", "PADDLE_PORT", "POD_IP", "TRAINING_ROLE",
             "FLAGS_selected_gpus", "CUDA_VISIBLE_DEVICES")
 
 
@@ -208,6 +213,14 @@ def _endpoint(text: str) -> str:
     return text
 
 
+def _places(value: Any) -> Any:
+    if type(value) is int and value > 0:
+        return value
+    if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+        return [_endpoint(item) for item in value]
+    raise ValueError("must be a positive number, or a list of host:port")
+
+
 Count = Annotated[int, Field(ge=1)]
 Port = Annotated[int, Field(ge=1024, le=65535)]
 Host = Annotated[str, Field(pattern=r"^[\w.-]+$")]
@@ -276,15 +289,12 @@ class Job(BaseModel):
         return f"# {visible}\n{text}"
 
 
-class CollectiveJob(Job):
-    """Processes that train together, on one host or several.
+class GangJob(Job):
+    """What jobs of several processes have in common.
 
-    Each host runs `processes` processes, which share its `gpus` evenly (one each when `processes` is left out), or
-    run on the CPU when there are no `gpus`. `console` says whose output is shown, by rank.
+    `console` says which trainers' output is shown, by rank. `started_port` is the first port of a host's processes.
     """
 
-    mode: str = "collective"
-    processes: Count | None = None
     gpus: Annotated[Any, AfterValidator(_gpus)] = None
     nodes: Count | None = None
     ips: Annotated[list[Host], Field(min_length=1)] | None = None
@@ -297,23 +307,74 @@ class CollectiveJob(Job):
     def _leaves_the_launchers_variables_alone(cls, env: dict[str, str]) -> dict[str, str]:
         taken = [name for name in env if name in ASSIGNED]
         if taken:
-            raise ValueError(f"the launcher gives each process its own {' and '.join(taken)}; remove it "
-                             "(gpus, processes and ips say what it should be)")
+            raise ValueError(f"the launcher gives each process its own {' and '.join(taken)}; remove it")
         return env
 
     @model_validator(mode="after")
-    def _fits_together(self) -> "CollectiveJob":
-        if self.gpus is None and self.processes is None:
-            raise ValueError("a collective job needs gpus (such as gpus: 2) or processes (on the CPU), for each host")
-        number = len(self.gpus) if isinstance(self.gpus, list) else self.gpus
-        if self.processes is not None and isinstance(number, int) and number % self.processes:
-            raise ValueError(f"{number} gpus cannot be shared evenly by {self.processes} processes")
+    def _lists_every_host(self) -> Self:
         if self.ips is not None and self.nodes not in (None, len(self.ips)):
             raise ValueError(f"nodes is {self.nodes}, but ips has {len(self.ips)} addresses")
         return self
 
+    def check_shares(self, processes: int | None) -> None:
+        """Raises ValueError unless so many processes can share the GPUs evenly."""
+        number = len(self.gpus) if isinstance(self.gpus, list) else self.gpus
+        if processes is not None and isinstance(number, int) and number % processes:
+            raise ValueError(f"{number} gpus cannot be shared evenly by {processes} processes")
 
-JOBS: dict[str, type[Job]] = {"local": Job, "collective": CollectiveJob}
+
+class CollectiveJob(GangJob):
+    """Processes that train together, on one host or several.
+
+    Each host runs `processes` processes, which share its `gpus` evenly (one each when `processes` is left out), or
+    run on the CPU when there are no `gpus`.
+    """
+
+    mode: str = "collective"
+    processes: Count | None = None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.gpus is None and self.processes is None:
+            raise ValueError("a collective job needs gpus (such as gpus: 2) or processes (on the CPU), for each host")
+        self.check_shares(self.processes)
+        return self
+
+
+class ParameterServerJob(GangJob):
+    """Parameter servers and trainers: so many on this host, or lists of `host:port` when there are several hosts.
+
+    The trainers on a host share its `gpus` evenly; servers run on the CPU.
+    """
+
+    mode: str = "parameter_server"
+    servers: Annotated[Any, AfterValidator(_places)] = 1
+    trainers: Annotated[Any, AfterValidator(_places)] = 1
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        lists = [places for places in (self.servers, self.trainers) if isinstance(places, list)]
+        both = [place for places in lists for place in places]
+        if len(set(both)) < len(both):
+            raise ValueError("servers and trainers must all have different endpoints")
+        if self.ips is not None:
+            raise ValueError("ips is for collective jobs; give servers and trainers as lists of host:port")
+        if self.hosts() and len(lists) < 2:
+            raise ValueError("on several hosts servers and trainers must both be lists of host:port")
+        if self.nodes not in (None, len(self.hosts()) or 1):
+            raise ValueError(f"nodes is {self.nodes}, but servers and trainers are on {len(self.hosts()) or 1} hosts")
+        if not self.hosts():
+            self.check_shares(len(self.trainers) if isinstance(self.trainers, list) else self.trainers)
+        return self
+
+    def hosts(self) -> list[str]:
+        """The hosts of the lists of endpoints, if there are several, in order."""
+        lists = [places for places in (self.servers, self.trainers) if isinstance(places, list)]
+        hosts = list(dict.fromkeys(endpoint(place)[0] for places in lists for place in places))
+        return hosts if len(hosts) > 1 else []
+
+
+JOBS: dict[str, type[Job]] = {"local": Job, "collective": CollectiveJob, "parameter_server": ParameterServerJob}
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------
@@ -352,8 +413,10 @@ def _validated(data: dict[str, Any], places: dict[Key, str], overrides: Iterable
         _put(data, places, (key,), value, source)
         if value is None:
             del data[key]
-        if key not in Job.model_fields and data.get("mode", "local") == "local":
-            _put(data, places, ("mode",), _modes_with(key)[0], source)
+    needed = [key for key in options if key not in Job.model_fields]
+    if needed and data.get("mode", "local") == "local":
+        modes = [mode for mode in JOBS if all(mode in _modes_with(key) for key in needed)] or _modes_with(needed[0])
+        _put(data, places, ("mode",), modes[0], options[needed[0]][0])
     mode = data.get("mode", "local")
     kind = JOBS.get(mode, Job) if isinstance(mode, str) else Job
     try:

@@ -174,7 +174,7 @@ if rank == 2:
 """ + STUBBORN.replace("signal.signal", "rank == 0 and signal.signal", 1) + "time.sleep(100)", "--cpus", "3")
     assert time.monotonic() - start < 20
     assert result.returncode == 1
-    assert "rank 1 failed first, with exit code 1" in result.stderr
+    assert "rank 1 failed first (exit code 1)" in result.stderr
     assert "its log: mylog/workerlog.1" in result.stderr
     assert "    RuntimeError: out of luck" in result.stderr
     assert "ConnectionError" not in result.stderr
@@ -196,7 +196,7 @@ if rank == 1:
 time.sleep(100)
 """, "--cpus", "2")
     assert result.returncode == code
-    assert f"rank 1 failed first, with {reason}" in result.stderr
+    assert f"rank 1 failed first ({reason})" in result.stderr
     if reason == "signal SIGSEGV":
         assert "Fatal Python error: Segmentation fault" in result.stderr, "where it was comes from Python's fault handler"
     check_nobody_is_left(2)
@@ -217,7 +217,7 @@ if rank == 1:
 time.sleep(100)
 """, "--cpus", "2")
     assert result.returncode == code
-    assert f"rank 1 failed first, with exit code {code}" in result.stderr
+    assert f"rank 1 failed first (exit code {code})" in result.stderr
     assert ("    RuntimeError: out of luck" in result.stderr) == (code == 1)
     check_nobody_is_left(2)
 
@@ -250,7 +250,7 @@ with Progress(total=1000) as progress:
         print("still talking")
 """, "--cpus", "2", "--stall-timeout", "3")
     assert result.returncode == 128 + signal.SIGABRT
-    assert "rank 1 failed first, with no step for 3 s" in result.stderr
+    assert "rank 1 failed first (no step for 3 s)" in result.stderr
     assert ' in exchange\n' in result.stderr, "where it stalled"
     check_nobody_is_left(2)
 
@@ -317,4 +317,4 @@ def test_restarts_come_to_an_end():
     result = gang("sys.exit(4)", "--cpus", "2", "--max-restarts", "1")
     assert result.returncode == 4
     assert "restart 1 of 1" in result.stderr
-    assert "failed first, with exit code 4" in result.stderr
+    assert "failed first (exit code 4)" in result.stderr

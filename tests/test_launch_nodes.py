@@ -238,7 +238,7 @@ wait_for("never")
     assert hosts.ended() == [1, 1]
     assert not any(map(alive, numbers()))
     for errors in hosts.errors:
-        assert f"rank {failing} failed first, with exit code 1" in errors
+        assert f"rank {failing} failed first (exit code 1)" in errors
         assert "    RuntimeError: out of luck" in errors
         assert f"its log: log{failing // 2}/workerlog.{failing}" in errors
 
@@ -256,10 +256,10 @@ def test_a_launcher_that_goes_takes_all_with_it(host, number):
     other = hosts.errors[1 - host]
     if number == signal.SIGTERM:
         assert codes[1 - host] == 128 + number
-        assert f"host {host} failed first, with SIGTERM to its launcher" in other
+        assert f"host {host} failed first (SIGTERM to its launcher)" in other
     else:
         assert codes[1 - host] == 1
-        assert f"host {host} failed first, with its launcher is gone" in other
+        assert f"host {host} failed first (its launcher is gone)" in other
 
 
 @process

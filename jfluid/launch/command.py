@@ -49,6 +49,10 @@ def _names(text: str) -> list[str]:
     return [part.strip() for part in text.split(",")]
 
 
+def _places(text: str) -> Any:
+    return int(text) if text.isdecimal() else _names(text)
+
+
 def _ranks(text: str) -> Any:
     return text if text == "all" else [int(part) for part in text.split(",")]
 
@@ -63,6 +67,11 @@ def _add_gang_options(parser: argparse.ArgumentParser) -> None:
         help="so many processes on a host; with --gpus they share the GPUs evenly")
     add("--console", action=_Set, type=_ranks, metavar="LIST|all",
         help="the ranks whose output is shown (default: 0); all go to LOG_DIR/workerlog.RANK")
+    group = parser.add_argument_group("parameter servers and trainers (mode: parameter_server)")
+    add = group.add_argument
+    add("--servers", "--server_num", action=_Set, type=_places, metavar="N|LIST",
+        help="so many parameter servers, or their addresses HOST:PORT (each host starts its own)")
+    add("--trainers", "--workers", "--worker_num", action=_Set, type=_places, metavar="N|LIST", help="the same of trainers")
     group = parser.add_argument_group("several hosts, each of which runs jfluid-launch")
     add = group.add_argument
     add("--nodes", "--nnodes", action=_Set, type=int, metavar="N", help="number of hosts")

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from jfluid.job import CollectiveJob, JobError, endpoint
+from jfluid.job import GangJob, JobError, ParameterServerJob, endpoint
 
 FIRST_PORT = 6070  # Fluid's, for the processes of a host in a list of several
 _CLOUD_PORT = 6170
@@ -44,14 +44,17 @@ class Node:
     tasks: int = 1
 
 
-def find_node(job: CollectiveJob, options: NodeOptions, environment: Mapping[str, str] = os.environ) -> Node:
+def find_node(job: GangJob, options: NodeOptions, environment: Mapping[str, str] = os.environ) -> Node:
     """Where this launcher stands. Raises JobError when something is missing or does not fit."""
     count = job.nodes or _number(environment, "PADDLE_NUM_TRAINERS")
     node = Node(options.rank or 0, count or 1, options.ip)
+    ips = job.hosts() if isinstance(job, ParameterServerJob) else job.ips
     if options.use_paddlecloud and _number(environment, "PADDLE_TRAINERS_NUM") not in (None, 1):
         node = _of_paddlecloud(environment, job.started_port)
-    elif job.ips is not None:
-        node = _of_list(job.ips, options, job.started_port or FIRST_PORT)
+    elif ips:
+        node = _of_list(ips, options, job.started_port or FIRST_PORT)
+    elif isinstance(job, ParameterServerJob):
+        node = Node(host=options.ip)
     elif options.rank is None and count != 1:
         placed = _of_scheduler(environment, count)
         if placed is None and count is not None:

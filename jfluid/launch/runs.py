@@ -11,10 +11,10 @@ from io import FileIO
 from pathlib import Path
 from typing import Literal
 
-from jfluid.job import CollectiveJob, Job, JobError
+from jfluid.job import CollectiveJob, GangJob, Job, JobError, ParameterServerJob
 from jfluid.launch.devices import assigned_gpus, visible_gpus
 from jfluid.launch.failure import Failure
-from jfluid.launch.gang import Member, collective_gang, local_gang, processes_per_host
+from jfluid.launch.gang import Member, collective_gang, local_gang, parameter_server_gang
 from jfluid.launch.nodes import Node, NodeOptions, find_node
 from jfluid.launch.output import Console
 from jfluid.launch.rendezvous import Follower, Head, Verdict, interruption
@@ -26,8 +26,7 @@ def run(job: Job, options: NodeOptions | None = None) -> int:
     start = time.monotonic()
     with ExitStack() as stack:
         signals = stack.enter_context(Signals())
-        runner: _Runner = _CollectiveRunner(job, options or NodeOptions(), stack) if isinstance(job, CollectiveJob) \
-            else _Runner(job)
+        runner = _GangRunner(job, options or NodeOptions(), stack) if isinstance(job, GangJob) else _Runner(job)
         verdict = runner.run_once(signals)
         while (first := verdict.failure) is not None and verdict.again and not signals.received:
             _say(f"{first.label} failed ({first.reason}); restart {runner.attempt + 1} of {job.max_restarts}")
@@ -78,23 +77,22 @@ def _open_log(path: Path, mode: Literal["wb", "ab"]) -> FileIO:
         raise JobError(f"{path}: cannot write the log: {error.strerror}") from None
 
 
-class _CollectiveRunner(_Runner):
-    """Runs the processes that train together on this host."""
+class _GangRunner(_Runner):
+    """Runs the processes on this host of a job that has several."""
 
-    job: CollectiveJob
+    job: GangJob
 
-    def __init__(self, job: CollectiveJob, options: NodeOptions, stack: ExitStack):
+    def __init__(self, job: GangJob, options: NodeOptions, stack: ExitStack):
         super().__init__(job)
         self.node: Node = find_node(job, options)
         self.gpus = [] if job.gpus is None else assigned_gpus(job.gpus, visible_gpus(), self.node.task, self.node.tasks)
-        self.processes = processes_per_host(job, self.gpus)
         self.peers: Head | Follower | None = None
         if self.node.count > 1:
             self.peers = Follower(self.node, job.name) if self.node.rank else Head(self.node, job.name, job.max_restarts)
             stack.callback(self.peers.close)
 
     def run_once(self, signals: Signals) -> Verdict:
-        ports = _ports(self.processes, self.node)
+        ports = _ports(_number_of_ports(self.job, self.gpus), self.node)
         if self.peers is None:
             self.attempt += 1
             endpoints = [[f"{self.node.host or '127.0.0.1'}:{port}" for port in ports]]
@@ -104,26 +102,45 @@ class _CollectiveRunner(_Runner):
                 return Verdict(interruption(self.node.rank, signals.received[0]))
             self.attempt, endpoints = meeting.attempt, meeting.endpoints
         try:
-            return self._supervise(collective_gang(self.job, endpoints, self.node.rank, self.gpus), signals, self.peers)
+            return self._supervise(self._members(endpoints), signals, self.peers)
         finally:
             if self.peers is not None:
                 self.peers.part()
 
+    def _members(self, endpoints: list[list[str]]) -> list[Member]:
+        job = self.job
+        if isinstance(job, CollectiveJob):
+            return collective_gang(job, endpoints, self.node.rank, self.gpus)
+        assert isinstance(job, ParameterServerJob)  # there are no other jobs of several processes
+        given = iter(endpoints[self.node.rank])
+        servers, trainers = (places if isinstance(places, list) else [next(given) for _ in range(places)]
+                             for places in (job.servers, job.trainers))
+        return parameter_server_gang(job, servers, trainers, self.node.host if self.peers else None, self.gpus)
+
     def _console(self, members: Sequence[Member]) -> Console:
         shown = self.job.console
-        return Console(shows=lambda member: shown == "all" or member.rank in shown,
+        return Console(shows=lambda member: shown == "all" or (member.role == "trainer" and member.rank in shown),
                        prefixed=shown == "all" or len(shown) > 1, alone=len(members) == 1 == self.node.count)
 
     def last_words(self, failure: Failure | None, signals: Signals, seconds: float) -> None:
+        logs = f"logs: {self.job.log_dir}/*log.*"
         if failure is None:
-            return _say(f"{self.job.name} finished after {seconds:.1f} s; logs: {self.job.log_dir}/workerlog.*")
+            return _say(f"{self.job.name} finished after {seconds:.1f} s; {logs}")
         if signals.received:
             name = signal.Signals(signals.received[0]).name
-            return _say(f"{self.job.name} was ended by {name} after {seconds:.1f} s; logs: {self.job.log_dir}/workerlog.*")
+            return _say(f"{self.job.name} was ended by {name} after {seconds:.1f} s; {logs}")
         if failure.excerpt:
             print(textwrap.indent(failure.excerpt, "    "), file=sys.stderr)
-        _say(f"{self.job.name}: {failure.label} failed first, with {failure.reason}, after {seconds:.1f} s; "
-             f"all processes were ended; its log: {failure.log}")
+        _say(f"{self.job.name}: {failure.label} failed first ({failure.reason}) after {seconds:.1f} s; all processes were "
+             f"ended; {f'its log: {failure.log}' if failure.log else logs}")
+
+
+def _number_of_ports(job: GangJob, gpus: Sequence[str]) -> int:
+    """How many ports the processes on this host need that the job does not name."""
+    if isinstance(job, ParameterServerJob):
+        return sum(places for places in (job.servers, job.trainers) if isinstance(places, int))
+    assert isinstance(job, CollectiveJob)  # there are no other jobs of several processes
+    return job.processes or len(gpus)
 
 
 def _ports(count: int, node: Node) -> list[int]:

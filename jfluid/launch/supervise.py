@@ -236,9 +236,8 @@ class Supervisor:
             self._fail(self._exiting[0])
         if self._stall_timeout is not None and not self._ending:
             self._look_for_stall(now, self._stall_timeout)
-        if self._peers is not None and self._peers.verdict is not None and not self._ending:
-            # What members do from here on is not this host's failure.
-            self._end(signal.SIGTERM)
+        if self._peers is not None and self._peers.verdict is not None:
+            self._end_what_is_left()
         if now > self._kill_at and not self._killed:
             self._signal_groups(signal.SIGKILL)
             self._killed = True
@@ -247,16 +246,13 @@ class Supervisor:
 
     def _ended(self, running: _Running, code: int) -> None:
         running.code = code
-        if code != 0 and not self._is_stopped_server(running):
+        if code != 0 and not (self._ending and self._work_is_done()):
             self._fail(self._exiting[0] if self._exiting else running)
-        elif not self._ending and self._work_is_done() and any(other.code is None for other in self._running):
-            self._end(signal.SIGTERM)
-
-    def _is_stopped_server(self, running: _Running) -> bool:
-        return running.member.role == "server" and self._work_is_done()
+        elif self._work_is_done() and self._peers is None:
+            self._end_what_is_left()
 
     def _work_is_done(self) -> bool:
-        """Whether all trainers have ended with 0; servers, if any, have no work then."""
+        """Whether all trainers on this host have ended with 0."""
         return all(running.code == 0 for running in self._running if running.member.role == "trainer")
 
     def _fail(self, running: _Running, reason: str = "", first_signal: int = signal.SIGTERM) -> None:
@@ -279,6 +275,11 @@ class Supervisor:
             self._fail(silent, f"no step for {timeout:g} s", signal.SIGABRT)
 
     # ---- ending ------------------------------------------------------------------------------------------------
+
+    def _end_what_is_left(self) -> None:
+        """End the gang because the job is over: the members of a run that failed elsewhere, or servers without work."""
+        if not self._ending and any(running.code is None for running in self._running):
+            self._end(signal.SIGTERM)
 
     def _end(self, number: int, leave_out: _Running | None = None) -> None:
         self._ending = True
@@ -304,7 +305,7 @@ class Supervisor:
             if (running.code is not None or running.ending_with is not None) and now >= self._first_at + _SECONDS_TO_READ:
                 self._told = "failed"
                 peers.failed(failure, now - self._first_at)
-        elif not self._told and all(running.code is not None for running in self._running):
+        elif not self._told and self._work_is_done():
             self._told = "finished"
             peers.finished()
 
