@@ -14,11 +14,12 @@ _USAGE = """%(prog)s [options] job.yaml
 
 @dataclass(frozen=True)
 class Command:
-    """What a command line asks for: `action` is run, print, k8s or slurm."""
+    """What a command line asks for: `action` is run, print, k8s (with a container `image`) or slurm."""
 
     job: Job
     node: NodeOptions
     action: str
+    image: str | None = None
 
 
 class _Set(argparse.Action):
@@ -99,6 +100,7 @@ def _parser(with_target: bool) -> argparse.ArgumentParser:
     add("--dry-run", action="store_const", const="print", default="run", dest="action",
         help="print the job that would run, and exit")
     add("--emit", choices=["k8s", "slurm"], dest="action", help="print a manifest that runs the job there, and exit")
+    add("--image", metavar="NAME", help="with --emit k8s: the container image, which holds jfluid and the script")
     _add_gang_options(parser)
     if with_target:
         add("target", help="a job file (.yaml or .yml), or a Python script")
@@ -122,4 +124,6 @@ def parse(arguments: Sequence[str]) -> Command:
     if node != NodeOptions() and job.mode == "local":
         raise JobError("jfluid-launch: --node-rank, --node_ip and --use_paddlecloud are for jobs of several processes: "
                        "say how many on each host with --gpus N or --cpus N")
-    return Command(job, node, options.action)
+    if (options.image is not None) != (options.action == "k8s"):
+        raise JobError("jfluid-launch: --emit k8s and --image NAME (a container image with jfluid and the script) go together")
+    return Command(job, node, options.action, options.image)
