@@ -1,5 +1,6 @@
 """What tests of the launcher share: real launchers, and what became of their processes."""
 import os
+import pty
 import subprocess
 import sys
 import threading
@@ -33,6 +34,11 @@ def launched(*arguments, **options):
         [*COMMAND, *arguments], env=ENVIRONMENT, capture_output=True, text=True, timeout=LIMIT, **options)
 
 
+def gang(script, *arguments):
+    """Run the script, below PROLOGUE, in several processes."""
+    return launched(*arguments, write("train.py", PROLOGUE + script))
+
+
 def started(*arguments, **options):
     """A launcher that runs; it is killed when the test takes too long."""
     process = subprocess.Popen([*COMMAND, *arguments], env=ENVIRONMENT, text=True,
@@ -41,6 +47,22 @@ def started(*arguments, **options):
     watchdog.daemon = True
     watchdog.start()
     return process
+
+
+def on_terminal(*arguments):
+    """The exit code of a launcher on a terminal, and what it put on the screen."""
+    main, other = pty.openpty()
+    process = subprocess.Popen([*COMMAND, *arguments], env=ENVIRONMENT, stdin=other, stdout=other, stderr=other)
+    os.close(other)
+    screen = b""
+    while True:
+        try:
+            data = os.read(main, 1 << 16)
+        except OSError:  # how Linux tells that the other side is closed
+            break
+        screen += data
+    os.close(main)
+    return process.wait(LIMIT), screen
 
 
 def wait_until(condition):

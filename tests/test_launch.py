@@ -1,8 +1,6 @@
 """`jfluid-launch` as a command: real processes, their output, log, progress and exit codes."""
 import os
-import pty
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -10,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jfluid import launch
-from tests.launch_case import COMMAND, ENVIRONMENT, LIMIT, launched, started, write
+from tests.launch_case import LIMIT, launched, on_terminal, started, write
 
 
 @pytest.fixture
@@ -130,18 +128,8 @@ class TestRuns:
         write("train.py", "from jfluid.progress import Progress\n"
                           "with Progress(total=3) as progress:\n"
                           "    for step in range(3): progress.step(examples=8, loss=0.5); print('at', step)\n")
-        main, other = pty.openpty()
-        process = subprocess.Popen([*COMMAND, "train.py"], env=ENVIRONMENT, stdin=other, stdout=other, stderr=other)
-        os.close(other)
-        screen = b""
-        while True:
-            try:
-                data = os.read(main, 1 << 16)
-            except OSError:  # how Linux tells that the other side is closed
-                break
-            screen += data
-        os.close(main)
-        assert process.wait(LIMIT) == 0
+        code, screen = on_terminal("train.py")
+        assert code == 0
         assert b"3/3" in screen
         assert b"loss 0.5" in screen
         assert all(b"at %d\r\n" % step in screen for step in range(3))

@@ -263,6 +263,14 @@ def test_a_launcher_that_goes_takes_all_with_it(host, number):
 
 
 @process
+def test_nobody_restarts_without_the_first_host():
+    hosts = Hosts("ready()\nwait_for('never')", "--max-restarts", "3")
+    wait_until(lambda: len(list(Path().glob("pid.[0-3]"))) == 4)
+    hosts.launchers[0].send_signal(signal.SIGTERM)
+    assert hosts.ended() == [128 + signal.SIGTERM] * 2
+
+
+@process
 def test_all_hosts_restart():
     hosts = Hosts("""
 attempt = os.environ["JFLUID_RESTARTS"]

@@ -191,6 +191,7 @@ class Head:
         self._note(failure, age)
 
     def interrupted(self, number: int) -> None:
+        self._max_restarts = -1  # nobody would answer those who come back
         self._note(interruption(0, number), age=0.0)
 
     def finished(self) -> None:

@@ -171,7 +171,10 @@ class Supervisor:
 
     def _wait_for(self, running: _Running) -> None:
         """Note the end of a member when it comes, without reaping it: the order tells the first from its victims."""
-        result = os.waitid(os.P_PID, running.process.pid, os.WEXITED | os.WNOWAIT)
+        try:
+            result = os.waitid(os.P_PID, running.process.pid, os.WEXITED | os.WNOWAIT)
+        except ChildProcessError:  # reaped, because the launcher itself failed
+            return
         assert result is not None  # only WNOHANG gives None
         exited = result.si_code == os.CLD_EXITED
         self._exits.put((running, result.si_status if exited else -result.si_status))
@@ -182,7 +185,6 @@ class Supervisor:
             time.sleep(_SECONDS_BETWEEN_LOOKS)
             return False
         ready = selector.select(timeout=_SECONDS_BETWEEN_LOOKS)
-        handled = False
         for key, _ in ready:
             if key.data is self._peers:
                 if members_only:
@@ -192,13 +194,12 @@ class Supervisor:
                     if key.fileobj not in self._peers.connections():
                         selector.unregister(key.fileobj)
                 continue
-            handled = True
             data = os.read(key.fd, 1 << 16)
             if data:
                 key.data(data)
             else:
                 selector.unregister(key.fileobj)
-        return handled
+        return bool(ready)
 
     def _text(self, running: _Running, descriptor: int, data: bytes) -> None:
         if not running.counts_steps:
@@ -246,6 +247,8 @@ class Supervisor:
 
     def _ended(self, running: _Running, code: int) -> None:
         running.code = code
+        if code == 0 and self._exiting is not None and self._exiting[0] is running:
+            self._exiting = None  # it only seemed to fail: what it raised was caught
         if code != 0 and not (self._ending and self._work_is_done()):
             self._fail(self._exiting[0] if self._exiting else running)
         elif self._work_is_done() and self._peers is None:
