@@ -1,6 +1,7 @@
 """What tests of the launcher share: real launchers, and what became of their processes."""
 import os
 import pty
+import socket
 import subprocess
 import sys
 import threading
@@ -63,6 +64,11 @@ def on_terminal(*arguments):
         screen += data
     os.close(main)
     return process.wait(LIMIT), screen
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
 
 
 def wait_until(condition):

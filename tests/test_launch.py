@@ -33,6 +33,35 @@ def test_options_stand_before_or_after_a_job_file(folder):
     assert (command.job.args, command.action) == ({"a": 3, "b": 4}, "print")
 
 
+@pytest.mark.parametrize(("arguments", "expected"), [
+    ("--gpus 2", {"gpus": 2}), ("--gpus 0,2", {"gpus": ["0", "2"]}), ("--gpus all", {"gpus": "all"}),
+    ("--selected_gpus 3", {"gpus": ["3"]}), ("--cpus 2", {"processes": 2}), ("--nproc_per_node 2", {"processes": 2}),
+    ("--gpus 4 --nproc_per_node 2", {"gpus": 4, "processes": 2}),
+    ("--cpus 1 --nnodes 2 --coordinator a:1", {"processes": 1, "nodes": 2, "coordinator": "a:1"}),
+    ("--cpus 1 --cluster_node_ips a,b --started_port 6170", {"processes": 1, "ips": ["a", "b"], "started_port": 6170}),
+    ("--cpus 1 --console all", {"processes": 1, "console": "all"}),
+    ("--cpus 1 --console 0,1", {"processes": 1, "console": [0, 1]}),
+    ("--server_num 2 --worker_num 3", {"servers": 2, "trainers": 3}),
+    ("--servers a:1,b:1 --workers a:2", {"servers": ["a:1", "b:1"], "trainers": ["a:2"]}),
+    ("--gpus 2 --servers 1 --trainers 2", {"gpus": 2, "servers": 1, "trainers": 2}),
+    ("--stall-timeout 60 --max-restarts 2", {"stall_timeout": 60.0, "max_restarts": 2}),
+])
+def test_options_set_keys_of_the_job(folder, arguments, expected):
+    job = launch.parse([*arguments.split(), write("train.py", "")]).job
+    mode = "parameter_server" if "servers" in expected else "local" if "stall_timeout" in expected else "collective"
+    assert job.mode == mode
+    assert {key: getattr(job, key) for key in expected} == expected
+
+
+def test_options_change_a_job_file(folder):
+    write("train.py", "")
+    write("job.yaml", "script: train.py\nmode: collective\ngpus: 2")
+    job = launch.parse(["job.yaml", "--cpus", "3"]).job
+    assert (job.gpus, job.processes) == (None, 3)
+    node = launch.parse(["job.yaml", "--node-rank", "1", "--node_ip", "a"]).node
+    assert (node.rank, node.ip, node.use_paddlecloud) == (1, "a", False)
+
+
 def test_dry_run_prints_the_job(folder, capsys):
     write("train.py", "raise SystemExit('must not run')")
     write("job.yaml", "script: train.py\nargs: {lr: 1e-3}")

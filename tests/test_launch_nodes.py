@@ -13,7 +13,7 @@ from jfluid.job import CollectiveJob, JobError
 from jfluid.launch import rendezvous
 from jfluid.launch.nodes import Node, NodeOptions, find_node, first_host
 from jfluid.launch.rendezvous import Follower, Head
-from tests.launch_case import COMMAND, ENVIRONMENT, LIMIT, PROLOGUE, alive, numbers, wait_until, write
+from tests.launch_case import COMMAND, ENVIRONMENT, LIMIT, PROLOGUE, alive, free_port, numbers, wait_until, write
 
 
 @pytest.fixture(autouse=True)
@@ -124,11 +124,6 @@ def test_a_variable_that_is_no_number():
 
 
 # ---- meeting, in this process ----------------------------------------------------------------------------------
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
-
 
 @contextlib.contextmanager
 def head(count, port, name="job"):

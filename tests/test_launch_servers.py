@@ -8,7 +8,19 @@ import pytest
 
 from jfluid.job import ParameterServerJob
 from jfluid.launch.gang import parameter_server_gang
-from tests.launch_case import COMMAND, ENVIRONMENT, LIMIT, PROLOGUE, alive, launched, numbers, started, wait_until, write
+from tests.launch_case import (
+    COMMAND,
+    ENVIRONMENT,
+    LIMIT,
+    PROLOGUE,
+    alive,
+    free_port,
+    launched,
+    numbers,
+    started,
+    wait_until,
+    write,
+)
 
 SERVERS, TRAINERS = ["10.0.0.1:6170", "10.0.0.2:6170"], ["10.0.0.1:6180", "10.0.0.2:6180"]
 # Servers serve until they are ended; trainers train when all servers are there.
@@ -124,7 +136,7 @@ def test_a_signal_ends_servers_and_trainers():
 @process
 def test_servers_of_another_host_end_when_the_trainers_have():
     options = ["--servers", "127.0.0.1:6170,127.0.0.1:6171", "--trainers", "127.0.0.2:6180,127.0.0.2:6181",
-               "--started_port", "6400", script()]
+               "--coordinator", f"127.0.0.1:{free_port()}", script()]
     hosts = [subprocess.Popen([*COMMAND, "--node_ip", f"127.0.0.{rank + 1}", *options], env=ENVIRONMENT,
                               stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) for rank in range(2)]
     try:

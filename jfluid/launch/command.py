@@ -78,7 +78,7 @@ def _add_gang_options(parser: argparse.ArgumentParser) -> None:
     add("--nodes", "--nnodes", action=_Set, type=int, metavar="N", help="number of hosts")
     add("--ips", "--cluster_node_ips", action=_Set, type=_names, metavar="LIST", help="their addresses, in order of rank")
     add("--coordinator", action=_Set, metavar="HOST:PORT", help="where the launcher of host 0 listens to the others")
-    add("--started_port", action=_Set, type=int, metavar="PORT",
+    add("--started_port", "--start_port", action=_Set, type=int, metavar="PORT",
         help="first port of a host's processes (default: 6070 with --ips, else free ones)")
     add("--node-rank", type=int, metavar="K", help="number of this host, from 0")
     add("--node_ip", metavar="IP", help="address of this host")
