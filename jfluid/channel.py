@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn
@@ -41,7 +42,7 @@ def report_ending() -> None:
 def _report(code: int) -> None:
     pipe = descriptor()
     if pipe is not None:
-        send(pipe, {"ending": code})
+        send(pipe, {"ending": code, "time": time.monotonic()})  # a clock that all processes of a host share
 
 
 def _show_and_report(show: Callable[..., None], kind: type[BaseException], error: BaseException,

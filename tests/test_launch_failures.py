@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch_case import PROLOGUE, alive, gang, numbers, started, wait_until, write
+from tests.launch_case import PROLOGUE, alive, gang, launched, numbers, started, wait_until, write
 
 pytestmark = pytest.mark.process
 
@@ -111,8 +111,9 @@ else:
 
 
 def test_jax_distributed():
-    """A rank that is killed in the middle of the others' collective operations."""
+    """A rank that is killed in the middle of the others' collective operations, which raise at once."""
     result = gang("""
+import jfluid
 import jax
 import jax.numpy as jnp
 from jax.experimental.multihost_utils import process_allgather
@@ -122,13 +123,39 @@ jax.distributed.initialize(endpoints[0], len(endpoints), rank)
 ready()
 for step in range(1000):
     total = process_allgather(jnp.full((), rank + 1.0)).sum()
-    assert total == 3, total
+    assert total == 6, total
     if rank == 1 and step == 5:
         os.kill(os.getpid(), signal.SIGKILL)
-""", "--cpus", "2")
+""", "--cpus", "3")
     assert result.returncode == 128 + 9
     assert "rank 1 failed first (signal SIGKILL)" in result.stderr
-    check_nobody_is_left(2)
+    check_nobody_is_left(3)
+
+
+def test_victims_that_end_before_the_cause():
+    """A rank that raises, and takes a while to end; the others fail when its connections close, and end before it."""
+    result = gang("""
+import atexit
+import jfluid
+ready()
+wait_for("pid.0", "pid.1", "pid.2")
+if rank == 1:
+    pathlib.Path("closed").touch()
+    atexit.register(time.sleep, 0.7)
+    raise RuntimeError("out of luck")
+wait_for("closed")
+time.sleep(0.1)
+os._exit(9)
+""", "--cpus", "3")
+    assert result.returncode == 1
+    assert "rank 1 failed first (exit code 1)" in result.stderr
+
+
+def test_a_script_on_its_own_may_take_its_time_to_end():
+    write("train.py", "import atexit, time\nimport jfluid\natexit.register(print, 'done')\n"
+                      "atexit.register(time.sleep, 3)\nraise RuntimeError('out of luck')")
+    result = launched("train.py")
+    assert (result.returncode, result.stdout) == (1, "done\n")
 
 
 def test_a_rank_that_stalls_ends_all():

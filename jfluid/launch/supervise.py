@@ -26,7 +26,12 @@ from jfluid.launch.output import Console, MemberOutput
 from jfluid.launch.rendezvous import Verdict
 
 SECONDS_TO_END = 5.0
+# How long a member may take to end after it has failed, and how long the kernel may take to clear away one that was
+# killed, while others already fail because its connections are closed.
 _SECONDS_TO_EXIT = 2.0
+_SECONDS_TO_CLEAR = 1.0
+# Signals that are never the consequence of another member's failure (SIGABRT is: XLA aborts without its peers).
+_SUDDEN = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 _SECONDS_TO_DRAIN = 2.0
 _SECONDS_TO_READ = 0.2
 _SECONDS_BETWEEN_LOOKS = 0.05
@@ -107,10 +112,11 @@ class Supervisor:
         self._stall_timeout = stall_timeout
         self._peers = peers
         self._running: list[_Running] = []
-        self._exits: queue.SimpleQueue[tuple[_Running, int]] = queue.SimpleQueue()
+        self._exits: queue.SimpleQueue[tuple[_Running, int, float]] = queue.SimpleQueue()
+        self._suspects: dict[_Running, float] = {}  # those that failed, and when
+        self._suspected_at = 0.0
         self._first: tuple[_Running, str] | None = None
-        self._exiting: tuple[_Running, float] | None = None
-        self._first_at = float("inf")
+        self._failed_at = self._decided_at = 0.0
         self._told = ""
         self._ending = False
         self._kill_at = float("inf")
@@ -177,7 +183,7 @@ class Supervisor:
             return
         assert result is not None  # only WNOHANG gives None
         exited = result.si_code == os.CLD_EXITED
-        self._exits.put((running, result.si_status if exited else -result.si_status))
+        self._exits.put((running, result.si_status if exited else -result.si_status, time.monotonic()))
 
     def _pass_on(self, selector: selectors.BaseSelector, members_only: bool = False) -> bool:
         """Hand on what is ready to be read; whether there was anything."""
@@ -212,9 +218,10 @@ class Supervisor:
                 # Between two loops (saving, evaluating) nothing counts steps.
                 running.counts_steps = not report["done"]
                 running.last_sign = time.monotonic()
-            elif self._exiting is None:
+            elif len(self._running) > 1 or self._peers is not None:
+                # (On its own, a script may take its time in exit handlers.)
                 running.ending_with = report["ending"]
-                self._exiting = running, time.monotonic() + _SECONDS_TO_EXIT
+                self._suspect(running, report["time"])
 
     # ---- deciding ----------------------------------------------------------------------------------------------
 
@@ -233,9 +240,8 @@ class Supervisor:
         for number in self._signals.received[self._signals_seen:]:
             self._signals_seen += 1
             self._end(signal.SIGKILL if self._signals_seen > 1 else number)
-        if self._exiting is not None and now > self._exiting[1]:
-            self._fail(self._exiting[0])
-        if self._stall_timeout is not None and not self._ending:
+        self._judge(now)
+        if self._stall_timeout is not None and not self._ending and not self._suspects:
             self._look_for_stall(now, self._stall_timeout)
         if self._peers is not None and self._peers.verdict is not None:
             self._end_what_is_left()
@@ -245,24 +251,42 @@ class Supervisor:
         if self._peers is not None:
             self._tell(self._peers, now)
 
-    def _ended(self, running: _Running, code: int) -> None:
+    def _ended(self, running: _Running, code: int, moment: float) -> None:
         running.code = code
-        if code == 0 and self._exiting is not None and self._exiting[0] is running:
-            self._exiting = None  # it only seemed to fail: what it raised was caught
-        if code != 0 and not (self._ending and self._work_is_done()):
-            self._fail(self._exiting[0] if self._exiting else running)
-        elif self._work_is_done() and self._peers is None:
+        if code == 0:
+            self._suspects.pop(running, None)  # it only seemed to fail: what it raised was caught
+        elif not (self._ending and self._work_is_done()):
+            self._suspect(running, moment - _SECONDS_TO_CLEAR if -code in _SUDDEN else moment)
+        if self._work_is_done() and self._peers is None:
             self._end_what_is_left()
+
+    def _suspect(self, running: _Running, moment: float) -> None:
+        """Note that a member failed, the first time that it shows."""
+        if not self._suspects:
+            self._suspected_at = time.monotonic()
+        self._suspects.setdefault(running, moment)
+
+    def _judge(self, now: float) -> None:
+        """Find the member that failed first, once those that failed before it must have shown."""
+        if self._first is not None or not self._suspects:
+            return
+        first = min(self._suspects, key=self._suspects.__getitem__)
+        if first.code is None:
+            wait = _SECONDS_TO_EXIT
+        else:
+            wait = 0.0 if -first.code in _SUDDEN else _SECONDS_TO_CLEAR
+        if now >= self._suspected_at + wait or all(running.code is not None for running in self._running):
+            self._failed_at = self._suspects[first]
+            self._fail(first)
 
     def _work_is_done(self) -> bool:
         """Whether all trainers on this host have ended with 0."""
         return all(running.code == 0 for running in self._running if running.member.role == "trainer")
 
     def _fail(self, running: _Running, reason: str = "", first_signal: int = signal.SIGTERM) -> None:
-        """End the gang because of one member, unless it is ending already."""
-        if self._first is None:
-            self._first = running, reason
-            self._first_at = time.monotonic()
+        """This member failed first: end the gang because of it, unless that has begun already."""
+        self._first = running, reason
+        self._decided_at = time.monotonic()
         if not self._ending:
             if first_signal != signal.SIGTERM:
                 with contextlib.suppress(ProcessLookupError):
@@ -275,6 +299,7 @@ class Supervisor:
         silent = min(working, key=lambda running: running.last_sign, default=None)
         if silent is not None and now - silent.last_sign > timeout:
             # SIGABRT: Python's fault handler then writes where each thread stands.
+            self._failed_at = silent.last_sign
             self._fail(silent, f"no step for {timeout:g} s", signal.SIGABRT)
 
     # ---- ending ------------------------------------------------------------------------------------------------
@@ -305,9 +330,9 @@ class Supervisor:
             peers.interrupted(self._signals.received[0])
         elif self._first is not None and failure is not None:
             running = self._first[0]
-            if (running.code is not None or running.ending_with is not None) and now >= self._first_at + _SECONDS_TO_READ:
+            if (running.code is not None or running.ending_with is not None) and now >= self._decided_at + _SECONDS_TO_READ:
                 self._told = "failed"
-                peers.failed(failure, now - self._first_at)
+                peers.failed(failure, now - self._failed_at)
         elif not self._told and self._work_is_done():
             self._told = "finished"
             peers.finished()
