@@ -2,6 +2,7 @@
 import jfluid.ops
 from jfluid import (
     average,
+    channel,
     clip,
     compiler,
     contrib,
@@ -67,3 +68,4 @@ from jfluid.scope import Scope, global_scope, scope_guard
 
 enable_imperative, disable_imperative = enable_dygraph, disable_dygraph
 surface.install()
+channel.report_ending()

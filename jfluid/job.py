@@ -6,6 +6,18 @@
     args: {epochs: 10, lr: 1e-3}    # --epochs 10 --lr 0.001; or a list, passed as it is
     env: {CPU_NUM: 2}               # added to the script's environment
     log_dir: mylog                  # what the script prints goes to mylog/workerlog.0 too
+    stall_timeout: 600              # end the job when no step comes for so many seconds
+    max_restarts: 3                 # after a failure, start again so often
+
+    mode: collective                # processes that train together
+    gpus: 4                         # on each host: a process for each; or a list of GPUs, or all
+    processes: 2                    # on each host; without gpus they run on the CPU
+    nodes: 2                        # hosts, each of which runs jfluid-launch
+    ips: [10.0.0.1, 10.0.0.2]       # their addresses, or the coordinator's: coordinator: "10.0.0.1:6069"
+
+    mode: parameter_server
+    servers: 2                      # on this host; or a list: ["10.0.0.1:6170", "10.0.0.2:6170"]
+    trainers: 4
 
 YAML is read by its version 1.2 core rules, so that `no` is text and `1e-3` a number; duplicate keys, tags and
 aliases are refused. Every error names file, line and column.
@@ -13,23 +25,32 @@ aliases are refused. Every error names file, line and column.
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 
 from jfluid.errors import JFluidError, close_to
 
 Key = tuple[str | int, ...]
 
-# What this release cannot run yet.
-LATER_MODES = {
-    "collective": "several processes that train together",
-    "parameter_server": "trainers and parameter servers",
-}
+# Variables that the launcher gives each process of a gang.
+ASSIGNED = ("PADDLE_TRAINER_ID", "PADDLE_TRAINERS_NUM", "PADDLE_CURRENT_ENDPOINT", "PADDLE_TRAINER_ENDPOINTS",
+            "PADDLE_PSERVER_ID", "PADDLE_PSERVERS_IP_PORT_LIST", "PADDLE_PORT", "POD_IP", "TRAINING_ROLE",
+            "FLAGS_selected_gpus", "CUDA_VISIBLE_DEVICES")
 
 
 class JobError(JFluidError, ValueError):
@@ -162,11 +183,56 @@ Arguments = Annotated[
 EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
 
 
+def _gpus(value: Any) -> Any:
+    if isinstance(value, list):
+        if value and all(isinstance(gpu, str | int) and not isinstance(gpu, bool) and re.fullmatch(r"[\w/-]+", str(gpu))
+                         for gpu in value) and len(set(map(str, value))) == len(value):
+            return [str(gpu) for gpu in value]
+        raise ValueError("a list of GPUs holds different numbers (or the names that nvidia-smi -L shows)")
+    if value == "all" or (type(value) is int and value > 0):
+        return value
+    raise ValueError("must be a positive number of GPUs, a list of them such as [0, 1], or all")
+
+
+def _ranks(value: Any) -> Any:
+    if value == "all" or (isinstance(value, list) and all(type(rank) is int and rank >= 0 for rank in value)):
+        return value
+    raise ValueError("must be a list of ranks such as [0, 3], or all")
+
+
+def endpoint(text: str) -> tuple[str, int]:
+    """Host and port of `host:port`. Raises ValueError."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not re.fullmatch(r"[\w.-]+|\[[0-9a-fA-F:]+\]", host) or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ValueError("must have the form host:port")
+    return host, int(port)
+
+
+def _endpoint(text: str) -> str:
+    endpoint(text)
+    return text
+
+
+def _places(value: Any) -> Any:
+    if type(value) is int and value > 0:
+        return value
+    if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+        return [_endpoint(item) for item in value]
+    raise ValueError("must be a positive number, or a list of host:port")
+
+
+Count = Annotated[int, Field(ge=1)]
+Port = Annotated[int, Field(ge=1024, le=65535)]
+Host = Annotated[str, Field(pattern=r"^[\w.-]+$")]
+Endpoint = Annotated[str, AfterValidator(_endpoint)]
+
+
 class Job(BaseModel):
     """One local job: a script that runs in one process.
 
     `args` as a mapping becomes options: `epochs: 10` is `--epochs 10`, `sizes: [8, 16]` is `--sizes 8 16`,
     `verbose: true` is `--verbose`, and `verbose: false` is left out. As a list it is passed as it is.
+    `stall_timeout` is in seconds.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -178,6 +244,8 @@ class Job(BaseModel):
     args: Arguments = Field(default_factory=dict)
     env: dict[EnvironmentName, Annotated[Any, AfterValidator(_environment_text)]] = Field(default_factory=dict)
     log_dir: Annotated[str, Field(min_length=1)] = "mylog"
+    stall_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    max_restarts: Annotated[int, Field(ge=0)] = 0
 
     @field_validator("script")
     @classmethod
@@ -188,11 +256,9 @@ class Job(BaseModel):
 
     @field_validator("mode")
     @classmethod
-    def _is_local(cls, mode: str) -> str:
-        if mode in LATER_MODES:
-            raise ValueError(f"{mode} jobs ({LATER_MODES[mode]}) are not supported yet; this release runs local jobs")
-        if mode != "local":
-            raise ValueError("must be local")
+    def _is_of_this_class(cls, mode: str) -> str:
+        if JOBS.get(mode) is not cls:
+            raise ValueError(f"must be {' or '.join(JOBS)}")
         return mode
 
     def arguments(self) -> list[str]:
@@ -214,16 +280,115 @@ class Job(BaseModel):
 
     def to_yaml(self) -> str:
         """The job as YAML that reads back as the same job, below a comment with its command line."""
-        text = yaml.dump(self.model_dump(), Dumper=_Dumper, sort_keys=False, default_flow_style=False)
+        values = self.model_dump(exclude_defaults=True) | {
+            key: getattr(self, key) for key in ("script", "name", "mode", "args", "env", "log_dir")}
+        ordered = {key: values[key] for key in type(self).model_fields if key in values}
+        text = yaml.dump(ordered, Dumper=_Dumper, sort_keys=False, default_flow_style=False)
         command = shlex.join(self.command())
         visible = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in command)
         return f"# {visible}\n{text}"
 
 
+class GangJob(Job):
+    """What jobs of several processes have in common.
+
+    `console` says which trainers' output is shown, by rank. `started_port` is the first port of a host's processes.
+    """
+
+    gpus: Annotated[Any, AfterValidator(_gpus)] = None
+    nodes: Count | None = None
+    ips: Annotated[list[Host], Field(min_length=1)] | None = None
+    coordinator: Endpoint | None = None
+    started_port: Port | None = None
+    console: Annotated[Any, AfterValidator(_ranks)] = Field(default_factory=lambda: [0])
+
+    @field_validator("env")
+    @classmethod
+    def _leaves_the_launchers_variables_alone(cls, env: dict[str, str]) -> dict[str, str]:
+        taken = [name for name in env if name in ASSIGNED]
+        if taken:
+            raise ValueError(f"the launcher gives each process its own {' and '.join(taken)}; remove it")
+        return env
+
+    @model_validator(mode="after")
+    def _lists_every_host(self) -> Self:
+        if self.ips is not None and self.nodes not in (None, len(self.ips)):
+            raise ValueError(f"nodes is {self.nodes}, but ips has {len(self.ips)} addresses")
+        return self
+
+    def check_shares(self, processes: int | None) -> None:
+        """Raises ValueError unless so many processes can share the GPUs evenly."""
+        number = len(self.gpus) if isinstance(self.gpus, list) else self.gpus
+        if processes is not None and isinstance(number, int) and number % processes:
+            raise ValueError(f"{number} gpus cannot be shared evenly by {processes} processes")
+
+
+class CollectiveJob(GangJob):
+    """Processes that train together, on one host or several.
+
+    Each host runs `processes` processes, which share its `gpus` evenly (one each when `processes` is left out), or
+    run on the CPU when there are no `gpus`.
+    """
+
+    mode: str = "collective"
+    processes: Count | None = None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.gpus is None and self.processes is None:
+            raise ValueError("a collective job needs gpus (such as gpus: 2) or processes (on the CPU), for each host")
+        self.check_shares(self.processes)
+        return self
+
+
+class ParameterServerJob(GangJob):
+    """Parameter servers and trainers: so many on this host, or lists of `host:port` when there are several hosts.
+
+    The trainers on a host share its `gpus` evenly; servers run on the CPU.
+    """
+
+    mode: str = "parameter_server"
+    servers: Annotated[Any, AfterValidator(_places)] = 1
+    trainers: Annotated[Any, AfterValidator(_places)] = 1
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        lists = [places for places in (self.servers, self.trainers) if isinstance(places, list)]
+        both = [place for places in lists for place in places]
+        if len(set(both)) < len(both):
+            raise ValueError("servers and trainers must all have different endpoints")
+        if self.ips is not None:
+            raise ValueError("ips is for collective jobs; give servers and trainers as lists of host:port")
+        if self.hosts() and len(lists) < 2:
+            raise ValueError("on several hosts servers and trainers must both be lists of host:port")
+        if self.nodes not in (None, len(self.hosts()) or 1):
+            raise ValueError(f"nodes is {self.nodes}, but servers and trainers are on {len(self.hosts()) or 1} hosts")
+        if not self.hosts():
+            self.check_shares(len(self.trainers) if isinstance(self.trainers, list) else self.trainers)
+        return self
+
+    def hosts(self) -> list[str]:
+        """The hosts of the lists of endpoints, if there are several, in order."""
+        lists = [places for places in (self.servers, self.trainers) if isinstance(places, list)]
+        hosts = list(dict.fromkeys(endpoint(place)[0] for places in lists for place in places))
+        return hosts if len(hosts) > 1 else []
+
+
+JOBS: dict[str, type[Job]] = {"local": Job, "collective": CollectiveJob, "parameter_server": ParameterServerJob}
+
+
 # ---- reading ---------------------------------------------------------------------------------------------------
 
-def read_job(path: str | Path, overrides: Iterable[str] = ()) -> Job:
-    """The job of a YAML file, with overrides such as `args.epochs=3` applied. Raises JobError."""
+Options = Mapping[str, tuple[str, Any]]
+
+
+def read_job(path: str | Path, overrides: Iterable[str] = (), options: Options | None = None) -> Job:
+    """The job of a YAML file. Raises JobError.
+
+    Overrides such as `args.epochs=3` are applied first, then `options`, which map a key to the command line words
+    that set it and the value (None: the key is taken away). An option that local jobs do not have makes a local job
+    one of the mode that has it.
+    """
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -232,24 +397,39 @@ def read_job(path: str | Path, overrides: Iterable[str] = ()) -> Job:
     if not isinstance(document.value, dict):
         raise JobError(f"{path}: a job file holds a mapping with the keys {', '.join(Job.model_fields)}; "
                        f"found {'nothing' if document.value is None else _short(document.value)}")
-    return _validated(document.value, document.places, overrides)
+    return _validated(document.value, document.places, overrides, options or {})
 
 
-def script_job(script: str, arguments: Sequence[str], overrides: Iterable[str] = ()) -> Job:
-    """The local job that runs `script` with `arguments`. Raises JobError."""
+def script_job(script: str, arguments: Sequence[str], overrides: Iterable[str] = (), options: Options | None = None) -> Job:
+    """The job that runs `script` with `arguments`; the rest as in `read_job`. Raises JobError."""
     places: dict[Key, str] = {(): "jfluid-launch"}
-    return _validated({"script": script, "args": list(arguments)}, places, overrides)
+    return _validated({"script": script, "args": list(arguments)}, places, overrides, options or {})
 
 
-def _validated(data: dict[str, Any], places: dict[Key, str], overrides: Iterable[str]) -> Job:
+def _validated(data: dict[str, Any], places: dict[Key, str], overrides: Iterable[str], options: Options) -> Job:
     for override in overrides:
         _override(data, places, override)
+    for key, (source, value) in options.items():
+        _put(data, places, (key,), value, source)
+        if value is None:
+            del data[key]
+    needed = [key for key in options if key not in Job.model_fields]
+    if needed and data.get("mode", "local") == "local":
+        modes = [mode for mode in JOBS if all(mode in _modes_with(key) for key in needed)] or _modes_with(needed[0])
+        _put(data, places, ("mode",), modes[0], options[needed[0]][0])
+    mode = data.get("mode", "local")
+    kind = JOBS.get(mode, Job) if isinstance(mode, str) else Job
     try:
-        return Job.model_validate(data)
+        return kind.model_validate(data)
     except ValidationError as error:
         # The default name only needs a valid script; the script's own mistake is in the list.
         mistakes = [item for item in error.errors() if item["type"] != "default_factory_not_called"]
-        raise JobError("\n".join(_explain(item, places) for item in mistakes)) from None
+        raise JobError("\n".join(_explain(item, places, kind) for item in mistakes)) from None
+
+
+def _modes_with(key: str) -> list[str]:
+    """The modes whose jobs have a key."""
+    return [mode for mode, kind in JOBS.items() if key in kind.model_fields]
 
 
 def _override(data: dict[str, Any], places: dict[Key, str], override: str) -> None:
@@ -264,21 +444,28 @@ def _override(data: dict[str, Any], places: dict[Key, str], override: str) -> No
         data = data.setdefault(key, {})
         if not isinstance(data, dict):
             raise JobError(f"{source}: {'.'.join(path[:depth])} is not a mapping but {_short(data)}; set it as a whole")
-    document = _Document(text, source, with_position=False)
-    data[path[-1]] = document.value
-    for inside in [at for at in places if at[:len(path)] == tuple(path)]:
+    _put(data, places, tuple(path), _Document(text, source, with_position=False).value, source)
+
+
+def _put(data: dict[str, Any], places: dict[Key, str], path: tuple[str, ...], value: Any, source: str) -> None:
+    """Set the value at the end of a path; `data` is the mapping that holds it."""
+    data[path[-1]] = value
+    for inside in [at for at in places if at[:len(path)] == path]:
         del places[inside]
-    places[tuple(path)] = source
+    places[path] = source
 
 
-def _explain(error: ErrorDetails, places: dict[Key, str]) -> str:
+def _explain(error: ErrorDetails, places: dict[Key, str], kind: type[Job]) -> str:
     """One mistake as `place: key: what is wrong`."""
     at = tuple(part for part in error["loc"] if part not in ("<mapping>", "<list>", "[key]"))
     place = next(places[at[:end]] for end in range(len(at), -1, -1) if at[:end] in places)
     key = ".".join(map(str, at))
     match error["type"]:
         case "extra_forbidden":
-            return f"{place}: unknown key {key!r}{close_to(key, Job.model_fields) or _known_keys()}"
+            other = _modes_with(key)
+            if other:
+                return f"{place}: the key {key!r} belongs to jobs with mode: {' or '.join(other)}"
+            return f"{place}: unknown key {key!r}{close_to(key, kind.model_fields) or _known_keys(kind)}"
         case "missing":
             return f"{place}: the key {key!r} is missing"
         case "string_type":
@@ -289,11 +476,13 @@ def _explain(error: ErrorDetails, places: dict[Key, str]) -> str:
             problem = f"must match {error['ctx']['pattern']}"
         case _:
             problem = error["msg"].removeprefix("Value error, ")
+    if not key:
+        return f"{place}: {problem}"
     return f"{place}: {key}: {problem}, found {_short(error['input'])}"
 
 
-def _known_keys() -> str:
-    return f"; a job has the keys {', '.join(Job.model_fields)}"
+def _known_keys(kind: type[Job]) -> str:
+    return f"; a job has the keys {', '.join(kind.model_fields)}"
 
 
 def _short(value: Any) -> str:

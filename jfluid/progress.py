@@ -8,9 +8,6 @@
 On a terminal this is a bar; elsewhere a line every few seconds. Under `jfluid-launch` the launcher draws it and
 writes the lines to the log file too.
 """
-import contextlib
-import json
-import os
 import sys
 import time
 from collections import deque
@@ -18,8 +15,8 @@ from typing import Any, Protocol, TextIO
 
 import numpy as np
 
-# Set by the launcher for the script that it starts: "<file descriptor>:<launcher's process id>".
-CHANNEL = "JFLUID_PROGRESS_CHANNEL"
+from jfluid import channel
+
 _SECONDS_BETWEEN_UPDATES = 0.1
 _SECONDS_BETWEEN_LINES = 5.0
 _SECONDS_OF_RATE = 5.0
@@ -106,9 +103,7 @@ class _ChannelDisplay:
         self._descriptor = descriptor
 
     def show(self, report: dict[str, Any]) -> None:
-        # A launcher that went away must not end the training.
-        with contextlib.suppress(OSError):
-            os.write(self._descriptor, json.dumps(report).encode() + b"\n")
+        channel.send(self._descriptor, report)
 
     def close(self) -> None:
         pass
@@ -120,11 +115,8 @@ def display_on(stream: TextIO) -> Display:
 
 
 def _own_display() -> Display:
-    descriptor, _, launcher = os.environ.get(CHANNEL, "").partition(":")
-    # A process that the script started inherits the variable, but not the descriptor.
-    if launcher == str(os.getppid()):
-        return _ChannelDisplay(int(descriptor))
-    return display_on(sys.stderr)
+    pipe = channel.descriptor()
+    return display_on(sys.stderr) if pipe is None else _ChannelDisplay(pipe)
 
 
 class Progress:

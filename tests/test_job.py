@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from jfluid.job import Job, JobError, read_job, script_job
 
-KEYS = "script, name, mode, args, env, log_dir"
+KEYS = "script, name, mode, args, env, log_dir, stall_timeout, max_restarts"
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +35,8 @@ def args(text):
 
 def test_defaults():
     assert read("script: train.py").model_dump() == {
-        "script": "train.py", "name": "train", "mode": "local", "args": {}, "env": {}, "log_dir": "mylog"}
+        "script": "train.py", "name": "train", "mode": "local", "args": {}, "env": {}, "log_dir": "mylog",
+        "stall_timeout": None, "max_restarts": 0}
 
 
 def test_arguments_from_a_mapping():
@@ -71,7 +72,8 @@ def test_yaml_1_2_scalars(text, value):
     ("name: x", ["job.yaml: the key 'script' is missing"]),
     ("script: 3", ["job.yaml:1:1: script: must be text; quote it, found 3"]),
     ("script: train.py\nname: a b", [r"job.yaml:2:1: name: must match ^[\w.-]+$, found 'a b'"]),
-    ("script: train.py\nmode: remote", ["job.yaml:2:1: mode: must be local, found 'remote'"]),
+    ("script: train.py\nmode: remote", [
+        "job.yaml:2:1: mode: must be local or collective or parameter_server, found 'remote'"]),
     ("script: train.py\nargs: 3", [
         "job.yaml:2:1: args: must be a mapping (epochs: 10 is passed as --epochs 10) or a list, found 3"]),
     ("script: train.py\nargs:\n  a: {b: 1}\n  e: [[1]]", [
@@ -99,12 +101,83 @@ def test_mistakes(text, expected):
     assert mistakes(text) == expected
 
 
-@pytest.mark.parametrize(("mode", "meaning"), [
-    ("collective", "several processes that train together"), ("parameter_server", "trainers and parameter servers")])
-def test_modes_of_later_releases(mode, meaning):
-    assert mistakes(f"script: train.py\nmode: {mode}") == [
-        f"job.yaml:2:1: mode: {mode} jobs ({meaning}) are not supported yet; this release runs local jobs, "
-        f"found '{mode}'"]
+# ---- collective jobs -------------------------------------------------------------------------------------------
+
+def collective(text, *overrides):
+    return read(f"script: train.py\nmode: collective\n{text}", *overrides)
+
+
+@pytest.mark.parametrize(("text", "gpus"), [
+    ("gpus: 2", 2), ("gpus: all", "all"), ("gpus: [0, 2]", ["0", "2"]), ("gpus: [GPU-12ab-34]", ["GPU-12ab-34"]),
+    ("gpus: 4\nprocesses: 2", 4)])
+def test_gpus(text, gpus):
+    assert collective(text).gpus == gpus
+
+
+@pytest.mark.parametrize(("text", "expected"), [
+    ("", "job.yaml: a collective job needs gpus (such as gpus: 2) or processes (on the CPU), for each host"),
+    ("gpus: 0", "job.yaml:3:1: gpus: must be a positive number of GPUs, a list of them such as [0, 1], or all, found 0"),
+    ("gpus: [1, 1]", "job.yaml:3:1: gpus: a list of GPUs holds different numbers (or the names that nvidia-smi -L shows), "
+                     "found [1, 1]"),
+    ("gpus: 3\nprocesses: 2", "job.yaml: 3 gpus cannot be shared evenly by 2 processes"),
+    ("processes: 0", "job.yaml:3:1: processes: Input should be greater than or equal to 1, found 0"),
+    ("processes: 1\nnodes: 3\nips: [a, b]", "job.yaml: nodes is 3, but ips has 2 addresses"),
+    ("processes: 1\ncoordinator: host", "job.yaml:4:1: coordinator: must have the form host:port, found 'host'"),
+    ("processes: 1\nstarted_port: 80", "job.yaml:4:1: started_port: Input should be greater than or equal to 1024, found 80"),
+    ("processes: 1\nconsole: [x]", "job.yaml:4:1: console: must be a list of ranks such as [0, 3], or all, found ['x']"),
+    ("processes: 1\nmax_restarts: -1", "job.yaml:4:1: max_restarts: Input should be greater than or equal to 0, found -1"),
+    ("processes: 1\nenv: {PADDLE_TRAINER_ID: 1}",
+     "job.yaml:4:1: env: the launcher gives each process its own PADDLE_TRAINER_ID; remove it, "
+     "found {'PADDLE_TRAINER_ID': 1}"),
+])
+def test_mistakes_of_collective_jobs(text, expected):
+    assert mistakes(f"script: train.py\nmode: collective\n{text}") == [expected]
+
+
+def test_a_key_of_another_mode():
+    assert mistakes("script: train.py\ngpus: 2") == [
+        "job.yaml:2:1: the key 'gpus' belongs to jobs with mode: collective or parameter_server"]
+
+
+def test_a_collective_job_reads_back_as_the_same():
+    job = collective("gpus: [0, 1]\nips: [10.0.0.1, 10.0.0.2]\nstall_timeout: 60\nconsole: all")
+    assert read(job.to_yaml()) == job
+
+
+@pytest.mark.parametrize(("text", "expected"), [
+    ("servers: 0", "job.yaml:3:1: servers: must be a positive number, or a list of host:port, found 0"),
+    ("servers: [a]", "job.yaml:3:1: servers: must have the form host:port, found ['a']"),
+    ('servers: ["a:1", "b:1"]', "job.yaml: on several hosts servers and trainers must both be lists of host:port"),
+    ('servers: ["a:1", "a:2"]\ntrainers: ["a:1"]', "job.yaml: servers and trainers must all have different endpoints"),
+    ("ips: [a, b]", "job.yaml: ips is for collective jobs; give servers and trainers as lists of host:port"),
+    ("nodes: 2", "job.yaml: nodes is 2, but servers and trainers are on 1 hosts"),
+    ("gpus: 3\ntrainers: 2", "job.yaml: 3 gpus cannot be shared evenly by 2 processes"),
+    ("processes: 3", "job.yaml:3:1: the key 'processes' belongs to jobs with mode: collective"),
+])
+def test_mistakes_of_parameter_server_jobs(text, expected):
+    assert mistakes(f"script: train.py\nmode: parameter_server\n{text}") == [expected]
+
+
+def test_hosts_of_a_parameter_server_job():
+    job = read('script: train.py\nmode: parameter_server\nservers: ["a:1", "b:1"]\ntrainers: ["b:2", "c:1"]')
+    assert job.hosts() == ["a", "b", "c"]
+    assert read("script: train.py\nmode: parameter_server\nservers: 3").hosts() == []
+
+
+def test_options_choose_the_mode():
+    gpus, servers = {"gpus": ("--gpus 2", 2)}, {"servers": ("--servers 2", 2), "trainers": ("--trainers 2", 2)}
+    assert script_job("train.py", [], options=gpus).mode == "collective"
+    assert script_job("train.py", [], options=gpus | servers).mode == "parameter_server"
+    with pytest.raises(JobError, match="--servers 2: the key 'servers' belongs to jobs with mode: parameter_server"):
+        script_job("train.py", [], options={"processes": ("--cpus 2", 2)} | servers)
+
+
+def test_an_option_makes_a_job_collective(folder):
+    (folder / "job.yaml").write_text("script: train.py\nmode: local")
+    job = read_job("job.yaml", options={"processes": ("--cpus 2", 2)})
+    assert (job.mode, job.processes) == ("collective", 2)
+    with pytest.raises(JobError, match=r"^--cpus 0: processes: Input should be greater than or equal to 1, found 0$"):
+        read_job("job.yaml", options={"processes": ("--cpus 0", 0)})
 
 
 def test_all_mistakes_are_listed_at_once(folder):

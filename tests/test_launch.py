@@ -1,20 +1,14 @@
 """`jfluid-launch` as a command: real processes, their output, log, progress and exit codes."""
 import os
-import pty
 import signal
-import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from jfluid import launch
-
-COMMAND = [sys.executable, "-m", "jfluid.launch"]
-ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": "200", "TERM": "xterm"}
-LIMIT = 60
+from tests.launch_case import LIMIT, launched, on_terminal, started, write
 
 
 @pytest.fixture
@@ -23,30 +17,49 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def write(name, text):
-    Path(name).write_text(text)
-    return name
-
-
-def launched(*arguments, **options):
-    return subprocess.run(
-        [*COMMAND, *arguments], env=ENVIRONMENT, capture_output=True, text=True, timeout=LIMIT, **options)
-
-
 # ---- the command line, in this process -------------------------------------------------------------------------
 
 def test_arguments_after_a_script_are_the_scripts(folder):
     write("train.py", "")
-    job, only_print = launch.parse(["--log_dir", "logs", "train.py", "--gpus", "2", "--set", "x", "--dry-run"])
-    assert job.arguments() == ["--gpus", "2", "--set", "x", "--dry-run"]
-    assert (job.log_dir, only_print) == ("logs", False)
+    command = launch.parse(["--log_dir", "logs", "train.py", "--gpus", "2", "--set", "x", "--dry-run"])
+    assert command.job.arguments() == ["--gpus", "2", "--set", "x", "--dry-run"]
+    assert (command.job.mode, command.job.log_dir, command.action) == ("local", "logs", "run")
 
 
 def test_options_stand_before_or_after_a_job_file(folder):
     write("train.py", "")
     write("job.yaml", "script: train.py\nargs: {a: 1, b: 2}")
-    job, only_print = launch.parse(["--set", "args.a=3", "job.yaml", "--set", "args.b=4", "--dry-run"])
-    assert (job.args, only_print) == ({"a": 3, "b": 4}, True)
+    command = launch.parse(["--set", "args.a=3", "job.yaml", "--set", "args.b=4", "--dry-run"])
+    assert (command.job.args, command.action) == ({"a": 3, "b": 4}, "print")
+
+
+@pytest.mark.parametrize(("arguments", "expected"), [
+    ("--gpus 2", {"gpus": 2}), ("--gpus 0,2", {"gpus": ["0", "2"]}), ("--gpus all", {"gpus": "all"}),
+    ("--selected_gpus 3", {"gpus": ["3"]}), ("--cpus 2", {"processes": 2}), ("--nproc_per_node 2", {"processes": 2}),
+    ("--gpus 4 --nproc_per_node 2", {"gpus": 4, "processes": 2}),
+    ("--cpus 1 --nnodes 2 --coordinator a:1", {"processes": 1, "nodes": 2, "coordinator": "a:1"}),
+    ("--cpus 1 --cluster_node_ips a,b --started_port 6170", {"processes": 1, "ips": ["a", "b"], "started_port": 6170}),
+    ("--cpus 1 --console all", {"processes": 1, "console": "all"}),
+    ("--cpus 1 --console 0,1", {"processes": 1, "console": [0, 1]}),
+    ("--server_num 2 --worker_num 3", {"servers": 2, "trainers": 3}),
+    ("--servers a:1,b:1 --workers a:2", {"servers": ["a:1", "b:1"], "trainers": ["a:2"]}),
+    ("--gpus 2 --servers 1 --trainers 2", {"gpus": 2, "servers": 1, "trainers": 2}),
+    ("--stall-timeout 60 --max-restarts 2", {"stall_timeout": 60.0, "max_restarts": 2}),
+])
+def test_options_set_keys_of_the_job(folder, arguments, expected):
+    job = launch.parse([*arguments.split(), write("train.py", "")]).job
+    mode = "parameter_server" if "servers" in expected else "local" if "stall_timeout" in expected else "collective"
+    assert job.mode == mode
+    assert {key: getattr(job, key) for key in expected} == expected
+
+
+def test_options_change_a_job_file(folder):
+    write("train.py", "")
+    write("job.yaml", "script: train.py\nmode: collective\ngpus: 2")
+    job = launch.parse(["job.yaml", "--cpus", "3"]).job
+    assert (job.gpus, job.processes) == (None, 3)
+    node = launch.parse(["job.yaml", "--node-rank", "1", "--node_ip", "a"]).node
+    assert (node.rank, node.ip, node.use_paddlecloud) == (1, "a", False)
 
 
 def test_dry_run_prints_the_job(folder, capsys):
@@ -60,9 +73,8 @@ def test_dry_run_prints_the_job(folder, capsys):
 
 
 @pytest.mark.parametrize(("arguments", "expected"), [
-    (["--gpus", "2", "train.py"], "--gpus (a process for each of several GPUs) is not supported yet; "
-                                  "this release runs local jobs, in one process"),
-    (["--server_num=2", "train.py"], "--server_num (parameter servers) is not supported yet"),
+    (["--gpus", "2", "--cpus", "2", "train.py"], "--cpus 2 does not go with --gpus 2"),
+    (["--cpus", "two", "train.py"], "argument --cpus: invalid int value: 'two'"),
     (["--st", "x", "train.py"], "unrecognized arguments: --st"),
     ([], "the following arguments are required: target"),
 ])
@@ -145,18 +157,8 @@ class TestRuns:
         write("train.py", "from jfluid.progress import Progress\n"
                           "with Progress(total=3) as progress:\n"
                           "    for step in range(3): progress.step(examples=8, loss=0.5); print('at', step)\n")
-        main, other = pty.openpty()
-        process = subprocess.Popen([*COMMAND, "train.py"], env=ENVIRONMENT, stdin=other, stdout=other, stderr=other)
-        os.close(other)
-        screen = b""
-        while True:
-            try:
-                data = os.read(main, 1 << 16)
-            except OSError:  # how Linux tells that the other side is closed
-                break
-            screen += data
-        os.close(main)
-        assert process.wait(LIMIT) == 0
+        code, screen = on_terminal("train.py")
+        assert code == 0
         assert b"3/3" in screen
         assert b"loss 0.5" in screen
         assert all(b"at %d\r\n" % step in screen for step in range(3))
@@ -164,29 +166,21 @@ class TestRuns:
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     def test_a_signal_to_the_launcher_ends_the_script(self, folder, number):
         write("train.py", "import time\nprint('ready')\ntime.sleep(100)")
-        with self.started() as process:
+        with started("train.py") as process:
             assert process.stdout.readline() == "ready\n"
             process.send_signal(number)
             _, errors = process.communicate(timeout=LIMIT)
         assert process.returncode == 128 + number
         assert f"ended with signal {number.name}" in errors
-        assert "jfluid/launch.py" not in errors, "no traceback of the launcher's own"
+        assert "jfluid/launch" not in errors, "no traceback of the launcher's own"
 
     def test_a_script_that_ignores_the_signal_is_killed_by_the_second(self, folder):
         write("train.py", "import signal, time\nsignal.signal(signal.SIGINT, lambda *_: print('ignored'))\n"
                           "print('ready')\nwhile True: time.sleep(100)")
-        with self.started() as process:
+        with started("train.py") as process:
             assert process.stdout.readline() == "ready\n"
             process.send_signal(signal.SIGINT)
             assert process.stdout.readline() == "ignored\n"
             process.send_signal(signal.SIGINT)
             process.communicate(timeout=LIMIT)
         assert process.returncode == 128 + signal.SIGKILL
-
-    def started(self):
-        process = subprocess.Popen([*COMMAND, "train.py"], env=ENVIRONMENT, text=True,
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        watchdog = threading.Timer(LIMIT, process.kill)
-        watchdog.daemon = True
-        watchdog.start()
-        return process

@@ -1,0 +1,60 @@
+"""The way from a script to the launcher that started it: a pipe for messages, one JSON object a line."""
+import atexit
+import contextlib
+import functools
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, NoReturn
+
+# Set by the launcher for each process that it starts: "<file descriptor>:<launcher's process id>".
+CHANNEL = "JFLUID_PROGRESS_CHANNEL"
+
+
+def descriptor() -> int | None:
+    """The pipe, or None where no launcher started this very process."""
+    number, _, launcher = os.environ.get(CHANNEL, "").partition(":")
+    # A process that the script started inherits the variable, but not the descriptor.
+    return int(number) if launcher == str(os.getppid()) else None
+
+
+def send(pipe: int, message: dict[str, Any]) -> None:
+    """Send one message. A launcher that went away must not end the training."""
+    with contextlib.suppress(OSError):
+        os.write(pipe, json.dumps(message).encode() + b"\n")
+
+
+def report_ending() -> None:
+    """Have the launcher told, at once, when an exception or sys.exit ends this script with an exit code other than 0.
+
+    The process itself may end minutes later, after the victims of its failure: in an exit handler jax.distributed
+    waits for the other processes. Without a launcher this does nothing.
+    """
+    if descriptor() is not None:
+        sys.excepthook = functools.partial(_show_and_report, sys.excepthook)
+        sys.exit = _exit_and_report
+
+
+def _report(code: int) -> None:
+    pipe = descriptor()
+    if pipe is not None:
+        send(pipe, {"ending": code, "time": time.monotonic()})  # a clock that all processes of a host share
+
+
+def _show_and_report(show: Callable[..., None], kind: type[BaseException], error: BaseException,
+                     trace: TracebackType | None) -> None:
+    show(kind, error, trace)
+    if not issubclass(kind, KeyboardInterrupt):
+        _report(1)
+
+
+def _exit_and_report(status: Any = None, /) -> NoReturn:
+    code = 0 if status is None else int(status) & 255 if isinstance(status, int) else 1
+    if code != 0 and threading.current_thread() is threading.main_thread():
+        # What is registered last runs first, and only if nothing catches the SystemExit.
+        atexit.register(_report, code)
+    raise SystemExit(status)

@@ -1,0 +1,39 @@
+"""`jfluid-launch`: run a training job.
+
+    jfluid-launch [options] job.yaml [--set args.epochs=3] [--dry-run]
+    jfluid-launch [options] script.py [arguments of the script]
+    jfluid-launch --gpus 4 script.py                     # four processes that train together, each with a GPU
+    jfluid-launch --cpus 2 --ips 10.0.0.1,10.0.0.2 script.py        # on each of two hosts
+    jfluid-launch --servers 2 --trainers 4 script.py     # parameter servers and trainers
+    jfluid-launch --emit slurm job.yaml                  # print a batch script that runs the job
+
+Each process writes to LOG_DIR/workerlog.RANK; the output of rank 0 (`--console` for others) and the progress of all
+(`jfluid.progress`) are shown. When one fails, all are ended. The exit code is that of the process that failed first
+(128 + the signal's number when a signal ended it), 2 when the job itself is wrong.
+"""
+import sys
+from collections.abc import Sequence
+
+from jfluid.job import JobError
+from jfluid.launch.command import Command, parse
+from jfluid.launch.emit import kubernetes_manifest, slurm_script
+from jfluid.launch.runs import run
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command `jfluid-launch`; returns the exit code."""
+    try:
+        command = parse(sys.argv[1:] if arguments is None else arguments)
+        if command.action == "run":
+            return run(command.job, command.node)
+        print(_printed(command), end="")
+        return 0
+    except JobError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+def _printed(command: Command) -> str:
+    if command.action == "slurm":
+        return slurm_script(command.job)
+    return command.job.to_yaml() if command.image is None else kubernetes_manifest(command.job, command.image)

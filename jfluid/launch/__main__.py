@@ -1,0 +1,5 @@
+import sys
+
+from jfluid.launch import main
+
+sys.exit(main())

@@ -1,0 +1,201 @@
+"""This launcher's place among those of a job: one on each host, or one for each task of a scheduler.
+
+What the job and the command line say comes first; then the variables of PaddleCloud (when asked for), Slurm, OpenMPI
+and Kubernetes.
+"""
+import os
+import re
+import socket
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from jfluid.job import GangJob, JobError, ParameterServerJob, endpoint
+
+FIRST_PORT = 6070  # Fluid's, for the processes of a host in a list of several
+_CLOUD_PORT = 6170
+_PORTS_OF_JOBS = 61440, 4096  # above those that Linux gives to clients: one for each job of a scheduler
+
+
+@dataclass(frozen=True)
+class NodeOptions:
+    """What only the command line says, since it differs between hosts."""
+
+    rank: int | None = None
+    ip: str | None = None
+    use_paddlecloud: bool = False
+
+
+@dataclass(frozen=True)
+class Node:
+    """Launcher `rank` of `count`. `task` of `tasks` are those on the same host that share its GPUs.
+
+    `host` is this host's address, None when only the way to the coordinator tells it. Its processes get `ports`, or
+    those from `first_port` on, or free ones.
+    """
+
+    rank: int = 0
+    count: int = 1
+    host: str | None = None
+    coordinator: tuple[str, int] | None = None
+    first_port: int | None = None
+    ports: tuple[int, ...] | None = None
+    task: int = 0
+    tasks: int = 1
+
+
+def find_node(job: GangJob, options: NodeOptions, environment: Mapping[str, str] = os.environ) -> Node:
+    """Where this launcher stands. Raises JobError when something is missing or does not fit."""
+    count = job.nodes or _number(environment, "PADDLE_NUM_TRAINERS")
+    node = Node(options.rank or 0, count or 1, options.ip)
+    ips = job.hosts() if isinstance(job, ParameterServerJob) else job.ips
+    if options.use_paddlecloud and _number(environment, "PADDLE_TRAINERS_NUM") not in (None, 1):
+        node = _of_paddlecloud(environment, job.started_port)
+    elif ips:
+        node = _of_list(ips, options, job.started_port or FIRST_PORT)
+    elif isinstance(job, ParameterServerJob):
+        node = Node(host=options.ip)
+    elif options.rank is None and count != 1:
+        placed = _of_scheduler(environment, count)
+        if placed is None and count is not None:
+            raise JobError(f"jfluid-launch: {count} hosts, but which of them is this? Say --node-rank K (from 0) on each")
+        node = placed or node
+    if job.coordinator is not None:
+        node = replace(node, coordinator=endpoint(job.coordinator))
+    if job.started_port is not None:
+        node = replace(node, first_port=job.started_port)
+    return _checked(node, options, count)
+
+
+def _checked(node: Node, options: NodeOptions, count: int | None) -> Node:
+    if count is not None and node.count != count:
+        raise JobError(f"jfluid-launch: the job wants {count} hosts, but there are {node.count}")
+    if options.rank is not None and options.rank != node.rank:
+        raise JobError(f"jfluid-launch: --node-rank {options.rank}, but this host is number {node.rank} of those listed")
+    if not 0 <= node.rank < node.count:
+        raise JobError(f"jfluid-launch: --node-rank {node.rank}: a job of {node.count} hosts has the ranks 0 to "
+                       f"{node.count - 1} (say how many hosts there are with --nodes N)")
+    if node.count > 1 and node.coordinator is None:
+        raise JobError("jfluid-launch: where do the hosts meet? Say --coordinator HOST:PORT with an address of host 0, or "
+                       "--ips with the addresses of all")
+    return node
+
+
+def _number(environment: Mapping[str, str], name: str) -> int | None:
+    text = environment.get(name)
+    if text is None or not text.strip():
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise JobError(f"jfluid-launch: the variable {name} must be a number, found {text!r}") from None
+
+
+# ---- lists of addresses ----------------------------------------------------------------------------------------
+
+def _of_list(ips: Sequence[str], options: NodeOptions, first_port: int) -> Node:
+    rank = options.rank if options.rank is not None else _index_of_this_host(ips, options.ip)
+    if not 0 <= rank < len(ips):
+        raise JobError(f"jfluid-launch: --node-rank {rank}, but --ips has {len(ips)} addresses")
+    return Node(rank, len(ips), ips[rank], (ips[0], first_port - 1) if len(ips) > 1 else None,
+                first_port if len(ips) > 1 else None)
+
+
+def _index_of_this_host(ips: Sequence[str], own: str | None) -> int:
+    if own is not None:
+        if own not in ips:
+            raise JobError(f"jfluid-launch: --node_ip {own} is not among --ips {','.join(ips)}")
+        return ips.index(own)
+    here = [number for number, ip in enumerate(ips) if _is_of_this_host(ip)]
+    if len(here) != 1:
+        raise JobError(f"jfluid-launch: {'none' if not here else 'more than one'} of --ips {','.join(ips)} is an address of "
+                       "this host; say which host this is with --node_ip or --node-rank")
+    return here[0]
+
+
+def _is_of_this_host(host: str) -> bool:
+    try:
+        with socket.socket() as probe:
+            probe.bind((host, 0))
+    except OSError:
+        return False
+    return True
+
+
+def _of_paddlecloud(environment: Mapping[str, str], first_port: int | None) -> Node:
+    missing = [name for name in ("PADDLE_TRAINERS", "POD_IP", "PADDLE_TRAINER_ID") if not environment.get(name)]
+    if missing:
+        raise JobError(f"jfluid-launch: --use_paddlecloud: PaddleCloud sets {', '.join(missing)}, but this environment "
+                       "has none")
+    ips = [ip.strip() for ip in environment["PADDLE_TRAINERS"].split(",")]
+    port = _number(environment, "PADDLE_PORT") or first_port or _CLOUD_PORT
+    node = _of_list(ips, NodeOptions(_number(environment, "PADDLE_TRAINER_ID")), port)
+    listed = environment.get("DISTRIBUTED_TRAINER_ENDPOINTS")
+    if listed:
+        ports = [endpoint(text)[1] for text in listed.split(",")]
+        share = len(ports) // len(ips)
+        node = replace(node, ports=tuple(ports[node.rank * share:(node.rank + 1) * share]))
+    return replace(node, host=environment["POD_IP"])
+
+
+# ---- schedulers ------------------------------------------------------------------------------------------------
+
+def _of_scheduler(environment: Mapping[str, str], count: int | None) -> Node | None:
+    return _of_slurm(environment) or _of_openmpi(environment) or _of_kubernetes(environment, count)
+
+
+def _port_of(job: str) -> int:
+    first, number = _PORTS_OF_JOBS
+    return first + zlib.crc32(job.encode()) % number
+
+
+def _of_slurm(environment: Mapping[str, str]) -> Node | None:
+    """A task that srun started; a batch script itself has no step, and is a host on its own."""
+    count, rank = _number(environment, "SLURM_STEP_NUM_TASKS"), _number(environment, "SLURM_PROCID")
+    hosts = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
+    if count is None or count == 1 or rank is None or not hosts:
+        return None
+    per_host = _repeated(environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    host = _number(environment, "SLURM_NODEID") or 0
+    name = f"{environment.get('SLURM_JOB_ID', '')}.{environment.get('SLURM_STEP_ID', '')}"
+    return Node(rank, count, coordinator=(first_host(hosts), _port_of(name)),
+                task=_number(environment, "SLURM_LOCALID") or 0, tasks=per_host[host] if host < len(per_host) else 1)
+
+
+def _repeated(text: str) -> list[int]:
+    """Slurm's `2(x3),1` as [2, 2, 2, 1]."""
+    return [int(number) for number, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text) for _ in range(int(times or 1))]
+
+
+def first_host(hosts: str) -> str:
+    """The first of a list of hosts in Slurm's short form, such as gpu[07-09,12],cpu3."""
+    match = re.match(r"([^,\[]*)(?:\[([^\]]*)\]([^,\[]*))?", hosts)
+    assert match is not None  # every part may be empty
+    prefix, numbers, suffix = match.groups(default="")
+    return prefix + re.split("[-,]", numbers)[0] + suffix
+
+
+def _of_openmpi(environment: Mapping[str, str]) -> Node | None:
+    count, rank = (_number(environment, f"OMPI_COMM_WORLD_{name}") for name in ("SIZE", "RANK"))
+    if count is None or count == 1 or rank is None:
+        return None
+    task, tasks = (_number(environment, f"OMPI_COMM_WORLD_LOCAL_{name}") for name in ("RANK", "SIZE"))
+    name = environment.get("PMIX_NAMESPACE") or environment.get("OMPI_MCA_ess_base_jobid") or ""
+    host = None
+    if tasks == count:
+        host = "127.0.0.1"
+    elif environment.get("SLURM_JOB_NODELIST"):
+        host = first_host(environment["SLURM_JOB_NODELIST"])
+    elif match := re.search(r"tcp://([\d.]+)", environment.get("OMPI_MCA_orte_hnp_uri", "")):
+        host = match[1]  # where mpirun runs
+    return Node(rank, count, coordinator=(host, _port_of(name)) if host else None, task=task or 0, tasks=tasks or 1)
+
+
+def _of_kubernetes(environment: Mapping[str, str], count: int | None) -> Node | None:
+    """A pod of an Indexed Job, on its own or in a JobSet; the pod's name says how its sisters are called."""
+    rank = _number(environment, "JOB_COMPLETION_INDEX")
+    if rank is None or count is None:
+        return None
+    name, dot, domain = socket.getfqdn().partition(".")
+    first = re.sub(r"-\d+$", "-0", name) + dot + domain
+    return Node(rank, count, None, (first, FIRST_PORT - 1))

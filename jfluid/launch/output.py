@@ -1,0 +1,133 @@
+"""Where the members' output and progress go: each to its log file, chosen ones to the launcher's own streams too."""
+import io
+import json
+import sys
+from collections.abc import Callable
+from typing import Any, BinaryIO
+
+from jfluid.launch.gang import Member
+from jfluid.progress import BarDisplay, Display, LineDisplay, display_on
+
+_LONGEST_LINE = 1 << 16
+_LENGTH_OF_TAIL = 1 << 16
+
+
+class Lines:
+    """Cuts a stream of bytes into whole lines, so that two streams do not meet within one."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def whole(self, data: bytes) -> bytes:
+        """The lines that `data` completes; what follows them is kept, unless it grows too long."""
+        data = self.rest() + data
+        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        if len(data) - end < _LONGEST_LINE:
+            data, self._rest = data[:end], data[end:]
+        return data
+
+    def rest(self) -> bytes:
+        """What was kept."""
+        rest, self._rest = self._rest, b""
+        return rest
+
+
+class Console:
+    """The launcher's own output and error streams, with live progress on the latter.
+
+    `shows` says whose output is passed on. That of a member on its own is passed on as it is; of several, each line
+    has the member's name in front.
+    """
+
+    def __init__(self, shows: Callable[[Member], bool], prefixed: bool, alone: bool):
+        self.shows = shows
+        self.prefixed = prefixed
+        # Taken now: a live bar replaces sys.stdout and sys.stderr while it is shown.
+        self._streams = {1: sys.stdout, 2: sys.stderr}
+        self._on_terminal = sys.stderr.isatty()
+        self._alone = alone
+        self._bars: Display | None = display_on(sys.stderr) if self._on_terminal else None
+
+    def text(self, descriptor: int, data: bytes, lines: Lines, prefix: str) -> None:
+        """Pass on what a member wrote to its standard output (1) or error (2)."""
+        stream = self._streams[descriptor]
+        if isinstance(self._bars, BarDisplay) and self._bars.live and stream.isatty():
+            whole = lines.whole(data)
+            if whole:
+                self._bars.print_above(_with_prefix(whole, prefix).decode(errors="replace").removesuffix("\n"))
+            return
+        stream.flush()
+        stream.buffer.write(_with_prefix(lines.whole(data), prefix) if prefix else lines.rest() + data)
+        stream.buffer.flush()
+
+    def display_for(self, member: Member) -> Display:
+        """Where a member's progress is shown."""
+        if self._bars is not None:
+            return self._bars
+        return LineDisplay(self._streams[2])
+
+    def name(self, member: Member) -> str:
+        """What stands before a member's lines and progress; nothing for a member on its own."""
+        if self._alone:
+            return ""
+        return f"[{member.rank}] " if member.role == "trainer" else f"[{member.label}] "
+
+    def close(self) -> None:
+        if self._bars is not None:
+            self._bars.close()
+
+
+def _with_prefix(data: bytes, prefix: str) -> bytes:
+    if not data or not prefix:
+        return data
+    ended = data.endswith((b"\n", b"\r"))
+    lines = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n").removesuffix(b"\n").split(b"\n")
+    return b"\n".join(prefix.encode() + line for line in lines) + (b"\n" if ended else b"")
+
+
+class MemberOutput:
+    """What one member writes and reports: to its log file, and to the console if that shows it."""
+
+    def __init__(self, member: Member, log: BinaryIO, console: Console):
+        self._log = log
+        self._console = console
+        self._shown = console.shows(member)
+        self._name = console.name(member)
+        self._prefix = self._name if console.prefixed else ""
+        self._display = console.display_for(member)
+        self._progress_log = LineDisplay(io.TextIOWrapper(log, encoding="utf-8", write_through=True))
+        self._for_log = {1: Lines(), 2: Lines()}
+        self._for_screen = {1: Lines(), 2: Lines()}
+        self._reports = b""
+        self._tail = b""
+
+    def text(self, descriptor: int, data: bytes) -> None:
+        """Take what the member wrote to its standard output (1) or error (2)."""
+        self._write(self._for_log[descriptor].whole(data))
+        if self._shown:
+            self._console.text(descriptor, data, self._for_screen[descriptor], self._prefix)
+
+    def reports(self, data: bytes) -> list[dict[str, Any]]:
+        """Take what came through the member's channel, show the progress in it, and return all the reports."""
+        *lines, self._reports = (self._reports + data).split(b"\n")
+        reports: list[dict[str, Any]] = [json.loads(line) for line in lines]
+        for report in reports:
+            if "step" in report:
+                self._display.show(report | {"description": self._name + report["description"]})
+                self._progress_log.show(report)
+        return reports
+
+    def tail(self) -> str:
+        """The end of what the member wrote."""
+        return self._tail.decode(errors="replace")
+
+    def close(self) -> None:
+        for descriptor in (1, 2):
+            self._write(self._for_log[descriptor].rest())
+            rest = self._for_screen[descriptor].rest()
+            if self._shown and rest:
+                self._console.text(descriptor, rest + b"\n" if self._prefix else rest, Lines(), self._prefix)
+
+    def _write(self, data: bytes) -> None:
+        self._log.write(data)
+        self._tail = (self._tail + data)[-_LENGTH_OF_TAIL:]

@@ -1,0 +1,321 @@
+"""How the launchers of several hosts meet, tell each other how their processes fare, and end together.
+
+The launcher of host 0 listens at the coordinator's address; the others keep a connection to it. Messages are JSON, one
+object a line: `join` (a follower's endpoints), `start` (everyone's), `failed`, `finished`, and `end`, the head's verdict.
+"""
+import json
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Container, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from jfluid.job import JobError
+from jfluid.launch.failure import Failure
+from jfluid.launch.nodes import Node
+
+SECONDS_TO_MEET = 300.0
+_SECONDS_BETWEEN_LOOKS = 0.05
+_SECONDS_BETWEEN_TRIES = 0.2
+_SECONDS_TO_SEND = 5.0
+# A failure on one host makes others fail: those that happened first may be told last.
+_SECONDS_TO_COMPARE = 1.0
+_LONGEST_MESSAGE = 1 << 20
+_KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # a host that vanishes is missed after 20 s
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The end of one run on all hosts: the first failure of all, or None; and whether all start again."""
+
+    failure: Failure | None
+    again: bool = False
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """What the launchers agreed on: the endpoints of each host's processes, and the number of the run, from 0."""
+
+    endpoints: list[list[str]]
+    attempt: int
+
+
+def interruption(node: int, number: int) -> Failure:
+    """The failure of a host whose launcher was asked to end by a signal."""
+    return Failure(f"host {node}", -number, f"{signal.Signals(number).name} to its launcher", "", "")
+
+
+class _Connection:
+    """One launcher's line to another."""
+
+    def __init__(self, stream: socket.socket):
+        self.stream = stream
+        self.node = -1
+        self._rest = b""
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEPALIVE.items():
+            if hasattr(socket, name):
+                stream.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        stream.settimeout(_SECONDS_TO_SEND)
+
+    def fileno(self) -> int:
+        return self.stream.fileno()
+
+    def send(self, kind: str, value: Any) -> None:
+        """Send a message. A launcher that is gone is noticed when it is read from."""
+        with suppress(OSError):
+            self.stream.sendall(json.dumps([kind, value]).encode() + b"\n")
+
+    def messages(self, wait: float = 0.0) -> list[tuple[str, Any]] | None:
+        """The messages that have arrived; None when the other side is gone or does not speak as a launcher does."""
+        try:
+            if not select.select([self.stream], [], [], wait)[0]:
+                return []
+            data = self.stream.recv(1 << 16)
+        except OSError:
+            return None
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if not data or len(self._rest) > _LONGEST_MESSAGE:
+            return None
+        try:
+            return [(str(kind), value) for kind, value in map(json.loads, lines)]
+        except (ValueError, TypeError):
+            return None
+
+    def close(self) -> None:
+        self.stream.close()
+
+
+class Head:
+    """The launcher of host 0: decides how the job ends."""
+
+    def __init__(self, node: Node, name: str, max_restarts: int):
+        assert node.coordinator is not None  # find_node saw to it
+        host, port = node.coordinator
+        self._node, self._name, self._max_restarts = node, name, max_restarts
+        self._attempt = -1
+        self._connections: list[_Connection] = []
+        try:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            own = host.strip("[]")
+            address = own if own in ("localhost", "::1") or own.startswith("127.") else ""
+            self._listener = socket.create_server((address, port), family=family, backlog=node.count)
+        except OSError as error:
+            raise JobError(f"jfluid-launch: cannot listen at the coordinator's address {host}:{port}: {error.strerror}; is "
+                           "another job running there? Choose another port with --coordinator") from None
+        self._listener.settimeout(_SECONDS_BETWEEN_LOOKS)
+
+    # ---- before a run ------------------------------------------------------------------------------------------
+
+    def meet(self, ports: Sequence[int], interrupted: Callable[[], bool]) -> Meeting | None:
+        """Wait for all other launchers; None when `interrupted` says so meanwhile. Raises JobError."""
+        assert self._node.coordinator is not None
+        self._attempt += 1
+        self.verdict: Verdict | None = None
+        self._failures: list[tuple[float, Failure]] = []
+        self._decide_at = float("inf")
+        self._finished: set[int] = set()
+        joined: dict[int, tuple[_Connection, list[str]]] = {}
+        waiting: list[_Connection] = []
+        deadline = time.monotonic() + SECONDS_TO_MEET
+        while len(joined) < self._node.count - 1:
+            if interrupted():
+                return None
+            if time.monotonic() > deadline:
+                missing = [str(node) for node in range(1, self._node.count) if node not in joined]
+                raise JobError(f"jfluid-launch: host {', '.join(missing)} of {self._node.count} did not come to the "
+                               f"coordinator within {SECONDS_TO_MEET:g} s; was jfluid-launch started there?")
+            with suppress(TimeoutError):
+                waiting.append(_Connection(self._listener.accept()[0]))
+            waiting = [connection for connection in waiting if not self._has_joined(connection, joined)]
+            for node, (connection, _) in list(joined.items()):
+                if connection.messages() is None:  # it went away again
+                    del joined[node]
+        for connection in waiting:
+            connection.close()
+        host = self._node.host or self._node.coordinator[0]
+        endpoints = [[f"{host}:{port}" for port in ports], *(joined[node][1] for node in sorted(joined))]
+        self._connections = [connection for connection, _ in joined.values()]
+        for connection in self._connections:
+            connection.send("start", [endpoints, self._attempt])
+        return Meeting(endpoints, self._attempt)
+
+    def _has_joined(self, connection: _Connection, joined: dict[int, tuple[_Connection, list[str]]]) -> bool:
+        """Whether a newcomer has said who it is, or is turned away; else it is to be asked again."""
+        messages = connection.messages()
+        if messages == []:
+            return False
+        kind, value = messages[0] if messages else ("", None)
+        if kind == "join" and isinstance(value, dict):
+            problem = self._problem_of(value, joined)
+            if problem is None:
+                connection.node = node = int(value["node"])
+                joined[node] = connection, list(map(str, value["endpoints"]))
+                return True
+            connection.send("refused", problem)
+        connection.close()
+        return True
+
+    def _problem_of(self, join: dict[str, Any], joined: Container[int]) -> str | None:
+        node, count, name, endpoints = (join.get(key) for key in ("node", "count", "job", "endpoints"))
+        if name != self._name or count != self._node.count:
+            return f"the job at the coordinator is {self._name!r} on {self._node.count} hosts, not {name!r} on {count}"
+        if type(node) is not int or not 0 < node < self._node.count or not isinstance(endpoints, list):
+            return f"there is no host {node}"
+        return f"host {node} is there already" if node in joined else None
+
+    # ---- during a run: see supervise.Peers ---------------------------------------------------------------------
+
+    def connections(self) -> Sequence[_Connection]:
+        return self._connections
+
+    def receive(self, connection: _Connection) -> None:
+        messages = connection.messages()
+        if messages is None:
+            self._connections.remove(connection)
+            connection.close()
+            if connection.node not in self._finished:
+                self._note(Failure(f"host {connection.node}", 1, "its launcher is gone", "", ""), age=0.0)
+            return
+        for kind, value in messages:
+            if kind == "failed":
+                self._note(Failure(**value["failure"]), value["age"])
+            elif kind == "finished":
+                self._finished.add(connection.node)
+                self.look()
+
+    def failed(self, failure: Failure, age: float) -> None:
+        self._note(failure, age)
+
+    def interrupted(self, number: int) -> None:
+        self._max_restarts = -1  # nobody would answer those who come back
+        self._note(interruption(0, number), age=0.0)
+
+    def finished(self) -> None:
+        self._finished.add(0)
+        self.look()
+
+    def _note(self, failure: Failure, age: float) -> None:
+        now = time.monotonic()
+        self._failures.append((now - age, failure))
+        self._decide_at = min(self._decide_at, now + _SECONDS_TO_COMPARE)
+
+    def look(self) -> None:
+        """Decide, if it is time to."""
+        if self.verdict is not None:
+            return
+        if time.monotonic() >= self._decide_at:
+            _, first = min(self._failures, key=lambda item: item[0])
+            self._decide(Verdict(first, again=self._attempt < self._max_restarts))
+        elif len(self._finished) == self._node.count:
+            self._decide(Verdict(None))
+
+    def _decide(self, verdict: Verdict) -> None:
+        self.verdict = verdict
+        for connection in self._connections:
+            connection.send("end", {"failure": verdict.failure and verdict.failure.as_dict(), "again": verdict.again})
+
+    def part(self) -> None:
+        """Close the connections of a run."""
+        for connection in self._connections:
+            connection.close()
+        self._connections = []
+
+    def close(self) -> None:
+        self.part()
+        self._listener.close()
+
+
+class Follower:
+    """The launcher of another host."""
+
+    def __init__(self, node: Node, name: str):
+        assert node.coordinator is not None  # find_node saw to it
+        self._node, self._name, self._coordinator = node, name, node.coordinator
+        self._connection: _Connection | None = None
+        self.verdict: Verdict | None = None
+
+    def meet(self, ports: Sequence[int], interrupted: Callable[[], bool]) -> Meeting | None:
+        """Join the head; None when `interrupted` says so meanwhile. Raises JobError."""
+        self.verdict = None
+        deadline = time.monotonic() + SECONDS_TO_MEET
+        while not interrupted():
+            if time.monotonic() > deadline:
+                host, port = self._coordinator
+                raise JobError(f"jfluid-launch: the launcher of host 0 did not answer at {host}:{port} within "
+                               f"{SECONDS_TO_MEET:g} s; was jfluid-launch started there?")
+            connection = self._connect()
+            if connection is None:
+                time.sleep(_SECONDS_BETWEEN_TRIES)
+                continue
+            with ExitStack() as unless_met:
+                unless_met.callback(connection.close)
+                host = self._node.host or connection.stream.getsockname()[0]
+                connection.send("join", {"job": self._name, "node": self._node.rank, "count": self._node.count,
+                                         "endpoints": [f"{host}:{port}" for port in ports]})
+                meeting = self._wait_for_start(connection, interrupted)
+                if meeting is not None:
+                    unless_met.pop_all()
+                    self._connection = connection
+                    return meeting
+        return None
+
+    def _connect(self) -> _Connection | None:
+        host, port = self._coordinator
+        try:
+            return _Connection(socket.create_connection((host.strip("[]"), port), timeout=5))
+        except OSError:  # not there yet, or its name is not known yet
+            return None
+
+    def _wait_for_start(self, connection: _Connection, interrupted: Callable[[], bool]) -> Meeting | None:
+        """What the head says when all are there; None when it went away."""
+        while not interrupted():
+            messages = connection.messages(_SECONDS_BETWEEN_LOOKS)
+            if messages is None:
+                return None
+            for kind, value in messages:
+                if kind == "start":
+                    return Meeting(*value)
+                if kind == "refused":
+                    raise JobError(f"jfluid-launch: host {self._node.rank} cannot join: {value}")
+        return None
+
+    def connections(self) -> Sequence[_Connection]:
+        return [] if self._connection is None else [self._connection]
+
+    def receive(self, connection: _Connection) -> None:
+        messages = connection.messages()
+        if messages is None:
+            self.part()
+            if self.verdict is None:
+                self.verdict = Verdict(Failure("host 0", 1, "its launcher is gone", "", ""))
+            return
+        for kind, value in messages:
+            if kind == "end" and self.verdict is None:
+                self.verdict = Verdict(value["failure"] and Failure(**value["failure"]), value["again"])
+
+    def failed(self, failure: Failure, age: float) -> None:
+        if self._connection is not None:
+            self._connection.send("failed", {"failure": failure.as_dict(), "age": age})
+
+    def interrupted(self, number: int) -> None:
+        self.failed(interruption(self._node.rank, number), age=0.0)
+
+    def finished(self) -> None:
+        if self._connection is not None:
+            self._connection.send("finished", None)
+
+    def look(self) -> None:
+        """Nothing to decide."""
+
+    def part(self) -> None:
+        """Close the connection of a run."""
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+
+    def close(self) -> None:
+        self.part()

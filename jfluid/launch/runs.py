@@ -1,0 +1,159 @@
+"""Runs a job to its end: as often as it may be restarted, with its logs and its last words."""
+import signal
+import socket
+import sys
+import textwrap
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from io import FileIO
+from pathlib import Path
+from typing import Literal
+
+from jfluid.job import CollectiveJob, GangJob, Job, JobError, ParameterServerJob
+from jfluid.launch.devices import assigned_gpus, visible_gpus
+from jfluid.launch.failure import Failure
+from jfluid.launch.gang import Member, collective_gang, local_gang, parameter_server_gang
+from jfluid.launch.nodes import Node, NodeOptions, find_node
+from jfluid.launch.output import Console
+from jfluid.launch.rendezvous import Follower, Head, Verdict, interruption
+from jfluid.launch.supervise import Peers, Signals, Supervisor
+
+
+def run(job: Job, options: NodeOptions | None = None) -> int:
+    """Run the job to its end and return its exit code. Raises JobError when it cannot start."""
+    start = time.monotonic()
+    with ExitStack() as stack:
+        signals = stack.enter_context(Signals())
+        runner = _GangRunner(job, options or NodeOptions(), stack) if isinstance(job, GangJob) else _Runner(job)
+        verdict = runner.run_once(signals)
+        while (first := verdict.failure) is not None and verdict.again and not signals.received:
+            _say(f"{first.label} failed ({first.reason}); restart {runner.attempt + 1} of {job.max_restarts}")
+            verdict = runner.run_once(signals)
+        runner.last_words(verdict.failure, signals, time.monotonic() - start)
+    return verdict.failure.exit_code if verdict.failure else 0
+
+
+def _say(text: str) -> None:
+    print(f"jfluid-launch: {text}", file=sys.stderr, flush=True)
+
+
+class _Runner:
+    """Runs a script on its own."""
+
+    def __init__(self, job: Job):
+        self.job = job
+        self.attempt = -1
+
+    def run_once(self, signals: Signals) -> Verdict:
+        """One run of the whole gang, and how it ended."""
+        self.attempt += 1
+        return self._supervise(local_gang(self.job), signals)
+
+    def _supervise(self, members: Sequence[Member], signals: Signals, peers: Peers | None = None) -> Verdict:
+        members = [replace(member, env={**member.env, "JFLUID_RESTARTS": str(self.attempt)}) for member in members]
+        with ExitStack() as stack:
+            logs = [stack.enter_context(_open_log(member.log, "wb" if self.attempt == 0 else "ab")) for member in members]
+            failure = Supervisor(members, self._console(members), logs, signals, self.job.stall_timeout, peers).run()
+        if peers is not None and peers.verdict is not None:
+            return peers.verdict
+        return Verdict(failure, again=peers is None and self.attempt < self.job.max_restarts)
+
+    def _console(self, members: Sequence[Member]) -> Console:
+        return Console(shows=lambda member: True, prefixed=False, alone=True)
+
+    def last_words(self, failure: Failure | None, signals: Signals, seconds: float) -> None:
+        log = Path(self.job.log_dir) / "workerlog.0"
+        outcome = f"ended with {failure.reason}" if failure else "finished"
+        _say(f"{self.job.name} {outcome} after {seconds:.1f} s; log: {log}")
+
+
+def _open_log(path: Path, mode: Literal["wb", "ab"]) -> FileIO:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return open(path, mode, buffering=0)
+    except OSError as error:
+        raise JobError(f"{path}: cannot write the log: {error.strerror}") from None
+
+
+class _GangRunner(_Runner):
+    """Runs the processes on this host of a job that has several."""
+
+    job: GangJob
+
+    def __init__(self, job: GangJob, options: NodeOptions, stack: ExitStack):
+        super().__init__(job)
+        self.node: Node = find_node(job, options)
+        self.gpus = [] if job.gpus is None else assigned_gpus(job.gpus, visible_gpus(), self.node.task, self.node.tasks)
+        self.peers: Head | Follower | None = None
+        if self.node.count > 1:
+            self.peers = Follower(self.node, job.name) if self.node.rank else Head(self.node, job.name, job.max_restarts)
+            stack.callback(self.peers.close)
+
+    def run_once(self, signals: Signals) -> Verdict:
+        ports = _ports(_number_of_ports(self.job, self.gpus), self.node)
+        if self.peers is None:
+            self.attempt += 1
+            endpoints = [[f"{self.node.host or '127.0.0.1'}:{port}" for port in ports]]
+        else:
+            meeting = self.peers.meet(ports, interrupted=lambda: bool(signals.received))
+            if meeting is None:
+                return Verdict(interruption(self.node.rank, signals.received[0]))
+            self.attempt, endpoints = meeting.attempt, meeting.endpoints
+        try:
+            return self._supervise(self._members(endpoints), signals, self.peers)
+        finally:
+            if self.peers is not None:
+                self.peers.part()
+
+    def _members(self, endpoints: list[list[str]]) -> list[Member]:
+        job = self.job
+        if isinstance(job, CollectiveJob):
+            return collective_gang(job, endpoints, self.node.rank, self.gpus)
+        assert isinstance(job, ParameterServerJob)  # there are no other jobs of several processes
+        given = iter(endpoints[self.node.rank])
+        servers, trainers = (places if isinstance(places, list) else [next(given) for _ in range(places)]
+                             for places in (job.servers, job.trainers))
+        return parameter_server_gang(job, servers, trainers, self.node.host if self.peers else None, self.gpus)
+
+    def _console(self, members: Sequence[Member]) -> Console:
+        shown = self.job.console
+        return Console(shows=lambda member: shown == "all" or (member.role == "trainer" and member.rank in shown),
+                       prefixed=shown == "all" or len(shown) > 1, alone=len(members) == 1 == self.node.count)
+
+    def last_words(self, failure: Failure | None, signals: Signals, seconds: float) -> None:
+        logs = f"logs: {self.job.log_dir}/*log.*"
+        if failure is None:
+            return _say(f"{self.job.name} finished after {seconds:.1f} s; {logs}")
+        if signals.received:
+            name = signal.Signals(signals.received[0]).name
+            return _say(f"{self.job.name} was ended by {name} after {seconds:.1f} s; {logs}")
+        if failure.excerpt:
+            print(textwrap.indent(failure.excerpt, "    "), file=sys.stderr)
+        _say(f"{self.job.name}: {failure.label} failed first ({failure.reason}) after {seconds:.1f} s; all processes were "
+             f"ended; {f'its log: {failure.log}' if failure.log else logs}")
+
+
+def _number_of_ports(job: GangJob, gpus: Sequence[str]) -> int:
+    """How many ports the processes on this host need that the job does not name."""
+    if isinstance(job, ParameterServerJob):
+        return sum(places for places in (job.servers, job.trainers) if isinstance(places, int))
+    assert isinstance(job, CollectiveJob)  # there are no other jobs of several processes
+    return job.processes or len(gpus)
+
+
+def _ports(count: int, node: Node) -> list[int]:
+    """Ports for the processes of this launcher: those from `first_port` on, or free ones."""
+    if node.ports is not None:
+        if len(node.ports) < count:
+            raise JobError(f"jfluid-launch: {count} processes need as many ports; there are {len(node.ports)}")
+        return list(node.ports[:count])
+    if node.first_port is not None:
+        first = node.first_port + node.task * count
+        return list(range(first, first + count))
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("", 0))
+        return [probe.getsockname()[1] for probe in probes]

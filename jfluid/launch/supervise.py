@@ -1,0 +1,354 @@
+"""Runs a gang: starts its members, passes their output on, and sees that they end together.
+
+The first member that fails, stalls or is killed ends the gang: SIGTERM to every member's process group, SIGKILL to
+those that are still there some seconds later. A member that has ended is not reaped before the gang is over, so that
+the number of its process group stays its own.
+"""
+import contextlib
+import functools
+import os
+import queue
+import selectors
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from types import FrameType
+from typing import Any, Protocol
+
+from jfluid.channel import CHANNEL
+from jfluid.launch.failure import Failure, excerpt_of, how_ended
+from jfluid.launch.gang import Member
+from jfluid.launch.guard import Guard
+from jfluid.launch.output import Console, MemberOutput
+from jfluid.launch.rendezvous import Verdict
+
+SECONDS_TO_END = 5.0
+# How long a member may take to end after it has failed, and how long the kernel may take to clear away one that was
+# killed, while others already fail because its connections are closed.
+_SECONDS_TO_EXIT = 2.0
+_SECONDS_TO_CLEAR = 1.0
+# Signals that are never the consequence of another member's failure (SIGABRT is: XLA aborts without its peers).
+_SUDDEN = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+_SECONDS_TO_DRAIN = 2.0
+_SECONDS_TO_READ = 0.2
+_SECONDS_BETWEEN_LOOKS = 0.05
+
+
+class Signals:
+    """The signals that ask the launcher to end, noted for the supervisor."""
+
+    def __init__(self) -> None:
+        self.received: list[int] = []
+
+    def __enter__(self) -> "Signals":
+        self._before = {number: signal.signal(number, self._note)
+                        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.received.append(number)
+
+
+class Peers(Protocol):
+    """The launchers of the job's other hosts."""
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """How the run ends on all hosts, once that is known: then the gang here must end too."""
+
+    def connections(self) -> Sequence[Any]:
+        """What to listen to."""
+
+    def receive(self, connection: Any) -> None:
+        """Take what has arrived at one of them."""
+
+    def failed(self, failure: Failure, age: float) -> None:
+        """Tell them that the gang here failed, `age` seconds ago."""
+
+    def interrupted(self, number: int) -> None:
+        """Tell them that the launcher here was asked to end by a signal."""
+
+    def finished(self) -> None:
+        """Tell them that the gang here has done its work."""
+
+    def look(self) -> None:
+        """Act on what was told so far."""
+
+
+class _Running:
+    """A member that was started."""
+
+    def __init__(self, member: Member, process: "subprocess.Popen[bytes]", output: MemberOutput):
+        self.member = member
+        self.process = process
+        self.output = output
+        self.code: int | None = None
+        self.ending_with: int | None = None  # the exit code that it is about to end with, once it says so
+        self.last_sign = time.monotonic()
+        self.counts_steps = False
+
+    def signal_group(self, number: int) -> None:
+        """Send a signal to the member and all that it started."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, number)
+
+
+class Supervisor:
+    """One run of a gang, from start to end."""
+
+    def __init__(self, members: Sequence[Member], console: Console, logs: Sequence[Any], signals: Signals,
+                 stall_timeout: float | None = None, peers: Peers | None = None):
+        self._members = list(zip(members, logs))
+        self._console = console
+        self._signals = signals
+        self._signals_seen = 0
+        self._stall_timeout = stall_timeout
+        self._peers = peers
+        self._running: list[_Running] = []
+        self._exits: queue.SimpleQueue[tuple[_Running, int, float]] = queue.SimpleQueue()
+        self._suspects: dict[_Running, float] = {}  # those that failed, and when
+        self._suspected_at = 0.0
+        self._first: tuple[_Running, str] | None = None
+        self._failed_at = self._decided_at = 0.0
+        self._told = ""
+        self._ending = False
+        self._kill_at = float("inf")
+        self._killed = False
+
+    def run(self) -> Failure | None:
+        """Run the gang to its end; the first failure, of any host, or None when all trainers ended with 0."""
+        with selectors.DefaultSelector() as selector, Guard() as guard, ExitStack() as stack:
+            try:
+                for member, log in self._members:
+                    self._running.append(self._start(member, log, selector, stack))
+                    guard.watch(self._running[-1].process.pid)
+                for connection in self._peers.connections() if self._peers else ():
+                    selector.register(connection, selectors.EVENT_READ, self._peers)
+                while not self._over():
+                    self._pass_on(selector)
+                    self._look()
+            except BaseException:
+                self._ending = True
+                raise
+            finally:
+                # After success, what the script left in the background stays.
+                if self._ending:
+                    self._signal_groups(signal.SIGKILL)
+                # A process that left its group may hold the pipes open: read what is there, not to their end.
+                deadline = time.monotonic() + _SECONDS_TO_DRAIN
+                while selector.get_map() and self._pass_on(selector, members_only=True) and time.monotonic() < deadline:
+                    pass
+                for running in self._running:
+                    running.process.wait()
+                self._console.close()
+                for running in self._running:
+                    running.output.close()
+        return self._outcome()
+
+    # ---- starting and listening --------------------------------------------------------------------------------
+
+    def _start(self, member: Member, log: Any, selector: selectors.BaseSelector, stack: ExitStack) -> _Running:
+        reports, channel = os.pipe()
+        stack.callback(os.close, reports)
+        try:
+            environment = {"PYTHONUNBUFFERED": "1", CHANNEL: f"{channel}:{os.getpid()}"}
+            process = subprocess.Popen(
+                member.command, env={**member.env, **environment}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                stdin=None if len(self._members) == 1 else subprocess.DEVNULL, pass_fds=(channel,), start_new_session=True)
+        finally:
+            os.close(channel)
+        assert process.stdout and process.stderr  # both are pipes
+        stack.callback(process.stdout.close)
+        stack.callback(process.stderr.close)
+        running = _Running(member, process, MemberOutput(member, log, self._console))
+        for source, take in ((process.stdout, functools.partial(self._text, running, 1)),
+                             (process.stderr, functools.partial(self._text, running, 2)),
+                             (reports, functools.partial(self._reports, running))):
+            selector.register(source, selectors.EVENT_READ, take)
+        threading.Thread(target=self._wait_for, args=(running,), daemon=True).start()
+        return running
+
+    def _wait_for(self, running: _Running) -> None:
+        """Note the end of a member when it comes, without reaping it: the order tells the first from its victims."""
+        try:
+            result = os.waitid(os.P_PID, running.process.pid, os.WEXITED | os.WNOWAIT)
+        except ChildProcessError:  # reaped, because the launcher itself failed
+            return
+        assert result is not None  # only WNOHANG gives None
+        exited = result.si_code == os.CLD_EXITED
+        self._exits.put((running, result.si_status if exited else -result.si_status, time.monotonic()))
+
+    def _pass_on(self, selector: selectors.BaseSelector, members_only: bool = False) -> bool:
+        """Hand on what is ready to be read; whether there was anything."""
+        if not selector.get_map():
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+            return False
+        ready = selector.select(timeout=_SECONDS_BETWEEN_LOOKS)
+        for key, _ in ready:
+            if key.data is self._peers:
+                if members_only:
+                    selector.unregister(key.fileobj)
+                elif self._peers is not None:
+                    self._peers.receive(key.fileobj)
+                    if key.fileobj not in self._peers.connections():
+                        selector.unregister(key.fileobj)
+                continue
+            data = os.read(key.fd, 1 << 16)
+            if data:
+                key.data(data)
+            else:
+                selector.unregister(key.fileobj)
+        return bool(ready)
+
+    def _text(self, running: _Running, descriptor: int, data: bytes) -> None:
+        if not running.counts_steps:
+            running.last_sign = time.monotonic()
+        running.output.text(descriptor, data)
+
+    def _reports(self, running: _Running, data: bytes) -> None:
+        for report in running.output.reports(data):
+            if "step" in report:
+                # Between two loops (saving, evaluating) nothing counts steps.
+                running.counts_steps = not report["done"]
+                running.last_sign = time.monotonic()
+            elif len(self._running) > 1 or self._peers is not None:
+                # (On its own, a script may take its time in exit handlers.)
+                running.ending_with = report["ending"]
+                self._suspect(running, report["time"])
+
+    # ---- deciding ----------------------------------------------------------------------------------------------
+
+    def _over(self) -> bool:
+        if any(running.code is None for running in self._running):
+            return False
+        # Peers that do not answer must not hold a launcher that was asked to end.
+        return self._peers is None or self._peers.verdict is not None or self._killed
+
+    def _look(self) -> None:
+        """Act on what has happened since the last look."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._ended(*self._exits.get_nowait())
+        now = time.monotonic()
+        for number in self._signals.received[self._signals_seen:]:
+            self._signals_seen += 1
+            self._end(signal.SIGKILL if self._signals_seen > 1 else number)
+        self._judge(now)
+        if self._stall_timeout is not None and not self._ending and not self._suspects:
+            self._look_for_stall(now, self._stall_timeout)
+        if self._peers is not None and self._peers.verdict is not None:
+            self._end_what_is_left()
+        if now > self._kill_at and not self._killed:
+            self._signal_groups(signal.SIGKILL)
+            self._killed = True
+        if self._peers is not None:
+            self._tell(self._peers, now)
+
+    def _ended(self, running: _Running, code: int, moment: float) -> None:
+        running.code = code
+        if code == 0:
+            self._suspects.pop(running, None)  # it only seemed to fail: what it raised was caught
+        elif not (self._ending and self._work_is_done()):
+            self._suspect(running, moment - _SECONDS_TO_CLEAR if -code in _SUDDEN else moment)
+        if self._work_is_done() and self._peers is None:
+            self._end_what_is_left()
+
+    def _suspect(self, running: _Running, moment: float) -> None:
+        """Note that a member failed, the first time that it shows."""
+        if not self._suspects:
+            self._suspected_at = time.monotonic()
+        self._suspects.setdefault(running, moment)
+
+    def _judge(self, now: float) -> None:
+        """Find the member that failed first, once those that failed before it must have shown."""
+        if self._first is not None or not self._suspects:
+            return
+        first = min(self._suspects, key=self._suspects.__getitem__)
+        if first.code is None:
+            wait = _SECONDS_TO_EXIT
+        else:
+            wait = 0.0 if -first.code in _SUDDEN else _SECONDS_TO_CLEAR
+        if now >= self._suspected_at + wait or all(running.code is not None for running in self._running):
+            self._failed_at = self._suspects[first]
+            self._fail(first)
+
+    def _work_is_done(self) -> bool:
+        """Whether all trainers on this host have ended with 0."""
+        return all(running.code == 0 for running in self._running if running.member.role == "trainer")
+
+    def _fail(self, running: _Running, reason: str = "", first_signal: int = signal.SIGTERM) -> None:
+        """This member failed first: end the gang because of it, unless that has begun already."""
+        self._first = running, reason
+        self._decided_at = time.monotonic()
+        if not self._ending:
+            if first_signal != signal.SIGTERM:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(running.process.pid, first_signal)
+            self._end(signal.SIGTERM, leave_out=running if first_signal != signal.SIGTERM else None)
+
+    def _look_for_stall(self, now: float, timeout: float) -> None:
+        working = [running for running in self._running if running.code is None and running.member.role == "trainer"]
+        # In a job that trains in step all stop when one does: that one was silent first.
+        silent = min(working, key=lambda running: running.last_sign, default=None)
+        if silent is not None and now - silent.last_sign > timeout:
+            # SIGABRT: Python's fault handler then writes where each thread stands.
+            self._failed_at = silent.last_sign
+            self._fail(silent, f"no step for {timeout:g} s", signal.SIGABRT)
+
+    # ---- ending ------------------------------------------------------------------------------------------------
+
+    def _end_what_is_left(self) -> None:
+        """End the gang because the job is over: the members of a run that failed elsewhere, or servers without work."""
+        if not self._ending and any(running.code is None for running in self._running):
+            self._end(signal.SIGTERM)
+
+    def _end(self, number: int, leave_out: _Running | None = None) -> None:
+        self._ending = True
+        self._kill_at = min(self._kill_at, time.monotonic() + SECONDS_TO_END)
+        self._signal_groups(number, leave_out)
+
+    def _signal_groups(self, number: int, leave_out: _Running | None = None) -> None:
+        for running in self._running:
+            if running is not leave_out:
+                running.signal_group(number)
+
+    def _tell(self, peers: Peers, now: float) -> None:
+        """Tell the other hosts how it goes here: of a failure at once, but not before what it wrote has been read."""
+        peers.look()
+        if self._told == "failed" or peers.verdict is not None:
+            return
+        failure = self._own_failure()
+        if self._signals_seen:
+            self._told = "failed"
+            peers.interrupted(self._signals.received[0])
+        elif self._first is not None and failure is not None:
+            running = self._first[0]
+            if (running.code is not None or running.ending_with is not None) and now >= self._decided_at + _SECONDS_TO_READ:
+                self._told = "failed"
+                peers.failed(failure, now - self._failed_at)
+        elif not self._told and self._work_is_done():
+            self._told = "finished"
+            peers.finished()
+
+    def _own_failure(self) -> Failure | None:
+        if self._first is None:
+            return None
+        running, reason = self._first
+        code = running.code if running.code is not None else -signal.SIGKILL
+        if running.ending_with is not None and code <= 0:
+            # It hung in its exit handlers and was ended from here.
+            code = running.ending_with
+        reason = reason or how_ended(code)
+        return Failure(running.member.label, code, reason, str(running.member.log), excerpt_of(running.output.tail()))
+
+    def _outcome(self) -> Failure | None:
+        if self._peers is not None and self._peers.verdict is not None:
+            return self._peers.verdict.failure
+        return self._own_failure()

@@ -1,0 +1,104 @@
+"""Manifests for Kubernetes and Slurm: what they hold, and that the launcher inside finds its place."""
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from jfluid import launch
+from jfluid.job import JobError, read_job
+from jfluid.launch.emit import slurm_script
+from jfluid.launch.nodes import Node, NodeOptions, find_node
+from tests.launch_case import ENVIRONMENT, LIMIT, write
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write("train.py", "")
+    return tmp_path
+
+
+def job(text):
+    return write("job.yaml", f"name: Big_Job\nscript: train.py\nargs: {{lr: 1e-3}}\n{text}")
+
+
+def emitted(capsys, *arguments):
+    assert launch.main(list(arguments)) == 0
+    return capsys.readouterr().out
+
+
+def test_kubernetes(capsys, monkeypatch):
+    text = emitted(capsys, "--emit", "k8s", "--image", "registry/train:1", "--max-restarts", "3",
+                   job("mode: collective\ngpus: [0, 1]\nips: [10.0.0.1, 10.0.0.2]"))
+    config, service, indexed = yaml.safe_load_all(text)
+    assert [document["kind"] for document in (config, service, indexed)] == ["ConfigMap", "Service", "Job"]
+    spec, pod = indexed["spec"], indexed["spec"]["template"]["spec"]
+    assert (spec["completionMode"], spec["completions"], spec["parallelism"], spec["backoffLimit"]) == ("Indexed", 2, 2, 3)
+    assert pod["subdomain"] == service["metadata"]["name"] == indexed["metadata"]["name"] == "big-job"
+    assert service["spec"]["selector"] == spec["template"]["metadata"]["labels"]
+    container, = pod["containers"]
+    assert container["image"] == "registry/train:1"
+    assert container["resources"] == {"limits": {"nvidia.com/gpu": 2}}
+    folder = container["volumeMounts"][0]["mountPath"]
+    assert container["command"] == ["jfluid-launch", f"{folder}/job.yaml"]
+    # In the second pod:
+    inside = read_job(write("inside.yaml", config["data"]["job.yaml"]))
+    assert (inside.gpus, inside.args) == (["0", "1"], {"lr": 0.001})
+    monkeypatch.setattr(socket, "getfqdn", lambda: "big-job-1.big-job.default.svc.cluster.local")
+    node = find_node(inside, NodeOptions(), {"JOB_COMPLETION_INDEX": "1"})
+    assert node == Node(1, 2, None, ("big-job-0.big-job", 6069))
+
+
+def test_kubernetes_with_one_pod(capsys):
+    config, indexed = yaml.safe_load_all(emitted(capsys, "--emit", "k8s", "--image", "i", "train.py"))
+    assert indexed["spec"]["completions"] == 1
+    assert "resources" not in indexed["spec"]["template"]["spec"]["containers"][0]
+    assert "mode: local" in config["data"]["job.yaml"]
+
+
+def test_slurm(capsys):
+    text = emitted(capsys, "--emit", "slurm", job("mode: collective\ngpus: 4\nnodes: 2\nlog_dir: a b"))
+    assert text.startswith("#!/bin/bash\n#SBATCH --job-name=Big_Job\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n"
+                           "#SBATCH --gpus-per-node=4\n")
+    assert "#SBATCH --cpus-per-task=3\n" in emitted(capsys, "--emit", "slurm", "--cpus", "3", "train.py")
+    assert "#SBATCH --cpus-per-task=5\n" in emitted(
+        capsys, "--emit", "slurm", "--servers", "2", "--trainers", "3", "train.py")
+
+
+@pytest.mark.process
+def test_the_script_for_slurm_runs(folder, monkeypatch):
+    """With an srun of its own, which starts the command once for each host, as Slurm's does."""
+    write("train.py", "import os\nprint(os.environ['PADDLE_TRAINER_ID'], os.environ['PADDLE_TRAINERS_NUM'])")
+    os.mkdir("bin")
+    srun = Path("bin/srun")
+    srun.write_text("""#!/bin/bash
+export SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NODELIST=localhost SLURM_STEP_TASKS_PER_NODE="1(x2)"
+shift
+SLURM_PROCID=0 SLURM_NODEID=0 "$@" & SLURM_PROCID=1 SLURM_NODEID=1 "$@" & wait -n && wait -n
+""")
+    srun.chmod(0o755)
+    script = slurm_script(read_job(job("mode: collective\nprocesses: 2\nnodes: 2\nlog_dir: a b")))
+    environment = ENVIRONMENT | {"PATH": f"{folder}/bin:{os.environ['PATH']}", "SLURM_JOB_ID": str(os.getpid())}
+    subprocess.run(["bash", write("script.sh", script)], env=environment, check=True, timeout=LIMIT)
+    assert [Path(f"a b/workerlog.{rank}").read_text() for rank in range(4)] == [f"{rank} 4\n" for rank in range(4)]
+
+
+@pytest.mark.parametrize(("arguments", "expected"), [
+    (["--emit", "k8s", "train.py"], "--emit k8s and --image NAME (a container image with jfluid and the script) go together"),
+    (["--image", "x", "train.py"], "--emit k8s and --image NAME (a container image with jfluid and the script) go together"),
+    (["--emit", "slurm", "--gpus", "all", "train.py"], "say how many GPUs of a host the job needs: --gpus N"),
+    (["--emit", "slurm", "--servers", "a:1,b:1", "--workers", "a:2", "train.py"], "Slurm chooses the hosts; give servers"),
+])
+def test_mistakes(capsys, arguments, expected):
+    assert launch.main(arguments) == 2
+    assert expected in capsys.readouterr().err
+
+
+def test_a_job_that_holds_the_end_mark():
+    text = slurm_script(read_job(job("env: {A: END_OF_JOB}")))
+    assert text.count("END_OF_JOB_\n") == 1
+    with pytest.raises(JobError):
+        read_job(job("env: {A: [1]}"))

@@ -1,0 +1,238 @@
+"""A gang ends together, whatever ends it, and the member that failed first is named."""
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.launch_case import PROLOGUE, alive, gang, launched, numbers, started, wait_until, write
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+# Does not obey SIGTERM, and has a child of its own.
+STUBBORN = """
+import subprocess
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(100)"])
+pathlib.Path(f"child.{rank}").write_text(str(child.pid))
+ready()
+"""
+
+
+def check_nobody_is_left(count):
+    assert len(numbers()) == count
+    assert [number for number in numbers() + numbers("child.*") if alive(number)] == []
+
+
+def test_a_rank_that_raises_ends_all():
+    start = time.monotonic()
+    result = gang("""
+if rank == 1:
+    wait_for("pid.0", "pid.2")
+    ready()
+    raise RuntimeError("out of luck")
+if rank == 2:
+    # A victim: fails as soon as it is asked to end.
+    def fail(*_):
+        raise ConnectionError("lost rank 1")
+    signal.signal(signal.SIGTERM, fail)
+""" + STUBBORN.replace("signal.signal", "rank == 0 and signal.signal", 1) + "time.sleep(100)", "--cpus", "3")
+    assert time.monotonic() - start < 20
+    assert result.returncode == 1
+    assert "rank 1 failed first (exit code 1)" in result.stderr
+    assert "its log: mylog/workerlog.1" in result.stderr
+    assert "    RuntimeError: out of luck" in result.stderr
+    assert "ConnectionError" not in result.stderr
+    check_nobody_is_left(3)
+
+
+@pytest.mark.parametrize(("script", "code", "reason"), [
+    ("os.kill(os.getpid(), signal.SIGKILL)", 128 + 9, "signal SIGKILL"),
+    ("os.kill(os.getpid(), signal.SIGSEGV)", 128 + 11, "signal SIGSEGV"),
+    ("sys.exit(7)", 7, "exit code 7"),
+])
+def test_a_rank_that_dies_ends_all(script, code, reason):
+    result = gang(f"""
+ready()
+if rank == 1:
+    wait_for("pid.0")
+    {script}
+time.sleep(100)
+""", "--cpus", "2")
+    assert result.returncode == code
+    assert f"rank 1 failed first ({reason})" in result.stderr
+    if reason == "signal SIGSEGV":
+        assert "Fatal Python error: Segmentation fault" in result.stderr, "where it was comes from Python's fault handler"
+    check_nobody_is_left(2)
+
+
+@pytest.mark.parametrize(("ending", "code"), [("raise RuntimeError('out of luck')", 1), ("sys.exit(5)", 5)])
+def test_an_error_counts_when_it_is_raised_not_when_the_process_ends(ending, code):
+    """jax.distributed waits in an exit handler for the other processes; they fail meanwhile, or wait too."""
+    result = gang(f"""
+import atexit
+import jfluid
+ready()
+if rank == 1:
+    wait_for("pid.0")
+    atexit.register(time.sleep, 100)
+    {ending}
+time.sleep(100)
+""", "--cpus", "2")
+    assert result.returncode == code
+    assert f"rank 1 failed first (exit code {code})" in result.stderr
+    assert ("    RuntimeError: out of luck" in result.stderr) == (code == 1)
+    check_nobody_is_left(2)
+
+
+def test_a_caught_exit_is_no_failure():
+    result = gang("""
+import jfluid
+try:
+    sys.exit(3)
+except SystemExit as error:
+    assert error.code == 3
+if rank == 1:
+    wait_for("late")
+else:
+    # Rank 0 has ended for longer than a process may take to end when it has failed.
+    import atexit
+    import subprocess
+    atexit.register(subprocess.Popen, ["sh", "-c", "sleep 3; touch late"], stdout=-3, stderr=-3)
+""", "--cpus", "2")
+    assert result.returncode == 0, result.stderr
+
+
+def test_jax_distributed():
+    """A rank that is killed in the middle of the others' collective operations, which raise at once."""
+    result = gang("""
+import jfluid
+import jax
+import jax.numpy as jnp
+from jax.experimental.multihost_utils import process_allgather
+endpoints = os.environ["PADDLE_TRAINER_ENDPOINTS"].split(",")
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize(endpoints[0], len(endpoints), rank)
+ready()
+for step in range(1000):
+    total = process_allgather(jnp.full((), rank + 1.0)).sum()
+    assert total == 6, total
+    if rank == 1 and step == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+""", "--cpus", "3")
+    assert result.returncode == 128 + 9
+    assert "rank 1 failed first (signal SIGKILL)" in result.stderr
+    check_nobody_is_left(3)
+
+
+def test_victims_that_end_before_the_cause():
+    """A rank that raises, and takes a while to end; the others fail when its connections close, and end before it."""
+    result = gang("""
+import atexit
+import jfluid
+ready()
+wait_for("pid.0", "pid.1", "pid.2")
+if rank == 1:
+    pathlib.Path("closed").touch()
+    atexit.register(time.sleep, 0.7)
+    raise RuntimeError("out of luck")
+wait_for("closed")
+time.sleep(0.1)
+os._exit(9)
+""", "--cpus", "3")
+    assert result.returncode == 1
+    assert "rank 1 failed first (exit code 1)" in result.stderr
+
+
+def test_a_script_on_its_own_may_take_its_time_to_end():
+    write("train.py", "import atexit, time\nimport jfluid\natexit.register(print, 'done')\n"
+                      "atexit.register(time.sleep, 3)\nraise RuntimeError('out of luck')")
+    result = launched("train.py")
+    assert (result.returncode, result.stdout) == (1, "done\n")
+
+
+def test_a_rank_that_stalls_ends_all():
+    result = gang("""
+from jfluid.progress import Progress
+def exchange():
+    time.sleep(100)
+ready()
+with Progress(total=1000) as progress:
+    for step in range(1000):
+        progress.step(examples=1)
+        if rank == 1 and step == 20:
+            exchange()
+        time.sleep(0.02)
+        print("still talking")
+""", "--cpus", "2", "--stall-timeout", "3")
+    assert result.returncode == 128 + signal.SIGABRT
+    assert "rank 1 failed first (no step for 3 s)" in result.stderr
+    assert ' in exchange\n' in result.stderr, "where it stalled"
+    check_nobody_is_left(2)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_the_launcher_ends_all(number):
+    write("train.py", PROLOGUE + "ready()\nprint('ready')\ntime.sleep(100)")
+    with started("--cpus", "2", "train.py") as launcher:
+        wait_until(lambda: len(list(Path().glob("pid.[01]"))) == 2)
+        launcher.send_signal(number)
+        _, errors = launcher.communicate()
+    assert launcher.returncode == 128 + number
+    assert f"was ended by {number.name}" in errors
+    check_nobody_is_left(2)
+
+
+def test_ranks_that_ignore_a_signal_are_killed():
+    write("train.py", PROLOGUE + STUBBORN + "time.sleep(100)")
+    with started("--cpus", "2", "train.py") as launcher:
+        wait_until(lambda: len(list(Path().glob("pid.[01]"))) == 2)
+        start = time.monotonic()
+        launcher.send_signal(signal.SIGTERM)
+        launcher.communicate()
+    assert time.monotonic() - start < 10
+    assert launcher.returncode == 128 + signal.SIGKILL
+    check_nobody_is_left(2)
+
+
+def test_a_launcher_that_is_killed_takes_all_with_it():
+    write("train.py", PROLOGUE + STUBBORN + "time.sleep(100)")
+    with started("--cpus", "2", "train.py") as launcher:
+        wait_until(lambda: len(list(Path().glob("pid.[01]"))) == 2)
+        launcher.kill()
+        launcher.communicate()
+    wait_until(lambda: not any(map(alive, numbers() + numbers("child.*"))))
+
+
+def test_restarts():
+    result = gang("""
+attempt = int(os.environ["JFLUID_RESTARTS"])
+checkpoint = pathlib.Path(f"checkpoint.{rank}")
+step = int(checkpoint.read_text()) if checkpoint.exists() else 0
+print("attempt", attempt, "from step", step)
+checkpoint.write_text(str(step + 5))
+if rank == 1 and attempt < 2:
+    wait_for("checkpoint.0")
+    sys.exit(3)
+if attempt < 2:
+    time.sleep(100)
+""", "--cpus", "2", "--max-restarts", "2")
+    assert result.returncode == 0, result.stderr
+    assert "rank 1 failed (exit code 3); restart 1 of 2" in result.stderr
+    assert "restart 2 of 2" in result.stderr
+    log = Path("mylog/workerlog.1").read_text()
+    assert log == "attempt 0 from step 0\nattempt 1 from step 5\nattempt 2 from step 10\n"
+
+
+def test_restarts_come_to_an_end():
+    result = gang("sys.exit(4)", "--cpus", "2", "--max-restarts", "1")
+    assert result.returncode == 4
+    assert "restart 1 of 1" in result.stderr
+    assert "failed first (exit code 4)" in result.stderr
