@@ -74,6 +74,9 @@ class LoDTensor:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if self._value is None:
             raise errors.UninitializedError("the tensor holds no value yet: run the startup program, or set it")
+        if isinstance(self._value, jax.Array) and not self._value.is_fully_addressable:
+            from jfluid.parallel.processes import whole
+            return whole(self._value).astype(self._value.dtype if dtype is None else dtype)
         return np.array(self._value, dtype=dtype)
 
     def __len__(self) -> int:

@@ -15,6 +15,7 @@ from jfluid.compile.lower import Lowering
 from jfluid.compile.plan import Plan, Segment
 from jfluid.lod_tensor import LoDTensor
 from jfluid.ops.ragged import Ragged
+from jfluid.parallel.processes import whole
 from jfluid.scope import Scope
 
 
@@ -86,7 +87,7 @@ class Step:
         """Run the step: read state from `scope`, write updated variables back, return the fetches (device or NumPy)."""
         binding = self._bound.get(scope)
         if binding is None or binding.stale():
-            binding = self._bound[scope] = Binding(self.plan, scope, lambda _: self._home)
+            binding = self._bound[scope] = Binding(self.plan, scope, lambda _: self._home, self._place)
         feeds = self._buckets.pad(feeds)
         if self._whole is not None and self._follows_state:
             return binding.run(self._call, self._whole, feeds, key)
@@ -95,6 +96,11 @@ class Step:
         with jax.enable_x64(True), jax.default_device(self.device):
             self.run_segments(env, scope, key, binding)
         return [env[n] for n in self.plan.fetches]
+
+    def _place(self, name: str, value: Any) -> jax.Array:
+        if isinstance(value, jax.Array) and not value.is_fully_addressable:
+            value = whole(value)  # it lies on devices of several processes
+        return jax.device_put(value, self._home, may_alias=isinstance(value, jax.Array))
 
     def run_segments(self, env: dict[str, Any], scope: Scope, key: Any, binding: "Binding | None" = None) -> None:
         """Run all segments on the values in `env`, which gets what they give."""
@@ -132,10 +138,11 @@ class Step:
 class Binding:
     """The tensors of one Scope that a plan reads and writes, looked up once."""
 
-    def __init__(self, plan: Plan, scope: Scope, home: Callable[[str], jax.sharding.Sharding]):
+    def __init__(self, plan: Plan, scope: Scope, home: Callable[[str], jax.sharding.Sharding],
+                 place: Callable[[str, Any], jax.Array]):
         # A binding lives in a weak dictionary keyed by its Scope: it must not keep the Scope alive.
         self.scope = weakref.ref(scope)
-        self.home = home  # where the value of a name lies
+        self.home, self.place = home, place  # where the value of a name lies, and how it gets there
         self.epochs = [s.epoch for s in _chain(scope)]
         found = {n: scope.find_var(n) for n in plan.state}
         self.missing = [n for n, v in found.items() if v is None]
@@ -205,7 +212,7 @@ class Binding:
         home = self.home(name)
         if not isinstance(value, jax.Array) or not value.committed or not value.sharding.is_equivalent_to(home, value.ndim):
             with jax.enable_x64(True):
-                value = jax.device_put(value, home, may_alias=isinstance(value, jax.Array))
+                value = self.place(name, value)
         tensor._value = value
         return value
 

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from jfluid import errors
-from jfluid.compile.buckets import Buckets, Size, fill, trimmed
+from jfluid.compile.buckets import Buckets, Size, fill
 from jfluid.lod_tensor import LoDTensor, LoDTensorArray, SelectedRows
 from jfluid.ops.ragged import Level, Ragged
 
@@ -89,18 +89,8 @@ def _stacked(parts: list[Ragged]) -> Ragged:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *parts)
 
 
-def joined(value: Any, replicas: int, merged: bool, numpy: bool, name: str) -> Any:
-    """What replicas gave, stacked along a first dimension: one value with their rows in order, or a list of theirs."""
-    parts = [trimmed(jax.tree.map(lambda leaf, i=i: np.asarray(leaf[i]), value)) for i in range(replicas)]
-    return _as_fetched(parts, merged, numpy, name)
-
-
-def repeated(value: Any, replicas: int, merged: bool, numpy: bool, name: str) -> Any:
-    """A value that all replicas have, as `joined` gives it."""
-    return _as_fetched([trimmed(jax.tree.map(np.asarray, value))] * replicas, merged, numpy, name)
-
-
-def _as_fetched(parts: list[Any], merged: bool, numpy: bool, name: str) -> Any:
+def fetched(parts: list[Any], merged: bool, numpy: bool, name: str) -> Any:
+    """The replicas' values of a fetch: one with their rows in order, or the list of them."""
     tensors = [p if isinstance(p, (LoDTensor, SelectedRows, LoDTensorArray)) else LoDTensor(p) for p in parts]
     if merged:
         tensors = [_merged(tensors, name)]

@@ -1,5 +1,6 @@
 """What data parallelism changes in a program, and running it on replicas."""
 import hashlib
+import os
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
@@ -14,8 +15,8 @@ from jfluid.ir.operator import OpRole
 from jfluid.ir.program import Program
 from jfluid.ir.verify import verify
 from jfluid.ops.collective import AXIS
-from jfluid.parallel import feeding, phases
-from jfluid.parallel.devices import devices_of
+from jfluid.parallel import feeding, phases, processes
+from jfluid.parallel.devices import all_devices, devices_of
 from jfluid.parallel.step import ParallelStep
 from jfluid.parallel.strategy import Layout, dimension_of
 from jfluid.scope import Scope
@@ -36,7 +37,8 @@ class DataParallel:
 
     def __init__(self, program: Program, loss_name: str | None, build: Any, execution: Any, places: Sequence[Any] | None):
         self.program, self.loss_name, self.build, self.execution, self.places = program, loss_name, build, execution, places
-        self.devices: list[jax.Device] = []
+        self.devices: list[jax.Device] = []  # of all processes
+        self.replicas = 0  # in this process
         self._steps: OrderedDict[Any, ParallelStep] = OrderedDict()
         self._rewritten: tuple[Any, Program] | None = None
         self._seeds: list[str] = []
@@ -44,12 +46,16 @@ class DataParallel:
     def start(self, on_gpus: bool) -> None:
         """Find the devices. Raises PlaceError."""
         if not self.devices:
-            self.devices = devices_of(self.places, on_gpus)
-
-    @property
-    def replicas(self) -> int:
-        """How many replicas run."""
-        return len(self.devices)
+            if self.build.num_trainers > 1:
+                endpoints = self.build.trainers_endpoints or os.environ.get("PADDLE_TRAINER_ENDPOINTS", "").split(",")
+                if len(endpoints) != self.build.num_trainers:
+                    raise errors.ProgramError(f"num_trainers is {self.build.num_trainers}, and the trainers' endpoints are "
+                                              f"{endpoints}: set BuildStrategy.trainers_endpoints, or start the script with "
+                                              "jfluid-launch, which sets PADDLE_TRAINER_ENDPOINTS")
+                processes.join(endpoints, self.build.trainer_id)
+            own = devices_of(self.places, on_gpus)
+            self.replicas = len(own)
+            self.devices = all_devices(own) if self.build.num_trainers > 1 else own
 
     def run(self, executor: Any, feed: Any, fetches: list[str], scope: Scope, numpy: bool, merged: bool,
             check: Any) -> list[Any]:
@@ -68,8 +74,7 @@ class DataParallel:
         found: list[Any] = []
         for _ in range(self.execution.num_iteration_per_run if self.execution is not None else 1):
             found = step.run(scope, parts, executor._key(program, scope, step) if step.plan.rng else None)
-        return [(feeding.joined if step.differs(n) else feeding.repeated)(v, self.replicas, merged, numpy, n)
-                for n, v in zip(fetches, found)]
+        return [feeding.fetched(step.replica_values(n, v), merged, numpy, n) for n, v in zip(fetches, found)]
 
     def _parts(self, program: Program, feed: Any, check: Any) -> list[dict[str, Any]]:
         if isinstance(feed, (list, tuple)):
@@ -86,7 +91,7 @@ class DataParallel:
 
     def _program(self) -> Program:
         if self._rewritten is None or self._rewritten[0] != self.program.fingerprint:
-            program, self._seeds = rewritten(self.program, self.build, self.replicas)
+            program, self._seeds = rewritten(self.program, self.build, len(self.devices))
             self._rewritten = self.program.fingerprint, program
         return self._rewritten[1]
 
@@ -94,7 +99,7 @@ class DataParallel:
         key = program.fingerprint, tuple(feeds), tuple(fetches)
         step = self._steps.get(key)
         if step is None:
-            name = "fluid_" + hashlib.sha256(repr((key, self.replicas)).encode()).hexdigest()[:12]
+            name = "fluid_" + hashlib.sha256(repr((key, len(self.devices))).encode()).hexdigest()[:12]
             planned = plan(program, feeds, fetches)
             layout = Layout(Mesh(np.array(self.devices), (AXIS,)), self._shares(planned))
             step = self._steps[key] = ParallelStep(planned, layout, self.build.fuse_all_reduce_ops, name)
@@ -106,7 +111,7 @@ class DataParallel:
 
     def _shares(self, planned: Any) -> dict[str, int]:
         """With Reduce: gradients, and the optimizer's state of their shape, by the dimension that is divided."""
-        if self.build.reduce_strategy != self.build.ReduceStrategy.Reduce or self.replicas == 1:
+        if self.build.reduce_strategy != self.build.ReduceStrategy.Reduce or len(self.devices) == 1:
             return {}
         items = [item for segment in planned.segments for item in segment.ops]
         found: dict[str, int] = {}
@@ -114,7 +119,7 @@ class DataParallel:
             table = planned.block.find_var_recursive(grad)
             sparse = table is not None and table.type.name == "SELECTED_ROWS"
             shape = tuple(planned.block.find_var_recursive(param).shape)
-            dim = dimension_of(shape, self.replicas, sparse)
+            dim = dimension_of(shape, len(self.devices), sparse)
             if dim is None:
                 continue
             if not sparse:

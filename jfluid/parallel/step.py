@@ -9,12 +9,13 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from jfluid import errors
+from jfluid.compile.buckets import trimmed
 from jfluid.compile.lower import Lowering
 from jfluid.compile.plan import Plan
 from jfluid.compile.step import Binding
 from jfluid.ops.collective import AXIS
 from jfluid.ops.rows import NeedsExactRows
-from jfluid.parallel import feeding, phases
+from jfluid.parallel import feeding, phases, processes
 from jfluid.parallel.strategy import Layout, summed
 from jfluid.scope import Scope
 
@@ -53,8 +54,8 @@ class ParallelStep:
             # Programs that wait for each other in XLA's thread pool can block it: one at a time on the CPU.
             jax.block_until_ready(self._last)
         with jax.enable_x64(True):
-            feeds = jax.device_put(stacked, self.layout.apart)
-            fed = {n: jax.device_put(parts[0][n], self.layout.home(n)) for n in self._fed_whole}
+            feeds = self.layout.spread(stacked)
+            fed = {n: self.layout.place(n, parts[0][n]) for n in self._fed_whole}
             try:
                 updated, fetched = self._call(tuple([env[n] for n in self._donated]), tuple([env[n] for n in self._kept]),
                                               feeds, fed, key)
@@ -66,13 +67,21 @@ class ParallelStep:
         binding.write(updated, list(updated))
         return [updated[n] if n in updated else fetched[n] for n in self.plan.fetches]
 
+    def replica_values(self, name: str, value: Any) -> list[Any]:
+        """What each replica of this process has for a fetch, as users see it."""
+        count = len(self.layout.mesh.local_devices)
+        if self.differs(name):
+            own = jax.tree.map(_shards, value)
+            return [trimmed(jax.tree.map(lambda shards, i=i: shards[i], own, is_leaf=_is_shards)) for i in range(count)]
+        return [trimmed(jax.tree.map(processes.whole, value))] * count
+
     def differs(self, name: str) -> bool:
         """Whether a fetch has a value for each replica."""
         return name in self._apart_fetches
 
     def _bound(self, scope: Scope) -> Binding:
         if self._binding is None or self._binding[0] is not scope or self._binding[1].stale():
-            self._binding = scope, Binding(self.plan, scope, self.layout.home)
+            self._binding = scope, Binding(self.plan, scope, self.layout.home, self.layout.place)
         return self._binding[1]
 
     def _trace(self, whole: dict[str, Any], apart: dict[str, Any], key: Any) -> tuple[dict, dict]:
@@ -115,3 +124,16 @@ class ParallelStep:
         whole.update(reduced)
         whole.update(gives)
         apart.update(stacked)
+
+
+class _Shards(list):
+    """One array for each replica of this process."""
+
+
+def _shards(value: jax.Array) -> "_Shards":
+    found = {shard.index[0].start or 0: shard.data for shard in value.addressable_shards}
+    return _Shards(np.asarray(found[i])[0] for i in sorted(found))
+
+
+def _is_shards(value: Any) -> bool:
+    return isinstance(value, _Shards)

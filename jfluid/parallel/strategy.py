@@ -11,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jfluid.ops.collective import AXIS
 from jfluid.ops.ragged import Ragged
 from jfluid.ops.selected_rows import SelectedRows
+from jfluid.parallel import processes
 
 _BUCKET = 32 << 20  # bytes of gradients that are summed in one call
 
@@ -31,6 +32,26 @@ class Layout:
     def replicas(self) -> int:
         """How many there are."""
         return int(self.mesh.size)
+
+    @property
+    def spans_processes(self) -> bool:
+        """Whether some replicas are in other processes."""
+        return len(self.mesh.local_devices) < self.mesh.size
+
+    def spread(self, stacked: Any) -> Any:
+        """Values of this process's replicas, stacked, on their devices: part of those of all."""
+        if not self.spans_processes:
+            return jax.device_put(stacked, self.apart)
+        return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(self.apart, leaf), stacked)
+
+    def place(self, name: str, value: Any) -> jax.Array:
+        """A whole value on the devices; of several processes that of the first."""
+        if not self.spans_processes:
+            return jax.device_put(value, self.home(name), may_alias=isinstance(value, jax.Array))
+        if isinstance(value, jax.Array) and not value.is_fully_addressable:
+            return jax.device_put(value, self.home(name))
+        first = np.asarray(processes.broadcast(np.asarray(value)))
+        return jax.make_array_from_callback(first.shape, self.home(name), lambda index: first[index])
 
     def spec(self, name: str) -> PartitionSpec:
         """How a whole value lies on the devices."""
