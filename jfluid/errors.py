@@ -59,6 +59,10 @@ class PlaceError(JFluidError, RuntimeError):
     """A device was asked for that this machine does not have."""
 
 
+class ServerError(JFluidError, RuntimeError):
+    """A parameter server, or a call to one: refused, not reachable, or at odds with what the server holds."""
+
+
 class EOFException(JFluidError):
     """A reader has no more data (Fluid's `fluid.core.EOFException`)."""
 
