@@ -65,12 +65,16 @@ class Ledger:
     is applied from then on. Calls that were acknowledged and are not known here were lost when a server was restored from a
     snapshot: they are counted.
 
+    Args:
+        count_lost: whether that is worth telling.
+
     Attributes:
         lost: acknowledged calls that this server does not have.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, count_lost: bool = True) -> None:
         self.lost = 0
+        self._count_lost = count_lost
         self._trainers: dict[int, _Trainer] = {}
         self._changed = threading.Condition()
 
@@ -81,8 +85,7 @@ class Ledger:
         ServerError for sequences that cannot be.
         """
         with self._changed:
-            entry = self._entry(call)
-            while call.sequence in entry.running:
+            while call.sequence in (entry := self._entry(call)).running:
                 self._changed.wait()
             if entry.applied(call.sequence):
                 return False
@@ -129,7 +132,8 @@ class Ledger:
                                      f"{WINDOW}, found outstanding {call.outstanding} and sequence {call.sequence}")
         if entry is None or call.incarnation > entry.incarnation:
             entry = self._trainers[call.trainer] = _Trainer(call.incarnation)
-        if lost := entry.forget(call.outstanding):
+        lost = entry.forget(call.outstanding)
+        if lost and self._count_lost:
             self.lost += lost
             logger.warning("trainer %d: %d calls that had been acknowledged are not part of what this server was restored "
                            "from; they are lost", call.trainer, lost)

@@ -1,9 +1,12 @@
 """Store: the tables and blocks of one server, what was applied to them, and consistent cuts through all of them."""
 import contextlib
+import enum
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from jfluid import errors
 from jfluid.errors import close_to
@@ -12,6 +15,8 @@ from jfluid.ps_server.dense import Block, DenseBlock
 from jfluid.ps_server.ledger import Call, Ledger
 from jfluid.ps_server.refusals import UnknownNameError
 from jfluid.ps_server.table import SparseTable, TableCut
+
+Array = np.ndarray[Any, Any]
 
 
 class Gate:
@@ -50,6 +55,35 @@ class Gate:
                 self._changed.notify_all()
 
 
+class Change(enum.IntEnum):
+    """What an update does: one step of the optimizer, an addition to the values, or new values."""
+
+    GRADIENT = 0
+    ADD = 1
+    ASSIGN = 2
+
+
+@dataclass
+class RowsUpdate:
+    """For rows of a table: ids int64 [n], each once, and values float32 [n, width]."""
+
+    table: str
+    change: Change
+    ids: Array
+    values: Array
+    learning_rate: float | None = None
+
+
+@dataclass
+class BlockUpdate:
+    """For a dense block: a value float32 of its shape."""
+
+    block: str
+    change: Change
+    value: Array
+    learning_rate: float | None = None
+
+
 @dataclass
 class Cut:
     """A store as it was at one moment."""
@@ -68,12 +102,15 @@ class Store:
 
     Attributes:
         rounds: how many rounds of synchronous training were applied.
+        ledger: the mutations that were applied.
+        shown: the pulls whose shows were counted. No part of snapshots.
     """
 
     def __init__(self) -> None:
         self.tables: dict[str, SparseTable] = {}
         self.blocks: dict[str, Block] = {}
         self.ledger = Ledger()
+        self.shown = Ledger(count_lost=False)
         self.rounds = 0
         self._gate = Gate()
         self._naming = threading.Lock()
@@ -120,6 +157,25 @@ class Store:
         if name not in self.blocks:
             raise UnknownNameError(f"there is no block {name!r}{close_to(name, self.blocks)}; create it first")
         return self.blocks[name]
+
+    def apply(self, rows: list[RowsUpdate], blocks: list[BlockUpdate]) -> None:
+        """Apply updates whose shapes were checked. Within `once` or `changing`."""
+        for update in rows:
+            table = self.tables[update.table]
+            if update.change == Change.GRADIENT:
+                table.push(update.ids, update.values, update.learning_rate, merged=True)
+            elif update.change == Change.ADD:
+                table.add(update.ids, update.values)
+            else:
+                table.assign(update.ids, update.values)
+        for change in blocks:
+            block = self.blocks[change.block]
+            if change.change == Change.GRADIENT:
+                block.push(change.value, change.learning_rate)
+            elif change.change == Change.ADD:
+                block.add(change.value)
+            else:
+                block.assign(change.value)
 
     @contextlib.contextmanager
     def once(self, call: Call) -> Iterator[bool]:
