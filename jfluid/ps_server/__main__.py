@@ -4,6 +4,8 @@ Prints one line, `listening on HOST:PORT`, when it takes calls. The token is rea
 or from a file; without either one is made and printed. SIGTERM and SIGINT end the server after the calls under way.
 """
 import argparse
+import contextlib
+import ctypes
 import logging
 import os
 import secrets
@@ -53,6 +55,18 @@ def _token(file: Path | None) -> str:
     return token
 
 
+def _keep_freed_memory() -> None:
+    """Let glibc keep the memory of messages (up to 4 MB) for the next ones, instead of asking the system each time.
+
+    Asking costs a page fault for every 4 KB; a call of 13000 rows took 1.4 times as long.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        option = ctypes.CDLL("libc.so.6").mallopt
+        trim_threshold, mmap_threshold = -1, -3  # numbers of <malloc.h>
+        option(mmap_threshold, 4 << 20)
+        option(trim_threshold, 64 << 20)
+
+
 class _Beginning(specs.Spec):
     tables: tuple[specs.TableSpec, ...] = ()
     blocks: tuple[specs.BlockSpec, ...] = ()
@@ -76,6 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a server; returns 0, or 2 when it could not start."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     options = _parser().parse_args(arguments)
+    _keep_freed_memory()
     try:
         settings = specs.read(Settings, {
             "token": _token(options.token_file), "host": options.host, "port": options.port, "server": options.server,

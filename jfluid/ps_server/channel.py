@@ -105,6 +105,10 @@ class Channel:
             start = time.monotonic()
             try:
                 return send(None if waits else max(end - start, 0.001))
+            except ValueError as error:  # what gRPC raises on a channel that was closed meanwhile
+                if not self._closed.is_set():
+                    raise
+                raise errors.ServerError(f"server {self.endpoint}: {method}: this client was closed") from error
             except grpc.RpcError as error:
                 now = time.monotonic()
                 if waits and (attempt == 0 or now - start > self.timeout_s):

@@ -47,7 +47,7 @@ class Rows:
 
     Attributes:
         ids: int64 [m].
-        values: float32 [m, width]: row i belongs to ids[i].
+        values: float32 [m, width]: row i belongs to ids[i]. Not to be written.
         inverse: int32 [n]: where each id that was asked for stands in `ids`.
     """
 
@@ -169,7 +169,7 @@ class Client:
             for begin in range(starts[number], starts[number + 1], most):
                 part = order[begin:min(begin + most, starts[number + 1])]
                 reply = self._channels[number].call("LookUp", pb.LookUpRequest(table=table, ids=once[part].tobytes()))
-                found = wire.numbers(reply.values, "<f4", f"table {table}: values", len(part) * width)
+                found = wire.numbers(reply.values, "<f4", f"table {table}: values", len(part) * width, copy=False)
                 values[part] = found.reshape(-1, width)
         self._everywhere(ask)
         return values[inverse]
@@ -351,17 +351,18 @@ class _Pull:
     def _values(self, i: int, table: str, count: int, owned: list[tuple[int, Any]], replies: list[Any]) -> Array:
         width = self._client._width(table)
         if len(owned) == 1:
-            return wire.numbers(replies[0].rows[i], "<f4", f"table {table}: values", count * width).reshape(count, width)
+            values = wire.numbers(replies[0].rows[i], "<f4", f"table {table}: values", count * width, copy=False)
+            return values.reshape(count, width)
         values = np.empty((count, width), np.float32)
         for number, order in owned:
-            part = wire.numbers(replies[number].rows[i], "<f4", f"table {table}: values", len(order) * width)
+            part = wire.numbers(replies[number].rows[i], "<f4", f"table {table}: values", len(order) * width, copy=False)
             values[order] = part.reshape(-1, width)
         return values
 
     def _value(self, name: str, reply: pb.BlockValue) -> Array:
         block = self._client._blocks[name]
         if reply.value:
-            value = wire.numbers(reply.value, "<f4", f"block {name}", math.prod(block.shape)).reshape(block.shape)
+            value = wire.numbers(reply.value, "<f4", f"block {name}", math.prod(block.shape), copy=False).reshape(block.shape)
             with self._client._lock:
                 if reply.version + 1 > block.known:
                     block.known, block.value = reply.version + 1, value

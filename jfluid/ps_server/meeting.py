@@ -130,6 +130,8 @@ class Meeting:
 
     def _meet(self) -> None:
         """Let those go on for whom nobody is missing any more."""
+        if self.failed:
+            return
         awaited = self._awaited()
         for barrier in self._barriers.values():
             if barrier.waiting and awaited <= barrier.waiting.keys():

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
-from google.protobuf.message import Message
 
 from jfluid import errors
 from jfluid.ps_server import ps_pb2 as pb
@@ -89,7 +88,7 @@ class Service:
         if pulled is not None and change == Change.GRADIENT:
             self.metrics.staleness.labels(name).observe(max(table.step - 1 - pulled, 0))
 
-    def pull(self, request: pb.PullRequest, alive: Alive = always, limit: int = wire.LARGEST_MESSAGE) -> pb.PullReply:
+    def pull(self, request: pb.PullRequest, alive: Alive = always, limit: int = wire.LARGEST_MESSAGE) -> wire.PullReply:
         wanted = wire.wanted_rows(request, self.store, limit)
         trains = request.HasField("caller")
         call = wire.call_of(request.caller) if trains else None
@@ -98,7 +97,7 @@ class Service:
         if request.round > self.store.rounds:
             with self.metrics.waiting("round"):
                 self.meeting.wait_for_round(request.round, alive)
-        reply = pb.PullReply(rounds=self.store.rounds)
+        reply = wire.PullReply(self.store.rounds)
         if call and wanted:
             with self.store.shown.once(call) as first:
                 self._read(wanted, first, reply)
@@ -109,19 +108,19 @@ class Service:
         for message in request.blocks:
             value, version = self.store.block(message.block).read()
             known = message.known == version + 1
-            reply.blocks.add(version=version, value=b"" if known else value.tobytes())
+            reply.message.blocks.add(version=version, value=b"" if known else value.tobytes())
         return reply
 
-    def _read(self, wanted: list[tuple[Any, Any, Any]], train: bool, reply: pb.PullReply) -> None:
+    def _read(self, wanted: list[tuple[Any, Any, Any]], train: bool, reply: wire.PullReply) -> None:
         for table, ids, counts in wanted:
-            reply.rows.append(table.look_up(ids, counts, train).tobytes())
+            reply.rows.append(table.look_up(ids, counts, train))
             self.metrics.rows.labels(table.spec.name, "pulled").inc(len(ids))
 
     def exchange(self, request: pb.ExchangeRequest, alive: Alive = always,
-                 limit: int = wire.LARGEST_MESSAGE) -> pb.ExchangeReply:
+                 limit: int = wire.LARGEST_MESSAGE) -> wire.ExchangeReply:
         wire.wanted_rows(request.pull, self.store, limit)  # refuses before the push is applied
         push = self.push(request.push, alive)
-        return pb.ExchangeReply(push=push, pull=self.pull(request.pull, alive, limit))
+        return wire.ExchangeReply(push, self.pull(request.pull, alive, limit))
 
     def look_up(self, request: pb.LookUpRequest, alive: Alive = always) -> pb.LookUpReply:
         table = self.store.table(request.table)
@@ -200,7 +199,7 @@ class Service:
         methods["Stream"] = grpc.stream_stream_rpc_method_handler(self._stream)
         return grpc.method_handlers_generic_handler(wire.SERVICE, methods)
 
-    def _unary(self, name: str, function: Callable[..., Message]) -> Callable[[bytes, grpc.ServicerContext], bytes]:
+    def _unary(self, name: str, function: Callable[..., Any]) -> Callable[[bytes, grpc.ServicerContext], bytes]:
         kind = wire.METHODS[name][0]
 
         def answer(data: bytes, context: grpc.ServicerContext) -> bytes:
@@ -208,14 +207,14 @@ class Service:
         return answer
 
     def _stream(self, chunks: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        def exchange() -> Message:
+        def exchange() -> wire.ExchangeReply:
             request = wire.parsed(pb.ExchangeRequest, wire.joined(chunks))
             if request.HasField("push"):
                 return self.exchange(request, context.is_active, wire.LARGEST_CALL)
-            return pb.ExchangeReply(pull=self.pull(request.pull, context.is_active, wire.LARGEST_CALL))
+            return wire.ExchangeReply(None, self.pull(request.pull, context.is_active, wire.LARGEST_CALL))
         yield from wire.chunked(self._answered("Stream", context, 0, exchange))
 
-    def _answered(self, name: str, context: grpc.ServicerContext, size: int, function: Callable[[], Message]) -> bytes:
+    def _answered(self, name: str, context: grpc.ServicerContext, size: int, function: Callable[[], Any]) -> bytes:
         """The serialized answer; a refusal becomes a status that says why."""
         start, status = time.perf_counter(), grpc.StatusCode.OK
         try:

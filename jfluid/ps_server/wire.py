@@ -32,16 +32,17 @@ OPTIONS = [("grpc.max_receive_message_length", LARGEST_MESSAGE + OVERHEAD), ("gr
            ("grpc.http2.max_frame_size", (1 << 24) - 1), ("grpc.http2.lookahead_bytes", 1 << 24), ("grpc.so_reuseport", 0)]
 
 
-def numbers(data: bytes, dtype: str, what: str, count: int | None = None) -> Array:
+def numbers(data: bytes, dtype: str, what: str, count: int | None = None, copy: bool = True) -> Array:
     """The array in `data`. Raises ServerError when the bytes are not `count` (or any number of) numbers.
 
-    It is a copy: kernels are compiled for arrays that may be written, and would be compiled anew for others.
+    By default it is a copy: kernels are compiled for arrays that may be written, and would be compiled anew for others.
     """
     size = np.dtype(dtype).itemsize
     if len(data) % size or count not in (None, len(data) // size):
         expected = f"{count * size} bytes ({count} numbers)" if count is not None else f"a multiple of {size} bytes"
         raise errors.ServerError(f"{what}: expected {expected}, found {len(data)} bytes")
-    return np.frombuffer(data, dtype).copy()
+    array = np.frombuffer(data, dtype)
+    return array.copy() if copy else array
 
 
 def call_of(caller: pb.Caller) -> Call:
@@ -95,6 +96,50 @@ def wanted_rows(request: pb.PullRequest, store: Store, limit: int) -> list[tuple
     size += sum(4 * math.prod(store.block(message.block).shape) for message in request.blocks)
     check_size(size, limit)
     return found
+
+
+def _field(number: int, size: int) -> bytes:
+    """What stands before `size` bytes of a length-delimited field."""
+    start = bytearray([number << 3 | 2])
+    while size > 127:
+        start.append(size & 127 | 128)
+        size >>= 7
+    start.append(size)
+    return bytes(start)
+
+
+class PullReply:
+    """A reply to a pull that goes into its message without a copy of the rows on the way.
+
+    Serialized messages that stand one after the other are one message, so the rows are written by hand and the rest by
+    protobuf.
+    """
+
+    def __init__(self, rounds: int):
+        self.message = pb.PullReply(rounds=rounds)
+        self.rows: list[Array] = []
+
+    def parts(self) -> list[Any]:
+        """The serialized PullReply, in pieces."""
+        pieces: list[Any] = []
+        for values in self.rows:
+            pieces += [_field(1, values.nbytes), values.reshape(-1).view(np.uint8).data]
+        return [*pieces, self.message.SerializeToString()]
+
+    def SerializeToString(self) -> bytes:
+        return b"".join(self.parts())
+
+
+class ExchangeReply:
+    """A reply to an exchange; see PullReply."""
+
+    def __init__(self, push: pb.PushReply | None, pull: PullReply):
+        self.push, self.pull = push, pull
+
+    def SerializeToString(self) -> bytes:
+        parts = self.pull.parts()
+        push = pb.ExchangeReply(push=self.push).SerializeToString()
+        return b"".join([push, _field(2, sum(len(part) for part in parts)), *parts])
 
 
 def check_size(size: int, limit: int, what: str = "reply") -> None:
