@@ -14,11 +14,12 @@ from google.protobuf.message import Message
 from jfluid import errors
 from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server import wire
-from jfluid.ps_server.refusals import JobFailedError, StateError, TooLargeError, UnknownNameError
+from jfluid.ps_server.refusals import JobFailedError, RestartedError, StateError, TooLargeError, UnknownNameError
 
 _REFUSALS: dict[grpc.StatusCode, type[errors.ServerError]] = {
     grpc.StatusCode.NOT_FOUND: UnknownNameError, grpc.StatusCode.RESOURCE_EXHAUSTED: TooLargeError,
-    grpc.StatusCode.FAILED_PRECONDITION: StateError, grpc.StatusCode.ABORTED: JobFailedError}
+    grpc.StatusCode.FAILED_PRECONDITION: StateError, grpc.StatusCode.DATA_LOSS: RestartedError,
+    grpc.StatusCode.ABORTED: JobFailedError}
 _OPTIONS = [*wire.OPTIONS, ("grpc.initial_reconnect_backoff_ms", 100), ("grpc.min_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 2000), ("grpc.keepalive_time_ms", 20_000)]
 logger = logging.getLogger(__name__)
@@ -44,18 +45,52 @@ class Sequences:
                 self._open.discard(sequence)
 
 
+class _Kept:
+    """Acknowledged pushes that no snapshot has yet, to be sent again to a server that was restored without them."""
+
+    def __init__(self, most_bytes: int):
+        self.most_bytes, self.bytes = most_bytes, 0
+        self._pushes: dict[int, pb.PushRequest] = {}
+        self._lock = threading.Lock()
+
+    def add(self, push: pb.PushRequest, durable: int) -> None:
+        """This push was acknowledged; those up to sequence `durable` are safe. When too much is kept the oldest go."""
+        with self._lock:
+            if self.most_bytes:
+                self._pushes[push.caller.sequence] = push
+                self.bytes += push.ByteSize()
+            for sequence in sorted(self._pushes):
+                if sequence > durable and self.bytes <= self.most_bytes:
+                    break
+                self.bytes -= self._pushes.pop(sequence).ByteSize()
+
+    def beyond(self, sequence: int) -> list[pb.PushRequest]:
+        """The pushes after a sequence, in order."""
+        with self._lock:
+            return [self._pushes[s] for s in sorted(self._pushes) if s > sequence]
+
+    def clear(self) -> None:
+        with self._lock:
+            self._pushes, self.bytes = {}, 0
+
+
 class Channel:
     """Calls to one server. Safe for threads.
 
     Args:
         credentials: for TLS; None for none.
         timeout_s: for how long a call is tried, and a lost connection mended.
+        keep_bytes: how much of what was pushed since the server's last snapshot is kept, to be sent again when the server
+            is restored from it.
 
     Attributes:
         pushes, pulls: the sequences of the mutations and of the pulls that go through here.
+        restarts: how often the server was found to have started again.
+        created: the requests that made the server's tables and blocks, to be repeated then.
     """
 
-    def __init__(self, endpoint: str, token: str, credentials: grpc.ChannelCredentials | None, timeout_s: float):
+    def __init__(self, endpoint: str, token: str, credentials: grpc.ChannelCredentials | None, timeout_s: float,
+                 keep_bytes: int = 0):
         self.endpoint, self.timeout_s = endpoint, timeout_s
         self.pushes, self.pulls = Sequences(), Sequences()
         self._metadata = ((wire.TOKEN, token),)
@@ -66,6 +101,9 @@ class Channel:
             for name, (request, reply) in wire.METHODS.items()}
         self._stream = self._grpc.stream_stream(f"/{wire.SERVICE}/Stream")
         self._closed = threading.Event()
+        self.created: list[pb.CreateRequest] = []
+        self.kept, self.restarts, self._incarnation = _Kept(keep_bytes), 0, 0
+        self._mending = threading.Lock()
 
     def call(self, method: str, request: Message, waits: bool = False) -> Any:
         """The reply to a request, which is sent again (with what it holds, so with its sequence) when no answer comes.
@@ -82,7 +120,47 @@ class Channel:
         return self._tried(method, lambda timeout_s: self._methods[method](request, timeout_s, self._metadata), waits)
 
     def exchange(self, request: pb.ExchangeRequest, reply_bytes: int, waits: bool = False) -> pb.ExchangeReply:
-        """Push, pull, or both in one call, in chunks where request or reply (of about `reply_bytes`) are large."""
+        """Push, pull, or both in one call, in chunks where request or reply (of about `reply_bytes`) are large.
+
+        When the server has started again, what it has lost and what was kept of that is sent first.
+        """
+        parts = [getattr(request, name) for name in ("push", "pull") if request.HasField(name)]
+        while True:
+            known = self._incarnation
+            for part in parts:
+                part.caller.server_incarnation = known
+            try:
+                reply = self._exchange(request, reply_bytes, waits)
+            except RestartedError:
+                with self._mending:
+                    if self._incarnation == known:
+                        self._mend(parts[0].caller.trainer)
+                continue
+            if not known:
+                self._incarnation = reply.push.server_incarnation or reply.pull.server_incarnation
+            if request.HasField("push"):
+                self.kept.add(request.push, reply.push.durable)
+            return reply
+
+    def _mend(self, trainer: int) -> None:
+        """Make again what was created, and send again what was kept and a server that has started again does not have."""
+        for create in self.created:
+            self.call("Create", create)
+        status = self.call("Status", pb.StatusRequest(trainer=trainer))
+        pushes = self.kept.beyond(status.through)
+        logger.warning("server %s has started again; it has the pushes up to %d, %d kept ones are sent again", self.endpoint,
+                       status.through, len(pushes))
+        for push in pushes:
+            again = pb.ExchangeRequest(push=push)
+            again.push.caller.outstanding = push.caller.sequence
+            again.push.caller.server_incarnation = status.server_incarnation
+            try:
+                self._exchange(again, 0, waits=bool(push.round))
+            except RestartedError:  # and again: the call that found out will find out once more
+                return
+        self._incarnation, self.restarts = status.server_incarnation, self.restarts + 1
+
+    def _exchange(self, request: pb.ExchangeRequest, reply_bytes: int, waits: bool) -> pb.ExchangeReply:
         if max(request.ByteSize(), reply_bytes) + wire.OVERHEAD > wire.LARGEST_MESSAGE:
             return self._in_chunks(request, waits)
         if not request.HasField("pull"):

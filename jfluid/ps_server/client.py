@@ -81,22 +81,21 @@ class Client:
         incarnation: higher in each life of the trainer; the time in nanoseconds by default.
         timeout_s: for how long a call is tried. What waits for other trainers (barriers, rounds) is not bounded by it.
         heartbeat_s: the time between signs of life; 0 for none (every call is one, too).
+        keep_bytes: how much of the pushes since a server's last snapshot is kept, for each server, to be sent again when it is
+            restored from that: then nothing is lost. What is pushed beyond it (oldest first) cannot be sent again.
         tls_authority: PEM of the authority whose certificates servers have: then connections use TLS.
         tls_certificate, tls_key: PEM of this client's own, for servers that want one.
-
-    Attributes:
-        restarts: how often a server was found to have started again.
     """
 
     def __init__(self, endpoints: Sequence[str], token: str, trainer: int = 0, incarnation: int | None = None,
-                 timeout_s: float = 60.0, heartbeat_s: float = 5.0, tls_authority: bytes | None = None,
-                 tls_certificate: bytes | None = None, tls_key: bytes | None = None):
+                 timeout_s: float = 60.0, heartbeat_s: float = 5.0, keep_bytes: int = 0,
+                 tls_authority: bytes | None = None, tls_certificate: bytes | None = None, tls_key: bytes | None = None):
         if isinstance(endpoints, str) or not endpoints:
             raise errors.ServerError(f"endpoints: expected a list of host:port, found {endpoints!r}")
-        self.trainer, self.restarts = trainer, 0
+        self.trainer = trainer
         self.incarnation = time.time_ns() if incarnation is None else incarnation
         credentials = grpc.ssl_channel_credentials(tls_authority, tls_key, tls_certificate) if tls_authority else None
-        self._channels = [Channel(endpoint, token, credentials, timeout_s) for endpoint in endpoints]
+        self._channels = [Channel(endpoint, token, credentials, timeout_s, keep_bytes) for endpoint in endpoints]
         self._widths: dict[str, int] = {}
         self._blocks: dict[str, _Block] = {}
         self._passages: dict[str, Iterator[int]] = {}
@@ -119,9 +118,13 @@ class Client:
         if wrong:
             raise errors.ServerError(f"blocks: there are {len(self._channels)} servers, numbered from 0; found {wrong}")
         serialized = [spec.model_dump_json().encode() for spec in tables]
-        self._everywhere(lambda number: self._channels[number].call("Create", pb.CreateRequest(
-            server=number, servers=len(self._channels), tables=serialized,
-            blocks=[spec.model_dump_json().encode() for spec in blocks.get(number, ())])))
+
+        def make(number: int) -> None:
+            request = pb.CreateRequest(server=number, servers=len(self._channels), tables=serialized,
+                                       blocks=[spec.model_dump_json().encode() for spec in blocks.get(number, ())])
+            self._channels[number].call("Create", request)
+            self._channels[number].created.append(request)
+        self._everywhere(make)
         self._widths.update({spec.name: spec.width for spec in tables})
         self._blocks.update({spec.name: _Block(number, spec.shape) for number, group in blocks.items() for spec in group})
 
@@ -208,7 +211,14 @@ class Client:
             "Restore", pb.RestoreRequest(folder=folder, snapshot=snapshot), waits=True))
         for block in self._blocks.values():
             block.known = 0
+        for channel in self._channels:
+            channel.kept.clear()
         return str(replies[0].snapshot)
+
+    @property
+    def restarts(self) -> int:
+        """How often a server was found to have started again, when something was pushed to it."""
+        return sum(channel.restarts for channel in self._channels)
 
     def status(self) -> list[pb.StatusReply]:
         """What each server says of itself, and of this trainer's calls."""
@@ -301,19 +311,13 @@ class Client:
         return [future.result() for future in futures]
 
     def _beat(self, every_s: float) -> None:
-        seen: dict[int, int] = {}
         while not self._closed.wait(every_s):
-            for number, channel in enumerate(self._channels):
+            for channel in self._channels:
                 try:
-                    reply = channel.call("Heartbeat", pb.HeartbeatRequest(caller=self._caller()))
+                    channel.call("Heartbeat", pb.HeartbeatRequest(caller=self._caller()))
                 except errors.ServerError as error:
                     if not self._closed.is_set():
                         logger.warning("heartbeat: %s", error)
-                    continue
-                if seen.setdefault(number, reply.server_incarnation) != reply.server_incarnation:
-                    logger.warning("server %s has started again", channel.endpoint)
-                    seen[number] = reply.server_incarnation
-                    self.restarts += 1
 
 
 class _Pull:

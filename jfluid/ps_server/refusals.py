@@ -17,5 +17,9 @@ class StateError(errors.ServerError):
     """A call that does not fit what went before it: an ended incarnation, a round that is over (FAILED_PRECONDITION)."""
 
 
+class RestartedError(errors.ServerError):
+    """The server is not the one that the caller knew: it has started again, from a snapshot or empty (DATA_LOSS)."""
+
+
 class JobFailedError(errors.ServerError):
     """The job has failed, for example because a trainer fell silent (ABORTED)."""

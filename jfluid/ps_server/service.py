@@ -14,12 +14,13 @@ from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server import snapshot, specs, wire
 from jfluid.ps_server.meeting import Meeting
 from jfluid.ps_server.metrics import Metrics
-from jfluid.ps_server.refusals import JobFailedError, StateError, TooLargeError, UnknownNameError
+from jfluid.ps_server.refusals import JobFailedError, RestartedError, StateError, TooLargeError, UnknownNameError
 from jfluid.ps_server.store import Change, Store
 
 CODES: dict[type[Exception], grpc.StatusCode] = {
     UnknownNameError: grpc.StatusCode.NOT_FOUND, TooLargeError: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    StateError: grpc.StatusCode.FAILED_PRECONDITION, JobFailedError: grpc.StatusCode.ABORTED,
+    StateError: grpc.StatusCode.FAILED_PRECONDITION, RestartedError: grpc.StatusCode.DATA_LOSS,
+    JobFailedError: grpc.StatusCode.ABORTED,
     errors.ServerError: grpc.StatusCode.INVALID_ARGUMENT, OSError: grpc.StatusCode.INTERNAL,
     MemoryError: grpc.StatusCode.RESOURCE_EXHAUSTED, Exception: grpc.StatusCode.INTERNAL}
 Alive = Callable[[], bool]
@@ -45,6 +46,8 @@ class Service:
         self.snapshot = ""
         self._saving = threading.Lock()
         self._saved: pb.SaveReply | None = None
+        # (trainer, incarnation) -> the sequence up to which the last snapshot has its pushes.
+        self._durable: dict[tuple[int, int], int] = {}
         # The step of a table when a trainer last pulled from it.
         self._pulled: weakref.WeakKeyDictionary[Any, dict[int, int]] = weakref.WeakKeyDictionary()
 
@@ -67,7 +70,7 @@ class Service:
 
     def push(self, request: pb.PushRequest, alive: Alive = always) -> pb.PushReply:
         call = wire.call_of(request.caller)
-        self.meeting.heard(call.trainer, call.incarnation)
+        self._heard(request.caller)
         rows, blocks = wire.updates_of(request, self.store)
         if request.round:
             with self.metrics.waiting("round"):
@@ -80,7 +83,13 @@ class Service:
             for update in rows:
                 self.metrics.rows.labels(update.table, "pushed").inc(len(update.ids))
                 self._observe_staleness(update.table, call.trainer, update.change)
-        return pb.PushReply(applied=applied, rounds=self.store.rounds)
+        return pb.PushReply(applied=applied, rounds=self.store.rounds, durable=self._durable.get(call[:2], 0),
+                            server_incarnation=self.incarnation)
+
+    def _heard(self, caller: pb.Caller) -> None:
+        self.meeting.heard(caller.trainer, caller.incarnation)
+        if caller.server_incarnation not in (0, self.incarnation):
+            raise RestartedError(f"this server has started again, as incarnation {self.incarnation}")
 
     def _observe_staleness(self, name: str, trainer: int, change: Change) -> None:
         table = self.store.tables[name]
@@ -89,15 +98,14 @@ class Service:
             self.metrics.staleness.labels(name).observe(max(table.step - 1 - pulled, 0))
 
     def pull(self, request: pb.PullRequest, alive: Alive = always, limit: int = wire.LARGEST_MESSAGE) -> wire.PullReply:
-        wanted = wire.wanted_rows(request, self.store, limit)
-        trains = request.HasField("caller")
-        call = wire.call_of(request.caller) if trains else None
+        call = wire.call_of(request.caller) if request.HasField("caller") else None
         if call:
-            self.meeting.heard(call.trainer, call.incarnation)
+            self._heard(request.caller)
+        wanted = wire.wanted_rows(request, self.store, limit)
         if request.round > self.store.rounds:
             with self.metrics.waiting("round"):
                 self.meeting.wait_for_round(request.round, alive)
-        reply = wire.PullReply(self.store.rounds)
+        reply = wire.PullReply(self.store.rounds, self.incarnation)
         if call and wanted:
             with self.store.shown.once(call) as first:
                 self._read(wanted, first, reply)
@@ -118,6 +126,7 @@ class Service:
 
     def exchange(self, request: pb.ExchangeRequest, alive: Alive = always,
                  limit: int = wire.LARGEST_MESSAGE) -> wire.ExchangeReply:
+        self._heard(request.push.caller)
         wire.wanted_rows(request.pull, self.store, limit)  # refuses before the push is applied
         push = self.push(request.push, alive)
         return wire.ExchangeReply(push, self.pull(request.pull, alive, limit))
@@ -166,6 +175,7 @@ class Service:
             files = [file for part in manifest.tables for file in (part.rows_file, part.rates_file)] + \
                 [part.file for part in manifest.blocks]
             self.snapshot = request.snapshot
+            self._durable = {(int(t), entry["incarnation"]): entry["through"] for t, entry in cut.ledger.items()}
             self._saved = pb.SaveReply(rows=sum(part.rows for part in manifest.tables), bytes=sum(file.size for file in files),
                                        seconds=time.monotonic() - start)
             return self._saved

@@ -1,4 +1,6 @@
 """One shard of a table: an index over pages of rows. Its owner holds the lock."""
+import contextlib
+import mmap
 import threading
 from typing import Any
 
@@ -10,11 +12,23 @@ from jfluid.ps_server import kernels
 Array = np.ndarray[Any, Any]
 
 # The index is rebuilt, this much larger, when more than this part of it is in use: 5 to 8 bytes a row.
-_FULLEST, _GROWTH, _SMALLEST = 0.8, 1.5, 64
+_FULLEST, _GROWTH, _SMALLEST = 0.8, 1.4, 64
 _LARGEST = 1 << 31
 _PAGE_BYTES = 1 << 23
 _MOST_ROWS_IN_A_PAGE = 1 << 17
 NO_COUNTS = np.zeros(0, np.uint32)
+
+
+def _zeros(capacity: int) -> Array:
+    """uint32 [capacity] in memory of its own, which goes back to the system as a whole: indexes come and go while a table
+    grows, and would leave holes between other things."""
+    if 4 * capacity < 1 << 20:
+        return np.zeros(capacity, np.uint32)
+    memory = mmap.mmap(-1, 4 * capacity)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a system without huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint32)
 
 
 class _Pages:
@@ -62,7 +76,7 @@ class Shard:
         self._saving: _Saving | None = None
 
     def _new_index(self, capacity: int) -> None:
-        self.index = np.zeros(capacity, np.uint32)
+        self.index = _zeros(capacity)
         self.row_bits = (int(capacity * _FULLEST) + 1).bit_length()
         kernels.rebuild(self.index, self.row_bits, self.shard_bits, self.heads.addresses, self.page_bits, self.count)
 

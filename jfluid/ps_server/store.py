@@ -179,9 +179,17 @@ class Store:
 
     @contextlib.contextmanager
     def once(self, call: Call) -> Iterator[bool]:
-        """Yields whether the mutation is to be applied (see `Ledger.once`); no cut is made meanwhile."""
-        with self._gate.shared(), self.ledger.once(call) as first:
-            yield first
+        """Yields whether the mutation is to be applied (see `Ledger.once`); no cut is made between that and its record."""
+        if not self.ledger.begin(call):
+            yield False
+            return
+        try:
+            with self._gate.shared():
+                yield True
+                self.ledger.commit([call])
+        except BaseException:
+            self.ledger.abort(call)
+            raise
 
     @contextlib.contextmanager
     def cut(self) -> Iterator[Cut]:

@@ -115,8 +115,8 @@ class PullReply:
     protobuf.
     """
 
-    def __init__(self, rounds: int):
-        self.message = pb.PullReply(rounds=rounds)
+    def __init__(self, rounds: int, server_incarnation: int):
+        self.message = pb.PullReply(rounds=rounds, server_incarnation=server_incarnation)
         self.rows: list[Array] = []
 
     def parts(self) -> list[Any]:

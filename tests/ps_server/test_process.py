@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -126,3 +127,46 @@ def test_a_server_ends_with_its_trainers():
         for one in trainers:
             one.leave()
         assert server.process.wait(30) == 0
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_nothing_is_lost_when_pushes_are_kept(tmp_path, saved):
+    """In synchronous training, with a server killed in the middle: the model of an undisturbed run, bit for bit."""
+    spec = specs.TableSpec(name="t", width=4, initializer=specs.Normal(), optimizer=specs.Momentum(learning_rate=0.1, mu=0.9))
+    batches = [[(rng.randint(0, 50, 20), rng.randn(20, 4).astype(np.float32)) for _ in range(12)]
+               for rng in map(np.random.RandomState, range(2))]
+
+    def train(server, kill_at):
+        meanwhile = threading.Barrier(2, timeout=60)
+        again = []
+
+        def one(trainer):
+            with client(server, trainer=trainer, keep_bytes=1 << 20, timeout_s=60) as mine:
+                mine.create([spec])
+                for number, (ids, gradients) in enumerate(batches[trainer], 1):
+                    if number == kill_at - 3 and saved:
+                        meanwhile.wait()
+                        if trainer == 0:
+                            mine.save(str(tmp_path))
+                        meanwhile.wait()
+                    if number == kill_at and meanwhile.wait() == 0:
+                        server.process.kill()
+                        server.process.wait(30)
+                        restore = ["--restore", tmp_path] if saved else []
+                        again.append(Process("--port", server.endpoint.split(":")[1], "--trainers", 2, *restore))
+                    mine.exchange({"t": (ids, gradients)}, {}, {"t": ids}, round=number)
+                assert mine.status()[0].lost == 0 and mine.restarts == (kill_at > 0)
+                return mine.look_up("t", np.arange(50))
+
+        with ThreadPoolExecutor(2) as threads:
+            results = list(threads.map(one, range(2)))
+        for process in again:
+            process.__exit__()
+        np.testing.assert_array_equal(*results)
+        return results[0]
+
+    found = []
+    for kill_at in (0, 8):
+        with Process("--trainers", 2) as server:
+            found.append(train(server, kill_at))
+    np.testing.assert_array_equal(*found)
