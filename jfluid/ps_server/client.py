@@ -102,8 +102,9 @@ class Client:
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(32 * len(endpoints), thread_name_prefix="jfluid-ps-client")
         self._closed = threading.Event()
-        if heartbeat_s:
-            threading.Thread(target=self._beat, args=[heartbeat_s], name="jfluid-ps-heartbeat", daemon=True).start()
+        # A thread for each server: one that does not answer must not make this trainer silent to the others.
+        for channel in self._channels if heartbeat_s else ():
+            threading.Thread(target=self._beat, args=[channel, heartbeat_s], name="jfluid-ps-heartbeat", daemon=True).start()
 
     # ---- tables and blocks -----------------------------------------------------------------------------------------
 
@@ -310,14 +311,13 @@ class Client:
         futures = [self._threads.submit(function, number) for number in range(len(self._channels))]
         return [future.result() for future in futures]
 
-    def _beat(self, every_s: float) -> None:
+    def _beat(self, channel: Channel, every_s: float) -> None:
         while not self._closed.wait(every_s):
-            for channel in self._channels:
-                try:
-                    channel.call("Heartbeat", pb.HeartbeatRequest(caller=self._caller()))
-                except errors.ServerError as error:
-                    if not self._closed.is_set():
-                        logger.warning("heartbeat: %s", error)
+            try:
+                channel.call("Heartbeat", pb.HeartbeatRequest(caller=self._caller()))
+            except errors.ServerError as error:
+                if not self._closed.is_set():
+                    logger.warning("heartbeat: %s", error)
 
 
 class _Pull:

@@ -155,9 +155,12 @@ class Shard:
         """The rows begin ... begin + size - 1 of the cut that have not changed since; None behind the last."""
         if self._saving is None:
             raise RuntimeError("begin_cut comes first")
-        if begin >= len(self._saving.taken):
+        taken = self._saving.taken[begin:begin + size]
+        if not len(taken):
             return None
-        return self.read(self._saving.claim(np.arange(begin, min(begin + size, len(self._saving.taken)))))
+        rows = begin + np.flatnonzero(~taken)
+        taken[:] = True
+        return self.read(rows)
 
     def end_cut(self) -> list[tuple[Array, Array]]:
         """Ends the cut; returns the rows that were put aside."""
