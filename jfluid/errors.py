@@ -67,6 +67,10 @@ class DataError(JFluidError, ValueError):
     """Data cannot be read: a file, a line of it, or the command that it goes through."""
 
 
+class ServerError(JFluidError, RuntimeError):
+    """A parameter server, or a call to one: refused, not reachable, or at odds with what the server holds."""
+
+
 class EOFException(JFluidError):
     """A reader has no more data (Fluid's `fluid.core.EOFException`)."""
 

@@ -1,0 +1,162 @@
+"""Rows a second of a sparse table, in this process and behind a server on this machine, and what a row costs in memory.
+
+    python benchmarks/tables.py [--rows 1000000] [--seconds 3]
+    python benchmarks/tables.py --grow 100000000        also fill a table so far: rate of inserts, bytes a row
+
+Rows have 16 floats (8 with --grow) and Adagrad. In process, two threads share the table, as two cores can; the server is a
+process of its own, asked by one client for 13000 distinct ids at a time.
+"""
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+import numpy as np
+
+from jfluid.ps_server import specs
+from jfluid.ps_server.client import Client
+from jfluid.ps_server.table import SparseTable
+
+BATCH = 13_000
+
+
+def spec(width):
+    return specs.TableSpec(name="t", width=width, initializer=specs.Uniform(low=-0.1, high=0.1),
+                           optimizer=specs.Adagrad(learning_rate=0.1))
+
+
+def ids_of(rows):
+    return np.unique(np.random.RandomState(0).randint(-(2**63), 2**63 - 1, rows, np.int64))
+
+
+def rate(function, seconds, threads=1):
+    """Rows a second of `function(random state)`, which returns how many rows it handled; the median of five parts."""
+    rates = []
+    for part in range(5):
+        done, end = [0] * threads, time.perf_counter() + seconds / 5
+
+        def work(i, part=part, done=done, end=end):
+            rng = np.random.RandomState(10 * part + i)
+            while time.perf_counter() < end:
+                done[i] += function(rng)
+        start = time.perf_counter()
+        workers = [threading.Thread(target=work, args=[i]) for i in range(threads)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        rates.append(sum(done) / (time.perf_counter() - start))
+    return sorted(rates)[2]
+
+
+def batches_of(ids, count=64):
+    rng = np.random.RandomState(1)
+    return [ids[rng.permutation(len(ids))[:BATCH]] for _ in range(count)]
+
+
+def row(what, value, goal=None):
+    print("| %s | %s | %s |" % (what, value, goal or ""), flush=True)
+
+
+def in_process(ids, seconds):
+    table, batches, gradients = SparseTable(spec(16)), batches_of(ids), np.ones((BATCH, 16), np.float32)
+    for part in np.array_split(ids, 50):
+        table.look_up(part)
+    table.push(batches[0], gradients, merged=True)
+
+    def look_up(rng):
+        return len(table.look_up(batches[rng.randint(len(batches))]))
+
+    def push(rng):
+        table.push(batches[rng.randint(len(batches))], gradients, merged=True)
+        return BATCH
+    for threads in (1, 2):
+        of = "in process, %d thread%s" % (threads, "s" * (threads > 1))
+        row("look-ups, " + of, "%.1f M rows/s" % (rate(look_up, seconds, threads) / 1e6), "10" * (threads == 2))
+        row("Adagrad pushes, " + of, "%.1f M rows/s" % (rate(push, seconds, threads) / 1e6), "6" * (threads == 2))
+
+
+def behind_a_server(ids, seconds):
+    server = subprocess.Popen([sys.executable, "-m", "jfluid.ps_server"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                              text=True)
+    try:
+        token, endpoint = (server.stdout.readline().split()[-1] for _ in range(2))
+        batches, gradients = batches_of(ids), np.ones((BATCH, 16), np.float32)
+        with Client([endpoint], token) as client:
+            client.create([spec(16)])
+            for part in np.array_split(ids, 50):
+                client.pull({"t": part})
+            client.push({"t": (batches[0], gradients)})
+
+            def look_up(rng):
+                return len(client.pull({"t": batches[rng.randint(len(batches))]}).rows["t"].values)
+
+            def push(rng):
+                client.push({"t": (batches[rng.randint(len(batches))], gradients)})
+                return BATCH
+
+            def both(rng):
+                batch = batches[rng.randint(len(batches))]
+                client.exchange({"t": (batch, gradients)}, {}, {"t": batch})
+                return BATCH
+            row("look-ups, one server over loopback", "%.1f M rows/s" % (rate(look_up, seconds) / 1e6), "3")
+            row("Adagrad pushes, one server over loopback", "%.1f M rows/s" % (rate(push, seconds) / 1e6), "2")
+            row("push and look-up in one call", "%.1f M rows/s each" % (rate(both, seconds) / 1e6))
+            with tempfile.TemporaryDirectory() as folder:
+                start = time.perf_counter()
+                client.save(folder)
+                seconds = time.perf_counter() - start
+                size = sum(os.path.getsize(os.path.join(folder, name)) for name in os.listdir(folder))
+            row("snapshot of %d rows" % len(ids), "%.2f s, %.0f MB/s" % (seconds, size / seconds / 1e6))
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def resident_bytes():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def grow(rows, width=8, batch=1_000_000):
+    """Fill a table: the rate of inserts in each tenth, and the memory that a row takes beyond values and slots."""
+    SparseTable(spec(width)).look_up(np.arange(10))
+    table, before, rates, overhead = SparseTable(spec(width)), resident_bytes(), [], 0.0
+    for tenth in range(10):
+        start, spent = tenth * rows // 10, 0.0
+        for begin in range(start, (tenth + 1) * rows // 10, batch):
+            # Multiplied by an odd number: distinct, and all over the range of int64.
+            numbers = np.arange(begin, min(begin + batch, (tenth + 1) * rows // 10), dtype=np.uint64)
+            ids = (numbers * np.uint64(0x9E3779B97F4A7C15)).view(np.int64)
+            begun = time.perf_counter()
+            table.look_up(ids)
+            spent += time.perf_counter() - begun
+        rates.append(((tenth + 1) * rows // 10 - start) / spent)
+        overhead = (resident_bytes() - before) / len(table) - 4 * table.stride
+        print("    %d rows: %.2f M inserts/s, %.1f bytes a row beyond values and slots"
+              % (len(table), rates[-1] / 1e6, overhead), file=sys.stderr, flush=True)
+    row("inserts up to %d rows of %d floats with Adagrad: last tenth against first" % (rows, width),
+        "%.2f against %.2f M rows/s (%.2f)" % (rates[-1] / 1e6, rates[0] / 1e6, rates[-1] / rates[0]), "0.5")
+    row("resident memory of it", "%.2f GB" % ((resident_bytes() - before) / 1e9), "24 (100 M rows)")
+    row("beyond values and slots", "%.1f bytes a row" % overhead, "24")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--seconds", type=float, default=3.0, help="for each figure")
+    parser.add_argument("--grow", type=int, default=0, metavar="ROWS")
+    options = parser.parse_args()
+    print("| table of %d rows of 16 floats | found | goal |\n|---|---|---|" % options.rows)
+    ids = ids_of(options.rows)
+    in_process(ids, options.seconds)
+    behind_a_server(ids, options.seconds)
+    if options.grow:
+        grow(options.grow)
+
+
+if __name__ == "__main__":
+    main()

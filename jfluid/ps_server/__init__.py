@@ -1,0 +1,13 @@
+"""Parameter servers: tables of rows by id that are larger than a trainer's memory, and the calls that reach them.
+
+| module | holds |
+|---|---|
+| `specs` | what a table is: width, initializer, optimizer, entry rule; plain data, checked |
+| `kernels`, `born`, `optimize` | compiled loops: index and pages, first values of rows, one update of rows |
+| `shard`, `table` | `SparseTable`: int64 id -> row, in shards with a lock each |
+| `dense` | `DenseBlock`: a slice of a dense parameter |
+| `snapshot` | files of one consistent cut |
+| `ps.proto`, `wire`, `service`, `client`, `server` | the calls |
+
+Importing this package costs nothing; its modules import numba and gRPC.
+"""

@@ -1,0 +1,95 @@
+"""First values of rows, from (seed, id) alone: the same row after a restart, on any server, in any order of births.
+
+The generator counts: element j of a row draws from mix(key(seed, id), j, attempt), so that no draw depends on another.
+"""
+import math
+
+import numpy as np
+
+from jfluid.ps_server import specs
+from jfluid.ps_server.kernels import body_of, head_of, kernel, mix
+
+_STEP, _ATTEMPT = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xA0761D6478BD642F)
+_UNIT = 2.0**-53
+CONSTANT, UNIFORM, NORMAL, TRUNCATED = range(4)
+
+
+@kernel
+def _key(seed, id_):
+    return mix(mix(np.uint64(seed) + _STEP) ^ np.uint64(id_))
+
+
+@kernel
+def _unit(key, element, attempt):
+    """A number of (0, 1) with 52 random bits."""
+    bits = mix(key + np.uint64(element) * _STEP + np.uint64(attempt) * _ATTEMPT)
+    return (np.float64(bits >> np.uint64(12)) + 0.5) * (2.0 * _UNIT)
+
+
+@kernel
+def _gauss(key, element, attempt):
+    """A standard normal number (Box and Muller)."""
+    radius = math.sqrt(-2.0 * math.log(_unit(key, element, 2 * attempt)))
+    return radius * math.cos(2.0 * math.pi * _unit(key, element, 2 * attempt + 1))
+
+
+@kernel
+def fill(values, seed, id_, kind, first, second):
+    """Write the first values of the row of an id. (first, second): value; low, high; or mean, standard deviation."""
+    key = _key(seed, id_)
+    for j in range(len(values)):
+        if kind == CONSTANT:
+            values[j] = first
+        elif kind == UNIFORM:
+            values[j] = np.float32(first + (second - first) * _unit(key, j, 0))
+        else:
+            drawn = _gauss(key, j, 0)
+            attempt = 1
+            while kind == TRUNCATED and abs(drawn) > 2.0:
+                drawn = _gauss(key, j, attempt)
+                attempt += 1
+            values[j] = np.float32(first + second * drawn)
+
+
+@kernel
+def fill_rows(heads, bodies, page_bits, stride, width, begin, end, slots, seed, kind, first, second, step):
+    """First values of the rows begin ... end - 1; group g of their slots (width elements) starts as slots[g]."""
+    for row in range(begin, end):
+        head_of(heads, page_bits, row)[1] = np.int64(step) << 32
+        body = body_of(bodies, page_bits, stride, row)
+        fill(body[:width], seed, head_of(heads, page_bits, row)[0], kind, first, second)
+        group = width
+        for slot in slots:
+            body[group:group + width] = slot
+            group += width
+
+
+@kernel
+def fill_absent(rows, order, ids, out, seed, kind, first, second):
+    """The values that ids without a row (-1) would be born with, into out[order[i]]."""
+    for i in range(len(rows)):
+        if rows[i] < 0:
+            fill(out[order[i]], seed, ids[order[i]], kind, first, second)
+
+
+@kernel
+def drawn_below(seed, ids, shows, probability):
+    """bool [n]: for each id whether its draw number `shows` is below the probability."""
+    out = np.empty(len(ids), np.bool_)
+    for i in range(len(ids)):
+        out[i] = _unit(_key(~seed, ids[i]), shows[i], 0) < probability
+    return out
+
+
+def law(initializer: specs.Spec) -> tuple[int, float, float]:
+    """(kind, first, second) of an initializer, as `fill` takes them."""
+    match initializer:
+        case specs.Constant(value=value):
+            return CONSTANT, value, 0.0
+        case specs.Uniform(low=low, high=high):
+            return UNIFORM, low, high
+        case specs.Normal(mean=mean, std=std):
+            return NORMAL, mean, std
+        case specs.TruncatedNormal(mean=mean, std=std):
+            return TRUNCATED, mean, std
+    raise TypeError(f"expected an initializer of jfluid.ps_server.specs, found {initializer!r}")

@@ -1,0 +1,210 @@
+"""The connection of a client to one server: calls that are tried again, large ones in chunks, sequences."""
+import contextlib
+import itertools
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+
+from jfluid import errors
+from jfluid.ps_server import ps_pb2 as pb
+from jfluid.ps_server import wire
+from jfluid.ps_server.refusals import JobFailedError, RestartedError, StateError, TooLargeError, UnknownNameError
+
+_REFUSALS: dict[grpc.StatusCode, type[errors.ServerError]] = {
+    grpc.StatusCode.NOT_FOUND: UnknownNameError, grpc.StatusCode.RESOURCE_EXHAUSTED: TooLargeError,
+    grpc.StatusCode.FAILED_PRECONDITION: StateError, grpc.StatusCode.DATA_LOSS: RestartedError,
+    grpc.StatusCode.ABORTED: JobFailedError}
+_OPTIONS = [*wire.OPTIONS, ("grpc.initial_reconnect_backoff_ms", 100), ("grpc.min_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 2000), ("grpc.keepalive_time_ms", 20_000)]
+logger = logging.getLogger(__name__)
+
+
+class Sequences:
+    """The numbers of the calls to one server, and which of them have no answer yet."""
+
+    def __init__(self) -> None:
+        self._next, self._open, self._lock = 1, set[int](), threading.Lock()
+
+    @contextlib.contextmanager
+    def next(self) -> Iterator[tuple[int, int]]:
+        """(sequence, lowest one without an answer) of a call."""
+        with self._lock:
+            sequence, self._next = self._next, self._next + 1
+            self._open.add(sequence)
+            outstanding = min(self._open)
+        try:
+            yield sequence, outstanding
+        finally:
+            with self._lock:
+                self._open.discard(sequence)
+
+
+class _Kept:
+    """Acknowledged pushes that no snapshot has yet, to be sent again to a server that was restored without them."""
+
+    def __init__(self, most_bytes: int):
+        self.most_bytes, self.bytes = most_bytes, 0
+        self._pushes: dict[int, pb.PushRequest] = {}
+        self._lock = threading.Lock()
+
+    def add(self, push: pb.PushRequest, durable: int) -> None:
+        """This push was acknowledged; those up to sequence `durable` are safe. When too much is kept the oldest go."""
+        with self._lock:
+            if self.most_bytes:
+                self._pushes[push.caller.sequence] = push
+                self.bytes += push.ByteSize()
+            for sequence in sorted(self._pushes):
+                if sequence > durable and self.bytes <= self.most_bytes:
+                    break
+                self.bytes -= self._pushes.pop(sequence).ByteSize()
+
+    def beyond(self, sequence: int) -> list[pb.PushRequest]:
+        """The pushes after a sequence, in order."""
+        with self._lock:
+            return [self._pushes[s] for s in sorted(self._pushes) if s > sequence]
+
+    def clear(self) -> None:
+        with self._lock:
+            self._pushes, self.bytes = {}, 0
+
+
+class Channel:
+    """Calls to one server. Safe for threads.
+
+    Args:
+        credentials: for TLS; None for none.
+        timeout_s: for how long a call is tried, and a lost connection mended.
+        keep_bytes: how much of what was pushed since the server's last snapshot is kept, to be sent again when the server
+            is restored from it.
+
+    Attributes:
+        pushes, pulls: the sequences of the mutations and of the pulls that go through here.
+        restarts: how often the server was found to have started again.
+        created: the requests that made the server's tables and blocks, to be repeated then.
+    """
+
+    def __init__(self, endpoint: str, token: str, credentials: grpc.ChannelCredentials | None, timeout_s: float,
+                 keep_bytes: int = 0):
+        self.endpoint, self.timeout_s = endpoint, timeout_s
+        self.pushes, self.pulls = Sequences(), Sequences()
+        self._metadata = ((wire.TOKEN, token),)
+        self._grpc = grpc.secure_channel(endpoint, credentials, _OPTIONS) if credentials else \
+            grpc.insecure_channel(endpoint, _OPTIONS)
+        self._methods: dict[str, Callable[..., Any]] = {
+            name: self._grpc.unary_unary(f"/{wire.SERVICE}/{name}", request.SerializeToString, reply.FromString)
+            for name, (request, reply) in wire.METHODS.items()}
+        self._stream = self._grpc.stream_stream(f"/{wire.SERVICE}/Stream")
+        self._closed = threading.Event()
+        self.created: list[pb.CreateRequest] = []
+        self.kept, self.restarts, self._incarnation = _Kept(keep_bytes), 0, 0
+        self._mending = threading.Lock()
+
+    def call(self, method: str, request: Message, waits: bool = False) -> Any:
+        """The reply to a request, which is sent again (with what it holds, so with its sequence) when no answer comes.
+
+        Args:
+            waits: the server answers when other trainers have done their part, which has no limit; `timeout_s` is then for
+                how long a lost connection is mended.
+
+        Raises ServerError, or one of its kinds, with the server's reason, or when there is no answer in time.
+        """
+        size = request.ByteSize()
+        if size > wire.LARGEST_MESSAGE:
+            raise TooLargeError(f"{method}: a message of {size} bytes; the limit is {wire.LARGEST_MESSAGE}")
+        return self._tried(method, lambda timeout_s: self._methods[method](request, timeout_s, self._metadata), waits)
+
+    def exchange(self, request: pb.ExchangeRequest, reply_bytes: int, waits: bool = False) -> pb.ExchangeReply:
+        """Push, pull, or both in one call, in chunks where request or reply (of about `reply_bytes`) are large.
+
+        When the server has started again, what it has lost and what was kept of that is sent first.
+        """
+        parts = [getattr(request, name) for name in ("push", "pull") if request.HasField(name)]
+        while True:
+            known = self._incarnation
+            for part in parts:
+                part.caller.server_incarnation = known
+            try:
+                reply = self._exchange(request, reply_bytes, waits)
+            except RestartedError:
+                with self._mending:
+                    if self._incarnation == known:
+                        self._mend(parts[0].caller.trainer)
+                continue
+            if not known:
+                self._incarnation = reply.push.server_incarnation or reply.pull.server_incarnation
+            if request.HasField("push"):
+                self.kept.add(request.push, reply.push.durable)
+            return reply
+
+    def _mend(self, trainer: int) -> None:
+        """Make again what was created, and send again what was kept and a server that has started again does not have."""
+        for create in self.created:
+            self.call("Create", create)
+        status = self.call("Status", pb.StatusRequest(trainer=trainer))
+        pushes = self.kept.beyond(status.through)
+        logger.warning("server %s has started again; it has the pushes up to %d, %d kept ones are sent again", self.endpoint,
+                       status.through, len(pushes))
+        for push in pushes:
+            again = pb.ExchangeRequest(push=push)
+            again.push.caller.outstanding = push.caller.sequence
+            again.push.caller.server_incarnation = status.server_incarnation
+            try:
+                self._exchange(again, 0, waits=bool(push.round))
+            except RestartedError:  # and again: the call that found out will find out once more
+                return
+        self._incarnation, self.restarts = status.server_incarnation, self.restarts + 1
+
+    def _exchange(self, request: pb.ExchangeRequest, reply_bytes: int, waits: bool) -> pb.ExchangeReply:
+        if max(request.ByteSize(), reply_bytes) + wire.OVERHEAD > wire.LARGEST_MESSAGE:
+            return self._in_chunks(request, waits)
+        if not request.HasField("pull"):
+            return pb.ExchangeReply(push=self.call("Push", request.push, waits))
+        if not request.HasField("push"):
+            return pb.ExchangeReply(pull=self.call("Pull", request.pull, waits))
+        return self.call("Exchange", request, waits)
+
+    def _in_chunks(self, request: pb.ExchangeRequest, waits: bool) -> pb.ExchangeReply:
+        wire.check_size(request.ByteSize(), wire.LARGEST_CALL, "request")
+        data = request.SerializeToString()
+
+        def send(timeout_s: float | None) -> pb.ExchangeReply:
+            return pb.ExchangeReply.FromString(wire.joined(self._stream(wire.chunked(data), timeout_s, self._metadata)))
+        return self._tried("Stream", send, waits)
+
+    def _tried(self, method: str, send: Callable[[float | None], Any], waits: bool) -> Any:
+        end = time.monotonic() + self.timeout_s
+        for attempt in itertools.count():
+            start = time.monotonic()
+            try:
+                return send(None if waits else max(end - start, 0.001))
+            except ValueError as error:  # what gRPC raises on a channel that was closed meanwhile
+                if not self._closed.is_set():
+                    raise
+                raise errors.ServerError(f"server {self.endpoint}: {method}: this client was closed") from error
+            except grpc.RpcError as error:
+                now = time.monotonic()
+                if waits and (attempt == 0 or now - start > self.timeout_s):
+                    end = now + self.timeout_s  # until now the server was there
+                if error.code() != grpc.StatusCode.UNAVAILABLE or now >= end or self._closed.is_set():
+                    raise self._refusal(method, error) from None
+                logger.info("%s: %s: no answer (%s); trying again", self.endpoint, method, error.details())
+            self._closed.wait(min(0.05 * 2**min(attempt, 6), 2.0) * random.uniform(0.5, 1.0))
+
+    def _refusal(self, method: str, error: grpc.RpcError) -> errors.ServerError:
+        kind = _REFUSALS.get(error.code(), errors.ServerError)
+        code = error.code().name
+        if code in ("UNAVAILABLE", "DEADLINE_EXCEEDED"):
+            return kind(f"server {self.endpoint}: {method}: no answer within {self.timeout_s:g} s ({error.details()}); is it "
+                        "running, and reachable from here?")
+        return kind(f"server {self.endpoint}: {method}: {error.details()}" + f" ({code})" * (kind is errors.ServerError))
+
+    def close(self) -> None:
+        """Give the connection up; calls under way fail."""
+        self._closed.set()
+        self._grpc.close()

@@ -1,0 +1,384 @@
+"""Client: one trainer's side of all servers of a job.
+
+Rows go to the server that a hash of their id names, blocks to the server that `create` was told. Ids are made distinct and
+gradients of equal ids added up before they travel. A call that gets no answer is sent again, with the same sequence, until
+`timeout_s` is over: servers apply it once.
+"""
+import contextlib
+import itertools
+import logging
+import math
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import numpy as np
+
+from jfluid import errors
+from jfluid.ps_server import kernels, specs, wire
+from jfluid.ps_server import ps_pb2 as pb
+from jfluid.ps_server.channel import Channel
+from jfluid.ps_server.store import Change
+from jfluid.ps_server.table import merge
+
+Array = np.ndarray[Any, Any]
+_ALL = slice(None)
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Block:
+    """Where a block is, and the value that this client has."""
+
+    server: int
+    shape: tuple[int, ...]
+    known: int = 0  # the value's version plus 1
+    value: Array | None = None
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows as they came: each id once.
+
+    Attributes:
+        ids: int64 [m].
+        values: float32 [m, width]: row i belongs to ids[i]. Not to be written.
+        inverse: int32 [n]: where each id that was asked for stands in `ids`.
+    """
+
+    ids: Array
+    values: Array
+    inverse: Array
+
+    def all(self) -> Array:
+        """float32 [n, width]: a row for each id that was asked for."""
+        return self.values[self.inverse]
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """What a pull brought: rows by table, values by block (not to be changed), and the rounds applied by then."""
+
+    rows: dict[str, Rows]
+    blocks: dict[str, Array]
+    rounds: int
+
+
+class Client:
+    """Calls from one trainer. Safe for threads.
+
+    All methods raise ServerError, or one of its kinds in `refusals`, with the server's reason, or when there is no answer.
+
+    Args:
+        endpoints: "host:port" of all servers, in the job's order.
+        token: the job's.
+        trainer: this trainer's number, from 0.
+        incarnation: higher in each life of the trainer; the time in nanoseconds by default.
+        timeout_s: for how long a call is tried. What waits for other trainers (barriers, rounds) is not bounded by it.
+        heartbeat_s: the time between signs of life; 0 for none (every call is one, too).
+        keep_bytes: how much of the pushes since a server's last snapshot is kept, for each server, to be sent again when it is
+            restored from that: then nothing is lost. What is pushed beyond it (oldest first) cannot be sent again.
+        tls_authority: PEM of the authority whose certificates servers have: then connections use TLS.
+        tls_certificate, tls_key: PEM of this client's own, for servers that want one.
+    """
+
+    def __init__(self, endpoints: Sequence[str], token: str, trainer: int = 0, incarnation: int | None = None,
+                 timeout_s: float = 60.0, heartbeat_s: float = 5.0, keep_bytes: int = 0,
+                 tls_authority: bytes | None = None, tls_certificate: bytes | None = None, tls_key: bytes | None = None):
+        if isinstance(endpoints, str) or not endpoints:
+            raise errors.ServerError(f"endpoints: expected a list of host:port, found {endpoints!r}")
+        self.trainer = trainer
+        self.incarnation = time.time_ns() if incarnation is None else incarnation
+        credentials = grpc.ssl_channel_credentials(tls_authority, tls_key, tls_certificate) if tls_authority else None
+        self._channels = [Channel(endpoint, token, credentials, timeout_s, keep_bytes) for endpoint in endpoints]
+        self._widths: dict[str, int] = {}
+        self._blocks: dict[str, _Block] = {}
+        self._passages: dict[str, Iterator[int]] = {}
+        self._lock = threading.Lock()
+        self._threads = ThreadPoolExecutor(32 * len(endpoints), thread_name_prefix="jfluid-ps-client")
+        self._closed = threading.Event()
+        # A thread for each server: one that does not answer must not make this trainer silent to the others.
+        for channel in self._channels if heartbeat_s else ():
+            threading.Thread(target=self._beat, args=[channel, heartbeat_s], name="jfluid-ps-heartbeat", daemon=True).start()
+
+    # ---- tables and blocks -----------------------------------------------------------------------------------------
+
+    def create(self, tables: Sequence[specs.TableSpec] = (),
+               blocks: Mapping[int, Sequence[specs.BlockSpec]] | None = None) -> None:
+        """Make tables on all servers, and the blocks of each server number, unless they are there.
+
+        Every trainer does this, with the same specs: it also tells the client where blocks are.
+        """
+        blocks = blocks or {}
+        wrong = [number for number in blocks if not 0 <= number < len(self._channels)]
+        if wrong:
+            raise errors.ServerError(f"blocks: there are {len(self._channels)} servers, numbered from 0; found {wrong}")
+        serialized = [spec.model_dump_json().encode() for spec in tables]
+
+        def make(number: int) -> None:
+            request = pb.CreateRequest(server=number, servers=len(self._channels), tables=serialized,
+                                       blocks=[spec.model_dump_json().encode() for spec in blocks.get(number, ())])
+            self._channels[number].call("Create", request)
+            self._channels[number].created.append(request)
+        self._everywhere(make)
+        self._widths.update({spec.name: spec.width for spec in tables})
+        self._blocks.update({spec.name: _Block(number, spec.shape) for number, group in blocks.items() for spec in group})
+
+    def pull(self, rows: Mapping[str, Array] | None = None, blocks: Sequence[str] = (), round: int = 0) -> Pulled:
+        """Rows of tables by ids (int64 [n], any number of times), and values of blocks.
+
+        Args:
+            round: waits until this round of synchronous training was applied.
+        """
+        requests = [pb.ExchangeRequest() for _ in self._channels]
+        return self._send(requests, _Pull(self, requests, rows or {}, blocks), round, pulls=True)
+
+    def push(self, rows: Mapping[str, tuple[Array, Array]] | None = None, blocks: Mapping[str, Array] | None = None,
+             learning_rate: float | None = None, round: int = 0, change: Change = Change.GRADIENT) -> None:
+        """Change rows and blocks.
+
+        Args:
+            rows: for each table ids (int64 [n]) and gradients (float32 [n, width]); those of equal ids are added up.
+            blocks: for each block a gradient of its shape.
+            learning_rate: in place of that of the tables and blocks.
+            round: 0 applies the push at once; k waits until all trainers have pushed for round k, whose average is applied.
+            change: ADD and ASSIGN add to values and set them, past the optimizer (ids of ASSIGN must be distinct).
+        """
+        requests = [pb.ExchangeRequest() for _ in self._channels]
+        self._add_pushes(requests, rows or {}, blocks or {}, learning_rate, change)
+        self._send(requests, _Pull(self, requests, {}, ()), round, pushes=True)
+
+    def exchange(self, push_rows: Mapping[str, tuple[Array, Array]], push_blocks: Mapping[str, Array],
+                 pull_rows: Mapping[str, Array], pull_blocks: Sequence[str] = (), learning_rate: float | None = None,
+                 round: int = 0, change: Change = Change.GRADIENT) -> Pulled:
+        """`push`, then `pull`, in one call to each server; with a round the pull sees its result."""
+        requests = [pb.ExchangeRequest() for _ in self._channels]
+        self._add_pushes(requests, push_rows, push_blocks, learning_rate, change)
+        return self._send(requests, _Pull(self, requests, pull_rows, pull_blocks), round, pushes=True, pulls=True)
+
+    def look_up(self, table: str, ids: Array) -> Array:
+        """float32 [n, width]: rows as they are, for evaluation and serving; nothing is born or counted."""
+        width = self._width(table)
+        once, inverse = kernels.distinct(_checked_ids(table, ids))
+        values = np.empty((len(once), width), np.float32)
+        most = (wire.LARGEST_MESSAGE - 2 * wire.OVERHEAD) // (4 * max(width, 2))
+        order, starts = kernels.partition(kernels.owners_of(once, len(self._channels)), len(self._channels))
+
+        def ask(number: int) -> None:
+            for begin in range(starts[number], starts[number + 1], most):
+                part = order[begin:min(begin + most, starts[number + 1])]
+                reply = self._channels[number].call("LookUp", pb.LookUpRequest(table=table, ids=once[part].tobytes()))
+                found = wire.numbers(reply.values, "<f4", f"table {table}: values", len(part) * width, copy=False)
+                values[part] = found.reshape(-1, width)
+        self._everywhere(ask)
+        return values[inverse]
+
+    def shrink(self, table: str, age: int) -> int:
+        """Drop the rows that none of a table's last `age` updates has touched; returns how many."""
+        def ask(number: int) -> int:
+            with self._channels[number].pushes.next() as place:
+                request = pb.ShrinkRequest(caller=self._caller(*place), table=table, age=age)
+                return int(self._channels[number].call("Shrink", request).rows)
+        return sum(self._everywhere(ask))
+
+    # ---- the job -----------------------------------------------------------------------------------------------------
+
+    def barrier(self, name: str = "barrier", number: int | None = None) -> None:
+        """Wait until all trainers have come to this passage (by default: one more than the last) of the barrier."""
+        if number is None:
+            with self._lock:
+                number = next(self._passages.setdefault(name, itertools.count(1)))
+        self._channels[0].call("Barrier", pb.BarrierRequest(caller=self._caller(), name=name, number=number), waits=True)
+
+    def save(self, folder: str, snapshot: str | None = None) -> str:
+        """Write a snapshot of all servers into a folder (an absolute path on their machines); returns its id.
+
+        Training may go on meanwhile: each server writes itself as it was at one moment. In synchronous training save between
+        two rounds, so that all servers are at the same.
+        """
+        snapshot = snapshot or uuid.uuid4().hex
+        self._everywhere(lambda number: self._channels[number].call(
+            "Save", pb.SaveRequest(folder=folder, snapshot=snapshot), waits=True))
+        return snapshot
+
+    def restore(self, folder: str, snapshot: str = "") -> str:
+        """Put all servers into the state of a snapshot (the newest complete one by default); returns its id."""
+        replies = self._everywhere(lambda number: self._channels[number].call(
+            "Restore", pb.RestoreRequest(folder=folder, snapshot=snapshot), waits=True))
+        for block in self._blocks.values():
+            block.known = 0
+        for channel in self._channels:
+            channel.kept.clear()
+        return str(replies[0].snapshot)
+
+    @property
+    def restarts(self) -> int:
+        """How often a server was found to have started again, when something was pushed to it."""
+        return sum(channel.restarts for channel in self._channels)
+
+    def status(self) -> list[pb.StatusReply]:
+        """What each server says of itself, and of this trainer's calls."""
+        return self._everywhere(lambda number: self._channels[number].call("Status", pb.StatusRequest(trainer=self.trainer)))
+
+    def leave(self) -> None:
+        """Tell all servers that this trainer will not come again, and close."""
+        self._closed.set()
+        self._everywhere(lambda number: self._channels[number].call("Leave", pb.LeaveRequest(caller=self._caller())))
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections without a word."""
+        self._closed.set()
+        for channel in self._channels:
+            channel.close()
+        self._threads.shutdown(wait=False)
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- inside ------------------------------------------------------------------------------------------------------
+
+    def _send(self, requests: list[pb.ExchangeRequest], pull: "_Pull", round: int, pushes: bool = False,
+              pulls: bool = False) -> Pulled:
+        def send(number: int) -> pb.PullReply | None:
+            request, channel = requests[number], self._channels[number]
+            if round:  # in a round every server waits for every trainer
+                for part in [request.push] * pushes + [request.pull] * pulls:
+                    part.round = round
+            with contextlib.ExitStack() as places:
+                for part, sequences in ((request.push, channel.pushes), (request.pull, channel.pulls)):
+                    if part.ByteSize():
+                        part.caller.CopyFrom(self._caller(*places.enter_context(sequences.next())))
+                if not request.ByteSize():
+                    return None
+                return channel.exchange(request, pull.sizes[number], waits=bool(round)).pull
+        return pull.joined(self._everywhere(send))
+
+    def _add_pushes(self, requests: list[pb.ExchangeRequest], rows: Mapping[str, tuple[Array, Array]],
+                    blocks: Mapping[str, Array], learning_rate: float | None, change: Change) -> None:
+        for table, (ids, values) in rows.items():
+            ids, shape = _checked_ids(table, ids), (len(ids), self._width(table))
+            if not isinstance(values, np.ndarray) or values.dtype != np.float32 or values.shape != shape:
+                raise errors.ServerError(f"table {table}: expected an array float32 {list(shape)}, found {_described(values)}")
+            if change != Change.ASSIGN:
+                ids, values = merge(ids, np.ascontiguousarray(values))
+            for number, order in self._owned(ids):
+                requests[number].push.rows.add(table=table, change=int(change), ids=ids[order].tobytes(),
+                                               values=values[order].tobytes(), learning_rate=learning_rate)
+        for name, value in blocks.items():
+            block = self._block(name)
+            if not isinstance(value, np.ndarray) or value.dtype != np.float32 or value.shape != block.shape:
+                raise errors.ServerError(f"block {name}: expected an array float32 {list(block.shape)}, found "
+                                         f"{_described(value)}")
+            requests[block.server].push.blocks.add(block=name, change=int(change), values=value.tobytes(),
+                                                   learning_rate=learning_rate)
+
+    def _owned(self, ids: Array) -> list[tuple[int, Any]]:
+        """(server, which of the ids are its own), of all servers."""
+        if len(self._channels) == 1:
+            return [(0, _ALL)]
+        order, starts = kernels.partition(kernels.owners_of(ids, len(self._channels)), len(self._channels))
+        return [(number, order[starts[number]:starts[number + 1]]) for number in range(len(self._channels))]
+
+    def _width(self, table: str) -> int:
+        if table not in self._widths:
+            reply = self._channels[0].call("Status", pb.StatusRequest(trainer=self.trainer))
+            self._widths.update({name: specs.read(specs.TableSpec, t.spec, name).width for name, t in reply.tables.items()})
+        if table not in self._widths:
+            raise errors.ServerError(f"there is no table {table!r}{errors.close_to(table, self._widths)}; create it first")
+        return self._widths[table]
+
+    def _block(self, name: str) -> _Block:
+        if name not in self._blocks:
+            raise errors.ServerError(f"there is no block {name!r}{errors.close_to(name, self._blocks)}; create it first")
+        return self._blocks[name]
+
+    def _caller(self, sequence: int = 0, outstanding: int = 0) -> pb.Caller:
+        return pb.Caller(trainer=self.trainer, incarnation=self.incarnation, sequence=sequence, outstanding=outstanding)
+
+    def _everywhere(self, function: Callable[[int], Any]) -> list[Any]:
+        """`function` of every server's number, all at the same time."""
+        if len(self._channels) == 1:
+            return [function(0)]
+        futures = [self._threads.submit(function, number) for number in range(len(self._channels))]
+        return [future.result() for future in futures]
+
+    def _beat(self, channel: Channel, every_s: float) -> None:
+        while not self._closed.wait(every_s):
+            try:
+                channel.call("Heartbeat", pb.HeartbeatRequest(caller=self._caller()))
+            except errors.ServerError as error:
+                if not self._closed.is_set():
+                    logger.warning("heartbeat: %s", error)
+
+
+class _Pull:
+    """What is asked of each server, and how the answers fit together."""
+
+    def __init__(self, client: Client, requests: list[pb.ExchangeRequest], rows: Mapping[str, Array], blocks: Sequence[str]):
+        self._client = client
+        self._rows: list[tuple[str, Array, Array, list[tuple[int, Any]]]] = []
+        self._blocks: list[list[str]] = [[] for _ in requests]
+        self.sizes = [0] * len(requests)
+        for table, asked in rows.items():
+            ids, inverse = kernels.distinct(_checked_ids(table, asked))
+            counts = np.bincount(inverse, minlength=len(ids)).astype(np.uint32) if len(ids) < len(inverse) else None
+            owned = client._owned(ids)
+            self._rows.append((table, ids, inverse, owned))
+            for number, order in owned:
+                part = ids[order]
+                requests[number].pull.rows.add(table=table, ids=part.tobytes(),
+                                               counts=counts[order].tobytes() if counts is not None else b"")
+                self.sizes[number] += 4 * len(part) * client._width(table)
+        for name in blocks:
+            block = client._block(name)
+            self._blocks[block.server].append(name)
+            requests[block.server].pull.blocks.add(block=name, known=block.known)
+            self.sizes[block.server] += 4 * math.prod(block.shape)
+
+    def joined(self, replies: list[pb.PullReply | None]) -> Pulled:
+        """The answers of all servers, as one."""
+        rows = {table: Rows(ids, self._values(i, table, len(ids), owned, replies), inverse)
+                for i, (table, ids, inverse, owned) in enumerate(self._rows)}
+        blocks = {name: self._value(name, reply.blocks[i]) for reply, names in zip(replies, self._blocks, strict=True)
+                  for i, name in enumerate(names)}
+        return Pulled(rows, blocks, min((reply.rounds for reply in replies if reply is not None), default=0))
+
+    def _values(self, i: int, table: str, count: int, owned: list[tuple[int, Any]], replies: list[Any]) -> Array:
+        width = self._client._width(table)
+        if len(owned) == 1:
+            values = wire.numbers(replies[0].rows[i], "<f4", f"table {table}: values", count * width, copy=False)
+            return values.reshape(count, width)
+        values = np.empty((count, width), np.float32)
+        for number, order in owned:
+            part = wire.numbers(replies[number].rows[i], "<f4", f"table {table}: values", len(order) * width, copy=False)
+            values[order] = part.reshape(-1, width)
+        return values
+
+    def _value(self, name: str, reply: pb.BlockValue) -> Array:
+        block = self._client._blocks[name]
+        if reply.value:
+            value = wire.numbers(reply.value, "<f4", f"block {name}", math.prod(block.shape), copy=False).reshape(block.shape)
+            with self._client._lock:
+                if reply.version + 1 > block.known:
+                    block.known, block.value = reply.version + 1, value
+            return value
+        return block.value  # type: ignore[return-value]
+
+
+def _checked_ids(table: str, ids: Any) -> Array:
+    if not isinstance(ids, np.ndarray) or ids.dtype != np.int64 or ids.ndim != 1:
+        raise errors.ServerError(f"table {table}: ids: expected an array int64 [n], found {_described(ids)}")
+    return np.ascontiguousarray(ids)
+
+
+def _described(value: Any) -> str:
+    return f"{value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__

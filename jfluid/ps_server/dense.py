@@ -1,0 +1,109 @@
+"""DenseBlock: a slice of a dense parameter. Readers get the array itself: an update makes a new one."""
+import threading
+from typing import Any, Protocol
+
+import numpy as np
+
+from jfluid import errors
+from jfluid.ps_server import born, specs
+from jfluid.ps_server.optimize import rule_of
+
+Array = np.ndarray[Any, Any]
+_ROW = np.zeros(1, np.int64)
+
+
+class Block(Protocol):
+    """What a server asks of a dense block. `DenseBlock` is one; a server program may bring its own."""
+
+    name: str
+    shape: tuple[int, ...]
+    learning_rate: float
+
+    @property
+    def version(self) -> int: ...
+    def read(self) -> tuple[Array, int]: ...
+    def push(self, gradient: Array, learning_rate: float | None = None) -> int: ...
+    def add(self, difference: Array) -> int: ...
+    def assign(self, value: Array) -> int: ...
+    def state(self) -> dict[str, Any]: ...
+    def restore(self, state: dict[str, Any]) -> None: ...
+
+
+class DenseBlock:
+    """A float32 array of `spec.shape` with its optimizer. Safe for threads.
+
+    Attributes:
+        version: counts the changes of the value, from 0.
+        step: counts the updates by the optimizer, from 0.
+        learning_rate: the rate of pushes that bring none.
+    """
+
+    def __init__(self, spec: specs.BlockSpec):
+        self.spec, self.name, self.shape = spec, spec.name, spec.shape
+        self.rule = rule_of(spec.optimizer)
+        self.learning_rate: float = spec.optimizer.learning_rate
+        self.version = self.step = 0
+        self._lock = threading.Lock()
+        # The values, then the slots of the optimizer: one row of the kernels.
+        self._numbers = np.empty(spec.size * (1 + len(self.rule.slots)), np.float32)
+        born.fill(self._numbers[:spec.size], spec.seed, 0, *born.law(spec.initializer))
+        self._numbers[spec.size:] = np.repeat(self.rule.slots, spec.size)
+
+    def read(self) -> tuple[Array, int]:
+        """(value, version). The array is never changed afterwards, and must not be changed."""
+        with self._lock:
+            value, version = self._numbers[:self.spec.size].reshape(self.shape), self.version
+        value.flags.writeable = False
+        return value, version
+
+    def push(self, gradient: Array, learning_rate: float | None = None) -> int:
+        """One update by a gradient (float32, of the block's shape); returns the version that it makes."""
+        self._check("gradient", gradient)
+        with self._lock:
+            numbers = self._numbers.copy()
+            self.step += 1
+            base = self.learning_rate if learning_rate is None else learning_rate
+            rate = self.rule.rate(base, self.step, sparse=False)
+            self.rule.update(np.array([numbers.ctypes.data]), 0, len(numbers), self.spec.size, _ROW, _ROW,
+                             np.ascontiguousarray(gradient).reshape(1, -1), rate, self.rule.hyper)
+            return self._take(numbers)
+
+    def add(self, difference: Array) -> int:
+        """Add to the value, past the optimizer; returns the version that it makes."""
+        self._check("difference", difference)
+        with self._lock:
+            numbers = self._numbers.copy()
+            numbers[:self.spec.size] += difference.ravel()
+            return self._take(numbers)
+
+    def assign(self, value: Array) -> int:
+        """Set the value; the optimizer's slots stay. Returns the version that it makes."""
+        self._check("value", value)
+        with self._lock:
+            numbers = self._numbers.copy()
+            numbers[:self.spec.size] = value.ravel()
+            return self._take(numbers)
+
+    def state(self) -> dict[str, Any]:
+        """Everything that a snapshot needs: numbers, version, step, learning_rate."""
+        with self._lock:
+            return {"numbers": self._numbers, "version": self.version, "step": self.step, "learning_rate": self.learning_rate}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over a `state`. Raises ServerError when it is that of a block with other numbers."""
+        if state["numbers"].shape != self._numbers.shape or state["numbers"].dtype != np.float32:
+            raise errors.ServerError(f"block {self.name}: expected {self._numbers.size} numbers float32, found "
+                                     f"{state['numbers'].dtype} {list(state['numbers'].shape)}")
+        with self._lock:
+            self._numbers = state["numbers"]
+            self.version, self.step, self.learning_rate = state["version"], state["step"], state["learning_rate"]
+
+    def _take(self, numbers: Array) -> int:
+        self._numbers = numbers
+        self.version += 1
+        return self.version
+
+    def _check(self, what: str, array: Array) -> None:
+        if not isinstance(array, np.ndarray) or array.dtype != np.float32 or array.shape != self.shape:
+            found = f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
+            raise errors.ServerError(f"block {self.name}: {what}: expected float32 {list(self.shape)}, found {found}")

@@ -1,0 +1,308 @@
+"""Compiled loops over a shard: its index, its pages, and how ids are spread.
+
+A shard keeps a row in two places, both in pages of 2**page_bits rows that never move: a head of 16 bytes (id, times shown,
+step of the last touch) and a body of `stride` float32 (the values, then the optimizer's slots). Kernels get the addresses of
+the pages, so that a table grows without copying a row.
+
+The index is open addressing with 32-bit entries: 0 for empty, else row + 1 in the low `row_bits` and bits of the id's hash
+above them, which spare most of the looks at a wrong row's head. Ids stand in the heads only.
+"""
+import numpy as np
+from llvmlite import ir
+from numba import carray, njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+kernel = njit(cache=True, nogil=True, error_model="numpy")
+
+HEAD = np.dtype([("id", "<i8"), ("shows", "<u4"), ("step", "<u4")])
+_SHOWS_MASK = np.int64(0xFFFFFFFF)
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+# How many ids ahead of the one in hand memory is asked for.
+_AHEAD = 8
+_OWNERS = np.uint64(0xD1B54A32D192ED03)
+
+
+@intrinsic
+def _int64_at(typing_context, address):
+    """The pointer to the int64 at an address."""
+    def generate(context, builder, signature, arguments):
+        return builder.inttoptr(arguments[0], cgutils.intp_t.as_pointer())
+    return types.CPointer(types.int64)(types.int64), generate
+
+
+@intrinsic
+def _float32_at(typing_context, address):
+    """The pointer to the float32 at an address."""
+    def generate(context, builder, signature, arguments):
+        return builder.inttoptr(arguments[0], context.get_value_type(types.float32).as_pointer())
+    return types.CPointer(types.float32)(types.int64), generate
+
+
+@intrinsic
+def _prefetch(typing_context, address):
+    """Ask the processor to fetch the cache line at an address, which need not be valid."""
+    def generate(context, builder, signature, arguments):
+        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        function = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(ir.VoidType(), [byte, number, number, number]), "llvm.prefetch.p0i8")
+        builder.call(function, [builder.inttoptr(arguments[0], byte), number(0), number(3), number(1)])
+        return context.get_dummy_value()
+    return types.void(types.int64), generate
+
+
+@kernel
+def head_of(heads, page_bits, row):
+    """[id, shows | step << 32] of a row, as a view."""
+    at = heads[row >> page_bits] + ((row & ((1 << page_bits) - 1)) << 4)
+    return carray(_int64_at(at), 2)
+
+
+@kernel
+def body_of(bodies, page_bits, stride, row):
+    """[stride] float32: the values and slots of a row, as a view."""
+    at = bodies[row >> page_bits] + (row & ((1 << page_bits) - 1)) * stride * 4
+    return carray(_float32_at(at), stride)
+
+
+@kernel
+def prefetch_body(bodies, page_bits, stride, row, width):
+    """Prefetch the first `width` numbers of a row's body."""
+    at = bodies[row >> page_bits] + (row & ((1 << page_bits) - 1)) * stride * 4
+    for line in range(0, 4 * width, 64):
+        _prefetch(at + line)
+
+
+# ---- hashing -----------------------------------------------------------------------------------------------------
+
+@kernel
+def mix(z):
+    """A bijection of 64 bits whose every output bit depends on all input bits (the finalizer of SplitMix64)."""
+    z = (z ^ (z >> np.uint64(30))) * _FIRST
+    z = (z ^ (z >> np.uint64(27))) * _SECOND
+    return z ^ (z >> np.uint64(31))
+
+
+@kernel
+def _hash(id_):
+    return mix(np.uint64(id_) + _GOLDEN)
+
+
+@kernel
+def _home(hash_, shard_bits, capacity):
+    """Where the search for an id begins: the 32 bits below the shard's, scaled to the capacity."""
+    return np.int64((((hash_ << np.uint64(shard_bits)) >> np.uint64(32)) * np.uint64(capacity)) >> np.uint64(32))
+
+
+@kernel
+def _tag(hash_, row_bits):
+    return np.uint32(hash_ << np.uint64(row_bits))
+
+
+@kernel
+def shards_of(ids, shard_bits):
+    """int32 [n]: the shard of each id, by the top bits of its hash."""
+    out = np.empty(len(ids), np.int32)
+    for i in range(len(ids)):
+        out[i] = (_hash(ids[i]) >> np.uint64(1)) >> np.uint64(63 - shard_bits)
+    return out
+
+
+@kernel
+def owners_of(ids, servers):
+    """int32 [n]: the server of each id, by a hash that has nothing to do with that of the shards."""
+    out = np.empty(len(ids), np.int32)
+    for i in range(len(ids)):
+        out[i] = ((mix(np.uint64(ids[i]) ^ _OWNERS) >> np.uint64(32)) * np.uint64(servers)) >> np.uint64(32)
+    return out
+
+
+@kernel
+def partition(groups, count):
+    """(order, starts): the positions of group g, ascending, are order[starts[g]:starts[g + 1]]."""
+    starts = np.zeros(count + 1, np.int64)
+    for g in groups:
+        starts[g + 1] += 1
+    for g in range(count):
+        starts[g + 1] += starts[g]
+    at = starts[:-1].copy()
+    order = np.empty(len(groups), np.int64)
+    for i in range(len(groups)):
+        order[at[groups[i]]] = i
+        at[groups[i]] += 1
+    return order, starts
+
+
+@kernel
+def distinct(ids):
+    """(ids, inverse): each id once, in the order of first appearance, and where every id of the input went."""
+    capacity = 16
+    while capacity < 2 * len(ids):
+        capacity *= 2
+    seen = np.zeros(capacity, np.int32)
+    out = np.empty(len(ids), np.int64)
+    inverse = np.empty(len(ids), np.int32)
+    count = 0
+    for i in range(len(ids)):
+        at = np.int64(_hash(ids[i]) & np.uint64(capacity - 1))
+        while seen[at] != 0 and out[seen[at] - 1] != ids[i]:
+            at = (at + 1) & (capacity - 1)
+        if seen[at] == 0:
+            out[count] = ids[i]
+            count += 1
+            seen[at] = count
+        inverse[i] = seen[at] - 1
+    return out[:count].copy(), inverse
+
+
+@kernel
+def summed(values, inverse, count):
+    """float32 [count, width]: the rows of `values` [n, width] added up by `inverse`."""
+    out = np.zeros((count, values.shape[1]), np.float32)
+    for i in range(len(inverse)):
+        for j in range(values.shape[1]):
+            out[inverse[i], j] += values[i, j]
+    return out
+
+
+# ---- index -------------------------------------------------------------------------------------------------------
+
+@kernel
+def _prefetch_head(index, row_bits, shard_bits, heads, page_bits, id_):
+    """Prefetch the head of the first row that looks like that of an id."""
+    row_mask = np.uint32((1 << row_bits) - 1)
+    hash_ = _hash(id_)
+    tag = _tag(hash_, row_bits)
+    at = _home(hash_, shard_bits, len(index))
+    while at < len(index) and index[at] != 0:
+        if index[at] & ~row_mask == tag:
+            row = np.int64(index[at] & row_mask) - 1
+            _prefetch(heads[row >> page_bits] + ((row & ((1 << page_bits) - 1)) << 4))
+            return
+        at += 1
+
+
+@kernel
+def locate(index, row_bits, shard_bits, heads, page_bits, count, limit, ids, order, begin, rows):
+    """Put the row of ids[order[i]] into rows[i] for i >= begin; unknown ids get rows from `count` on.
+
+    Returns (end, count): it stops before i = end when there are `limit` rows. With limit -1 unknown ids get row -1.
+    """
+    capacity = len(index)
+    row_mask = np.uint32((1 << row_bits) - 1)
+    start = index.ctypes.data
+    for i in range(begin, len(order)):
+        if i + 2 * _AHEAD < len(order):
+            _prefetch(start + 4 * _home(_hash(ids[order[i + 2 * _AHEAD]]), shard_bits, capacity))
+        if i + _AHEAD < len(order):
+            _prefetch_head(index, row_bits, shard_bits, heads, page_bits, ids[order[i + _AHEAD]])
+        id_ = ids[order[i]]
+        hash_ = _hash(id_)
+        tag = _tag(hash_, row_bits)
+        at = _home(hash_, shard_bits, capacity)
+        row = np.int64(-1)
+        while index[at] != 0:
+            if index[at] & ~row_mask == tag:
+                row = np.int64(index[at] & row_mask) - 1
+                if head_of(heads, page_bits, row)[0] == id_:
+                    break
+                row = np.int64(-1)
+            at += 1
+            if at == capacity:
+                at = 0
+        if row < 0 and limit >= 0:
+            if count == limit:
+                return i, count
+            row = np.int64(count)
+            count += 1
+            index[at] = tag | np.uint32(count)
+            head = head_of(heads, page_bits, row)
+            head[0] = id_
+            head[1] = 0
+        rows[i] = row
+    return len(order), count
+
+
+@kernel
+def rebuild(index, row_bits, shard_bits, heads, page_bits, count):
+    """Fill an empty index with the rows 0 ... count - 1."""
+    capacity = len(index)
+    for row in range(count):
+        hash_ = _hash(head_of(heads, page_bits, row)[0])
+        at = _home(hash_, shard_bits, capacity)
+        while index[at] != 0:
+            at += 1
+            if at == capacity:
+                at = 0
+        index[at] = _tag(hash_, row_bits) | np.uint32(row + 1)
+
+
+# ---- rows --------------------------------------------------------------------------------------------------------
+
+@kernel
+def touch(heads, page_bits, rows, order, counts, step):
+    """Add counts[order[i]] (without counts, nothing) to the shows of row i, and move its step up to `step`."""
+    for i in range(len(rows)):
+        if rows[i] < 0:
+            continue
+        head = head_of(heads, page_bits, rows[i])
+        shows, last = head[1] & _SHOWS_MASK, (head[1] >> 32) & _SHOWS_MASK
+        if len(counts) > 0:
+            shows = min(shows + np.int64(counts[order[i]]), _SHOWS_MASK)
+        head[1] = shows | (max(last, np.int64(step)) << 32)
+
+
+@kernel
+def gather(bodies, page_bits, stride, width, rows, order, out):
+    """out[order[i]] = the values of row i; rows of -1 are left out."""
+    for i in range(len(rows)):
+        if i + _AHEAD < len(rows) and rows[i + _AHEAD] >= 0:
+            prefetch_body(bodies, page_bits, stride, rows[i + _AHEAD], width)
+        if rows[i] >= 0:
+            body = body_of(bodies, page_bits, stride, rows[i])
+            target = order[i]
+            for j in range(width):
+                out[target, j] = body[j]
+
+
+@kernel
+def change_values(bodies, page_bits, stride, width, rows, order, values, replace):
+    """Add values[order[i]] to the values of row i, or put it in their place; rows of -1 are left out."""
+    for i in range(len(rows)):
+        if rows[i] >= 0:
+            body = body_of(bodies, page_bits, stride, rows[i])
+            source = order[i]
+            for j in range(width):
+                body[j] = values[source, j] if replace else body[j] + values[source, j]
+
+
+@kernel
+def read_rows(heads, bodies, page_bits, stride, rows, out_heads, out_bodies):
+    """Copy whole rows out: heads as int64 [n, 2], bodies as float32 [n, stride]."""
+    for i in range(len(rows)):
+        out_heads[i, :] = head_of(heads, page_bits, rows[i])
+        out_bodies[i, :] = body_of(bodies, page_bits, stride, rows[i])
+
+
+@kernel
+def write_rows(heads, bodies, page_bits, stride, rows, in_heads, in_bodies):
+    """Copy whole rows in; what read_rows copied out."""
+    for i in range(len(rows)):
+        head_of(heads, page_bits, rows[i])[:] = in_heads[i]
+        body_of(bodies, page_bits, stride, rows[i])[:] = in_bodies[i]
+
+
+@kernel
+def expire(heads, bodies, page_bits, stride, count, oldest):
+    """Move the rows whose step is at least `oldest` together at the front; returns how many there are."""
+    kept = 0
+    for row in range(count):
+        head = head_of(heads, page_bits, row)
+        if (head[1] >> 32) & _SHOWS_MASK < oldest:
+            continue
+        if kept < row:
+            head_of(heads, page_bits, kept)[:] = head
+            body_of(bodies, page_bits, stride, kept)[:] = body_of(bodies, page_bits, stride, row)
+        kept += 1
+    return kept

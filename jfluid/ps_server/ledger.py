@@ -1,0 +1,179 @@
+"""Exactly once: which mutations of which trainer were applied."""
+import contextlib
+import logging
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from jfluid import errors
+from jfluid.ps_server.refusals import StateError, TooLargeError
+
+# How far a sequence may run ahead of the first that the trainer has no answer for.
+WINDOW = 1 << 16
+MOST_TRAINERS = 1 << 16
+logger = logging.getLogger(__name__)
+
+
+class Call(NamedTuple):
+    """Whose mutation it is, and which.
+
+    Attributes:
+        trainer: its number.
+        incarnation: higher for each life of the trainer.
+        sequence: from 1 in each incarnation; a call that is sent again keeps it.
+        outstanding: the lowest sequence that the trainer has no answer for; all before it were acknowledged.
+    """
+
+    trainer: int
+    incarnation: int
+    sequence: int
+    outstanding: int
+
+
+@dataclass
+class _Trainer:
+    incarnation: int
+    through: int = 0  # all sequences up to here were applied
+    beyond: set[int] = field(default_factory=set)  # and these
+    running: set[int] = field(default_factory=set)
+
+    def applied(self, sequence: int) -> bool:
+        return sequence <= self.through or sequence in self.beyond
+
+    def record(self, sequence: int) -> None:
+        self.beyond.add(sequence)
+        while self.through + 1 in self.beyond:
+            self.through += 1
+            self.beyond.remove(self.through)
+
+    def forget(self, outstanding: int) -> int:
+        """Move `through` up to before `outstanding`; returns how many sequences of those were never applied here."""
+        if outstanding - 1 <= self.through:
+            return 0
+        known = {s for s in self.beyond if s < outstanding}
+        lost = outstanding - 1 - self.through - len(known)
+        self.beyond -= known
+        self.through = outstanding - 1
+        return lost
+
+
+class Ledger:
+    """The applied (trainer, incarnation, sequence).
+
+    Sequences may come in any order. A trainer that starts again takes a higher incarnation, and nothing of its earlier life
+    is applied from then on. Calls that were acknowledged and are not known here were lost when a server was restored from a
+    snapshot: they are counted.
+
+    Args:
+        count_lost: whether that is worth telling.
+
+    Attributes:
+        lost: acknowledged calls that this server does not have.
+    """
+
+    def __init__(self, count_lost: bool = True) -> None:
+        self.lost = 0
+        self._count_lost = count_lost
+        self._trainers: dict[int, _Trainer] = {}
+        self._changed = threading.Condition()
+
+    def begin(self, call: Call) -> bool:
+        """Whether the mutation is to be applied; then `commit` or `abort` must follow.
+
+        A duplicate of one that is being applied waits for its end. Raises StateError for an earlier incarnation, and
+        ServerError for sequences that cannot be.
+        """
+        with self._changed:
+            while call.sequence in (entry := self._entry(call)).running:
+                self._changed.wait()
+            if entry.applied(call.sequence):
+                return False
+            entry.running.add(call.sequence)
+            return True
+
+    def commit(self, calls: Iterable[Call]) -> None:
+        """These were applied."""
+        with self._changed:
+            for call in calls:
+                entry = self._end(call)
+                if entry:
+                    entry.record(call.sequence)
+            self._changed.notify_all()
+
+    def abort(self, call: Call) -> None:
+        """This was not applied, and may be sent again."""
+        with self._changed:
+            self._end(call)
+            self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def once(self, call: Call) -> Iterator[bool]:
+        """Yields whether the mutation is to be applied, and commits it, or aborts it when the block raises."""
+        if not self.begin(call):
+            yield False
+            return
+        try:
+            yield True
+        except BaseException:
+            self.abort(call)
+            raise
+        self.commit([call])
+
+    def _entry(self, call: Call) -> _Trainer:
+        entry = self._trainers.get(call.trainer)
+        if entry is None and len(self._trainers) >= MOST_TRAINERS:
+            raise TooLargeError(f"trainer {call.trainer}: the server knows {MOST_TRAINERS} trainers and takes no more")
+        if entry is not None and call.incarnation < entry.incarnation:
+            raise StateError(f"trainer {call.trainer}: incarnation {call.incarnation} has ended; incarnation "
+                             f"{entry.incarnation} is at work")
+        if not 1 <= call.outstanding <= call.sequence < call.outstanding + WINDOW:
+            raise errors.ServerError(f"trainer {call.trainer}: expected 1 <= outstanding <= sequence < outstanding + "
+                                     f"{WINDOW}, found outstanding {call.outstanding} and sequence {call.sequence}")
+        if entry is None or call.incarnation > entry.incarnation:
+            entry = self._trainers[call.trainer] = _Trainer(call.incarnation)
+        lost = entry.forget(call.outstanding)
+        if lost and self._count_lost:
+            self.lost += lost
+            logger.warning("trainer %d: %d calls that had been acknowledged are not part of what this server was restored "
+                           "from; they are lost", call.trainer, lost)
+        return entry
+
+    def _end(self, call: Call) -> _Trainer | None:
+        """The entry of a call that ran; None when a new incarnation has taken its place."""
+        entry = self._trainers[call.trainer]
+        if entry.incarnation != call.incarnation:
+            return None
+        entry.running.discard(call.sequence)
+        return entry
+
+    def through(self, trainer: int) -> tuple[int, int]:
+        """(incarnation, the sequence up to which all were applied) of a trainer; (0, 0) for an unknown one."""
+        with self._changed:
+            entry = self._trainers.get(trainer)
+            return (entry.incarnation, entry.through) if entry else (0, 0)
+
+    def trainers(self) -> list[int]:
+        """The numbers of all trainers that ever sent a mutation."""
+        with self._changed:
+            return sorted(self._trainers)
+
+    def state(self) -> dict[str, Any]:
+        """What a snapshot needs, as JSON knows it."""
+        with self._changed:
+            return {str(number): {"incarnation": t.incarnation, "through": t.through, "beyond": sorted(t.beyond)}
+                    for number, t in self._trainers.items()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over a `state`."""
+        with self._changed:
+            self._trainers = {int(number): _Trainer(t["incarnation"], t["through"], set(t["beyond"]))
+                              for number, t in state.items()}
+
+    def restore_ended(self, states: list[dict[str, Any]]) -> None:
+        """Take over the states of other servers, whose sequences mean nothing here: all their incarnations have ended."""
+        with self._changed:
+            self._trainers = {}
+            for number in {n for state in states for n in state}:
+                last = max(state[number]["incarnation"] for state in states if number in state)
+                self._trainers[int(number)] = _Trainer(last + 1)

@@ -1,0 +1,233 @@
+"""Where trainers meet: who is there, barriers, and rounds of synchronous training."""
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from jfluid import errors
+from jfluid.ps_server.ledger import Call
+from jfluid.ps_server.refusals import JobFailedError, StateError
+from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate, Store
+from jfluid.ps_server.table import merge
+
+# How long a waiting call sleeps before it looks whether its caller is still there.
+_LOOK_S = 0.5
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Deposit:
+    call: Call
+    rows: list[RowsUpdate]
+    blocks: list[BlockUpdate]
+
+
+@dataclass
+class _Trainer:
+    heard_s: float
+    incarnation: int
+    state: Literal["at work", "silent", "left"] = "at work"
+
+
+@dataclass
+class _Barrier:
+    passed: int = 0
+    waiting: dict[int, int] = field(default_factory=dict)  # trainer -> the number that it waits for
+
+
+class Meeting:
+    """Barriers and rounds of `trainers` trainers, numbered from 0. Safe for threads.
+
+    A barrier, and a round, waits for every trainer but those that have left (and, with "leave out", those that fell silent).
+    A trainer that was never heard is waited for: it may be starting.
+
+    Args:
+        silence_s: a trainer not heard for longer than this is silent.
+        on_silence: "fail" fails the job: all that wait, and all that come, are refused with the name of the trainer;
+            "leave out" goes on without it until it is heard again.
+    """
+
+    def __init__(self, store: Store, trainers: int, silence_s: float = 60.0,
+                 on_silence: Literal["fail", "leave out"] = "fail", clock: Callable[[], float] = time.monotonic):
+        self.store, self.trainers, self.silence_s, self.on_silence = store, trainers, silence_s, on_silence
+        self.failed = ""
+        self._clock = clock
+        self._known: dict[int, _Trainer] = {}
+        self._barriers: dict[str, _Barrier] = {}
+        self._deposits: dict[int, _Deposit] = {}
+        self._changed = threading.Condition()
+
+    # ---- who is there ----
+
+    def heard(self, trainer: int, incarnation: int) -> None:
+        """A call of this trainer arrived. Raises ServerError for a number that no trainer has, StateError for an ended
+        incarnation, JobFailedError when the job has failed."""
+        if not 0 <= trainer < self.trainers:
+            raise errors.ServerError(f"trainer {trainer}: this job has {self.trainers} trainers, numbered from 0")
+        with self._changed:
+            self._check()
+            known = self._known.get(trainer)
+            if known is None or incarnation > known.incarnation:
+                self._known[trainer] = _Trainer(self._clock(), incarnation)
+                self._changed.notify_all()
+            elif incarnation < known.incarnation:
+                raise StateError(f"trainer {trainer}: incarnation {incarnation} has ended; incarnation {known.incarnation} is "
+                                 "at work")
+            else:
+                known.heard_s = self._clock()
+                if known.state == "silent":
+                    logger.warning("trainer %d is heard again", trainer)
+                    known.state = "at work"
+
+    def leave(self, trainer: int) -> None:
+        """This trainer will not come again (in this incarnation)."""
+        with self._changed:
+            if trainer in self._known:
+                self._known[trainer].state = "left"
+            self._meet()
+
+    def at_work(self) -> list[int]:
+        """The trainers that were heard and have not left or fallen silent."""
+        with self._changed:
+            return sorted(t for t, known in self._known.items() if known.state == "at work")
+
+    @property
+    def over(self) -> bool:
+        """Whether all trainers have been there and have left."""
+        with self._changed:
+            return len(self._known) == self.trainers and all(known.state == "left" for known in self._known.values())
+
+    def look_for_silence(self) -> None:
+        """Find trainers that have been silent for too long. To be called every now and then."""
+        with self._changed:
+            for number, known in self._known.items():
+                silent_s = self._clock() - known.heard_s
+                if known.state != "at work" or silent_s <= self.silence_s:
+                    continue
+                known.state = "silent"
+                logger.warning("trainer %d has been silent for %.0f s", number, silent_s)
+                if self.on_silence == "fail":
+                    self._fail(f"trainer {number} has been silent for {silent_s:.0f} s (limit {self.silence_s:g} s)")
+            self._meet()
+
+    def _fail(self, why: str) -> None:
+        self.failed = self.failed or why
+        for deposit in self._deposits.values():
+            self.store.ledger.abort(deposit.call)
+        self._deposits = {}
+        self._changed.notify_all()
+
+    def _check(self) -> None:
+        if self.failed:
+            raise JobFailedError(f"the job has failed: {self.failed}")
+
+    def _awaited(self) -> set[int]:
+        return {t for t in range(self.trainers) if t not in self._known or self._known[t].state == "at work"}
+
+    def _meet(self) -> None:
+        """Let those go on for whom nobody is missing any more."""
+        if self.failed:
+            return
+        awaited = self._awaited()
+        for barrier in self._barriers.values():
+            if barrier.waiting and awaited <= barrier.waiting.keys():
+                barrier.passed = max(barrier.passed, min(barrier.waiting.values()))
+                barrier.waiting = {t: n for t, n in barrier.waiting.items() if n > barrier.passed}
+        if self._deposits and awaited <= self._deposits.keys():
+            self._apply_round()
+        self._changed.notify_all()
+
+    def _wait(self, done: Callable[[], bool], alive: Callable[[], bool]) -> None:
+        """Wait for `done`, as long as the caller is there. Raises JobFailedError when the job fails meanwhile."""
+        while not done():
+            self._check()
+            self._changed.wait(_LOOK_S)
+            if not alive():
+                raise StateError("the caller has gone")
+
+    # ---- barriers ----
+
+    def barrier(self, trainer: int, name: str, number: int, alive: Callable[[], bool] = lambda: True) -> None:
+        """Wait until all trainers have come to passage `number` (from 1) of the barrier. Coming again is harmless."""
+        if number < 1 or not name or len(name) > 256:
+            raise errors.ServerError(f"barrier: expected a name and a number from 1, found {name[:256]!r} and {number}")
+        with self._changed:
+            if name not in self._barriers and len(self._barriers) >= 4096:
+                raise errors.ServerError("barrier: this job has 4096 barriers and makes no more")
+            barrier = self._barriers.setdefault(name, _Barrier())
+            if number > barrier.passed:
+                barrier.waiting[trainer] = number
+                self._meet()
+            self._wait(lambda: barrier.passed >= number, alive)
+
+    # ---- rounds ----
+
+    def deposit(self, call: Call, number: int, rows: list[RowsUpdate], blocks: list[BlockUpdate],
+                alive: Callable[[], bool] = lambda: True) -> bool:
+        """Give this trainer's gradients to round `number`, and wait until it was applied; False for a duplicate.
+
+        The gradients of all trainers are added up in the order of their numbers and divided by how many they are. A trainer
+        that starts again takes the place of its earlier incarnation. Raises StateError for a round that is not the next.
+        """
+        if any(update.change != Change.GRADIENT for update in [*rows, *blocks]):
+            raise errors.ServerError("a round takes gradients only; send other changes with round 0")
+        if not self.store.ledger.begin(call):
+            self.wait_for_round(number, alive)
+            return False
+        with self._changed:
+            earlier = self._deposits.get(call.trainer)
+            if number != self.store.rounds + 1 or (earlier and earlier.call.incarnation >= call.incarnation):
+                self.store.ledger.abort(call)
+                raise StateError(f"trainer {call.trainer}: gradients of round {number}: round {self.store.rounds + 1} comes "
+                                 "next" + ", and has this trainer's already" * bool(earlier))
+            if earlier:
+                self.store.ledger.abort(earlier.call)
+            self._deposits[call.trainer] = _Deposit(call, rows, blocks)
+            self._meet()
+        # When the caller goes, its deposit stays: the next attempt finds it under way, or applied.
+        self.wait_for_round(number, alive)
+        return True
+
+    def wait_for_round(self, number: int, alive: Callable[[], bool] = lambda: True) -> None:
+        """Wait until round `number` was applied."""
+        with self._changed:
+            self._wait(lambda: self.store.rounds >= number, alive)
+
+    def _apply_round(self) -> None:
+        deposits = [self._deposits[t] for t in sorted(self._deposits)]
+        self._deposits = {}
+        try:
+            with self.store.changing():
+                self.store.apply(*averaged(deposits))
+                self.store.rounds += 1
+                self.store.ledger.commit(deposit.call for deposit in deposits)
+        except Exception as error:
+            logger.exception("round %d could not be applied", self.store.rounds + 1)
+            self._fail(f"round {self.store.rounds + 1} could not be applied: {error}")
+
+
+def averaged(deposits: "list[Any]") -> tuple[list[RowsUpdate], list[BlockUpdate]]:
+    """The updates of several trainers as one: sums in their order, divided by how many trainers they are."""
+    share = np.float32(1 / len(deposits))
+    rows: dict[str, list[RowsUpdate]] = {}
+    blocks: dict[str, list[BlockUpdate]] = {}
+    for deposit in deposits:
+        for update in deposit.rows:
+            rows.setdefault(update.table, []).append(update)
+        for change in deposit.blocks:
+            blocks.setdefault(change.block, []).append(change)
+    joined_rows = []
+    for table, updates in rows.items():
+        ids, values = merge(np.concatenate([u.ids for u in updates]), np.concatenate([u.values for u in updates]))
+        joined_rows.append(RowsUpdate(table, Change.GRADIENT, ids, values * share, updates[0].learning_rate))
+    joined_blocks = []
+    for block, changes in blocks.items():
+        total = changes[0].value.copy()
+        for change in changes[1:]:
+            total += change.value
+        joined_blocks.append(BlockUpdate(block, Change.GRADIENT, total * share, changes[0].learning_rate))
+    return joined_rows, joined_blocks

@@ -1,0 +1,152 @@
+"""A server: settings, the token, the port, the watch over silent trainers."""
+import hmac
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import grpc
+from pydantic import Field
+
+from jfluid import errors
+from jfluid.ps_server import specs, wire
+from jfluid.ps_server.meeting import Meeting
+from jfluid.ps_server.service import Service
+from jfluid.ps_server.store import Store
+
+logger = logging.getLogger(__name__)
+Port = Annotated[int, Field(ge=0, le=65535)]
+
+
+class Settings(specs.Spec):
+    """How a server runs.
+
+    Attributes:
+        token: every call must bring it; at least 16 characters.
+        host, port: where it listens; port 0 takes a free one.
+        server, servers: this is server number `server` (from 0) of `servers`.
+        trainers: how many there are in the job.
+        silence_s: a trainer not heard for longer than this many seconds is silent.
+        on_silence: then the job fails, or goes on without it.
+        end_with_trainers: whether `Server.wait` returns when all trainers have left.
+        metrics_port: answers Prometheus on http://host:metrics_port/metrics; None for no such port.
+        tls_certificate, tls_key: PEM files; both or none. With them only TLS connections are taken.
+        tls_clients: a PEM file of authorities; clients must show a certificate of one of them.
+    """
+
+    token: Annotated[str, Field(min_length=16, max_length=1024, pattern=r"^[\x21-\x7e]+$", repr=False)]
+    host: str = "127.0.0.1"
+    port: Port = 0
+    server: Annotated[int, Field(ge=0)] = 0
+    servers: Annotated[int, Field(ge=1, le=99_999)] = 1
+    trainers: Annotated[int, Field(ge=1, le=65536)] = 1
+    silence_s: Annotated[float, Field(gt=0)] = 60.0
+    on_silence: Literal["fail", "leave out"] = "fail"
+    end_with_trainers: bool = False
+    metrics_port: Port | None = None
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+    tls_clients: Path | None = None
+
+
+class _Guard(grpc.ServerInterceptor):
+    """Refuses calls without the token, before a byte of their messages is read."""
+
+    def __init__(self, token: str):
+        self._token = token.encode()
+
+        def refuse(request: Any, context: grpc.ServicerContext) -> None:
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, f"the call does not bring the job's token ({wire.TOKEN})")
+        self._unary = grpc.unary_unary_rpc_method_handler(refuse)
+        self._stream = grpc.stream_stream_rpc_method_handler(refuse)
+
+    def intercept_service(self, continuation: Callable[..., Any], details: grpc.HandlerCallDetails) -> Any:
+        for key, value in details.invocation_metadata:
+            if key == wire.TOKEN and hmac.compare_digest(value.encode() if isinstance(value, str) else value, self._token):
+                return continuation(details)
+        return self._stream if details.method.endswith("/Stream") else self._unary
+
+
+class Server:
+    """A running parameter server; `store` holds its tables and blocks.
+
+    Args:
+        store: None for an empty one. Another kind of store may bring blocks and updates of its own.
+
+    Attributes:
+        port: where it listens.
+        metrics_port: where it answers Prometheus, or None.
+    """
+
+    def __init__(self, settings: Settings, store: Store | None = None):
+        if settings.server >= settings.servers:
+            raise errors.ServerError(f"server: expected a number below {settings.servers}, found {settings.server}")
+        self.settings, self.store = settings, store if store is not None else Store()
+        self.meeting = Meeting(self.store, settings.trainers, settings.silence_s, settings.on_silence)
+        self.service = Service(self.store, self.meeting, settings.server, settings.servers)
+        # A call that waits for other trainers keeps its thread.
+        threads = ThreadPoolExecutor(16 + 4 * settings.trainers, thread_name_prefix="jfluid-ps")
+        self._grpc = grpc.server(threads, interceptors=[_Guard(settings.token)], options=wire.OPTIONS)
+        self._grpc.add_generic_rpc_handlers((self.service.handlers(),))
+        self.port = self._listen()
+        self._ended = threading.Event()
+        self._watch = threading.Thread(target=self._watch_trainers, name="jfluid-ps-watch", daemon=True)
+        self._metrics_server: Any = None
+        self.metrics_port: int | None = None
+
+    def _listen(self) -> int:
+        settings = self.settings
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        try:
+            if settings.tls_certificate or settings.tls_key or settings.tls_clients:
+                return self._grpc.add_secure_port(f"{host}:{settings.port}", _credentials(settings))
+            return self._grpc.add_insecure_port(f"{host}:{settings.port}")
+        except RuntimeError as error:
+            raise errors.ServerError(f"cannot listen on {host}:{settings.port}; is the port taken? ({error})") from None
+
+    def start(self) -> "Server":
+        """Begin to answer calls."""
+        self._grpc.start()
+        self._watch.start()
+        if self.settings.metrics_port is not None:
+            self._metrics_server = self.service.metrics.serve(self.settings.host, self.settings.metrics_port)
+            self.metrics_port = self._metrics_server.server_port
+        return self
+
+    def _watch_trainers(self) -> None:
+        while not self._ended.wait(min(self.settings.silence_s / 4, 1.0)):
+            self.meeting.look_for_silence()
+            if self.settings.end_with_trainers and self.meeting.over:
+                logger.info("all trainers have left")
+                self._ended.set()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until all trainers have left (with `end_with_trainers`) or `stop` was called; False when the time is up."""
+        return self._ended.wait(timeout_s)
+
+    def stop(self, grace_s: float = 5.0) -> None:
+        """Take no more calls; those under way have `grace_s` seconds."""
+        self._ended.set()
+        self._grpc.stop(grace_s).wait()
+        if self._metrics_server is not None:
+            self._metrics_server.shutdown()
+            self._metrics_server.server_close()
+
+    def __enter__(self) -> "Server":
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop(grace_s=0.5)
+
+
+def _credentials(settings: Settings) -> grpc.ServerCredentials:
+    if not (settings.tls_certificate and settings.tls_key):
+        raise errors.ServerError("TLS: expected both tls_certificate and tls_key")
+    try:
+        pair = settings.tls_key.read_bytes(), settings.tls_certificate.read_bytes()
+        clients = settings.tls_clients.read_bytes() if settings.tls_clients else None
+    except OSError as error:
+        raise errors.ServerError(f"TLS: {error}") from None
+    return grpc.ssl_server_credentials([pair], clients, require_client_auth=clients is not None)

@@ -1,0 +1,248 @@
+"""What a server does with each call."""
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+
+from jfluid import errors
+from jfluid.ps_server import ps_pb2 as pb
+from jfluid.ps_server import snapshot, specs, wire
+from jfluid.ps_server.meeting import Meeting
+from jfluid.ps_server.metrics import Metrics
+from jfluid.ps_server.refusals import JobFailedError, RestartedError, StateError, TooLargeError, UnknownNameError
+from jfluid.ps_server.store import Change, Store
+
+CODES: dict[type[Exception], grpc.StatusCode] = {
+    UnknownNameError: grpc.StatusCode.NOT_FOUND, TooLargeError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    StateError: grpc.StatusCode.FAILED_PRECONDITION, RestartedError: grpc.StatusCode.DATA_LOSS,
+    JobFailedError: grpc.StatusCode.ABORTED,
+    errors.ServerError: grpc.StatusCode.INVALID_ARGUMENT, OSError: grpc.StatusCode.INTERNAL,
+    MemoryError: grpc.StatusCode.RESOURCE_EXHAUSTED, Exception: grpc.StatusCode.INTERNAL}
+Alive = Callable[[], bool]
+logger = logging.getLogger(__name__)
+
+
+def always() -> bool:
+    """A caller that is there."""
+    return True
+
+
+class Service:
+    """The calls, as functions from message to message; `handlers` puts them onto gRPC.
+
+    Args:
+        server, servers: this is server number `server` (from 0) of `servers`.
+    """
+
+    def __init__(self, store: Store, meeting: Meeting, server: int = 0, servers: int = 1, metrics: Metrics | None = None):
+        self.store, self.meeting, self.server, self.servers = store, meeting, server, servers
+        self.metrics = metrics or Metrics(store)
+        self.incarnation = time.time_ns()
+        self.snapshot = ""
+        self._saving = threading.Lock()
+        self._saved: pb.SaveReply | None = None
+        # (trainer, incarnation) -> the sequence up to which the last snapshot has its pushes.
+        self._durable: dict[tuple[int, int], int] = {}
+        # The step of a table when a trainer last pulled from it.
+        self._pulled: weakref.WeakKeyDictionary[Any, dict[int, int]] = weakref.WeakKeyDictionary()
+
+    # ---- tables and blocks ----
+
+    def create(self, request: pb.CreateRequest, alive: Alive = always) -> pb.CreateReply:
+        if (request.server, request.servers) != (self.server, self.servers):
+            raise errors.ServerError(f"this is server {self.server} of {self.servers}, not {request.server} of "
+                                     f"{request.servers}; give all trainers the same list of servers, in the same order")
+        tables = [specs.read(specs.TableSpec, data, "table") for data in request.tables]
+        blocks = [specs.read(specs.BlockSpec, data, "block") for data in request.blocks]
+        for block in blocks:
+            if 4 * block.size > wire.LARGEST_CALL:
+                raise TooLargeError(f"block {block.name}: {4 * block.size} bytes; one block may have {wire.LARGEST_CALL}")
+        for table in tables:
+            self.store.create_table(table)
+        for block in blocks:
+            self.store.create_block(block)
+        return pb.CreateReply()
+
+    def push(self, request: pb.PushRequest, alive: Alive = always) -> pb.PushReply:
+        call = wire.call_of(request.caller)
+        self._heard(request.caller)
+        rows, blocks = wire.updates_of(request, self.store)
+        if request.round:
+            with self.metrics.waiting("round"):
+                applied = self.meeting.deposit(call, request.round, rows, blocks, alive)
+        else:
+            with self.store.once(call) as applied:
+                if applied:
+                    self.store.apply(rows, blocks)
+        if applied:
+            for update in rows:
+                self.metrics.rows.labels(update.table, "pushed").inc(len(update.ids))
+                self._observe_staleness(update.table, call.trainer, update.change)
+        return pb.PushReply(applied=applied, rounds=self.store.rounds, durable=self._durable.get(call[:2], 0),
+                            server_incarnation=self.incarnation)
+
+    def _heard(self, caller: pb.Caller) -> None:
+        self.meeting.heard(caller.trainer, caller.incarnation)
+        if caller.server_incarnation not in (0, self.incarnation):
+            raise RestartedError(f"this server has started again, as incarnation {self.incarnation}")
+
+    def _observe_staleness(self, name: str, trainer: int, change: Change) -> None:
+        table = self.store.tables[name]
+        pulled = self._pulled.get(table, {}).get(trainer)
+        if pulled is not None and change == Change.GRADIENT:
+            self.metrics.staleness.labels(name).observe(max(table.step - 1 - pulled, 0))
+
+    def pull(self, request: pb.PullRequest, alive: Alive = always, limit: int = wire.LARGEST_MESSAGE) -> wire.PullReply:
+        call = wire.call_of(request.caller) if request.HasField("caller") else None
+        if call:
+            self._heard(request.caller)
+        wanted = wire.wanted_rows(request, self.store, limit)
+        if request.round > self.store.rounds:
+            with self.metrics.waiting("round"):
+                self.meeting.wait_for_round(request.round, alive)
+        reply = wire.PullReply(self.store.rounds, self.incarnation)
+        if call and wanted:
+            with self.store.shown.once(call) as first:
+                self._read(wanted, first, reply)
+            for table, _, _ in wanted:
+                self._pulled.setdefault(table, {})[call.trainer] = table.step
+        else:
+            self._read(wanted, False, reply)
+        for message in request.blocks:
+            value, version = self.store.block(message.block).read()
+            known = message.known == version + 1
+            reply.message.blocks.add(version=version, value=b"" if known else value.tobytes())
+        return reply
+
+    def _read(self, wanted: list[tuple[Any, Any, Any]], train: bool, reply: wire.PullReply) -> None:
+        for table, ids, counts in wanted:
+            reply.rows.append(table.look_up(ids, counts, train))
+            self.metrics.rows.labels(table.spec.name, "pulled").inc(len(ids))
+
+    def exchange(self, request: pb.ExchangeRequest, alive: Alive = always,
+                 limit: int = wire.LARGEST_MESSAGE) -> wire.ExchangeReply:
+        self._heard(request.push.caller)
+        wire.wanted_rows(request.pull, self.store, limit)  # refuses before the push is applied
+        push = self.push(request.push, alive)
+        return wire.ExchangeReply(push, self.pull(request.pull, alive, limit))
+
+    def look_up(self, request: pb.LookUpRequest, alive: Alive = always) -> pb.LookUpReply:
+        table = self.store.table(request.table)
+        ids = wire.numbers(request.ids, "<i8", f"table {request.table}: ids")
+        wire.check_size(4 * len(ids) * table.spec.width + wire.OVERHEAD, wire.LARGEST_MESSAGE)
+        self.metrics.rows.labels(request.table, "looked up").inc(len(ids))
+        return pb.LookUpReply(values=table.look_up(ids, train=False).tobytes())
+
+    def shrink(self, request: pb.ShrinkRequest, alive: Alive = always) -> pb.ShrinkReply:
+        call, table = wire.call_of(request.caller), self.store.table(request.table)
+        self.meeting.heard(call.trainer, call.incarnation)
+        if request.age < 1:
+            raise errors.ServerError(f"table {request.table}: age: expected at least 1 step, found 0")
+        with self.store.once(call) as first:
+            return pb.ShrinkReply(rows=table.shrink(min(request.age, table.step + 1)) if first else 0)
+
+    # ---- trainers ----
+
+    def barrier(self, request: pb.BarrierRequest, alive: Alive = always) -> pb.BarrierReply:
+        self.meeting.heard(request.caller.trainer, request.caller.incarnation)
+        with self.metrics.waiting("barrier"):
+            self.meeting.barrier(request.caller.trainer, request.name, request.number, alive)
+        return pb.BarrierReply()
+
+    def heartbeat(self, request: pb.HeartbeatRequest, alive: Alive = always) -> pb.HeartbeatReply:
+        self.meeting.heard(request.caller.trainer, request.caller.incarnation)
+        return pb.HeartbeatReply(server_incarnation=self.incarnation)
+
+    def leave(self, request: pb.LeaveRequest, alive: Alive = always) -> pb.LeaveReply:
+        self.meeting.heard(request.caller.trainer, request.caller.incarnation)
+        self.meeting.leave(request.caller.trainer)
+        return pb.LeaveReply()
+
+    # ---- snapshots ----
+
+    def save(self, request: pb.SaveRequest, alive: Alive = always) -> pb.SaveReply:
+        folder, start = _folder(request.folder), time.monotonic()
+        with self._saving:
+            if self._saved is not None and request.snapshot == self.snapshot:
+                return self._saved
+            with self.store.cut() as cut:
+                manifest = snapshot.write(cut, folder, request.snapshot, self.server, self.servers)
+            files = [file for part in manifest.tables for file in (part.rows_file, part.rates_file)] + \
+                [part.file for part in manifest.blocks]
+            self.snapshot = request.snapshot
+            self._durable = {(int(t), entry["incarnation"]): entry["through"] for t, entry in cut.ledger.items()}
+            self._saved = pb.SaveReply(rows=sum(part.rows for part in manifest.tables), bytes=sum(file.size for file in files),
+                                       seconds=time.monotonic() - start)
+            return self._saved
+
+    def restore(self, request: pb.RestoreRequest, alive: Alive = always) -> pb.RestoreReply:
+        with self._saving:
+            manifest = snapshot.restore(self.store, _folder(request.folder), self.server, self.servers, request.snapshot)
+            self.snapshot, self._saved = manifest.id, None
+        return pb.RestoreReply(snapshot=manifest.id)
+
+    def status(self, request: pb.StatusRequest, alive: Alive = always) -> pb.StatusReply:
+        incarnation, through = self.store.ledger.through(request.trainer)
+        reply = pb.StatusReply(server=self.server, servers=self.servers, server_incarnation=self.incarnation,
+                               rounds=self.store.rounds, lost=self.store.ledger.lost, incarnation=incarnation, through=through,
+                               trainers=self.meeting.at_work(), snapshot=self.snapshot)
+        for name, table in list(self.store.tables.items()):
+            reply.tables[name].CopyFrom(pb.TableStatus(rows=len(table), waiting=table.waiting, bytes=table.nbytes,
+                                                       step=table.step, spec=table.spec.model_dump_json().encode()))
+        for name, block in list(self.store.blocks.items()):
+            reply.blocks[name] = block.version
+        return reply
+
+    # ---- gRPC ----
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """The methods of the service, for `grpc.Server.add_generic_rpc_handlers`."""
+        functions = {"Create": self.create, "Pull": self.pull, "Push": self.push, "Exchange": self.exchange,
+                     "LookUp": self.look_up, "Barrier": self.barrier, "Heartbeat": self.heartbeat, "Shrink": self.shrink,
+                     "Save": self.save, "Restore": self.restore, "Status": self.status, "Leave": self.leave}
+        methods = {n: grpc.unary_unary_rpc_method_handler(self._unary(n, function)) for n, function in functions.items()}
+        methods["Stream"] = grpc.stream_stream_rpc_method_handler(self._stream)
+        return grpc.method_handlers_generic_handler(wire.SERVICE, methods)
+
+    def _unary(self, name: str, function: Callable[..., Any]) -> Callable[[bytes, grpc.ServicerContext], bytes]:
+        kind = wire.METHODS[name][0]
+
+        def answer(data: bytes, context: grpc.ServicerContext) -> bytes:
+            return self._answered(name, context, len(data), lambda: function(wire.parsed(kind, data), context.is_active))
+        return answer
+
+    def _stream(self, chunks: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        def exchange() -> wire.ExchangeReply:
+            request = wire.parsed(pb.ExchangeRequest, wire.joined(chunks))
+            if request.HasField("push"):
+                return self.exchange(request, context.is_active, wire.LARGEST_CALL)
+            return wire.ExchangeReply(None, self.pull(request.pull, context.is_active, wire.LARGEST_CALL))
+        yield from wire.chunked(self._answered("Stream", context, 0, exchange))
+
+    def _answered(self, name: str, context: grpc.ServicerContext, size: int, function: Callable[[], Any]) -> bytes:
+        """The serialized answer; a refusal becomes a status that says why."""
+        start, status = time.perf_counter(), grpc.StatusCode.OK
+        try:
+            data = function().SerializeToString()
+            self.metrics.bytes.labels(name, "in").inc(size)
+            self.metrics.bytes.labels(name, "out").inc(len(data))
+            return data
+        except Exception as error:
+            status = next(code for kind, code in CODES.items() if isinstance(error, kind))
+            if not isinstance(error, errors.ServerError):
+                logger.exception("%s failed", name)
+            context.abort(status, f"{type(error).__name__}: {error}"[:4096])
+        finally:
+            self.metrics.calls.labels(name, status.name).inc()
+            self.metrics.seconds.labels(name).observe(time.perf_counter() - start)
+
+
+def _folder(path: str) -> str:
+    if not path or "\0" in path or not os.path.isabs(path):
+        raise errors.ServerError(f"folder: expected an absolute path on the server's machine, found {path!r}")
+    return path

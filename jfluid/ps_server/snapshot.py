@@ -1,0 +1,356 @@
+"""Snapshots: files of one consistent cut of every server, complete or absent.
+
+A snapshot is a directory. Each server writes files of rows and numbers, and last a manifest that lists them with sizes and
+checksums; the snapshot is complete when the manifests of all servers are there. Names carry the snapshot's id, so that a new
+one never overwrites the last before it is complete:
+
+    ID.00000-of-00002.json      manifest of server 0 of 2
+    ID.00000-of-00002.0.rows    one of its files
+
+A file of rows holds records: id int64, times shown uint32, step of the last touch uint32, values and slots float32; little
+endian. A file of numbers holds arrays end to end, as the manifest lists them.
+"""
+import contextlib
+import logging
+import os
+import re
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO
+
+import numpy as np
+from pydantic import Field
+
+from jfluid import errors
+from jfluid.ps_server import specs
+from jfluid.ps_server.dense import DenseBlock
+from jfluid.ps_server.kernels import HEAD, owners_of
+from jfluid.ps_server.store import Cut, Store
+from jfluid.ps_server.table import SparseTable, TableCut
+
+Array = np.ndarray[Any, Any]
+FORMAT = 1
+ID = r"^[A-Za-z0-9_-]{1,64}$"
+_FILE = re.compile(r"([A-Za-z0-9_-]{1,64})\.(\d{5})-of-(\d{5})\.(json|\d+\.(?:rows|numbers))(\.partial)?")
+_RECORDS = 1 << 16
+_MOST_SERVERS = 99_999
+Natural = Annotated[int, Field(ge=0)]
+logger = logging.getLogger(__name__)
+
+
+class File(specs.Spec):
+    """A file: its name in the directory, its size in bytes, and the CRC-32 of its content."""
+
+    name: str
+    size: Natural
+    crc32: Natural
+
+
+class TablePart(specs.Spec):
+    """A server's part of a table."""
+
+    spec: specs.TableSpec
+    step: Natural
+    learning_rate: float
+    segments: Natural
+    rows: Natural
+    waiting: Natural
+    rows_file: File
+    waiting_file: File | None
+    rates_file: File
+
+
+class BlockPart(specs.Spec):
+    """A dense block: `state` without its numbers, which are in the file."""
+
+    name: str
+    spec: specs.BlockSpec | None
+    state: dict[str, Any]
+    file: File
+
+
+class Manifest(specs.Spec):
+    """What one server wrote."""
+
+    format: int
+    id: Annotated[str, Field(pattern=ID)]
+    server: Natural
+    servers: Annotated[int, Field(ge=1, le=_MOST_SERVERS)]
+    created_ns: Natural
+    tables: list[TablePart]
+    blocks: list[BlockPart]
+    ledger: dict[str, Any]
+    rounds: Natural
+
+
+def _record(stride: int) -> np.dtype[Any]:
+    return np.dtype([("head", HEAD), ("body", "<f4", (stride,))])
+
+
+# ---- writing ---------------------------------------------------------------------------------------------------------
+
+class _Writer:
+    """Files of one server's part. A file is under its name only when all of it is on the disk."""
+
+    def __init__(self, folder: Path, stem: str):
+        self.folder, self.stem, self.names = folder, stem, list[str]()
+
+    @contextlib.contextmanager
+    def file(self, suffix: str) -> "Iterator[_Output]":
+        name = f"{self.stem}.{suffix}"
+        self.names.append(name)
+        with open(self.folder / f"{name}.partial", "wb") as raw:
+            output = _Output(name, raw)
+            yield output
+            raw.flush()
+            os.fsync(raw.fileno())
+        os.replace(self.folder / f"{name}.partial", self.folder / name)
+
+    def next(self, kind: str) -> str:
+        return f"{len(self.names)}.{kind}"
+
+    def discard(self) -> None:
+        for name in self.names:
+            for path in (self.folder / name, self.folder / f"{name}.partial"):
+                path.unlink(missing_ok=True)
+
+
+class _Output:
+    def __init__(self, name: str, raw: BinaryIO):
+        self.name, self.size, self.crc32, self._raw = name, 0, 0, raw
+
+    def write(self, array: Array) -> None:
+        data = memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        self.crc32 = zlib.crc32(data, self.crc32)
+        self.size += len(data)
+        self._raw.write(data)
+
+    @property
+    def done(self) -> File:
+        return File(name=self.name, size=self.size, crc32=self.crc32)
+
+
+def write(cut: Cut, folder: str | Path, snapshot: str, server: int, servers: int) -> Manifest:
+    """Write the part of server number `server` of `servers` of the snapshot with this id.
+
+    When this makes the snapshot complete, files of earlier ones in the folder are removed. Raises OSError when the disk does
+    not take it: then nothing of this part stays behind, and earlier snapshots are as they were.
+    """
+    if not re.match(ID, snapshot):
+        raise errors.ServerError(f"snapshot: expected an id of letters, digits, - and _ (64 at most), found {snapshot!r}")
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    writer = _Writer(folder, f"{snapshot}.{server:05d}-of-{servers:05d}")
+    try:
+        tables = [_write_table(writer, table) for table in cut.tables.values()]
+        blocks = [_write_block(writer, name, state, cut.specs.get(name)) for name, state in cut.blocks.items()]
+        manifest = Manifest(format=FORMAT, id=snapshot, server=server, servers=servers, created_ns=time.time_ns(),
+                            tables=tables, blocks=blocks, ledger=cut.ledger, rounds=cut.rounds)
+        with writer.file("json") as output:
+            output.write(np.frombuffer(manifest.model_dump_json(indent=1).encode(), np.uint8))
+        _sync(folder)
+    except BaseException:
+        writer.discard()
+        raise
+    parts = _manifests(folder).get((snapshot, servers), {})
+    if len(parts) == servers:
+        _remove_others(folder, snapshot, min(path.stat().st_mtime_ns for path in parts.values()))
+    return manifest
+
+
+def _write_table(writer: _Writer, cut: TableCut) -> TablePart:
+    rows_file, rows = _write_rows(writer, cut, waiting=False)
+    waiting_file, waiting = _write_rows(writer, cut, waiting=True) if cut.spec.entry else (None, 0)
+    with writer.file(writer.next("numbers")) as output:
+        output.write(cut.steps.astype("<i8"))
+        output.write(cut.rates.astype("<f4"))
+    return TablePart(spec=cut.spec, step=cut.step, learning_rate=cut.learning_rate, segments=len(cut.steps), rows=rows,
+                     waiting=waiting, rows_file=rows_file, waiting_file=waiting_file, rates_file=output.done)
+
+
+def _write_rows(writer: _Writer, cut: TableCut, waiting: bool) -> tuple[File, int]:
+    count = 0
+    with writer.file(writer.next("rows")) as output:
+        for heads, bodies in cut.blocks(waiting):
+            records = np.empty(len(heads), _record(bodies.shape[1]))
+            records["head"], records["body"] = heads, bodies
+            output.write(records)
+            count += len(heads)
+    return output.done, count
+
+
+def _write_block(writer: _Writer, name: str, state: dict[str, Any], spec: specs.BlockSpec | None) -> BlockPart:
+    state = dict(state)
+    with writer.file(writer.next("numbers")) as output:
+        output.write(state.pop("numbers").astype("<f4"))
+    return BlockPart(name=name, spec=spec, state=state, file=output.done)
+
+
+def _sync(folder: Path) -> None:
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def _remove_others(folder: Path, snapshot: str, before_ns: int) -> None:
+    """Remove the files of other snapshots that are older than the first part of this one, which is complete.
+
+    Each server writes one snapshot after the other, so what a later snapshot has already written is younger.
+    """
+    for path in folder.iterdir():
+        name = _FILE.fullmatch(path.name)
+        if name and name[1] != snapshot and path.stat().st_mtime_ns < before_ns:
+            path.unlink(missing_ok=True)
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+def _manifests(folder: Path) -> dict[tuple[str, int], dict[int, Path]]:
+    """(id, servers) -> server -> manifest, of all snapshots in the folder, complete or not."""
+    found: dict[tuple[str, int], dict[int, Path]] = {}
+    for path in folder.iterdir():
+        name = _FILE.fullmatch(path.name)
+        if name and name[4] == "json" and not name[5]:
+            found.setdefault((name[1], int(name[3])), {})[int(name[2])] = path
+    return found
+
+
+def latest(folder: str | Path, snapshot: str = "") -> list[Manifest]:
+    """The manifests of the newest complete snapshot in a folder, or of the one with the given id, by server.
+
+    Raises ServerError when there is none, or when a manifest cannot be read.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise errors.ServerError(f"{folder}: there is no such directory to restore from")
+    found = _manifests(folder)
+    complete = [[specs.read(Manifest, parts[i].read_bytes(), str(parts[i])) for i in range(servers)]
+                for (name, servers), parts in found.items()
+                if len(parts) == servers and max(parts) == servers - 1 and snapshot in ("", name)]
+    if not complete:
+        what = f"snapshot {snapshot}" if snapshot else "snapshot"
+        parts = [f"{name}: {len(parts)} of {servers} parts" for (name, servers), parts in sorted(found.items())]
+        raise errors.ServerError(f"{folder}: there is no complete {what}; found {', '.join(parts) or 'none'}")
+    manifests = max(complete, key=lambda group: max(m.created_ns for m in group))
+    for manifest in manifests:
+        if manifest.format != FORMAT:
+            raise errors.ServerError(f"{folder}: snapshot {manifest.id} has format {manifest.format}; this release reads "
+                                     f"{FORMAT}")
+    return manifests
+
+
+def restore(store: Store, folder: str | Path, server: int, servers: int, snapshot: str = "") -> Manifest:
+    """Put server number `server` of `servers` into the state of a snapshot, which as many or other servers wrote.
+
+    With another number of servers the rows go to the servers that they now belong to, and the trainers must start anew
+    (calls of their earlier incarnations are refused). Tables and blocks of the store that the snapshot does not have stay.
+
+    Returns the manifest of one of the parts. Raises ServerError when a file is missing, damaged, or does not fit what the
+    store holds: then the store is as it was.
+    """
+    folder, manifests = Path(folder), latest(folder, snapshot)
+    same = len(manifests) == servers
+    own = [manifests[server]] if same else manifests
+    tables = {spec.name: table for spec, table in _read_tables(folder, own, store, None if same else (server, servers))}
+    blocks, others = dict[str, DenseBlock](), []
+    for name, (spec, state) in _read_blocks(folder, own, None if same else set(store.blocks)).items():
+        if spec is None:
+            others.append((store.block(name), state))
+        else:
+            blocks[name] = _block(spec, state, store)
+    with store.alone():
+        for block, state in others:
+            block.restore(state)
+        store.tables.update(tables)
+        store.blocks.update(blocks)
+        store.rounds = own[0].rounds
+        if same:
+            store.ledger.restore(own[0].ledger)
+        else:
+            store.ledger.restore_ended([m.ledger for m in manifests])
+    return own[0]
+
+
+def _read_tables(folder: Path, manifests: list[Manifest], store: Store,
+                 owner: tuple[int, int] | None) -> Iterator[tuple[specs.TableSpec, SparseTable]]:
+    parts: dict[str, list[TablePart]] = {}
+    for part in (part for manifest in manifests for part in manifest.tables):
+        parts.setdefault(part.spec.name, []).append(part)
+    for name, group in parts.items():
+        spec = store.tables[name].spec if name in store.tables else group[0].spec
+        if any(part.spec.model_copy(update={"shards": spec.shards}) != spec for part in group):
+            raise errors.ServerError(f"table {name}: the snapshot holds another table: expected {spec!r}, found "
+                                     f"{group[0].spec!r}")
+        table = SparseTable(spec)
+        _read_clock(folder, max(group, key=lambda part: part.step), table)
+        for part in group:
+            _read_rows(folder, part.rows_file, part.rows, table, False, owner)
+            if part.waiting_file:
+                _read_rows(folder, part.waiting_file, part.waiting, table, True, owner)
+        yield spec, table
+
+
+def _read_clock(folder: Path, part: TablePart, table: SparseTable) -> None:
+    rates = _read_file(folder, part.rates_file)
+    if not part.segments or len(rates) != 12 * part.segments:
+        raise errors.ServerError(f"{folder / part.rates_file.name}: expected {part.segments} rates, found {len(rates)} bytes")
+    at = 8 * part.segments
+    table.restore_clock(part.step, part.learning_rate, np.frombuffer(rates[:at], "<i8"), np.frombuffer(rates[at:], "<f4"))
+
+
+def _read_rows(folder: Path, file: File, rows: int, table: SparseTable, waiting: bool, owner: tuple[int, int] | None) -> None:
+    record = _record(0 if waiting else table.stride)
+    path = _checked_size(folder, file)
+    if file.size != rows * record.itemsize:
+        raise errors.ServerError(f"{path}: expected {rows} rows of {record.itemsize} bytes, found {file.size} bytes")
+    crc32 = 0
+    with open(path, "rb") as raw:
+        while data := raw.read(_RECORDS * record.itemsize):
+            crc32 = zlib.crc32(data, crc32)
+            records = np.frombuffer(data, record)
+            if owner is not None:
+                ids = np.ascontiguousarray(records["head"]["id"])
+                records = records[owners_of(ids, owner[1]) == owner[0]]
+            table.put(np.ascontiguousarray(records["head"]), np.ascontiguousarray(records["body"]), waiting)
+    if crc32 != file.crc32:
+        raise errors.ServerError(f"{path}: damaged: its checksum is not that of the manifest")
+
+
+def _read_blocks(folder: Path, manifests: list[Manifest],
+                 wanted: set[str] | None) -> dict[str, tuple[specs.BlockSpec | None, dict[str, Any]]]:
+    """The state of the blocks, or of those with the wanted names, with the specs of those that have one."""
+    blocks = {}
+    for part in (part for manifest in manifests for part in manifest.blocks):
+        if wanted is None or part.name in wanted:
+            numbers = np.frombuffer(_read_file(folder, part.file), "<f4").astype(np.float32)
+            blocks[part.name] = part.spec, {**part.state, "numbers": numbers}
+    return blocks
+
+
+def _block(spec: specs.BlockSpec, state: dict[str, Any], store: Store) -> DenseBlock:
+    there = getattr(store.blocks.get(spec.name), "spec", spec)
+    if there != spec:
+        raise errors.ServerError(f"block {spec.name}: the snapshot holds another block: expected {there!r}, found {spec!r}")
+    block = DenseBlock(spec)
+    block.restore(state)
+    return block
+
+
+def _checked_size(folder: Path, file: File) -> Path:
+    name = _FILE.fullmatch(file.name)
+    path = folder / file.name
+    if not name or name[5] or not path.is_file() or path.stat().st_size != file.size:
+        raise errors.ServerError(f"{path}: expected a file of {file.size} bytes; it is missing or has another size")
+    return path
+
+
+def _read_file(folder: Path, file: File) -> bytes:
+    path = _checked_size(folder, file)
+    data = path.read_bytes()
+    if zlib.crc32(data) != file.crc32:
+        raise errors.ServerError(f"{path}: damaged: its checksum is not that of the manifest")
+    return data

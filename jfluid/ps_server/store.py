@@ -1,0 +1,215 @@
+"""Store: the tables and blocks of one server, what was applied to them, and consistent cuts through all of them."""
+import contextlib
+import enum
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jfluid import errors
+from jfluid.errors import close_to
+from jfluid.ps_server import specs
+from jfluid.ps_server.dense import Block, DenseBlock
+from jfluid.ps_server.ledger import Call, Ledger
+from jfluid.ps_server.refusals import UnknownNameError
+from jfluid.ps_server.table import SparseTable, TableCut
+
+Array = np.ndarray[Any, Any]
+
+
+class Gate:
+    """Many may be inside at once (`shared`), or one alone (`alone`), who is let in before those who come later."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._inside, self._alone, self._asking = 0, False, 0
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._alone and not self._asking)
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._inside -= 1
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        with self._changed:
+            self._asking += 1
+            try:
+                self._changed.wait_for(lambda: not self._alone and not self._inside)
+                self._alone = True
+            finally:
+                self._asking -= 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._alone = False
+                self._changed.notify_all()
+
+
+class Change(enum.IntEnum):
+    """What an update does: one step of the optimizer, an addition to the values, or new values."""
+
+    GRADIENT = 0
+    ADD = 1
+    ASSIGN = 2
+
+
+@dataclass
+class RowsUpdate:
+    """For rows of a table: ids int64 [n], each once, and values float32 [n, width]."""
+
+    table: str
+    change: Change
+    ids: Array
+    values: Array
+    learning_rate: float | None = None
+
+
+@dataclass
+class BlockUpdate:
+    """For a dense block: a value float32 of its shape."""
+
+    block: str
+    change: Change
+    value: Array
+    learning_rate: float | None = None
+
+
+@dataclass
+class Cut:
+    """A store as it was at one moment."""
+
+    tables: dict[str, TableCut]
+    blocks: dict[str, dict[str, Any]]
+    specs: dict[str, specs.BlockSpec]
+    ledger: dict[str, Any]
+    rounds: int
+
+
+class Store:
+    """The tables and blocks of one server by name.
+
+    Every mutation goes through `once` (or `changing`), so that a cut falls between mutations and never into one.
+
+    Attributes:
+        rounds: how many rounds of synchronous training were applied.
+        ledger: the mutations that were applied.
+        shown: the pulls whose shows were counted. No part of snapshots.
+    """
+
+    def __init__(self) -> None:
+        self.tables: dict[str, SparseTable] = {}
+        self.blocks: dict[str, Block] = {}
+        self.ledger = Ledger()
+        self.shown = Ledger(count_lost=False)
+        self.rounds = 0
+        self._gate = Gate()
+        self._naming = threading.Lock()
+
+    def create_table(self, spec: specs.TableSpec) -> SparseTable:
+        """The table of a spec, made unless it is there. Raises ServerError where the name stands for something else."""
+        with self._naming:
+            if not self._exists(spec.name, spec, self.tables):
+                self.tables[spec.name] = SparseTable(spec)
+            return self.tables[spec.name]
+
+    def create_block(self, spec: specs.BlockSpec) -> Block:
+        """The block of a spec, made unless it is there. Raises ServerError where the name stands for something else."""
+        with self._naming:
+            if not self._exists(spec.name, spec, self.blocks):
+                self.blocks[spec.name] = DenseBlock(spec)
+            return self.blocks[spec.name]
+
+    def add_block(self, block: Block) -> None:
+        """Take in a block of another kind. Raises ServerError where the name is taken."""
+        with self._naming:
+            if block.name in self.tables or block.name in self.blocks:
+                raise errors.ServerError(f"{block.name} is there already")
+            self.blocks[block.name] = block
+
+    def _exists(self, name: str, spec: specs.Spec, kind: dict[str, Any]) -> bool:
+        """Whether `kind` holds it. Raises ServerError where the name stands for something else."""
+        if name not in self.tables and name not in self.blocks:
+            return False
+        there = getattr(kind.get(name), "spec", None)
+        if there != spec:
+            raise errors.ServerError(f"{name} is there already, and is something else: expected {spec!r}, found "
+                                     f"{there or 'no ' + type(spec).__name__}")
+        return True
+
+    def table(self, name: str) -> SparseTable:
+        """Raises UnknownNameError for a name that is not a table's."""
+        if name not in self.tables:
+            raise UnknownNameError(f"there is no table {name!r}{close_to(name, self.tables)}; create it first")
+        return self.tables[name]
+
+    def block(self, name: str) -> Block:
+        """Raises UnknownNameError for a name that is not a block's."""
+        if name not in self.blocks:
+            raise UnknownNameError(f"there is no block {name!r}{close_to(name, self.blocks)}; create it first")
+        return self.blocks[name]
+
+    def apply(self, rows: list[RowsUpdate], blocks: list[BlockUpdate]) -> None:
+        """Apply updates whose shapes were checked. Within `once` or `changing`."""
+        for update in rows:
+            table = self.tables[update.table]
+            if update.change == Change.GRADIENT:
+                table.push(update.ids, update.values, update.learning_rate, merged=True)
+            elif update.change == Change.ADD:
+                table.add(update.ids, update.values)
+            else:
+                table.assign(update.ids, update.values)
+        for change in blocks:
+            block = self.blocks[change.block]
+            if change.change == Change.GRADIENT:
+                block.push(change.value, change.learning_rate)
+            elif change.change == Change.ADD:
+                block.add(change.value)
+            else:
+                block.assign(change.value)
+
+    @contextlib.contextmanager
+    def once(self, call: Call) -> Iterator[bool]:
+        """Yields whether the mutation is to be applied (see `Ledger.once`); no cut is made between that and its record."""
+        if not self.ledger.begin(call):
+            yield False
+            return
+        try:
+            with self._gate.shared():
+                yield True
+                self.ledger.commit([call])
+        except BaseException:
+            self.ledger.abort(call)
+            raise
+
+    @contextlib.contextmanager
+    def cut(self) -> Iterator[Cut]:
+        """Everything as it is now, between two mutations, to be read while the store goes on changing."""
+        with contextlib.ExitStack() as open_cuts:
+            with self._gate.alone():
+                tables = {name: open_cuts.enter_context(table.cut()) for name, table in self.tables.items()}
+                blocks = {name: block.state() for name, block in self.blocks.items()}
+                named = {name: block.spec for name, block in self.blocks.items() if isinstance(block, DenseBlock)}
+                cut = Cut(tables, blocks, named, self.ledger.state(), self.rounds)
+            yield cut
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[None]:
+        """No cut is made within. For mutations whose calls are committed within too."""
+        with self._gate.shared():
+            yield
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """No mutation and no cut is under way within."""
+        with self._gate.alone():
+            yield

@@ -1,0 +1,328 @@
+"""SparseTable: rows of float32 by int64 id, born when first shown, updated row by row. It knows nothing of calls."""
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from jfluid import errors
+from jfluid.ps_server import born, kernels, specs
+from jfluid.ps_server.optimize import Rates, rule_of
+from jfluid.ps_server.shard import NO_COUNTS, Shard
+
+Array = np.ndarray[Any, Any]
+
+# Rows that one kernel call handles: what it touches stays in the processor's cache for the next.
+_BLOCK = 4096
+_BLOCK_OF_A_CUT = 1 << 16
+_LAST_STEP = (1 << 32) - 2
+_ONE_PAGE = 48
+
+
+class SparseTable:
+    """Rows of `spec.width` float32 by int64 id. Safe for threads: each shard has a lock.
+
+    A step is one update of the table (`push`); steps are counted from 1, and rows remember the last that touched them.
+
+    Attributes:
+        spec: what the table is.
+        step: the updates so far.
+        learning_rate: the rate of pushes that bring none.
+    """
+
+    def __init__(self, spec: specs.TableSpec):
+        self.spec = spec
+        self.rule = rule_of(spec.optimizer)
+        self.step = 0
+        self.learning_rate: float = spec.optimizer.learning_rate
+        self.stride = spec.width * (1 + len(self.rule.slots))
+        bits = spec.shards.bit_length() - 1
+        self._shards = [Shard(self.stride, bits) for _ in range(spec.shards)]
+        # Ids that were shown and may not enter yet: heads alone.
+        self._waiting = [Shard(0, bits) for _ in range(spec.shards)] if spec.entry else []
+        self._law = born.law(spec.initializer)
+        self._rates = Rates()
+        self._clock = threading.Lock()
+        self._cutting = threading.Lock()
+
+    def __len__(self) -> int:
+        """The number of rows."""
+        return sum(shard.count for shard in self._shards)
+
+    @property
+    def waiting(self) -> int:
+        """How many ids the entry rule has seen, and not let in when they were last shown."""
+        return sum(shard.count for shard in self._waiting)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of indexes and pages."""
+        return sum(shard.nbytes for shard in (*self._shards, *self._waiting))
+
+    # ---- rows ------------------------------------------------------------------------------------------------------
+
+    def look_up(self, ids: Array, counts: Array | None = None, train: bool = True) -> Array:
+        """float32 [n, width]: the rows of `ids` (int64 [n], any number of times).
+
+        Args:
+            counts: uint32 [n]: how often each id was shown; once each by default.
+            train: ids without a row get one, and shows are counted. Otherwise the table stays as it is, and such ids read as
+                the values that they would be born with (zeros in a table with an entry rule).
+
+        Raises ServerError for ids or counts of another shape or type.
+        """
+        ids = self._checked_ids(ids)
+        if counts is None:
+            counts = np.ones(len(ids), np.uint32)
+        elif counts.shape != ids.shape or counts.dtype != np.uint32:
+            raise self._wrong("counts", f"uint32 [{len(ids)}]", counts)
+        out = np.empty((len(ids), self.spec.width), np.float32)
+        for number, order in self._blocks(ids):
+            shard = self._shards[number]
+            with shard.lock:
+                if train:
+                    rows = self._touched(number, ids, order, counts, self.step, self.step)
+                    self._gather(shard, rows, order, out)
+                else:
+                    rows = shard.locate(ids, order, insert=False)
+                    self._peek(shard, rows, order, out)
+            self._fill_absent(rows, ids, order, out)
+        return out
+
+    def push(self, ids: Array, gradients: Array, learning_rate: float | None = None, merged: bool = False) -> int:
+        """One update of the rows of `ids` (int64 [n]) by `gradients` (float32 [n, width]); returns its step.
+
+        Gradients of equal ids are added up first, unless `merged` says that none are equal. Ids that an entry rule keeps
+        out are passed over. Raises ServerError for another shape or type.
+        """
+        ids = self._checked_ids(ids)
+        gradients = self._checked_values("gradients", ids, gradients)
+        if not merged:
+            ids, gradients = merge(ids, gradients)
+        base = self.learning_rate if learning_rate is None else learning_rate
+        step = self._tick(base)
+        rate, rule = self.rule.rate(base, step), self.rule
+        for number, order in self._blocks(ids):
+            shard = self._shards[number]
+            with shard.lock:
+                rows = self._touched(number, ids, order, NO_COUNTS, step, step - 1)
+                rule.update(*shard.values, self.spec.width, rows, order, gradients, rate, rule.hyper)
+        return step
+
+    def add(self, ids: Array, differences: Array) -> None:
+        """Add `differences` (float32 [n, width]) to the values of the rows of `ids` (int64 [n]), past the optimizer."""
+        self._change("differences", ids, differences, replace=False)
+
+    def assign(self, ids: Array, values: Array) -> None:
+        """Set the values of the rows of `ids` (int64 [n]) to `values` (float32 [n, width]); the optimizer's slots stay.
+
+        An entry rule does not keep these ids out.
+        """
+        self._change("values", ids, values, replace=True)
+
+    def shrink(self, age: int) -> int:
+        """Drop the rows (and the ids that wait) that no step of the last `age` has touched; returns how many rows.
+
+        Waits for a snapshot that is being written. Raises ServerError for an age below 1.
+        """
+        if age < 1:
+            raise errors.ServerError(f"table {self.spec.name}: shrink: age: expected at least 1 step, found {age}")
+        dropped, oldest = 0, self.step - age + 1
+        with self._cutting:
+            for shard in self._shards:
+                with shard.lock:
+                    dropped += shard.expire(oldest)
+            for shard in self._waiting:
+                with shard.lock:
+                    shard.expire(oldest)
+        return dropped
+
+    # ---- one block of rows, under its shard's lock -------------------------------------------------------------------
+
+    def _touched(self, number: int, ids: Array, order: Array, counts: Array, step: int, until: int) -> Array:
+        """The rows of ids[order], ready to be read or changed: born where needed, put aside for a snapshot, moved by the
+        steps up to `until` that they missed, marked as touched at `step`. -1 for ids that may not enter."""
+        shard = self._shards[number]
+        before = shard.count
+        if self.spec.entry is None:
+            rows = shard.locate(ids, order, insert=True)
+            self._bear(shard, before, step)
+        else:
+            rows = shard.locate(ids, order, insert=False)
+            if len(counts) and (rows < 0).any():
+                self._admit(number, ids, order, counts, step, rows)
+        shard.preserve(rows)
+        if self.rule.idle is not None:
+            self._catch_up(shard.heads.addresses, shard.bodies.addresses, shard.page_bits, rows, until)
+        kernels.touch(shard.heads.addresses, shard.page_bits, rows, order, counts, step)
+        return rows
+
+    def _bear(self, shard: Shard, before: int, step: int) -> None:
+        """First values for the rows from number `before` on."""
+        if shard.count > before:
+            born.fill_rows(shard.heads.addresses, *shard.values, self.spec.width, before, shard.count, self.rule.slots,
+                           self.spec.seed, *self._law, step)
+
+    def _admit(self, number: int, ids: Array, order: Array, counts: Array, step: int, rows: Array) -> None:
+        """Count a show of the ids without a row, and give rows to those that the entry rule lets in."""
+        absent = np.flatnonzero(rows < 0)
+        asking, waiting = order[absent], self._waiting[number]
+        with waiting.lock:
+            known = waiting.locate(ids, asking, insert=True)
+            waiting.preserve(known)
+            kernels.touch(waiting.heads.addresses, waiting.page_bits, known, asking, counts, step)
+            shows = waiting.read(known)[0]["shows"]
+        entry = self.spec.entry
+        if isinstance(entry, specs.CountEntry):
+            enters = shows >= entry.count
+        else:
+            enters = born.drawn_below(self.spec.seed, ids[asking], shows, entry.probability)
+        if not enters.any():
+            return
+        shard, before = self._shards[number], self._shards[number].count
+        rows[absent[enters]] = new = shard.locate(ids, asking[enters], insert=True)
+        self._bear(shard, before, step)
+        # The row takes over the shows of its time of waiting; those of this call are counted with all the others'.
+        earlier = shows[enters] - np.minimum(counts[asking[enters]], shows[enters])
+        kernels.touch(shard.heads.addresses, shard.page_bits, new, np.arange(len(new)), earlier, step)
+
+    def _catch_up(self, heads: Array, bodies: Array, page_bits: int, rows: Array, until: int) -> None:
+        """Move rows by the steps up to `until` that had no gradient for them."""
+        count = self._rates.count
+        self.rule.idle(heads, bodies, page_bits, self.stride, self.spec.width, rows, until, self._rates.steps,
+                       self._rates.rates, count, self.rule.hyper, self.rule.horizon)
+
+    def _gather(self, shard: Shard, rows: Array, order: Array, out: Array) -> None:
+        kernels.gather(*shard.values, self.spec.width, rows, order, out)
+
+    def _peek(self, shard: Shard, rows: Array, order: Array, out: Array) -> None:
+        """As _gather, with the movements that rows have missed, which are computed on a copy."""
+        if self.rule.idle is None:
+            return self._gather(shard, rows, order, out)
+        found = rows >= 0
+        heads, bodies = shard.read(rows[found])
+        pages = np.array([heads.ctypes.data]), np.array([bodies.ctypes.data])
+        self._catch_up(*pages, _ONE_PAGE, np.arange(len(heads)), self.step)
+        out[order[found]] = bodies[:, :self.spec.width]
+
+    def _fill_absent(self, rows: Array, ids: Array, order: Array, out: Array) -> None:
+        if self.spec.entry is not None:
+            out[order[rows < 0]] = 0
+        elif len(rows) and rows.min() < 0:
+            born.fill_absent(rows, order, ids, out, self.spec.seed, *self._law)
+
+    def _change(self, what: str, ids: Array, values: Array, replace: bool) -> None:
+        ids = self._checked_ids(ids)
+        values = self._checked_values(what, ids, values)
+        for number, order in self._blocks(ids):
+            shard = self._shards[number]
+            with shard.lock:
+                if replace:
+                    before = shard.count
+                    shard.locate(ids, order, insert=True)
+                    self._bear(shard, before, self.step)
+                rows = self._touched(number, ids, order, NO_COUNTS, self.step, self.step)
+                kernels.change_values(*shard.values, self.spec.width, rows, order, values, replace)
+
+    # ---- around the rows ---------------------------------------------------------------------------------------------
+
+    def _blocks(self, ids: Array) -> Iterator[tuple[int, Array]]:
+        """(number of a shard, positions of some of its ids), over all ids."""
+        order, starts = kernels.partition(kernels.shards_of(ids, len(self._shards).bit_length() - 1), len(self._shards))
+        for number in range(len(self._shards)):
+            end = int(starts[number + 1])
+            for begin in range(int(starts[number]), end, _BLOCK):
+                yield number, order[begin:min(begin + _BLOCK, end)]
+
+    def _tick(self, rate: float) -> int:
+        with self._clock:
+            if self.step >= _LAST_STEP:
+                raise errors.ServerError(f"table {self.spec.name}: no more than {_LAST_STEP} steps can be counted; save the "
+                                         "values and load them into a new table")
+            if self.rule.idle is not None:
+                self._rates.add(self.step + 1, rate)
+            self.step += 1
+            return self.step
+
+    def _wrong(self, what: str, expected: str, found: Any) -> errors.ServerError:
+        kind = f"{found.dtype} {list(found.shape)}" if isinstance(found, np.ndarray) else type(found).__name__
+        return errors.ServerError(f"table {self.spec.name}: {what}: expected {expected}, found {kind}")
+
+    def _checked_ids(self, ids: Array) -> Array:
+        if not isinstance(ids, np.ndarray) or ids.dtype != np.int64 or ids.ndim != 1:
+            raise self._wrong("ids", "an array int64 [n]", ids)
+        return np.ascontiguousarray(ids)
+
+    def _checked_values(self, what: str, ids: Array, values: Array) -> Array:
+        shape = (len(ids), self.spec.width)
+        if not isinstance(values, np.ndarray) or values.dtype != np.float32 or values.shape != shape:
+            raise self._wrong(what, f"an array float32 {list(shape)}", values)
+        return np.ascontiguousarray(values)
+
+    # ---- cuts and their restoring ------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def cut(self) -> "Iterator[TableCut]":
+        """The table as it is now, to be read while it goes on changing. One at a time; `shrink` waits for its end."""
+        with self._cutting:
+            shards = [*self._shards, *self._waiting]
+            with contextlib.ExitStack() as locks:
+                for shard in shards:
+                    locks.enter_context(shard.lock)
+                for shard in shards:
+                    shard.begin_cut()
+                with self._clock:
+                    count = self._rates.count
+                    cut = TableCut(self.spec, self.step, self.learning_rate, self._rates.steps[:count].copy(),
+                                   self._rates.rates[:count].copy(), self._shards, self._waiting)
+            try:
+                yield cut
+            finally:
+                for shard in shards:
+                    with shard.lock:
+                        shard.end_cut()
+
+    def restore_clock(self, step: int, learning_rate: float, steps: Array, rates: Array) -> None:
+        """Take over step, rate and history of rates of a cut."""
+        with self._clock:
+            self.step, self.learning_rate = step, learning_rate
+            self._rates.restore(steps, rates)
+
+    def put(self, heads: Array, bodies: Array, waiting: bool = False) -> None:
+        """Insert or replace whole rows: heads [n] of kernels.HEAD and bodies float32 [n, stride], as a cut gives them."""
+        shards = self._waiting if waiting else self._shards
+        for number, order in self._blocks(np.ascontiguousarray(heads["id"])):
+            with shards[number].lock:
+                shards[number].put(heads, bodies, order)
+
+
+class TableCut:
+    """A table as it was at one moment. The attributes are those of the table then."""
+
+    def __init__(self, spec: specs.TableSpec, step: int, learning_rate: float, steps: Array, rates: Array, rows: list[Shard],
+                 waiting: list[Shard]):
+        self.spec, self.step, self.learning_rate = spec, step, learning_rate
+        self.steps, self.rates = steps, rates
+        self._rows, self._waiting = rows, waiting
+
+    def blocks(self, waiting: bool = False) -> Iterator[tuple[Array, Array]]:
+        """(heads [n] of kernels.HEAD, bodies float32 [n, stride]) of all rows, each once, in no order; or of the ids that
+        wait. To be read once."""
+        for shard in self._waiting if waiting else self._rows:
+            for begin in range(0, 1 << 62, _BLOCK_OF_A_CUT):
+                with shard.lock:
+                    block = shard.cut_rows(begin, _BLOCK_OF_A_CUT)
+                    if block is None:
+                        aside = shard.end_cut()
+                if block is None:
+                    yield from aside
+                    break
+                if len(block[0]):
+                    yield block
+
+
+def merge(ids: Array, values: Array) -> tuple[Array, Array]:
+    """(ids, values): each id once, with the sum of its rows of `values` (float32 [n, width])."""
+    once, inverse = kernels.distinct(ids)
+    return once, kernels.summed(values, inverse, len(once))

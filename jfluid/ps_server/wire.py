@@ -1,0 +1,181 @@
+"""Between messages and arrays; and the limits of what is taken from outside."""
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import DecodeError, Message
+
+from jfluid import errors
+from jfluid.ps_server import ps_pb2 as pb
+from jfluid.ps_server.ledger import Call
+from jfluid.ps_server.refusals import TooLargeError
+from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate, Store
+
+Array = np.ndarray[Any, Any]
+
+SERVICE = "jfluid.ps.ParameterServer"
+TOKEN = "jfluid-token"
+# One message; what is larger goes through Stream, in chunks.
+LARGEST_MESSAGE = 64 << 20
+CHUNK = 16 << 20
+# A request, or a reply, in chunks. Protocol buffers end at 2 GiB.
+LARGEST_CALL = (2 << 30) - (1 << 20)
+# Beside values: names, lengths, tags.
+OVERHEAD = 1 << 16
+
+METHODS = {name: (getattr(pb, f"{name}Request"), getattr(pb, f"{name}Reply")) for name in (
+    "Create", "Pull", "Push", "Exchange", "LookUp", "Barrier", "Heartbeat", "Shrink", "Save", "Restore", "Status", "Leave")}
+
+# HTTP/2 frames as large as messages of a step, and no second server silently on the same port.
+OPTIONS = [("grpc.max_receive_message_length", LARGEST_MESSAGE + OVERHEAD), ("grpc.max_send_message_length", -1),
+           ("grpc.http2.max_frame_size", (1 << 24) - 1), ("grpc.http2.lookahead_bytes", 1 << 24), ("grpc.so_reuseport", 0)]
+
+
+def numbers(data: bytes, dtype: str, what: str, count: int | None = None, copy: bool = True) -> Array:
+    """The array in `data`. Raises ServerError when the bytes are not `count` (or any number of) numbers.
+
+    By default it is a copy: kernels are compiled for arrays that may be written, and would be compiled anew for others.
+    """
+    size = np.dtype(dtype).itemsize
+    if len(data) % size or count not in (None, len(data) // size):
+        expected = f"{count * size} bytes ({count} numbers)" if count is not None else f"a multiple of {size} bytes"
+        raise errors.ServerError(f"{what}: expected {expected}, found {len(data)} bytes")
+    array = np.frombuffer(data, dtype)
+    return array.copy() if copy else array
+
+
+def call_of(caller: pb.Caller) -> Call:
+    """The call's place in its trainer's order. Raises ServerError when it has none."""
+    if not caller.incarnation or not caller.sequence:
+        raise errors.ServerError("caller: expected trainer, incarnation and sequence; a mutation without them could be "
+                                 "applied twice")
+    return Call(caller.trainer, caller.incarnation, caller.sequence, caller.outstanding)
+
+
+def _change(value: int, what: str) -> Change:
+    try:
+        return Change(value)
+    except ValueError:
+        raise errors.ServerError(f"{what}: change: expected one of {[c.name for c in Change]}, found {value}") from None
+
+
+def _rate(message: pb.RowsChange | pb.BlockChange, what: str) -> float | None:
+    if not message.HasField("learning_rate"):
+        return None
+    if not math.isfinite(message.learning_rate):
+        raise errors.ServerError(f"{what}: learning_rate: expected a finite number, found {message.learning_rate}")
+    return message.learning_rate
+
+
+def updates_of(request: pb.PushRequest, store: Store) -> tuple[list[RowsUpdate], list[BlockUpdate]]:
+    """The updates of a push, checked against what the store holds, so that applying them cannot fail half-way."""
+    rows, blocks = [], []
+    for message in request.rows:
+        table, what = store.table(message.table), f"table {message.table}"
+        ids, width = numbers(message.ids, "<i8", f"{what}: ids"), table.spec.width
+        values = numbers(message.values, "<f4", f"{what}: values [{len(ids)}, {width}]", len(ids) * width)
+        rows.append(RowsUpdate(message.table, _change(message.change, what), ids, values.reshape(len(ids), width),
+                               _rate(message, what)))
+    for change in request.blocks:
+        block, what = store.block(change.block), f"block {change.block}"
+        value = numbers(change.values, "<f4", f"{what}: values {list(block.shape)}", math.prod(block.shape))
+        blocks.append(BlockUpdate(change.block, _change(change.change, what), value.reshape(block.shape), _rate(change, what)))
+    return rows, blocks
+
+
+def wanted_rows(request: pb.PullRequest, store: Store, limit: int) -> list[tuple[Any, Array, Array | None]]:
+    """(table, ids, counts) of a pull. Raises TooLargeError when the reply would be larger than `limit` bytes."""
+    found, size = [], OVERHEAD
+    for message in request.rows:
+        table, what = store.table(message.table), f"table {message.table}"
+        ids = numbers(message.ids, "<i8", f"{what}: ids")
+        counts = numbers(message.counts, "<u4", f"{what}: counts", len(ids)) if message.counts else None
+        found.append((table, ids, counts))
+        size += 4 * len(ids) * table.spec.width
+    size += sum(4 * math.prod(store.block(message.block).shape) for message in request.blocks)
+    check_size(size, limit)
+    return found
+
+
+def _field(number: int, size: int) -> bytes:
+    """What stands before `size` bytes of a length-delimited field."""
+    start = bytearray([number << 3 | 2])
+    while size > 127:
+        start.append(size & 127 | 128)
+        size >>= 7
+    start.append(size)
+    return bytes(start)
+
+
+class PullReply:
+    """A reply to a pull that goes into its message without a copy of the rows on the way.
+
+    Serialized messages that stand one after the other are one message, so the rows are written by hand and the rest by
+    protobuf.
+    """
+
+    def __init__(self, rounds: int, server_incarnation: int):
+        self.message = pb.PullReply(rounds=rounds, server_incarnation=server_incarnation)
+        self.rows: list[Array] = []
+
+    def parts(self) -> list[Any]:
+        """The serialized PullReply, in pieces."""
+        pieces: list[Any] = []
+        for values in self.rows:
+            pieces += [_field(1, values.nbytes), values.reshape(-1).view(np.uint8).data]
+        return [*pieces, self.message.SerializeToString()]
+
+    def SerializeToString(self) -> bytes:
+        return b"".join(self.parts())
+
+
+class ExchangeReply:
+    """A reply to an exchange; see PullReply."""
+
+    def __init__(self, push: pb.PushReply | None, pull: PullReply):
+        self.push, self.pull = push, pull
+
+    def SerializeToString(self) -> bytes:
+        parts = self.pull.parts()
+        push = pb.ExchangeReply(push=self.push).SerializeToString()
+        return b"".join([push, _field(2, sum(len(part) for part in parts)), *parts])
+
+
+def check_size(size: int, limit: int, what: str = "reply") -> None:
+    """Raises TooLargeError for a message of more than `limit` bytes."""
+    if size > limit:
+        hint = "ask through Stream" if limit < LARGEST_CALL else "ask for less in one call"
+        raise TooLargeError(f"the {what} would have {size} bytes, more than {limit}; {hint}")
+
+
+def parsed(kind: type[Message], data: bytes) -> Any:
+    """The message in `data`. Raises ServerError when there is none."""
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        raise errors.ServerError(f"expected a {kind.DESCRIPTOR.name}; these {len(data)} bytes are none") from None
+
+def joined(chunks: Iterable[bytes]) -> bytes:
+    """The message that came in chunks. Raises TooLargeError or ServerError when the sizes are not as announced."""
+    parts, size, total = [], 0, None
+    for data in chunks:
+        chunk = parsed(pb.Chunk, data)
+        if total is None:
+            total = chunk.total
+            if total > LARGEST_CALL:
+                raise TooLargeError(f"a message of {total} bytes was announced; the limit is {LARGEST_CALL}")
+        parts.append(chunk.data)
+        size += len(chunk.data)
+        if size > total:
+            break
+    if size != total:
+        raise errors.ServerError(f"chunks: expected {total} bytes together, found {size}")
+    return b"".join(parts)
+
+
+def chunked(data: bytes) -> Iterator[bytes]:
+    """The chunks of a serialized message."""
+    for begin in range(0, max(len(data), 1), CHUNK):
+        total = len(data) if begin == 0 else 0
+        yield pb.Chunk(total=total, data=data[begin:begin + CHUNK]).SerializeToString()

@@ -1,0 +1,172 @@
+"""`python -m jfluid.ps_server` as a process: started by hand, killed, stopped, restored."""
+import os
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jfluid.ps_server import specs
+from jfluid.ps_server.client import Client
+from jfluid.ps_server.store import Change
+from tests.ps_server.test_table import ones
+
+pytestmark = pytest.mark.process
+ROOT = Path(__file__).parents[2]
+TABLE = specs.TableSpec(name="t", width=4, optimizer=specs.Sgd(learning_rate=1))
+TOKEN = "a-token-of-the-job"
+
+
+class Process:
+    """A server in a process of its own."""
+
+    def __init__(self, *arguments, token=TOKEN):
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)} | ({"JFLUID_PS_TOKEN": token} if token else {})
+        self.process = subprocess.Popen([sys.executable, "-m", "jfluid.ps_server", *map(str, arguments)], env=environment,
+                                        text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        # A server that does not come up must not stop the tests.
+        guard = threading.Timer(60, self.process.kill)
+        guard.start()
+        self.lines = []
+        for line in self.process.stdout:
+            self.lines.append(line.strip())
+            if line.startswith("listening on "):
+                self.endpoint = line.split()[-1]
+                break
+        guard.cancel()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate(timeout=30)
+
+
+def client(server, **more):
+    return Client([server.endpoint], TOKEN, **{"heartbeat_s": 0, "timeout_s": 40} | more)
+
+
+def test_by_hand(tmp_path):
+    (tmp_path / "tables.yaml").write_text(
+        "tables:\n- {name: t, width: 4, optimizer: {type: sgd, learning_rate: 1}}\nblocks:\n- {name: w, shape: [2], "
+        "initializer: {type: constant, value: 3}, optimizer: {type: sgd, learning_rate: 1}}\n")
+    with Process("--tables", tmp_path / "tables.yaml", "--metrics-port", 0, token=None) as server:
+        token = server.lines[0].removeprefix("token ")
+        with Client([server.endpoint], token) as one:
+            one.create([TABLE])
+            assert one.pull({"t": np.array([1])}).rows["t"].values.tolist() == [[0] * 4] and one.status()[0].blocks == {"w": 0}
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(30) == 0
+        assert "metrics on http://127.0.0.1:" in server.process.stdout.read()
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["--server", "3"], "server: expected a number below 1, found 3"),
+    (["--restore", "/does/not/exist"], "no such directory to restore from"),
+    (["--tables", "/does/not/exist"], "No such file"),
+    (["--port", "70000"], "options: port"),
+])
+def test_what_cannot_start_says_why(arguments, message):
+    with Process(*arguments) as server:
+        output = server.process.communicate(timeout=30)[1]
+    assert server.process.returncode == 2 and message in output and "Traceback" not in output
+
+
+def test_a_server_that_is_killed_goes_on_from_its_snapshot(tmp_path):
+    ids = np.arange(1000)
+    with Process() as server:
+        port = server.endpoint.split(":")[1]
+        one = client(server, heartbeat_s=0.05)
+        one.create([TABLE])
+        for _ in range(5):
+            one.push({"t": (ids, ones(ids))}, change=Change.ADD)
+        one.save(str(tmp_path))
+        for _ in range(2):
+            one.push({"t": (ids, ones(ids))}, change=Change.ADD)
+        server.process.kill()
+        server.process.wait(30)
+        finished = threading.Event()
+
+        def push():  # finds no server, and goes on trying
+            one.push({"t": (ids, ones(ids))}, change=Change.ADD)
+            finished.set()
+
+        threading.Thread(target=push, daemon=True).start()
+        with Process("--port", port, "--restore", tmp_path) as again:
+            assert again.lines[0].startswith("restored snapshot ")
+            assert finished.wait(40)
+            assert (one.look_up("t", ids) == 6).all()
+            status, = one.status()
+            assert status.lost == 2 and status.tables["t"].rows == 1000
+            one.leave()
+
+
+def test_a_server_that_stands_still_for_a_while():
+    with Process() as server:
+        one, ids = client(server), np.arange(10)
+        one.create([TABLE])
+        server.process.send_signal(signal.SIGSTOP)
+        threading.Timer(1.5, server.process.send_signal, [signal.SIGCONT]).start()
+        one.push({"t": (ids, ones(ids))}, change=Change.ADD)
+        assert (one.look_up("t", ids) == 1).all()
+        one.leave()
+
+
+def test_a_server_ends_with_its_trainers():
+    with Process("--end-with-trainers", "--trainers", 2) as server:
+        trainers = [client(server, trainer=i) for i in range(2)]
+        for one in trainers:
+            one.create([TABLE])
+            one.push({"t": (np.array([1]), ones([1]))})
+        for one in trainers:
+            one.leave()
+        assert server.process.wait(30) == 0
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_nothing_is_lost_when_pushes_are_kept(tmp_path, saved):
+    """In synchronous training, with a server killed in the middle: the model of an undisturbed run, bit for bit."""
+    spec = specs.TableSpec(name="t", width=4, initializer=specs.Normal(), optimizer=specs.Momentum(learning_rate=0.1, mu=0.9))
+    batches = [[(rng.randint(0, 50, 20), rng.randn(20, 4).astype(np.float32)) for _ in range(12)]
+               for rng in map(np.random.RandomState, range(2))]
+
+    def train(server, kill_at):
+        meanwhile = threading.Barrier(2, timeout=60)
+        again = []
+
+        def one(trainer):
+            with client(server, trainer=trainer, keep_bytes=1 << 20, timeout_s=60) as mine:
+                mine.create([spec])
+                for number, (ids, gradients) in enumerate(batches[trainer], 1):
+                    if number == kill_at - 3 and saved:
+                        meanwhile.wait()
+                        if trainer == 0:
+                            mine.save(str(tmp_path))
+                        meanwhile.wait()
+                    if number == kill_at and meanwhile.wait() == 0:
+                        server.process.kill()
+                        server.process.wait(30)
+                        restore = ["--restore", tmp_path] if saved else []
+                        again.append(Process("--port", server.endpoint.split(":")[1], "--trainers", 2, *restore))
+                    mine.exchange({"t": (ids, gradients)}, {}, {"t": ids}, round=number)
+                assert mine.status()[0].lost == 0 and mine.restarts == (kill_at > 0)
+                return mine.look_up("t", np.arange(50))
+
+        with ThreadPoolExecutor(2) as threads:
+            results = list(threads.map(one, range(2)))
+        for process in again:
+            process.__exit__()
+        np.testing.assert_array_equal(*results)
+        return results[0]
+
+    found = []
+    for kill_at in (0, 8):
+        with Process("--trainers", 2) as server:
+            found.append(train(server, kill_at))
+    np.testing.assert_array_equal(*found)

@@ -1,0 +1,531 @@
+"""Servers and clients over real sockets."""
+import contextlib
+import json
+import shutil
+import socket
+import threading
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from jfluid import errors
+from jfluid.ps_server import ps_pb2 as pb
+from jfluid.ps_server import snapshot, specs, wire
+from jfluid.ps_server.client import Client
+from jfluid.ps_server.refusals import JobFailedError, StateError, TooLargeError, UnknownNameError
+from jfluid.ps_server.server import Server, Settings
+from jfluid.ps_server.store import Change
+from jfluid.ps_server.table import SparseTable
+from tests.ps_server.test_table import ids_of, ones
+
+TOKEN = "a-token-of-the-job"
+TLS = Path(__file__).parents[1] / "golden" / "tls"
+TABLE = specs.TableSpec(name="t", width=4, initializer=specs.Uniform(), optimizer=specs.Adagrad(learning_rate=0.1), seed=1)
+BLOCK = specs.BlockSpec(name="w", shape=(2, 3), initializer=specs.Constant(value=1), optimizer=specs.Sgd(learning_rate=0.5))
+
+
+class Job:
+    """Servers in this process, and clients of them; all end with the test."""
+
+    def __init__(self):
+        self.servers, self.clients = [], []
+
+    def start(self, servers=1, **settings):
+        self.servers = [Server(Settings(token=TOKEN, server=i, servers=servers, **settings)).start() for i in range(servers)]
+        return self
+
+    @property
+    def endpoints(self):
+        return [f"127.0.0.1:{server.port}" for server in self.servers]
+
+    def client(self, endpoints=None, token=TOKEN, **more):
+        more = {"heartbeat_s": 0, "timeout_s": 20} | more
+        self.clients.append(Client(endpoints or self.endpoints, token, **more))
+        return self.clients[-1]
+
+    def ready(self, trainer=0, **more):
+        client = self.client(trainer=trainer, **more)
+        client.create([TABLE], {0: [BLOCK]})
+        return client
+
+    def end(self):
+        for client in self.clients:
+            client.close()
+        for server in self.servers:
+            server.stop(0.2)
+
+
+@pytest.fixture
+def job():
+    job = Job()
+    yield job
+    job.end()
+
+
+# ---- rows and blocks -----------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("servers", [1, 2, 3, 4])
+def test_any_number_of_servers_is_one_table(job, servers):
+    client, local = job.start(servers).ready(), SparseTable(TABLE)
+    ids = np.concatenate([ids_of(500), ids_of(300), np.array([0, -1, 2**63 - 1])])
+    gradients = np.cos(np.arange(len(ids) * 4, dtype=np.float32)).reshape(-1, 4)
+    for _ in range(3):
+        np.testing.assert_array_equal(client.pull({"t": ids}).rows["t"].all(), local.look_up(ids))
+        client.push({"t": (ids, gradients)})
+        local.push(ids, gradients)
+    np.testing.assert_array_equal(client.look_up("t", ids), local.look_up(ids, train=False))
+    status = client.status()
+    assert sum(s.tables["t"].rows for s in status) == len(local) and [s.tables["t"].step for s in status] == [3] * servers
+
+
+def test_exchange_pushes_then_pulls(job):
+    client = job.start(2).ready()
+    ids = np.array([3, 3, 4])
+    before = client.pull({"t": ids}, ["w"])
+    assert before.blocks["w"].tolist() == [[1] * 3] * 2 and before.rows["t"].ids.tolist() == [3, 4]
+    after = client.exchange({"t": (ids, ones(ids))}, {"w": np.ones((2, 3), np.float32)}, {"t": ids}, ["w"])
+    np.testing.assert_allclose(after.rows["t"].all(), before.rows["t"].all() - 0.1, rtol=1e-4)
+    assert after.blocks["w"].tolist() == [[0.5] * 3] * 2
+    assert client.pull(blocks=["w"]).blocks["w"] is after.blocks["w"]  # an unchanged block does not travel
+
+
+def test_additions_new_values_and_rates(job):
+    client, ids = job.start().ready(), np.array([1, 2])
+    client.push({"t": (ids, ones(ids))}, {"w": np.zeros((2, 3), np.float32)}, change=Change.ASSIGN)
+    client.push({"t": (ids, ones(ids))}, {"w": np.ones((2, 3), np.float32)}, change=Change.ADD)
+    assert (client.look_up("t", ids) == 2).all()
+    client.push({}, {"w": np.ones((2, 3), np.float32)}, learning_rate=2.0)
+    assert client.pull(blocks=["w"]).blocks["w"].tolist() == [[-1] * 3] * 2
+
+
+def test_large_calls_travel_in_chunks(job, monkeypatch):
+    client, ids = job.start(2).ready(), ids_of(40_000)
+    monkeypatch.setattr(wire, "LARGEST_MESSAGE", 1 << 18)
+    monkeypatch.setattr(wire, "CHUNK", 10_000)
+    local = SparseTable(TABLE)
+    for _ in range(2):
+        np.testing.assert_array_equal(client.pull({"t": ids}).rows["t"].all(), local.look_up(ids))
+        client.push({"t": (ids, ones(ids))})
+        local.push(ids, ones(ids))
+    found = client.exchange({"t": (ids, ones(ids))}, {}, {"t": ids}).rows["t"].all()
+    local.push(ids, ones(ids))
+    np.testing.assert_array_equal(found, local.look_up(ids))
+    np.testing.assert_array_equal(client.look_up("t", ids), found)
+    monkeypatch.setattr(wire, "LARGEST_CALL", 1 << 18)
+    with pytest.raises(TooLargeError, match="the request would have .* bytes, more than 262144; ask for less in one call"):
+        client.push({"t": (ids, ones(ids))})
+
+
+def test_shrinking(job):
+    client = job.start(2).ready()
+    client.push({"t": (np.arange(100), np.ones((100, 4), np.float32))})
+    for _ in range(2):
+        client.push({"t": (np.arange(30), np.ones((30, 4), np.float32))})
+    assert client.shrink("t", 2) == 70 and client.shrink("t", 2) == 0
+    with pytest.raises(errors.ServerError, match="age: expected at least 1"):
+        client.shrink("t", 0)
+
+
+@pytest.mark.parametrize("use, message", [
+    (lambda c: c.pull({"t": [1]}), r"table t: ids: expected an array int64 \[n\], found list"),
+    (lambda c: c.push({"t": (np.array([1]), np.ones((1, 3), np.float32))}), r"expected an array float32 \[1, 4\], found"),
+    (lambda c: c.push({}, {"w": np.ones(6)}), r"block w: expected an array float32 \[2, 3\], found float64 \[6\]"),
+    (lambda c: c.pull({"tt": np.array([1])}), r"there is no table 'tt'"),
+    (lambda c: c.pull(blocks=["v"]), r"there is no block 'v'"),
+    (lambda c: c.create([TABLE.model_copy(update={"width": 5})]), "t is there already, and is something else"),
+    (lambda c: c.create([], {1: [BLOCK]}), r"there are 1 servers, numbered from 0; found \[1\]"),
+    (lambda c: c.save("relative"), "expected an absolute path on the server's machine, found 'relative'"),
+    (lambda c: c.restore("/does/not/exist"), "there is no such directory"),
+])
+def test_mistakes_are_named(job, use, message):
+    with pytest.raises(errors.ServerError, match=message):
+        use(job.start().ready())
+
+
+def test_servers_in_another_order_are_noticed(job):
+    job.start(2)
+    with pytest.raises(errors.ServerError, match="this is server 1 of 2, not 0 of 2; give all trainers the same list"):
+        job.client(job.endpoints[::-1]).create([TABLE])
+
+
+# ---- exactly once --------------------------------------------------------------------------------------------------
+
+def raw(job, method, request, token=TOKEN, data=None):
+    """The reply to one call without the client's help."""
+    kind = wire.METHODS[method][1]
+    with grpc.insecure_channel(job.endpoints[0]) as channel:
+        call = channel.unary_unary(f"/{wire.SERVICE}/{method}")
+        metadata = [(wire.TOKEN, token)] if token else []
+        return kind.FromString(call(request.SerializeToString() if data is None else data, metadata=metadata, timeout=20))
+
+
+def push_request(sequence, values=None, **more):
+    values = ones([1]) if values is None else values
+    caller = pb.Caller(trainer=0, incarnation=1, sequence=sequence, outstanding=1)
+    return pb.PushRequest(caller=caller, rows=[pb.RowsChange(table="t", change=1, ids=np.array([7]).tobytes(),
+                                                             values=values.tobytes())], **more)
+
+
+def test_duplicates_and_reordering_change_nothing(job):
+    client = job.start().ready()
+    before = client.look_up("t", np.array([7]))
+    order = [3, 1, 3, 2, 1, 2, 3]
+    assert [raw(job, "Push", push_request(s)).applied for s in order] == [True, True, False, True, False, False, False]
+    np.testing.assert_allclose(client.look_up("t", np.array([7])), before + 3, rtol=1e-6)
+    with ThreadPoolExecutor(8) as threads:
+        assert sum(r.applied for r in threads.map(lambda _: raw(job, "Push", push_request(4)), range(8))) == 1
+    np.testing.assert_allclose(client.look_up("t", np.array([7])), before + 4, rtol=1e-6)
+
+
+def test_a_pull_that_is_sent_again_counts_its_shows_once(job):
+    job.start().client().create([TABLE.model_copy(update={"entry": specs.CountEntry(count=2)})])
+    request = pb.PullRequest(caller=pb.Caller(trainer=0, incarnation=1, sequence=1, outstanding=1),
+                             rows=[pb.RowsWanted(table="t", ids=np.array([7]).tobytes())])
+    for _ in range(3):
+        assert not np.frombuffer(raw(job, "Pull", request).rows[0], np.float32).any()
+    request.caller.sequence = 2
+    assert np.frombuffer(raw(job, "Pull", request).rows[0], np.float32).all()
+
+
+class CuttingProxy(threading.Thread):
+    """Passes connections on to a port, and cuts one as soon as the server answers with something large."""
+
+    def __init__(self, port, cut_after):
+        super().__init__(daemon=True)
+        self.target, self.left, self.cuts, self.ends = port, cut_after, 0, []
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        self.start()
+
+    def run(self):
+        while True:
+            try:
+                client, _ = self.listener.accept()
+            except OSError:
+                return
+            server = socket.create_connection(("127.0.0.1", self.target))
+            self.ends += [client, server]
+            for source, sink, counts in ((client, server, True), (server, client, False)):
+                threading.Thread(target=self.copy, args=[source, sink, counts], daemon=True).start()
+
+    def copy(self, source, sink, counts):
+        try:
+            while data := source.recv(1 << 16):
+                if counts and self.cuts < 3:
+                    self.left -= len(data)
+                    if self.left < 0:
+                        sink.sendall(data)  # the server gets it all; the client never hears of it
+                        self.cuts, self.left = self.cuts + 1, 2_000_000
+                        break
+                sink.sendall(data)
+        except OSError:
+            pass
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self):
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self.join(20)
+        self.listener.close()
+        for end in self.ends:
+            end.close()
+
+
+def test_a_connection_that_is_cut_during_pushes(job):
+    job.start()
+    proxy = CuttingProxy(job.servers[0].port, cut_after=500_000)
+    client, ids = job.client([f"127.0.0.1:{proxy.port}"]), np.arange(10_000)
+    client.create([TABLE])
+    client.push({"t": (ids, np.zeros((10_000, 4), np.float32))}, change=Change.ASSIGN)
+    for _ in range(40):
+        client.push({"t": (ids, ones(ids))}, change=Change.ADD)
+    client.close()
+    proxy.close()
+    assert proxy.cuts == 3
+    assert (job.client().look_up("t", ids) == 40).all()
+
+
+def test_a_server_that_is_not_there(job):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(errors.ServerError, match=rf"127.0.0.1:{port}: Create: no answer within 0.5 s .*is it running"):
+        job.client([f"127.0.0.1:{port}"], timeout_s=0.5).create([TABLE])
+
+
+def test_an_earlier_life_is_refused(job):
+    job.start().ready(incarnation=5).push({"t": (np.array([1]), ones([1]))})
+    job.ready(incarnation=6).push({"t": (np.array([1]), ones([1]))})
+    with pytest.raises(StateError, match="trainer 0: incarnation 5 has ended; incarnation 6 is at work"):
+        job.clients[0].push({"t": (np.array([1]), ones([1]))})
+
+
+# ---- several trainers ----------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("optimizer", [specs.Sgd(learning_rate=0.1), specs.Momentum(learning_rate=0.1, mu=0.9),
+                                       specs.Adam(learning_rate=0.1), specs.Adagrad(learning_rate=0.1)])
+@pytest.mark.parametrize("servers", [1, 2, 3])
+def test_synchronous_trainers_equal_one_on_the_joined_batch(job, optimizer, servers):
+    spec, rounds, rng = TABLE.model_copy(update={"optimizer": optimizer}), 20, np.random.RandomState(0)
+    batches = [[(rng.randint(0, 50, 20), rng.randn(20, 4).astype(np.float32)) for _ in range(2)] for _ in range(rounds)]
+    job.start(servers, trainers=2)
+
+    def train(trainer):
+        client = job.client(trainer=trainer)
+        client.create([spec], {servers - 1: [BLOCK]})
+        for number, batch in enumerate(batches, 1):
+            ids, gradients = batch[trainer]
+            pulled = client.exchange({"t": (ids, gradients)}, {"w": np.full((2, 3), trainer, np.float32)}, {"t": ids}, ["w"],
+                                     round=number)
+            assert pulled.rounds == number
+        client.leave()
+        return pulled.blocks["w"]
+
+    with ThreadPoolExecutor(2) as threads:
+        blocks = list(threads.map(train, range(2)))
+    local = SparseTable(spec)
+    for batch in batches:
+        local.push(np.concatenate([ids for ids, _ in batch]), np.concatenate([g for _, g in batch]) / np.float32(2))
+    np.testing.assert_allclose(job.client().look_up("t", np.arange(50)), local.look_up(np.arange(50)), rtol=1e-4, atol=1e-6)
+    for block in blocks:
+        np.testing.assert_allclose(block, 1 - 0.5 * 0.5 * rounds)
+    assert all(server.meeting.over for server in job.servers)
+
+
+def test_barriers_and_the_end_of_the_job(job):
+    job.start(2, trainers=2, end_with_trainers=True, silence_s=10)
+    first, second = job.client(trainer=0), job.client(trainer=1)
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(first.barrier)
+        with pytest.raises(TimeoutError):
+            waiting.result(0.1)
+        second.barrier()
+        waiting.result(20)
+    first.leave()
+    assert not job.servers[0].wait(0.05)
+    second.leave()
+    assert all(server.wait(20) for server in job.servers)
+
+
+def test_a_silent_trainer_fails_the_job_by_name(job):
+    job.start(trainers=2, silence_s=2)
+    silent = job.client(trainer=1)
+    silent._channels[0].call("Heartbeat", pb.HeartbeatRequest(caller=silent._caller()))
+    alive = job.client(trainer=0, heartbeat_s=0.1)
+    with pytest.raises(JobFailedError, match=r"the job has failed: trainer 1 has been silent for .* \(limit 2 s\)"):
+        alive.barrier()
+
+
+# ---- snapshots -----------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("after", [2, 3])
+def test_saving_and_restoring(job, tmp_path, after):
+    client, ids = job.start(2).ready(), ids_of(3000)
+    client.push({"t": (ids, ones(ids))}, {"w": np.ones((2, 3), np.float32)})
+    name, expected = client.save(str(tmp_path / "here")), client.look_up("t", ids)
+    assert client.save(str(tmp_path / "here"), name) == name  # asked again: it is there
+    client.push({"t": (ids, ones(ids))}, {"w": np.ones((2, 3), np.float32)})
+    old, job.servers = job.servers, []
+    again = job.start(after).ready()
+    assert again.restore(str(tmp_path / "here")) == name
+    np.testing.assert_array_equal(again.look_up("t", ids), expected)
+    assert again.pull(blocks=["w"]).blocks["w"].tolist() == [[0.5] * 3] * 2
+    again.push({"t": (ids, ones(ids))})
+    np.testing.assert_array_equal(again.look_up("t", ids), client.look_up("t", ids))
+    for server in old:
+        server.stop(0.2)
+
+
+def test_lost_calls_are_reported(job, tmp_path, caplog):
+    client, ids = job.start().ready(), np.array([1])
+    client.push({"t": (ids, ones(ids))})
+    client.save(str(tmp_path))
+    for _ in range(3):
+        client.push({"t": (ids, ones(ids))})
+    client.restore(str(tmp_path))
+    client.push({"t": (ids, ones(ids))})
+    assert client.status()[0].lost == 3 and client.status()[0].tables["t"].step == 2
+    assert "trainer 0: 3 calls that had been acknowledged" in caplog.text
+
+
+def test_a_disk_that_is_full_does_not_end_the_server(job, tmp_path, monkeypatch, caplog):
+    client, ids = job.start().ready(), np.array([1])
+    client.push({"t": (ids, ones(ids))})
+    client.save(str(tmp_path), "first")
+
+    def full(self, array):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(snapshot._Output, "write", full)
+    with pytest.raises(errors.ServerError, match="Save: OSError: .*No space left on device"):
+        client.save(str(tmp_path), "second")
+    monkeypatch.undo()
+    client.push({"t": (ids, ones(ids))})
+    assert client.restore(str(tmp_path)) == "first" and client.save(str(tmp_path), "third") == "third"
+
+
+# ---- strangers -----------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("token", [None, "", "a-token-of-another-job"])
+def test_calls_without_the_token_are_refused(job, token):
+    client = job.start().ready()
+    for method in wire.METHODS:
+        with pytest.raises(grpc.RpcError) as refused:
+            raw(job, method, None, token=token, data=b"\xff")
+        assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED and "token" in refused.value.details()
+    with pytest.raises(errors.ServerError, match="Status: the call does not bring the job's token"):
+        job.client(token=token or "x").status()
+    with grpc.insecure_channel(job.endpoints[0]) as channel, pytest.raises(grpc.RpcError) as refused:
+        list(channel.stream_stream(f"/{wire.SERVICE}/Stream")(iter([b""]), timeout=20))
+    assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
+    client.pull({"t": np.array([1])})
+
+
+def caller(sequence=1, **more):
+    return pb.Caller(**{"trainer": 0, "incarnation": 10**18, "sequence": sequence, "outstanding": 1} | more)
+
+
+def rows(**more):
+    good = {"table": "t", "ids": np.arange(2).tobytes(), "values": np.ones((2, 4), np.float32).tobytes()}
+    return pb.RowsChange(**good | more)
+
+
+HOSTILE = [
+    ("Push", pb.PushRequest(rows=[rows()]), "INVALID_ARGUMENT", "expected trainer, incarnation and sequence"),
+    ("Push", pb.PushRequest(caller=caller(), rows=[rows(table="x")]), "NOT_FOUND", "there is no table 'x'"),
+    ("Push", pb.PushRequest(caller=caller(), rows=[rows(ids=b"1234567")]), "INVALID_ARGUMENT", "a multiple of 8 bytes"),
+    ("Push", pb.PushRequest(caller=caller(), rows=[rows(values=b"1234")]), "INVALID_ARGUMENT", "expected 32 bytes"),
+    ("Push", pb.PushRequest(caller=caller(), rows=[rows(ids=bytes(24))]), "INVALID_ARGUMENT", "expected 48 bytes"),
+    ("Push", pb.PushRequest(caller=caller(), rows=[rows(change=7)]), "INVALID_ARGUMENT", "change: expected one of"),
+    ("Push", pb.PushRequest(caller=caller(), rows=[rows(learning_rate=float("nan"))]), "INVALID_ARGUMENT", "finite number"),
+    ("Push", pb.PushRequest(caller=caller(), rows=[rows(), rows(table="x")]), "NOT_FOUND", "there is no table 'x'"),
+    ("Push", pb.PushRequest(caller=caller(), round=2**63, rows=[rows()]), "FAILED_PRECONDITION", "round 1 comes next"),
+    ("Push", pb.PushRequest(caller=caller(sequence=2**40), rows=[rows()]), "INVALID_ARGUMENT", "outstanding <= sequence"),
+    ("Push", pb.PushRequest(caller=caller(trainer=99), rows=[rows()]), "INVALID_ARGUMENT", "this job has 1 trainers"),
+    ("Push", pb.PushRequest(caller=caller(), blocks=[pb.BlockChange(block="w", values=b"1")]), "INVALID_ARGUMENT", "24 bytes"),
+    ("Push", pb.PushRequest(caller=caller(), blocks=[pb.BlockChange(block="t")]), "NOT_FOUND", "there is no block 't'"),
+    ("Pull", pb.PullRequest(caller=caller(), rows=[pb.RowsWanted(table="t", ids=bytes(8), counts=bytes(8))]),
+     "INVALID_ARGUMENT", "counts: expected 4 bytes"),
+    ("Pull", pb.PullRequest(rows=[pb.RowsWanted(table="wide", ids=bytes(8 * 300))]), "RESOURCE_EXHAUSTED", "through Stream"),
+    ("LookUp", pb.LookUpRequest(table="wide", ids=bytes(8 * 300)), "RESOURCE_EXHAUSTED", "the reply would have"),
+    ("LookUp", pb.LookUpRequest(table="t", ids=b"1"), "INVALID_ARGUMENT", "ids: expected a multiple of 8"),
+    ("Create", pb.CreateRequest(servers=1, tables=[b"{"]), "INVALID_ARGUMENT", "table: the whole"),
+    ("Create", pb.CreateRequest(servers=1, tables=[json.dumps({"name": "y", "width": 10**9}).encode()]), "INVALID_ARGUMENT",
+     "table: width"),
+    ("Create", pb.CreateRequest(servers=1, blocks=[json.dumps(
+        {"name": "y", "shape": [10**6, 10**6], "optimizer": {"type": "sgd", "learning_rate": 1}}).encode()]),
+     "RESOURCE_EXHAUSTED", "block y: 4000000000000 bytes"),
+    ("Barrier", pb.BarrierRequest(caller=caller(), name="", number=1), "INVALID_ARGUMENT", "expected a name"),
+    ("Shrink", pb.ShrinkRequest(caller=caller(), table="t"), "INVALID_ARGUMENT", "age: expected at least 1"),
+    ("Save", pb.SaveRequest(folder="/tmp/\0", snapshot="a"), "INVALID_ARGUMENT", "absolute path"),
+    ("Save", pb.SaveRequest(folder="/tmp/never", snapshot="../a"), "INVALID_ARGUMENT", "expected an id of letters"),
+    ("Restore", pb.RestoreRequest(folder="/does/not/exist"), "INVALID_ARGUMENT", "no such directory"),
+]
+
+
+def test_hostile_messages_are_refused_and_change_nothing(job):
+    client = job.start().ready(incarnation=1)
+    client.create([TABLE.model_copy(update={"name": "wide", "width": specs.WIDEST_ROW})])
+    before = client.look_up("t", np.arange(2))
+    for method, request, code, message in HOSTILE:
+        with pytest.raises(grpc.RpcError) as refused:
+            raw(job, method, request)
+        assert refused.value.code().name == code and message in refused.value.details(), (request, refused.value)
+    for method in wire.METHODS:
+        for data in (b"\xff" * 9, b"\x0a\xff\xff\xff\xff\x0f", b"\x0a\x05a"):
+            with pytest.raises(grpc.RpcError) as refused:
+                raw(job, method, None, data=data)
+            assert refused.value.code().name == "INVALID_ARGUMENT" and f"expected a {method}Request" in refused.value.details()
+    np.testing.assert_array_equal(client.look_up("t", np.arange(2)), before)
+    assert client.status()[0].tables["t"].rows == client.status()[0].tables["wide"].rows == 0
+
+
+@pytest.mark.parametrize("chunks, code, message", [
+    ([], "INVALID_ARGUMENT", "expected None bytes"),
+    ([pb.Chunk(total=10, data=b"12345")], "INVALID_ARGUMENT", "chunks: expected 10 bytes together, found 5"),
+    ([pb.Chunk(total=3, data=b"12345")], "INVALID_ARGUMENT", "chunks: expected 3 bytes together, found 5"),
+    ([pb.Chunk(total=2**50, data=b"12345")], "RESOURCE_EXHAUSTED", "was announced"),
+    ([pb.Chunk(total=5, data=b"\xff" * 5)], "INVALID_ARGUMENT", "expected a ExchangeRequest"),
+])
+def test_chunks_that_do_not_fit(job, chunks, code, message):
+    job.start()
+    with grpc.insecure_channel(job.endpoints[0]) as channel:
+        call = channel.stream_stream(f"/{wire.SERVICE}/Stream")
+        with pytest.raises(grpc.RpcError) as refused:
+            list(call(iter([c.SerializeToString() for c in chunks]), metadata=[(wire.TOKEN, TOKEN)], timeout=20))
+    assert refused.value.code().name == code and message in refused.value.details()
+
+
+def test_messages_beyond_the_limit_are_refused(job):
+    client = job.start().ready()
+    with pytest.raises(grpc.RpcError) as refused:
+        raw(job, "Push", None, data=b"\0" * (wire.LARGEST_MESSAGE + wire.OVERHEAD + 1))
+    assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    client.pull({"t": np.array([1])})
+
+
+@pytest.mark.parametrize("change, message", [
+    ({"token": "short"}, "token"), ({"port": 70000}, "port"), ({"on_silence": "shrug"}, "on_silence"),
+    ({"trainers": 0}, "trainers"),
+])
+def test_wrong_settings(change, message):
+    with pytest.raises(errors.ServerError, match=f"settings: {message}"):
+        specs.read(Settings, {"token": TOKEN} | change, "settings")
+
+
+def test_settings_that_contradict_each_other(job):
+    with pytest.raises(errors.ServerError, match="server: expected a number below 2, found 2"):
+        Server(Settings(token=TOKEN, server=2, servers=2))
+    with pytest.raises(errors.ServerError, match="expected both tls_certificate and tls_key"):
+        Server(Settings(token=TOKEN, tls_key=TLS / "key.pem"))
+    with pytest.raises(errors.ServerError, match="cannot listen on 127.0.0.1:.*is the port taken"):
+        Server(Settings(token=TOKEN, port=job.start().servers[0].port))
+
+
+def test_tls(job):
+    files = {"tls_certificate": TLS / "certificate.pem", "tls_key": TLS / "key.pem", "tls_clients": TLS / "certificate.pem"}
+    certificate, key = ((TLS / name).read_bytes() for name in ("certificate.pem", "key.pem"))
+    job.start(**files)
+    client = job.client(tls_authority=certificate, tls_certificate=certificate, tls_key=key)
+    client.create([TABLE])
+    assert client.pull({"t": np.array([1])}).rows["t"].values.shape == (1, 4)
+    for more in ({}, {"tls_authority": certificate}):  # no TLS; no certificate of its own
+        with pytest.raises(errors.ServerError, match="no answer within 0.3 s"):
+            job.client(timeout_s=0.3, **more).status()
+
+
+# ---- metrics -------------------------------------------------------------------------------------------------------
+
+def test_metrics_on_request(job):
+    client, ids = job.start(metrics_port=0, trainers=1).ready(), np.arange(10)
+    client.pull({"t": ids})
+    client.push({"t": (ids, ones(ids))})
+    client.push({"t": (ids, ones(ids))})
+    client.barrier()
+    with pytest.raises(UnknownNameError):
+        client._channels[0].call("LookUp", pb.LookUpRequest(table="x"))
+    with urllib.request.urlopen(f"http://127.0.0.1:{job.servers[0].metrics_port}/metrics", timeout=20) as answer:
+        text = answer.read().decode()
+    for line in ('jfluid_ps_calls_total{method="Push",status="OK"} 2.0',
+                 'jfluid_ps_calls_total{method="LookUp",status="NOT_FOUND"} 1.0',
+                 'jfluid_ps_rows_total{kind="pushed",table="t"} 20.0', 'jfluid_ps_table_rows{table="t"} 10.0',
+                 'jfluid_ps_call_seconds_count{method="Pull"} 1.0', 'jfluid_ps_wait_seconds_count{kind="barrier"} 1.0',
+                 'jfluid_ps_staleness_steps_sum{table="t"} 1.0', "jfluid_ps_lost_calls 0.0"):
+        assert line in text
+    assert 'jfluid_ps_bytes_total{direction="in",method="Push"}' in text
+    assert Server(Settings(token=TOKEN)).start().metrics_port is None
+
+
+def test_everything_of_a_job_ends_with_it(job, tmp_path):
+    """No thread is left that would keep a process alive, and no file outside the folder."""
+    client = job.start().ready(heartbeat_s=0.05)
+    client.save(str(tmp_path / "s"))
+    client.leave()
+    job.servers[0].stop()
+    shutil.rmtree(tmp_path / "s")
+    assert not any(t.name in ("jfluid-ps-watch", "jfluid-ps-heartbeat") and t.is_alive() and not t.daemon
+                   for t in threading.enumerate())

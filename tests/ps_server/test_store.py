@@ -1,0 +1,184 @@
+"""DenseBlock, the ledger of what was applied, and the store that holds both together with tables."""
+import threading
+
+import numpy as np
+import pytest
+
+from jfluid import errors
+from jfluid.ps_server import specs
+from jfluid.ps_server.dense import DenseBlock
+from jfluid.ps_server.ledger import WINDOW, Call, Ledger
+from jfluid.ps_server.refusals import StateError, UnknownNameError
+from jfluid.ps_server.store import Gate, Store
+
+SGD = specs.Sgd(learning_rate=0.5)
+
+
+def block(shape=(2, 3), optimizer=SGD, **more):
+    return DenseBlock(specs.BlockSpec(name="w", shape=shape, optimizer=optimizer, **more))
+
+
+def call(sequence, trainer=0, incarnation=1, outstanding=1):
+    return Call(trainer, incarnation, sequence, outstanding)
+
+
+# ---- dense blocks --------------------------------------------------------------------------------------------------
+
+def test_reads_are_not_changed_by_later_updates():
+    w = block(initializer=specs.Constant(value=1))
+    value, version = w.read()
+    assert w.push(np.ones((2, 3), np.float32)) == version + 1
+    assert (value == 1).all() and (w.read()[0] == 0.5).all()
+    with pytest.raises(ValueError, match="read-only"):
+        value[:] = 0
+
+
+def test_dense_adam():
+    """Against the formula, with the powers of the step itself (sparse rows take those of the next)."""
+    w = block((4,), specs.Adam(learning_rate=0.1), initializer=specs.Uniform())
+    expected, first, second = w.read()[0].astype(np.float64), 0.0, 0.0
+    for step in range(1, 6):
+        gradient = np.cos(np.arange(4) + step)
+        first, second = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient**2
+        expected -= 0.1 * np.sqrt(1 - 0.999**step) / (1 - 0.9**step) * first / (np.sqrt(second) + 1e-8)
+        w.push(gradient.astype(np.float32))
+    np.testing.assert_allclose(w.read()[0], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_differences_values_and_rates():
+    w = block((2,))
+    w.assign(np.array([1, 2], np.float32))
+    w.add(np.array([1, 1], np.float32))
+    w.push(np.array([1, 1], np.float32), learning_rate=2.0)
+    assert w.read()[0].tolist() == [0, 1] and w.version == 3
+
+
+@pytest.mark.parametrize("gradient", [np.ones(3, np.float32), np.ones((2, 3)), [[1.0] * 3] * 2])
+def test_gradients_that_do_not_fit(gradient):
+    w = block()
+    with pytest.raises(errors.ServerError, match=r"block w: gradient: expected float32 \[2, 3\], found"):
+        w.push(gradient)
+    assert w.version == 0
+
+
+# ---- ledger --------------------------------------------------------------------------------------------------------
+
+def applied(ledger, *calls):
+    result = []
+    for one in calls:
+        with ledger.once(one) as first:
+            result.append(first)
+    return result
+
+
+def test_each_call_is_applied_once_in_any_order():
+    ledger = Ledger()
+    calls = [call(s) for s in (2, 1, 2, 5, 3, 1, 5, 4, 4)]
+    assert applied(ledger, *calls) == [True, True, False, True, True, False, False, True, False]
+    assert ledger.through(0) == (1, 5)
+    assert applied(ledger, call(1, trainer=1)) == [True] and ledger.trainers() == [0, 1]
+
+
+def test_a_call_that_failed_may_be_sent_again():
+    ledger = Ledger()
+    with pytest.raises(ZeroDivisionError), ledger.once(call(1)):
+        raise ZeroDivisionError
+    assert applied(ledger, call(1), call(1)) == [True, False]
+
+
+def test_a_new_incarnation_starts_anew_and_ends_the_old_one():
+    ledger = Ledger()
+    applied(ledger, call(1), call(2))
+    assert applied(ledger, call(1, incarnation=7)) == [True]
+    with pytest.raises(StateError, match="trainer 0: incarnation 1 has ended; incarnation 7 is at work"):
+        applied(ledger, call(3))
+
+
+@pytest.mark.parametrize("wrong", [call(0), call(-1), call(1, outstanding=0), call(3, outstanding=4), call(1 + WINDOW)])
+def test_sequences_that_cannot_be(wrong):
+    ledger = Ledger()
+    with pytest.raises(errors.ServerError, match="trainer 0: expected 1 <= outstanding <= sequence"):
+        applied(ledger, wrong)
+    assert ledger.trainers() == []
+
+
+def test_lost_calls_are_counted_once():
+    ledger = Ledger()
+    applied(ledger, *(call(s) for s in range(1, 9)))
+    saved = ledger.state()
+    applied(ledger, *(call(s) for s in range(9, 13)), call(14))
+    restored = Ledger()
+    restored.restore(saved)
+    later = [call(15, outstanding=13), call(14, outstanding=13), call(14, outstanding=13)]
+    assert applied(restored, *later) == [True, True, False]
+    assert restored.lost == 4  # 9 to 12; 13 may still come
+    assert applied(restored, call(13, outstanding=13)) == [True] and restored.through(0) == (1, 15) and restored.lost == 4
+
+
+def test_a_duplicate_waits_for_the_call_that_runs():
+    ledger, inside, finish, results = Ledger(), threading.Event(), threading.Event(), []
+
+    def run():
+        with ledger.once(call(1)) as first:
+            inside.set()
+            finish.wait(30)
+            results.append(first)
+
+    def repeat():
+        with ledger.once(call(1)) as first:
+            results.append(first)
+
+    threads = [threading.Thread(target=run), threading.Thread(target=repeat)]
+    threads[0].start()
+    assert inside.wait(30)
+    threads[1].start()
+    threads[1].join(0.05)
+    assert results == []
+    finish.set()
+    for thread in threads:
+        thread.join(30)
+    assert results == [True, False]
+
+
+# ---- store ---------------------------------------------------------------------------------------------------------
+
+def test_names_stand_for_one_thing():
+    store = Store()
+    spec = specs.TableSpec(name="words", width=2, optimizer=SGD)
+    assert store.create_table(spec) is store.create_table(spec)
+    with pytest.raises(errors.ServerError, match="words is there already, and is something else"):
+        store.create_table(spec.model_copy(update={"width": 3}))
+    with pytest.raises(errors.ServerError, match="words is there already"):
+        store.create_block(specs.BlockSpec(name="words", shape=(2,), optimizer=SGD))
+    with pytest.raises(UnknownNameError, match="there is no table 'word' .did you mean words"):
+        store.table("word")
+    with pytest.raises(UnknownNameError, match="there is no block 'words'"):
+        store.block("words")
+
+
+def test_a_cut_waits_for_mutations_and_mutations_for_the_cut():
+    gate, order, inside = Gate(), [], threading.Event()
+    finish = threading.Event()
+
+    def mutate():
+        with gate.shared():
+            inside.set()
+            finish.wait(30)
+            order.append("mutation")
+
+    def cut():
+        with gate.alone():
+            order.append("cut")
+
+    threads = [threading.Thread(target=mutate), threading.Thread(target=cut)]
+    threads[0].start()
+    assert inside.wait(30)
+    threads[1].start()
+    threads[1].join(0.05)
+    assert order == []
+    finish.set()
+    for thread in threads:
+        thread.join(30)
+    assert order == ["mutation", "cut"]
+    with gate.shared(), gate.shared():
+        pass
