@@ -9,6 +9,14 @@ from jfluid import errors
 from jfluid.ir.types import VarType, var_type
 
 
+def whole(value: Any) -> Any:
+    """A value as it is, but a device array that is divided among processes as NumPy: all of them must ask for it."""
+    if isinstance(value, jax.Array) and not value.is_fully_addressable and not value.is_fully_replicated:
+        from jax.experimental import multihost_utils
+        return multihost_utils.process_allgather(value, tiled=True)
+    return value
+
+
 class LoDTensor:
     """A tensor, and the offsets (LoD) that group its rows into sequences, level by level.
 
@@ -74,10 +82,7 @@ class LoDTensor:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if self._value is None:
             raise errors.UninitializedError("the tensor holds no value yet: run the startup program, or set it")
-        if isinstance(self._value, jax.Array) and not self._value.is_fully_addressable:
-            from jfluid.parallel.processes import whole
-            return whole(self._value).astype(self._value.dtype if dtype is None else dtype)
-        return np.array(self._value, dtype=dtype)
+        return np.array(whole(self._value), dtype=dtype)
 
     def __len__(self) -> int:
         return self.shape()[0]

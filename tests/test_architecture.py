@@ -11,7 +11,9 @@ FORBIDDEN = {
     "ops": ("jfluid.compile", "jfluid.layers", "jfluid.executor"),
     "layers": ("jax", "jfluid.ops", "jfluid.compile", "jfluid.executor"),
     "optimizer": ("jax", "jfluid.ops", "jfluid.compile"),
-    "compile": ("jfluid.layers", "jfluid.executor", "jfluid.optimizer"),
+    "parallel": ("jfluid.layers", "jfluid.executor", "jfluid.optimizer"),
+    "dataset": ("jfluid.layers", "jfluid.executor", "jfluid.optimizer", "jfluid.compile"),
+    "compile": ("jfluid.parallel", "jfluid.layers", "jfluid.executor", "jfluid.optimizer"),
     "ps_server": ("jax", "jfluid.layers", "jfluid.executor", "jfluid.optimizer"),
     "files": ("jax", "jfluid.compile", "jfluid.layers"),
 }
@@ -35,10 +37,10 @@ def test_imports_run_one_way(folder):
 
 @pytest.mark.parametrize("heavy", ["flax", "matplotlib", "sklearn", "grpc", "numba"])
 def test_heavy_libraries_are_imported_where_they_are_used(heavy):
-    # The parameter servers are imported by none of the rest when it is imported (test_import.py sees to it).
-    used_by = {"grpc": "ps_server", "numba": "ps_server"}.get(heavy)
+    # Parameter servers and datasets are imported by none of the rest when it is imported (test_import.py sees to it).
+    used_by = {"grpc": ("ps_server",), "numba": ("ps_server", "dataset")}.get(heavy, ())
     for path in ROOT.rglob("*.py"):
-        if used_by and path.is_relative_to(ROOT / used_by):
+        if any(path.is_relative_to(ROOT / folder) for folder in used_by):
             continue
         for node in ast.parse(path.read_text()).body:
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else \

@@ -13,9 +13,8 @@ from jfluid.compile import buckets
 from jfluid.compile.host import Host
 from jfluid.compile.lower import Lowering
 from jfluid.compile.plan import Plan, Segment
-from jfluid.lod_tensor import LoDTensor
+from jfluid.lod_tensor import LoDTensor, whole
 from jfluid.ops.ragged import Ragged
-from jfluid.parallel.processes import whole
 from jfluid.scope import Scope
 
 
@@ -99,7 +98,7 @@ class Step:
 
     def _place(self, name: str, value: Any) -> jax.Array:
         if isinstance(value, jax.Array) and not value.is_fully_addressable:
-            value = whole(value)  # it lies on devices of several processes
+            value = np.asarray(whole(value))  # it lies on devices of several processes
         return jax.device_put(value, self._home, may_alias=isinstance(value, jax.Array))
 
     def run_segments(self, env: dict[str, Any], scope: Scope, key: Any, binding: "Binding | None" = None) -> None:

@@ -81,11 +81,3 @@ def all_gather(value: Any) -> np.ndarray:
     from jax.experimental import multihost_utils
     with jax.enable_x64(True):
         return np.asarray(multihost_utils.process_allgather(np.asarray(value)))
-
-
-def whole(value: Any) -> np.ndarray:
-    """A device array as NumPy; one that is divided among processes is put together, which all of them must ask for."""
-    if isinstance(value, jax.Array) and not value.is_fully_addressable and not value.is_fully_replicated:
-        from jax.experimental import multihost_utils
-        return np.asarray(multihost_utils.process_allgather(value, tiled=True))
-    return np.asarray(value)

@@ -13,9 +13,10 @@ from jfluid.compile.buckets import trimmed
 from jfluid.compile.lower import Lowering
 from jfluid.compile.plan import Plan
 from jfluid.compile.step import Binding
+from jfluid.lod_tensor import whole
 from jfluid.ops.collective import AXIS
 from jfluid.ops.rows import NeedsExactRows
-from jfluid.parallel import feeding, phases, processes
+from jfluid.parallel import feeding, phases
 from jfluid.parallel.strategy import Layout, summed
 from jfluid.scope import Scope
 
@@ -73,7 +74,7 @@ class ParallelStep:
         if self.differs(name):
             own = jax.tree.map(_shards, value)
             return [trimmed(jax.tree.map(lambda shards, i=i: shards[i], own, is_leaf=_is_shards)) for i in range(count)]
-        return [trimmed(jax.tree.map(processes.whole, value))] * count
+        return [trimmed(jax.tree.map(lambda leaf: np.asarray(whole(leaf)), value))] * count
 
     def differs(self, name: str) -> bool:
         """Whether a fetch has a value for each replica."""
