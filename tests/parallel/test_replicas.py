@@ -1,0 +1,316 @@
+"""Replicas on the CPU: losses against the real Fluid's (tests/golden/parallel.json) and against one device."""
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import jfluid as fluid
+from jfluid import errors, layers
+from tests.parity.parallel import CASES, train
+
+GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "parallel.json").read_text())
+# Fluid cannot sort the operators of a global clip in Reduce mode; one device is the measure there.
+
+
+@pytest.fixture(autouse=True)
+def cpu_num(monkeypatch):
+    monkeypatch.setenv("CPU_NUM", "2")
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_losses_of_two_replicas_are_fluids(name):
+    case, _, mode = name.rpartition("_")
+    losses, _ = train(fluid, case, 2, mode == "reduce")
+    rtol = 1e-3 if case.startswith("conv") else 1e-4  # batch norm divides by the deviation of four rows
+    np.testing.assert_allclose(losses, GOLDEN[name], rtol=rtol)
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """The losses and the state of each case on one device."""
+    return {case: train(fluid, case, 0) for case in CASES}
+
+
+@pytest.mark.parametrize("case, mode, replicas", [("mlp_adam", "allreduce", 1), ("mlp_adam", "reduce", 1)] + [
+    (case, mode, replicas) for case in CASES for mode in ("allreduce", "reduce") for replicas in (2, 4)])
+def test_replicas_equal_one_device(case, mode, replicas, alone):
+    losses, state = train(fluid, case, replicas, mode == "reduce", sync=True)
+    assert len(losses[0]) == replicas
+    # Batch norm amplifies rounding from step to step.
+    rtol = 2e-3 if case.startswith("conv") else 1e-4
+    np.testing.assert_allclose(np.mean(losses, 1), np.mean(alone[case][0], 1), rtol=rtol)
+    assert list(state) == list(alone[case][1])
+    for name, value in alone[case][1].items():
+        np.testing.assert_allclose(state[name], value, rtol=10 * rtol, atol=20 * rtol, err_msg=name)
+
+
+def trained(reduce, replicas=4):
+    """The scope after a step of Adam with Reduce or AllReduce, and what it fetched."""
+    x = fluid.data("x", [None, 64], "float32")
+    hidden = layers.fc(x, 32, act="relu")
+    loss = layers.mean(layers.fc(hidden, 8))
+    fluid.optimizer.Adam(0.01).minimize(loss)
+    exe = fluid.Executor(fluid.CPUPlace())
+    exe.run(fluid.default_startup_program())
+    strategy = fluid.BuildStrategy()
+    if reduce:
+        strategy.reduce_strategy = strategy.ReduceStrategy.Reduce
+    program = fluid.CompiledProgram(fluid.default_main_program()).with_data_parallel(
+        loss.name, strategy, places=fluid.cpu_places(replicas))
+    exe.run(program, feed={"x": np.ones((8, 64), "float32")}, fetch_list=[loss])
+    return exe, program, loss
+
+
+@pytest.mark.parametrize("reduce", [False, True])
+def test_reduce_divides_the_optimizers_state(reduce):
+    trained(reduce)
+    scope, held, whole = fluid.global_scope(), 0, 0
+    for var in fluid.default_main_program().list_vars():
+        if "moment" in var.name and var.persistable:
+            value = scope.find_var(var.name).get_tensor()._value
+            held += sum(shard.data.nbytes for shard in value.addressable_shards)
+            whole += value.nbytes
+    assert held == (whole if reduce else 4 * whole)
+
+
+def test_programs_share_the_scope_and_go_from_mode_to_mode(tmp_path):
+    exe, program, loss = trained(True)
+    test = fluid.default_main_program().clone(for_test=True)
+    feed = {"x": np.ones((8, 64), "float32")}
+    plain, = exe.run(test, feed=feed, fetch_list=[loss.name])
+    shared = fluid.CompiledProgram(test).with_data_parallel(share_vars_from=program, places=fluid.cpu_places(2))
+    np.testing.assert_allclose(exe.run(shared, feed=feed, fetch_list=[loss.name])[0], [plain[0]] * 2, rtol=1e-6)
+    fluid.io.save_persistables(exe, str(tmp_path), fluid.default_main_program())
+    losses = [exe.run(program, feed=feed, fetch_list=[loss])[0].mean() for _ in range(3)]
+    fluid.io.load_persistables(exe, str(tmp_path), fluid.default_main_program())
+    other = fluid.CompiledProgram(fluid.default_main_program()).with_data_parallel(loss.name, places=fluid.cpu_places(2))
+    again = [exe.run(p, feed=feed, fetch_list=[loss])[0].mean() for p in (other, fluid.default_main_program(), program)]
+    np.testing.assert_allclose(again, losses, rtol=1e-5)
+
+
+def net(optimize=True):
+    x = fluid.data("x", [None, 2], "float32")
+    init = fluid.initializer.NumpyArrayInitializer(np.arange(6).reshape(2, 3).astype("float32") / 10)
+    hidden = layers.fc(x, 3, param_attr=fluid.ParamAttr(name="w", initializer=init), bias_attr=False)
+    loss = layers.mean(hidden)
+    if optimize:
+        fluid.optimizer.SGD(0.1).minimize(loss)
+    exe = fluid.Executor(fluid.CPUPlace())
+    exe.run(fluid.default_startup_program())
+    return exe, hidden, loss
+
+
+def parallel(loss, **options):
+    return fluid.CompiledProgram(fluid.default_main_program()).with_data_parallel(loss.name, **options)
+
+
+def rows(n):
+    return np.arange(2 * n).reshape(n, 2).astype("float32")
+
+
+def weights():
+    return np.array(fluid.global_scope().find_var("w").get_tensor())
+
+
+# What Fluid 1.8.5 gives for the same program and feeds.
+AFTER_5 = [[-0.15, -0.05, 0.05], [0.1166667, 0.2166667, 0.3166667]]
+
+
+def test_the_first_replicas_get_what_is_over():
+    exe, hidden, loss = net()
+    found = exe.run(parallel(loss), feed={"x": rows(5)}, fetch_list=[loss, hidden, "w", "w@GRAD"])
+    np.testing.assert_allclose(found[0], [1.4, 3.9], rtol=1e-6)
+    np.testing.assert_allclose(found[1][3:], [[2.1, 3.4, 4.7], [2.7, 4.4, 6.1]], rtol=1e-6)
+    np.testing.assert_allclose(found[2], AFTER_5 * 2, rtol=1e-5)
+    np.testing.assert_allclose(weights(), AFTER_5, rtol=1e-5)
+    assert found[3].shape == (4, 3) and (found[3][:2] == found[3][2:]).all()
+
+
+def test_fetches_of_each_replica():
+    exe, hidden, loss = net()
+    found = exe.run(parallel(loss), feed={"x": rows(5)}, fetch_list=[loss, hidden, "w"], return_merged=False)
+    assert [[part.shape for part in parts] for parts in found] == [[(1,), (1,)], [(3, 3), (2, 3)], [(2, 3), (2, 3)]]
+    assert exe.run(parallel(loss), feed={"x": rows(4)}, fetch_list=[]) == []
+
+
+def test_a_feed_for_each_replica():
+    exe, hidden, loss = net()
+    program = parallel(loss)
+    found = exe.run(program, feed=[{"x": rows(1)}, {"x": rows(3)}], fetch_list=[loss, hidden])
+    np.testing.assert_allclose(found[0], [0.4, 1.4], rtol=1e-6)
+    assert found[1].shape == (4, 3)
+    with pytest.raises(errors.FeedError, match="a list of 1 feeds for 2 replicas"):
+        exe.run(program, feed=[{"x": rows(1)}], fetch_list=[loss])
+    with pytest.raises(errors.FeedError, match="feed x: 1 rows for 2 replicas"):
+        exe.run(program, feed={"x": rows(1)}, fetch_list=[loss])
+    with pytest.raises(errors.FeedError, match="hold different names"):
+        exe.run(program, feed=[{"x": rows(1)}, {}], fetch_list=[loss])
+
+
+@pytest.mark.parametrize("lengths, losses", [([1, 2, 3], [2.1, 13.2]), ([1, 2, 3, 1], [2.1, 9.8])])
+def test_sequences_are_divided_whole(lengths, losses):
+    x = fluid.data("x", [None, 2], "float32", lod_level=1)
+    init = fluid.initializer.NumpyArrayInitializer(np.arange(6).reshape(2, 3).astype("float32") / 10)
+    pooled = layers.sequence_pool(layers.fc(x, 3, param_attr=fluid.ParamAttr(name="w", initializer=init), bias_attr=False), "sum")
+    loss = layers.mean(pooled)
+    fluid.optimizer.SGD(0.1).minimize(loss)
+    exe = fluid.Executor(fluid.CPUPlace())
+    exe.run(fluid.default_startup_program())
+    feed = {"x": fluid.create_lod_tensor(rows(sum(lengths)), [lengths], fluid.CPUPlace())}
+    found = exe.run(parallel(loss), feed=feed, fetch_list=[loss, pooled, x], return_numpy=False)
+    np.testing.assert_allclose(np.array(found[0]), losses, rtol=1e-6)
+    assert np.array(found[1]).shape == (len(lengths), 3)
+    assert found[2].recursive_sequence_lengths() == [lengths]
+    np.testing.assert_array_equal(np.array(found[2]), rows(sum(lengths)))
+    with pytest.raises(errors.FeedError, match="1 sequences for 2 replicas"):
+        exe.run(parallel(loss), feed={"x": fluid.create_lod_tensor(rows(3), [[3]], fluid.CPUPlace())}, fetch_list=[loss])
+
+
+@pytest.mark.parametrize("strategy, seed, after", [
+    ("One", None, [[-0.2, -0.1, 0], [0.0333333, 0.1333333, 0.2333333]]),
+    ("Customized", [0.3, 0.7], [[-0.1266667, -0.0266667, 0.0733333], [0.14, 0.24, 0.34]])])
+def test_the_gradient_of_the_loss(strategy, seed, after):
+    exe, _, loss = net()
+    build = fluid.BuildStrategy()
+    build.gradient_scale_strategy = getattr(build.GradientScaleStrategy, strategy)
+    program = parallel(loss, build_strategy=build)
+    feed = {"x": rows(4)}
+    if seed:
+        with pytest.raises(errors.FeedError, match=r"mean_0.tmp_0@GRAD: with GradientScaleStrategy.Customized"):
+            exe.run(program, feed=feed, fetch_list=[loss])
+        feed[loss.name + "@GRAD"] = np.array(seed, "float32")
+    exe.run(program, feed=feed, fetch_list=[loss])
+    np.testing.assert_allclose(weights(), after, rtol=1e-5, atol=1e-7)
+
+
+def test_fed_parameters_are_every_replicas():
+    exe, _, loss = net()
+    found = exe.run(parallel(loss), feed={"x": rows(4), "w": np.ones((2, 3), "float32")}, fetch_list=[loss, "w"])
+    np.testing.assert_allclose(found[0], [3, 11], rtol=1e-6)
+    np.testing.assert_allclose(weights(), [[0.9] * 3, [0.8666667] * 3], rtol=1e-6)
+
+
+def test_several_iterations_in_one_run():
+    exe, _, loss = net()
+    execution = fluid.ExecutionStrategy()
+    execution.num_iteration_per_run = 3
+    many, = exe.run(parallel(loss, exec_strategy=execution), feed={"x": rows(4)}, fetch_list=[loss])
+    after = weights()
+    fluid.global_scope().find_var("w").get_tensor().set(np.arange(6).reshape(2, 3).astype("float32") / 10, fluid.CPUPlace())
+    program = parallel(loss)
+    for _ in range(3):
+        one, = exe.run(program, feed={"x": rows(4)}, fetch_list=[loss])
+    np.testing.assert_allclose(many, one, rtol=1e-6)
+    np.testing.assert_allclose(after, weights(), rtol=1e-6)
+
+
+def test_running_statistics_are_the_first_replicas():
+    x = fluid.data("x", [None, 2], "float32")
+    loss = layers.mean(layers.square(layers.batch_norm(x, moving_mean_name="mean", moving_variance_name="variance")))
+    fluid.optimizer.SGD(0.1).minimize(loss)
+    exe = fluid.Executor(fluid.CPUPlace())
+    exe.run(fluid.default_startup_program())
+    exe.run(parallel(loss), feed={"x": rows(4)}, fetch_list=[loss])
+    np.testing.assert_allclose(np.array(fluid.global_scope().find_var("mean").get_tensor()), [0.1, 0.2], rtol=1e-6)
+    build = fluid.BuildStrategy()
+    build.sync_batch_norm = True
+    exe.run(parallel(loss, build_strategy=build), feed={"x": rows(4)}, fetch_list=[loss])
+    np.testing.assert_allclose(np.array(fluid.global_scope().find_var("mean").get_tensor()), [0.1 * 0.9 + 0.3, 0.18 + 0.4],
+                               rtol=1e-6)
+
+
+def test_counters_count_once_a_run():
+    exe, _, loss = net()
+    counter = layers.autoincreased_step_counter()
+    exe.run(fluid.default_startup_program())
+    program = parallel(loss)
+    assert [exe.run(program, feed={"x": rows(4)}, fetch_list=[counter])[0].tolist() for _ in range(2)] == [[1, 1], [2, 2]]
+
+
+def test_replicas_draw_different_numbers():
+    x = fluid.data("x", [None, 100], "float32")
+    dropped = layers.dropout(x, 0.5)
+    exe = fluid.Executor(fluid.CPUPlace())
+    program = fluid.CompiledProgram(fluid.default_main_program()).with_data_parallel()
+    found, = exe.run(program, feed={"x": np.ones((2, 100), "float32")}, fetch_list=[dropped])
+    assert 20 < (found[0] != found[1]).sum() < 80
+
+
+def test_the_older_executor():
+    _, _, loss = net()
+    executor = fluid.ParallelExecutor(use_cuda=False, loss_name=loss.name, main_program=fluid.default_main_program())
+    assert executor.device_count == 2 and executor.drop_local_exe_scopes() is None
+    np.testing.assert_allclose(executor.run([loss.name], feed={"x": rows(4)})[0], [0.9, 2.9], rtol=1e-6)
+    np.testing.assert_allclose(np.array(executor.run([loss.name], feed_dict={"x": rows(4)}, return_numpy=False)[0]),
+                               [0.5333333, 1.6], rtol=1e-5)
+    with pytest.raises(errors.FeedError, match="two names of one argument"):
+        executor.run([loss.name], feed={}, feed_dict={})
+    test = fluid.ParallelExecutor(False, main_program=fluid.default_main_program().clone(for_test=True), share_vars_from=executor)
+    assert test.run([loss.name], feed={"x": rows(2)})[0].shape == (2,)
+
+
+def test_wrong_settings(monkeypatch):
+    exe, _, loss = net()
+    program = parallel(loss)
+    with pytest.raises(errors.ProgramError, match="has data parallelism already"):
+        program.with_data_parallel(loss.name)
+    with pytest.raises(errors.ProgramError, match=r"no variable mean_0.tmp_1 \(did you mean"):
+        fluid.CompiledProgram(fluid.default_main_program()).with_data_parallel("mean_0.tmp_1")
+    with pytest.raises(TypeError, match="expected a BuildStrategy, found dict"):
+        parallel(loss, build_strategy={})
+    with pytest.raises(errors.ProgramError, match="share_vars_from"):
+        parallel(loss, share_vars_from=fluid.CompiledProgram(fluid.Program()))
+    with pytest.raises(errors.PlaceError, match="9 replicas on the CPU were asked for, and JAX has started with 4"):
+        exe.run(parallel(loss, places=fluid.cpu_places(9)), feed={"x": rows(9)}, fetch_list=[loss])
+    with pytest.raises(errors.UnsupportedError, match="use_prune"):
+        exe.run(parallel(loss), feed={"x": rows(4)}, fetch_list=[loss], use_prune=True)
+    for wrong in ("0", "two", "-1"):
+        monkeypatch.setenv("CPU_NUM", wrong)
+        with pytest.raises(errors.PlaceError, match="CPU_NUM: expected a whole number above 0"):
+            fluid.Executor(fluid.CPUPlace()).run(fluid.default_startup_program())
+
+
+def test_what_replicas_cannot_do():
+    exe, hidden, loss = net(optimize=False)
+    layers.Print(hidden)
+    with pytest.raises(errors.UnsupportedError, match="operator print runs on the host"):
+        exe.run(parallel(loss), feed={"x": rows(4)}, fetch_list=[loss])
+
+
+def test_updates_by_what_differs_are_refused():
+    x = fluid.data("x", [None, 2], "float32")
+    loss = layers.mean(layers.fc(x, 3))
+    fluid.optimizer.SGD(layers.mean(x) * 0.01).minimize(loss)
+    exe = fluid.Executor(fluid.CPUPlace())
+    exe.run(fluid.default_startup_program())
+    with pytest.raises(errors.UnsupportedError, match="operator sgd updates by .*, which each replica has for itself"):
+        exe.run(parallel(loss), feed={"x": rows(4)}, fetch_list=[loss])
+
+
+def test_sparse_gradients_stay_rows():
+    ids = fluid.data("ids", [None, 1], "int64")
+    loss = layers.mean(layers.embedding(ids, [100000, 8], is_sparse=True, param_attr="table"))
+    fluid.optimizer.SGD(0.1).minimize(loss)
+    exe = fluid.Executor(fluid.CPUPlace())
+    exe.run(fluid.default_startup_program())
+    program = parallel(loss)
+    exe.run(program, feed={"ids": np.arange(8).reshape(8, 1)}, fetch_list=[loss])
+    before = np.array(fluid.global_scope().find_var("table").get_tensor())
+    exe.run(program, feed={"ids": np.arange(8).reshape(8, 1)}, fetch_list=[loss])
+    moved = np.flatnonzero((np.array(fluid.global_scope().find_var("table").get_tensor()) != before).any(1))
+    assert moved.tolist() == list(range(8))
+
+
+def test_a_failing_step_leaves_the_others_running():
+    exe, _, loss = net()
+    program = parallel(loss)
+    for _ in range(20):
+        exe.run(program, feed={"x": rows(4)}, fetch_list=[])
+    with pytest.raises(errors.FetchError):
+        exe.run(program, feed={"x": rows(4)}, fetch_list=["no_such"])
+    with pytest.raises(errors.FeedError):
+        exe.run(program, feed={"x": rows(4).astype("float64")}, fetch_list=[loss])
+    assert exe.run(program, feed={"x": rows(4)}, fetch_list=[loss])[0].shape == (2,)
+    assert jax.device_count() == 4
