@@ -9,6 +9,7 @@ from jfluid import errors
 from jfluid.compile.buckets import Buckets, Size, fill
 from jfluid.lod_tensor import LoDTensor, LoDTensorArray, SelectedRows
 from jfluid.ops.ragged import Level, Ragged
+from jfluid.parallel import processes
 
 
 def shares(feeds: Mapping[str, Any], replicas: int, whole: set[str]) -> list[dict[str, Any]]:
@@ -44,28 +45,56 @@ def _sequences(tensor: LoDTensor, begin: int, end: int) -> LoDTensor:
 class Stacker:
     """Stacks the feeds of replicas along a new first dimension; ragged ones, and rows of different number, are padded."""
 
-    def __init__(self) -> None:
+    def __init__(self, agree: bool = False) -> None:
         self._buckets = Buckets()
+        self._agree = agree  # whether all processes must pad alike
 
     def stack(self, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The feeds by name, arrays or `Ragged` with leaves [replicas, ...]."""
-        names = list(parts[0])
+        names = sorted(parts[0])
         lods = {n: [[level.astype(np.int32) for level in p[n]._lod] for p in parts]
                 for n in names if isinstance(parts[0][n], LoDTensor)}
-        sizes = self._buckets.choose({n: _largest(found) for n, found in lods.items()}) if lods else {}
+        needs = {n: _largest(found) for n, found in lods.items()}
+        counts = {n: [v.shape[0] if (v := p[n]).ndim else 0 for p in parts] for n in names if n not in lods}
+        bounds = {n: (min(c), max(c)) for n, c in counts.items()}
+        uneven = {n: len({len(lod[0]) for lod in found}) > 1 for n, found in lods.items()}
+        if self._agree:
+            needs, bounds, uneven = _agreed(needs, bounds, uneven)
+        sizes = self._buckets.choose(needs) if lods else {}
         found = {}
         for name in names:
             values = [p[name] for p in parts]
             if name in lods:
-                uneven = len({len(lod[0]) for lod in lods[name]}) > 1
-                found[name] = _stacked([_filled(v._value, lod, sizes[name], uneven) for v, lod in zip(values, lods[name])])
-            elif len({v.shape[0] if v.ndim else 0 for v in values}) == 1:
+                found[name] = _stacked([_filled(v._value, lod, sizes[name], uneven[name])
+                                        for v, lod in zip(values, lods[name])])
+            elif bounds[name][0] == bounds[name][1]:
                 found[name] = np.stack(values)
             else:
-                rows = max(len(v) for v in values)
+                rows = bounds[name][1]
                 found[name] = _stacked([Ragged(fill(v, [], Size(rows, (), ()), False).values, (), np.int32(len(v)))
                                         for v in values])
         return found
+
+
+def _agreed(needs: dict[str, Size], bounds: dict[str, tuple[int, int]],
+            uneven: dict[str, bool]) -> tuple[dict[str, Size], dict[str, tuple[int, int]], dict[str, bool]]:
+    """What all processes need together; each must have the same names."""
+    own: list[int] = []
+    for name, size in needs.items():
+        own += [size.rows, *size.numbers, *size.longest, size.uniform, uneven[name]]
+    for low, high in bounds.values():
+        own += [low, high]
+    everyone = processes.all_gather(np.array(own, np.int64))
+    most, least = everyone.max(0).tolist(), everyone.min(0).tolist()
+    sizes, at = {}, 0
+    for name, size in needs.items():
+        levels = len(size.numbers)
+        end = at + 1 + 2 * levels
+        uneven[name] = bool(most[end + 1]) or least[at + 1] != most[at + 1]
+        sizes[name] = Size(most[at], tuple(most[at + 1:at + 1 + levels]), tuple(most[at + 1 + levels:end]),
+                           bool(least[end]) and least[at:end] == most[at:end])
+        at = end + 2
+    return sizes, {n: (least[at + 2 * i], most[at + 2 * i + 1]) for i, n in enumerate(bounds)}, uneven
 
 
 def _largest(lods: list[list[np.ndarray]]) -> Size:

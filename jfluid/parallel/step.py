@@ -13,6 +13,7 @@ from jfluid.compile.buckets import trimmed
 from jfluid.compile.lower import Lowering
 from jfluid.compile.plan import Plan
 from jfluid.compile.step import Binding
+from jfluid.ir.types import VarType
 from jfluid.lod_tensor import whole
 from jfluid.ops.collective import AXIS
 from jfluid.ops.rows import NeedsExactRows
@@ -34,7 +35,12 @@ class ParallelStep:
         apart = {n for p in self._phases for n in p.apart_gives} | set(plan.feeds) - set(self._fed_whole)
         self._apart_fetches = {n for n in plan.fetches if n in apart and n not in plan.updated}
         self.starts_anew = not plan.state and not plan.feeds
-        self._stacker = feeding.Stacker()
+        sparse = any((v := plan.block.find_var_recursive(n)) is not None and v.type == VarType.SELECTED_ROWS
+                     for p in self._phases for n in p.reduced)
+        on_gpus = layout.mesh.devices.flat[0].platform != "cpu"
+        # Rows of sparse gradients are gathered, so that there must be as many everywhere; and XLA tunes a program on all GPUs
+        # together. Otherwise each process may pad as it likes: they only exchange gradients, which are alike.
+        self._stacker = feeding.Stacker(agree=layout.spans_processes and (sparse or on_gpus))
         self._binding: tuple[Scope, Binding] | None = None
         self._last: Any = None
 

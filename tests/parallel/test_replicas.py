@@ -153,7 +153,8 @@ def test_a_feed_for_each_replica():
 def test_sequences_are_divided_whole(lengths, losses):
     x = fluid.data("x", [None, 2], "float32", lod_level=1)
     init = fluid.initializer.NumpyArrayInitializer(np.arange(6).reshape(2, 3).astype("float32") / 10)
-    pooled = layers.sequence_pool(layers.fc(x, 3, param_attr=fluid.ParamAttr(name="w", initializer=init), bias_attr=False), "sum")
+    hidden = layers.fc(x, 3, param_attr=fluid.ParamAttr(name="w", initializer=init), bias_attr=False)
+    pooled = layers.sequence_pool(hidden, "sum")
     loss = layers.mean(pooled)
     fluid.optimizer.SGD(0.1).minimize(loss)
     exe = fluid.Executor(fluid.CPUPlace())
@@ -247,7 +248,8 @@ def test_the_older_executor():
                                [0.5333333, 1.6], rtol=1e-5)
     with pytest.raises(errors.FeedError, match="two names of one argument"):
         executor.run([loss.name], feed={}, feed_dict={})
-    test = fluid.ParallelExecutor(False, main_program=fluid.default_main_program().clone(for_test=True), share_vars_from=executor)
+    program = fluid.default_main_program().clone(for_test=True)
+    test = fluid.ParallelExecutor(False, main_program=program, share_vars_from=executor)
     assert test.run([loss.name], feed={"x": rows(2)})[0].shape == (2,)
 
 

@@ -90,6 +90,14 @@ CASES = {
 }
 
 
+def _part(fluid, value, part):
+    """Rows or sequences of one of several equal parts."""
+    lengths = value.recursive_sequence_lengths()[0] if hasattr(value, "lod") else [1] * len(value)
+    begin, end = (len(lengths) * i // part[1] for i in (part[0], part[0] + 1))
+    rows = np.array(value)[sum(lengths[:begin]):sum(lengths[:end])]
+    return fluid.create_lod_tensor(rows, [lengths[begin:end]], fluid.CPUPlace()) if hasattr(value, "lod") else rows
+
+
 def train(fluid, case, replicas, reduce=False, sync=False, part=None):
     """(losses, one for each replica and step; values of all persistables by name).
 
@@ -116,8 +124,7 @@ def train(fluid, case, replicas, reduce=False, sync=False, part=None):
         r = np.random.RandomState(0)
         batches = [feed(r) for _ in range(4)]
         if part:
-            batches = [{n: v[len(v) * part[0] // part[1]:len(v) * (part[0] + 1) // part[1]] for n, v in b.items()}
-                       for b in batches]
+            batches = [{n: _part(fluid, v, part) for n, v in b.items()} for b in batches]
         losses = [np.ravel(exe.run(program, feed=batches[i % 4], fetch_list=[loss])[0]).tolist() for i in range(STEPS)]
         names = sorted(v.name for v in main.list_vars() if v.persistable and v.name not in ("feed", "fetch"))
         return losses, {n: np.array(scope.find_var(n).get_tensor()) for n in names}

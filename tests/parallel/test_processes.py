@@ -1,0 +1,57 @@
+"""Several processes train as one device does on the joined batch."""
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import jfluid as fluid
+from jfluid import errors
+from jfluid.parallel import processes
+from tests.parity.parallel import train
+
+SCRIPT = Path(__file__).parent / "processes.py"
+NAMES = ["mlp_adam:allreduce", "mlp_clip:reduce", "mlp_lamb:reduce", "conv_momentum:allreduce", "conv_momentum:reduce",
+         "attention_adam:reduce", "ctr_lazy_adam:allreduce", "ctr_lazy_adam:reduce"]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("devices", [1, 2])
+def test_two_processes_equal_one_device(devices, tmp_path):
+    command = [sys.executable, "-m", "jfluid.launch", "--cpus", "2", "--log_dir", tmp_path / "log", SCRIPT, tmp_path]
+    done = subprocess.run([*command, str(devices), *NAMES], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name in NAMES:
+        case, mode = name.split(":")
+        alone, state = train(fluid, case, 0)
+        found = [dict(np.load(tmp_path / f"{case}_{mode}_{rank}.npz")) for rank in range(2)]
+        losses = np.concatenate([f.pop("losses") for f in found], 1)
+        assert losses.shape == (20, 2 * devices)
+        rtol = 2e-3 if case.startswith("conv") else 1e-4  # batch norm amplifies rounding
+        np.testing.assert_allclose(losses.mean(1), np.mean(alone, 1), rtol=rtol, err_msg=name)
+        for variable, value in state.items():
+            for f in found:
+                np.testing.assert_allclose(f[variable], value, rtol=10 * rtol, atol=20 * rtol, err_msg=f"{name} {variable}")
+
+
+def test_wrong_places_among_the_trainers():
+    with pytest.raises(errors.ProgramError, match="expected different endpoints and an id among them, found id 2"):
+        processes.join(["a:1", "b:1"], 2)
+    with pytest.raises(errors.ProgramError, match="expected different endpoints"):
+        processes.join(["a:1", "a:1"], 0)
+    with pytest.raises(errors.PlaceError, match="JAX has started before this process joined the others"):
+        fluid.Executor(fluid.CPUPlace()).run(fluid.default_startup_program())
+        processes.join(["127.0.0.1:1", "127.0.0.1:2"], 0)
+    assert processes.count() == 1 and processes.index() == 0 and not processes.joined()
+
+
+def test_trainers_without_endpoints(monkeypatch):
+    monkeypatch.delenv("PADDLE_TRAINER_ENDPOINTS", raising=False)
+    build = fluid.BuildStrategy()
+    build.num_trainers = 2
+    program = fluid.CompiledProgram(fluid.Program()).with_data_parallel(build_strategy=build)
+    with pytest.raises(errors.ProgramError, match="start the script with jfluid-launch, which sets PADDLE_TRAINER_ENDPOINTS"):
+        fluid.Executor(fluid.CPUPlace()).run(program)
+    with pytest.raises(errors.ProgramError, match="trainer_id: expected 0 to 1, found 2"):
+        fluid.ParallelExecutor(False, num_trainers=2, trainer_id=2)
