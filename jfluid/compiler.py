@@ -30,10 +30,26 @@ class _Settings:
 
 
 class BuildStrategy(_Settings):
-    """How a program is built for several devices.
+    """How a program is built for several devices (see `CompiledProgram.with_data_parallel`).
 
-    On one device none of the fields has an effect: XLA fuses operators, reuses memory and orders the work by itself.
-    Raises ProgramError when a field is set that Fluid does not have.
+    Attributes with an effect:
+        reduce_strategy: `AllReduce` sums gradients, and every replica updates all parameters; `Reduce` sums each replica's
+            share, and a replica updates and keeps only its share of the optimizer's state.
+        gradient_scale_strategy: the gradient of the loss begins with 1/replicas (`CoeffNumDevice`), with 1 (`One`), or with
+            what is fed for it (`Customized`).
+        sync_batch_norm: batch_norm takes its statistics over all replicas.
+        fuse_all_reduce_ops: sum gradients in few large calls, not one for each.
+        debug_graphviz_path: write a drawing of the program that each replica runs, in Graphviz DOT.
+        num_trainers, trainer_id, trainers_endpoints: processes that train together, this one's place among them, and where
+            they are ("ip:port" each; by default what PADDLE_TRAINER_ENDPOINTS says).
+
+    Without effect, because XLA does it for every program: enable_auto_fusion, fuse_all_optimizer_ops, fuse_bn_act_ops,
+    fuse_elewise_add_act_ops, fuse_relu_depthwise_conv, fuse_broadcast_ops, enable_inplace, memory_optimize,
+    cache_runtime_context, remove_unnecessary_lock, mkldnn_enabled_op_types. Without effect, because a step is one XLA program
+    in which nothing else can be: enable_sequential_execution, enable_backward_optimizer_op_deps, is_distribution. NCCL
+    chooses rings and trees by itself: nccl_comm_num, use_hierarchical_allreduce, hierarchical_allreduce_inter_nranks.
+
+    Raises ProgramError when a field is set that Fluid does not have, UnsupportedError for async_mode.
     """
 
     class ReduceStrategy(enum.Enum):
@@ -62,7 +78,14 @@ class BuildStrategy(_Settings):
 
 
 class ExecutionStrategy(_Settings):
-    """How Fluid schedules operators on threads. XLA schedules by itself: on one device no field has an effect.
+    """How a program is run.
+
+    Attributes with an effect:
+        num_iteration_per_run: how often `Executor.run` runs a program with data parallelism on one feed.
+
+    Without effect, because XLA schedules a step by itself, on a pool of threads of its own, and frees its memory at its end:
+    num_threads, allow_op_delay, num_iteration_per_drop_scope, use_cuda (places decide), use_experimental_executor,
+    use_thread_barrier.
 
     Raises ProgramError when a field is set that Fluid does not have.
     """
@@ -130,6 +153,11 @@ class CompiledProgram:
                                       + errors.close_to(loss_name, self._program.global_block().vars))
         build = _checked(build_strategy, BuildStrategy) or self._build_strategy or BuildStrategy()
         execution = _checked(exec_strategy, ExecutionStrategy) or ExecutionStrategy()
+        if build.async_mode:
+            raise errors.UnsupportedError("BuildStrategy.async_mode: replicas of one process step together; asynchronous "
+                                          "training is what parameter servers do")
+        if execution.num_iteration_per_run < 1:
+            raise errors.ProgramError(f"num_iteration_per_run: expected 1 or more, found {execution.num_iteration_per_run}")
         self._parallel = DataParallel(self._program, loss_name, build, execution, places)
         return self
 

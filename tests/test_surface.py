@@ -90,8 +90,8 @@ def test_compiled_program_runs_as_the_program():
     compiled = fluid.CompiledProgram(fluid.default_main_program(), fluid.BuildStrategy())
     got, = fluid.Executor(fluid.CPUPlace()).run(compiled, feed={"x": np.ones((1, 2), "float32")}, fetch_list=[y])
     assert (got == 3).all()
-    with pytest.raises(errors.UnsupportedError, match="data parallelism"):
-        compiled.with_data_parallel(loss_name=y.name)
+    with pytest.raises(errors.ProgramError, match="no variable loss"):
+        compiled.with_data_parallel(loss_name="loss")
     with pytest.raises(TypeError, match="expected a Program, found str"):
         fluid.CompiledProgram("main")
 

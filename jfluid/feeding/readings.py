@@ -17,12 +17,16 @@ class Readings:
     def __init__(self) -> None:
         self._without: dict[str, tuple[Program, list[tuple[str, list[str]]]] | None] = {}
 
-    def feed(self, program: Program, feed: Any, device: jax.Device) -> tuple[Program, Any]:
-        """The program without reader operators, and the feed with what they read."""
+    def reads(self, program: Program) -> bool:
+        """Whether the program holds operators that read."""
         key = program.fingerprint
         if key not in self._without:
             self._without[key] = _split(program)
-        found = self._without[key]
+        return self._without[key] is not None
+
+    def feed(self, program: Program, feed: Any, device: jax.Device) -> tuple[Program, Any]:
+        """The program without reader operators, and the feed with what they read."""
+        found = self._without[program.fingerprint] if self.reads(program) else None
         if found is None:
             return program, feed
         plain, reads = found

@@ -2,7 +2,7 @@
 import hashlib
 import os
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,9 +11,11 @@ from jax.sharding import Mesh
 
 from jfluid import errors
 from jfluid.compile.plan import plan
+from jfluid.debugger import draw_block_graphviz
 from jfluid.ir.operator import OpRole
 from jfluid.ir.program import Program
 from jfluid.ir.verify import verify
+from jfluid.lod_tensor import LoDTensor
 from jfluid.ops.collective import AXIS
 from jfluid.parallel import feeding, phases, processes
 from jfluid.parallel.devices import all_devices, devices_of
@@ -38,6 +40,7 @@ class DataParallel:
     def __init__(self, program: Program, loss_name: str | None, build: Any, execution: Any, places: Sequence[Any] | None):
         self.program, self.loss_name, self.build, self.execution, self.places = program, loss_name, build, execution, places
         self.devices: list[jax.Device] = []  # of all processes
+        self._own: list[jax.Device] = []  # of this process
         self.replicas = 0  # in this process
         self._steps: OrderedDict[Any, ParallelStep] = OrderedDict()
         self._rewritten: tuple[Any, Program] | None = None
@@ -53,7 +56,7 @@ class DataParallel:
                                               f"{endpoints}: set BuildStrategy.trainers_endpoints, or start the script with "
                                               "jfluid-launch, which sets PADDLE_TRAINER_ENDPOINTS")
                 processes.join(endpoints, self.build.trainer_id)
-            own = devices_of(self.places, on_gpus)
+            own = self._own = devices_of(self.places, on_gpus)
             self.replicas = len(own)
             self.devices = all_devices(own) if self.build.num_trainers > 1 else own
 
@@ -65,6 +68,12 @@ class DataParallel:
             check: turns a feed of names and values into arrays.
         """
         program = self._program()
+        if executor._readings.reads(program):
+            # Each replica takes the next batch of the program's reader.
+            if feed:
+                raise errors.FeedError("feed: the program reads from a DataLoader or py_reader, which feeds its replicas")
+            read = [executor._readings.feed(program, None, device) for device in self._own]
+            program, feed = read[0][0], [values for _, values in read]
         parts = self._parts(program, feed, check)
         unfed = [n for n in self._seeds if n not in parts[0]]
         if unfed:
@@ -81,18 +90,20 @@ class DataParallel:
             if len(feed) != self.replicas:
                 raise errors.FeedError(f"feed: a list of {len(feed)} feeds for {self.replicas} replicas: give one for each, "
                                        "or a single dict, which is divided among them")
-            parts = [check(program, f) for f in feed]
+            parts = [_on_host(check(program, f)) for f in feed]
             if any(list(p) != list(parts[0]) for p in parts):
                 raise errors.FeedError(f"feed: the replicas' feeds hold different names: {[sorted(p) for p in parts]}")
             return parts
         block = program.global_block()
-        feeds = check(program, feed)
+        feeds = _on_host(check(program, feed))
         return feeding.shares(feeds, self.replicas, {n for n in feeds if block.vars[n].persistable})
 
     def _program(self) -> Program:
         if self._rewritten is None or self._rewritten[0] != self.program.fingerprint:
             program, self._seeds = rewritten(self.program, self.build, len(self.devices))
             self._rewritten = self.program.fingerprint, program
+            if self.build.debug_graphviz_path:
+                draw_block_graphviz(program.global_block(), path=self.build.debug_graphviz_path)
         return self._rewritten[1]
 
     def _step(self, program: Program, feeds: list[str], fetches: list[str]) -> ParallelStep:
@@ -101,8 +112,8 @@ class DataParallel:
         if step is None:
             name = "fluid_" + hashlib.sha256(repr((key, len(self.devices))).encode()).hexdigest()[:12]
             planned = plan(program, feeds, fetches)
-            layout = Layout(Mesh(np.array(self.devices), (AXIS,)), self._shares(planned))
-            step = self._steps[key] = ParallelStep(planned, layout, self.build.fuse_all_reduce_ops, name)
+            layout = Layout(Mesh(np.array(self.devices), (AXIS,)), self._shares(planned), self.build.fuse_all_reduce_ops)
+            step = self._steps[key] = ParallelStep(planned, layout, name)
             if len(self._steps) > _MAX_STEPS:
                 self._steps.popitem(last=False)
         else:
@@ -127,6 +138,11 @@ class DataParallel:
             for name in _state_of(items, param, shape, planned):
                 found[name] = dim
         return found
+
+
+def _on_host(feeds: Mapping[str, Any]) -> dict[str, Any]:
+    """Feeds as arrays, and LoDTensors where they have a lod."""
+    return {n: v if not isinstance(v, LoDTensor) or v._lod else v._value for n, v in feeds.items()}
 
 
 def _state_of(items: list, param: str, shape: tuple[int, ...], planned: Any) -> list[str]:

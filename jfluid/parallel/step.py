@@ -1,12 +1,12 @@
 """A step on several devices: replicas under `shard_map`, updates over whole arrays, one XLA program."""
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jfluid import errors
 from jfluid.compile.buckets import trimmed
@@ -25,8 +25,10 @@ from jfluid.scope import Scope
 class ParallelStep:
     """Runs a plan on the devices of a layout."""
 
-    def __init__(self, plan: Plan, layout: Layout, fuse: bool, name: str):
-        self.plan, self.layout, self._fuse = plan, layout, fuse
+    _running: ClassVar[Any] = None  # of the step that this process began last
+
+    def __init__(self, plan: Plan, layout: Layout, name: str):
+        self.plan, self.layout = plan, layout
         self._phases = phases.cut(plan)
         self._state = list(plan.state)
         self._donated = [n for n in self._state if n in set(plan.updated)]
@@ -42,7 +44,7 @@ class ParallelStep:
         # together. Otherwise each process may pad as it likes: they only exchange gradients, which are alike.
         self._stacker = feeding.Stacker(agree=layout.spans_processes and (sparse or on_gpus))
         self._binding: tuple[Scope, Binding] | None = None
-        self._last: Any = None
+        self._shapes: Any = None
 
         def run(donated: tuple, kept: tuple, feeds: dict, fed: dict, key: Any) -> tuple:
             return self._trace(dict(zip(self._donated, donated)) | dict(zip(self._kept, kept)) | fed, feeds, key)
@@ -57,20 +59,19 @@ class ParallelStep:
         binding.read(env)
         mine = [{n: v for n, v in part.items() if n not in self._fed_whole} for part in parts]
         stacked = self._stacker.stack(mine) if mine else {}
-        if self._last is not None:
-            # Programs that wait for each other in XLA's thread pool can block it: one at a time on the CPU.
-            jax.block_until_ready(self._last)
+        # Programs whose replicas wait for each other in XLA's thread pool can block it for good: one at a time.
+        jax.block_until_ready(ParallelStep._running)
         with jax.enable_x64(True):
             feeds = self.layout.spread(stacked)
             fed = {n: self.layout.place(n, parts[0][n]) for n in self._fed_whole}
+            arguments = tuple([env[n] for n in self._donated]), tuple([env[n] for n in self._kept]), feeds, fed, key
+            self._shapes = self._shapes or jax.tree.map(_shape, arguments)
             try:
-                updated, fetched = self._call(tuple([env[n] for n in self._donated]), tuple([env[n] for n in self._kept]),
-                                              feeds, fed, key)
+                updated, fetched, ParallelStep._running = self._call(*arguments)
             except NeedsExactRows as error:
                 raise errors.UnsupportedError(
                     f"{str(error).splitlines()[0]}, and replicas have different numbers of rows: feed batches whose rows "
                     f"divide by {self.layout.replicas}, or run the program on one device") from error
-        self._last = next(iter(updated.values()), None) if updated else (fetched or None)
         binding.write(updated, list(updated))
         return [updated[n] if n in updated else fetched[n] for n in self.plan.fetches]
 
@@ -82,6 +83,11 @@ class ParallelStep:
             return [trimmed(jax.tree.map(lambda shards, i=i: shards[i], own, is_leaf=_is_shards)) for i in range(count)]
         return [trimmed(jax.tree.map(lambda leaf: np.asarray(whole(leaf)), value))] * count
 
+    def lowered(self) -> Any:
+        """The step as XLA gets it, for the shapes of its first run."""
+        with jax.enable_x64(True):
+            return self._call.lower(*self._shapes)
+
     def differs(self, name: str) -> bool:
         """Whether a fetch has a value for each replica."""
         return name in self._apart_fetches
@@ -91,7 +97,7 @@ class ParallelStep:
             self._binding = scope, Binding(self.plan, scope, self.layout.home, self.layout.place)
         return self._binding[1]
 
-    def _trace(self, whole: dict[str, Any], apart: dict[str, Any], key: Any) -> tuple[dict, dict]:
+    def _trace(self, whole: dict[str, Any], apart: dict[str, Any], key: Any) -> tuple[dict, dict, Any]:
         wrapped = None if key is None else jax.random.wrap_key_data(key, impl="threefry2x32")
         apart = dict(apart)
         for phase in self._phases:
@@ -102,7 +108,9 @@ class ParallelStep:
                 whole.update(Lowering(phase.items, wrapped).run(env))
         updated = {n: self._at_home(n, whole[n]) for n in self.plan.updated if n in whole}
         fetched = {n: apart[n] if self.differs(n) else whole[n] for n in self.plan.fetches if n not in updated}
-        return updated, fetched
+        # It is there when the step has ended; the values themselves may be donated to the next one by then.
+        ended = lax.with_sharding_constraint(jnp.zeros((), jnp.int32), NamedSharding(self.layout.mesh, PartitionSpec()))
+        return updated, fetched, ended
 
     def _at_home(self, name: str, value: Any) -> Any:
         if not isinstance(value, (jax.Array, np.ndarray)):
@@ -131,6 +139,10 @@ class ParallelStep:
         whole.update(reduced)
         whole.update(gives)
         apart.update(stacked)
+
+
+def _shape(value: Any) -> Any:
+    return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=getattr(value, "sharding", None))
 
 
 class _Shards(list):

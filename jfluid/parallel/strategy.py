@@ -23,10 +23,12 @@ class Layout:
     Attributes:
         mesh: the replicas' devices, in one dimension.
         shares: parameters and optimizer state that are divided (Reduce): name -> the dimension.
+        fuse: sum gradients in few large buckets, not one by one.
     """
 
     mesh: Mesh
     shares: Mapping[str, int]
+    fuse: bool = True
 
     @property
     def replicas(self) -> int:
@@ -93,7 +95,7 @@ def summed(values: Mapping[str, Any], layout: Layout) -> dict[str, Any]:
         else:
             dense.setdefault(value.dtype, []).append(name)
     for names in dense.values():
-        for bucket in _buckets(names, values):
+        for bucket in _buckets(names, values) if layout.fuse else [[n] for n in names]:
             found.update(_fused(bucket, values))
     return found
 

@@ -227,3 +227,34 @@ def test_spectral_norm_gradient_takes_the_vectors_as_constants():
 def test_wrong_shapes_raise(op_type, inputs, attrs, message):
     with pytest.raises(errors.ShapeError, match=message):
         check(op_type, {"X": X, **inputs}, attrs, expect={"Out" if op_type == "affine_channel" else "Y": None})
+
+
+def test_sync_batch_norm_spans_replicas():
+    """Replicas normalise by the statistics of the joined batch, forward and backward."""
+    rng = np.random.RandomState(0)
+    x, weight = rng.randn(4, 3, 2, 5, 5), rng.randn(4, 3, 2, 5, 5)  # [replicas, N, C, H, W]
+    scale, bias, mean, variance = rng.rand(2) + 0.5, rng.randn(2), np.zeros(2), np.ones(2)
+
+    def loss(op_type, x, weight):
+        outs = registry.get(op_type).fn(x, scale, bias, mean, variance, None)
+        return (outs[0] * weight).sum(), outs[1:3]
+
+    with jax.enable_x64(True):
+        (whole, state), grad = jax.value_and_grad(lambda v: loss("batch_norm", v, weight.reshape(12, 2, 5, 5)), has_aux=True)(
+            jnp.asarray(x.reshape(12, 2, 5, 5)))
+        mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("replica",))
+        spec = jax.sharding.PartitionSpec("replica")
+
+        def replica(x, weight):
+            (own, state), grad = jax.value_and_grad(lambda v: loss("sync_batch_norm", v, weight[0]), has_aux=True)(x[0])
+            return jnp.stack([own])[None], grad[None], state
+
+        parts, grads, states = jax.jit(jax.shard_map(replica, mesh=mesh, in_specs=(spec, spec), check_vma=False,
+                                                     out_specs=(spec, spec, jax.sharding.PartitionSpec())))(x, weight)
+        np.testing.assert_allclose(parts.sum(), whole, rtol=1e-9)
+        np.testing.assert_allclose(np.asarray(grads).reshape(12, 2, 5, 5), grad, atol=1e-10)
+        for found, want in zip(states, state):
+            np.testing.assert_allclose(found, want, rtol=1e-9)
+        inputs = (jnp.asarray(x[0]), scale, bias, mean, variance, None)
+        alone, plain = (registry.get(op_type).fn(*inputs)[0] for op_type in ("sync_batch_norm", "batch_norm"))
+        np.testing.assert_array_equal(alone, plain)

@@ -316,3 +316,61 @@ def test_a_failing_step_leaves_the_others_running():
         exe.run(program, feed={"x": rows(4).astype("float64")}, fetch_list=[loss])
     assert exe.run(program, feed={"x": rows(4)}, fetch_list=[loss])[0].shape == (2,)
     assert jax.device_count() == 4
+
+
+def test_settings_that_have_an_effect(tmp_path):
+    exe, _, loss = net()
+    build = fluid.BuildStrategy()
+    build.debug_graphviz_path = str(tmp_path / "graph.dot")
+    build.fuse_all_reduce_ops = False
+    exe.run(parallel(loss, build_strategy=build), feed={"x": rows(5)}, fetch_list=[loss])
+    np.testing.assert_allclose(weights(), AFTER_5, rtol=1e-5)
+    assert "sgd" in (tmp_path / "graph.dot").read_text()
+    build.async_mode = True
+    with pytest.raises(errors.UnsupportedError, match="async_mode"):
+        parallel(loss, build_strategy=build)
+    execution = fluid.ExecutionStrategy()
+    execution.num_iteration_per_run = 0
+    with pytest.raises(errors.ProgramError, match="num_iteration_per_run: expected 1 or more, found 0"):
+        parallel(loss, exec_strategy=execution)
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+def test_gradients_are_summed_in_one_call(fuse):
+    x = fluid.data("x", [None, 4], "float32")
+    loss = layers.mean(layers.fc(layers.fc(layers.fc(x, 3), 3), 3))
+    fluid.optimizer.SGD(0.1).minimize(loss)
+    exe = fluid.Executor(fluid.CPUPlace())
+    exe.run(fluid.default_startup_program())
+    build = fluid.BuildStrategy()
+    build.fuse_all_reduce_ops = fuse
+    program = parallel(loss, build_strategy=build)
+    exe.run(program, feed={"x": np.ones((4, 4), "float32")}, fetch_list=[loss])
+    step, = program._parallel._steps.values()
+    assert step.lowered().as_text().count("all_reduce") == (1 if fuse else 6)
+
+
+def test_each_replica_reads_its_batch():
+    x = fluid.data("x", [None, 2], "float32")
+    loss = layers.mean(x)
+    loader = fluid.io.DataLoader.from_generator([x], capacity=4, iterable=False)
+    loader.set_batch_generator(lambda: ([np.full((2, 2), i, "float32")] for i in range(5)), fluid.cpu_places(2))
+    program = fluid.CompiledProgram(fluid.default_main_program()).with_data_parallel()
+    exe = fluid.Executor(fluid.CPUPlace())
+    found = []
+    loader.start()
+    with pytest.raises(fluid.core.EOFException):
+        while True:
+            found.append(exe.run(program, fetch_list=[loss])[0].tolist())
+    loader.reset()
+    assert found == [[0, 1], [2, 3]]
+
+
+def test_many_steps_of_more_replicas_than_cores_end():
+    """Steps that pile up would block XLA's threads for good."""
+    exe, _, loss = net()
+    program = parallel(loss, places=fluid.cpu_places(4))
+    feed = {"x": rows(4)}
+    for i in range(2000):
+        exe.run(program, feed=feed, fetch_list=[loss] if i % 3 == 0 else [])
+    assert np.isfinite(weights()).all()
