@@ -22,6 +22,8 @@ from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program, default_main_program
 from jfluid.ir.variable import Variable
 from jfluid.lod_tensor import LoDTensor, LoDTensorArray, SelectedRows
+from jfluid.ops import registry
+from jfluid.parallel import processes
 from jfluid.parallel.devices import cpu_number, prepare_cpus
 from jfluid.parallel.program import DataParallel
 from jfluid.places import CPUPlace, CUDAPlace, Place, is_compiled_with_cuda
@@ -51,6 +53,7 @@ class Executor:
         self._steps: OrderedDict[Any, Step] = OrderedDict()
         self._pruned: dict[Any, Program] = {}
         self._readings = Readings()
+        self._explicit: dict[str, DataParallel] = {}
         self._closed = False
         _use_persistent_cache()
 
@@ -108,6 +111,8 @@ class Executor:
         if parallel is not None:
             return self._run_replicas(parallel, feed, fetch_list, scope, numpy, merged, prune)
         program = _resolve(program)
+        if processes.count() > 1 and _exchanges(program):
+            return self._run_replicas(self._among_trainers(program), feed, fetch_list, scope, numpy, merged, prune)
         if isinstance(feed, (list, tuple)) and len(feed) == 1:
             feed = feed[0]  # what a DataLoader with one place gives
         program, feed = self._readings.feed(program, feed, self._device)
@@ -145,6 +150,16 @@ class Executor:
         self._start(parallel)
         fetches, _ = _fetch_names(fetch_list)
         return parallel.run(self, feed, fetches, global_scope() if scope is None else scope, numpy, merged, _check_feeds)
+
+    def _among_trainers(self, program: Program) -> DataParallel:
+        """A program whose own operators exchange gradients, with one replica in each process."""
+        from jfluid.compiler import BuildStrategy
+        found = self._explicit.get(program.fingerprint)
+        if found is None:
+            build = BuildStrategy()
+            build.num_trainers, build.trainer_id = processes.count(), processes.index()
+            found = self._explicit[program.fingerprint] = DataParallel(program, None, build, None, [self.place], explicit=True)
+        return found
 
     def _start(self, parallel: DataParallel) -> None:
         """Find the devices of a program's replicas."""
@@ -204,6 +219,11 @@ class Executor:
         """`train_from_dataset` of a program that does not train, such as `program.clone(for_test=True)`. As in Fluid the
         program is run as it is: optimizers that it holds do update parameters."""
         self.train_from_dataset(program, dataset, scope, thread, debug, fetch_list, fetch_info, print_period, fetch_handler)
+
+
+def _exchanges(program: Program) -> bool:
+    """Whether the program holds operators that exchange values with other processes."""
+    return any((found := registry.find(op.type)) is not None and found.across for op in program.global_block().ops)
 
 
 def _own(value: Any) -> Any:

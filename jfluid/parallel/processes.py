@@ -55,6 +55,11 @@ def joined() -> bool:
     return _joined is not None
 
 
+def endpoints() -> list[str]:
+    """Where the processes are; empty before `join`."""
+    return list(_joined[0]) if _joined else []
+
+
 def count() -> int:
     """How many processes train together."""
     return len(_joined[0]) if _joined else 1

@@ -35,10 +35,13 @@ class DataParallel:
         build: a BuildStrategy.
         execution: an ExecutionStrategy.
         places: the devices; see `devices_of`.
+        explicit: whether the program's own operators (c_allreduce_sum ...) bring gradients together.
     """
 
-    def __init__(self, program: Program, loss_name: str | None, build: Any, execution: Any, places: Sequence[Any] | None):
+    def __init__(self, program: Program, loss_name: str | None, build: Any, execution: Any, places: Sequence[Any] | None,
+                 explicit: bool = False):
         self.program, self.loss_name, self.build, self.execution, self.places = program, loss_name, build, execution, places
+        self.explicit = explicit
         self.devices: list[jax.Device] = []  # of all processes
         self._own: list[jax.Device] = []  # of this process
         self.replicas = 0  # in this process
@@ -50,7 +53,8 @@ class DataParallel:
         """Find the devices. Raises PlaceError."""
         if not self.devices:
             if self.build.num_trainers > 1:
-                endpoints = self.build.trainers_endpoints or os.environ.get("PADDLE_TRAINER_ENDPOINTS", "").split(",")
+                endpoints = (self.build.trainers_endpoints or processes.endpoints()
+                             or os.environ.get("PADDLE_TRAINER_ENDPOINTS", "").split(","))
                 if len(endpoints) != self.build.num_trainers:
                     raise errors.ProgramError(f"num_trainers is {self.build.num_trainers}, and the trainers' endpoints are "
                                               f"{endpoints}: set BuildStrategy.trainers_endpoints, or start the script with "
@@ -100,7 +104,8 @@ class DataParallel:
 
     def _program(self) -> Program:
         if self._rewritten is None or self._rewritten[0] != self.program.fingerprint:
-            program, self._seeds = rewritten(self.program, self.build, len(self.devices))
+            program, self._seeds = ((self.program, []) if self.explicit
+                                    else rewritten(self.program, self.build, len(self.devices)))
             self._rewritten = self.program.fingerprint, program
             if self.build.debug_graphviz_path:
                 draw_block_graphviz(program.global_block(), path=self.build.debug_graphviz_path)
@@ -113,7 +118,7 @@ class DataParallel:
             name = "fluid_" + hashlib.sha256(repr((key, len(self.devices))).encode()).hexdigest()[:12]
             planned = plan(program, feeds, fetches)
             layout = Layout(Mesh(np.array(self.devices), (AXIS,)), self._shares(planned), self.build.fuse_all_reduce_ops)
-            step = self._steps[key] = ParallelStep(planned, layout, name)
+            step = self._steps[key] = ParallelStep(planned, layout, name, self.explicit)
             if len(self._steps) > _MAX_STEPS:
                 self._steps.popitem(last=False)
         else:
