@@ -223,7 +223,8 @@ class Executor:
 
 def _exchanges(program: Program) -> bool:
     """Whether the program holds operators that exchange values with other processes."""
-    return any((found := registry.find(op.type)) is not None and getattr(found, "across", False) for op in program.global_block().ops)
+    found = (registry.find(op.type) for op in program.global_block().ops)
+    return any(getattr(definition, "across", False) for definition in found)
 
 
 def _own(value: Any) -> Any:
