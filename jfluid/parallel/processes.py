@@ -1,0 +1,83 @@
+"""Several processes that train together, through `jax.distributed`: NCCL between GPUs, gloo between CPUs."""
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jfluid import errors
+
+_joined: tuple[list[str], int] | None = None
+_SECONDS_TO_MEET = 300
+
+
+def join(endpoints: Sequence[str], trainer_id: int) -> None:
+    """Become one of the processes at `endpoints` ("ip:port" each); the first one's port serves to coordinate them.
+
+    It must come before JAX starts, that is before the first program runs. A second call with the same arguments does
+    nothing.
+
+    Raises:
+        ProgramError: the arguments are wrong, or differ from those of an earlier call.
+        PlaceError: JAX has started already, or the other processes do not come.
+    """
+    global _joined
+    endpoints = list(endpoints)
+    if len(set(endpoints)) < len(endpoints) or not 0 <= trainer_id < len(endpoints):
+        raise errors.ProgramError(f"expected different endpoints and an id among them, found id {trainer_id} of {endpoints}")
+    if _joined is not None:
+        if _joined != (endpoints, trainer_id):
+            raise errors.ProgramError(f"this process is trainer {_joined[1]} of {_joined[0]} already, and cannot be trainer "
+                                      f"{trainer_id} of {endpoints} too")
+        return
+    if len(endpoints) == 1:
+        _joined = endpoints, trainer_id
+        return
+    try:
+        jax.distributed.initialize(endpoints[0], len(endpoints), trainer_id, initialization_timeout=_SECONDS_TO_MEET,
+                                   **_gpus_of_this_process())
+    except RuntimeError as error:
+        if "before" in str(error):
+            raise errors.PlaceError("JAX has started before this process joined the others: run the startup program that "
+                                    "transpile() prepared, or call fleet.init(), before any other program runs") from error
+        raise errors.PlaceError(f"the trainers at {endpoints} did not meet: {error}") from error
+    _joined = endpoints, trainer_id
+
+
+def _gpus_of_this_process() -> dict[str, Any]:
+    chosen = os.environ.get("FLAGS_selected_gpus", "")
+    return {"local_device_ids": [int(i) for i in chosen.split(",")]} if chosen else {}
+
+
+def joined() -> bool:
+    """Whether `join` was called."""
+    return _joined is not None
+
+
+def count() -> int:
+    """How many processes train together."""
+    return len(_joined[0]) if _joined else 1
+
+
+def index() -> int:
+    """Which of them this one is."""
+    return _joined[1] if _joined else 0
+
+
+def broadcast(value: Any) -> Any:
+    """The value (an array, or a pytree of them) of process 0. All processes must call it."""
+    if count() == 1:
+        return value
+    from jax.experimental import multihost_utils
+    with jax.enable_x64(True):
+        return multihost_utils.broadcast_one_to_all(value)
+
+
+def all_gather(value: Any) -> np.ndarray:
+    """The arrays of all processes, stacked. All processes must call it."""
+    if count() == 1:
+        return np.asarray(value)[None]
+    from jax.experimental import multihost_utils
+    with jax.enable_x64(True):
+        return np.asarray(multihost_utils.process_allgather(np.asarray(value)))
