@@ -12,7 +12,7 @@ class CPUPlace:
     """The host's processors."""
 
     def device(self) -> jax.Device:
-        return jax.devices("cpu")[0]
+        return jax.local_devices(backend="cpu")[0]
 
     def __repr__(self) -> str:
         return "CPUPlace"
@@ -44,7 +44,7 @@ class CUDAPinnedPlace:
     """Page-locked host memory in Fluid; XLA stages its own transfers, so this is host memory like any other."""
 
     def device(self) -> jax.Device:
-        return jax.devices("cpu")[0]
+        return jax.local_devices(backend="cpu")[0]
 
 
 Place = CPUPlace | CUDAPlace | CUDAPinnedPlace
@@ -52,7 +52,7 @@ Place = CPUPlace | CUDAPlace | CUDAPinnedPlace
 
 def _gpus() -> list[jax.Device]:
     try:
-        return jax.devices("gpu")
+        return jax.local_devices(backend="gpu")
     except RuntimeError:
         return []
 
