@@ -22,6 +22,8 @@ from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program, default_main_program
 from jfluid.ir.variable import Variable
 from jfluid.lod_tensor import LoDTensor, LoDTensorArray, SelectedRows
+from jfluid.ops.collective import meeting
+from jfluid.parallel import processes
 from jfluid.parallel.devices import cpu_number, prepare_cpus
 from jfluid.parallel.program import DataParallel
 from jfluid.places import CPUPlace, CUDAPlace, Place, is_compiled_with_cuda
@@ -108,6 +110,8 @@ class Executor:
         if parallel is not None:
             return self._run_replicas(parallel, feed, fetch_list, scope, numpy, merged, prune)
         program = _resolve(program)
+        if "_device" not in vars(self) and (group := meeting(program)) is not None:
+            processes.join(*group)  # before JAX starts
         if isinstance(feed, (list, tuple)) and len(feed) == 1:
             feed = feed[0]  # what a DataLoader with one place gives
         program, feed = self._readings.feed(program, feed, self._device)
