@@ -50,8 +50,7 @@ def test_two_processes_equal_one(mode, tmp_path, monkeypatch):
     write("train.py", SCRIPT)
     done = launched("--cpus", "2", "train.py", mode)
     assert done.returncode == 0, done.stdout + done.stderr
-    alone = subprocess.run([sys.executable, "train.py", mode], env=ENVIRONMENT | {"JAX_PLATFORMS": "cpu"}, check=True, timeout=60)
-    assert alone.returncode == 0
+    subprocess.run([sys.executable, "train.py", mode], env=ENVIRONMENT | {"JAX_PLATFORMS": "cpu"}, check=True, timeout=60)
     one, first, second = (json.loads(Path(f"result.{name}").read_text()) for name in ("1.0", "2.0", "2.1"))
     np.testing.assert_allclose(np.mean([first["losses"], second["losses"]], axis=0), one["losses"], rtol=1e-4)
     assert first["losses"] != second["losses"]  # each has its own data
