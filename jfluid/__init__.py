@@ -23,6 +23,7 @@ from jfluid import (
     profiler,
     regularizer,
     surface,
+    transpiler,
 )
 from jfluid.compiler import BuildStrategy, CompiledProgram, ExecutionStrategy
 from jfluid.environment import (
@@ -65,6 +66,7 @@ from jfluid.places import (
     is_compiled_with_cuda,
 )
 from jfluid.scope import Scope, global_scope, scope_guard
+from jfluid.transpiler import DistributeTranspiler, DistributeTranspilerConfig
 
 enable_imperative, disable_imperative = enable_dygraph, disable_dygraph
 surface.install()

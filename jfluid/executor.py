@@ -23,6 +23,7 @@ from jfluid.ir.program import Program, default_main_program
 from jfluid.ir.variable import Variable
 from jfluid.lod_tensor import LoDTensor, LoDTensorArray, SelectedRows
 from jfluid.ops import registry
+from jfluid.ops.collective import meeting
 from jfluid.parallel import processes
 from jfluid.parallel.devices import cpu_number, prepare_cpus
 from jfluid.parallel.program import DataParallel
@@ -111,6 +112,8 @@ class Executor:
         if parallel is not None:
             return self._run_replicas(parallel, feed, fetch_list, scope, numpy, merged, prune)
         program = _resolve(program)
+        if "_device" not in vars(self) and (group := meeting(program)) is not None:
+            processes.join(*group)  # before JAX starts
         if processes.count() > 1 and _exchanges(program):
             return self._run_replicas(self._among_trainers(program), feed, fetch_list, scope, numpy, merged, prune)
         if isinstance(feed, (list, tuple)) and len(feed) == 1:
@@ -224,7 +227,7 @@ class Executor:
 def _exchanges(program: Program) -> bool:
     """Whether the program holds operators that exchange values with other processes."""
     found = (registry.find(op.type) for op in program.global_block().ops)
-    return any(getattr(definition, "across", False) for definition in found)
+    return any(definition is not None and definition.across for definition in found)
 
 
 def _own(value: Any) -> Any:

@@ -25,6 +25,11 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "layer_helper": ("layers.helper",),
     "data_feed_desc": ("dataset.desc",),
     "incubate.data_generator": ("feeding.data_generator",),
+    "incubate.fleet.base.role_maker": ("fleet.role_maker",),
+    "incubate.fleet.base.fleet_base": ("fleet.base",),
+    "incubate.fleet.base.mode": ("fleet.base",),
+    "incubate.fleet.collective": ("fleet.collective",),
+    "distributed.fs_wrapper": ("fleet.filesystem",),
     "install_check": ("environment",),
     "layers.ops": ("layers",),
     "layers.detection": ("layers",),
@@ -43,9 +48,11 @@ _LAZY = {"DatasetFactory": "dataset", "InMemoryDataset": "dataset", "QueueDatase
 _HINTS = {
     "dygraph": "imperative mode is not in this release: build a Program and run it with Executor.run",
     "contrib": "this extension is not in this release",
-    "incubate.fleet": "training on several machines is not in this release",
-    "transpiler": "training on several machines is not in this release",
-    "communicator": "training on several machines is not in this release",
+    "incubate.fleet.utils.hdfs": "files elsewhere are reached through fsspec: give datasets addresses such as "
+                                 "hdfs://host/path, and checkpoints a fluid.distributed.fs_wrapper.BDFS",
+    "incubate.fleet": "training with parameter servers is not in this release",
+    "transpiler": "training with parameter servers is not in this release",
+    "communicator": "training with parameter servers is not in this release",
     "layers": "this layer (detection, CTC ...) is not in this release",
 }
 

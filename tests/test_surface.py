@@ -52,8 +52,8 @@ def test_missing_names_refuse_to_be_used():
             pass
     with pytest.raises(errors.UnsupportedError, match=r"fluid\.layers\.multiclass_nms: this layer"):
         fluid.layers.multiclass_nms(None, None, 0.1, 10, 10)
-    with pytest.raises(errors.UnsupportedError, match=r"fluid\.DistributeTranspiler: it is not in this release"):
-        fluid.DistributeTranspiler()
+    with pytest.raises(errors.UnsupportedError, match=r"fluid\.contrib\.QuantizeTranspiler: this extension"):
+        fluid.contrib.QuantizeTranspiler()
     assert "not in this release" in repr(fluid.layers.multiclass_nms)
 
 

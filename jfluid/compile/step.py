@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfluid import errors
-from jfluid.compile import buckets
+from jfluid.compile import across, buckets
 from jfluid.compile.host import Host
 from jfluid.compile.lower import Lowering
 from jfluid.compile.plan import Plan, Segment
@@ -21,7 +21,7 @@ from jfluid.scope import Scope
 class CompiledSegment:
     """One XLA segment as a jitted function `(donated, kept, key) -> (gives, flags)`."""
 
-    def __init__(self, segment: Segment, plan: Plan, check_finite: bool, name: str):
+    def __init__(self, segment: Segment, plan: Plan, device: jax.Device, check_finite: bool, name: str):
         owned = set(plan.state) & set(plan.updated) & set(segment.gives)
         # A checked step may be refused after it ran: its old state must survive.
         self.donated = [n for n in segment.reads if n in owned] if not check_finite else []
@@ -36,7 +36,10 @@ class CompiledSegment:
             return self._trace(donated, kept, key)
 
         run.__name__ = run.__qualname__ = name  # XLA's name of the module: profiles tell programs apart by it
-        self.call = jax.jit(run, donate_argnums=(0,))
+        if segment.across and across.needed():
+            self._items, self.call = across.fused(segment.ops), across.together(run, device)
+        else:
+            self.call = jax.jit(run, donate_argnums=(0,))
 
     def _trace(self, donated: tuple, kept: tuple, key: Any) -> tuple[tuple, tuple]:
         env = dict(zip(self.donated, donated)) | {n: v for n, v in zip(self.kept, kept) if v is not None}
@@ -69,7 +72,7 @@ class Step:
 
     def __init__(self, plan: Plan, device: jax.Device, place: Any, check_finite: bool = False, name: str = "fluid"):
         self.plan, self.device, self.place = plan, device, place
-        self.segments = [s if s.host else CompiledSegment(s, plan, check_finite, f"{name}_{i}")
+        self.segments = [s if s.host else CompiledSegment(s, plan, device, check_finite, f"{name}_{i}")
                          for i, s in enumerate(plan.segments)]
         self.starts_anew = not plan.state and not plan.feeds
         self._bound: weakref.WeakKeyDictionary[Scope, Binding] = weakref.WeakKeyDictionary()

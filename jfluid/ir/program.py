@@ -29,6 +29,7 @@ class Program:
         self.name_scopes = _NameScopes()
         self.device = ""
         self.release: int | None = _RELEASE  # the Fluid release that the program's file names
+        self._trainers_endpoints: list[str] = []  # of the processes that train together, if DistributeTranspiler said so
         self.op_compatibility = b""  # what the file says of operators' versions, kept as read
 
     # Structure
@@ -161,6 +162,7 @@ class Program:
         twin = Program()
         twin._seed = self._seed
         twin.release, twin.op_compatibility = self.release, self.op_compatibility
+        twin._trainers_endpoints = list(self._trainers_endpoints)
         twin.blocks = [Block(twin, b.idx, b.parent_idx, b.forward_block_idx) for b in self.blocks]
         for old, new in zip(self.blocks, twin.blocks):
             for var in old.vars.values():

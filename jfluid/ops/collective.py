@@ -1,7 +1,21 @@
-"""What replicas of a step share: the name of their axis."""
+"""Collective operators, and what replicas of a step share: the name of their axis.
+
+Inside replicas (of one process, or of all that train together) they are XLA's collectives over that axis. A program that
+runs once, on one device of one process, is a group of one. Fluid's rings and streams are choices of its NCCL calls: XLA
+orders and overlaps collectives by itself, and `ring_id`, `use_calc_stream` and `sync_mode` only stay in the program.
+"""
+from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
 from jax import lax
+
+from jfluid import errors
+from jfluid.ir.program import Program
+from jfluid.ops import known
+from jfluid.ops.registry import Bool, Int, Ints, String, Strings, op
+from jfluid.parallel import processes
 
 AXIS = "replica"
 
@@ -18,3 +32,176 @@ def among_replicas() -> bool:
 def total(x: Any) -> Any:
     """The sum of `x` over all replicas."""
     return lax.psum(x, AXIS)
+
+
+def _product(x: Any) -> Any:
+    return jnp.prod(lax.all_gather(x, AXIS), axis=0, dtype=x.dtype)
+
+
+# In the order of the attribute `reduce_type`.
+_REDUCTIONS: dict[str, Callable] = {
+    "sum": total, "prod": _product, "max": lambda x: lax.pmax(x, AXIS), "min": lambda x: lax.pmin(x, AXIS)}
+
+
+def _in_group(type_: str) -> bool:
+    """Whether there are replicas to reach. Raises OpError where other processes wait but this trace cannot reach them."""
+    if among_replicas():
+        return True
+    if processes.count() > 1 and known.placeholder() is None:
+        raise errors.OpError(f"{type_}: {processes.count()} processes train together, and this operator stands where only one "
+                             "device computes: under data parallelism an update (role Optimize) is done once for all; run "
+                             "the program itself with Executor.run instead")
+    return False
+
+
+def _reduced(type_: str, how: str, x: Any) -> Any:
+    return _REDUCTIONS[how](x) if _in_group(type_) else x
+
+
+def _register_reduction(how: str) -> None:
+    type_ = f"c_allreduce_{how}"
+
+    def reduce(x, *, ring_id=0, use_calc_stream=False):
+        return _reduced(type_, how, x)
+
+    reduce.__doc__ = f"The {how} of all replicas' x, in each of them."
+    op(type_, ins=("X",), outs=("Out",), grad=how == "sum", across=True,
+       fused="fused_allreduce_sum" if how == "sum" else "")(reduce)
+
+
+for _how in _REDUCTIONS:
+    _register_reduction(_how)
+
+
+@op("fused_allreduce_sum", ins=("X*",), outs=("Out*",), grad=False, across=True)
+def fused_allreduce_sum(values):
+    """What c_allreduce_sum gives of each value, with one sum for all of a dtype: a sum costs by its latency first."""
+    if not _in_group("c_allreduce_sum"):
+        return values
+    found = list(values)
+    for dtype in dict.fromkeys(v.dtype for v in values):  # in the same order in every process
+        chosen = [i for i, v in enumerate(values) if v.dtype == dtype]
+        flat = total(jnp.concatenate([values[i].reshape(-1) for i in chosen]))
+        ends = np.cumsum([0] + [values[i].size for i in chosen])
+        for i, start, end in zip(chosen, ends, ends[1:]):
+            found[i] = flat[start:end].reshape(values[i].shape)
+    return found
+
+
+@op("allreduce", ins=("X",), outs=("Out",), grad=False, across=True)
+def allreduce(x, *, reduce_type=0, sync_mode=False):
+    """The sum (0), product (1), maximum (2) or minimum (3) of all replicas' x."""
+    if not 0 <= reduce_type < len(_REDUCTIONS):
+        raise errors.OpError(f"allreduce: reduce_type is 0 (sum), 1 (prod), 2 (max) or 3 (min), found {reduce_type}")
+    return _reduced("allreduce", list(_REDUCTIONS)[reduce_type], x)
+
+
+def _broadcast(type_: str, x: Any, root: int) -> Any:
+    group = lax.axis_size(AXIS) if _in_group(type_) else 1
+    if not 0 <= root < group and known.placeholder() is None:
+        raise errors.OpError(f"{type_}: root is one of {group} replica(s), counted from 0; found {root}")
+    return x if group == 1 else total(jnp.where(lax.axis_index(AXIS) == root, x, jnp.zeros_like(x))).astype(x.dtype)
+
+
+@op("c_broadcast", ins=("X",), outs=("Out",), grad=False, across=True)
+def c_broadcast(x, *, root=0, ring_id=0, use_calc_stream=False):
+    """Replica `root`'s x, in all of them."""
+    return _broadcast("c_broadcast", x, root)
+
+
+@op("broadcast", ins=("X",), outs=("Out",), grad=False, across=True)
+def broadcast(x, *, root=0, sync_mode=False):
+    """Replica `root`'s x, in all of them."""
+    return _broadcast("broadcast", x, root)
+
+
+def _group_of(type_: str, nranks: int) -> int:
+    """The replicas there are, which must be `nranks`; while shapes are inferred, as many as it says."""
+    if nranks < 1:
+        raise errors.OpError(f"{type_}: nranks is how many replicas there are, found {nranks}")
+    group = lax.axis_size(AXIS) if _in_group(type_) else 1
+    if group != nranks and known.placeholder() is None:
+        raise errors.OpError(f"{type_}: nranks is {nranks}, but the program runs in {group} replica(s)")
+    return group
+
+
+@op("c_allgather", ins=("X",), outs=("Out",), across=True)
+def c_allgather(x, *, nranks: Int, ring_id: Int = 0, use_calc_stream: Bool = False):
+    """All replicas' x, one after the other along the first dimension."""
+    if _group_of("c_allgather", nranks) == nranks:
+        return lax.all_gather(x, AXIS, tiled=True) if nranks > 1 else x
+    return jnp.concatenate([x] * nranks)
+
+
+@op("c_reducescatter", ins=("X",), outs=("Out",), grad=False, across=True)
+def c_reducescatter(x, *, nranks=1, ring_id=0, use_calc_stream=False):
+    """The sum of all replicas' x, of which each gets its share of the first dimension."""
+    if _group_of("c_reducescatter", nranks) != nranks:
+        return x[:x.shape[0] // nranks]
+    if x.shape[0] % nranks:
+        raise errors.OpError(f"c_reducescatter: {x.shape[0]} rows do not divide among {nranks} replicas")
+    return lax.psum_scatter(x, AXIS, tiled=True) if nranks > 1 else x
+
+
+@op("c_sync_calc_stream", ins=("X",), outs=("Out",), inplace={"Out": "X"}, grad=False, rows="map")
+def c_sync_calc_stream(x):
+    """x: XLA orders what it computes by itself."""
+    return x
+
+
+@op("c_sync_comm_stream", ins=("X",), outs=("Out",), inplace={"Out": "X"}, grad=False, rows="map")
+def c_sync_comm_stream(x, *, ring_id=0):
+    """x: XLA orders its collectives by itself."""
+    return x
+
+
+# The operators by which trainers meet. What they give stands for NCCL's id; nothing here reads it but c_comm_init.
+
+def _meet(endpoints: list[str], rank: int) -> np.ndarray:
+    processes.join(endpoints, rank)
+    return np.array([rank, len(endpoints)])
+
+
+@op("gen_nccl_id", outs=("NCCLID",), host=True, grad=False)
+def gen_nccl_id(*, trainers: Strings = (), trainer_id: Int, nccl_comm_num=1, use_hierarchical_allreduce=False,
+                hierarchical_allreduce_inter_nranks=1):
+    """Meet the other trainers."""
+    return _meet(list(trainers), trainer_id)
+
+
+def _ring(op_: Any) -> tuple[list[str], int]:
+    others, rank = list(op_.attr("other_endpoints")), op_.attr("rank")
+    return [*others[:rank], op_.attr("endpoint"), *others[rank:]], rank
+
+
+@op("c_gen_nccl_id", outs=("Out",), host=True, grad=False)
+def c_gen_nccl_id(*, ctx, rank: Int, endpoint: String, other_endpoints: Strings):
+    """Meet the other trainers."""
+    return _meet(*_ring(ctx.op))
+
+
+@op("c_comm_init", ins=("X",), host=True, grad=False)
+def c_comm_init(x, *, nranks: Int, rank: Int, ring_id: Int = 0):
+    """Check that the trainers that met are those of this ring."""
+    if [rank, nranks] != np.asarray(x).tolist():
+        raise errors.OpError(f"c_comm_init: this is rank {rank} of {nranks}, but trainer {x[0]} of {x[1]} met the others")
+    return ()
+
+
+@op("c_comm_init_all", host=True, grad=False)
+def c_comm_init_all(*, devices: Ints = (), ring_id=0):
+    """Nothing to do: replicas of one process share their devices."""
+    return ()
+
+
+def meeting(program: Program) -> tuple[list[str], int] | None:
+    """The endpoints of the trainers that a startup program joins, and the number of this one; None for other programs.
+
+    They have to meet before JAX starts, that is before any other operator of the program runs.
+    """
+    for found in program.global_block().ops:
+        if found.type == "gen_nccl_id":
+            return list(found.attr("trainers")), found.attr("trainer_id")
+        if found.type == "c_gen_nccl_id":
+            return _ring(found)
+    return None

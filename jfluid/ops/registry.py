@@ -107,6 +107,9 @@ class OpDef:
         host_when: given the operator, whether it runs on the host though others of its type do not.
         types: given the operator, the kinds (`VarType`) of outputs that are no dense tensors, by slot.
         forward: for a gradient derived by `jax.vjp`, the operator it belongs to.
+        across: it computes with the values of all replicas: where processes train together they run it as one.
+        fused: an operator of many inputs and outputs that does the work of several of this one, each of which overwrites
+            its input.
     """
 
     type: str
@@ -130,6 +133,8 @@ class OpDef:
     carries: tuple[str, ...] = ()
     host_when: Callable | None = None
     types: Callable | None = None
+    across: bool = False
+    fused: str = ""
 
     def on_host(self, op: Any) -> bool:
         """Whether operator `op`, of this definition, runs on the host."""
@@ -186,7 +191,8 @@ def op(type_: str, *, ins: tuple[str, ...] = (), outs: tuple[str, ...] = (), gra
        nograd: tuple[str, ...] = (), unsaved: tuple[str, ...] = (), inplace: Mapping[str, str] | None = None,
        rng: bool = False, fold: bool = False, host: bool = False, rows: str | Callable | None = None,
        row_outs: tuple[str, ...] = (), sparse: bool = False, carries: tuple[str, ...] = (),
-       host_when: Callable | None = None, types: Callable | None = None) -> Callable[[Callable], Callable]:
+       host_when: Callable | None = None, types: Callable | None = None,
+       across: bool = False, fused: str = "") -> Callable[[Callable], Callable]:
     """Register the decorated function as operator `type_`; see `OpDef` for the options."""
 
     def register(fn: Callable) -> Callable:
@@ -203,7 +209,7 @@ def op(type_: str, *, ins: tuple[str, ...] = (), outs: tuple[str, ...] = (), gra
         _OPS[type_] = OpDef(type_, _with_keywords(fn), in_slots, out_slots, attrs, grad, frozenset(nograd), frozenset(unsaved),
                             dict(inplace or {}), rng, fold, host, wants_ctx=host and "ctx" in parameters, rows=rows,
                             row_outs=frozenset(row_outs), wants_rows="rows" in parameters, sparse=sparse,
-                            carries=carries, host_when=host_when, types=types)
+                            carries=carries, host_when=host_when, types=types, across=across, fused=fused)
         return fn
 
     return register

@@ -1,0 +1,340 @@
+"""The fleet of a collective job: all processes train, each on its share of the data.
+
+    fleet.init(role_maker.PaddleCloudRoleMaker(is_collective=True))
+    optimizer = fleet.distributed_optimizer(fluid.optimizer.Adam(0.001), DistributedStrategy())
+    optimizer.minimize(loss)
+    exe.run(fluid.default_startup_program())
+    exe.run(fleet.main_program, feed=..., fetch_list=[loss])
+"""
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
+
+from jfluid import errors
+from jfluid import io as files
+from jfluid.compiler import BuildStrategy, CompiledProgram, ExecutionStrategy
+from jfluid.contrib.mixed_precision import decorate
+from jfluid.contrib.mixed_precision.decorator import OptimizerWithMixedPrecision
+from jfluid.executor import Executor
+from jfluid.fleet import checkpoint
+from jfluid.fleet.base import DistributedOptimizer, Fleet, Mode
+from jfluid.fleet.checkpoint import TrainStatus
+from jfluid.fleet.filesystem import FS, LocalFS
+from jfluid.fleet.role_maker import PaddleCloudRoleMaker, RoleMakerBase
+from jfluid.ir.operator import Operator
+from jfluid.ir.program import Program, default_startup_program
+from jfluid.ir.variable import Parameter, Variable
+from jfluid.optimizer import RecomputeOptimizer
+from jfluid.optimizer.base import ParamGrad
+from jfluid.parallel import processes
+from jfluid.transpiler import DistributeTranspiler, DistributeTranspilerConfig
+
+__all__ = ["Collective", "CollectiveOpBasedOptimizer", "CollectiveOptimizer", "DistFCConfig", "DistributedStrategy",
+           "LambConfig", "TrainStatus", "fleet"]
+
+
+class LambConfig:
+    """Without fields, as in Fluid."""
+
+
+class DistFCConfig:
+    """Raises UnsupportedError: fully connected layers are not divided among processes."""
+
+    def __init__(self) -> None:
+        raise _no_dist_fc()
+
+
+def _no_dist_fc() -> errors.UnsupportedError:
+    return errors.UnsupportedError("use_dist_fc: a fully connected layer is not divided among processes in this release: each "
+                                   "holds all of it; with BuildStrategy.ReduceStrategy.Reduce its updates are divided")
+
+
+class DistributedStrategy(BuildStrategy):
+    """How a fleet trains: all fields of BuildStrategy, and these.
+
+    Attributes:
+        mode: "nccl2": replicas of all processes run as one step, as `CompiledProgram.with_data_parallel`. "collective": each
+            process runs its program, in which operators bring gradients or parameters together (see `collective_mode`).
+        collective_mode: with "collective", "grad_allreduce" or "local_sgd".
+        use_local_sgd: the same as mode "collective" with "local_sgd".
+        forward_recompute, recompute_checkpoints: keep only the checkpoints of the forward pass (RecomputeOptimizer).
+        use_amp, amp_loss_scaling: train in 16 bits, with dynamic loss scaling that starts there (mixed_precision.decorate).
+        exec_strategy: an ExecutionStrategy.
+        nccl_comm_num, use_hierarchical_allreduce: see DistributeTranspilerConfig: XLA orders collectives by itself. On a
+            single host they become 1 and False, as in Fluid.
+        use_dist_fc, dist_fc_config: not in this release; setting them raises UnsupportedError.
+
+    Raises ProgramError when a field is set that Fluid does not have.
+    """
+
+    _defaults: ClassVar[dict[str, Any]] = BuildStrategy._defaults | {
+        "use_local_sgd": False, "use_dist_fc": False, "dist_fc_config": None, "mode": "nccl2", "collective_mode": None,
+        "forward_recompute": False, "recompute_checkpoints": [], "use_amp": False, "amp_loss_scaling": 2**15,
+        "exec_strategy": None, "_ut4grad_allreduce": False}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.exec_strategy = ExecutionStrategy()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("use_dist_fc", "dist_fc_config") and value:
+            raise _no_dist_fc()
+        super().__setattr__(name, value)
+
+    def collective(self) -> str | None:
+        """The collective mode, which operators in the program do; None where the engine spans the processes.
+
+        Raises ProgramError for fields that contradict each other.
+        """
+        if self.use_local_sgd:
+            return "local_sgd"
+        if self._ut4grad_allreduce:
+            return "grad_allreduce"
+        if self.mode not in ("nccl2", "collective"):
+            raise errors.ProgramError(f'DistributedStrategy, mode: expected "nccl2" or "collective", found {self.mode!r}')
+        if self.mode == "nccl2":
+            if self.collective_mode is not None:
+                raise errors.ProgramError(f"DistributedStrategy: collective_mode {self.collective_mode!r} needs mode "
+                                          '"collective", found "nccl2"')
+            return None
+        if self.collective_mode not in ("grad_allreduce", "local_sgd"):
+            raise errors.ProgramError('DistributedStrategy, collective_mode: mode "collective" needs "grad_allreduce" or '
+                                      f'"local_sgd", found {self.collective_mode!r}')
+        return self.collective_mode
+
+
+class Collective(Fleet):
+    """The processes of a collective job. `fleet` is the one that scripts use.
+
+    Attributes:
+        main_program: what to run, once an optimizer has minimised a loss.
+        startup_program: the startup program of that.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(Mode.COLLECTIVE)
+        self.startup_program: Program | None = None
+        self.main_program: Program | CompiledProgram | None = None
+        self._origin_program: Program | None = None
+        self._transpiled_program: Program | None = None
+
+    def init(self, role_maker: RoleMakerBase | None = None) -> None:
+        """Find out this process's role, and meet the others. Call it before any program runs.
+
+        Args:
+            role_maker: PaddleCloudRoleMaker(is_collective=True) when None.
+
+        Raises what `Fleet.init` does, ProgramError for a job with parameter servers, and PlaceError when the other processes
+        do not come or JAX has started already.
+        """
+        super().init(PaddleCloudRoleMaker(is_collective=True) if role_maker is None else role_maker)
+        if self.server_num():
+            raise errors.ProgramError("fleet.init: this is the fleet of collective jobs, and the role maker tells of "
+                                      "parameter servers: give PaddleCloudRoleMaker(is_collective=True)")
+        processes.join(self._role.get_trainer_endpoints(), self.worker_index())
+
+    def _needless(self, method: str) -> None:
+        warnings.warn(f"fleet.{method}: a collective job has nothing to do there", RuntimeWarning, stacklevel=3)
+
+    def init_worker(self) -> None:
+        """Nothing to do in a collective job; warns, as Fluid does."""
+        self._needless("init_worker")
+
+    def run_worker(self, main_programs: Any = None, scopes: Any = None) -> None:
+        """Nothing to do in a collective job; warns, as Fluid does."""
+        self._needless("run_worker")
+
+    def init_server(self, model_dir: str | None = None) -> None:
+        """Nothing to do in a collective job; warns, as Fluid does."""
+        self._needless("init_server")
+
+    def run_server(self) -> None:
+        """Nothing to do in a collective job; warns, as Fluid does."""
+        self._needless("run_server")
+
+    def stop_worker(self) -> None:
+        """Nothing to do in a collective job; warns, as Fluid does."""
+        self._needless("stop_worker")
+
+    def distributed_optimizer(self, optimizer: Any, strategy: DistributedStrategy | None = None) -> "CollectiveOptimizer":
+        """An optimizer that trains with all processes. See CollectiveOptimizer."""
+        self._optimizer = found = CollectiveOptimizer(optimizer, strategy, self)
+        return found
+
+    def _program(self, given: Any, own: Program | None, method: str) -> Any:
+        program = given if given is not None else own
+        if program is None:
+            raise errors.ProgramError(f"fleet.{method}: give main_program, or minimize a loss with "
+                                      "fleet.distributed_optimizer first")
+        return program
+
+    def save_inference_model(self, executor: Executor, dirname: str, feeded_var_names: Sequence[str] | None = None,
+                             target_vars: Sequence[Variable] | None = None, main_program: Program | None = None,
+                             export_for_deployment: bool = True) -> list[str]:
+        """`fluid.io.save_inference_model` of the program before it was prepared for all processes.
+
+        Returns:
+            The names of the targets.
+        """
+        program = self._program(main_program, self._origin_program, "save_inference_model")
+        if not isinstance(program, Program):
+            raise TypeError(f"fleet.save_inference_model, main_program: expected a Program, found {type(program).__name__}")
+        return files.save_inference_model(dirname, feeded_var_names, target_vars, executor, program,
+                                          export_for_deployment=export_for_deployment)
+
+    def save_persistables(self, executor: Executor, dirname: str, main_program: Program | None = None,
+                          filename: str | None = None) -> None:
+        """`fluid.io.save_persistables` of the program before it was prepared for all processes."""
+        files.save_persistables(executor, dirname, self._program(main_program, self._origin_program, "save_persistables"),
+                                filename)
+
+    def save_check_point(self, executor: Executor, path: str, train_status: TrainStatus, main_program: Program | None = None,
+                         fs: FS | None = None, local_cache_path: str = ".cache",
+                         remain_all_checkpoint: bool = True) -> None:
+        """Add a checkpoint to a folder: all persistable variables, and how far training came. One process does it for all.
+
+        Args:
+            path: the folder, in `fs`.
+            train_status: how far training came.
+            main_program: what was trained, when it was not `fleet.main_program`.
+            fs: this host's file system when None.
+            local_cache_path: a folder of this host for what is to be uploaded.
+            remain_all_checkpoint: whether older checkpoints stay.
+        """
+        fs = fs if fs is not None else LocalFS()
+        program = self._program(main_program, self._transpiled_program, "save_check_point")
+        checkpoint.save(path, train_status, fs, local_cache_path,
+                        lambda folder: self.save_persistables(executor, folder, program, checkpoint.PARAMETERS))
+        if not remain_all_checkpoint:
+            self.clean_redundant_check_points(path, fs)
+
+    def load_check_point(self, executor: Executor, path: str, trainer_id: int, main_program: Program | None = None,
+                         fs: FS | None = None, local_cache_path: str = ".cache",
+                         ignore_empty: bool = True) -> TrainStatus | None:
+        """Read the newest checkpoint of a folder. Every process does it.
+
+        Args:
+            path, main_program, fs, local_cache_path: as of `save_check_point`.
+            trainer_id: this process, which downloads to a folder of its own.
+            ignore_empty: whether a folder without checkpoints is no error.
+
+        Returns:
+            How far training came; None when there is no checkpoint.
+
+        Raises FileFormatError for a checkpoint that cannot be read, and for none with `ignore_empty=False`.
+        """
+        program = self._program(main_program, self._transpiled_program, "load_check_point")
+        found = checkpoint.load(path, trainer_id, fs if fs is not None else LocalFS(), local_cache_path,
+                                lambda folder: files.load_persistables(executor, folder, program, checkpoint.PARAMETERS))
+        if found is None and not ignore_empty:
+            raise errors.FileFormatError(f"{path}: there is no checkpoint")
+        return found
+
+    def clean_redundant_check_points(self, root_path: str, fs: FS | None = None, checkpoint_num: int = 1) -> None:
+        """Remove all but the newest `checkpoint_num` checkpoints (at least one) of a folder."""
+        checkpoint.clean(root_path, fs if fs is not None else LocalFS(), checkpoint_num)
+
+
+fleet = Collective()
+
+
+class CollectiveOpBasedOptimizer(DistributedOptimizer):
+    """A DistributedOptimizer with a DistributedStrategy. Raises TypeError without one."""
+
+    def __init__(self, optimizer: Any, strategy: DistributedStrategy | None = None):
+        if not isinstance(strategy, DistributedStrategy):
+            raise TypeError(f"strategy: expected a DistributedStrategy, found {type(strategy).__name__}")
+        super().__init__(optimizer, strategy)
+
+
+class CollectiveOptimizer(DistributedOptimizer):
+    """An optimizer that trains with all processes of a collective job.
+
+    Args:
+        optimizer: takes the steps.
+        strategy: how; the defaults of DistributedStrategy when None.
+        owner: the fleet; `fleet` when None.
+
+    Raises TypeError for arguments of other types, ProgramError for a strategy that contradicts itself.
+    """
+
+    def __init__(self, optimizer: Any, strategy: DistributedStrategy | None = None, owner: Collective | None = None):
+        strategy = strategy if strategy is not None else DistributedStrategy()
+        if not isinstance(strategy, DistributedStrategy):
+            raise TypeError(f"strategy: expected a DistributedStrategy, found {type(strategy).__name__}")
+        if not isinstance(strategy.recompute_checkpoints, list):
+            raise errors.ProgramError("DistributedStrategy, recompute_checkpoints: expected a list of Variables, found "
+                                      f"{type(strategy.recompute_checkpoints).__name__}")
+        super().__init__(optimizer, strategy)
+        self._fleet = owner if owner is not None else fleet
+        self.print_config = False
+
+    def _wrapped(self) -> Any:
+        """The optimizer, with recomputation and 16 bits where the strategy asks for them."""
+        strategy, found = self._strategy, self._optimizer
+        name = type(found).__name__
+        if strategy.forward_recompute:
+            if not strategy.recompute_checkpoints:
+                raise errors.ProgramError("DistributedStrategy: forward_recompute needs recompute_checkpoints, the variables "
+                                          "to keep")
+            if isinstance(found, (RecomputeOptimizer, OptimizerWithMixedPrecision)):
+                raise errors.ProgramError(f"DistributedStrategy, forward_recompute: give the optimizer inside, not a {name}")
+            found = RecomputeOptimizer(found)
+            found._set_checkpoints(strategy.recompute_checkpoints)
+        if strategy.use_amp:
+            if isinstance(found, OptimizerWithMixedPrecision):
+                raise errors.ProgramError(f"DistributedStrategy, use_amp: give the optimizer inside, not a {name}")
+            found = decorate(found, init_loss_scaling=strategy.amp_loss_scaling, use_dynamic_loss_scaling=True)
+        return found
+
+    def minimize(self, loss: Variable, startup_program: Program | None = None,
+                 parameter_list: Sequence[Parameter | str] | None = None,
+                 no_grad_set: Iterable[Variable | str] | None = None) -> tuple[list[Operator], list[ParamGrad]]:
+        """Append gradients and updates, and prepare the programs for all processes.
+
+        Afterwards `fleet.main_program` is what to run, after the startup program.
+
+        Returns:
+            The update operators, and pairs of parameters and gradients.
+
+        Raises ProgramError for a strategy that contradicts itself, and before `fleet.init`.
+        """
+        mode = self._strategy.collective()
+        self._fleet.worker_num()  # before anything changes
+        optimizer = self._wrapped()
+        main = loss.block.program
+        startup = startup_program if startup_program is not None else default_startup_program()
+        result = optimizer.minimize(loss, startup_program=startup, parameter_list=parameter_list, no_grad_set=no_grad_set)
+        self._fleet.startup_program = startup
+        self._fleet._origin_program = main.clone()
+        self._fleet._transpiled_program = main
+        self._transpile(startup, main, mode)
+        self._fleet.main_program = main if mode else self._compiled(main, loss.name)
+        return result
+
+    def _transpile(self, startup: Program, main: Program, mode: str | None) -> None:
+        endpoints, index = self._fleet._role.get_trainer_endpoints(), self._fleet.worker_index()
+        if self.print_config:
+            print(f"worker_endpoints: {endpoints} trainer_id: {index} mode: {mode or 'nccl2'} {self._strategy!r}")
+        if len(_hosts(endpoints)) == 1:  # as Fluid does
+            self._strategy.nccl_comm_num, self._strategy.use_hierarchical_allreduce = 1, False
+        if mode and len(endpoints) == 1:
+            return  # nothing to bring together
+        config = DistributeTranspilerConfig()
+        config.mode, config.collective_mode = ("collective" if mode else "nccl2"), mode
+        config.nccl_comm_num = self._strategy.nccl_comm_num
+        config.use_hierarchical_allreduce = self._strategy.use_hierarchical_allreduce
+        config.hierarchical_allreduce_inter_nranks = self._strategy.hierarchical_allreduce_inter_nranks
+        DistributeTranspiler(config).transpile(index, main, trainers=",".join(endpoints), startup_program=startup,
+                                               current_endpoint=endpoints[index])
+
+    def _compiled(self, main: Program, loss: str) -> CompiledProgram:
+        strategy = self._strategy
+        strategy.num_trainers, strategy.trainer_id = self._fleet.worker_num(), self._fleet.worker_index()
+        strategy.trainers_endpoints = list(self._fleet._role.get_trainer_endpoints())
+        return CompiledProgram(main).with_data_parallel(loss_name=loss, build_strategy=strategy,
+                                                        exec_strategy=strategy.exec_strategy)
+
+
+def _hosts(endpoints: Sequence[str]) -> set[str]:
+    return {endpoint.rpartition(":")[0] for endpoint in endpoints}

@@ -1,0 +1,188 @@
+"""File systems that checkpoints go to: this host's, or a remote one through fsspec."""
+import os
+import shutil
+from typing import Any
+
+from jfluid import errors
+
+__all__ = ["BDFS", "FS", "LocalFS", "RemoteFS"]
+
+
+class FS:
+    """What checkpoints need of a file system. A subclass defines all of it."""
+
+    def _missing(self, method: str) -> NotImplementedError:
+        return NotImplementedError(f"{type(self).__name__}.{method}: a subclass of FS has to define it")
+
+    def list_dirs(self, fs_path: str) -> list[str]:
+        """Names of the folders in a folder; empty when it does not exist."""
+        raise self._missing("list_dirs")
+
+    def ls_dir(self, fs_path: str) -> Any:
+        """Names of what is in a folder."""
+        raise self._missing("ls_dir")
+
+    def stat(self, fs_path: str) -> bool:
+        """Whether there is such a file or folder."""
+        raise self._missing("stat")
+
+    def upload(self, local_path: str, fs_path: str) -> None:
+        """Copy a file or folder of this host there."""
+        raise self._missing("upload")
+
+    def download(self, fs_path: str, local_path: str) -> None:
+        """Copy a file or folder from there to this host."""
+        raise self._missing("download")
+
+    def mkdir(self, fs_path: str) -> None:
+        """Make a folder, and those on the way, unless they exist."""
+        raise self._missing("mkdir")
+
+    def mv(self, fs_src_path: str, fs_dst_path: str) -> None:
+        """Rename a file or folder."""
+        raise self._missing("mv")
+
+    def rmr(self, fs_path: str) -> None:
+        """Remove a folder and what is in it."""
+        raise self._missing("rmr")
+
+    def rm(self, fs_path: str) -> None:
+        """Remove a file."""
+        raise self._missing("rm")
+
+    def delete(self, fs_path: str) -> None:
+        """Remove a file or folder, if there is one."""
+        raise self._missing("delete")
+
+    def need_upload_download(self) -> bool:
+        """Whether files have to be copied there, rather than written in place."""
+        raise self._missing("need_upload_download")
+
+
+class LocalFS(FS):
+    """This host's file system."""
+
+    def list_dirs(self, fs_path: str) -> list[str]:
+        return [f for f in self.ls_dir(fs_path) if os.path.isdir(os.path.join(fs_path, f))] if self.stat(fs_path) else []
+
+    def ls_dir(self, fs_path: str) -> list[str]:
+        return os.listdir(fs_path)
+
+    def stat(self, fs_path: str) -> bool:
+        return os.path.exists(fs_path)
+
+    def upload(self, local_path: str, fs_path: str) -> None:
+        shutil.copytree(local_path, fs_path) if os.path.isdir(local_path) else shutil.copy(local_path, fs_path)
+
+    def download(self, fs_path: str, local_path: str) -> None:
+        self.upload(fs_path, local_path)
+
+    def mkdir(self, fs_path: str) -> None:
+        os.makedirs(fs_path, exist_ok=True)
+
+    def mv(self, fs_src_path: str, fs_dst_path: str) -> None:
+        os.rename(fs_src_path, fs_dst_path)
+
+    def rmr(self, fs_path: str) -> None:
+        shutil.rmtree(fs_path)
+
+    def rm(self, fs_path: str) -> None:
+        os.remove(fs_path)
+
+    def delete(self, fs_path: str) -> None:
+        if os.path.isdir(fs_path):
+            self.rmr(fs_path)
+        elif self.stat(fs_path):
+            self.rm(fs_path)
+
+    def need_upload_download(self) -> bool:
+        return False
+
+
+class RemoteFS(FS):
+    """A file system that fsspec knows.
+
+    Args:
+        address: where it is, such as "s3://bucket" or "hdfs://host:9000". Paths are those inside of it.
+        options: what fsspec needs to reach it, such as `user`.
+
+    Raises UnsupportedError when fsspec lacks a package for that kind of address.
+    """
+
+    def __init__(self, address: str, **options: Any):
+        import fsspec
+        try:
+            self._fs, self._root = fsspec.core.url_to_fs(address, **options)
+        except (ImportError, ValueError) as e:
+            raise errors.UnsupportedError(f"{address}: fsspec cannot open it: {e}") from e
+        self._root = self._root.rstrip("/")
+
+    def _at(self, path: str) -> str:
+        return f"{self._root}/{path.lstrip('/')}"
+
+    def list_dirs(self, fs_path: str) -> list[str]:
+        return self.ls_dir(fs_path)[0] if self.stat(fs_path) else []
+
+    def ls_dir(self, fs_path: str) -> tuple[list[str], list[str]]:
+        """Names of the folders, and of the files, in a folder."""
+        self._fs.invalidate_cache()
+        found = self._fs.ls(self._at(fs_path), detail=True)
+        names: dict[bool, list[str]] = {True: [], False: []}
+        for entry in found:
+            names[entry["type"] == "directory"].append(entry["name"].rstrip("/").rsplit("/", 1)[-1])
+        return sorted(names[True]), sorted(names[False])
+
+    def stat(self, fs_path: str) -> bool:
+        self._fs.invalidate_cache()
+        return bool(self._fs.exists(self._at(fs_path)))
+
+    def is_dir(self, fs_path: str) -> bool:
+        """Whether it is a folder."""
+        self._fs.invalidate_cache()
+        return bool(self._fs.isdir(self._at(fs_path)))
+
+    def upload(self, local_path: str, fs_path: str) -> None:
+        self._fs.put(local_path, self._at(fs_path), recursive=os.path.isdir(local_path))
+
+    def download(self, fs_path: str, local_path: str) -> None:
+        os.makedirs(os.path.dirname(local_path) or ".", exist_ok=True)
+        self._fs.get(self._at(fs_path), local_path, recursive=self.is_dir(fs_path))
+
+    def mkdir(self, fs_path: str) -> None:
+        self._fs.makedirs(self._at(fs_path), exist_ok=True)
+
+    def mv(self, fs_src_path: str, fs_dst_path: str) -> None:
+        self._fs.mv(self._at(fs_src_path), self._at(fs_dst_path), recursive=self.is_dir(fs_src_path))
+
+    def rmr(self, fs_path: str) -> None:
+        self._fs.rm(self._at(fs_path), recursive=True)
+
+    def rm(self, fs_path: str) -> None:
+        self._fs.rm(self._at(fs_path))
+
+    def delete(self, fs_path: str) -> None:
+        if self.stat(fs_path):
+            self._fs.rm(self._at(fs_path), recursive=self.is_dir(fs_path))
+
+    def need_upload_download(self) -> bool:
+        return True
+
+
+class BDFS(RemoteFS):
+    """An HDFS cluster, or any other file system that fsspec knows.
+
+    Args:
+        hdfs_name: "hdfs://host:port", or another address such as "s3://bucket".
+        hdfs_ugi: "user,password"; HDFS takes the user, and has no passwords. Empty for the one that runs the script.
+        time_out, sleep_inter: how long, and how often, Fluid's hadoop commands are tried again. fsspec's clients wait by rules
+            of their own: other values than the defaults raise UnsupportedError.
+
+    Raises UnsupportedError when fsspec lacks a package for it (HDFS needs pyarrow).
+    """
+
+    def __init__(self, hdfs_name: str, hdfs_ugi: str, time_out: int = 20 * 60 * 1000, sleep_inter: int = 1000):
+        if (time_out, sleep_inter) != (20 * 60 * 1000, 1000):
+            raise errors.UnsupportedError("BDFS, time_out and sleep_inter: fsspec's clients repeat calls by rules of their "
+                                          "own: leave them out")
+        user = hdfs_ugi.split(",")[0]
+        super().__init__(hdfs_name, **({"user": user} if user and hdfs_name.startswith("hdfs:") else {}))

@@ -1,0 +1,332 @@
+"""Role makers: which process of a job this is, and where the others are."""
+import os
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jfluid import errors
+from jfluid.parallel import processes
+
+__all__ = ["GeneralRoleMaker", "MPISymetricRoleMaker", "PaddleCloudRoleMaker", "Role", "RoleMakerBase",
+           "UserDefinedCollectiveRoleMaker", "UserDefinedRoleMaker"]
+
+_REDUCTIONS = {"sum": np.sum, "min": np.min, "max": np.max}
+
+
+class Role:
+    """What a process does."""
+
+    WORKER = 1
+    SERVER = 2
+
+
+class RoleMakerBase:
+    """A process's place in a job. Subclasses find it out in `generate_role`."""
+
+    def __init__(self) -> None:
+        self._worker_endpoints: list[str] = []
+        self._server_endpoints: list[str] = []
+        self._role_is_generated = False
+        self._role: int | None = None
+        self._current_id = -1
+        self._trainers_num = 0
+        self._is_collective = False
+
+    def _generate(self) -> None:
+        """Set the fields. A subclass defines it."""
+        raise NotImplementedError(f"{type(self).__name__}.generate_role: a subclass of RoleMakerBase has to define it")
+
+    def generate_role(self) -> None:
+        """Find out the role, once; every other method does it too. Raises ProgramError when the job is not described."""
+        if not self._role_is_generated:
+            self._generate()
+            self._role_is_generated = True
+
+    def _known(self) -> "RoleMakerBase":
+        self.generate_role()
+        return self
+
+    def is_worker(self) -> bool:
+        """Whether this process trains."""
+        return self._known()._role == Role.WORKER
+
+    def is_server(self) -> bool:
+        """Whether this process is a parameter server."""
+        return self._known()._role == Role.SERVER
+
+    def is_first_worker(self) -> bool:
+        """Whether this is the trainer of number 0, which saves models for all."""
+        return self.is_worker() and self._current_id == 0
+
+    def worker_num(self) -> int:
+        """How many trainers there are."""
+        return self._known()._trainers_num
+
+    def worker_index(self) -> int:
+        """The number of this process among those of its role."""
+        return self._known()._current_id
+
+    def server_index(self) -> int:
+        """The number of this process among those of its role."""
+        return self._known()._current_id
+
+    def get_trainer_endpoints(self) -> list[str]:
+        """ "ip:port" of each trainer; empty where the job does not tell."""
+        return self._known()._worker_endpoints
+
+    def get_pserver_endpoints(self) -> list[str]:
+        """ "ip:port" of each parameter server."""
+        return self._known()._server_endpoints
+
+    def to_string(self) -> str:
+        """All of it, as a line."""
+        self.generate_role()
+        return (f"role: {self._role}, current_id: {self._current_id}, worker_endpoints: {self._worker_endpoints}, "
+                f"server_endpoints: {self._server_endpoints}")
+
+    # What processes tell each other
+    def _gather(self, value: Any, what: str) -> np.ndarray:
+        """The arrays of all trainers, stacked."""
+        if self.worker_num() == 1:
+            return np.asarray(value)[None]
+        if not self._is_collective:
+            raise errors.UnsupportedError(f"{what}: a {type(self).__name__} does not tell where the trainers are; use "
+                                          "GeneralRoleMaker, or a collective job")
+        processes.join(self._worker_endpoints, self._current_id)
+        return processes.all_gather(np.asarray(value))
+
+    def all_gather(self, input: Any) -> list[Any]:
+        """The numbers of all trainers (in a collective job these are all processes). All of them must call it.
+
+        Raises UnsupportedError where processes cannot reach each other.
+        """
+        return list(self._gather(input, "all_gather").tolist())
+
+    def all_reduce_worker(self, input: Any, output: Any, mode: str = "sum") -> None:
+        """Bring numbers of all trainers together. All of them must call it.
+
+        Args:
+            input: a list or an array, alike in all trainers.
+            output: a list or an array of that length, which gets the result.
+            mode: "sum", "min" or "max".
+
+        Raises UnsupportedError where trainers cannot reach each other.
+        """
+        if mode not in _REDUCTIONS:
+            raise errors.ProgramError(f"all_reduce_worker, mode: expected {', '.join(_REDUCTIONS)}, found {mode!r}")
+        result = _REDUCTIONS[mode](self._gather(input, "all_reduce_worker"), axis=0)
+        output[:] = result if isinstance(output, np.ndarray) else result.tolist()
+
+    def barrier_worker(self) -> None:
+        """Wait until all trainers are here. Raises UnsupportedError where they cannot reach each other."""
+        self._gather(0, "barrier_worker")
+
+    def barrier_all(self) -> None:
+        """Wait until all processes are here. Raises UnsupportedError where there are parameter servers."""
+        if self.get_pserver_endpoints():
+            raise errors.UnsupportedError("barrier_all: trainers and parameter servers wait for each other when they start "
+                                          "and stop; use barrier_worker among trainers")
+        self.barrier_worker()
+
+
+def _variable(name: str) -> str:
+    value = os.environ.get(name)
+    if not value:
+        raise errors.ProgramError(f"the environment variable {name} is not set: start the script with jfluid-launch, or set "
+                                  "the variables of the job")
+    return value
+
+
+def _number(name: str, text: str, below: int | None = None) -> int:
+    if not text.isdecimal() or (below is not None and int(text) >= below):
+        bound = "" if below is None else f" from 0 to {below - 1}"
+        raise errors.ProgramError(f"the environment variable {name}: expected a whole number{bound}, found {text!r}")
+    return int(text)
+
+
+def _endpoints(name: str) -> list[str]:
+    found = [e.strip() for e in _variable(name).split(",")]
+    if any(":" not in e for e in found) or len(set(found)) < len(found):
+        raise errors.ProgramError(f"the environment variable {name}: expected different endpoints such as "
+                                  f'"10.0.0.1:6170,10.0.0.2:6170", found {os.environ[name]!r}')
+    return found
+
+
+def _role() -> int:
+    text = _variable("TRAINING_ROLE")
+    if text not in ("TRAINER", "PSERVER"):
+        raise errors.ProgramError(f"the environment variable TRAINING_ROLE: expected TRAINER or PSERVER, found {text!r}")
+    return Role.WORKER if text == "TRAINER" else Role.SERVER
+
+
+def _place_of_server(endpoints: Sequence[str]) -> int:
+    """The server's number, by its own endpoint."""
+    own = f"{_variable('POD_IP')}:{_variable('PADDLE_PORT')}"
+    if own not in endpoints:
+        raise errors.ProgramError(f"POD_IP and PADDLE_PORT say {own}, which is not in PADDLE_PSERVERS_IP_PORT_LIST: "
+                                  f"{list(endpoints)}")
+    return list(endpoints).index(own)
+
+
+class PaddleCloudRoleMaker(RoleMakerBase):
+    """The role by environment variables, which jfluid-launch sets.
+
+    Of a collective job: PADDLE_TRAINER_ENDPOINTS, and PADDLE_TRAINER_ID (0 without it). Of a job with parameter servers:
+    PADDLE_PSERVERS_IP_PORT_LIST, PADDLE_TRAINERS_NUM, TRAINING_ROLE (TRAINER or PSERVER), PADDLE_TRAINER_ID of a trainer,
+    POD_IP and PADDLE_PORT of a server.
+
+    Unlike Fluid's, the processes of a collective job are workers, and the one of number 0 the first: there `is_worker` and
+    `is_first_worker` are always False.
+
+    Args:
+        is_collective: whether all processes train, and there are no servers.
+    """
+
+    def __init__(self, is_collective: bool = False):
+        super().__init__()
+        self._is_collective = is_collective
+
+    def _generate(self) -> None:
+        if self._is_collective:
+            training_role = os.environ.get("PADDLE_TRAINING_ROLE", "TRAINER")
+            if training_role != "TRAINER":
+                raise errors.ProgramError("the environment variable PADDLE_TRAINING_ROLE: a collective job has only TRAINERs, "
+                                          f"found {training_role!r}")
+            endpoints = _endpoints("PADDLE_TRAINER_ENDPOINTS")
+            self._current_id = _number("PADDLE_TRAINER_ID", os.environ.get("PADDLE_TRAINER_ID", "0"), len(endpoints))
+            self._worker_endpoints, self._trainers_num, self._role = endpoints, len(endpoints), Role.WORKER
+            return
+        servers = _endpoints("PADDLE_PSERVERS_IP_PORT_LIST")
+        number = _number("PADDLE_TRAINERS_NUM", _variable("PADDLE_TRAINERS_NUM"))
+        role = _role()
+        if role == Role.WORKER:
+            self._current_id = _number("PADDLE_TRAINER_ID", _variable("PADDLE_TRAINER_ID"), number)
+        else:
+            self._current_id = _place_of_server(servers)
+        self._server_endpoints, self._trainers_num, self._role = servers, number, role
+
+
+class GeneralRoleMaker(RoleMakerBase):
+    """The role by environment variables, in a job with parameter servers whose trainers can reach each other.
+
+    PADDLE_PSERVERS_IP_PORT_LIST, PADDLE_TRAINER_ENDPOINTS, TRAINING_ROLE (TRAINER or PSERVER), PADDLE_TRAINER_ID of a
+    trainer, PADDLE_PSERVER_ID (or POD_IP and PADDLE_PORT) of a server. Trainers meet at their endpoints.
+
+    Args:
+        kwargs: of Fluid's, which tell where processes find each other (`http_ip_port`, `hdfs_name`, `hdfs_ugi`, `path`) and
+            how long they wait (`init_timeout_seconds`, `run_timeout_seconds`). Endpoints tell that here: with one of them set
+            it raises UnsupportedError, with an unknown one ProgramError.
+    """
+
+    _FLUIDS = ("hdfs_name", "hdfs_ugi", "path", "http_ip_port", "init_timeout_seconds", "run_timeout_seconds")
+
+    def __init__(self, **kwargs: Any):
+        super().__init__()
+        for name, value in kwargs.items():
+            if name not in self._FLUIDS:
+                raise errors.ProgramError(f"GeneralRoleMaker has no argument {name}" + errors.close_to(name, self._FLUIDS))
+            if value:
+                raise errors.UnsupportedError(f"GeneralRoleMaker, {name}: trainers find each other by "
+                                              "PADDLE_TRAINER_ENDPOINTS: leave it out")
+
+    def _generate(self) -> None:
+        servers, trainers = _endpoints("PADDLE_PSERVERS_IP_PORT_LIST"), _endpoints("PADDLE_TRAINER_ENDPOINTS")
+        role = _role()
+        if role == Role.WORKER:
+            self._current_id = _number("PADDLE_TRAINER_ID", _variable("PADDLE_TRAINER_ID"), len(trainers))
+        elif "PADDLE_PSERVER_ID" in os.environ:
+            self._current_id = _number("PADDLE_PSERVER_ID", os.environ["PADDLE_PSERVER_ID"], len(servers))
+        else:
+            self._current_id = _place_of_server(servers)
+        self._role, self._server_endpoints = role, servers
+        self._worker_endpoints, self._trainers_num = trainers, len(trainers)
+
+    def get_local_endpoint(self) -> str:
+        """This process's own "ip:port"."""
+        return (self.get_trainer_endpoints() if self.is_worker() else self.get_pserver_endpoints())[self._current_id]
+
+    def _gather(self, value: Any, what: str) -> np.ndarray:
+        if not self.is_worker():
+            raise errors.UnsupportedError(f"{what}: only trainers tell each other numbers")
+        from jfluid.dataset.exchange import gathered
+        return gathered(np.asarray(value), self._current_id, self._worker_endpoints)
+
+
+class MPISymetricRoleMaker(RoleMakerBase):
+    """Raises UnsupportedError: roles come from endpoints here, not from an MPI communicator."""
+
+    def __init__(self) -> None:
+        raise errors.UnsupportedError("MPISymetricRoleMaker is not supported: use PaddleCloudRoleMaker, and start the job "
+                                      "with jfluid-launch, which recognises Open MPI's variables under mpirun")
+
+    @staticmethod
+    def get_local_ip() -> str:
+        """This host's address."""
+        return socket.gethostbyname(socket.gethostname())
+
+
+def _checked_endpoints(what: str, value: Any) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(e, str) for e in value):
+        raise TypeError(f"{what}: expected a list of strings such as \"10.0.0.1:6170\", found {value!r}")
+    if not value or len(set(value)) < len(value):
+        raise errors.ProgramError(f"{what}: expected at least one endpoint and none twice, found {value}")
+    return value
+
+
+def _checked_number(what: str, value: Any, low: int, below: int | None = None) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{what}: expected a whole number, found {value!r}")
+    if value < low or (below is not None and value >= below):
+        raise errors.ProgramError(f"{what}: expected " + (f"{low} to {below - 1}" if below is not None else f"at least {low}")
+                                  + f", found {value}")
+    return value
+
+
+class UserDefinedRoleMaker(RoleMakerBase):
+    """A role in a job with parameter servers, told by the user.
+
+    Args:
+        current_id: the number of this process among those of its role.
+        role: Role.WORKER or Role.SERVER.
+        worker_num: how many trainers there are.
+        server_endpoints: "ip:port" of each server.
+
+    Raises TypeError for an argument of another type, ProgramError for one that cannot be.
+    """
+
+    def __init__(self, current_id: int = 0, role: int = Role.WORKER, worker_num: int = 0,
+                 server_endpoints: list[str] | None = None):
+        super().__init__()
+        self._server_endpoints = _checked_endpoints("server_endpoints", server_endpoints)
+        if role not in (Role.WORKER, Role.SERVER):
+            raise TypeError(f"role: expected Role.WORKER or Role.SERVER, found {role!r}")
+        self._role = role
+        self._trainers_num = _checked_number("worker_num", worker_num, 1)
+        self._current_id = _checked_number("current_id", current_id, 0,
+                                           len(self._server_endpoints) if role == Role.SERVER else None)
+
+    def _generate(self) -> None:
+        """It is known from the start."""
+
+
+class UserDefinedCollectiveRoleMaker(RoleMakerBase):
+    """A role in a collective job, told by the user.
+
+    Args:
+        current_id: the number of this process.
+        worker_endpoints: "ip:port" of each.
+
+    Raises TypeError for an argument of another type, ProgramError for one that cannot be.
+    """
+
+    def __init__(self, current_id: int = 0, worker_endpoints: list[str] | None = None):
+        super().__init__()
+        self._is_collective = True
+        self._worker_endpoints = _checked_endpoints("worker_endpoints", worker_endpoints)
+        self._current_id = _checked_number("current_id", current_id, 0, len(self._worker_endpoints))
+        self._role, self._trainers_num = Role.WORKER, len(self._worker_endpoints)
+
+    def _generate(self) -> None:
+        """It is known from the start."""

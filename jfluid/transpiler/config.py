@@ -1,0 +1,82 @@
+"""DistributeTranspilerConfig."""
+from typing import Any, ClassVar
+
+from jfluid import errors
+from jfluid.transpiler.ps_dispatcher import PSDispatcher, RoundRobin
+
+_KINDS = {bool: "True or False", int: "a whole number", str: "a string"}
+SMALLEST_BLOCK = 8192
+
+
+class DistributeTranspilerConfig:
+    """How `DistributeTranspiler` rewrites a program.
+
+    Attributes:
+        mode: "pserver", "nccl2" (gradients are summed by the engine; see ParallelExecutor and CompiledProgram), or
+            "collective" (by operators in the program itself).
+        collective_mode: with "collective", "grad_allreduce" or "local_sgd".
+        nccl_comm_num: how many rings the operators of "collective" take turns in. XLA orders collectives itself, so that
+            it changes no result and no speed.
+        use_hierarchical_allreduce, hierarchical_allreduce_inter_nranks: kept in the program. NCCL and gloo choose their own
+            trees, so that they change no result and no speed.
+        wait_port: without effect: trainers always wait for each other when they meet.
+        slice_var_up, split_method, min_block_size, enable_dc_asgd, half_async, completely_not_async, geo_sgd_mode,
+            geo_sgd_need_push_nums, sync_mode, runtime_split_send_recv, print_log: of "pserver".
+
+    Raises ProgramError for a field that does not exist, a value of another type, or settings that exclude each other.
+    """
+
+    _defaults: ClassVar[dict[str, Any]] = {
+        "slice_var_up": True, "split_method": None, "min_block_size": SMALLEST_BLOCK, "enable_dc_asgd": False,
+        "mode": "pserver", "print_log": False, "wait_port": True, "runtime_split_send_recv": False, "sync_mode": True,
+        "half_async": False, "completely_not_async": False, "geo_sgd_mode": False, "geo_sgd_need_push_nums": 100,
+        "nccl_comm_num": 1, "use_hierarchical_allreduce": False, "hierarchical_allreduce_inter_nranks": 0,
+        "collective_mode": None,
+    }
+
+    slice_var_up: bool
+    split_method: type[PSDispatcher] | None
+    min_block_size: int
+    enable_dc_asgd: bool
+    mode: str
+    print_log: bool
+    wait_port: bool
+    runtime_split_send_recv: bool
+    sync_mode: bool
+    half_async: bool
+    completely_not_async: bool
+    geo_sgd_mode: bool
+    geo_sgd_need_push_nums: int
+    nccl_comm_num: int
+    use_hierarchical_allreduce: bool
+    hierarchical_allreduce_inter_nranks: int
+    collective_mode: str | None
+
+    def __init__(self) -> None:
+        self.__dict__.update(self._defaults)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self._defaults:
+            raise errors.ProgramError(f"DistributeTranspilerConfig has no field {name}"
+                                      + errors.close_to(name, self._defaults))
+        default = self._defaults[name]
+        kind = str if name == "collective_mode" else type(default)
+        if name == "split_method":
+            if value is not None and not (isinstance(value, type) and issubclass(value, PSDispatcher)):
+                raise errors.ProgramError("split_method: expected RoundRobin, HashName or another PSDispatcher, found "
+                                          f"{value!r}")
+        elif not (isinstance(value, kind) and isinstance(value, bool) == (kind is bool)) and not value is default is None:
+            raise errors.ProgramError(f"{name}: expected {_KINDS[kind]}, found {value!r}")
+        if value is True and (name, True) in (("sync_mode", self.runtime_split_send_recv),
+                                              ("runtime_split_send_recv", self.sync_mode)):
+            raise errors.ProgramError("sync_mode and runtime_split_send_recv exclude each other: set the other to False first")
+        self.__dict__[name] = value
+
+    def __repr__(self) -> str:
+        changed = [f"{n}={v!r}" for n, v in self.__dict__.items() if v != self._defaults[n]]
+        return f"DistributeTranspilerConfig({', '.join(changed)})"
+
+    @property
+    def dispatcher(self) -> type[PSDispatcher]:
+        """`split_method`, or its default."""
+        return self.split_method or RoundRobin

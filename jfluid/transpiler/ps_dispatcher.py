@@ -1,0 +1,62 @@
+"""Which parameter server gets which variable."""
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from jfluid import errors
+
+__all__ = ["HashName", "PSDispatcher", "RoundRobin"]
+
+
+class PSDispatcher:
+    """Divides variables among servers; a subclass says by what rule.
+
+    Args:
+        pserver_endpoints: "ip:port" of each server.
+
+    Raises ProgramError when there are none.
+    """
+
+    def __init__(self, pserver_endpoints: Sequence[str]):
+        if isinstance(pserver_endpoints, str) or not pserver_endpoints:
+            raise errors.ProgramError(f"{type(self).__name__}: expected a list of endpoints, found {pserver_endpoints!r}")
+        self._endpoints = list(pserver_endpoints)
+        self._step = 0
+
+    @property
+    def eps(self) -> list[str]:
+        """The servers' endpoints."""
+        return self._endpoints
+
+    def reset(self) -> None:
+        """Begin again with the first server."""
+        self._step = 0
+
+    def dispatch(self, varlist: Iterable[Any]) -> list[str]:
+        """The endpoint of each variable. Raises NotImplementedError in this class."""
+        raise NotImplementedError(f"{type(self).__name__}.dispatch: a subclass of PSDispatcher has to define it")
+
+
+class HashName(PSDispatcher):
+    """By a hash of the variable's name, the same in every process."""
+
+    def dispatch(self, varlist: Iterable[Any]) -> list[str]:
+        """The endpoint of each variable."""
+        return [self._endpoints[zlib.crc32(_name(v).encode()) % len(self._endpoints)] for v in varlist]
+
+
+class RoundRobin(PSDispatcher):
+    """One server after the other; the next call goes on where the last one ended."""
+
+    def dispatch(self, varlist: Iterable[Any]) -> list[str]:
+        """The endpoint of each variable."""
+        found = []
+        for _ in varlist:
+            found.append(self._endpoints[self._step])
+            self._step = (self._step + 1) % len(self._endpoints)
+        return found
+
+
+def _name(var: Any) -> str:
+    """A variable's name; Fluid's own scripts also give objects whose `name` is a method."""
+    return var.name() if callable(var.name) else var.name
