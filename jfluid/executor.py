@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jfluid import errors, flags
+from jfluid import errors, flags, processes
 from jfluid.compile.buckets import trimmed
 from jfluid.compile.plan import plan
 from jfluid.compile.step import Step
@@ -22,9 +22,7 @@ from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program, default_main_program
 from jfluid.ir.variable import Variable
 from jfluid.lod_tensor import LoDTensor, LoDTensorArray, SelectedRows
-from jfluid.ops import registry
 from jfluid.ops.collective import meeting
-from jfluid.parallel import processes
 from jfluid.parallel.devices import cpu_number, prepare_cpus
 from jfluid.parallel.program import DataParallel
 from jfluid.places import CPUPlace, CUDAPlace, Place, is_compiled_with_cuda
@@ -54,7 +52,6 @@ class Executor:
         self._steps: OrderedDict[Any, Step] = OrderedDict()
         self._pruned: dict[Any, Program] = {}
         self._readings = Readings()
-        self._explicit: dict[str, DataParallel] = {}
         self._closed = False
         _use_persistent_cache()
 
@@ -114,8 +111,6 @@ class Executor:
         program = _resolve(program)
         if "_device" not in vars(self) and (group := meeting(program)) is not None:
             processes.join(*group)  # before JAX starts
-        if processes.count() > 1 and _exchanges(program):
-            return self._run_replicas(self._among_trainers(program), feed, fetch_list, scope, numpy, merged, prune)
         if isinstance(feed, (list, tuple)) and len(feed) == 1:
             feed = feed[0]  # what a DataLoader with one place gives
         program, feed = self._readings.feed(program, feed, self._device)
@@ -153,16 +148,6 @@ class Executor:
         self._start(parallel)
         fetches, _ = _fetch_names(fetch_list)
         return parallel.run(self, feed, fetches, global_scope() if scope is None else scope, numpy, merged, _check_feeds)
-
-    def _among_trainers(self, program: Program) -> DataParallel:
-        """A program whose own operators exchange gradients, with one replica in each process."""
-        from jfluid.compiler import BuildStrategy
-        found = self._explicit.get(program.fingerprint)
-        if found is None:
-            build = BuildStrategy()
-            build.num_trainers, build.trainer_id = processes.count(), processes.index()
-            found = self._explicit[program.fingerprint] = DataParallel(program, None, build, None, [self.place], explicit=True)
-        return found
 
     def _start(self, parallel: DataParallel) -> None:
         """Find the devices of a program's replicas."""
@@ -222,12 +207,6 @@ class Executor:
         """`train_from_dataset` of a program that does not train, such as `program.clone(for_test=True)`. As in Fluid the
         program is run as it is: optimizers that it holds do update parameters."""
         self.train_from_dataset(program, dataset, scope, thread, debug, fetch_list, fetch_info, print_period, fetch_handler)
-
-
-def _exchanges(program: Program) -> bool:
-    """Whether the program holds operators that exchange values with other processes."""
-    found = (registry.find(op.type) for op in program.global_block().ops)
-    return any(definition is not None and definition.across for definition in found)
 
 
 def _own(value: Any) -> Any:

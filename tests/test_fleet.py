@@ -27,9 +27,8 @@ from jfluid.incubate.fleet.collective import (
 )
 
 import jfluid as fluid
-from jfluid import errors
+from jfluid import errors, processes
 from jfluid.fleet.filesystem import RemoteFS
-from jfluid.parallel import processes
 from tests.parity.fleet import CASES, ENVIRONMENTS, TRAINERS, _environment, run
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "fleet.json").read_text())

@@ -10,13 +10,12 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jfluid import processes
 from jfluid.compile.plan import Item
 from jfluid.ir.operator import Operator
 from jfluid.ir.prune import reads_of, writes_of
 from jfluid.ops import registry
 from jfluid.ops.collective import AXIS
-from jfluid.parallel import processes
-from jfluid.parallel.devices import all_devices
 
 
 def together(function: Callable[[tuple, tuple, Any], Any], device: jax.Device) -> Callable[[tuple, tuple, Any], Any]:
@@ -26,7 +25,7 @@ def together(function: Callable[[tuple, tuple, Any], Any], device: jax.Device) -
         function: `(donated, kept, key)` -> a tree of arrays. The key differs by process.
         device: this process's.
     """
-    mesh = Mesh(np.array(all_devices([device])), (AXIS,))
+    mesh = Mesh(np.array(processes.all_devices([device])), (AXIS,))
     divided = NamedSharding(mesh, PartitionSpec(AXIS))
     single = jax.sharding.SingleDeviceSharding(device)
 

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
-from jfluid import errors
+from jfluid import errors, processes
 from jfluid import io as files
 from jfluid.compiler import BuildStrategy, CompiledProgram, ExecutionStrategy
 from jfluid.contrib.mixed_precision import decorate
@@ -26,7 +26,6 @@ from jfluid.ir.program import Program, default_startup_program
 from jfluid.ir.variable import Parameter, Variable
 from jfluid.optimizer import RecomputeOptimizer
 from jfluid.optimizer.base import ParamGrad
-from jfluid.parallel import processes
 from jfluid.transpiler import DistributeTranspiler, DistributeTranspilerConfig
 
 __all__ = ["Collective", "CollectiveOpBasedOptimizer", "CollectiveOptimizer", "DistFCConfig", "DistributedStrategy",

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jfluid import errors
-from jfluid.parallel import processes
+from jfluid import errors, processes
 
 __all__ = ["GeneralRoleMaker", "MPISymetricRoleMaker", "PaddleCloudRoleMaker", "Role", "RoleMakerBase",
            "UserDefinedCollectiveRoleMaker", "UserDefinedRoleMaker"]

@@ -11,11 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jfluid import errors
+from jfluid import errors, processes
 from jfluid.ir.program import Program
 from jfluid.ops import known
 from jfluid.ops.registry import Bool, Int, Ints, String, Strings, op
-from jfluid.parallel import processes
 
 AXIS = "replica"
 

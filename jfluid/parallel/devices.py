@@ -4,10 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from jfluid import errors
-from jfluid.parallel import processes
 from jfluid.places import CPUPlace, CUDAPlace, cpu_places, cuda_places
 
 
@@ -46,17 +44,3 @@ def devices_of(places: Sequence[Any] | None, on_gpus: bool) -> list[jax.Device]:
             f"{len(places)} replicas on the CPU were asked for, and JAX has started with {len(there)} CPU device(s). Set the "
             f"variable CPU_NUM={len(places)} before the program starts, or os.environ['CPU_NUM'] before the first run")
     return there[:len(places)]
-
-
-def all_devices(own: Sequence[jax.Device]) -> list[jax.Device]:
-    """The devices of all processes that train together, of which `own` are this one's; each has as many. Raises PlaceError."""
-    if processes.count() == 1:
-        return list(own)
-    there = jax.local_devices(backend=own[0].platform)
-    found = processes.all_gather(np.array([len(own), *(there.index(d) for d in own)]))
-    if (found[:, 0] != len(own)).any():
-        raise errors.PlaceError(f"each process needs the same number of devices, found {found[:, 0].tolist()}")
-    by_process: dict[int, list[jax.Device]] = {}
-    for device in jax.devices(own[0].platform):
-        by_process.setdefault(device.process_index, []).append(device)
-    return [by_process[i][k] for i in range(processes.count()) for k in found[i, 1:]]

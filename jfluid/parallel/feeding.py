@@ -5,11 +5,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from jfluid import errors
+from jfluid import errors, processes
 from jfluid.compile.buckets import Buckets, Size, fill
 from jfluid.lod_tensor import LoDTensor, LoDTensorArray, SelectedRows
 from jfluid.ops.ragged import Level, Ragged
-from jfluid.parallel import processes
 
 
 def shares(feeds: Mapping[str, Any], replicas: int, whole: set[str]) -> list[dict[str, Any]]:

@@ -46,19 +46,16 @@ def gradients_of(items: Sequence[Item]) -> dict[str, str]:
     return found
 
 
-def cut(plan: Plan, explicit: bool = False) -> list[Phase]:
-    """The phases of a plan; a single one where the program's own operators bring gradients together (`explicit`).
-
-    Raises UnsupportedError for host operators, and for updates of what differs by replica.
-    """
+def cut(plan: Plan) -> list[Phase]:
+    """The phases of a plan. Raises UnsupportedError for host operators, and for updates of what differs by replica."""
     for segment in plan.segments:
         if segment.host:
             op = segment.ops[0][1]
             raise errors.UnsupportedError(f"operator {op.type} runs on the host, which data parallelism does not support: "
                                           "take it out of the program, or run the program on one device" + _at(op))
     items = [item for segment in plan.segments for item in segment.ops]
-    gradients = {} if explicit else gradients_of(items)
-    phases = [Phase(items, True)] if explicit else _grouped(items)
+    gradients = gradients_of(items)
+    phases = _grouped(items)
     _wire(phases, plan, gradients)
     return phases
 

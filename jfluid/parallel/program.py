@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jfluid import errors
+from jfluid import errors, processes
 from jfluid.compile.plan import plan
 from jfluid.debugger import draw_block_graphviz
 from jfluid.ir.operator import OpRole
@@ -17,8 +17,8 @@ from jfluid.ir.program import Program
 from jfluid.ir.verify import verify
 from jfluid.lod_tensor import LoDTensor
 from jfluid.ops.collective import AXIS
-from jfluid.parallel import feeding, phases, processes
-from jfluid.parallel.devices import all_devices, devices_of
+from jfluid.parallel import feeding, phases
+from jfluid.parallel.devices import devices_of
 from jfluid.parallel.step import ParallelStep
 from jfluid.parallel.strategy import Layout, dimension_of
 from jfluid.scope import Scope
@@ -35,13 +35,10 @@ class DataParallel:
         build: a BuildStrategy.
         execution: an ExecutionStrategy.
         places: the devices; see `devices_of`.
-        explicit: whether the program's own operators (c_allreduce_sum ...) bring gradients together.
     """
 
-    def __init__(self, program: Program, loss_name: str | None, build: Any, execution: Any, places: Sequence[Any] | None,
-                 explicit: bool = False):
+    def __init__(self, program: Program, loss_name: str | None, build: Any, execution: Any, places: Sequence[Any] | None):
         self.program, self.loss_name, self.build, self.execution, self.places = program, loss_name, build, execution, places
-        self.explicit = explicit
         self.devices: list[jax.Device] = []  # of all processes
         self._own: list[jax.Device] = []  # of this process
         self.replicas = 0  # in this process
@@ -62,7 +59,7 @@ class DataParallel:
                 processes.join(endpoints, self.build.trainer_id)
             own = self._own = devices_of(self.places, on_gpus)
             self.replicas = len(own)
-            self.devices = all_devices(own) if self.build.num_trainers > 1 else own
+            self.devices = processes.all_devices(own) if self.build.num_trainers > 1 else own
 
     def run(self, executor: Any, feed: Any, fetches: list[str], scope: Scope, numpy: bool, merged: bool,
             check: Any) -> list[Any]:
@@ -104,8 +101,7 @@ class DataParallel:
 
     def _program(self) -> Program:
         if self._rewritten is None or self._rewritten[0] != self.program.fingerprint:
-            program, self._seeds = ((self.program, []) if self.explicit
-                                    else rewritten(self.program, self.build, len(self.devices)))
+            program, self._seeds = rewritten(self.program, self.build, len(self.devices))
             self._rewritten = self.program.fingerprint, program
             if self.build.debug_graphviz_path:
                 draw_block_graphviz(program.global_block(), path=self.build.debug_graphviz_path)
@@ -118,7 +114,7 @@ class DataParallel:
             name = "fluid_" + hashlib.sha256(repr((key, len(self.devices))).encode()).hexdigest()[:12]
             planned = plan(program, feeds, fetches)
             layout = Layout(Mesh(np.array(self.devices), (AXIS,)), self._shares(planned), self.build.fuse_all_reduce_ops)
-            step = self._steps[key] = ParallelStep(planned, layout, name, self.explicit)
+            step = self._steps[key] = ParallelStep(planned, layout, name)
             if len(self._steps) > _MAX_STEPS:
                 self._steps.popitem(last=False)
         else:

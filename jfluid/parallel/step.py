@@ -27,9 +27,9 @@ class ParallelStep:
 
     _running: ClassVar[Any] = None  # of the step that this process began last
 
-    def __init__(self, plan: Plan, layout: Layout, name: str, explicit: bool = False):
+    def __init__(self, plan: Plan, layout: Layout, name: str):
         self.plan, self.layout = plan, layout
-        self._phases = phases.cut(plan, explicit)
+        self._phases = phases.cut(plan)
         self._state = list(plan.state)
         self._donated = [n for n in self._state if n in set(plan.updated)]
         self._kept = [n for n in self._state if n not in set(plan.updated)]

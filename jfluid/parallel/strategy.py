@@ -8,10 +8,10 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jfluid import processes
 from jfluid.ops.collective import AXIS
 from jfluid.ops.ragged import Ragged
 from jfluid.ops.selected_rows import SelectedRows
-from jfluid.parallel import processes
 
 _BUCKET = 32 << 20  # bytes of gradients that are summed in one call
 

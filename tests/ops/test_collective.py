@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid import errors
+from jfluid import errors, processes
 from jfluid.ops import collective, known, registry
-from jfluid.parallel import processes
 from tests.op_case import check
 
 X = np.arange(24, dtype="float32").reshape(2, 4, 3) - 7  # of two replicas, four rows each

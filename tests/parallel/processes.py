@@ -11,7 +11,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
 import jfluid as fluid
-from jfluid.parallel import processes
+from jfluid import processes
 from tests.parity.parallel import train
 
 out, devices, *cases = sys.argv[1:]

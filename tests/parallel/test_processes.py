@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid import errors
-from jfluid.parallel import processes
+from jfluid import errors, processes
 from tests.parity.parallel import train
 
 SCRIPT = Path(__file__).parent / "processes.py"

@@ -86,3 +86,17 @@ def all_gather(value: Any) -> np.ndarray:
     from jax.experimental import multihost_utils
     with jax.enable_x64(True):
         return np.asarray(multihost_utils.process_allgather(np.asarray(value)))
+
+
+def all_devices(own: Sequence[jax.Device]) -> list[jax.Device]:
+    """The devices of all processes that train together, of which `own` are this one's; each has as many. Raises PlaceError."""
+    if count() == 1:
+        return list(own)
+    there = jax.local_devices(backend=own[0].platform)
+    found = all_gather(np.array([len(own), *(there.index(d) for d in own)]))
+    if (found[:, 0] != len(own)).any():
+        raise errors.PlaceError(f"each process needs the same number of devices, found {found[:, 0].tolist()}")
+    by_process: dict[int, list[jax.Device]] = {}
+    for device in jax.devices(own[0].platform):
+        by_process.setdefault(device.process_index, []).append(device)
+    return [by_process[i][k] for i in range(count()) for k in found[i, 1:]]
