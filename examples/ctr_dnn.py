@@ -12,6 +12,7 @@ import random
 import shlex
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -54,16 +55,15 @@ def pipe_command(args):
 
 
 def as_slots(paths, args):
-    """Files of MultiSlot text, made of Criteo's by the pipe command, two at a time."""
-    found = [str(Path(path).with_suffix(".slots")) for path in paths]
-    for pair in range(0, len(paths), 2):
-        running = []
-        for source, target in zip(paths[pair:pair + 2], found[pair:pair + 2], strict=True):
-            with open(source, "rb") as lines, open(target, "wb") as slots:
-                running.append(subprocess.Popen(shlex.split(pipe_command(args)), stdin=lines, stdout=slots))
-        if any([process.wait() for process in running]):
-            sys.exit(f"{SLOTS_SCRIPT.name} failed")
-    return found
+    """Files of MultiSlot text, made of Criteo's by the pipe command in two processes at a time."""
+    def convert(path):
+        target = Path(path).with_suffix(".slots")
+        with open(path, "rb") as lines, target.open("wb") as slots:
+            subprocess.run(pipe_command(args), shell=True, check=True, stdin=lines, stdout=slots)
+        return str(target)
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(convert, paths))
 
 
 def open_dataset(variables, files, args):
@@ -82,16 +82,16 @@ def open_dataset(variables, files, args):
 
 
 class Curve(fluid.executor.FetchHandler):
-    """Keeps what the program computes, a few times a second."""
+    """Keeps what the program computes, several times a second: `points[step]` is {name: value}."""
 
-    def __init__(self, **variables):
-        super().__init__(variables, period_secs=0.2)
-        self.points = {name: [] for name in variables}
+    def __init__(self, step, **variables):
+        super().__init__({"step": step, **variables}, period_secs=0.05)
+        self.points = {}
 
     def handler(self, res_dict):
-        if None not in res_dict.values():
-            for name, value in res_dict.items():
-                self.points[name].append(value.item())
+        values = {name: value.item() for name, value in res_dict.items() if value is not None}
+        if values:  # none before the first step
+            self.points[values.pop("step")] = values
 
 
 def predict(executor, program, dataset, click, prediction):
@@ -104,9 +104,9 @@ def predict(executor, program, dataset, click, prediction):
     return np.concatenate(labels), np.concatenate(probabilities)
 
 
-def train(executor, program, dataset, loss, recent_auc, evaluate, args):
-    """Runs the epochs; returns the curves of the training and the test AUC behind each epoch."""
-    curve, test_aucs = Curve(loss=loss, auc=recent_auc), []
+def train(executor, program, dataset, step, loss, recent_auc, evaluate, args):
+    """Runs the epochs; returns points of the training's curves by step, and the test AUC behind each epoch."""
+    curve, test_aucs = Curve(step, loss=loss, auc=recent_auc), []
     for epoch in range(args.epochs):
         if args.dataset == "memory":
             dataset.local_shuffle()
@@ -129,20 +129,20 @@ def predict_lines(model_dir, lines, args, executor):
     return probabilities[:, 1]
 
 
-def draw(path, points, test_aucs, best, predicted, true):
-    """A picture of the loss, of the AUC, and of predicted against true probabilities."""
+def draw(path, points, steps, test_aucs, best, predicted, true):
+    """A picture of the loss, of the AUC behind epochs of `steps`, and of predicted against true probabilities."""
     import matplotlib
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(15, 4.5), layout="constrained")
-    seen = np.linspace(0, len(test_aucs), len(points["loss"]))
-    left.plot(seen, points["loss"], linewidth=0.8)
-    left.set(xlabel="epoch", ylabel="training loss of a batch")
-    middle.plot(seen, points["auc"], linewidth=0.8, label="training, recent batches")
-    middle.plot(range(1, len(test_aucs) + 1), test_aucs, "o-", label="test")
+    losses, aucs = ([point[name] for point in points.values()] for name in ("loss", "auc"))
+    left.plot(list(points), losses, linewidth=0.8)
+    left.set(xlabel="step", ylabel="training loss of a batch")
+    middle.plot(list(points), aucs, linewidth=0.8, label="training, 20 batches")
+    middle.plot(steps * np.arange(1, len(test_aucs) + 1), test_aucs, "o-", label="test")
     middle.axhline(best, color="black", linestyle="--", label=f"best reachable: {best:.4f}")
-    middle.set(xlabel="epoch", ylabel="AUC", ylim=(0.5, best + 0.05))
+    middle.set(xlabel="step", ylabel="AUC", ylim=(best - 0.15, best + 0.05))
     middle.legend(loc="lower right")
     right.hexbin(true, predicted, gridsize=50, extent=(0, 1, 0, 1), bins="log", cmap="Blues")
     right.plot([0, 1], [0, 1], color="black", linestyle="--", linewidth=0.8)
@@ -191,9 +191,10 @@ def main():
     loss = fluid.layers.mean(fluid.layers.cross_entropy(input=prediction, label=click))
     test_program = main_program.clone(for_test=True)
     _, recent_auc, _ = fluid.layers.auc(input=prediction, label=click, slide_steps=20)
-    steps = args.epochs * -(-args.lines // args.batch_size)
-    rate = fluid.layers.polynomial_decay(args.learning_rate, decay_steps=steps, end_learning_rate=1e-6)
+    steps = -(-args.lines // args.batch_size)  # an epoch's
+    rate = fluid.layers.polynomial_decay(args.learning_rate, decay_steps=args.epochs * steps, end_learning_rate=1e-6)
     fluid.optimizer.Adam(learning_rate=rate, lazy_mode=True).minimize(loss)
+    step = fluid.layers.autoincreased_step_counter()
 
     executor = fluid.Executor(fluid.CPUPlace())
     executor.run(startup_program)
@@ -206,7 +207,7 @@ def main():
         auc.update(probabilities, labels)
         return auc.eval()
 
-    points, test_aucs = train(executor, main_program, train_data, loss, recent_auc, evaluate, args)
+    points, test_aucs = train(executor, main_program, train_data, step, loss, recent_auc, evaluate, args)
     gap = best - test_aucs[-1]
     print(f"test AUC: {test_aucs[-1]:.4f}; best reachable: {best:.4f}; gap: {gap:.4f}")
 
@@ -216,13 +217,12 @@ def main():
     lines = (args.output_dir / "data" / "test-0.txt").read_text().splitlines()[:10]
     print(f"inference model: {model_dir}; reloaded, it says of the first test lines:")
     print("click  predicted  true")
-    for label, predicted, true in zip(test.labels, predict_lines(model_dir, lines, args, executor), test.probabilities,
-                                      strict=False):
-        print(f"{label:5d}  {predicted:9.3f}  {true:.3f}")
+    for number, predicted in enumerate(predict_lines(model_dir, lines, args, executor)):
+        print(f"{test.labels[number]:5d}  {predicted:9.3f}  {test.probabilities[number]:.3f}")
 
     picture = args.output_dir / "ctr_dnn.png"
     _, probabilities = predict(executor, test_program, test_data, click, prediction)
-    draw(picture, points, test_aucs, best, probabilities[:, 1], test.probabilities)
+    draw(picture, points, steps, test_aucs, best, probabilities[:, 1], test.probabilities)
     print(f"picture: {picture}")
     if gap > args.largest_gap:
         sys.exit(f"the test AUC is more than {args.largest_gap} below the best reachable one")
