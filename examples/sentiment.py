@@ -35,6 +35,10 @@ TURNED = (
     "nobody would call the {subject} {adverb} {adjective}", "the {subject} was anything but {adjective}",
     "the {subject} was never {adverb} {adjective}", "i deny that the {subject} was {adverb} {adjective}")
 JOINTS = (" , ", " and ", " , but ", " . ")
+# The picture shows what the LSTM thinks of these behind each word.
+READ_ALOUD = (
+    "the acting was superb , but the plot was not very clever and i found the ending dull",
+    "nobody would call the pace boring , nobody can deny that the cast was witty")
 
 
 def clause(chance):
@@ -159,13 +163,14 @@ def draw(path, accuracies, readings):
     for name, values in accuracies.items():
         plots[0].plot(range(1, len(values) + 1), values, "o-", label=name)
     plots[0].set(xlabel="epoch", ylabel="test accuracy", ylim=(0.4, 1.02))
+    plots[0].xaxis.set_major_locator(pyplot.MaxNLocator(integer=True))
     plots[0].legend()
     for plot, (text, probabilities) in zip(plots[1:], readings, strict=True):
         words = text.split()
         plot.bar(range(len(words)), probabilities - 0.5, bottom=0.5,
                  color=["tab:green" if value > 0.5 else "tab:red" for value in probabilities])
         plot.set_xticks(range(len(words)), words, rotation=45, ha="right")
-        plot.set(ylim=(0, 1), ylabel="probability of praise\nup to this word")
+        plot.set(ylim=(-0.02, 1.02), ylabel="probability of praise\nup to this word")
     figure.savefig(path, dpi=110)
 
 
@@ -190,7 +195,8 @@ def main():
     args.output_dir.mkdir(parents=True, exist_ok=True)
     random.seed(args.seed)  # fluid.io.shuffle uses Python's generator
     reviews, test_reviews = make_reviews(args)
-    words = sorted({word for text, _ in reviews + test_reviews for word in text.split()})
+    texts = [text for text, _ in reviews + test_reviews]
+    words = sorted({word for text in [*texts, *READ_ALOUD] for word in text.split()})
     lengths = [len(text.split()) for text, _ in reviews]
     print(f"{len(reviews)} reviews of {min(lengths)} to {max(lengths)} words, {len(words)} different ones", flush=True)
 
@@ -207,7 +213,7 @@ def main():
     for (text, label), probability in zip(shown, lstm.probabilities([text for text, _ in shown]), strict=True):
         print(f"{'praise' if label else 'blame ':6}  predicted {probability:4.0%}: {text}")
     readings = []
-    for text in sorted((text for text, _ in shown), key=len)[3:5]:
+    for text in READ_ALOUD:
         read = text.split()
         readings.append((text, lstm.probabilities([" ".join(read[:end]) for end in range(1, len(read) + 1)])))
     picture = args.output_dir / "sentiment.png"
