@@ -1,30 +1,17 @@
 """The demo and the README's script, run as a user runs them."""
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.example_runs import ROOT, run_example
+
 pytestmark = pytest.mark.process
-ROOT = Path(__file__).parents[1]
-
-
-def launch(*arguments):
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.run([sys.executable, "-m", "jfluid.launch", *arguments], env=environment, cwd=ROOT,
-                          capture_output=True, text=True, timeout=300)
-
-
-def demo(folder, **args):
-    overrides = [f"--set=args.{name}={value}" for name, value in (args | {"output_dir": folder}).items()]
-    return launch("configs/recognize_digits.yaml", f"--log_dir={folder}/log", *overrides)
 
 
 def test_demo(tmp_path):
-    result = demo(tmp_path)
+    result = run_example("recognize_digits", tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
     accuracy = float(re.search(r"test accuracy: ([\d.]+)% of 360 digits", result.stdout)[1])
     assert accuracy >= 97
@@ -36,7 +23,7 @@ def test_demo(tmp_path):
 
 
 def test_demo_fails_below_the_accuracy_it_wants(tmp_path):
-    result = demo(tmp_path, epochs=1, minimum_accuracy=1.0)
+    result = run_example("recognize_digits", tmp_path, epochs=1, minimum_accuracy=1.0)
     assert result.returncode == 1
     assert "the test accuracy is below 100%" in result.stderr
 

@@ -1,0 +1,167 @@
+"""The examples in small, run by their job files, and what they are made of."""
+import importlib
+import re
+
+import numpy as np
+import pytest
+
+from tests.example_runs import ROOT, run_example
+
+
+@pytest.fixture
+def example(monkeypatch):
+    """Imports a module of examples/."""
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    return importlib.import_module
+
+
+def printed(result, pattern):
+    """What the groups of `pattern` match in the output of an example."""
+    found = re.search(pattern, result.stdout)
+    assert found, f"{pattern!r} is not in:\n{result.stdout}\n{result.stderr}"
+    return found.groups()
+
+
+def is_picture(path):
+    return path.read_bytes().startswith(b"\x89PNG")
+
+
+# ---- clicks ----
+
+CLICKS = {"lines": 10240, "test_lines": 2048, "files": 2, "rows": 5001, "epochs": 2, "learning_rate": "1e-2"}
+
+
+@pytest.mark.process
+def test_ctr_dnn(tmp_path):
+    result = run_example("ctr_dnn", tmp_path, **CLICKS, largest_gap=0.15)
+    assert result.returncode == 0, result.stdout + result.stderr
+    auc, best, gap = map(float, printed(result, r"test AUC: ([\d.]+); best reachable: ([\d.]+); gap: (-?[\d.]+)"))
+    assert auc > 0.65 and 0.75 < best < 0.85
+    assert gap == pytest.approx(best - auc, abs=2e-4)
+    lines = re.findall(r"^ +([01]) +(0\.\d+) +(0\.\d+)$", result.stdout, re.MULTILINE)
+    assert len(lines) == 10
+    assert "10240 lines in memory" in result.stdout
+    assert len(re.findall(r"waited for data", result.stdout)) == 2
+    assert is_picture(tmp_path / "ctr_dnn.png")
+    assert (tmp_path / "model" / "__model__").is_file()
+
+
+@pytest.mark.process
+def test_ctr_dnn_from_slots_fails_below_the_auc_it_wants(tmp_path):
+    result = run_example("ctr_dnn", tmp_path, **CLICKS, text="multislot", dataset="queue", largest_gap=0)
+    auc, _ = map(float, printed(result, r"test AUC: ([\d.]+); best reachable: ([\d.]+)"))
+    assert auc > 0.65
+    assert "in memory" not in result.stdout
+    assert result.returncode == 1
+    assert "the test AUC is more than 0.0 below the best reachable one" in result.stderr
+
+
+def test_the_area_is_the_chance_that_a_click_is_ranked_above(example):
+    draw = np.random.default_rng(0)
+    labels, scores = draw.integers(0, 2, 300), draw.random(300).round(1)  # with ties
+    clicked, other = scores[labels == 1][:, None], scores[labels == 0]
+    expected = (clicked > other).mean() + (clicked == other).mean() / 2
+    criteo_data = example("criteo_data")
+    assert criteo_data.area_under_curve(labels, scores) == pytest.approx(expected)
+    with pytest.raises(ValueError, match="lines with and without a click"):
+        criteo_data.area_under_curve(np.ones(3), scores[:3])
+
+
+def test_clicks_follow_the_probabilities_and_the_seed(example):
+    criteo_data = example("criteo_data")
+    clicks = criteo_data.ClickModel(3).draw(20000, np.random.default_rng(4))
+    assert clicks.labels.mean() == pytest.approx(criteo_data.CLICK_RATE, abs=0.02)
+    order = np.argsort(clicks.probabilities)
+    for part in np.split(order, 10):
+        assert clicks.labels[part].mean() == pytest.approx(clicks.probabilities[part].mean(), abs=0.04)
+    again = criteo_data.ClickModel(3).draw(20000, np.random.default_rng(4))
+    assert list(again.lines()) == list(clicks.lines())
+    fields = [line.split("\t") for line in list(clicks.lines())[:500]]
+    assert {len(f) for f in fields} == {40}
+    assert all(re.fullmatch(r"[01]", f[0]) for f in fields)
+    assert all(re.fullmatch(r"\d*", count) for f in fields for count in f[1:14])
+    assert all(re.fullmatch(r"([0-9a-f]{8})?", category) for f in fields for category in f[14:])
+    assert any(count == "" for f in fields for count in f[1:14])
+
+
+def test_slots_of_a_line(example):
+    slots = example("criteo_slots")
+    line = "\t".join(["1", "", "0", "7", *["3"] * 10, "05db9164", *[""] * 25])
+    found = dict(slots.CriteoSlots(1001).sample(line + "\n"))
+    np.testing.assert_allclose(found["dense"], np.log1p([0, 0, 7] + [3] * 10) / 4, atol=1e-5)
+    assert found["click"] == [1]
+    ids = [found[name][0] for name in slots.CATEGORIES]
+    assert all(1 <= number <= 1000 for number in ids)
+    assert len(set(ids)) > 20  # an id is of a category and its text
+    assert dict(slots.CriteoSlots(1001).sample(line))["C1"] == found["C1"]
+    with pytest.raises(ValueError, match="expected 40 fields separated by tabs, found 39"):
+        slots.CriteoSlots(1001).sample(line[:-1])
+    with pytest.raises(ValueError, match="rows: expected at least 2, found 1"):
+        slots.CriteoSlots(1)
+
+
+# ---- words ----
+
+@pytest.mark.process
+@pytest.mark.parametrize("loss", ["nce", "hsigmoid"])
+def test_word2vec(tmp_path, loss):
+    few = {"epochs": 1, "width": 32, "frequent": 2e-4, "words": "[day, encode]", "minimum_pairs": 0.4}
+    result = run_example("word2vec", tmp_path, **few, loss=loss)
+    assert result.returncode == 0, result.stdout + result.stderr
+    found, known = map(int, printed(result, r"pairs that are neighbours: (\d+) of (\d+)"))
+    assert known > 30 and found >= 0.4 * known  # by chance a pair in a hundred
+    near_day, = printed(result, r"day: (.*)")
+    assert {"month", "year", "week", "weekday", "hour"} & set(near_day.split())
+    near_encode, = printed(result, r"encode: (.*)")
+    assert {"decode", "encoded", "codec"} & set(near_encode.split())
+    assert is_picture(tmp_path / "words.png")
+    saved = np.load(tmp_path / "vectors.npz")
+    assert saved["vectors"].shape == (len(saved["words"]), 32)
+
+
+def test_word2vec_names_unknown_words(example, tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["word2vec.py", "--words", "day", "qwertyuiop", "--output_dir", str(tmp_path)])
+    with pytest.raises(SystemExit, match="--words: the corpus does not hold qwertyuiop 20 times"):
+        example("word2vec").main()
+
+
+def test_words_of_names(example):
+    source = r'''
+    def readHTTPHeader(self, max_size):  # a comment's words
+        """No word of this."""
+        return self.parse(b'no', r"\\" "word") or _URL2path
+    '''
+    assert example("word2vec").words_of(source) == "read http header self max size self parse url path".split()
+
+
+# ---- reviews ----
+
+@pytest.mark.process
+def test_sentiment(tmp_path):
+    few = {"reviews": 1600, "test_reviews": 400, "clauses": 1, "levels": 2, "width": 16, "epochs": 6, "learning_rate": 0.01,
+           "minimum_accuracy": 0.9}
+    result = run_example("sentiment", tmp_path, **few)
+    assert result.returncode == 0, result.stdout + result.stderr
+    pattern = r"stacked LSTM: test accuracy ([\d.]+)%; bag of words: test accuracy ([\d.]+)%"
+    lstm, bag = map(float, printed(result, pattern))
+    assert lstm >= 90 and lstm > bag
+    assert re.search(r"stacked LSTM 150/150 .* examples/s  loss .* accuracy", result.stderr)
+    assert is_picture(tmp_path / "sentiment.png")
+
+
+def test_labels_of_reviews_follow_their_clauses(example):
+    sentiment = example("sentiment")
+    chance = sentiment.random.Random(5)
+    blame, praise = map(set, sentiment.ADJECTIVES)
+    assert not blame & praise
+    openings = {True: set(), False: set()}  # the words in front of a praising adjective, by what the clause says
+    for _ in range(400):
+        text, positive = sentiment.clause(chance)
+        *words, adjective = text.split()
+        assert adjective in blame | praise
+        kept = [w for w in words if w not in {*sentiment.SUBJECTS, *sentiment.ADVERBS}]
+        openings[positive == (adjective in praise)].add(" ".join(kept))
+    assert len(openings[True]) == len(sentiment.STRAIGHT) and len(openings[False]) == len(sentiment.TURNED)
+    assert not openings[True] & openings[False]
+    texts, labels = zip(*(sentiment.review(chance, 5) for _ in range(400)))
+    assert 0.4 < np.mean(labels) < 0.6 and len(set(texts)) > 390
