@@ -9,12 +9,12 @@ import argparse
 import sys
 
 import numpy as np
+from jfluid.incubate.fleet.base import role_maker
+from jfluid.incubate.fleet.collective import fleet
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 import jfluid as fluid
-from jfluid.incubate.fleet.base import role_maker
-from jfluid.incubate.fleet.collective import fleet
 from jfluid.progress import Progress
 
 
