@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jfluid import errors
+from jfluid import errors, processes
 from jfluid.dataset.multislot import Records, joined, no_records
 from jfluid.dataset.shuffle import taken
 
@@ -70,11 +70,16 @@ def gathered(value: np.ndarray, own: int, endpoints: list[str]) -> np.ndarray:
 
 def _exchange(outgoing: list[list[bytes]], own: int, endpoints: list[str], pause: float) -> dict[int, list[bytes]]:
     """Send messages to every other trainer; returns theirs by trainer. All trainers call it equally often."""
-    meeting = _Meeting(own, endpoints)
-    others = [i for i in range(len(endpoints)) if i != own]
-    threads = [threading.Thread(target=meeting.guarded, args=(meeting.send, i, outgoing[i], pause), daemon=True)
-               for i in others]
-    with socket.create_server(_address(endpoints[own]), backlog=len(endpoints)) as server:
+    host, port = _address(endpoints[own])
+    # The endpoints of processes that train together serve to coordinate them: there each listens at a port of its own.
+    with socket.create_server((host, 0 if processes.joined() else port), backlog=len(endpoints)) as server:
+        if processes.joined():
+            ports = processes.all_gather(np.array([server.getsockname()[1]]))[:, 0]
+            endpoints = [f"{_address(endpoint)[0]}:{port}" for endpoint, port in zip(endpoints, ports)]
+        meeting = _Meeting(own, endpoints)
+        others = [i for i in range(len(endpoints)) if i != own]
+        threads = [threading.Thread(target=meeting.guarded, args=(meeting.send, i, outgoing[i], pause), daemon=True)
+                   for i in others]
         server.settimeout(0.2)
         for thread in threads:
             thread.start()

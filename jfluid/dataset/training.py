@@ -31,7 +31,7 @@ def run_dataset(executor: Any, program: Any, dataset: Any, scope: Any, thread: i
             asked = time.perf_counter()
             try:
                 batch = next(source, None)
-            except errors.DataError as error:
+            except Exception as error:
                 error.add_note(f"{step} steps of this epoch were done before")
                 raise
             waited += time.perf_counter() - asked

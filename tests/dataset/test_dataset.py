@@ -416,3 +416,58 @@ def test_ctrl_c_ends_producers_and_pipes(tmp_path):
     assert process.returncode in (-signal.SIGINT, 130, 1) and "KeyboardInterrupt" in err
     time.sleep(0.2)
     assert not [c for c in children if os.path.exists(f"/proc/{c}")]
+
+
+def test_infer_from_dataset(files):
+    made, (_, dense, _) = dataset("InMemoryDataset", files)
+    made.load_into_memory()
+    seen = layers.create_global_var([1], 0.0, "float32", persistable=True, name="seen")
+    layers.assign(seen + layers.reduce_sum(dense), seen)
+    exe = fluid.Executor(fluid.CPUPlace())
+    exe.run(fluid.default_startup_program())
+    exe.infer_from_dataset(fluid.default_main_program(), made)
+    assert np.array(fluid.global_scope().find_var("seen").get_tensor()) == pytest.approx(0 + 6 + 0 + 27 + 1000.51, rel=1e-6)
+
+
+def test_datasets_feed_replicas(files, monkeypatch):
+    monkeypatch.setenv("CPU_NUM", "2")
+    made, (_, dense, _) = dataset(files=files, batch=5)
+    weight = layers.create_parameter([1], "float32", name="w", default_initializer=fluid.initializer.Constant(1.0))
+    loss = layers.mean(dense) * weight
+    fluid.optimizer.SGD(0.1).minimize(loss)
+    exe = fluid.Executor(fluid.CPUPlace())
+    exe.run(fluid.default_startup_program())
+    program = fluid.CompiledProgram(fluid.default_main_program()).with_data_parallel(loss.name)
+    exe.train_from_dataset(program, made, fetch_list=[loss], print_period=1)
+    halves = (0 + 6 + 0) / 9, (27 + 1000.51) / 6  # the first replica gets three rows
+    assert np.array(fluid.global_scope().find_var("w").get_tensor()) == pytest.approx(1 - 0.1 * sum(halves) / 2, rel=1e-5)
+
+
+def test_a_producer_that_dies_is_heard_of(files, monkeypatch):
+    from jfluid.dataset.multislot import Parser
+
+    made, (_, dense, _) = dataset(files=files, batch=1)
+    run = trainer(made, dense)
+    batch, calls = Parser.batch, []
+
+    def dies(self, records, order):
+        calls.append(1)
+        if len(calls) > 2:
+            raise MemoryError("no room")
+        return batch(self, records, order)
+
+    monkeypatch.setattr(Parser, "batch", dies)
+    with pytest.raises(MemoryError, match="no room") as caught:
+        run()
+    assert "2 steps of this epoch were done before" in caught.value.__notes__
+    monkeypatch.undo()
+    run()
+
+
+def test_a_line_without_an_end_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("jfluid.dataset.source.LONGEST_LINE", 1 << 20)
+    path = tmp_path / "a.txt"
+    path.write_text("1 " * (1 << 21))
+    made, _ = dataset(files=[path])
+    with pytest.raises(errors.DataError, match="a.txt: a line is longer than 1 MiB"):
+        fed(made)
