@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 from jfluid import errors
 from jfluid.ir.program import Program
+from jfluid.parallel.passes import PassBuilder
 from jfluid.parallel.program import DataParallel
 
 __all__ = ["BuildStrategy", "CompiledProgram", "ExecutionStrategy"]
@@ -52,6 +53,12 @@ class BuildStrategy(_Settings):
     Raises ProgramError when a field is set that Fluid does not have, UnsupportedError for async_mode.
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+        object.__setattr__(self, "_passes", PassBuilder())
+
+    _passes: PassBuilder
+
     class ReduceStrategy(enum.Enum):
         """How gradients are brought together."""
 
@@ -75,6 +82,10 @@ class BuildStrategy(_Settings):
         "num_trainers": 1, "reduce_strategy": ReduceStrategy.AllReduce, "remove_unnecessary_lock": True,
         "sync_batch_norm": False, "trainer_id": 0, "trainers_endpoints": [], "use_hierarchical_allreduce": False,
     }
+
+    def _finalize_strategy_and_create_passes(self) -> PassBuilder:
+        """The passes of this strategy, to add `multi_batch_merge_pass` to; see PassBuilder."""
+        return self._passes
 
 
 class ExecutionStrategy(_Settings):

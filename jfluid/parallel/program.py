@@ -101,7 +101,7 @@ class DataParallel:
 
     def _program(self) -> Program:
         if self._rewritten is None or self._rewritten[0] != self.program.fingerprint:
-            program, self._seeds = rewritten(self.program, self.build, len(self.devices))
+            program, self._seeds = rewritten(self.program, self.build, len(self.devices) * self.build._passes.num_repeats)
             self._rewritten = self.program.fingerprint, program
             if self.build.debug_graphviz_path:
                 draw_block_graphviz(program.global_block(), path=self.build.debug_graphviz_path)
@@ -114,7 +114,7 @@ class DataParallel:
             name = "fluid_" + hashlib.sha256(repr((key, len(self.devices))).encode()).hexdigest()[:12]
             planned = plan(program, feeds, fetches)
             layout = Layout(Mesh(np.array(self.devices), (AXIS,)), self._shares(planned), self.build.fuse_all_reduce_ops)
-            step = self._steps[key] = ParallelStep(planned, layout, name)
+            step = self._steps[key] = ParallelStep(planned, layout, name, self.build._passes.num_repeats)
             if len(self._steps) > _MAX_STEPS:
                 self._steps.popitem(last=False)
         else:
@@ -153,8 +153,8 @@ def _state_of(items: list, param: str, shape: tuple[int, ...], planned: Any) -> 
     return [n for n in sorted(names) if tuple(planned.block.find_var_recursive(n).shape) == shape]
 
 
-def rewritten(program: Program, build: Any, replicas: int) -> tuple[Program, list[str]]:
-    """The program that each replica runs, and the gradients that are to be fed.
+def rewritten(program: Program, build: Any, shares: int) -> tuple[Program, list[str]]:
+    """The program that each replica runs on one of the `shares` of a batch, and the gradients that are to be fed.
 
     Gradients begin with the replica's share of the loss, or with what is fed; batch norm spans replicas where that is asked
     for.
@@ -165,7 +165,7 @@ def rewritten(program: Program, build: Any, replicas: int) -> tuple[Program, lis
     fed: list[str] = []
     if build.gradient_scale_strategy == build.GradientScaleStrategy.CoeffNumDevice:
         for op in seeds:
-            op.attrs["value"] = op.attrs["value"] / replicas
+            op.attrs["value"] = op.attrs["value"] / shares
     elif build.gradient_scale_strategy == build.GradientScaleStrategy.Customized:
         block.ops = [op for op in block.ops if op not in seeds]
         fed = [n for op in seeds for n in op.output_arg_names]

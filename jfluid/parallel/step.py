@@ -1,4 +1,5 @@
 """A step on several devices: replicas under `shard_map`, updates over whole arrays, one XLA program."""
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -16,7 +17,9 @@ from jfluid.compile.step import Binding
 from jfluid.ir.types import VarType
 from jfluid.lod_tensor import whole
 from jfluid.ops.collective import AXIS
+from jfluid.ops.ragged import Ragged
 from jfluid.ops.rows import NeedsExactRows
+from jfluid.ops.selected_rows import SelectedRows
 from jfluid.parallel import feeding, phases
 from jfluid.parallel.strategy import Layout, summed
 from jfluid.scope import Scope
@@ -27,8 +30,8 @@ class ParallelStep:
 
     _running: ClassVar[Any] = None  # of the step that this process began last
 
-    def __init__(self, plan: Plan, layout: Layout, name: str):
-        self.plan, self.layout = plan, layout
+    def __init__(self, plan: Plan, layout: Layout, name: str, repeats: int = 1):
+        self.plan, self.layout, self._repeats = plan, layout, repeats
         self._phases = phases.cut(plan)
         self._state = list(plan.state)
         self._donated = [n for n in self._state if n in set(plan.updated)]
@@ -125,11 +128,11 @@ class ParallelStep:
 
         def replica(alike: dict, mine: dict, key: Any) -> tuple[dict, dict, dict]:
             own = None if key is None else jax.random.fold_in(key, lax.axis_index(AXIS))
-            env = alike | jax.tree.map(lambda leaf: leaf[0], mine)
-            Lowering(phase.items, own).run(env)
-            reduced = summed({n: env[n] for n in phase.reduced if n in env}, self.layout)
-            stacked = {n: jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], env[n]) for n in phase.apart_gives}
-            return reduced, {n: env[n] for n in phase.whole_gives if n in env}, stacked
+            mine = jax.tree.map(lambda leaf: leaf[0], mine)
+            run = self._in_parts if self._repeats > 1 and phase.reduced else self._at_once
+            gradients, gives, own_values = run(phase, alike, mine, own)
+            stacked = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], own_values)
+            return summed(gradients, self.layout), gives, stacked
 
         specs = {n: self.layout.spec(n) for n in phase.reduced}
         everywhere = PartitionSpec()
@@ -139,6 +142,46 @@ class ParallelStep:
         whole.update(reduced)
         whole.update(gives)
         apart.update(stacked)
+
+    def _at_once(self, phase: phases.Phase, alike: dict[str, Any], mine: dict[str, Any], key: Any) -> tuple[dict, dict, dict]:
+        """One replica's gradients, values of the Scope and values of its own."""
+        env = alike | mine
+        Lowering(phase.items, key).run(env)
+        names = phase.reduced, phase.whole_gives, phase.apart_gives
+        gradients, gives, own = ({n: env[n] for n in group if n in env} for group in names)
+        return gradients, gives, own
+
+    def _in_parts(self, phase: phases.Phase, alike: dict[str, Any], mine: dict[str, Any], key: Any) -> tuple[dict, dict, dict]:
+        """As `_at_once`, for one part of the replica's rows after the other. What a part writes the next one reads; gradients
+        are added up, values of its own are joined."""
+        parts = {n: _divided(n, v, self._repeats) for n, v in mine.items()}
+        carried = {n: alike[n] for n in phase.whole_gives if n in alike}
+
+        def part(carry: tuple, given: tuple) -> tuple:
+            state, totals = carry
+            number, rows = given
+            gradients, gives, own = self._at_once(phase, alike | state, rows,
+                                                  None if key is None else jax.random.fold_in(key, number))
+            dense = {n: g for n, g in gradients.items() if not isinstance(g, SelectedRows)}
+            totals = {n: g if totals is None else totals[n] + g for n, g in dense.items()}
+            state = {n: jnp.asarray(gives[n]) for n in state}
+            sparse = {n: g for n, g in gradients.items() if n not in dense}
+            return (state, totals), (sparse, {n: v for n, v in gives.items() if n not in state}, own)
+
+        first = {n: v[0] for n, v in parts.items()}
+        like = jax.eval_shape(lambda: part((carried, None), (jnp.int32(0), first)))[0][1]
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
+        numbers = jnp.arange(self._repeats, dtype=jnp.int32)
+        (state, totals), (sparse, gives, own) = lax.scan(part, (carried, zeros), (numbers, parts))
+        joined = functools.partial(jax.tree.map, lambda leaf: leaf.reshape(-1, *leaf.shape[2:]))
+        return totals | joined(sparse), state | jax.tree.map(lambda leaf: leaf[-1], gives), joined(own)
+
+
+def _divided(name: str, value: Any, repeats: int) -> Any:
+    if isinstance(value, Ragged) or value.shape[0] % repeats:
+        rows = "rows in sequences" if isinstance(value, Ragged) else f"{value.shape[0]} rows in each replica"
+        raise errors.FeedError(f"feed {name}: {rows}, which multi_batch_merge_pass cannot divide into {repeats} equal parts")
+    return value.reshape(repeats, -1, *value.shape[1:])
 
 
 def _shape(value: Any) -> Any:

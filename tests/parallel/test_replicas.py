@@ -374,3 +374,51 @@ def test_many_steps_of_more_replicas_than_cores_end():
     for i in range(2000):
         exe.run(program, feed=feed, fetch_list=[loss] if i % 3 == 0 else [])
     assert np.isfinite(weights()).all()
+
+
+@pytest.mark.parametrize("case", ["mlp_adam", "mlp_clip", "attention_adam"])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_merged_batches_equal_whole_ones(case, replicas, alone, monkeypatch):
+    """Two parts of a batch, one after the other, train as the batch does."""
+    strategy = fluid.BuildStrategy
+
+    def merging():
+        build = strategy()
+        build._finalize_strategy_and_create_passes().append_pass("multi_batch_merge_pass").set("num_repeats", 2)
+        return build
+
+    monkeypatch.setattr(fluid, "BuildStrategy", merging)
+    losses, state = train(fluid, case, replicas)
+    assert len(losses[0]) == 2 * replicas
+    np.testing.assert_allclose(np.mean(losses, 1), np.mean(alone[case][0], 1), rtol=1e-4)
+    for name, value in alone[case][1].items():
+        np.testing.assert_allclose(state[name], value, rtol=1e-3, atol=2e-3, err_msg=name)
+
+
+def test_merged_batches_of_sparse_rows_and_statistics():
+    ids = fluid.data("ids", [None, 1], "int64")
+    rows_ = layers.embedding(ids, [10, 4], is_sparse=True, param_attr=fluid.ParamAttr(
+        "table", initializer=fluid.initializer.Constant(1.0)))
+    normed = layers.batch_norm(rows_, moving_mean_name="mean")
+    loss = layers.mean(normed + rows_)
+    fluid.optimizer.SGD(1.0).minimize(loss)
+    exe = fluid.Executor(fluid.CPUPlace())
+    exe.run(fluid.default_startup_program())
+    build = fluid.BuildStrategy()
+    passes = build._finalize_strategy_and_create_passes()
+    passes.append_pass("multi_batch_merge_pass").set("num_repeats", 2)
+    program = parallel(loss, build_strategy=build)
+    exe.run(program, feed={"ids": np.array([[1], [2], [1], [3]] * 2)}, fetch_list=[loss])
+    table = np.array(fluid.global_scope().find_var("table").get_tensor())
+    np.testing.assert_allclose(table[:, 0], [1, 1 - 4 / 32, 1 - 2 / 32, 1 - 2 / 32] + [1] * 6, atol=1e-5)
+    np.testing.assert_allclose(np.array(fluid.global_scope().find_var("mean").get_tensor()), [1 - 0.9 ** 2] * 4, rtol=1e-5)
+    with pytest.raises(errors.FeedError, match="feed ids: 3 rows in each replica, which multi_batch_merge_pass cannot divide"):
+        exe.run(program, feed={"ids": np.ones((6, 1), "int64")}, fetch_list=[loss])
+    with pytest.raises(errors.UnsupportedError, match="pass fuse_relu_pass: XLA rewrites programs by itself"):
+        passes.append_pass("fuse_relu_pass")
+    with pytest.raises(errors.ProgramError, match="was added already"):
+        passes.append_pass("multi_batch_merge_pass")
+    with pytest.raises(errors.ProgramError, match="expected num_repeats, a whole number above 0, found num_repeats = 0"):
+        passes.all_passes()[0].set("num_repeats", 0)
+    passes.remove_pass(0)
+    assert passes.num_repeats == 1

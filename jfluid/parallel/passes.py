@@ -1,0 +1,63 @@
+"""Fluid's graph passes, of which one has a meaning here: the others rewrite what XLA plans by itself."""
+from typing import Any
+
+from jfluid import errors
+
+MERGE = "multi_batch_merge_pass"
+
+
+class Pass:
+    """One rewrite of a program, with its settings."""
+
+    def __init__(self, name: str):
+        self._name, self._settings = name, dict[str, Any]()
+
+    def type(self) -> str:
+        """Its name."""
+        return self._name
+
+    def set(self, name: str, value: Any, kind: str | None = None) -> None:
+        """Set an attribute: `num_repeats` of multi_batch_merge_pass. `kind` names the value's type in Fluid.
+
+        Raises ProgramError for another one, or a value that does not fit.
+        """
+        if name != "num_repeats" or isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise errors.ProgramError(f"{self._name}: expected num_repeats, a whole number above 0, found {name} = {value!r}")
+        self._settings[name] = value
+
+
+class PassBuilder:
+    """The passes of a BuildStrategy."""
+
+    def __init__(self) -> None:
+        self._passes: list[Pass] = []
+
+    def all_passes(self) -> list[Pass]:
+        """The passes, in order."""
+        return list(self._passes)
+
+    def append_pass(self, name: str) -> Pass:
+        """Add a pass at the end."""
+        return self.insert_pass(len(self._passes), name)
+
+    def insert_pass(self, position: int, name: str) -> Pass:
+        """Add a pass: multi_batch_merge_pass divides each replica's batch into `num_repeats` parts, runs forward and
+        backward for one after the other, and updates once by the mean of their gradients.
+
+        Raises UnsupportedError for another one.
+        """
+        if name != MERGE:
+            raise errors.UnsupportedError(f"pass {name}: XLA rewrites programs by itself; {MERGE} is the only pass here")
+        if self.num_repeats > 1:
+            raise errors.ProgramError(f"{MERGE} was added already")
+        self._passes.insert(position, Pass(name))
+        return self._passes[position]
+
+    def remove_pass(self, position: int) -> None:
+        """Take a pass out."""
+        del self._passes[position]
+
+    @property
+    def num_repeats(self) -> int:
+        """Parts that each replica's batch is divided into."""
+        return next((p._settings.get("num_repeats", 1) for p in self._passes), 1)
