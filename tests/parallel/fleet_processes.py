@@ -16,6 +16,7 @@ from jfluid.incubate.fleet.base.role_maker import PaddleCloudRoleMaker
 from jfluid.incubate.fleet.collective import DistributedStrategy, TrainStatus, fleet
 
 import jfluid as fluid
+from jfluid.dataset import exchange
 
 # How they train together, and the optimizer. Momentum is no part of what local SGD brings together.
 MODES = {"transpiler grad_allreduce": "clipped", "fleet grad_allreduce": "momentum", "fleet local_sgd": "sgd",
@@ -80,7 +81,8 @@ def checkpoint(exe, rank):
     sums = [0, 0]
     fleet.all_reduce_worker([rank + 1, 10], sums)
     return {"restored": bool((np.array(scope.find_var(name).get_tensor()) == before).all()), "next": status.next(),
-            "sums": sums, "files": fleet.split_files(["a", "b", "c"])}
+            "sums": sums, "files": fleet.split_files(["a", "b", "c"]),
+            "totals": [exchange.total(rank + i, fleet) for i in range(3)]}
 
 
 if __name__ == "__main__":

@@ -45,4 +45,5 @@ def test_what_trainers_tell_each_other(found):
     first, second = (f["fleet local_sgd"] for f in found)
     assert first["restored"] and second["restored"] and first["next"] == second["next"] == 4
     assert first["sums"] == second["sums"] == [3, 20]
+    assert first["totals"] == second["totals"] == [1, 3, 5]
     assert (first["files"], second["files"]) == (["a", "b"], ["c"])
