@@ -17,10 +17,11 @@ from jfluid.incubate.fleet.collective import DistributedStrategy, TrainStatus, f
 
 import jfluid as fluid
 from jfluid.dataset import exchange
+from jfluid.lod_tensor import is_divided
 
 # How they train together, and the optimizer. Momentum is no part of what local SGD brings together.
 MODES = {"transpiler grad_allreduce": "clipped", "fleet grad_allreduce": "momentum", "fleet local_sgd": "sgd",
-         "transpiler local_sgd": "sgd", "fleet nccl2": "adam"}
+         "transpiler local_sgd": "sgd", "fleet nccl2": "adam", "fleet reduce": "adam"}
 
 
 def _optimizer(name):
@@ -43,7 +44,10 @@ def train(mode, rank=0, endpoints=()):
         optimizer, program = _optimizer(MODES[mode]), fluid.default_main_program()
         if endpoints and kind == "fleet":
             strategy = DistributedStrategy()
-            strategy.mode, strategy.collective_mode = ("nccl2", None) if how == "nccl2" else ("collective", how)
+            if how in ("nccl2", "reduce"):
+                strategy.reduce_strategy = list(strategy.ReduceStrategy)[how == "reduce"]
+            else:
+                strategy.mode, strategy.collective_mode = "collective", how
             optimizer = fleet.distributed_optimizer(optimizer, strategy)
         optimizer.minimize(loss)
         if endpoints and kind == "fleet":
@@ -65,23 +69,33 @@ def train(mode, rank=0, endpoints=()):
             last = {"x": rows[:2 + rank], "y": rows[:2 + rank].sum(1, keepdims=True)}
             found["last"] = exe.run(program, feed=last, fetch_list=[loss])[0].item()
         if endpoints and mode == "fleet local_sgd":
-            found |= checkpoint(exe, rank)
+            found |= meet(rank)
+        if endpoints and how in ("local_sgd", "reduce") and kind == "fleet":
+            found |= checkpoint(exe, rank, how)
         return found
 
 
-def checkpoint(exe, rank):
-    """What the second trainer reads of what the first wrote, and what they tell each other."""
-    scope, name = fluid.global_scope(), "fc_0.w_0"
-    if fleet.is_first_worker():
-        fleet.save_check_point(exe, "checkpoints", TrainStatus(3))
+def checkpoint(exe, rank, how):
+    """Whether each trainer reads what the first wrote; where their state is divided, all of them have to give their part."""
+    scope = fluid.global_scope()
+    names = [v.name for v in fluid.io.get_program_persistable_vars(fluid.default_main_program())]
+    divided = sum(is_divided(scope.find_var(n).get_tensor()._value) for n in names)
+    before = {n: np.array(scope.find_var(n).get_tensor()) for n in names}
+    if how == "reduce" or fleet.is_first_worker():
+        fleet.save_check_point(exe, how, TrainStatus(3))
     fleet.barrier_worker()
-    before = np.array(scope.find_var(name).get_tensor())
-    scope.find_var(name).get_tensor().set(np.zeros_like(before))
-    status = fleet.load_check_point(exe, "checkpoints", rank)
+    for name in names:
+        scope.find_var(name).get_tensor().set(np.zeros_like(before[name]))
+    status = fleet.load_check_point(exe, how, rank)
+    same = all((np.array(scope.find_var(n).get_tensor()) == before[n]).all() for n in names)
+    return {"restored": same, "next": status.next(), "divided": divided}
+
+
+def meet(rank):
+    """What trainers tell each other."""
     sums = [0, 0]
     fleet.all_reduce_worker([rank + 1, 10], sums)
-    return {"restored": bool((np.array(scope.find_var(name).get_tensor()) == before).all()), "next": status.next(),
-            "sums": sums, "files": fleet.split_files(["a", "b", "c"]),
+    return {"sums": sums, "files": fleet.split_files(["a", "b", "c"]),
             "totals": [exchange.total(rank + i, fleet) for i in range(3)]}
 
 

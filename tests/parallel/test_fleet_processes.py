@@ -41,9 +41,15 @@ def test_batches_of_different_sizes(found):
         assert all(0 < f[mode]["last"] < 10 for f in found)
 
 
+@pytest.mark.parametrize("mode", ["fleet local_sgd", "fleet reduce"])
+def test_checkpoints(mode, found):
+    assert all(f[mode]["restored"] and f[mode]["next"] == 4 for f in found)
+    # The moments of all parameters but the last bias, which has one number.
+    assert found[0][mode]["divided"] == (6 if mode == "fleet reduce" else 0)
+
+
 def test_what_trainers_tell_each_other(found):
     first, second = (f["fleet local_sgd"] for f in found)
-    assert first["restored"] and second["restored"] and first["next"] == second["next"] == 4
     assert first["sums"] == second["sums"] == [3, 20]
     assert first["totals"] == second["totals"] == [1, 3, 5]
     assert (first["files"], second["files"]) == (["a", "b"], ["c"])
