@@ -363,6 +363,8 @@ def test_models(tmp_path, joined):
     fleet.save_persistables(exe, str(tmp_path / "state"), filename="all")
     assert sorted(p.name for p in (tmp_path / "model").iterdir()) == ["__model__", "fc_0.b_0", "fc_0.w_0"]
     assert [p.name for p in (tmp_path / "state").iterdir()] == ["all"]
+    with pytest.raises(errors.ProgramError, match=r"say which variables are fed \(feeded_var_names\)"):
+        fleet.save_inference_model(exe, str(tmp_path), target_vars=[hidden])
     with pytest.raises(TypeError, match="main_program: expected a Program, found CompiledProgram"):
         fleet.save_inference_model(exe, str(tmp_path), ["x"], [hidden], main_program=fleet.main_program)
 

@@ -75,6 +75,16 @@ class DistributedStrategy(BuildStrategy):
         "forward_recompute": False, "recompute_checkpoints": [], "use_amp": False, "amp_loss_scaling": 2**15,
         "exec_strategy": None, "_ut4grad_allreduce": False}
 
+    use_local_sgd: bool
+    mode: str
+    collective_mode: str | None
+    forward_recompute: bool
+    recompute_checkpoints: list[Variable]
+    use_amp: bool
+    amp_loss_scaling: float
+    exec_strategy: ExecutionStrategy
+    _ut4grad_allreduce: bool
+
     def __init__(self) -> None:
         super().__init__()
         self.exec_strategy = ExecutionStrategy()
@@ -178,10 +188,15 @@ class Collective(Fleet):
 
         Returns:
             The names of the targets.
+
+        Raises ProgramError without `feeded_var_names` or `target_vars`, and what that raises.
         """
         program = self._program(main_program, self._origin_program, "save_inference_model")
         if not isinstance(program, Program):
             raise TypeError(f"fleet.save_inference_model, main_program: expected a Program, found {type(program).__name__}")
+        if feeded_var_names is None or target_vars is None:
+            raise errors.ProgramError("fleet.save_inference_model: say which variables are fed (feeded_var_names) and which "
+                                      "are predicted (target_vars)")
         return files.save_inference_model(dirname, feeded_var_names, target_vars, executor, program,
                                           export_for_deployment=export_for_deployment)
 
