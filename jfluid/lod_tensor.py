@@ -9,9 +9,14 @@ from jfluid import errors
 from jfluid.ir.types import VarType, var_type
 
 
+def is_divided(value: Any) -> bool:
+    """Whether a device array is divided among processes."""
+    return isinstance(value, jax.Array) and not value.is_fully_addressable and not value.is_fully_replicated
+
+
 def whole(value: Any) -> Any:
     """A value as it is, but a device array that is divided among processes as NumPy: all of them must ask for it."""
-    if isinstance(value, jax.Array) and not value.is_fully_addressable and not value.is_fully_replicated:
+    if is_divided(value):
         from jax.experimental import multihost_utils
         return multihost_utils.process_allgather(value, tiled=True)
     return value

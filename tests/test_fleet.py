@@ -1,6 +1,8 @@
 """The fleet of collective jobs: roles, programs and checkpoints as the real Fluid has them (tests/golden/fleet.json)."""
 import json
 import os
+import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -125,6 +127,28 @@ def test_general_role_maker():
             server.barrier_worker()
     with _environment(job | {"TRAINING_ROLE": "PSERVER", "POD_IP": "a", "PADDLE_PORT": "1"}):
         assert GeneralRoleMaker().server_index() == 0
+
+
+def test_trainers_of_servers_meet_at_their_endpoints():
+    with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
+        endpoints = [f"127.0.0.1:{s.getsockname()[1]}" for s in (first, second)]
+    job = {"PADDLE_PSERVERS_IP_PORT_LIST": "a:1", "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints), "TRAINING_ROLE": "TRAINER"}
+    makers = []
+    for rank in range(2):
+        with _environment(job | {"PADDLE_TRAINER_ID": str(rank)}):
+            makers.append(GeneralRoleMaker())
+            makers[-1].generate_role()
+
+    def work(maker):
+        out = np.zeros(2)
+        maker.all_reduce_worker(np.array([1.0, maker.worker_index()]), out, "max")
+        maker.barrier_worker()
+        return out.tolist(), maker.all_gather(maker.worker_index() + 5)
+
+    with ThreadPoolExecutor() as pool:
+        assert list(pool.map(work, makers)) == [([1, 1], [5, 6])] * 2
+    with pytest.raises(errors.DataError, match="different shapes or dtypes"), ThreadPoolExecutor() as pool:
+        list(pool.map(lambda maker: maker.all_gather([0] * (maker.worker_index() + 1)), makers))
 
 
 def test_numbers_of_all_trainers(monkeypatch, joined):
@@ -339,6 +363,8 @@ def test_models(tmp_path, joined):
     fleet.save_persistables(exe, str(tmp_path / "state"), filename="all")
     assert sorted(p.name for p in (tmp_path / "model").iterdir()) == ["__model__", "fc_0.b_0", "fc_0.w_0"]
     assert [p.name for p in (tmp_path / "state").iterdir()] == ["all"]
+    with pytest.raises(errors.ProgramError, match=r"say which variables are fed \(feeded_var_names\)"):
+        fleet.save_inference_model(exe, str(tmp_path), target_vars=[hidden])
     with pytest.raises(TypeError, match="main_program: expected a Program, found CompiledProgram"):
         fleet.save_inference_model(exe, str(tmp_path), ["x"], [hidden], main_program=fleet.main_program)
 

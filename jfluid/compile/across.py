@@ -18,58 +18,75 @@ from jfluid.ops import registry
 from jfluid.ops.collective import AXIS
 
 
-def together(function: Callable[[tuple, tuple, Any], Any], device: jax.Device) -> Callable[[tuple, tuple, Any], Any]:
+class Together:
     """`jax.jit(function)` whose collectives reach all processes; each must call it with arrays of its own.
 
     Args:
         function: `(donated, kept, key)` -> a tree of arrays. The key differs by process.
         device: this process's.
     """
-    mesh = Mesh(np.array(processes.all_devices([device])), (AXIS,))
-    divided = NamedSharding(mesh, PartitionSpec(AXIS))
-    single = jax.sharding.SingleDeviceSharding(device)
 
-    def lift(leaf: Any) -> jax.Array:
-        leaf = jax.device_put(leaf, single)
-        leaf = leaf.reshape(1) if leaf.ndim == 0 else leaf
-        shape = (leaf.shape[0] * mesh.size, *leaf.shape[1:])
-        return jax.make_array_from_single_device_arrays(shape, divided, [leaf])
+    def __init__(self, function: Callable[[tuple, tuple, Any], Any], device: jax.Device):
+        self._function = function
+        self._home = jax.sharding.SingleDeviceSharding(device)
+        self._mesh = Mesh(np.array(processes.all_devices([device])), (AXIS,))
+        self._divided = NamedSharding(self._mesh, PartitionSpec(AXIS))
+        self._programs: dict[Any, Callable] = {}
+        self._seen: dict[int, tuple[Any, jax.Array]] = {}  # the last call's results: what one process, and what all see
 
-    def compiled(scalars: tuple[tuple[bool, ...], ...]) -> Callable:
+    def __call__(self, donated: tuple, kept: tuple, key: Any) -> Any:
+        arguments = donated, kept, key
+        scalars = tuple(tuple(np.ndim(leaf) == 0 for leaf in jax.tree.leaves(a)) for a in arguments)
+        if scalars not in self._programs:
+            self._programs[scalars] = self._compiled(scalars)
+        return self._programs[scalars](jax.tree.map(self._lifted, arguments))
+
+    def _lifted(self, own: Any) -> jax.Array:
+        """What all processes see of an array of this one."""
+        seen = self._seen.get(id(own))
+        if seen is not None and seen[0] is own:
+            return seen[1]
+        if not isinstance(own, jax.Array) or not own.committed or own.sharding != self._home:
+            own = jax.device_put(own, self._home)
+        own = own.reshape(1) if own.ndim == 0 else own
+        shape = (own.shape[0] * self._mesh.size, *own.shape[1:])
+        return jax.make_array_from_single_device_arrays(shape, self._divided, [own])
+
+    def _own(self, whole: jax.Array, scalar: bool) -> jax.Array:
+        """This process's part of a result."""
+        own = whole.addressable_data(0)
+        if scalar:
+            return own.reshape(())
+        self._seen[id(own)] = own, whole
+        return own
+
+    def _compiled(self, scalars: tuple[tuple[bool, ...], ...]) -> Callable:
         """The program for arguments of which some leaves are scalars."""
         results: list[bool] = []
 
         def part(*arguments: Any) -> Any:
-            donated, kept, key = (_drop(a, s) for a, s in zip(arguments, scalars))
+            donated, kept, key = (_without_dimension(a, s) for a, s in zip(arguments, scalars))
             if key is not None:
                 own = jax.random.fold_in(jax.random.wrap_key_data(key, impl="threefry2x32"), jax.lax.axis_index(AXIS))
                 key = jax.random.key_data(own)
-            out = function(donated, kept, key)
+            out = self._function(donated, kept, key)
             results[:] = [leaf.ndim == 0 for leaf in jax.tree.leaves(out)]
             return jax.tree.map(lambda leaf: leaf.reshape(1) if leaf.ndim == 0 else leaf, out)
 
-        part.__name__ = part.__qualname__ = getattr(function, "__name__", "fluid")
+        part.__name__ = part.__qualname__ = getattr(self._function, "__name__", "fluid")
         spec = PartitionSpec(AXIS)
-        mapped = jax.jit(jax.shard_map(part, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False), donate_argnums=(0,))
+        mapped = jax.jit(jax.shard_map(part, mesh=self._mesh, in_specs=spec, out_specs=spec, check_vma=False),
+                         donate_argnums=(0,))
 
         def call(arguments: tuple) -> Any:
-            return _drop(jax.tree.map(lambda leaf: leaf.addressable_data(0), mapped(*arguments)), results)
+            leaves, structure = jax.tree.flatten(mapped(*arguments))
+            self._seen.clear()
+            return structure.unflatten([self._own(leaf, s) for leaf, s in zip(leaves, results, strict=True)])
 
         return call
 
-    programs: dict[Any, Callable] = {}
 
-    def run(donated: tuple, kept: tuple, key: Any) -> Any:
-        arguments = donated, kept, key
-        scalars = tuple(tuple(np.ndim(leaf) == 0 for leaf in jax.tree.leaves(a)) for a in arguments)
-        if scalars not in programs:
-            programs[scalars] = compiled(scalars)
-        return programs[scalars](jax.tree.map(lift, arguments))
-
-    return run
-
-
-def _drop(tree: Any, scalars: Any) -> Any:
+def _without_dimension(tree: Any, scalars: Sequence[bool]) -> Any:
     """The tree, with leaves that are scalars without the dimension that they were given."""
     leaves, structure = jax.tree.flatten(tree)
     return structure.unflatten([leaf.reshape(()) if s else leaf for leaf, s in zip(leaves, scalars, strict=True)])

@@ -37,7 +37,7 @@ class CompiledSegment:
 
         run.__name__ = run.__qualname__ = name  # XLA's name of the module: profiles tell programs apart by it
         if segment.across and across.needed():
-            self._items, self.call = across.fused(segment.ops), across.together(run, device)
+            self._items, self.call = across.fused(segment.ops), across.Together(run, device)
         else:
             self.call = jax.jit(run, donate_argnums=(0,))
 

@@ -6,6 +6,7 @@
     exe.run(fluid.default_startup_program())
     exe.run(fleet.main_program, feed=..., fetch_list=[loss])
 """
+import tempfile
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
@@ -16,6 +17,7 @@ from jfluid.compiler import BuildStrategy, CompiledProgram, ExecutionStrategy
 from jfluid.contrib.mixed_precision import decorate
 from jfluid.contrib.mixed_precision.decorator import OptimizerWithMixedPrecision
 from jfluid.executor import Executor
+from jfluid.files.variables import program_of
 from jfluid.fleet import checkpoint
 from jfluid.fleet.base import DistributedOptimizer, Fleet, Mode
 from jfluid.fleet.checkpoint import TrainStatus
@@ -24,8 +26,10 @@ from jfluid.fleet.role_maker import PaddleCloudRoleMaker, RoleMakerBase
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program, default_startup_program
 from jfluid.ir.variable import Parameter, Variable
+from jfluid.lod_tensor import is_divided
 from jfluid.optimizer import RecomputeOptimizer
 from jfluid.optimizer.base import ParamGrad
+from jfluid.scope import global_scope
 from jfluid.transpiler import DistributeTranspiler, DistributeTranspilerConfig
 
 __all__ = ["Collective", "CollectiveOpBasedOptimizer", "CollectiveOptimizer", "DistFCConfig", "DistributedStrategy",
@@ -70,6 +74,16 @@ class DistributedStrategy(BuildStrategy):
         "use_local_sgd": False, "use_dist_fc": False, "dist_fc_config": None, "mode": "nccl2", "collective_mode": None,
         "forward_recompute": False, "recompute_checkpoints": [], "use_amp": False, "amp_loss_scaling": 2**15,
         "exec_strategy": None, "_ut4grad_allreduce": False}
+
+    use_local_sgd: bool
+    mode: str
+    collective_mode: str | None
+    forward_recompute: bool
+    recompute_checkpoints: list[Variable]
+    use_amp: bool
+    amp_loss_scaling: float
+    exec_strategy: ExecutionStrategy
+    _ut4grad_allreduce: bool
 
     def __init__(self) -> None:
         super().__init__()
@@ -174,10 +188,15 @@ class Collective(Fleet):
 
         Returns:
             The names of the targets.
+
+        Raises ProgramError without `feeded_var_names` or `target_vars`, and what that raises.
         """
         program = self._program(main_program, self._origin_program, "save_inference_model")
         if not isinstance(program, Program):
             raise TypeError(f"fleet.save_inference_model, main_program: expected a Program, found {type(program).__name__}")
+        if feeded_var_names is None or target_vars is None:
+            raise errors.ProgramError("fleet.save_inference_model: say which variables are fed (feeded_var_names) and which "
+                                      "are predicted (target_vars)")
         return files.save_inference_model(dirname, feeded_var_names, target_vars, executor, program,
                                           export_for_deployment=export_for_deployment)
 
@@ -190,7 +209,10 @@ class Collective(Fleet):
     def save_check_point(self, executor: Executor, path: str, train_status: TrainStatus, main_program: Program | None = None,
                          fs: FS | None = None, local_cache_path: str = ".cache",
                          remain_all_checkpoint: bool = True) -> None:
-        """Add a checkpoint to a folder: all persistable variables, and how far training came. One process does it for all.
+        """Add a checkpoint to a folder: all persistable variables, and how far training came.
+
+        One process does it for all. Where the optimizer's state is divided among processes (ReduceStrategy.Reduce) all of them
+        must call it, because it takes all to read that; the first one writes, and none returns before it has.
 
         Args:
             path: the folder, in `fs`.
@@ -202,10 +224,20 @@ class Collective(Fleet):
         """
         fs = fs if fs is not None else LocalFS()
         program = self._program(main_program, self._transpiled_program, "save_check_point")
-        checkpoint.save(path, train_status, fs, local_cache_path,
-                        lambda folder: self.save_persistables(executor, folder, program, checkpoint.PARAMETERS))
-        if not remain_all_checkpoint:
-            self.clean_redundant_check_points(path, fs)
+
+        def write(folder: str) -> None:
+            self.save_persistables(executor, folder, program, checkpoint.PARAMETERS)
+
+        divided = _is_divided(program)
+        if divided and not self.is_first_worker():
+            with tempfile.TemporaryDirectory() as folder:
+                write(folder)  # what the first reads takes all of them
+        else:
+            checkpoint.save(path, train_status, fs, local_cache_path, write)
+            if not remain_all_checkpoint:
+                self.clean_redundant_check_points(path, fs)
+        if divided:
+            self.barrier_worker()
 
     def load_check_point(self, executor: Executor, path: str, trainer_id: int, main_program: Program | None = None,
                          fs: FS | None = None, local_cache_path: str = ".cache",
@@ -333,6 +365,12 @@ class CollectiveOptimizer(DistributedOptimizer):
         strategy.trainers_endpoints = list(self._fleet._role.get_trainer_endpoints())
         return CompiledProgram(main).with_data_parallel(loss_name=loss, build_strategy=strategy,
                                                         exec_strategy=strategy.exec_strategy)
+
+
+def _is_divided(program: Any) -> bool:
+    """Whether a variable of the program is divided among processes."""
+    found = (global_scope().find_var(v.name) for v in files.get_program_persistable_vars(program_of(program)))
+    return any(is_divided(var.get_tensor()._value) for var in found if var is not None)
 
 
 def _hosts(endpoints: Sequence[str]) -> set[str]:

@@ -4,6 +4,7 @@ Inside replicas (of one process, or of all that train together) they are XLA's c
 runs once, on one device of one process, is a group of one. Fluid's rings and streams are choices of its NCCL calls: XLA
 orders and overlaps collectives by itself, and `ring_id`, `use_calc_stream` and `sync_mode` only stay in the program.
 """
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from jfluid.ops import known
 from jfluid.ops.registry import Bool, Int, Ints, String, Strings, op
 
 AXIS = "replica"
+_BUCKET = 32 << 20  # bytes that are summed in one call
 
 
 def among_replicas() -> bool:
@@ -74,12 +76,16 @@ for _how in _REDUCTIONS:
 
 @op("fused_allreduce_sum", ins=("X*",), outs=("Out*",), grad=False, across=True)
 def fused_allreduce_sum(values):
-    """What c_allreduce_sum gives of each value, with one sum for all of a dtype: a sum costs by its latency first."""
+    """What c_allreduce_sum gives of each value, with few sums of large buckets: a sum costs by its latency first."""
     if not _in_group("c_allreduce_sum"):
         return values
     found = list(values)
-    for dtype in dict.fromkeys(v.dtype for v in values):  # in the same order in every process
-        chosen = [i for i, v in enumerate(values) if v.dtype == dtype]
+    sizes: Counter = Counter()
+    buckets: dict[Any, list[int]] = {}  # in the same order in every process
+    for i, value in enumerate(values):
+        buckets.setdefault((value.dtype, sizes[value.dtype] // _BUCKET), []).append(i)
+        sizes[value.dtype] += value.nbytes
+    for chosen in buckets.values():
         flat = total(jnp.concatenate([values[i].reshape(-1) for i in chosen]))
         ends = np.cumsum([0] + [values[i].size for i in chosen])
         for i, start, end in zip(chosen, ends, ends[1:]):
