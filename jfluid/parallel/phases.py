@@ -55,6 +55,10 @@ def cut(plan: Plan) -> list[Phase]:
                                           "take it out of the program, or run the program on one device" + _at(op))
     items = [item for segment in plan.segments for item in segment.ops]
     gradients = gradients_of(items)
+    for _, op, definition in items:
+        if definition.across and not writes_of(op).isdisjoint(gradients):
+            raise errors.UnsupportedError(f"operator {op.type} brings gradients together, as with_data_parallel does too: run a "
+                                          "program of mode 'collective' by Executor.run itself" + _at(op))
     phases = _grouped(items)
     _wire(phases, plan, gradients)
     return phases

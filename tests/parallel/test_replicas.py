@@ -422,3 +422,12 @@ def test_merged_batches_of_sparse_rows_and_statistics():
         passes.all_passes()[0].set("num_repeats", 0)
     passes.remove_pass(0)
     assert passes.num_repeats == 1
+
+
+def test_gradients_are_not_brought_together_twice():
+    exe, _, loss = net()
+    config = fluid.DistributeTranspilerConfig()
+    config.mode, config.collective_mode = "collective", "grad_allreduce"
+    fluid.DistributeTranspiler(config).transpile(0, trainers="127.0.0.1:1,127.0.0.1:2", current_endpoint="127.0.0.1:1")
+    with pytest.raises(errors.UnsupportedError, match="operator c_allreduce_sum brings gradients together"):
+        exe.run(parallel(loss), feed={"x": rows(4)}, fetch_list=[loss])
