@@ -57,8 +57,8 @@ def cut(plan: Plan) -> list[Phase]:
     gradients = gradients_of(items)
     for _, op, definition in items:
         if definition.across and not writes_of(op).isdisjoint(gradients):
-            raise errors.UnsupportedError(f"operator {op.type} brings gradients together, as with_data_parallel does too: run a "
-                                          "program of mode 'collective' by Executor.run itself" + _at(op))
+            raise errors.UnsupportedError(f"operator {op.type} brings gradients together, as with_data_parallel does too: run "
+                                          "a program of mode 'collective' by Executor.run itself" + _at(op))
     phases = _grouped(items)
     _wire(phases, plan, gradients)
     return phases
