@@ -164,7 +164,7 @@ def parse_arguments():
     parser.add_argument("--threads", type=int, default=2, help="threads that read")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch_size", type=int, default=256)
-    parser.add_argument("--learning_rate", type=float, default=3e-3)
+    parser.add_argument("--learning_rate", type=float, default=5e-3)
     parser.add_argument("--rows", type=int, default=100_001, help="height of the embedding table")
     parser.add_argument("--width", type=int, default=10, help="width of the embedding table")
     parser.add_argument("--hidden", type=int, nargs="+", default=[128, 64], help="widths of the hidden layers")
