@@ -1,6 +1,9 @@
 """The examples in small, run by their job files, and what they are made of."""
 import importlib
+import os
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -165,3 +168,14 @@ def test_labels_of_reviews_follow_their_clauses(example):
     assert not openings[True] & openings[False]
     texts, labels = zip(*(sentiment.review(chance, 5) for _ in range(400)))
     assert 0.4 < np.mean(labels) < 0.6 and len(set(texts)) > 390
+
+
+@pytest.mark.process
+def test_collective_digits(tmp_path):
+    command = [sys.executable, "-m", "jfluid.launch", "configs/collective_digits.yaml", "--set=args.epochs=8",
+               f"--set=log_dir={tmp_path}"]
+    result = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+                            capture_output=True, text=True, timeout=200)
+    assert result.returncode == 0, result.stdout + result.stderr
+    accuracy, = map(float, printed(result, r"2 processes, test accuracy ([\d.]+)"))
+    assert accuracy >= 0.95
