@@ -1,4 +1,5 @@
 """Several processes train as one device does on the joined batch."""
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -54,3 +55,33 @@ def test_trainers_without_endpoints(monkeypatch):
         fluid.Executor(fluid.CPUPlace()).run(program)
     with pytest.raises(errors.ProgramError, match="trainer_id: expected 0 to 1, found 2"):
         fluid.ParallelExecutor(False, num_trainers=2, trainer_id=2)
+
+
+LATE = """
+import os
+import numpy as np
+import jfluid as fluid
+x = fluid.data("x", [None, 2], "float32")
+loss = fluid.layers.mean(fluid.layers.fc(x, 3))
+fluid.optimizer.SGD(0.1).minimize(loss)
+exe = fluid.Executor(fluid.CPUPlace())
+os.environ["CPU_NUM"] = "3"
+exe.run(fluid.default_startup_program())
+program = fluid.CompiledProgram(fluid.default_main_program()).with_data_parallel(loss.name)
+print(exe.run(program, feed={"x": np.ones((6, 2), "float32")}, fetch_list=[loss])[0].shape)
+os.environ["CPU_NUM"] = "5"
+other = fluid.CompiledProgram(fluid.default_main_program()).with_data_parallel(loss.name)
+try:
+    exe.run(other, feed={"x": np.ones((6, 2), "float32")}, fetch_list=[loss])
+except Exception as error:
+    print(error)
+"""
+
+
+@pytest.mark.process
+def test_cpu_num_may_be_set_before_the_first_run():
+    environment = {n: v for n, v in os.environ.items() if n not in ("CPU_NUM", "JAX_NUM_CPU_DEVICES")}
+    done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, timeout=100, check=True,
+                          env=environment | {"PYTHONPATH": os.pathsep.join(sys.path)})
+    assert done.stdout.splitlines()[0] == "(3,)"
+    assert "5 replicas on the CPU were asked for, and JAX has started with 3 CPU device(s). Set" in done.stdout
