@@ -39,7 +39,8 @@ class BuildStrategy(_Settings):
         gradient_scale_strategy: the gradient of the loss begins with 1/replicas (`CoeffNumDevice`), with 1 (`One`), or with
             what is fed for it (`Customized`).
         sync_batch_norm: batch_norm takes its statistics over all replicas.
-        fuse_all_reduce_ops: sum gradients in few large calls, not one for each.
+        fuse_all_reduce_ops: between processes sum gradients in few large calls, not one for each. Within one XLA combines
+            the sums in either case.
         debug_graphviz_path: write a drawing of the program that each replica runs, in Graphviz DOT.
         num_trainers, trainer_id, trainers_endpoints: processes that train together, this one's place among them, and where
             they are ("ip:port" each; by default what PADDLE_TRAINER_ENDPOINTS says).

@@ -23,7 +23,8 @@ class Layout:
     Attributes:
         mesh: the replicas' devices, in one dimension.
         shares: parameters and optimizer state that are divided (Reduce): name -> the dimension.
-        fuse: sum gradients in few large buckets, not one by one.
+        fuse: between processes sum gradients in few large buckets, not one by one. (Within one XLA combines the sums by
+            itself, and joining arrays would only cost: a step of mlp took 25 ms instead of 1.9.)
     """
 
     mesh: Mesh
@@ -95,7 +96,7 @@ def summed(values: Mapping[str, Any], layout: Layout) -> dict[str, Any]:
         else:
             dense.setdefault(value.dtype, []).append(name)
     for names in dense.values():
-        for bucket in _buckets(names, values) if layout.fuse else [[n] for n in names]:
+        for bucket in _buckets(names, values) if layout.fuse and layout.spans_processes else [[n] for n in names]:
             found.update(_fused(bucket, values))
     return found
 
