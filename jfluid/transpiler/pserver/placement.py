@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from jfluid import errors
+from jfluid.ir.operator import Operator
 from jfluid.transpiler.config import DistributeTranspilerConfig
 from jfluid.transpiler.ps_dispatcher import PSDispatcher
 from jfluid.transpiler.pserver.slicing import Piece, slices
@@ -53,7 +54,17 @@ class Placement:
 
     @property
     def sums(self) -> bool:
-        return (self.sync or self.config.completely_not_async) and self.trainers > 1
+        return self.sync or self.config.completely_not_async
+
+    @property
+    def counter(self) -> Operator | None:
+        """The operator that counts steps for the schedule, where each trainer counts its own."""
+        return None if self.sync else next((op for op in self.updates.schedule if op.type == "increment"), None)
+
+    def counts(self) -> list[str]:
+        """The names of the trainers' counts of steps; none where the servers count."""
+        counter = self.counter
+        return [f"{counter.output('Out')[0]}.trainer_{t}" for t in range(self.trainers)] if counter is not None else []
 
     def at(self, endpoint: str) -> list[Held]:
         """What one server holds."""

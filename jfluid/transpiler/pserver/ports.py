@@ -16,7 +16,7 @@ def wait_until_listening(endpoints: Sequence[str]) -> None:
 
     Raises TimeoutError, naming the missing ones, after FLAGS_rpc_deadline milliseconds.
     """
-    limit = flags.get_flags("FLAGS_rpc_deadline")["FLAGS_rpc_deadline"] / 1000
+    limit = flags.get("FLAGS_rpc_deadline") / 1000
     started = told = time.monotonic()
     missing = list(endpoints)
     while missing := [e for e in missing if not _listens(e)]:

@@ -103,6 +103,8 @@ def _declare(block: Block, placement: Placement, endpoint: str) -> None:
             var = origin.var_recursive(name)
             block.create_var(name=home.name, shape=home.shape, dtype=var.dtype, persistable=True,
                              type=VarType.SELECTED_ROWS if home.rows else var.type)
+    for name in placement.counts():
+        block.create_var(name=name, shape=[1], dtype="int64", persistable=True)
     for held in placement.at(endpoint):
         grad = held.update.grad
         like = {"shape": held.piece.shape, "dtype": grad.dtype, "type": grad.type}
@@ -115,7 +117,10 @@ def _schedule(program: Program, placement: Placement) -> int:
     """The block that computes learning rates, once a round; its position."""
     block = program.create_block(0)
     for op in placement.updates.schedule:
-        copy_op(op, block, {})
+        if op is placement.counter:
+            block.append_op("sum", {"X": placement.counts()}, {"Out": op.output("Out")}, {"op_role": OpRole.LRSched})
+        else:
+            copy_op(op, block, {})
     return block.idx
 
 
@@ -200,7 +205,8 @@ def _listen(block: Block, placement: Placement, endpoint: str, schedule: int, bl
     trainers = range(placement.trainers if placement.sums else 1)
     config = placement.config
     mode = SYNC if placement.sync or config.completely_not_async else ASYNC if config.runtime_split_send_recv else HALF_ASYNC
-    block.append_op("listen_and_serv", {"X": [placement.sent(h, t) for h in blocks for t in trainers]}, {}, {
+    coming = sorted(blocks, key=lambda h: placement.sending.index(h.update.param.name))
+    block.append_op("listen_and_serv", {"X": [placement.sent(h, t) for h in coming for t in trainers]}, {}, {
         "endpoint": endpoint, "pserver_id": placement.endpoints.index(endpoint), "Fanin": placement.trainers,
         "distributed_mode": mode, "dc_asgd": config.enable_dc_asgd, "optimize_blocks": list(blocks.values()),
         "grad_to_block_id": [f"{h.grad}:{b.idx}" for h, b in blocks.items()],

@@ -16,6 +16,8 @@ def of_trainer(startup: Program, placement: Placement) -> None:
     block.ops = [op for op in block.ops if not op.output_arg_names or not set(op.output_arg_names) <= gone]
     for name in trainer.state(placement.updates) & set(block.vars):
         block.remove_var(name)
+    step = placement.counter.attr("step") if placement.counter is not None else 0.0
+    _start_counts(block, placement, [step] * placement.trainers)
     for held in placement.held.values():
         if not held[0].update.remote:
             trainer.receive(block, held, None, placement.trainer_id, whole=False)
@@ -43,11 +45,26 @@ def of_server(startup: Program, server: Program, placement: Placement, endpoint:
     for op in ops:
         if id(op) in needed:
             _initialize(block, op, startup.global_block(), found)
+    if placement.counter is not None:
+        # The schedule sums the counts: together they start where the one count of the original program does.
+        _start_counts(block, placement, [_start(ops, placement.counter), *[0.0] * (placement.trainers - 1)])
     if placement.config.enable_dc_asgd:
         for held in placement.at(endpoint):
             for name in backups(placement, held):
                 block.append_op("assign", {"X": held.param}, {"Out": name}, {"op_role": OpRole.Forward})
     return verify(program, f"DistributeTranspiler, startup program of server {endpoint}")
+
+
+def _start(ops: list[Operator], counter: Operator) -> float:
+    """The value that the startup program gives to a count."""
+    return next(float(op.attr("value")) for op in ops if set(op.output_arg_names) & set(counter.output("Out")))
+
+
+def _start_counts(block: Block, placement: Placement, values: list[float]) -> None:
+    for name, value in zip(placement.counts(), values):
+        var = block.create_var(name=name, shape=[1], dtype="int64", persistable=True)
+        block.prepend_op("fill_constant", {}, {"Out": var}, {"shape": [1], "dtype": int(var.dtype), "value": value,
+                                                             "force_cpu": True, "op_role": OpRole.Forward})
 
 
 def _needed(ops: list[Operator], names: set[str]) -> set[int]:

@@ -17,9 +17,9 @@ CONTROL = "__control_var@"
 def rewrite(program: Program, placement: Placement) -> None:
     """Turn the program that `placement` was made for into the trainers' one, in place."""
     updates = read_updates(program.global_block())
+    sent = send_gradients(program, placement)
     drop_updates(program, updates)
     answer_look_ups(program, updates, placement)
-    sent = send_gradients(program, placement)
     receive_parameters(program, placement, sent)
 
 
@@ -97,6 +97,8 @@ def send_gradients(program: Program, placement: Placement) -> dict[str, Variable
     sent = {name: control(block) for name in placement.sending}
     for name in placement.sending:
         _send(block, placement, placement.held[name], sent[name])
+    if placement.counter is not None:
+        sent[placement.counter.output("Out")[0]] = _send_count(block, placement)
     verify(program, "DistributeTranspiler, gradients sent")
     return sent
 
@@ -115,6 +117,17 @@ def _send(block: Block, placement: Placement, held: Sequence[Held], done: Variab
         given = names
     block.insert_op(_last_writer(block, set(given)) + 1, "send", {"X": given}, {"Out": done},
                     attrs | {"op_role_var": [update.param.name, given[0]]})
+
+
+def _send_count(block: Block, placement: Placement) -> Variable:
+    """Tell all servers of one more step: their schedules go by the steps of all trainers."""
+    name, done = placement.counts()[placement.trainer_id], control(block)
+    block.create_var(name=name, shape=[1], dtype="int64", persistable=True)
+    block.append_op("send", {"X": name}, {"Out": done}, {
+        "epmap": placement.endpoints, "trainer_id": placement.trainer_id, "merge_add": True, "use_send_handler": False,
+        "send_varnames": [name] if placement.config.runtime_split_send_recv else [],
+        "op_role": OpRole.RPC, "op_role_var": [name, name]})
+    return done
 
 
 def _split(block: Block, update: Update, held: Sequence[Held], names: list[str]) -> None:
