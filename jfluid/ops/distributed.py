@@ -3,7 +3,7 @@
 `DistributeTranspiler` puts them into programs, with Fluid's slots and attributes. Those that need the network run on the
 host, and are refused until this release has what runs them.
 """
-from typing import NoReturn
+import functools
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,73 +12,62 @@ from jfluid import errors
 from jfluid.ops.registry import Blocks, Ints, Long, Longs, String, Strings, op
 
 _LOCAL = "127.0.0.1:6164"  # Fluid's default of every endpoint
+# Runs on the host, and not yet.
+_wire = functools.partial(op, host=True, grad=False, absent=(
+    "the runtime of parameter servers is not in this release. The programs that DistributeTranspiler makes can be printed and "
+    "saved; run the program that it was given in one process instead"))
 
 
-def _refuse(type_: str) -> NoReturn:
-    raise errors.UnsupportedError(f"operator {type_}: the runtime of parameter servers is not in this release. The programs "
-                                  "that DistributeTranspiler makes can be printed and saved; run the program it was given "
-                                  "in one process instead")
-
-
-@op("send", ins=("X*",), outs=("Out*",), host=True, grad=False, sparse=True)
+@_wire("send", ins=("X*",), outs=("Out*",), sparse=True)
 def send(values, *, epmap: Strings = (_LOCAL,), sections: Longs = (), send_varnames: Strings = (), num=0, merge_add=False,
          use_send_handler=True, trainer_id=0):
     """Gradients to the servers in `epmap`, one for each part."""
-    _refuse("send")
 
 
-@op("recv", ins=("X*?",), outs=("Out*",), host=True, grad=False)
+@_wire("recv", ins=("X*?",), outs=("Out*",))
 def recv(after, *, epmap: Strings = (), recv_varnames: Strings = (), varnames: Strings = (), with_barrier=True, do_not_run=0,
          trainer_id=0):
     """Parameters from the servers in `epmap`, one for each part."""
-    _refuse("recv")
 
 
-@op("send_barrier", ins=("X*",), outs=("Out*",), host=True, grad=False)
+@_wire("send_barrier", ins=("X*",), outs=("Out*",))
 def send_barrier(after, *, endpoints: Strings = (_LOCAL,), half_async=False, trainer_id=0):
     """All gradients of this step are sent: the servers may update when all trainers say so."""
-    _refuse("send_barrier")
 
 
-@op("fetch_barrier", ins=("X*?",), outs=("Out*",), host=True, grad=False)
+@_wire("fetch_barrier", ins=("X*?",), outs=("Out*",))
 def fetch_barrier(after, *, endpoints: Strings = (_LOCAL,), trainer_id=0):
     """All parameters of this step are here."""
-    _refuse("fetch_barrier")
 
 
-@op("listen_and_serv", ins=("X*?",), host=True, grad=False)
+@_wire("listen_and_serv", ins=("X*?",))
 def listen_and_serv(gradients, *, endpoint: String = _LOCAL, pserver_id=-1, Fanin=1, distributed_mode=0, dc_asgd=False,
                     optimize_blocks: Blocks = (), grad_to_block_id: Strings = (), sparse_grad_to_param: Strings = (),
                     lr_decay_block_id=-1, checkpint_block_id=-1, prefetch_var_name_to_block_id: Strings = (),
                     rpc_get_thread_num=1, rpc_prefetch_thread_num=1, rpc_send_thread_num=1):
     """Serve trainers until all have left: update the parameters with the blocks given when gradients come."""
-    _refuse("listen_and_serv")
 
 
-@op("distributed_lookup_table", ins=("Ids*", "W"), outs=("Outputs*",), host=True, grad=False)
+@_wire("distributed_lookup_table", ins=("Ids*", "W"), outs=("Outputs*",))
 def distributed_lookup_table(ids, w, *, table_names: Strings = ("",), endpoints: Strings = (_LOCAL,),
                              height_sections: Longs = (), lookup_table_version: String = "lookup_table", dtype=5,
                              padding_idx: Long = -1, trainer_id=0):
     """Rows of a table that servers hold, at several tensors of ids."""
-    _refuse("distributed_lookup_table")
 
 
-@op("fake_init", outs=("Out",), host=True, grad=False)
+@_wire("fake_init", outs=("Out",))
 def fake_init(*, shape: Longs):
     """Declare a parameter that servers hold: it gets no value here."""
-    _refuse("fake_init")
 
 
-@op("split_selected_rows", ins=("X",), outs=("Out*",), host=True, grad=False, sparse=True)
+@_wire("split_selected_rows", ins=("X",), outs=("Out*",), sparse=True)
 def split_selected_rows(x, *, height_sections: Longs = ()):
     """Sparse rows by the part of the table's height that they belong to."""
-    _refuse("split_selected_rows")
 
 
-@op("split_ids", ins=("Ids*",), outs=("Out*",), host=True, grad=False, sparse=True)
+@_wire("split_ids", ins=("Ids*",), outs=("Out*",), sparse=True)
 def split_ids(ids):
     """Sparse rows by the remainder of their id, one part for each output."""
-    _refuse("split_ids")
 
 
 @op("split_byref", ins=("X",), outs=("Out*",), grad=False)

@@ -1,4 +1,6 @@
 """The programs of one job with parameter servers."""
+import logging
+
 from jfluid import errors
 from jfluid.ir.program import Program
 from jfluid.transpiler.pserver import server, startup, trainer
@@ -6,6 +8,8 @@ from jfluid.transpiler.pserver.placement import place
 from jfluid.transpiler.pserver.ports import wait_until_listening
 from jfluid.transpiler.pserver.updates import read_updates
 from jfluid.transpiler.request import Request
+
+_LOG = logging.getLogger(__name__)
 
 
 class ServerJob:
@@ -23,6 +27,9 @@ class ServerJob:
         self.placement = place(request.config, read_updates(self._origin.global_block()), request.servers(),
                                request.trainer_count(), request.trainer_id, request.sync_mode, self._origin.random_seed)
         self._trainer: Program | None = None
+        if request.config.print_log:
+            for endpoint in self.placement.endpoints:
+                _LOG.info("server %s holds %s", endpoint, ", ".join(h.param for h in self.placement.at(endpoint)) or "nothing")
 
     def trainer_program(self, wait_port: bool) -> Program:
         """The program of trainers; the first call rewrites the programs that `transpile` was given."""

@@ -13,6 +13,7 @@ from jfluid.transpiler.pserver.placement import Held, Placement
 
 # Values of listen_and_serv's attribute `distributed_mode`.
 SYNC, ASYNC, HALF_ASYNC = 0, 1, 2
+_VALUES = (VarType.LOD_TENSOR, VarType.SELECTED_ROWS)  # other kinds (the scopes of a block that runs) are of one run only
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def _declare(block: Block, placement: Placement, endpoint: str) -> None:
     for name, found in homes(placement, endpoint).items():
         for home in found:
             var = origin.var_recursive(name)
-            block.create_var(name=home.name, shape=home.shape, dtype=var.dtype, persistable=True,
+            block.create_var(name=home.name, shape=home.shape, dtype=var.dtype, persistable=var.type in _VALUES,
                              type=VarType.SELECTED_ROWS if home.rows else var.type)
     for name in placement.counts():
         block.create_var(name=name, shape=[1], dtype="int64", persistable=True)

@@ -39,7 +39,7 @@ def of_server(startup: Program, server: Program, placement: Placement, endpoint:
         program.random_seed = startup.random_seed + placement.endpoints.index(endpoint)
     block, found = program.global_block(), homes(placement, endpoint)
     for var in server.global_block().vars.values():
-        block.clone_variable(var, force_persistable=True)
+        block.clone_variable(var, force_persistable=False)
     ops = startup.global_block().ops
     needed = _needed(ops, set(found))
     for op in ops:
