@@ -67,7 +67,9 @@ class DistributeTranspiler:
         """Rewrite the programs in place; in mode "pserver" only decide, and rewrite when the programs are asked for.
 
         With mode "pserver" each server holds some parameters, or pieces of them, and updates them with the gradients that
-        trainers send: see `get_trainer_program`, `get_pserver_program` and `get_startup_program`. With mode "nccl2" the startup program gets the operator by which trainers meet, and the program is marked: run it
+        trainers send: see `get_trainer_program`, `get_pserver_program` and `get_startup_program`.
+
+        With mode "nccl2" the startup program gets the operator by which trainers meet, and the program is marked: run it
         with a ParallelExecutor or CompiledProgram whose BuildStrategy says `num_trainers` and `trainer_id`. With mode
         "collective" the program itself sums gradients (or parameters): run it with `Executor.run`. In both modes run the
         startup program before any other program.
@@ -96,8 +98,9 @@ class DistributeTranspiler:
         self.origin_program = program if program is not None else default_main_program()
         self.startup_program = startup_program if startup_program is not None else default_startup_program()
         self.origin_startup_program = self.startup_program.clone()
-        self._job = MODES[self.config.mode](Request(self.config, trainer_id, self.origin_program, self.startup_program, pservers,
-                                                    trainers, sync_mode, current_endpoint))
+        request = Request(self.config, trainer_id, self.origin_program, self.startup_program, pservers, trainers, sync_mode,
+                          current_endpoint)
+        self._job = MODES[self.config.mode](request)
 
     def _servers(self, method: str) -> ServerJob:
         if self._job is None:

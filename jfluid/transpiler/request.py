@@ -46,8 +46,8 @@ class Request:
         given = self.pservers.split(",") if isinstance(self.pservers, str) else []
         found = [e.strip() for e in given]
         if not found or not all(":" in e and e.rsplit(":", 1)[1].isdigit() for e in found):
-            raise errors.ProgramError('pservers: expected the servers\' endpoints, such as "10.0.0.1:6174,10.0.0.2:6174"; found '
-                                      f"{self.pservers!r}")
+            raise errors.ProgramError('pservers: expected the servers\' endpoints, such as "10.0.0.1:6174,10.0.0.2:6174"; '
+                                      f"found {self.pservers!r}")
         if len(set(found)) < len(found):
             raise errors.ProgramError(f"pservers: an endpoint stands twice in {found}")
         return found

@@ -69,5 +69,5 @@ def _check_strategy(request: Request) -> None:
         if sync and getattr(config, field):
             raise errors.ProgramError(f"{field}: it is for transpile(sync_mode=False), found sync_mode=True")
     if config.completely_not_async and config.enable_dc_asgd:
-        raise errors.ProgramError("enable_dc_asgd: it corrects gradients that come late, and with completely_not_async none does; "
-                                  "set one of them to False")
+        raise errors.ProgramError("enable_dc_asgd: it corrects gradients that come late, and with completely_not_async none "
+                                  "does; set one of them to False")

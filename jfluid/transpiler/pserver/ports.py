@@ -22,7 +22,7 @@ def wait_until_listening(endpoints: Sequence[str]) -> None:
     while missing := [e for e in missing if not _listens(e)]:
         now = time.monotonic()
         if now - started > limit:
-            raise TimeoutError(f"parameter servers {', '.join(missing)} do not listen after {limit:.0f} s (FLAGS_rpc_deadline); "
+            raise TimeoutError(f"parameter servers {', '.join(missing)} do not listen after {limit:g} s (FLAGS_rpc_deadline); "
                                "start them, or look into their logs")
         if now - told > _TELL_EVERY_S:
             told = now

@@ -182,8 +182,8 @@ def backups(placement: Placement, held: Held) -> list[str]:
 def _compensate(block: Block, placement: Placement, held: Held) -> str:
     """Correct a late gradient g by g * g * (parameter - what the trainer computed with) (DC-ASGD); its name."""
     if held.update.sparse:
-        raise errors.UnsupportedError(f"enable_dc_asgd: the gradient of {held.update.param.name} has sparse rows, for which the "
-                                      "compensation is not defined; use is_sparse=False or leave enable_dc_asgd out")
+        raise errors.UnsupportedError(f"enable_dc_asgd: the gradient of {held.update.param.name} has sparse rows, for which "
+                                      "the compensation is not defined; use is_sparse=False or leave enable_dc_asgd out")
     shape, dtype = held.piece.shape, held.update.param.dtype
     kept = [block.program.global_block().create_var(name=n, shape=shape, dtype=dtype, persistable=True)
             for n in backups(placement, held)]

@@ -75,7 +75,8 @@ def _last_writer(block: Block, names: set[str]) -> int:
 
 
 def _answer(block: Block, look_ups: list[Operator], held: Sequence[Held], version: str, padding: int, trainer_id: int) -> None:
-    ids, rows = ([n for op in look_ups for n in names(op)] for names in (lambda op: op.input("Ids"), lambda op: op.output("Out")))
+    ids = [n for op in look_ups for n in op.input("Ids")]
+    rows = [n for op in look_ups for n in op.output("Out")]
     gone = {id(op) for op in look_ups}
     table = held[0].update.param
     block.ops = [op for op in block.ops if id(op) not in gone]
