@@ -11,6 +11,7 @@ __all__ = ["get_flags", "set_flags"]
 _DEFAULTS: dict[str, Any] = {
     "FLAGS_check_nan_inf": False,  # hold every floating output of every operator against NaN and infinity
     "FLAGS_compilation_cache_dir": os.path.join("~", ".cache", "jfluid", "xla"),  # "" compiles anew in each process
+    "FLAGS_rpc_deadline": 180000,  # milliseconds for which a trainer waits until parameter servers listen
     "FLAGS_selected_gpus": "",  # what fluid.cuda_places() returns by default
 }
 # Settings of Fluid's memory allocator, garbage collector and kernels. XLA has its own; these are kept and returned,

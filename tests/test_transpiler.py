@@ -84,13 +84,6 @@ def test_wrong_fields(field, value, said):
         config.sync_mode = True
 
 
-def test_parameter_servers_are_refused():
-    with pytest.raises(errors.UnsupportedError, match='mode "pserver": parameter servers are not in this release'):
-        fluid.DistributeTranspiler().transpile(0, pservers="127.0.0.1:6174", trainers=2)
-    with pytest.raises(errors.UnsupportedError, match="get_pserver_program"):
-        fluid.DistributeTranspiler().get_pserver_program("127.0.0.1:6174")
-
-
 def test_types():
     with pytest.raises(TypeError, match="config: expected a DistributeTranspilerConfig, found dict"):
         fluid.DistributeTranspiler({})

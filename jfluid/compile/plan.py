@@ -53,14 +53,23 @@ class Plan:
 
 
 def unsupported(program: Program) -> None:
-    """Raise UnsupportedOpError with all operators of the program that are not registered."""
+    """Raise UnsupportedOpError with all operators of the program that are not registered.
+
+    Raises UnsupportedError for those that are registered but cannot run in this release.
+    """
     missing: dict[str, str] = {}
+    absent: dict[str, str] = {}
     for block in program.blocks:
         for i, op in enumerate(block.ops):
-            if op.type not in missing and registry.find(op.type) is None:
+            definition = registry.find(op.type)
+            if definition is None and op.type not in missing:
                 missing[op.type] = f"{op.type}: block {block.idx}, position {i}" + (f", {op.callsite}" if op.callsite else "")
+            elif definition is not None and definition.absent:
+                absent[op.type] = definition.absent
     if missing:
         raise errors.UnsupportedOpError(*missing, where=missing.values())
+    for why in dict.fromkeys(absent.values()):
+        raise errors.UnsupportedError(f"operators {', '.join(t for t in absent if absent[t] == why)}: {why}")
 
 
 def live_ops(block: Block) -> list[tuple[int, Operator, OpDef]]:

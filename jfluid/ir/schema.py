@@ -32,6 +32,9 @@ class Schema(Protocol):
     def grad_slots(self, op: "Operator") -> tuple[set[str], set[str]]:
         """Input and output slots of the operator's gradient operator."""
 
+    def needs_whole(self, op_type: str) -> bool:
+        """Whether an update by this operator depends on the whole tensor, so that parts of it cannot be updated apart."""
+
     def set_types(self, op: "Operator") -> None:
         """Record the kinds of the outputs of a gradient operator that are no dense tensors."""
 

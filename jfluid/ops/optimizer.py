@@ -53,7 +53,7 @@ def momentum(param, grad, velocity, learning_rate, *, mu: Float, use_nesterov=Fa
 
 
 @op("lars_momentum", ins=("Param", "Grad", "Velocity", "LearningRate"), outs=("ParamOut", "VelocityOut"), grad=False,
-    inplace={"ParamOut": "Param", "VelocityOut": "Velocity"})
+    inplace={"ParamOut": "Param", "VelocityOut": "Velocity"}, entire=True)
 def lars_momentum(param, grad, velocity, learning_rate, *, mu: Float, lars_coeff=0.001, lars_weight_decay=0.0005):
     """Momentum with a rate scaled by norm(param) / norm(grad), layer by layer."""
     rate, decay = _scalar(learning_rate, param), _single(lars_weight_decay)
@@ -176,7 +176,7 @@ def ftrl(param, squared, linear, grad, learning_rate, *, l1=0.0, l2=0.0, lr_powe
 
 @op("lamb", ins=("Param", "Grad", "LearningRate", "Moment1", "Moment2", "Beta1Pow", "Beta2Pow"),
     outs=("ParamOut", "Moment1Out", "Moment2Out"), grad=False,
-    inplace={"ParamOut": "Param", "Moment1Out": "Moment1", "Moment2Out": "Moment2"}, sparse=True)
+    inplace={"ParamOut": "Param", "Moment1Out": "Moment1", "Moment2Out": "Moment2"}, sparse=True, entire=True)
 def lamb(param, grad, learning_rate, moment1, moment2, beta1_pow, beta2_pow, *, weight_decay: Float, beta1=0.9,
          beta2=0.999, epsilon=1e-6):
     """Adam with a rate scaled by norm(param) / norm(step), layer by layer, from uncorrected moments.

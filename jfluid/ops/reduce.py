@@ -176,7 +176,7 @@ def norm(x, *, axis: Int, epsilon: Float = 1e-10):
     return length, x / length
 
 
-@op("clip_by_norm", ins=("X",), outs=("Out",), grad=False, sparse=True, rows="mask", row_outs=("Out",))
+@op("clip_by_norm", ins=("X",), outs=("Out",), grad=False, sparse=True, rows="mask", row_outs=("Out",), entire=True)
 def clip_by_norm(x, *, max_norm: Float, rows=None):
     """x scaled down to the Euclidean norm `max_norm` where its own is larger. Of sparse rows their sums."""
     if isinstance(x, SelectedRows):

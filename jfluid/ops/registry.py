@@ -110,6 +110,8 @@ class OpDef:
         across: it computes with the values of all replicas: where processes train together they run it as one.
         fused: an operator of many inputs and outputs that does the work of several of this one, each of which overwrites
             its input.
+        entire: an update whose result depends on the whole tensor (a norm of it): parts of it cannot be updated apart.
+        absent: why this release cannot run it; it stands in programs that are made, printed and saved.
     """
 
     type: str
@@ -135,6 +137,8 @@ class OpDef:
     types: Callable | None = None
     across: bool = False
     fused: str = ""
+    entire: bool = False
+    absent: str = ""
 
     def on_host(self, op: Any) -> bool:
         """Whether operator `op`, of this definition, runs on the host."""
@@ -192,7 +196,8 @@ def op(type_: str, *, ins: tuple[str, ...] = (), outs: tuple[str, ...] = (), gra
        rng: bool = False, fold: bool = False, host: bool = False, rows: str | Callable | None = None,
        row_outs: tuple[str, ...] = (), sparse: bool = False, carries: tuple[str, ...] = (),
        host_when: Callable | None = None, types: Callable | None = None,
-       across: bool = False, fused: str = "") -> Callable[[Callable], Callable]:
+       across: bool = False, fused: str = "", entire: bool = False,
+       absent: str = "") -> Callable[[Callable], Callable]:
     """Register the decorated function as operator `type_`; see `OpDef` for the options."""
 
     def register(fn: Callable) -> Callable:
@@ -209,7 +214,8 @@ def op(type_: str, *, ins: tuple[str, ...] = (), outs: tuple[str, ...] = (), gra
         _OPS[type_] = OpDef(type_, _with_keywords(fn), in_slots, out_slots, attrs, grad, frozenset(nograd), frozenset(unsaved),
                             dict(inplace or {}), rng, fold, host, wants_ctx=host and "ctx" in parameters, rows=rows,
                             row_outs=frozenset(row_outs), wants_rows="rows" in parameters, sparse=sparse,
-                            carries=carries, host_when=host_when, types=types, across=across, fused=fused)
+                            carries=carries, host_when=host_when, types=types, across=across, fused=fused,
+                            entire=entire, absent=absent)
         return fn
 
     return register

@@ -101,6 +101,9 @@ class RegistrySchema:
         definition = registry.get(op.type + "_grad")
         return {s.name for s in definition.ins}, {s.name for s in definition.outs}
 
+    def needs_whole(self, op_type: str) -> bool:
+        return registry.get(op_type).entire
+
     def set_types(self, op: Operator) -> None:
         definition = registry.get(op.type)
         if definition.types is not None:

@@ -1,6 +1,7 @@
 """Programs that train together: one program rewritten for each of several processes.
 
-`config` says how, `distribute_transpiler` chooses the mode, and each mode is a module: `nccl2`, `collective`.
+`config` says how, `distribute_transpiler` chooses the mode, and each mode is a module: `nccl2`,
+`collective`, `pserver`.
 """
 from jfluid.environment import memory_optimize, release_memory
 from jfluid.transpiler.config import DistributeTranspilerConfig

@@ -19,9 +19,24 @@ class DistributeTranspilerConfig:
             it changes no result and no speed.
         use_hierarchical_allreduce, hierarchical_allreduce_inter_nranks: kept in the program. NCCL and gloo choose their own
             trees, so that they change no result and no speed.
-        wait_port: without effect: trainers always wait for each other when they meet.
-        slice_var_up, split_method, min_block_size, enable_dc_asgd, half_async, completely_not_async, geo_sgd_mode,
-            geo_sgd_need_push_nums, sync_mode, runtime_split_send_recv, print_log: of "pserver".
+        wait_port: of "pserver": whether `get_trainer_program` waits until all servers listen. Without effect in the other
+            modes, whose trainers always wait for each other when they meet.
+
+    Attributes of mode "pserver":
+        slice_var_up: cut large parameters, so that each server holds a stretch of rows. Parameters whose update needs the
+            whole tensor (LAMB, LARS, a clip by the norm) stay in one piece.
+        min_block_size: the fewest elements of a piece, at least 8192.
+        split_method: RoundRobin (None means it), HashName or another PSDispatcher: which server gets which piece.
+        sync_mode: what scripts pass on as `transpile(sync_mode=...)`, which decides.
+        runtime_split_send_recv: gradients and parameters travel whole through `send` and `recv`, which cut them and put
+            them together: asynchronous training by a communicator. Without it an asynchronous job is half asynchronous.
+        half_async: with `runtime_split_send_recv`, a barrier among this trainer's own sends.
+        completely_not_async: servers wait for all trainers, while the trainers' programs are those of a communicator.
+        enable_dc_asgd: without sync_mode, correct gradients that come late by how far the parameter has moved (DC-ASGD);
+            dense gradients only.
+        geo_sgd_mode, geo_sgd_need_push_nums: trainers that update by themselves and exchange differences every so many
+            steps. Refused with UnsupportedError by `transpile`.
+        print_log: log what each server holds.
 
     Raises ProgramError for a field that does not exist, a value of another type, or settings that exclude each other.
     """

@@ -1,50 +1,15 @@
 """DistributeTranspiler: one program, rewritten for each of several processes."""
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 from jfluid import errors
 from jfluid.ir.program import Program, default_main_program, default_startup_program
 from jfluid.transpiler import collective, nccl2
 from jfluid.transpiler.config import SMALLEST_BLOCK, DistributeTranspilerConfig
 from jfluid.transpiler.ps_dispatcher import RoundRobin
+from jfluid.transpiler.pserver.job import ServerJob
+from jfluid.transpiler.request import Request
 
 __all__ = ["DistributeTranspiler", "DistributeTranspilerConfig"]
-
-
-@dataclass
-class Request:
-    """What `transpile` was asked for.
-
-    Attributes:
-        trainer_id: which trainer this process is.
-        trainers: how many there are, or their endpoints.
-    """
-
-    config: DistributeTranspilerConfig
-    trainer_id: int
-    program: Program
-    startup: Program
-    pservers: str
-    trainers: Any
-    sync_mode: bool
-    current_endpoint: str
-
-    def endpoints(self) -> list[str]:
-        """The trainers' endpoints. Raises ProgramError when `trainers` does not tell them."""
-        given = self.trainers.split(",") if isinstance(self.trainers, str) else self.trainers
-        if not isinstance(given, (list, tuple)) or not all(isinstance(e, str) and ":" in e for e in given):
-            raise errors.ProgramError(f'trainers: mode {self.config.mode} needs all trainers\' endpoints, such as '
-                                      f'"10.0.0.1:6170,10.0.0.2:6170"; found {self.trainers!r}')
-        found = [e.strip() for e in given]
-        if len(set(found)) < len(found):
-            raise errors.ProgramError(f"trainers: an endpoint stands twice in {found}")
-        if not 0 <= self.trainer_id < len(found):
-            raise errors.ProgramError(f"trainer_id: expected 0 to {len(found) - 1}, found {self.trainer_id}")
-        if found[self.trainer_id] != self.current_endpoint:
-            raise errors.ProgramError(f"current_endpoint: trainer {self.trainer_id} of {found} is at "
-                                      f"{found[self.trainer_id]}, found {self.current_endpoint!r}")
-        return found
 
 
 def _collective(request: Request) -> None:
@@ -56,16 +21,15 @@ def _collective(request: Request) -> None:
                                                  request.current_endpoint, request.config.wait_port)
 
 
-def _pserver(request: Request) -> None:
-    raise errors.UnsupportedError('DistributeTranspiler, mode "pserver": parameter servers are not in this release; set '
-                                  'config.mode to "nccl2" or "collective"')
+def _pserver(request: Request) -> ServerJob:
+    return ServerJob(request)
 
 
 def _nccl2(request: Request) -> None:
     nccl2.transpile(request.config, request.program, request.startup, request.trainer_id, request.endpoints())
 
 
-MODES: dict[str, Callable[[Request], None]] = {"pserver": _pserver, "nccl2": _nccl2, "collective": _collective}
+MODES: dict[str, Callable[[Request], ServerJob | None]] = {"pserver": _pserver, "nccl2": _nccl2, "collective": _collective}
 
 
 class DistributeTranspiler:
@@ -93,13 +57,17 @@ class DistributeTranspiler:
                                       + errors.close_to(self.config.mode, MODES))
         if self.config.min_block_size < SMALLEST_BLOCK:
             raise errors.ProgramError(f"min_block_size: at least {SMALLEST_BLOCK}, found {self.config.min_block_size}")
+        self._job: ServerJob | None = None
         if self.config.nccl_comm_num < 1:
             raise errors.ProgramError(f"nccl_comm_num: at least 1, found {self.config.nccl_comm_num}")
 
     def transpile(self, trainer_id: int, program: Program | None = None, pservers: str = "127.0.0.1:6174",
                   trainers: int | str = 1, sync_mode: bool = True, startup_program: Program | None = None,
                   current_endpoint: str = "127.0.0.1:6174") -> None:
-        """Rewrite the programs in place.
+        """Rewrite the programs in place; in mode "pserver" only decide, and rewrite when the programs are asked for.
+
+        With mode "pserver" each server holds some parameters, or pieces of them, and updates them with the gradients that
+        trainers send: see `get_trainer_program`, `get_pserver_program` and `get_startup_program`.
 
         With mode "nccl2" the startup program gets the operator by which trainers meet, and the program is marked: run it
         with a ParallelExecutor or CompiledProgram whose BuildStrategy says `num_trainers` and `trainer_id`. With mode
@@ -109,16 +77,17 @@ class DistributeTranspiler:
         Args:
             trainer_id: which trainer this process is, counted from 0.
             program: the program to rewrite; the default main program when None.
-            pservers: the parameter servers' endpoints, of mode "pserver".
+            pservers: the parameter servers' endpoints, "ip:port,ip:port", of mode "pserver".
             trainers: all trainers' endpoints, "ip:port,ip:port"; the trainer of id 0 is the first. In mode "pserver" how
                 many there are.
-            sync_mode: of mode "pserver".
+            sync_mode: of mode "pserver": servers update when the gradients of all trainers are there, and with their mean;
+                else with each gradient as it comes.
             startup_program: the default startup program when None.
-            current_endpoint: this trainer's.
+            current_endpoint: this trainer's; without effect in mode "pserver".
 
         Raises:
-            ProgramError: an argument is wrong.
-            UnsupportedError: mode "pserver".
+            ProgramError: an argument is wrong, or settings exclude each other.
+            UnsupportedError: updates of this kind cannot be left to servers.
         """
         for name, given in (("program", program), ("startup_program", startup_program)):
             if given is not None and not isinstance(given, Program):
@@ -129,25 +98,54 @@ class DistributeTranspiler:
         self.origin_program = program if program is not None else default_main_program()
         self.startup_program = startup_program if startup_program is not None else default_startup_program()
         self.origin_startup_program = self.startup_program.clone()
-        MODES[self.config.mode](Request(self.config, trainer_id, self.origin_program, self.startup_program, pservers, trainers,
-                                        sync_mode, current_endpoint))
+        request = Request(self.config, trainer_id, self.origin_program, self.startup_program, pservers, trainers, sync_mode,
+                          current_endpoint)
+        self._job = MODES[self.config.mode](request)
 
-    def _of_servers(self, method: str) -> errors.UnsupportedError:
-        return errors.UnsupportedError(f"DistributeTranspiler.{method}: parameter servers are not in this release")
+    def _servers(self, method: str) -> ServerJob:
+        if self._job is None:
+            raise errors.ProgramError(f"DistributeTranspiler.{method}: "
+                                      + ("call transpile first" if self.config.mode == "pserver" else
+                                         f'mode "{self.config.mode}" has no parameter servers; set config.mode to "pserver"'))
+        return self._job
 
     def get_trainer_program(self, wait_port: bool = True) -> Program:
-        """Of mode "pserver". Raises UnsupportedError."""
-        raise self._of_servers("get_trainer_program")
+        """The program that trainers run: the one given to `transpile`, rewritten in place.
+
+        Gradients are sent and parameters received by its operators; the updates are gone. The startup program given to
+        `transpile` is rewritten too: it gets the parameters from the servers.
+
+        Args:
+            wait_port: first wait until all servers listen. `config.wait_port` False has the same effect as False here.
+
+        Raises:
+            ProgramError: `transpile` was not called, or the mode has no servers.
+            UnsupportedError: updates of this kind cannot be left to servers.
+            TimeoutError: a server does not listen within FLAGS_rpc_deadline.
+        """
+        return self._servers("get_trainer_program").trainer_program(wait_port)
 
     def get_pserver_program(self, endpoint: str) -> Program:
-        """Of mode "pserver". Raises UnsupportedError."""
-        raise self._of_servers("get_pserver_program")
+        """The program of the server at `endpoint`: one `listen_and_serv`, and a block for each piece of a parameter there.
+
+        Raises ProgramError when `transpile` was not called or `endpoint` is none of its `pservers`.
+        """
+        return self._servers("get_pserver_program").server_program(endpoint)
 
     def get_pserver_programs(self, endpoint: str) -> tuple[Program, Program]:
-        """Of mode "pserver". Raises UnsupportedError."""
-        raise self._of_servers("get_pserver_programs")
+        """The program of the server at `endpoint` and its startup program. Raises as `get_pserver_program`."""
+        job = self._servers("get_pserver_programs")
+        return job.server_program(endpoint), job.server_startup(endpoint)
 
     def get_startup_program(self, endpoint: str, pserver_program: Program | None = None,
                             startup_program: Program | None = None) -> Program:
-        """Of mode "pserver". Raises UnsupportedError."""
-        raise self._of_servers("get_startup_program")
+        """The startup program of the server at `endpoint`, which initializes what the server holds.
+
+        Args:
+            pserver_program: what `get_pserver_program(endpoint)` returned; made anew when None.
+            startup_program: the initializers are taken from it; the startup program given to `transpile`, as it was then,
+                when None.
+
+        Raises as `get_pserver_program`.
+        """
+        return self._servers("get_startup_program").server_startup(endpoint, pserver_program, startup_program)

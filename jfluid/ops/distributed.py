@@ -1,0 +1,84 @@
+"""Operators by which trainers and parameter servers work together.
+
+`DistributeTranspiler` puts them into programs, with Fluid's slots and attributes. Those that need the network run on the
+host, and are refused until this release has what runs them.
+"""
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+
+from jfluid import errors
+from jfluid.ops.registry import Blocks, Ints, Long, Longs, String, Strings, op
+
+_LOCAL = "127.0.0.1:6164"  # Fluid's default of every endpoint
+# Runs on the host, and not yet.
+_wire = functools.partial(op, host=True, grad=False, absent=(
+    "the runtime of parameter servers is not in this release. The programs that DistributeTranspiler makes can be printed and "
+    "saved; run the program that it was given in one process instead"))
+
+
+@_wire("send", ins=("X*",), outs=("Out*",), sparse=True)
+def send(values, *, epmap: Strings = (_LOCAL,), sections: Longs = (), send_varnames: Strings = (), num=0, merge_add=False,
+         use_send_handler=True, trainer_id=0):
+    """Gradients to the servers in `epmap`, one for each part."""
+
+
+@_wire("recv", ins=("X*?",), outs=("Out*",))
+def recv(after, *, epmap: Strings = (), recv_varnames: Strings = (), varnames: Strings = (), with_barrier=True, do_not_run=0,
+         trainer_id=0):
+    """Parameters from the servers in `epmap`, one for each part."""
+
+
+@_wire("send_barrier", ins=("X*",), outs=("Out*",))
+def send_barrier(after, *, endpoints: Strings = (_LOCAL,), half_async=False, trainer_id=0):
+    """All gradients of this step are sent: the servers may update when all trainers say so."""
+
+
+@_wire("fetch_barrier", ins=("X*?",), outs=("Out*",))
+def fetch_barrier(after, *, endpoints: Strings = (_LOCAL,), trainer_id=0):
+    """All parameters of this step are here."""
+
+
+@_wire("listen_and_serv", ins=("X*?",))
+def listen_and_serv(gradients, *, endpoint: String = _LOCAL, pserver_id=-1, Fanin=1, distributed_mode=0, dc_asgd=False,
+                    optimize_blocks: Blocks = (), grad_to_block_id: Strings = (), sparse_grad_to_param: Strings = (),
+                    lr_decay_block_id=-1, checkpint_block_id=-1, prefetch_var_name_to_block_id: Strings = (),
+                    rpc_get_thread_num=1, rpc_prefetch_thread_num=1, rpc_send_thread_num=1):
+    """Serve trainers until all have left: update the parameters with the blocks given when gradients come."""
+
+
+@_wire("distributed_lookup_table", ins=("Ids*", "W"), outs=("Outputs*",))
+def distributed_lookup_table(ids, w, *, table_names: Strings = ("",), endpoints: Strings = (_LOCAL,),
+                             height_sections: Longs = (), lookup_table_version: String = "lookup_table", dtype=5,
+                             padding_idx: Long = -1, trainer_id=0):
+    """Rows of a table that servers hold, at several tensors of ids."""
+
+
+@_wire("fake_init", outs=("Out",))
+def fake_init(*, shape: Longs):
+    """Declare a parameter that servers hold: it gets no value here."""
+
+
+@_wire("split_selected_rows", ins=("X",), outs=("Out*",), sparse=True)
+def split_selected_rows(x, *, height_sections: Longs = ()):
+    """Sparse rows by the part of the table's height that they belong to."""
+
+
+@_wire("split_ids", ins=("Ids*",), outs=("Out*",), sparse=True)
+def split_ids(ids):
+    """Sparse rows by the remainder of their id, one part for each output."""
+
+
+@op("split_byref", ins=("X",), outs=("Out*",), grad=False)
+def split_byref(x, *, num=0, sections: Ints = ()):
+    """Consecutive rows of x: `sections` says how many each output has, or `num` how many equal outputs there are."""
+    if sections and sum(sections) != x.shape[0]:
+        raise errors.ShapeError(f"split_byref: sections {list(sections)} of {x.shape[0]} rows")
+    return jnp.split(x, np.cumsum(sections)[:-1].tolist() if sections else num)
+
+
+@op("ref_by_trainer_id", ins=("X*", "TrainerId"), outs=("Out",), grad=False)
+def ref_by_trainer_id(values, trainer_id):
+    """The value that belongs to the trainer, of values of one shape."""
+    return jnp.stack(values)[trainer_id.reshape(())]

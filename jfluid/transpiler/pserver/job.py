@@ -1,0 +1,73 @@
+"""The programs of one job with parameter servers."""
+import logging
+
+from jfluid import errors
+from jfluid.ir.program import Program
+from jfluid.transpiler.pserver import server, startup, trainer
+from jfluid.transpiler.pserver.placement import place
+from jfluid.transpiler.pserver.ports import wait_until_listening
+from jfluid.transpiler.pserver.updates import read_updates
+from jfluid.transpiler.request import Request
+
+_LOG = logging.getLogger(__name__)
+
+
+class ServerJob:
+    """Decides who holds what, and makes the programs from copies of the original ones: in any order, as often as asked.
+
+    Raises ProgramError or UnsupportedError as `DistributeTranspiler.transpile`.
+    """
+
+    def __init__(self, request: Request):
+        if not isinstance(request.sync_mode, bool):
+            raise errors.ProgramError(f"sync_mode: expected True or False, found {request.sync_mode!r}")
+        _check_strategy(request)
+        self._request = request
+        self._origin, self._startup = request.program.clone(), request.startup.clone()
+        self.placement = place(request.config, read_updates(self._origin.global_block()), request.servers(),
+                               request.trainer_count(), request.trainer_id, request.sync_mode, self._origin.random_seed)
+        self._trainer: Program | None = None
+        if request.config.print_log:
+            for endpoint in self.placement.endpoints:
+                _LOG.info("server %s holds %s", endpoint, ", ".join(h.param for h in self.placement.at(endpoint)) or "nothing")
+
+    def trainer_program(self, wait_port: bool) -> Program:
+        """The program of trainers; the first call rewrites the programs that `transpile` was given."""
+        if self._trainer is None:
+            trainer.rewrite(self._request.program, self.placement)
+            startup.of_trainer(self._request.startup, self.placement)
+            self._trainer = self._request.program
+        if wait_port and self.placement.config.wait_port:
+            wait_until_listening(self.placement.endpoints)
+        return self._trainer
+
+    def server_program(self, endpoint: str) -> Program:
+        """The program of one server."""
+        self._check(endpoint)
+        return server.build(self.placement, endpoint, self._origin.random_seed)
+
+    def server_startup(self, endpoint: str, program: Program | None = None, startup_program: Program | None = None) -> Program:
+        """The startup program of one server, for its `program`."""
+        program = program if program is not None else self.server_program(endpoint)
+        self._check(endpoint)
+        origin = self._startup if startup_program in (None, self._request.startup) else startup_program
+        return startup.of_server(origin, program, self.placement, endpoint)
+
+    def _check(self, endpoint: str) -> None:
+        if endpoint not in self.placement.endpoints:
+            raise errors.ProgramError(f"endpoint: expected one of {', '.join(self.placement.endpoints)}, found {endpoint!r}"
+                                      + errors.close_to(str(endpoint), self.placement.endpoints))
+
+
+def _check_strategy(request: Request) -> None:
+    """Raise where settings exclude each other."""
+    config, sync = request.config, request.sync_mode
+    if config.geo_sgd_mode:
+        raise errors.UnsupportedError("geo_sgd_mode: a program in which trainers update by themselves is not in this release; "
+                                      "set geo_sgd_mode to False")
+    for field in ("half_async", "completely_not_async", "runtime_split_send_recv", "enable_dc_asgd"):
+        if sync and getattr(config, field):
+            raise errors.ProgramError(f"{field}: it is for transpile(sync_mode=False), found sync_mode=True")
+    if config.completely_not_async and config.enable_dc_asgd:
+        raise errors.ProgramError("enable_dc_asgd: it corrects gradients that come late, and with completely_not_async none "
+                                  "does; set one of them to False")

@@ -1,0 +1,118 @@
+"""Which server holds which piece of which parameter."""
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+
+import numpy as np
+
+from jfluid import errors
+from jfluid.ir.operator import Operator
+from jfluid.transpiler.config import DistributeTranspilerConfig
+from jfluid.transpiler.ps_dispatcher import PSDispatcher
+from jfluid.transpiler.pserver.slicing import Piece, slices
+from jfluid.transpiler.pserver.updates import Update, Updates
+
+
+@dataclass(frozen=True)
+class Held:
+    """A piece of a parameter, and the server that holds it."""
+
+    update: Update
+    piece: Piece
+    endpoint: str
+
+    @property
+    def param(self) -> str:
+        """The name of the piece: "w", or "w.block0"."""
+        return self.update.param.name + self.piece.label
+
+    @property
+    def grad(self) -> str:
+        """The name of the piece's gradient: "w@GRAD", "w@GRAD.block0", or of a distributed table "w@GRAD.pserver_0"."""
+        label = f".pserver_{self.piece.index}" if self.update.distributed else self.piece.label
+        return self.update.grad.name + label
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What DistributeTranspiler decided before it rewrites a program.
+
+    Attributes:
+        held: the pieces of each parameter, by its name, in the program's order.
+        sending: the parameters' names in the order of dispatch.
+        sums: each server sums the gradients of all trainers before it updates, and they have names of their own.
+    """
+
+    config: DistributeTranspilerConfig
+    updates: Updates
+    endpoints: list[str]
+    trainers: int
+    trainer_id: int
+    sync: bool
+    held: dict[str, list[Held]]
+    sending: list[str]
+
+    @property
+    def sums(self) -> bool:
+        return self.sync or self.config.completely_not_async
+
+    @property
+    def counter(self) -> Operator | None:
+        """The operator that counts steps for the schedule, where each trainer counts its own."""
+        return None if self.sync else next((op for op in self.updates.schedule if op.type == "increment"), None)
+
+    def counts(self) -> list[str]:
+        """The names of the trainers' counts of steps; none where the servers count."""
+        counter = self.counter
+        return [f"{counter.output('Out')[0]}.trainer_{t}" for t in range(self.trainers)] if counter is not None else []
+
+    def at(self, endpoint: str) -> list[Held]:
+        """What one server holds."""
+        return [h for name in self.held for h in self.held[name] if h.endpoint == endpoint]
+
+    def sent(self, held: Held, trainer: int) -> str:
+        """The name under which a trainer sends a piece's gradient."""
+        return f"{held.grad}.trainer_{trainer}" if self.sums else held.grad
+
+
+def place(config: DistributeTranspilerConfig, updates: Updates, endpoints: Sequence[str], trainers: int, trainer_id: int,
+          sync: bool, seed: int) -> Placement:
+    """Cut the parameters and give each piece a server. `seed` decides the order where parameters stay whole.
+
+    Raises ProgramError when the dispatcher names an endpoint that is no server.
+    """
+    dispatcher = config.dispatcher(list(endpoints))
+    pieces = {u.param.name: _pieces(config, u, len(endpoints)) for u in updates.all}
+    order = list(updates.all)
+    if not config.slice_var_up:
+        order = [order[i] for i in np.random.RandomState(seed).permutation(len(order))]
+    held = {u.param.name: _dispatch(dispatcher, u, pieces[u.param.name], endpoints) for u in order}
+    return Placement(config, updates, list(endpoints), trainers, trainer_id, sync,
+                     {u.param.name: held[u.param.name] for u in updates.all}, [u.param.name for u in order])
+
+
+def _pieces(config: DistributeTranspilerConfig, update: Update, servers: int) -> list[Piece]:
+    shape = update.param.shape
+    if update.distributed or update.whole_only or not config.slice_var_up:
+        return slices(shape, 1, config.min_block_size)
+    return slices(shape, servers, config.min_block_size)
+
+
+class _Name(str):
+    """A name; dispatchers written for Fluid's C++ descriptions call it."""
+
+    __slots__ = ()
+
+    def __call__(self) -> str:
+        return str(self)
+
+
+def _dispatch(dispatcher: PSDispatcher, update: Update, pieces: list[Piece], endpoints: Sequence[str]) -> list[Held]:
+    if update.distributed:
+        (piece,) = pieces
+        return [Held(update, replace(piece, index=i), endpoint) for i, endpoint in enumerate(endpoints)]
+    given = dispatcher.dispatch([SimpleNamespace(name=_Name(update.grad.name + p.label), shape=p.shape) for p in pieces])
+    if len(given) != len(pieces) or not set(given) <= set(endpoints):
+        raise errors.ProgramError(f"{type(dispatcher).__name__}.dispatch: expected one of {', '.join(endpoints)} for each of "
+                                  f"{len(pieces)} pieces of {update.grad.name}, found {given!r}")
+    return [Held(update, piece, endpoint) for piece, endpoint in zip(pieces, given, strict=True)]

@@ -1,0 +1,122 @@
+"""Startup programs: servers make the parameters, trainers get them."""
+from jfluid.ir.block import Block
+from jfluid.ir.operator import Operator, OpRole
+from jfluid.ir.program import Program
+from jfluid.ir.verify import verify
+from jfluid.transpiler.pserver import trainer
+from jfluid.transpiler.pserver.placement import Placement
+from jfluid.transpiler.pserver.server import Home, backups, copy_op, homes
+
+
+def of_trainer(startup: Program, placement: Placement) -> None:
+    """Rewrite the startup program of a trainer in place: it gets the parameters from the servers."""
+    block = startup.global_block()
+    remote = [u.param for u in placement.updates.all if u.remote]
+    gone = trainer.state(placement.updates) | {p.name for p in remote}
+    block.ops = [op for op in block.ops if not op.output_arg_names or not set(op.output_arg_names) <= gone]
+    for name in trainer.state(placement.updates) & set(block.vars):
+        block.remove_var(name)
+    step = placement.counter.attr("step") if placement.counter is not None else 0.0
+    _start_counts(block, placement, [step] * placement.trainers)
+    for held in placement.held.values():
+        if not held[0].update.remote:
+            trainer.receive(block, held, None, placement.trainer_id, whole=False)
+    block.append_op("fetch_barrier", {}, {"Out": trainer.control(block)}, {
+        "endpoints": placement.endpoints, "trainer_id": placement.trainer_id, "op_role": OpRole.RPC})
+    trainer.join(block, placement, OpRole.Forward)
+    for param in remote:
+        block.append_op("fake_init", {}, {"Out": param.name}, {"shape": param.shape, "op_role": OpRole.Forward})
+    verify(startup, "DistributeTranspiler, startup program of a trainer")
+
+
+def of_server(startup: Program, server: Program, placement: Placement, endpoint: str) -> Program:
+    """The startup program of the server at `endpoint`, made from the original startup program.
+
+    A server's random initial values differ from those of another with the same random_seed: their numbers differ.
+    """
+    program = Program()
+    if startup.random_seed:
+        program.random_seed = startup.random_seed + placement.endpoints.index(endpoint)
+    block, found = program.global_block(), homes(placement, endpoint)
+    for var in server.global_block().vars.values():
+        block.clone_variable(var, force_persistable=False)
+    ops = startup.global_block().ops
+    needed = _needed(ops, set(found))
+    for op in ops:
+        if id(op) in needed:
+            _initialize(block, op, startup.global_block(), found)
+    if placement.counter is not None:
+        # The schedule sums the counts: together they start where the one count of the original program does.
+        _start_counts(block, placement, [_start(ops, placement.counter), *[0.0] * (placement.trainers - 1)])
+    if placement.config.enable_dc_asgd:
+        for held in placement.at(endpoint):
+            for name in backups(placement, held):
+                block.append_op("assign", {"X": held.param}, {"Out": name}, {"op_role": OpRole.Forward})
+    return verify(program, f"DistributeTranspiler, startup program of server {endpoint}")
+
+
+def _start(ops: list[Operator], counter: Operator) -> float:
+    """The value that the startup program gives to a count."""
+    return next(float(op.attr("value")) for op in ops if set(op.output_arg_names) & set(counter.output("Out")))
+
+
+def _start_counts(block: Block, placement: Placement, values: list[float]) -> None:
+    for name, value in zip(placement.counts(), values):
+        var = block.create_var(name=name, shape=[1], dtype="int64", persistable=True)
+        block.prepend_op("fill_constant", {}, {"Out": var}, {"shape": [1], "dtype": int(var.dtype), "value": value,
+                                                             "force_cpu": True, "op_role": OpRole.Forward})
+
+
+def _needed(ops: list[Operator], names: set[str]) -> set[int]:
+    """The operators (by id) that make `names`."""
+    wanted, found = set(names), set()
+    for op in reversed(ops):
+        if wanted & set(op.output_arg_names):
+            found.add(id(op))
+            wanted |= set(op.input_arg_names)
+    return found
+
+
+def _initialize(block: Block, op: Operator, source: Block, found: dict[str, list[Home]]) -> None:
+    """Copy an initializer for each variable on the server that it makes."""
+    outputs = op.output_arg_names
+    targets = found.get(outputs[0], []) if len(outputs) == 1 else []
+    if not any(h.cut for h in targets) and all(h.name == outputs[0] for h in targets):
+        _declare(block, op, source)
+        copy_op(op, block, {})
+    elif _fills(op):
+        for home in targets:
+            _fill(block, op, home)
+    else:
+        _declare(block, op, source)
+        copy_op(op, block, {})
+        for home in targets:
+            _cut(block, outputs[0], home)
+
+
+def _declare(block: Block, op: Operator, source: Block) -> None:
+    for name in op.input_arg_names + op.output_arg_names:
+        if name not in block.vars:
+            block.clone_variable(source.var_recursive(name), force_persistable=False).persistable = False
+
+
+def _fills(op: Operator) -> bool:
+    """Whether an initializer can make any shape: it has a shape, and neither inputs nor the values themselves."""
+    return "shape" in op.attrs and not op.input_arg_names and not any(a.endswith("_values") for a in op.attrs)
+
+
+def _fill(block: Block, op: Operator, home: Home) -> None:
+    twin = copy_op(op, block, {op.output_arg_names[0]: home.name})
+    twin.set_attr("shape", home.shape)
+    if twin.attrs.get("seed") and home.held is not None:
+        twin.set_attr("seed", twin.attrs["seed"] + home.held.piece.index)
+
+
+def _cut(block: Block, whole: str, home: Home) -> None:
+    """Take a piece's rows from the initial value of the whole parameter."""
+    if home.held is None or not home.cut:
+        block.append_op("assign", {"X": whole}, {"Out": home.name}, {"op_role": OpRole.Forward})
+        return
+    first = home.held.piece.first
+    block.append_op("slice", {"Input": whole}, {"Out": home.name}, {
+        "axes": [0], "starts": [first], "ends": [first + home.shape[0]], "op_role": OpRole.Forward})

@@ -1,0 +1,15 @@
+"""Write tests/golden/pserver.json: what the real Fluid gives for the cases of tests/parity/pserver.py.
+
+Run with the real Fluid's interpreter from the project's root:  python -m tests.oracle.pserver
+"""
+import json
+import os
+
+import paddle.fluid as fluid
+
+from tests.parity.pserver import CASES, key, run
+
+results = {key(case): run(fluid, case) for case in CASES}
+with open(os.path.join(os.path.dirname(__file__), "..", "golden", "pserver.json"), "w") as f:
+    lines = ["%s: %s" % (json.dumps(case), json.dumps(told, sort_keys=True)) for case, told in sorted(results.items())]
+    f.write("{\n" + ",\n".join(lines) + "\n}\n")
