@@ -78,8 +78,8 @@ def _check_strategy(request: Request) -> None:
         if config.geo_sgd_mode and getattr(config, field):
             raise errors.ProgramError(f"{field}: with geo_sgd_mode trainers update by themselves; set one of them to False")
     if config.geo_sgd_mode and config.geo_sgd_need_push_nums < 1:
-        raise errors.ProgramError("geo_sgd_need_push_nums: expected after how many steps differences are exchanged, at least 1; "
-                                  f"found {config.geo_sgd_need_push_nums}")
+        raise errors.ProgramError("geo_sgd_need_push_nums: expected after how many steps differences are exchanged, at least "
+                                  f"1; found {config.geo_sgd_need_push_nums}")
     if config.completely_not_async and config.enable_dc_asgd:
         raise errors.ProgramError("enable_dc_asgd: it corrects gradients that come late, and with completely_not_async none "
                                   "does; set one of them to False")

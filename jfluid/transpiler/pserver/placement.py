@@ -59,7 +59,9 @@ class Placement:
     @property
     def counter(self) -> Operator | None:
         """The operator that counts steps for the schedule, where the servers sum the trainers' counts."""
-        return None if self.sync or self.config.geo_sgd_mode else next((op for op in self.updates.schedule if op.type == "increment"), None)
+        if self.sync or self.config.geo_sgd_mode:
+            return None
+        return next((op for op in self.updates.schedule if op.type == "increment"), None)
 
     def counts(self) -> list[str]:
         """The names of the trainers' counts of steps; none where the servers count."""
