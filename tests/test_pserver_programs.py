@@ -277,6 +277,32 @@ def test_a_distributed_table_is_on_every_server_by_ids():
     assert "table" not in {n for op in ops_of(trainer, "recv") for n in op.output("Out")}
 
 
+def test_geo_trainers_update_and_begin_alike():
+    loss = table_net(is_sparse=True)
+    transpiler = transpile(loss, fluid.optimizer.LambOptimizer(0.1), sync_mode=False, geo_sgd_mode=True)
+    before = [op.type for op in fluid.default_main_program().global_block().ops]
+    trainer = transpiler.get_trainer_program(wait_port=False)
+    assert [op.type for op in trainer.global_block().ops] == [*before, "send"]
+    received = [n for op in ops_of(fluid.default_startup_program(), "recv") for n in op.output("Out")]
+    assert received == ["fc_0.b_0", "fc_0.w_0.block0", "fc_0.w_0.block1", "table.block0", "table.block1"]
+    assert len(ops_of(fluid.default_startup_program(), "concat")) == 2
+    for endpoint in ENDPOINTS:
+        server = Server(transpiler, endpoint)
+        assert set(server.program.global_block().vars) == {n for p in server.listen.attr("grad_to_block_id")
+                                                           for n in (p.rsplit(":", 1)[0], p.split(".delta")[0])}
+        name = next(n for n in server.program.global_block().vars if n.startswith("fc") and not n.endswith(".delta"))
+        old = server.value(name)
+        server.round({f"{name}.delta": np.ones_like(old)} | {
+            f"{n}.delta": np.zeros(v.shape, "float32") for n, v in server.program.global_block().vars.items()
+            if not n.endswith(".delta") and n != name})
+        np.testing.assert_allclose(server.value(name), old + 1, rtol=1e-6)
+
+
+def test_geo_trainers_hold_whole_tables():
+    with pytest.raises(errors.UnsupportedError, match="geo_sgd_mode: table table is distributed"):
+        transpile(table_net(is_sparse=True, is_distributed=True), sync_mode=False, geo_sgd_mode=True)
+
+
 def test_a_table_that_others_read_is_received():
     rows = fluid.layers.embedding(fluid.data("ids", [None, 1], dtype="int64"), [100, 4], is_sparse=True, param_attr="table")
     whole = fluid.default_main_program().global_block().var("table")
@@ -344,6 +370,9 @@ def test_split_byref_and_ref_by_trainer_id():
     ({"trainer_id": 2}, "trainer_id: expected 0 to 1, found 2"), ({"sync_mode": False, "enable_dc_asgd": True,
      "completely_not_async": True}, "enable_dc_asgd: it corrects gradients that come late"),
     ({"enable_dc_asgd": True}, r"enable_dc_asgd: it is for transpile\(sync_mode=False\)"),
+    ({"geo_sgd_mode": True}, r"geo_sgd_mode: it is for transpile\(sync_mode=False\)"),
+    ({"geo_sgd_mode": True, "sync_mode": False, "half_async": True}, "half_async: with geo_sgd_mode trainers update"),
+    ({"geo_sgd_mode": True, "sync_mode": False, "geo_sgd_need_push_nums": 0}, "geo_sgd_need_push_nums: expected after how"),
     ({"half_async": True}, r"half_async: it is for transpile\(sync_mode=False\)")])
 def test_wrong_arguments(arguments, said):
     loss = net()

@@ -18,7 +18,7 @@ _wire = functools.partial(op, host=True, grad=False, absent=(
     "saved; run the program that it was given in one process instead"))
 
 
-@_wire("send", ins=("X*",), outs=("Out*",), sparse=True)
+@_wire("send", ins=("X*?",), outs=("Out*",), sparse=True)
 def send(values, *, epmap: Strings = (_LOCAL,), sections: Longs = (), send_varnames: Strings = (), num=0, merge_add=False,
          use_send_handler=True, trainer_id=0):
     """Gradients to the servers in `epmap`, one for each part."""

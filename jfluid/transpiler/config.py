@@ -34,8 +34,8 @@ class DistributeTranspilerConfig:
         completely_not_async: servers wait for all trainers, while the trainers' programs are those of a communicator.
         enable_dc_asgd: without sync_mode, correct gradients that come late by how far the parameter has moved (DC-ASGD);
             dense gradients only.
-        geo_sgd_mode, geo_sgd_need_push_nums: trainers that update by themselves and exchange differences every so many
-            steps. Refused with UnsupportedError by `transpile`.
+        geo_sgd_mode, geo_sgd_need_push_nums: trainers that update by themselves and exchange differences with the servers
+            every so many steps.
         print_log: log what each server holds.
 
     Raises ProgramError for a field that does not exist, a value of another type, or settings that exclude each other.

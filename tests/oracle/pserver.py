@@ -6,9 +6,11 @@ import json
 import os
 
 import paddle.fluid as fluid
+from paddle.fluid.transpiler.geo_sgd_transpiler import GeoSgdTranspiler
 
 from tests.parity.pserver import CASES, key, run
 
+fluid.transpiler.GeoSgdTranspiler = GeoSgdTranspiler
 results = {key(case): run(fluid, case) for case in CASES}
 with open(os.path.join(os.path.dirname(__file__), "..", "golden", "pserver.json"), "w") as f:
     lines = ["%s: %s" % (json.dumps(case), json.dumps(told, sort_keys=True)) for case, told in sorted(results.items())]

@@ -3,7 +3,7 @@ import logging
 
 from jfluid import errors
 from jfluid.ir.program import Program
-from jfluid.transpiler.pserver import server, startup, trainer
+from jfluid.transpiler.pserver import geo, server, startup, trainer
 from jfluid.transpiler.pserver.placement import place
 from jfluid.transpiler.pserver.ports import wait_until_listening
 from jfluid.transpiler.pserver.updates import read_updates
@@ -27,6 +27,9 @@ class ServerJob:
         self.placement = place(request.config, read_updates(self._origin.global_block()), request.servers(),
                                request.trainer_count(), request.trainer_id, request.sync_mode, self._origin.random_seed)
         self._trainer: Program | None = None
+        self._geo = request.config.geo_sgd_mode
+        if self._geo:
+            geo.check(self.placement.updates)
         if request.config.print_log:
             for endpoint in self.placement.endpoints:
                 _LOG.info("server %s holds %s", endpoint, ", ".join(h.param for h in self.placement.at(endpoint)) or "nothing")
@@ -34,8 +37,12 @@ class ServerJob:
     def trainer_program(self, wait_port: bool) -> Program:
         """The program of trainers; the first call rewrites the programs that `transpile` was given."""
         if self._trainer is None:
-            trainer.rewrite(self._request.program, self.placement)
-            startup.of_trainer(self._request.startup, self.placement)
+            if self._geo:
+                geo.rewrite(self._request.program, self.placement)
+                geo.startup(self._request.startup, self.placement)
+            else:
+                trainer.rewrite(self._request.program, self.placement)
+                startup.of_trainer(self._request.startup, self.placement)
             self._trainer = self._request.program
         if wait_port and self.placement.config.wait_port:
             wait_until_listening(self.placement.endpoints)
@@ -44,6 +51,8 @@ class ServerJob:
     def server_program(self, endpoint: str) -> Program:
         """The program of one server."""
         self._check(endpoint)
+        if self._geo:
+            return geo.build(self.placement, endpoint)
         return server.build(self.placement, endpoint, self._origin.random_seed)
 
     def server_startup(self, endpoint: str, program: Program | None = None, startup_program: Program | None = None) -> Program:
@@ -62,12 +71,15 @@ class ServerJob:
 def _check_strategy(request: Request) -> None:
     """Raise where settings exclude each other."""
     config, sync = request.config, request.sync_mode
-    if config.geo_sgd_mode:
-        raise errors.UnsupportedError("geo_sgd_mode: a program in which trainers update by themselves is not in this release; "
-                                      "set geo_sgd_mode to False")
-    for field in ("half_async", "completely_not_async", "runtime_split_send_recv", "enable_dc_asgd"):
+    for field in ("geo_sgd_mode", "half_async", "completely_not_async", "runtime_split_send_recv", "enable_dc_asgd"):
         if sync and getattr(config, field):
             raise errors.ProgramError(f"{field}: it is for transpile(sync_mode=False), found sync_mode=True")
+    for field in ("half_async", "completely_not_async", "enable_dc_asgd"):
+        if config.geo_sgd_mode and getattr(config, field):
+            raise errors.ProgramError(f"{field}: with geo_sgd_mode trainers update by themselves; set one of them to False")
+    if config.geo_sgd_mode and config.geo_sgd_need_push_nums < 1:
+        raise errors.ProgramError("geo_sgd_need_push_nums: expected after how many steps differences are exchanged, at least "
+                                  f"1; found {config.geo_sgd_need_push_nums}")
     if config.completely_not_async and config.enable_dc_asgd:
         raise errors.ProgramError("enable_dc_asgd: it corrects gradients that come late, and with completely_not_async none "
                                   "does; set one of them to False")

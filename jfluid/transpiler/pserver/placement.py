@@ -58,8 +58,10 @@ class Placement:
 
     @property
     def counter(self) -> Operator | None:
-        """The operator that counts steps for the schedule, where each trainer counts its own."""
-        return None if self.sync else next((op for op in self.updates.schedule if op.type == "increment"), None)
+        """The operator that counts steps for the schedule, where the servers sum the trainers' counts."""
+        if self.sync or self.config.geo_sgd_mode:
+            return None
+        return next((op for op in self.updates.schedule if op.type == "increment"), None)
 
     def counts(self) -> list[str]:
         """The names of the trainers' counts of steps; none where the servers count."""
@@ -93,7 +95,7 @@ def place(config: DistributeTranspilerConfig, updates: Updates, endpoints: Seque
 
 def _pieces(config: DistributeTranspilerConfig, update: Update, servers: int) -> list[Piece]:
     shape = update.param.shape
-    if update.distributed or update.whole_only or not config.slice_var_up:
+    if update.distributed or not config.slice_var_up or (update.whole_only and not config.geo_sgd_mode):
         return slices(shape, 1, config.min_block_size)
     return slices(shape, servers, config.min_block_size)
 

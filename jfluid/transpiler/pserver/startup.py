@@ -37,11 +37,12 @@ def of_server(startup: Program, server: Program, placement: Placement, endpoint:
     program = Program()
     if startup.random_seed:
         program.random_seed = startup.random_seed + placement.endpoints.index(endpoint)
-    block, found = program.global_block(), homes(placement, endpoint)
-    for var in server.global_block().vars.values():
+    block, there = program.global_block(), server.global_block().vars
+    found = {name: [h for h in given if h.name in there] for name, given in homes(placement, endpoint).items()}
+    for var in there.values():
         block.clone_variable(var, force_persistable=False)
     ops = startup.global_block().ops
-    needed = _needed(ops, set(found))
+    needed = _needed(ops, {name for name, given in found.items() if given})
     for op in ops:
         if id(op) in needed:
             _initialize(block, op, startup.global_block(), found)

@@ -78,7 +78,7 @@ class Updates:
 
 
 def _role(op: Operator) -> int:
-    return op.attrs.get("op_role", 0)
+    return int(op.attrs.get("op_role", 0))
 
 
 def read_updates(block: Block) -> Updates:

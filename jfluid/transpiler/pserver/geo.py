@@ -1,0 +1,75 @@
+"""GEO: trainers update by themselves, and exchange differences of parameters with the servers every so many steps."""
+from collections.abc import Mapping
+
+from jfluid import errors
+from jfluid.ir.block import Block
+from jfluid.ir.operator import OpRole
+from jfluid.ir.program import Program
+from jfluid.ir.types import VarType
+from jfluid.ir.verify import verify
+from jfluid.transpiler.pserver import trainer
+from jfluid.transpiler.pserver.placement import Held, Placement
+from jfluid.transpiler.pserver.updates import Updates
+
+GEO = 3  # of listen_and_serv's attribute `distributed_mode`
+
+
+def check(updates: Updates) -> None:
+    """Raise UnsupportedError where trainers cannot update by themselves."""
+    for update in updates.all:
+        if update.distributed:
+            raise errors.UnsupportedError(f"geo_sgd_mode: table {update.param.name} is distributed, and a trainer that updates"
+                                          " by itself has to hold all of it; use is_distributed=False, or another strategy")
+
+
+def delta(held: Held) -> str:
+    """The name under which a piece's difference comes."""
+    return f"{held.param}.delta"
+
+
+def rewrite(program: Program, placement: Placement) -> None:
+    """Note a step of training, in place: one operator tells the communicator which rows of which tables it touched."""
+    block = program.global_block()
+    touched = [(n, u.param.name) for u in placement.updates.all for op in u.look_ups for n in op.input("Ids")]
+    block.append_op("send", {"X": [ids for ids, _ in touched]}, {"Out": trainer.control(block)}, {
+        "send_varnames": [table for _, table in touched], "epmap": placement.endpoints, "trainer_id": placement.trainer_id,
+        "op_role": OpRole.RPC})
+    verify(program, "DistributeTranspiler, GEO")
+
+
+def startup(program: Program, placement: Placement) -> None:
+    """Rewrite the startup program of a trainer in place: all trainers begin with the servers' parameters."""
+    block = program.global_block()
+    for held in placement.held.values():
+        trainer.receive(block, held, None, placement.trainer_id, whole=False)
+    block.append_op("fetch_barrier", {}, {"Out": trainer.control(block)}, {
+        "endpoints": placement.endpoints, "trainer_id": placement.trainer_id, "op_role": OpRole.RPC})
+    trainer.join(block, placement, OpRole.Forward)
+    verify(program, "DistributeTranspiler, startup program of a trainer")
+
+
+def build(placement: Placement, endpoint: str) -> Program:
+    """The program of the server at `endpoint`: it adds the differences that come."""
+    program = Program()
+    block = program.global_block()
+    blocks = {held: _add(program, block, held) for held in placement.at(endpoint)}
+    program.current_block_idx = 0
+    _listen(block, placement, endpoint, blocks)
+    return verify(program, f"DistributeTranspiler, server {endpoint}")
+
+
+def _add(program: Program, root: Block, held: Held) -> Block:
+    like = {"shape": held.piece.shape, "dtype": held.update.param.dtype, "persistable": True}
+    root.create_var(name=held.param, **like)
+    root.create_var(name=delta(held), type=VarType.SELECTED_ROWS if held.update.remote else VarType.LOD_TENSOR, **like)
+    block = program.create_block(0)
+    block.append_op("sum", {"X": [held.param, delta(held)]}, {"Out": held.param}, {"op_role": OpRole.Forward})
+    return block
+
+
+def _listen(block: Block, placement: Placement, endpoint: str, blocks: Mapping[Held, Block]) -> None:
+    block.append_op("listen_and_serv", {}, {}, {
+        "endpoint": endpoint, "pserver_id": placement.endpoints.index(endpoint), "Fanin": placement.trainers,
+        "distributed_mode": GEO, "optimize_blocks": list(blocks.values()),
+        "grad_to_block_id": [f"{delta(h)}:{b.idx}" for h, b in blocks.items()],
+        "sparse_grad_to_param": [f"{delta(h)}:{h.param}" for h in blocks if h.update.remote], "op_role": OpRole.Forward})
