@@ -400,6 +400,16 @@ def test_sparse_rows_are_not_compensated():
         transpiler.get_pserver_program(FIRST)
 
 
+def test_updates_that_belong_to_no_parameter_are_refused():
+    optimizer = fluid.optimizer.LookaheadOptimizer(fluid.optimizer.SGD(0.1))
+    with pytest.raises(errors.UnsupportedError, match="operator increment .* belongs to no parameter"):
+        transpile(net(), optimizer)
+    with fluid.program_guard(fluid.Program(), fluid.Program()), fluid.unique_name.guard():
+        scaled = fluid.contrib.mixed_precision.decorate(fluid.optimizer.SGD(0.1))
+        with pytest.raises(errors.UnsupportedError, match="reads what is computed from several parameters' updates"):
+            transpile(net(), scaled)
+
+
 def test_dispatchers_that_name_no_server():
     class Elsewhere(PSDispatcher):
         def dispatch(self, varlist):

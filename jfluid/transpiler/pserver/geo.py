@@ -18,8 +18,8 @@ def check(updates: Updates) -> None:
     """Raise UnsupportedError where trainers cannot update by themselves."""
     for update in updates.all:
         if update.distributed:
-            raise errors.UnsupportedError(f"geo_sgd_mode: table {update.param.name} is distributed, and a trainer that updates"
-                                          " by itself has to hold all of it; use is_distributed=False, or another strategy")
+            raise errors.UnsupportedError(f"geo_sgd_mode: table {update.param.name} is distributed, and a trainer that "
+                                          "updates by itself has to hold all of it; use is_distributed=False")
 
 
 def delta(held: Held) -> str:
