@@ -24,8 +24,7 @@ def cpu_num(monkeypatch):
 def test_losses_of_two_replicas_are_fluids(name):
     case, _, mode = name.rpartition("_")
     losses, _ = train(fluid, case, 2, mode == "reduce")
-    rtol = 1e-3 if case.startswith("conv") else 1e-4  # batch norm divides by the deviation of four rows
-    np.testing.assert_allclose(losses, GOLDEN[name], rtol=rtol)
+    np.testing.assert_allclose(losses, GOLDEN[name], rtol=1e-4)
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +38,10 @@ def alone():
 def test_replicas_equal_one_device(case, mode, replicas, alone):
     losses, state = train(fluid, case, replicas, mode == "reduce", sync=True)
     assert len(losses[0]) == replicas
-    # Batch norm amplifies rounding from step to step.
-    rtol = 2e-3 if case.startswith("conv") else 1e-4
-    np.testing.assert_allclose(np.mean(losses, 1), np.mean(alone[case][0], 1), rtol=rtol)
+    np.testing.assert_allclose(np.mean(losses, 1), np.mean(alone[case][0], 1), rtol=1e-4)
     assert list(state) == list(alone[case][1])
     for name, value in alone[case][1].items():
-        np.testing.assert_allclose(state[name], value, rtol=10 * rtol, atol=20 * rtol, err_msg=name)
+        np.testing.assert_allclose(state[name], value, rtol=1e-3, atol=2e-3, err_msg=name)
 
 
 def trained(reduce, replicas=4):
