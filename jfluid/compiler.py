@@ -170,7 +170,7 @@ class CompiledProgram:
                                           "training is what parameter servers do")
         if execution.num_iteration_per_run < 1:
             raise errors.ProgramError(f"num_iteration_per_run: expected 1 or more, found {execution.num_iteration_per_run}")
-        self._parallel = DataParallel(self._program, loss_name, build, execution, places)
+        self._parallel = DataParallel(self._program, build, execution, places)
         return self
 
     def _single_program(self) -> Program:

@@ -145,6 +145,9 @@ class Executor:
         if prune:
             raise errors.UnsupportedError("use_prune: a program with data parallelism is run as a whole: prune it before "
                                           "(program.clone(for_test=True)), or leave use_prune out")
+        if flags.get("FLAGS_check_nan_inf"):
+            raise errors.UnsupportedError("FLAGS_check_nan_inf: replicas are not checked: run the program itself on one "
+                                          "device to find the operator, or turn the flag off")
         self._start(parallel)
         fetches, _ = _fetch_names(fetch_list)
         return parallel.run(self, feed, fetches, global_scope() if scope is None else scope, numpy, merged, _check_feeds)

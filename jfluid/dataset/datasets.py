@@ -1,7 +1,7 @@
 """QueueDataset, which reads its files while training, and InMemoryDataset, which reads them before."""
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -307,7 +307,7 @@ class InMemoryDataset(DatasetBase):
 
     def get_pv_data_size(self) -> int:
         """Raises UnsupportedError: counts page views."""
-        _box_only("get_pv_data_size", "page views")
+        raise errors.UnsupportedError("get_pv_data_size: page views belong to PaddleBox; get_memory_data_size counts records")
 
     def set_generate_unique_feasigns(self, generate_uni_feasigns: bool, shard_num: int) -> None:
         """Raises UnsupportedError unless False: tables are filled when their rows are first used."""
@@ -316,7 +316,7 @@ class InMemoryDataset(DatasetBase):
     def generate_local_tables_unlock(self, table_id: int, fea_dim: int, read_thread_num: int, consume_thread_num: int,
                                      shard_num: int) -> None:
         """Raises UnsupportedError: tables are filled when their rows are first used."""
-        _box_only("generate_local_tables_unlock", table_id)
+        _box_only("generate_local_tables_unlock", f"table {table_id}")
 
     def _batches(self, threads: int = 0) -> Producers:
         records = self._loaded("training")
@@ -392,9 +392,8 @@ def _slot_of(var: Variable) -> Slot:
     return Slot(var.name, var.dtype == VarType.FP32, shape if var.lod_level == 0 else None)
 
 
-def _box_only(name: str, value: Any) -> NoReturn:
-    """Refuse what only PaddleBox or pslib have. Returns where the value turns it off."""
+def _box_only(name: str, value: Any) -> None:
+    """Refuse what only PaddleBox or pslib have, unless the value turns it off."""
     if value:
         raise errors.UnsupportedError(f"{name}({value!r}): page views, log keys and tables filled while reading belong to "
                                       "PaddleBox and pslib, which Fluid's own release does not have either")
-    return None  # type: ignore[misc]

@@ -31,14 +31,13 @@ class DataParallel:
 
     Args:
         program: the program of one replica.
-        loss_name: the loss that it trains by; None for a program that only predicts.
         build: a BuildStrategy.
         execution: an ExecutionStrategy.
         places: the devices; see `devices_of`.
     """
 
-    def __init__(self, program: Program, loss_name: str | None, build: Any, execution: Any, places: Sequence[Any] | None):
-        self.program, self.loss_name, self.build, self.execution, self.places = program, loss_name, build, execution, places
+    def __init__(self, program: Program, build: Any, execution: Any, places: Sequence[Any] | None):
+        self.program, self.build, self.execution, self.places = program, build, execution, places
         self.devices: list[jax.Device] = []  # of all processes
         self._own: list[jax.Device] = []  # of this process
         self.replicas = 0  # in this process

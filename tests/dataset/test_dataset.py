@@ -275,6 +275,10 @@ def test_bad_arguments():
             made.set_batch_size(wrong)
     memory = fluid.DatasetFactory().create_dataset("InMemoryDataset")
     memory.set_parse_logkey(False)
+    with pytest.raises(errors.UnsupportedError, match="generate_local_tables_unlock"):
+        memory.generate_local_tables_unlock(0, 8, 1, 1, 1)
+    with pytest.raises(errors.UnsupportedError, match="get_memory_data_size counts records"):
+        memory.get_pv_data_size()
     with pytest.raises(errors.UnsupportedError, match="PaddleBox"):
         memory.set_enable_pv_merge(True)
 

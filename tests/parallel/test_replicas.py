@@ -274,6 +274,12 @@ def test_wrong_settings(monkeypatch):
 
 def test_what_replicas_cannot_do():
     exe, hidden, loss = net(optimize=False)
+    fluid.set_flags({"FLAGS_check_nan_inf": True})
+    try:
+        with pytest.raises(errors.UnsupportedError, match="FLAGS_check_nan_inf: replicas are not checked"):
+            exe.run(parallel(loss), feed={"x": rows(4)}, fetch_list=[loss])
+    finally:
+        fluid.set_flags({"FLAGS_check_nan_inf": False})
     layers.Print(hidden)
     with pytest.raises(errors.UnsupportedError, match="operator print runs on the host"):
         exe.run(parallel(loss), feed={"x": rows(4)}, fetch_list=[loss])
