@@ -40,14 +40,16 @@ class Trainer:
             feed = feed[0]
         work, link = self.work, self._linked()
         strategy = link.strategy or DIRECT
+        if work.computes:
+            strategy.begin(link, work, scope)
         feed, asked = self._ids(dict(feed or {}), scope)
         found = strategy.pull(link, {table: ids for table, (ids, _) in asked.items()})
         inverse = self._give_rows(feed, asked, found, scope)
         late = {d.param for d in work.received} & set(fetches)
         wanted = [n for n in fetches if n not in late]
-        names = list(dict.fromkeys(wanted + work.sent))
+        names = list(dict.fromkeys(wanted + work.sent + [n for n, _ in work.touched if n not in feed]))
         values = dict(zip(names, self._executor._run(work.local, feed, names, scope, numpy=False, owned=True), strict=True))
-        received = strategy.push(link, work, self._gradients(values, found, inverse)) if work.computes else \
+        received = strategy.push(link, work, self._gradients(values, found, inverse, feed), scope) if work.computes else \
             link.client.pull(blocks=[p.name for d in work.received for p in d.pieces]).blocks
         self._install(received, scope)
         values |= {n: LoDTensor(np.asarray(scope.find_var(n).get_tensor())) for n in late}  # type: ignore[union-attr]
@@ -124,13 +126,16 @@ class Trainer:
     # ---- gradients ----
 
     def _gradients(self, values: Mapping[str, Any], found: Mapping[str, Any],
-                   inverse: Mapping[str, dict[str, Array]]) -> Gradients:
+                   inverse: Mapping[str, dict[str, Array]], feed: Mapping[str, Any]) -> Gradients:
         gradients = Gradients()
         for name, dense in self.work.dense:
             gradients.dense |= dense.cut(_array(values[name]))
         for sent in self.work.rows:
             gradients.rows[sent.table] = self._rows(sent, values, found.get(sent.table), inverse.get(sent.table, {}))
         gradients.counts = {n: _array(values[n]).astype(np.float32).reshape(1) for n in self.work.counts}
+        for name, table in self.work.touched:
+            ids = _array(feed[name] if name in feed else values[name]).reshape(-1)
+            gradients.touched[table] = np.concatenate([gradients.touched[table], ids]) if table in gradients.touched else ids
         return gradients
 
     @staticmethod
