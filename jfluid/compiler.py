@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from jfluid import errors
+from jfluid.ir.operator import OpRole
 from jfluid.ir.program import Program
 from jfluid.parallel.passes import PassBuilder
 from jfluid.parallel.program import DataParallel
@@ -51,7 +52,10 @@ class BuildStrategy(_Settings):
     in which nothing else can be: enable_sequential_execution, enable_backward_optimizer_op_deps, is_distribution. NCCL
     chooses rings and trees by itself: nccl_comm_num, use_hierarchical_allreduce, hierarchical_allreduce_inter_nranks.
 
-    Raises ProgramError when a field is set that Fluid does not have, UnsupportedError for async_mode.
+    async_mode is what trainers of parameter servers set: their replicas step together all the same, and bring their gradients
+    together before these go out. For other programs it is an error.
+
+    Raises ProgramError when a field is set that Fluid does not have.
     """
 
     def __init__(self) -> None:
@@ -165,7 +169,7 @@ class CompiledProgram:
                                       + errors.close_to(loss_name, self._program.global_block().vars))
         build = _checked(build_strategy, BuildStrategy) or self._build_strategy or BuildStrategy()
         execution = _checked(exec_strategy, ExecutionStrategy) or ExecutionStrategy()
-        if build.async_mode:
+        if build.async_mode and not _has_servers(self._program):
             raise errors.UnsupportedError("BuildStrategy.async_mode: replicas of one process step together; asynchronous "
                                           "training is what parameter servers do")
         if execution.num_iteration_per_run < 1:
@@ -176,6 +180,11 @@ class CompiledProgram:
     def _single_program(self) -> Program:
         """The program, for an Executor with one device."""
         return self._program
+
+
+def _has_servers(program: Program) -> bool:
+    """Whether the program is a trainer's, which works with parameter servers."""
+    return any(op.attr("op_role") == OpRole.RPC for op in program.global_block().ops)
 
 
 def _checked(value: Any, kind: type) -> Any:
