@@ -347,7 +347,7 @@ def test_parts_are_complete_and_in_order():
 
 @pytest.mark.parametrize("bad, message", [
     ({"width": 0}, "width"), ({"width": 4, "name": ""}, "name"), ({"width": 4, "shards": 3}, "shards"),
-    ({"width": 4, "optimizer": {"type": "ftrl", "learning_rate": 1}}, "optimizer.*ftrl"),
+    ({"width": 4, "optimizer": {"type": "lamb", "learning_rate": 1}}, "optimizer.*lamb"),
     ({"width": 4, "optimizer": {"type": "momentum", "learning_rate": 1, "mu": 1.0}}, "optimizer.*mu"),
     ({"width": 4, "optimizer": {"type": "sgd", "learning_rate": float("nan")}}, "optimizer.*learning_rate"),
     ({"width": 4, "seed": 2**63}, "seed"), ({"width": 4, "colour": 1}, "colour"),
