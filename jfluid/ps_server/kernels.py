@@ -278,6 +278,37 @@ def change_values(bodies, page_bits, stride, width, rows, order, values, replace
 
 
 @kernel
+def addresses_of(bodies, page_bits, stride, rows, order, out):
+    """out[order[i]] = the address of the body of row i; rows of -1 are left out."""
+    for i in range(len(rows)):
+        if rows[i] >= 0:
+            out[order[i]] = bodies[rows[i] >> page_bits] + (rows[i] & ((1 << page_bits) - 1)) * stride * 4
+
+
+@kernel
+def read_at(addresses, begin, out):
+    """out[i] = the numbers from `begin` on of the body at addresses[i]."""
+    width = out.shape[1]
+    for i in range(len(addresses)):
+        if i + _AHEAD < len(addresses):
+            for line in range(0, 4 * width, 64):
+                _prefetch(addresses[i + _AHEAD] + 4 * begin + line)
+        numbers = carray(_float32_at(addresses[i] + 4 * begin), width)
+        for j in range(width):
+            out[i, j] = numbers[j]
+
+
+@kernel
+def write_at(addresses, begin, values):
+    """Put values[i] over the numbers from `begin` on of the body at addresses[i]."""
+    width = values.shape[1]
+    for i in range(len(addresses)):
+        numbers = carray(_float32_at(addresses[i] + 4 * begin), width)
+        for j in range(width):
+            numbers[j] = values[i, j]
+
+
+@kernel
 def read_rows(heads, bodies, page_bits, stride, rows, out_heads, out_bodies):
     """Copy whole rows out: heads as int64 [n, 2], bodies as float32 [n, stride]."""
     for i in range(len(rows)):

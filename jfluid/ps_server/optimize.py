@@ -200,6 +200,36 @@ def _idle_rmsprop(heads, bodies, page_bits, stride, width, rows, now, steps, rat
 
 # ---- the rules ---------------------------------------------------------------------------------------------------
 
+class Rates:
+    """The learning rates of all steps so far, as segments of equal rate: what `idle` needs.
+
+    `add` must be called under the table's lock; kernels read the arrays together with `count`.
+    """
+
+    def __init__(self) -> None:
+        self.steps = np.ones(16, np.int64)
+        self.rates = np.zeros(16, np.float32)
+        self.count = 1
+
+    def add(self, step: int, rate: float) -> None:
+        """Step number `step`, one after the last added, had this rate."""
+        if self.rates[self.count - 1] == np.float32(rate) and step > 1:
+            return
+        if step > 1:
+            if self.count == len(self.steps):
+                # New arrays, since a kernel may be reading the old ones.
+                self.steps, self.rates = np.resize(self.steps, 2 * self.count), np.resize(self.rates, 2 * self.count)
+            self.steps[self.count] = step
+            self.count += 1
+        self.rates[self.count - 1] = rate
+
+    def restore(self, steps: Array, rates: Array) -> None:
+        """Take over segments that `steps[:count]` and `rates[:count]` gave."""
+        self.count = len(steps)
+        self.steps = np.concatenate([steps, np.ones(16, np.int64)]).astype(np.int64)
+        self.rates = np.concatenate([rates, np.zeros(16, np.float32)]).astype(np.float32)
+
+
 @dataclass(frozen=True)
 class Rule:
     """How an optimizer updates rows.
@@ -229,6 +259,15 @@ class Rule:
         power = step + 1 if sparse else step
         beta1, beta2 = self.betas
         return np.float32(learning_rate * math.sqrt(1 - beta2**power) / (1 - beta1**power))
+
+    def catch_up(self, heads: Array, bodies: Array, page_bits: int, stride: int, width: int, rows: Array, until: int,
+                 rates: Rates) -> None:
+        """Move rows (in pages at the addresses `heads` and `bodies`) by the steps up to `until` that they have missed."""
+        if self.idle is not None:
+            # The count first: arrays only grow.
+            count = rates.count
+            self.idle(heads, bodies, page_bits, stride, width, rows, until, rates.steps, rates.rates, count, self.hyper,
+                      self.horizon)
 
 
 def _horizon(decay: float) -> int:
@@ -266,33 +305,3 @@ def rule_of(optimizer: specs.Spec) -> Rule:
         case specs.Program():
             return _rule(None, {slot.name: slot.initial for slot in optimizer.slots})
     raise TypeError(f"expected an optimizer of jfluid.ps_server.specs, found {optimizer!r}")
-
-
-class Rates:
-    """The learning rates of all steps so far, as segments of equal rate: what `idle` needs.
-
-    `add` must be called under the table's lock; kernels read the arrays together with `count`.
-    """
-
-    def __init__(self) -> None:
-        self.steps = np.ones(16, np.int64)
-        self.rates = np.zeros(16, np.float32)
-        self.count = 1
-
-    def add(self, step: int, rate: float) -> None:
-        """Step number `step`, one after the last added, had this rate."""
-        if self.rates[self.count - 1] == np.float32(rate) and step > 1:
-            return
-        if step > 1:
-            if self.count == len(self.steps):
-                # New arrays, since a kernel may be reading the old ones.
-                self.steps, self.rates = np.resize(self.steps, 2 * self.count), np.resize(self.rates, 2 * self.count)
-            self.steps[self.count] = step
-            self.count += 1
-        self.rates[self.count - 1] = rate
-
-    def restore(self, steps: Array, rates: Array) -> None:
-        """Take over segments that `steps[:count]` and `rates[:count]` gave."""
-        self.count = len(steps)
-        self.steps = np.concatenate([steps, np.ones(16, np.int64)]).astype(np.int64)
-        self.rates = np.concatenate([rates, np.zeros(16, np.float32)]).astype(np.float32)
