@@ -199,8 +199,11 @@ class SparseTable:
         """(ids int64 [m], values float32 [m, width]) of all rows, each once, in no order, at most `block` at a time.
 
         All as they are at one moment, that of the first `next`, while the table goes on changing. `shrink` and snapshots wait
-        until the iterator is at its end, or closed; its own thread must not ask for either before.
+        until the iterator is at its end, or closed; its own thread must not ask for either before. Raises ServerError for a
+        block below 1.
         """
+        if block < 1:
+            raise errors.ServerError(f"table {self.spec.name}: items: block: expected at least 1 row, found {block}")
         with self.cut() as cut:
             for ids, values, _ in cut.rows(block):
                 yield ids, values
