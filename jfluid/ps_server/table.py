@@ -114,10 +114,10 @@ class SparseTable:
     def update(self, ids: Array, gradients: Array, function: Function, merged: bool = False) -> int:
         """One update of the rows of `ids` (int64 [n]), computed by the caller in a table whose optimizer is a program.
 
-        `function(values, slots, gradients)` is called once with the m rows to be moved, in arrays of their own: values and
-        gradients float32 [m, width], and a list of as many for the slots, in the order of the spec. It returns the new
-        (values, slots), anything that NumPy takes for float32 arrays of these shapes. It is not called when m is 0. The locks
-        of the rows are held meanwhile: it must not call the table.
+        `function(values, slots, gradients)` is called once with the m rows to be moved: values and gradients float32
+        [m, width], and a list of such for the slots, in the order of the spec. It may change values and slots, not the
+        gradients. It returns the new (values, slots), anything that NumPy takes for float32 arrays of these shapes. It is not
+        called when m is 0. The locks of the rows are held meanwhile: it must not call the table.
 
         Gradients of equal ids are added up first, unless `merged` says that none are equal. Ids that an entry rule keeps out
         are passed over. Rows without a gradient stay as they are. Returns the step of the update.
