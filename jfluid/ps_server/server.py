@@ -124,9 +124,13 @@ class Server:
             if self.settings.end_with_trainers and self.meeting.over:
                 logger.info("all trainers have left")
                 self._ended.set()
+            if self.settings.end_with_trainers and self.meeting.failed:
+                logger.error("the job has failed: %s", self.meeting.failed)
+                self._ended.set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until all trainers have left (with `end_with_trainers`) or `stop` was called; False when the time is up."""
+        """Wait until all trainers have left or the job has failed (with `end_with_trainers`), or `stop` was called; False
+        when the time is up."""
         return self._ended.wait(timeout_s)
 
     def stop(self, grace_s: float = 5.0) -> None:

@@ -76,13 +76,16 @@ class Service:
         call = wire.call_of(request.caller)
         self._heard(request.caller)
         rows, blocks = wire.updates_of(request, self.store)
+        if self.store.synchronous and not request.round and any(u.change == Change.GRADIENT for u in [*rows, *blocks]):
+            raise errors.ServerError("this server trains synchronously: it takes gradients of rounds only; all trainers and "
+                                     "servers of a job need the same strategy")
         if request.round:
             with self.metrics.waiting("round"):
                 applied = self.meeting.deposit(call, request.round, rows, blocks, alive)
         else:
             with self.store.once(call) as applied:
                 if applied:
-                    self.store.apply(rows, blocks)
+                    self.store.apply(rows, blocks, call.trainer)
         if applied:
             for update in rows:
                 self.metrics.rows.labels(update.table, "pushed").inc(len(update.ids))
@@ -118,7 +121,7 @@ class Service:
         else:
             self._read(wanted, False, reply)
         for message in request.blocks:
-            value, version = self.store.block(message.block).read()
+            value, version = self.store.read(message.block, call.trainer if call else None)
             known = message.known == version + 1
             reply.message.blocks.add(version=version, value=b"" if known else value.tobytes())
         return reply
