@@ -173,7 +173,8 @@ class _Reader:
         ops = self.block.ops
         remote = [op for op in ops if op.type in TRAINERS_OPS]
         trainer = next((op.attr("trainer_id") for op in remote if "trainer_id" in op.attrs), 0)
-        self.work = Work(_endpoints(ops), trainer, program._copy())
+        endpoints = program.holdings.endpoints if program.holdings is not None else _endpoints(ops)
+        self.work = Work(list(endpoints), trainer, program._copy())
         self.local = self.work.local.global_block()
         self.written = {n: op for op in ops for n in op.output_arg_names}
         self.sections: dict[str, list[int]] = {}  # rows of each piece, by parameter
