@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from jfluid.ir.program import Program
 from jfluid.scope import Scope
 
-__all__ = ["Runner", "leave", "runner"]
+__all__ = ["Runner", "farewell", "leave", "runner"]
 
 
 class Runner(Protocol):
@@ -48,3 +48,11 @@ def leave(executor: Any) -> None:
     """Say goodbye to all servers that an executor's trainers worked with."""
     from jfluid.distributed import links
     links.leave(executor)
+
+
+def farewell(program: Program) -> None:
+    """Say goodbye to the servers of the trainer that a program is for."""
+    from jfluid.distributed import links, work
+    read = work.read(program)
+    if read is not None:
+        links.drop(read.key)

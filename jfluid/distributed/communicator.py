@@ -4,8 +4,9 @@ from typing import Any
 
 from jfluid import errors, flags
 from jfluid.distributed import links, work
-from jfluid.distributed.strategies import Async, AsyncSettings, Direct, DistributedMode, Strategy
+from jfluid.distributed.strategies import Async, AsyncSettings, Direct, Strategy
 from jfluid.ir.program import Program
+from jfluid.transpiler.config import DistributedMode
 
 __all__ = ["Communicator"]
 
@@ -44,12 +45,10 @@ class Communicator:
         if read is None:
             raise errors.ProgramError("program: it sends nothing to parameter servers; expected what "
                                       "DistributeTranspiler.get_trainer_program returned")
-        try:
-            self._mode = DistributedMode(mode)
-        except ValueError:
-            raise errors.ProgramError(f"mode: expected one of {', '.join(m.name for m in DistributedMode)}, found "
-                                      f"{mode!r}") from None
-        self._work, self._kwargs, self._envs = read, dict(kwargs or {}), dict(envs)
+        modes = {n: v for n, v in vars(DistributedMode).items() if n.isupper()}
+        if isinstance(mode, bool) or mode not in modes.values():
+            raise errors.ProgramError(f"mode: expected DistributedMode.{', '.join(modes)}, found {mode!r}")
+        self._mode, self._work, self._kwargs, self._envs = mode, read, dict(kwargs or {}), dict(envs)
         self._strategy: Strategy | None = None
 
     def start(self) -> None:

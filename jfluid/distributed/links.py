@@ -124,3 +124,12 @@ def leave(user: object) -> None:
     for _, found in mine:
         if not found.users:
             found.client.leave()
+
+
+def drop(key: tuple[tuple[str, ...], int]) -> None:
+    """Say goodbye to the servers of one trainer, if it has a link to them."""
+    with _lock:
+        found = _links.pop(key, None)
+    if found is not None:
+        found.users.clear()
+        found.client.leave()

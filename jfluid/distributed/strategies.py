@@ -1,5 +1,4 @@
 """Strategies: how a trainer's gradients go out and its parameters come in."""
-import enum
 import logging
 import queue
 import threading
@@ -19,15 +18,6 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 _LOG = logging.getLogger(__name__)
-
-
-class DistributedMode(enum.IntEnum):
-    """The strategies, by Fluid's numbers."""
-
-    SYNC = 0
-    ASYNC = 1
-    HALF_ASYNC = 2
-    GEO = 3
 
 
 @dataclass
