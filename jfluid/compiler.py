@@ -3,7 +3,7 @@ import enum
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from jfluid import errors
+from jfluid import distributed, errors
 from jfluid.ir.program import Program
 from jfluid.parallel.passes import PassBuilder
 from jfluid.parallel.program import DataParallel
@@ -49,9 +49,10 @@ class BuildStrategy(_Settings):
     fuse_elewise_add_act_ops, fuse_relu_depthwise_conv, fuse_broadcast_ops, enable_inplace, memory_optimize,
     cache_runtime_context, remove_unnecessary_lock, mkldnn_enabled_op_types. Without effect, because a step is one XLA program
     in which nothing else can be: enable_sequential_execution, enable_backward_optimizer_op_deps, is_distribution. NCCL
-    chooses rings and trees by itself: nccl_comm_num, use_hierarchical_allreduce, hierarchical_allreduce_inter_nranks.
+    chooses rings and trees by itself: nccl_comm_num, use_hierarchical_allreduce, hierarchical_allreduce_inter_nranks. Without
+    effect for a trainer's program of parameter servers, which says by itself whether it waits for others: async_mode.
 
-    Raises ProgramError when a field is set that Fluid does not have, UnsupportedError for async_mode.
+    Raises ProgramError when a field is set that Fluid does not have, UnsupportedError for async_mode of other programs.
     """
 
     def __init__(self) -> None:
@@ -165,7 +166,11 @@ class CompiledProgram:
                                       + errors.close_to(loss_name, self._program.global_block().vars))
         build = _checked(build_strategy, BuildStrategy) or self._build_strategy or BuildStrategy()
         execution = _checked(exec_strategy, ExecutionStrategy) or ExecutionStrategy()
-        if build.async_mode:
+        trains = distributed.trains(self._program)
+        if trains and build.num_trainers > 1:
+            raise errors.UnsupportedError("BuildStrategy.num_trainers: trainers of parameter servers bring their gradients "
+                                          "together on the servers: leave it at 1")
+        if build.async_mode and not trains:
             raise errors.UnsupportedError("BuildStrategy.async_mode: replicas of one process step together; asynchronous "
                                           "training is what parameter servers do")
         if execution.num_iteration_per_run < 1:
