@@ -3,7 +3,8 @@ import enum
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from jfluid import distributed, errors
+from jfluid import errors
+from jfluid.ir.operator import OpRole
 from jfluid.ir.program import Program
 from jfluid.parallel.passes import PassBuilder
 from jfluid.parallel.program import DataParallel
@@ -49,10 +50,12 @@ class BuildStrategy(_Settings):
     fuse_elewise_add_act_ops, fuse_relu_depthwise_conv, fuse_broadcast_ops, enable_inplace, memory_optimize,
     cache_runtime_context, remove_unnecessary_lock, mkldnn_enabled_op_types. Without effect, because a step is one XLA program
     in which nothing else can be: enable_sequential_execution, enable_backward_optimizer_op_deps, is_distribution. NCCL
-    chooses rings and trees by itself: nccl_comm_num, use_hierarchical_allreduce, hierarchical_allreduce_inter_nranks. Without
-    effect for a trainer's program of parameter servers, which says by itself whether it waits for others: async_mode.
+    chooses rings and trees by itself: nccl_comm_num, use_hierarchical_allreduce, hierarchical_allreduce_inter_nranks.
 
-    Raises ProgramError when a field is set that Fluid does not have, UnsupportedError for async_mode of other programs.
+    async_mode is what trainers of parameter servers set: their replicas step together all the same, and bring their gradients
+    together before these go out. For other programs it is an error.
+
+    Raises ProgramError when a field is set that Fluid does not have.
     """
 
     def __init__(self) -> None:
@@ -166,11 +169,11 @@ class CompiledProgram:
                                       + errors.close_to(loss_name, self._program.global_block().vars))
         build = _checked(build_strategy, BuildStrategy) or self._build_strategy or BuildStrategy()
         execution = _checked(exec_strategy, ExecutionStrategy) or ExecutionStrategy()
-        trains = distributed.trains(self._program)
-        if trains and build.num_trainers > 1:
+        has_servers = _has_servers(self._program)
+        if has_servers and build.num_trainers > 1:
             raise errors.UnsupportedError("BuildStrategy.num_trainers: trainers of parameter servers bring their gradients "
                                           "together on the servers: leave it at 1")
-        if build.async_mode and not trains:
+        if build.async_mode and not has_servers:
             raise errors.UnsupportedError("BuildStrategy.async_mode: replicas of one process step together; asynchronous "
                                           "training is what parameter servers do")
         if execution.num_iteration_per_run < 1:
@@ -181,6 +184,11 @@ class CompiledProgram:
     def _single_program(self) -> Program:
         """The program, for an Executor with one device."""
         return self._program
+
+
+def _has_servers(program: Program) -> bool:
+    """Whether the program is a trainer's, which works with parameter servers."""
+    return any(op.attr("op_role") == OpRole.RPC for op in program.global_block().ops)
 
 
 def _checked(value: Any, kind: type) -> Any:

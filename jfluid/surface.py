@@ -29,7 +29,14 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "incubate.fleet.base.fleet_base": ("fleet.base",),
     "incubate.fleet.base.mode": ("fleet.base",),
     "incubate.fleet.collective": ("fleet.collective",),
+    "incubate.fleet.parameter_server.distribute_transpiler": (
+        "fleet.parameter_server.fleet", "fleet.parameter_server.strategies", "fleet.parameter_server.runtime_config"),
+    "incubate.fleet.parameter_server.distribute_transpiler.distributed_strategy": (
+        "fleet.parameter_server.strategies", "fleet.parameter_server.runtime_config"),
+    "incubate.fleet.parameter_server.distribute_transpiler.distributed_strategy_factory": (
+        "fleet.parameter_server.strategies",),  # as Fluid's guide calls it
     "distributed.fs_wrapper": ("fleet.filesystem",),
+    "communicator": ("distributed.communicator",),
     "install_check": ("environment",),
     "layers.ops": ("layers",),
     "layers.detection": ("layers",),
@@ -50,9 +57,9 @@ _HINTS = {
     "contrib": "this extension is not in this release",
     "incubate.fleet.utils.hdfs": "files elsewhere are reached through fsspec: give datasets addresses such as "
                                  "hdfs://host/path, and checkpoints a fluid.distributed.fs_wrapper.BDFS",
-    "incubate.fleet": "training with parameter servers is not in this release",
-    "transpiler": "training with parameter servers is not in this release",
-    "communicator": "training with parameter servers is not in this release",
+    "incubate.fleet": "fluid.incubate.fleet.collective and .parameter_server.distribute_transpiler have what this release has "
+                      "of the fleet",
+    "transpiler": "DistributeTranspiler cuts and places variables by itself; this helper of Fluid's is not in this release",
     "layers": "this layer (detection, CTC ...) is not in this release",
 }
 

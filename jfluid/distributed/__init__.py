@@ -20,7 +20,7 @@ from jfluid.ir.program import Program
 from jfluid.parallel.program import DataParallel
 from jfluid.scope import Scope
 
-__all__ = ["Runner", "leave", "runner", "trains"]
+__all__ = ["Runner", "farewell", "leave", "runner"]
 
 
 class Runner:
@@ -58,13 +58,15 @@ def runner(program: Program, executor: Any) -> Runner | None:
     return None
 
 
-def trains(program: Program) -> bool:
-    """Whether a program is a trainer's."""
-    from jfluid.distributed import work
-    return any(op.type in work.TRAINERS_OPS for op in program.global_block().ops)
-
-
 def leave(executor: Any) -> None:
     """Say goodbye to all servers that an executor's trainers worked with."""
     from jfluid.distributed import links
     links.leave(executor)
+
+
+def farewell(program: Program) -> None:
+    """Say goodbye to the servers of the trainer that a program is for."""
+    from jfluid.distributed import links, work
+    read = work.read(program)
+    if read is not None:
+        links.drop(read.key)

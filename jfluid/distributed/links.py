@@ -1,5 +1,7 @@
 """Links: this process's connections to the servers of jobs, one for each trainer that it is."""
 import ipaddress
+import itertools
+import math
 import os
 import secrets
 import threading
@@ -11,7 +13,7 @@ from jfluid import errors, flags
 
 if TYPE_CHECKING:
     from jfluid.distributed.strategies import Strategy
-    from jfluid.distributed.work import Work
+    from jfluid.distributed.work import Dense, Work
 
 TOKEN = "JFLUID_PS_TOKEN"
 _TOKEN_FILE = Path("~", ".cache", "jfluid", "ps_token")
@@ -58,6 +60,8 @@ class Link:
         client: the calls.
         rounds: how many rounds of synchronous training this trainer has done.
         strategy: how gradients go out and parameters come in; None for what the program's own operators say.
+        prefetch_depth: batches of a dataset whose rows are pulled ahead, where the strategy lets that be.
+        params: parameters that come from servers.
         users: the executors that use it.
     """
 
@@ -68,6 +72,8 @@ class Link:
                              keep_bytes=int(os.environ.get("JFLUID_PS_KEEP_BYTES", "0")))
         self.rounds = max(status.rounds for status in self.client.status())
         self.strategy: Strategy | None = None
+        self.prefetch_depth = 1
+        self.params: dict[str, Dense] = {}
         self.users: set[int] = set()
 
     def know(self, work: "Work") -> None:
@@ -76,24 +82,33 @@ class Link:
         for table in work.tables.values():
             self.client.place_table(table.name, table.width, [Stretch(*s) for s in table.stretches])
         for dense in [d for _, d in work.dense] + work.received:
+            self.params[dense.param] = dense
             for piece in dense.pieces:
                 self.client.place_block(piece.name, piece.server, piece.shape)
         for name in work.counts:
             for server in range(len(self.endpoints)):
                 self.client.place_block(f"{name}@{server}", server, (1,), there=name)
 
+    def place_rows(self, param: "Dense") -> None:
+        """Tell the client that rows of a parameter travel, and not only the whole."""
+        from jfluid.ps_server.client import Stretch
+        firsts = [0, *itertools.accumulate(p.shape[0] for p in param.pieces)]
+        self.client.place_table(param.param, math.prod(param.pieces[0].shape[1:]), [
+            Stretch(p.name, p.server, first, p.shape[0]) for p, first in zip(param.pieces, firsts)])
+
 
 _links: dict[tuple[tuple[str, ...], int], Link] = {}
 _lock = threading.Lock()
 
 
-def link(work: "Work", user: object) -> Link:
-    """The link of the trainer that a program is for, made when it is first asked for."""
+def link(work: "Work", user: object = None) -> Link:
+    """The link of the trainer that a program is for, made when it is first asked for; `user` leaves it later."""
     with _lock:
         found = _links.get(work.key)
         if found is None:
             found = _links[work.key] = Link(work.endpoints, work.trainer_id)
-    found.users.add(id(user))
+    if user is not None:
+        found.users.add(id(user))
     found.know(work)
     return found
 
@@ -109,3 +124,12 @@ def leave(user: object) -> None:
     for _, found in mine:
         if not found.users:
             found.client.leave()
+
+
+def drop(key: tuple[tuple[str, ...], int]) -> None:
+    """Say goodbye to the servers of one trainer, if it has a link to them."""
+    with _lock:
+        found = _links.pop(key, None)
+    if found is not None:
+        found.users.clear()
+        found.client.leave()

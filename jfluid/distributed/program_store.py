@@ -1,5 +1,6 @@
 """The tables and blocks of one server's program: its operators update them."""
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from jfluid.ir.block import Block
 from jfluid.ir.operator import Operator, OpRole
 from jfluid.ir.program import Program
 from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate, Store
+from jfluid.ps_server.table import SparseTable
 from jfluid.scope import Scope
 from jfluid.transpiler.pserver.server import SYNC, copy_op
 
@@ -167,9 +169,18 @@ class ProgramStore(Store):
                                             "(get_startup_program), or fleet.init_server()")
         return found.get_tensor()
 
+    def block(self, name: str) -> Any:
+        """A block, or a table as the block that trainers take it for who hold all of it."""
+        if name in self.tables and name not in self.blocks:
+            return WholeTable(self.tables[name], tuple(self._program.global_block().var(name).shape))
+        return super().block(name)
+
     # ---- updates ----
 
     def apply(self, rows: list[RowsUpdate], blocks: list[BlockUpdate], trainer: int | None = None) -> None:
+        wrong = [b.block for b in blocks if b.change == Change.GRADIENT and b.block not in self.blocks]
+        if wrong:
+            raise errors.ServerError(f"{wrong[0]} is a table: it takes gradients by rows")
         counts = [b for b in blocks if b.block in self._counts]
         with self.lock:
             super().apply([], counts)
@@ -219,6 +230,26 @@ class ProgramStore(Store):
             found = self._scope.find_var(table.rate) if isinstance(table, ProgramTable) and table.rate else None
             if found is not None and found.get_tensor()._is_initialized():  # a schedule makes it in the first step
                 table.learning_rate = float(np.array(found.get_tensor()).reshape(()))
+
+
+class WholeTable:
+    """All rows of a table of a known height, as a block."""
+
+    def __init__(self, table: SparseTable, shape: tuple[int, ...]):
+        self.name, self.shape, self._table = table.spec.name, shape, table
+
+    def read(self) -> tuple[Array, int]:
+        """(value, a version that was never seen)."""
+        values = self._table.look_up(np.arange(self.shape[0], dtype=np.int64), train=False)
+        return values.reshape(self.shape), time.time_ns()
+
+    def add(self, difference: Array) -> None:
+        """Add to all rows, past the optimizer."""
+        self._table.add(np.arange(self.shape[0], dtype=np.int64), difference.reshape(self.shape[0], -1))
+
+    def assign(self, value: Array) -> None:
+        """Set all rows; the optimizer's state stays."""
+        self._table.assign(np.arange(self.shape[0], dtype=np.int64), value.reshape(self.shape[0], -1))
 
 
 class Counter:

@@ -57,13 +57,16 @@ class Trainer(Runner):
     def _step(self, computing: Computing, feeds: list[Feed], fetches: Sequence[str], scope: Scope) -> list[list[Any]]:
         work, link = self.work, self._linked()
         strategy = link.strategy or DIRECT
+        if work.computes:
+            strategy.begin(link, work, scope)
         asked = self._ids(feeds, scope)
         found = strategy.pull(link, {table: ids for table, (ids, _) in asked.items()})
         inverse = self._give_rows(feeds, asked, found, scope)
         late = {d.param for d in work.received} & set(fetches)
-        names = list(dict.fromkeys([n for n in fetches if n not in late] + work.sent))
+        touched = [n for n, _ in work.touched if n not in feeds[0]]
+        names = list(dict.fromkeys([n for n in fetches if n not in late] + work.sent + touched))
         values = dict(zip(names, computing.run(feeds, names, scope), strict=True))
-        received = strategy.push(link, work, self._gradients(values, found, inverse)) if work.computes else \
+        received = strategy.push(link, work, self._gradients(values, found, inverse, feeds), scope) if work.computes else \
             link.client.pull(blocks=[p.name for d in work.received for p in d.pieces]).blocks
         self._install(received, scope)
         for name in late:
@@ -152,13 +155,16 @@ class Trainer(Runner):
     # ---- gradients ----
 
     def _gradients(self, values: Mapping[str, list[Any]], found: Mapping[str, Any],
-                   inverse: Mapping[str, dict[str, list[Array]]]) -> Gradients:
+                   inverse: Mapping[str, dict[str, list[Array]]], feeds: list[Feed]) -> Gradients:
         gradients = Gradients()
         for name, dense in self.work.dense:
             gradients.dense |= dense.cut(_array(values[name][0]))
         for sent in self.work.rows:
             gradients.rows[sent.table] = self._rows(sent, values, found.get(sent.table), inverse.get(sent.table, {}))
         gradients.counts = {n: _array(values[n][0]).astype(np.float32).reshape(1) for n in self.work.counts}
+        for name, table in self.work.touched:
+            ids = [_array(v).reshape(-1) for v in (values[name] if name in values else [f[name] for f in feeds])]
+            gradients.touched[table] = np.concatenate([gradients.touched.get(table, np.empty(0, np.int64)), *ids])
         return gradients
 
     @staticmethod

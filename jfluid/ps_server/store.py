@@ -176,7 +176,7 @@ class Store:
             else:
                 table.assign(update.ids, update.values)
         for change in blocks:
-            block = self.blocks[change.block]
+            block = self.block(change.block)
             if change.change == Change.GRADIENT:
                 block.push(change.value, change.learning_rate)
             elif change.change == Change.ADD:

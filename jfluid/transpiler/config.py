@@ -1,4 +1,5 @@
-"""DistributeTranspilerConfig."""
+"""DistributeTranspilerConfig, ServerRuntimeConfig and DistributedMode."""
+import os
 from typing import Any, ClassVar
 
 from jfluid import errors
@@ -6,6 +7,44 @@ from jfluid.transpiler.ps_dispatcher import PSDispatcher, RoundRobin
 
 _KINDS = {bool: "True or False", int: "a whole number", str: "a string"}
 SMALLEST_BLOCK = 8192
+
+
+class DistributedMode:
+    """How trainers and parameter servers work together."""
+
+    SYNC = 0
+    ASYNC = 1
+    HALF_ASYNC = 2
+    GEO = 3
+
+
+class ServerRuntimeConfig:
+    """How many threads serve calls of each kind, as `listen_and_serv` notes it.
+
+    Without effect on the serving itself: a server has one pool of threads, and one call carries all variables.
+
+    Attributes:
+        _rpc_send_thread_num, _rpc_get_thread_num, _rpc_prefetch_thread_num: at least 1; 12, or what the environment variables
+            FLAGS_rpc_send_thread_num and so on say.
+
+    Raises ProgramError for a field that does not exist, or a value that cannot be.
+    """
+
+    FIELDS = ("_rpc_send_thread_num", "_rpc_get_thread_num", "_rpc_prefetch_thread_num")
+
+    def __init__(self) -> None:
+        for name in self.FIELDS:
+            setattr(self, name, os.environ.get(f"FLAGS{name}", 12))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self.FIELDS:
+            raise errors.ProgramError(f"ServerRuntimeConfig has no field {name}" + errors.close_to(name, self.FIELDS))
+        if isinstance(value, bool) or not str(value).isdecimal() or int(value) < 1:
+            raise errors.ProgramError(f"{name}: expected a whole number above 0, found {value!r}")
+        self.__dict__[name] = int(value)
+
+    def __repr__(self) -> str:
+        return f"ServerRuntimeConfig({', '.join(f'{n}={v}' for n, v in self.__dict__.items())})"
 
 
 class DistributeTranspilerConfig:

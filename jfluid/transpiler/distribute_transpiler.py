@@ -4,12 +4,13 @@ from collections.abc import Callable
 from jfluid import errors
 from jfluid.ir.program import Program, default_main_program, default_startup_program
 from jfluid.transpiler import collective, nccl2
-from jfluid.transpiler.config import SMALLEST_BLOCK, DistributeTranspilerConfig
+from jfluid.transpiler.config import SMALLEST_BLOCK, DistributedMode, DistributeTranspilerConfig, ServerRuntimeConfig
 from jfluid.transpiler.ps_dispatcher import RoundRobin
+from jfluid.transpiler.pserver import geo
 from jfluid.transpiler.pserver.job import ServerJob
 from jfluid.transpiler.request import Request
 
-__all__ = ["DistributeTranspiler", "DistributeTranspilerConfig"]
+__all__ = ["DistributeTranspiler", "DistributeTranspilerConfig", "DistributedMode", "ServerRuntimeConfig"]
 
 
 def _collective(request: Request) -> None:
@@ -149,3 +150,7 @@ class DistributeTranspiler:
         Raises as `get_pserver_program`.
         """
         return self._servers("get_startup_program").server_startup(endpoint, pserver_program, startup_program)
+
+    def _exchanged(self) -> dict[str, dict[str, list[str]]]:
+        """What a communicator of geo_sgd_mode exchanges with whom; see `geo.exchanged`."""
+        return geo.exchanged(self._servers("_exchanged").placement)

@@ -27,6 +27,13 @@ def delta(held: Held) -> str:
     return f"{held.param}.delta"
 
 
+def exchanged(placement: Placement) -> dict[str, dict[str, list[str]]]:
+    """What a communicator exchanges: of each parameter its pieces' names, rows and servers, and whether only rows go."""
+    return {name: {"var_names": [h.param for h in held], "sections": [str(h.piece.rows) for h in held],
+                   "epmap": [h.endpoint for h in held], "is_sparse": [str(h.update.remote) for h in held]}
+            for name, held in placement.held.items()}
+
+
 def rewrite(program: Program, placement: Placement) -> None:
     """Note a step of training, in place: one operator tells the communicator which rows of which tables it touched."""
     block = program.global_block()
