@@ -98,7 +98,8 @@ def test_async_merges_what_waits(sums, expected):
     np.testing.assert_array_equal(push[2]["w.block1"], np.full((1, 3), expected))
     ids, values = push[3]["t"]
     share = 1 if sums else 1 / 3
-    assert dict(zip(ids.tolist(), values[:, 0].tolist())) == pytest.approx({1: 6 * share, 2: share, 3: 2 * share, 4: 3 * share})
+    found = dict(zip(ids.tolist(), values[:, 0].tolist(), strict=True))
+    assert found == pytest.approx({1: 6 * share, 2: share, 3: 2 * share, 4: 3 * share})
     strategy.stop()
 
 
