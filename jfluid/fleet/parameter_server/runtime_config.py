@@ -37,7 +37,9 @@ _TOLD: dict[int | None, tuple[str, ...]] = {
 def _checked(name: str, value: Any) -> str:
     """A field's value as text. Raises ProgramError for a field that does not exist, or a value that cannot be."""
     if name not in _DEFAULTS:
-        raise errors.ProgramError(f"TrainerRuntimeConfig has no field {name}" + errors.close_to(name, _DEFAULTS))
+        short = f"communicator_{name}"
+        raise errors.ProgramError(f"TrainerRuntimeConfig has no field {name}" + (
+            f" (did you mean {short}?)" if short in _DEFAULTS else errors.close_to(name, _DEFAULTS)))
     text = str(int(value)) if isinstance(value, (bool, int)) else str(value)
     least = _LEAST.get(name, 0)
     if not text.isdecimal() or int(text) < least or (name in _SWITCHES and int(text) > 1):
