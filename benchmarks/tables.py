@@ -23,9 +23,9 @@ from jfluid.ps_server.table import SparseTable
 BATCH = 13_000
 
 
-def spec(width):
+def spec(width, optimizer=None):
     return specs.TableSpec(name="t", width=width, initializer=specs.Uniform(low=-0.1, high=0.1),
-                           optimizer=specs.Adagrad(learning_rate=0.1))
+                           optimizer=optimizer or specs.Adagrad(learning_rate=0.1))
 
 
 def ids_of(rows):
@@ -77,6 +77,37 @@ def in_process(ids, seconds):
         of = "in process, %d thread%s" % (threads, "s" * (threads > 1))
         row("look-ups, " + of, "%.1f M rows/s" % (rate(look_up, seconds, threads) / 1e6), "10" * (threads == 2))
         row("Adagrad pushes, " + of, "%.1f M rows/s" % (rate(push, seconds, threads) / 1e6), "6" * (threads == 2))
+
+
+def descent(values, slots, gradients):
+    values -= 0.1 * gradients
+    return values, slots
+
+
+def by_function(ids, seconds):
+    """Updates that the caller computes: what gathering, calling and writing back cost."""
+    optimizer = specs.Program(learning_rate=0.1, slots=[specs.Slot(name="moment")])
+    table, batches, gradients = SparseTable(spec(16, optimizer)), batches_of(ids), np.ones((BATCH, 16), np.float32)
+    for part in np.array_split(ids, 50):
+        table.look_up(part)
+    table.update(batches[0], gradients, descent, merged=True)
+
+    def update(rng):
+        table.update(batches[rng.randint(len(batches))], gradients, descent, merged=True)
+        return BATCH
+    row("updates by a NumPy function, in process, 1 thread", "%.1f M rows/s" % (rate(update, seconds) / 1e6))
+
+
+def whole_tables(ids):
+    """Values put in by the caller, and all rows read out."""
+    table, values = SparseTable(spec(10)), np.ones((len(ids), 10), np.float32)
+    for what in ("to new rows", "again"):
+        start = time.perf_counter()
+        table.assign(ids, values)
+        row("assign %d rows of 10 floats at once, %s" % (len(ids), what), "%.2f s" % (time.perf_counter() - start))
+    start = time.perf_counter()
+    count = sum(len(some) for some, _ in table.items())
+    row("read all %d rows of it (`items`)" % count, "%.2f s" % (time.perf_counter() - start))
 
 
 def behind_a_server(ids, seconds):
@@ -153,6 +184,8 @@ def main():
     print("| table of %d rows of 16 floats | found | goal |\n|---|---|---|" % options.rows)
     ids = ids_of(options.rows)
     in_process(ids, options.seconds)
+    by_function(ids, options.seconds)
+    whole_tables(ids)
     behind_a_server(ids, options.seconds)
     if options.grow:
         grow(options.grow)

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jfluid import errors, flags, processes
+from jfluid import distributed, errors, flags, processes
 from jfluid.compile.buckets import trimmed
 from jfluid.compile.plan import plan
 from jfluid.compile.step import Step
@@ -52,6 +52,7 @@ class Executor:
         self._steps: OrderedDict[Any, Step] = OrderedDict()
         self._pruned: dict[Any, Program] = {}
         self._readings = Readings()
+        self._runners: dict[str, Any] = {}  # of programs that parameter servers take part in, by fingerprint
         self._closed = False
         _use_persistent_cache()
 
@@ -62,7 +63,9 @@ class Executor:
         return self.place.device()
 
     def close(self) -> None:
-        """Forget all compiled steps. The Executor cannot run any more."""
+        """Forget all compiled steps, and say goodbye to the parameter servers of a job. The Executor cannot run any more."""
+        if not self._closed:
+            distributed.leave(self)
         self._closed = True
         self._steps.clear()
         self._pruned.clear()
@@ -109,6 +112,9 @@ class Executor:
         if parallel is not None:
             return self._run_replicas(parallel, feed, fetch_list, scope, numpy, merged, prune)
         program = _resolve(program)
+        runner = self._runner(program)
+        if runner is not None:
+            return self._run_with_servers(runner, feed, fetch_list, scope, numpy)
         if "_device" not in vars(self) and (group := meeting(program)) is not None:
             processes.join(*group)  # before JAX starts
         if isinstance(feed, (list, tuple)) and len(feed) == 1:
@@ -139,6 +145,19 @@ class Executor:
         if numpy:
             return [_numpy(n, v) for n, v in zip(fetches, values)]
         return [_tensor(v, n in step.plan.updated) for n, v in zip(fetches, values)]
+
+    def _runner(self, program: Program) -> Any:
+        """What runs a program that parameter servers take part in; None for others."""
+        key = program.fingerprint
+        if key not in self._runners:
+            self._runners[key] = distributed.runner(program, self)
+        return self._runners[key]
+
+    def _run_with_servers(self, runner: Any, feed: Any, fetch_list: Sequence[Any] | None, scope: Scope | None,
+                          numpy: bool) -> list[Any]:
+        fetches, _ = _fetch_names(fetch_list)
+        values = runner.run(feed, fetches, global_scope() if scope is None else scope)
+        return [_numpy(n, v) for n, v in zip(fetches, values)] if numpy else values
 
     def _run_replicas(self, parallel: DataParallel, feed: Any, fetch_list: Sequence[Any] | None, scope: Scope | None,
                       numpy: bool, merged: bool, prune: bool) -> list[Any]:

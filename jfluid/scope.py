@@ -1,16 +1,22 @@
 """Scopes: where variables keep their values between runs."""
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 from jfluid.lod_tensor import LoDTensor
 
 
 class ScopeVariable:
-    """A name in a Scope and the tensor it holds."""
+    """A name in a Scope and the tensor it holds.
+
+    Attributes:
+        law: of a table that is never made whole: (how its rows are born, the seed), instead of a tensor.
+    """
 
     def __init__(self, name: str):
         self.name = name
         self.tensor = LoDTensor()
+        self.law: tuple[Any, int] | None = None
 
     def get_tensor(self) -> LoDTensor:
         """The tensor; setting it sets the variable."""

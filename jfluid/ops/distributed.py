@@ -1,7 +1,7 @@
 """Operators by which trainers and parameter servers work together.
 
-`DistributeTranspiler` puts them into programs, with Fluid's slots and attributes. Those that need the network run on the
-host, and are refused until this release has what runs them.
+`DistributeTranspiler` puts them into programs, with Fluid's slots and attributes. Those that need the network say what is to
+be done, and `jfluid.distributed` does it.
 """
 import functools
 
@@ -12,10 +12,9 @@ from jfluid import errors
 from jfluid.ops.registry import Blocks, Ints, Long, Longs, String, Strings, op
 
 _LOCAL = "127.0.0.1:6164"  # Fluid's default of every endpoint
-# Runs on the host, and not yet.
+# An Executor reads these out of a program before it compiles the rest (jfluid.distributed): they never run one by one.
 _wire = functools.partial(op, host=True, grad=False, absent=(
-    "the runtime of parameter servers is not in this release. The programs that DistributeTranspiler makes can be printed and "
-    "saved; run the program that it was given in one process instead"))
+    "operators of parameter servers run in the global block of programs that DistributeTranspiler has made"))
 
 
 @_wire("send", ins=("X*?",), outs=("Out*",), sparse=True)

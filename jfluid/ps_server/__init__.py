@@ -4,7 +4,7 @@
 |---|---|
 | `specs` | what a table is: width, initializer, optimizer, entry rule; plain data, checked |
 | `kernels`, `born`, `optimize` | compiled loops: index and pages, first values of rows, one update of rows |
-| `shard`, `table` | `SparseTable`: int64 id -> row, in shards with a lock each |
+| `shard`, `table`, `cut` | `SparseTable`: int64 id -> row, in shards with a lock each; a table as it was at one moment |
 | `dense` | `DenseBlock`: a slice of a dense parameter |
 | `snapshot` | files of one consistent cut |
 | `ps.proto`, `wire`, `service`, `client`, `server` | the calls |

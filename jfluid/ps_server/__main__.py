@@ -35,6 +35,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--token-file", type=Path, metavar="FILE", help=f"the job's token (default: the variable {TOKEN})")
     add("--tables", type=Path, metavar="FILE", help="YAML or JSON: {tables: [...], blocks: [...]} to begin with")
     add("--restore", type=Path, metavar="FOLDER", help="begin with the newest complete snapshot in this folder")
+    add("--save-root", type=Path, metavar="FOLDER", help="write and read snapshots below this folder only")
     add("--silence", type=float, default=60.0, metavar="SECONDS", help="a trainer not heard for longer is silent (60)")
     add("--on-silence", choices=["fail", "leave out"], default="fail", help="what a silent trainer means for the job")
     add("--end-with-trainers", action="store_true", help="end when all trainers have left")
@@ -55,7 +56,7 @@ def _token(file: Path | None) -> str:
     return token
 
 
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
     """Let glibc keep the memory of messages (up to 4 MB) for the next ones, instead of asking the system each time.
 
     Asking costs a page fault for every 4 KB; a call of 13000 rows took 1.4 times as long.
@@ -90,14 +91,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a server; returns 0, or 2 when it could not start."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     options = _parser().parse_args(arguments)
-    _keep_freed_memory()
+    keep_freed_memory()
     try:
         settings = specs.read(Settings, {
             "token": _token(options.token_file), "host": options.host, "port": options.port, "server": options.server,
             "servers": options.servers, "trainers": options.trainers, "silence_s": options.silence,
             "on_silence": options.on_silence, "end_with_trainers": options.end_with_trainers,
-            "metrics_port": options.metrics_port, "tls_certificate": options.tls_certificate, "tls_key": options.tls_key,
-            "tls_clients": options.tls_clients}, "options")
+            "save_root": options.save_root, "metrics_port": options.metrics_port,
+            "tls_certificate": options.tls_certificate, "tls_key": options.tls_key, "tls_clients": options.tls_clients},
+            "options")
         server = Server(settings, _store(options)).start()
     except (errors.ServerError, OSError, yaml.YAMLError) as error:
         print(f"python -m jfluid.ps_server: {error}", file=sys.stderr)

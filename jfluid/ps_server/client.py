@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import numpy as np
@@ -33,12 +33,33 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class _Block:
-    """Where a block is, and the value that this client has."""
+    """Where a block is and what it is called there, and the value that this client has."""
 
     server: int
+    name: str
     shape: tuple[int, ...]
     known: int = 0  # the value's version plus 1
     value: Array | None = None
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Rows of a table that is cut by ids: those of ids from `first` on, `rows` many, are table `name` of one server, where
+    they are counted from 0."""
+
+    name: str
+    server: int
+    first: int
+    rows: int
+
+
+class Part(NamedTuple):
+    """What of a call's ids one server has: positions of them, the table's name there, and the id that is 0 there."""
+
+    server: int
+    name: str
+    order: Any
+    first: int = 0
 
 
 @dataclass(frozen=True)
@@ -97,6 +118,7 @@ class Client:
         credentials = grpc.ssl_channel_credentials(tls_authority, tls_key, tls_certificate) if tls_authority else None
         self._channels = [Channel(endpoint, token, credentials, timeout_s, keep_bytes) for endpoint in endpoints]
         self._widths: dict[str, int] = {}
+        self._stretches: dict[str, tuple[list[Stretch], Array]] = {}  # with the id after each stretch's last
         self._blocks: dict[str, _Block] = {}
         self._passages: dict[str, Iterator[int]] = {}
         self._lock = threading.Lock()
@@ -127,7 +149,26 @@ class Client:
             self._channels[number].created.append(request)
         self._everywhere(make)
         self._widths.update({spec.name: spec.width for spec in tables})
-        self._blocks.update({spec.name: _Block(number, spec.shape) for number, group in blocks.items() for spec in group})
+        for number, group in blocks.items():
+            for spec in group:
+                self.place_block(spec.name, number, spec.shape)
+
+    def place_block(self, name: str, server: int, shape: Sequence[int], there: str = "") -> None:
+        """Say which server holds a block that it brought itself, and its name `there` if that differs."""
+        self._blocks[name] = _Block(server, there or name, tuple(shape))
+
+    def place_table(self, name: str, width: int, stretches: Sequence[Stretch] = ()) -> None:
+        """Say how wide a table is that servers brought themselves, and how it is cut; without stretches its rows are where
+        the hashes of their ids say.
+
+        Raises ServerError when the stretches do not follow one another from id 0 on.
+        """
+        ends = np.cumsum([s.rows for s in stretches])
+        if [s.first for s in stretches] != [0, *ends[:-1]][:len(stretches)]:
+            raise errors.ServerError(f"table {name}: expected stretches that follow one another from 0 on, found {stretches}")
+        self._widths[name] = width
+        if stretches:
+            self._stretches[name] = list(stretches), ends
 
     def pull(self, rows: Mapping[str, Array] | None = None, blocks: Sequence[str] = (), round: int = 0) -> Pulled:
         """Rows of tables by ids (int64 [n], any number of times), and values of blocks.
@@ -167,23 +208,32 @@ class Client:
         once, inverse = kernels.distinct(_checked_ids(table, ids))
         values = np.empty((len(once), width), np.float32)
         most = (wire.LARGEST_MESSAGE - 2 * wire.OVERHEAD) // (4 * max(width, 2))
-        order, starts = kernels.partition(kernels.owners_of(once, len(self._channels)), len(self._channels))
+        parts = self._owned(table, once)
 
         def ask(number: int) -> None:
-            for begin in range(starts[number], starts[number + 1], most):
-                part = order[begin:min(begin + most, starts[number + 1])]
-                reply = self._channels[number].call("LookUp", pb.LookUpRequest(table=table, ids=once[part].tobytes()))
-                found = wire.numbers(reply.values, "<f4", f"table {table}: values", len(part) * width, copy=False)
-                values[part] = found.reshape(-1, width)
+            for _, name, order, first in (part for part in parts if part.server == number):
+                every = np.arange(len(once))[order]
+                for begin in range(0, len(every), most):
+                    part = every[begin:begin + most]
+                    request = pb.LookUpRequest(table=name, ids=(once[part] - first).tobytes())
+                    reply = self._channels[number].call("LookUp", request)
+                    found = wire.numbers(reply.values, "<f4", f"table {table}: values", len(part) * width, copy=False)
+                    values[part] = found.reshape(-1, width)
         self._everywhere(ask)
         return values[inverse]
 
     def shrink(self, table: str, age: int) -> int:
         """Drop the rows that none of a table's last `age` updates has touched; returns how many."""
+        places = [(s.server, s.name) for s in self._stretches[table][0]] if table in self._stretches else \
+            [(number, table) for number in range(len(self._channels))]
+
         def ask(number: int) -> int:
-            with self._channels[number].pushes.next() as place:
-                request = pb.ShrinkRequest(caller=self._caller(*place), table=table, age=age)
-                return int(self._channels[number].call("Shrink", request).rows)
+            dropped = 0
+            for name in (name for server, name in places if server == number):
+                with self._channels[number].pushes.next() as place:
+                    request = pb.ShrinkRequest(caller=self._caller(*place), table=name, age=age)
+                    dropped += int(self._channels[number].call("Shrink", request).rows)
+            return dropped
         return sum(self._everywhere(ask))
 
     # ---- the job -----------------------------------------------------------------------------------------------------
@@ -270,23 +320,36 @@ class Client:
                 raise errors.ServerError(f"table {table}: expected an array float32 {list(shape)}, found {_described(values)}")
             if change != Change.ASSIGN:
                 ids, values = merge(ids, np.ascontiguousarray(values))
-            for number, order in self._owned(ids):
-                requests[number].push.rows.add(table=table, change=int(change), ids=ids[order].tobytes(),
+            for number, there, order, first in self._owned(table, ids):
+                own = ids[order] - first if first else ids[order]
+                requests[number].push.rows.add(table=there, change=int(change), ids=own.tobytes(),
                                                values=values[order].tobytes(), learning_rate=learning_rate)
         for name, value in blocks.items():
             block = self._block(name)
             if not isinstance(value, np.ndarray) or value.dtype != np.float32 or value.shape != block.shape:
                 raise errors.ServerError(f"block {name}: expected an array float32 {list(block.shape)}, found "
                                          f"{_described(value)}")
-            requests[block.server].push.blocks.add(block=name, change=int(change), values=value.tobytes(),
+            requests[block.server].push.blocks.add(block=block.name, change=int(change), values=value.tobytes(),
                                                    learning_rate=learning_rate)
 
-    def _owned(self, ids: Array) -> list[tuple[int, Any]]:
-        """(server, which of the ids are its own), of all servers."""
-        if len(self._channels) == 1:
-            return [(0, _ALL)]
-        order, starts = kernels.partition(kernels.owners_of(ids, len(self._channels)), len(self._channels))
-        return [(number, order[starts[number]:starts[number + 1]]) for number in range(len(self._channels))]
+    def _owned(self, table: str, ids: Array) -> list[Part]:
+        """Which of the ids are where; every server, or every stretch, has a part. Raises ServerError for ids that no stretch
+        of the table holds."""
+        if table not in self._stretches:
+            if len(self._channels) == 1:
+                return [Part(0, table, _ALL)]
+            places = [(n, table, 0) for n in range(len(self._channels))]
+            groups = kernels.owners_of(ids, len(self._channels))
+        else:
+            stretches, ends = self._stretches[table]
+            if len(ids) and not (ids.min() >= 0 and ids.max() < ends[-1]):
+                raise errors.ServerError(f"table {table}: ids: expected numbers from 0 to {ends[-1] - 1}, found "
+                                         f"{ids[(ids < 0) | (ids >= ends[-1])][0]}")
+            if len(stretches) == 1:
+                return [Part(stretches[0].server, stretches[0].name, _ALL)]
+            places, groups = [(s.server, s.name, s.first) for s in stretches], np.searchsorted(ends, ids, side="right")
+        order, starts = kernels.partition(groups, len(places))
+        return [Part(server, name, order[starts[i]:starts[i + 1]], first) for i, (server, name, first) in enumerate(places)]
 
     def _width(self, table: str) -> int:
         if table not in self._widths:
@@ -325,42 +388,45 @@ class _Pull:
 
     def __init__(self, client: Client, requests: list[pb.ExchangeRequest], rows: Mapping[str, Array], blocks: Sequence[str]):
         self._client = client
-        self._rows: list[tuple[str, Array, Array, list[tuple[int, Any]]]] = []
+        # Of each table: its ids, where they were asked for, and each part with its place in the request of its server.
+        self._rows: list[tuple[str, Array, Array, list[tuple[Part, int]]]] = []
         self._blocks: list[list[str]] = [[] for _ in requests]
         self.sizes = [0] * len(requests)
         for table, asked in rows.items():
             ids, inverse = kernels.distinct(_checked_ids(table, asked))
             counts = np.bincount(inverse, minlength=len(ids)).astype(np.uint32) if len(ids) < len(inverse) else None
-            owned = client._owned(ids)
+            owned = []
+            for part in client._owned(table, ids):
+                own, wanted = ids[part.order], requests[part.server].pull.rows
+                own = own - part.first if part.first else own
+                owned.append((part, len(wanted)))
+                wanted.add(table=part.name, ids=own.tobytes(),
+                           counts=counts[part.order].tobytes() if counts is not None else b"")
+                self.sizes[part.server] += 4 * len(own) * client._width(table)
             self._rows.append((table, ids, inverse, owned))
-            for number, order in owned:
-                part = ids[order]
-                requests[number].pull.rows.add(table=table, ids=part.tobytes(),
-                                               counts=counts[order].tobytes() if counts is not None else b"")
-                self.sizes[number] += 4 * len(part) * client._width(table)
         for name in blocks:
             block = client._block(name)
             self._blocks[block.server].append(name)
-            requests[block.server].pull.blocks.add(block=name, known=block.known)
+            requests[block.server].pull.blocks.add(block=block.name, known=block.known)
             self.sizes[block.server] += 4 * math.prod(block.shape)
 
     def joined(self, replies: list[pb.PullReply | None]) -> Pulled:
         """The answers of all servers, as one."""
-        rows = {table: Rows(ids, self._values(i, table, len(ids), owned, replies), inverse)
-                for i, (table, ids, inverse, owned) in enumerate(self._rows)}
+        rows = {table: Rows(ids, self._values(table, len(ids), owned, replies), inverse)
+                for table, ids, inverse, owned in self._rows}
         blocks = {name: self._value(name, reply.blocks[i]) for reply, names in zip(replies, self._blocks, strict=True)
                   for i, name in enumerate(names)}
         return Pulled(rows, blocks, min((reply.rounds for reply in replies if reply is not None), default=0))
 
-    def _values(self, i: int, table: str, count: int, owned: list[tuple[int, Any]], replies: list[Any]) -> Array:
-        width = self._client._width(table)
+    def _values(self, table: str, count: int, owned: list[tuple[Part, int]], replies: list[Any]) -> Array:
+        width, what = self._client._width(table), f"table {table}: values"
         if len(owned) == 1:
-            values = wire.numbers(replies[0].rows[i], "<f4", f"table {table}: values", count * width, copy=False)
-            return values.reshape(count, width)
+            (part, i), = owned
+            return wire.numbers(replies[part.server].rows[i], "<f4", what, count * width, copy=False).reshape(count, width)
         values = np.empty((count, width), np.float32)
-        for number, order in owned:
-            part = wire.numbers(replies[number].rows[i], "<f4", f"table {table}: values", len(order) * width, copy=False)
-            values[order] = part.reshape(-1, width)
+        for part, i in owned:
+            found = wire.numbers(replies[part.server].rows[i], "<f4", what, len(part.order) * width, copy=False)
+            values[part.order] = found.reshape(-1, width)
         return values
 
     def _value(self, name: str, reply: pb.BlockValue) -> Array:

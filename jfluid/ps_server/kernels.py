@@ -60,16 +60,20 @@ def head_of(heads, page_bits, row):
 
 
 @kernel
+def _address(bodies, page_bits, stride, row):
+    return bodies[row >> page_bits] + (row & ((1 << page_bits) - 1)) * stride * 4
+
+
+@kernel
 def body_of(bodies, page_bits, stride, row):
     """[stride] float32: the values and slots of a row, as a view."""
-    at = bodies[row >> page_bits] + (row & ((1 << page_bits) - 1)) * stride * 4
-    return carray(_float32_at(at), stride)
+    return carray(_float32_at(_address(bodies, page_bits, stride, row)), stride)
 
 
 @kernel
 def prefetch_body(bodies, page_bits, stride, row, width):
     """Prefetch the first `width` numbers of a row's body."""
-    at = bodies[row >> page_bits] + (row & ((1 << page_bits) - 1)) * stride * 4
+    at = _address(bodies, page_bits, stride, row)
     for line in range(0, 4 * width, 64):
         _prefetch(at + line)
 
@@ -275,6 +279,37 @@ def change_values(bodies, page_bits, stride, width, rows, order, values, replace
             source = order[i]
             for j in range(width):
                 body[j] = values[source, j] if replace else body[j] + values[source, j]
+
+
+@kernel
+def addresses_of(bodies, page_bits, stride, rows, order, out):
+    """out[order[i]] = the address of the body of row i; rows of -1 are left out."""
+    for i in range(len(rows)):
+        if rows[i] >= 0:
+            out[order[i]] = _address(bodies, page_bits, stride, rows[i])
+
+
+@kernel
+def read_at(addresses, begin, out):
+    """out[i] = the numbers from `begin` on of the body at addresses[i]."""
+    width = out.shape[1]
+    for i in range(len(addresses)):
+        if i + _AHEAD < len(addresses):
+            for line in range(0, 4 * width, 64):
+                _prefetch(addresses[i + _AHEAD] + 4 * begin + line)
+        numbers = carray(_float32_at(addresses[i] + 4 * begin), width)
+        for j in range(width):
+            out[i, j] = numbers[j]
+
+
+@kernel
+def write_at(addresses, begin, values):
+    """Put values[i] over the numbers from `begin` on of the body at addresses[i]."""
+    width = values.shape[1]
+    for i in range(len(addresses)):
+        numbers = carray(_float32_at(addresses[i] + 4 * begin), width)
+        for j in range(width):
+            numbers[j] = values[i, j]
 
 
 @kernel

@@ -1,4 +1,4 @@
-"""One update of rows, for each optimizer that takes sparse rows in Fluid and needs nothing but the row.
+"""One update of rows, for each optimizer that takes sparse rows in Fluid and needs nothing but the row, and for FTRL.
 
 Fluid's momentum, Adam and RMSProp also move the rows that a step has no gradient for. A table cannot touch all its rows at
 every step; `idle` makes up for what a row has missed when it is next touched, from the rates of the missed steps, so that
@@ -12,87 +12,96 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numba.extending import register_jitable
 
 from jfluid.ps_server import specs
 from jfluid.ps_server.kernels import body_of, head_of, kernel
 
+Array = np.ndarray[Any, Any]
 # A movement that has decayed by this factor adds nothing to a float32 any more.
 _NEGLIGIBLE = 1e-10
-_ONE = np.float32(1)
+_ZERO, _HALF, _ONE = np.float32(0), np.float32(0.5), np.float32(1)
+_MOST_CONSTANTS = 4
 
 
-@kernel
-def _sgd(bodies, page_bits, stride, width, rows, order, gradients, rate, hyper):
-    for i in range(len(rows)):
-        if rows[i] < 0:
-            continue
-        body, gradient = body_of(bodies, page_bits, stride, rows[i]), gradients[order[i]]
-        for j in range(width):
-            body[j] -= rate * gradient[j]
+# ---- one element ---------------------------------------------------------------------------------------------------
+# An optimizer is what it does to element j of a row: `numbers` are the row's values and slots, group after group of `width`.
+
+_per_element = register_jitable(error_model="numpy")
 
 
-@kernel
-def _momentum(bodies, page_bits, stride, width, rows, order, gradients, rate, hyper):
+@_per_element
+def _sgd(numbers, gradient, j, width, rate, hyper):
+    numbers[j] -= rate * gradient[j]
+
+
+@_per_element
+def _momentum(numbers, gradient, j, width, rate, hyper):
     mu, nesterov = hyper[0], hyper[1] != 0
-    for i in range(len(rows)):
-        if rows[i] < 0:
-            continue
-        body, gradient = body_of(bodies, page_bits, stride, rows[i]), gradients[order[i]]
-        velocity = body[width:]
-        for j in range(width):
-            new = mu * velocity[j] + gradient[j]
-            velocity[j] = new
-            body[j] -= rate * (gradient[j] + mu * new if nesterov else new)
+    velocity = mu * numbers[width + j] + gradient[j]
+    numbers[width + j] = velocity
+    numbers[j] -= rate * (gradient[j] + mu * velocity if nesterov else velocity)
 
 
-@kernel
-def _adagrad(bodies, page_bits, stride, width, rows, order, gradients, rate, hyper):
-    epsilon = hyper[0]
-    for i in range(len(rows)):
-        if rows[i] < 0:
-            continue
-        body, gradient = body_of(bodies, page_bits, stride, rows[i]), gradients[order[i]]
-        for j in range(width):
-            g = gradient[j]
-            moment = body[width + j] + g * g
-            body[width + j] = moment
-            body[j] -= rate * g / (np.sqrt(moment) + epsilon)
+@_per_element
+def _adagrad(numbers, gradient, j, width, rate, hyper):
+    epsilon, g = hyper[0], gradient[j]
+    moment = numbers[width + j] + g * g
+    numbers[width + j] = moment
+    numbers[j] -= rate * g / (np.sqrt(moment) + epsilon)
 
 
-@kernel
-def _adam(bodies, page_bits, stride, width, rows, order, gradients, rate, hyper):
-    beta1, beta2, epsilon = hyper[0], hyper[1], hyper[2]
-    for i in range(len(rows)):
-        if rows[i] < 0:
-            continue
-        body, gradient = body_of(bodies, page_bits, stride, rows[i]), gradients[order[i]]
-        for j in range(width):
-            g = gradient[j]
-            first = beta1 * body[width + j] + (_ONE - beta1) * g
-            second = beta2 * body[2 * width + j] + (_ONE - beta2) * g * g
-            body[width + j] = first
-            body[2 * width + j] = second
-            body[j] -= rate * (first / (np.sqrt(second) + epsilon))
+@_per_element
+def _adam(numbers, gradient, j, width, rate, hyper):
+    beta1, beta2, epsilon, g = hyper[0], hyper[1], hyper[2], gradient[j]
+    first = beta1 * numbers[width + j] + (_ONE - beta1) * g
+    second = beta2 * numbers[2 * width + j] + (_ONE - beta2) * g * g
+    numbers[width + j], numbers[2 * width + j] = first, second
+    numbers[j] -= rate * (first / (np.sqrt(second) + epsilon))
 
 
-@kernel
-def _rmsprop(bodies, page_bits, stride, width, rows, order, gradients, rate, hyper):
-    rho, epsilon, momentum, centered = hyper[0], hyper[1], hyper[2], hyper[3] != 0
-    for i in range(len(rows)):
-        if rows[i] < 0:
-            continue
-        body, gradient = body_of(bodies, page_bits, stride, rows[i]), gradients[order[i]]
-        for j in range(width):
-            g = gradient[j]
-            square = rho * body[width + j] + (_ONE - rho) * g * g
-            body[width + j] = square
-            if centered:
-                mean = rho * body[3 * width + j] + (_ONE - rho) * g
-                body[3 * width + j] = mean
-                square -= mean * mean
-            moment = momentum * body[2 * width + j] + rate * g / np.sqrt(square + epsilon)
-            body[2 * width + j] = moment
-            body[j] -= moment
+@_per_element
+def _rmsprop(numbers, gradient, j, width, rate, hyper):
+    rho, epsilon, momentum, centered, g = hyper[0], hyper[1], hyper[2], hyper[3] != 0, gradient[j]
+    square = rho * numbers[width + j] + (_ONE - rho) * g * g
+    numbers[width + j] = square
+    if centered:
+        mean = rho * numbers[3 * width + j] + (_ONE - rho) * g
+        numbers[3 * width + j] = mean
+        square -= mean * mean
+    moment = momentum * numbers[2 * width + j] + rate * g / np.sqrt(square + epsilon)
+    numbers[2 * width + j] = moment
+    numbers[j] -= moment
+
+
+@_per_element
+def _ftrl(numbers, gradient, j, width, rate, hyper):
+    l1, twice_l2, power, g = hyper[0], hyper[1], hyper[2], gradient[j]
+    before = numbers[width + j]
+    squared = before + g * g
+    root, root_before = (np.sqrt(squared), np.sqrt(before)) if power == _HALF else (squared**power, before**power)
+    linear = numbers[2 * width + j] + g - (root - root_before) / rate * numbers[j]
+    numbers[width + j], numbers[2 * width + j] = squared, linear
+    numbers[j] = (np.copysign(l1, linear) - linear) / (root / rate + twice_l2) if abs(linear) > l1 else _ZERO
+
+
+def _over_rows(element: Callable[..., None]) -> Callable[..., None]:
+    """The kernel of one update: `element` on all elements of row i, with gradients[order[i]]; rows of -1 are left out."""
+    @kernel
+    def update(bodies, page_bits, stride, width, rows, order, gradients, rate, hyper):
+        # Read once: the compiler cannot know that rows do not lie over the constants.
+        constants = (hyper[0], hyper[1], hyper[2], hyper[3])
+        for i in range(len(rows)):
+            if rows[i] < 0:
+                continue
+            numbers, gradient = body_of(bodies, page_bits, stride, rows[i]), gradients[order[i]]
+            for j in range(width):
+                element(numbers, gradient, j, width, rate, constants)
+    return update
+
+
+_SGD, _MOMENTUM, _ADAGRAD, _ADAM, _RMSPROP, _FTRL = (
+    _over_rows(element) for element in (_sgd, _momentum, _adagrad, _adam, _rmsprop, _ftrl))
 
 
 # ---- steps without a gradient ------------------------------------------------------------------------------------
@@ -111,23 +120,25 @@ def _segment(steps, count, step):
 
 
 @kernel
-def _last_step(heads, page_bits, row, now):
-    """The last step that the row has seen; from now on `now`, so that a row which occurs twice moves once."""
+def _rest(heads, page_bits, row, now):
+    """(last, missed): the last step that a row has seen, and how many since, up to `now`; none for row -1.
+
+    From now on it has seen them, so that a row which occurs twice moves once.
+    """
+    if row < 0:
+        return np.int64(now), np.int64(0)
     head = head_of(heads, page_bits, row)
     last = (head[1] >> 32) & np.int64(0xFFFFFFFF)
     if last < now:
         head[1] = (head[1] & np.int64(0xFFFFFFFF)) | (np.int64(now) << 32)
-    return last
+    return last, now - last
 
 
 @kernel
 def _idle_momentum(heads, bodies, page_bits, stride, width, rows, now, steps, rates, count, hyper, horizon):
     mu, ahead = hyper[0], hyper[0] if hyper[1] != 0 else _ONE
     for i in range(len(rows)):
-        if rows[i] < 0:
-            continue
-        last = _last_step(heads, page_bits, rows[i], now)
-        missed = now - last
+        last, missed = _rest(heads, page_bits, rows[i], now)
         if missed <= 0:
             continue
         body = body_of(bodies, page_bits, stride, rows[i])
@@ -148,10 +159,7 @@ def _idle_momentum(heads, bodies, page_bits, stride, width, rows, now, steps, ra
 def _idle_adam(heads, bodies, page_bits, stride, width, rows, now, steps, rates, count, hyper, horizon):
     beta1, beta2, epsilon = np.float64(hyper[0]), np.float64(hyper[1]), hyper[2]
     for i in range(len(rows)):
-        if rows[i] < 0:
-            continue
-        last = _last_step(heads, page_bits, rows[i], now)
-        missed = now - last
+        last, missed = _rest(heads, page_bits, rows[i], now)
         if missed <= 0:
             continue
         body = body_of(bodies, page_bits, stride, rows[i])
@@ -174,9 +182,7 @@ def _idle_adam(heads, bodies, page_bits, stride, width, rows, now, steps, rates,
 def _idle_rmsprop(heads, bodies, page_bits, stride, width, rows, now, steps, rates, count, hyper, horizon):
     rho, momentum, centered = np.float64(hyper[0]), np.float64(hyper[2]), hyper[3] != 0
     for i in range(len(rows)):
-        if rows[i] < 0:
-            continue
-        missed = now - _last_step(heads, page_bits, rows[i], now)
+        _, missed = _rest(heads, page_bits, rows[i], now)
         if missed <= 0:
             continue
         body = body_of(bodies, page_bits, stride, rows[i])
@@ -193,65 +199,6 @@ def _idle_rmsprop(heads, bodies, page_bits, stride, width, rows, now, steps, rat
 
 
 # ---- the rules ---------------------------------------------------------------------------------------------------
-
-@dataclass(frozen=True)
-class Rule:
-    """How an optimizer updates rows.
-
-    Attributes:
-        update: the kernel of one update of rows with gradients.
-        slots: the first value of every group of `width` slots.
-        hyper: the constants that the kernels take, float32.
-        idle: the kernel for the steps that rows have missed; None where such steps change nothing.
-        horizon: after so many steps without a gradient a row stands still.
-        betas: of Adam, whose rate depends on the step.
-    """
-
-    update: Callable[..., None]
-    slots: np.ndarray[Any, np.dtype[np.float32]]
-    hyper: np.ndarray[Any, np.dtype[np.float32]]
-    idle: Callable[..., None] | None = None
-    horizon: int = 0
-    betas: tuple[float, float] | None = None
-
-    def rate(self, learning_rate: float, step: int, sparse: bool = True) -> np.float32:
-        """The rate of update number `step` (from 1). As in Fluid, sparse rows use the powers of the step after it."""
-        if self.betas is None:
-            return np.float32(learning_rate)
-        power = step + 1 if sparse else step
-        beta1, beta2 = self.betas
-        return np.float32(learning_rate * math.sqrt(1 - beta2**power) / (1 - beta1**power))
-
-
-def _horizon(decay: float) -> int:
-    return math.ceil(math.log(_NEGLIGIBLE) / math.log(decay)) if decay > 0 else 1
-
-
-def _rule(update: Callable[..., None], slots: list[float], hyper: list[float], **more: Any) -> Rule:
-    return Rule(update, np.array(slots, np.float32), np.array(hyper, np.float32), **more)
-
-
-def rule_of(optimizer: specs.Optimizer) -> Rule:
-    """The rule of an optimizer's description."""
-    match optimizer:
-        case specs.Sgd():
-            return _rule(_sgd, [], [])
-        case specs.Adagrad():
-            return _rule(_adagrad, [optimizer.initial_accumulator_value], [optimizer.epsilon])
-        case specs.Momentum(mu=mu):
-            more = {} if optimizer.lazy_mode else {"idle": _idle_momentum, "horizon": _horizon(mu)}
-            return _rule(_momentum, [0.0], [mu, optimizer.use_nesterov], **more)
-        case specs.Adam(beta1=beta1, beta2=beta2):
-            ratio = beta1 / math.sqrt(beta2) if beta2 > beta1**2 else 0.9999
-            more = {} if optimizer.lazy_mode else {"idle": _idle_adam, "horizon": _horizon(ratio)}
-            betas = (float(np.float32(beta1)), float(np.float32(beta2)))
-            return _rule(_adam, [0.0, 0.0], [beta1, beta2, optimizer.epsilon], betas=betas, **more)
-        case specs.RMSProp(rho=rho):
-            more = {} if optimizer.lazy_mode else {"idle": _idle_rmsprop}
-            hyper = [rho, optimizer.epsilon, optimizer.momentum, optimizer.centered]
-            return _rule(_rmsprop, [0.0] * (3 if optimizer.centered else 2), hyper, **more)
-    raise TypeError(f"expected an optimizer of jfluid.ps_server.specs, found {optimizer!r}")
-
 
 class Rates:
     """The learning rates of all steps so far, as segments of equal rate: what `idle` needs.
@@ -276,8 +223,85 @@ class Rates:
             self.count += 1
         self.rates[self.count - 1] = rate
 
-    def restore(self, steps: np.ndarray[Any, Any], rates: np.ndarray[Any, Any]) -> None:
+    def restore(self, steps: Array, rates: Array) -> None:
         """Take over segments that `steps[:count]` and `rates[:count]` gave."""
         self.count = len(steps)
         self.steps = np.concatenate([steps, np.ones(16, np.int64)]).astype(np.int64)
         self.rates = np.concatenate([rates, np.zeros(16, np.float32)]).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How an optimizer updates rows.
+
+    Attributes:
+        update: the kernel of one update of rows with gradients; None where the caller of the table brings a function.
+        names: of the slots, as Fluid names the accumulators.
+        slots: the first value of every group of `width` slots.
+        hyper: the constants that the kernels take, float32 [4].
+        idle: the kernel for the steps that rows have missed; None where such steps change nothing.
+        horizon: after so many steps without a gradient a row stands still.
+        betas: of Adam, whose rate depends on the step.
+    """
+
+    update: Callable[..., None] | None
+    names: tuple[str, ...]
+    slots: Array
+    hyper: Array
+    idle: Callable[..., None] | None = None
+    horizon: int = 0
+    betas: tuple[float, float] | None = None
+
+    def rate(self, learning_rate: float, step: int, sparse: bool = True) -> np.float32:
+        """The rate of update number `step` (from 1). As in Fluid, sparse rows use the powers of the step after it."""
+        if self.betas is None:
+            return np.float32(learning_rate)
+        power = step + 1 if sparse else step
+        beta1, beta2 = self.betas
+        return np.float32(learning_rate * math.sqrt(1 - beta2**power) / (1 - beta1**power))
+
+    def catch_up(self, heads: Array, bodies: Array, page_bits: int, stride: int, width: int, rows: Array, until: int,
+                 rates: Rates) -> None:
+        """Move rows (in pages at the addresses `heads` and `bodies`) by the steps up to `until` that they have missed."""
+        if self.idle is not None:
+            # The count first: arrays only grow.
+            count = rates.count
+            self.idle(heads, bodies, page_bits, stride, width, rows, until, rates.steps, rates.rates, count, self.hyper,
+                      self.horizon)
+
+
+def _horizon(decay: float) -> int:
+    return math.ceil(math.log(_NEGLIGIBLE) / math.log(decay)) if decay > 0 else 1
+
+
+def _rule(update: Callable[..., None] | None, slots: dict[str, float], *hyper: float, **more: Any) -> Rule:
+    constants = np.zeros(_MOST_CONSTANTS, np.float32)
+    constants[:len(hyper)] = hyper
+    return Rule(update, tuple(slots), np.array([*slots.values()], np.float32), constants, **more)
+
+
+def rule_of(optimizer: specs.Spec) -> Rule:
+    """The rule of an optimizer's description."""
+    match optimizer:
+        case specs.Sgd():
+            return _rule(_SGD, {})
+        case specs.Adagrad():
+            return _rule(_ADAGRAD, {"moment": optimizer.initial_accumulator_value}, optimizer.epsilon)
+        case specs.Momentum(mu=mu):
+            more = {} if optimizer.lazy_mode else {"idle": _idle_momentum, "horizon": _horizon(mu)}
+            return _rule(_MOMENTUM, {"velocity": 0.0}, mu, optimizer.use_nesterov, **more)
+        case specs.Adam(beta1=beta1, beta2=beta2):
+            ratio = beta1 / math.sqrt(beta2) if beta2 > beta1**2 else 0.9999
+            more = {} if optimizer.lazy_mode else {"idle": _idle_adam, "horizon": _horizon(ratio)}
+            betas = (float(np.float32(beta1)), float(np.float32(beta2)))
+            return _rule(_ADAM, {"moment1": 0.0, "moment2": 0.0}, beta1, beta2, optimizer.epsilon, betas=betas, **more)
+        case specs.RMSProp(rho=rho, centered=centered):
+            more = {} if optimizer.lazy_mode else {"idle": _idle_rmsprop}
+            slots = {"mean_square": 0.0, "momentum": 0.0} | ({"mean_grad": 0.0} if centered else {})
+            return _rule(_RMSPROP, slots, rho, optimizer.epsilon, optimizer.momentum, centered, **more)
+        case specs.Ftrl(l1=l1, l2=l2):
+            # Fluid adds the small number; none of its constants may be zero.
+            return _rule(_FTRL, {"squared": 0.0, "linear": 0.0}, l1 + 1e-10, 2 * (l2 + 1e-10), -optimizer.lr_power)
+        case specs.Program():
+            return _rule(None, {slot.name: slot.initial for slot in optimizer.slots})
+    raise TypeError(f"expected an optimizer of jfluid.ps_server.specs, found {optimizer!r}")

@@ -31,6 +31,7 @@ class Settings(specs.Spec):
         silence_s: a trainer not heard for longer than this many seconds is silent.
         on_silence: then the job fails, or goes on without it.
         end_with_trainers: whether `Server.wait` returns when all trainers have left.
+        save_root: snapshots are written and read below this folder only, whatever a call asks for; None for anywhere.
         metrics_port: answers Prometheus on http://host:metrics_port/metrics; None for no such port.
         tls_certificate, tls_key: PEM files; both or none. With them only TLS connections are taken.
         tls_clients: a PEM file of authorities; clients must show a certificate of one of them.
@@ -45,6 +46,7 @@ class Settings(specs.Spec):
     silence_s: Annotated[float, Field(gt=0)] = 60.0
     on_silence: Literal["fail", "leave out"] = "fail"
     end_with_trainers: bool = False
+    save_root: Path | None = None
     metrics_port: Port | None = None
     tls_certificate: Path | None = None
     tls_key: Path | None = None
@@ -85,7 +87,8 @@ class Server:
             raise errors.ServerError(f"server: expected a number below {settings.servers}, found {settings.server}")
         self.settings, self.store = settings, store if store is not None else Store()
         self.meeting = Meeting(self.store, settings.trainers, settings.silence_s, settings.on_silence)
-        self.service = Service(self.store, self.meeting, settings.server, settings.servers)
+        self.service = Service(self.store, self.meeting, settings.server, settings.servers,
+                               save_root=settings.save_root)
         # A call that waits for other trainers keeps its thread.
         threads = ThreadPoolExecutor(16 + 4 * settings.trainers, thread_name_prefix="jfluid-ps")
         self._grpc = grpc.server(threads, interceptors=[_Guard(settings.token)], options=wire.OPTIONS)
@@ -121,9 +124,13 @@ class Server:
             if self.settings.end_with_trainers and self.meeting.over:
                 logger.info("all trainers have left")
                 self._ended.set()
+            if self.settings.end_with_trainers and self.meeting.failed:
+                logger.error("the job has failed: %s", self.meeting.failed)
+                self._ended.set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until all trainers have left (with `end_with_trainers`) or `stop` was called; False when the time is up."""
+        """Wait until all trainers have left or the job has failed (with `end_with_trainers`), or `stop` was called; False
+        when the time is up."""
         return self._ended.wait(timeout_s)
 
     def stop(self, grace_s: float = 5.0) -> None:

@@ -5,6 +5,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -37,11 +38,14 @@ class Service:
 
     Args:
         server, servers: this is server number `server` (from 0) of `servers`.
+        save_root: snapshots are written and read below this folder only; None for anywhere.
     """
 
-    def __init__(self, store: Store, meeting: Meeting, server: int = 0, servers: int = 1, metrics: Metrics | None = None):
+    def __init__(self, store: Store, meeting: Meeting, server: int = 0, servers: int = 1, metrics: Metrics | None = None,
+                 save_root: Path | None = None):
         self.store, self.meeting, self.server, self.servers = store, meeting, server, servers
         self.metrics = metrics or Metrics(store)
+        self.save_root = None if save_root is None else Path(os.path.realpath(save_root))
         self.incarnation = time.time_ns()
         self.snapshot = ""
         self._saving = threading.Lock()
@@ -72,13 +76,16 @@ class Service:
         call = wire.call_of(request.caller)
         self._heard(request.caller)
         rows, blocks = wire.updates_of(request, self.store)
+        if self.store.synchronous and not request.round and any(u.change == Change.GRADIENT for u in [*rows, *blocks]):
+            raise errors.ServerError("this server trains synchronously: it takes gradients of rounds only; all trainers and "
+                                     "servers of a job need the same strategy")
         if request.round:
             with self.metrics.waiting("round"):
                 applied = self.meeting.deposit(call, request.round, rows, blocks, alive)
         else:
             with self.store.once(call) as applied:
                 if applied:
-                    self.store.apply(rows, blocks)
+                    self.store.apply(rows, blocks, call.trainer)
         if applied:
             for update in rows:
                 self.metrics.rows.labels(update.table, "pushed").inc(len(update.ids))
@@ -114,7 +121,7 @@ class Service:
         else:
             self._read(wanted, False, reply)
         for message in request.blocks:
-            value, version = self.store.block(message.block).read()
+            value, version = self.store.read(message.block, call.trainer if call else None)
             known = message.known == version + 1
             reply.message.blocks.add(version=version, value=b"" if known else value.tobytes())
         return reply
@@ -166,7 +173,7 @@ class Service:
     # ---- snapshots ----
 
     def save(self, request: pb.SaveRequest, alive: Alive = always) -> pb.SaveReply:
-        folder, start = _folder(request.folder), time.monotonic()
+        folder, start = _folder(request.folder, self.save_root), time.monotonic()
         with self._saving:
             if self._saved is not None and request.snapshot == self.snapshot:
                 return self._saved
@@ -182,7 +189,8 @@ class Service:
 
     def restore(self, request: pb.RestoreRequest, alive: Alive = always) -> pb.RestoreReply:
         with self._saving:
-            manifest = snapshot.restore(self.store, _folder(request.folder), self.server, self.servers, request.snapshot)
+            manifest = snapshot.restore(self.store, _folder(request.folder, self.save_root), self.server, self.servers,
+                                        request.snapshot)
             self.snapshot, self._saved = manifest.id, None
         return pb.RestoreReply(snapshot=manifest.id)
 
@@ -242,7 +250,13 @@ class Service:
             self.metrics.seconds.labels(name).observe(time.perf_counter() - start)
 
 
-def _folder(path: str) -> str:
+def _folder(path: str, root: Path | None) -> Path:
+    """The folder of a call. Raises ServerError for one that is not below the root when links and `..` are followed."""
     if not path or "\0" in path or not os.path.isabs(path):
         raise errors.ServerError(f"folder: expected an absolute path on the server's machine, found {path!r}")
-    return path
+    if root is None:
+        return Path(path)
+    folder = Path(os.path.realpath(path))
+    if not folder.is_relative_to(root):
+        raise errors.ServerError(f"folder: expected {root} or one below it (the server's save root), found {path!r}")
+    return folder

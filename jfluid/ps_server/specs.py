@@ -2,11 +2,12 @@
 import math
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, field_validator
 
 from jfluid import errors
 
 WIDEST_ROW = 1 << 16
+MOST_SLOTS = 16
 NAME = r"^[^\x00-\x1f\x7f]{1,512}$"
 
 
@@ -66,7 +67,7 @@ class TruncatedNormal(Spec):
 
 Initializer = Annotated[Constant | Uniform | Normal | TruncatedNormal, Field(discriminator="type")]
 
-# ---- optimizers: those that take sparse rows in Fluid and need nothing but the row --------------------------------
+# ---- optimizers: those that take sparse rows in Fluid and need nothing but the row, and FTRL ----------------------
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[FiniteFloat, Field(gt=0)]
@@ -122,7 +123,47 @@ class RMSProp(Optimizer):
     lazy_mode: bool = False
 
 
-AnyOptimizer = Annotated[Sgd | Momentum | Adagrad | Adam | RMSProp, Field(discriminator="type")]
+class Ftrl(Optimizer):
+    """Follow the regularized leader. A row's values follow from its slots: the first gradient overwrites the first values.
+
+    Fluid 1.8.5 has it for whole parameters only, where a step makes rows zero that never had a gradient; here they stay.
+    """
+
+    type: Literal["ftrl"] = "ftrl"
+    l1: Annotated[FiniteFloat, Field(ge=0)] = 0.0
+    l2: Annotated[FiniteFloat, Field(ge=0)] = 0.0
+    lr_power: Annotated[FiniteFloat, Field(le=0)] = -0.5
+
+
+AnyOptimizer = Annotated[Sgd | Momentum | Adagrad | Adam | RMSProp | Ftrl, Field(discriminator="type")]
+
+
+class Slot(Spec):
+    """What an optimizer keeps beside the values of a row: `width` numbers that begin as `initial`."""
+
+    name: Annotated[str, Field(pattern=NAME)]
+    initial: FiniteFloat = 0.0
+
+
+class Program(Optimizer):
+    """An optimizer that the caller of a table computes: see `SparseTable.update`. Only tables have it.
+
+    The table keeps `slots` with each row, in this order, and `learning_rate` for the caller to read and to set.
+    """
+
+    type: Literal["program"] = "program"
+    slots: Annotated[tuple[Slot, ...], Field(max_length=MOST_SLOTS)] = ()
+
+    @field_validator("slots")
+    @classmethod
+    def _names_differ(cls, slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
+        names = [slot.name for slot in slots]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two slots have one name: {', '.join(names)}")
+        return slots
+
+
+TableOptimizer = Annotated[Sgd | Momentum | Adagrad | Adam | RMSProp | Ftrl | Program, Field(discriminator="type")]
 
 # ---- entry --------------------------------------------------------------------------------------------------------
 
@@ -155,7 +196,7 @@ class TableSpec(Spec):
     name: Annotated[str, Field(pattern=NAME)]
     width: Annotated[int, Field(ge=1, le=WIDEST_ROW)]
     initializer: Initializer = Constant()
-    optimizer: AnyOptimizer
+    optimizer: TableOptimizer
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
     entry: AnyEntry | None = None
     shards: Literal[1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024] = 16

@@ -104,7 +104,10 @@ class Store:
         rounds: how many rounds of synchronous training were applied.
         ledger: the mutations that were applied.
         shown: the pulls whose shows were counted. No part of snapshots.
+        synchronous: gradients are taken in rounds only.
     """
+
+    synchronous = False
 
     def __init__(self) -> None:
         self.tables: dict[str, SparseTable] = {}
@@ -158,8 +161,12 @@ class Store:
             raise UnknownNameError(f"there is no block {name!r}{close_to(name, self.blocks)}; create it first")
         return self.blocks[name]
 
-    def apply(self, rows: list[RowsUpdate], blocks: list[BlockUpdate]) -> None:
-        """Apply updates whose shapes were checked. Within `once` or `changing`."""
+    def read(self, name: str, trainer: int | None = None) -> tuple[Array, int]:
+        """(value, version) of a block, which a trainer asks for. Raises UnknownNameError."""
+        return self.block(name).read()
+
+    def apply(self, rows: list[RowsUpdate], blocks: list[BlockUpdate], trainer: int | None = None) -> None:
+        """Apply updates whose shapes were checked: a trainer's, or those of a round. Within `once` or `changing`."""
         for update in rows:
             table = self.tables[update.table]
             if update.change == Change.GRADIENT:
@@ -169,7 +176,7 @@ class Store:
             else:
                 table.assign(update.ids, update.values)
         for change in blocks:
-            block = self.blocks[change.block]
+            block = self.block(change.block)
             if change.change == Change.GRADIENT:
                 block.push(change.value, change.learning_rate)
             elif change.change == Change.ADD:

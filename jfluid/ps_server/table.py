@@ -1,13 +1,14 @@
 """SparseTable: rows of float32 by int64 id, born when first shown, updated row by row. It knows nothing of calls."""
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jfluid import errors
 from jfluid.ps_server import born, kernels, specs
+from jfluid.ps_server.cut import TableCut, moved
 from jfluid.ps_server.optimize import Rates, rule_of
 from jfluid.ps_server.shard import NO_COUNTS, Shard
 
@@ -15,9 +16,9 @@ Array = np.ndarray[Any, Any]
 
 # Rows that one kernel call handles: what it touches stays in the processor's cache for the next.
 _BLOCK = 4096
-_BLOCK_OF_A_CUT = 1 << 16
 _LAST_STEP = (1 << 32) - 2
-_ONE_PAGE = 48
+# (values float32 [m, width], slots, gradients float32 [m, width]) -> (values, slots)
+Function = Callable[[Array, list[Array], Array], tuple[Any, Sequence[Any]]]
 
 
 class SparseTable:
@@ -94,12 +95,12 @@ class SparseTable:
         """One update of the rows of `ids` (int64 [n]) by `gradients` (float32 [n, width]); returns its step.
 
         Gradients of equal ids are added up first, unless `merged` says that none are equal. Ids that an entry rule keeps
-        out are passed over. Raises ServerError for another shape or type.
+        out are passed over. Raises ServerError for another shape or type, and in a table whose optimizer is a program.
         """
-        ids = self._checked_ids(ids)
-        gradients = self._checked_values("gradients", ids, gradients)
-        if not merged:
-            ids, gradients = merge(ids, gradients)
+        if self.rule.update is None:
+            raise errors.ServerError(f"table {self.spec.name}: push: its optimizer is a program, which only the server of "
+                                     "that program can compute (SparseTable.update)")
+        ids, gradients = self._checked_gradients(ids, gradients, merged)
         base = self.learning_rate if learning_rate is None else learning_rate
         step = self._tick(base)
         rate, rule = self.rule.rate(base, step), self.rule
@@ -109,6 +110,103 @@ class SparseTable:
                 rows = self._touched(number, ids, order, NO_COUNTS, step, step - 1)
                 rule.update(*shard.values, self.spec.width, rows, order, gradients, rate, rule.hyper)
         return step
+
+    def update(self, ids: Array, gradients: Array, function: Function, merged: bool = False) -> int:
+        """One update of the rows of `ids` (int64 [n]), computed by the caller in a table whose optimizer is a program.
+
+        `function(values, slots, gradients)` is called once with the m rows to be moved: values and gradients float32
+        [m, width], and a list of such for the slots, in the order of the spec. It may change values and slots, not the
+        gradients. It returns the new (values, slots), anything that NumPy takes for float32 arrays of these shapes. It is not
+        called when m is 0. The locks of the rows are held meanwhile: it must not call the table.
+
+        Gradients of equal ids are added up first, unless `merged` says that none are equal. Ids that an entry rule keeps out
+        are passed over. Rows without a gradient stay as they are. Returns the step of the update.
+
+        Raises ServerError for another shape or type, also of what the function returns, and in a table with another
+        optimizer. An exception leaves values, slots and step as they were.
+        """
+        if self.rule.update is not None:
+            raise errors.ServerError(f"table {self.spec.name}: update: expected the optimizer program, found "
+                                     f"{self.spec.optimizer.type}, which computes its updates itself (SparseTable.push)")
+        ids, gradients = self._checked_gradients(ids, gradients, merged)
+        groups = list(self._groups(ids))
+        with contextlib.ExitStack() as locks:
+            for number, _ in groups:
+                locks.enter_context(self._shards[number].lock)
+            rows = [self._located(number, ids, order, NO_COUNTS, self.step) for number, order in groups]
+            addresses = np.zeros(len(ids), np.int64)
+            for (number, order), found in zip(groups, rows):
+                kernels.addresses_of(*self._shards[number].values, found, order, addresses)
+            if (entered := addresses != 0).sum() < len(ids):
+                addresses, gradients = addresses[entered], gradients[entered]
+            new = self._computed(function, addresses, gradients)
+            step = self._tick(self.learning_rate)
+            for (number, order), found in zip(groups, rows):
+                self._mark(self._shards[number], found, order, NO_COUNTS, step, step)
+            for group, values in enumerate(new):
+                kernels.write_at(addresses, group * self.spec.width, values)
+        return step
+
+    def _computed(self, function: Function, addresses: Array, gradients: Array) -> list[Array]:
+        """What `function` makes of the values and slots at these addresses, checked."""
+        old = [np.empty_like(gradients) for _ in range(1 + len(self.rule.names))]
+        for group, out in enumerate(old):
+            kernels.read_at(addresses, group * self.spec.width, out)
+        if not len(addresses):
+            return old
+        values, slots = function(old[0], old[1:], gradients)
+        if len(slots) != len(self.rule.names):
+            raise errors.ServerError(f"table {self.spec.name}: update: expected {len(self.rule.names)} slots of the function, "
+                                     f"found {len(slots)}")
+        return [self._checked_values(f"the function's {what}", addresses, np.asarray(new))
+                for what, new in zip(("values", *self.rule.names), (values, *slots))]
+
+    def slots(self, ids: Array) -> dict[str, Array]:
+        """float32 [n, width] by the name of each slot: what the optimizer keeps for the rows of `ids` (int64 [n]).
+
+        The table stays as it is; ids without a row read as a row begins. Names are those of Fluid's accumulators. (Those of
+        one number for the whole parameter, as Adam's powers, follow from `step`.)
+        """
+        ids = self._checked_ids(ids)
+        state = np.repeat(np.append(np.float32(0), self.rule.slots), self.spec.width).astype(np.float32)
+        bodies = np.tile(state, (len(ids), 1))
+        for number, order in self._blocks(ids):
+            shard = self._shards[number]
+            with shard.lock:
+                self._peek(shard, shard.locate(ids, order, insert=False), order, bodies)
+        return {name: np.ascontiguousarray(bodies[:, (1 + i) * self.spec.width:(2 + i) * self.spec.width])
+                for i, name in enumerate(self.rule.names)}
+
+    def assign_slots(self, ids: Array, slots: Mapping[str, Array]) -> None:
+        """Set slots, by name, of the rows of `ids` (int64 [n]) to float32 [n, width]; the values and other slots stay.
+
+        Ids without a row get one. Raises ServerError for a name that the optimizer does not have.
+        """
+        ids = self._checked_ids(ids)
+        if unknown := set(slots) - set(self.rule.names):
+            raise errors.ServerError(f"table {self.spec.name}: slots: expected some of {list(self.rule.names)}, found "
+                                     f"{sorted(unknown)}")
+        groups = [(1 + self.rule.names.index(name), self._checked_values(name, ids, values)) for name, values in slots.items()]
+        for number, order in self._blocks(ids):
+            with self._shards[number].lock:
+                rows = self._inserted(number, ids, order)
+                addresses = np.zeros(len(order), np.int64)
+                kernels.addresses_of(*self._shards[number].values, rows, np.arange(len(order)), addresses)
+                for group, values in groups:
+                    kernels.write_at(addresses, group * self.spec.width, values[order])
+
+    def items(self, block: int = 1 << 16) -> Iterator[tuple[Array, Array]]:
+        """(ids int64 [m], values float32 [m, width]) of all rows, each once, in no order, at most `block` at a time.
+
+        All as they are at one moment, that of the first `next`, while the table goes on changing. `shrink` and snapshots wait
+        until the iterator is at its end, or closed; its own thread must not ask for either before. Raises ServerError for a
+        block below 1.
+        """
+        if block < 1:
+            raise errors.ServerError(f"table {self.spec.name}: items: block: expected at least 1 row, found {block}")
+        with self.cut() as cut:
+            for ids, values, _ in cut.rows(block):
+                yield ids, values
 
     def add(self, ids: Array, differences: Array) -> None:
         """Add `differences` (float32 [n, width]) to the values of the rows of `ids` (int64 [n]), past the optimizer."""
@@ -141,8 +239,22 @@ class SparseTable:
     # ---- one block of rows, under its shard's lock -------------------------------------------------------------------
 
     def _touched(self, number: int, ids: Array, order: Array, counts: Array, step: int, until: int) -> Array:
-        """The rows of ids[order], ready to be read or changed: born where needed, put aside for a snapshot, moved by the
-        steps up to `until` that they missed, marked as touched at `step`. -1 for ids that may not enter."""
+        """The rows of ids[order], ready to be read or changed: born where needed, and marked as touched. -1 for ids that may
+        not enter."""
+        rows = self._located(number, ids, order, counts, step)
+        self._mark(self._shards[number], rows, order, counts, step, until)
+        return rows
+
+    def _inserted(self, number: int, ids: Array, order: Array) -> Array:
+        """As _touched, also for ids that an entry rule would keep out."""
+        shard, before = self._shards[number], self._shards[number].count
+        rows = shard.locate(ids, order, insert=True)
+        self._bear(shard, before, self.step)
+        self._mark(shard, rows, order, NO_COUNTS, self.step, self.step)
+        return rows
+
+    def _located(self, number: int, ids: Array, order: Array, counts: Array, step: int) -> Array:
+        """The rows of ids[order], born where needed, -1 for ids that may not enter."""
         shard = self._shards[number]
         before = shard.count
         if self.spec.entry is None:
@@ -152,11 +264,14 @@ class SparseTable:
             rows = shard.locate(ids, order, insert=False)
             if len(counts) and (rows < 0).any():
                 self._admit(number, ids, order, counts, step, rows)
-        shard.preserve(rows)
-        if self.rule.idle is not None:
-            self._catch_up(shard.heads.addresses, shard.bodies.addresses, shard.page_bits, rows, until)
-        kernels.touch(shard.heads.addresses, shard.page_bits, rows, order, counts, step)
         return rows
+
+    def _mark(self, shard: Shard, rows: Array, order: Array, counts: Array, step: int, until: int) -> None:
+        """Put rows aside for a snapshot, move them by the steps up to `until` that they missed, mark them as touched at
+        `step`."""
+        shard.preserve(rows)
+        self.rule.catch_up(shard.heads.addresses, *shard.values, self.spec.width, rows, until, self._rates)
+        kernels.touch(shard.heads.addresses, shard.page_bits, rows, order, counts, step)
 
     def _bear(self, shard: Shard, before: int, step: int) -> None:
         """First values for the rows from number `before` on."""
@@ -187,24 +302,19 @@ class SparseTable:
         earlier = shows[enters] - np.minimum(counts[asking[enters]], shows[enters])
         kernels.touch(shard.heads.addresses, shard.page_bits, new, np.arange(len(new)), earlier, step)
 
-    def _catch_up(self, heads: Array, bodies: Array, page_bits: int, rows: Array, until: int) -> None:
-        """Move rows by the steps up to `until` that had no gradient for them."""
-        count = self._rates.count
-        self.rule.idle(heads, bodies, page_bits, self.stride, self.spec.width, rows, until, self._rates.steps,
-                       self._rates.rates, count, self.rule.hyper, self.rule.horizon)
-
     def _gather(self, shard: Shard, rows: Array, order: Array, out: Array) -> None:
         kernels.gather(*shard.values, self.spec.width, rows, order, out)
 
     def _peek(self, shard: Shard, rows: Array, order: Array, out: Array) -> None:
-        """As _gather, with the movements that rows have missed, which are computed on a copy."""
+        """As _gather, with the movements that rows have missed, which are computed on a copy. `out` may be wider than the
+        values: then it gets slots too."""
+        width = out.shape[1]
         if self.rule.idle is None:
-            return self._gather(shard, rows, order, out)
+            return kernels.gather(*shard.values, width, rows, order, out)
         found = rows >= 0
         heads, bodies = shard.read(rows[found])
-        pages = np.array([heads.ctypes.data]), np.array([bodies.ctypes.data])
-        self._catch_up(*pages, _ONE_PAGE, np.arange(len(heads)), self.step)
-        out[order[found]] = bodies[:, :self.spec.width]
+        moved(self.rule, heads, bodies, self.spec.width, self.step, self._rates)
+        out[order[found]] = bodies[:, :width]
 
     def _fill_absent(self, rows: Array, ids: Array, order: Array, out: Array) -> None:
         if self.spec.entry is not None:
@@ -219,21 +329,24 @@ class SparseTable:
             shard = self._shards[number]
             with shard.lock:
                 if replace:
-                    before = shard.count
-                    shard.locate(ids, order, insert=True)
-                    self._bear(shard, before, self.step)
-                rows = self._touched(number, ids, order, NO_COUNTS, self.step, self.step)
+                    rows = self._inserted(number, ids, order)
+                else:
+                    rows = self._touched(number, ids, order, NO_COUNTS, self.step, self.step)
                 kernels.change_values(*shard.values, self.spec.width, rows, order, values, replace)
 
     # ---- around the rows ---------------------------------------------------------------------------------------------
 
     def _blocks(self, ids: Array) -> Iterator[tuple[int, Array]]:
         """(number of a shard, positions of some of its ids), over all ids."""
+        for number, order in self._groups(ids):
+            for begin in range(0, len(order), _BLOCK):
+                yield number, order[begin:begin + _BLOCK]
+
+    def _groups(self, ids: Array) -> Iterator[tuple[int, Array]]:
+        """(number of a shard, positions of all its ids), for each shard that has some, ascending."""
         order, starts = kernels.partition(kernels.shards_of(ids, len(self._shards).bit_length() - 1), len(self._shards))
-        for number in range(len(self._shards)):
-            end = int(starts[number + 1])
-            for begin in range(int(starts[number]), end, _BLOCK):
-                yield number, order[begin:min(begin + _BLOCK, end)]
+        for number in np.flatnonzero(np.diff(starts)).tolist():
+            yield number, order[starts[number]:starts[number + 1]]
 
     def _tick(self, rate: float) -> int:
         with self._clock:
@@ -254,6 +367,11 @@ class SparseTable:
             raise self._wrong("ids", "an array int64 [n]", ids)
         return np.ascontiguousarray(ids)
 
+    def _checked_gradients(self, ids: Array, gradients: Array, merged: bool) -> tuple[Array, Array]:
+        ids = self._checked_ids(ids)
+        gradients = self._checked_values("gradients", ids, gradients)
+        return (ids, gradients) if merged else merge(ids, gradients)
+
     def _checked_values(self, what: str, ids: Array, values: Array) -> Array:
         shape = (len(ids), self.spec.width)
         if not isinstance(values, np.ndarray) or values.dtype != np.float32 or values.shape != shape:
@@ -263,7 +381,7 @@ class SparseTable:
     # ---- cuts and their restoring ------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def cut(self) -> "Iterator[TableCut]":
+    def cut(self) -> Iterator[TableCut]:
         """The table as it is now, to be read while it goes on changing. One at a time; `shrink` waits for its end."""
         with self._cutting:
             shards = [*self._shards, *self._waiting]
@@ -283,8 +401,13 @@ class SparseTable:
                     with shard.lock:
                         shard.end_cut()
 
-    def restore_clock(self, step: int, learning_rate: float, steps: Array, rates: Array) -> None:
-        """Take over step, rate and history of rates of a cut."""
+    def restore_clock(self, step: int, learning_rate: float, steps: Array | None = None, rates: Array | None = None) -> None:
+        """Take over step, rate and history of rates of a cut; without a history, as if all steps had had this rate.
+
+        Rows that are there keep the steps that they have seen: to be called before rows are put or assigned.
+        """
+        if steps is None or rates is None:
+            steps, rates = np.ones(1, np.int64), np.array([learning_rate], np.float32)
         with self._clock:
             self.step, self.learning_rate = step, learning_rate
             self._rates.restore(steps, rates)
@@ -295,31 +418,6 @@ class SparseTable:
         for number, order in self._blocks(np.ascontiguousarray(heads["id"])):
             with shards[number].lock:
                 shards[number].put(heads, bodies, order)
-
-
-class TableCut:
-    """A table as it was at one moment. The attributes are those of the table then."""
-
-    def __init__(self, spec: specs.TableSpec, step: int, learning_rate: float, steps: Array, rates: Array, rows: list[Shard],
-                 waiting: list[Shard]):
-        self.spec, self.step, self.learning_rate = spec, step, learning_rate
-        self.steps, self.rates = steps, rates
-        self._rows, self._waiting = rows, waiting
-
-    def blocks(self, waiting: bool = False) -> Iterator[tuple[Array, Array]]:
-        """(heads [n] of kernels.HEAD, bodies float32 [n, stride]) of all rows, each once, in no order; or of the ids that
-        wait. To be read once."""
-        for shard in self._waiting if waiting else self._rows:
-            for begin in range(0, 1 << 62, _BLOCK_OF_A_CUT):
-                with shard.lock:
-                    block = shard.cut_rows(begin, _BLOCK_OF_A_CUT)
-                    if block is None:
-                        aside = shard.end_cut()
-                if block is None:
-                    yield from aside
-                    break
-                if len(block[0]):
-                    yield block
 
 
 def merge(ids: Array, values: Array) -> tuple[Array, Array]:

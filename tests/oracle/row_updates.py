@@ -1,8 +1,10 @@
-"""Makes tests/golden/row_updates.json: an embedding after 24 steps of Fluid 1.8.5, for each optimizer with sparse rows.
+"""Makes tests/golden/row_updates.json: an embedding after 24 steps of Fluid 1.8.5, for each optimizer with sparse rows,
+and for FTRL, which Fluid has for whole parameters only.
 
     python tests/oracle/row_updates.py        (Python 3.7 with paddlepaddle 1.8.5)
 
-The loss is the mean of the squared rows; ids occur twice in a step, and some rows rest for many steps.
+The loss is the mean of the squared rows; ids occur twice in a step, and some rows rest for many steps. FTRL has one step more
+with all rows before: on a whole parameter it makes rows zero that never had a gradient.
 """
 import json
 import os
@@ -20,19 +22,19 @@ def batches():
     return [np.sort(ids % (3 if 4 < i < 20 else HEIGHT)) for i, ids in enumerate(drawn)]
 
 
-def train(optimizer):
+def train(optimizer, is_sparse=True):
     main, startup = fluid.Program(), fluid.Program()
     with fluid.program_guard(main, startup), fluid.unique_name.guard():
         ids = fluid.data("ids", [None, 1], "int64")
         values = np.linspace(0.5, 2, HEIGHT * WIDTH, dtype="float32").reshape(HEIGHT, WIDTH)
         attr = fluid.ParamAttr(name="w", initializer=fluid.initializer.NumpyArrayInitializer(values))
-        rows = fluid.embedding(ids, [HEIGHT, WIDTH], is_sparse=True, param_attr=attr)
+        rows = fluid.embedding(ids, [HEIGHT, WIDTH], is_sparse=is_sparse, param_attr=attr)
         optimizer.minimize(fluid.layers.mean(fluid.layers.square(rows)))
     scope = fluid.Scope()
     with fluid.scope_guard(scope):
         exe = fluid.Executor(fluid.CPUPlace())
         exe.run(startup)
-        for batch in batches():
+        for batch in batches() if is_sparse else [np.arange(HEIGHT)] + batches():
             exe.run(main, feed={"ids": batch.astype("int64").reshape(-1, 1)})
         return np.array(scope.find_var("w").get_tensor()).tolist()
 
@@ -49,6 +51,8 @@ def main():
         "lazy_adam": train(optimizer.Adam(rate, lazy_mode=True)),
         "rmsprop": train(optimizer.RMSProp(rate)),
         "rmsprop_centered": train(optimizer.RMSProp(rate, momentum=0.8, centered=True)),
+        "ftrl": train(optimizer.Ftrl(rate, l1=0.01), is_sparse=False),
+        "ftrl_power": train(optimizer.Ftrl(rate, l1=0.03, lr_power=-0.4), is_sparse=False),
     }
     path = os.path.join(os.path.dirname(__file__), "..", "golden", "row_updates.json")
     with open(path, "w") as file:

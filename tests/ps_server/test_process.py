@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jfluid import errors
 from jfluid.ps_server import specs
 from jfluid.ps_server.client import Client
 from jfluid.ps_server.store import Change
@@ -56,11 +57,15 @@ def test_by_hand(tmp_path):
     (tmp_path / "tables.yaml").write_text(
         "tables:\n- {name: t, width: 4, optimizer: {type: sgd, learning_rate: 1}}\nblocks:\n- {name: w, shape: [2], "
         "initializer: {type: constant, value: 3}, optimizer: {type: sgd, learning_rate: 1}}\n")
-    with Process("--tables", tmp_path / "tables.yaml", "--metrics-port", 0, token=None) as server:
+    with Process("--tables", tmp_path / "tables.yaml", "--metrics-port", 0, "--save-root", tmp_path / "saves",
+                 token=None) as server:
         token = server.lines[0].removeprefix("token ")
         with Client([server.endpoint], token) as one:
             one.create([TABLE])
             assert one.pull({"t": np.array([1])}).rows["t"].values.tolist() == [[0] * 4] and one.status()[0].blocks == {"w": 0}
+            one.save(str(tmp_path / "saves"))
+            with pytest.raises(errors.ServerError, match="the server's save root"):
+                one.save(str(tmp_path))
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(30) == 0
         assert "metrics on http://127.0.0.1:" in server.process.stdout.read()

@@ -520,6 +520,24 @@ def test_metrics_on_request(job):
     assert Server(Settings(token=TOKEN)).start().metrics_port is None
 
 
+def test_snapshots_stay_below_the_save_root(job, tmp_path):
+    root = tmp_path / "saves"
+    (root / "a").mkdir(parents=True)
+    (tmp_path / "saves-of-others").mkdir()
+    (root / "out").symlink_to(tmp_path / "saves-of-others")
+    (root / "in").symlink_to(root / "a")
+    client = job.start(save_root=root).ready()
+    client.save(str(tmp_path / "saves-of-others" / ".." / "saves" / "in" / "new"))
+    assert any((root / "a" / "new").iterdir())
+    client.restore(str(root / "a" / "new"))
+    outside = (tmp_path, root / "..", root / "out" / "b", tmp_path / "saves-of-others", root / "a" / ".." / ".." / "c", "/")
+    for folder in outside:
+        for call in (client.save, client.restore):
+            with pytest.raises(errors.ServerError, match=r"folder: expected .*/saves or one below it"):
+                call(str(folder))
+    assert not any((tmp_path / "saves-of-others").iterdir()) and not (tmp_path / "c").exists()
+
+
 def test_everything_of_a_job_ends_with_it(job, tmp_path):
     """No thread is left that would keep a process alive, and no file outside the folder."""
     client = job.start().ready(heartbeat_s=0.05)

@@ -45,6 +45,20 @@ def test_dense_adam():
     np.testing.assert_allclose(w.read()[0], expected, rtol=1e-4, atol=1e-5)
 
 
+def test_dense_ftrl():
+    """Against the formula. Small gradients leave zeros, as the L1 penalty is for."""
+    w = block((4,), specs.Ftrl(learning_rate=0.1, l1=0.5, l2=0.2), initializer=specs.Uniform())
+    value, squared, linear = w.read()[0].astype(np.float64), 0.0, 0.0
+    for step in range(1, 6):
+        gradient = np.array([1, -1, 0.01, 0.5]) * np.cos(0.3 * step)
+        before, squared = squared, squared + gradient**2
+        linear = linear + gradient - (np.sqrt(squared) - np.sqrt(before)) / 0.1 * value
+        value = np.where(abs(linear) > 0.5, (0.5 * np.sign(linear) - linear) / (np.sqrt(squared) / 0.1 + 0.4), 0)
+        w.push(gradient.astype(np.float32))
+    np.testing.assert_allclose(w.read()[0], value, rtol=1e-4, atol=1e-5)
+    assert 0 < np.count_nonzero(value) < 4
+
+
 def test_differences_values_and_rates():
     w = block((2,))
     w.assign(np.array([1, 2], np.float32))

@@ -1,0 +1,58 @@
+"""What runs the programs of `DistributeTranspiler` in mode "pserver".
+
+| module | holds |
+|---|---|
+| `work` | what a trainer's program asks of servers, read from its operators |
+| `trainer` | runs a trainer's program: rows in, compute, gradients out, parameters in |
+| `strategies` | how gradients and parameters travel: synchronous, half-asynchronous, asynchronous, GEO |
+| `communicator` | `fluid.communicator.Communicator`: switches a strategy on |
+| `links` | this process's connections to servers |
+| `births` | startup programs of servers: how rows of tables are born |
+| `program_store` | the tables and blocks of a server's program, updated by its operators |
+| `serving` | runs a server's program until all trainers have left |
+
+`runner` is the only door: an Executor asks it what to do with each program.
+"""
+from typing import Any, Protocol
+
+from jfluid.ir.program import Program
+from jfluid.scope import Scope
+
+__all__ = ["Runner", "farewell", "leave", "runner"]
+
+
+class Runner(Protocol):
+    """Runs programs of one kind."""
+
+    def run(self, feed: Any, fetches: list[str], scope: Scope) -> list[Any]: ...
+
+
+def runner(program: Program, executor: Any) -> Runner | None:
+    """What runs a program that works together with other processes through parameter servers; None for other programs."""
+    from jfluid.distributed import births, work
+    types = {op.type for op in program.global_block().ops}
+    if work.SERVE in types:
+        from jfluid.distributed.serving import Serving
+        return Serving(program, executor)
+    if types & work.TRAINERS_OPS:
+        from jfluid.distributed.trainer import Trainer
+        read = work.read(program)
+        assert read is not None
+        return Trainer(read, executor)
+    if births.bears(program):
+        return births.Startup(program, executor)
+    return None
+
+
+def leave(executor: Any) -> None:
+    """Say goodbye to all servers that an executor's trainers worked with."""
+    from jfluid.distributed import links
+    links.leave(executor)
+
+
+def farewell(program: Program) -> None:
+    """Say goodbye to the servers of the trainer that a program is for."""
+    from jfluid.distributed import links, work
+    read = work.read(program)
+    if read is not None:
+        links.drop(read.key)

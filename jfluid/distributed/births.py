@@ -1,0 +1,60 @@
+"""First values of tables that are never made whole: startup programs of servers only note how rows are born."""
+import zlib
+from typing import Any
+
+from jfluid import errors
+from jfluid.ir.operator import Operator
+from jfluid.ir.program import Program
+from jfluid.ir.types import VarType
+from jfluid.scope import Scope
+
+
+def bears(program: Program) -> bool:
+    """Whether the program is a server's startup program with tables whose rows appear when they are first looked up."""
+    return any(_is_birth(op) for op in program.global_block().ops)
+
+
+def _is_birth(op: Operator) -> bool:
+    if op.input_arg_names or len(op.output_arg_names) != 1 or "shape" not in op.attrs:
+        return False
+    var = op.block.vars.get(op.output_arg_names[0])
+    return var is not None and var.type == VarType.SELECTED_ROWS and var.persistable
+
+
+def initializer(op: Operator) -> Any:
+    """The law (of jfluid.ps_server.specs) by which an operator fills a variable. Raises UnsupportedError for others."""
+    from jfluid.ps_server import specs
+    make = {
+        "fill_constant": lambda: specs.Constant(value=op.attr("value")),
+        "uniform_random": lambda: specs.Uniform(low=op.attr("min"), high=op.attr("max")),
+        "gaussian_random": lambda: specs.Normal(mean=op.attr("mean"), std=op.attr("std")),
+        "truncated_gaussian_random": lambda: specs.TruncatedNormal(mean=op.attr("mean"), std=op.attr("std")),
+    }.get(op.type)
+    if make is None:
+        raise errors.UnsupportedError(f"table {op.output_arg_names[0]}: rows of a distributed table cannot begin by "
+                                      f"{op.type}; use a constant, uniform, normal or truncated normal initializer")
+    return make()
+
+
+class Startup:
+    """A server's startup program: what fills tables is noted in the scope (`ScopeVariable.law`), the rest runs."""
+
+    def __init__(self, program: Program, executor: Any):
+        self._executor = executor
+        block = program.global_block()
+        self._laws = {op.output_arg_names[0]: (initializer(op), self._seed(op)) for op in block.ops if _is_birth(op)}
+        self._rest = program._copy()
+        rest = self._rest.global_block()
+        rest.ops = [twin for op, twin in zip(block.ops, rest.ops, strict=True) if not _is_birth(op)]
+        self._rest._touch()
+
+    @staticmethod
+    def _seed(op: Operator) -> int:
+        """The same in all servers, and when they start again: the row of an id is the same in all of them."""
+        given = op.attr("seed") if op.type != "fill_constant" else 0
+        return int(given) or zlib.crc32(op.output_arg_names[0].encode())
+
+    def run(self, feed: Any, fetches: list[str], scope: Scope) -> list[Any]:
+        for name, law in self._laws.items():
+            scope.var(name).law = law
+        return self._executor._run(self._rest, feed, fetches, scope, numpy=False)  # type: ignore[no-any-return]

@@ -1,0 +1,95 @@
+"""`fluid.communicator.Communicator`: switches on how a trainer's program exchanges gradients and parameters."""
+from collections.abc import Mapping
+from typing import Any
+
+from jfluid import errors, flags
+from jfluid.distributed import links, work
+from jfluid.distributed.strategies import Async, AsyncSettings, Direct, Strategy
+from jfluid.ir.program import Program
+from jfluid.transpiler.config import DistributedMode
+
+__all__ = ["Communicator"]
+
+
+class Communicator:
+    """How the trainer that a program belongs to exchanges gradients and parameters with parameter servers.
+
+        communicator = fluid.communicator.Communicator(fleet.main_program, DistributedMode.ASYNC)
+        communicator.start()
+        ...                                # exe.run(fleet.main_program, ...)
+        communicator.stop()
+
+    Args:
+        program: a trainer's program, that `DistributeTranspiler.get_trainer_program` returned.
+        mode: of `DistributedMode`: SYNC (each step waits for all trainers), HALF_ASYNC (each step waits for its own gradients
+            and parameters), ASYNC (a thread sends and receives), GEO (trainers update by themselves).
+        kwargs: of GEO: {"trainers": how many, "push_nums": steps between two exchanges}; "push_vars" has no effect: the
+            programs say where parameters are.
+        envs: settings by Fluid's names, which come before the flags of the same names:
+            communicator_send_queue_size (steps whose gradients may wait), communicator_max_merge_var_num (steps whose
+            gradients are sent together), communicator_is_sgd_optimizer (they are added up, else averaged),
+            communicator_min_send_grad_num_before_recv (gradients sent before parameters are received again),
+            communicator_prefetch_depth (batches of a dataset whose rows are pulled ahead).
+            communicator_thread_pool_size, communicator_send_wait_times, communicator_independent_recv_thread,
+            communicator_fake_rpc and communicator_merge_sparse_grad have no effect: one thread sends, as soon as there is
+            something.
+
+    Raises:
+        TypeError, ProgramError: an argument is wrong, or the program is not a trainer's.
+    """
+
+    def __init__(self, program: Program, mode: int, kwargs: Mapping[str, Any] | None = None, envs: Mapping[str, Any] = {}):
+        if not isinstance(program, Program):
+            raise TypeError(f"program: expected a Program, found {type(program).__name__}")
+        read = work.read(program)
+        if read is None:
+            raise errors.ProgramError("program: it sends nothing to parameter servers; expected what "
+                                      "DistributeTranspiler.get_trainer_program returned")
+        modes = {n: v for n, v in vars(DistributedMode).items() if n.isupper()}
+        if isinstance(mode, bool) or mode not in modes.values():
+            raise errors.ProgramError(f"mode: expected DistributedMode.{', '.join(modes)}, found {mode!r}")
+        self._mode, self._work, self._kwargs, self._envs = mode, read, dict(kwargs or {}), dict(envs)
+        self._strategy: Strategy | None = None
+
+    def start(self) -> None:
+        """From now on steps of the program go by this communicator. A second start does nothing.
+
+        Raises ServerError when a server does not answer.
+        """
+        if self._strategy is None:
+            link = links.link(self._work)
+            self._strategy = link.strategy = self._made()
+            link.prefetch_depth = int(self._setting("prefetch_depth"))
+
+    def stop(self) -> None:
+        """Send what waits, and go back to what the program's operators say. Raises ServerError where that failed."""
+        if self._strategy is not None:
+            links.link(self._work).strategy = None
+            strategy, self._strategy = self._strategy, None
+            strategy.stop()
+
+    def is_running(self) -> bool:
+        """Whether it was started, and not stopped."""
+        return self._strategy is not None
+
+    def _setting(self, name: str) -> Any:
+        name = f"communicator_{name}"
+        return self._envs.get(name, self._envs.get(f"FLAGS_{name}", flags.get(f"FLAGS_{name}")))
+
+    def _made(self) -> Strategy:
+        if self._mode == DistributedMode.GEO:
+            from jfluid.distributed.geo import Geo
+            missing = {"trainers", "push_nums"} - set(self._kwargs)
+            if missing:
+                raise errors.ProgramError(f"kwargs: GEO needs {', '.join(sorted(missing))}")
+            return Geo(int(self._kwargs["push_nums"]), int(self._kwargs["trainers"]))
+        if self._mode != DistributedMode.ASYNC:
+            return Direct(self._mode == DistributedMode.SYNC)
+        return Async(AsyncSettings(
+            queue_size=int(self._setting("send_queue_size")), max_merge=int(self._setting("max_merge_var_num")),
+            sums=_truth(self._setting("is_sgd_optimizer")),
+            before_receive=int(self._setting("min_send_grad_num_before_recv"))))
+
+
+def _truth(value: Any) -> bool:
+    return str(value).lower() in ("1", "true")

@@ -1,0 +1,169 @@
+"""GEO: trainers update by themselves, and exchange differences of parameters with the servers every so many steps."""
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from jfluid import errors
+from jfluid.compile.buckets import ladder
+from jfluid.distributed.strategies import Gradients
+from jfluid.distributed.work import Work
+from jfluid.scope import Scope
+
+if TYPE_CHECKING:
+    from jfluid.distributed.links import Link
+    from jfluid.ps_server.client import Pulled, Rows
+
+Array = np.ndarray[Any, Any]
+
+
+@jax.jit
+def _rows_of(table: jax.Array, ids: jax.Array) -> jax.Array:
+    return table.at[ids].get(mode="fill", fill_value=0)
+
+
+def _add(table: jax.Array, ids: jax.Array, differences: jax.Array) -> jax.Array:
+    return table.at[ids].add(differences.astype(table.dtype), mode="drop")
+
+
+_add_rows = jax.jit(_add, donate_argnums=0)
+
+
+class Geo:
+    """Every `every` steps a trainer sends a share of how far its parameters have moved, and takes over how far those of the
+    servers have; while that travels it goes on training.
+
+    With v the trainer's value and o what it last knew of the servers', it sends d = (v - o) / trainers and sets o += d; when
+    the servers' value s comes back, v += s - o and o = s (Zhang et al., Geo-SGD as Fluid has it).
+
+    Args:
+        every: steps between two exchanges.
+        trainers: how many there are.
+    """
+
+    def __init__(self, every: int, trainers: int):
+        if every < 1 or trainers < 1:
+            raise errors.ProgramError(f"GEO: expected steps between two exchanges and trainers of 1 at least, found {every} "
+                                      f"and {trainers}")
+        self._every, self._trainers = every, trainers
+        self._steps = 0
+        self._known: dict[str, Array] = {}  # what was last known of the servers' values, by parameter
+        self._tables: set[str] = set()
+        self._touched: dict[str, list[Array]] = {}
+        self._under_way: tuple[Future[Pulled], dict[str, Array], Scope, Link] | None = None
+        self._last: tuple[Link, Scope] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="jfluid-geo")
+        self._lock = threading.Lock()
+
+    def pull(self, link: "Link", ids: Mapping[str, Array]) -> "dict[str, Rows]":
+        return {}  # trainers hold their tables
+
+    def begin(self, link: "Link", work: Work, scope: Scope) -> None:
+        """Note the servers' values, which are everybody's at first; later take over what has come."""
+        if not self._known:
+            self._tables = {table for _, table in work.touched}
+            for name, param in link.params.items():
+                self._known[name] = np.array(self._value(scope, name), np.float32)
+                if name in self._tables:
+                    link.place_rows(param)
+        if self._under_way is not None and self._under_way[0].done():
+            self._take()
+
+    def push(self, link: "Link", work: Work, gradients: Gradients, scope: Scope) -> dict[str, Array]:
+        for table, ids in gradients.touched.items():
+            self._touched.setdefault(table, []).append(ids)
+        self._steps += 1
+        self._last = link, scope
+        if self._steps % self._every == 0:
+            self._exchange(link, scope)
+        return {}
+
+    def stop(self) -> None:
+        """Exchange what has moved since the last time, and end with the servers' values."""
+        if self._last is not None:
+            self._exchange(*self._last)
+            self._take()
+        self._thread.shutdown()
+
+    def _exchange(self, link: "Link", scope: Scope) -> None:
+        if self._under_way is not None:
+            self._take()
+        share = np.float32(1.0 / self._trainers)
+        blocks: dict[str, Array] = {}
+        rows: dict[str, tuple[Array, Array]] = {}
+        touched: dict[str, Array] = {}
+        for name, param in link.params.items():
+            known = self._known[name]
+            if name in self._tables:
+                ids = touched[name] = np.unique(np.concatenate(self._touched.pop(name, [np.empty(0, np.int64)])))
+                moved = (self._rows(scope, name, ids) - known[ids]) * share
+                known[ids] += moved
+                rows[name] = ids, moved
+            else:
+                moved = (np.asarray(self._value(scope, name), np.float32) - known) * share
+                known += moved
+                blocks |= param.cut(moved)
+
+        def travel() -> "Pulled":
+            from jfluid.ps_server.store import Change
+            return link.client.exchange(rows, blocks, touched, list(blocks), change=Change.ADD)
+        self._under_way = self._thread.submit(travel), touched, scope, link
+
+    def _take(self) -> None:
+        """Take over what the servers' values have become."""
+        if self._under_way is None:
+            return
+        future, touched, scope, link = self._under_way
+        self._under_way = None
+        pulled = future.result()
+        for name, param in link.params.items():
+            known, tensor = self._known[name], scope.var(name).get_tensor()
+            if name in self._tables:
+                ids = touched[name]
+                values = pulled.rows[name].all().reshape(len(ids), *known.shape[1:])
+                tensor._value = self._added(tensor._value, ids, values - known[ids])
+                known[ids] = values
+            else:
+                value = param.joined(pulled.blocks).reshape(known.shape)
+                tensor._value = np.asarray(tensor._value) + (value - known)
+                self._known[name] = np.array(value)
+
+    # ---- the trainer's own values ----
+
+    @staticmethod
+    def _value(scope: Scope, name: str) -> Any:
+        found = scope.find_var(name)
+        if found is None or found.get_tensor()._value is None:
+            raise errors.UninitializedError(f"{name} has no value in the scope: run the startup program first "
+                                            "(exe.run(fleet.startup_program))")
+        return found.get_tensor()._value
+
+    def _rows(self, scope: Scope, name: str, ids: Array) -> Array:
+        value = self._value(scope, name)
+        if not isinstance(value, jax.Array):
+            return np.asarray(value)[ids]
+        with jax.enable_x64(True):
+            return np.asarray(_rows_of(value, _padded(ids, value.shape[0])))[:len(ids)]
+
+    @staticmethod
+    def _added(value: Any, ids: Array, differences: Array) -> Any:
+        if not isinstance(value, jax.Array):
+            value = np.array(value)
+            value[ids] += differences
+            return value
+        room = np.zeros((ladder(len(ids)), *differences.shape[1:]), np.float32)
+        room[:len(ids)] = differences
+        with jax.enable_x64(True):
+            return _add_rows(value, _padded(ids, value.shape[0]), room)
+
+
+def _padded(ids: Array, beyond: int) -> Array:
+    """The ids, padded to a bucket with one that no row has."""
+    room = np.full(ladder(len(ids)), beyond, np.int64)
+    room[:len(ids)] = ids
+    return room
+
+

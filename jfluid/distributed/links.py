@@ -1,0 +1,135 @@
+"""Links: this process's connections to the servers of jobs, one for each trainer that it is."""
+import ipaddress
+import itertools
+import math
+import os
+import secrets
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jfluid import errors, flags
+
+if TYPE_CHECKING:
+    from jfluid.distributed.strategies import Strategy
+    from jfluid.distributed.work import Dense, Work
+
+TOKEN = "JFLUID_PS_TOKEN"
+_TOKEN_FILE = Path("~", ".cache", "jfluid", "ps_token")
+
+
+def job_token(endpoints: Sequence[str]) -> str:
+    """The token of this job: the environment variable JFLUID_PS_TOKEN, which the launcher sets.
+
+    Without it a job whose servers listen on this machine only takes one that a file of this user holds (made when it is first
+    asked for). Raises ServerError for a job on several machines without a token.
+    """
+    if TOKEN in os.environ:
+        return os.environ[TOKEN]
+    beyond = [e for e in endpoints if not _is_loopback(e.rpartition(":")[0])]
+    if beyond:
+        raise errors.ServerError(f"{', '.join(beyond)}: parameter servers that other machines can reach need a token: set "
+                                 f"{TOKEN} to the same secret of at least 16 characters for all processes of the job, or "
+                                 "start it with jfluid-launch, which makes one")
+    path = _TOKEN_FILE.expanduser()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f"{path.name}.{os.getpid()}")
+    fresh.touch(0o600)
+    fresh.write_text(secrets.token_urlsafe(24))
+    try:
+        os.link(fresh, path)  # fails where another process was faster
+    except FileExistsError:
+        pass
+    finally:
+        fresh.unlink()
+    return path.read_text().strip()
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class Link:
+    """One trainer's connection to all servers of its job.
+
+    Attributes:
+        client: the calls.
+        rounds: how many rounds of synchronous training this trainer has done.
+        strategy: how gradients go out and parameters come in; None for what the program's own operators say.
+        prefetch_depth: batches of a dataset whose rows are pulled ahead, where the strategy lets that be.
+        params: parameters that come from servers.
+        users: the executors that use it.
+    """
+
+    def __init__(self, endpoints: Sequence[str], trainer: int):
+        from jfluid.ps_server.client import Client
+        self.endpoints, self.trainer = list(endpoints), trainer
+        self.client = Client(endpoints, job_token(endpoints), trainer, timeout_s=flags.get("FLAGS_rpc_deadline") / 1000,
+                             keep_bytes=int(os.environ.get("JFLUID_PS_KEEP_BYTES", "0")))
+        self.rounds = max(status.rounds for status in self.client.status())
+        self.strategy: Strategy | None = None
+        self.prefetch_depth = 1
+        self.params: dict[str, Dense] = {}
+        self.users: set[int] = set()
+
+    def know(self, work: "Work") -> None:
+        """Tell the client where the tables and pieces of a program are."""
+        from jfluid.ps_server.client import Stretch
+        for table in work.tables.values():
+            self.client.place_table(table.name, table.width, [Stretch(*s) for s in table.stretches])
+        for dense in [d for _, d in work.dense] + work.received:
+            self.params[dense.param] = dense
+            for piece in dense.pieces:
+                self.client.place_block(piece.name, piece.server, piece.shape)
+        for name in work.counts:
+            for server in range(len(self.endpoints)):
+                self.client.place_block(f"{name}@{server}", server, (1,), there=name)
+
+    def place_rows(self, param: "Dense") -> None:
+        """Tell the client that rows of a parameter travel, and not only the whole."""
+        from jfluid.ps_server.client import Stretch
+        firsts = [0, *itertools.accumulate(p.shape[0] for p in param.pieces)]
+        self.client.place_table(param.param, math.prod(param.pieces[0].shape[1:]), [
+            Stretch(p.name, p.server, first, p.shape[0]) for p, first in zip(param.pieces, firsts)])
+
+
+_links: dict[tuple[tuple[str, ...], int], Link] = {}
+_lock = threading.Lock()
+
+
+def link(work: "Work", user: object = None) -> Link:
+    """The link of the trainer that a program is for, made when it is first asked for; `user` leaves it later."""
+    with _lock:
+        found = _links.get(work.key)
+        if found is None:
+            found = _links[work.key] = Link(work.endpoints, work.trainer_id)
+    if user is not None:
+        found.users.add(id(user))
+    found.know(work)
+    return found
+
+
+def leave(user: object) -> None:
+    """Say goodbye for an executor: servers of which it was the last user end when all trainers have left."""
+    with _lock:
+        mine = [(key, found) for key, found in _links.items() if id(user) in found.users]
+        for key, found in mine:
+            found.users.discard(id(user))
+            if not found.users:
+                del _links[key]
+    for _, found in mine:
+        if not found.users:
+            found.client.leave()
+
+
+def drop(key: tuple[tuple[str, ...], int]) -> None:
+    """Say goodbye to the servers of one trainer, if it has a link to them."""
+    with _lock:
+        found = _links.pop(key, None)
+    if found is not None:
+        found.users.clear()
+        found.client.leave()

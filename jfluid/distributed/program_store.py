@@ -1,0 +1,284 @@
+"""The tables and blocks of one server's program: its operators update them."""
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jfluid import errors
+from jfluid.distributed.tables import ProgramTable, make_table
+from jfluid.ir.block import Block
+from jfluid.ir.operator import Operator, OpRole
+from jfluid.ir.program import Program
+from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate, Store
+from jfluid.ps_server.table import SparseTable
+from jfluid.scope import Scope
+from jfluid.transpiler.pserver.server import SYNC, copy_op
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass
+class Update:
+    """One block of a server's program.
+
+    Attributes:
+        grad: the gradient that it begins with; `param` what it updates.
+        ops: its operators, without the sum over the trainers, which the server makes itself.
+        state: persistable variables that it writes.
+    """
+
+    param: str
+    grad: str
+    block: Block
+    ops: list[Operator]
+    state: list[str]
+
+
+def _updates(program: Program, listen: Operator) -> list[Update]:
+    found = []
+    for entry in listen.attr("grad_to_block_id"):
+        grad, _, index = entry.rpartition(":")
+        block = program.blocks[int(index)]
+        ops = list(block.ops)
+        while ops and ops[0].type in ("sum", "scale") and ops[0].attrs.get("op_role") == OpRole.Forward and \
+                ops[0].output("Out") == [grad]:
+            ops = ops[1:]
+        written = dict.fromkeys(n for op in block.ops for n in op.output_arg_names)
+        state = [n for n in written if n != grad and (v := block.find_var_recursive(n)) is not None and v.persistable]
+        update = [op for op in ops if op.input("Param")]
+        param = update[0].input("Param")[0] if update else block.ops[0].output("Out")[0]  # GEO adds to the parameter
+        found.append(Update(param, grad, block, ops, state))
+    return found
+
+
+class ProgramBlock:
+    """A piece of a parameter; its state lies in the server's scope."""
+
+    learning_rate = 0.0  # the program's schedule has it
+
+    def __init__(self, store: "ProgramStore", update: Update):
+        self.name, self.update, self._store = update.param, update, store
+        self.shape = tuple(store.tensor(self.name).shape())
+        self.version = 0
+        self._value: Array | None = None
+
+    def read(self) -> tuple[Array, int]:
+        """(value, version); nobody writes to the array afterwards."""
+        with self._store.lock:
+            if self._value is None:
+                self._value = np.array(self._store.tensor(self.name), np.float32)
+                self._value.flags.writeable = False
+            return self._value, self.version
+
+    def push(self, gradient: Array, learning_rate: float | None = None) -> int:
+        """One update by the program; returns the version that it makes."""
+        self._store.update({self.name: gradient}, None)
+        return self.version
+
+    def add(self, difference: Array) -> int:
+        """Add to the value, past the optimizer; returns the version that it makes."""
+        return self.assign(self.read()[0] + difference)
+
+    def assign(self, value: Array) -> int:
+        """Set the value; the optimizer's state stays. Returns the version that it makes."""
+        with self._store.lock:
+            self._store.tensor(self.name).set(value)
+            return self.changed()
+
+    def changed(self) -> int:
+        """The value in the scope is another now."""
+        self._value = None
+        self.version += 1
+        return self.version
+
+    def state(self) -> dict[str, Any]:
+        """Everything that a snapshot needs: the bytes of all variables, as float32."""
+        with self._store.lock:
+            arrays = [np.array(self._store.tensor(n)) for n in self._names()]
+            return {"numbers": _packed(arrays), "version": self.version,
+                    "variables": [[n, str(a.dtype), list(a.shape)] for n, a in zip(self._names(), arrays, strict=True)]}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over a `state`. Raises ServerError when it is that of another block."""
+        with self._store.lock:
+            arrays = {n: np.array(self._store.tensor(n)) for n in self._names()}
+            there = [[n, str(a.dtype), list(a.shape)] for n, a in arrays.items()]
+            if there != state["variables"]:
+                raise errors.ServerError(f"block {self.name}: expected {there}, found {state['variables']}")
+            for name, array in zip(arrays, _unpacked(state["numbers"], there), strict=True):
+                self._store.tensor(name).set(array)
+            self.changed()
+            self.version = state["version"]
+
+    def _names(self) -> list[str]:
+        return [self.name, *(n for n in self.update.state if n != self.name)]
+
+
+def _packed(arrays: Sequence[Array]) -> Array:
+    data = b"".join(a.tobytes() for a in arrays)
+    return np.frombuffer(data + b"\0" * (-len(data) % 4), np.float32)
+
+
+def _unpacked(numbers: Array, described: Sequence[Any]) -> list[Array]:
+    data, at, arrays = numbers.tobytes(), 0, []
+    for _, dtype, shape in described:
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        arrays.append(np.frombuffer(data[at:at + size], dtype).reshape(shape))
+        at += size
+    return arrays
+
+
+class ProgramStore(Store):
+    """The tables and blocks of a server's program.
+
+    Args:
+        program: of `DistributeTranspiler.get_pserver_program`.
+        scope: where its startup program ran.
+        executor: runs its blocks.
+    """
+
+    def __init__(self, program: Program, scope: Scope, executor: Any):
+        super().__init__()
+        (listen,) = (op for op in program.global_block().ops if op.type == "listen_and_serv")
+        self.lock = threading.RLock()
+        self.synchronous = listen.attr("distributed_mode") == SYNC
+        self._program, self._scope, self._executor = program, scope, executor
+        self._compiled: dict[tuple[str, ...], tuple[Program, dict[str, str]]] = {}
+        sparse = {g.rpartition(":")[0] for g in listen.attr("sparse_grad_to_param")}
+        for update in _updates(program, listen):
+            if update.grad in sparse:
+                self.tables[update.param] = make_table(update, scope, self.tensor)
+            else:
+                self.add_block(ProgramBlock(self, update))
+        schedule = listen.attr("lr_decay_block_id")
+        self._schedule = self._alone(program.blocks[schedule].ops) if schedule >= 0 else None
+        self._counts = [n for op in program.blocks[schedule].ops for n in op.input_arg_names if ".trainer_" in n] \
+            if schedule >= 0 else []
+        for name in self._counts:
+            self.add_block(Counter(self, name))
+        self._set_rates()
+
+    def tensor(self, name: str) -> Any:
+        """The tensor of a variable. Raises UninitializedError where the startup program was not run."""
+        found = self._scope.find_var(name)
+        if found is None or not found.get_tensor()._is_initialized():
+            raise errors.UninitializedError(f"{name} has no value in the scope: run the server's startup program first "
+                                            "(get_startup_program), or fleet.init_server()")
+        return found.get_tensor()
+
+    def block(self, name: str) -> Any:
+        """A block, or a table as the block that trainers take it for who hold all of it."""
+        if name in self.tables and name not in self.blocks:
+            return WholeTable(self.tables[name], tuple(self._program.global_block().var(name).shape))
+        return super().block(name)
+
+    # ---- updates ----
+
+    def apply(self, rows: list[RowsUpdate], blocks: list[BlockUpdate], trainer: int | None = None) -> None:
+        wrong = [b.block for b in blocks if b.change == Change.GRADIENT and b.block not in self.blocks]
+        if wrong:
+            raise errors.ServerError(f"{wrong[0]} is a table: it takes gradients by rows")
+        counts = [b for b in blocks if b.block in self._counts]
+        with self.lock:
+            super().apply([], counts)
+            if self._schedule is not None and (self.synchronous or counts):
+                self._run(self._schedule, {})
+                self._set_rates()
+            gradients = {b.block: b.value for b in blocks if b.change == Change.GRADIENT}
+            if gradients:
+                self.update(gradients, trainer)
+        super().apply(rows, [b for b in blocks if b.change != Change.GRADIENT and b not in counts])
+
+    def update(self, gradients: Mapping[str, Array], trainer: int | None) -> None:
+        """Run the blocks of these pieces, all in one program."""
+        with self.lock:
+            key = tuple(sorted(gradients))
+            if key not in self._compiled:
+                updates = [self.blocks[name].update for name in key]  # type: ignore[attr-defined]
+                program = self._alone([op for u in updates for op in u.ops])
+                self._compiled[key] = program, {u.param: u.grad for u in updates}
+            program, grads = self._compiled[key]
+            self._run(program, {grads[name]: gradients[name] for name in key})
+            for name in key:
+                self.blocks[name].changed()  # type: ignore[attr-defined]
+
+    def _alone(self, ops: Sequence[Operator]) -> Program:
+        """A program of these operators, with the variables that they know."""
+        program = Program()
+        program.random_seed = self._program.random_seed
+        block = program.global_block()
+        for op in ops:
+            for name in op.input_arg_names + op.output_arg_names:
+                if name not in block.vars and (var := op.block.find_var_recursive(name)) is not None:
+                    twin = block.clone_variable(var, force_persistable=False)
+                    if name.endswith("@GRAD") or "@GRAD." in name:
+                        twin.persistable = False
+            copy_op(op, block, {})
+        return program
+
+    def _run(self, program: Program, feed: Mapping[str, Array]) -> None:
+        self._executor._run(program, feed, [], self._scope, numpy=False, owned=True)
+
+    # ---- tables ----
+
+    def _set_rates(self) -> None:
+        """Tables take the learning rate that the schedule has made."""
+        for table in self.tables.values():
+            found = self._scope.find_var(table.rate) if isinstance(table, ProgramTable) and table.rate else None
+            if found is not None and found.get_tensor()._is_initialized():  # a schedule makes it in the first step
+                table.learning_rate = float(np.array(found.get_tensor()).reshape(()))
+
+
+class WholeTable:
+    """All rows of a table of a known height, as a block."""
+
+    def __init__(self, table: SparseTable, shape: tuple[int, ...]):
+        self.name, self.shape, self._table = table.spec.name, shape, table
+
+    def read(self) -> tuple[Array, int]:
+        """(value, a version that was never seen)."""
+        values = self._table.look_up(np.arange(self.shape[0], dtype=np.int64), train=False)
+        return values.reshape(self.shape), time.time_ns()
+
+    def add(self, difference: Array) -> None:
+        """Add to all rows, past the optimizer."""
+        self._table.add(np.arange(self.shape[0], dtype=np.int64), difference.reshape(self.shape[0], -1))
+
+    def assign(self, value: Array) -> None:
+        """Set all rows; the optimizer's state stays."""
+        self._table.assign(np.arange(self.shape[0], dtype=np.int64), value.reshape(self.shape[0], -1))
+
+
+class Counter:
+    """A count of steps that a trainer adds to."""
+
+    learning_rate = 0.0
+    shape = (1,)
+
+    def __init__(self, store: ProgramStore, name: str):
+        self.name, self._store, self.version = name, store, 0
+
+    def read(self) -> tuple[Array, int]:
+        return np.array(self._store.tensor(self.name)).astype(np.float32), self.version
+
+    def push(self, gradient: Array, learning_rate: float | None = None) -> int:
+        raise errors.ServerError(f"{self.name} is a count: it takes additions only")
+
+    def add(self, difference: Array) -> int:
+        tensor = self._store.tensor(self.name)
+        tensor.set(np.array(tensor) + difference.astype(np.int64))
+        self.version += 1
+        return self.version
+
+    assign = push
+
+    def state(self) -> dict[str, Any]:
+        return {"numbers": _packed([np.array(self._store.tensor(self.name))]), "version": self.version}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        (value,) = _unpacked(state["numbers"], [[self.name, "int64", [1]]])
+        self._store.tensor(self.name).set(value)
+        self.version = state["version"]

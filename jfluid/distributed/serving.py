@@ -1,0 +1,47 @@
+"""Running a server's program: it serves until all trainers have left."""
+import logging
+import os
+from typing import Any
+
+from jfluid import errors
+from jfluid.distributed.links import job_token
+from jfluid.ir.program import Program
+from jfluid.scope import Scope
+
+_LOG = logging.getLogger(__name__)
+
+
+class Serving:
+    """Runs the program of one server: `Executor.run` returns when all trainers have left."""
+
+    def __init__(self, program: Program, executor: Any):
+        self._program, self._executor = program, executor
+        (self._listen,) = (op for op in program.global_block().ops if op.type == "listen_and_serv")
+
+    def run(self, feed: Any, fetches: list[str], scope: Scope) -> list[Any]:
+        """Serve.
+
+        Raises:
+            FetchError, FeedError: a server's program takes and gives nothing.
+            UninitializedError: the startup program was not run in this scope.
+            ServerError: the port is taken, or there is no token for servers that other machines can reach.
+        """
+        from jfluid.distributed.program_store import ProgramStore
+        from jfluid.ps_server.__main__ import keep_freed_memory
+        from jfluid.ps_server.server import Server, Settings
+        if feed or fetches:
+            raise errors.FetchError("a server's program has nothing to feed or fetch: run it with the program alone")
+        store = ProgramStore(self._program, scope, self._executor)
+        endpoint = self._listen.attr("endpoint")
+        host, _, port = endpoint.rpartition(":")
+        number = max(self._listen.attr("pserver_id"), 0)
+        servers = [e for e in os.environ.get("PADDLE_PSERVERS_IP_PORT_LIST", "").split(",") if e]
+        keep_freed_memory()
+        settings = Settings(token=job_token([endpoint]), host=host.strip("[]"), port=int(port), server=number,
+                            servers=max(len(servers), number + 1), trainers=self._listen.attr("Fanin"), end_with_trainers=True)
+        with Server(settings, store) as server:
+            _LOG.info("server %d listens on %s", number, endpoint)
+            server.wait()
+        if server.meeting.failed:
+            raise errors.ServerError(f"the job has failed: {server.meeting.failed}")
+        return []
