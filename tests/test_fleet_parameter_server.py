@@ -59,7 +59,7 @@ def calls(monkeypatch):
     """Calls of the network's side: of checkpoints and of the fleet's executor."""
     noted = []
     distributed = importlib.import_module("jfluid.distributed")
-    monkeypatch.setattr(distributed, "Communicator", Communicator, raising=False)
+    monkeypatch.setattr("jfluid.distributed.communicator.Communicator", Communicator)
     monkeypatch.setattr(distributed, "checkpoint", Recorder(noted), raising=False)
     monkeypatch.setattr(fleet, "__dict__", DistributedTranspiler().__dict__)
     monkeypatch.setattr(flags, "_values", {})
@@ -95,7 +95,7 @@ def test_the_factory_has_two_names():
 # ---- configurations --------------------------------------------------------------------------------------------
 
 
-def test_how_far_trainers_look_ahead(monkeypatch):
+def test_how_far_trainers_look_ahead(calls, monkeypatch):
     for make in STRATEGIES:
         told = make().get_trainer_runtime_config().get_communicator_flags()
         assert told.get("communicator_prefetch_depth") == ("1" if make in (AsyncStrategy, HalfAsyncStrategy) else None)
@@ -110,6 +110,20 @@ def test_how_far_trainers_look_ahead(monkeypatch):
     for make in (SyncStrategy, GeoStrategy):
         with pytest.raises(errors.ProgramError, match=f"prefetch_depth: {make.__name__} does not look rows up ahead.*found 2"):
             make()
+
+
+def test_fields_begin_with_flags(calls, monkeypatch):
+    monkeypatch.setenv("FLAGS_communicator_max_merge_var_num", "6")
+    fluid.set_flags({"FLAGS_rpc_deadline": 7000, "FLAGS_communicator_is_sgd_optimizer": False})
+    config = TrainerRuntimeConfig()
+    found = [config.runtime_configs[n] for n in ("communicator_max_merge_var_num", "communicator_is_sgd_optimizer",
+                                                 "communicator_send_queue_size", "rpc_deadline")]
+    assert found == ["6", "0", "1", "7000"]
+    config.runtime_configs["rpc_deadline"] = 8000
+    strategy = AsyncStrategy()
+    strategy.set_trainer_runtime_config(config)
+    of_job(strategy=strategy)
+    assert flags.get("FLAGS_rpc_deadline") == 8000
 
 
 def test_steps_are_not_merged_in_step():
@@ -168,7 +182,7 @@ def test_wrong_fields_of_configurations(monkeypatch):
         ServerRuntimeConfig().send_thread_num = 3
     assert repr(ServerRuntimeConfig()).startswith("ServerRuntimeConfig(_rpc_send_thread_num=12, ")
     monkeypatch.setenv("FLAGS_communicator_send_queue_size", "many")
-    with pytest.raises(errors.ProgramError, match="communicator_send_queue_size: expected a whole number.*found 'many'"):
+    with pytest.raises(errors.ProgramError, match="FLAGS_communicator_send_queue_size: expected int, found 'many'"):
         TrainerRuntimeConfig()
 
 
