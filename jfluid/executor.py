@@ -174,13 +174,6 @@ class Executor:
             raise errors.UnsupportedError("FLAGS_check_nan_inf: replicas are not checked: run the program itself on one "
                                           "device to find the operator, or turn the flag off")
         self._start(parallel)
-        runner = self._runner(parallel.program)
-        if runner is not None:
-            _check_single(parallel)
-            feed = feed[0] if isinstance(feed, (list, tuple)) and len(feed) == 1 else feed
-            for _ in range(parallel.execution.num_iteration_per_run):
-                values = self._run_with_servers(runner, feed, fetch_list, scope, numpy)
-            return values
         fetches, _ = _fetch_names(fetch_list)
         runner = self._runner(parallel.program)
         if runner is not None:
@@ -279,16 +272,6 @@ def _tensor(value: Any, updated: bool) -> Any:
     if isinstance(value, (LoDTensor, SelectedRows)):
         return value
     return LoDTensor(np.array(value) if updated else value)
-
-
-def _check_single(parallel: DataParallel) -> None:
-    """Raise UnsupportedError for what trainers of parameter servers do not do with their replicas."""
-    if len(parallel.devices) > 1:
-        raise errors.UnsupportedError(f"a trainer of parameter servers with {len(parallel.devices)} devices is not in this "
-                                      "release: give with_data_parallel one of places, or set CPU_NUM=1")
-    if parallel.build.gradient_scale_strategy.name == "Customized":
-        raise errors.UnsupportedError("GradientScaleStrategy.Customized: a trainer of parameter servers begins with the "
-                                      "gradient of its loss; leave the strategy at CoeffNumDevice")
 
 
 def _resolve(program: Any) -> Program:

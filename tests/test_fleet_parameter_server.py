@@ -297,26 +297,6 @@ class Step:
         return [np.zeros(1, "float32") for _ in fetches]
 
 
-def test_a_trainer_runs_with_one_replica(calls, monkeypatch):
-    monkeypatch.setattr("jfluid.distributed.runner", lambda program, executor: step)
-    strategy, step, feed = AsyncStrategy(), Step(), {"dense": np.ones((2, 13), "float32")}
-    _, loss = of_job(strategy=strategy)
-    exe, execute = fluid.Executor(fluid.CPUPlace()), strategy.get_execute_strategy()
-    execute.num_iteration_per_run = 2
-
-    def run(**options):
-        program = fluid.CompiledProgram(fleet.main_program).with_data_parallel(
-            loss_name=loss.name, build_strategy=strategy.get_build_strategy(), exec_strategy=execute, **options)
-        return exe.run(program, feed=[feed], fetch_list=[loss.name])
-
-    assert run()[0] == 0 and step.feeds == [feed, feed]
-    with pytest.raises(errors.UnsupportedError, match="a trainer of parameter servers with 2 devices"):
-        run(places=fluid.cpu_places(2))
-    strategy.set_build_strategy({"gradient_scale_strategy": fluid.BuildStrategy.GradientScaleStrategy.Customized})
-    with pytest.raises(errors.UnsupportedError, match="Customized: a trainer of parameter servers"):
-        run()
-
-
 def test_saving(calls):
     _, loss = of_job()
     exe, other = fluid.Executor(fluid.CPUPlace()), fluid.Program()
