@@ -108,16 +108,18 @@ class Trainer(Runner):
               ahead: Ahead | None) -> list[list[Any]]:
         work, link = self.work, self._linked()
         strategy = link.strategy or DIRECT
-        if work.computes:
+        if work.trains:
             strategy.begin(link, work, scope)
         asked = ahead.asked if ahead else self._ids(feeds, scope)
-        found = ahead.rows.result() if ahead else strategy.pull(link, {table: ids for table, (ids, _) in asked.items()})
+        ids = {table: found for table, (found, _) in asked.items()}
+        found = ahead.rows.result() if ahead else strategy.pull(link, ids) if work.trains or not ids else \
+            link.client.pull(ids, train=False).rows  # an evaluation leaves tables as they are
         inverse = self._give_rows(feeds, asked, found, scope)
         late = {d.param for d in work.received} & set(fetches)
         touched = [n for n, _ in work.touched if n not in feeds[0]]
         names = list(dict.fromkeys([n for n in fetches if n not in late] + work.sent + touched))
         values = dict(zip(names, computing.run(feeds, names, scope), strict=True))
-        received = strategy.push(link, work, self._gradients(values, found, inverse, feeds), scope) if work.computes else \
+        received = strategy.push(link, work, self._gradients(values, found, inverse, feeds), scope) if work.trains else \
             link.client.pull(blocks=[p.name for d in work.received for p in d.pieces]).blocks
         self._install(received, scope)
         for name in late:

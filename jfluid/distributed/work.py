@@ -143,9 +143,9 @@ class Work:
         return [g for g, _ in self.dense] + [r.grad for r in self.rows if r.grad]
 
     @property
-    def computes(self) -> bool:
-        """Whether it is a step of training, and not a startup program."""
-        return bool(self.dense or self.rows or self.counts or self.touched or self.look_ups)
+    def trains(self) -> bool:
+        """Whether it is a step of training, and not a startup program or an evaluation."""
+        return bool(self.dense or self.rows or self.counts or self.touched)
 
 
 def read(program: Program) -> Work | None:

@@ -141,7 +141,8 @@ class Channel:
         while True:
             known = self._incarnation
             for part in parts:
-                part.caller.server_incarnation = known
+                if part.HasField("caller"):
+                    part.caller.server_incarnation = known
             try:
                 reply = self._exchange(request, reply_bytes, waits)
             except RestartedError:
