@@ -137,6 +137,12 @@ class Work:
         return [g for g, _ in self.dense] + rows + self.counts
 
     @property
+    def summed(self) -> list[str]:
+        """Gradients that several devices bring together before they are sent. Gradients of what was looked up are not: each
+        device has its own rows."""
+        return [g for g, _ in self.dense] + [r.grad for r in self.rows if r.grad]
+
+    @property
     def computes(self) -> bool:
         """Whether it is a step of training, and not a startup program."""
         return bool(self.dense or self.rows or self.counts or self.touched or self.look_ups)
