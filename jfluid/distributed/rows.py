@@ -9,7 +9,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -31,7 +31,7 @@ Array = np.ndarray[Any, Any]
 _LOG = logging.getLogger(__name__)
 
 # Of each optimizer with a rule: the spec of an operator of it.
-_RULES: dict[str, Callable[[Operator], specs.Optimizer]] = {
+_RULES: dict[str, Callable[[Operator], specs.TableOptimizer]] = {
     "sgd": lambda op: specs.Sgd(learning_rate=0.0),
     "momentum": lambda op: specs.Momentum(learning_rate=0.0, mu=op.attr("mu"), use_nesterov=op.attr("use_nesterov")),
     "adagrad": lambda op: specs.Adagrad(learning_rate=0.0, epsilon=op.attr("epsilon")),
@@ -90,34 +90,18 @@ class Parts:
         return jax.ShapeDtypeStruct(var.shape, var.np_dtype)
 
 
-class Way(Protocol):
-    """How a table is updated.
+class ByRule:
+    """The table's compiled rule; the operators before the optimizer change the gradient, or make the learning rate.
 
     Attributes:
-        optimizer: what its spec says of it.
+        optimizer: what the table's spec says of it.
         rate: the variable that the table's learning rate follows; empty for none.
         alone: updates must not run side by side: they change variables that all rows share.
     """
 
-    optimizer: specs.Optimizer
-    rate: str
-    alone: ClassVar[bool]
+    alone = False
 
-    def check(self, ids: Array, learning_rate: float | None) -> None:
-        """Raise ServerError for an update that cannot be made."""
-        ...
-
-    def prepare(self, table: SparseTable, ids: Array, gradients: Array, learning_rate: float | None) -> Callable[[], Any]:
-        """What makes the update (ids int64 [n], each once; gradients float32 [n, width]), with all computed that may fail."""
-        ...
-
-
-class ByRule:
-    """The table's compiled rule; the operators before the optimizer change the gradient, or make the learning rate."""
-
-    alone: ClassVar[bool] = False
-
-    def __init__(self, parts: Parts, optimizer: specs.Optimizer, tensor: Callable[[str], Any], device: Callable[[], Any]):
+    def __init__(self, parts: Parts, optimizer: specs.TableOptimizer, tensor: Callable[[str], Any], device: Callable[[], Any]):
         self.optimizer, self._parts, self._tensor = optimizer, parts, tensor
         self.rate, self._rate, self._function = "", "", None
         *before, op = parts.update.ops
@@ -134,9 +118,10 @@ class ByRule:
             _try(parts, self._function, _padded_shapes(parts))
 
     def check(self, ids: Array, learning_rate: float | None) -> None:
-        pass
+        """Every update of the right shape can be made."""
 
     def prepare(self, table: SparseTable, ids: Array, gradients: Array, learning_rate: float | None) -> Callable[[], Any]:
+        """What makes the update (ids int64 [n], each once; gradients float32 [n, width]), with all computed that may fail."""
         if self._function is not None:
             values = {n: np.array(self._tensor(n)) for n in self._parts.numbers if n in self._function.reads}
             if self._parts.update.grad in self._function.reads:
@@ -150,15 +135,15 @@ class ByRule:
 
 
 class ByFunction:
-    """The block's operators, compiled as a function of rows."""
+    """The block's operators, compiled as a function of rows. The attributes are those of `ByRule`."""
 
-    alone: ClassVar[bool] = True
+    alone = True
     rate = ""
 
     def __init__(self, parts: Parts, first_value: Callable[[str], float], tensor: Callable[[str], Any], seed: int,
                  device: Callable[[], Any]):
         self._parts, self._tensor, self._seed = parts, tensor, seed
-        self.optimizer = specs.Program(learning_rate=0.0, slots=tuple(
+        self.optimizer: specs.TableOptimizer = specs.Program(learning_rate=0.0, slots=tuple(
             specs.Slot(name=n, initial=first_value(n)) for n in parts.slots))
         self._function = Function(parts.update.ops, parts.written, device())
         self._rows = [parts.update.param, *parts.slots]
@@ -171,6 +156,7 @@ class ByFunction:
         _try(parts, self._function, shapes)
 
     def check(self, ids: Array, learning_rate: float | None) -> None:
+        """Raise ServerError for an update that cannot be made."""
         name, height = self._parts.update.param, self._parts.shape[0]
         if learning_rate is not None:
             raise errors.ServerError(f"table {name}: learning_rate: expected none, since the server's program makes it, found "
@@ -180,6 +166,7 @@ class ByFunction:
                                      f"{ids.max()}")
 
     def prepare(self, table: SparseTable, ids: Array, gradients: Array, learning_rate: float | None) -> Callable[[], Any]:
+        """What makes the update (ids int64 [n], each once; gradients float32 [n, width]). Where it fails nothing changes."""
         return lambda: (self._touched if self._parts.spread else self._all)(table, ids, gradients)
 
     def _touched(self, table: SparseTable, ids: Array, gradients: Array) -> None:
@@ -221,6 +208,9 @@ class ByFunction:
         """Numbers that all rows share."""
         for name in set(made) - set(self._rows):
             self._tensor(name).set(made[name])
+
+
+Way = ByRule | ByFunction
 
 
 def way_of(update: "Update", first_value: Callable[[str], float], tensor: Callable[[str], Any], seed: int,

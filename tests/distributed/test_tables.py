@@ -59,14 +59,14 @@ def alone(main, startup, loss, batches):
     return np.ravel(losses), *(np.array(scope.find_var(n).get_tensor()) for n in ("table", "w"))
 
 
-def transpiler(main, startup, endpoints, trainers=1, sync=True, **fields):
+def transpiler(main, startup, endpoints, trainers=1, sync=True, trainer_id=0, **fields):
     config = fluid.DistributeTranspilerConfig()
     config.sync_mode = sync
     for name, value in fields.items():
         setattr(config, name, value)
     made = fluid.DistributeTranspiler(config)
     made.config.min_block_size = 2
-    made.transpile(0, program=main, startup_program=startup, pservers=",".join(endpoints), trainers=trainers, sync_mode=sync)
+    made.transpile(trainer_id, program=main, startup_program=startup, pservers=",".join(endpoints), trainers=trainers, sync_mode=sync)
     return made
 
 
@@ -253,32 +253,74 @@ def test_lamb_and_clips_by_the_norm_need_the_whole_table():
 
 # ---- DC-ASGD ----
 
-def test_late_gradients_are_corrected_by_how_far_the_parameter_has_moved():
-    def dense_store():
-        main, startup = fluid.Program(), fluid.Program()
-        with fluid.program_guard(main, startup), fluid.unique_name.guard():
-            x = fluid.data("x", [None, 3])
-            opt.SGD(0.1).minimize(layers.mean(layers.fc(x, 1, bias_attr=False, param_attr=fluid.ParamAttr(
-                name="v", initializer=fluid.initializer.Constant(1.0)))))
-        made = transpiler(main, startup, ["127.0.0.1:6174"], 2, False, enable_dc_asgd=True)
-        program, begin = made.get_pserver_programs("127.0.0.1:6174")
-        scope, exe = fluid.Scope(), fluid.Executor(fluid.CPUPlace())
-        exe.run(begin, scope=scope)
-        return ProgramStore(program, scope, exe)
+def corrected():
+    """(main, startup) of a net whose gradient of v [3, 1] is the mean of x."""
+    main, startup = fluid.Program(), fluid.Program()
+    with fluid.program_guard(main, startup), fluid.unique_name.guard():
+        x = fluid.data("x", [None, 3])
+        opt.SGD(0.1).minimize(layers.mean(layers.fc(x, 1, bias_attr=False, param_attr=fluid.ParamAttr(
+            name="v", initializer=fluid.initializer.Constant(1.0)))))
+    return main, startup
 
-    store, rng = dense_store(), np.random.RandomState(0)
+
+def compensated(value, gradient, got):
+    return value - 0.1 * (gradient + gradient * gradient * (value - got))
+
+
+def corrected_store():
+    made = transpiler(*corrected(), ["127.0.0.1:6174"], 2, False, enable_dc_asgd=True)
+    program, startup = made.get_pserver_programs("127.0.0.1:6174")
+    scope, exe = fluid.Scope(), fluid.Executor(fluid.CPUPlace())
+    exe.run(startup, scope=scope)
+    return ProgramStore(program, scope, exe)
+
+
+def test_late_gradients_are_corrected_by_how_far_the_parameter_has_moved():
+    store, rng = corrected_store(), np.random.RandomState(0)
     value = np.ones((3, 1), np.float32)
     got = {0: value, 1: value}
     for step, (trainer, pulls) in enumerate([(0, True), (0, True), (1, False), (0, False), (1, True), (1, True)]):
         gradient = rng.randn(3, 1).astype("float32")
         store.apply([], [BlockUpdate("v", Change.GRADIENT, gradient)], trainer)
-        value = value - 0.1 * (gradient + gradient * gradient * (value - got[trainer]))
+        value = compensated(value, gradient, got[trainer])
         if pulls:
             np.testing.assert_allclose(store.read("v", trainer)[0], value, rtol=1e-5)
             got[trainer] = value
         if step == 2:  # what trainers computed with is part of the state
-            state, store = store.block("v").state(), dense_store()
+            state, store = store.block("v").state(), corrected_store()
             store.block("v").restore(state)
     np.testing.assert_allclose(store.read("v")[0], value, rtol=1e-5)
+
+
+def test_gradients_of_no_trainer_cannot_be_corrected():
+    store = corrected_store()
     with pytest.raises(errors.ServerError, match="enable_dc_asgd corrects the gradients of one trainer"):
-        store.apply([], [BlockUpdate("v", Change.GRADIENT, value)])
+        store.apply([], [BlockUpdate("v", Change.GRADIENT, np.ones((3, 1), np.float32))])
+    np.testing.assert_array_equal(store.read("v")[0], np.ones((3, 1)))
+
+
+def test_two_trainers_are_corrected_each_for_itself(monkeypatch):
+    endpoints = free_endpoints(1)
+    monkeypatch.setenv("JFLUID_PS_TOKEN", "a-token-of-the-tests")
+    monkeypatch.setenv("PADDLE_PSERVERS_IP_PORT_LIST", endpoints[0])
+    trainers = []
+    for number in (0, 1):
+        main, startup = corrected()
+        made = transpiler(main, startup, endpoints, 2, False, trainer_id=number, enable_dc_asgd=True)
+        if number == 0:
+            served = Served(made, endpoints)
+        program = made.get_trainer_program(wait_port=False)
+        scope, exe = fluid.Scope(), fluid.Executor(fluid.CPUPlace())
+        exe.run(startup, scope=scope)
+        trainers.append((program, scope, exe))
+    rng, value = np.random.RandomState(1), np.ones((3, 1), np.float32)
+    got = {0: value, 1: value}
+    for number in (0, 0, 1, 0, 1, 1):
+        program, scope, exe = trainers[number]
+        x = rng.randn(4, 3).astype("float32")
+        exe.run(program, feed={"x": x}, scope=scope)
+        value = got[number] = compensated(value, x.mean(0).reshape(3, 1), got[number])
+        np.testing.assert_allclose(np.array(scope.find_var("v").get_tensor()), value, rtol=1e-5)
+    for _, _, exe in trainers:
+        exe.close()
+    served.end()
