@@ -81,6 +81,7 @@ def updates_of(request: pb.PushRequest, store: Store) -> tuple[list[RowsUpdate],
         block, what = store.block(change.block), f"block {change.block}"
         value = numbers(change.values, "<f4", f"{what}: values {list(block.shape)}", math.prod(block.shape), copy=False)
         blocks.append(BlockUpdate(change.block, _change(change.change, what), value.reshape(block.shape), _rate(change, what)))
+    store.check(rows, blocks)
     return rows, blocks
 
 
