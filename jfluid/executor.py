@@ -4,7 +4,7 @@ import hashlib
 import os
 import secrets
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +155,14 @@ class Executor:
         if key not in self._runners:
             self._runners[key] = distributed.runner(program, self)
         return self._runners[key]
+
+    def _ahead(self, program: Any, batches: Iterable[Any]) -> Iterable[Any]:
+        """The batches, to be run one after the other: with parameter servers what the next ones need comes meanwhile."""
+        parallel = getattr(program, "_parallel", None)
+        if parallel is not None:
+            self._start(parallel)
+        runner = self._runner(_resolve(program) if parallel is None else parallel.program)
+        return batches if runner is None else runner.ahead(batches, parallel)
 
     def _run_with_servers(self, runner: Any, feed: Any, fetch_list: Sequence[Any] | None, scope: Scope | None,
                           numpy: bool, prune: bool, owned: bool) -> list[Any]:

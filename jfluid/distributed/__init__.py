@@ -13,6 +13,7 @@
 
 `runner` is the only door: an Executor asks it what to do with each program.
 """
+from collections.abc import Iterable
 from typing import Any
 
 from jfluid import errors
@@ -40,6 +41,10 @@ class Runner:
         nothing to divide."""
         raise errors.UnsupportedError("with_data_parallel: a server's program and its startup program have nothing to divide "
                                       "among devices: run the program itself")
+
+    def ahead(self, batches: Iterable[Any], parallel: DataParallel | None = None) -> Iterable[Any]:
+        """The batches, to be run one after the other, while what the next ones need comes from servers."""
+        return batches
 
 
 def runner(program: Program, executor: Any) -> Runner | None:

@@ -26,13 +26,13 @@ class Communicator:
         kwargs: of GEO: {"trainers": how many, "push_nums": steps between two exchanges}; "push_vars" has no effect: the
             programs say where parameters are.
         envs: settings by Fluid's names, which come before the flags of the same names:
-            communicator_send_queue_size (steps whose gradients may wait), communicator_max_merge_var_num (steps whose
-            gradients are sent together), communicator_is_sgd_optimizer (they are added up, else averaged),
-            communicator_min_send_grad_num_before_recv (gradients sent before parameters are received again),
-            communicator_prefetch_depth (batches of a dataset whose rows are pulled ahead).
-            communicator_thread_pool_size, communicator_send_wait_times, communicator_independent_recv_thread,
-            communicator_fake_rpc and communicator_merge_sparse_grad have no effect: one thread sends, as soon as there is
-            something.
+            communicator_send_queue_size (steps whose gradients may wait to be merged), communicator_max_merge_var_num (steps
+            whose gradients are sent together), communicator_send_wait_times (when no more come for so many hundredths of a
+            second, those that are there are sent), communicator_is_sgd_optimizer (gradients that are sent together are added
+            up, else averaged), communicator_min_send_grad_num_before_recv (gradients, of one parameter and step each, after
+            which parameters are received again), communicator_prefetch_depth (batches of a dataset whose rows are pulled
+            ahead). communicator_thread_pool_size, communicator_independent_recv_thread, communicator_fake_rpc and
+            communicator_merge_sparse_grad have no effect: one thread sends and receives.
 
     Raises:
         TypeError, ProgramError: an argument is wrong, or the program is not a trainer's.
@@ -87,7 +87,7 @@ class Communicator:
             return Direct(self._mode == DistributedMode.SYNC)
         return Async(AsyncSettings(
             queue_size=int(self._setting("send_queue_size")), max_merge=int(self._setting("max_merge_var_num")),
-            sums=_truth(self._setting("is_sgd_optimizer")),
+            wait_times=int(self._setting("send_wait_times")), sums=_truth(self._setting("is_sgd_optimizer")),
             before_receive=int(self._setting("min_send_grad_num_before_recv"))))
 
 

@@ -1,6 +1,9 @@
 """Running a trainer's program: rows come in, the program computes, gradients go out, parameters come in."""
 import functools
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -11,7 +14,7 @@ from jfluid.compile.buckets import ladder
 from jfluid.distributed import Runner, links
 from jfluid.distributed.computing import Computing, Feed, OneDevice, Replicas
 from jfluid.distributed.links import Link
-from jfluid.distributed.strategies import DIRECT, Gradients
+from jfluid.distributed.strategies import DIRECT, Gradients, Strategy
 from jfluid.distributed.work import LookUp, RowsSent, Work
 from jfluid.ir.program import Program
 from jfluid.lod_tensor import LoDTensor, SelectedRows
@@ -19,6 +22,23 @@ from jfluid.parallel.program import DataParallel
 from jfluid.scope import Scope
 
 Array = np.ndarray[Any, Any]
+
+
+@dataclass
+class Ahead:
+    """A batch whose rows are on their way.
+
+    Attributes:
+        batch: as it was given.
+        feeds: of each device.
+        asked: of each table all ids, and the tensors that each feed has of them.
+        rows: by table.
+    """
+
+    batch: Mapping[str, Any]
+    feeds: list[Feed]
+    asked: dict[str, tuple[Array, list[list[LoDTensor]]]]
+    rows: "Future[dict[str, Any]]"
 
 
 class Trainer(Runner):
@@ -50,19 +70,50 @@ class Trainer(Runner):
         return self._run(computing, feed, fetches, scope, parallel.repeats)
 
     def _run(self, computing: Computing, feed: Any, fetches: Sequence[str], scope: Scope, times: int = 1) -> list[list[Any]]:
-        feeds = computing.read(feed)
+        ahead = feed if isinstance(feed, Ahead) else None
+        feeds = ahead.feeds if ahead else computing.read(feed)
         found: list[list[Any]] = []
         for _ in range(times):
-            found = self._step(computing, [dict(f) for f in feeds], fetches, scope)
+            found = self._step(computing, [dict(f) for f in feeds], fetches, scope, ahead)
+            ahead = None  # the rows have changed since
         return found
 
-    def _step(self, computing: Computing, feeds: list[Feed], fetches: Sequence[str], scope: Scope) -> list[list[Any]]:
+    def ahead(self, batches: Iterable[Any], parallel: DataParallel | None = None) -> Iterator[Any]:
+        link = self._linked()
+        strategy, depth = link.strategy or DIRECT, link.prefetch_depth
+        names = {n for u in self.work.look_ups for n in u.ids}
+        if not (depth and names and strategy.overlaps(self.work)):
+            yield from batches
+            return
+        alone = parallel is None or parallel.alone
+        computing = OneDevice(self.work, self._executor, True) if alone else Replicas(self.work, self._executor, parallel)
+        waiting: deque[Any] = deque()
+        with ThreadPoolExecutor(1, thread_name_prefix="jfluid-prefetch") as thread:
+            try:
+                for batch in batches:
+                    known = names <= set(batch)  # what the program computes itself is known in its step
+                    waiting.append(self._asked_ahead(link, strategy, computing, batch, thread) if known else batch)
+                    if len(waiting) > depth:
+                        yield waiting.popleft()
+                yield from waiting
+            finally:
+                thread.shutdown(wait=False, cancel_futures=True)
+
+    def _asked_ahead(self, link: Link, strategy: Strategy, computing: Computing, batch: Any,
+                     thread: ThreadPoolExecutor) -> Ahead:
+        feeds = [dict(f) for f in computing.read(batch)]
+        asked = self._ids(feeds, Scope())
+        ids = {table: found for table, (found, _) in asked.items()}
+        return Ahead(batch, feeds, asked, thread.submit(strategy.pull, link, ids))
+
+    def _step(self, computing: Computing, feeds: list[Feed], fetches: Sequence[str], scope: Scope,
+              ahead: Ahead | None) -> list[list[Any]]:
         work, link = self.work, self._linked()
         strategy = link.strategy or DIRECT
         if work.computes:
             strategy.begin(link, work, scope)
-        asked = self._ids(feeds, scope)
-        found = strategy.pull(link, {table: ids for table, (ids, _) in asked.items()})
+        asked = ahead.asked if ahead else self._ids(feeds, scope)
+        found = ahead.rows.result() if ahead else strategy.pull(link, {table: ids for table, (ids, _) in asked.items()})
         inverse = self._give_rows(feeds, asked, found, scope)
         late = {d.param for d in work.received} & set(fetches)
         touched = [n for n, _ in work.touched if n not in feeds[0]]
