@@ -61,10 +61,12 @@ class Trainer(Runner):
         """
         return [value for value, in self._run(OneDevice(self.work, self._executor, owned), feed, fetches, scope)]
 
-    def run_replicas(self, parallel: DataParallel, feed: Any, fetches: Sequence[str], scope: Scope) -> list[list[Any]]:
+    def run_replicas(self, parallel: DataParallel, feed: Any, fetches: Sequence[str], scope: Scope,
+                     owned: bool = False) -> list[list[Any]]:
         """As `run`, on several devices, as often as their settings say; returns of each fetch what each device has."""
-        alone = parallel.alone
-        computing = OneDevice(self.work, self._executor, False) if alone else Replicas(self.work, self._executor, parallel)
+        computing: Computing = Replicas(self.work, self._executor, parallel)
+        if parallel.alone:
+            computing = OneDevice(self.work, self._executor, owned)
         return self._run(computing, feed, fetches, scope, parallel.repeats)
 
     def _run(self, computing: Computing, feed: Any, fetches: Sequence[str], scope: Scope, times: int = 1) -> list[list[Any]]:
