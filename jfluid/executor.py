@@ -111,7 +111,7 @@ class Executor:
             raise errors.JFluidError("this Executor was closed: make a new one")
         parallel = getattr(program, "_parallel", None)
         if parallel is not None:
-            return self._run_replicas(parallel, feed, fetch_list, scope, numpy, merged, prune)
+            return self._run_replicas(parallel, feed, fetch_list, scope, numpy, merged, prune, owned)
         program = _resolve(program)
         runner = self._runner(program)
         if runner is not None:
@@ -174,7 +174,7 @@ class Executor:
         return [_numpy(n, v) for n, v in zip(fetches, values)] if numpy else values
 
     def _run_replicas(self, parallel: DataParallel, feed: Any, fetch_list: Sequence[Any] | None, scope: Scope | None,
-                      numpy: bool, merged: bool, prune: bool) -> list[Any]:
+                      numpy: bool, merged: bool, prune: bool, owned: bool) -> list[Any]:
         if prune:
             raise errors.UnsupportedError("use_prune: a program with data parallelism is run as a whole: prune it before "
                                           "(program.clone(for_test=True)), or leave use_prune out")
@@ -185,7 +185,7 @@ class Executor:
         fetches, _ = _fetch_names(fetch_list)
         runner = self._runner(parallel.program)
         if runner is not None:
-            found = runner.run_replicas(parallel, feed, fetches, global_scope() if scope is None else scope)
+            found = runner.run_replicas(parallel, feed, fetches, global_scope() if scope is None else scope, owned)
             return [fetched(v, merged, numpy, n) for n, v in zip(fetches, found)]
         return parallel.run(self, feed, fetches, global_scope() if scope is None else scope, numpy, merged, _check_feeds)
 

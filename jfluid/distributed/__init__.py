@@ -35,7 +35,8 @@ class Runner:
         """
         raise NotImplementedError
 
-    def run_replicas(self, parallel: DataParallel, feed: Any, fetches: list[str], scope: Scope) -> list[list[Any]]:
+    def run_replicas(self, parallel: DataParallel, feed: Any, fetches: list[str], scope: Scope,
+                     owned: bool = False) -> list[list[Any]]:
         """Run the program in replicas; returns of each fetch what each replica has. Raises UnsupportedError where there is
         nothing to divide."""
         raise errors.UnsupportedError("with_data_parallel: a server's program and its startup program have nothing to divide "

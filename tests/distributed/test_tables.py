@@ -67,7 +67,8 @@ def transpiler(main, startup, endpoints, trainers=1, sync=True, trainer_id=0, **
         setattr(config, name, value)
     made = fluid.DistributeTranspiler(config)
     made.config.min_block_size = 2
-    made.transpile(trainer_id, program=main, startup_program=startup, pservers=",".join(endpoints), trainers=trainers, sync_mode=sync)
+    made.transpile(trainer_id, program=main, startup_program=startup, pservers=",".join(endpoints), trainers=trainers,
+                   sync_mode=sync)
     return made
 
 
