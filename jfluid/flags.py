@@ -12,19 +12,20 @@ _DEFAULTS: dict[str, Any] = {
     "FLAGS_check_nan_inf": False,  # hold every floating output of every operator against NaN and infinity
     "FLAGS_compilation_cache_dir": os.path.join("~", ".cache", "jfluid", "xla"),  # "" compiles anew in each process
     "FLAGS_communicator_is_sgd_optimizer": True,  # gradients of several steps are added up, else averaged
-    "FLAGS_communicator_max_merge_var_num": 20,  # steps whose gradients are sent together, at most
-    "FLAGS_communicator_min_send_grad_num_before_recv": 20,  # gradients sent before parameters are received again
+    "FLAGS_communicator_max_merge_var_num": 20,  # steps whose gradients are sent together
+    "FLAGS_communicator_min_send_grad_num_before_recv": 20,  # gradients before parameters are received again
     "FLAGS_communicator_prefetch_depth": 1,  # batches of a dataset whose rows of tables are pulled ahead
     "FLAGS_communicator_send_queue_size": 20,  # steps whose gradients may wait to be sent
+    "FLAGS_communicator_send_wait_times": 5,  # hundredths of a second after which no more gradients are waited for
     "FLAGS_rpc_deadline": 180000,  # milliseconds for which a trainer waits until parameter servers listen
     "FLAGS_selected_gpus": "",  # what fluid.cuda_places() returns by default
 }
 # Settings of Fluid's memory allocator, garbage collector and kernels (XLA has its own), and of its communicator's threads
-# (one thread sends, as soon as there is something). These are kept and returned, and change nothing.
+# (one thread sends and receives). These are kept and returned, and change nothing.
 _NO_EFFECT: dict[str, Any] = {
     "FLAGS_allocator_strategy": "auto_growth", "FLAGS_benchmark": False,
     "FLAGS_communicator_fake_rpc": False, "FLAGS_communicator_independent_recv_thread": True,
-    "FLAGS_communicator_merge_sparse_grad": True, "FLAGS_communicator_send_wait_times": 5,
+    "FLAGS_communicator_merge_sparse_grad": True,
     "FLAGS_communicator_thread_pool_size": 5, "FLAGS_rpc_retry_times": 3, "FLAGS_conv_workspace_size_limit": 512,
     "FLAGS_cpu_deterministic": False, "FLAGS_cudnn_batchnorm_spatial_persistent": False, "FLAGS_cudnn_deterministic": False,
     "FLAGS_cudnn_exhaustive_search": False, "FLAGS_eager_delete_scope": True, "FLAGS_eager_delete_tensor_gb": 0.0,
@@ -58,12 +59,19 @@ def _known(name: str) -> Any:
     raise errors.ProgramError(f"no flag {name}" + errors.close_to(name, [*_DEFAULTS, *_NO_EFFECT]))
 
 
+def given(name: str) -> Any:
+    """The value of one flag if somebody gave one: what was set, else the environment's; None where it has its default."""
+    if name in _values:
+        return _values[name]
+    _known(name)
+    text = os.environ.get(name)
+    return None if text is None else _parse(name, text)
+
+
 def get(name: str) -> Any:
     """The value of one flag: what was set, else the environment's, else the default."""
-    if name not in _values:
-        text = os.environ.get(name)
-        _values[name] = _known(name) if text is None else _parse(name, text)
-    return _values[name]
+    value = given(name)
+    return _known(name) if value is None else value
 
 
 def get_flags(flags: str | Iterable[str]) -> dict[str, Any]:

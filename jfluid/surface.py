@@ -36,6 +36,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "incubate.fleet.parameter_server.distribute_transpiler.distributed_strategy_factory": (
         "fleet.parameter_server.strategies",),  # as Fluid's guide calls it
     "distributed.fs_wrapper": ("fleet.filesystem",),
+    "communicator": ("distributed.communicator",),
     "install_check": ("environment",),
     "layers.ops": ("layers",),
     "layers.detection": ("layers",),
@@ -59,7 +60,6 @@ _HINTS = {
     "incubate.fleet": "fluid.incubate.fleet.collective and .parameter_server.distribute_transpiler have what this release has "
                       "of the fleet",
     "transpiler": "DistributeTranspiler cuts and places variables by itself; this helper of Fluid's is not in this release",
-    "communicator": "training with parameter servers is not in this release",
     "layers": "this layer (detection, CTC ...) is not in this release",
 }
 

@@ -2,8 +2,8 @@
 
 A folder of `save_persistables` has a file for each variable of the program before it was divided, by its name and in Fluid's
 format, the whole of it whichever servers have its pieces: `fluid.io.load_persistables` reads it, and so do as many or other
-servers. Only the rows of distributed tables, which no process needs to hold, are written by the servers themselves, each its own,
-while they serve: in a folder with the table's name, which has to be the same for all servers.
+servers. Only the rows of distributed tables, which no process needs to hold, are written by the servers themselves, each its
+own, while they serve: in a folder with the table's name, which has to be the same for all servers.
 """
 import logging
 import os
@@ -111,7 +111,8 @@ def save_one_table(executor: Any, name: str, dirname: str, program: Program) -> 
     if table.distributed:
         asked.save_table(name, dirname)
     else:
-        asked.save([v for v in held.origin.list_vars() if (k := held.kept.get(v.name)) is not None and k.table == name], dirname)
+        own = {n for n, kept in held.kept.items() if kept.table == name}
+        asked.save([v for v in held.origin.list_vars() if v.name in own], dirname)
 
 
 def load_one_table(executor: Any, name: str, dirname: str, program: Program) -> None:
@@ -206,8 +207,8 @@ class _Asked:
         size = 4 * kept.width * kept.shape[0]
         if size > LARGEST_TABLE:
             raise errors.UnsupportedError(
-                f"save_inference_model: table {kept.name} has {kept.shape[0]} rows, {size >> 30} GiB; a model takes tables of up "
-                f"to {LARGEST_TABLE >> 30} GiB. Declare it with the height that ids need, or let servers answer: "
+                f"save_inference_model: table {kept.name} has {kept.shape[0]} rows, {size >> 30} GiB; a model takes tables of "
+                f"up to {LARGEST_TABLE >> 30} GiB. Declare it with the height that ids need, or let servers answer: "
                 "save_persistables, and jfluid.ps_server.client.Client.look_up")
 
     def _dense(self, kept: Kept) -> Array:
@@ -221,7 +222,7 @@ class _Asked:
         words = count if kept.parameter else -(-count * dtype.itemsize // 4)
         self.client.place_block(name, part.server, (words,), part.name)
         try:
-            value = self.client.pull(blocks=[name]).blocks[name]
+            value = self.client.pull(blocks=[name], train=False).blocks[name]
         finally:
             self.client.forget_block(name)
         if kept.parameter:
@@ -254,8 +255,9 @@ class _Asked:
 def load(model_dir: str, server_main_program: Program, executor: Any, scope: Scope) -> None:
     """Put what a server holds into the state in which it was saved, before it serves and after its startup program.
 
-    The folder is one of `save_persistables`, here or of Fluid, whichever number of servers there was; or one with the parameters
-    alone, such as a saved inference model: then the optimizer's state begins anew. Learning rates are those of the program.
+    The folder is one of `save_persistables`, here or of Fluid, whichever number of servers there was; or one with the
+    parameters alone, such as a saved inference model: then the optimizer's state begins anew. Learning rates are those of the
+    program.
 
     Args:
         model_dir: the folder.

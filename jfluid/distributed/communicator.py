@@ -4,8 +4,9 @@ from typing import Any
 
 from jfluid import errors, flags
 from jfluid.distributed import links, work
-from jfluid.distributed.strategies import Async, AsyncSettings, Direct, DistributedMode, Strategy
+from jfluid.distributed.strategies import Async, AsyncSettings, Direct, Strategy
 from jfluid.ir.program import Program
+from jfluid.transpiler.config import DistributedMode
 
 __all__ = ["Communicator"]
 
@@ -25,13 +26,13 @@ class Communicator:
         kwargs: of GEO: {"trainers": how many, "push_nums": steps between two exchanges}; "push_vars" has no effect: the
             programs say where parameters are.
         envs: settings by Fluid's names, which come before the flags of the same names:
-            communicator_send_queue_size (steps whose gradients may wait), communicator_max_merge_var_num (steps whose
-            gradients are sent together), communicator_is_sgd_optimizer (they are added up, else averaged),
-            communicator_min_send_grad_num_before_recv (gradients sent before parameters are received again),
-            communicator_prefetch_depth (batches of a dataset whose rows are pulled ahead).
-            communicator_thread_pool_size, communicator_send_wait_times, communicator_independent_recv_thread,
-            communicator_fake_rpc and communicator_merge_sparse_grad have no effect: one thread sends, as soon as there is
-            something.
+            communicator_send_queue_size (steps whose gradients may wait to be merged), communicator_max_merge_var_num (steps
+            whose gradients are sent together), communicator_send_wait_times (when no more come for so many hundredths of a
+            second, those that are there are sent), communicator_is_sgd_optimizer (gradients that are sent together are added
+            up, else averaged), communicator_min_send_grad_num_before_recv (gradients, of one parameter and step each, after
+            which parameters are received again), communicator_prefetch_depth (batches of a dataset whose rows are pulled
+            ahead). communicator_thread_pool_size, communicator_independent_recv_thread, communicator_fake_rpc and
+            communicator_merge_sparse_grad have no effect: one thread sends and receives.
 
     Raises:
         TypeError, ProgramError: an argument is wrong, or the program is not a trainer's.
@@ -44,12 +45,10 @@ class Communicator:
         if read is None:
             raise errors.ProgramError("program: it sends nothing to parameter servers; expected what "
                                       "DistributeTranspiler.get_trainer_program returned")
-        try:
-            self._mode = DistributedMode(mode)
-        except ValueError:
-            raise errors.ProgramError(f"mode: expected one of {', '.join(m.name for m in DistributedMode)}, found "
-                                      f"{mode!r}") from None
-        self._work, self._kwargs, self._envs = read, dict(kwargs or {}), dict(envs)
+        modes = {n: v for n, v in vars(DistributedMode).items() if n.isupper()}
+        if isinstance(mode, bool) or mode not in modes.values():
+            raise errors.ProgramError(f"mode: expected DistributedMode.{', '.join(modes)}, found {mode!r}")
+        self._mode, self._work, self._kwargs, self._envs = mode, read, dict(kwargs or {}), dict(envs)
         self._strategy: Strategy | None = None
 
     def start(self) -> None:
@@ -73,6 +72,13 @@ class Communicator:
         """Whether it was started, and not stopped."""
         return self._strategy is not None
 
+    def seconds(self) -> dict[str, float]:
+        """Where the time of the trainer's steps went so far, by part: rows, feed, compute, gradients, exchange, install.
+
+        Raises ServerError when no server answers to a communicator that was never started.
+        """
+        return dict(links.link(self._work).laps.seconds)
+
     def _setting(self, name: str) -> Any:
         name = f"communicator_{name}"
         return self._envs.get(name, self._envs.get(f"FLAGS_{name}", flags.get(f"FLAGS_{name}")))
@@ -88,7 +94,7 @@ class Communicator:
             return Direct(self._mode == DistributedMode.SYNC)
         return Async(AsyncSettings(
             queue_size=int(self._setting("send_queue_size")), max_merge=int(self._setting("max_merge_var_num")),
-            sums=_truth(self._setting("is_sgd_optimizer")),
+            wait_times=int(self._setting("send_wait_times")), sums=_truth(self._setting("is_sgd_optimizer")),
             before_receive=int(self._setting("min_send_grad_num_before_recv"))))
 
 

@@ -4,6 +4,7 @@ import os
 from typing import Any
 
 from jfluid import errors
+from jfluid.distributed import Runner
 from jfluid.distributed.links import job_token
 from jfluid.ir.program import Program
 from jfluid.scope import Scope
@@ -11,7 +12,7 @@ from jfluid.scope import Scope
 _LOG = logging.getLogger(__name__)
 
 
-class Serving:
+class Serving(Runner):
     """Runs the program of one server: `Executor.run` returns when all trainers have left."""
 
     def __init__(self, program: Program, executor: Any):
@@ -25,7 +26,7 @@ class Serving:
         named = [e for e in os.environ.get("PADDLE_PSERVERS_IP_PORT_LIST", "").split(",") if e]
         return max(len(named), number + 1)
 
-    def run(self, feed: Any, fetches: list[str], scope: Scope) -> list[Any]:
+    def run(self, feed: Any, fetches: list[str], scope: Scope, owned: bool = False) -> list[Any]:
         """Serve.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Variables of a server's scope as blocks: what snapshots keep beside parameters, and what those ask for who save them whole."""
+"""Variables of a server's scope as blocks: what snapshots keep beside parameters, and what those ask for who save it whole."""
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any

@@ -1,9 +1,7 @@
 """Strategies: how a trainer's gradients go out and its parameters come in."""
-import enum
-import logging
 import queue
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,16 +16,6 @@ if TYPE_CHECKING:
     from jfluid.ps_server.client import Rows
 
 Array = np.ndarray[Any, Any]
-_LOG = logging.getLogger(__name__)
-
-
-class DistributedMode(enum.IntEnum):
-    """The strategies, by Fluid's numbers."""
-
-    SYNC = 0
-    ASYNC = 1
-    HALF_ASYNC = 2
-    GEO = 3
 
 
 @dataclass
@@ -52,6 +40,10 @@ class Strategy(Protocol):
 
     def pull(self, link: "Link", ids: Mapping[str, Array]) -> "dict[str, Rows]":
         """Rows of tables for a step. May be called for steps ahead, by other threads."""
+        ...
+
+    def overlaps(self, work: Work) -> bool:
+        """Whether rows for the next step may be pulled before this one's gradients are applied."""
         ...
 
     def begin(self, link: "Link", work: Work, scope: Scope) -> None:
@@ -90,6 +82,12 @@ class Direct:
     def __init__(self, synchronous: bool | None = None):
         self._synchronous = synchronous
 
+    def _in_rounds(self, work: Work) -> bool:
+        return work.synchronous if self._synchronous is None else self._synchronous
+
+    def overlaps(self, work: Work) -> bool:
+        return not self._in_rounds(work)
+
     def pull(self, link: "Link", ids: Mapping[str, Array]) -> "dict[str, Rows]":
         return link.client.pull(ids).rows if ids else {}
 
@@ -97,7 +95,7 @@ class Direct:
         pass
 
     def push(self, link: "Link", work: Work, gradients: Gradients, scope: Scope) -> dict[str, Array]:
-        if not (work.synchronous if self._synchronous is None else self._synchronous):
+        if not self._in_rounds(work):
             return send(link, work, gradients, receive=True)
         blocks = send(link, work, gradients, receive=True, round=link.rounds + 1)
         link.rounds += 1
@@ -112,20 +110,23 @@ class AsyncSettings:
     """How an asynchronous trainer sends.
 
     Attributes:
-        queue_size: steps whose gradients may wait; then the trainer waits too.
-        max_merge: steps whose gradients are sent together, at most.
+        queue_size: steps whose gradients may wait to be merged; then the trainer waits too.
+        max_merge: steps whose gradients are sent together.
+        wait_times: when no more come for this many hundredths of a second, those that are there are sent.
         sums: gradients that are sent together are added up, else averaged.
-        before_receive: gradients that are sent before parameters are received again.
+        before_receive: gradients (of one parameter and step each) after which parameters are received again.
     """
 
     queue_size: int = 20
     max_merge: int = 20
+    wait_times: int = 5
     sums: bool = True
     before_receive: int = 20
 
 
 class Async:
-    """A thread sends what steps leave in a queue, and receives parameters; no step waits for it, unless the queue is full."""
+    """A thread merges what steps leave in a queue, sends it, and receives parameters; no step waits for it, unless the queue
+    is full."""
 
     def __init__(self, settings: AsyncSettings):
         self._settings = settings
@@ -133,9 +134,12 @@ class Async:
         self._fresh: dict[str, Array] = {}
         self._lock = threading.Lock()
         self._failed: BaseException | None = None
-        self._sent = 0  # gradients, since parameters were received
+        self._since = 0  # gradients since parameters were received
         self._thread = threading.Thread(target=self._send_all, name="jfluid-communicator", daemon=True)
         self._thread.start()
+
+    def overlaps(self, work: Work) -> bool:
+        return True
 
     def pull(self, link: "Link", ids: Mapping[str, Array]) -> "dict[str, Rows]":
         return link.client.pull(ids).rows if ids else {}
@@ -144,22 +148,26 @@ class Async:
         pass
 
     def push(self, link: "Link", work: Work, gradients: Gradients, scope: Scope) -> dict[str, Array]:
-        self._check()
         # The thread reads them when this step's buffers may have been used again.
         own = Gradients({n: np.array(v) for n, v in gradients.dense.items()}, gradients.rows, gradients.counts)
         while True:
+            self._check()
             try:
                 self._queue.put((link, work, own), timeout=0.5)
                 break
             except queue.Full:
-                self._check()
+                continue
         with self._lock:
             fresh, self._fresh = self._fresh, {}
         return fresh
 
     def stop(self) -> None:
-        if self._failed is None:
-            self._queue.put(None)
+        while self._thread.is_alive():
+            try:
+                self._queue.put(None, timeout=0.5)
+                break
+            except queue.Full:
+                continue
         self._thread.join()
         self._check()
 
@@ -169,50 +177,85 @@ class Async:
 
     def _send_all(self) -> None:
         try:
-            while True:
-                waiting = [self._queue.get()]
-                while len(waiting) < self._settings.max_merge and waiting[-1] is not None:
-                    try:
-                        waiting.append(self._queue.get_nowait())
-                    except queue.Empty:
-                        break
-                if steps := [w for w in waiting if w is not None]:
-                    self._send(*steps[0][:2], [gradients for _, _, gradients in steps])
-                if waiting[-1] is None:
-                    return
+            while self._send_some():
+                pass
         except BaseException as error:  # the next step, or stop, raises it
             self._failed = error
 
-    def _send(self, link: "Link", work: Work, steps: Sequence[Gradients]) -> None:
-        merged = merge(steps, self._settings.sums)
-        self._sent += len(steps) * (len(work.dense) + len(work.rows))
-        receive = self._sent >= self._settings.before_receive
-        fresh = send(link, work, merged, receive)
+    def _send_some(self) -> bool:
+        """Merge what comes, and send it; False at the end."""
+        first = self._queue.get()
+        if first is None:
+            return False
+        (link, work, gradients), ended = first, False
+        merged = Merged(self._settings.sums)
+        merged.add(gradients)
+        self._since += merged.count(work)
+        while merged.steps < self._settings.max_merge and not ended:
+            if self._since >= self._settings.before_receive:
+                self._take(link.client.pull(blocks=[p.name for d in work.received for p in d.pieces]).blocks)
+            try:
+                step = self._queue.get(timeout=self._settings.wait_times / 100)
+            except queue.Empty:
+                break
+            if step is None:
+                ended = True
+            else:
+                merged.add(step[2])
+                self._since += merged.count(work)
+        receive = ended or self._since >= self._settings.before_receive
+        fresh = send(link, work, merged.gradients(), receive)
         if receive:
-            self._sent = 0
-            with self._lock:
-                self._fresh = fresh
+            self._take(fresh)
+        return not ended
+
+    def _take(self, pieces: dict[str, Array]) -> None:
+        self._since = 0
+        with self._lock:
+            self._fresh = pieces
 
 
-def merge(steps: Sequence[Gradients], sums: bool) -> Gradients:
-    """The gradients of several steps as those of one: added up, or averaged. Counts are added up."""
-    if len(steps) == 1:
-        return steps[0]
-    from jfluid.ps_server import table
-    share = np.float32(1.0 if sums else 1.0 / len(steps))
-    out = Gradients()
-    for name in steps[0].dense:
-        total = steps[0].dense[name]
-        for step in steps[1:]:
-            total += step.dense[name]
-        out.dense[name] = total if sums else total * share
-    for name in steps[0].rows:
-        ids, values = table.merge(np.concatenate([s.rows[name][0] for s in steps]),
-                                  np.concatenate([s.rows[name][1] for s in steps]))
-        out.rows[name] = ids, values if sums else values * share
-    for name in steps[0].counts:
-        out.counts[name] = np.sum([s.counts[name] for s in steps], axis=0, dtype=np.float32)
-    return out
+class Merged:
+    """The gradients of several steps as those of one: added up, or averaged. Counts are added up.
+
+    Attributes:
+        steps: how many they are.
+    """
+
+    def __init__(self, sums: bool):
+        self.steps, self._sums = 0, sums
+        self._dense: dict[str, Array] = {}
+        self._rows: dict[str, list[tuple[Array, Array]]] = {}
+        self._counts: dict[str, Array] = {}
+
+    @staticmethod
+    def count(work: Work) -> int:
+        """How many gradients a step has."""
+        return len(work.dense) + len(work.rows)
+
+    def add(self, step: Gradients) -> None:
+        """One step more; its arrays are this object's from now on."""
+        self.steps += 1
+        for name, value in step.dense.items():
+            if name in self._dense:
+                self._dense[name] += value
+            else:
+                self._dense[name] = value
+        for name, rows in step.rows.items():
+            self._rows.setdefault(name, []).append(rows)
+        for name, value in step.counts.items():
+            self._counts[name] = self._counts.get(name, np.float32(0)) + value
+
+    def gradients(self) -> Gradients:
+        """All of them as one step's."""
+        from jfluid.ps_server import table
+        share = np.float32(1.0 if self._sums else 1.0 / self.steps)
+        out = Gradients(self._dense if self._sums else {n: v * share for n, v in self._dense.items()}, counts=self._counts)
+        for name, parts in self._rows.items():
+            ids, values = parts[0] if len(parts) == 1 else \
+                table.merge(np.concatenate([i for i, _ in parts]), np.concatenate([v for _, v in parts]))
+            out.rows[name] = ids, values if self._sums else values * share
+        return out
 
 
 DIRECT = Direct()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jfluid import errors
+from jfluid.distributed.rows import Way, way_of
 from jfluid.files.tensor_format import load_rows
 from jfluid.ir.operator import Operator
 from jfluid.ps_server import kernels, specs
@@ -16,18 +17,6 @@ if TYPE_CHECKING:
     from jfluid.distributed.program_store import Update
 
 Array = np.ndarray[Any, Any]
-
-# Of each optimizer: the spec of an operator of it.
-_RULES: dict[str, Callable[[Operator], specs.Optimizer]] = {
-    "sgd": lambda op: specs.Sgd(learning_rate=0.0),
-    "momentum": lambda op: specs.Momentum(learning_rate=0.0, mu=op.attr("mu"), use_nesterov=op.attr("use_nesterov")),
-    "adagrad": lambda op: specs.Adagrad(learning_rate=0.0, epsilon=op.attr("epsilon")),
-    "adam": lambda op: specs.Adam(learning_rate=0.0, beta1=op.attr("beta1"), beta2=op.attr("beta2"),
-                                  epsilon=op.attr("epsilon"), lazy_mode=op.attr("lazy_mode")),
-    "rmsprop": lambda op: specs.RMSProp(learning_rate=0.0, rho=op.attr("decay"), epsilon=op.attr("epsilon"),
-                                        momentum=op.attr("momentum"), centered=op.attr("centered")),
-}
-
 
 # Of each optimizer with slots: the operator's input for each of the table's slots.
 _SLOTS: dict[str, dict[str, str]] = {
@@ -58,6 +47,11 @@ class ProgramTable(SparseTable):
         self.variables: dict[str, str] = {}
         self.powers: dict[str, float] = {}
 
+    def know(self, op: Operator) -> None:
+        """Take the variables' names from the operator that the table's rule stands for."""
+        self.variables = {slot: op.input(name)[0] for slot, name in _SLOTS.get(op.type, {}).items() if op.input(name)}
+        self.powers = {op.input(f"Beta{i}Pow")[0]: op.attr(f"beta{i}") for i in (1, 2)} if op.type == "adam" else {}
+
     def empty(self) -> "ProgramTable":
         """A table like this one, without rows."""
         twin = ProgramTable(self.spec)
@@ -86,38 +80,34 @@ class ProgramTable(SparseTable):
             self.restore_clock(step, self.learning_rate)
 
 
-def make_table(update: "Update", scope: Scope, tensor: Callable[[str], Any]) -> ProgramTable:
+def make_table(update: "Update", scope: Scope, tensor: Callable[[str], Any], seed: int,
+               device: Callable[[], Any]) -> tuple[ProgramTable, Way]:
     """The table that a block of a server's program updates, with its first values from the scope, where they are no longer
-    needed then.
+    needed then; and how it is updated.
+
+    Args:
+        tensor: a variable of the scope.
+        seed: of the program's random numbers.
+        device: where functions of the update run.
 
     Raises UnsupportedError for updates that no table can make.
     """
-    var = update.block.var_recursive(update.param)
-    rule: specs.Optimizer = specs.Sgd(learning_rate=0.0)
-    rate, slots = "", list[str]()
-    op = next((op for op in update.ops if op.input("Param")), None)
-    if op is not None:
-        if len(update.ops) > 1 or op.type not in _RULES:
-            raise errors.UnsupportedError(f"table {update.param}: rows cannot be updated by "
-                                          f"{', '.join(o.type for o in update.ops)}; expected one of {', '.join(_RULES)}")
-        rule, rate = _RULES[op.type](op), op.input("LearningRate")[0]
-        slots = [n for n in update.state if update.block.var_recursive(n).shape == var.shape and n != update.param]
+    way, parts = way_of(update, lambda name: _first_value(name, scope, tensor), tensor, seed, device)
     found = scope.find_var(update.param)
-    if isinstance(rule, specs.Adagrad):
-        rule = rule.model_copy(update={"initial_accumulator_value": _first_value(slots[0], scope, tensor)})
-    law, seed = (found.law if found is not None else None) or (specs.Constant(), 0)
-    width = int(np.prod(var.shape[1:]))
-    table = ProgramTable(specs.TableSpec(name=update.param, width=width, initializer=law, seed=seed, optimizer=rule))
-    table.rate = rate
-    if op is not None:
-        table.variables = {slot: op.input(name)[0] for slot, name in _SLOTS.get(op.type, {}).items() if op.input(name)}
-        table.powers = {op.input(f"Beta{i}Pow")[0]: op.attr(f"beta{i}") for i in (1, 2)} if op.type == "adam" else {}
+    law, first = (found.law if found is not None else None) or (specs.Constant(), 0)
+    table = ProgramTable(specs.TableSpec(name=update.param, width=parts.shape[1], initializer=law, seed=first,
+                                         optimizer=way.optimizer))
+    table.rate = way.rate
+    if isinstance(way.optimizer, specs.Program):
+        table.variables = {name: name for name in parts.slots}
+    elif update.ops:
+        table.know(update.ops[-1])
         table.begin(tensor)
     if found is None or found.law is None:
         _fill(table, tensor)
-        for name in (update.param, *slots):
+        for name in (update.param, *parts.slots):
             tensor(name)._value = None
-    return table
+    return table, way
 
 
 def _fill(table: ProgramTable, tensor: Callable[[str], Any]) -> None:

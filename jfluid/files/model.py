@@ -46,7 +46,8 @@ def save_inference_model(
     Raises:
         ProgramError: a feed or a target is no variable of the program.
         UninitializedError: a parameter has no value.
-        UnsupportedError: of a trainer's program, whose variables parameter servers hold: filenames or `program_only` were given.
+        UnsupportedError: filenames or `program_only` were given for a trainer's program, whose variables parameter servers
+            hold.
     """
     feeds = [feeded_var_names] if isinstance(feeded_var_names, str) else list(feeded_var_names or ())
     targets = [target_vars] if isinstance(target_vars, Variable) else list(target_vars)
@@ -79,8 +80,8 @@ def _save_with_servers(program: Program, dirname: str, feeds: list[str], targets
                        filenames: tuple[str | None, str | None], export_for_deployment: bool, program_only: bool) -> list[str]:
     from jfluid.distributed import checkpoint
     if filenames != (None, None) or program_only:
-        raise errors.UnsupportedError("save_inference_model: of a program that works with parameter servers the model is saved "
-                                      "as __model__ and a file for each variable; leave model_filename, params_filename and "
+        raise errors.UnsupportedError("save_inference_model: of a program that works with parameter servers the model is "
+                                      "saved as __model__ and a file for each variable; leave model_filename, params_filename and "
                                       "program_only out")
     return checkpoint.save_inference_model(executor, dirname, feeds, targets, program, export_for_deployment)
 

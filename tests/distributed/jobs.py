@@ -17,6 +17,9 @@ OPTIMIZERS = {
     "adam": lambda: fluid.optimizer.Adam(0.01),
     "adagrad": lambda: fluid.optimizer.Adagrad(0.05, initial_accumulator_value=0.1),
     "rmsprop": lambda: fluid.optimizer.RMSProp(0.01),
+    "ftrl": lambda: fluid.optimizer.Ftrl(0.05),
+    "lamb": lambda: fluid.optimizer.Lamb(0.01),
+    "decayed": lambda: fluid.optimizer.Adam(0.01, regularization=fluid.regularizer.L2Decay(0.01)),
     "decay": lambda: fluid.optimizer.Adam(fluid.layers.exponential_decay(0.05, 3, 0.5)),
 }
 
@@ -96,8 +99,9 @@ class Job:
         self._smallest, self._config, self._load = smallest, config, load
         self.errors = []
         self.scopes = [fluid.Scope() for _ in range(servers)]
-        self._threads = [threading.Thread(target=self._serve, daemon=True, args=[number, *self.transpiled().get_pserver_programs(endpoint)])
-                         for number, endpoint in enumerate(self.endpoints)]
+        made = [self.transpiled().get_pserver_programs(endpoint) for endpoint in self.endpoints]
+        self._threads = [threading.Thread(target=self._serve, daemon=True, args=[number, *pair])
+                         for number, pair in enumerate(made)]
         self.trainers = [self._trainer(number) for number in range(trainers)]
 
     def transpiled(self, trainer=0):
@@ -193,4 +197,5 @@ def alone(kind, optimizer, steps, load=None, save=None):
             losses = [executor.run(feed=batch(i), fetch_list=[loss])[0] for i in steps]
             if save is not None:
                 fluid.io.save_persistables(executor, save)
-    return np.array(losses).reshape(-1), {n: np.array(scope.find_var(n).get_tensor()) for n in ("w1", "b1", "w2", "b2", "table")}
+    names = ("w1", "b1", "w2", "b2", "table")
+    return np.array(losses).reshape(-1), {n: np.array(scope.find_var(n).get_tensor()) for n in names}

@@ -28,7 +28,7 @@ def trained(kind, optimizer, folder, steps, servers=2, **config):
         return job.steps(steps)
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "decay", "momentum", "adagrad", "rmsprop"])
+@pytest.mark.parametrize("optimizer", ["adam", "decay", "momentum", "adagrad", "rmsprop", "ftrl"])
 @pytest.mark.parametrize("kind", ["dense", "sparse"])
 def test_one_process_goes_on(kind, optimizer, tmp_path):
     """The folder is what `fluid.io` reads: all variables by name, whole."""
@@ -38,8 +38,9 @@ def test_one_process_goes_on(kind, optimizer, tmp_path):
 
 
 @pytest.mark.parametrize(("kind", "optimizer", "servers"), [
-    ("dense", "adam", 3), ("sparse", "adam", 3), ("sparse", "decay", 2), ("distributed", "adam", 3), ("distributed", "adam", 1),
-    ("distributed", "adagrad", 2), ("sparse", "adagrad", 1), ("sparse", "rmsprop", 2), ("dense", "sgd", 1)])
+    ("dense", "adam", 3), ("dense", "sgd", 1), ("sparse", "adam", 3), ("sparse", "decay", 2), ("sparse", "adagrad", 1),
+    ("sparse", "rmsprop", 2), ("sparse", "lamb", 3), ("distributed", "adam", 3), ("distributed", "adam", 1),
+    ("distributed", "adagrad", 2), ("distributed", "decayed", 3)])
 def test_other_servers_go_on(kind, optimizer, servers, tmp_path):
     wanted = trained(kind, optimizer, tmp_path, range(5, 9))
     with Job(kind, optimizer, servers, load=str(tmp_path)) as job:

@@ -15,7 +15,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jfluid import errors
+from jfluid import distributed, errors, flags
 from jfluid.executor import Executor
 from jfluid.fleet.base import DistributedOptimizer, Fleet, Mode
 from jfluid.fleet.parameter_server.strategies import DistributedStrategy, strategy_of
@@ -105,7 +105,7 @@ class DistributedTranspiler(Fleet):
         _, program = self._prepared("init_worker", server=False)
         if self._communicator is not None:
             raise errors.ProgramError("fleet.init_worker: the communicator runs already; fleet.stop_worker ends it")
-        from jfluid.distributed import Communicator
+        from jfluid.distributed.communicator import Communicator
         assert self._strategy is not None
         envs = self._strategy.get_trainer_runtime_config().get_communicator_flags()
         communicator = Communicator(program, self._strategy.mode, self._communicator_arguments(), envs)
@@ -127,12 +127,13 @@ class DistributedTranspiler(Fleet):
 
         After it `fleet.init` begins another job. Raises ProgramError on a server and before a loss was minimised.
         """
-        executor, _ = self._prepared("stop_worker", server=False)
+        executor, program = self._prepared("stop_worker", server=False)
         communicator, self._communicator = self._communicator, None
         try:
             if communicator is not None:
                 communicator.stop()
         finally:
+            distributed.farewell(program)
             executor.close()
 
     # The optimizer
@@ -147,8 +148,11 @@ class DistributedTranspiler(Fleet):
 
     def _transpile(self, strategy: DistributedStrategy, main: Program, startup: Program) -> None:
         """Make this process's programs."""
-        strategy.check_program_config()  # it may have been changed after it was set
+        strategy.check_program_config()  # they may have been changed after they were set
+        strategy.check_trainer_runtime_config()
         config = strategy.get_program_config()
+        deadline = strategy.get_trainer_runtime_config().runtime_configs["rpc_deadline"]
+        flags.set_flags({"FLAGS_rpc_deadline": deadline})  # by which all calls of this process go
         server = self.is_server()
         endpoints = self._role.get_pserver_endpoints()
         transpiler = DistributeTranspiler(config)
