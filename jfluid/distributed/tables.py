@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jfluid import errors
 from jfluid.distributed.rows import Way, way_of
 from jfluid.files.tensor_format import load_rows
 from jfluid.ir.operator import Operator

@@ -81,8 +81,8 @@ def _save_with_servers(program: Program, dirname: str, feeds: list[str], targets
     from jfluid.distributed import checkpoint
     if filenames != (None, None) or program_only:
         raise errors.UnsupportedError("save_inference_model: of a program that works with parameter servers the model is "
-                                      "saved as __model__ and a file for each variable; leave model_filename, params_filename and "
-                                      "program_only out")
+                                      "saved as __model__ and a file for each variable; leave model_filename, params_filename "
+                                      "and program_only out")
     return checkpoint.save_inference_model(executor, dirname, feeds, targets, program, export_for_deployment)
 
 

@@ -17,7 +17,6 @@ OPTIMIZERS = {
     "adam": lambda: fluid.optimizer.Adam(0.01),
     "adagrad": lambda: fluid.optimizer.Adagrad(0.05, initial_accumulator_value=0.1),
     "rmsprop": lambda: fluid.optimizer.RMSProp(0.01),
-    "ftrl": lambda: fluid.optimizer.Ftrl(0.05),
     "lamb": lambda: fluid.optimizer.Lamb(0.01),
     "decayed": lambda: fluid.optimizer.Adam(0.01, regularization=fluid.regularizer.L2Decay(0.01)),
     "decay": lambda: fluid.optimizer.Adam(fluid.layers.exponential_decay(0.05, 3, 0.5)),
