@@ -50,12 +50,17 @@ class Meeting:
         silence_s: a trainer not heard for longer than this is silent.
         on_silence: "fail" fails the job: all that wait, and all that come, are refused with the name of the trainer;
             "leave out" goes on without it until it is heard again.
+
+    Attributes:
+        failed: why the job has failed; empty while it has not.
+        on_leave: is told when a trainer has left.
     """
 
     def __init__(self, store: Store, trainers: int, silence_s: float = 60.0,
                  on_silence: Literal["fail", "leave out"] = "fail", clock: Callable[[], float] = time.monotonic):
         self.store, self.trainers, self.silence_s, self.on_silence = store, trainers, silence_s, on_silence
         self.failed = ""
+        self.on_leave: Callable[[], None] = lambda: None
         self._clock = clock
         self._known: dict[int, _Trainer] = {}
         self._barriers: dict[str, _Barrier] = {}
@@ -90,6 +95,7 @@ class Meeting:
             if trainer in self._known:
                 self._known[trainer].state = "left"
             self._meet()
+        self.on_leave()
 
     def at_work(self) -> list[int]:
         """The trainers that were heard and have not left or fallen silent."""
