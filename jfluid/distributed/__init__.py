@@ -13,8 +13,8 @@
 | `snapshots` | what servers write while they serve, to go on from when they are started again |
 | `checkpoint` | what servers hold, saved whole and loaded by others |
 
-`runner` is the only door: an Executor asks it what to do with each program. `rounds` tells a trainer that is started again where
-to go on.
+`runner` is the only door: an Executor asks it what to do with each program. `rounds` tells a trainer that is started again
+where to go on.
 """
 from collections.abc import Iterable
 from typing import Any
@@ -62,6 +62,9 @@ def runner(program: Program, executor: Any) -> Runner | None:
         read = work.read(program)
         assert read is not None
         return Trainer(read, executor)
+    if "checkpoint_notify" in types:
+        from jfluid.distributed.checkpoint import Notify
+        return Notify(program, executor)
     if births.bears(program):
         return births.Startup(program, executor)
     return None

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from jfluid import errors
-from jfluid.distributed import links
+from jfluid.distributed import Runner, links
 from jfluid.files import model as models
 from jfluid.files.tensor_format import Stored, load_rows, save_in_parts, save_tensors
 from jfluid.files.variables import is_persistable, read_scope
@@ -27,6 +27,7 @@ Array = np.ndarray[Any, Any]
 _ASKED_BYTES = 16 << 20  # of rows in one question
 # A distributed table of more bytes does not become a file of an inference model.
 LARGEST_TABLE = 64 << 30
+NOTIFY = "checkpoint_notify"
 _LOG = logging.getLogger(__name__)
 
 
@@ -248,6 +249,29 @@ class _Asked:
             ids = np.arange(begin, min(begin + step, rows), dtype=np.int64)
             values = self.client.look_up(table, ids, slot)
             yield values.astype(kept.dtype, copy=False).reshape(len(ids), *kept.shape[1:])
+
+
+class Notify(Runner):
+    """A program of `checkpoint_notify` operators: each has servers save a table."""
+
+    def __init__(self, program: Program, executor: Any):
+        self._executor, self._ops = executor, program.global_block().ops
+        others = {op.type for op in self._ops} - {NOTIFY}
+        if others:
+            raise errors.UnsupportedError(f"{NOTIFY} runs in a program of its own; found {', '.join(sorted(others))} too")
+        for op in self._ops:
+            for name, what in (("epmap", "the servers"), ("dir", "a folder"), ("lookup_table", "a table")):
+                if not op.attr(name):
+                    raise errors.ProgramError(f"{NOTIFY}, {name}: expected {what}")
+
+    def run(self, feed: Any, fetches: list[str], scope: Scope, owned: bool = False) -> list[Any]:
+        """Save. Raises FetchError for feeds and fetches, ServerError when a server does not answer, or cannot write."""
+        if feed or fetches:
+            raise errors.FetchError(f"a program of {NOTIFY} has nothing to feed or fetch")
+        for op in self._ops:
+            client = links.borrowed(op.attr("epmap"), op.attr("trainer_id"), self._executor).client
+            client.save(_folder(op.attr("dir"), op.attr("lookup_table")), tables=[op.attr("lookup_table")])
+        return []
 
 
 # ---- servers -----------------------------------------------------------------------------------------------------------

@@ -114,8 +114,8 @@ class Link:
     def _agreed(self) -> int:
         """How many rounds all servers have applied.
 
-        A trainer that was killed may have left its gradients of one more round at all servers, and confirmed them at some: then
-        they are confirmed at the others.
+        A trainer that was killed may have left its gradients of one more round at all servers, and confirmed them at some:
+        then they are confirmed at the others.
         """
         statuses = self.client.status()
         least, most = min(s.rounds for s in statuses), max(s.rounds for s in statuses)
@@ -159,7 +159,14 @@ def link(work: "Work", user: object = None) -> Link:
 
 
 def borrowed(endpoints: Sequence[str], trainer: int, user: object) -> Link:
-    """A trainer's link, for one who asks the servers something on the way. `user` leaves it later if nobody else has it."""
+    """A trainer's link, for one who asks the servers something on the way. `user` leaves it later if nobody else has it.
+
+    The servers may be named in another order than the job's where the link is there.
+    """
+    with _lock:
+        for (there, number), link in _links.items():
+            if number == trainer and sorted(there) == sorted(endpoints):
+                return link
     found, made = _found(endpoints, trainer)
     if made:
         found.users.add(id(user))

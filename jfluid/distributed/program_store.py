@@ -112,6 +112,10 @@ class ProgramBlock:
         with self._store.lock:
             return {**self._variables.state(), "version": self.version}
 
+    def check(self, state: dict[str, Any]) -> None:
+        """Raise ServerError for a `state` of another block."""
+        self._variables.check(state)
+
     def restore(self, state: dict[str, Any]) -> None:
         """Take over a `state`. Raises ServerError when it is that of another block."""
         with self._store.lock:
@@ -352,6 +356,11 @@ class Counter:
 
     def state(self) -> dict[str, Any]:
         return {"numbers": packed([np.array(self._store.tensor(self.name))]), "version": self.version}
+
+    def check(self, state: dict[str, Any]) -> None:
+        """Raise ServerError for a `state` of something else."""
+        if len(state["numbers"]) != 2:
+            raise errors.ServerError(f"{self.name}: expected a count, found {len(state['numbers'])} numbers")
 
     def restore(self, state: dict[str, Any]) -> None:
         (value,) = unpacked(state["numbers"], [[self.name, "int64", [1]]])

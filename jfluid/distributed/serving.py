@@ -50,9 +50,9 @@ class Serving(Runner):
         settings = Settings(token=job_token([endpoint]), host=host.strip("[]"), port=int(port), server=number,
                             servers=servers, trainers=self._listen.attr("Fanin"), end_with_trainers=True)
         snapshots = Snapshots.from_environment(number)
+        left = snapshots.begin(store) if snapshots is not None else {}
         server = Server(settings, store)
-        if snapshots is not None:
-            snapshots.begin(store, server.meeting)
+        server.meeting.restore_left(left)
         with server:
             _LOG.info("server %d listens on %s", number, endpoint)
             if snapshots is not None:

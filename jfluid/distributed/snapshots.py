@@ -5,7 +5,7 @@
 | JFLUID_PS_SNAPSHOT_FOLDER | where servers write, each in `server-<number>`; none are written without it |
 | JFLUID_PS_SNAPSHOT_EVERY_S | seconds between two snapshots (60) |
 | JFLUID_PS_RESTORE | 1: this server was started again, and goes on from its last snapshot if it has one |
-| JFLUID_PS_KEEP_BYTES | how much a trainer keeps, for each server, of what it pushed since the server's last snapshot, to send it again |
+| JFLUID_PS_KEEP_BYTES | how much a trainer keeps, for each server, of its pushes since the last snapshot, to send them again |
 
 Trainers need the first variable too: with it they keep 256 MiB of pushes for each server unless told otherwise, and in
 synchronous training all servers apply a round or none does, so that a trainer may be killed at any moment.
@@ -21,7 +21,6 @@ from jfluid import errors
 
 if TYPE_CHECKING:
     from jfluid.distributed.program_store import ProgramStore
-    from jfluid.ps_server.meeting import Meeting
     from jfluid.ps_server.service import Service
 
 FOLDER, EVERY, RESTORE, KEEP = (f"JFLUID_PS_{n}" for n in ("SNAPSHOT_FOLDER", "SNAPSHOT_EVERY_S", "RESTORE", "KEEP_BYTES"))
@@ -72,8 +71,8 @@ class Snapshots:
             raise errors.ServerError(f"{EVERY}: expected a number of seconds above 0, found {every!r}")
         return cls(Path(folder).absolute() / f"server-{number}", every_s, restore == "1")
 
-    def begin(self, store: "ProgramStore", meeting: "Meeting") -> None:
-        """Put a server that was started again into the state of its last snapshot.
+    def begin(self, store: "ProgramStore") -> dict[int, int]:
+        """Put a server that was started again into the state of its last snapshot; the trainers that had left by then.
 
         Raises ServerError when one that was not finds a snapshot: an earlier job's work is neither taken up nor written over
         unasked. Raises it, too, when the snapshot is damaged or another program's.
@@ -86,14 +85,14 @@ class Snapshots:
         if not there:
             if self._restore:
                 _LOG.warning("%s holds no complete snapshot: this server begins anew", self._folder)
-            return
+            return {}
         manifest = snapshot.restore(store, self._folder, 0, 1)
-        meeting.restore_left(manifest.left)
         _LOG.warning("restored snapshot %s: %d rounds, %d rows", manifest.id, manifest.rounds,
                      sum(len(table) for table in store.tables.values()))
+        return manifest.left
 
     def start(self, service: "Service") -> None:
-        """Write them, until `stop`; one more when a trainer leaves, for which a server that starts again need not wait then."""
+        """Write them, until `stop`; one more when a trainer leaves: a server that starts again need not wait for it then."""
         service.meeting.on_leave = self._due.set
         threading.Thread(target=self._run, args=[service], name="jfluid-ps-snapshots", daemon=True).start()
 

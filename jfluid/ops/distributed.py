@@ -81,3 +81,8 @@ def split_byref(x, *, num=0, sections: Ints = ()):
 def ref_by_trainer_id(values, trainer_id):
     """The value that belongs to the trainer, of values of one shape."""
     return jnp.stack(values)[trainer_id.reshape(())]
+
+
+@_wire("checkpoint_notify")
+def checkpoint_notify(*, epmap: Strings = (), dir: String = "", lookup_table: String = "", trainer_id=0):
+    """Have the servers in `epmap` save their rows of a table into a folder of its name in the folder `dir`."""

@@ -272,7 +272,13 @@ def restore(store: Store, folder: str | Path, server: int, servers: int, snapsho
     blocks, others = dict[str, DenseBlock](), []
     for name, (spec, state) in _read_blocks(folder, own, None if same else set(store.blocks)).items():
         if spec is None:
-            others.append((store.block(name), state))
+            if not same:
+                raise errors.ServerError(f"{folder}: snapshot {manifests[0].id} is of {len(manifests)} servers of a program, "
+                                         f"which cut its variables for as many, and there are {servers}. What "
+                                         "save_persistables wrote is loaded by any number: fleet.init_server(folder)")
+            block = store.block(name)
+            block.check(state)
+            others.append((block, state))
         else:
             blocks[name] = _block(spec, state, store)
     with store.alone():

@@ -89,10 +89,11 @@ class Job:
     Args:
         kind, optimizer: of `net` and `OPTIMIZERS`.
         load: a folder that the servers begin with.
+        through: what trainers take a server's endpoint for.
         config: fields of DistributeTranspilerConfig.
     """
 
-    def __init__(self, kind, optimizer, servers=1, trainers=1, sync=True, load=None, smallest=8, **config):
+    def __init__(self, kind, optimizer, servers=1, trainers=1, sync=True, load=None, smallest=8, through=None, **config):
         self.endpoints = [f"127.0.0.1:{port}" for port in ports(servers)]
         self._kind, self._optimizer, self._count, self._sync = kind, optimizer, trainers, sync
         self._smallest, self._config, self._load = smallest, config, load
@@ -101,6 +102,8 @@ class Job:
         made = [self.transpiled().get_pserver_programs(endpoint) for endpoint in self.endpoints]
         self._threads = [threading.Thread(target=self._serve, daemon=True, args=[number, *pair])
                          for number, pair in enumerate(made)]
+        if through is not None:
+            self.endpoints = [through(endpoint) for endpoint in self.endpoints]
         self.trainers = [self._trainer(number) for number in range(trainers)]
 
     def transpiled(self, trainer=0):
@@ -167,6 +170,13 @@ class Job:
         def train(trainer):
             return [trainer.run(batch(i, trainer.number, len(self.trainers)))[0] for i in numbers]
         return np.mean(self.each(train), axis=0).reshape(-1)
+
+    def save(self, folder):
+        """Save everything in a folder; its path."""
+        trainer = self.trainers[0]
+        with fluid.scope_guard(trainer.scope):
+            fluid.io.save_persistables(trainer.executor, str(folder), trainer.main)
+        return str(folder)
 
     def rows(self, ids=None):
         """Rows of the table, at the servers or in the trainer."""

@@ -13,6 +13,7 @@ import numpy as np
 
 import jfluid as fluid
 from jfluid import distributed
+from jfluid.distributed import links
 from tests.distributed import jobs
 
 
@@ -49,15 +50,20 @@ def train(spec):
         go = Path(spec["folder"]) / f"go-{spec['number']}"
         while go.exists() and int(go.read_text() or "0") <= step:
             time.sleep(0.01)
+        if step == spec["saves_at"]:
+            _link().client.save(f"{spec['folder']}/snapshots/server-0")
         found, = executor.run(main, feed=jobs.batch(step, spec["number"], spec["trainers"]), fetch_list=[loss])
         print("step", step, float(np.mean(found)), flush=True)
     if spec["number"] == 0:
         fluid.io.save_persistables(executor, f"{spec['folder']}/saved", main)
-        if spec["kind"] == "distributed":
-            fluid.io.save_inference_model(f"{spec['folder']}/saved", ["x", "ids", "y"], [loss], executor, main)
-        link = next(iter(distributed.links._links.values()))
-        print("lost", sum(status.lost for status in link.client.status()), flush=True)
+        statuses = _link().client.status()
+        applied = {table.step for s in statuses for table in s.tables.values()}
+        print("lost", sum(s.lost for s in statuses), "applied", applied, flush=True)
     executor.close()
+
+
+def _link():
+    return next(iter(links._links.values()))
 
 
 if __name__ == "__main__":

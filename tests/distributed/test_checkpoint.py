@@ -6,17 +6,10 @@ import pytest
 
 import jfluid as fluid
 from jfluid import errors
-from jfluid.distributed import checkpoint
+from jfluid.distributed import checkpoint, links
 from tests.distributed.jobs import VOCABULARY, Job, alone, batch
 
 KINDS = ["dense", "sparse", "distributed"]
-
-
-def save(job, folder):
-    trainer = job.trainers[0]
-    with fluid.scope_guard(trainer.scope):
-        checkpoint.save_persistables(trainer.executor, folder, trainer.main)
-    return str(folder)
 
 
 def trained(kind, optimizer, folder, steps, servers=2, **config):
@@ -24,7 +17,7 @@ def trained(kind, optimizer, folder, steps, servers=2, **config):
     with Job(kind, optimizer, servers, **config) as job:
         job.begin()
         job.steps(range(5))
-        save(job, folder)
+        job.save(folder)
         return job.steps(steps)
 
 
@@ -100,6 +93,47 @@ def test_one_table(tmp_path):
         job.steps(range(5, 7))  # and trainers are not disturbed
 
 
+def notify(**attrs):
+    program = fluid.Program()
+    program.global_block().append_op("checkpoint_notify", {}, {}, attrs)
+    return program
+
+
+def test_checkpoint_notify(tmp_path):
+    """Fluid's operator for having servers save a table."""
+    with Job("distributed", "adam", 2) as job:
+        job.begin()
+        trainer = job.trainers[0]
+        job.steps(range(3))
+        trainer.executor.run(notify(epmap=job.endpoints, dir=str(tmp_path), lookup_table="table"))
+        wanted = job.rows()
+        job.steps(range(3, 5))
+        checkpoint.load_one_table(trainer.executor, "table", tmp_path, trainer.main)
+        np.testing.assert_array_equal(job.rows(), wanted)
+        with pytest.raises(errors.ServerError, match="there is no table 'tables'"):
+            trainer.executor.run(notify(epmap=job.endpoints, dir=str(tmp_path), lookup_table="tables"))
+        with pytest.raises(errors.FetchError, match="nothing to feed or fetch"):
+            trainer.executor.run(notify(epmap=job.endpoints, dir=str(tmp_path), lookup_table="table"), feed={"x": wanted})
+    with pytest.raises(errors.ProgramError, match="lookup_table: expected a table"):
+        fluid.Executor(fluid.CPUPlace()).run(notify(epmap=["127.0.0.1:1"], dir=str(tmp_path)))
+
+
+def test_snapshots_of_cut_parameters_are_of_as_many_servers(tmp_path):
+    with Job("sparse", "adam", 2) as job:
+        job.begin()
+        link = links._links[tuple(job.endpoints), 0]
+        link.client.save(str(tmp_path))
+    with Job("sparse", "adam", 3) as job:
+        job.begin()
+        job.steps(range(1))
+        before = job.parameters()
+        link = links._links[tuple(job.endpoints), 0]
+        with pytest.raises(errors.ServerError, match=r"2 servers.*cut.*3.*save_persistables.*init_server"):
+            link.client.restore(str(tmp_path))
+        for name, value in job.parameters().items():
+            np.testing.assert_array_equal(value, before[name])
+
+
 def test_shrink():
     with Job("distributed", "sgd", 2) as job:
         job.begin()
@@ -129,7 +163,7 @@ def test_refusals(tmp_path):
             checkpoint.shrink(executor, "table", 3, main)
         with pytest.raises(errors.ProgramError, match="expected a server's program"):
             checkpoint.load(tmp_path, main, executor, fluid.Scope())
-        save(job, tmp_path)
+        job.save(tmp_path)
         program, _ = job.transpiled().get_pserver_programs(job.endpoints[0])
     scope = fluid.Scope()
     with pytest.raises(errors.FileFormatError, match="no such folder"):

@@ -2,16 +2,22 @@
 import contextlib
 import json
 import os
+import random
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from jfluid import errors
+from jfluid.distributed import snapshots
+from jfluid.distributed.snapshots import Snapshots
 from jfluid.files.tensor_format import load_tensors
 from tests.distributed.jobs import Job, ports
 
@@ -23,11 +29,9 @@ STEPS = 8
 class Process:
     """A process of a job; what it prints is at hand."""
 
-    def __init__(self, spec, environment, limit=""):
-        command = [sys.executable, "-m", "tests.distributed.process", json.dumps(spec)]
-        if limit:
-            command = ["bash", "-c", f'{limit}; exec "$0" "$@"', *command]
+    def __init__(self, spec, environment):
         self.lines = []
+        command = [sys.executable, "-m", "tests.distributed.process", json.dumps(spec)]
         self._popen = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                        env=os.environ | environment)
         self._reader = threading.Thread(target=self._read)
@@ -40,6 +44,10 @@ class Process:
     @property
     def output(self):
         return "".join(self.lines)
+
+    @property
+    def pid(self):
+        return self._popen.pid
 
     def signal(self, number):
         self._popen.send_signal(number)
@@ -74,26 +82,26 @@ class Processes:
         environment: of all of them.
     """
 
-    def __init__(self, folder, kind="sparse", optimizer="adam", servers=2, trainers=2, sync=True, steps=STEPS, **environment):
+    def __init__(self, folder, kind="sparse", optimizer="adam", servers=2, trainers=2, sync=True, steps=STEPS,
+                 saves_at=-1, **environment):
         self.folder, self.endpoints = folder, [f"127.0.0.1:{port}" for port in ports(servers)]
         self._spec = {"kind": kind, "optimizer": optimizer, "endpoints": self.endpoints, "trainers": trainers, "sync": sync,
-                      "steps": steps, "folder": str(folder)}
+                      "steps": steps, "saves_at": saves_at, "folder": str(folder)}
         self._environment = {"JFLUID_PS_SNAPSHOT_FOLDER": str(folder / "snapshots"), **environment}
         self.all = []
         self.servers = [self.server(n) for n in range(servers)]
         self.hold(0, *range(trainers))
         self.trainers = [self.trainer(n) for n in range(trainers)]
 
-    def _start(self, role, number, limit="", endpoints=None, **environment):
-        spec = {**self._spec, "role": role, "number": number, "endpoints": endpoints or self.endpoints}
-        self.all.append(Process(spec, self._environment | environment, limit))
+    def _start(self, role, number, environment):
+        self.all.append(Process({**self._spec, "role": role, "number": number}, self._environment | environment))
         return self.all[-1]
 
-    def server(self, number, **more):
-        return self._start("server", number, **more)
+    def server(self, number, **environment):
+        return self._start("server", number, environment)
 
-    def trainer(self, number, **more):
-        return self._start("trainer", number, **more)
+    def trainer(self, number):
+        return self._start("trainer", number, {})
 
     def hold(self, step, *trainers):
         """Let trainers (all by default) go no further than this step."""
@@ -124,14 +132,13 @@ def saved(folder):
     return {p.name: load_tensors(p, [p.name])[0].value for p in folder.iterdir() if p.is_file() and p.name != "__model__"}
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    """What an undisturbed synchronous job of two servers and two trainers saves."""
+def undisturbed(tmp_path_factory, steps=STEPS, **job):
+    """What a job of two servers and two trainers saves that nothing happens to."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JFLUID_PS_TOKEN", "0123456789-token-of-the-tests")
-        with Processes(folder) as job:
-            return job.finish()
+    with Job("sparse", "adam", **{"servers": 2, "trainers": 2, **job}) as job:
+        job.begin()
+        job.steps(range(steps))
+        return saved(Path(job.save(folder)))
 
 
 def assert_same(found, wanted):
@@ -140,7 +147,7 @@ def assert_same(found, wanted):
         np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
-def test_a_trainer_is_killed(tmp_path, undisturbed):
+def test_a_trainer_is_killed(tmp_path, tmp_path_factory):
     with Processes(tmp_path) as job:
         job.hold(3)
         job.trainers[1].until("step 2")
@@ -150,44 +157,42 @@ def test_a_trainer_is_killed(tmp_path, undisturbed):
         job.trainers[1].until("begins 3")
         found = job.finish()
         assert job.trainers[1].steps == list(range(3, STEPS)) and job.trainers[0].steps == list(range(STEPS))
-    assert_same(found, undisturbed)
+    assert_same(found, undisturbed(tmp_path_factory))
 
 
-def test_trainers_are_killed_anywhere(tmp_path, undisturbed):
-    """At whatever point of a step."""
-    with Processes(tmp_path) as job:
-        job.hold(1)
-        job.trainers[0].until("step 0")
-        job.hold(STEPS)
-        for number, pause in ((1, 0.01), (0, 0.03), (1, 0.02)):
-            time.sleep(pause)
+def test_trainers_are_killed_anywhere(tmp_path, tmp_path_factory):
+    """At whatever point of a step: with several servers a round is applied by all of them or by none."""
+    with Processes(tmp_path, steps=150) as job:
+        job.hold(150)
+        job.trainers[1].until("step 0")
+        for number in (1, 0, 1):
+            time.sleep(random.uniform(0, 0.1))
             job.trainers[number].kill()
+            killed = job.trainers[number].steps[-1]
             job.trainers[number] = job.trainer(number)
-            job.trainers[number].until("begins")
+            job.trainers[number].until(f"step {killed + 2}")
         found = job.finish()
-    assert_same(found, undisturbed)
+    assert_same(found, undisturbed(tmp_path_factory, steps=150))
 
 
-def test_a_server_is_killed(tmp_path, undisturbed):
+def test_a_server_is_killed(tmp_path, tmp_path_factory):
+    """It goes on from its last snapshot; what that does not have is sent to it again."""
     with Processes(tmp_path, JFLUID_PS_SNAPSHOT_EVERY_S="0.3") as job:
         job.hold(3)
         job.trainers[0].until("step 2")
-        job.servers[1].until("snapshot of", job.servers[1].output.count("snapshot of") + 2)  # one is of now
-        job.servers[1].signal(signal.SIGSTOP)  # none of later
-        job.servers[1].signal(signal.SIGCONT)
+        job.servers[1].until("snapshot of", job.servers[1].output.count("snapshot of") + 2)  # one of them is of now
         job.hold(6)
-        job.trainers[0].until("step 4")
+        job.trainers[0].until("step 5")
         job.servers[1].kill()
         job.servers[1] = job.server(1, JFLUID_PS_RESTORE="1")
         job.servers[1].until("restored snapshot")
         found = job.finish()
-        assert "server 127.0.0.1" in job.trainers[0].output and "has started again" in job.trainers[0].output
-        assert job.trainers[0].output.rstrip().splitlines()[-1] == "lost 0" or "lost 0" in job.trainers[0].output
-    assert_same(found, undisturbed)
+        assert f"server {job.endpoints[1]} has started again" in job.trainers[0].output
+        assert "lost 0" in job.trainers[0].output
+    assert_same(found, undisturbed(tmp_path_factory))
 
 
-def test_a_server_is_killed_between_snapshots(tmp_path, undisturbed):
-    """Trainers send again what the snapshot does not have."""
+def test_a_server_is_killed_before_its_first_snapshot(tmp_path, tmp_path_factory):
     with Processes(tmp_path, JFLUID_PS_SNAPSHOT_EVERY_S="1000") as job:
         job.hold(5)
         job.trainers[0].until("step 4")
@@ -196,40 +201,101 @@ def test_a_server_is_killed_between_snapshots(tmp_path, undisturbed):
         job.servers[0].until("begins anew")
         found = job.finish()
         assert "5 kept ones are sent again" in job.trainers[0].output
-    assert_same(found, undisturbed)
+    assert_same(found, undisturbed(tmp_path_factory))
 
 
-def test_a_server_stands_still(tmp_path, undisturbed):
+@pytest.mark.parametrize("keeps", [True, False])
+def test_an_asynchronous_server_is_killed(keeps, tmp_path, tmp_path_factory):
+    """What its snapshot does not have is sent again, or counted as lost; nothing is applied twice."""
+    environment = {} if keeps else {"JFLUID_PS_KEEP_BYTES": "0"}
+    with Processes(tmp_path, servers=1, trainers=1, sync=False, saves_at=3, **environment) as job:
+        job.hold(6)
+        job.trainers[0].until("step 5")
+        job.servers[0].kill()
+        job.servers[0] = job.server(0, JFLUID_PS_RESTORE="1")
+        job.servers[0].until("restored snapshot")
+        found = job.finish()
+        assert f"lost {0 if keeps else 3} applied {{{STEPS - (0 if keeps else 3)}}}" in job.trainers[0].output
+        assert ("3 calls that had been acknowledged are not part" in job.servers[0].output) == (not keeps)
+    if keeps:
+        assert_same(found, undisturbed(tmp_path_factory, servers=1, trainers=1, sync=False))
+
+
+def test_a_server_stands_still(tmp_path, tmp_path_factory):
     with Processes(tmp_path) as job:
         job.hold(3)
         job.trainers[0].until("step 2")
         job.servers[0].signal(signal.SIGSTOP)
         job.hold(STEPS)
-        time.sleep(20)  # what is tested: that so long a standstill does no harm
+        time.sleep(20)  # what is tested: so long a standstill does no harm
         assert max(job.trainers[0].steps) == 2
         job.servers[0].signal(signal.SIGCONT)
         found = job.finish()
-    assert_same(found, undisturbed)
+    assert_same(found, undisturbed(tmp_path_factory))
+
+
+def test_the_disk_is_full(tmp_path, tmp_path_factory):
+    """Snapshots fail, the server serves on, and the last complete one is there when it is killed."""
+    with Processes(tmp_path, JFLUID_PS_SNAPSHOT_EVERY_S="0.2") as job:
+        job.hold(3)
+        job.trainers[0].until("step 2")
+        job.servers[0].until("snapshot of", job.servers[0].output.count("snapshot of") + 2)
+        resource.prlimit(job.servers[0].pid, resource.RLIMIT_FSIZE, (100, 100))  # bytes of a file
+        job.servers[0].until("no snapshot could be written")
+        job.hold(6)
+        job.trainers[0].until("step 5")
+        job.servers[0].until("no snapshot could be written", job.servers[0].output.count("no snapshot could be written") + 2)
+        assert not list((tmp_path / "snapshots" / "server-0").glob("*.partial"))
+        job.servers[0].kill()
+        job.servers[0] = job.server(0, JFLUID_PS_RESTORE="1")
+        job.servers[0].until("restored snapshot")
+        found = job.finish()
+        assert "3 kept ones are sent again" in job.trainers[0].output
+    assert_same(found, undisturbed(tmp_path_factory))
+
+
+def test_a_new_job_does_not_take_up_an_old_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("JFLUID_PS_SNAPSHOT_FOLDER", str(tmp_path))
+    monkeypatch.setenv("JFLUID_PS_SNAPSHOT_EVERY_S", "0.05")
+    with Job("dense", "sgd") as job:
+        job.begin()
+        job.steps(range(2))
+        end = time.monotonic() + LIMIT_S
+        while not list(tmp_path.glob("server-0/*.json")):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    with pytest.raises(errors.ServerError, match=r"server-0 holds a snapshot of an earlier job. Set JFLUID_PS_RESTORE=1"), \
+            Job("dense", "sgd") as job:
+        job.begin()
+    monkeypatch.setenv("JFLUID_PS_RESTORE", "1")
+    with pytest.raises(errors.ServerError, match="moment1_0.*found"), Job("dense", "adam") as job:
+        job.begin()
+    for name, value in (("JFLUID_PS_RESTORE", "yes"), ("JFLUID_PS_SNAPSHOT_EVERY_S", "0")):
+        with monkeypatch.context() as patch, pytest.raises(errors.ServerError, match=f"{name}: expected"):
+            patch.setenv(name, value)
+            Snapshots.from_environment(0)
+    monkeypatch.setenv("JFLUID_PS_KEEP_BYTES", "1 GB")
+    with pytest.raises(errors.ServerError, match="JFLUID_PS_KEEP_BYTES: expected a number of bytes, found '1 GB'"):
+        snapshots.kept_bytes()
 
 
 class Proxy:
     """A TCP proxy that cuts all its connections when so many bytes have come from the client since the last time."""
 
     def __init__(self, to, every):
-        self._to, self._every, self.cuts = to, every, 0
+        host, _, port = to.rpartition(":")
+        self._to, self._every, self.cuts = (host, int(port)), every, 0
+        self._open = True
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.endpoint = f"127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self):
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                try:
-                    server = socket.create_connection(self._to)
-                except OSError:
-                    client.close()
-                    continue
+        while self._open:
+            with contextlib.suppress(OSError), contextlib.ExitStack() as unused:
+                client = unused.enter_context(self._listener.accept()[0])
+                server = socket.create_connection(self._to)
+                unused.pop_all()
                 threading.Thread(target=self._copy, args=[client, server, True], daemon=True).start()
                 threading.Thread(target=self._copy, args=[server, client, False], daemon=True).start()
 
@@ -247,21 +313,22 @@ class Proxy:
                 each.shutdown(socket.SHUT_RDWR)
             each.close()
 
-    def close(self):
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._open = False
+        self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        assert self.cuts > 3
 
 
 @pytest.mark.parametrize("sync", [True, False])
-def test_connections_are_cut(tmp_path, sync):
-    def run(folder, cut):
-        folder.mkdir()
-        with contextlib.ExitStack() as open_, Processes(folder, servers=1, trainers=1, sync=sync) as job:
-            proxy = Proxy(("127.0.0.1", int(job.endpoints[0].rpartition(":")[2])), 2500)
-            open_.callback(proxy.close)
-            if cut:
-                job.trainers[0].kill()
-                job.trainers[0] = job.trainer(0, endpoints=[proxy.endpoint])
-            found = job.finish()
-            assert (proxy.cuts > 3) == cut
-            return found
-    assert_same(run(tmp_path / "cut", True), run(tmp_path / "whole", False))
+def test_connections_are_cut(sync, tmp_path_factory):
+    """Also between a push and its answer: the push is sent again, and applied once."""
+    with contextlib.ExitStack() as proxies:
+        def cut(endpoint):
+            return proxies.enter_context(Proxy(endpoint, 1500)).endpoint
+        wanted = undisturbed(tmp_path_factory, sync=sync, trainers=1)
+        found = undisturbed(tmp_path_factory, sync=sync, trainers=1, through=cut)
+    assert_same(found, wanted)
