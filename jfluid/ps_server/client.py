@@ -305,9 +305,9 @@ class Client:
                     part.round = round
             with contextlib.ExitStack() as places:
                 for part, sequences in ((request.push, channel.pushes), (request.pull, channel.pulls)):
-                    if part.ByteSize():
+                    if part.round or part.rows or part.blocks:
                         part.caller.CopyFrom(self._caller(*places.enter_context(sequences.next())))
-                if not request.ByteSize():
+                if not request.HasField("push") and not request.HasField("pull"):
                     return None
                 return channel.exchange(request, pull.sizes[number], waits=bool(round)).pull
         return pull.joined(self._everywhere(send))
