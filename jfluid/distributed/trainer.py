@@ -38,7 +38,7 @@ class Ahead:
     batch: Mapping[str, Any]
     feeds: list[Feed]
     asked: dict[str, tuple[Array, list[list[LoDTensor]]]]
-    rows: "Future[dict[str, Any]]"
+    rows: "Future[Mapping[str, Any]]"
 
 
 class Trainer(Runner):
@@ -82,7 +82,7 @@ class Trainer(Runner):
         link = self._linked()
         strategy, depth = link.strategy or DIRECT, link.prefetch_depth
         names = {n for u in self.work.look_ups for n in u.ids}
-        if not (depth and names and strategy.overlaps(self.work)):
+        if not (depth and names and (strategy.overlaps(self.work) or not self.work.trains)):
             yield from batches
             return
         alone = parallel is None or parallel.alone
@@ -103,25 +103,42 @@ class Trainer(Runner):
                      thread: ThreadPoolExecutor) -> Ahead:
         feeds = [dict(f) for f in computing.read(batch)]
         asked = self._ids(feeds, Scope())
+        return Ahead(batch, feeds, asked, thread.submit(self._pull, link, strategy, asked))
+
+    def _pull(self, link: Link, strategy: Strategy, asked: Mapping[str, tuple[Array, Any]]) -> Mapping[str, Any]:
         ids = {table: found for table, (found, _) in asked.items()}
-        return Ahead(batch, feeds, asked, thread.submit(strategy.pull, link, ids))
+        if self.work.trains or not ids:
+            return strategy.pull(link, ids)
+        return link.client.pull(ids, train=False).rows  # an evaluation leaves tables as they are
 
     def _step(self, computing: Computing, feeds: list[Feed], fetches: Sequence[str], scope: Scope,
               ahead: Ahead | None) -> list[list[Any]]:
         work, link = self.work, self._linked()
         strategy = link.strategy or DIRECT
-        if work.computes:
+        lap = link.laps.lap
+        link.laps.start()
+        if work.trains:
             strategy.begin(link, work, scope)
         asked = ahead.asked if ahead else self._ids(feeds, scope)
-        found = ahead.rows.result() if ahead else strategy.pull(link, {table: ids for table, (ids, _) in asked.items()})
+        found = ahead.rows.result() if ahead else self._pull(link, strategy, asked)
+        lap("rows")
         inverse = self._give_rows(feeds, asked, found, scope)
+        lap("feed")
         late = {d.param for d in work.received} & set(fetches)
         touched = [n for n, _ in work.touched if n not in feeds[0]]
         names = list(dict.fromkeys([n for n in fetches if n not in late] + work.sent + touched))
         values = dict(zip(names, computing.run(feeds, names, scope), strict=True))
-        received = strategy.push(link, work, self._gradients(values, found, inverse, feeds), scope) if work.computes else \
-            link.client.pull(blocks=[p.name for d in work.received for p in d.pieces]).blocks
+        jax.block_until_ready([v._value for found in values.values() for v in found if isinstance(v, LoDTensor)])
+        lap("compute")
+        if work.trains:
+            gradients = self._gradients(values, found, inverse, feeds)
+            lap("gradients")
+            received = strategy.push(link, work, gradients, scope)
+        else:
+            received = link.client.pull(blocks=[p.name for d in work.received for p in d.pieces]).blocks
+        lap("exchange")
         self._install(received, scope)
+        lap("install")
         for name in late:
             value = LoDTensor(np.asarray(scope.find_var(name).get_tensor()))  # type: ignore[union-attr]
             values[name] = [value] * computing.devices

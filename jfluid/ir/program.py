@@ -30,6 +30,7 @@ class Program:
         self.device = ""
         self.release: int | None = _RELEASE  # the Fluid release that the program's file names
         self._trainers_endpoints: list[str] = []  # of the processes that train together, if DistributeTranspiler said so
+        self._pserver_endpoints: list[str] = []  # of mode pserver, in the job's order
         self.op_compatibility = b""  # what the file says of operators' versions, kept as read
 
     # Structure
@@ -145,12 +146,13 @@ class Program:
     def clone(self, for_test: bool = False) -> "Program":
         """A copy of the program.
 
-        With `for_test` the copy leaves out backward, optimizer and learning-rate operators, and operators that
-        behave differently in training (dropout, batch_norm) take their test form.
+        With `for_test` the copy leaves out backward, optimizer and learning-rate operators and what goes to and comes
+        from parameter servers (but looking up rows), and operators that behave differently in training (dropout,
+        batch_norm) take their test form.
         """
         twin = self._copy()
         if for_test:
-            drop = OpRole.Backward | OpRole.Optimize | OpRole.LRSched
+            drop = OpRole.Backward | OpRole.Optimize | OpRole.LRSched | OpRole.RPC | OpRole.Dist
             for block in twin.blocks:
                 block.ops = [op for op in block.ops if not op.attrs.get("op_role", 0) & drop]
             twin._drop_unused_vars()
@@ -163,6 +165,7 @@ class Program:
         twin._seed = self._seed
         twin.release, twin.op_compatibility = self.release, self.op_compatibility
         twin._trainers_endpoints = list(self._trainers_endpoints)
+        twin._pserver_endpoints = list(self._pserver_endpoints)
         twin.blocks = [Block(twin, b.idx, b.parent_idx, b.forward_block_idx) for b in self.blocks]
         for old, new in zip(self.blocks, twin.blocks):
             for var in old.vars.values():

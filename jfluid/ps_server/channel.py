@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -74,6 +75,14 @@ class _Kept:
             self._pushes, self.bytes = {}, 0
 
 
+@dataclass
+class _Part:
+    """A reply of which only one part was asked for; an ExchangeReply would copy it."""
+
+    push: pb.PushReply = field(default_factory=pb.PushReply)
+    pull: pb.PullReply = field(default_factory=pb.PullReply)
+
+
 class Channel:
     """Calls to one server. Safe for threads.
 
@@ -96,6 +105,7 @@ class Channel:
         self._metadata = ((wire.TOKEN, token),)
         self._grpc = grpc.secure_channel(endpoint, credentials, _OPTIONS) if credentials else \
             grpc.insecure_channel(endpoint, _OPTIONS)
+        # Requests go in as bytes: their size is asked for before, and asking a message costs as much as making them.
         self._methods: dict[str, Callable[..., Any]] = {
             name: self._grpc.unary_unary(f"/{wire.SERVICE}/{name}", None, reply.FromString)
             for name, (_, reply) in wire.METHODS.items()}
@@ -131,7 +141,8 @@ class Channel:
         while True:
             known = self._incarnation
             for part in parts:
-                part.caller.server_incarnation = known
+                if part.HasField("caller"):
+                    part.caller.server_incarnation = known
             try:
                 reply = self._exchange(request, reply_bytes, waits)
             except RestartedError:
@@ -164,16 +175,15 @@ class Channel:
         self._incarnation, self.restarts = status.server_incarnation, self.restarts + 1
 
     def _exchange(self, request: pb.ExchangeRequest, reply_bytes: int, waits: bool) -> pb.ExchangeReply:
-        # Serialized once: ByteSize costs as much.
-        only = "" if request.HasField("pull") and request.HasField("push") else "pull" if request.HasField("pull") else "push"
-        data = (getattr(request, only) if only else request).SerializeToString()
+        part = next((p for p, other in (("push", "pull"), ("pull", "push")) if not request.HasField(other)), "")
+        data = (getattr(request, part) if part else request).SerializeToString()
         if max(len(data), reply_bytes) + wire.OVERHEAD > wire.LARGEST_MESSAGE:
-            return self._in_chunks(request.SerializeToString() if only else data, waits)
-        if only:
-            return pb.ExchangeReply(**{only: self._call(only.capitalize(), data, waits)})
-        return self._call("Exchange", data, waits)
+            return self._in_chunks(request, waits)
+        reply = self._call(part.title() or "Exchange", data, waits)
+        return _Part(**{part: reply}) if part else reply
 
-    def _in_chunks(self, data: bytes, waits: bool) -> pb.ExchangeReply:
+    def _in_chunks(self, request: pb.ExchangeRequest, waits: bool) -> pb.ExchangeReply:
+        data = request.SerializeToString()
         wire.check_size(len(data), wire.LARGEST_CALL, "request")
 
         def send(timeout_s: float | None) -> pb.ExchangeReply:

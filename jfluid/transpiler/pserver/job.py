@@ -44,6 +44,8 @@ class ServerJob:
                 trainer.rewrite(self._request.program, self.placement)
                 startup.of_trainer(self._request.startup, self.placement)
             self._trainer = self._request.program
+            for program in (self._request.program, self._request.startup):
+                program._pserver_endpoints = self.placement.endpoints
         if wait_port and self.placement.config.wait_port:
             wait_until_listening(self.placement.endpoints)
         return self._trainer
@@ -51,9 +53,10 @@ class ServerJob:
     def server_program(self, endpoint: str) -> Program:
         """The program of one server."""
         self._check(endpoint)
-        if self._geo:
-            return geo.build(self.placement, endpoint)
-        return server.build(self.placement, endpoint, self._origin.random_seed)
+        program = geo.build(self.placement, endpoint) if self._geo else \
+            server.build(self.placement, endpoint, self._origin.random_seed)
+        program._pserver_endpoints = self.placement.endpoints
+        return program
 
     def server_startup(self, endpoint: str, program: Program | None = None, startup_program: Program | None = None) -> Program:
         """The startup program of one server, for its `program`."""
