@@ -169,8 +169,8 @@ def endpoints_of(program: Program) -> list[str]:
     DistributeTranspiler notes them. Of a program that was read from a file only its operators tell, some of which name all of
     them in order and others those that they need, and PADDLE_PSERVERS_IP_PORT_LIST.
     """
-    if program._pserver_endpoints:
-        return list(program._pserver_endpoints)
+    if program.holdings is not None:
+        return list(program.holdings.endpoints)
     ops = program.global_block().ops
     for op in ops:
         if op.type in _BARRIERS:

@@ -4,7 +4,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ class Service:
         self._saved: pb.SaveReply | None = None
         # (trainer, incarnation) -> the sequence up to which the last snapshot has its pushes.
         self._durable: dict[tuple[int, int], int] = {}
-        # The step of a table when a trainer last pulled from it.
+        # The step of a table, or the version of a block, when a trainer last pulled from it.
         self._pulled: weakref.WeakKeyDictionary[Any, dict[int, int]] = weakref.WeakKeyDictionary()
 
     # ---- tables and blocks ----
@@ -90,7 +90,11 @@ class Service:
         if applied:
             for update in rows:
                 self.metrics.rows.labels(update.table, "pushed").inc(len(update.ids))
-                self._observe_staleness(update.table, call.trainer, update.change)
+                table = self.store.tables[update.table]
+                if update.change == Change.GRADIENT:
+                    self._observe_staleness(table, update.table, table.step, call.trainer)
+            for block in [self.store.block(b.block) for b in blocks if b.change == Change.GRADIENT]:
+                self._observe_staleness(block, block.name, block.version, call.trainer)
         return pb.PushReply(applied=applied, rounds=self.store.rounds, durable=self._durable.get(call[:2], 0),
                             server_incarnation=self.incarnation)
 
@@ -99,11 +103,11 @@ class Service:
         if caller.server_incarnation not in (0, self.incarnation):
             raise RestartedError(f"this server has started again, as incarnation {self.incarnation}")
 
-    def _observe_staleness(self, name: str, trainer: int, change: Change) -> None:
-        table = self.store.tables[name]
-        pulled = self._pulled.get(table, {}).get(trainer)
-        if pulled is not None and change == Change.GRADIENT:
-            self.metrics.staleness.labels(name).observe(max(table.step - 1 - pulled, 0))
+    def _observe_staleness(self, held: Any, name: str, step: int, trainer: int) -> None:
+        """How many other updates came between what a trainer pulled and this gradient of it, which made `step`."""
+        pulled = self._pulled.get(held, {}).get(trainer)
+        if pulled is not None:
+            self.metrics.staleness.labels(name).observe(max(step - 1 - pulled, 0))
 
     def pull(self, request: pb.PullRequest, alive: Alive = always, limit: int = wire.LARGEST_MESSAGE) -> wire.PullReply:
         call = wire.call_of(request.caller) if request.HasField("caller") else None
@@ -124,6 +128,8 @@ class Service:
         for message in request.blocks:
             value, version = self.store.read(message.block, call.trainer if call else None)
             known = message.known == version + 1
+            if call:
+                self._pulled.setdefault(self.store.block(message.block), {})[call.trainer] = version
             reply.blocks.append((version, None if known else np.ascontiguousarray(value, "<f4")))
         return reply
 
@@ -144,7 +150,13 @@ class Service:
         ids = wire.numbers(request.ids, "<i8", f"table {request.table}: ids")
         wire.check_size(4 * len(ids) * table.spec.width + wire.OVERHEAD, wire.LARGEST_MESSAGE)
         self.metrics.rows.labels(request.table, "looked up").inc(len(ids))
-        return pb.LookUpReply(values=table.look_up(ids, train=False).tobytes())
+        if not request.slot:
+            return pb.LookUpReply(values=table.look_up(ids, train=False).tobytes())
+        slots = table.slots(ids)
+        if request.slot not in slots:
+            raise UnknownNameError(f"table {request.table}: its optimizer keeps nothing under the name {request.slot!r}"
+                                   f"{errors.close_to(request.slot, slots)}; there is: {', '.join(slots) or 'nothing'}")
+        return pb.LookUpReply(values=slots[request.slot].tobytes())
 
     def shrink(self, request: pb.ShrinkRequest, alive: Alive = always) -> pb.ShrinkReply:
         call, table = wire.call_of(request.caller), self.store.table(request.table)
@@ -174,25 +186,36 @@ class Service:
     # ---- snapshots ----
 
     def save(self, request: pb.SaveRequest, alive: Alive = always) -> pb.SaveReply:
-        folder, start = _folder(request.folder, self.save_root), time.monotonic()
+        folder = _folder(request.folder, self.save_root)
         with self._saving:
-            if self._saved is not None and request.snapshot == self.snapshot:
-                return self._saved
-            with self.store.cut() as cut:
-                manifest = snapshot.write(cut, folder, request.snapshot, self.server, self.servers)
-            files = [file for part in manifest.tables for file in (part.rows_file, part.rates_file)] + \
-                [part.file for part in manifest.blocks]
-            self.snapshot = request.snapshot
-            self._durable = {(int(t), entry["incarnation"]): entry["through"] for t, entry in cut.ledger.items()}
-            self._saved = pb.SaveReply(rows=sum(part.rows for part in manifest.tables), bytes=sum(file.size for file in files),
-                                       seconds=time.monotonic() - start)
+            if request.tables:
+                return self._write(folder, request.snapshot, request.tables)[0]
+            if self._saved is None or request.snapshot != self.snapshot:
+                self._saved, ledger = self._write(folder, request.snapshot)
+                self._is_saved(request.snapshot, ledger)
             return self._saved
+
+    def _write(self, folder: Path, name: str, only: Sequence[str] = ()) -> tuple[pb.SaveReply, dict[str, Any]]:
+        """(what was written, the ledger at that moment)."""
+        start = time.monotonic()
+        with self.store.cut(only) as cut:
+            manifest = snapshot.write(cut, folder, name, self.server, self.servers)
+        files = [file for part in manifest.tables for file in (part.rows_file, part.rates_file)] + \
+            [part.file for part in manifest.blocks]
+        return pb.SaveReply(rows=sum(part.rows for part in manifest.tables), bytes=sum(file.size for file in files),
+                            seconds=time.monotonic() - start), cut.ledger
+
+    def _is_saved(self, name: str, ledger: dict[str, Any]) -> None:
+        """A snapshot has all that this ledger knows."""
+        self.snapshot = name
+        self._durable = {(int(t), entry["incarnation"]): entry["through"] for t, entry in ledger.items()}
 
     def restore(self, request: pb.RestoreRequest, alive: Alive = always) -> pb.RestoreReply:
         with self._saving:
             manifest = snapshot.restore(self.store, _folder(request.folder, self.save_root), self.server, self.servers,
-                                        request.snapshot)
-            self.snapshot, self._saved = manifest.id, None
+                                        request.snapshot, request.tables)
+            if not request.tables:
+                self.snapshot, self._saved = manifest.id, None
         return pb.RestoreReply(snapshot=manifest.id)
 
     def status(self, request: pb.StatusRequest, alive: Alive = always) -> pb.StatusReply:

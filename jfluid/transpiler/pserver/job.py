@@ -4,6 +4,7 @@ import logging
 from jfluid import errors
 from jfluid.ir.program import Program
 from jfluid.transpiler.pserver import geo, server, startup, trainer
+from jfluid.transpiler.pserver.holdings import holdings
 from jfluid.transpiler.pserver.placement import place
 from jfluid.transpiler.pserver.ports import wait_until_listening
 from jfluid.transpiler.pserver.updates import read_updates
@@ -26,6 +27,7 @@ class ServerJob:
         self._origin, self._startup = request.program.clone(), request.startup.clone()
         self.placement = place(request.config, read_updates(self._origin.global_block()), request.servers(),
                                request.trainer_count(), request.trainer_id, request.sync_mode, self._origin.random_seed)
+        self.holdings = holdings(self.placement, self._origin)
         self._trainer: Program | None = None
         self._geo = request.config.geo_sgd_mode
         if self._geo:
@@ -44,8 +46,7 @@ class ServerJob:
                 trainer.rewrite(self._request.program, self.placement)
                 startup.of_trainer(self._request.startup, self.placement)
             self._trainer = self._request.program
-            for program in (self._request.program, self._request.startup):
-                program._pserver_endpoints = self.placement.endpoints
+            self._trainer.holdings = self._request.startup.holdings = self.holdings
         if wait_port and self.placement.config.wait_port:
             wait_until_listening(self.placement.endpoints)
         return self._trainer
@@ -55,7 +56,7 @@ class ServerJob:
         self._check(endpoint)
         program = geo.build(self.placement, endpoint) if self._geo else \
             server.build(self.placement, endpoint, self._origin.random_seed)
-        program._pserver_endpoints = self.placement.endpoints
+        program.holdings = self.holdings
         return program
 
     def server_startup(self, endpoint: str, program: Program | None = None, startup_program: Program | None = None) -> Program:
