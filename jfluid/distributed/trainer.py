@@ -85,8 +85,9 @@ class Trainer(Runner):
         if not (depth and names and (strategy.overlaps(self.work) or not self.work.trains)):
             yield from batches
             return
-        alone = parallel is None or parallel.alone
-        computing = OneDevice(self.work, self._executor, True) if alone else Replicas(self.work, self._executor, parallel)
+        computing: Computing = OneDevice(self.work, self._executor, True)
+        if parallel is not None and not parallel.alone:
+            computing = Replicas(self.work, self._executor, parallel)
         waiting: deque[Any] = deque()
         with ThreadPoolExecutor(1, thread_name_prefix="jfluid-prefetch") as thread:
             try:
