@@ -11,8 +11,11 @@
 | `births` | startup programs of servers: how rows of tables are born |
 | `program_store` | the tables and blocks of a server's program, updated by its operators |
 | `serving` | runs a server's program until all trainers have left |
+| `snapshots` | what servers write while they serve, to go on from when they are started again |
+| `checkpoint` | what servers hold, saved whole and loaded by others |
 
-`runner` is the only door: an Executor asks it what to do with each program.
+`runner` is the only door: an Executor asks it what to do with each program. `rounds` tells a trainer that is started again where
+to go on.
 """
 from collections.abc import Iterable
 from typing import Any
@@ -22,7 +25,7 @@ from jfluid.ir.program import Program
 from jfluid.parallel.program import DataParallel
 from jfluid.scope import Scope
 
-__all__ = ["Runner", "farewell", "leave", "runner"]
+__all__ = ["Runner", "farewell", "leave", "rounds", "runner"]
 
 
 class Runner:
@@ -63,6 +66,24 @@ def runner(program: Program, executor: Any) -> Runner | None:
     if births.bears(program):
         return births.Startup(program, executor)
     return None
+
+
+def rounds(program: Program) -> int:
+    """How many rounds of synchronous training the servers have applied: the next step is that of round `rounds(...)`, from 0.
+
+    A trainer that is started again begins there: with as many batches of its data passed over it goes on as if it had never
+    stopped. In other modes it is 0.
+
+    Args:
+        program: a trainer's: its main program, or its startup program.
+
+    Raises ProgramError for another program, ServerError when a server does not answer.
+    """
+    from jfluid.distributed import links, work
+    read = work.read(program)
+    if read is None:
+        raise errors.ProgramError("rounds: expected a trainer's program, that DistributeTranspiler.get_trainer_program gave")
+    return links.link(read).rounds
 
 
 def leave(executor: Any) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jfluid import errors, flags
+from jfluid.distributed import snapshots
 
 if TYPE_CHECKING:
     from jfluid.distributed.strategies import Strategy
@@ -93,6 +94,7 @@ class Link:
     Attributes:
         client: the calls.
         rounds: how many rounds of synchronous training this trainer has done.
+        careful: all servers are to have a round's gradients before one of them applies it.
         strategy: how gradients go out and parameters come in; None for what the program's own operators say.
         prefetch_depth: batches of a dataset whose rows are pulled ahead, where the strategy lets that be.
         params: parameters that come from servers.
@@ -104,13 +106,27 @@ class Link:
         from jfluid.ps_server.client import Client
         self.endpoints, self.trainer = list(endpoints), trainer
         self.client = Client(endpoints, job_token(endpoints), trainer, timeout_s=flags.get("FLAGS_rpc_deadline") / 1000,
-                             keep_bytes=int(os.environ.get("JFLUID_PS_KEEP_BYTES", "0")))
-        self.rounds = max(status.rounds for status in self.client.status())
+                             keep_bytes=snapshots.kept_bytes())
+        self.careful = snapshots.wanted() and len(endpoints) > 1
+        self.rounds = self._agreed()
         self.strategy: Strategy | None = None
         self.prefetch_depth = 1
         self.laps = Laps()
         self.params: dict[str, Dense] = {}
         self.users: set[int] = set()
+
+    def _agreed(self) -> int:
+        """How many rounds all servers have applied.
+
+        A trainer that was killed may have left its gradients of one more round at all servers, and confirmed them at some: then
+        they are confirmed at the others.
+        """
+        statuses = self.client.status()
+        least, most = min(s.rounds for s in statuses), max(s.rounds for s in statuses)
+        if least == most and not any(s.confirmed for s in statuses):
+            return least
+        self.client.pull(round=least + 1, confirm=True)
+        return least + 1
 
     def know(self, work: "Work") -> None:
         """Tell the client where the tables and pieces of a program are."""

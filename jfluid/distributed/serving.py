@@ -6,6 +6,7 @@ from typing import Any
 from jfluid import errors
 from jfluid.distributed import Runner
 from jfluid.distributed.links import job_token
+from jfluid.distributed.snapshots import Snapshots
 from jfluid.ir.program import Program
 from jfluid.scope import Scope
 
@@ -32,7 +33,8 @@ class Serving(Runner):
         Raises:
             FetchError, FeedError: a server's program takes and gives nothing.
             UninitializedError: the startup program was not run in this scope.
-            ServerError: the port is taken, or there is no token for servers that other machines can reach.
+            ServerError: the port is taken, there is no token for servers that other machines can reach, or the snapshots that
+                the environment asks for (see jfluid.distributed.snapshots) cannot be.
         """
         from jfluid.distributed.program_store import ProgramStore
         from jfluid.ps_server.__main__ import keep_freed_memory
@@ -47,9 +49,17 @@ class Serving(Runner):
         keep_freed_memory()
         settings = Settings(token=job_token([endpoint]), host=host.strip("[]"), port=int(port), server=number,
                             servers=servers, trainers=self._listen.attr("Fanin"), end_with_trainers=True)
-        with Server(settings, store) as server:
+        snapshots = Snapshots.from_environment(number)
+        server = Server(settings, store)
+        if snapshots is not None:
+            snapshots.begin(store, server.meeting)
+        with server:
             _LOG.info("server %d listens on %s", number, endpoint)
+            if snapshots is not None:
+                snapshots.start(server.service)
             server.wait()
+            if snapshots is not None:
+                snapshots.stop()
         if server.meeting.failed:
             raise errors.ServerError(f"the job has failed: {server.meeting.failed}")
         return []

@@ -60,12 +60,15 @@ class Strategy(Protocol):
 
 
 def send(link: "Link", work: Work, gradients: Gradients, receive: bool, round: int = 0) -> dict[str, Array]:
-    """Push gradients and, if asked, pull all parameters, in one call to each server."""
+    """Push gradients and, if asked, pull all parameters, in one call to each server (two for a round of a careful link)."""
     from jfluid.ps_server.store import Change
     wanted = [p.name for d in work.received for p in d.pieces] if receive else []
     if gradients.counts:
         counts = {f"{name}@{i}": value for name, value in gradients.counts.items() for i in range(len(link.endpoints))}
         link.client.push(blocks=counts, change=Change.ADD)
+    if round and link.careful:
+        link.client.push(gradients.rows, gradients.dense, round=round, hold=True)
+        return link.client.pull(blocks=wanted, round=round, confirm=True).blocks
     if not wanted:
         link.client.push(gradients.rows, gradients.dense, round=round)
         return {}

@@ -96,6 +96,7 @@ class Channel:
         pushes, pulls: the sequences of the mutations and of the pulls that go through here.
         restarts: how often the server was found to have started again.
         created: the requests that made the server's tables and blocks, to be repeated then.
+        on_restart: is told.
     """
 
     def __init__(self, endpoint: str, token: str, credentials: grpc.ChannelCredentials | None, timeout_s: float,
@@ -113,6 +114,7 @@ class Channel:
         self._closed = threading.Event()
         self.created: list[pb.CreateRequest] = []
         self.kept, self.restarts, self._incarnation = _Kept(keep_bytes), 0, 0
+        self.on_restart: Callable[[Channel], None] = lambda channel: None
         self._mending = threading.Lock()
 
     def call(self, method: str, request: Message, waits: bool = False) -> Any:
@@ -148,7 +150,9 @@ class Channel:
             except RestartedError:
                 with self._mending:
                     if self._incarnation == known:
-                        self._mend(parts[0].caller.trainer)
+                        self._mend(parts[0].caller)
+                for block in request.pull.blocks if request.HasField("pull") else ():
+                    block.known = 0
                 continue
             if not known:
                 self._incarnation = reply.push.server_incarnation or reply.pull.server_incarnation
@@ -156,18 +160,22 @@ class Channel:
                 self.kept.add(request.push, reply.push.durable)
             return reply
 
-    def _mend(self, trainer: int) -> None:
+    def _mend(self, caller: pb.Caller) -> None:
         """Make again what was created, and send again what was kept and a server that has started again does not have."""
         for create in self.created:
             self.call("Create", create)
-        status = self.call("Status", pb.StatusRequest(trainer=trainer))
-        pushes = self.kept.beyond(status.through)
+        self.on_restart(self)
+        status = self.call("Status", pb.StatusRequest(trainer=caller.trainer))
+        # What it knows of an earlier life of this trainer says nothing of this one.
+        through = status.through if status.incarnation == caller.incarnation else 0
+        pushes = self.kept.beyond(through)
         logger.warning("server %s has started again; it has the pushes up to %d, %d kept ones are sent again", self.endpoint,
-                       status.through, len(pushes))
+                       through, len(pushes))
         for push in pushes:
             again = pb.ExchangeRequest(push=push)
             again.push.caller.outstanding = push.caller.sequence
             again.push.caller.server_incarnation = status.server_incarnation
+            again.push.hold = False  # it was acknowledged, so all servers had it, or will get it now
             try:
                 self._exchange(again, 0, waits=bool(push.round))
             except RestartedError:  # and again: the call that found out will find out once more

@@ -117,6 +117,8 @@ class Client:
         self.incarnation = time.time_ns() if incarnation is None else incarnation
         credentials = grpc.ssl_channel_credentials(tls_authority, tls_key, tls_certificate) if tls_authority else None
         self._channels = [Channel(endpoint, token, credentials, timeout_s, keep_bytes) for endpoint in endpoints]
+        for channel in self._channels:
+            channel.on_restart = self._forget_versions
         self._widths: dict[str, int] = {}
         self._stretches: dict[str, tuple[list[Stretch], Array]] = {}  # with the id after each stretch's last
         self._blocks: dict[str, _Block] = {}
@@ -175,18 +177,20 @@ class Client:
             self._stretches[name] = list(stretches), ends
 
     def pull(self, rows: Mapping[str, Array] | None = None, blocks: Sequence[str] = (), round: int = 0,
-             train: bool = True) -> Pulled:
+             train: bool = True, confirm: bool = False) -> Pulled:
         """Rows of tables by ids (int64 [n], any number of times), and values of blocks.
 
         Args:
             round: waits until this round of synchronous training was applied.
             train: ids without a row get one, and shows are counted; otherwise tables stay as they are.
+            confirm: what was pushed for the round with `hold` is to be applied.
         """
         requests = [pb.ExchangeRequest() for _ in self._channels]
-        return self._send(requests, _Pull(self, requests, rows or {}, blocks), round, pulls=True, train=train)
+        return self._send(requests, _Pull(self, requests, rows or {}, blocks), round, pulls=True, train=train, held=confirm)
 
     def push(self, rows: Mapping[str, tuple[Array, Array]] | None = None, blocks: Mapping[str, Array] | None = None,
-             learning_rate: float | None = None, round: int = 0, change: Change = Change.GRADIENT) -> None:
+             learning_rate: float | None = None, round: int = 0, change: Change = Change.GRADIENT,
+             hold: bool = False) -> None:
         """Change rows and blocks.
 
         Args:
@@ -195,10 +199,12 @@ class Client:
             learning_rate: in place of that of the tables and blocks.
             round: 0 applies the push at once; k waits until all trainers have pushed for round k, whose average is applied.
             change: ADD and ASSIGN add to values and set them, past the optimizer (ids of ASSIGN must be distinct).
+            hold: of a round: do not wait; servers hold the push until a pull of this round confirms it. Then all servers apply
+                the round or none does, also when this trainer is killed meanwhile.
         """
         requests = [pb.ExchangeRequest() for _ in self._channels]
         self._add_pushes(requests, rows or {}, blocks or {}, learning_rate, change)
-        self._send(requests, _Pull(self, requests, {}, ()), round, pushes=True)
+        self._send(requests, _Pull(self, requests, {}, ()), round, pushes=True, held=hold)
 
     def exchange(self, push_rows: Mapping[str, tuple[Array, Array]], push_blocks: Mapping[str, Array],
                  pull_rows: Mapping[str, Array], pull_blocks: Sequence[str] = (), learning_rate: float | None = None,
@@ -312,15 +318,19 @@ class Client:
     # ---- inside ------------------------------------------------------------------------------------------------------
 
     def _send(self, requests: list[pb.ExchangeRequest], pull: "_Pull", round: int, pushes: bool = False,
-              pulls: bool = False, train: bool = True) -> Pulled:
+              pulls: bool = False, train: bool = True, held: bool = False) -> Pulled:
         def send(number: int) -> pb.PullReply | None:
             request, channel = requests[number], self._channels[number]
             if round:  # in a round every server waits for every trainer
                 for part in [request.push] * pushes + [request.pull] * pulls:
                     part.round = round
+                if held and pushes:
+                    request.push.hold = True
+                elif held:
+                    request.pull.confirm = True
             with contextlib.ExitStack() as places:
                 for part, sequences in ((request.push, channel.pushes), (request.pull, channel.pulls)):
-                    if (part.rows or part.blocks) and train:
+                    if (part.rows or part.blocks or part.round) and train:
                         part.caller.CopyFrom(self._caller(*places.enter_context(sequences.next())))
                 if not (request.HasField("push") or request.HasField("pull")):
                     return None
@@ -378,6 +388,14 @@ class Client:
         if name not in self._blocks:
             raise errors.ServerError(f"there is no block {name!r}{errors.close_to(name, self._blocks)}; create it first")
         return self._blocks[name]
+
+    def _forget_versions(self, channel: Channel) -> None:
+        """A server has started again: it may give a version that is known here to another value."""
+        server = self._channels.index(channel)
+        with self._lock:
+            for block in self._blocks.values():
+                if block.server == server:
+                    block.known = 0
 
     def _caller(self, sequence: int = 0, outstanding: int = 0) -> pb.Caller:
         return pb.Caller(trainer=self.trainer, incarnation=self.incarnation, sequence=sequence, outstanding=outstanding)

@@ -2,7 +2,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ class _Deposit:
     call: Call
     rows: list[RowsUpdate]
     blocks: list[BlockUpdate]
+    confirmed: bool
 
 
 @dataclass
@@ -49,12 +50,17 @@ class Meeting:
         silence_s: a trainer not heard for longer than this is silent.
         on_silence: "fail" fails the job: all that wait, and all that come, are refused with the name of the trainer;
             "leave out" goes on without it until it is heard again.
+
+    Attributes:
+        failed: why the job has failed; empty while it has not.
+        on_leave: is told when a trainer has left.
     """
 
     def __init__(self, store: Store, trainers: int, silence_s: float = 60.0,
                  on_silence: Literal["fail", "leave out"] = "fail", clock: Callable[[], float] = time.monotonic):
         self.store, self.trainers, self.silence_s, self.on_silence = store, trainers, silence_s, on_silence
         self.failed = ""
+        self.on_leave: Callable[[], None] = lambda: None
         self._clock = clock
         self._known: dict[int, _Trainer] = {}
         self._barriers: dict[str, _Barrier] = {}
@@ -89,6 +95,7 @@ class Meeting:
             if trainer in self._known:
                 self._known[trainer].state = "left"
             self._meet()
+        self.on_leave()
 
     def at_work(self) -> list[int]:
         """The trainers that were heard and have not left or fallen silent."""
@@ -137,7 +144,7 @@ class Meeting:
             if barrier.waiting and awaited <= barrier.waiting.keys():
                 barrier.passed = max(barrier.passed, min(barrier.waiting.values()))
                 barrier.waiting = {t: n for t, n in barrier.waiting.items() if n > barrier.passed}
-        if self._deposits and awaited <= self._deposits.keys():
+        if self._deposits and awaited <= {t for t, deposit in self._deposits.items() if deposit.confirmed}:
             self._apply_round()
         self._changed.notify_all()
 
@@ -167,14 +174,20 @@ class Meeting:
     # ---- rounds ----
 
     def deposit(self, call: Call, number: int, rows: list[RowsUpdate], blocks: list[BlockUpdate],
-                alive: Callable[[], bool] = lambda: True) -> bool:
+                alive: Callable[[], bool] = lambda: True, hold: bool = False) -> bool:
         """Give this trainer's gradients to round `number`, and wait until it was applied; False for a duplicate.
+
+        With `hold` they wait for `confirm`, and this call does not wait.
 
         The gradients of all trainers are added up in the order of their numbers and divided by how many they are. A trainer
         that starts again takes the place of its earlier incarnation. Raises StateError for a round that is not the next.
         """
         if any(update.change != Change.GRADIENT for update in [*rows, *blocks]):
             raise errors.ServerError("a round takes gradients only; send other changes with round 0")
+        with self._changed:
+            there = self._deposits.get(call.trainer)
+            if hold and there and there.call[:3] == call[:3]:
+                return False
         if not self.store.ledger.begin(call):
             self.wait_for_round(number, alive)
             return False
@@ -186,11 +199,45 @@ class Meeting:
                                  "next" + ", and has this trainer's already" * bool(earlier))
             if earlier:
                 self.store.ledger.abort(earlier.call)
-            self._deposits[call.trainer] = _Deposit(call, rows, blocks)
+            self._deposits[call.trainer] = _Deposit(call, rows, blocks, confirmed=not hold)
             self._meet()
+        if hold:
+            return True
         # When the caller goes, its deposit stays: the next attempt finds it under way, or applied.
         self.wait_for_round(number, alive)
         return True
+
+    def confirm(self, trainer: int, number: int) -> None:
+        """All servers have this trainer's gradients of round `number`: they may be applied. Again, or late, is harmless.
+
+        Raises StateError where they are not here.
+        """
+        with self._changed:
+            if number <= self.store.rounds:
+                return
+            deposit = self._deposits.get(trainer)
+            if deposit is None or number != self.store.rounds + 1:
+                raise StateError(f"trainer {trainer}: round {number} cannot be confirmed: this server has applied "
+                                 f"{self.store.rounds} rounds, and holds {'other' if deposit else 'no'} gradients of it")
+            deposit.confirmed = True
+            self._meet()
+
+    def confirmed(self, trainer: int) -> bool:
+        """Whether the gradients of this trainer for the next round are here, and confirmed."""
+        with self._changed:
+            deposit = self._deposits.get(trainer)
+            return deposit is not None and deposit.confirmed
+
+    def left(self) -> dict[int, int]:
+        """The trainers that have left, with their incarnations."""
+        with self._changed:
+            return {t: known.incarnation for t, known in self._known.items() if known.state == "left"}
+
+    def restore_left(self, left: Mapping[int, int]) -> None:
+        """Take over who had left when a snapshot was written."""
+        with self._changed:
+            for trainer, incarnation in left.items():
+                self._known.setdefault(trainer, _Trainer(self._clock(), incarnation, "left"))
 
     def wait_for_round(self, number: int, alive: Callable[[], bool] = lambda: True) -> None:
         """Wait until round `number` was applied."""
@@ -198,7 +245,7 @@ class Meeting:
             self._wait(lambda: self.store.rounds >= number, alive)
 
     def _apply_round(self) -> None:
-        deposits = [self._deposits[t] for t in sorted(self._deposits)]
+        deposits = [self._deposits[t] for t in sorted(self._deposits) if self._deposits[t].confirmed]
         self._deposits = {}
         try:
             with self.store.changing():

@@ -3,6 +3,7 @@ import logging
 import os
 import threading
 import time
+import uuid
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -82,7 +83,7 @@ class Service:
                                      "servers of a job need the same strategy")
         if request.round:
             with self.metrics.waiting("round"):
-                applied = self.meeting.deposit(call, request.round, rows, blocks, alive)
+                applied = self.meeting.deposit(call, request.round, rows, blocks, alive, request.hold)
         else:
             with self.store.once(call) as applied:
                 if applied:
@@ -114,6 +115,10 @@ class Service:
         if call:
             self._heard(request.caller)
         wanted = wire.wanted_rows(request, self.store, limit)
+        if request.confirm:
+            if call is None:
+                raise errors.ServerError("confirm: expected the trainer whose gradients are meant (caller)")
+            self.meeting.confirm(call.trainer, request.round)
         if request.round > self.store.rounds:
             with self.metrics.waiting("round"):
                 self.meeting.wait_for_round(request.round, alive)
@@ -195,11 +200,21 @@ class Service:
                 self._is_saved(request.snapshot, ledger)
             return self._saved
 
-    def _write(self, folder: Path, name: str, only: Sequence[str] = ()) -> tuple[pb.SaveReply, dict[str, Any]]:
+    def save_alone(self, folder: Path) -> pb.SaveReply:
+        """Write a snapshot of this server by itself, and not as a part of one of all servers. Raises OSError."""
+        with self._saving:
+            name = uuid.uuid4().hex
+            self._saved, ledger = self._write(folder, name, alone=True)
+            self._is_saved(name, ledger)
+            return self._saved
+
+    def _write(self, folder: Path, name: str, only: Sequence[str] = (),
+               alone: bool = False) -> tuple[pb.SaveReply, dict[str, Any]]:
         """(what was written, the ledger at that moment)."""
-        start = time.monotonic()
+        start, number = time.monotonic(), (0, 1) if alone else (self.server, self.servers)
+        left = self.meeting.left()
         with self.store.cut(only) as cut:
-            manifest = snapshot.write(cut, folder, name, self.server, self.servers)
+            manifest = snapshot.write(cut, folder, name, *number, left)
         files = [file for part in manifest.tables for file in (part.rows_file, part.rates_file)] + \
             [part.file for part in manifest.blocks]
         return pb.SaveReply(rows=sum(part.rows for part in manifest.tables), bytes=sum(file.size for file in files),
@@ -222,7 +237,8 @@ class Service:
         incarnation, through = self.store.ledger.through(request.trainer)
         reply = pb.StatusReply(server=self.server, servers=self.servers, server_incarnation=self.incarnation,
                                rounds=self.store.rounds, lost=self.store.ledger.lost, incarnation=incarnation, through=through,
-                               trainers=self.meeting.at_work(), snapshot=self.snapshot)
+                               trainers=self.meeting.at_work(), snapshot=self.snapshot,
+                               confirmed=self.meeting.confirmed(request.trainer))
         for name, table in list(self.store.tables.items()):
             reply.tables[name].CopyFrom(pb.TableStatus(rows=len(table), waiting=table.waiting, bytes=table.nbytes,
                                                        step=table.step, spec=table.spec.model_dump_json().encode()))

@@ -16,7 +16,7 @@ import os
 import re
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
@@ -83,6 +83,7 @@ class Manifest(specs.Spec):
     blocks: list[BlockPart]
     ledger: dict[str, Any]
     rounds: Natural
+    left: dict[int, int] = Field(default_factory=dict)  # the trainers that had left, with their incarnations
 
 
 def _record(stride: int) -> np.dtype[Any]:
@@ -132,7 +133,8 @@ class _Output:
         return File(name=self.name, size=self.size, crc32=self.crc32)
 
 
-def write(cut: Cut, folder: str | Path, snapshot: str, server: int, servers: int) -> Manifest:
+def write(cut: Cut, folder: str | Path, snapshot: str, server: int, servers: int,
+          left: Mapping[int, int] | None = None) -> Manifest:
     """Write the part of server number `server` of `servers` of the snapshot with this id.
 
     When this makes the snapshot complete, files of earlier ones in the folder are removed. Raises OSError when the disk does
@@ -147,7 +149,7 @@ def write(cut: Cut, folder: str | Path, snapshot: str, server: int, servers: int
         tables = [_write_table(writer, table) for table in cut.tables.values()]
         blocks = [_write_block(writer, name, state, cut.specs.get(name)) for name, state in cut.blocks.items()]
         manifest = Manifest(format=FORMAT, id=snapshot, server=server, servers=servers, created_ns=time.time_ns(),
-                            tables=tables, blocks=blocks, ledger=cut.ledger, rounds=cut.rounds)
+                            tables=tables, blocks=blocks, ledger=cut.ledger, rounds=cut.rounds, left=dict(left or {}))
         with writer.file("json") as output:
             output.write(np.frombuffer(manifest.model_dump_json(indent=1).encode(), np.uint8))
         _sync(folder)
@@ -217,6 +219,11 @@ def _manifests(folder: Path) -> dict[tuple[str, int], dict[int, Path]]:
         if name and name[4] == "json" and not name[5]:
             found.setdefault((name[1], int(name[3])), {})[int(name[2])] = path
     return found
+
+
+def complete(folder: str | Path) -> bool:
+    """Whether a folder holds a complete snapshot."""
+    return any(len(parts) == servers for (_, servers), parts in _manifests(Path(folder)).items())
 
 
 def latest(folder: str | Path, snapshot: str = "") -> list[Manifest]:
