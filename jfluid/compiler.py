@@ -169,7 +169,11 @@ class CompiledProgram:
                                       + errors.close_to(loss_name, self._program.global_block().vars))
         build = _checked(build_strategy, BuildStrategy) or self._build_strategy or BuildStrategy()
         execution = _checked(exec_strategy, ExecutionStrategy) or ExecutionStrategy()
-        if build.async_mode and not _has_servers(self._program):
+        has_servers = _has_servers(self._program)
+        if has_servers and build.num_trainers > 1:
+            raise errors.UnsupportedError("BuildStrategy.num_trainers: trainers of parameter servers bring their gradients "
+                                          "together on the servers: leave it at 1")
+        if build.async_mode and not has_servers:
             raise errors.UnsupportedError("BuildStrategy.async_mode: replicas of one process step together; asynchronous "
                                           "training is what parameter servers do")
         if execution.num_iteration_per_run < 1:

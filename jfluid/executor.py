@@ -4,7 +4,7 @@ import hashlib
 import os
 import secrets
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from jfluid.ir.variable import Variable
 from jfluid.lod_tensor import LoDTensor, LoDTensorArray, SelectedRows
 from jfluid.ops.collective import meeting
 from jfluid.parallel.devices import cpu_number, prepare_cpus
+from jfluid.parallel.feeding import fetched
 from jfluid.parallel.program import DataParallel
 from jfluid.places import CPUPlace, CUDAPlace, Place, is_compiled_with_cuda
 from jfluid.scope import Scope, global_scope, scope_guard
@@ -110,11 +111,11 @@ class Executor:
             raise errors.JFluidError("this Executor was closed: make a new one")
         parallel = getattr(program, "_parallel", None)
         if parallel is not None:
-            return self._run_replicas(parallel, feed, fetch_list, scope, numpy, merged, prune)
+            return self._run_replicas(parallel, feed, fetch_list, scope, numpy, merged, prune, owned)
         program = _resolve(program)
         runner = self._runner(program)
         if runner is not None:
-            return self._run_with_servers(runner, feed, fetch_list, scope, numpy)
+            return self._run_with_servers(runner, feed, fetch_list, scope, numpy, prune, owned)
         if "_device" not in vars(self) and (group := meeting(program)) is not None:
             processes.join(*group)  # before JAX starts
         if isinstance(feed, (list, tuple)) and len(feed) == 1:
@@ -146,6 +147,8 @@ class Executor:
             return [_numpy(n, v) for n, v in zip(fetches, values)]
         return [_tensor(v, n in step.plan.updated) for n, v in zip(fetches, values)]
 
+    _checked = staticmethod(lambda program, feed: _check_feeds(program, feed))
+
     def _runner(self, program: Program) -> Any:
         """What runs a program that parameter servers take part in; None for others."""
         key = program.fingerprint
@@ -153,14 +156,25 @@ class Executor:
             self._runners[key] = distributed.runner(program, self)
         return self._runners[key]
 
+    def _ahead(self, program: Any, batches: Iterable[Any]) -> Iterable[Any]:
+        """The batches, to be run one after the other: with parameter servers what the next ones need comes meanwhile."""
+        parallel = getattr(program, "_parallel", None)
+        if parallel is not None:
+            self._start(parallel)
+        runner = self._runner(_resolve(program) if parallel is None else parallel.program)
+        return batches if runner is None else runner.ahead(batches, parallel)
+
     def _run_with_servers(self, runner: Any, feed: Any, fetch_list: Sequence[Any] | None, scope: Scope | None,
-                          numpy: bool) -> list[Any]:
+                          numpy: bool, prune: bool, owned: bool) -> list[Any]:
+        if prune:
+            raise errors.UnsupportedError("use_prune: what a program asks of parameter servers is done as a whole: prune the "
+                                          "program before DistributeTranspiler rewrites it, or leave use_prune out")
         fetches, _ = _fetch_names(fetch_list)
-        values = runner.run(feed, fetches, global_scope() if scope is None else scope)
+        values = runner.run(feed, fetches, global_scope() if scope is None else scope, owned)
         return [_numpy(n, v) for n, v in zip(fetches, values)] if numpy else values
 
     def _run_replicas(self, parallel: DataParallel, feed: Any, fetch_list: Sequence[Any] | None, scope: Scope | None,
-                      numpy: bool, merged: bool, prune: bool) -> list[Any]:
+                      numpy: bool, merged: bool, prune: bool, owned: bool) -> list[Any]:
         if prune:
             raise errors.UnsupportedError("use_prune: a program with data parallelism is run as a whole: prune it before "
                                           "(program.clone(for_test=True)), or leave use_prune out")
@@ -169,6 +183,10 @@ class Executor:
                                           "device to find the operator, or turn the flag off")
         self._start(parallel)
         fetches, _ = _fetch_names(fetch_list)
+        runner = self._runner(parallel.program)
+        if runner is not None:
+            found = runner.run_replicas(parallel, feed, fetches, global_scope() if scope is None else scope, owned)
+            return [fetched(v, merged, numpy, n) for n, v in zip(fetches, found)]
         return parallel.run(self, feed, fetches, global_scope() if scope is None else scope, numpy, merged, _check_feeds)
 
     def _start(self, parallel: DataParallel) -> None:

@@ -59,12 +59,19 @@ def _known(name: str) -> Any:
     raise errors.ProgramError(f"no flag {name}" + errors.close_to(name, [*_DEFAULTS, *_NO_EFFECT]))
 
 
+def given(name: str) -> Any:
+    """The value of one flag if somebody gave one: what was set, else the environment's; None where it has its default."""
+    if name in _values:
+        return _values[name]
+    _known(name)
+    text = os.environ.get(name)
+    return None if text is None else _parse(name, text)
+
+
 def get(name: str) -> Any:
     """The value of one flag: what was set, else the environment's, else the default."""
-    if name not in _values:
-        text = os.environ.get(name)
-        _values[name] = _known(name) if text is None else _parse(name, text)
-    return _values[name]
+    value = given(name)
+    return _known(name) if value is None else value
 
 
 def get_flags(flags: str | Iterable[str]) -> dict[str, Any]:

@@ -329,18 +329,13 @@ def test_updates_that_need_the_whole_tensor_are_not_cut():
     assert len(transpile(net())._servers("").placement.held["w"]) == 2
 
 
-def test_running_says_that_there_is_no_runtime():
-    transpiler = transpile(table_net(is_sparse=True))
-    server, _ = transpiler.get_pserver_programs(FIRST)
+def test_a_server_needs_its_startup_program():
+    server, _ = transpile(table_net(is_sparse=True)).get_pserver_programs(FIRST)
     exe = fluid.Executor(fluid.CPUPlace())
-    with pytest.raises(errors.UnsupportedError, match="operators listen_and_serv: the runtime of parameter servers"):
-        exe.run(server)
-    trainer = transpiler.get_trainer_program(wait_port=False)
-    for program, types in ((fluid.default_startup_program(), ["recv", "fetch_barrier", "fake_init"]),
-                           (trainer, ["distributed_lookup_table", "send", "split_selected_rows", "send_barrier", "recv",
-                                      "fetch_barrier"])):
-        with pytest.raises(errors.UnsupportedError, match=f"operators {', '.join(types)}: the runtime of parameter servers"):
-            exe.run(program)
+    with pytest.raises(errors.UninitializedError, match="run the server's startup program first"):
+        exe.run(server, scope=fluid.Scope())
+    with pytest.raises(errors.FetchError, match="nothing to feed or fetch"):
+        exe.run(server, fetch_list=["w"])
 
 
 def test_split_byref_and_ref_by_trainer_id():

@@ -26,7 +26,7 @@ def run_dataset(executor: Any, program: Any, dataset: Any, scope: Any, thread: i
     waited, begin, step, rows = 0.0, time.perf_counter(), 0, 0
     with Watch(fetch_handler) as watch, dataset._batches(thread) as batches, Progress(description="step") as progress:
         fetches = [*fetch_list, *watch.fetches]
-        source = iter(batches)
+        source = iter(executor._ahead(program, batches))
         while True:
             asked = time.perf_counter()
             try:
@@ -37,7 +37,7 @@ def run_dataset(executor: Any, program: Any, dataset: Any, scope: Any, thread: i
             waited += time.perf_counter() - asked
             if batch is None:
                 break
-            step, examples = step + 1, _examples(batch)
+            step, examples = step + 1, _examples(getattr(batch, "batch", batch))
             rows += examples
             found = executor._run(program, batch, fetches, scope, numpy=False, owned=True)
             watch.show(found[len(fetch_list):])

@@ -13,18 +13,38 @@
 
 `runner` is the only door: an Executor asks it what to do with each program.
 """
-from typing import Any, Protocol
+from collections.abc import Iterable
+from typing import Any
 
+from jfluid import errors
 from jfluid.ir.program import Program
+from jfluid.parallel.program import DataParallel
 from jfluid.scope import Scope
 
 __all__ = ["Runner", "farewell", "leave", "runner"]
 
 
-class Runner(Protocol):
+class Runner:
     """Runs programs of one kind."""
 
-    def run(self, feed: Any, fetches: list[str], scope: Scope) -> list[Any]: ...
+    def run(self, feed: Any, fetches: list[str], scope: Scope, owned: bool = False) -> list[Any]:
+        """Run the program once; returns the fetches as `Executor._run` gives them without `numpy`.
+
+        Args:
+            owned: nobody writes to the feeds any more.
+        """
+        raise NotImplementedError
+
+    def run_replicas(self, parallel: DataParallel, feed: Any, fetches: list[str], scope: Scope,
+                     owned: bool = False) -> list[list[Any]]:
+        """Run the program in replicas; returns of each fetch what each replica has. Raises UnsupportedError where there is
+        nothing to divide."""
+        raise errors.UnsupportedError("with_data_parallel: a server's program and its startup program have nothing to divide "
+                                      "among devices: run the program itself")
+
+    def ahead(self, batches: Iterable[Any], parallel: DataParallel | None = None) -> Iterable[Any]:
+        """The batches, to be run one after the other, while what the next ones need comes from servers."""
+        return batches
 
 
 def runner(program: Program, executor: Any) -> Runner | None:

@@ -3,6 +3,7 @@ import zlib
 from typing import Any
 
 from jfluid import errors
+from jfluid.distributed import Runner
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program
 from jfluid.ir.types import VarType
@@ -36,7 +37,7 @@ def initializer(op: Operator) -> Any:
     return make()
 
 
-class Startup:
+class Startup(Runner):
     """A server's startup program: what fills tables is noted in the scope (`ScopeVariable.law`), the rest runs."""
 
     def __init__(self, program: Program, executor: Any):
@@ -54,7 +55,7 @@ class Startup:
         given = op.attr("seed") if op.type != "fill_constant" else 0
         return int(given) or zlib.crc32(op.output_arg_names[0].encode())
 
-    def run(self, feed: Any, fetches: list[str], scope: Scope) -> list[Any]:
+    def run(self, feed: Any, fetches: list[str], scope: Scope, owned: bool = False) -> list[Any]:
         for name, law in self._laws.items():
             scope.var(name).law = law
-        return self._executor._run(self._rest, feed, fetches, scope, numpy=False)  # type: ignore[no-any-return]
+        return self._executor._run(self._rest, feed, fetches, scope, numpy=False, owned=owned)  # type: ignore[no-any-return]

@@ -58,6 +58,9 @@ class Geo:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="jfluid-geo")
         self._lock = threading.Lock()
 
+    def overlaps(self, work: Work) -> bool:
+        return False  # there is nothing to pull
+
     def pull(self, link: "Link", ids: Mapping[str, Array]) -> "dict[str, Rows]":
         return {}  # trainers hold their tables
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from jfluid import errors
+from jfluid.distributed.rows import Way
 from jfluid.distributed.tables import ProgramTable, make_table
 from jfluid.ir.block import Block
 from jfluid.ir.operator import Operator, OpRole
@@ -27,7 +28,8 @@ class Update:
     Attributes:
         grad: the gradient that it begins with; `param` what it updates.
         ops: its operators, without the sum over the trainers, which the server makes itself.
-        state: persistable variables that it writes.
+        state: persistable variables that it writes, and the kept values.
+        kept: with DC-ASGD: of each trainer the variable that holds the value which it got last.
     """
 
     param: str
@@ -35,6 +37,7 @@ class Update:
     block: Block
     ops: list[Operator]
     state: list[str]
+    kept: list[str]
 
 
 def _updates(program: Program, listen: Operator) -> list[Update]:
@@ -50,7 +53,8 @@ def _updates(program: Program, listen: Operator) -> list[Update]:
         state = [n for n in written if n != grad and (v := block.find_var_recursive(n)) is not None and v.persistable]
         update = [op for op in ops if op.input("Param")]
         param = update[0].input("Param")[0] if update else block.ops[0].output("Out")[0]  # GEO adds to the parameter
-        found.append(Update(param, grad, block, ops, state))
+        kept = [n for op in ops if op.type == "ref_by_trainer_id" for n in op.input("X")]
+        found.append(Update(param, grad, block, ops, state + kept, kept))
     return found
 
 
@@ -72,6 +76,11 @@ class ProgramBlock:
                 self._value = np.array(self._store.tensor(self.name), np.float32)
                 self._value.flags.writeable = False
             return self._value, self.version
+
+    def keep(self, value: Array, trainer: int) -> None:
+        """A trainer gets this value, and will compute with it. Within the store's lock."""
+        if self.update.kept:
+            self._store.tensor(self.update.kept[trainer]).set(value)
 
     def push(self, gradient: Array, learning_rate: float | None = None) -> int:
         """One update by the program; returns the version that it makes."""
@@ -147,10 +156,12 @@ class ProgramStore(Store):
         self.synchronous = listen.attr("distributed_mode") == SYNC
         self._program, self._scope, self._executor = program, scope, executor
         self._compiled: dict[tuple[str, ...], tuple[Program, dict[str, str]]] = {}
+        self._ways: dict[str, Way] = {}
         sparse = {g.rpartition(":")[0] for g in listen.attr("sparse_grad_to_param")}
         for update in _updates(program, listen):
             if update.grad in sparse:
-                self.tables[update.param] = make_table(update, scope, self.tensor)
+                self.tables[update.param], self._ways[update.param] = make_table(
+                    update, scope, self.tensor, program.random_seed, lambda: executor._device)
             else:
                 self.add_block(ProgramBlock(self, update))
         schedule = listen.attr("lr_decay_block_id")
@@ -177,31 +188,64 @@ class ProgramStore(Store):
 
     # ---- updates ----
 
+    def read(self, name: str, trainer: int | None = None) -> tuple[Array, int]:
+        block = self.block(name)
+        with self.lock:
+            value, version = block.read()
+            if trainer is not None and isinstance(block, ProgramBlock):
+                block.keep(value, trainer)
+            return value, version
+
+    def check(self, rows: list[RowsUpdate], blocks: list[BlockUpdate]) -> None:
+        super().check([u for u in rows if u.table not in self._ways], blocks)
+        for update in rows:
+            if update.change == Change.GRADIENT and update.table in self._ways:
+                self._ways[update.table].check(update.ids, update.learning_rate)
+        for change in blocks:
+            block = self.block(change.block)
+            if isinstance(block, WholeTable) and change.change == Change.GRADIENT:
+                raise errors.ServerError(f"{change.block} is a table: it takes gradients by rows")
+            if isinstance(block, Counter) and change.change != Change.ADD:
+                raise errors.ServerError(f"{change.block} is a count: it takes additions only")
+
     def apply(self, rows: list[RowsUpdate], blocks: list[BlockUpdate], trainer: int | None = None) -> None:
-        wrong = [b.block for b in blocks if b.change == Change.GRADIENT and b.block not in self.blocks]
-        if wrong:
-            raise errors.ServerError(f"{wrong[0]} is a table: it takes gradients by rows")
         counts = [b for b in blocks if b.block in self._counts]
+        gradients = {b.block: b.value for b in blocks if b.change == Change.GRADIENT}
+        sparse = [u for u in rows if u.change == Change.GRADIENT]
         with self.lock:
             super().apply([], counts)
             if self._schedule is not None and (self.synchronous or counts):
                 self._run(self._schedule, {})
                 self._set_rates()
-            gradients = {b.block: b.value for b in blocks if b.change == Change.GRADIENT}
+            # What may fail first, and all of it before the first row changes.
+            ready = [(self._ways[u.table], self._ways[u.table].prepare(self.tables[u.table], u.ids, u.values, u.learning_rate))
+                     for u in sparse]
             if gradients:
                 self.update(gradients, trainer)
-        super().apply(rows, [b for b in blocks if b.change != Change.GRADIENT and b not in counts])
+            for way, change in ready:
+                if way.alone:
+                    change()
+        for way, change in ready:
+            if not way.alone:
+                change()
+        super().apply([u for u in rows if u.change != Change.GRADIENT],
+                      [b for b in blocks if b.change != Change.GRADIENT and b not in counts])
 
     def update(self, gradients: Mapping[str, Array], trainer: int | None) -> None:
-        """Run the blocks of these pieces, all in one program."""
+        """Run the blocks of these pieces, all in one program. Raises ServerError where they need to know the trainer."""
         with self.lock:
+            feed = {}
+            if any(self.blocks[name].update.kept for name in gradients):  # type: ignore[attr-defined]
+                if trainer is None:
+                    raise errors.ServerError("enable_dc_asgd corrects the gradients of one trainer, and not of a round")
+                feed["@TRAINER_ID@"] = np.array([trainer], np.int64)
             key = tuple(sorted(gradients))
             if key not in self._compiled:
                 updates = [self.blocks[name].update for name in key]  # type: ignore[attr-defined]
                 program = self._alone([op for u in updates for op in u.ops])
                 self._compiled[key] = program, {u.param: u.grad for u in updates}
             program, grads = self._compiled[key]
-            self._run(program, {grads[name]: gradients[name] for name in key})
+            self._run(program, feed | {grads[name]: gradients[name] for name in key})
             for name in key:
                 self.blocks[name].changed()  # type: ignore[attr-defined]
 

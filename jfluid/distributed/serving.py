@@ -4,6 +4,7 @@ import os
 from typing import Any
 
 from jfluid import errors
+from jfluid.distributed import Runner
 from jfluid.distributed.links import job_token
 from jfluid.ir.program import Program
 from jfluid.scope import Scope
@@ -11,14 +12,14 @@ from jfluid.scope import Scope
 _LOG = logging.getLogger(__name__)
 
 
-class Serving:
+class Serving(Runner):
     """Runs the program of one server: `Executor.run` returns when all trainers have left."""
 
     def __init__(self, program: Program, executor: Any):
         self._program, self._executor = program, executor
         (self._listen,) = (op for op in program.global_block().ops if op.type == "listen_and_serv")
 
-    def run(self, feed: Any, fetches: list[str], scope: Scope) -> list[Any]:
+    def run(self, feed: Any, fetches: list[str], scope: Scope, owned: bool = False) -> list[Any]:
         """Serve.
 
         Raises:

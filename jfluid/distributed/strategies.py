@@ -42,6 +42,10 @@ class Strategy(Protocol):
         """Rows of tables for a step. May be called for steps ahead, by other threads."""
         ...
 
+    def overlaps(self, work: Work) -> bool:
+        """Whether rows for the next step may be pulled before this one's gradients are applied."""
+        ...
+
     def begin(self, link: "Link", work: Work, scope: Scope) -> None:
         """A step begins."""
         ...
@@ -78,6 +82,12 @@ class Direct:
     def __init__(self, synchronous: bool | None = None):
         self._synchronous = synchronous
 
+    def _in_rounds(self, work: Work) -> bool:
+        return work.synchronous if self._synchronous is None else self._synchronous
+
+    def overlaps(self, work: Work) -> bool:
+        return not self._in_rounds(work)
+
     def pull(self, link: "Link", ids: Mapping[str, Array]) -> "dict[str, Rows]":
         return link.client.pull(ids).rows if ids else {}
 
@@ -85,7 +95,7 @@ class Direct:
         pass
 
     def push(self, link: "Link", work: Work, gradients: Gradients, scope: Scope) -> dict[str, Array]:
-        if not (work.synchronous if self._synchronous is None else self._synchronous):
+        if not self._in_rounds(work):
             return send(link, work, gradients, receive=True)
         blocks = send(link, work, gradients, receive=True, round=link.rounds + 1)
         link.rounds += 1
@@ -127,6 +137,9 @@ class Async:
         self._since = 0  # gradients since parameters were received
         self._thread = threading.Thread(target=self._send_all, name="jfluid-communicator", daemon=True)
         self._thread.start()
+
+    def overlaps(self, work: Work) -> bool:
+        return True
 
     def pull(self, link: "Link", ids: Mapping[str, Array]) -> "dict[str, Rows]":
         return link.client.pull(ids).rows if ids else {}

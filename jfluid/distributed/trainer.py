@@ -1,5 +1,9 @@
 """Running a trainer's program: rows come in, the program computes, gradients go out, parameters come in."""
-from collections.abc import Mapping, Sequence
+import functools
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -7,18 +11,37 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.compile.buckets import ladder
-from jfluid.distributed import links
+from jfluid.distributed import Runner, links
+from jfluid.distributed.computing import Computing, Feed, OneDevice, Replicas
 from jfluid.distributed.links import Link
-from jfluid.distributed.strategies import DIRECT, Gradients
+from jfluid.distributed.strategies import DIRECT, Gradients, Strategy
 from jfluid.distributed.work import LookUp, RowsSent, Work
 from jfluid.ir.program import Program
 from jfluid.lod_tensor import LoDTensor, SelectedRows
+from jfluid.parallel.program import DataParallel
 from jfluid.scope import Scope
 
 Array = np.ndarray[Any, Any]
 
 
-class Trainer:
+@dataclass
+class Ahead:
+    """A batch whose rows are on their way.
+
+    Attributes:
+        batch: as it was given.
+        feeds: of each device.
+        asked: of each table all ids, and the tensors that each feed has of them.
+        rows: by table.
+    """
+
+    batch: Mapping[str, Any]
+    feeds: list[Feed]
+    asked: dict[str, tuple[Array, list[list[LoDTensor]]]]
+    rows: "Future[Mapping[str, Any]]"
+
+
+class Trainer(Runner):
     """Runs one trainer's program.
 
     Args:
@@ -31,28 +54,82 @@ class Trainer:
         self._link: Link | None = None
         self._asking: dict[tuple[str, ...], Program] = {}
 
-    def run(self, feed: Any, fetches: Sequence[str], scope: Scope) -> list[Any]:
+    def run(self, feed: Any, fetches: Sequence[str], scope: Scope, owned: bool = False) -> list[Any]:
         """Run the program once. Returns the fetches as `Executor._run` gives them without `numpy`.
 
         Raises what `Executor.run` raises, and ServerError when a server refuses or does not answer.
         """
-        if isinstance(feed, (list, tuple)) and len(feed) == 1:
-            feed = feed[0]
+        return [value for value, in self._run(OneDevice(self.work, self._executor, owned), feed, fetches, scope)]
+
+    def run_replicas(self, parallel: DataParallel, feed: Any, fetches: Sequence[str], scope: Scope,
+                     owned: bool = False) -> list[list[Any]]:
+        """As `run`, on several devices, as often as their settings say; returns of each fetch what each device has."""
+        computing: Computing = Replicas(self.work, self._executor, parallel)
+        if parallel.alone:
+            computing = OneDevice(self.work, self._executor, owned)
+        return self._run(computing, feed, fetches, scope, parallel.repeats)
+
+    def _run(self, computing: Computing, feed: Any, fetches: Sequence[str], scope: Scope, times: int = 1) -> list[list[Any]]:
+        ahead = feed if isinstance(feed, Ahead) else None
+        feeds = ahead.feeds if ahead else computing.read(feed)
+        found: list[list[Any]] = []
+        for _ in range(times):
+            found = self._step(computing, [dict(f) for f in feeds], fetches, scope, ahead)
+            ahead = None  # the rows have changed since
+        return found
+
+    def ahead(self, batches: Iterable[Any], parallel: DataParallel | None = None) -> Iterator[Any]:
+        link = self._linked()
+        strategy, depth = link.strategy or DIRECT, link.prefetch_depth
+        names = {n for u in self.work.look_ups for n in u.ids}
+        if not (depth and names and (strategy.overlaps(self.work) or not self.work.trains)):
+            yield from batches
+            return
+        alone = parallel is None or parallel.alone
+        computing = OneDevice(self.work, self._executor, True) if alone else Replicas(self.work, self._executor, parallel)
+        waiting: deque[Any] = deque()
+        with ThreadPoolExecutor(1, thread_name_prefix="jfluid-prefetch") as thread:
+            try:
+                for batch in batches:
+                    known = names <= set(batch)  # what the program computes itself is known in its step
+                    waiting.append(self._asked_ahead(link, strategy, computing, batch, thread) if known else batch)
+                    if len(waiting) > depth:
+                        yield waiting.popleft()
+                yield from waiting
+            finally:
+                thread.shutdown(wait=False, cancel_futures=True)
+
+    def _asked_ahead(self, link: Link, strategy: Strategy, computing: Computing, batch: Any,
+                     thread: ThreadPoolExecutor) -> Ahead:
+        feeds = [dict(f) for f in computing.read(batch)]
+        asked = self._ids(feeds, Scope())
+        return Ahead(batch, feeds, asked, thread.submit(self._pull, link, strategy, asked))
+
+    def _pull(self, link: Link, strategy: Strategy, asked: Mapping[str, tuple[Array, Any]]) -> Mapping[str, Any]:
+        ids = {table: found for table, (found, _) in asked.items()}
+        if self.work.trains or not ids:
+            return strategy.pull(link, ids)
+        return link.client.pull(ids, train=False).rows  # an evaluation leaves tables as they are
+
+    def _step(self, computing: Computing, feeds: list[Feed], fetches: Sequence[str], scope: Scope,
+              ahead: Ahead | None) -> list[list[Any]]:
         work, link = self.work, self._linked()
         strategy = link.strategy or DIRECT
-        if work.computes:
+        if work.trains:
             strategy.begin(link, work, scope)
-        feed, asked = self._ids(dict(feed or {}), scope)
-        found = strategy.pull(link, {table: ids for table, (ids, _) in asked.items()})
-        inverse = self._give_rows(feed, asked, found, scope)
+        asked = ahead.asked if ahead else self._ids(feeds, scope)
+        found = ahead.rows.result() if ahead else self._pull(link, strategy, asked)
+        inverse = self._give_rows(feeds, asked, found, scope)
         late = {d.param for d in work.received} & set(fetches)
-        wanted = [n for n in fetches if n not in late]
-        names = list(dict.fromkeys(wanted + work.sent + [n for n, _ in work.touched if n not in feed]))
-        values = dict(zip(names, self._executor._run(work.local, feed, names, scope, numpy=False, owned=True), strict=True))
-        received = strategy.push(link, work, self._gradients(values, found, inverse, feed), scope) if work.computes else \
+        touched = [n for n, _ in work.touched if n not in feeds[0]]
+        names = list(dict.fromkeys([n for n in fetches if n not in late] + work.sent + touched))
+        values = dict(zip(names, computing.run(feeds, names, scope), strict=True))
+        received = strategy.push(link, work, self._gradients(values, found, inverse, feeds), scope) if work.trains else \
             link.client.pull(blocks=[p.name for d in work.received for p in d.pieces]).blocks
         self._install(received, scope)
-        values |= {n: LoDTensor(np.asarray(scope.find_var(n).get_tensor())) for n in late}  # type: ignore[union-attr]
+        for name in late:
+            value = LoDTensor(np.asarray(scope.find_var(name).get_tensor()))  # type: ignore[union-attr]
+            values[name] = [value] * computing.devices
         return [values[n] for n in fetches]
 
     def _linked(self) -> Link:
@@ -62,26 +139,33 @@ class Trainer:
 
     # ---- rows ----
 
-    def _ids(self, feed: dict[str, Any], scope: Scope) -> tuple[dict[str, Any], dict[str, tuple[Array, list[Any]]]]:
-        """The feed with the ids that the program computes itself; and of each table all ids, and the tensors they are in."""
-        work = self.work
-        computed = tuple(dict.fromkeys(n for u in work.look_ups for n in u.ids if n not in feed))
-        values = dict(zip(computed, self._compute(computed, feed, scope), strict=True)) if computed else {}
+    def _ids(self, feeds: list[Feed], scope: Scope) -> dict[str, tuple[Array, list[list[LoDTensor]]]]:
+        """Of each table all ids, and the tensors that each feed has of them; feeds keep what the program itself reads."""
+        look_ups = self.work.look_ups
+        tensors = [self._tensors(feed, scope) for feed in feeds] if look_ups else []
         asked = {}
-        for look_up in work.look_ups:
-            tensors = [_tensor(n, feed[n] if n in feed else values[n]) for n in look_up.ids]
-            flat = [np.asarray(t._value).reshape(-1) for t in tensors]
+        for look_up in look_ups:
+            own = [[found[n] for n in look_up.ids] for found in tensors]
             front = [np.array(look_up.paddings, np.int64)] if look_up.paddings else []
-            asked[look_up.table] = np.concatenate(front + flat), tensors
-        gone = {n for u in work.look_ups for n in u.ids} - self._used
-        return {n: v for n, v in feed.items() if n not in gone}, asked
+            flat = [np.asarray(t._value).reshape(-1) for group in own for t in group]
+            asked[look_up.table] = np.concatenate(front + flat), own
+        for feed in feeds:
+            for name in self._only_asked & set(feed):
+                del feed[name]
+        return asked
 
-    @property
-    def _used(self) -> set[str]:
-        found = self.__dict__.get("_used_names")
-        if found is None:
-            found = self._used_names = {n for b in self.work.local.blocks for op in b.ops for n in op.input_arg_names}
-        return found
+    def _tensors(self, feed: Feed, scope: Scope) -> dict[str, LoDTensor]:
+        """The ids of a feed, and those that the program computes from it."""
+        names = dict.fromkeys(n for u in self.work.look_ups for n in u.ids)
+        computed = tuple(n for n in names if n not in feed)
+        values = dict(zip(computed, self._compute(computed, feed, scope), strict=True)) if computed else {}
+        return {n: _tensor(n, feed[n] if n in feed else values[n]) for n in names}
+
+    @functools.cached_property
+    def _only_asked(self) -> set[str]:
+        """Names of ids that the program reads for nothing else."""
+        used = {n for b in self.work.local.blocks for op in b.ops for n in op.input_arg_names}
+        return {n for u in self.work.look_ups for n in u.ids} - used
 
     def _compute(self, names: tuple[str, ...], feed: Mapping[str, Any], scope: Scope) -> list[Any]:
         """Ids that the program computes: what leads to them is run before."""
@@ -101,49 +185,53 @@ class Trainer:
         given = program.global_block().vars
         return self._executor._run(program, {n: v for n, v in feed.items() if n in given}, list(names), scope, numpy=False)
 
-    def _give_rows(self, feed: dict[str, Any], asked: Mapping[str, tuple[Array, list[Any]]], found: Mapping[str, Any],
-                   scope: Scope) -> dict[str, dict[str, Array]]:
-        """Put the rows that came into the scope, and their positions into the feed; the positions as they are, by table."""
-        inverse: dict[str, dict[str, Array]] = {}
+    def _give_rows(self, feeds: list[Feed], asked: Mapping[str, tuple[Array, list[list[LoDTensor]]]],
+                   found: Mapping[str, Any], scope: Scope) -> dict[str, dict[str, list[Array]]]:
+        """Put the rows that came into the scope, and their positions into the feeds; the positions of each feed, by table."""
+        inverse: dict[str, dict[str, list[Array]]] = {}
         for look_up in self.work.look_ups:
             rows = found[look_up.table]
             values = np.zeros((ladder(len(rows.ids)), rows.values.shape[1]), np.float32)
             values[:len(rows.ids)] = rows.values
             scope.var(look_up.table).get_tensor()._value = values
-            inverse[look_up.table] = self._positions(look_up, rows, asked[look_up.table][1], feed)
+            inverse[look_up.table] = self._positions(look_up, rows, asked[look_up.table][1], feeds)
         return inverse
 
-    def _positions(self, look_up: LookUp, rows: Any, tensors: list[Any], feed: dict[str, Any]) -> dict[str, Array]:
-        positions, at = {}, len(look_up.paddings)
-        for name, tensor in zip(look_up.positions, tensors, strict=True):
-            shape = tensor._value.shape
-            part = rows.inverse[at:at + int(np.prod(shape))]
-            at += len(part)
-            positions[name] = part
-            feed[name] = LoDTensor(part.astype(np.int64).reshape(shape), tensor._lod)
+    def _positions(self, look_up: LookUp, rows: Any, tensors: list[list[LoDTensor]],
+                   feeds: list[Feed]) -> dict[str, list[Array]]:
+        positions: dict[str, list[Array]] = {n: [] for n in look_up.positions}
+        at = len(look_up.paddings)
+        for feed, own in zip(feeds, tensors, strict=True):
+            for name, tensor in zip(look_up.positions, own, strict=True):
+                shape = tensor._value.shape
+                part = rows.inverse[at:at + int(np.prod(shape))]
+                at += len(part)
+                positions[name].append(part)
+                feed[name] = LoDTensor(part.astype(np.int64).reshape(shape), tensor._lod)
         return positions
 
     # ---- gradients ----
 
-    def _gradients(self, values: Mapping[str, Any], found: Mapping[str, Any],
-                   inverse: Mapping[str, dict[str, Array]], feed: Mapping[str, Any]) -> Gradients:
+    def _gradients(self, values: Mapping[str, list[Any]], found: Mapping[str, Any],
+                   inverse: Mapping[str, dict[str, list[Array]]], feeds: list[Feed]) -> Gradients:
         gradients = Gradients()
         for name, dense in self.work.dense:
-            gradients.dense |= dense.cut(_array(values[name]))
+            gradients.dense |= dense.cut(_array(values[name][0]))
         for sent in self.work.rows:
             gradients.rows[sent.table] = self._rows(sent, values, found.get(sent.table), inverse.get(sent.table, {}))
-        gradients.counts = {n: _array(values[n]).astype(np.float32).reshape(1) for n in self.work.counts}
+        gradients.counts = {n: _array(values[n][0]).astype(np.float32).reshape(1) for n in self.work.counts}
         for name, table in self.work.touched:
-            ids = _array(feed[name] if name in feed else values[name]).reshape(-1)
-            gradients.touched[table] = np.concatenate([gradients.touched[table], ids]) if table in gradients.touched else ids
+            ids = [_array(v).reshape(-1) for v in (values[name] if name in values else [f[name] for f in feeds])]
+            gradients.touched[table] = np.concatenate([gradients.touched.get(table, np.empty(0, np.int64)), *ids])
         return gradients
 
     @staticmethod
-    def _rows(sent: RowsSent, values: Mapping[str, Any], rows: Any, inverse: Mapping[str, Array]) -> tuple[Array, Array]:
+    def _rows(sent: RowsSent, values: Mapping[str, list[Any]], rows: Any,
+              inverse: Mapping[str, list[Array]]) -> tuple[Array, Array]:
         """(ids, gradients) of one table, each id once."""
         from jfluid.ps_server import kernels
         if sent.grad:
-            sparse = values[sent.grad]
+            (sparse, *_) = values[sent.grad]
             if not isinstance(sparse, SelectedRows):
                 raise errors.UnsupportedError(f"{sent.grad}: expected sparse rows, found {type(sparse).__name__}")
             at, grads = np.asarray(sparse.rows(), np.int64), np.asarray(sparse.get_tensor()._value)
@@ -153,8 +241,8 @@ class Trainer:
                 return once, kernels.summed(grads, where, len(once))
             return rows.ids, kernels.summed(grads, at.astype(np.int32), len(rows.ids))
         width = rows.values.shape[1]
-        grads = np.concatenate([_array(values[g]).reshape(-1, width) for _, g in sent.parts])
-        where = np.concatenate([inverse[p] for p, _ in sent.parts])
+        grads = np.concatenate([_array(v).reshape(-1, width) for _, g in sent.parts for v in values[g]])
+        where = np.concatenate([part for p, _ in sent.parts for part in inverse[p]])
         total = kernels.summed(grads, where, len(rows.ids))
         if sent.look_up is not None and sent.look_up.paddings:  # they were asked for, whether in this batch or not
             used = np.bincount(where, minlength=len(rows.ids)) > 0

@@ -137,9 +137,15 @@ class Work:
         return [g for g, _ in self.dense] + rows + self.counts
 
     @property
-    def computes(self) -> bool:
-        """Whether it is a step of training, and not a startup program."""
-        return bool(self.dense or self.rows or self.counts or self.touched or self.look_ups)
+    def summed(self) -> list[str]:
+        """Gradients that several devices bring together before they are sent. Gradients of what was looked up are not: each
+        device has its own rows."""
+        return [g for g, _ in self.dense] + [r.grad for r in self.rows if r.grad]
+
+    @property
+    def trains(self) -> bool:
+        """Whether it is a step of training, and not a startup program or an evaluation."""
+        return bool(self.dense or self.rows or self.counts or self.touched)
 
 
 def read(program: Program) -> Work | None:
@@ -190,7 +196,7 @@ class _Reader:
                 self._look_up(op)
         self.work.look_ups = list(self.look_ups.values())
         for op in ops:
-            if op.type == SEND:
+            if op.type == SEND and all(map(self._has_value, op.input("X"))):
                 self._send(op)
         for op in ops:
             if op.type == RECV:
@@ -242,6 +248,14 @@ class _Reader:
             self._send_rows(op, param, grad, rows)
         else:
             self.work.dense.append((grad, self._dense(param, op.attr("epmap"))))
+
+    def _has_value(self, name: str) -> bool:
+        """Whether a variable gets a value; `clone(for_test=True)` leaves sends of gradients that nothing computes any more."""
+        maker = self.written.get(name)
+        if maker is None:
+            var = self.block.var_recursive(name)
+            return bool(var.is_data or var.persistable)
+        return maker.type not in _SPLITS or all(map(self._has_value, maker.input_arg_names))
 
     def _dense(self, param: str, endpoints: Sequence[str], names: Sequence[str] = ()) -> Dense:
         shape = self.block.var_recursive(param).shape

@@ -242,6 +242,10 @@ class GeneralRoleMaker(RoleMakerBase):
         self._role, self._server_endpoints = role, servers
         self._worker_endpoints, self._trainers_num = trainers, len(trainers)
 
+    def server_num(self) -> int:
+        """How many parameter servers there are."""
+        return len(self.get_pserver_endpoints())
+
     def get_local_endpoint(self) -> str:
         """This process's own "ip:port"."""
         return (self.get_trainer_endpoints() if self.is_worker() else self.get_pserver_endpoints())[self._current_id]

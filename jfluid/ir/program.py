@@ -145,12 +145,13 @@ class Program:
     def clone(self, for_test: bool = False) -> "Program":
         """A copy of the program.
 
-        With `for_test` the copy leaves out backward, optimizer and learning-rate operators, and operators that
-        behave differently in training (dropout, batch_norm) take their test form.
+        With `for_test` the copy leaves out backward, optimizer and learning-rate operators and what goes to and comes
+        from parameter servers (but looking up rows), and operators that behave differently in training (dropout,
+        batch_norm) take their test form.
         """
         twin = self._copy()
         if for_test:
-            drop = OpRole.Backward | OpRole.Optimize | OpRole.LRSched
+            drop = OpRole.Backward | OpRole.Optimize | OpRole.LRSched | OpRole.RPC | OpRole.Dist
             for block in twin.blocks:
                 block.ops = [op for op in block.ops if not op.attrs.get("op_role", 0) & drop]
             twin._drop_unused_vars()

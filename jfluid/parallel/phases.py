@@ -46,15 +46,18 @@ def gradients_of(items: Sequence[Item]) -> dict[str, str]:
     return found
 
 
-def cut(plan: Plan) -> list[Phase]:
-    """The phases of a plan. Raises UnsupportedError for host operators, and for updates of what differs by replica."""
+def cut(plan: Plan, sums: Sequence[str] = ()) -> list[Phase]:
+    """The phases of a plan; `sums` are gradients that are brought together beside those that updates read.
+
+    Raises UnsupportedError for host operators, and for updates of what differs by replica.
+    """
     for segment in plan.segments:
         if segment.host:
             op = segment.ops[0][1]
             raise errors.UnsupportedError(f"operator {op.type} runs on the host, which data parallelism does not support: "
                                           "take it out of the program, or run the program on one device" + _at(op))
     items = [item for segment in plan.segments for item in segment.ops]
-    gradients = gradients_of(items)
+    gradients = gradients_of(items) | dict.fromkeys(sums, "")
     for _, op, definition in items:
         if definition.across and not writes_of(op).isdisjoint(gradients):
             raise errors.UnsupportedError(f"operator {op.type} brings gradients together, as with_data_parallel does too: run "

@@ -34,9 +34,12 @@ class DataParallel:
         build: a BuildStrategy.
         execution: an ExecutionStrategy.
         places: the devices; see `devices_of`.
+        sums: gradients that are brought together beside those that updates read.
     """
 
-    def __init__(self, program: Program, build: Any, execution: Any, places: Sequence[Any] | None):
+    def __init__(self, program: Program, build: Any, execution: Any, places: Sequence[Any] | None,
+                 sums: Sequence[str] = ()):
+        self._sums, self._others = list(sums), dict[str, DataParallel]()
         self.program, self.build, self.execution, self.places = program, build, execution, places
         self.devices: list[jax.Device] = []  # of all processes
         self._own: list[jax.Device] = []  # of this process
@@ -60,6 +63,26 @@ class DataParallel:
             self.replicas = len(own)
             self.devices = processes.all_devices(own) if self.build.num_trainers > 1 else own
 
+    @property
+    def repeats(self) -> int:
+        """How often `Executor.run` runs the program."""
+        return int(self.execution.num_iteration_per_run)
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is one replica, and it does what the program itself does on one device."""
+        build = self.build
+        return (len(self.devices) == 1 and build._passes.num_repeats == 1 and not build.debug_graphviz_path
+                and build.gradient_scale_strategy != build.GradientScaleStrategy.Customized)
+
+    def other(self, program: Program, sums: Sequence[str]) -> "DataParallel":
+        """Another program on these devices, with the same settings, and what is to be brought together of it."""
+        key = program.fingerprint
+        if key not in self._others:
+            made = self._others[key] = DataParallel(program, self.build, self.execution, self.places, sums)
+            made._own, made.devices, made.replicas = self._own, self.devices, self.replicas
+        return self._others[key]
+
     def run(self, executor: Any, feed: Any, fetches: list[str], scope: Scope, numpy: bool, merged: bool,
             check: Any) -> list[Any]:
         """Run the program once (or as often as `num_iteration_per_run` says) in all replicas.
@@ -67,23 +90,35 @@ class DataParallel:
         Args:
             check: turns a feed of names and values into arrays.
         """
+        program, feed = self.read(executor, self._program(), feed)
+        step, parts = self._ready(program, feed, fetches, check)
+        for _ in range(self.repeats):
+            found = step.run(scope, parts, executor._key(program, scope, step) if step.plan.rng else None)
+        return [feeding.fetched(step.replica_values(n, v), merged, numpy, n) for n, v in zip(fetches, found)]
+
+    def read(self, executor: Any, program: Program, feed: Any) -> tuple[Program, Any]:
+        """The program without what reads, and the feed; each replica takes the next batch of the program's reader."""
+        if not executor._readings.reads(program):
+            return program, feed
+        if feed:
+            raise errors.FeedError("feed: the program reads from a DataLoader or py_reader, which feeds its replicas")
+        read = [executor._readings.feed(program, None, device) for device in self._own]
+        return read[0][0], [values for _, values in read]
+
+    def values(self, executor: Any, feed: Any, fetches: list[str], scope: Scope, check: Any) -> list[list[Any]]:
+        """Run the program, which reads nothing, once; returns of each fetch what each replica has."""
         program = self._program()
-        if executor._readings.reads(program):
-            # Each replica takes the next batch of the program's reader.
-            if feed:
-                raise errors.FeedError("feed: the program reads from a DataLoader or py_reader, which feeds its replicas")
-            read = [executor._readings.feed(program, None, device) for device in self._own]
-            program, feed = read[0][0], [values for _, values in read]
+        step, parts = self._ready(program, feed, fetches, check)
+        found = step.run(scope, parts, executor._key(program, scope, step) if step.plan.rng else None)
+        return [step.replica_values(n, v) for n, v in zip(fetches, found)]
+
+    def _ready(self, program: Program, feed: Any, fetches: list[str], check: Any) -> tuple[ParallelStep, list[dict[str, Any]]]:
         parts = self._parts(program, feed, check)
         unfed = [n for n in self._seeds if n not in parts[0]]
         if unfed:
             raise errors.FeedError(f"feed {unfed[0]}: with GradientScaleStrategy.Customized the gradient of the loss is to be "
                                    f"fed, {self.replicas} numbers, one for each replica")
-        step = self._step(program, list(parts[0]), fetches)
-        found: list[Any] = []
-        for _ in range(self.execution.num_iteration_per_run if self.execution is not None else 1):
-            found = step.run(scope, parts, executor._key(program, scope, step) if step.plan.rng else None)
-        return [feeding.fetched(step.replica_values(n, v), merged, numpy, n) for n, v in zip(fetches, found)]
+        return self._step(program, list(parts[0]), fetches), parts
 
     def _parts(self, program: Program, feed: Any, check: Any) -> list[dict[str, Any]]:
         if isinstance(feed, (list, tuple)):
@@ -113,7 +148,7 @@ class DataParallel:
             name = "fluid_" + hashlib.sha256(repr((key, len(self.devices))).encode()).hexdigest()[:12]
             planned = plan(program, feeds, fetches)
             layout = Layout(Mesh(np.array(self.devices), (AXIS,)), self._shares(planned), self.build.fuse_all_reduce_ops)
-            step = self._steps[key] = ParallelStep(planned, layout, name, self.build._passes.num_repeats)
+            step = self._steps[key] = ParallelStep(planned, layout, name, self.build._passes.num_repeats, self._sums)
             if len(self._steps) > _MAX_STEPS:
                 self._steps.popitem(last=False)
         else:

@@ -26,13 +26,18 @@ from jfluid.scope import Scope
 
 
 class ParallelStep:
-    """Runs a plan on the devices of a layout."""
+    """Runs a plan on the devices of a layout.
+
+    Args:
+        repeats: the parts that each replica divides its rows into.
+        sums: gradients that are brought together beside those that updates read.
+    """
 
     _running: ClassVar[Any] = None  # of the step that this process began last
 
-    def __init__(self, plan: Plan, layout: Layout, name: str, repeats: int = 1):
+    def __init__(self, plan: Plan, layout: Layout, name: str, repeats: int = 1, sums: Sequence[str] = ()):
         self.plan, self.layout, self._repeats = plan, layout, repeats
-        self._phases = phases.cut(plan)
+        self._phases = phases.cut(plan, sums)
         self._state = list(plan.state)
         self._donated = [n for n in self._state if n in set(plan.updated)]
         self._kept = [n for n in self._state if n not in set(plan.updated)]

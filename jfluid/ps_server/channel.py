@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -74,6 +75,14 @@ class _Kept:
             self._pushes, self.bytes = {}, 0
 
 
+@dataclass
+class _Part:
+    """A reply of which only one part was asked for; an ExchangeReply would copy it."""
+
+    push: pb.PushReply = field(default_factory=pb.PushReply)
+    pull: pb.PullReply = field(default_factory=pb.PullReply)
+
+
 class Channel:
     """Calls to one server. Safe for threads.
 
@@ -96,9 +105,10 @@ class Channel:
         self._metadata = ((wire.TOKEN, token),)
         self._grpc = grpc.secure_channel(endpoint, credentials, _OPTIONS) if credentials else \
             grpc.insecure_channel(endpoint, _OPTIONS)
+        # Requests go in as bytes: their size is asked for before, and asking a message costs as much as making them.
         self._methods: dict[str, Callable[..., Any]] = {
-            name: self._grpc.unary_unary(f"/{wire.SERVICE}/{name}", request.SerializeToString, reply.FromString)
-            for name, (request, reply) in wire.METHODS.items()}
+            name: self._grpc.unary_unary(f"/{wire.SERVICE}/{name}", None, reply.FromString)
+            for name, (_, reply) in wire.METHODS.items()}
         self._stream = self._grpc.stream_stream(f"/{wire.SERVICE}/Stream")
         self._closed = threading.Event()
         self.created: list[pb.CreateRequest] = []
@@ -114,10 +124,13 @@ class Channel:
 
         Raises ServerError, or one of its kinds, with the server's reason, or when there is no answer in time.
         """
-        size = request.ByteSize()
-        if size > wire.LARGEST_MESSAGE:
-            raise TooLargeError(f"{method}: a message of {size} bytes; the limit is {wire.LARGEST_MESSAGE}")
-        return self._tried(method, lambda timeout_s: self._methods[method](request, timeout_s, self._metadata), waits)
+        data = request.SerializeToString()
+        if len(data) > wire.LARGEST_MESSAGE:
+            raise TooLargeError(f"{method}: a message of {len(data)} bytes; the limit is {wire.LARGEST_MESSAGE}")
+        return self._call(method, data, waits)
+
+    def _call(self, method: str, data: bytes, waits: bool) -> Any:
+        return self._tried(method, lambda timeout_s: self._methods[method](data, timeout_s, self._metadata), waits)
 
     def exchange(self, request: pb.ExchangeRequest, reply_bytes: int, waits: bool = False) -> pb.ExchangeReply:
         """Push, pull, or both in one call, in chunks where request or reply (of about `reply_bytes`) are large.
@@ -128,7 +141,8 @@ class Channel:
         while True:
             known = self._incarnation
             for part in parts:
-                part.caller.server_incarnation = known
+                if part.HasField("caller"):
+                    part.caller.server_incarnation = known
             try:
                 reply = self._exchange(request, reply_bytes, waits)
             except RestartedError:
@@ -161,17 +175,16 @@ class Channel:
         self._incarnation, self.restarts = status.server_incarnation, self.restarts + 1
 
     def _exchange(self, request: pb.ExchangeRequest, reply_bytes: int, waits: bool) -> pb.ExchangeReply:
-        if max(request.ByteSize(), reply_bytes) + wire.OVERHEAD > wire.LARGEST_MESSAGE:
+        part = next((p for p, other in (("push", "pull"), ("pull", "push")) if not request.HasField(other)), "")
+        data = (getattr(request, part) if part else request).SerializeToString()
+        if max(len(data), reply_bytes) + wire.OVERHEAD > wire.LARGEST_MESSAGE:
             return self._in_chunks(request, waits)
-        if not request.HasField("pull"):
-            return pb.ExchangeReply(push=self.call("Push", request.push, waits))
-        if not request.HasField("push"):
-            return pb.ExchangeReply(pull=self.call("Pull", request.pull, waits))
-        return self.call("Exchange", request, waits)
+        reply = self._call(part.title() or "Exchange", data, waits)
+        return _Part(**{part: reply}) if part else reply
 
     def _in_chunks(self, request: pb.ExchangeRequest, waits: bool) -> pb.ExchangeReply:
-        wire.check_size(request.ByteSize(), wire.LARGEST_CALL, "request")
         data = request.SerializeToString()
+        wire.check_size(len(data), wire.LARGEST_CALL, "request")
 
         def send(timeout_s: float | None) -> pb.ExchangeReply:
             return pb.ExchangeReply.FromString(wire.joined(self._stream(wire.chunked(data), timeout_s, self._metadata)))

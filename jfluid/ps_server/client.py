@@ -170,14 +170,16 @@ class Client:
         if stretches:
             self._stretches[name] = list(stretches), ends
 
-    def pull(self, rows: Mapping[str, Array] | None = None, blocks: Sequence[str] = (), round: int = 0) -> Pulled:
+    def pull(self, rows: Mapping[str, Array] | None = None, blocks: Sequence[str] = (), round: int = 0,
+             train: bool = True) -> Pulled:
         """Rows of tables by ids (int64 [n], any number of times), and values of blocks.
 
         Args:
             round: waits until this round of synchronous training was applied.
+            train: ids without a row get one, and shows are counted; otherwise tables stay as they are.
         """
         requests = [pb.ExchangeRequest() for _ in self._channels]
-        return self._send(requests, _Pull(self, requests, rows or {}, blocks), round, pulls=True)
+        return self._send(requests, _Pull(self, requests, rows or {}, blocks), round, pulls=True, train=train)
 
     def push(self, rows: Mapping[str, tuple[Array, Array]] | None = None, blocks: Mapping[str, Array] | None = None,
              learning_rate: float | None = None, round: int = 0, change: Change = Change.GRADIENT) -> None:
@@ -297,7 +299,7 @@ class Client:
     # ---- inside ------------------------------------------------------------------------------------------------------
 
     def _send(self, requests: list[pb.ExchangeRequest], pull: "_Pull", round: int, pushes: bool = False,
-              pulls: bool = False) -> Pulled:
+              pulls: bool = False, train: bool = True) -> Pulled:
         def send(number: int) -> pb.PullReply | None:
             request, channel = requests[number], self._channels[number]
             if round:  # in a round every server waits for every trainer
@@ -305,9 +307,9 @@ class Client:
                     part.round = round
             with contextlib.ExitStack() as places:
                 for part, sequences in ((request.push, channel.pushes), (request.pull, channel.pulls)):
-                    if part.ByteSize():
+                    if (part.rows or part.blocks) and train:
                         part.caller.CopyFrom(self._caller(*places.enter_context(sequences.next())))
-                if not request.ByteSize():
+                if not (request.HasField("push") or request.HasField("pull")):
                     return None
                 return channel.exchange(request, pull.sizes[number], waits=bool(round)).pull
         return pull.joined(self._everywhere(send))

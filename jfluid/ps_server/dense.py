@@ -65,7 +65,7 @@ class DenseBlock:
             base = self.learning_rate if learning_rate is None else learning_rate
             rate = self.rule.rate(base, self.step, sparse=False)
             self.rule.update(np.array([numbers.ctypes.data]), 0, len(numbers), self.spec.size, _ROW, _ROW,
-                             np.ascontiguousarray(gradient).reshape(1, -1), rate, self.rule.hyper)
+                             np.require(gradient, requirements="CW").reshape(1, -1), rate, self.rule.hyper)
             return self._take(numbers)
 
     def add(self, difference: Array) -> int:

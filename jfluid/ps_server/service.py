@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 
 from jfluid import errors
 from jfluid.ps_server import ps_pb2 as pb
@@ -123,7 +124,7 @@ class Service:
         for message in request.blocks:
             value, version = self.store.read(message.block, call.trainer if call else None)
             known = message.known == version + 1
-            reply.message.blocks.add(version=version, value=b"" if known else value.tobytes())
+            reply.blocks.append((version, None if known else np.ascontiguousarray(value, "<f4")))
         return reply
 
     def _read(self, wanted: list[tuple[Any, Any, Any]], train: bool, reply: wire.PullReply) -> None:

@@ -165,8 +165,15 @@ class Store:
         """(value, version) of a block, which a trainer asks for. Raises UnknownNameError."""
         return self.block(name).read()
 
+    def check(self, rows: list[RowsUpdate], blocks: list[BlockUpdate]) -> None:
+        """Raise ServerError for updates, of known tables and blocks and with the right shapes, that cannot be applied."""
+        for update in rows:
+            if update.change == Change.GRADIENT and self.tables[update.table].rule.update is None:
+                raise errors.ServerError(f"table {update.table}: its optimizer is a program, which only the server of that "
+                                         "program can compute: push values or differences")
+
     def apply(self, rows: list[RowsUpdate], blocks: list[BlockUpdate], trainer: int | None = None) -> None:
-        """Apply updates whose shapes were checked: a trainer's, or those of a round. Within `once` or `changing`."""
+        """Apply updates that were checked: a trainer's, or those of a round. Within `once` or `changing`."""
         for update in rows:
             table = self.tables[update.table]
             if update.change == Change.GRADIENT:

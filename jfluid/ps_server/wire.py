@@ -79,8 +79,9 @@ def updates_of(request: pb.PushRequest, store: Store) -> tuple[list[RowsUpdate],
                                _rate(message, what)))
     for change in request.blocks:
         block, what = store.block(change.block), f"block {change.block}"
-        value = numbers(change.values, "<f4", f"{what}: values {list(block.shape)}", math.prod(block.shape))
+        value = numbers(change.values, "<f4", f"{what}: values {list(block.shape)}", math.prod(block.shape), copy=False)
         blocks.append(BlockUpdate(change.block, _change(change.change, what), value.reshape(block.shape), _rate(change, what)))
+    store.check(rows, blocks)
     return rows, blocks
 
 
@@ -111,19 +112,31 @@ def _field(number: int, size: int) -> bytes:
 class PullReply:
     """A reply to a pull that goes into its message without a copy of the rows on the way.
 
-    Serialized messages that stand one after the other are one message, so the rows are written by hand and the rest by
+    Serialized messages that stand one after the other are one message, so rows and blocks are written by hand and the rest by
     protobuf.
+
+    Attributes:
+        rows: of each table that was asked for.
+        blocks: (version, value) of each block that was asked for; None for a value that the caller knows.
     """
 
     def __init__(self, rounds: int, server_incarnation: int):
         self.message = pb.PullReply(rounds=rounds, server_incarnation=server_incarnation)
         self.rows: list[Array] = []
+        self.blocks: list[tuple[int, Array | None]] = []
 
     def parts(self) -> list[Any]:
         """The serialized PullReply, in pieces."""
         pieces: list[Any] = []
         for values in self.rows:
             pieces += [_field(1, values.nbytes), values.reshape(-1).view(np.uint8).data]
+        for version, value in self.blocks:
+            head = pb.BlockValue(version=version).SerializeToString()
+            if value is None:
+                pieces += [_field(2, len(head)), head]
+            else:
+                head += _field(2, value.nbytes)
+                pieces += [_field(2, len(head) + value.nbytes), head, value.reshape(-1).view(np.uint8).data]
         return [*pieces, self.message.SerializeToString()]
 
     def SerializeToString(self) -> bytes:

@@ -5,11 +5,13 @@ import numpy as np
 import pytest
 
 from jfluid import errors
+from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server import specs
 from jfluid.ps_server.dense import DenseBlock
 from jfluid.ps_server.ledger import WINDOW, Call, Ledger
 from jfluid.ps_server.refusals import StateError, UnknownNameError
-from jfluid.ps_server.store import Gate, Store
+from jfluid.ps_server.store import Change, Gate, Store
+from jfluid.ps_server.wire import updates_of
 
 SGD = specs.Sgd(learning_rate=0.5)
 
@@ -196,3 +198,17 @@ def test_a_cut_waits_for_mutations_and_mutations_for_the_cut():
     assert order == ["mutation", "cut"]
     with gate.shared(), gate.shared():
         pass
+
+
+def test_gradients_for_a_program_are_refused_before_anything_changes():
+    store = Store()
+    store.create_table(specs.TableSpec(name="t", width=2, optimizer=SGD))
+    store.create_table(specs.TableSpec(name="p", width=2, optimizer=specs.Program(learning_rate=0.0)))
+    ids, values = np.arange(3, dtype="<i8").tobytes(), np.ones(6, "<f4").tobytes()
+    request = pb.PushRequest(rows=[pb.RowsChange(table=name, ids=ids, values=values) for name in "tp"])
+    with pytest.raises(errors.ServerError, match="table p: its optimizer is a program.*push values or differences"):
+        updates_of(request, store)
+    request.rows[1].change = Change.ADD
+    rows, _ = updates_of(request, store)
+    store.apply(rows, [])
+    assert len(store.tables["t"]) == len(store.tables["p"]) == 3

@@ -15,7 +15,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jfluid import distributed, errors
+from jfluid import distributed, errors, flags
 from jfluid.executor import Executor
 from jfluid.fleet.base import DistributedOptimizer, Fleet, Mode
 from jfluid.fleet.parameter_server.strategies import DistributedStrategy, strategy_of
@@ -148,8 +148,11 @@ class DistributedTranspiler(Fleet):
 
     def _transpile(self, strategy: DistributedStrategy, main: Program, startup: Program) -> None:
         """Make this process's programs."""
-        strategy.check_program_config()  # it may have been changed after it was set
+        strategy.check_program_config()  # they may have been changed after they were set
+        strategy.check_trainer_runtime_config()
         config = strategy.get_program_config()
+        deadline = strategy.get_trainer_runtime_config().runtime_configs["rpc_deadline"]
+        flags.set_flags({"FLAGS_rpc_deadline": deadline})  # by which all calls of this process go
         server = self.is_server()
         endpoints = self._role.get_pserver_endpoints()
         transpiler = DistributeTranspiler(config)

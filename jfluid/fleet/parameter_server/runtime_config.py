@@ -1,5 +1,4 @@
 """TrainerRuntimeConfig: how a trainer's communicator works."""
-import os
 import warnings
 from collections import UserDict
 from collections.abc import Mapping
@@ -12,9 +11,7 @@ from jfluid.transpiler.config import DistributedMode
 __all__ = ["TrainerRuntimeConfig"]
 
 PREFETCH_DEPTH = "communicator_prefetch_depth"
-# Fields that say how many gradients come together: by default those of all replicas of a trainer.
-_PER_REPLICA = ("communicator_max_merge_var_num", "communicator_send_queue_size",
-                "communicator_min_send_grad_num_before_recv")
+# None: how many replicas a trainer has.
 _DEFAULTS = {
     "communicator_max_merge_var_num": None, "communicator_send_queue_size": None, "communicator_independent_recv_thread": "1",
     "communicator_min_send_grad_num_before_recv": None, "communicator_thread_pool_size": "5",
@@ -37,7 +34,9 @@ _TOLD: dict[int | None, tuple[str, ...]] = {
 def _checked(name: str, value: Any) -> str:
     """A field's value as text. Raises ProgramError for a field that does not exist, or a value that cannot be."""
     if name not in _DEFAULTS:
-        raise errors.ProgramError(f"TrainerRuntimeConfig has no field {name}" + errors.close_to(name, _DEFAULTS))
+        short = f"communicator_{name}"
+        raise errors.ProgramError(f"TrainerRuntimeConfig has no field {name}" + (
+            f" (did you mean {short}?)" if short in _DEFAULTS else errors.close_to(name, _DEFAULTS)))
     text = str(int(value)) if isinstance(value, (bool, int)) else str(value)
     least = _LEAST.get(name, 0)
     if not text.isdecimal() or int(text) < least or (name in _SWITCHES and int(text) > 1):
@@ -56,15 +55,15 @@ class _Fields(UserDict):
         raise errors.ProgramError(f"runtime_configs: {name} always has a value; set it to another one")
 
 
-def _from_environment(name: str) -> Any:
-    if name == "rpc_deadline":
-        return flags.get("FLAGS_rpc_deadline")
-    default = _DEFAULTS[name]
-    return os.environ.get(f"FLAGS_{name}", str(cpu_number()) if default is None else default)
+def _first(name: str) -> Any:
+    """What a field begins with."""
+    flag, default = flags.given(f"FLAGS_{name}"), _DEFAULTS[name]
+    return flag if flag is not None else cpu_number() if default is None else default
 
 
 class TrainerRuntimeConfig:
-    """How a trainer's communicator works. Values begin with the environment's: `FLAGS_<name>`, read when this is made.
+    """How a trainer's communicator works. Fields begin with the flags of their names (`FLAGS_communicator_...`, ...)
+    where these were set, by the environment or `fluid.set_flags`, before this is made.
 
     Attributes:
         mode: of DistributedMode; None before a strategy takes it.
@@ -75,26 +74,26 @@ class TrainerRuntimeConfig:
                 half-asynchronous trainers send those of each step: there it is CPU_NUM.
             communicator_send_queue_size (CPU_NUM): how many steps' gradients wait before training waits for them. Also CPU_NUM
                 in synchronous and half-asynchronous training.
-            communicator_send_wait_times (5): how often, 10 ms apart, the sending thread looks for more to merge before it
-                sends what it has.
-            communicator_independent_recv_thread (1): parameters come in on a thread of their own; with 0 after gradients went
-                out.
+            communicator_send_wait_times (5): for how many hundredths of a second the sending thread waits for more to merge
+                before it sends what it has.
             communicator_min_send_grad_num_before_recv (CPU_NUM): how many gradients go out before parameters come in.
             communicator_is_sgd_optimizer (1): merged gradients are added up, as suits plain SGD; with 0 their mean is sent.
-            rpc_deadline (180000): milliseconds for which a call waits.
+            rpc_deadline (180000): milliseconds for which a call, and a trainer that waits for servers, waits: the flag gets
+                this value when a loss is minimised.
             communicator_prefetch_depth (1): see prefetch_depth.
 
-            Without effect: communicator_thread_pool_size (5), since one call to each server carries all variables, and
-            rpc_retry_times (3), since a call is sent again until rpc_deadline.
-        prefetch_depth: how many batches ahead rows are looked up while this one is computed, in asynchronous and
+            Without effect: communicator_thread_pool_size (5) and communicator_independent_recv_thread (1), since one thread
+            sends and receives, by one call to each server that carries all variables, and rpc_retry_times (3), since a call
+            is sent again until rpc_deadline.
+        prefetch_depth: how many batches of a dataset ahead rows are looked up while this one is computed, in asynchronous and
             half-asynchronous training. 0: no overlap. Fluid does not have this field.
 
-    Raises ProgramError for a field that does not exist, and for a value that cannot be; also from the environment.
+    Raises ProgramError for a field that does not exist, and for a value that cannot be; also of a flag.
     """
 
     def __init__(self) -> None:
         self.mode: int | None = None
-        self._fields = _Fields({name: _from_environment(name) for name in _DEFAULTS})
+        self._fields = _Fields({name: _first(name) for name in _DEFAULTS})
 
     @property
     def runtime_configs(self) -> _Fields:
@@ -103,7 +102,7 @@ class TrainerRuntimeConfig:
 
     @property
     def prefetch_depth(self) -> int:
-        """How many batches ahead rows are looked up; 0 for no overlap."""
+        """How many batches of a dataset ahead rows are looked up; 0 for no overlap."""
         return int(self._fields[PREFETCH_DEPTH])
 
     @prefetch_depth.setter

@@ -28,9 +28,9 @@ def delta(held: Held) -> str:
 
 
 def exchanged(placement: Placement) -> dict[str, dict[str, list[str]]]:
-    """What a communicator exchanges: of each parameter its pieces' names, rows and servers, and whether only rows go."""
+    """What a communicator exchanges: of each parameter its pieces' names, rows and servers, and whether rows go by id."""
     return {name: {"var_names": [h.param for h in held], "sections": [str(h.piece.rows) for h in held],
-                   "epmap": [h.endpoint for h in held], "is_sparse": [str(h.update.remote) for h in held]}
+                   "epmap": [h.endpoint for h in held], "is_sparse": [str(held[0].update.remote)]}
             for name, held in placement.held.items()}
 
 

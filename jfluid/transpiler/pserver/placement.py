@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from jfluid import errors
+from jfluid.ir import schema
 from jfluid.ir.operator import Operator
 from jfluid.transpiler.config import DistributeTranspilerConfig
 from jfluid.transpiler.ps_dispatcher import PSDispatcher
@@ -81,7 +82,8 @@ def place(config: DistributeTranspilerConfig, updates: Updates, endpoints: Seque
           sync: bool, seed: int) -> Placement:
     """Cut the parameters and give each piece a server. `seed` decides the order where parameters stay whole.
 
-    Raises ProgramError when the dispatcher names an endpoint that is no server.
+    Raises ProgramError when the dispatcher names an endpoint that is no server, UnsupportedError for a distributed table whose
+    update needs the whole of it.
     """
     dispatcher = config.dispatcher(list(endpoints))
     pieces = {u.param.name: _pieces(config, u, len(endpoints)) for u in updates.all}
@@ -95,6 +97,11 @@ def place(config: DistributeTranspilerConfig, updates: Updates, endpoints: Seque
 
 def _pieces(config: DistributeTranspilerConfig, update: Update, servers: int) -> list[Piece]:
     shape = update.param.shape
+    if update.distributed and update.whole_only and servers > 1 and not config.geo_sgd_mode:
+        whole = [op.type for op in update.ops if schema.current().needs_whole(op.type)]
+        raise errors.UnsupportedError(f"table {update.param.name}: {', '.join(whole)} needs the whole of it, and its rows are "
+                                      "spread over several servers: build the embedding with is_distributed=False, or use "
+                                      "another optimizer or clip (by value, or by the global norm)")
     if update.distributed or not config.slice_var_up or (update.whole_only and not config.geo_sgd_mode):
         return slices(shape, 1, config.min_block_size)
     return slices(shape, servers, config.min_block_size)

@@ -1,0 +1,291 @@
+"""How the operators of a server's program update the rows of a table.
+
+| way | when | cost of an update |
+|---|---|---|
+| `ByRule` | the optimizer has a compiled rule, and its gradient is sparse rows | by the rows with a gradient |
+| `ByFunction`, all rows | any other, in a table of which the server has a stretch | by the table's height, as in Fluid |
+| `ByFunction`, touched rows | any other, in a distributed table: rows may not be there yet | by the rows with a gradient |
+"""
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from jfluid import errors
+from jfluid.compile.buckets import ladder
+from jfluid.distributed.functions import Function, reads_of
+from jfluid.ir import schema
+from jfluid.ir.operator import Operator
+from jfluid.ir.types import VarType
+from jfluid.ops.selected_rows import SelectedRows
+from jfluid.ps_server import specs
+from jfluid.ps_server.table import SparseTable
+
+if TYPE_CHECKING:
+    from jfluid.distributed.program_store import Update
+
+Array = np.ndarray[Any, Any]
+_LOG = logging.getLogger(__name__)
+
+# Of each optimizer with a rule: the spec of an operator of it.
+_RULES: dict[str, Callable[[Operator], specs.TableOptimizer]] = {
+    "sgd": lambda op: specs.Sgd(learning_rate=0.0),
+    "momentum": lambda op: specs.Momentum(learning_rate=0.0, mu=op.attr("mu"), use_nesterov=op.attr("use_nesterov")),
+    "adagrad": lambda op: specs.Adagrad(learning_rate=0.0, epsilon=op.attr("epsilon")),
+    "adam": lambda op: specs.Adam(learning_rate=0.0, beta1=op.attr("beta1"), beta2=op.attr("beta2"),
+                                  epsilon=op.attr("epsilon"), lazy_mode=op.attr("lazy_mode")),
+    "rmsprop": lambda op: specs.RMSProp(learning_rate=0.0, rho=op.attr("decay"), epsilon=op.attr("epsilon"),
+                                        momentum=op.attr("momentum"), centered=op.attr("centered")),
+}
+# Inputs that a rule has no counterpart of: constants that a program may change.
+_FREE = ("Beta1Tensor", "Beta2Tensor")
+
+
+@dataclass
+class Parts:
+    """The variables of a table's update.
+
+    Attributes:
+        slots: those that have a row for each of the parameter's.
+        numbers: other persistable ones that are read.
+        written: all that are written.
+        spread: the table is distributed: this server has rows by their ids, in place of a stretch.
+    """
+
+    update: "Update"
+    slots: list[str]
+    numbers: list[str]
+    written: list[str]
+    spread: bool
+
+    @classmethod
+    def of(cls, update: "Update") -> "Parts":
+        """The parts of an update. Raises UnsupportedError for a parameter that is no float32 matrix."""
+        var = update.block.var_recursive(update.param)
+        if len(var.shape) != 2 or var.np_dtype != np.float32:
+            raise errors.UnsupportedError(f"table {update.param}: tables hold rows of float32, expected a parameter float32 "
+                                          f"[height, width], found {var.np_dtype} {list(var.shape)}")
+
+        def lasting(names: Sequence[str]) -> list[str]:
+            return [n for n in dict.fromkeys(names) if n not in (update.param, update.grad)
+                    and (v := update.block.find_var_recursive(n)) is not None and v.persistable]
+
+        used = lasting(reads_of(update.ops) + [n for op in update.ops for n in op.output_arg_names])
+        slots = [n for n in used if update.block.var_recursive(n).shape == var.shape]
+        written = lasting([n for op in update.ops for n in op.output_arg_names])
+        reads = reads_of(update.ops)
+        return cls(update, slots, [n for n in used if n not in slots and n in reads], [update.param, *written],
+                   var.type == VarType.SELECTED_ROWS)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.update.block.var_recursive(self.update.param).shape)
+
+    def described(self, name: str) -> Any:
+        """The shape and dtype of a variable, without a value."""
+        var = self.update.block.var_recursive(name)
+        return jax.ShapeDtypeStruct(var.shape, var.np_dtype)
+
+
+class ByRule:
+    """The table's compiled rule; the operators before the optimizer change the gradient, or make the learning rate.
+
+    Attributes:
+        optimizer: what the table's spec says of it.
+        rate: the variable that the table's learning rate follows; empty for none.
+        alone: updates must not run side by side: they change variables that all rows share.
+    """
+
+    alone = False
+
+    def __init__(self, parts: Parts, optimizer: specs.TableOptimizer, tensor: Callable[[str], Any], device: Callable[[], Any]):
+        self.optimizer, self._parts, self._tensor = optimizer, parts, tensor
+        self.rate, self._rate, self._function = "", "", None
+        *before, op = parts.update.ops
+        if not op.input("Param"):
+            return  # trainers send differences
+        made = {n for o in before for n in o.output_arg_names}
+        (self._grad,), (rate,) = op.input("Grad"), op.input("LearningRate")
+        if rate in made:
+            self._rate = rate
+        else:
+            self.rate = rate
+        if wanted := [n for n in (self._grad, rate) if n in made]:
+            self._function = Function(before, wanted, device())
+            _try(parts, self._function, _padded_shapes(parts))
+
+    def check(self, ids: Array, learning_rate: float | None) -> None:
+        """Every update of the right shape can be made."""
+
+    def prepare(self, table: SparseTable, ids: Array, gradients: Array, learning_rate: float | None) -> Callable[[], Any]:
+        """What makes the update (ids int64 [n], each once; gradients float32 [n, width]), with all computed that may fail."""
+        if self._function is not None:
+            values = {n: np.array(self._tensor(n)) for n in self._parts.numbers if n in self._function.reads}
+            if self._parts.update.grad in self._function.reads:
+                values[self._parts.update.grad] = _padded(gradients)
+            found = self._function(values)
+            if self._grad in found:
+                gradients = np.ascontiguousarray(found[self._grad][:len(ids)])
+            if self._rate and learning_rate is None:
+                learning_rate = float(found[self._rate].reshape(()))
+        return lambda: table.push(ids, gradients, learning_rate, merged=True)
+
+
+class ByFunction:
+    """The block's operators, compiled as a function of rows. The attributes are those of `ByRule`."""
+
+    alone = True
+    rate = ""
+
+    def __init__(self, parts: Parts, first_value: Callable[[str], float], tensor: Callable[[str], Any], seed: int,
+                 device: Callable[[], Any]):
+        self._parts, self._tensor, self._seed = parts, tensor, seed
+        self.optimizer: specs.TableOptimizer = specs.Program(learning_rate=0.0, slots=tuple(
+            specs.Slot(name=n, initial=first_value(n)) for n in parts.slots))
+        self._function = Function(parts.update.ops, parts.written, device())
+        self._rows = [parts.update.param, *parts.slots]
+        self._zeros = np.zeros((0, 0), np.float32)
+        shapes = _padded_shapes(parts)
+        if not parts.spread:
+            rows = jax.ShapeDtypeStruct((ladder(1),), np.int64)
+            shapes = {n: parts.described(n) for n in self._rows} | {
+                parts.update.grad: SelectedRows(rows, shapes[parts.update.grad], parts.shape[0], unique=True)}
+        _try(parts, self._function, shapes)
+
+    def check(self, ids: Array, learning_rate: float | None) -> None:
+        """Raise ServerError for an update that cannot be made."""
+        name, height = self._parts.update.param, self._parts.shape[0]
+        if learning_rate is not None:
+            raise errors.ServerError(f"table {name}: learning_rate: expected none, since the server's program makes it, found "
+                                     f"{learning_rate}")
+        if not self._parts.spread and len(ids) and (ids.min() < 0 or ids.max() >= height):
+            raise errors.ServerError(f"table {name}: ids: expected some of 0 ... {height - 1}, found {ids.min()} ... "
+                                     f"{ids.max()}")
+
+    def prepare(self, table: SparseTable, ids: Array, gradients: Array, learning_rate: float | None) -> Callable[[], Any]:
+        """What makes the update (ids int64 [n], each once; gradients float32 [n, width]). Where it fails nothing changes."""
+        return lambda: (self._touched if self._parts.spread else self._all)(table, ids, gradients)
+
+    def _touched(self, table: SparseTable, ids: Array, gradients: Array) -> None:
+        made: dict[str, Array] = {}
+
+        def step(values: Array, slots: list[Array], grads: Array) -> tuple[Any, Sequence[Any]]:
+            rows = dict(zip(self._rows, map(_padded, (values, *slots)), strict=True))
+            made.update(self._made(table, rows | {self._parts.update.grad: _padded(grads)}))
+            new, *state = ((made.get(n, old))[:len(values)] for n, old in rows.items())
+            return new, state
+
+        table.update(ids, gradients, step, merged=True)
+        self._keep(made)
+
+    def _all(self, table: SparseTable, ids: Array, gradients: Array) -> None:
+        height = self._parts.shape[0]
+        rows = np.full(ladder(len(ids)), height, np.int64)
+        rows[:len(ids)] = ids
+        gradient = SelectedRows(rows, _padded(gradients), height, unique=True)
+        made: dict[str, Array] = {}
+
+        def step(values: Array, slots: list[Array], _: Array) -> tuple[Any, Sequence[Any]]:
+            old = dict(zip(self._rows, (values, *slots), strict=True))
+            made.update(self._made(table, old | {self._parts.update.grad: gradient}))
+            new, *state = (made.get(n, v) for n, v in old.items())
+            return new, state
+
+        if not len(self._zeros):
+            self._zeros = np.zeros(self._parts.shape, np.float32)
+        table.update(np.arange(height, dtype=np.int64), self._zeros, step, merged=True)
+        self._keep(made)
+
+    def _made(self, table: SparseTable, values: dict[str, Any]) -> dict[str, Array]:
+        values |= {n: np.array(self._tensor(n)) for n in self._parts.numbers}
+        key = np.array([self._seed & 0xFFFFFFFF, table.step & 0xFFFFFFFF], np.uint32) if self._function.draws else None
+        return self._function(values, key)
+
+    def _keep(self, made: dict[str, Array]) -> None:
+        """Numbers that all rows share."""
+        for name in set(made) - set(self._rows):
+            self._tensor(name).set(made[name])
+
+
+Way = ByRule | ByFunction
+
+
+def way_of(update: "Update", first_value: Callable[[str], float], tensor: Callable[[str], Any], seed: int,
+           device: Callable[[], Any]) -> tuple[Way, Parts]:
+    """How a block of a server's program updates its table.
+
+    Args:
+        first_value: what the rows of a slot begin with.
+        tensor: a variable of the server's scope.
+        seed: of the program's random numbers.
+        device: where functions run; asked for when one is needed.
+
+    Raises UnsupportedError for a block that no table can follow.
+    """
+    parts = Parts.of(update)
+    op = next((o for o in update.ops if o.input("Param")), None)
+    if op is None:
+        return ByRule(parts, specs.Sgd(learning_rate=0.0), tensor, device), parts
+    if _has_rule(parts, op):
+        rule = _RULES[op.type](op)
+        if isinstance(rule, specs.Adagrad):
+            rule = rule.model_copy(update={"initial_accumulator_value": first_value(op.input("Moment")[0])})
+        return ByRule(parts, rule, tensor, device), parts
+    if parts.spread:
+        _check_touched(parts, op)
+    return ByFunction(parts, first_value, tensor, seed, device), parts
+
+
+def _is_sparse(parts: Parts, op: Operator) -> bool:
+    """Whether the optimizer sees sparse rows: weight decay makes them dense."""
+    return bool(parts.update.block.var_recursive(op.input("Grad")[0]).type == VarType.SELECTED_ROWS)
+
+
+def _has_rule(parts: Parts, op: Operator) -> bool:
+    before = parts.update.ops[:-1]
+    plain = op is parts.update.ops[-1] and op.type in _RULES and not any(op.input(slot) for slot in _FREE)
+    reads = set(reads_of(before)) | {n for o in before for n in o.output_arg_names}
+    return plain and _is_sparse(parts, op) and not reads & {parts.update.param, *parts.slots}
+
+
+def _check_touched(parts: Parts, op: Operator) -> None:
+    """Refuse what cannot be computed on the rows with a gradient; say what becomes of the others."""
+    name, types = parts.update.param, ", ".join(o.type for o in parts.update.ops)
+    if schema.current().needs_whole(op.type) or _is_sparse(parts, op):
+        raise errors.UnsupportedError(f"table {name}: its update ({types}) computes with the whole parameter, and of a "
+                                      "distributed table no server has all rows: build the embedding with "
+                                      "is_distributed=False, or take another optimizer")
+    _LOG.warning("table %s is distributed: weight decay (%s) moves rows in updates that have a gradient of them, the others "
+                 "stay as they are", name, types)
+
+
+def _padded_shapes(parts: Parts) -> dict[str, Any]:
+    rows = jax.ShapeDtypeStruct((ladder(1), *parts.shape[1:]), np.float32)
+    return dict.fromkeys([parts.update.param, parts.update.grad, *parts.slots], rows)
+
+
+def _try(parts: Parts, function: Function, rows: dict[str, Any]) -> None:
+    """Trace a function, so that what it cannot do is known before the server serves."""
+    values = rows | {n: parts.described(n) for n in parts.numbers}
+    name = parts.update.param
+    if unknown := [n for n in function.reads if n not in values]:
+        raise errors.UnsupportedError(f"table {name}: its update reads {', '.join(unknown)}, which this server does not have")
+    try:
+        found = function.shapes(values)
+    except errors.JFluidError as error:
+        raise errors.UnsupportedError(f"table {name}: its rows cannot be updated by "
+                                      f"{', '.join(o.type for o in parts.update.ops)}: {error}") from error
+    for made in {name, *parts.slots} & set(found):
+        if found[made].shape != rows[made].shape:
+            raise errors.UnsupportedError(f"table {name}: {made}: expected rows {list(rows[made].shape)} of its update, found "
+                                          f"{list(found[made].shape)}")
+
+
+def _padded(values: Array) -> Array:
+    """Rows with zeros after them, to one of few lengths."""
+    out = np.zeros((ladder(len(values)), values.shape[1]), np.float32)
+    out[:len(values)] = values
+    return out

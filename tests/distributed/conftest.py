@@ -1,0 +1,13 @@
+"""Jobs whose servers are threads of this process."""
+import pytest
+
+import jfluid as fluid
+
+
+@pytest.fixture(autouse=True)
+def quick_failures(monkeypatch):
+    monkeypatch.setenv("JFLUID_PS_TOKEN", "0123456789-token-of-the-tests")
+    deadline = fluid.get_flags("FLAGS_rpc_deadline")
+    fluid.set_flags({"FLAGS_rpc_deadline": 20000})
+    yield
+    fluid.set_flags(deadline)

@@ -1,0 +1,327 @@
+"""Servers update tables by the operators of their programs, whatever these are: a job equals one process."""
+import contextlib
+import socket
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import jfluid as fluid
+from jfluid import errors, layers
+from jfluid.distributed.program_store import ProgramStore
+from jfluid.distributed.rows import ByFunction, ByRule
+from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate
+
+HEIGHT, WIDTH, STEPS = 12, 4, 10
+L1, L2 = fluid.regularizer.L1Decay, fluid.regularizer.L2Decay
+clip, opt = fluid.clip, fluid.optimizer
+
+
+def free_endpoints(count):
+    sockets = [socket.socket() for _ in range(count)]
+    for found in sockets:
+        found.bind(("127.0.0.1", 0))
+    names = [f"127.0.0.1:{s.getsockname()[1]}" for s in sockets]
+    for found in sockets:
+        found.close()
+    return names
+
+
+def programs(optimizer, distributed=False, constant=False, **attr):
+    """(main, startup, loss) of a net over a table; some rows are in no batch unless it is distributed."""
+    main, startup = fluid.Program(), fluid.Program()
+    with fluid.program_guard(main, startup), fluid.unique_name.guard():
+        ids = fluid.data("ids", [None, 1], dtype="int64")
+        first = fluid.initializer.Constant(0.3) if distributed or constant else \
+            fluid.initializer.NumpyArrayInitializer(np.random.RandomState(5).randn(HEIGHT, WIDTH).astype("float32"))
+        rows = layers.embedding(ids, [HEIGHT, WIDTH], is_sparse=True, is_distributed=distributed,
+                                param_attr=fluid.ParamAttr(name="table", initializer=first, **attr))
+        weight = fluid.ParamAttr(name="w", initializer=fluid.initializer.Constant(0.5))
+        predicted = layers.fc(rows, 1, param_attr=weight)
+        loss = layers.mean(layers.square_error_cost(predicted, fluid.data("y", [None, 1])))
+        optimizer().minimize(loss)
+    return main, startup, loss
+
+
+def feeds(every_row=False):
+    rng = np.random.RandomState(3)
+    for _ in range(STEPS):
+        ids = rng.permutation(HEIGHT) if every_row else rng.choice([0, 1, 1, 3, 6, 7, 9, 11], 8)
+        yield {"ids": ids.reshape(-1, 1).astype("int64"), "y": rng.randn(len(ids), 1).astype("float32")}
+
+
+def alone(main, startup, loss, batches):
+    """(losses, table, w) of one process."""
+    scope, exe = fluid.Scope(), fluid.Executor(fluid.CPUPlace())
+    exe.run(startup, scope=scope)
+    losses = [exe.run(main, feed=feed, fetch_list=[loss], scope=scope)[0] for feed in batches]
+    return np.ravel(losses), *(np.array(scope.find_var(n).get_tensor()) for n in ("table", "w"))
+
+
+def transpiler(main, startup, endpoints, trainers=1, sync=True, trainer_id=0, **fields):
+    config = fluid.DistributeTranspilerConfig()
+    config.sync_mode = sync
+    for name, value in fields.items():
+        setattr(config, name, value)
+    made = fluid.DistributeTranspiler(config)
+    made.config.min_block_size = 2
+    made.transpile(trainer_id, program=main, startup_program=startup, pservers=",".join(endpoints), trainers=trainers,
+                   sync_mode=sync)
+    return made
+
+
+class Served:
+    """Servers in threads."""
+
+    def __init__(self, made, endpoints):
+        self.failed, self._threads = [], []
+        for endpoint in endpoints:
+            program, startup = made.get_pserver_programs(endpoint)
+            self._threads.append(threading.Thread(target=self._serve, args=[program, startup], daemon=True))
+        for thread in self._threads:
+            thread.start()
+        for endpoint in endpoints:
+            self._wait(endpoint)
+
+    def _wait(self, endpoint):
+        host, _, port = endpoint.partition(":")
+        for _ in range(400):
+            if self.failed:
+                raise self.failed[0]
+            with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1):
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"{endpoint} does not listen")
+
+    def _serve(self, program, startup):
+        try:
+            scope, exe = fluid.Scope(), fluid.Executor(fluid.CPUPlace())
+            exe.run(startup, scope=scope)
+            exe.run(program, scope=scope)
+        except Exception as error:
+            self.failed.append(error)
+
+    def end(self):
+        for thread in self._threads:
+            thread.join(20)
+        assert not self.failed and not any(thread.is_alive() for thread in self._threads)
+
+
+def together(main, startup, loss, batches, monkeypatch):
+    """(losses, table, w) of a job of one trainer and two servers."""
+    from jfluid.distributed import links
+    endpoints = free_endpoints(2)
+    monkeypatch.setenv("JFLUID_PS_TOKEN", "a-token-of-the-tests")
+    monkeypatch.setenv("PADDLE_PSERVERS_IP_PORT_LIST", ",".join(endpoints))
+    made = transpiler(main, startup, endpoints)
+    served = Served(made, endpoints)
+    scope, exe = fluid.Scope(), fluid.Executor(fluid.CPUPlace())
+    program = made.get_trainer_program(wait_port=False)
+    exe.run(startup, scope=scope)
+    losses = [exe.run(program, feed=feed, fetch_list=[loss], scope=scope)[0] for feed in batches]
+    (link,) = [found for found in links._links.values() if found.endpoints == endpoints]
+    table = link.client.look_up("table", np.arange(HEIGHT))
+    exe.close()
+    served.end()
+    return np.ravel(losses), table, np.array(scope.find_var("w").get_tensor())
+
+
+ONE_BY_ONE = {
+    "clip by value": (lambda: opt.Adagrad(0.2, grad_clip=clip.GradientClipByValue(0.02)), {}),
+    "clip by norm, momentum": (lambda: opt.Momentum(0.2, 0.9, grad_clip=clip.GradientClipByNorm(0.05)), {}),
+    "clip by the global norm": (lambda: opt.Adam(0.1, grad_clip=clip.GradientClipByGlobalNorm(0.05)), {}),
+    "scaled schedule": (lambda: opt.Momentum(layers.exponential_decay(0.3, 2, 0.7), 0.9), {"learning_rate": 0.5}),
+    "scaled rate and clip": (lambda: opt.RMSProp(0.05, grad_clip=clip.GradientClipByValue(0.02)), {"learning_rate": 2.0}),
+    "L1 of a parameter": (lambda: opt.Adagrad(0.2), {"regularizer": L1(0.05)}),
+    "L2, Adam": (lambda: opt.Adam(0.1, regularization=L2(0.1)), {}),
+    "L2 and clip": (lambda: opt.Momentum(0.1, 0.9, regularization=L2(0.1), grad_clip=clip.GradientClipByNorm(0.1)), {}),
+    "L2, Adamax": (lambda: opt.Adamax(0.1, regularization=L2(0.1)), {"learning_rate": 0.5}),
+    "L2, Adadelta": (lambda: opt.Adadelta(0.1, rho=0.8, regularization=L2(0.1)), {}),
+    "L2, DecayedAdagrad": (lambda: opt.DecayedAdagrad(0.1, regularization=L2(0.1)), {}),
+    "L2, FTRL": (lambda: opt.Ftrl(0.2, l1=0.01, l2=0.01, regularization=L2(0.1)), {}),
+    "betas as variables": (lambda: opt.Adam(0.1, beta1=layers.create_global_var([1], 0.8, "float32", persistable=True)), {}),
+    "Lamb": (lambda: opt.Lamb(0.05), {}),
+}
+
+
+@pytest.mark.parametrize("case", ONE_BY_ONE)
+def test_a_job_equals_one_process(case, monkeypatch):
+    optimizer, attr = ONE_BY_ONE[case]
+    one = alone(*programs(optimizer, **attr), feeds())
+    job = together(*programs(optimizer, **attr), feeds(), monkeypatch)
+    for found, want in zip(job, one, strict=True):
+        np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("case", ["scaled rate and clip", "L1 of a parameter", "L2, Adamax"])
+def test_a_distributed_table_equals_one_process_where_all_rows_are_used(case, monkeypatch):
+    optimizer, attr = ONE_BY_ONE[case]
+    one = alone(*programs(optimizer, constant=True, **attr), feeds(every_row=True))
+    job = together(*programs(optimizer, distributed=True, **attr), feeds(every_row=True), monkeypatch)
+    for found, want in zip(job, one, strict=True):
+        np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
+
+
+# ---- one server, without the wire ----
+
+def store_of(optimizer, trainers=1, sync=True, config=None, **options):
+    made = transpiler(*programs(optimizer, **options)[:2], ["127.0.0.1:6174"], trainers, sync, **config or {})
+    program, startup = made.get_pserver_programs("127.0.0.1:6174")
+    scope, exe = fluid.Scope(), fluid.Executor(fluid.CPUPlace())
+    exe.run(startup, scope=scope)
+    return ProgramStore(program, scope, exe)
+
+
+def push(ids, value=0.1, change=Change.GRADIENT, learning_rate=None):
+    return RowsUpdate("table", change, np.array(ids, np.int64), np.full((len(ids), WIDTH), value, np.float32), learning_rate)
+
+
+@pytest.mark.parametrize(("case", "way", "distributed"), [
+    ("clip by value", ByRule, False), ("clip by norm, momentum", ByRule, False), ("scaled schedule", ByRule, True),
+    ("L2, Adam", ByFunction, False), ("betas as variables", ByFunction, False), ("Lamb", ByFunction, False),
+    ("L2, Adam", ByFunction, True)])
+def test_rules_are_kept_where_the_gradient_is_sparse(case, way, distributed):
+    optimizer, attr = ONE_BY_ONE[case]
+    store = store_of(optimizer, distributed=distributed, **attr)
+    assert type(store._ways["table"]) is way
+    assert (store.tables["table"].spec.optimizer.type == "program") is (way is ByFunction)
+
+
+def test_of_a_distributed_table_decay_moves_the_rows_with_a_gradient(caplog):
+    store = store_of(lambda: opt.SGD(0.5, regularization=L2(0.1)), distributed=True)
+    assert "weight decay (scale, sum, sgd) moves rows in updates that have a gradient of them" in caplog.text
+    table = store.tables["table"]
+    table.look_up(np.array([4, 1 << 40]))
+    store.apply([push([1 << 40, 7])], [])
+    values = table.look_up(np.array([4, 7, 1 << 40]), train=False)
+    np.testing.assert_allclose(values[:, 0], [0.3, *[0.3 - 0.5 * (0.1 + 0.1 * 0.3)] * 2], rtol=1e-6)
+    assert len(table) == 3 and table.step == 1
+
+
+def test_of_a_stretch_decay_moves_all_rows():
+    store = store_of(lambda: opt.SGD(0.5, regularization=L2(0.1)), constant=True)
+    store.apply([push([7])], [])
+    values = store.tables["table"].look_up(np.array([4, 7]), train=False)
+    np.testing.assert_allclose(values[:, 0], [0.3 * 0.95, 0.3 * 0.95 - 0.05], rtol=1e-6)
+
+
+def test_what_cannot_be_applied_is_refused_before_anything_changes():
+    store = store_of(lambda: opt.Adamax(0.1, regularization=L2(0.1)))
+    before = store.tables["table"].look_up(np.arange(HEIGHT), train=False)
+    dense = BlockUpdate("w", Change.GRADIENT, np.ones((WIDTH, 1), np.float32))
+    for wrong, why in ((push([3, HEIGHT]), r"table table: ids: expected some of 0 \.\.\. 11, found 3 \.\.\. 12"),
+                       (push([-1]), r"found -1 \.\.\. -1"),
+                       (push([1], learning_rate=0.5), "learning_rate: expected none")):
+        with pytest.raises(errors.ServerError, match=why):
+            store.check([push([2]), wrong], [dense])
+    with pytest.raises(errors.ServerError, match="table is a table: it takes gradients by rows"):
+        store.check([], [dense, BlockUpdate("table", Change.GRADIENT, before)])
+    np.testing.assert_array_equal(store.tables["table"].look_up(np.arange(HEIGHT), train=False), before)
+    store.check([push([3], change=Change.ADD, learning_rate=0.5)], [dense])
+
+
+def test_an_update_that_fails_leaves_rows_and_numbers(monkeypatch):
+    store = store_of(lambda: opt.Adamax(0.1, regularization=L2(0.1)))
+    table = store.tables["table"]
+    (power,) = [n for n in store._ways["table"]._parts.numbers if "beta1_pow" in n]
+    before = table.look_up(np.arange(HEIGHT), train=False), np.array(store.tensor(power))
+    monkeypatch.setattr(table, "_checked_values", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        store.apply([push([3])], [])
+    monkeypatch.undo()
+    np.testing.assert_array_equal(table.look_up(np.arange(HEIGHT), train=False), before[0])
+    np.testing.assert_array_equal(np.array(store.tensor(power)), before[1])
+    store.apply([push([3])], [])
+    assert table.step == 1 and np.array(store.tensor(power)) != before[1]
+
+
+def test_counts_take_additions_only():
+    store = store_of(lambda: opt.SGD(layers.exponential_decay(0.3, 2, 0.7)), sync=False)
+    (count,) = store._counts
+    store.check([], [BlockUpdate(count, Change.ADD, np.ones(1, np.float32))])
+    with pytest.raises(errors.ServerError, match="is a count: it takes additions only"):
+        store.check([], [BlockUpdate(count, Change.ASSIGN, np.ones(1, np.float32))])
+
+
+def test_lamb_and_clips_by_the_norm_need_the_whole_table():
+    with pytest.raises(errors.UnsupportedError, match=r"table table: its update \(lamb\) computes with the whole parameter"):
+        store_of(lambda: opt.Lamb(0.1), distributed=True)
+    for optimizer, name in ((lambda: opt.Lamb(0.1), "lamb"), (ONE_BY_ONE["clip by norm, momentum"][0], "clip_by_norm")):
+        with pytest.raises(errors.UnsupportedError, match=f"table table: {name} needs the whole of it.*is_distributed=False"):
+            transpiler(*programs(optimizer, distributed=True)[:2], ["127.0.0.1:6174", "127.0.0.1:6175"])
+
+
+# ---- DC-ASGD ----
+
+def corrected():
+    """(main, startup) of a net whose gradient of v [3, 1] is the mean of x."""
+    main, startup = fluid.Program(), fluid.Program()
+    with fluid.program_guard(main, startup), fluid.unique_name.guard():
+        x = fluid.data("x", [None, 3])
+        opt.SGD(0.1).minimize(layers.mean(layers.fc(x, 1, bias_attr=False, param_attr=fluid.ParamAttr(
+            name="v", initializer=fluid.initializer.Constant(1.0)))))
+    return main, startup
+
+
+def compensated(value, gradient, got):
+    return value - 0.1 * (gradient + gradient * gradient * (value - got))
+
+
+def corrected_store():
+    made = transpiler(*corrected(), ["127.0.0.1:6174"], 2, False, enable_dc_asgd=True)
+    program, startup = made.get_pserver_programs("127.0.0.1:6174")
+    scope, exe = fluid.Scope(), fluid.Executor(fluid.CPUPlace())
+    exe.run(startup, scope=scope)
+    return ProgramStore(program, scope, exe)
+
+
+def test_late_gradients_are_corrected_by_how_far_the_parameter_has_moved():
+    store, rng = corrected_store(), np.random.RandomState(0)
+    value = np.ones((3, 1), np.float32)
+    got = {0: value, 1: value}
+    for step, (trainer, pulls) in enumerate([(0, True), (0, True), (1, False), (0, False), (1, True), (1, True)]):
+        gradient = rng.randn(3, 1).astype("float32")
+        store.apply([], [BlockUpdate("v", Change.GRADIENT, gradient)], trainer)
+        value = compensated(value, gradient, got[trainer])
+        if pulls:
+            np.testing.assert_allclose(store.read("v", trainer)[0], value, rtol=1e-5)
+            got[trainer] = value
+        if step == 2:  # what trainers computed with is part of the state
+            state, store = store.block("v").state(), corrected_store()
+            store.block("v").restore(state)
+    np.testing.assert_allclose(store.read("v")[0], value, rtol=1e-5)
+
+
+def test_gradients_of_no_trainer_cannot_be_corrected():
+    store = corrected_store()
+    with pytest.raises(errors.ServerError, match="enable_dc_asgd corrects the gradients of one trainer"):
+        store.apply([], [BlockUpdate("v", Change.GRADIENT, np.ones((3, 1), np.float32))])
+    np.testing.assert_array_equal(store.read("v")[0], np.ones((3, 1)))
+
+
+def test_two_trainers_are_corrected_each_for_itself(monkeypatch):
+    endpoints = free_endpoints(1)
+    monkeypatch.setenv("JFLUID_PS_TOKEN", "a-token-of-the-tests")
+    monkeypatch.setenv("PADDLE_PSERVERS_IP_PORT_LIST", endpoints[0])
+    trainers = []
+    for number in (0, 1):
+        main, startup = corrected()
+        made = transpiler(main, startup, endpoints, 2, False, trainer_id=number, enable_dc_asgd=True)
+        if number == 0:
+            served = Served(made, endpoints)
+        program = made.get_trainer_program(wait_port=False)
+        scope, exe = fluid.Scope(), fluid.Executor(fluid.CPUPlace())
+        exe.run(startup, scope=scope)
+        trainers.append((program, scope, exe))
+    rng, value = np.random.RandomState(1), np.ones((3, 1), np.float32)
+    got = {0: value, 1: value}
+    for number in (0, 0, 1, 0, 1, 1):
+        program, scope, exe = trainers[number]
+        x = rng.randn(4, 3).astype("float32")
+        exe.run(program, feed={"x": x}, scope=scope)
+        value = got[number] = compensated(value, x.mean(0).reshape(3, 1), got[number])
+        np.testing.assert_allclose(np.array(scope.find_var("v").get_tensor()), value, rtol=1e-5)
+    for _, _, exe in trainers:
+        exe.close()
+    served.end()
