@@ -72,6 +72,13 @@ class Communicator:
         """Whether it was started, and not stopped."""
         return self._strategy is not None
 
+    def seconds(self) -> dict[str, float]:
+        """Where the time of the trainer's steps went so far, by part: rows, feed, compute, gradients, exchange, install.
+
+        Raises ServerError when no server answers to a communicator that was never started.
+        """
+        return dict(links.link(self._work).laps.seconds)
+
     def _setting(self, name: str) -> Any:
         name = f"communicator_{name}"
         return self._envs.get(name, self._envs.get(f"FLAGS_{name}", flags.get(f"FLAGS_{name}")))

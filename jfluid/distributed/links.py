@@ -5,6 +5,7 @@ import math
 import os
 import secrets
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,6 +54,33 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+class Laps:
+    """Where a trainer's time goes.
+
+    Attributes:
+        seconds: by part of a step: "rows" (looking up), "feed" (rows and their positions made ready), "compute", "gradients"
+            (to the host, and merged by id), "exchange" (sending, and receiving where the strategy waits for it), "install"
+            (parameters that came).
+        steps: how many were taken.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.steps = 0
+        self._last = 0.0
+
+    def start(self) -> None:
+        """A step begins."""
+        self._last = time.perf_counter()
+        self.steps += 1
+
+    def lap(self, part: str) -> None:
+        """A part has ended."""
+        now = time.perf_counter()
+        self.seconds[part] = self.seconds.get(part, 0.0) + now - self._last
+        self._last = now
+
+
 class Link:
     """One trainer's connection to all servers of its job.
 
@@ -62,6 +90,7 @@ class Link:
         strategy: how gradients go out and parameters come in; None for what the program's own operators say.
         prefetch_depth: batches of a dataset whose rows are pulled ahead, where the strategy lets that be.
         params: parameters that come from servers.
+        laps: where the time of its steps goes.
         users: the executors that use it.
     """
 
@@ -73,6 +102,7 @@ class Link:
         self.rounds = max(status.rounds for status in self.client.status())
         self.strategy: Strategy | None = None
         self.prefetch_depth = 1
+        self.laps = Laps()
         self.params: dict[str, Dense] = {}
         self.users: set[int] = set()
 

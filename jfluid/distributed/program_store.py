@@ -211,7 +211,7 @@ class ProgramStore(Store):
     def apply(self, rows: list[RowsUpdate], blocks: list[BlockUpdate], trainer: int | None = None) -> None:
         counts = [b for b in blocks if b.block in self._counts]
         gradients = {b.block: b.value for b in blocks if b.change == Change.GRADIENT}
-        sparse = [u for u in rows if u.change == Change.GRADIENT]
+        sparse = [u for u in rows if u.change == Change.GRADIENT and u.table in self._ways]
         with self.lock:
             super().apply([], counts)
             if self._schedule is not None and (self.synchronous or counts):
@@ -228,7 +228,7 @@ class ProgramStore(Store):
         for way, change in ready:
             if not way.alone:
                 change()
-        super().apply([u for u in rows if u.change != Change.GRADIENT],
+        super().apply([u for u in rows if not any(u is s for s in sparse)],
                       [b for b in blocks if b.change != Change.GRADIENT and b not in counts])
 
     def update(self, gradients: Mapping[str, Array], trainer: int | None) -> None:

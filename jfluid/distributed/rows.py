@@ -104,9 +104,10 @@ class ByRule:
     def __init__(self, parts: Parts, optimizer: specs.TableOptimizer, tensor: Callable[[str], Any], device: Callable[[], Any]):
         self.optimizer, self._parts, self._tensor = optimizer, parts, tensor
         self.rate, self._rate, self._function = "", "", None
-        *before, op = parts.update.ops
-        if not op.input("Param"):
+        op = next((o for o in parts.update.ops if o.input("Param")), None)
+        if op is None:
             return  # trainers send differences
+        before = parts.update.ops[:-1]
         made = {n for o in before for n in o.output_arg_names}
         (self._grad,), (rate,) = op.input("Grad"), op.input("LearningRate")
         if rate in made:

@@ -120,18 +120,30 @@ class Trainer(Runner):
               ahead: Ahead | None) -> list[list[Any]]:
         work, link = self.work, self._linked()
         strategy = link.strategy or DIRECT
+        lap = link.laps.lap
+        link.laps.start()
         if work.trains:
             strategy.begin(link, work, scope)
         asked = ahead.asked if ahead else self._ids(feeds, scope)
         found = ahead.rows.result() if ahead else self._pull(link, strategy, asked)
+        lap("rows")
         inverse = self._give_rows(feeds, asked, found, scope)
+        lap("feed")
         late = {d.param for d in work.received} & set(fetches)
         touched = [n for n, _ in work.touched if n not in feeds[0]]
         names = list(dict.fromkeys([n for n in fetches if n not in late] + work.sent + touched))
         values = dict(zip(names, computing.run(feeds, names, scope), strict=True))
-        received = strategy.push(link, work, self._gradients(values, found, inverse, feeds), scope) if work.trains else \
-            link.client.pull(blocks=[p.name for d in work.received for p in d.pieces]).blocks
+        jax.block_until_ready([v._value for found in values.values() for v in found if isinstance(v, LoDTensor)])
+        lap("compute")
+        if work.trains:
+            gradients = self._gradients(values, found, inverse, feeds)
+            lap("gradients")
+            received = strategy.push(link, work, gradients, scope)
+        else:
+            received = link.client.pull(blocks=[p.name for d in work.received for p in d.pieces]).blocks
+        lap("exchange")
         self._install(received, scope)
+        lap("install")
         for name in late:
             value = LoDTensor(np.asarray(scope.find_var(name).get_tensor()))  # type: ignore[union-attr]
             values[name] = [value] * computing.devices
