@@ -155,7 +155,7 @@ def main():
     parser.add_argument("--output_dir", type=Path, default=Path("output/criteo"))
     parser.add_argument("--lines", type=int, default=204_800, help="lines to train with")
     parser.add_argument("--test_lines", type=int, default=20_480)
-    parser.add_argument("--files", type=int, default=8, help="files to train with")
+    parser.add_argument("--files", type=int, default=4, help="files to train with")
     parser.add_argument("--seed", type=int, default=90)
     args = parser.parse_args()
     model = ClickModel(args.seed)

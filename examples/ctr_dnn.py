@@ -103,17 +103,18 @@ class Course:
 
     Attributes:
         losses: (lines, loss of a batch).
-        tests: (lines, test AUC, rows in the tables or None).
+        tests: (lines, test AUC).
     """
 
     def __init__(self):
         self.losses, self.tests, self.lines = [], [], 0
 
-    def add(self, lines, begin, end, points, auc, rows):
-        """A part of the training, of so many lines, from `begin` to `end`."""
+    def add(self, lines, points, end, auc):
+        """A part of the training, of so many lines, that ended at `end`; `points` are the times and losses seen in it."""
+        begin = points[0][0] if points else end  # not when it started: programs are compiled first
         self.losses += [(self.lines + lines * (moment - begin) / (end - begin), loss) for moment, loss in points]
         self.lines += lines
-        self.tests.append((self.lines, auc, rows))
+        self.tests.append((self.lines, auc))
 
 
 def train(job, executor, parts, loss, evaluate, best, args):
@@ -130,7 +131,7 @@ def train(job, executor, parts, loss, evaluate, best, args):
             end = time.perf_counter()
             if job.trainer == 0:
                 auc, rows = evaluate(), job.rows()
-                course.add(lines, begin, end, losses.points, auc, rows)
+                course.add(lines, losses.points, end, auc)
                 print(f"epoch {epoch + (number + 1) / len(parts):.2f}: test AUC {auc:.4f}, at best {best:.4f}; "
                       f"{lines / (end - begin):,.0f} lines/s"
                       + ("" if rows is None else f"; {rows:,} rows in the tables"), flush=True)
@@ -166,7 +167,7 @@ def parse_arguments():
     add("--is_distributed", action="store_true", help="rows of the table appear at the servers when they are first shown")
     add("--lines", type=int, default=204_800, help="lines to train with, of all trainers together")
     add("--test_lines", type=int, default=20_480)
-    add("--files", type=int, default=8, help="files to train with, of all trainers together")
+    add("--files", type=int, default=4, help="files to train with, of all trainers together")
     add("--text", choices=("criteo", "multislot"), default="criteo",
         help="what the dataset reads: raw lines through the pipe command, or slots made before")
     add("--dataset", choices=("memory", "queue"), default="memory",
@@ -178,7 +179,7 @@ def parse_arguments():
     add("--rows", type=int, default=100_001, help="height of the embedding table")
     add("--width", type=int, default=10, help="width of the embedding table")
     add("--hidden", type=int, nargs="+", default=[128, 64], help="widths of the hidden layers")
-    add("--print_period", type=int, default=200)
+    add("--print_period", type=int, default=1000, help="steps between two lines with the loss")
     add("--largest_gap", type=float, default=0.02, help="fail when the test AUC is farther below the best reachable one")
     add("--output_dir", type=Path, default=Path("output/ctr_dnn"))
     add("--seed", type=int, default=90)
@@ -226,6 +227,8 @@ def main():
     if job.is_server:
         return job.serve()
 
+    if args.files < job.trainers:
+        sys.exit(f"--files {args.files}: each of the {job.trainers} trainers needs a file of its own to read")
     random.seed(args.seed + job.trainer)  # local_shuffle uses Python's generator
     model = ClickModel(args.seed)
     names = job.share([f"train-{number}.txt" for number in range(args.files)])

@@ -20,7 +20,7 @@ class Alone:
     """One process holds everything."""
 
     trainer, trainers, is_server = 0, 1, False
-    updates_per_step = 1  # of the optimizer, for each step of a trainer
+    updates_per_step = 1  # that a schedule of learning rates counts for each step of a trainer
 
     def minimize(self, optimizer, loss):
         self.program, self._startup = fluid.default_main_program(), fluid.default_startup_program()
@@ -55,8 +55,8 @@ class Served:
         fleet.init(role_maker.PaddleCloudRoleMaker())
         self.is_server, self.trainers = fleet.is_server(), fleet.worker_num()
         self.trainer = None if self.is_server else fleet.worker_index()
-        # A schedule of learning rates counts rounds of all trainers, or the trainer's own steps, or the steps of all.
-        self.updates_per_step = self.trainers if strategy in ("half_async", "async") else 1
+        # Servers count the steps of all trainers; with geo each trainer has a schedule of its own.
+        self.updates_per_step = 1 if strategy == "geo" else self.trainers
         self._strategy = STRATEGIES[strategy](*[push_every] * (strategy == "geo"))
 
     def minimize(self, optimizer, loss):
