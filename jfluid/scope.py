@@ -11,12 +11,14 @@ class ScopeVariable:
 
     Attributes:
         law: of a table that is never made whole: (how its rows are born, the seed), instead of a tensor.
+        saved: of such a table: where its rows are that were saved before.
     """
 
     def __init__(self, name: str):
         self.name = name
         self.tensor = LoDTensor()
         self.law: tuple[Any, int] | None = None
+        self.saved = ""
 
     def get_tensor(self) -> LoDTensor:
         """The tensor; setting it sets the variable."""

@@ -34,8 +34,10 @@ def job_token(endpoints: Sequence[str]) -> str:
                                  f"{TOKEN} to the same secret of at least 16 characters for all processes of the job, or "
                                  "start it with jfluid-launch, which makes one")
     path = _TOKEN_FILE.expanduser()
+    if path.exists():
+        return path.read_text().strip()
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f"{path.name}.{os.getpid()}")
+    fresh = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
     fresh.touch(0o600)
     fresh.write_text(secrets.token_urlsafe(24))
     try:
@@ -133,14 +135,30 @@ _lock = threading.Lock()
 
 def link(work: "Work", user: object = None) -> Link:
     """The link of the trainer that a program is for, made when it is first asked for; `user` leaves it later."""
-    with _lock:
-        found = _links.get(work.key)
-        if found is None:
-            found = _links[work.key] = Link(work.endpoints, work.trainer_id)
+    found, _ = _found(work.endpoints, work.trainer_id)
     if user is not None:
         found.users.add(id(user))
     found.know(work)
     return found
+
+
+def borrowed(endpoints: Sequence[str], trainer: int, user: object) -> Link:
+    """A trainer's link, for one who asks the servers something on the way. `user` leaves it later if nobody else has it."""
+    found, made = _found(endpoints, trainer)
+    if made:
+        found.users.add(id(user))
+    return found
+
+
+def _found(endpoints: Sequence[str], trainer: int) -> tuple[Link, bool]:
+    """A trainer's link, and whether it was made now."""
+    with _lock:
+        key = tuple(endpoints), trainer
+        found = _links.get(key)
+        if found is not None:
+            return found, False
+        _links[key] = made = Link(endpoints, trainer)
+        return made, True
 
 
 def leave(user: object) -> None:

@@ -1,4 +1,5 @@
 """The tables and blocks of one server's program: its operators update them."""
+import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -9,16 +10,19 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.distributed.rows import Way
-from jfluid.distributed.tables import ProgramTable, make_table
+from jfluid.distributed.state import Variables, packed, unpacked
+from jfluid.distributed.tables import ProgramTable, fill_owned, make_table
 from jfluid.ir.block import Block
 from jfluid.ir.operator import Operator, OpRole
 from jfluid.ir.program import Program
+from jfluid.ps_server import snapshot, specs
 from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate, Store
 from jfluid.ps_server.table import SparseTable
 from jfluid.scope import Scope
 from jfluid.transpiler.pserver.server import SYNC, copy_op
 
 Array = np.ndarray[Any, Any]
+STATE = "@STATE@"  # the block of what all updates share
 
 
 @dataclass
@@ -106,38 +110,23 @@ class ProgramBlock:
     def state(self) -> dict[str, Any]:
         """Everything that a snapshot needs: the bytes of all variables, as float32."""
         with self._store.lock:
-            arrays = [np.array(self._store.tensor(n)) for n in self._names()]
-            return {"numbers": _packed(arrays), "version": self.version,
-                    "variables": [[n, str(a.dtype), list(a.shape)] for n, a in zip(self._names(), arrays, strict=True)]}
+            return {**self._variables.state(), "version": self.version}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over a `state`. Raises ServerError when it is that of another block."""
         with self._store.lock:
-            arrays = {n: np.array(self._store.tensor(n)) for n in self._names()}
-            there = [[n, str(a.dtype), list(a.shape)] for n, a in arrays.items()]
-            if there != state["variables"]:
-                raise errors.ServerError(f"block {self.name}: expected {there}, found {state['variables']}")
-            for name, array in zip(arrays, _unpacked(state["numbers"], there), strict=True):
-                self._store.tensor(name).set(array)
+            self._variables.restore(state)
             self.changed()
             self.version = state["version"]
 
-    def _names(self) -> list[str]:
+    @property
+    def _variables(self) -> Variables:
+        return Variables(self._store, self.name, self.names)
+
+    @property
+    def names(self) -> list[str]:
+        """The variables: the parameter, and the optimizer's state."""
         return [self.name, *(n for n in self.update.state if n != self.name)]
-
-
-def _packed(arrays: Sequence[Array]) -> Array:
-    data = b"".join(a.tobytes() for a in arrays)
-    return np.frombuffer(data + b"\0" * (-len(data) % 4), np.float32)
-
-
-def _unpacked(numbers: Array, described: Sequence[Any]) -> list[Array]:
-    data, at, arrays = numbers.tobytes(), 0, []
-    for _, dtype, shape in described:
-        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        arrays.append(np.frombuffer(data[at:at + size], dtype).reshape(shape))
-        at += size
-    return arrays
 
 
 class ProgramStore(Store):
@@ -170,7 +159,36 @@ class ProgramStore(Store):
             if schedule >= 0 else []
         for name in self._counts:
             self.add_block(Counter(self, name))
+        for name in self.tables:
+            self._load(name, listen.attr("pserver_id"))
+        self.add_block(Variables(self, STATE, self._shared(program)))
         self._set_rates()
+
+    def _load(self, name: str, server: int) -> None:
+        """Rows of a table that were saved before."""
+        found = self._scope.find_var(name)
+        if found is None or not found.saved:
+            return
+        servers = len(self._program.holdings.endpoints)
+        if os.path.isdir(found.saved):
+            snapshot.restore(self, found.saved, server, servers, tables=[name])
+        else:
+            fill_owned(self.tables[name], found.saved, self._program.global_block().var(name).shape, server, servers)
+
+    def _shared(self, program: Program) -> list[str]:
+        """Variables that outlive a round and are part of no table or block: the schedule's, and numbers of tables'
+        optimizers."""
+        rows = {n for t in self.tables.values() if isinstance(t, ProgramTable) for n in (t.spec.name, *t.variables.values())}
+        known = {n for b in self.blocks.values() if isinstance(b, ProgramBlock) for n in b.names} | rows | set(self._counts)
+        return [v.name for v in program.global_block().vars.values() if v.persistable and v.name not in known
+                and (found := self._scope.find_var(v.name)) is not None and found.get_tensor()._is_initialized()]
+
+    def value(self, name: str) -> Array:
+        """The value of a variable now. Raises UninitializedError where the startup program was not run."""
+        for table in self.tables.values():
+            if isinstance(table, ProgramTable) and name in table.powers:
+                return table.power(name)
+        return np.array(self.tensor(name))
 
     def tensor(self, name: str) -> Any:
         """The tensor of a variable. Raises UninitializedError where the startup program was not run."""
@@ -181,9 +199,14 @@ class ProgramStore(Store):
         return found.get_tensor()
 
     def block(self, name: str) -> Any:
-        """A block, or a table as the block that trainers take it for who hold all of it."""
+        """A block, a table as the block that trainers take it for who hold all of it, or another variable that outlives a
+        round."""
         if name in self.tables and name not in self.blocks:
             return WholeTable(self.tables[name], tuple(self._program.global_block().var(name).shape))
+        var = self._program.global_block().vars.get(name)
+        if name not in self.blocks and var is not None and var.persistable:
+            self.tensor(name)
+            return Variables(self, name, [name])
         return super().block(name)
 
     # ---- updates ----
@@ -205,6 +228,8 @@ class ProgramStore(Store):
             block = self.block(change.block)
             if isinstance(block, WholeTable) and change.change == Change.GRADIENT:
                 raise errors.ServerError(f"{change.block} is a table: it takes gradients by rows")
+            if isinstance(block, Variables):
+                raise errors.ServerError(f"{change.block}: the server's program computes it; it takes no changes")
             if isinstance(block, Counter) and change.change != Change.ADD:
                 raise errors.ServerError(f"{change.block} is a count: it takes additions only")
 
@@ -268,6 +293,12 @@ class ProgramStore(Store):
 
     # ---- tables ----
 
+    def new_table(self, spec: specs.TableSpec) -> SparseTable:
+        there = self.tables.get(spec.name)
+        if not isinstance(there, ProgramTable):
+            raise errors.ServerError(f"{spec.name} is no table of this server's program")
+        return there.empty()
+
     def _set_rates(self) -> None:
         """Tables take the learning rate that the schedule has made."""
         for table in self.tables.values():
@@ -320,9 +351,9 @@ class Counter:
     assign = push
 
     def state(self) -> dict[str, Any]:
-        return {"numbers": _packed([np.array(self._store.tensor(self.name))]), "version": self.version}
+        return {"numbers": packed([np.array(self._store.tensor(self.name))]), "version": self.version}
 
     def restore(self, state: dict[str, Any]) -> None:
-        (value,) = _unpacked(state["numbers"], [[self.name, "int64", [1]]])
+        (value,) = unpacked(state["numbers"], [[self.name, "int64", [1]]])
         self._store.tensor(self.name).set(value)
         self.version = state["version"]

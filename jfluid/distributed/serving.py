@@ -19,6 +19,13 @@ class Serving(Runner):
         self._program, self._executor = program, executor
         (self._listen,) = (op for op in program.global_block().ops if op.type == "listen_and_serv")
 
+    def _servers(self, number: int) -> int:
+        """How many servers the job has. A program that was read from a file does not say; then the environment does."""
+        if self._program.holdings is not None:
+            return len(self._program.holdings.endpoints)
+        named = [e for e in os.environ.get("PADDLE_PSERVERS_IP_PORT_LIST", "").split(",") if e]
+        return max(len(named), number + 1)
+
     def run(self, feed: Any, fetches: list[str], scope: Scope, owned: bool = False) -> list[Any]:
         """Serve.
 
@@ -36,10 +43,10 @@ class Serving(Runner):
         endpoint = self._listen.attr("endpoint")
         host, _, port = endpoint.rpartition(":")
         number = max(self._listen.attr("pserver_id"), 0)
-        servers = [e for e in os.environ.get("PADDLE_PSERVERS_IP_PORT_LIST", "").split(",") if e]
+        servers = self._servers(number)
         keep_freed_memory()
         settings = Settings(token=job_token([endpoint]), host=host.strip("[]"), port=int(port), server=number,
-                            servers=max(len(servers), number + 1), trainers=self._listen.attr("Fanin"), end_with_trainers=True)
+                            servers=servers, trainers=self._listen.attr("Fanin"), end_with_trainers=True)
         with Server(settings, store) as server:
             _LOG.info("server %d listens on %s", number, endpoint)
             server.wait()

@@ -1,17 +1,33 @@
 """Tables of a server's program: the spec that its optimizer, and the values that its startup program, say."""
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jfluid import errors
 from jfluid.distributed.rows import Way, way_of
-from jfluid.ps_server import specs
+from jfluid.files.tensor_format import load_rows
+from jfluid.ir.operator import Operator
+from jfluid.ps_server import kernels, specs
 from jfluid.ps_server.table import SparseTable
 from jfluid.scope import Scope
 
 if TYPE_CHECKING:
     from jfluid.distributed.program_store import Update
+
+Array = np.ndarray[Any, Any]
+
+# Of each optimizer with slots: the operator's input for each of the table's slots.
+_SLOTS: dict[str, dict[str, str]] = {
+    "momentum": {"velocity": "Velocity"},
+    "adagrad": {"moment": "Moment"},
+    "adam": {"moment1": "Moment1", "moment2": "Moment2"},
+    "rmsprop": {"mean_square": "MeanSquare", "momentum": "Moment", "mean_grad": "MeanGrad"},
+}
+_MANY_STEPS = 1 << 20
+_READ_BYTES = 16 << 20
+# A float32 power of Adam below this is too small to tell the number of steps.
+_SMALL_POWER = 1e-30
 
 
 class ProgramTable(SparseTable):
@@ -19,9 +35,48 @@ class ProgramTable(SparseTable):
 
     Attributes:
         rate: the variable of its learning rate; empty where trainers send differences.
+        variables: of each slot.
+        powers: of Adam: the variables that hold powers of constants, which follow from the number of steps.
     """
 
     rate = ""
+
+    def __init__(self, spec: specs.TableSpec):
+        super().__init__(spec)
+        self.variables: dict[str, str] = {}
+        self.powers: dict[str, float] = {}
+
+    def know(self, op: Operator) -> None:
+        """Take the variables' names from the operator that the table's rule stands for."""
+        self.variables = {slot: op.input(name)[0] for slot, name in _SLOTS.get(op.type, {}).items() if op.input(name)}
+        self.powers = {op.input(f"Beta{i}Pow")[0]: op.attr(f"beta{i}") for i in (1, 2)} if op.type == "adam" else {}
+
+    def empty(self) -> "ProgramTable":
+        """A table like this one, without rows."""
+        twin = ProgramTable(self.spec)
+        twin.rate, twin.variables, twin.powers = self.rate, self.variables, self.powers
+        return twin
+
+    def slots(self, ids: Array) -> dict[str, Array]:
+        """float32 [n, width] by the name of each variable of the optimizer's state."""
+        found = super().slots(ids)
+        unused = {name: np.zeros((len(ids), self.spec.width), np.float32)
+                  for slot, name in self.variables.items() if slot not in found}
+        return {self.variables.get(slot, slot): values for slot, values in found.items()} | unused
+
+    def power(self, name: str) -> Array:
+        """float32 [1]: what Fluid would have in a variable of `powers` after as many steps."""
+        return np.full(1, np.float32(self.powers[name]) ** (self.step + 1), np.float32)
+
+    def begin(self, tensor: Callable[[str], Any]) -> None:
+        """Take over the number of steps that the powers in the scope tell."""
+        told = [(float(np.array(tensor(name)).reshape(-1)[0]), float(np.float32(beta))) for name, beta in self.powers.items()]
+        counts = [round(math.log(value) / math.log(beta)) - 1 for value, beta in told
+                  if value > _SMALL_POWER and 0 < beta < 1]
+        # Where all powers have vanished the rate no longer depends on the count.
+        step = counts[0] if counts else _MANY_STEPS if told else 0
+        if step > 0:
+            self.restore_clock(step, self.learning_rate)
 
 
 def make_table(update: "Update", scope: Scope, tensor: Callable[[str], Any], seed: int,
@@ -36,27 +91,52 @@ def make_table(update: "Update", scope: Scope, tensor: Callable[[str], Any], see
 
     Raises UnsupportedError for updates that no table can make.
     """
-    way, parts = way_of(update, lambda name: _only_value(name, scope, tensor), tensor, seed, device)
+    way, parts = way_of(update, lambda name: _first_value(name, scope, tensor), tensor, seed, device)
     found = scope.find_var(update.param)
     law, first = (found.law if found is not None else None) or (specs.Constant(), 0)
     table = ProgramTable(specs.TableSpec(name=update.param, width=parts.shape[1], initializer=law, seed=first,
                                          optimizer=way.optimizer))
     table.rate = way.rate
+    if isinstance(way.optimizer, specs.Program):
+        table.variables = {name: name for name in parts.slots}
+    elif update.ops:
+        table.know(update.ops[-1])
+        table.begin(tensor)
     if found is None or found.law is None:
-        values = np.array(tensor(update.param), np.float32)
-        table.assign(np.arange(len(values), dtype=np.int64), values)
+        _fill(table, tensor)
         for name in (update.param, *parts.slots):
             tensor(name)._value = None
     return table, way
 
 
-def _only_value(name: str, scope: Scope, tensor: Callable[[str], Any]) -> float:
-    """The value that all elements of an optimizer's state begin with."""
+def _fill(table: ProgramTable, tensor: Callable[[str], Any]) -> None:
+    """Put the values in the scope, and the optimizer's state where it is not as rows are born, into a table."""
+    width = table.spec.width
+    values = np.array(tensor(table.spec.name), np.float32).reshape(-1, width)
+    ids = np.arange(len(values), dtype=np.int64)
+    table.assign(ids, values)
+    for slot, name in table.variables.items():
+        if slot not in table.rule.names:
+            continue  # of an optimizer that does not use it
+        state = np.array(tensor(name), np.float32).reshape(-1, width)
+        if (state != table.rule.slots[table.rule.names.index(slot)]).any():
+            table.assign_slots(ids, {slot: state})
+
+
+def fill_owned(table: SparseTable, path: str, shape: Sequence[int], server: int, servers: int) -> None:
+    """Put those rows of a file of the whole table that fall to this server into a table."""
+    step = max(_READ_BYTES // (4 * table.spec.width), 1)
+    for first in range(0, shape[0], step):
+        ids = np.arange(first, min(first + step, shape[0]), dtype=np.int64)
+        values = load_rows(path, table.spec.name, np.float32, shape, first, len(ids)).reshape(len(ids), -1)
+        mine = kernels.owners_of(ids, servers) == server
+        table.assign(ids[mine], values[mine])
+
+
+def _first_value(name: str, scope: Scope, tensor: Callable[[str], Any]) -> float:
+    """The value that an optimizer's state of a new row begins with; 0 in a table whose rows are all there."""
     found = scope.find_var(name)
     if found is not None and found.law is not None:
         return float(found.law[0].value)
     values = np.array(tensor(name))
-    if values.min() != values.max():
-        raise errors.UnsupportedError(f"{name}: rows of a table begin with one value of the optimizer's state, and this has "
-                                      f"values from {values.min()} to {values.max()}")
-    return float(values.flat[0])
+    return float(values.flat[0]) if values.min() == values.max() else 0.0

@@ -3,7 +3,8 @@
 `DistributeTranspiler` writes it down as operators (`send`, `recv`, `distributed_lookup_table` and so on). They are read once;
 a step is then one call for rows, one compiled program, and one call that brings gradients out and parameters in.
 """
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -162,13 +163,22 @@ def read(program: Program) -> Work | None:
     return _Reader(program).work
 
 
-def _endpoints(ops: Iterable[Operator]) -> list[str]:
-    """All servers: some operators name all of them in order, the others those that they need."""
+def endpoints_of(program: Program) -> list[str]:
+    """All servers of a program's job, in the job's order.
+
+    DistributeTranspiler notes them. Of a program that was read from a file only its operators tell, some of which name all of
+    them in order and others those that they need, and PADDLE_PSERVERS_IP_PORT_LIST.
+    """
+    if program.holdings is not None:
+        return list(program.holdings.endpoints)
+    ops = program.global_block().ops
     for op in ops:
         if op.type in _BARRIERS:
             return list(op.attr("endpoints"))
     found = [e for op in ops if op.type == LOOK_UP for e in op.attr("endpoints")]
-    return list(dict.fromkeys(found + [e for op in ops if op.type in (SEND, RECV) for e in op.attr("epmap")]))
+    named = list(dict.fromkeys(found + [e for op in ops if op.type in (SEND, RECV) for e in op.attr("epmap")]))
+    told = [e for e in os.environ.get("PADDLE_PSERVERS_IP_PORT_LIST", "").split(",") if e]
+    return told if set(named) <= set(told) else named
 
 
 class _Reader:
@@ -179,7 +189,7 @@ class _Reader:
         ops = self.block.ops
         remote = [op for op in ops if op.type in TRAINERS_OPS]
         trainer = next((op.attr("trainer_id") for op in remote if "trainer_id" in op.attrs), 0)
-        self.work = Work(_endpoints(ops), trainer, program._copy())
+        self.work = Work(endpoints_of(program), trainer, program._copy())
         self.local = self.work.local.global_block()
         self.written = {n: op for op in ops for n in op.output_arg_names}
         self.sections: dict[str, list[int]] = {}  # rows of each piece, by parameter

@@ -88,6 +88,12 @@ class BoundedReader:
             raise self.refuse(f"the file shrank while {what} was read")
         return data
 
+    def skip(self, count: int, what: str) -> None:
+        """Pass over the next `count` bytes."""
+        self.need(count, what)
+        self._file.seek(count, os.SEEK_CUR)
+        self._position += count
+
     def take_into(self, buffer: Any, what: str) -> None:
         """Fill a writable buffer with the next bytes."""
         view = memoryview(buffer).cast("B")

@@ -17,7 +17,7 @@ A combined file holds such streams one after the other, without names.
 import math
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
@@ -52,10 +52,55 @@ class Stored:
 def write_dense(file: BinaryIO, value: Any) -> None:
     """Write the dense tensor's part of the format."""
     value = np.asarray(value)
-    desc = pb.VarType.TensorDesc(data_type=int(var_type(value.dtype)), dims=value.shape).SerializeToString()
+    _write_head(file, value.dtype, value.shape)
+    _write_elements(file, value)
+
+
+def _write_head(file: BinaryIO, dtype: np.dtype[Any], shape: Sequence[int]) -> None:
+    desc = pb.VarType.TensorDesc(data_type=int(var_type(dtype)), dims=shape).SerializeToString()
     file.write(struct.pack("<Ii", 0, len(desc)) + desc)
+
+
+def _write_elements(file: BinaryIO, value: np.ndarray) -> None:
     value = np.ascontiguousarray(value, value.dtype.newbyteorder("<"))
     file.write(value.reshape(-1).view(np.uint8).data)
+
+
+def save_in_parts(path: str | os.PathLike, dtype: Any, shape: Sequence[int], parts: Iterable[np.ndarray]) -> None:
+    """Write a file of one LoDTensor whose rows come in parts, one after the other.
+
+    Raises ValueError, and leaves no file, when the parts are not the rows of that shape.
+    """
+    dtype, rows = np.dtype(dtype), 0
+    with atomic_write(path) as file:
+        file.write(struct.pack("<IQ", 0, 0))
+        _write_head(file, dtype, shape)
+        for part in parts:
+            if part.shape[1:] != tuple(shape[1:]) or part.dtype != dtype:
+                raise ValueError(f"{os.fspath(path)}: expected rows of {dtype}{list(shape[1:])}, found {part.dtype}"
+                                 f"{list(part.shape[1:])}")
+            _write_elements(file, part)
+            rows += len(part)
+        if rows != shape[0]:
+            raise ValueError(f"{os.fspath(path)}: expected {shape[0]} rows, found {rows}")
+
+
+def load_rows(path: str | os.PathLike, name: str, dtype: Any, shape: Sequence[int], first: int, rows: int) -> np.ndarray:
+    """`rows` rows from `first` on of the one LoDTensor that a file holds; the others are not read.
+
+    Raises FileFormatError, naming file and variable, where the file is truncated or damaged, or holds another tensor.
+    """
+    dtype = np.dtype(dtype)
+    with bounded_reader(path) as reader:
+        reader.what = name
+        _lod(reader)
+        found = _head(reader)
+        if found != (dtype, tuple(shape)):
+            raise reader.refuse(f"expected {dtype}{list(shape)}, found {found[0]}{list(found[1])}")
+        reader.skip(first * math.prod(shape[1:]) * dtype.itemsize, "the rows before")
+        value = np.empty((rows, *shape[1:]), dtype.newbyteorder("<"))
+        reader.take_into(value.reshape(-1).view(np.uint8), f"{rows} rows")
+        return value.astype(dtype, copy=False)
 
 
 def write_tensor(file: BinaryIO, value: Any, lod: Sequence[Sequence[int]] = ()) -> None:
@@ -76,6 +121,14 @@ def write_selected_rows(file: BinaryIO, rows: Any, height: int, value: Any) -> N
 
 def read_dense(reader: BoundedReader) -> np.ndarray:
     """Read a dense tensor. Raises FileFormatError before memory is taken for what the file does not hold."""
+    dtype, shape = _head(reader)
+    value = np.empty(shape, dtype.newbyteorder("<"))
+    reader.take_into(value.reshape(-1).view(np.uint8), f"{dtype}{list(shape)}")
+    return value.astype(dtype, copy=False)
+
+
+def _head(reader: BoundedReader) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """(dtype, shape) of a dense tensor, whose elements follow, and are there."""
     version = reader.number("<I", "the version of the tensor")
     if version != 0:
         raise reader.refuse(f"unknown version {version} of the tensor, expected 0: this is no file of Fluid 1.x")
@@ -93,13 +146,22 @@ def read_dense(reader: BoundedReader) -> np.ndarray:
     reader.need(math.prod(shape) * dtype.itemsize, f"{dtype}{list(shape)}")
     if any(d > np.iinfo(np.int64).max // 16 for d in shape):  # possible beside a dimension of 0
         raise reader.refuse(f"impossible shape {list(shape)[:8]}")
-    value = np.empty(shape, dtype.newbyteorder("<"))
-    reader.take_into(value.reshape(-1).view(np.uint8), f"{dtype}{list(shape)}")
-    return value.astype(dtype, copy=False)
+    return dtype, shape
 
 
 def read_tensor(reader: BoundedReader) -> Stored:
     """Read a LoDTensor. Raises FileFormatError where the stream is truncated or contradicts itself."""
+    lod = _lod(reader)
+    value = read_dense(reader)
+    for i, level in enumerate(lod):
+        below = len(lod[i + 1]) - 1 if i + 1 < len(lod) else (value.shape or (1,))[0]
+        if not level or level[0] != 0 or level[-1] != below or any(b < a for a, b in zip(level, level[1:])):
+            raise reader.refuse(f"lod level {i} does not divide the {below} rows below it")
+    return Stored(value, lod)
+
+
+def _lod(reader: BoundedReader) -> list[list[int]]:
+    """The offsets of a LoDTensor, whose dense tensor follows."""
     _version(reader, "LoDTensor")
     levels = reader.number("<Q", "the number of lod levels")
     if levels > _MAX_LEVELS:
@@ -110,12 +172,7 @@ def read_tensor(reader: BoundedReader) -> Stored:
         if size % 8:
             raise reader.refuse(f"lod level {i} has an impossible size, {size} bytes")
         lod.append(np.frombuffer(reader.take(size, f"lod level {i}"), "<u8").tolist())
-    value = read_dense(reader)
-    for i, level in enumerate(lod):
-        below = len(lod[i + 1]) - 1 if i + 1 < len(lod) else (value.shape or (1,))[0]
-        if not level or level[0] != 0 or level[-1] != below or any(b < a for a, b in zip(level, level[1:])):
-            raise reader.refuse(f"lod level {i} does not divide the {below} rows below it")
-    return Stored(value, lod)
+    return lod
 
 
 def read_selected_rows(reader: BoundedReader) -> Stored:

@@ -173,8 +173,25 @@ def save_params(executor: Any, dirname: str, main_program: Program | None = None
 def save_persistables(
     executor: Any, dirname: str, main_program: Program | None = None, filename: str | None = None
 ) -> None:
-    """`save_vars` of all that outlives a run: parameters, running statistics, optimizer state."""
-    save_vars(executor, dirname, main_program, predicate=is_persistable, filename=filename)
+    """`save_vars` of all that outlives a run: parameters, running statistics, optimizer state.
+
+    Of a trainer's program (see DistributeTranspiler) it is `jfluid.distributed.checkpoint.save_persistables`: what the servers
+    hold comes from them. Raises UnsupportedError for that with one file for all.
+    """
+    program = program_of(main_program)
+    if not works_with_servers(program):
+        save_vars(executor, dirname, program, predicate=is_persistable, filename=filename)
+        return
+    if filename is not None:
+        raise errors.UnsupportedError("save_persistables: what parameter servers hold is saved as a file for each variable; "
+                                      "leave filename out")
+    from jfluid.distributed import checkpoint
+    checkpoint.save_persistables(executor, dirname, program)
+
+
+def works_with_servers(program: Program) -> bool:
+    """Whether it is a trainer's program, some of whose variables parameter servers hold."""
+    return program.holdings is not None and all(op.type != "listen_and_serv" for op in program.global_block().ops)
 
 
 def load_params(executor: Any, dirname: str, main_program: Program | None = None, filename: str | None = None) -> None:
@@ -185,5 +202,11 @@ def load_params(executor: Any, dirname: str, main_program: Program | None = None
 def load_persistables(
     executor: Any, dirname: str, main_program: Program | None = None, filename: str | None = None
 ) -> None:
-    """`load_vars` of all that outlives a run: parameters, running statistics, optimizer state."""
+    """`load_vars` of all that outlives a run: parameters, running statistics, optimizer state.
+
+    Raises UnsupportedError for a trainer's program, whose variables parameter servers hold.
+    """
+    if works_with_servers(program_of(main_program)):
+        raise errors.UnsupportedError("load_persistables: parameter servers hold this program's variables; load them there, "
+                                      "before they serve: fleet.init_server(model_dir)")
     load_vars(executor, dirname, main_program, predicate=is_persistable, filename=filename)

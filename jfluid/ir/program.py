@@ -2,6 +2,7 @@
 import contextlib
 import hashlib
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from jfluid import errors
 from jfluid.ir.block import Block
@@ -30,6 +31,7 @@ class Program:
         self.device = ""
         self.release: int | None = _RELEASE  # the Fluid release that the program's file names
         self._trainers_endpoints: list[str] = []  # of the processes that train together, if DistributeTranspiler said so
+        self.holdings: Any = None  # of a program that DistributeTranspiler made: what servers hold of its variables
         self.op_compatibility = b""  # what the file says of operators' versions, kept as read
 
     # Structure
@@ -163,7 +165,7 @@ class Program:
         twin = Program()
         twin._seed = self._seed
         twin.release, twin.op_compatibility = self.release, self.op_compatibility
-        twin._trainers_endpoints = list(self._trainers_endpoints)
+        twin._trainers_endpoints, twin.holdings = list(self._trainers_endpoints), self.holdings
         twin.blocks = [Block(twin, b.idx, b.parent_idx, b.forward_block_idx) for b in self.blocks]
         for old, new in zip(self.blocks, twin.blocks):
             for var in old.vars.values():

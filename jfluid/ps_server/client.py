@@ -157,6 +157,10 @@ class Client:
         """Say which server holds a block that it brought itself, and its name `there` if that differs."""
         self._blocks[name] = _Block(server, there or name, tuple(shape))
 
+    def forget_block(self, name: str) -> None:
+        """Let go of a block's place and value."""
+        self._blocks.pop(name, None)
+
     def place_table(self, name: str, width: int, stretches: Sequence[Stretch] = ()) -> None:
         """Say how wide a table is that servers brought themselves, and how it is cut; without stretches its rows are where
         the hashes of their ids say.
@@ -204,8 +208,13 @@ class Client:
         self._add_pushes(requests, push_rows, push_blocks, learning_rate, change)
         return self._send(requests, _Pull(self, requests, pull_rows, pull_blocks), round, pushes=True, pulls=True)
 
-    def look_up(self, table: str, ids: Array) -> Array:
-        """float32 [n, width]: rows as they are, for evaluation and serving; nothing is born or counted."""
+    def look_up(self, table: str, ids: Array, slot: str = "") -> Array:
+        """float32 [n, width]: rows as they are, for evaluation and serving; nothing is born or counted.
+
+        Args:
+            slot: the name of what the optimizer keeps for each row, to get that instead of the values. Of a table of a
+                server's program it is the variable's.
+        """
         width = self._width(table)
         once, inverse = kernels.distinct(_checked_ids(table, ids))
         values = np.empty((len(once), width), np.float32)
@@ -217,7 +226,7 @@ class Client:
                 every = np.arange(len(once))[order]
                 for begin in range(0, len(every), most):
                     part = every[begin:begin + most]
-                    request = pb.LookUpRequest(table=name, ids=(once[part] - first).tobytes())
+                    request = pb.LookUpRequest(table=name, ids=(once[part] - first).tobytes(), slot=slot)
                     reply = self._channels[number].call("LookUp", request)
                     found = wire.numbers(reply.values, "<f4", f"table {table}: values", len(part) * width, copy=False)
                     values[part] = found.reshape(-1, width)
@@ -247,21 +256,25 @@ class Client:
                 number = next(self._passages.setdefault(name, itertools.count(1)))
         self._channels[0].call("Barrier", pb.BarrierRequest(caller=self._caller(), name=name, number=number), waits=True)
 
-    def save(self, folder: str, snapshot: str | None = None) -> str:
-        """Write a snapshot of all servers into a folder (an absolute path on their machines); returns its id.
+    def save(self, folder: str, snapshot: str | None = None, tables: Sequence[str] = ()) -> str:
+        """Write a snapshot of all servers, or only of some tables, into a folder (an absolute path on their machines); returns
+        its id.
 
         Training may go on meanwhile: each server writes itself as it was at one moment. In synchronous training save between
         two rounds, so that all servers are at the same.
         """
         snapshot = snapshot or uuid.uuid4().hex
         self._everywhere(lambda number: self._channels[number].call(
-            "Save", pb.SaveRequest(folder=folder, snapshot=snapshot), waits=True))
+            "Save", pb.SaveRequest(folder=folder, snapshot=snapshot, tables=tables), waits=True))
         return snapshot
 
-    def restore(self, folder: str, snapshot: str = "") -> str:
-        """Put all servers into the state of a snapshot (the newest complete one by default); returns its id."""
+    def restore(self, folder: str, snapshot: str = "", tables: Sequence[str] = ()) -> str:
+        """Put all servers, or only some tables, into the state of a snapshot (the newest complete one by default); returns its
+        id."""
         replies = self._everywhere(lambda number: self._channels[number].call(
-            "Restore", pb.RestoreRequest(folder=folder, snapshot=snapshot), waits=True))
+            "Restore", pb.RestoreRequest(folder=folder, snapshot=snapshot, tables=tables), waits=True))
+        if tables:
+            return str(replies[0].snapshot)
         for block in self._blocks.values():
             block.known = 0
         for channel in self._channels:

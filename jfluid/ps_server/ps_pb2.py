@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19jfluid/ps_server/ps.proto\x12\tjfluid.ps\"q\n\x06\x43\x61ller\x12\x0f\n\x07trainer\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x13\n\x0boutstanding\x18\x04 \x01(\x04\x12\x1a\n\x12server_incarnation\x18\x05 \x01(\x04\"P\n\rCreateRequest\x12\x0e\n\x06server\x18\x01 \x01(\r\x12\x0f\n\x07servers\x18\x02 \x01(\r\x12\x0e\n\x06tables\x18\x03 \x03(\x0c\x12\x0e\n\x06\x62locks\x18\x04 \x03(\x0c\"\r\n\x0b\x43reateReply\"\x89\x01\n\nRowsChange\x12\r\n\x05table\x18\x01 \x01(\t\x12!\n\x06\x63hange\x18\x02 \x01(\x0e\x32\x11.jfluid.ps.Change\x12\x0b\n\x03ids\x18\x03 \x01(\x0c\x12\x0e\n\x06values\x18\x04 \x01(\x0c\x12\x1a\n\rlearning_rate\x18\x05 \x01(\x02H\x00\x88\x01\x01\x42\x10\n\x0e_learning_rate\"}\n\x0b\x42lockChange\x12\r\n\x05\x62lock\x18\x01 \x01(\t\x12!\n\x06\x63hange\x18\x02 \x01(\x0e\x32\x11.jfluid.ps.Change\x12\x0e\n\x06values\x18\x03 \x01(\x0c\x12\x1a\n\rlearning_rate\x18\x04 \x01(\x02H\x00\x88\x01\x01\x42\x10\n\x0e_learning_rate\"\x8c\x01\n\x0bPushRequest\x12!\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x11.jfluid.ps.Caller\x12\r\n\x05round\x18\x02 \x01(\x04\x12#\n\x04rows\x18\x03 \x03(\x0b\x32\x15.jfluid.ps.RowsChange\x12&\n\x06\x62locks\x18\x04 \x03(\x0b\x32\x16.jfluid.ps.BlockChange\"Y\n\tPushReply\x12\x0f\n\x07\x61pplied\x18\x01 \x01(\x08\x12\x0e\n\x06rounds\x18\x02 \x01(\x04\x12\x0f\n\x07\x64urable\x18\x03 \x01(\x04\x12\x1a\n\x12server_incarnation\x18\x04 \x01(\x04\"8\n\nRowsWanted\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0b\n\x03ids\x18\x02 \x01(\x0c\x12\x0e\n\x06\x63ounts\x18\x03 \x01(\x0c\"+\n\x0b\x42lockWanted\x12\r\n\x05\x62lock\x18\x01 \x01(\t\x12\r\n\x05known\x18\x02 \x01(\x04\"\x8c\x01\n\x0bPullRequest\x12!\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x11.jfluid.ps.Caller\x12\r\n\x05round\x18\x02 \x01(\x04\x12#\n\x04rows\x18\x03 \x03(\x0b\x32\x15.jfluid.ps.RowsWanted\x12&\n\x06\x62locks\x18\x04 \x03(\x0b\x32\x16.jfluid.ps.BlockWanted\",\n\nBlockValue\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\r\n\x05value\x18\x02 \x01(\x0c\"l\n\tPullReply\x12\x0c\n\x04rows\x18\x01 \x03(\x0c\x12%\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x15.jfluid.ps.BlockValue\x12\x0e\n\x06rounds\x18\x03 \x01(\x04\x12\x1a\n\x12server_incarnation\x18\x04 \x01(\x04\"]\n\x0f\x45xchangeRequest\x12$\n\x04push\x18\x01 \x01(\x0b\x32\x16.jfluid.ps.PushRequest\x12$\n\x04pull\x18\x02 \x01(\x0b\x32\x16.jfluid.ps.PullRequest\"W\n\rExchangeReply\x12\"\n\x04push\x18\x01 \x01(\x0b\x32\x14.jfluid.ps.PushReply\x12\"\n\x04pull\x18\x02 \x01(\x0b\x32\x14.jfluid.ps.PullReply\"+\n\rLookUpRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0b\n\x03ids\x18\x02 \x01(\x0c\"\x1d\n\x0bLookUpReply\x12\x0e\n\x06values\x18\x01 \x01(\x0c\"$\n\x05\x43hunk\x12\r\n\x05total\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"Q\n\x0e\x42\x61rrierRequest\x12!\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x11.jfluid.ps.Caller\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06number\x18\x03 \x01(\x04\"\x0e\n\x0c\x42\x61rrierReply\"5\n\x10HeartbeatRequest\x12!\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x11.jfluid.ps.Caller\",\n\x0eHeartbeatReply\x12\x1a\n\x12server_incarnation\x18\x01 \x01(\x04\"N\n\rShrinkRequest\x12!\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x11.jfluid.ps.Caller\x12\r\n\x05table\x18\x02 \x01(\t\x12\x0b\n\x03\x61ge\x18\x03 \x01(\x04\"\x1b\n\x0bShrinkReply\x12\x0c\n\x04rows\x18\x01 \x01(\x04\"/\n\x0bSaveRequest\x12\x0e\n\x06\x66older\x18\x01 \x01(\t\x12\x10\n\x08snapshot\x18\x02 \x01(\t\"9\n\tSaveReply\x12\x0c\n\x04rows\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\"2\n\x0eRestoreRequest\x12\x0e\n\x06\x66older\x18\x01 \x01(\t\x12\x10\n\x08snapshot\x18\x02 \x01(\t\" \n\x0cRestoreReply\x12\x10\n\x08snapshot\x18\x01 \x01(\t\" \n\rStatusRequest\x12\x0f\n\x07trainer\x18\x01 \x01(\r\"W\n\x0bTableStatus\x12\x0c\n\x04rows\x18\x01 \x01(\x04\x12\x0f\n\x07waiting\x18\x02 \x01(\x04\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\x0c\n\x04spec\x18\x05 \x01(\x0c\"\x90\x03\n\x0bStatusReply\x12\x0e\n\x06server\x18\x01 \x01(\r\x12\x0f\n\x07servers\x18\x02 \x01(\r\x12\x1a\n\x12server_incarnation\x18\x03 \x01(\x04\x12\x0e\n\x06rounds\x18\x04 \x01(\x04\x12\x0c\n\x04lost\x18\x05 \x01(\x04\x12\x13\n\x0bincarnation\x18\x06 \x01(\x04\x12\x0f\n\x07through\x18\x07 \x01(\x04\x12\x32\n\x06tables\x18\x08 \x03(\x0b\x32\".jfluid.ps.StatusReply.TablesEntry\x12\x32\n\x06\x62locks\x18\t \x03(\x0b\x32\".jfluid.ps.StatusReply.BlocksEntry\x12\x10\n\x08trainers\x18\n \x03(\r\x12\x10\n\x08snapshot\x18\x0b \x01(\t\x1a\x45\n\x0bTablesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12%\n\x05value\x18\x02 \x01(\x0b\x32\x16.jfluid.ps.TableStatus:\x02\x38\x01\x1a-\n\x0b\x42locksEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"1\n\x0cLeaveRequest\x12!\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x11.jfluid.ps.Caller\"\x0c\n\nLeaveReply*+\n\x06\x43hange\x12\x0c\n\x08GRADIENT\x10\x00\x12\x07\n\x03\x41\x44\x44\x10\x01\x12\n\n\x06\x41SSIGN\x10\x02\x32\x93\x06\n\x0fParameterServer\x12:\n\x06\x43reate\x12\x18.jfluid.ps.CreateRequest\x1a\x16.jfluid.ps.CreateReply\x12\x34\n\x04Pull\x12\x16.jfluid.ps.PullRequest\x1a\x14.jfluid.ps.PullReply\x12\x34\n\x04Push\x12\x16.jfluid.ps.PushRequest\x1a\x14.jfluid.ps.PushReply\x12@\n\x08\x45xchange\x12\x1a.jfluid.ps.ExchangeRequest\x1a\x18.jfluid.ps.ExchangeReply\x12:\n\x06LookUp\x12\x18.jfluid.ps.LookUpRequest\x1a\x16.jfluid.ps.LookUpReply\x12\x30\n\x06Stream\x12\x10.jfluid.ps.Chunk\x1a\x10.jfluid.ps.Chunk(\x01\x30\x01\x12=\n\x07\x42\x61rrier\x12\x19.jfluid.ps.BarrierRequest\x1a\x17.jfluid.ps.BarrierReply\x12\x43\n\tHeartbeat\x12\x1b.jfluid.ps.HeartbeatRequest\x1a\x19.jfluid.ps.HeartbeatReply\x12:\n\x06Shrink\x12\x18.jfluid.ps.ShrinkRequest\x1a\x16.jfluid.ps.ShrinkReply\x12\x34\n\x04Save\x12\x16.jfluid.ps.SaveRequest\x1a\x14.jfluid.ps.SaveReply\x12=\n\x07Restore\x12\x19.jfluid.ps.RestoreRequest\x1a\x17.jfluid.ps.RestoreReply\x12:\n\x06Status\x12\x18.jfluid.ps.StatusRequest\x1a\x16.jfluid.ps.StatusReply\x12\x37\n\x05Leave\x12\x17.jfluid.ps.LeaveRequest\x1a\x15.jfluid.ps.LeaveReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19jfluid/ps_server/ps.proto\x12\tjfluid.ps\"q\n\x06\x43\x61ller\x12\x0f\n\x07trainer\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x13\n\x0boutstanding\x18\x04 \x01(\x04\x12\x1a\n\x12server_incarnation\x18\x05 \x01(\x04\"P\n\rCreateRequest\x12\x0e\n\x06server\x18\x01 \x01(\r\x12\x0f\n\x07servers\x18\x02 \x01(\r\x12\x0e\n\x06tables\x18\x03 \x03(\x0c\x12\x0e\n\x06\x62locks\x18\x04 \x03(\x0c\"\r\n\x0b\x43reateReply\"\x89\x01\n\nRowsChange\x12\r\n\x05table\x18\x01 \x01(\t\x12!\n\x06\x63hange\x18\x02 \x01(\x0e\x32\x11.jfluid.ps.Change\x12\x0b\n\x03ids\x18\x03 \x01(\x0c\x12\x0e\n\x06values\x18\x04 \x01(\x0c\x12\x1a\n\rlearning_rate\x18\x05 \x01(\x02H\x00\x88\x01\x01\x42\x10\n\x0e_learning_rate\"}\n\x0b\x42lockChange\x12\r\n\x05\x62lock\x18\x01 \x01(\t\x12!\n\x06\x63hange\x18\x02 \x01(\x0e\x32\x11.jfluid.ps.Change\x12\x0e\n\x06values\x18\x03 \x01(\x0c\x12\x1a\n\rlearning_rate\x18\x04 \x01(\x02H\x00\x88\x01\x01\x42\x10\n\x0e_learning_rate\"\x8c\x01\n\x0bPushRequest\x12!\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x11.jfluid.ps.Caller\x12\r\n\x05round\x18\x02 \x01(\x04\x12#\n\x04rows\x18\x03 \x03(\x0b\x32\x15.jfluid.ps.RowsChange\x12&\n\x06\x62locks\x18\x04 \x03(\x0b\x32\x16.jfluid.ps.BlockChange\"Y\n\tPushReply\x12\x0f\n\x07\x61pplied\x18\x01 \x01(\x08\x12\x0e\n\x06rounds\x18\x02 \x01(\x04\x12\x0f\n\x07\x64urable\x18\x03 \x01(\x04\x12\x1a\n\x12server_incarnation\x18\x04 \x01(\x04\"8\n\nRowsWanted\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0b\n\x03ids\x18\x02 \x01(\x0c\x12\x0e\n\x06\x63ounts\x18\x03 \x01(\x0c\"+\n\x0b\x42lockWanted\x12\r\n\x05\x62lock\x18\x01 \x01(\t\x12\r\n\x05known\x18\x02 \x01(\x04\"\x8c\x01\n\x0bPullRequest\x12!\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x11.jfluid.ps.Caller\x12\r\n\x05round\x18\x02 \x01(\x04\x12#\n\x04rows\x18\x03 \x03(\x0b\x32\x15.jfluid.ps.RowsWanted\x12&\n\x06\x62locks\x18\x04 \x03(\x0b\x32\x16.jfluid.ps.BlockWanted\",\n\nBlockValue\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\r\n\x05value\x18\x02 \x01(\x0c\"l\n\tPullReply\x12\x0c\n\x04rows\x18\x01 \x03(\x0c\x12%\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x15.jfluid.ps.BlockValue\x12\x0e\n\x06rounds\x18\x03 \x01(\x04\x12\x1a\n\x12server_incarnation\x18\x04 \x01(\x04\"]\n\x0f\x45xchangeRequest\x12$\n\x04push\x18\x01 \x01(\x0b\x32\x16.jfluid.ps.PushRequest\x12$\n\x04pull\x18\x02 \x01(\x0b\x32\x16.jfluid.ps.PullRequest\"W\n\rExchangeReply\x12\"\n\x04push\x18\x01 \x01(\x0b\x32\x14.jfluid.ps.PushReply\x12\"\n\x04pull\x18\x02 \x01(\x0b\x32\x14.jfluid.ps.PullReply\"9\n\rLookUpRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0b\n\x03ids\x18\x02 \x01(\x0c\x12\x0c\n\x04slot\x18\x03 \x01(\t\"\x1d\n\x0bLookUpReply\x12\x0e\n\x06values\x18\x01 \x01(\x0c\"$\n\x05\x43hunk\x12\r\n\x05total\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"Q\n\x0e\x42\x61rrierRequest\x12!\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x11.jfluid.ps.Caller\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06number\x18\x03 \x01(\x04\"\x0e\n\x0c\x42\x61rrierReply\"5\n\x10HeartbeatRequest\x12!\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x11.jfluid.ps.Caller\",\n\x0eHeartbeatReply\x12\x1a\n\x12server_incarnation\x18\x01 \x01(\x04\"N\n\rShrinkRequest\x12!\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x11.jfluid.ps.Caller\x12\r\n\x05table\x18\x02 \x01(\t\x12\x0b\n\x03\x61ge\x18\x03 \x01(\x04\"\x1b\n\x0bShrinkReply\x12\x0c\n\x04rows\x18\x01 \x01(\x04\"?\n\x0bSaveRequest\x12\x0e\n\x06\x66older\x18\x01 \x01(\t\x12\x10\n\x08snapshot\x18\x02 \x01(\t\x12\x0e\n\x06tables\x18\x03 \x03(\t\"9\n\tSaveReply\x12\x0c\n\x04rows\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\"B\n\x0eRestoreRequest\x12\x0e\n\x06\x66older\x18\x01 \x01(\t\x12\x10\n\x08snapshot\x18\x02 \x01(\t\x12\x0e\n\x06tables\x18\x03 \x03(\t\" \n\x0cRestoreReply\x12\x10\n\x08snapshot\x18\x01 \x01(\t\" \n\rStatusRequest\x12\x0f\n\x07trainer\x18\x01 \x01(\r\"W\n\x0bTableStatus\x12\x0c\n\x04rows\x18\x01 \x01(\x04\x12\x0f\n\x07waiting\x18\x02 \x01(\x04\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\x0c\n\x04spec\x18\x05 \x01(\x0c\"\x90\x03\n\x0bStatusReply\x12\x0e\n\x06server\x18\x01 \x01(\r\x12\x0f\n\x07servers\x18\x02 \x01(\r\x12\x1a\n\x12server_incarnation\x18\x03 \x01(\x04\x12\x0e\n\x06rounds\x18\x04 \x01(\x04\x12\x0c\n\x04lost\x18\x05 \x01(\x04\x12\x13\n\x0bincarnation\x18\x06 \x01(\x04\x12\x0f\n\x07through\x18\x07 \x01(\x04\x12\x32\n\x06tables\x18\x08 \x03(\x0b\x32\".jfluid.ps.StatusReply.TablesEntry\x12\x32\n\x06\x62locks\x18\t \x03(\x0b\x32\".jfluid.ps.StatusReply.BlocksEntry\x12\x10\n\x08trainers\x18\n \x03(\r\x12\x10\n\x08snapshot\x18\x0b \x01(\t\x1a\x45\n\x0bTablesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12%\n\x05value\x18\x02 \x01(\x0b\x32\x16.jfluid.ps.TableStatus:\x02\x38\x01\x1a-\n\x0b\x42locksEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"1\n\x0cLeaveRequest\x12!\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x11.jfluid.ps.Caller\"\x0c\n\nLeaveReply*+\n\x06\x43hange\x12\x0c\n\x08GRADIENT\x10\x00\x12\x07\n\x03\x41\x44\x44\x10\x01\x12\n\n\x06\x41SSIGN\x10\x02\x32\x93\x06\n\x0fParameterServer\x12:\n\x06\x43reate\x12\x18.jfluid.ps.CreateRequest\x1a\x16.jfluid.ps.CreateReply\x12\x34\n\x04Pull\x12\x16.jfluid.ps.PullRequest\x1a\x14.jfluid.ps.PullReply\x12\x34\n\x04Push\x12\x16.jfluid.ps.PushRequest\x1a\x14.jfluid.ps.PushReply\x12@\n\x08\x45xchange\x12\x1a.jfluid.ps.ExchangeRequest\x1a\x18.jfluid.ps.ExchangeReply\x12:\n\x06LookUp\x12\x18.jfluid.ps.LookUpRequest\x1a\x16.jfluid.ps.LookUpReply\x12\x30\n\x06Stream\x12\x10.jfluid.ps.Chunk\x1a\x10.jfluid.ps.Chunk(\x01\x30\x01\x12=\n\x07\x42\x61rrier\x12\x19.jfluid.ps.BarrierRequest\x1a\x17.jfluid.ps.BarrierReply\x12\x43\n\tHeartbeat\x12\x1b.jfluid.ps.HeartbeatRequest\x1a\x19.jfluid.ps.HeartbeatReply\x12:\n\x06Shrink\x12\x18.jfluid.ps.ShrinkRequest\x1a\x16.jfluid.ps.ShrinkReply\x12\x34\n\x04Save\x12\x16.jfluid.ps.SaveRequest\x1a\x14.jfluid.ps.SaveReply\x12=\n\x07Restore\x12\x19.jfluid.ps.RestoreRequest\x1a\x17.jfluid.ps.RestoreReply\x12:\n\x06Status\x12\x18.jfluid.ps.StatusRequest\x1a\x16.jfluid.ps.StatusReply\x12\x37\n\x05Leave\x12\x17.jfluid.ps.LeaveRequest\x1a\x15.jfluid.ps.LeaveReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,8 +35,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STATUSREPLY_TABLESENTRY']._serialized_options = b'8\001'
   _globals['_STATUSREPLY_BLOCKSENTRY']._loaded_options = None
   _globals['_STATUSREPLY_BLOCKSENTRY']._serialized_options = b'8\001'
-  _globals['_CHANGE']._serialized_start=2547
-  _globals['_CHANGE']._serialized_end=2590
+  _globals['_CHANGE']._serialized_start=2593
+  _globals['_CHANGE']._serialized_end=2636
   _globals['_CALLER']._serialized_start=40
   _globals['_CALLER']._serialized_end=153
   _globals['_CREATEREQUEST']._serialized_start=155
@@ -66,45 +66,45 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EXCHANGEREPLY']._serialized_start=1250
   _globals['_EXCHANGEREPLY']._serialized_end=1337
   _globals['_LOOKUPREQUEST']._serialized_start=1339
-  _globals['_LOOKUPREQUEST']._serialized_end=1382
-  _globals['_LOOKUPREPLY']._serialized_start=1384
-  _globals['_LOOKUPREPLY']._serialized_end=1413
-  _globals['_CHUNK']._serialized_start=1415
-  _globals['_CHUNK']._serialized_end=1451
-  _globals['_BARRIERREQUEST']._serialized_start=1453
-  _globals['_BARRIERREQUEST']._serialized_end=1534
-  _globals['_BARRIERREPLY']._serialized_start=1536
-  _globals['_BARRIERREPLY']._serialized_end=1550
-  _globals['_HEARTBEATREQUEST']._serialized_start=1552
-  _globals['_HEARTBEATREQUEST']._serialized_end=1605
-  _globals['_HEARTBEATREPLY']._serialized_start=1607
-  _globals['_HEARTBEATREPLY']._serialized_end=1651
-  _globals['_SHRINKREQUEST']._serialized_start=1653
-  _globals['_SHRINKREQUEST']._serialized_end=1731
-  _globals['_SHRINKREPLY']._serialized_start=1733
-  _globals['_SHRINKREPLY']._serialized_end=1760
-  _globals['_SAVEREQUEST']._serialized_start=1762
-  _globals['_SAVEREQUEST']._serialized_end=1809
-  _globals['_SAVEREPLY']._serialized_start=1811
-  _globals['_SAVEREPLY']._serialized_end=1868
-  _globals['_RESTOREREQUEST']._serialized_start=1870
-  _globals['_RESTOREREQUEST']._serialized_end=1920
-  _globals['_RESTOREREPLY']._serialized_start=1922
-  _globals['_RESTOREREPLY']._serialized_end=1954
-  _globals['_STATUSREQUEST']._serialized_start=1956
-  _globals['_STATUSREQUEST']._serialized_end=1988
-  _globals['_TABLESTATUS']._serialized_start=1990
-  _globals['_TABLESTATUS']._serialized_end=2077
-  _globals['_STATUSREPLY']._serialized_start=2080
-  _globals['_STATUSREPLY']._serialized_end=2480
-  _globals['_STATUSREPLY_TABLESENTRY']._serialized_start=2364
-  _globals['_STATUSREPLY_TABLESENTRY']._serialized_end=2433
-  _globals['_STATUSREPLY_BLOCKSENTRY']._serialized_start=2435
-  _globals['_STATUSREPLY_BLOCKSENTRY']._serialized_end=2480
-  _globals['_LEAVEREQUEST']._serialized_start=2482
-  _globals['_LEAVEREQUEST']._serialized_end=2531
-  _globals['_LEAVEREPLY']._serialized_start=2533
-  _globals['_LEAVEREPLY']._serialized_end=2545
-  _globals['_PARAMETERSERVER']._serialized_start=2593
-  _globals['_PARAMETERSERVER']._serialized_end=3380
+  _globals['_LOOKUPREQUEST']._serialized_end=1396
+  _globals['_LOOKUPREPLY']._serialized_start=1398
+  _globals['_LOOKUPREPLY']._serialized_end=1427
+  _globals['_CHUNK']._serialized_start=1429
+  _globals['_CHUNK']._serialized_end=1465
+  _globals['_BARRIERREQUEST']._serialized_start=1467
+  _globals['_BARRIERREQUEST']._serialized_end=1548
+  _globals['_BARRIERREPLY']._serialized_start=1550
+  _globals['_BARRIERREPLY']._serialized_end=1564
+  _globals['_HEARTBEATREQUEST']._serialized_start=1566
+  _globals['_HEARTBEATREQUEST']._serialized_end=1619
+  _globals['_HEARTBEATREPLY']._serialized_start=1621
+  _globals['_HEARTBEATREPLY']._serialized_end=1665
+  _globals['_SHRINKREQUEST']._serialized_start=1667
+  _globals['_SHRINKREQUEST']._serialized_end=1745
+  _globals['_SHRINKREPLY']._serialized_start=1747
+  _globals['_SHRINKREPLY']._serialized_end=1774
+  _globals['_SAVEREQUEST']._serialized_start=1776
+  _globals['_SAVEREQUEST']._serialized_end=1839
+  _globals['_SAVEREPLY']._serialized_start=1841
+  _globals['_SAVEREPLY']._serialized_end=1898
+  _globals['_RESTOREREQUEST']._serialized_start=1900
+  _globals['_RESTOREREQUEST']._serialized_end=1966
+  _globals['_RESTOREREPLY']._serialized_start=1968
+  _globals['_RESTOREREPLY']._serialized_end=2000
+  _globals['_STATUSREQUEST']._serialized_start=2002
+  _globals['_STATUSREQUEST']._serialized_end=2034
+  _globals['_TABLESTATUS']._serialized_start=2036
+  _globals['_TABLESTATUS']._serialized_end=2123
+  _globals['_STATUSREPLY']._serialized_start=2126
+  _globals['_STATUSREPLY']._serialized_end=2526
+  _globals['_STATUSREPLY_TABLESENTRY']._serialized_start=2410
+  _globals['_STATUSREPLY_TABLESENTRY']._serialized_end=2479
+  _globals['_STATUSREPLY_BLOCKSENTRY']._serialized_start=2481
+  _globals['_STATUSREPLY_BLOCKSENTRY']._serialized_end=2526
+  _globals['_LEAVEREQUEST']._serialized_start=2528
+  _globals['_LEAVEREQUEST']._serialized_end=2577
+  _globals['_LEAVEREPLY']._serialized_start=2579
+  _globals['_LEAVEREPLY']._serialized_end=2591
+  _globals['_PARAMETERSERVER']._serialized_start=2639
+  _globals['_PARAMETERSERVER']._serialized_end=3426
 # @@protoc_insertion_point(module_scope)

@@ -4,7 +4,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +144,13 @@ class Service:
         ids = wire.numbers(request.ids, "<i8", f"table {request.table}: ids")
         wire.check_size(4 * len(ids) * table.spec.width + wire.OVERHEAD, wire.LARGEST_MESSAGE)
         self.metrics.rows.labels(request.table, "looked up").inc(len(ids))
-        return pb.LookUpReply(values=table.look_up(ids, train=False).tobytes())
+        if not request.slot:
+            return pb.LookUpReply(values=table.look_up(ids, train=False).tobytes())
+        slots = table.slots(ids)
+        if request.slot not in slots:
+            raise UnknownNameError(f"table {request.table}: its optimizer keeps nothing under the name {request.slot!r}"
+                                   f"{errors.close_to(request.slot, slots)}; there is: {', '.join(slots) or 'nothing'}")
+        return pb.LookUpReply(values=slots[request.slot].tobytes())
 
     def shrink(self, request: pb.ShrinkRequest, alive: Alive = always) -> pb.ShrinkReply:
         call, table = wire.call_of(request.caller), self.store.table(request.table)
@@ -174,25 +180,36 @@ class Service:
     # ---- snapshots ----
 
     def save(self, request: pb.SaveRequest, alive: Alive = always) -> pb.SaveReply:
-        folder, start = _folder(request.folder, self.save_root), time.monotonic()
+        folder = _folder(request.folder, self.save_root)
         with self._saving:
-            if self._saved is not None and request.snapshot == self.snapshot:
-                return self._saved
-            with self.store.cut() as cut:
-                manifest = snapshot.write(cut, folder, request.snapshot, self.server, self.servers)
-            files = [file for part in manifest.tables for file in (part.rows_file, part.rates_file)] + \
-                [part.file for part in manifest.blocks]
-            self.snapshot = request.snapshot
-            self._durable = {(int(t), entry["incarnation"]): entry["through"] for t, entry in cut.ledger.items()}
-            self._saved = pb.SaveReply(rows=sum(part.rows for part in manifest.tables), bytes=sum(file.size for file in files),
-                                       seconds=time.monotonic() - start)
+            if request.tables:
+                return self._write(folder, request.snapshot, request.tables)[0]
+            if self._saved is None or request.snapshot != self.snapshot:
+                self._saved, ledger = self._write(folder, request.snapshot)
+                self._is_saved(request.snapshot, ledger)
             return self._saved
+
+    def _write(self, folder: Path, name: str, only: Sequence[str] = ()) -> tuple[pb.SaveReply, dict[str, Any]]:
+        """(what was written, the ledger at that moment)."""
+        start = time.monotonic()
+        with self.store.cut(only) as cut:
+            manifest = snapshot.write(cut, folder, name, self.server, self.servers)
+        files = [file for part in manifest.tables for file in (part.rows_file, part.rates_file)] + \
+            [part.file for part in manifest.blocks]
+        return pb.SaveReply(rows=sum(part.rows for part in manifest.tables), bytes=sum(file.size for file in files),
+                            seconds=time.monotonic() - start), cut.ledger
+
+    def _is_saved(self, name: str, ledger: dict[str, Any]) -> None:
+        """A snapshot has all that this ledger knows."""
+        self.snapshot = name
+        self._durable = {(int(t), entry["incarnation"]): entry["through"] for t, entry in ledger.items()}
 
     def restore(self, request: pb.RestoreRequest, alive: Alive = always) -> pb.RestoreReply:
         with self._saving:
             manifest = snapshot.restore(self.store, _folder(request.folder, self.save_root), self.server, self.servers,
-                                        request.snapshot)
-            self.snapshot, self._saved = manifest.id, None
+                                        request.snapshot, request.tables)
+            if not request.tables:
+                self.snapshot, self._saved = manifest.id, None
         return pb.RestoreReply(snapshot=manifest.id)
 
     def status(self, request: pb.StatusRequest, alive: Alive = always) -> pb.StatusReply:

@@ -16,7 +16,7 @@ import os
 import re
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
@@ -243,8 +243,11 @@ def latest(folder: str | Path, snapshot: str = "") -> list[Manifest]:
     return manifests
 
 
-def restore(store: Store, folder: str | Path, server: int, servers: int, snapshot: str = "") -> Manifest:
+def restore(store: Store, folder: str | Path, server: int, servers: int, snapshot: str = "",
+            tables: Sequence[str] = ()) -> Manifest:
     """Put server number `server` of `servers` into the state of a snapshot, which as many or other servers wrote.
+
+    With `tables` only these are taken from it, and everything else stays: also what is known of the trainers' calls.
 
     With another number of servers the rows go to the servers that they now belong to, and the trainers must start anew
     (calls of their earlier incarnations are refused). Tables and blocks of the store that the snapshot does not have stay.
@@ -255,7 +258,10 @@ def restore(store: Store, folder: str | Path, server: int, servers: int, snapsho
     folder, manifests = Path(folder), latest(folder, snapshot)
     same = len(manifests) == servers
     own = [manifests[server]] if same else manifests
-    tables = {spec.name: table for spec, table in _read_tables(folder, own, store, None if same else (server, servers))}
+    if tables:
+        _restore_tables(store, folder, own, None if same else (server, servers), tables)
+        return own[0]
+    found = dict(_read_tables(folder, own, store, None if same else (server, servers)))
     blocks, others = dict[str, DenseBlock](), []
     for name, (spec, state) in _read_blocks(folder, own, None if same else set(store.blocks)).items():
         if spec is None:
@@ -265,7 +271,8 @@ def restore(store: Store, folder: str | Path, server: int, servers: int, snapsho
     with store.alone():
         for block, state in others:
             block.restore(state)
-        store.tables.update(tables)
+        for name, table in found.items():
+            store.put_table(name, table)
         store.blocks.update(blocks)
         store.rounds = own[0].rounds
         if same:
@@ -275,23 +282,34 @@ def restore(store: Store, folder: str | Path, server: int, servers: int, snapsho
     return own[0]
 
 
-def _read_tables(folder: Path, manifests: list[Manifest], store: Store,
-                 owner: tuple[int, int] | None) -> Iterator[tuple[specs.TableSpec, SparseTable]]:
+def _restore_tables(store: Store, folder: Path, manifests: list[Manifest], owner: tuple[int, int] | None,
+                    tables: Sequence[str]) -> None:
+    found = dict(_read_tables(folder, manifests, store, owner, tables))
+    if missing := set(tables) - set(found):
+        raise errors.ServerError(f"{folder}: snapshot {manifests[0].id} does not hold table {', '.join(sorted(missing))}")
+    with store.alone():
+        for name, table in found.items():
+            store.put_table(name, table)
+
+
+def _read_tables(folder: Path, manifests: list[Manifest], store: Store, owner: tuple[int, int] | None,
+                 only: Sequence[str] = ()) -> Iterator[tuple[str, SparseTable]]:
     parts: dict[str, list[TablePart]] = {}
     for part in (part for manifest in manifests for part in manifest.tables):
-        parts.setdefault(part.spec.name, []).append(part)
+        if not only or part.spec.name in only:
+            parts.setdefault(part.spec.name, []).append(part)
     for name, group in parts.items():
         spec = store.tables[name].spec if name in store.tables else group[0].spec
         if any(part.spec.model_copy(update={"shards": spec.shards}) != spec for part in group):
             raise errors.ServerError(f"table {name}: the snapshot holds another table: expected {spec!r}, found "
                                      f"{group[0].spec!r}")
-        table = SparseTable(spec)
+        table = store.new_table(spec)
         _read_clock(folder, max(group, key=lambda part: part.step), table)
         for part in group:
             _read_rows(folder, part.rows_file, part.rows, table, False, owner)
             if part.waiting_file:
                 _read_rows(folder, part.waiting_file, part.waiting, table, True, owner)
-        yield spec, table
+        yield name, table
 
 
 def _read_clock(folder: Path, part: TablePart, table: SparseTable) -> None:

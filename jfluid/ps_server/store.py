@@ -2,7 +2,7 @@
 import contextlib
 import enum
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,6 +125,14 @@ class Store:
                 self.tables[spec.name] = SparseTable(spec)
             return self.tables[spec.name]
 
+    def new_table(self, spec: specs.TableSpec) -> SparseTable:
+        """An empty table of the kind that the one of this name is, to be filled from a snapshot."""
+        return SparseTable(spec)
+
+    def put_table(self, name: str, table: SparseTable) -> None:
+        """Take a table that `new_table` made in place of the one of this name. Within `alone`."""
+        self.tables[name] = table
+
     def create_block(self, spec: specs.BlockSpec) -> Block:
         """The block of a spec, made unless it is there. Raises ServerError where the name stands for something else."""
         with self._naming:
@@ -206,13 +214,18 @@ class Store:
             raise
 
     @contextlib.contextmanager
-    def cut(self) -> Iterator[Cut]:
-        """Everything as it is now, between two mutations, to be read while the store goes on changing."""
+    def cut(self, only: Sequence[str] = ()) -> Iterator[Cut]:
+        """Everything (or only these tables) as it is now, between two mutations, to be read while the store goes on changing.
+
+        Raises UnknownNameError for a name that is not a table's.
+        """
+        chosen = {name: self.table(name) for name in only} or self.tables
         with contextlib.ExitStack() as open_cuts:
             with self._gate.alone():
-                tables = {name: open_cuts.enter_context(table.cut()) for name, table in self.tables.items()}
-                blocks = {name: block.state() for name, block in self.blocks.items()}
-                named = {name: block.spec for name, block in self.blocks.items() if isinstance(block, DenseBlock)}
+                tables = {name: open_cuts.enter_context(table.cut()) for name, table in chosen.items()}
+                blocks = {} if only else {name: block.state() for name, block in self.blocks.items()}
+                named = {name: block.spec for name, block in self.blocks.items()
+                         if name in blocks and isinstance(block, DenseBlock)}
                 cut = Cut(tables, blocks, named, self.ledger.state(), self.rounds)
             yield cut
 

@@ -4,6 +4,7 @@ import logging
 from jfluid import errors
 from jfluid.ir.program import Program
 from jfluid.transpiler.pserver import geo, server, startup, trainer
+from jfluid.transpiler.pserver.holdings import holdings
 from jfluid.transpiler.pserver.placement import place
 from jfluid.transpiler.pserver.ports import wait_until_listening
 from jfluid.transpiler.pserver.updates import read_updates
@@ -26,6 +27,7 @@ class ServerJob:
         self._origin, self._startup = request.program.clone(), request.startup.clone()
         self.placement = place(request.config, read_updates(self._origin.global_block()), request.servers(),
                                request.trainer_count(), request.trainer_id, request.sync_mode, self._origin.random_seed)
+        self.holdings = holdings(self.placement, self._origin)
         self._trainer: Program | None = None
         self._geo = request.config.geo_sgd_mode
         if self._geo:
@@ -44,6 +46,7 @@ class ServerJob:
                 trainer.rewrite(self._request.program, self.placement)
                 startup.of_trainer(self._request.startup, self.placement)
             self._trainer = self._request.program
+            self._trainer.holdings = self._request.startup.holdings = self.holdings
         if wait_port and self.placement.config.wait_port:
             wait_until_listening(self.placement.endpoints)
         return self._trainer
@@ -51,9 +54,10 @@ class ServerJob:
     def server_program(self, endpoint: str) -> Program:
         """The program of one server."""
         self._check(endpoint)
-        if self._geo:
-            return geo.build(self.placement, endpoint)
-        return server.build(self.placement, endpoint, self._origin.random_seed)
+        program = geo.build(self.placement, endpoint) if self._geo else \
+            server.build(self.placement, endpoint, self._origin.random_seed)
+        program.holdings = self.holdings
+        return program
 
     def server_startup(self, endpoint: str, program: Program | None = None, startup_program: Program | None = None) -> Program:
         """The startup program of one server, for its `program`."""

@@ -1,0 +1,316 @@
+"""Saving and loading what parameter servers hold.
+
+A folder of `save_persistables` has a file for each variable of the program before it was divided, by its name and in Fluid's
+format, the whole of it whichever servers have its pieces: `fluid.io.load_persistables` reads it, and so do as many or other
+servers. Only the rows of distributed tables, which no process needs to hold, are written by the servers themselves, each its
+own, while they serve: in a folder with the table's name, which has to be the same for all servers.
+"""
+import logging
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jfluid import errors
+from jfluid.distributed import links
+from jfluid.files import model as models
+from jfluid.files.tensor_format import Stored, load_rows, save_in_parts, save_tensors
+from jfluid.files.variables import is_persistable, read_scope
+from jfluid.ir.program import Program
+from jfluid.ir.variable import Variable
+from jfluid.scope import Scope
+from jfluid.transpiler.pserver.holdings import Holdings, Kept, Part
+
+Array = np.ndarray[Any, Any]
+_ASKED_BYTES = 16 << 20  # of rows in one question
+# A distributed table of more bytes does not become a file of an inference model.
+LARGEST_TABLE = 64 << 30
+_LOG = logging.getLogger(__name__)
+
+
+def save_persistables(executor: Any, dirname: str, main_program: Program) -> None:
+    """Save all variables that outlive a run, with those that servers hold: parameters, the optimizer's state, counts of steps.
+
+    In synchronous training the servers stand still while a trainer saves between two of its steps; else each variable is as it
+    is when it is asked for.
+
+    Args:
+        executor: a trainer's; what servers do not hold comes from the global scope.
+        dirname: the folder, made if need be; an absolute path for servers on other machines, that is the same folder for all,
+            where the program has distributed tables.
+        main_program: a trainer's program, that `DistributeTranspiler.get_trainer_program` returned, or a clone of it.
+
+    Raises:
+        ProgramError: the program is none of a trainer.
+        UninitializedError: the scope has no value of a variable that servers do not hold.
+        ServerError: a server does not answer, or cannot write. OSError: this process cannot.
+    """
+    held = _holdings(main_program, "save_persistables")
+    asked = _Asked(held, executor)
+    asked.save([v for v in held.origin.list_vars() if is_persistable(v)], dirname)
+    for name in asked.remote():
+        asked.save_table(name, dirname)
+
+
+def save_inference_model(executor: Any, dirname: str, feeded_var_names: Sequence[str] | str,
+                         target_vars: Sequence[Variable] | Variable, main_program: Program,
+                         export_for_deployment: bool = True, origin_program: Program | None = None) -> list[str]:
+    """Save what computes the targets, as `fluid.io.save_inference_model` does, with the parameters that servers hold.
+
+    The saved model knows no servers: `fluid.io.load_inference_model` loads it anywhere. Distributed tables become ordinary
+    ones, of their declared height: ids that no trainer has shown have the row that they would be born with.
+
+    Args:
+        executor, dirname, feeded_var_names, target_vars, export_for_deployment: as of `fluid.io.save_inference_model`.
+        main_program: a trainer's program.
+        origin_program: what to save; by default the trainer's program as it was before it was divided.
+
+    Returns:
+        Names of the targets in the saved program.
+
+    Raises what `save_persistables` does, and UnsupportedError for a distributed table of more than 64 GiB.
+    """
+    held = _holdings(main_program, "save_inference_model")
+    program = _without_servers(origin_program if origin_program is not None else held.origin)
+    names = models.save_inference_model(dirname, feeded_var_names, target_vars, executor, program,
+                                        export_for_deployment=export_for_deployment, program_only=True)
+    saved = program
+    if export_for_deployment:
+        saved = models.read_program(os.path.join(os.fspath(dirname), "__model__"))
+    _Asked(held, executor, whole=True).save([v for v in saved.list_vars() if is_persistable(v)], dirname)
+    return names
+
+
+def _without_servers(program: Program) -> Program:
+    """A copy whose look-ups read their tables here."""
+    twin = program._copy()
+    for op in (op for block in twin.blocks for op in block.ops):
+        for name in ("is_distributed", "remote_prefetch"):
+            if op.attrs.get(name):
+                op.attrs[name] = False
+    twin._touch()
+    return twin
+
+
+def save_one_table(executor: Any, name: str, dirname: str, program: Program) -> None:
+    """Save one parameter whose gradient has sparse rows, with the optimizer's state of its rows.
+
+    Args:
+        executor: a trainer's.
+        name: the parameter.
+        dirname: as of `save_persistables`.
+        program: a trainer's program.
+
+    Raises ProgramError for a name that is none of a table, and what `save_persistables` does.
+    """
+    held = _holdings(program, "save_one_table")
+    table = _table(held, name, "save_one_table")
+    asked = _Asked(held, executor)
+    if table.distributed:
+        asked.save_table(name, dirname)
+    else:
+        own = {n for n, kept in held.kept.items() if kept.table == name}
+        asked.save([v for v in held.origin.list_vars() if v.name in own], dirname)
+
+
+def load_one_table(executor: Any, name: str, dirname: str, program: Program) -> None:
+    """Put a distributed table into the state in which `save_one_table`, or `save_persistables`, saved it, while servers serve.
+
+    Their number may be another one than then. Arguments and errors are those of `save_one_table`; UnsupportedError for a table
+    that is not distributed, and ServerError when a file is missing or damaged, or is another table's.
+    """
+    held = _holdings(program, "load_one_table")
+    if not _table(held, name, "load_one_table").distributed:
+        raise errors.UnsupportedError(f"load_one_table: {name} is not distributed: its rows are loaded before servers serve, "
+                                      "with fleet.init_server(model_dir)")
+    _Asked(held, executor).client.restore(_folder(dirname, name), tables=[name])
+
+
+def shrink(executor: Any, name: str | None, age: int, program: Program) -> int:
+    """Drop rows of distributed tables that none of the last `age` updates of their server has touched.
+
+    Args:
+        executor: a trainer's.
+        name: the table; all distributed ones when None.
+        age: updates, at least 1.
+        program: a trainer's program.
+
+    Returns:
+        How many rows were dropped.
+
+    Raises ProgramError for a name that is none of a distributed table, ServerError for an age below 1.
+    """
+    held = _holdings(program, "shrink")
+    asked = _Asked(held, executor)
+    if name is not None and not _table(held, name, "shrink").distributed:
+        raise errors.ProgramError(f"shrink: {name} is not distributed: all its rows are part of the parameter, and stay")
+    return sum(asked.client.shrink(table, age) for table in ([name] if name is not None else asked.remote()))
+
+
+def _holdings(program: Program, what: str) -> Holdings:
+    held = getattr(program, "holdings", None)
+    if not isinstance(held, Holdings):
+        raise errors.ProgramError(f"{what}: expected a trainer's program, that DistributeTranspiler.get_trainer_program (or "
+                                  "fleet.main_program) gave in this process: others do not say what servers hold")
+    return held
+
+
+def _table(held: Holdings, name: str, what: str) -> Kept:
+    found = held.kept.get(name)
+    if found is None or found.table != name:
+        tables = [k for k, kept in held.kept.items() if kept.table == k]
+        raise errors.ProgramError(f"{what}: {name} is no table; there is: {', '.join(tables) or 'none'}"
+                                  + errors.close_to(name, tables))
+    return found
+
+
+def _folder(dirname: str, table: str) -> str:
+    return os.path.join(os.path.abspath(os.fspath(dirname)), table)
+
+
+class _Asked:
+    """What servers hold, asked for by a trainer.
+
+    Args:
+        whole: distributed tables are asked for too, instead of being left to the servers.
+    """
+
+    def __init__(self, held: Holdings, executor: Any, whole: bool = False):
+        self._held, self._whole = held, whole
+        self.client = links.borrowed(held.endpoints, held.trainer, executor).client
+
+    def remote(self) -> list[str]:
+        """Distributed tables: servers save them themselves."""
+        return [name for name, kept in self._held.kept.items() if kept.distributed and kept.parameter]
+
+    def save_table(self, name: str, dirname: str) -> None:
+        """Have the servers save a table."""
+        self.client.save(_folder(dirname, name), tables=[name])
+
+    def save(self, variables: Iterable[Variable], dirname: str) -> None:
+        """Save variables by their names, those that servers do not hold from the scope."""
+        for var in variables:
+            path, kept = os.path.join(os.fspath(dirname), var.name), self._held.kept.get(var.name)
+            if kept is None:
+                save_tensors(path, read_scope([var.name]))
+            elif not kept.table:
+                save_tensors(path, [Stored(self._dense(kept))])
+            elif not kept.distributed:
+                save_in_parts(path, kept.dtype, kept.shape, self._rows(kept))
+            elif self._whole:
+                self._check_size(kept)
+                save_in_parts(path, kept.dtype, kept.shape, self._rows(kept))
+
+    def _check_size(self, kept: Kept) -> None:
+        size = 4 * kept.width * kept.shape[0]
+        if size > LARGEST_TABLE:
+            raise errors.UnsupportedError(
+                f"save_inference_model: table {kept.name} has {kept.shape[0]} rows, {size >> 30} GiB; a model takes tables of "
+                f"up to {LARGEST_TABLE >> 30} GiB. Declare it with the height that ids need, or let servers answer: "
+                "save_persistables, and jfluid.ps_server.client.Client.look_up")
+
+    def _dense(self, kept: Kept) -> Array:
+        parts = [self._part(kept, part) for part in (kept.parts if kept.cut else kept.parts[:1])]
+        return np.concatenate(parts) if len(parts) > 1 else parts[0]
+
+    def _part(self, kept: Kept, part: Part) -> Array:
+        """What one server has. Parameters travel as they are, other variables as their bytes."""
+        name, dtype = f"{part.name}@{part.server}@saved", np.dtype(kept.dtype)
+        count = int(np.prod(part.shape))
+        words = count if kept.parameter else -(-count * dtype.itemsize // 4)
+        self.client.place_block(name, part.server, (words,), part.name)
+        try:
+            value = self.client.pull(blocks=[name], train=False).blocks[name]
+        finally:
+            self.client.forget_block(name)
+        if kept.parameter:
+            return value.astype(dtype, copy=False).reshape(part.shape)
+        return np.frombuffer(value.tobytes()[:count * dtype.itemsize], dtype).reshape(part.shape)
+
+    def _rows(self, kept: Kept) -> Iterator[Array]:
+        """A table's values, or a part of its optimizer's state, in the order of rows."""
+        from jfluid.ps_server.client import Stretch
+        table, own = self._held.kept[kept.table], kept.name != kept.table
+        if kept.distributed:
+            self.client.place_table(kept.table, kept.width)
+            yield from self._looked_up(kept, kept.table, kept.shape[0], kept.name if own else "")
+            return
+        for there, part in zip(table.parts, kept.parts, strict=True):
+            name = f"{there.name}@{there.server}@saved"
+            self.client.place_table(name, kept.width, [Stretch(there.name, there.server, 0, there.shape[0])])
+            yield from self._looked_up(kept, name, there.shape[0], part.name if own else "")
+
+    def _looked_up(self, kept: Kept, table: str, rows: int, slot: str) -> Iterator[Array]:
+        step = max(_ASKED_BYTES // (4 * max(kept.width, 1)), 1)
+        for begin in range(0, rows, step):
+            ids = np.arange(begin, min(begin + step, rows), dtype=np.int64)
+            values = self.client.look_up(table, ids, slot)
+            yield values.astype(kept.dtype, copy=False).reshape(len(ids), *kept.shape[1:])
+
+
+# ---- servers -----------------------------------------------------------------------------------------------------------
+
+def load(model_dir: str, server_main_program: Program, executor: Any, scope: Scope) -> None:
+    """Put what a server holds into the state in which it was saved, before it serves and after its startup program.
+
+    The folder is one of `save_persistables`, here or of Fluid, whichever number of servers there was; or one with the
+    parameters alone, such as a saved inference model: then the optimizer's state begins anew. Learning rates are those of the
+    program.
+
+    Args:
+        model_dir: the folder.
+        server_main_program: of `DistributeTranspiler.get_pserver_program`.
+        executor: a server's; values go to the scope directly.
+        scope: where the startup program ran.
+
+    Raises:
+        ProgramError: the program is none of a server.
+        FileFormatError: a file is missing, damaged, or of another shape. The scope is then as it was.
+    """
+    held = _holdings(server_main_program, "load")
+    serving = [op for op in server_main_program.global_block().ops if op.type == "listen_and_serv"]
+    if not serving:
+        raise errors.ProgramError("load: expected a server's program, that DistributeTranspiler.get_pserver_program gave")
+    _Loading(Path(model_dir), held, serving[0].attr("pserver_id")).into(scope)
+
+
+class _Loading:
+    """A folder, for one server."""
+
+    def __init__(self, folder: Path, held: Holdings, server: int):
+        if not folder.is_dir():
+            raise errors.FileFormatError(f"{folder}: there is no such folder")
+        self._folder = folder
+        mine = [(kept, part) for kept in held.kept.values() for part in kept.parts if part.server == server]
+        self._parameters = [m for m in mine if m[0].parameter]
+        self._state = [m for m in mine if not (m[0].parameter or m[0].setting or m[0].distributed)]
+
+    def into(self, scope: Scope) -> None:
+        """Set the variables, when all could be read."""
+        there = [m for m in self._state if (self._folder / m[0].name).exists()]
+        if there and len(there) < len(self._state):
+            missing = sorted({kept.name for kept, part in self._state} - {kept.name for kept, _ in there})
+            raise errors.FileFormatError(f"{self._folder}: the optimizer's state is there in part: {', '.join(missing)} "
+                                         "missing. Remove the other files of it to begin it anew, or complete the folder")
+        if not there and self._state:
+            _LOG.info("%s holds parameters only: the optimizer's state begins anew", self._folder)
+        found = [(kept, part, self._read(kept, part)) for kept, part in self._parameters + there]
+        for kept, part, value in found:
+            if value is None:
+                scope.var(part.name).saved = str(self._folder / kept.name)
+                continue
+            scope.var(part.name).get_tensor().set(value)
+            for i, count in enumerate(kept.counts):
+                scope.var(count).get_tensor().set(value if i == 0 else np.zeros_like(value))
+
+    def _read(self, kept: Kept, part: Part) -> Array | None:
+        """A part of a variable; None for a distributed table, which is read when the server has it."""
+        path = self._folder / kept.name
+        if kept.distributed:
+            if not path.exists():
+                raise errors.FileFormatError(f"{path}: there is no such file or folder, and table {kept.name} needs it")
+            return None
+        rows = part.shape[0] if kept.cut else kept.shape[0]
+        return load_rows(path, kept.name, kept.dtype, kept.shape, part.first if kept.cut else 0, rows)

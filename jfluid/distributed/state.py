@@ -1,0 +1,79 @@
+"""Variables of a server's scope as blocks: what snapshots keep beside parameters, and what those ask for who save it whole."""
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jfluid import errors
+
+if TYPE_CHECKING:
+    from jfluid.distributed.program_store import ProgramStore
+
+Array = np.ndarray[Any, Any]
+
+
+def packed(arrays: Sequence[Array]) -> Array:
+    """The bytes of arrays, as float32."""
+    data = b"".join(a.tobytes() for a in arrays)
+    return np.frombuffer(data + b"\0" * (-len(data) % 4), np.float32)
+
+
+def unpacked(numbers: Array, described: Sequence[Any]) -> list[Array]:
+    """The arrays of which these are the bytes, by (name, dtype, shape)."""
+    data, at, arrays = numbers.tobytes(), 0, []
+    for _, dtype, shape in described:
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        arrays.append(np.frombuffer(data[at:at + size], dtype).reshape(shape))
+        at += size
+    return arrays
+
+
+class Variables:
+    """Variables of the server's scope, as a block that holds their bytes."""
+
+    learning_rate = 0.0
+
+    def __init__(self, store: "ProgramStore", name: str, names: Sequence[str]):
+        self.name, self._store, self._names = name, store, list(names)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.read()[0].size,)
+
+    @property
+    def version(self) -> int:
+        """One that was never seen: others change the variables."""
+        return time.time_ns()
+
+    def read(self) -> tuple[Array, int]:
+        """(the bytes as float32, version)."""
+        with self._store.lock:
+            return packed([self._store.value(n) for n in self._names]), self.version
+
+    def push(self, gradient: Array, learning_rate: float | None = None) -> int:
+        raise errors.ServerError(f"{self.name}: the server's program computes it; it takes no changes")
+
+    add = assign = push
+
+    def state(self) -> dict[str, Any]:
+        """Everything that a snapshot needs."""
+        with self._store.lock:
+            arrays = [self._store.value(n) for n in self._names]
+            return {"numbers": packed(arrays), "variables": self._described(arrays)}
+
+    def check(self, state: dict[str, Any]) -> None:
+        """Raise ServerError for a `state` of other variables."""
+        there = self._described([self._store.value(n) for n in self._names])
+        if there != state.get("variables"):
+            raise errors.ServerError(f"block {self.name}: expected {there}, found {state.get('variables')}")
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over a `state`. Raises ServerError when it is that of other variables."""
+        with self._store.lock:
+            self.check(state)
+            for name, array in zip(self._names, unpacked(state["numbers"], state["variables"]), strict=True):
+                self._store.tensor(name).set(array)
+
+    def _described(self, arrays: Sequence[Array]) -> list[Any]:
+        return [[n, str(a.dtype), list(a.shape)] for n, a in zip(self._names, arrays, strict=True)]

@@ -1,0 +1,27 @@
+"""Synchronous training: N trainers equal one trainer on the joined batch."""
+import numpy as np
+import pytest
+
+from tests.distributed.jobs import Job, alone
+
+STEPS = range(20)
+# Every pair of (optimizer, table, sliced, servers, trainers) values is in one of these.
+CASES = [
+    ("sgd", "dense", True, 1, 2), ("sgd", "sparse", False, 2, 3), ("sgd", "distributed", True, 3, 2),
+    ("momentum", "dense", False, 2, 3), ("momentum", "sparse", True, 3, 2), ("momentum", "distributed", False, 1, 3),
+    ("adam", "dense", True, 3, 3), ("adam", "sparse", True, 1, 3), ("adam", "distributed", False, 2, 2),
+    ("adagrad", "dense", False, 2, 2), ("adagrad", "sparse", False, 1, 2), ("adagrad", "distributed", True, 3, 3),
+    ("adam", "sparse", True, 2, 2), ("momentum", "distributed", True, 2, 2),
+]
+
+
+@pytest.mark.parametrize(("optimizer", "kind", "sliced", "servers", "trainers"), CASES)
+def test_trainers_equal_one(optimizer, kind, sliced, servers, trainers):
+    with Job(kind, optimizer, servers, trainers, slice_var_up=sliced) as job:
+        job.begin()
+        losses = job.steps(STEPS)
+        found = job.parameters()
+    wanted, parameters = alone(kind, optimizer, STEPS)
+    np.testing.assert_allclose(losses, wanted, rtol=1e-4, atol=1e-6)
+    for name, value in parameters.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
