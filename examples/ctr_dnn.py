@@ -162,7 +162,7 @@ def predict_lines(model_dir, lines, args):
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--strategy", choices=sorted(STRATEGIES), default="half_async", help="how trainers work together with servers")
+    add("--strategy", choices=sorted(STRATEGIES), default="sync", help="how trainers work together with servers")
     add("--push_every", type=int, default=20, help="with --strategy geo: steps between two exchanges")
     add("--is_distributed", action="store_true", help="rows of the table appear at the servers when they are first shown")
     add("--lines", type=int, default=204_800, help="lines to train with, of all trainers together")

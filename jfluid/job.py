@@ -360,9 +360,9 @@ class Restarts(BaseModel):
 class Snapshots(BaseModel):
     """Snapshots of the servers' tables and blocks, which a server that is started again begins with.
 
-    `folder` must be the same for all servers (on several hosts: on a disk that they share). Each trainer keeps up to
-    `keep_bytes` of what it has pushed to a server since the last snapshot, and sends it again to one that was restored.
-    With `resume` the servers begin with the newest snapshot in the folder; without it the folder must hold none.
+    Each server has a folder of its own in `folder`, on its host. Each trainer keeps up to `keep_bytes` of what it has pushed
+    to a server since the last snapshot, and sends it again to one that was restored. With `resume` the servers begin with
+    the newest snapshots, if there are any; without it the folder must hold none.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)

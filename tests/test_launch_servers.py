@@ -327,8 +327,8 @@ wait_for("pid.s0")
 
 @process
 def test_snapshots_of_an_earlier_job_are_not_taken_for_this_ones():
-    Path("cuts").mkdir()
-    write("cuts/a.00000-of-00001.json", "{}")
+    Path("cuts/server-0").mkdir(parents=True)
+    write("cuts/server-0/a.00000-of-00001.json", "{}")
     result = launched("--servers", "1", "--set=snapshots.folder=cuts", *GRACE, script())
     assert result.returncode == 2
-    assert "snapshots.folder: cuts holds snapshots already; go on from the newest with" in result.stderr
+    assert "snapshots.folder: cuts holds snapshots of an earlier job; go on from them with" in result.stderr

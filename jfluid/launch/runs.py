@@ -158,9 +158,9 @@ def _places(job: ParameterServerJob, endpoints: list[list[str]]) -> tuple[list[s
 def _check_snapshots(job: Job) -> None:
     """Raises JobError when servers would take an earlier job's snapshots for their own."""
     snapshots = job.snapshots if isinstance(job, ParameterServerJob) else None
-    if snapshots is not None and not snapshots.resume and any(Path(snapshots.folder).glob("*.json")):
-        raise JobError(f"jfluid-launch: snapshots.folder: {snapshots.folder} holds snapshots already; go on from the newest "
-                       "with --set snapshots.resume=true, or name another folder")
+    if snapshots is not None and not snapshots.resume and any(Path(snapshots.folder).glob("server-*/*.json")):
+        raise JobError(f"jfluid-launch: snapshots.folder: {snapshots.folder} holds snapshots of an earlier job; go on from "
+                       "them with --set snapshots.resume=true, or name another folder")
 
 
 def _number_of_ports(job: GangJob, gpus: Sequence[str]) -> int:
