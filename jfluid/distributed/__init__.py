@@ -3,6 +3,7 @@
 | module | holds |
 |---|---|
 | `work` | what a trainer's program asks of servers, read from its operators |
+| `computing` | where a trainer's step computes: one device, or several that bring gradients together first |
 | `trainer` | runs a trainer's program: rows in, compute, gradients out, parameters in |
 | `strategies` | how gradients and parameters travel: synchronous, half-asynchronous, asynchronous, GEO |
 | `communicator` | `fluid.communicator.Communicator`: switches a strategy on |

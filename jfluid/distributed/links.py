@@ -3,6 +3,7 @@ import ipaddress
 import itertools
 import math
 import os
+import re
 import secrets
 import threading
 import time
@@ -27,6 +28,9 @@ def job_token(endpoints: Sequence[str]) -> str:
     asked for). Raises ServerError for a job on several machines without a token.
     """
     if TOKEN in os.environ:
+        if not re.fullmatch(r"[\x21-\x7e]{16,1024}", os.environ[TOKEN]):
+            raise errors.ServerError(f"{TOKEN}: expected 16 to 1024 printable characters without spaces, found "
+                                     f"{len(os.environ[TOKEN])} characters")
         return os.environ[TOKEN]
     beyond = [e for e in endpoints if not _is_loopback(e.rpartition(":")[0])]
     if beyond:
