@@ -1,8 +1,9 @@
 """Running a trainer's program: rows come in, the program computes, gradients go out, parameters come in."""
 import functools
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from jfluid.distributed import Runner, links
 from jfluid.distributed.computing import Computing, Feed, OneDevice, Replicas
 from jfluid.distributed.links import Link
 from jfluid.distributed.strategies import DIRECT, Gradients, Strategy
+from jfluid.distributed.watch import RowCount
 from jfluid.distributed.work import LookUp, RowsSent, Work
 from jfluid.ir.program import Program
 from jfluid.lod_tensor import LoDTensor, SelectedRows
@@ -68,6 +70,9 @@ class Trainer(Runner):
         if parallel.alone:
             computing = OneDevice(self.work, self._executor, owned)
         return self._run(computing, feed, fetches, scope, parallel.repeats)
+
+    def counts(self) -> AbstractContextManager[Callable[[], dict[str, int]]]:
+        return RowCount(self._linked().client) if self.work.tables else nullcontext(dict)
 
     def _run(self, computing: Computing, feed: Any, fetches: Sequence[str], scope: Scope, times: int = 1) -> list[list[Any]]:
         ahead = feed if isinstance(feed, Ahead) else None
