@@ -15,8 +15,8 @@
 | `snapshots` | what servers write while they serve, to go on from when they are started again |
 | `checkpoint` | what servers hold, saved whole and loaded by others |
 
-`runner` is the only door: an Executor asks it what to do with each program. `rounds` tells a trainer that is started again where
-to go on.
+`runner` is the only door: an Executor asks it what to do with each program. `rounds` tells a trainer that is started again
+where to go on.
 """
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from jfluid import errors, flags
 from jfluid.distributed import snapshots
+from jfluid.distributed.environment import client_options
 
 if TYPE_CHECKING:
     from jfluid.distributed.strategies import Strategy
@@ -106,7 +107,7 @@ class Link:
         from jfluid.ps_server.client import Client
         self.endpoints, self.trainer = list(endpoints), trainer
         self.client = Client(endpoints, job_token(endpoints), trainer, timeout_s=flags.get("FLAGS_rpc_deadline") / 1000,
-                             keep_bytes=snapshots.kept_bytes())
+                             keep_bytes=snapshots.kept_bytes(), **client_options())
         self.careful = snapshots.wanted() and len(endpoints) > 1
         self.rounds = self._agreed()
         self.strategy: Strategy | None = None
@@ -118,8 +119,8 @@ class Link:
     def _agreed(self) -> int:
         """How many rounds all servers have applied.
 
-        A trainer that was killed may have left its gradients of one more round at all servers, and confirmed them at some: then
-        they are confirmed at the others.
+        A trainer that was killed may have left its gradients of one more round at all servers, and confirmed them at some:
+        then they are confirmed at the others.
         """
         statuses = self.client.status()
         least, most = min(s.rounds for s in statuses), max(s.rounds for s in statuses)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jfluid.files.tensor_format import load_tensors
-from tests.distributed.jobs import Job, ports
+from tests.distributed.jobs import ports
 
 pytestmark = pytest.mark.process
 LIMIT_S = 60
