@@ -1,4 +1,4 @@
-# `make demo` trains a network on handwritten digits, `make test` runs the tests, `make lint` reads the code. Each
+# `make demo` trains a click model with two parameter servers and two trainers, `make test` runs the tests, `make lint` reads the code. Each
 # first makes a virtual environment in $(VENV) with the pinned versions of constraints.txt.
 VENV ?= .venv
 WORKERS ?= 2
@@ -9,7 +9,7 @@ PYTHONS := $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11)
 .PHONY: demo test lint clean
 
 demo: $(VENV)/.demo
-	$(BIN)/jfluid-launch configs/recognize_digits.yaml
+	$(BIN)/jfluid-launch configs/ctr_dnn.yaml
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)

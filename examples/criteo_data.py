@@ -43,6 +43,7 @@ class ClickModel:
     """A logistic model of clicks whose effects are drawn from `seed`."""
 
     def __init__(self, seed: int):
+        self.seed = seed
         draw = np.random.default_rng(seed)
         sizes = draw.permutation(np.geomspace(4, 300, CATEGORIES).round().astype(int))
         self._chances = [_zipf(size) for size in sizes]
@@ -132,15 +133,21 @@ def area_under_curve(labels, scores):
     return (ranks[labels != 0].sum() - positives * (positives + 1) / 2) / (positives * negatives)
 
 
-def write(folder, clicks, name, files):
-    """Write the lines to `files` files, name-0.txt and so on; returns their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
-    lines = list(clicks.lines())
-    paths = [folder / f"{name}-{number}.txt" for number in range(files)]
-    for number, path in enumerate(paths):
-        part = lines[len(lines) * number // files:len(lines) * (number + 1) // files]
-        path.write_text("".join(line + "\n" for line in part))
-    return [str(path) for path in paths]
+def write(path, clicks):
+    """Write the lines to a file."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(line + "\n" for line in clicks.lines()))
+
+
+def clicks_of(model, name, lines, files=1):
+    """The clicks of one of `files` files, such as train-2.txt, which have so many `lines` together.
+
+    They depend on the model's seed and the file's name only: processes that read different files need not make them all.
+    """
+    kind, number = Path(name).stem.rsplit("-", 1)
+    own = lines * (int(number) + 1) // files - lines * int(number) // files
+    return model.draw(own, np.random.default_rng([model.seed, *kind.encode(), int(number)]))
 
 
 def main():
@@ -151,10 +158,12 @@ def main():
     parser.add_argument("--files", type=int, default=4, help="files to train with")
     parser.add_argument("--seed", type=int, default=90)
     args = parser.parse_args()
-    model, draw = ClickModel(args.seed), np.random.default_rng(args.seed + 1)
-    test = model.draw(args.test_lines, draw)
-    write(args.output_dir, test, "test", 1)
-    write(args.output_dir, model.draw(args.lines, draw), "train", args.files)
+    model = ClickModel(args.seed)
+    test = clicks_of(model, "test-0.txt", args.test_lines)
+    write(args.output_dir / "test-0.txt", test)
+    for number in range(args.files):
+        name = f"train-{number}.txt"
+        write(args.output_dir / name, clicks_of(model, name, args.lines, args.files))
     print(f"{args.output_dir}: {args.lines} lines in {args.files} files, {args.test_lines} to test with, "
           f"{test.labels.mean():.1%} of these clicked")
     print(f"best reachable AUC: {area_under_curve(test.labels, test.probabilities):.4f}")

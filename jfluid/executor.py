@@ -4,7 +4,8 @@ import hashlib
 import os
 import secrets
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,12 @@ class Executor:
             self._start(parallel)
         runner = self._runner(_resolve(program) if parallel is None else parallel.program)
         return batches if runner is None else runner.ahead(batches, parallel)
+
+    def _counts(self, program: Any) -> AbstractContextManager[Callable[[], dict[str, int]]]:
+        """What a display of progress shows of parameter servers, while it is entered."""
+        parallel = getattr(program, "_parallel", None)
+        runner = self._runner(_resolve(program) if parallel is None else parallel.program)
+        return nullcontext(dict) if runner is None else runner.counts()
 
     def _run_with_servers(self, runner: Any, feed: Any, fetch_list: Sequence[Any] | None, scope: Scope | None,
                           numpy: bool, prune: bool, owned: bool) -> list[Any]:

@@ -15,19 +15,23 @@
     nodes: 2                        # hosts, each of which runs jfluid-launch
     ips: [10.0.0.1, 10.0.0.2]       # their addresses, or the coordinator's: coordinator: "10.0.0.1:6069"
 
-    mode: parameter_server
-    servers: 2                      # on this host; or a list: ["10.0.0.1:6170", "10.0.0.2:6170"]
+    mode: parameter_server          # or ps
+    servers: 2                      # on each host; or a list: ["10.0.0.1:6170", "10.0.0.2:6170"]
     trainers: 4
+    server_grace: 10                # seconds that servers have to end by themselves once all trainers have
+    restarts: {servers: 1, trainers: 1}             # how often one process is started again while the others go on
+    snapshots: {folder: /data/ctr, every_s: 60}     # of the servers; a server that is started again has its rows from there
 
 YAML is read by its version 1.2 core rules, so that `no` is text and `1e-3` a number; duplicate keys, tags and
 aliases are refused. Every error names file, line and column.
 """
+import os
 import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, get_args
 
 import yaml
 from pydantic import (
@@ -50,7 +54,9 @@ Key = tuple[str | int, ...]
 # Variables that the launcher gives each process of a gang.
 ASSIGNED = ("PADDLE_TRAINER_ID", "PADDLE_TRAINERS_NUM", "PADDLE_CURRENT_ENDPOINT", "PADDLE_TRAINER_ENDPOINTS",
             "PADDLE_PSERVER_ID", "PADDLE_PSERVERS_IP_PORT_LIST", "PADDLE_PORT", "POD_IP", "TRAINING_ROLE",
-            "FLAGS_selected_gpus", "CUDA_VISIBLE_DEVICES")
+            "FLAGS_selected_gpus", "CUDA_VISIBLE_DEVICES", "JFLUID_PS_RESTORE")
+# What the section `snapshots` becomes.
+SNAPSHOT_VARIABLES = ("JFLUID_PS_SNAPSHOT_FOLDER", "JFLUID_PS_SNAPSHOT_EVERY_S", "JFLUID_PS_KEEP_BYTES")
 
 
 class JobError(JFluidError, ValueError):
@@ -222,6 +228,7 @@ def _places(value: Any) -> Any:
 
 
 Count = Annotated[int, Field(ge=1)]
+Natural = Annotated[int, Field(ge=0)]
 Port = Annotated[int, Field(ge=1024, le=65535)]
 Host = Annotated[str, Field(pattern=r"^[\w.-]+$")]
 Endpoint = Annotated[str, AfterValidator(_endpoint)]
@@ -245,7 +252,7 @@ class Job(BaseModel):
     env: dict[EnvironmentName, Annotated[Any, AfterValidator(_environment_text)]] = Field(default_factory=dict)
     log_dir: Annotated[str, Field(min_length=1)] = "mylog"
     stall_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    max_restarts: Annotated[int, Field(ge=0)] = 0
+    max_restarts: Natural = 0
 
     @field_validator("script")
     @classmethod
@@ -257,9 +264,9 @@ class Job(BaseModel):
     @field_validator("mode")
     @classmethod
     def _is_of_this_class(cls, mode: str) -> str:
-        if JOBS.get(mode) is not cls:
+        if JOBS.get(_full_mode(mode)) is not cls:
             raise ValueError(f"must be {' or '.join(JOBS)}")
-        return mode
+        return str(_full_mode(mode))
 
     def arguments(self) -> list[str]:
         """The script's command line arguments."""
@@ -341,40 +348,100 @@ class CollectiveJob(GangJob):
         return self
 
 
-class ParameterServerJob(GangJob):
-    """Parameter servers and trainers: so many on this host, or lists of `host:port` when there are several hosts.
+class Restarts(BaseModel):
+    """How often one server, and one trainer, is started again when it fails, while the other processes go on."""
 
-    The trainers on a host share its `gpus` evenly; servers run on the CPU.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    servers: Natural = 0
+    trainers: Natural = 0
+
+
+class Snapshots(BaseModel):
+    """Snapshots of the servers' tables and blocks, which a server that is started again begins with.
+
+    Each server has a folder of its own in `folder`, on its host. Each trainer keeps up to `keep_bytes` of what it has pushed
+    to a server since the last snapshot, and sends it again to one that was restored. With `resume` the servers begin with
+    the newest snapshots, if there are any; without it the folder must hold none.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    folder: Annotated[str, Field(min_length=1)]
+    every_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 60.0
+    keep_bytes: Natural = 256 << 20
+    resume: bool = False
+
+    def variables(self) -> dict[str, str]:
+        """What servers and trainers find in their environment."""
+        return dict(zip(SNAPSHOT_VARIABLES, (os.path.abspath(self.folder), repr(self.every_s), str(self.keep_bytes)),
+                        strict=True))
+
+
+class ParameterServerJob(GangJob):
+    """Parameter servers and trainers: so many on each host, or lists of `host:port`.
+
+    The trainers on a host share its `gpus` evenly; servers run on the CPU. When all trainers have ended, the servers have
+    `server_grace` seconds to end by themselves.
     """
 
     mode: str = "parameter_server"
     servers: Annotated[Any, AfterValidator(_places)] = 1
     trainers: Annotated[Any, AfterValidator(_places)] = 1
+    server_grace: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 10.0
+    restarts: Restarts = Field(default_factory=Restarts)
+    snapshots: Snapshots | None = None
+
+    @field_validator("restarts", mode="before")
+    @classmethod
+    def _of_both_roles(cls, value: Any) -> Any:
+        return {"servers": value, "trainers": value} if type(value) is int else value
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        lists = [places for places in (self.servers, self.trainers) if isinstance(places, list)]
+        lists = self._lists()
         both = [place for places in lists for place in places]
         if len(set(both)) < len(both):
             raise ValueError("servers and trainers must all have different endpoints")
-        if self.ips is not None:
-            raise ValueError("ips is for collective jobs; give servers and trainers as lists of host:port")
-        if self.hosts() and len(lists) < 2:
-            raise ValueError("on several hosts servers and trainers must both be lists of host:port")
-        if self.nodes not in (None, len(self.hosts()) or 1):
+        if lists and self.ips is not None:
+            raise ValueError("ips does not go with lists of host:port, which say where servers and trainers are")
+        if (self.hosts() or self.nodes not in (None, 1)) and len(lists) == 1:
+            raise ValueError("on several hosts servers and trainers must both be lists of host:port, or both numbers")
+        if lists and self.nodes not in (None, len(self.hosts()) or 1):
             raise ValueError(f"nodes is {self.nodes}, but servers and trainers are on {len(self.hosts()) or 1} hosts")
         if not self.hosts():
             self.check_shares(len(self.trainers) if isinstance(self.trainers, list) else self.trainers)
         return self
 
+    @model_validator(mode="after")
+    def _keeps_what_servers_hold(self) -> Self:
+        if self.restarts.servers and self.snapshots is None:
+            raise ValueError("a server that is started again needs snapshots, or it has lost its rows: add "
+                             "snapshots: {folder: ...}, or set restarts.servers to 0")
+        taken = [name for name in SNAPSHOT_VARIABLES if self.snapshots is not None and name in self.env]
+        if taken:
+            raise ValueError(f"env sets {' and '.join(taken)}, which the section snapshots does; remove it")
+        return self
+
+    def _lists(self) -> list[list[str]]:
+        return [places for places in (self.servers, self.trainers) if isinstance(places, list)]
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether endpoints are given, of servers, trainers or both."""
+        return bool(self._lists())
+
     def hosts(self) -> list[str]:
         """The hosts of the lists of endpoints, if there are several, in order."""
-        lists = [places for places in (self.servers, self.trainers) if isinstance(places, list)]
-        hosts = list(dict.fromkeys(endpoint(place)[0] for places in lists for place in places))
+        hosts = list(dict.fromkeys(endpoint(place)[0] for places in self._lists() for place in places))
         return hosts if len(hosts) > 1 else []
 
 
 JOBS: dict[str, type[Job]] = {"local": Job, "collective": CollectiveJob, "parameter_server": ParameterServerJob}
+
+
+def _full_mode(mode: Any) -> Any:
+    return "parameter_server" if mode == "ps" else mode
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------
@@ -417,7 +484,7 @@ def _validated(data: dict[str, Any], places: dict[Key, str], overrides: Iterable
     if needed and data.get("mode", "local") == "local":
         modes = [mode for mode in JOBS if all(mode in _modes_with(key) for key in needed)] or _modes_with(needed[0])
         _put(data, places, ("mode",), modes[0], options[needed[0]][0])
-    mode = data.get("mode", "local")
+    mode = _full_mode(data.get("mode", "local"))
     kind = JOBS.get(mode, Job) if isinstance(mode, str) else Job
     try:
         return kind.model_validate(data)
@@ -465,12 +532,13 @@ def _explain(error: ErrorDetails, places: dict[Key, str], kind: type[Job]) -> st
             other = _modes_with(key)
             if other:
                 return f"{place}: the key {key!r} belongs to jobs with mode: {' or '.join(other)}"
-            return f"{place}: unknown key {key!r}{close_to(key, kind.model_fields) or _known_keys(kind)}"
+            section = _section(kind, at[:-1])
+            return f"{place}: unknown key {key!r}{close_to(str(at[-1]), section.model_fields) or _known_keys(section)}"
         case "missing":
             return f"{place}: the key {key!r} is missing"
         case "string_type":
             problem = "must be text; quote it"
-        case "dict_type":
+        case "dict_type" | "model_type":
             problem = "must be a mapping"
         case "string_pattern_mismatch":
             problem = f"must match {error['ctx']['pattern']}"
@@ -481,8 +549,17 @@ def _explain(error: ErrorDetails, places: dict[Key, str], kind: type[Job]) -> st
     return f"{place}: {key}: {problem}, found {_short(error['input'])}"
 
 
-def _known_keys(kind: type[Job]) -> str:
-    return f"; a job has the keys {', '.join(kind.model_fields)}"
+def _section(kind: type[BaseModel], at: Key) -> type[BaseModel]:
+    """The model of a job, or of the section of it that stands at `at`."""
+    for key in at:
+        annotation = kind.model_fields[str(key)].annotation
+        parts = (annotation, *get_args(annotation))
+        kind = next(part for part in parts if isinstance(part, type) and issubclass(part, BaseModel))
+    return kind
+
+
+def _known_keys(kind: type[BaseModel]) -> str:
+    return f"; {'a job' if issubclass(kind, Job) else 'it'} has the keys {', '.join(kind.model_fields)}"
 
 
 def _short(value: Any) -> str:

@@ -33,8 +33,13 @@ class Display(Protocol):
 def line_of(report: dict[str, Any]) -> str:
     """A progress report as one line of text."""
     total = f"/{report['total']}" if report["total"] else ""
-    metrics = "".join(f"  {name} {value:.4g}" for name, value in report["metrics"].items())
+    metrics = "".join(f"  {name} {_text(value)}" for name, value in report["metrics"].items())
     return f"{report['description']} {report['step']}{total}  {report['rate']:,.0f} examples/s{metrics}"
+
+
+def _text(value: float) -> str:
+    """Counts in full, other numbers with four digits."""
+    return f"{value:,.0f}" if float(value).is_integer() and abs(value) < 1e15 else f"{value:.4g}"
 
 
 class LineDisplay:

@@ -29,34 +29,64 @@ def is_picture(path):
     return path.read_bytes().startswith(b"\x89PNG")
 
 
+# ---- digits ----
+
+@pytest.mark.process
+def test_recognize_digits(tmp_path):
+    result = run_example("recognize_digits", tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert float(*printed(result, r"test accuracy: ([\d.]+)% of 360 digits")) >= 97
+    assert re.search(r"train 880/880 .* examples/s  loss ", result.stderr)
+    assert "reloaded with the same predictions" in result.stdout
+    assert is_picture(tmp_path / "digits.png")
+    assert (tmp_path / "model" / "__model__").stat().st_size > 1000
+    assert "test accuracy" in (tmp_path / "log" / "workerlog.0").read_text()
+
+
+@pytest.mark.process
+def test_recognize_digits_fails_below_the_accuracy_it_wants(tmp_path):
+    result = run_example("recognize_digits", tmp_path, epochs=1, minimum_accuracy=1.0)
+    assert result.returncode == 1
+    assert "the test accuracy is below 100%" in result.stderr
+
+
 # ---- clicks ----
 
 CLICKS = {"lines": 10240, "test_lines": 2048, "files": 2, "rows": 5001, "epochs": 2, "learning_rate": "1e-2"}
 
 
 @pytest.mark.process
-def test_ctr_dnn(tmp_path):
-    result = run_example("ctr_dnn", tmp_path, **CLICKS, largest_gap=0.15)
-    assert result.returncode == 0, result.stdout + result.stderr
+def test_ctr_dnn_in_one_process_fails_below_the_auc_it_wants(tmp_path):
+    result = run_example("ctr_dnn_local", tmp_path, **CLICKS, text="multislot", dataset="queue", largest_gap=0)
     auc, best, gap = map(float, printed(result, r"test AUC: ([\d.]+); best reachable: ([\d.]+); gap: (-?[\d.]+)"))
     assert auc > 0.65 and 0.75 < best < 0.85
     assert gap == pytest.approx(best - auc, abs=2e-4)
-    lines = re.findall(r"^ +([01]) +(0\.\d+) +(0\.\d+)$", result.stdout, re.MULTILINE)
-    assert len(lines) == 10
-    assert "10240 lines in memory" in result.stdout
-    assert len(re.findall(r"waited for data", result.stdout)) == 2
+    assert len(re.findall(r"^epoch .*: test AUC 0\.\d+, at best 0\.\d+; [\d,]+ lines/s$", result.stdout, re.MULTILINE)) == 4
+    assert len(re.findall(r"^ +[01] +0\.\d+ +0\.\d+$", result.stdout, re.MULTILINE)) == 10
     assert is_picture(tmp_path / "ctr_dnn.png")
     assert (tmp_path / "model" / "__model__").is_file()
+    assert result.returncode == 1
+    assert "the test AUC is more than 0.0 below the best reachable one" in result.stderr
 
 
 @pytest.mark.process
-def test_ctr_dnn_from_slots_fails_below_the_auc_it_wants(tmp_path):
-    result = run_example("ctr_dnn", tmp_path, **CLICKS, text="multislot", dataset="queue", largest_gap=0)
-    auc, _ = map(float, printed(result, r"test AUC: ([\d.]+); best reachable: ([\d.]+)"))
-    assert auc > 0.65
-    assert "in memory" not in result.stdout
-    assert result.returncode == 1
-    assert "the test AUC is more than 0.0 below the best reachable one" in result.stderr
+def test_ctr_dnn_with_a_whole_table_in_another_strategy(tmp_path):
+    result = run_example("ctr_dnn", tmp_path, **CLICKS, strategy="geo", push_every=4, is_distributed="false", largest_gap=0.15)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert float(*printed(result, r"test AUC: ([\d.]+)")) > 0.65
+    assert "; 5,001 rows in the tables" in result.stdout
+
+
+def test_files_of_clicks_are_the_same_whoever_makes_them(example, tmp_path):
+    criteo_data = example("criteo_data")
+    model = criteo_data.ClickModel(3)
+    parts = [criteo_data.clicks_of(model, f"train-{number}.txt", 1000, 3) for number in range(3)]
+    assert [len(part.labels) for part in parts] == [333, 333, 334]
+    again = criteo_data.clicks_of(criteo_data.ClickModel(3), tmp_path / "train-1.txt", 1000, 3)
+    assert list(again.lines()) == list(parts[1].lines()) and list(again.lines()) != list(parts[0].lines())
+    assert list(criteo_data.clicks_of(model, "test-1.txt", 1000, 3).lines()) != list(again.lines())
+    criteo_data.write(tmp_path / "data" / "train-1.txt", again)
+    assert (tmp_path / "data" / "train-1.txt").read_text().splitlines() == list(again.lines())
 
 
 def test_the_area_is_the_chance_that_a_click_is_ranked_above(example):

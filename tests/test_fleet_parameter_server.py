@@ -236,7 +236,8 @@ def test_a_server(calls, monkeypatch):
     assert calls == [("run", (fleet.startup_program,), {}), ("run", (fleet.startup_program,), {}),
                      ("load", ("model", fleet.main_program, executor, fluid.global_scope()), {}),
                      ("run", (fleet.main_program,), {})]
-    for method in (fleet.init_worker, fleet.stop_worker, lambda: fleet.shrink(None, 3)):
+    for method in (fleet.init_worker, fleet.stop_worker, fleet.barrier_worker, fleet.table_rows,
+                   lambda: fleet.shrink(None, 3)):
         with pytest.raises(errors.ProgramError, match=r"for a trainer, and this process is a server: ask fleet\.is_server"):
             method()
 

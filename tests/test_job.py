@@ -147,10 +147,12 @@ def test_a_collective_job_reads_back_as_the_same():
 @pytest.mark.parametrize(("text", "expected"), [
     ("servers: 0", "job.yaml:3:1: servers: must be a positive number, or a list of host:port, found 0"),
     ("servers: [a]", "job.yaml:3:1: servers: must have the form host:port, found ['a']"),
-    ('servers: ["a:1", "b:1"]', "job.yaml: on several hosts servers and trainers must both be lists of host:port"),
+    ('servers: ["a:1", "b:1"]',
+     "job.yaml: on several hosts servers and trainers must both be lists of host:port, or both numbers"),
     ('servers: ["a:1", "a:2"]\ntrainers: ["a:1"]', "job.yaml: servers and trainers must all have different endpoints"),
-    ("ips: [a, b]", "job.yaml: ips is for collective jobs; give servers and trainers as lists of host:port"),
-    ("nodes: 2", "job.yaml: nodes is 2, but servers and trainers are on 1 hosts"),
+    ('servers: ["a:1", "a:2"]\nips: [a]',
+     "job.yaml: ips does not go with lists of host:port, which say where servers and trainers are"),
+    ('servers: ["a:1"]\ntrainers: ["a:2"]\nnodes: 2', "job.yaml: nodes is 2, but servers and trainers are on 1 hosts"),
     ("gpus: 3\ntrainers: 2", "job.yaml: 3 gpus cannot be shared evenly by 2 processes"),
     ("processes: 3", "job.yaml:3:1: the key 'processes' belongs to jobs with mode: collective"),
 ])

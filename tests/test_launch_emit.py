@@ -68,6 +68,21 @@ def test_slurm(capsys):
         capsys, "--emit", "slurm", "--servers", "2", "--trainers", "3", "train.py")
 
 
+def test_servers_in_pods_and_batch_scripts(capsys, monkeypatch):
+    described = job("mode: ps\nservers: 2\ntrainers: 2\nnodes: 3\nsnapshots: {folder: /data/cuts}")
+    config, service, indexed = yaml.safe_load_all(emitted(capsys, "--emit", "k8s", "--image", "i", described))
+    assert indexed["spec"]["completions"] == 3 and service["spec"]["clusterIP"] == "None"
+    inside = read_job(write("inside.yaml", config["data"]["job.yaml"]))
+    assert (inside.servers, inside.trainers, inside.nodes, inside.snapshots.folder) == (2, 2, 3, "/data/cuts")
+    monkeypatch.setattr(socket, "getfqdn", lambda: "big-job-2.big-job.default.svc.cluster.local")
+    assert find_node(inside, NodeOptions(), {"JOB_COMPLETION_INDEX": "2"}) == Node(2, 3, None, ("big-job-0.big-job", 6069))
+    text = emitted(capsys, "--emit", "slurm", described)
+    assert "#SBATCH --nodes=3\n" in text and "#SBATCH --cpus-per-task=4\n" in text and "\nservers: 2\ntrainers: 2\n" in text
+    task = {"SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": "1", "SLURM_STEP_NODELIST": "cpu[1-3]", "SLURM_NODEID": "1"}
+    node = find_node(inside.model_copy(update={"coordinator": None}), NodeOptions(), task)
+    assert (node.rank, node.count, node.coordinator[0]) == (1, 3, "cpu1")
+
+
 @pytest.mark.process
 def test_the_script_for_slurm_runs(folder, monkeypatch):
     """With an srun of its own, which starts the command once for each host, as Slurm's does."""

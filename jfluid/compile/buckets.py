@@ -85,6 +85,22 @@ class Size:
         return Size(self.rows, self.numbers, self.longest).rounded() if self.uniform else self
 
 
+class Measures:
+    """The lods of a batch as int32, and their sizes: click models feed the same sequences to dozens of slots, and each is
+    measured once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[bytes, ...], tuple[list[np.ndarray], Size]] = {}
+
+    def of(self, tensor: LoDTensor) -> tuple[list[np.ndarray], Size]:
+        """(lod, what it needs) of a tensor."""
+        key = tuple(level.tobytes() for level in tensor._lod)
+        if key not in self._known:
+            lod = [level.astype(np.int32) for level in tensor._lod]
+            self._known[key] = lod, Size.of(lod)
+        return self._known[key]
+
+
 Sizes = dict[str, Size]
 
 
@@ -104,8 +120,9 @@ class Buckets:
         ragged = {n: v for n, v in feeds.items() if isinstance(v, LoDTensor)}
         if not ragged:
             return dict(feeds)
-        lods = {n: [level.astype(np.int32) for level in v._lod] for n, v in ragged.items()}
-        need = {n: Size.of(lod) for n, lod in lods.items()}
+        measures = Measures()
+        found = {n: measures.of(v) for n, v in ragged.items()}
+        lods, need = {n: lod for n, (lod, _) in found.items()}, {n: size for n, (_, size) in found.items()}
         sizes = need if self.exact else self.choose(need)
         return {n: fill(v._value, lods[n], sizes[n], self.exact) if n in ragged else v for n, v in feeds.items()}
 
@@ -170,7 +187,7 @@ def trimmed(value: Any) -> Any:
         if level.count is not None:
             number = int(np.asarray(level.count))
         offsets = offsets if number is None else offsets[:number + 1]
-        lod.append(offsets.tolist())
+        lod.append(offsets)
         number = int(offsets[-1])
     if value.total is not None:
         number = int(np.asarray(value.total))

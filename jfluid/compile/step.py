@@ -99,10 +99,11 @@ class Step:
             self.run_segments(env, scope, key, binding)
         return [env[n] for n in self.plan.fetches]
 
-    def _place(self, name: str, value: Any) -> jax.Array:
-        if isinstance(value, jax.Array) and not value.is_fully_addressable:
-            value = np.asarray(whole(value))  # it lies on devices of several processes
-        return jax.device_put(value, self._home, may_alias=isinstance(value, jax.Array))
+    def _place(self, values: dict[str, Any]) -> dict[str, jax.Array]:
+        for name, value in values.items():
+            if isinstance(value, jax.Array) and not value.is_fully_addressable:
+                values[name] = np.asarray(whole(value))  # it lies on devices of several processes
+        return placed(values, dict.fromkeys(values, self._home))
 
     def run_segments(self, env: dict[str, Any], scope: Scope, key: Any, binding: "Binding | None" = None) -> None:
         """Run all segments on the values in `env`, which gets what they give."""
@@ -141,10 +142,10 @@ class Binding:
     """The tensors of one Scope that a plan reads and writes, looked up once."""
 
     def __init__(self, plan: Plan, scope: Scope, home: Callable[[str], jax.sharding.Sharding],
-                 place: Callable[[str, Any], jax.Array]):
+                 place: Callable[[dict[str, Any]], dict[str, jax.Array]]):
         # A binding lives in a weak dictionary keyed by its Scope: it must not keep the Scope alive.
         self.scope = weakref.ref(scope)
-        self.home, self.place = home, place  # where the value of a name lies, and how it gets there
+        self.home, self.place = home, place  # where the value of a name lies, and how values get there
         self.epochs = [s.epoch for s in _chain(scope)]
         found = {n: scope.find_var(n) for n in plan.state}
         self.missing = [n for n, v in found.items() if v is None]
@@ -195,15 +196,24 @@ class Binding:
         absent += [n for n, t in self.reads if t._value is None]
         if absent:
             _refuse_absent(self.plan, absent)
-        for i, (name, tensor) in enumerate(self.reads):
-            value = tensor._value
-            if value is not self.seen[i]:
-                value = self._admit(name, tensor)
-                self.seen[i] = value
-            env[name] = value
+        new = [i for i, (_, tensor) in enumerate(self.reads) if tensor._value is not self.seen[i]]
+        if new:
+            self._admit(new)
+        env.update((name, tensor._value) for name, tensor in self.reads)
 
-    def _admit(self, name: str, tensor: LoDTensor) -> Any:
-        """Bring a value that the last step did not leave here to its device or devices, and check it."""
+    def _admit(self, new: list[int]) -> None:
+        """Bring values that the last step did not leave here to their device or devices, all at once, and check them."""
+        strange = [i for i in new if self._is_strange(*self.reads[i])]
+        if strange:
+            with jax.enable_x64(True):
+                placed = self.place({self.reads[i][0]: self.reads[i][1]._value for i in strange})
+            for i in strange:
+                self.reads[i][1]._value = placed[self.reads[i][0]]
+        for i in new:
+            self.seen[i] = self.reads[i][1]._value
+
+    def _is_strange(self, name: str, tensor: LoDTensor) -> bool:
+        """Whether a value is not where it belongs. Raises ProgramError for one of another shape than the variable's."""
         var = self.plan.block.find_var_recursive(name)
         value = tensor._value
         if var is not None and var._shape is not None and var.persistable:
@@ -212,11 +222,8 @@ class Binding:
                 raise errors.ProgramError(f"variable {name}: the scope holds shape {list(value.shape)}, "
                                           f"the program expects {list(want)}")
         home = self.home(name)
-        if not isinstance(value, jax.Array) or not value.committed or not value.sharding.is_equivalent_to(home, value.ndim):
-            with jax.enable_x64(True):
-                value = self.place(name, value)
-        tensor._value = value
-        return value
+        return not isinstance(value, jax.Array) or not value.committed or \
+            not value.sharding.is_equivalent_to(home, value.ndim)
 
     def write(self, env: dict[str, Any], names: Sequence[str]) -> None:
         scope = self.scope()
@@ -231,6 +238,12 @@ class Binding:
             tensor._value = env[name]
         for i, (_, tensor) in enumerate(self.reads):
             self.seen[i] = tensor._value
+
+
+def placed(values: dict[str, Any], homes: dict[str, jax.sharding.Sharding]) -> dict[str, jax.Array]:
+    """Values at their homes. What NumPy holds is copied: users may write to it."""
+    aliases = {n: isinstance(v, jax.Array) for n, v in values.items()}
+    return jax.device_put(values, homes, may_alias=aliases)  # type: ignore[no-any-return]
 
 
 def _chain(scope: Scope) -> list[Scope]:

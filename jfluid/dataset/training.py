@@ -24,7 +24,8 @@ def run_dataset(executor: Any, program: Any, dataset: Any, scope: Any, thread: i
     if len(names) != len(fetch_list):
         raise errors.FetchError(f"fetch_info: expected {len(fetch_list)} texts, one for each fetch, found {len(names)}")
     waited, begin, step, rows = 0.0, time.perf_counter(), 0, 0
-    with Watch(fetch_handler) as watch, dataset._batches(thread) as batches, Progress(description="step") as progress:
+    with Watch(fetch_handler) as watch, executor._counts(program) as counts, dataset._batches(thread) as batches, \
+            Progress(description="step") as progress:
         fetches = [*fetch_list, *watch.fetches]
         source = iter(executor._ahead(program, batches))
         while True:
@@ -44,7 +45,7 @@ def run_dataset(executor: Any, program: Any, dataset: Any, scope: Any, thread: i
             if fetch_list and step % print_period == 0:
                 texts = [f"{n}: {_text(np.array(v))}" for n, v in zip(names, found)]
                 print(f"step {step}  " + "  ".join(texts), flush=True)
-            progress.step(examples=examples, **{n: v for n, v in zip(names, found) if _is_number(v)})
+            progress.step(examples=examples, **{n: v for n, v in zip(names, found) if _is_number(v)}, **counts())
     if debug:
         seconds = time.perf_counter() - begin
         print(f"{step} steps, {rows} examples in {seconds:.3f} s; waited for data {waited:.3f} s "

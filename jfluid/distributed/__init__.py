@@ -3,9 +3,11 @@
 | module | holds |
 |---|---|
 | `work` | what a trainer's program asks of servers, read from its operators |
+| `computing` | where a trainer's step computes: one device, or several that bring gradients together first |
 | `trainer` | runs a trainer's program: rows in, compute, gradients out, parameters in |
 | `strategies` | how gradients and parameters travel: synchronous, half-asynchronous, asynchronous, GEO |
 | `communicator` | `fluid.communicator.Communicator`: switches a strategy on |
+| `watch` | what a trainer's progress shows of the servers |
 | `links` | this process's connections to servers |
 | `births` | startup programs of servers: how rows of tables are born |
 | `program_store` | the tables and blocks of a server's program, updated by its operators |
@@ -16,7 +18,8 @@
 `runner` is the only door: an Executor asks it what to do with each program. `rounds` tells a trainer that is started again
 where to go on.
 """
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from jfluid import errors
@@ -44,6 +47,10 @@ class Runner:
         nothing to divide."""
         raise errors.UnsupportedError("with_data_parallel: a server's program and its startup program have nothing to divide "
                                       "among devices: run the program itself")
+
+    def counts(self) -> AbstractContextManager[Callable[[], dict[str, int]]]:
+        """What a display of progress shows of the servers, newest numbers by name, while it is entered."""
+        return nullcontext(dict)
 
     def ahead(self, batches: Iterable[Any], parallel: DataParallel | None = None) -> Iterable[Any]:
         """The batches, to be run one after the other, while what the next ones need comes from servers."""

@@ -3,6 +3,7 @@ import ipaddress
 import itertools
 import math
 import os
+import re
 import secrets
 import threading
 import time
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from jfluid import errors, flags
 from jfluid.distributed import snapshots
+from jfluid.distributed.environment import client_options
 
 if TYPE_CHECKING:
     from jfluid.distributed.strategies import Strategy
@@ -28,6 +30,9 @@ def job_token(endpoints: Sequence[str]) -> str:
     asked for). Raises ServerError for a job on several machines without a token.
     """
     if TOKEN in os.environ:
+        if not re.fullmatch(r"[\x21-\x7e]{16,1024}", os.environ[TOKEN]):
+            raise errors.ServerError(f"{TOKEN}: expected 16 to 1024 printable characters without spaces, found "
+                                     f"{len(os.environ[TOKEN])} characters")
         return os.environ[TOKEN]
     beyond = [e for e in endpoints if not _is_loopback(e.rpartition(":")[0])]
     if beyond:
@@ -102,7 +107,7 @@ class Link:
         from jfluid.ps_server.client import Client
         self.endpoints, self.trainer = list(endpoints), trainer
         self.client = Client(endpoints, job_token(endpoints), trainer, timeout_s=flags.get("FLAGS_rpc_deadline") / 1000,
-                             keep_bytes=snapshots.kept_bytes())
+                             keep_bytes=snapshots.kept_bytes(), **client_options())
         self.careful = snapshots.wanted() and len(endpoints) > 1
         self.rounds = self._agreed()
         self.strategy: Strategy | None = None

@@ -5,6 +5,7 @@ from typing import Any
 
 from jfluid import errors
 from jfluid.distributed import Runner
+from jfluid.distributed.environment import server_settings
 from jfluid.distributed.links import job_token
 from jfluid.distributed.snapshots import Snapshots
 from jfluid.ir.program import Program
@@ -33,12 +34,12 @@ class Serving(Runner):
         Raises:
             FetchError, FeedError: a server's program takes and gives nothing.
             UninitializedError: the startup program was not run in this scope.
-            ServerError: the port is taken, there is no token for servers that other machines can reach, or the snapshots that
-                the environment asks for (see jfluid.distributed.snapshots) cannot be.
+            ServerError: the port is taken, there is no token for servers that other machines can reach, or what the
+                environment says (see jfluid.distributed.environment and .snapshots) is wrong or cannot be.
         """
         from jfluid.distributed.program_store import ProgramStore
         from jfluid.ps_server.__main__ import keep_freed_memory
-        from jfluid.ps_server.server import Server, Settings
+        from jfluid.ps_server.server import Server
         if feed or fetches:
             raise errors.FetchError("a server's program has nothing to feed or fetch: run it with the program alone")
         store = ProgramStore(self._program, scope, self._executor)
@@ -47,8 +48,8 @@ class Serving(Runner):
         number = max(self._listen.attr("pserver_id"), 0)
         servers = self._servers(number)
         keep_freed_memory()
-        settings = Settings(token=job_token([endpoint]), host=host.strip("[]"), port=int(port), server=number,
-                            servers=servers, trainers=self._listen.attr("Fanin"), end_with_trainers=True)
+        settings = server_settings(number, token=job_token([endpoint]), host=host.strip("[]"), port=int(port), servers=servers,
+                                   trainers=self._listen.attr("Fanin"), end_with_trainers=True)
         snapshots = Snapshots.from_environment(number)
         left = snapshots.begin(store) if snapshots is not None else {}
         server = Server(settings, store)

@@ -5,7 +5,7 @@
 | JFLUID_PS_SNAPSHOT_FOLDER | where servers write, each in `server-<number>`; none are written without it |
 | JFLUID_PS_SNAPSHOT_EVERY_S | seconds between two snapshots (60) |
 | JFLUID_PS_RESTORE | 1: this server was started again, and goes on from its last snapshot if it has one |
-| JFLUID_PS_KEEP_BYTES | how much a trainer keeps, for each server, of its pushes since the last snapshot, to send them again |
+| JFLUID_PS_KEEP_BYTES | bytes of pushes since a server's last snapshot that a trainer keeps for it, to send them again |
 
 Trainers need the first variable too: with it they keep 256 MiB of pushes for each server unless told otherwise, and in
 synchronous training all servers apply a round or none does, so that a trainer may be killed at any moment.

@@ -1,8 +1,9 @@
 """Running a trainer's program: rows come in, the program computes, gradients go out, parameters come in."""
 import functools
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from jfluid.distributed import Runner, links
 from jfluid.distributed.computing import Computing, Feed, OneDevice, Replicas
 from jfluid.distributed.links import Link
 from jfluid.distributed.strategies import DIRECT, Gradients, Strategy
+from jfluid.distributed.watch import RowCount
 from jfluid.distributed.work import LookUp, RowsSent, Work
 from jfluid.ir.program import Program
 from jfluid.lod_tensor import LoDTensor, SelectedRows
@@ -69,6 +71,9 @@ class Trainer(Runner):
             computing = OneDevice(self.work, self._executor, owned)
         return self._run(computing, feed, fetches, scope, parallel.repeats)
 
+    def counts(self) -> AbstractContextManager[Callable[[], dict[str, int]]]:
+        return RowCount(self._linked().client) if self.work.tables else nullcontext(dict)
+
     def _run(self, computing: Computing, feed: Any, fetches: Sequence[str], scope: Scope, times: int = 1) -> list[list[Any]]:
         ahead = feed if isinstance(feed, Ahead) else None
         feeds = ahead.feeds if ahead else computing.read(feed)
@@ -85,8 +90,9 @@ class Trainer(Runner):
         if not (depth and names and (strategy.overlaps(self.work) or not self.work.trains)):
             yield from batches
             return
-        alone = parallel is None or parallel.alone
-        computing = OneDevice(self.work, self._executor, True) if alone else Replicas(self.work, self._executor, parallel)
+        computing: Computing = OneDevice(self.work, self._executor, True)
+        if parallel is not None and not parallel.alone:
+            computing = Replicas(self.work, self._executor, parallel)
         waiting: deque[Any] = deque()
         with ThreadPoolExecutor(1, thread_name_prefix="jfluid-prefetch") as thread:
             try:
@@ -227,6 +233,7 @@ class Trainer(Runner):
     def _gradients(self, values: Mapping[str, list[Any]], found: Mapping[str, Any],
                    inverse: Mapping[str, dict[str, list[Array]]], feeds: list[Feed]) -> Gradients:
         gradients = Gradients()
+        _start_copies(values[name][0] for name, _ in self.work.dense)
         for name, dense in self.work.dense:
             gradients.dense |= dense.cut(_array(values[name][0]))
         for sent in self.work.rows:
@@ -280,4 +287,12 @@ def _tensor(name: str, value: Any) -> LoDTensor:
 def _array(value: Any) -> Array:
     """A value of a step as NumPy, without a copy where it lies on the host."""
     inner = value._value if isinstance(value, LoDTensor) else value
-    return np.asarray(jax.device_get(inner) if isinstance(inner, jax.Array) else inner)
+    return np.asarray(inner)
+
+
+def _start_copies(values: Iterable[Any]) -> None:
+    """Let what lies on other devices come to the host, all of it at the same time."""
+    for value in values:
+        inner = value._value if isinstance(value, LoDTensor) else value
+        if isinstance(inner, jax.Array):
+            inner.copy_to_host_async()

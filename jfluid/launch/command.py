@@ -31,9 +31,16 @@ class _Set(argparse.Action):
         values = {"cpus": {"processes": value, "gpus": None}}.get(self.dest, {self.dest: value})
         chosen = namespace.job_options
         for key, item in values.items():
-            if key in chosen and chosen[key][1] != item:
+            if key in chosen and not _agree(chosen[key][1], item):
                 parser.error(f"{words} does not go with {chosen[key][0]}")
-        namespace.job_options = chosen | {key: (words, item) for key, item in values.items()}
+        namespace.job_options = chosen | {key: (words, item) for key, item in values.items()
+                                          if key not in chosen or isinstance(item, list)}
+
+
+def _agree(first: Any, second: Any) -> bool:
+    """Whether two values of one key say the same; a number goes with a list of as many places."""
+    counts = [len(value) if isinstance(value, list) else value for value in (first, second)]
+    return bool(first == second or (type(first) is not type(second) and counts[0] == counts[1]))
 
 
 def _gpus(text: str) -> Any:
@@ -71,7 +78,8 @@ def _add_gang_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("parameter servers and trainers (mode: parameter_server)")
     add = group.add_argument
     add("--servers", "--server_num", action=_Set, type=_places, metavar="N|LIST",
-        help="so many parameter servers, or their addresses HOST:PORT (each host starts its own)")
+        help="so many parameter servers on each host, or their addresses HOST:PORT (each host starts its own)")
+    add("--endpoints", action=_Set, dest="servers", type=_names, metavar="LIST", help="the servers' addresses")
     add("--trainers", "--workers", "--worker_num", action=_Set, type=_places, metavar="N|LIST", help="the same of trainers")
     group = parser.add_argument_group("several hosts, each of which runs jfluid-launch")
     add = group.add_argument

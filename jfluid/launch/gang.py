@@ -1,12 +1,14 @@
 """The processes of one job on this host: a gang is a list of members, started and ended together."""
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
 from jfluid.job import ASSIGNED, CollectiveJob, GangJob, Job, JobError, ParameterServerJob, endpoint
 
+# The secret that servers want on every call: the environment's, or one that the launcher makes.
+TOKEN = "JFLUID_PS_TOKEN"
 # Variables that tell the launcher, not its processes, about the hosts; and proxies, which gRPC would use between hosts.
 _NOT_FOR_MEMBERS = ("PADDLE_NUM_TRAINERS", "http_proxy", "https_proxy")
 # A traceback of crashes and stalls; SIGTERM ends the process, which JAX's preemption service would swallow.
@@ -15,13 +17,19 @@ _DEFAULTS = {"PYTHONFAULTHANDLER": "1", "JAX_ENABLE_PREEMPTION_SERVICE": "false"
 
 @dataclass(frozen=True)
 class Member:
-    """One process: its role ("trainer" or "server"), rank within the role, command line, whole environment, log file."""
+    """One process: its role ("trainer" or "server"), rank within the role, command line, whole environment, log file.
+
+    When it fails it is started again up to `restarts` times while the others go on. `env_again` is added to its
+    environment whenever it does not start for the first time.
+    """
 
     role: str
     rank: int
     command: Sequence[str]
     env: Mapping[str, str]
     log: Path
+    restarts: int = 0
+    env_again: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -41,25 +49,30 @@ def collective_gang(job: CollectiveJob, endpoints: Sequence[Sequence[str]], node
             for local, devices in enumerate(shares(gpus, len(endpoints[node])))]
 
 
-def parameter_server_gang(job: ParameterServerJob, servers: Sequence[str], trainers: Sequence[str], host: str | None,
-                          gpus: Sequence[str]) -> list[Member]:
-    """The servers and trainers, of all those with the given endpoints, on one host (None: all are)."""
+def parameter_server_gang(job: ParameterServerJob, servers: Sequence[str], trainers: Sequence[str], here: Container[str],
+                          gpus: Sequence[str], token: str) -> list[Member]:
+    """Those of the servers and trainers with the given endpoints whose endpoint is `here`; `token` is the job's."""
     common = {"PADDLE_PSERVERS_IP_PORT_LIST": ",".join(servers), "PADDLE_TRAINERS_NUM": str(len(trainers)),
               "PADDLE_TRAINER_ENDPOINTS": ",".join(trainers)}
+    common |= {} if TOKEN in job.env else {TOKEN: token}
+    common |= job.snapshots.variables() if job.snapshots else {}
+    restored = {"JFLUID_PS_RESTORE": "1"} if job.snapshots else {}
     members = []
     for rank, own in enumerate(servers):
-        ip, port = endpoint(own)
-        if host in (None, ip):
+        if own in here:
+            ip, port = endpoint(own)
             assigned = common | {
                 "TRAINING_ROLE": "PSERVER", "PADDLE_PSERVER_ID": str(rank), "PADDLE_CURRENT_ENDPOINT": own,
                 "POD_IP": ip, "PADDLE_PORT": str(port)}
+            assigned |= restored if job.snapshots and job.snapshots.resume else {}
             members.append(Member("server", rank, job.command(), _environment(job, assigned, []),
-                                  Path(job.log_dir) / f"serverlog.{rank}"))
-    here = [rank for rank, own in enumerate(trainers) if host in (None, endpoint(own)[0])]
-    for rank, devices in zip(here, shares(gpus, len(here))):
+                                  Path(job.log_dir) / f"serverlog.{rank}", job.restarts.servers, restored))
+    ranks = [rank for rank, own in enumerate(trainers) if own in here]
+    for rank, devices in zip(ranks, shares(gpus, len(ranks))):
         ip, port = endpoint(trainers[rank])
-        members.append(_trainer(job, rank, trainers, devices,
-                                common | {"TRAINING_ROLE": "TRAINER", "POD_IP": ip, "PADDLE_PORT": str(port)}))
+        trainer = _trainer(job, rank, trainers, devices,
+                           common | {"TRAINING_ROLE": "TRAINER", "POD_IP": ip, "PADDLE_PORT": str(port)})
+        members.append(replace(trainer, restarts=job.restarts.trainers))
     return members
 
 

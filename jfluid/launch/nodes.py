@@ -48,12 +48,13 @@ def find_node(job: GangJob, options: NodeOptions, environment: Mapping[str, str]
     """Where this launcher stands. Raises JobError when something is missing or does not fit."""
     count = job.nodes or _number(environment, "PADDLE_NUM_TRAINERS")
     node = Node(options.rank or 0, count or 1, options.ip)
-    ips = job.hosts() if isinstance(job, ParameterServerJob) else job.ips
+    is_listed = isinstance(job, ParameterServerJob) and job.is_listed
+    ips = job.hosts() if isinstance(job, ParameterServerJob) and is_listed else job.ips
     if options.use_paddlecloud and _number(environment, "PADDLE_TRAINERS_NUM") not in (None, 1):
         node = _of_paddlecloud(environment, job.started_port)
     elif ips:
         node = _of_list(ips, options, job.started_port or FIRST_PORT)
-    elif isinstance(job, ParameterServerJob):
+    elif is_listed:
         node = Node(host=options.ip)
     elif options.rank is None and count != 1:
         placed = _of_scheduler(environment, count)

@@ -72,6 +72,13 @@ class Console:
             return ""
         return f"[{member.rank}] " if member.role == "trainer" else f"[{member.label}] "
 
+    def note(self, text: str) -> None:
+        """A line of the launcher's own."""
+        if isinstance(self._bars, BarDisplay) and self._bars.live:
+            self._bars.print_above(f"jfluid-launch: {text}")
+        else:
+            print(f"jfluid-launch: {text}", file=self._streams[2], flush=True)
+
     def close(self) -> None:
         if self._bars is not None:
             self._bars.close()

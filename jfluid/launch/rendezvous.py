@@ -1,7 +1,8 @@
 """How the launchers of several hosts meet, tell each other how their processes fare, and end together.
 
 The launcher of host 0 listens at the coordinator's address; the others keep a connection to it. Messages are JSON, one
-object a line: `join` (a follower's endpoints), `start` (everyone's), `failed`, `finished`, and `end`, the head's verdict.
+object a line: `join` (a follower's endpoints), `start` (everyone's, and the job's token), `failed`, `finished`, and `end`,
+the head's verdict.
 """
 import json
 import select
@@ -37,10 +38,12 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Meeting:
-    """What the launchers agreed on: the endpoints of each host's processes, and the number of the run, from 0."""
+    """What the launchers agreed on: the endpoints of each host's processes, the number of the run, from 0, and the token
+    with which processes show that they belong to the job."""
 
     endpoints: list[list[str]]
     attempt: int
+    token: str = ""
 
 
 def interruption(node: int, number: int) -> Failure:
@@ -92,10 +95,10 @@ class _Connection:
 class Head:
     """The launcher of host 0: decides how the job ends."""
 
-    def __init__(self, node: Node, name: str, max_restarts: int):
+    def __init__(self, node: Node, name: str, max_restarts: int, token: str = ""):
         assert node.coordinator is not None  # find_node saw to it
         host, port = node.coordinator
-        self._node, self._name, self._max_restarts = node, name, max_restarts
+        self._node, self._name, self._max_restarts, self._token = node, name, max_restarts, token
         self._attempt = -1
         self._connections: list[_Connection] = []
         try:
@@ -140,8 +143,8 @@ class Head:
         endpoints = [[f"{host}:{port}" for port in ports], *(joined[node][1] for node in sorted(joined))]
         self._connections = [connection for connection, _ in joined.values()]
         for connection in self._connections:
-            connection.send("start", [endpoints, self._attempt])
-        return Meeting(endpoints, self._attempt)
+            connection.send("start", [endpoints, self._attempt, self._token])
+        return Meeting(endpoints, self._attempt, self._token)
 
     def _has_joined(self, connection: _Connection, joined: dict[int, tuple[_Connection, list[str]]]) -> bool:
         """Whether a newcomer has said who it is, or is turned away; else it is to be asked again."""

@@ -1,4 +1,6 @@
 """Runs a job to its end: as often as it may be restarted, with its logs and its last words."""
+import os
+import secrets
 import signal
 import socket
 import sys
@@ -11,13 +13,13 @@ from io import FileIO
 from pathlib import Path
 from typing import Literal
 
-from jfluid.job import CollectiveJob, GangJob, Job, JobError, ParameterServerJob
+from jfluid.job import CollectiveJob, GangJob, Job, JobError, ParameterServerJob, endpoint
 from jfluid.launch.devices import assigned_gpus, visible_gpus
 from jfluid.launch.failure import Failure
-from jfluid.launch.gang import Member, collective_gang, local_gang, parameter_server_gang
+from jfluid.launch.gang import TOKEN, Member, collective_gang, local_gang, parameter_server_gang
 from jfluid.launch.nodes import Node, NodeOptions, find_node
 from jfluid.launch.output import Console
-from jfluid.launch.rendezvous import Follower, Head, Verdict, interruption
+from jfluid.launch.rendezvous import Follower, Head, Meeting, Verdict, interruption
 from jfluid.launch.supervise import Peers, Signals, Supervisor
 
 
@@ -52,10 +54,12 @@ class _Runner:
         return self._supervise(local_gang(self.job), signals)
 
     def _supervise(self, members: Sequence[Member], signals: Signals, peers: Peers | None = None) -> Verdict:
-        members = [replace(member, env={**member.env, "JFLUID_RESTARTS": str(self.attempt)}) for member in members]
+        members = [replace(member, env={**member.env, **(member.env_again if self.attempt else {}),
+                                        "JFLUID_RESTARTS": str(self.attempt)}) for member in members]
+        grace = self.job.server_grace if isinstance(self.job, ParameterServerJob) else 0.0
         with ExitStack() as stack:
             logs = [stack.enter_context(_open_log(member.log, "wb" if self.attempt == 0 else "ab")) for member in members]
-            failure = Supervisor(members, self._console(members), logs, signals, self.job.stall_timeout, peers).run()
+            failure = Supervisor(members, self._console(members), logs, signals, self.job.stall_timeout, peers, grace).run()
         if peers is not None and peers.verdict is not None:
             return peers.verdict
         return Verdict(failure, again=peers is None and self.attempt < self.job.max_restarts)
@@ -86,36 +90,40 @@ class _GangRunner(_Runner):
         super().__init__(job)
         self.node: Node = find_node(job, options)
         self.gpus = [] if job.gpus is None else assigned_gpus(job.gpus, visible_gpus(), self.node.task, self.node.tasks)
+        _check_snapshots(job)
+        self.token = os.environ.get(TOKEN) or secrets.token_urlsafe(24)  # that of the launcher of host 0 counts
         self.peers: Head | Follower | None = None
         if self.node.count > 1:
-            self.peers = Follower(self.node, job.name) if self.node.rank else Head(self.node, job.name, job.max_restarts)
+            self.peers = Follower(self.node, job.name) if self.node.rank else \
+                Head(self.node, job.name, job.max_restarts, self.token)
             stack.callback(self.peers.close)
 
     def run_once(self, signals: Signals) -> Verdict:
         ports = _ports(_number_of_ports(self.job, self.gpus), self.node)
         if self.peers is None:
-            self.attempt += 1
-            endpoints = [[f"{self.node.host or '127.0.0.1'}:{port}" for port in ports]]
+            meeting = Meeting([[f"{self.node.host or '127.0.0.1'}:{port}" for port in ports]], self.attempt + 1, self.token)
         else:
-            meeting = self.peers.meet(ports, interrupted=lambda: bool(signals.received))
-            if meeting is None:
+            met = self.peers.meet(ports, interrupted=lambda: bool(signals.received))
+            if met is None:
                 return Verdict(interruption(self.node.rank, signals.received[0]))
-            self.attempt, endpoints = meeting.attempt, meeting.endpoints
+            meeting = met
+        self.attempt = meeting.attempt
         try:
-            return self._supervise(self._members(endpoints), signals, self.peers)
+            return self._supervise(self._members(meeting), signals, self.peers)
         finally:
             if self.peers is not None:
                 self.peers.part()
 
-    def _members(self, endpoints: list[list[str]]) -> list[Member]:
+    def _members(self, meeting: Meeting) -> list[Member]:
         job = self.job
         if isinstance(job, CollectiveJob):
-            return collective_gang(job, endpoints, self.node.rank, self.gpus)
+            return collective_gang(job, meeting.endpoints, self.node.rank, self.gpus)
         assert isinstance(job, ParameterServerJob)  # there are no other jobs of several processes
-        given = iter(endpoints[self.node.rank])
-        servers, trainers = (places if isinstance(places, list) else [next(given) for _ in range(places)]
-                             for places in (job.servers, job.trainers))
-        return parameter_server_gang(job, servers, trainers, self.node.host if self.peers else None, self.gpus)
+        servers, trainers = _places(job, meeting.endpoints)
+        here = meeting.endpoints[self.node.rank]
+        if job.is_listed:
+            here = [own for own in servers + trainers if self.peers is None or endpoint(own)[0] == self.node.host]
+        return parameter_server_gang(job, servers, trainers, here, self.gpus, meeting.token)
 
     def _console(self, members: Sequence[Member]) -> Console:
         shown = self.job.console
@@ -133,6 +141,26 @@ class _GangRunner(_Runner):
             print(textwrap.indent(failure.excerpt, "    "), file=sys.stderr)
         _say(f"{self.job.name}: {failure.label} failed first ({failure.reason}) after {seconds:.1f} s; all processes were "
              f"ended; {f'its log: {failure.log}' if failure.log else logs}")
+
+
+def _places(job: ParameterServerJob, endpoints: list[list[str]]) -> tuple[list[str], list[str]]:
+    """The endpoints of all servers and of all trainers: those that the job lists, else each host's."""
+    found: tuple[list[str], list[str]] = [], []
+    for own in endpoints:
+        given = iter(own)
+        for places, all_of_them in zip((job.servers, job.trainers), found, strict=True):
+            all_of_them += [next(given) for _ in range(places)] if isinstance(places, int) else []
+    servers, trainers = (places if isinstance(places, list) else all_of_them
+                         for places, all_of_them in zip((job.servers, job.trainers), found, strict=True))
+    return servers, trainers
+
+
+def _check_snapshots(job: Job) -> None:
+    """Raises JobError when servers would take an earlier job's snapshots for their own."""
+    snapshots = job.snapshots if isinstance(job, ParameterServerJob) else None
+    if snapshots is not None and not snapshots.resume and any(Path(snapshots.folder).glob("server-*/*.json")):
+        raise JobError(f"jfluid-launch: snapshots.folder: {snapshots.folder} holds snapshots of an earlier job; go on from "
+                       "them with --set snapshots.resume=true, or name another folder")
 
 
 def _number_of_ports(job: GangJob, gpus: Sequence[str]) -> int:

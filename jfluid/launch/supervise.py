@@ -1,8 +1,9 @@
 """Runs a gang: starts its members, passes their output on, and sees that they end together.
 
 The first member that fails, stalls or is killed ends the gang: SIGTERM to every member's process group, SIGKILL to
-those that are still there some seconds later. A member that has ended is not reaped before the gang is over, so that
-the number of its process group stays its own.
+those that are still there some seconds later. A member that may be started again is, while the others go on. Servers
+are ended when all trainers have ended and they have not, some time later. A member that has ended is not reaped before
+the gang is over, so that the number of its process group stays its own.
 """
 import contextlib
 import functools
@@ -15,6 +16,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from types import FrameType
 from typing import Any, Protocol
 
@@ -104,14 +106,17 @@ class Supervisor:
     """One run of a gang, from start to end."""
 
     def __init__(self, members: Sequence[Member], console: Console, logs: Sequence[Any], signals: Signals,
-                 stall_timeout: float | None = None, peers: Peers | None = None):
+                 stall_timeout: float | None = None, peers: Peers | None = None, server_grace: float = 0.0):
         self._members = list(zip(members, logs))
         self._console = console
         self._signals = signals
         self._signals_seen = 0
         self._stall_timeout = stall_timeout
         self._peers = peers
+        self._server_grace = server_grace
         self._running: list[_Running] = []
+        self._replaced: list[_Running] = []  # members that failed and were started again
+        self._end_servers_at = float("inf")
         self._exits: queue.SimpleQueue[tuple[_Running, int, float]] = queue.SimpleQueue()
         self._suspects: dict[_Running, float] = {}  # those that failed, and when
         self._suspected_at = 0.0
@@ -125,10 +130,10 @@ class Supervisor:
     def run(self) -> Failure | None:
         """Run the gang to its end; the first failure, of any host, or None when all trainers ended with 0."""
         with selectors.DefaultSelector() as selector, Guard() as guard, ExitStack() as stack:
+            self._selector, self._guard, self._stack = selector, guard, stack
             try:
                 for member, log in self._members:
-                    self._running.append(self._start(member, log, selector, stack))
-                    guard.watch(self._running[-1].process.pid)
+                    self._running.append(self._start(member, log))
                 for connection in self._peers.connections() if self._peers else ():
                     selector.register(connection, selectors.EVENT_READ, self._peers)
                 while not self._over():
@@ -145,18 +150,18 @@ class Supervisor:
                 deadline = time.monotonic() + _SECONDS_TO_DRAIN
                 while selector.get_map() and self._pass_on(selector, members_only=True) and time.monotonic() < deadline:
                     pass
-                for running in self._running:
+                for running in self._running + self._replaced:
                     running.process.wait()
                 self._console.close()
-                for running in self._running:
+                for running in self._running + self._replaced:
                     running.output.close()
         return self._outcome()
 
     # ---- starting and listening --------------------------------------------------------------------------------
 
-    def _start(self, member: Member, log: Any, selector: selectors.BaseSelector, stack: ExitStack) -> _Running:
+    def _start(self, member: Member, log: Any) -> _Running:
         reports, channel = os.pipe()
-        stack.callback(os.close, reports)
+        self._stack.callback(os.close, reports)
         try:
             environment = {"PYTHONUNBUFFERED": "1", CHANNEL: f"{channel}:{os.getpid()}"}
             process = subprocess.Popen(
@@ -165,13 +170,14 @@ class Supervisor:
         finally:
             os.close(channel)
         assert process.stdout and process.stderr  # both are pipes
-        stack.callback(process.stdout.close)
-        stack.callback(process.stderr.close)
+        self._guard.watch(process.pid)
+        self._stack.callback(process.stdout.close)
+        self._stack.callback(process.stderr.close)
         running = _Running(member, process, MemberOutput(member, log, self._console))
         for source, take in ((process.stdout, functools.partial(self._text, running, 1)),
                              (process.stderr, functools.partial(self._text, running, 2)),
                              (reports, functools.partial(self._reports, running))):
-            selector.register(source, selectors.EVENT_READ, take)
+            self._selector.register(source, selectors.EVENT_READ, take)
         threading.Thread(target=self._wait_for, args=(running,), daemon=True).start()
         return running
 
@@ -243,8 +249,10 @@ class Supervisor:
         self._judge(now)
         if self._stall_timeout is not None and not self._ending and not self._suspects:
             self._look_for_stall(now, self._stall_timeout)
-        if self._peers is not None and self._peers.verdict is not None:
+        if self._peers is not None and self._peers.verdict is not None and self._peers.verdict.failure is not None:
             self._end_what_is_left()
+        elif self._job_is_done():
+            self._see_servers_off(now)
         if now > self._kill_at and not self._killed:
             self._signal_groups(signal.SIGKILL)
             self._killed = True
@@ -255,10 +263,12 @@ class Supervisor:
         running.code = code
         if code == 0:
             self._suspects.pop(running, None)  # it only seemed to fail: what it raised was caught
+        elif self._job_is_done():
+            if not self._ending:
+                self._console.note(f"{running.member.label} ended with {how_ended(code)} after all trainers had finished; "
+                                   f"its log: {running.member.log}")
         elif not (self._ending and self._work_is_done()):
             self._suspect(running, moment - _SECONDS_TO_CLEAR if -code in _SUDDEN else moment)
-        if self._work_is_done() and self._peers is None:
-            self._end_what_is_left()
 
     def _suspect(self, running: _Running, moment: float) -> None:
         """Note that a member failed, the first time that it shows."""
@@ -268,6 +278,8 @@ class Supervisor:
 
     def _judge(self, now: float) -> None:
         """Find the member that failed first, once those that failed before it must have shown."""
+        if self._job_is_done():
+            self._suspects.clear()  # servers whose work is done
         if self._first is not None or not self._suspects:
             return
         first = min(self._suspects, key=self._suspects.__getitem__)
@@ -276,12 +288,38 @@ class Supervisor:
         else:
             wait = 0.0 if -first.code in _SUDDEN else _SECONDS_TO_CLEAR
         if now >= self._suspected_at + wait or all(running.code is not None for running in self._running):
+            if first.member.restarts and not self._ending:
+                self._start_again(first)
+                return
             self._failed_at = self._suspects[first]
             self._fail(first)
+
+    def _start_again(self, failed: _Running) -> None:
+        """Put a new process in the place of one that failed, once that has ended."""
+        failed.signal_group(signal.SIGKILL)  # what it started, and itself if it hangs in its exit handlers
+        if failed.code is None:
+            return
+        del self._suspects[failed]
+        self._suspected_at = time.monotonic()
+        failed.output.close()
+        lives = int(failed.member.env.get("JFLUID_RESTARTS", "0")) + 1
+        member = replace(failed.member, restarts=failed.member.restarts - 1, env={
+            **failed.member.env, **failed.member.env_again, "JFLUID_RESTARTS": str(lives)})
+        self._console.note(f"{member.label} failed ({how_ended(failed.code)}) and is started again; {member.restarts} more "
+                           f"{'restart' if member.restarts == 1 else 'restarts'} of it; its log: {member.log}")
+        place = self._running.index(failed)
+        self._replaced.append(failed)
+        self._running[place] = self._start(member, self._members[place][1])
 
     def _work_is_done(self) -> bool:
         """Whether all trainers on this host have ended with 0."""
         return all(running.code == 0 for running in self._running if running.member.role == "trainer")
+
+    def _job_is_done(self) -> bool:
+        """Whether all trainers, of all hosts, have ended with 0."""
+        if self._peers is not None:
+            return self._peers.verdict is not None and self._peers.verdict.failure is None
+        return self._work_is_done()
 
     def _fail(self, running: _Running, reason: str = "", first_signal: int = signal.SIGTERM) -> None:
         """This member failed first: end the gang because of it, unless that has begun already."""
@@ -303,6 +341,16 @@ class Supervisor:
             self._fail(silent, f"no step for {timeout:g} s", signal.SIGABRT)
 
     # ---- ending ------------------------------------------------------------------------------------------------
+
+    def _see_servers_off(self, now: float) -> None:
+        """All trainers have ended: servers end by themselves, or are ended after their grace."""
+        left = [running for running in self._running if running.code is None]
+        self._end_servers_at = min(self._end_servers_at, now + self._server_grace)
+        if left and not self._ending and now >= self._end_servers_at:
+            names = " and ".join(running.member.label for running in left)
+            self._console.note(f"{names} still ran {self._server_grace:g} s after all trainers had finished, and "
+                               f"{'was' if len(left) == 1 else 'were'} ended; does the script call fleet.stop_worker()?")
+            self._end_what_is_left()
 
     def _end_what_is_left(self) -> None:
         """End the gang because the job is over: the members of a run that failed elsewhere, or servers without work."""

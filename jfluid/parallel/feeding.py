@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from jfluid import errors, processes
-from jfluid.compile.buckets import Buckets, Size, fill
+from jfluid.compile.buckets import Buckets, Measures, Size, fill
 from jfluid.lod_tensor import LoDTensor, LoDTensorArray, SelectedRows
 from jfluid.ops.ragged import Level, Ragged
 
@@ -51,9 +51,10 @@ class Stacker:
     def stack(self, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The feeds by name, arrays or `Ragged` with leaves [replicas, ...]."""
         names = sorted(parts[0])
-        lods = {n: [[level.astype(np.int32) for level in p[n]._lod] for p in parts]
-                for n in names if isinstance(parts[0][n], LoDTensor)}
-        needs = {n: _largest(found) for n, found in lods.items()}
+        measures = Measures()
+        measured = {n: [measures.of(p[n]) for p in parts] for n in names if isinstance(parts[0][n], LoDTensor)}
+        lods = {n: [lod for lod, _ in found] for n, found in measured.items()}
+        needs = {n: _largest([size for _, size in found]) for n, found in measured.items()}
         counts = {n: [v.shape[0] if (v := p[n]).ndim else 0 for p in parts] for n in names if n not in lods}
         bounds = {n: (min(c), max(c)) for n, c in counts.items()}
         uneven = {n: len({len(lod[0]) for lod in found}) > 1 for n, found in lods.items()}
@@ -96,9 +97,8 @@ def _agreed(needs: dict[str, Size], bounds: dict[str, tuple[int, int]],
     return sizes, {n: (least[at + 2 * i], most[at + 2 * i + 1]) for i, n in enumerate(bounds)}, uneven
 
 
-def _largest(lods: list[list[np.ndarray]]) -> Size:
+def _largest(sizes: list[Size]) -> Size:
     """A size that all replicas' sequences fit; its number of sequences is that of the replica that has the most."""
-    sizes = [Size.of(lod) for lod in lods]
     alike = len(set(sizes)) == 1
     return sizes[0] if alike else Size(max(s.rows for s in sizes), tuple(map(max, zip(*(s.numbers for s in sizes)))),
                                        tuple(map(max, zip(*(s.longest for s in sizes)))))

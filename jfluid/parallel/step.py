@@ -71,7 +71,7 @@ class ParallelStep:
         jax.block_until_ready(ParallelStep._running)
         with jax.enable_x64(True):
             feeds = self.layout.spread(stacked)
-            fed = {n: self.layout.place(n, parts[0][n]) for n in self._fed_whole}
+            fed = self.layout.place({n: parts[0][n] for n in self._fed_whole}) if self._fed_whole else {}
             arguments = tuple([env[n] for n in self._donated]), tuple([env[n] for n in self._kept]), feeds, fed, key
             self._shapes = self._shapes or jax.tree.map(_shape, arguments)
             try:

@@ -9,6 +9,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jfluid import processes
+from jfluid.compile.step import placed
 from jfluid.ops.collective import AXIS
 from jfluid.ops.ragged import Ragged
 from jfluid.ops.selected_rows import SelectedRows
@@ -47,10 +48,13 @@ class Layout:
             return jax.device_put(stacked, self.apart)
         return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(self.apart, leaf), stacked)
 
-    def place(self, name: str, value: Any) -> jax.Array:
-        """A whole value on the devices; of several processes that of the first."""
+    def place(self, values: dict[str, Any]) -> dict[str, jax.Array]:
+        """Whole values on the devices; of several processes those of the first."""
         if not self.spans_processes:
-            return jax.device_put(value, self.home(name), may_alias=isinstance(value, jax.Array))
+            return placed(values, {n: self.home(n) for n in values})
+        return {n: self._agreed(n, v) for n, v in values.items()}
+
+    def _agreed(self, name: str, value: Any) -> jax.Array:
         if isinstance(value, jax.Array) and not value.is_fully_addressable:
             return jax.device_put(value, self.home(name))
         first = np.asarray(processes.broadcast(np.asarray(value)))

@@ -25,8 +25,8 @@ class Metrics:
         self.rows = Counter("jfluid_ps_rows", "Rows that were read or changed", ["table", "kind"], **more)
         self.waited = Histogram("jfluid_ps_wait_seconds", "Seconds that a call waited for other trainers", ["kind"],
                                 buckets=_SECONDS, **more)
-        self.staleness = Histogram("jfluid_ps_staleness_steps", "Updates of a table between a trainer's pull and its push",
-                                   ["table"], buckets=_STEPS, **more)
+        self.staleness = Histogram("jfluid_ps_staleness_steps", "Updates of a table or block by others between a trainer's "
+                                   "pull and its push", ["name"], buckets=_STEPS, **more)
         self.registry.register(_State(store))  # type: ignore[arg-type]
 
     def serve(self, host: str, port: int) -> Any:

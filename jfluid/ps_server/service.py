@@ -54,7 +54,7 @@ class Service:
         self._saved: pb.SaveReply | None = None
         # (trainer, incarnation) -> the sequence up to which the last snapshot has its pushes.
         self._durable: dict[tuple[int, int], int] = {}
-        # The step of a table when a trainer last pulled from it.
+        # The step of a table, or the version of a block, when a trainer last pulled from it.
         self._pulled: weakref.WeakKeyDictionary[Any, dict[int, int]] = weakref.WeakKeyDictionary()
 
     # ---- tables and blocks ----
@@ -91,7 +91,11 @@ class Service:
         if applied:
             for update in rows:
                 self.metrics.rows.labels(update.table, "pushed").inc(len(update.ids))
-                self._observe_staleness(update.table, call.trainer, update.change)
+                table = self.store.tables[update.table]
+                if update.change == Change.GRADIENT:
+                    self._observe_staleness(table, update.table, table.step, call.trainer)
+            for block in [self.store.block(b.block) for b in blocks if b.change == Change.GRADIENT]:
+                self._observe_staleness(block, block.name, block.version, call.trainer)
         return pb.PushReply(applied=applied, rounds=self.store.rounds, durable=self._durable.get(call[:2], 0),
                             server_incarnation=self.incarnation)
 
@@ -100,11 +104,11 @@ class Service:
         if caller.server_incarnation not in (0, self.incarnation):
             raise RestartedError(f"this server has started again, as incarnation {self.incarnation}")
 
-    def _observe_staleness(self, name: str, trainer: int, change: Change) -> None:
-        table = self.store.tables[name]
-        pulled = self._pulled.get(table, {}).get(trainer)
-        if pulled is not None and change == Change.GRADIENT:
-            self.metrics.staleness.labels(name).observe(max(table.step - 1 - pulled, 0))
+    def _observe_staleness(self, held: Any, name: str, step: int, trainer: int) -> None:
+        """How many other updates came between what a trainer pulled and this gradient of it, which made `step`."""
+        pulled = self._pulled.get(held, {}).get(trainer)
+        if pulled is not None:
+            self.metrics.staleness.labels(name).observe(max(step - 1 - pulled, 0))
 
     def pull(self, request: pb.PullRequest, alive: Alive = always, limit: int = wire.LARGEST_MESSAGE) -> wire.PullReply:
         call = wire.call_of(request.caller) if request.HasField("caller") else None
@@ -129,6 +133,8 @@ class Service:
         for message in request.blocks:
             value, version = self.store.read(message.block, call.trainer if call else None)
             known = message.known == version + 1
+            if call:
+                self._pulled.setdefault(self.store.block(message.block), {})[call.trainer] = version
             reply.blocks.append((version, None if known else np.ascontiguousarray(value, "<f4")))
         return reply
 

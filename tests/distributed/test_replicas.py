@@ -40,8 +40,8 @@ def assert_same(found, expected, tolerance=1e-5):
         np.testing.assert_allclose(found[1][name], value, rtol=tolerance, atol=tolerance, err_msg=name)
 
 
-@pytest.mark.parametrize("distributed", [False, True])
-@pytest.mark.parametrize("optimizer, sync, ragged", [(ADAM, True, True), (MOMENTUM, True, False), (MOMENTUM, False, True)])
+@pytest.mark.parametrize("optimizer, sync, ragged, distributed", [
+    (ADAM, True, True, False), (ADAM, True, True, True), (MOMENTUM, True, False, False), (MOMENTUM, False, True, True)])
 def test_two_devices_equal_one(optimizer, sync, ragged, distributed):
     build = functools.partial(click_model, optimizer, distributed, ragged)
     feeds = [batch(step, ragged=ragged) for step in range(5)]

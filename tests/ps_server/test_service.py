@@ -514,7 +514,7 @@ def test_metrics_on_request(job):
                  'jfluid_ps_calls_total{method="LookUp",status="NOT_FOUND"} 1.0',
                  'jfluid_ps_rows_total{kind="pushed",table="t"} 20.0', 'jfluid_ps_table_rows{table="t"} 10.0',
                  'jfluid_ps_call_seconds_count{method="Pull"} 1.0', 'jfluid_ps_wait_seconds_count{kind="barrier"} 1.0',
-                 'jfluid_ps_staleness_steps_sum{table="t"} 1.0', "jfluid_ps_lost_calls 0.0"):
+                 'jfluid_ps_staleness_steps_sum{name="t"} 1.0', "jfluid_ps_lost_calls 0.0"):
         assert line in text
     assert 'jfluid_ps_bytes_total{direction="in",method="Push"}' in text
     assert Server(Settings(token=TOKEN)).start().metrics_port is None

@@ -122,6 +122,29 @@ class DistributedTranspiler(Fleet):
                     "push_nums": self._strategy.get_program_config().geo_sgd_need_push_nums}
         return None
 
+    def barrier_worker(self) -> None:
+        """Wait, at the servers, until all trainers that have not left are here.
+
+        Raises ProgramError on a server and before a loss was minimised, ServerError when a server does not answer.
+        """
+        self._link("barrier_worker").client.barrier("fleet.barrier_worker")
+
+    def table_rows(self) -> dict[str, int]:
+        """How many rows each table has, over all servers; of distributed tables those that some trainer has shown.
+
+        Raises ProgramError on a server and before a loss was minimised, ServerError when a server does not answer.
+        """
+        from jfluid.distributed import watch
+        return watch.table_rows(self._link("table_rows").client)
+
+    def _link(self, method: str) -> Any:
+        """This trainer's connection to the servers."""
+        from jfluid.distributed import links, work
+        executor, program = self._prepared(method, server=False)
+        read = work.read(program)
+        assert read is not None  # a trainer's program
+        return links.link(read, executor)
+
     def stop_worker(self) -> None:
         """Stop the communicator, which first sends what it has, and say goodbye to the servers.
 

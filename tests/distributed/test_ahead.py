@@ -1,0 +1,96 @@
+"""Rows of the next batches of a dataset are pulled while this one trains, where the strategy lets that be."""
+import functools
+
+import numpy as np
+import pytest
+
+import jfluid as fluid
+from jfluid.distributed import links
+from jfluid.distributed.communicator import Communicator
+from jfluid.distributed.work import read
+from jfluid.ps_server.client import Client
+from tests.distributed.job import SLOTS, batch, click_model, job
+from tests.distributed.test_readers import as_rows
+from tests.distributed.test_replicas import assert_same, state
+
+MODEL = functools.partial(click_model, functools.partial(fluid.optimizer.Adam, 0.02), True)
+STEPS, HALF_ASYNC, SYNC = 6, 2, 0
+
+
+def a_dataset(data, folder):
+    path = folder / "part-0"
+    path.write_text("".join(" ".join(f"{r[n].size} " + " ".join(map(repr, r[n].reshape(-1).tolist()))
+                                     for n in ("dense", *(f"slot{i}" for i in range(SLOTS)), "label")) + "\n"
+                            for step in range(STEPS) for r in as_rows(batch(step))))
+    dataset = fluid.DatasetFactory().create_dataset("QueueDataset")
+    dataset.set_use_var(data)
+    dataset.set_batch_size(8)
+    dataset.set_filelist([str(path)])
+    return dataset
+
+
+def noting(name, method, found):
+    def noted(self, *args, **kwargs):
+        found.append(name)
+        return method(self, *args, **kwargs)
+    return noted
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What a trainer asks of servers, in the order of asking."""
+    found = []
+    for name in ("pull", "exchange"):
+        monkeypatch.setattr(Client, name, noting(name, getattr(Client, name), found))
+    return found
+
+
+def trained(folder, depth, calls, mode=HALF_ASYNC):
+    """The state after an epoch, and what was asked of servers in it."""
+    with job(MODEL, sync=mode == SYNC) as (executor, program, (loss, _, data, _)):
+        communicator = Communicator(program, mode, envs={"communicator_prefetch_depth": depth})
+        communicator.start()
+        calls.clear()
+        executor.train_from_dataset(program, a_dataset(data, folder))
+        asked = list(calls)
+        communicator.stop()
+        return state(executor, program, loss), asked
+
+
+def test_depth_0_is_no_overlap(tmp_path, calls):
+    with job(MODEL, sync=False) as (executor, program, (loss, *_)):
+        for step in range(STEPS):
+            executor.run(program, feed=batch(step), fetch_list=[loss])
+        fed = state(executor, program, loss)
+    found, asked = trained(tmp_path, 0, calls)
+    assert asked == ["pull", "exchange"] * STEPS
+    for mine, other in zip(found.values(), fed.values(), strict=True):
+        np.testing.assert_array_equal(mine, other)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_rows_are_pulled_ahead(depth, tmp_path, calls):
+    found, asked = trained(tmp_path, depth, calls)
+    assert sorted(asked) == ["exchange"] * STEPS + ["pull"] * STEPS
+    done = [asked[:i].count("exchange") for i, name in enumerate(asked) if name == "pull"]
+    assert done[-1] <= STEPS - 2  # the last batch's rows were asked for before the step in front of it was over
+    assert all(np.isfinite(v).all() for v in found.values())
+
+
+def test_synchronous_steps_see_all_that_went_before(tmp_path, calls):
+    found, asked = trained(tmp_path, 2, calls, SYNC)
+    assert asked == ["pull", "exchange"] * STEPS
+    plain, _ = trained(tmp_path, 0, calls, SYNC)
+    assert_same(([0.0], found), ([0.0], plain))
+
+
+def test_evaluations_leave_the_tables_as_they_are(tmp_path):
+    model = functools.partial(click_model, functools.partial(fluid.optimizer.Adam, 0.02), True)
+    with job(model, sync=False) as (executor, program, (_, predicted, data, _)):
+        client = links.link(read(program)).client
+        executor.infer_from_dataset(program.clone(for_test=True), a_dataset(data, tmp_path), fetch_list=[predicted])
+        (value,) = executor.run(program.clone(for_test=True), feed=batch(0), fetch_list=[predicted])
+        assert value.shape == (8, 2)
+        assert client.status()[0].tables["table"].rows == 0
+        executor.run(program, feed=batch(0))
+        assert client.status()[0].tables["table"].rows > 0

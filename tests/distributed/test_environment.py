@@ -1,0 +1,50 @@
+"""What the environment says of servers and trainers."""
+import pytest
+
+from jfluid import errors
+from jfluid.distributed import environment, links
+
+TOKEN = "0123456789-token-of-the-tests"
+
+
+def test_settings_of_servers(monkeypatch):
+    monkeypatch.setenv("JFLUID_PS_SILENCE_S", "2.5")
+    monkeypatch.setenv("JFLUID_PS_ON_SILENCE", "leave out")
+    monkeypatch.setenv("JFLUID_PS_METRICS_PORT", "9100")
+    settings = environment.server_settings(1, token=TOKEN, servers=2)
+    assert (settings.server, settings.silence_s, settings.on_silence, settings.metrics_port) == (1, 2.5, "leave out", 9101)
+
+
+@pytest.mark.parametrize("name, value, message", [
+    ("SILENCE_S", "soon", "JFLUID_PS_SILENCE_S: expected a number, found 'soon'"),
+    ("SILENCE_S", "-1", "silence_s: Input should be greater than 0"),
+    ("ON_SILENCE", "wait", "on_silence: Input should be 'fail' or 'leave out'"),
+    ("METRICS_PORT", "70000", "metrics_port: Input should be less than or equal to 65535")])
+def test_wrong_settings_are_named(name, value, message, monkeypatch):
+    monkeypatch.setenv(f"JFLUID_PS_{name}", value)
+    with pytest.raises(errors.ServerError, match=message):
+        environment.server_settings(0, token=TOKEN)
+
+
+def test_trainers_read_their_certificates(monkeypatch, tmp_path):
+    assert environment.client_options() == {}
+    (tmp_path / "ca.pem").write_bytes(b"pem")
+    monkeypatch.setenv("JFLUID_PS_TLS_AUTHORITY", str(tmp_path / "ca.pem"))
+    assert environment.client_options() == {"tls_authority": b"pem"}
+    monkeypatch.setenv("JFLUID_PS_TLS_KEY", str(tmp_path / "absent.pem"))
+    with pytest.raises(errors.ServerError, match="JFLUID_PS_TLS_KEY: .*absent.pem"):
+        environment.client_options()
+
+
+def test_tokens(monkeypatch, tmp_path):
+    monkeypatch.setenv("JFLUID_PS_TOKEN", "with a space in it")
+    with pytest.raises(errors.ServerError, match="JFLUID_PS_TOKEN: expected 16 to 1024 printable characters"):
+        links.job_token(["127.0.0.1:1"])
+    monkeypatch.delenv("JFLUID_PS_TOKEN")
+    monkeypatch.setattr(links, "_TOKEN_FILE", tmp_path / "folder" / "token")
+    found = links.job_token(["127.0.0.1:1", "localhost:2", "[::1]:3"])
+    assert len(found) >= 16
+    assert links.job_token(["127.0.0.1:1"]) == found  # the same for all processes of this user
+    assert (tmp_path / "folder" / "token").stat().st_mode & 0o077 == 0
+    with pytest.raises(errors.ServerError, match="10.0.0.1:2: parameter servers that other machines can reach need a token"):
+        links.job_token(["127.0.0.1:1", "10.0.0.1:2"])

@@ -1,0 +1,38 @@
+"""What a trainer's progress shows of the servers."""
+import time
+
+import jfluid as fluid
+from jfluid import errors
+from jfluid.distributed import links, work
+from jfluid.distributed.watch import RowCount, table_rows
+from tests.distributed.jobs import Job, batch
+
+
+def test_rows_of_all_servers_are_counted():
+    with Job("distributed", "sgd", servers=2) as job:
+        trainer, = job.trainers
+        job.begin()
+        shown = set()
+        for step in range(3):
+            trainer.run(batch(step))
+            shown |= set(batch(step)["ids"].reshape(-1))
+        client = links.link(work.read(trainer.main)).client
+        assert table_rows(client) == {"table": len(shown)}
+        with RowCount(client) as count:
+            deadline = time.monotonic() + 20
+            while not count() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert count() == {"rows": len(shown)}
+        assert trainer.executor._counts(trainer.main).__class__ is RowCount
+    with trainer.executor._counts(fluid.Program()) as nothing:
+        assert nothing() == {}
+
+
+def test_a_server_that_does_not_answer_is_the_business_of_the_step_that_needs_it():
+    class Gone:
+        def status(self):
+            raise errors.ServerError("no answer")
+
+    with RowCount(Gone()) as count:
+        count._thread.join(10)
+        assert not count._thread.is_alive() and count() == {}
