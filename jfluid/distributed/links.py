@@ -109,7 +109,11 @@ class Link:
         self.client = Client(endpoints, job_token(endpoints), trainer, timeout_s=flags.get("FLAGS_rpc_deadline") / 1000,
                              keep_bytes=snapshots.kept_bytes(), **client_options())
         self.careful = snapshots.wanted() and len(endpoints) > 1
-        self.rounds = self._agreed()
+        try:
+            self.rounds = self._agreed()
+        except BaseException:
+            self.client.close()
+            raise
         self.strategy: Strategy | None = None
         self.prefetch_depth = 1
         self.laps = Laps()
@@ -152,6 +156,7 @@ class Link:
 
 _links: dict[tuple[tuple[str, ...], int], Link] = {}
 _lock = threading.Lock()
+_making: dict[tuple[tuple[str, ...], int], threading.Lock] = {}
 
 
 def link(work: "Work", user: object = None) -> Link:
@@ -180,12 +185,16 @@ def borrowed(endpoints: Sequence[str], trainer: int, user: object) -> Link:
 
 def _found(endpoints: Sequence[str], trainer: int) -> tuple[Link, bool]:
     """A trainer's link, and whether it was made now."""
+    key = tuple(endpoints), trainer
     with _lock:
-        key = tuple(endpoints), trainer
+        alone = _making.setdefault(key, threading.Lock())
+    with alone:  # servers are asked meanwhile, which other trainers of this process need not wait for
         found = _links.get(key)
         if found is not None:
             return found, False
-        _links[key] = made = Link(endpoints, trainer)
+        made = Link(endpoints, trainer)
+        with _lock:
+            _links[key] = made
         return made, True
 
 

@@ -15,11 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import jfluid as fluid
 from jfluid import errors
 from jfluid.distributed import snapshots
 from jfluid.distributed.snapshots import Snapshots
 from jfluid.files.tensor_format import load_tensors
-from tests.distributed.jobs import ports
+from tests.distributed.jobs import Job, ports
 
 pytestmark = pytest.mark.process
 LIMIT_S = 60
@@ -264,6 +265,7 @@ def test_a_new_job_does_not_take_up_an_old_one(tmp_path, monkeypatch):
         while not list(tmp_path.glob("server-0/*.json")):
             assert time.monotonic() < end
             time.sleep(0.01)
+    fluid.set_flags({"FLAGS_rpc_deadline": 1000})  # for the trainers of servers that do not start
     with pytest.raises(errors.ServerError, match=r"server-0 holds a snapshot of an earlier job. Set JFLUID_PS_RESTORE=1"), \
             Job("dense", "sgd") as job:
         job.begin()
