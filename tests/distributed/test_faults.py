@@ -19,7 +19,7 @@ from jfluid import errors
 from jfluid.distributed import snapshots
 from jfluid.distributed.snapshots import Snapshots
 from jfluid.files.tensor_format import load_tensors
-from tests.distributed.jobs import ports
+from tests.distributed.jobs import Job, ports
 
 pytestmark = pytest.mark.process
 LIMIT_S = 60
