@@ -269,9 +269,9 @@ def restore(store: Store, folder: str | Path, server: int, servers: int, snapsho
         _restore_tables(store, folder, own, None if same else (server, servers), tables)
         return own[0]
     if not same and any(part.spec is None for manifest in manifests for part in manifest.blocks):
-        raise errors.ServerError(f"{folder}: snapshot {manifests[0].id} is of {len(manifests)} servers of a program, which cut "
-                                 f"its variables for as many, and there are {servers}. What save_persistables wrote is loaded "
-                                 "by any number: fleet.init_server(folder)")
+        raise errors.ServerError(f"{folder}: snapshot {manifests[0].id} is of {len(manifests)} servers of a program, which "
+                                 f"cut its variables for as many, and there are {servers}. What save_persistables wrote is "
+                                 "loaded by any number: fleet.init_server(folder)")
     found = dict(_read_tables(folder, own, store, None if same else (server, servers)))
     blocks, others = dict[str, DenseBlock](), []
     for name, (spec, state) in _read_blocks(folder, own, None if same else set(store.blocks)).items():
