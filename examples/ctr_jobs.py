@@ -56,7 +56,7 @@ class Served:
         self.is_server, self.trainers = fleet.is_server(), fleet.worker_num()
         self.trainer = None if self.is_server else fleet.worker_index()
         # Servers count the steps of all trainers; with geo each trainer has a schedule of its own.
-        self.updates_per_step = 1 if strategy == "geo" else self.trainers
+        self.updates_per_step = 1 if strategy in ("geo", "sync") else self.trainers
         self._strategy = STRATEGIES[strategy](*[push_every] * (strategy == "geo"))
 
     def minimize(self, optimizer, loss):

@@ -238,12 +238,15 @@ class ProgramStore(Store):
                 raise errors.ServerError(f"{change.block} is a count: it takes additions only")
 
     def apply(self, rows: list[RowsUpdate], blocks: list[BlockUpdate], trainer: int | None = None) -> None:
+        in_round = self.synchronous and trainer is None
         counts = [b for b in blocks if b.block in self._counts]
         gradients = {b.block: b.value for b in blocks if b.change == Change.GRADIENT}
         sparse = [u for u in rows if u.change == Change.GRADIENT and u.table in self._ways]
         with self.lock:
             super().apply([], counts)
-            if self._schedule is not None and (self.synchronous or counts):
+            if in_round and self._counts:  # the schedule goes by the sum of the counts: one step for all trainers
+                self.blocks[self._counts[0]].add(np.ones(1, np.float32))
+            if self._schedule is not None and (in_round or counts):
                 self._run(self._schedule, {})
                 self._set_rates()
             # What may fail first, and all of it before the first row changes.

@@ -63,7 +63,7 @@ def send(link: "Link", work: Work, gradients: Gradients, receive: bool, round: i
     """Push gradients and, if asked, pull all parameters, in one call to each server (two for a round of a careful link)."""
     from jfluid.ps_server.store import Change
     wanted = [p.name for d in work.received for p in d.pieces] if receive else []
-    if gradients.counts:
+    if gradients.counts and not round:  # servers count rounds themselves
         counts = {f"{name}@{i}": value for name, value in gradients.counts.items() for i in range(len(link.endpoints))}
         link.client.push(blocks=counts, change=Change.ADD)
     if round and link.careful:

@@ -2,6 +2,8 @@
 import numpy as np
 import pytest
 
+from jfluid.distributed.communicator import Communicator
+from jfluid.transpiler.config import DistributedMode
 from tests.distributed.jobs import Job, alone
 
 STEPS = range(20)
@@ -11,7 +13,7 @@ CASES = [
     ("momentum", "dense", False, 2, 3), ("momentum", "sparse", True, 3, 2), ("momentum", "distributed", False, 1, 3),
     ("adam", "dense", True, 3, 3), ("adam", "sparse", True, 1, 3), ("adam", "distributed", False, 2, 2),
     ("adagrad", "dense", False, 2, 2), ("adagrad", "sparse", False, 1, 2), ("adagrad", "distributed", True, 3, 3),
-    ("adam", "sparse", True, 2, 2), ("momentum", "distributed", True, 2, 2),
+    ("adam", "sparse", True, 2, 2), ("momentum", "distributed", True, 2, 2), ("decay", "sparse", True, 2, 2),
 ]
 
 
@@ -21,7 +23,26 @@ def test_trainers_equal_one(optimizer, kind, sliced, servers, trainers):
         job.begin()
         losses = job.steps(STEPS)
         found = job.parameters()
+    check(losses, found, kind, optimizer)
+
+
+def check(losses, found, kind, optimizer):
     wanted, parameters = alone(kind, optimizer, STEPS)
     np.testing.assert_allclose(losses, wanted, rtol=1e-4, atol=1e-6)
     for name, value in parameters.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize(("optimizer", "kind"), [("decay", "distributed"), ("adagrad", "sparse")])
+def test_synchronous_communicators_equal_one(optimizer, kind):
+    """What `create_sync_strategy` makes of a program. Its schedule counts a step once, however many trainers take it."""
+    with Job(kind, optimizer, 2, 2, sync=False, runtime_split_send_recv=True, completely_not_async=True) as job:
+        communicators = [Communicator(t.main, DistributedMode.SYNC) for t in job.trainers]
+        for communicator in communicators:
+            communicator.start()
+        job.begin()
+        losses = job.steps(STEPS)
+        found = job.parameters()
+        for communicator in communicators:
+            communicator.stop()
+    check(losses, found, kind, optimizer)
