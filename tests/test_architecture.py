@@ -14,6 +14,7 @@ FORBIDDEN = {
     "parallel": ("jfluid.layers", "jfluid.executor", "jfluid.optimizer"),
     "dataset": ("jfluid.layers", "jfluid.executor", "jfluid.optimizer", "jfluid.compile"),
     "compile": ("jfluid.parallel", "jfluid.layers", "jfluid.executor", "jfluid.optimizer"),
+    "distributed": ("jfluid.layers", "jfluid.executor", "jfluid.optimizer", "jfluid.fleet"),
     "ps_server": ("jax", "jfluid.layers", "jfluid.executor", "jfluid.optimizer"),
     "files": ("jax", "jfluid.compile", "jfluid.layers"),
 }

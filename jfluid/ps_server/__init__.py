@@ -7,7 +7,7 @@
 | `shard`, `table`, `cut` | `SparseTable`: int64 id -> row, in shards with a lock each; a table as it was at one moment |
 | `dense` | `DenseBlock`: a slice of a dense parameter |
 | `snapshot` | files of one consistent cut |
-| `ps.proto`, `wire`, `service`, `client`, `server` | the calls |
+| `ps.proto`, `wire`, `lifting`, `service`, `channel`, `client`, `server` | the calls |
 
 Importing this package costs nothing; its modules import numba and gRPC.
 """

@@ -6,7 +6,6 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -15,6 +14,7 @@ from google.protobuf.message import Message
 from jfluid import errors
 from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server import wire
+from jfluid.ps_server.lifting import Exchanged, Pulled
 from jfluid.ps_server.refusals import JobFailedError, RestartedError, StateError, TooLargeError, UnknownNameError
 
 _REFUSALS: dict[grpc.StatusCode, type[errors.ServerError]] = {
@@ -24,6 +24,9 @@ _REFUSALS: dict[grpc.StatusCode, type[errors.ServerError]] = {
 # gRPC takes the second for how long an attempt to connect may last, too: a busy server needs more than the pause before it.
 _OPTIONS = [*wire.OPTIONS, ("grpc.initial_reconnect_backoff_ms", 100), ("grpc.min_reconnect_backoff_ms", 5000),
             ("grpc.max_reconnect_backoff_ms", 2000), ("grpc.keepalive_time_ms", 20_000)]
+# Replies that hold arrays.
+_READERS: dict[str, Callable[[bytes], Any]] = {"Pull": lambda data: Pulled(memoryview(data)), "Exchange": Exchanged.read}
+_NOTHING = Pulled(memoryview(b""))
 logger = logging.getLogger(__name__)
 
 
@@ -76,14 +79,6 @@ class _Kept:
             self._pushes, self.bytes = {}, 0
 
 
-@dataclass
-class _Part:
-    """A reply of which only one part was asked for; an ExchangeReply would copy it."""
-
-    push: pb.PushReply = field(default_factory=pb.PushReply)
-    pull: pb.PullReply = field(default_factory=pb.PullReply)
-
-
 class Channel:
     """Calls to one server. Safe for threads.
 
@@ -109,7 +104,7 @@ class Channel:
             grpc.insecure_channel(endpoint, _OPTIONS)
         # Requests go in as bytes: their size is asked for before, and asking a message costs as much as making them.
         self._methods: dict[str, Callable[..., Any]] = {
-            name: self._grpc.unary_unary(f"/{wire.SERVICE}/{name}", None, reply.FromString)
+            name: self._grpc.unary_unary(f"/{wire.SERVICE}/{name}", None, _READERS.get(name, reply.FromString))
             for name, (_, reply) in wire.METHODS.items()}
         self._stream = self._grpc.stream_stream(f"/{wire.SERVICE}/Stream")
         self._closed = threading.Event()
@@ -135,7 +130,7 @@ class Channel:
     def _call(self, method: str, data: bytes, waits: bool) -> Any:
         return self._tried(method, lambda timeout_s: self._methods[method](data, timeout_s, self._metadata), waits)
 
-    def exchange(self, request: pb.ExchangeRequest, reply_bytes: int, waits: bool = False) -> pb.ExchangeReply:
+    def exchange(self, request: pb.ExchangeRequest, reply_bytes: int, waits: bool = False) -> Exchanged:
         """Push, pull, or both in one call, in chunks where request or reply (of about `reply_bytes`) are large.
 
         When the server has started again, what it has lost and what was kept of that is sent first.
@@ -183,20 +178,22 @@ class Channel:
                 return
         self._incarnation, self.restarts = status.server_incarnation, self.restarts + 1
 
-    def _exchange(self, request: pb.ExchangeRequest, reply_bytes: int, waits: bool) -> pb.ExchangeReply:
+    def _exchange(self, request: pb.ExchangeRequest, reply_bytes: int, waits: bool) -> Exchanged:
         part = next((p for p, other in (("push", "pull"), ("pull", "push")) if not request.HasField(other)), "")
         data = (getattr(request, part) if part else request).SerializeToString()
         if max(len(data), reply_bytes) + wire.OVERHEAD > wire.LARGEST_MESSAGE:
             return self._in_chunks(request, waits)
         reply = self._call(part.title() or "Exchange", data, waits)
-        return _Part(**{part: reply}) if part else reply
+        if not part:
+            return reply  # type: ignore[no-any-return]
+        return Exchanged(reply, _NOTHING) if part == "push" else Exchanged(pb.PushReply(), reply)
 
-    def _in_chunks(self, request: pb.ExchangeRequest, waits: bool) -> pb.ExchangeReply:
+    def _in_chunks(self, request: pb.ExchangeRequest, waits: bool) -> Exchanged:
         data = request.SerializeToString()
         wire.check_size(len(data), wire.LARGEST_CALL, "request")
 
-        def send(timeout_s: float | None) -> pb.ExchangeReply:
-            return pb.ExchangeReply.FromString(wire.joined(self._stream(wire.chunked(data), timeout_s, self._metadata)))
+        def send(timeout_s: float | None) -> Exchanged:
+            return Exchanged.read(wire.joined(self._stream(wire.chunked(data), timeout_s, self._metadata)))
         return self._tried("Stream", send, waits)
 
     def _tried(self, method: str, send: Callable[[float | None], Any], waits: bool) -> Any:

@@ -7,8 +7,10 @@ import numpy as np
 from google.protobuf.message import DecodeError, Message
 
 from jfluid import errors
+from jfluid.ps_server import lifting
 from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server.ledger import Call
+from jfluid.ps_server.lifting import head
 from jfluid.ps_server.refusals import TooLargeError
 from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate, Store
 
@@ -99,16 +101,6 @@ def wanted_rows(request: pb.PullRequest, store: Store, limit: int) -> list[tuple
     return found
 
 
-def _field(number: int, size: int) -> bytes:
-    """What stands before `size` bytes of a length-delimited field."""
-    start = bytearray([number << 3 | 2])
-    while size > 127:
-        start.append(size & 127 | 128)
-        size >>= 7
-    start.append(size)
-    return bytes(start)
-
-
 class PullReply:
     """A reply to a pull that goes into its message without a copy of the rows on the way.
 
@@ -129,14 +121,14 @@ class PullReply:
         """The serialized PullReply, in pieces."""
         pieces: list[Any] = []
         for values in self.rows:
-            pieces += [_field(1, values.nbytes), values.reshape(-1).view(np.uint8).data]
+            pieces += [head(1, values.nbytes), values.reshape(-1).view(np.uint8).data]
         for version, value in self.blocks:
-            head = pb.BlockValue(version=version).SerializeToString()
+            front = pb.BlockValue(version=version).SerializeToString()
             if value is None:
-                pieces += [_field(2, len(head)), head]
+                pieces += [head(2, len(front)), front]
             else:
-                head += _field(2, value.nbytes)
-                pieces += [_field(2, len(head) + value.nbytes), head, value.reshape(-1).view(np.uint8).data]
+                front += head(2, value.nbytes)
+                pieces += [head(2, len(front) + value.nbytes), front, value.reshape(-1).view(np.uint8).data]
         return [*pieces, self.message.SerializeToString()]
 
     def SerializeToString(self) -> bytes:
@@ -152,7 +144,7 @@ class ExchangeReply:
     def SerializeToString(self) -> bytes:
         parts = self.pull.parts()
         push = pb.ExchangeReply(push=self.push).SerializeToString()
-        return b"".join([push, _field(2, sum(len(part) for part in parts)), *parts])
+        return b"".join([push, head(2, sum(len(part) for part in parts)), *parts])
 
 
 def check_size(size: int, limit: int, what: str = "reply") -> None:
@@ -162,10 +154,13 @@ def check_size(size: int, limit: int, what: str = "reply") -> None:
         raise TooLargeError(f"the {what} would have {size} bytes, more than {limit}; {hint}")
 
 
+_LIFTED: dict[Any, Any] = {pb.PushRequest: lifting.Push, pb.ExchangeRequest: lifting.Exchange}
+
+
 def parsed(kind: type[Message], data: bytes) -> Any:
-    """The message in `data`. Raises ServerError when there is none."""
+    """The message in `data`; arrays of a push stay where they are. Raises ServerError when there is none."""
     try:
-        return kind.FromString(data)
+        return _LIFTED[kind](memoryview(data)) if kind in _LIFTED else kind.FromString(data)
     except DecodeError:
         raise errors.ServerError(f"expected a {kind.DESCRIPTOR.name}; these {len(data)} bytes are none") from None
 

@@ -1,0 +1,183 @@
+"""Messages whose arrays are not copied: their bytes are read where they arrived.
+
+Protocol buffers copy every field of bytes when a message is parsed, and once more when it is read. Messages of a step hold
+megabytes in few fields: those are lifted out, and protobuf parses what is left.
+"""
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from jfluid.ps_server import ps_pb2 as pb
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_IDS, _VALUES_OF_ROWS, _VALUES_OF_BLOCK = 3, 4, 3
+
+
+class Field(NamedTuple):
+    """One field as it stands in a message: its number, its kind, its value (bytes as a view), and where it begins and ends."""
+
+    number: int
+    kind: int
+    value: Any
+    begin: int
+    end: int
+
+
+def fields(data: memoryview) -> Iterator[Field]:
+    """The fields of a serialized message, in order. Raises DecodeError where it is none."""
+    at = 0
+    while at < len(data):
+        begin = at
+        key, at = _varint(data, at)
+        kind = key & 7
+        value: Any
+        if kind == _VARINT:
+            value, at = _varint(data, at)
+        elif kind == _BYTES:
+            size, at = _varint(data, at)
+            value, at = data[at:at + size], at + size
+        elif kind in (_FIXED32, _FIXED64):
+            size = 4 if kind == _FIXED32 else 8
+            value, at = data[at:at + size], at + size
+        else:
+            raise DecodeError(f"a field of kind {kind}")
+        if at > len(data):
+            raise DecodeError("a field goes beyond the end of its message")
+        yield Field(key >> 3, kind, value, begin, at)
+
+
+def _varint(data: memoryview, at: int) -> tuple[int, int]:
+    """The number that begins at a position, and the position after it."""
+    result = 0
+    for shift in range(0, 70, 7):
+        if at >= len(data):
+            break
+        byte = data[at]
+        at += 1
+        result |= (byte & 127) << shift
+        if byte < 128:
+            return result, at
+    raise DecodeError("a number does not end")
+
+
+def head(number: int, size: int) -> bytes:
+    """What stands before `size` bytes of a field of bytes."""
+    start = bytearray([number << 3 | _BYTES])
+    while size > 127:
+        start.append(size & 127 | 128)
+        size >>= 7
+    start.append(size)
+    return bytes(start)
+
+
+# ---- requests --------------------------------------------------------------------------------------------------------
+
+class _Change:
+    """A RowsChange or BlockChange whose arrays stayed where they were."""
+
+    def __init__(self, message: Any, ids: Any, values: Any):
+        self._message, self.ids, self.values = message, ids, values
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._message, name)
+
+
+class Push:
+    """A PushRequest whose arrays stayed where they were; read as the message is."""
+
+    def __init__(self, data: memoryview):
+        rest: list[Any] = []
+        rows: list[dict[int, Any]] = []
+        blocks: list[dict[int, Any]] = []
+        for field in fields(data):
+            lifts = {3: (_IDS, _VALUES_OF_ROWS), 4: (_VALUES_OF_BLOCK,)}.get(field.number) if field.kind == _BYTES else None
+            if lifts is None:
+                rest.append(data[field.begin:field.end])
+                continue
+            left, lifted = _lift(field.value, lifts)
+            rest += [head(field.number, len(left)), left]
+            (rows if field.number == 3 else blocks).append(lifted)
+        self._message = pb.PushRequest.FromString(b"".join(rest))
+        self.rows = [_Change(m, f.get(_IDS, b""), f.get(_VALUES_OF_ROWS, b""))
+                     for m, f in zip(self._message.rows, rows, strict=True)]
+        self.blocks = [_Change(m, b"", f.get(_VALUES_OF_BLOCK, b""))
+                       for m, f in zip(self._message.blocks, blocks, strict=True)]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._message, name)
+
+
+def _lift(data: memoryview, numbers: tuple[int, ...]) -> tuple[bytes, dict[int, Any]]:
+    """A message without some of its fields of bytes, and those by number."""
+    found, rest = {}, []
+    for field in fields(data):
+        if field.number in numbers and field.kind == _BYTES:
+            found[field.number] = field.value
+        else:
+            rest.append(data[field.begin:field.end])
+    return b"".join(rest), found
+
+
+class Exchange:
+    """An ExchangeRequest whose pushed arrays stayed where they were; read as the message is."""
+
+    def __init__(self, data: memoryview):
+        parts: dict[int, memoryview] = {}
+        for field in fields(data):
+            if field.kind != _BYTES or field.number in parts:
+                raise DecodeError("expected one push and one pull")
+            parts[field.number] = field.value
+        self.push = Push(parts[1]) if 1 in parts else Push(memoryview(b""))
+        self.pull = pb.PullRequest.FromString(bytes(parts.get(2, b"")))
+        self._parts = {"push": 1 in parts, "pull": 2 in parts}
+
+    def HasField(self, name: str) -> bool:
+        """Whether the request has a part: "push" or "pull"."""
+        return self._parts[name]
+
+
+# ---- replies ---------------------------------------------------------------------------------------------------------
+
+class BlockValue(NamedTuple):
+    """A block as it came: no bytes where the version is known already."""
+
+    version: int
+    value: Any
+
+
+class Pulled:
+    """A PullReply whose arrays stay where they arrived."""
+
+    def __init__(self, data: memoryview):
+        self.rows: list[Any] = []
+        self.blocks: list[BlockValue] = []
+        rest = []
+        for field in fields(data):
+            if field.number == 1 and field.kind == _BYTES:
+                self.rows.append(field.value)
+            elif field.number == 2 and field.kind == _BYTES:
+                inner = {f.number: f.value for f in fields(field.value)}
+                self.blocks.append(BlockValue(inner.get(1, 0), inner.get(2, b"")))
+            else:
+                rest.append(data[field.begin:field.end])
+        small = pb.PullReply.FromString(b"".join(rest))
+        self.rounds, self.server_incarnation = small.rounds, small.server_incarnation
+
+
+class Exchanged:
+    """An ExchangeReply whose arrays stay where they arrived."""
+
+    def __init__(self, push: Any, pull: Pulled):
+        self.push, self.pull = push, pull
+
+    @classmethod
+    def read(cls, data: bytes) -> "Exchanged":
+        """The reply in `data`. Raises DecodeError where it is none."""
+        push, pull = b"", memoryview(b"")
+        for field in fields(memoryview(data)):
+            if field.number == 1:
+                push = bytes(field.value)
+            elif field.number == 2:
+                pull = field.value
+        return cls(pb.PushReply.FromString(push), Pulled(pull))

@@ -1,0 +1,85 @@
+"""Messages whose arrays are read where they arrived are what protobuf says they are."""
+import numpy as np
+import pytest
+from google.protobuf.message import DecodeError
+
+from jfluid import errors
+from jfluid.ps_server import lifting, wire
+from jfluid.ps_server import ps_pb2 as pb
+
+
+def a_push():
+    push = pb.PushRequest(caller=pb.Caller(trainer=3, incarnation=2**40, sequence=300, outstanding=1), round=7, hold=True)
+    push.rows.add(table="t", change=1, ids=np.arange(300).tobytes(), values=np.ones(600, np.float32).tobytes())
+    push.rows.add(table="u", ids=b"", values=b"", learning_rate=0.5)
+    push.blocks.add(block="w", values=np.full(1000, 2, np.float32).tobytes(), learning_rate=-1.0)
+    push.blocks.add(block="v", change=2, values=b"")
+    return push
+
+
+def check(found, push):
+    assert (found.caller, found.round, found.hold) == (push.caller, push.round, push.hold)
+    for mine, theirs in zip([*found.rows, *found.blocks], [*push.rows, *push.blocks], strict=True):
+        assert mine.change == theirs.change
+        assert bytes(mine.values) == theirs.values
+        assert mine.HasField("learning_rate") == theirs.HasField("learning_rate")
+        assert mine.learning_rate == theirs.learning_rate
+    assert [(r.table, bytes(r.ids)) for r in found.rows] == [(r.table, r.ids) for r in push.rows]
+    assert [b.block for b in found.blocks] == [b.block for b in push.blocks]
+
+
+def test_push():
+    data = a_push().SerializeToString()
+    found = wire.parsed(pb.PushRequest, data)
+    check(found, a_push())
+    assert np.shares_memory(np.frombuffer(found.blocks[0].values, np.uint8), np.frombuffer(data, np.uint8))
+
+
+@pytest.mark.parametrize("parts", [("push",), ("pull",), ("push", "pull"), ()])
+def test_exchange(parts):
+    request = pb.ExchangeRequest()
+    if "push" in parts:
+        request.push.CopyFrom(a_push())
+    if "pull" in parts:
+        request.pull.rows.add(table="t", ids=b"12345678")
+    found = wire.parsed(pb.ExchangeRequest, request.SerializeToString())
+    assert [found.HasField("push"), found.HasField("pull")] == [p in parts for p in ("push", "pull")]
+    assert found.pull == request.pull
+    check(found.push, request.push)
+
+
+def test_replies():
+    pull = wire.PullReply(rounds=2**33, server_incarnation=9)
+    pull.rows = [np.arange(6, dtype=np.float32).reshape(2, 3), np.empty((0, 2), np.float32)]
+    pull.blocks = [(5, np.arange(70, dtype=np.float32)), (2**40, None)]
+    reply = wire.ExchangeReply(pb.PushReply(applied=True, durable=4), pull)
+    data = reply.SerializeToString()
+    plain = pb.ExchangeReply.FromString(data)
+    found = lifting.Exchanged.read(data)
+    assert found.push == plain.push
+    assert (found.pull.rounds, found.pull.server_incarnation) == (2**33, 9)
+    assert [bytes(r) for r in found.pull.rows] == list(plain.pull.rows)
+    assert [(b.version, bytes(b.value)) for b in found.pull.blocks] == [(b.version, b.value) for b in plain.pull.blocks]
+
+
+@pytest.mark.parametrize("data", [b"\xff", b"\x1a\x05ab", b"\x80" * 12, b"\x1b", b"\x22\x7fa", b"\x09abc"])
+def test_what_is_no_message_is_refused(data):
+    for kind in (pb.PushRequest, pb.ExchangeRequest):
+        with pytest.raises(errors.ServerError, match="these .* bytes are none"):
+            wire.parsed(kind, data)
+    with pytest.raises(DecodeError):
+        lifting.Exchanged.read(b"\x12" + bytes([len(data)]) + data)
+
+
+def test_random_bytes_do_no_harm():
+    random = np.random.default_rng(0)
+    data = bytearray(a_push().SerializeToString())
+    for _ in range(300):
+        broken = bytearray(data)
+        for at in random.integers(0, len(data), 3):
+            broken[at] = random.integers(256)
+        del broken[random.integers(1, len(data)):]
+        try:
+            wire.parsed(pb.PushRequest, bytes(broken))
+        except errors.ServerError:
+            pass
