@@ -10,6 +10,7 @@ import jfluid as fluid
 from jfluid import errors
 from jfluid.ir.operator import OpRole
 from jfluid.ir.types import VarType
+from jfluid.ops import registry
 from jfluid.transpiler.ps_dispatcher import HashName, PSDispatcher
 from jfluid.transpiler.pserver.server import copy_op
 from tests.parity.pserver import CASES, ENDPOINTS, STRATEGIES, _transpile, key, run, structure
@@ -357,6 +358,24 @@ def test_split_byref_and_ref_by_trainer_id():
 
 
 # Bad input.
+@pytest.mark.parametrize(("kind", "inputs", "attrs"), [
+    ("send", {"X": "x"}, {}), ("recv", {}, {}), ("send_barrier", {"X": "x"}, {}), ("fetch_barrier", {}, {}),
+    ("fake_init", {}, {"shape": [1]}), ("split_ids", {"Ids": "x"}, {}), ("split_selected_rows", {"X": "x"}, {}),
+    ("checkpoint_notify", {}, {}), ("listen_and_serv", {}, {}), ("distributed_lookup_table", {"Ids": "x", "W": "w"}, {})])
+def test_operators_of_servers_do_not_run_in_branches(kind, inputs, attrs):
+    for name, dtype in {"x": "int64", "w": "float32"}.items():
+        fluid.data(name, [1, 1], dtype)
+    program = fluid.default_main_program()
+
+    def branch():
+        block = program.current_block()
+        slots = {s.name: block.create_var(name="made") for s in registry.get(kind).outs}
+        block.append_op(kind, inputs, slots, attrs)
+    fluid.layers.cond(fluid.layers.fill_constant([1], "bool", True), branch)
+    with pytest.raises(errors.UnsupportedError, match=f"{kind}.*operators of parameter servers run in the global block"):
+        fluid.Executor(fluid.CPUPlace()).run(program, {"x": np.zeros((1, 1), "int64"), "w": np.zeros((1, 1), "float32")})
+
+
 @pytest.mark.parametrize(("arguments", "said"), [
     ({"servers": ["somewhere"]}, "pservers: expected the servers' endpoints"),
     ({"servers": [FIRST, FIRST]}, "pservers: an endpoint stands twice"),
