@@ -4,6 +4,7 @@ Sizes come from a geometric ladder. A step remembers the sizes it was compiled f
 and do not waste much; after `MOST` of them a new one holds all earlier ones with room to spare, so that the number of
 compilations stays small however many ragged feeds there are.
 """
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -181,7 +182,7 @@ def trimmed(value: Any) -> Any:
     lod, number = [], None
     for level in value.levels:
         if level.uniform:
-            offsets = np.arange(level.uniform + 1) * level.longest
+            offsets = _evenly(level.uniform, level.longest)
         else:
             offsets = np.asarray(level.given)
         if level.count is not None:
@@ -193,6 +194,14 @@ def trimmed(value: Any) -> Any:
         number = int(np.asarray(value.total))
     rows = np.asarray(value.values)
     return LoDTensor(rows if number is None or value.exact else rows[:number].copy(), lod)
+
+
+@functools.lru_cache(64)
+def _evenly(number: int, length: int) -> np.ndarray:
+    """The offsets of sequences of one length; click models have the same for dozens of slots."""
+    offsets = np.arange(number + 1) * length
+    offsets.flags.writeable = False
+    return offsets
 
 
 def _added_up(rows: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,5 +1,6 @@
 """Tables of a server's program: the spec that its optimizer, and the values that its startup program, say."""
 import math
+import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -95,7 +96,7 @@ def make_table(update: "Update", scope: Scope, tensor: Callable[[str], Any], see
     found = scope.find_var(update.param)
     law, first = (found.law if found is not None else None) or (specs.Constant(), 0)
     table = ProgramTable(specs.TableSpec(name=update.param, width=parts.shape[1], initializer=law, seed=first,
-                                         optimizer=way.optimizer))
+                                         optimizer=way.optimizer, shards=_shards()))
     table.rate = way.rate
     if isinstance(way.optimizer, specs.Program):
         table.variables = {name: name for name in parts.slots}
@@ -107,6 +108,11 @@ def make_table(update: "Update", scope: Scope, tensor: Callable[[str], Any], see
         for name in (update.param, *parts.slots):
             tensor(name)._value = None
     return table, way
+
+
+def _shards() -> Any:
+    """Enough that threads seldom wait for each other; every one more costs each call."""
+    return min(2 ** (os.cpu_count() or 1).bit_length(), 16)
 
 
 def _fill(table: ProgramTable, tensor: Callable[[str], Any]) -> None:

@@ -134,6 +134,9 @@ class Trainer(Runner):
         touched = [n for n, _ in work.touched if n not in feeds[0]]
         names = list(dict.fromkeys([n for n in fetches if n not in late] + work.sent + touched))
         values = dict(zip(names, computing.run(feeds, names, scope), strict=True))
+        if work.trains and self._executor._device.platform != "cpu":  # there they lie where NumPy reads them
+            _start_copies(v for name, _ in work.dense for v in values[name][:1])
+            _start_copies(v for sent in work.rows for _, g in sent.parts for v in values[g])
         jax.block_until_ready([v._value for found in values.values() for v in found if isinstance(v, LoDTensor)])
         lap("compute")
         if work.trains:
@@ -218,14 +221,12 @@ class Trainer(Runner):
     def _positions(self, look_up: LookUp, rows: Any, tensors: list[list[LoDTensor]],
                    feeds: list[Feed]) -> dict[str, list[Array]]:
         positions: dict[str, list[Array]] = {n: [] for n in look_up.positions}
-        at = len(look_up.paddings)
+        at, wide = len(look_up.paddings), rows.inverse.astype(np.int64)
         for feed, own in zip(feeds, tensors, strict=True):
             for name, tensor in zip(look_up.positions, own, strict=True):
-                shape = tensor._value.shape
-                part = rows.inverse[at:at + int(np.prod(shape))]
-                at += len(part)
-                positions[name].append(part)
-                feed[name] = LoDTensor(part.astype(np.int64).reshape(shape), tensor._lod)
+                part = slice(at, at := at + tensor._value.size)
+                positions[name].append(rows.inverse[part])
+                feed[name] = LoDTensor(wide[part].reshape(tensor._value.shape), tensor._lod)
         return positions
 
     # ---- gradients ----
@@ -233,7 +234,6 @@ class Trainer(Runner):
     def _gradients(self, values: Mapping[str, list[Any]], found: Mapping[str, Any],
                    inverse: Mapping[str, dict[str, list[Array]]], feeds: list[Feed]) -> Gradients:
         gradients = Gradients()
-        _start_copies(values[name][0] for name, _ in self.work.dense)
         for name, dense in self.work.dense:
             gradients.dense |= dense.cut(_array(values[name][0]))
         for sent in self.work.rows:

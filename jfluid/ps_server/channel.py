@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 from jfluid import errors
 from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server import wire
-from jfluid.ps_server.lifting import Exchanged, Pulled
+from jfluid.ps_server.lifting import Exchanged, Pulled, Pushing, Request
 from jfluid.ps_server.refusals import JobFailedError, RestartedError, StateError, TooLargeError, UnknownNameError
 
 _REFUSALS: dict[grpc.StatusCode, type[errors.ServerError]] = {
@@ -55,21 +55,22 @@ class _Kept:
 
     def __init__(self, most_bytes: int):
         self.most_bytes, self.bytes = most_bytes, 0
-        self._pushes: dict[int, pb.PushRequest] = {}
+        self._pushes: dict[int, Pushing] = {}
         self._lock = threading.Lock()
 
-    def add(self, push: pb.PushRequest, durable: int) -> None:
+    def add(self, push: Pushing, durable: int) -> None:
         """This push was acknowledged; those up to sequence `durable` are safe. When too much is kept the oldest go."""
         with self._lock:
             if self.most_bytes:
-                self._pushes[push.caller.sequence] = push
-                self.bytes += push.ByteSize()
+                push.own()
+                self._pushes[push.message.caller.sequence] = push
+                self.bytes += len(push)
             for sequence in sorted(self._pushes):
                 if sequence > durable and self.bytes <= self.most_bytes:
                     break
-                self.bytes -= self._pushes.pop(sequence).ByteSize()
+                self.bytes -= len(self._pushes.pop(sequence))
 
-    def beyond(self, sequence: int) -> list[pb.PushRequest]:
+    def beyond(self, sequence: int) -> list[Pushing]:
         """The pushes after a sequence, in order."""
         with self._lock:
             return [self._pushes[s] for s in sorted(self._pushes) if s > sequence]
@@ -130,29 +131,28 @@ class Channel:
     def _call(self, method: str, data: bytes, waits: bool) -> Any:
         return self._tried(method, lambda timeout_s: self._methods[method](data, timeout_s, self._metadata), waits)
 
-    def exchange(self, request: pb.ExchangeRequest, reply_bytes: int, waits: bool = False) -> Exchanged:
+    def exchange(self, request: Request, reply_bytes: int, waits: bool = False) -> Exchanged:
         """Push, pull, or both in one call, in chunks where request or reply (of about `reply_bytes`) are large.
 
         When the server has started again, what it has lost and what was kept of that is sent first.
         """
-        parts = [getattr(request, name) for name in ("push", "pull") if request.HasField(name)]
+        parts = [part for part in (request.push.message, request.pull) if part.HasField("caller")]
         while True:
             known = self._incarnation
             for part in parts:
-                if part.HasField("caller"):
-                    part.caller.server_incarnation = known
+                part.caller.server_incarnation = known
             try:
                 reply = self._exchange(request, reply_bytes, waits)
             except RestartedError:
                 with self._mending:
                     if self._incarnation == known:
                         self._mend(parts[0].caller)
-                for block in request.pull.blocks if request.HasField("pull") else ():
+                for block in request.pull.blocks:
                     block.known = 0
                 continue
             if not known:
                 self._incarnation = reply.push.server_incarnation or reply.pull.server_incarnation
-            if request.HasField("push"):
+            if request.push:
                 self.kept.add(request.push, reply.push.durable)
             return reply
 
@@ -168,28 +168,27 @@ class Channel:
         logger.warning("server %s has started again; it has the pushes up to %d, %d kept ones are sent again", self.endpoint,
                        through, len(pushes))
         for push in pushes:
-            again = pb.ExchangeRequest(push=push)
-            again.push.caller.outstanding = push.caller.sequence
-            again.push.caller.server_incarnation = status.server_incarnation
-            again.push.hold = False  # it was acknowledged, so all servers had it, or will get it now
+            message = push.message
+            message.caller.outstanding = message.caller.sequence
+            message.caller.server_incarnation = status.server_incarnation
+            message.hold = False  # it was acknowledged, so all servers had it, or will get it now
             try:
-                self._exchange(again, 0, waits=bool(push.round))
+                self._exchange(Request(push), 0, waits=bool(message.round))
             except RestartedError:  # and again: the call that found out will find out once more
                 return
         self._incarnation, self.restarts = status.server_incarnation, self.restarts + 1
 
-    def _exchange(self, request: pb.ExchangeRequest, reply_bytes: int, waits: bool) -> Exchanged:
-        part = next((p for p, other in (("push", "pull"), ("pull", "push")) if not request.HasField(other)), "")
-        data = (getattr(request, part) if part else request).SerializeToString()
+    def _exchange(self, request: Request, reply_bytes: int, waits: bool) -> Exchanged:
+        method, data = request.single()
         if max(len(data), reply_bytes) + wire.OVERHEAD > wire.LARGEST_MESSAGE:
             return self._in_chunks(request, waits)
-        reply = self._call(part.title() or "Exchange", data, waits)
-        if not part:
+        reply = self._call(method, data, waits)
+        if method == "Exchange":
             return reply  # type: ignore[no-any-return]
-        return Exchanged(reply, _NOTHING) if part == "push" else Exchanged(pb.PushReply(), reply)
+        return Exchanged(reply, _NOTHING) if method == "Push" else Exchanged(pb.PushReply(), reply)
 
-    def _in_chunks(self, request: pb.ExchangeRequest, waits: bool) -> Exchanged:
-        data = request.SerializeToString()
+    def _in_chunks(self, request: Request, waits: bool) -> Exchanged:
+        data = request.whole()
         wire.check_size(len(data), wire.LARGEST_CALL, "request")
 
         def send(timeout_s: float | None) -> Exchanged:

@@ -23,6 +23,7 @@ from jfluid import errors
 from jfluid.ps_server import kernels, specs, wire
 from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server.channel import Channel
+from jfluid.ps_server.lifting import Request
 from jfluid.ps_server.store import Change
 from jfluid.ps_server.table import merge
 
@@ -185,7 +186,7 @@ class Client:
             train: ids without a row get one, and shows are counted; otherwise tables stay as they are.
             confirm: what was pushed for the round with `hold` is to be applied.
         """
-        requests = [pb.ExchangeRequest() for _ in self._channels]
+        requests = [Request() for _ in self._channels]
         return self._send(requests, _Pull(self, requests, rows or {}, blocks), round, pulls=True, train=train, held=confirm)
 
     def push(self, rows: Mapping[str, tuple[Array, Array]] | None = None, blocks: Mapping[str, Array] | None = None,
@@ -202,7 +203,7 @@ class Client:
             hold: of a round: do not wait; servers hold the push until a pull of this round confirms it. Then all servers apply
                 the round or none does, also when this trainer is killed meanwhile.
         """
-        requests = [pb.ExchangeRequest() for _ in self._channels]
+        requests = [Request() for _ in self._channels]
         self._add_pushes(requests, rows or {}, blocks or {}, learning_rate, change)
         self._send(requests, _Pull(self, requests, {}, ()), round, pushes=True, held=hold)
 
@@ -210,7 +211,7 @@ class Client:
                  pull_rows: Mapping[str, Array], pull_blocks: Sequence[str] = (), learning_rate: float | None = None,
                  round: int = 0, change: Change = Change.GRADIENT) -> Pulled:
         """`push`, then `pull`, in one call to each server; with a round the pull sees its result."""
-        requests = [pb.ExchangeRequest() for _ in self._channels]
+        requests = [Request() for _ in self._channels]
         self._add_pushes(requests, push_rows, push_blocks, learning_rate, change)
         return self._send(requests, _Pull(self, requests, pull_rows, pull_blocks), round, pushes=True, pulls=True)
 
@@ -317,27 +318,28 @@ class Client:
 
     # ---- inside ------------------------------------------------------------------------------------------------------
 
-    def _send(self, requests: list[pb.ExchangeRequest], pull: "_Pull", round: int, pushes: bool = False,
+    def _send(self, requests: list[Request], pull: "_Pull", round: int, pushes: bool = False,
               pulls: bool = False, train: bool = True, held: bool = False) -> Pulled:
         def send(number: int) -> pb.PullReply | None:
             request, channel = requests[number], self._channels[number]
             if round:  # in a round every server waits for every trainer
-                for part in [request.push] * pushes + [request.pull] * pulls:
+                for part in [request.push.message] * pushes + [request.pull] * pulls:
                     part.round = round
                 if held and pushes:
-                    request.push.hold = True
+                    request.push.message.hold = True
                 elif held:
                     request.pull.confirm = True
             with contextlib.ExitStack() as places:
-                for part, sequences in ((request.push, channel.pushes), (request.pull, channel.pulls)):
-                    if (part.rows or part.blocks or part.round) and train:
-                        part.caller.CopyFrom(self._caller(*places.enter_context(sequences.next())))
-                if not (request.HasField("push") or request.HasField("pull")):
+                if request.push or request.push.message.round:
+                    request.push.message.caller.CopyFrom(self._caller(*places.enter_context(channel.pushes.next())))
+                if request.pulls and train:
+                    request.pull.caller.CopyFrom(self._caller(*places.enter_context(channel.pulls.next())))
+                if not (request.push or request.pulls):
                     return None
                 return channel.exchange(request, pull.sizes[number], waits=bool(round)).pull
-        return pull.joined(self._everywhere(send))
+        return pull.joined(self._everywhere(send, quick=not round))
 
-    def _add_pushes(self, requests: list[pb.ExchangeRequest], rows: Mapping[str, tuple[Array, Array]],
+    def _add_pushes(self, requests: list[Request], rows: Mapping[str, tuple[Array, Array]],
                     blocks: Mapping[str, Array], learning_rate: float | None, change: Change) -> None:
         for table, (ids, values) in rows.items():
             ids, shape = _checked_ids(table, ids), (len(ids), self._width(table))
@@ -347,15 +349,14 @@ class Client:
                 ids, values = merge(ids, np.ascontiguousarray(values))
             for number, there, order, first in self._owned(table, ids):
                 own = ids[order] - first if first else ids[order]
-                requests[number].push.rows.add(table=there, change=int(change), ids=own.tobytes(),
-                                               values=values[order].tobytes(), learning_rate=learning_rate)
+                requests[number].push.add_rows(own, values[order], table=there, change=int(change),
+                                               learning_rate=learning_rate)
         for name, value in blocks.items():
             block = self._block(name)
             if not isinstance(value, np.ndarray) or value.dtype != np.float32 or value.shape != block.shape:
                 raise errors.ServerError(f"block {name}: expected an array float32 {list(block.shape)}, found "
                                          f"{_described(value)}")
-            requests[block.server].push.blocks.add(block=block.name, change=int(change), values=value.tobytes(),
-                                                   learning_rate=learning_rate)
+            requests[block.server].push.add_block(value, block=block.name, change=int(change), learning_rate=learning_rate)
 
     def _owned(self, table: str, ids: Array) -> list[Part]:
         """Which of the ids are where; every server, or every stretch, has a part. Raises ServerError for ids that no stretch
@@ -400,12 +401,19 @@ class Client:
     def _caller(self, sequence: int = 0, outstanding: int = 0) -> pb.Caller:
         return pb.Caller(trainer=self.trainer, incarnation=self.incarnation, sequence=sequence, outstanding=outstanding)
 
-    def _everywhere(self, function: Callable[[int], Any]) -> list[Any]:
-        """`function` of every server's number, all at the same time."""
-        if len(self._channels) == 1:
-            return [function(0)]
-        futures = [self._threads.submit(function, number) for number in range(len(self._channels))]
-        return [future.result() for future in futures]
+    def _everywhere(self, function: Callable[[int], Any], quick: bool = False) -> list[Any]:
+        """`function` of every server's number, all at the same time.
+
+        Args:
+            quick: none of them waits for other trainers, so that one may be asked by this thread: what another refuses is
+                known only after its answer.
+        """
+        *others, last = range(len(self._channels))
+        if others and not quick:
+            others.append(last)
+        futures = [self._threads.submit(function, number) for number in others]
+        found = [] if last in others else [function(last)]
+        return [future.result() for future in futures] + found
 
     def _beat(self, channel: Channel, every_s: float) -> None:
         while not self._closed.wait(every_s):
@@ -419,7 +427,7 @@ class Client:
 class _Pull:
     """What is asked of each server, and how the answers fit together."""
 
-    def __init__(self, client: Client, requests: list[pb.ExchangeRequest], rows: Mapping[str, Array], blocks: Sequence[str]):
+    def __init__(self, client: Client, requests: list[Request], rows: Mapping[str, Array], blocks: Sequence[str]):
         self._client = client
         # Of each table: its ids, where they were asked for, and each part with its place in the request of its server.
         self._rows: list[tuple[str, Array, Array, list[tuple[Part, int]]]] = []

@@ -1,11 +1,13 @@
-"""Messages whose arrays are not copied: their bytes are read where they arrived.
+"""Messages whose arrays are not copied: their bytes are read where they arrived, and written once.
 
-Protocol buffers copy every field of bytes when a message is parsed, and once more when it is read. Messages of a step hold
-megabytes in few fields: those are lifted out, and protobuf parses what is left.
+Protocol buffers copy every field of bytes when a message is made or parsed, and once more when it is serialized or read.
+Messages of a step hold megabytes in few fields: those are lifted out, and protobuf gets what is left. Serialized messages that
+stand one after the other are one message, so that fields may come from either hand.
 """
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 from google.protobuf.message import DecodeError
 
 from jfluid.ps_server import ps_pb2 as pb
@@ -71,7 +73,86 @@ def head(number: int, size: int) -> bytes:
     return bytes(start)
 
 
-# ---- requests --------------------------------------------------------------------------------------------------------
+def flat(values: np.ndarray[Any, Any]) -> Any:
+    """The bytes of an array, where they are if they stand in a row."""
+    return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
+
+
+# ---- requests on their way out ----
+
+class Pushing:
+    """A PushRequest on its way out.
+
+    Attributes:
+        message: all but its rows and blocks.
+    """
+
+    def __init__(self) -> None:
+        self.message = pb.PushRequest()
+        self._changes: list[Any] = []
+
+    def add_rows(self, ids: np.ndarray[Any, Any], values: np.ndarray[Any, Any], **fields: Any) -> None:
+        """A RowsChange of these fields."""
+        self._add(3, pb.RowsChange(**fields), (_IDS, ids), (_VALUES_OF_ROWS, values))
+
+    def add_block(self, values: np.ndarray[Any, Any], **fields: Any) -> None:
+        """A BlockChange of these fields."""
+        self._add(4, pb.BlockChange(**fields), (_VALUES_OF_BLOCK, values))
+
+    def _add(self, number: int, change: Any, *arrays: tuple[int, np.ndarray[Any, Any]]) -> None:
+        parts = [change.SerializeToString()]
+        for field, array in arrays:
+            if array.size:
+                parts += [head(field, array.nbytes), flat(array)]
+        self._changes += [head(number, sum(map(len, parts))), *parts]
+
+    def __bool__(self) -> bool:
+        return bool(self._changes) or self.message.HasField("caller")
+
+    def __len__(self) -> int:
+        """Bytes of its changes."""
+        return sum(map(len, self._changes))
+
+    def own(self) -> None:
+        """Copy what still lies in arrays, which may be written to from now on."""
+        self._changes = [b"".join(self._changes)]
+
+    def parts(self) -> list[Any]:
+        """The serialized message, in pieces."""
+        return [*self._changes, self.message.SerializeToString()]
+
+
+class Request:
+    """An ExchangeRequest, or one of its two parts if the other is empty, on its way out."""
+
+    def __init__(self, push: Pushing | None = None) -> None:
+        self.push, self.pull = push or Pushing(), pb.PullRequest()
+
+    @property
+    def pulls(self) -> bool:
+        """Whether there is something to pull, or a round to wait for."""
+        pull = self.pull
+        return bool(pull.rows or pull.blocks or pull.round or pull.HasField("caller"))
+
+    def single(self) -> tuple[str, bytes]:
+        """The call that it is, and its message: "Push" or "Pull" where that is all."""
+        if not self.push:
+            return "Pull", self.pull.SerializeToString()
+        if not self.pulls:
+            return "Push", b"".join(self.push.parts())
+        return "Exchange", self.whole()
+
+    def whole(self) -> bytes:
+        """The ExchangeRequest, serialized."""
+        found: list[Any] = []
+        both = (1, bool(self.push), self.push.parts()), (2, self.pulls, [self.pull.SerializeToString()])
+        for number, there, parts in both:
+            if there:
+                found += [head(number, sum(map(len, parts))), *parts]
+        return b"".join(found)
+
+
+# ---- requests that came ----
 
 class _Change:
     """A RowsChange or BlockChange whose arrays stayed where they were."""
@@ -137,7 +218,7 @@ class Exchange:
         return self._parts[name]
 
 
-# ---- replies ---------------------------------------------------------------------------------------------------------
+# ---- replies that came ----
 
 class BlockValue(NamedTuple):
     """A block as it came: no bytes where the version is known already."""

@@ -10,7 +10,7 @@ from jfluid import errors
 from jfluid.ps_server import lifting
 from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server.ledger import Call
-from jfluid.ps_server.lifting import head
+from jfluid.ps_server.lifting import flat, head
 from jfluid.ps_server.refusals import TooLargeError
 from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate, Store
 
@@ -102,10 +102,7 @@ def wanted_rows(request: pb.PullRequest, store: Store, limit: int) -> list[tuple
 
 
 class PullReply:
-    """A reply to a pull that goes into its message without a copy of the rows on the way.
-
-    Serialized messages that stand one after the other are one message, so rows and blocks are written by hand and the rest by
-    protobuf.
+    """A reply to a pull that goes into its message without a copy of the rows on the way (see lifting).
 
     Attributes:
         rows: of each table that was asked for.
@@ -121,14 +118,14 @@ class PullReply:
         """The serialized PullReply, in pieces."""
         pieces: list[Any] = []
         for values in self.rows:
-            pieces += [head(1, values.nbytes), values.reshape(-1).view(np.uint8).data]
+            pieces += [head(1, values.nbytes), flat(values)]
         for version, value in self.blocks:
             front = pb.BlockValue(version=version).SerializeToString()
             if value is None:
                 pieces += [head(2, len(front)), front]
             else:
                 front += head(2, value.nbytes)
-                pieces += [head(2, len(front) + value.nbytes), front, value.reshape(-1).view(np.uint8).data]
+                pieces += [head(2, len(front) + value.nbytes), front, flat(value)]
         return [*pieces, self.message.SerializeToString()]
 
     def SerializeToString(self) -> bytes:
