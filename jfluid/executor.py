@@ -106,8 +106,13 @@ class Executor:
         return self._run(program, feed, fetch_list, scope, return_numpy, return_merged, prune=use_prune)
 
     def _run(self, program: Any, feed: Any, fetch_list: Sequence[Any] | None, scope: Scope | None, numpy: bool,
-             merged: bool = True, prune: bool = False, owned: bool = False) -> list[Any]:
-        """`run`; `owned` says that nobody writes to the feeds any more, so that they need no copy."""
+             merged: bool = True, prune: bool = False, owned: bool = False, donate: bool = True) -> list[Any]:
+        """`run`.
+
+        Args:
+            owned: nobody writes to the feeds any more, so that they need no copy.
+            donate: nobody reads the old values of what the program updates, so that their buffers may be used again.
+        """
         if self._closed:
             raise errors.JFluidError("this Executor was closed: make a new one")
         parallel = getattr(program, "_parallel", None)
@@ -129,11 +134,11 @@ class Executor:
         feeds = _check_feeds(program, feed)
         if not program.global_block().ops and not fetches:
             return []
-        key = (program.fingerprint, tuple(feeds), tuple(fetches), flags.get("FLAGS_check_nan_inf"))
+        key = (program.fingerprint, tuple(feeds), tuple(fetches), flags.get("FLAGS_check_nan_inf"), donate)
         step = self._steps.get(key)
         if step is None:
             name = "fluid_" + hashlib.sha256(repr(key).encode()).hexdigest()[:12]
-            step = Step(plan(program, list(feeds), fetches), self._device, self.place, key[-1], name)
+            step = Step(plan(program, list(feeds), fetches), self._device, self.place, key[-2], name, donate)
             self._steps[key] = step
             if len(self._steps) > _MAX_STEPS:
                 self._steps.popitem(last=False)

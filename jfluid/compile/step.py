@@ -21,10 +21,10 @@ from jfluid.scope import Scope
 class CompiledSegment:
     """One XLA segment as a jitted function `(donated, kept, key) -> (gives, flags)`."""
 
-    def __init__(self, segment: Segment, plan: Plan, device: jax.Device, check_finite: bool, name: str):
+    def __init__(self, segment: Segment, plan: Plan, device: jax.Device, check_finite: bool, name: str, donate: bool = True):
         owned = set(plan.state) & set(plan.updated) & set(segment.gives)
         # A checked step may be refused after it ran: its old state must survive.
-        self.donated = [n for n in segment.reads if n in owned] if not check_finite else []
+        self.donated = [n for n in segment.reads if n in owned] if donate and not check_finite else []
         self.kept = [n for n in segment.reads if n not in set(self.donated)]
         # In the order of the donated: JAX pairs buffers with outputs of equal shape by order, and a value written to
         # another variable's buffer costs a copy.
@@ -68,11 +68,16 @@ class CompiledSegment:
 
 
 class Step:
-    """Runs a plan against a Scope. Only this class moves values between a Scope and XLA."""
+    """Runs a plan against a Scope. Only this class moves values between a Scope and XLA.
 
-    def __init__(self, plan: Plan, device: jax.Device, place: Any, check_finite: bool = False, name: str = "fluid"):
+    Args:
+        donate: what the step overwrites is used up by it; otherwise others may go on reading the old values.
+    """
+
+    def __init__(self, plan: Plan, device: jax.Device, place: Any, check_finite: bool = False, name: str = "fluid",
+                 donate: bool = True):
         self.plan, self.device, self.place = plan, device, place
-        self.segments = [s if s.host else CompiledSegment(s, plan, device, check_finite, f"{name}_{i}")
+        self.segments = [s if s.host else CompiledSegment(s, plan, device, check_finite, f"{name}_{i}", donate)
                          for i, s in enumerate(plan.segments)]
         self.starts_anew = not plan.state and not plan.feeds
         self._bound: weakref.WeakKeyDictionary[Scope, Binding] = weakref.WeakKeyDictionary()
@@ -83,7 +88,7 @@ class Step:
         whole = isinstance(only, CompiledSegment) and not check_finite and set(plan.fetches) <= set(only.gives)
         self._whole = only if whole else None
         self._buckets = buckets.Buckets()
-        self._host = Host(lambda plan: Step(plan, device, place, check_finite, name), place)
+        self._host = Host(lambda plan: Step(plan, device, place, check_finite, name, donate), place)
 
     def run(self, scope: Scope, feeds: Mapping[str, Any], key: np.ndarray | None) -> list[Any]:
         """Run the step: read state from `scope`, write updated variables back, return the fetches (device or NumPy)."""

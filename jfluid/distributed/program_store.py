@@ -77,7 +77,7 @@ class ProgramBlock:
         """(value, version); nobody writes to the array afterwards."""
         with self._store.lock:
             if self._value is None:
-                self._value = np.array(self._store.tensor(self.name), np.float32)
+                self._value = np.asarray(self._store.tensor(self.name)._value, np.float32).view()
                 self._value.flags.writeable = False
             return self._value, self.version
 
@@ -296,7 +296,7 @@ class ProgramStore(Store):
         return program
 
     def _run(self, program: Program, feed: Mapping[str, Array]) -> None:
-        self._executor._run(program, feed, [], self._scope, numpy=False, owned=True)
+        self._executor._run(program, feed, [], self._scope, numpy=False, owned=True, donate=False)  # trainers read the old
 
     # ---- tables ----
 

@@ -48,6 +48,41 @@ def test_exchange(parts):
     check(found.push, request.push)
 
 
+@pytest.mark.parametrize("parts", [("push",), ("pull",), ("push", "pull")])
+def test_requests_on_their_way_out(parts):
+    request, ids = lifting.Request(), np.array([5, -2**63, 2**63 - 1])
+    wide = np.arange(24, dtype=np.float32).reshape(2, 12)[:, ::2].T  # does not stand in a row
+    if "push" in parts:
+        request.push.add_rows(ids, wide[:3], table="t", change=1, learning_rate=0.5)
+        request.push.add_rows(ids[:0], wide[:0], table="u", change=0, learning_rate=None)
+        request.push.add_block(wide, block="w", change=2, learning_rate=None)
+        request.push.message.caller.sequence = 300
+    if "pull" in parts:
+        request.pull.rows.add(table="t", ids=ids.tobytes())
+    found = pb.ExchangeRequest.FromString(request.whole())
+    assert [found.HasField("push"), found.HasField("pull")] == [p in parts for p in ("push", "pull")]
+    assert found.pull == request.pull
+    if "push" in parts:
+        full, empty = found.push.rows
+        assert (full.table, full.change, full.learning_rate, full.ids) == ("t", 1, 0.5, ids.tobytes())
+        assert full.values == wide[:3].tobytes() and (empty.table, empty.ids, empty.values) == ("u", b"", b"")
+        assert not empty.HasField("learning_rate")
+        assert [(b.block, b.change, b.values) for b in found.push.blocks] == [("w", 2, wide.tobytes())]
+        assert found.push.caller.sequence == 300
+    method, data = request.single()
+    kind = {"Push": pb.PushRequest, "Pull": pb.PullRequest, "Exchange": pb.ExchangeRequest}[method]
+    assert kind.FromString(data) == (found if len(parts) == 2 else getattr(found, parts[0]))
+
+
+def test_what_is_kept_of_a_push_is_its_own():
+    push, values = lifting.Pushing(), np.ones(3, np.float32)
+    push.add_block(values, block="w", change=0, learning_rate=None)
+    before = b"".join(push.parts())
+    push.own()
+    values[:] = 2
+    assert b"".join(push.parts()) == before and len(push) == len(before)
+
+
 def test_replies():
     pull = wire.PullReply(rounds=2**33, server_incarnation=9)
     pull.rows = [np.arange(6, dtype=np.float32).reshape(2, 3), np.empty((0, 2), np.float32)]
