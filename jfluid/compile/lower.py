@@ -12,8 +12,9 @@ from jfluid.compile.plan import live_ops, op_uid, twin_uid
 from jfluid.ir.block import Block
 from jfluid.ir.operator import Operator
 from jfluid.ir.variable import EMPTY_NAME
-from jfluid.ops import derive, rows
+from jfluid.ops import derive, draws, rows
 from jfluid.ops.ragged import Ragged
+from jfluid.ops.random import key_of
 from jfluid.ops.registry import OpDef
 
 Item = tuple[int, Operator, OpDef]
@@ -37,11 +38,13 @@ class Lowering:
         self.pairs = _pairs(self.items)  # position of a gradient operator -> position of its forward operator
         self.backward = {f: g for g, f in self.pairs.items()}
         self.derived: set[str] = set()  # names of gradients that gradient operators wrote
+        self.drawn: dict[int, draws.Drawn] = {}  # by position: what operators that draw get
         self.inner = False  # whether this is a block inside another
         self.reversible = False  # whether gradients are taken through what is being lowered
 
     def run(self, env: dict[str, Any]) -> dict[str, Any]:
         """Run all operators; `env` maps names to values and gets what they write."""
+        self._draw()
         for at, (position, op, definition) in enumerate(self.items):
             try:
                 with jax.named_scope(op.type):
@@ -51,6 +54,23 @@ class Lowering:
             if outs is not None:
                 self._store(op, definition, outs, env)
         return env
+
+    def _draw(self) -> None:
+        """The numbers of operators that do nothing but draw, of all of one distribution at once."""
+        groups: dict[str, list[list[tuple[int, int]]]] = {}
+        for at, (_, op, definition) in enumerate(self.items):
+            size = draws.size(op.attrs) if self.key is not None and definition.draws and not op.input_arg_names else 0
+            if size:
+                batches = groups.setdefault(definition.draws, [[]])
+                if sum(n for _, n in batches[-1]) + size > draws.MOST:
+                    batches.append([])
+                batches[-1].append((at, size))
+        for kind, batches in groups.items():
+            for batch in batches:
+                uids = np.array([op_uid(self.items[at][1]) for at, _ in batch], np.uint32)
+                folded = jax.vmap(jax.random.fold_in, (None, 0))(self.key, uids)
+                keys = [key_of(folded[i], self.items[at][1].attrs.get("seed", 0)) for i, (at, _) in enumerate(batch)]
+                self.drawn.update(zip([at for at, _ in batch], draws.standard(kind, keys, [n for _, n in batch])))
 
     def _apply(self, at: int, op: Operator, definition: OpDef, env: dict[str, Any]) -> tuple | None:
         if at in self.pairs and at not in self.backward:
@@ -63,7 +83,7 @@ class Lowering:
         kwargs = {a: op.attrs[a] for a in definition.attrs if a in op.attrs}
         if definition.rng:
             uid = op_uid(op) if definition.forward is None else twin_uid(op, definition.forward)
-            kwargs["key"] = jax.random.fold_in(self.key, np.uint32(uid))
+            kwargs["key"] = self.drawn.pop(at) if at in self.drawn else jax.random.fold_in(self.key, np.uint32(uid))
         if at in self.backward:
             return self._keep(at, definition, inputs, kwargs)
         outs = self._fold(definition, inputs, kwargs) if definition.fold else None

@@ -1,7 +1,9 @@
 """A compiled step: a plan whose XLA segments are jitted, bound to a device."""
+import contextlib
+import gc
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -39,14 +41,19 @@ class CompiledSegment:
         if segment.across and across.needed():
             self._items, self.call = across.fused(segment.ops), across.Together(run, device)
         else:
-            self.call = jax.jit(run, donate_argnums=(0,))
+            # A program that reads nothing runs once. LLVM's last passes take most of the time to compile one for the CPU, and
+            # make random numbers no faster.
+            quickly = device.platform == "cpu" and not plan.state and not plan.feeds
+            self.call = jax.jit(run, donate_argnums=(0,),
+                                compiler_options={"xla_backend_optimization_level": 1} if quickly else None)
 
     def _trace(self, donated: tuple, kept: tuple, key: Any) -> tuple[tuple, tuple]:
         env = dict(zip(self.donated, donated)) | {n: v for n, v in zip(self.kept, kept) if v is not None}
         entered = {id(v) for v in jax.tree.leaves(env)}
         watch: list | None = [] if self._check else None
         wrapped = None if key is None else jax.random.wrap_key_data(key, impl="threefry2x32")
-        Lowering(self._items, wrapped, watch).run(env)
+        with _without_collector():
+            Lowering(self._items, wrapped, watch).run(env)
         gives = []
         for name in self.gives:
             value = env[name] if name in env else None
@@ -65,6 +72,18 @@ class CompiledSegment:
             gives.append(jax.tree.map(own, value))
         self.watched = [(op, name) for op, name, _ in watch or ()]
         return tuple(gives), tuple(flag for _, _, flag in watch or ())
+
+
+@contextlib.contextmanager
+def _without_collector() -> Iterator[None]:
+    """No garbage collection: tracing makes very many objects, nearly all of which live until its end."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 class Step:

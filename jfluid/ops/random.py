@@ -3,6 +3,7 @@
 The distributions are Fluid's; the numbers are those of JAX's generator, so they differ from Fluid's.
 """
 from math import prod
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.ir.types import np_dtype
+from jfluid.ops import draws
 from jfluid.ops.creation import like_batch
 from jfluid.ops.registry import Int, Ints, Longs, op
 from jfluid.ops.shape import given_ints
@@ -17,9 +19,9 @@ from jfluid.ops.shape import given_ints
 _SHAPE = ("ShapeTensor?", "ShapeTensorList*?")
 
 
-def key_of(key: jax.Array, seed: int) -> jax.Array:
+def key_of(key: Any, seed: int) -> Any:
     """`key` where seed is 0, else a key of the same kind that follows from the seed alone."""
-    if seed == 0:
+    if seed == 0 or isinstance(key, draws.Drawn):
         return key
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         return jax.random.key(seed, impl=jax.random.key_impl(key))
@@ -29,6 +31,8 @@ def key_of(key: jax.Array, seed: int) -> jax.Array:
 def _uniform(key, shape, dtype, low, high):
     if low > high:
         raise errors.OpError(f"uniform_random: expected min <= max, found {low} and {high}")
+    if isinstance(key, draws.Drawn):
+        return draws.between(key.values.reshape(shape), low, high)
     return jax.random.uniform(key, shape, np_dtype(dtype), low, high)
 
 
@@ -42,7 +46,7 @@ def _with_diagonal(out, number: int, step: int, value: float):
     return out.reshape(-1).at[at].set(value).reshape(out.shape)
 
 
-@op("uniform_random", ins=_SHAPE, outs=("Out",), grad=False, rng=True)
+@op("uniform_random", ins=_SHAPE, outs=("Out",), grad=False, rng=True, draws="uniform")
 def uniform_random(shape_tensor, shape_tensors, *, shape: Longs = (), min=-1.0, max=1.0, seed=0, diag_num=0,
                    diag_step=0, diag_val=1.0, dtype=5, key):
     """Numbers evenly distributed in [min, max); diag_* put a constant on a diagonal."""
@@ -60,10 +64,11 @@ def uniform_random_batch_size_like(like, *, shape: Ints, input_dim_idx=0, output
 
 def _gaussian(key, shape, dtype, mean, std):
     dtype = np_dtype(dtype)
-    return jax.random.normal(key, shape, dtype) * np.asarray(std, dtype) + np.asarray(mean, dtype)
+    drawn = key.values.reshape(shape) if isinstance(key, draws.Drawn) else jax.random.normal(key, shape, dtype)
+    return drawn * np.asarray(std, dtype) + np.asarray(mean, dtype)
 
 
-@op("gaussian_random", ins=_SHAPE, outs=("Out",), grad=False, rng=True)
+@op("gaussian_random", ins=_SHAPE, outs=("Out",), grad=False, rng=True, draws="normal")
 def gaussian_random(shape_tensor, shape_tensors, *, shape: Longs = (), mean=0.0, std=1.0, seed=0, dtype=5, key):
     """Normally distributed numbers."""
     dims = given_ints(shape_tensors, shape_tensor, shape, "the shape of gaussian_random")
@@ -78,11 +83,14 @@ def gaussian_random_batch_size_like(like, *, shape: Ints, input_dim_idx=0, outpu
     return wrap(_gaussian(key_of(key, seed), dims, dtype, mean, std))
 
 
-@op("truncated_gaussian_random", outs=("Out",), grad=False, rng=True)
+@op("truncated_gaussian_random", outs=("Out",), grad=False, rng=True, draws="truncated_normal")
 def truncated_gaussian_random(*, shape: Ints, mean=0.0, std=1.0, seed=0, dtype=5, key):
     """Normally distributed numbers, drawn again beyond two standard deviations."""
     dtype = np_dtype(dtype)
-    drawn = jax.random.truncated_normal(key_of(key, seed), -2.0, 2.0, shape, dtype)
+    if isinstance(key, draws.Drawn):
+        drawn = key.values.reshape(shape)
+    else:
+        drawn = jax.random.truncated_normal(key_of(key, seed), -2.0, 2.0, shape, dtype)
     return drawn * np.asarray(std, dtype) + np.asarray(mean, dtype)
 
 

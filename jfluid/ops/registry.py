@@ -97,6 +97,8 @@ class OpDef:
         unsaved: output slots that the gradient operator is not given (Fluid's kernels read a meaning into them).
         inplace: output slot -> input slot of the same shape and dtype, usually the same variable.
         rng: the function takes `key`, a JAX random key that differs by step and operator.
+        draws: of an operator that draws: the distribution in `jfluid.ops.draws` that it gets, where it has no inputs, as
+            a `Drawn` in place of its key.
         fold: evaluated while tracing when all inputs are known (shapes computed by operators).
         rows: why padding rows are harmless: "map", "mask", "sequence", a function, or None (see `jfluid.ops.rows`).
         carries: output slots whose former value the function gets too, after the inputs (a tensor array that is written).
@@ -124,6 +126,7 @@ class OpDef:
     unsaved: frozenset[str] = frozenset()
     inplace: Mapping[str, str] = field(default_factory=dict)
     rng: bool = False
+    draws: str = ""
     fold: bool = False
     host: bool = False
     forward: "OpDef | None" = None
@@ -193,7 +196,7 @@ def _schema(type_: str, fn: Callable, rng: bool, host: bool) -> tuple[list[str],
 
 def op(type_: str, *, ins: tuple[str, ...] = (), outs: tuple[str, ...] = (), grad: bool = True,
        nograd: tuple[str, ...] = (), unsaved: tuple[str, ...] = (), inplace: Mapping[str, str] | None = None,
-       rng: bool = False, fold: bool = False, host: bool = False, rows: str | Callable | None = None,
+       rng: bool = False, draws: str = "", fold: bool = False, host: bool = False, rows: str | Callable | None = None,
        row_outs: tuple[str, ...] = (), sparse: bool = False, carries: tuple[str, ...] = (),
        host_when: Callable | None = None, types: Callable | None = None,
        across: bool = False, fused: str = "", entire: bool = False,
@@ -212,7 +215,7 @@ def op(type_: str, *, ins: tuple[str, ...] = (), outs: tuple[str, ...] = (), gra
             raise TypeError(f"operator {type_}: no slot {sorted(unknown)}")
         parameters = inspect.signature(fn).parameters
         _OPS[type_] = OpDef(type_, _with_keywords(fn), in_slots, out_slots, attrs, grad, frozenset(nograd), frozenset(unsaved),
-                            dict(inplace or {}), rng, fold, host, wants_ctx=host and "ctx" in parameters, rows=rows,
+                            dict(inplace or {}), rng, draws, fold, host, wants_ctx=host and "ctx" in parameters, rows=rows,
                             row_outs=frozenset(row_outs), wants_rows="rows" in parameters, sparse=sparse,
                             carries=carries, host_when=host_when, types=types, across=across, fused=fused,
                             entire=entire, absent=absent)

@@ -1,0 +1,91 @@
+"""Random numbers of many operators at once.
+
+A startup program draws for each of its parameters. XLA compiles the generator anew for each of them, which takes longer than
+everything else; for all numbers together it compiles it once. The numbers are those that `jax.random` gives for each key.
+"""
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jfluid.ir.types import VarType
+
+MOST = 1 << 22  # numbers at once: they take some twenty bytes each meanwhile
+_PART = 1 << 18
+_ROOT = np.float32(math.sqrt(2))
+_EDGE = np.float32(math.erf(np.float32(2) / _ROOT))
+
+
+@dataclass
+class Drawn:
+    """Numbers that were drawn for an operator: it gets them in place of its key."""
+
+    values: jax.Array
+
+
+def size(attrs: dict[str, Any]) -> int:
+    """How many numbers an operator of these attributes draws, if they are float32 and their shape is known; else 0."""
+    shape = attrs.get("shape", ())
+    known = shape and min(shape) > 0 and attrs.get("dtype", VarType.FP32) == VarType.FP32
+    return math.prod(shape) if known and math.prod(shape) <= MOST else 0
+
+
+def standard(kind: str, keys: Sequence[jax.Array], sizes: Sequence[int]) -> list[Drawn]:
+    """For each key numbers of the standard distribution `kind`: "uniform", "normal" or "truncated_normal"."""
+    shaped = {"uniform": uniform, "normal": normal, "truncated_normal": truncated_normal}[kind]
+    values, ends = _in_parts(shaped, keys, sizes), np.cumsum(sizes).tolist()
+    return [Drawn(values[end - size:end]) for size, end in zip(sizes, ends, strict=True)]
+
+
+def _in_parts(shaped: Callable[[jax.Array], jax.Array], keys: Sequence[jax.Array], sizes: Sequence[int]) -> jax.Array:
+    """[sum of sizes]: for each key in turn what `shaped` makes of its bits.
+
+    A loop over parts: XLA would otherwise put the generator into every one of the many programs that take a piece.
+    """
+    parts = max(2, -(-sum(sizes) // _PART))
+    missing = -sum(sizes) % parts
+    data = [jnp.broadcast_to(jax.random.key_data(key), (size, 2)) for key, size in zip(keys, sizes, strict=True)]
+    at = [jax.lax.iota(np.uint32, size) for size in sizes]
+    each = jnp.pad(jnp.concatenate(data), ((0, missing), (0, 0))).reshape(parts, -1, 2)
+    numbers = jnp.pad(jnp.concatenate(at), (0, missing)).reshape(parts, -1)
+    impl = jax.random.key_impl(keys[0])
+
+    def draw(part: tuple[jax.Array, jax.Array]) -> jax.Array:
+        return shaped(bits(jax.random.wrap_key_data(part[0], impl=impl), part[1]))
+    return jax.lax.map(draw, (each, numbers)).ravel()
+
+
+def bits(keys: jax.Array, numbers: jax.Array) -> jax.Array:
+    """uint32 [n]: element `numbers[i]` of what `jax.random.bits` gives for threefry key i of `keys`.
+
+    It is the exclusive or of the two words that the generator makes of the number (Salmon et al., "Parallel random numbers:
+    as easy as 1, 2, 3", 2011), which are also those of the key folded with it.
+    """
+    words = jax.random.key_data(jax.vmap(jax.random.fold_in)(keys, numbers))
+    return words[:, 0] ^ words[:, 1]
+
+
+def uniform(bits: jax.Array) -> jax.Array:
+    """float32 numbers in [0, 1): as `jax.random.uniform`."""
+    return jax.lax.bitcast_convert_type((bits >> 9) | np.float32(1).view(np.uint32), np.float32) - np.float32(1)
+
+
+def between(fractions: jax.Array, low: float, high: float) -> jax.Array:
+    """float32 numbers in [low, high), from those in [0, 1)."""
+    bottom, top = np.float32(low), np.float32(high)
+    return jnp.maximum(fractions * (top - bottom) + bottom, bottom)
+
+
+def normal(bits: jax.Array) -> jax.Array:
+    """Standard normal float32 numbers: as `jax.random.normal`."""
+    return _ROOT * jax.lax.erf_inv(between(uniform(bits), np.nextafter(np.float32(-1), np.float32(0)), 1.0))
+
+
+def truncated_normal(bits: jax.Array) -> jax.Array:
+    """Standard normal float32 numbers in (-2, 2): as `jax.random.truncated_normal`."""
+    most = np.nextafter(np.float32(2), np.float32(0))
+    return jnp.clip(_ROOT * jax.lax.erf_inv(between(uniform(bits), -_EDGE, _EDGE)), -most, most)

@@ -1,0 +1,62 @@
+"""Numbers that are drawn for many operators at once are those of `jax.random` for each of them."""
+import jax
+import numpy as np
+import pytest
+
+import jfluid as fluid
+from jfluid.ops import draws
+
+SIZES = [5, 1, 70_000, 300_000]
+
+
+@pytest.mark.parametrize(("kind", "one"), [
+    ("uniform", jax.random.uniform), ("normal", jax.random.normal),
+    ("truncated_normal", lambda key, shape: jax.random.truncated_normal(key, -2.0, 2.0, shape))])
+def test_numbers_are_those_of_jax(kind, one):
+    keys = list(jax.random.split(jax.random.key(3), len(SIZES)))
+    found = draws.standard(kind, keys, SIZES)
+    for drawn, key, size in zip(found, keys, SIZES, strict=True):
+        assert drawn.values.dtype == np.float32 and drawn.values.shape == (size,)
+        np.testing.assert_allclose(drawn.values, one(key, (size,)), rtol=2e-5, atol=1e-6)
+
+
+def test_bits_are_those_of_jax():
+    key = jax.random.key(11)
+    keys = jax.numpy.broadcast_to(key, (9,))
+    np.testing.assert_array_equal(draws.bits(keys, np.arange(9, dtype=np.uint32)), jax.random.bits(key, (9,)))
+
+
+@pytest.mark.parametrize(("attrs", "size"), [
+    ({"shape": [3, 4], "dtype": 5}, 12), ({"shape": [3, 4], "dtype": 6}, 0), ({"shape": []}, 0), ({"shape": [-1, 4]}, 0),
+    ({"shape": [draws.MOST]}, draws.MOST), ({"shape": [draws.MOST + 1]}, 0)])
+def test_what_can_be_drawn_with_others(attrs, size):
+    assert draws.size(attrs) == size
+
+
+def _startup(monkeypatch, names, most=None):
+    """The values of parameters with these initializers."""
+    if most is not None:
+        monkeypatch.setattr(draws, "MOST", most)
+    new = fluid.initializer
+    kinds = {"u": new.Uniform(-3, 5), "n": new.Normal(2, 7), "t": new.TruncatedNormal(2, 7),
+             "s": new.Normal(seed=9), "z": new.Normal(seed=9)}
+    main, startup = fluid.Program(), fluid.Program()
+    startup.random_seed = 5
+    with fluid.program_guard(main, startup):
+        for i, name in enumerate(names):
+            fluid.layers.create_parameter([40, 3 + i], "float32", name, default_initializer=kinds[name[0]])
+    scope = fluid.Scope()
+    fluid.Executor(fluid.CPUPlace()).run(startup, scope=scope)
+    return {n: np.array(scope.find_var(n).get_tensor()) for n in names}
+
+
+def test_parameters_do_not_depend_on_what_is_drawn_with_them(monkeypatch):
+    names = ["u1", "n1", "t1", "u2", "n2", "s1", "z1", "t2"]
+    together = _startup(monkeypatch, names)
+    for most in (0, 250):
+        for name, value in _startup(monkeypatch, names, most).items():
+            np.testing.assert_allclose(value, together[name], rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(together["s1"].ravel(), together["z1"].ravel()[:together["s1"].size])
+    assert together["u1"].min() >= -3 and together["u1"].max() < 5 and np.ptp(together["u1"]) > 6
+    assert 10 < abs(together["t1"] - 2).max() < 14
+    assert len({together[n].ravel()[0] for n in ("u1", "u2", "n1", "n2", "t1", "t2", "s1")}) == 7
