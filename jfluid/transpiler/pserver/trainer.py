@@ -181,5 +181,6 @@ def receive(block: Block, held: Sequence[Held], after: Variable | None, trainer_
 def join(block: Block, placement: Placement, role: int) -> None:
     """Put the pieces of each parameter that was received in pieces together."""
     for name, held in placement.held.items():
-        if block.find_var_recursive(held[0].param) is not None and len(held) > 1:
+        whole = held[0].param == name  # a distributed table: servers have rows of it under its own name
+        if block.find_var_recursive(held[0].param) is not None and len(held) > 1 and not whole:
             block.append_op("concat", {"X": [h.param for h in held]}, {"Out": name}, {"axis": 0, "op_role": role})
