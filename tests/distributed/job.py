@@ -1,40 +1,84 @@
-"""A job with one server in a thread of this process: the trainer's side is the test."""
+"""Jobs in one process: servers are threads, trainers are the test, with programs, scopes and executors of their own."""
 import contextlib
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 import jfluid as fluid
 from jfluid import layers
+from jfluid.distributed import checkpoint, links, work
 
-ROWS, WIDTH, SLOTS = 97, 4, 2
+VOCABULARY, ROWS = 40, 12  # of `net`
+HEIGHT, WIDTH, SLOTS = 97, 4, 2  # of `click_model`
+OPTIMIZERS = {
+    "sgd": lambda: fluid.optimizer.SGD(0.1),
+    "momentum": lambda: fluid.optimizer.Momentum(0.05, 0.9),
+    "adam": lambda: fluid.optimizer.Adam(0.01),
+    "adagrad": lambda: fluid.optimizer.Adagrad(0.05, initial_accumulator_value=0.1),
+    "rmsprop": lambda: fluid.optimizer.RMSProp(0.01),
+    "lamb": lambda: fluid.optimizer.Lamb(0.01),
+    "decayed": lambda: fluid.optimizer.Adam(0.01, regularization=fluid.regularizer.L2Decay(0.01)),
+    "decay": lambda: fluid.optimizer.Adam(layers.exponential_decay(0.05, 3, 0.5)),
+}
 
 
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+# ---- programs: a function that builds one into the default programs gives (loss, whatever else) ----
+
+def numbers(*shape):
+    """A parameter that begins as the same small numbers in every process."""
+    values = (np.random.RandomState(sum(shape)).rand(*shape).astype("float32") - 0.5) * 0.4
+    return fluid.initializer.NumpyArrayInitializer(values)
 
 
-def uniform(seed):
-    return fluid.ParamAttr(initializer=fluid.initializer.Uniform(-0.3, 0.3, seed=seed))
+def net(kind, optimizer, servers=True):
+    """What builds (loss, prediction) of a regression on x [N, 6], ids [N, 1], y [N, 1]; its table is "dense", "sparse" or
+    "distributed" (sparse without servers)."""
+    def build():
+        ids = fluid.data("ids", [None, 1], dtype="int64")
+        first = fluid.initializer.Constant(0.1) if kind == "distributed" else numbers(VOCABULARY, 4)
+        rows = fluid.embedding(ids, [VOCABULARY, 4], is_sparse=kind != "dense",
+                               is_distributed=servers and kind == "distributed",
+                               param_attr=fluid.ParamAttr("table", initializer=first))
+        x = layers.concat([fluid.data("x", [None, 6]), layers.reshape(rows, [-1, 4])], axis=1)
+        hidden = layers.fc(x, 8, act="tanh", param_attr=fluid.ParamAttr("w1", initializer=numbers(10, 8)), bias_attr="b1")
+        predicted = layers.fc(hidden, 1, param_attr=fluid.ParamAttr("w2", initializer=numbers(8, 1)), bias_attr="b2")
+        loss = layers.mean(layers.square_error_cost(predicted, fluid.data("y", [None, 1])))
+        OPTIMIZERS[optimizer]().minimize(loss)
+        return loss, predicted
+    return build
 
 
-def table(seed):
-    return fluid.ParamAttr(name="table", initializer=fluid.initializer.Uniform(-0.3, 0.3, seed=seed))
+def batch(step):
+    """A batch of `net`. Some ids are in the rows of several trainers."""
+    random = np.random.RandomState(1000 + step)
+    x, ids = random.rand(ROWS, 6).astype("float32"), random.randint(0, VOCABULARY // 2, [ROWS, 1])
+    return {"x": x, "ids": ids, "y": (x.sum(1, keepdims=True) - 3 + 0.1 * (ids % 3)).astype("float32")}
+
+
+def batches(*steps):
+    """Batches of `net`; `steps` as of `range`."""
+    return [batch(step) for step in range(*steps)]
+
+
+def share(feed, trainer, trainers):
+    """One trainer's rows of a batch."""
+    return {n: v[trainer * len(v) // trainers:(trainer + 1) * len(v) // trainers] for n, v in feed.items()}
 
 
 def click_model(optimizer, distributed=False, ragged=True, read=False):
-    """A click model: pooled rows of one table, and dense features; returns the loss, the prediction and its data."""
+    """(loss, prediction, data, loader) of a click model: pooled rows of one table, and dense features."""
+    def uniform(seed, name=None):
+        return fluid.ParamAttr(name, initializer=fluid.initializer.Uniform(-0.3, 0.3, seed=seed))
     dense = fluid.data("dense", [None, 3], "float32")
     slots = [fluid.data(f"slot{i}", [None, 1], "int64", lod_level=int(ragged)) for i in range(SLOTS)]
     label = fluid.data("label", [None, 1], "int64")
     data = [dense, *slots, label]
-    loader = None
-    if read:
-        loader = fluid.io.DataLoader.from_generator(data, capacity=2, iterable=False)
-    rows = [layers.embedding(s, [ROWS, WIDTH], is_sparse=True, is_distributed=distributed, param_attr=table(3))
+    loader = fluid.io.DataLoader.from_generator(data, capacity=2, iterable=False) if read else None
+    rows = [layers.embedding(s, [HEIGHT, WIDTH], is_sparse=True, is_distributed=distributed, param_attr=uniform(3, "table"))
             for s in slots]
     pooled = [layers.sequence_pool(r, "sum") for r in rows] if ragged else rows
     hidden = layers.fc(layers.concat([*pooled, dense], axis=1), 8, act="relu", param_attr=uniform(5))
@@ -44,42 +88,200 @@ def click_model(optimizer, distributed=False, ragged=True, read=False):
     return loss, predict, data, loader
 
 
-def batch(step, size=8, ragged=True):
-    """One batch; in each slot sequences of 1 to 3 ids."""
+def clicks(step, size=8, ragged=True):
+    """A batch of `click_model`; in each slot sequences of 1 to 3 ids."""
     random = np.random.default_rng(step)
     dense = random.random((size, 3), dtype=np.float32)
     feed = {"dense": dense, "label": (dense.sum(1, keepdims=True) > 1.5).astype(np.int64)}
     for i in range(SLOTS):
         lengths = random.integers(1, 4, size) if ragged else np.ones(size, np.int64)
-        ids = random.integers(0, ROWS, (int(lengths.sum()), 1))
+        ids = random.integers(0, HEIGHT, (int(lengths.sum()), 1))
         feed[f"slot{i}"] = fluid.create_lod_tensor(ids, [lengths.tolist()]) if ragged else ids
     return feed
 
 
+# ---- jobs ----
+
+def free_endpoints(count):
+    """Free ports of this machine."""
+    with contextlib.ExitStack() as sockets:
+        found = [sockets.enter_context(socket.socket()) for _ in range(count)]
+        for each in found:
+            each.bind(("127.0.0.1", 0))
+        return [f"127.0.0.1:{each.getsockname()[1]}" for each in found]
+
+
 @contextlib.contextmanager
-def job(build, sync=True):
-    """The trainer's program of what `build` builds, and an executor that ran its startup program; a server serves until then.
+def programs():
+    """Empty default programs, and names from 0."""
+    with fluid.program_guard(fluid.Program(), fluid.Program()), fluid.unique_name.guard():
+        yield
+
+
+def transpile(build, endpoints, trainer=0, trainers=1, sync=True, smallest=8, **config):
+    """(transpiler, the trainer's startup program, what `build` returned); `config` is of DistributeTranspilerConfig."""
+    with programs():
+        built = build()
+        settings = fluid.DistributeTranspilerConfig()
+        for name, value in {"wait_port": False, "sync_mode": sync, **config}.items():
+            setattr(settings, name, value)
+        transpiler = fluid.DistributeTranspiler(settings)
+        transpiler.config.min_block_size = smallest
+        transpiler.transpile(trainer, pservers=",".join(endpoints), trainers=trainers, sync_mode=sync)
+        return transpiler, fluid.default_startup_program(), built
+
+
+@dataclass
+class Trainer:
+    """A trainer's programs and what it runs them with.
+
+    Attributes:
+        built: what was returned by what built the program; first its loss.
+    """
+
+    number: int
+    main: fluid.Program
+    startup: fluid.Program
+    built: Any
+    scope: fluid.Scope = field(default_factory=fluid.Scope)
+    executor: fluid.Executor = field(default_factory=lambda: fluid.Executor(fluid.CPUPlace()))
+
+    def run(self, feed, fetches=None):
+        return self.executor.run(self.main, feed=feed, fetch_list=fetches or [self.built[0]], scope=self.scope)
+
+    def parameters(self):
+        return parameters(self.main, self.scope)
+
+
+def parameters(program, scope=None):
+    """All parameters of a program by name: of a scope (the global one), and tables that trainers have not whole of servers."""
+    scope, asked = scope or fluid.global_scope(), work.read(program)
+    tables = served(program, asked.tables) if asked else {}
+    return {p.name: np.array(scope.find_var(p.name).get_tensor()) for p in program.all_parameters() if p.name not in tables} \
+        | tables
+
+
+def served(program, names=None):
+    """Parameters (all by default) of a trainer's program by name, as its servers have them."""
+    asked = work.read(program)
+    link = links.link(asked)
+    names = [p.name for p in program.all_parameters()] if names is None else names
+    pieces = [piece.name for n in names if n not in asked.tables for piece in link.params[n].pieces]
+    pulled = link.client.pull(blocks=pieces).blocks if pieces else {}
+    return {n: link.client.look_up(n, np.arange(program.global_block().var(n).shape[0])) if n in asked.tables
+            else link.params[n].joined(pulled) for n in names}
+
+
+class Job:
+    """A job with servers. A trainer that is not closed when the job ends says goodbye.
+
+    Args:
+        build: builds the program.
+        load: a folder that the servers begin with.
+        through: what trainers take a server's endpoint for.
+        options: of `transpile`.
+    """
+
+    def __init__(self, build, servers=1, trainers=1, load=None, through=None, **options):
+        self.endpoints = free_endpoints(servers)
+        self._build, self._load, self._options = build, load, {"trainers": trainers, **options}
+        self.errors = []
+        self._threads = [threading.Thread(target=self._serve, daemon=True, args=self.server(n)) for n in range(servers)]
+        if through is not None:
+            self.endpoints = [through(endpoint) for endpoint in self.endpoints]
+        self.trainers = [self._trainer(number) for number in range(trainers)]
+
+    def server(self, number):
+        """(program, startup program) of a server."""
+        transpiler, *_ = transpile(self._build, self.endpoints, **self._options)
+        return transpiler.get_pserver_programs(self.endpoints[number])
+
+    def _trainer(self, number):
+        transpiler, startup, built = transpile(self._build, self.endpoints, number, **self._options)
+        return Trainer(number, transpiler.get_trainer_program(wait_port=False), startup, built)
+
+    def _serve(self, program, startup):
+        try:
+            executor, scope = fluid.Executor(fluid.CPUPlace()), fluid.Scope()
+            executor.run(startup, scope=scope)
+            if self._load is not None:
+                checkpoint.load(self._load, program, executor, scope)
+            executor.run(program, scope=scope)
+        except BaseException as error:
+            self.errors.append(error)
+
+    def __enter__(self):
+        for thread in self._threads:
+            thread.start()
+        self._pool = ThreadPoolExecutor(len(self.trainers))
+        return self
+
+    def __exit__(self, kind, *_):
+        for trainer in self.trainers:
+            if kind is None:
+                trainer.executor.close()
+            elif link := links._links.pop((tuple(self.endpoints), trainer.number), None):
+                link.client.close()
+        if kind is None:
+            for thread in self._threads:
+                thread.join(30)
+                assert not thread.is_alive()
+            assert self.errors == []
+        self._pool.shutdown(wait=kind is None)
+
+    def each(self, function):
+        """`function(trainer)` of all, at the same time. Raises what a server raised."""
+        futures = [self._pool.submit(function, trainer) for trainer in self.trainers]
+        while wait(futures, 0.2).not_done:
+            if self.errors:
+                raise self.errors[0]
+        return [future.result() for future in futures]
+
+    def begin(self):
+        self.each(lambda t: t.executor.run(t.startup, scope=t.scope))
+
+    def steps(self, feeds):
+        """The losses of batches, of which each trainer takes its share: the mean over all trainers."""
+        def train(trainer):
+            return [trainer.run(share(feed, trainer.number, len(self.trainers)))[0] for feed in feeds]
+        feeds = list(feeds)
+        return np.mean(self.each(train), axis=0).reshape(-1)
+
+    def save(self, folder):
+        """Save everything in a folder; its path."""
+        trainer = self.trainers[0]
+        with fluid.scope_guard(trainer.scope):
+            fluid.io.save_persistables(trainer.executor, str(folder), trainer.main)
+        return str(folder)
+
+    def parameters(self):
+        """All parameters as the first trainer has them, and tables as servers have them."""
+        return self.trainers[0].parameters()
+
+
+@contextlib.contextmanager
+def trainer_of(build, sync=True, **options):
+    """A job of one server and one trainer, whose scope is the global one, that ran its startup program.
 
     Gives (executor, program, what `build` returned).
     """
-    endpoint = f"127.0.0.1:{free_port()}"
-    main, startup, scope = fluid.Program(), fluid.Program(), fluid.Scope()
-    with fluid.program_guard(main, startup), fluid.unique_name.guard():
-        built = build()
-    transpiler = fluid.DistributeTranspiler()
-    transpiler.transpile(0, main, endpoint, 1, sync, startup)
-    serving, server_startup = transpiler.get_pserver_programs(endpoint)
-    server = fluid.Executor(fluid.CPUPlace())
-    server.run(server_startup, scope=scope)
-    thread = threading.Thread(target=server.run, args=[serving], kwargs={"scope": scope}, daemon=True)
-    thread.start()
-    trainer = fluid.Executor(fluid.CPUPlace())
-    with fluid.scope_guard(fluid.Scope()):
-        program = transpiler.get_trainer_program()
-        trainer.run(startup)
-        try:
-            yield trainer, program, built
-        finally:
-            trainer.close()
-            thread.join(20)
-    assert not thread.is_alive()
+    with Job(build, sync=sync, **options) as job:
+        job.begin()
+        trainer, = job.trainers
+        with fluid.scope_guard(trainer.scope):
+            yield trainer.executor, trainer.main, trainer.built
+
+
+def alone(build, feeds, load=None, save=None):
+    """(losses, parameters) of one process without servers; `load` and `save` are folders."""
+    with programs():
+        loss, *_ = build()
+        scope, executor = fluid.Scope(), fluid.Executor(fluid.CPUPlace())
+        with fluid.scope_guard(scope):
+            executor.run(fluid.default_startup_program())
+            if load is not None:
+                fluid.io.load_persistables(executor, load, fluid.default_main_program())
+            losses = [executor.run(feed=feed, fetch_list=[loss])[0] for feed in feeds]
+            if save is not None:
+                fluid.io.save_persistables(executor, save)
+        return np.array(losses).reshape(-1), parameters(fluid.default_main_program(), scope)

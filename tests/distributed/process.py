@@ -14,24 +14,17 @@ import numpy as np
 import jfluid as fluid
 from jfluid import distributed
 from jfluid.distributed import links
-from tests.distributed import jobs
+from tests.distributed import job
 
 
-def programs(spec):
-    """The transpiler, and the trainer's programs."""
-    loss, _ = jobs.net(spec["kind"])
-    jobs.OPTIMIZERS[spec["optimizer"]]().minimize(loss)
-    config = fluid.DistributeTranspilerConfig()
-    config.sync_mode = spec["sync"]
-    transpiler = fluid.DistributeTranspiler(config)
-    transpiler.config.min_block_size = 8
-    number = spec["number"] if spec["role"] == "trainer" else 0
-    transpiler.transpile(number, pservers=",".join(spec["endpoints"]), trainers=spec["trainers"], sync_mode=spec["sync"])
-    return transpiler, loss
+def transpiled(spec, trainer=0):
+    """What `job.transpile` gives for a process."""
+    return job.transpile(job.net(spec["kind"], spec["optimizer"]), spec["endpoints"], trainer, spec["trainers"], spec["sync"],
+                         wait_port=True)
 
 
 def serve(spec):
-    transpiler, _ = programs(spec)
+    transpiler, *_ = transpiled(spec)
     main, startup = transpiler.get_pserver_programs(spec["endpoints"][spec["number"]])
     executor = fluid.Executor(fluid.CPUPlace())
     executor.run(startup)
@@ -39,8 +32,7 @@ def serve(spec):
 
 
 def train(spec):
-    transpiler, loss = programs(spec)
-    startup = fluid.default_startup_program()
+    transpiler, startup, (loss, _) = transpiled(spec, spec["number"])
     main = transpiler.get_trainer_program()
     executor = fluid.Executor(fluid.CPUPlace())
     executor.run(startup)
@@ -52,7 +44,7 @@ def train(spec):
             time.sleep(0.01)
         if step == spec["saves_at"]:
             _link().client.save(f"{spec['folder']}/snapshots/server-0")
-        found, = executor.run(main, feed=jobs.batch(step, spec["number"], spec["trainers"]), fetch_list=[loss])
+        found, = executor.run(main, feed=job.share(job.batch(step), spec["number"], spec["trainers"]), fetch_list=[loss])
         print("step", step, float(np.mean(found)), flush=True)
     if spec["number"] == 0:
         fluid.io.save_persistables(executor, f"{spec['folder']}/saved", main)

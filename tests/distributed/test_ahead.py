@@ -9,9 +9,9 @@ from jfluid.distributed import links
 from jfluid.distributed.communicator import Communicator
 from jfluid.distributed.work import read
 from jfluid.ps_server.client import Client
-from tests.distributed.job import SLOTS, batch, click_model, job
+from tests.distributed.job import SLOTS, click_model, clicks, parameters, trainer_of
 from tests.distributed.test_readers import as_rows
-from tests.distributed.test_replicas import assert_same, state
+from tests.distributed.test_replicas import assert_same
 
 MODEL = functools.partial(click_model, functools.partial(fluid.optimizer.Adam, 0.02), True)
 STEPS, HALF_ASYNC, SYNC = 6, 2, 0
@@ -21,7 +21,7 @@ def a_dataset(data, folder):
     path = folder / "part-0"
     path.write_text("".join(" ".join(f"{r[n].size} " + " ".join(map(repr, r[n].reshape(-1).tolist()))
                                      for n in ("dense", *(f"slot{i}" for i in range(SLOTS)), "label")) + "\n"
-                            for step in range(STEPS) for r in as_rows(batch(step))))
+                            for step in range(STEPS) for r in as_rows(clicks(step))))
     dataset = fluid.DatasetFactory().create_dataset("QueueDataset")
     dataset.set_use_var(data)
     dataset.set_batch_size(8)
@@ -47,21 +47,21 @@ def calls(monkeypatch):
 
 def trained(folder, depth, calls, mode=HALF_ASYNC):
     """The state after an epoch, and what was asked of servers in it."""
-    with job(MODEL, sync=mode == SYNC) as (executor, program, (loss, _, data, _)):
+    with trainer_of(MODEL, sync=mode == SYNC) as (executor, program, (*_, data, _)):
         communicator = Communicator(program, mode, envs={"communicator_prefetch_depth": depth})
         communicator.start()
         calls.clear()
         executor.train_from_dataset(program, a_dataset(data, folder))
         asked = list(calls)
         communicator.stop()
-        return state(executor, program, loss), asked
+        return parameters(program), asked
 
 
 def test_depth_0_is_no_overlap(tmp_path, calls):
-    with job(MODEL, sync=False) as (executor, program, (loss, *_)):
+    with trainer_of(MODEL, sync=False) as (executor, program, (loss, *_)):
         for step in range(STEPS):
-            executor.run(program, feed=batch(step), fetch_list=[loss])
-        fed = state(executor, program, loss)
+            executor.run(program, feed=clicks(step), fetch_list=[loss])
+        fed = parameters(program)
     found, asked = trained(tmp_path, 0, calls)
     assert asked == ["pull", "exchange"] * STEPS
     for mine, other in zip(found.values(), fed.values(), strict=True):
@@ -86,11 +86,11 @@ def test_synchronous_steps_see_all_that_went_before(tmp_path, calls):
 
 def test_evaluations_leave_the_tables_as_they_are(tmp_path):
     model = functools.partial(click_model, functools.partial(fluid.optimizer.Adam, 0.02), True)
-    with job(model, sync=False) as (executor, program, (_, predicted, data, _)):
+    with trainer_of(model, sync=False) as (executor, program, (_, predicted, data, _)):
         client = links.link(read(program)).client
         executor.infer_from_dataset(program.clone(for_test=True), a_dataset(data, tmp_path), fetch_list=[predicted])
-        (value,) = executor.run(program.clone(for_test=True), feed=batch(0), fetch_list=[predicted])
+        (value,) = executor.run(program.clone(for_test=True), feed=clicks(0), fetch_list=[predicted])
         assert value.shape == (8, 2)
         assert client.status()[0].tables["table"].rows == 0
-        executor.run(program, feed=batch(0))
+        executor.run(program, feed=clicks(0))
         assert client.status()[0].tables["table"].rows > 0

@@ -7,26 +7,26 @@ import pytest
 import jfluid as fluid
 from jfluid import errors
 from jfluid.distributed import checkpoint, links
-from tests.distributed.jobs import VOCABULARY, Job, alone, batch
+from tests.distributed.job import VOCABULARY, Job, alone, batch, batches, net
 
 KINDS = ["dense", "sparse", "distributed"]
 
 
-def trained(kind, optimizer, folder, steps, servers=2, **config):
+def trained(kind, optimizer, folder, feeds, servers=2, **config):
     """Train, and save the job in a folder; the losses of all steps but the first five."""
-    with Job(kind, optimizer, servers, **config) as job:
+    with Job(net(kind, optimizer), servers, **config) as job:
         job.begin()
-        job.steps(range(5))
+        job.steps(batches(5))
         job.save(folder)
-        return job.steps(steps)
+        return job.steps(feeds)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "decay", "momentum", "adagrad", "rmsprop"])
 @pytest.mark.parametrize("kind", ["dense", "sparse"])
 def test_one_process_goes_on(kind, optimizer, tmp_path):
     """The folder is what `fluid.io` reads: all variables by name, whole."""
-    wanted = trained(kind, optimizer, tmp_path, range(5, 9))
-    found, _ = alone(kind, optimizer, range(5, 9), load=tmp_path)
+    wanted = trained(kind, optimizer, tmp_path, batches(5, 9))
+    found, _ = alone(net(kind, optimizer), batches(5, 9), load=tmp_path)
     np.testing.assert_allclose(found, wanted, rtol=1e-4)
 
 
@@ -35,39 +35,38 @@ def test_one_process_goes_on(kind, optimizer, tmp_path):
     ("sparse", "rmsprop", 2), ("sparse", "lamb", 3), ("distributed", "adam", 3), ("distributed", "adam", 1),
     ("distributed", "adagrad", 2), ("distributed", "decayed", 3)])
 def test_other_servers_go_on(kind, optimizer, servers, tmp_path):
-    wanted = trained(kind, optimizer, tmp_path, range(5, 9))
-    with Job(kind, optimizer, servers, load=str(tmp_path)) as job:
+    wanted = trained(kind, optimizer, tmp_path, batches(5, 9))
+    with Job(net(kind, optimizer), servers, load=str(tmp_path)) as job:
         job.begin()
-        found = job.steps(range(5, 9))
+        found = job.steps(batches(5, 9))
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
 
 
 def test_servers_go_on_from_one_process(tmp_path):
-    losses, _ = alone("sparse", "adam", range(9))
-    alone("sparse", "adam", range(5), save=str(tmp_path))
-    with Job("sparse", "adam", 2, load=str(tmp_path)) as job:
+    losses, _ = alone(net("sparse", "adam"), batches(9))
+    alone(net("sparse", "adam"), batches(5), save=str(tmp_path))
+    with Job(net("sparse", "adam"), 2, load=str(tmp_path)) as job:
         job.begin()
-        np.testing.assert_allclose(job.steps(range(5, 9)), losses[5:], rtol=1e-4)
+        np.testing.assert_allclose(job.steps(batches(5, 9)), losses[5:], rtol=1e-4)
 
 
 def test_asynchronous_schedules_go_on(tmp_path):
     """Servers sum up the steps of all trainers: the sum is what is saved."""
-    wanted = trained("sparse", "decay", tmp_path, range(5, 9), sync=False)
-    with Job("sparse", "decay", 3, sync=False, load=str(tmp_path)) as job:
+    wanted = trained("sparse", "decay", tmp_path, batches(5, 9), sync=False)
+    with Job(net("sparse", "decay"), 3, sync=False, load=str(tmp_path)) as job:
         job.begin()
-        np.testing.assert_allclose(job.steps(range(5, 9)), wanted, rtol=1e-5)
+        np.testing.assert_allclose(job.steps(batches(5, 9)), wanted, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_inference_model(kind, tmp_path):
-    with Job(kind, "adam", 2) as job:
+    with Job(net(kind, "adam"), 2) as job:
         job.begin()
-        job.steps(range(5))
+        job.steps(batches(5))
         trainer, feed = job.trainers[0], batch(7)
         with fluid.scope_guard(trainer.scope):
-            predicted = trainer.main.global_block().var(trainer.predicted)
-            fluid.io.save_inference_model(str(tmp_path), ["x", "ids"], [predicted], trainer.executor, trainer.main)
-        wanted, = trainer.run(feed, [trainer.predicted])  # before the update of this step
+            fluid.io.save_inference_model(str(tmp_path), ["x", "ids"], [trainer.built[1]], trainer.executor, trainer.main)
+        wanted, = trainer.run(feed, [trainer.built[1]])  # before the update of this step
     with fluid.scope_guard(fluid.Scope()):
         executor = fluid.Executor(fluid.CPUPlace())
         program, feeds, fetches = fluid.io.load_inference_model(str(tmp_path), executor)
@@ -79,18 +78,19 @@ def test_inference_model(kind, tmp_path):
 
 
 def test_one_table(tmp_path):
-    with Job("distributed", "adam", 2) as job:
+    with Job(net("distributed", "adam"), 2) as job:
         job.begin()
         trainer = job.trainers[0]
-        job.steps(range(3))
+        job.steps(batches(3))
         checkpoint.save_one_table(trainer.executor, "table", tmp_path, trainer.main)
-        wanted, w1 = job.rows(), job.parameters()["w1"]
-        job.steps(range(3, 5))
-        assert not np.array_equal(job.rows(), wanted)
+        before = job.parameters()
+        job.steps(batches(3, 5))
+        assert not np.array_equal(job.parameters()["table"], before["table"])
         checkpoint.load_one_table(trainer.executor, "table", tmp_path, trainer.main)
-        np.testing.assert_array_equal(job.rows(), wanted)
-        assert not np.array_equal(job.parameters()["w1"], w1)  # everything else stays
-        job.steps(range(5, 7))  # and trainers are not disturbed
+        after = job.parameters()
+        np.testing.assert_array_equal(after["table"], before["table"])
+        assert not np.array_equal(after["w1"], before["w1"])  # everything else stays
+        job.steps(batches(5, 7))  # and trainers are not disturbed
 
 
 def notify(**attrs):
@@ -101,15 +101,15 @@ def notify(**attrs):
 
 def test_checkpoint_notify(tmp_path):
     """Fluid's operator for having servers save a table."""
-    with Job("distributed", "adam", 2) as job:
+    with Job(net("distributed", "adam"), 2) as job:
         job.begin()
         trainer = job.trainers[0]
-        job.steps(range(3))
+        job.steps(batches(3))
         trainer.executor.run(notify(epmap=job.endpoints, dir=str(tmp_path), lookup_table="table"))
-        wanted = job.rows()
-        job.steps(range(3, 5))
+        wanted = job.parameters()["table"]
+        job.steps(batches(3, 5))
         checkpoint.load_one_table(trainer.executor, "table", tmp_path, trainer.main)
-        np.testing.assert_array_equal(job.rows(), wanted)
+        np.testing.assert_array_equal(job.parameters()["table"], wanted)
         with pytest.raises(errors.ServerError, match="there is no table 'tables'"):
             trainer.executor.run(notify(epmap=job.endpoints, dir=str(tmp_path), lookup_table="tables"))
         with pytest.raises(errors.FetchError, match="nothing to feed or fetch"):
@@ -119,13 +119,13 @@ def test_checkpoint_notify(tmp_path):
 
 
 def test_snapshots_of_cut_parameters_are_of_as_many_servers(tmp_path):
-    with Job("sparse", "adam", 2) as job:
+    with Job(net("sparse", "adam"), 2) as job:
         job.begin()
         link = links._links[tuple(job.endpoints), 0]
         link.client.save(str(tmp_path))
-    with Job("sparse", "adam", 3) as job:
+    with Job(net("sparse", "adam"), 3) as job:
         job.begin()
-        job.steps(range(1))
+        job.steps(batches(1))
         before = job.parameters()
         link = links._links[tuple(job.endpoints), 0]
         with pytest.raises(errors.ServerError, match=r"2 servers.*cut.*3.*save_persistables.*init_server"):
@@ -135,7 +135,7 @@ def test_snapshots_of_cut_parameters_are_of_as_many_servers(tmp_path):
 
 
 def test_shrink():
-    with Job("distributed", "sgd", 2) as job:
+    with Job(net("distributed", "sgd"), 2) as job:
         job.begin()
         trainer = job.trainers[0]
         trainer.run({**batch(0), "ids": np.arange(12)[:, None]})
@@ -148,9 +148,9 @@ def test_shrink():
 
 
 def test_refusals(tmp_path):
-    with Job("sparse", "adam", 2) as job:
+    with Job(net("sparse", "adam"), 2) as job:
         job.begin()
-        job.steps(range(1))
+        job.steps(batches(1))
         trainer = job.trainers[0]
         executor, main = trainer.executor, trainer.main
         with pytest.raises(errors.ProgramError, match="expected a trainer's program"):
@@ -164,7 +164,7 @@ def test_refusals(tmp_path):
         with pytest.raises(errors.ProgramError, match="expected a server's program"):
             checkpoint.load(tmp_path, main, executor, fluid.Scope())
         job.save(tmp_path)
-        program, _ = job.transpiled().get_pserver_programs(job.endpoints[0])
+        program, _ = job.server(0)
     scope = fluid.Scope()
     with pytest.raises(errors.FileFormatError, match="no such folder"):
         checkpoint.load(tmp_path / "nothing", program, executor, scope)

@@ -20,7 +20,7 @@ from jfluid import errors
 from jfluid.distributed import snapshots
 from jfluid.distributed.snapshots import Snapshots
 from jfluid.files.tensor_format import load_tensors
-from tests.distributed.jobs import Job, ports
+from tests.distributed.job import Job, batches, free_endpoints, net
 
 pytestmark = pytest.mark.process
 LIMIT_S = 60
@@ -85,7 +85,7 @@ class Processes:
 
     def __init__(self, folder, kind="sparse", optimizer="adam", servers=2, trainers=2, sync=True, steps=STEPS,
                  saves_at=-1, **environment):
-        self.folder, self.endpoints = folder, [f"127.0.0.1:{port}" for port in ports(servers)]
+        self.folder, self.endpoints = folder, free_endpoints(servers)
         self._spec = {"kind": kind, "optimizer": optimizer, "endpoints": self.endpoints, "trainers": trainers, "sync": sync,
                       "steps": steps, "saves_at": saves_at, "folder": str(folder)}
         self._environment = {"JFLUID_PS_SNAPSHOT_FOLDER": str(folder / "snapshots"), **environment}
@@ -136,9 +136,9 @@ def saved(folder):
 def undisturbed(tmp_path_factory, steps=STEPS, **job):
     """What a job of two servers and two trainers saves that nothing happens to."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    with Job("sparse", "adam", **{"servers": 2, "trainers": 2, **job}) as job:
+    with Job(net("sparse", "adam"), **{"servers": 2, "trainers": 2, **job}) as job:
         job.begin()
-        job.steps(range(steps))
+        job.steps(batches(steps))
         return saved(Path(job.save(folder)))
 
 
@@ -258,19 +258,19 @@ def test_the_disk_is_full(tmp_path, tmp_path_factory):
 def test_a_new_job_does_not_take_up_an_old_one(tmp_path, monkeypatch):
     monkeypatch.setenv("JFLUID_PS_SNAPSHOT_FOLDER", str(tmp_path))
     monkeypatch.setenv("JFLUID_PS_SNAPSHOT_EVERY_S", "0.05")
-    with Job("dense", "sgd") as job:
+    with Job(net("dense", "sgd")) as job:
         job.begin()
-        job.steps(range(2))
+        job.steps(batches(2))
         end = time.monotonic() + LIMIT_S
         while not list(tmp_path.glob("server-0/*.json")):
             assert time.monotonic() < end
             time.sleep(0.01)
     fluid.set_flags({"FLAGS_rpc_deadline": 1000})  # for the trainers of servers that do not start
     with pytest.raises(errors.ServerError, match=r"server-0 holds a snapshot of an earlier job. Set JFLUID_PS_RESTORE=1"), \
-            Job("dense", "sgd") as job:
+            Job(net("dense", "sgd")) as job:
         job.begin()
     monkeypatch.setenv("JFLUID_PS_RESTORE", "1")
-    with pytest.raises(errors.ServerError, match="moment1_0.*found"), Job("dense", "adam") as job:
+    with pytest.raises(errors.ServerError, match="moment1_0.*found"), Job(net("dense", "adam")) as job:
         job.begin()
     for name, value in (("JFLUID_PS_RESTORE", "yes"), ("JFLUID_PS_SNAPSHOT_EVERY_S", "0")):
         with monkeypatch.context() as patch, pytest.raises(errors.ServerError, match=f"{name}: expected"):

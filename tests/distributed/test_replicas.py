@@ -6,7 +6,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid import errors, layers
-from tests.distributed.job import batch, click_model, job
+from tests.distributed.job import click_model, clicks, parameters, trainer_of
 
 ADAM = functools.partial(fluid.optimizer.Adam, 0.02)
 MOMENTUM = functools.partial(fluid.optimizer.Momentum, 0.1, 0.9)
@@ -19,18 +19,12 @@ def in_replicas(program, loss, count, **settings):
     return fluid.CompiledProgram(program).with_data_parallel(loss.name, build, execution, places=fluid.cpu_places(count))
 
 
-def state(executor, program, loss):
-    """All parameters that the trainer has, by name."""
-    scope = fluid.global_scope()
-    return {p.name: np.array(scope.find_var(p.name).get_tensor()) for p in program.all_parameters() if p.name != "table"}
-
-
 def trained(build, replicas, feeds, sync=True, **settings):
     """The mean loss of each batch, and the parameters at the end."""
-    with job(build, sync) as (executor, program, (loss, *_)):
+    with trainer_of(build, sync) as (executor, program, (loss, *_)):
         run = program if replicas is None else in_replicas(program, loss, replicas, **settings)
         losses = [np.mean(executor.run(run, feed=feed, fetch_list=[loss])[0]) for feed in feeds]
-        return losses, state(executor, program, loss)
+        return losses, parameters(program)
 
 
 def assert_same(found, expected, tolerance=1e-5):
@@ -44,7 +38,7 @@ def assert_same(found, expected, tolerance=1e-5):
     (ADAM, True, True, False), (ADAM, True, True, True), (MOMENTUM, True, False, False), (MOMENTUM, False, True, True)])
 def test_two_devices_equal_one(optimizer, sync, ragged, distributed):
     build = functools.partial(click_model, optimizer, distributed, ragged)
-    feeds = [batch(step, ragged=ragged) for step in range(5)]
+    feeds = [clicks(step, ragged=ragged) for step in range(5)]
     alone = trained(build, None, feeds, sync)
     assert alone[0][-1] != pytest.approx(alone[0][0], rel=1e-3)
     assert_same(trained(build, 2, feeds, sync), alone)
@@ -52,13 +46,13 @@ def test_two_devices_equal_one(optimizer, sync, ragged, distributed):
 
 def test_one_device_does_what_the_program_does():
     build = functools.partial(click_model, ADAM, True)
-    feeds = [batch(step) for step in range(3)]
+    feeds = [clicks(step) for step in range(3)]
     assert_same(trained(build, 1, feeds), trained(build, None, feeds), tolerance=0)
 
 
 def test_a_feed_for_each_device():
     build = functools.partial(click_model, ADAM, True)
-    parts = [[batch(2 * step, 4), batch(2 * step + 1, 4)] for step in range(3)]
+    parts = [[clicks(2 * step, 4), clicks(2 * step + 1, 4)] for step in range(3)]
     whole = [{n: joined([p[n] for p in pair]) for n in pair[0]} for pair in parts]
     assert_same(trained(build, 2, parts), trained(build, None, whole))
 
@@ -72,30 +66,30 @@ def joined(parts):
 
 def test_reduce_mode_equals_one_device():
     build = functools.partial(click_model, ADAM, True)
-    feeds = [batch(step) for step in range(3)]
+    feeds = [clicks(step) for step in range(3)]
     reduced = trained(build, 2, feeds, reduce_strategy=fluid.BuildStrategy.ReduceStrategy.Reduce)
     assert_same(reduced, trained(build, None, feeds))
 
 
 def test_each_run_is_as_many_steps_as_the_settings_say():
     build = functools.partial(click_model, MOMENTUM, True)
-    feeds = [batch(step) for step in range(2)]
+    feeds = [clicks(step) for step in range(2)]
     every = [feed for feed in feeds for _ in range(3)]
     for count in (1, 2):
-        losses, parameters = trained(build, count, feeds, num_iteration_per_run=3)
+        losses, moved = trained(build, count, feeds, num_iteration_per_run=3)
         expected = trained(build, None, every)
-        assert_same((losses, parameters), (expected[0][2::3], expected[1]))
+        assert_same((losses, moved), (expected[0][2::3], expected[1]))
 
 
 def test_fetches_follow_the_rules_of_data_parallelism():
     build = functools.partial(click_model, MOMENTUM, True)
-    with job(build) as (executor, program, (loss, predict, *_)):
+    with trainer_of(build) as (executor, program, (loss, predict, *_)):
         weight = next(p.name for p in program.all_parameters() if p.name != "table")
         for count in (1, 2):
             run = in_replicas(program, loss, count)
-            found = executor.run(run, feed=batch(0), fetch_list=[loss, predict, f"{weight}@GRAD.trainer_0"])
+            found = executor.run(run, feed=clicks(0), fetch_list=[loss, predict, f"{weight}@GRAD.trainer_0"])
             assert [v.shape[0] for v in found] == [count, 8, 11 * count]
-            apart = executor.run(run, feed=batch(0), fetch_list=[predict, weight], return_merged=False)
+            apart = executor.run(run, feed=clicks(0), fetch_list=[predict, weight], return_merged=False)
             assert [[v.shape for v in values] for values in apart] == [[(8 // count, 2)] * count, [(11, 8)] * count]
             now = np.array(fluid.global_scope().find_var(weight).get_tensor())
             for value in apart[1]:
@@ -103,17 +97,17 @@ def test_fetches_follow_the_rules_of_data_parallelism():
 
 
 def test_a_program_that_only_predicts_sends_nothing():
-    with job(functools.partial(click_model, ADAM, True)) as (executor, program, (loss, predict, *_)):
-        executor.run(program, feed=batch(0))
-        before = state(executor, program, loss)
+    with trainer_of(functools.partial(click_model, ADAM, True)) as (executor, program, (_, predict, *_)):
+        executor.run(program, feed=clicks(0))
+        before = parameters(program)
         only = program.clone(for_test=True)
-        alone, = executor.run(only, feed=batch(1), fetch_list=[predict])
+        alone, = executor.run(only, feed=clicks(1), fetch_list=[predict])
         for count in (1, 2):
             run = fluid.CompiledProgram(only).with_data_parallel(places=fluid.cpu_places(count))
-            found, = executor.run(run, feed=batch(1), fetch_list=[predict])
+            found, = executor.run(run, feed=clicks(1), fetch_list=[predict])
             np.testing.assert_allclose(found, alone, rtol=1e-6)
-        assert_same(([0], state(executor, program, loss)), ([0], before), tolerance=0)
-        executor.run(program, feed=batch(1))  # no round was waited for
+        assert_same(([0], parameters(program)), ([0], before), tolerance=0)
+        executor.run(program, feed=clicks(1))  # no round was waited for
 
 
 def test_ids_that_the_program_computes():
@@ -130,18 +124,18 @@ def test_ids_that_the_program_computes():
 
 
 def test_errors():
-    with job(functools.partial(click_model, MOMENTUM, True)) as (executor, program, (loss, *_)):
+    with trainer_of(functools.partial(click_model, MOMENTUM, True)) as (executor, program, (loss, *_)):
         run = in_replicas(program, loss, 2)
         with pytest.raises(errors.FeedError, match="a list of 3 feeds for 2 replicas"):
-            executor.run(run, feed=[batch(i) for i in range(3)], fetch_list=[loss])
+            executor.run(run, feed=[clicks(i) for i in range(3)], fetch_list=[loss])
         with pytest.raises(errors.FeedError, match="1 rows for 2 replicas"):
-            executor.run(run, feed=batch(0, 1), fetch_list=[loss])
+            executor.run(run, feed=clicks(0, 1), fetch_list=[loss])
         with pytest.raises(errors.FeedError, match="label"):
-            executor.run(run, feed={n: v for n, v in batch(0).items() if n != "label"}, fetch_list=[loss])
+            executor.run(run, feed={n: v for n, v in clicks(0).items() if n != "label"}, fetch_list=[loss])
         with pytest.raises(errors.FeedError, match=r"feed slot0: expected ids of dtype int64"):
-            executor.run(run, feed=batch(0) | {"slot0": np.zeros((8, 1), np.float32)}, fetch_list=[loss])
+            executor.run(run, feed=clicks(0) | {"slot0": np.zeros((8, 1), np.float32)}, fetch_list=[loss])
         with pytest.raises(errors.UnsupportedError, match="use_prune"):
-            executor.run(program, feed=batch(0), fetch_list=[loss], use_prune=True)
+            executor.run(program, feed=clicks(0), fetch_list=[loss], use_prune=True)
         with pytest.raises(errors.UnsupportedError, match="num_trainers"):
             in_replicas(program, loss, 2, num_trainers=2)
 

@@ -4,9 +4,9 @@ import pytest
 
 from jfluid.distributed.communicator import Communicator
 from jfluid.transpiler.config import DistributedMode
-from tests.distributed.jobs import Job, alone
+from tests.distributed.job import Job, alone, batches, net
 
-STEPS = range(20)
+FEEDS = batches(20)
 # Every pair of (optimizer, table, sliced, servers, trainers) values is in one of these.
 CASES = [
     ("sgd", "dense", True, 1, 2), ("sgd", "sparse", False, 2, 3), ("sgd", "distributed", True, 3, 2),
@@ -19,15 +19,15 @@ CASES = [
 
 @pytest.mark.parametrize(("optimizer", "kind", "sliced", "servers", "trainers"), CASES)
 def test_trainers_equal_one(optimizer, kind, sliced, servers, trainers):
-    with Job(kind, optimizer, servers, trainers, slice_var_up=sliced) as job:
+    with Job(net(kind, optimizer), servers, trainers, slice_var_up=sliced) as job:
         job.begin()
-        losses = job.steps(STEPS)
+        losses = job.steps(FEEDS)
         found = job.parameters()
     check(losses, found, kind, optimizer)
 
 
 def check(losses, found, kind, optimizer):
-    wanted, parameters = alone(kind, optimizer, STEPS)
+    wanted, parameters = alone(net(kind, optimizer, servers=False), FEEDS)
     np.testing.assert_allclose(losses, wanted, rtol=1e-4, atol=1e-6)
     for name, value in parameters.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
@@ -36,12 +36,12 @@ def check(losses, found, kind, optimizer):
 @pytest.mark.parametrize(("optimizer", "kind"), [("decay", "distributed"), ("adagrad", "sparse")])
 def test_synchronous_communicators_equal_one(optimizer, kind):
     """What `create_sync_strategy` makes of a program. Its schedule counts a step once, however many trainers take it."""
-    with Job(kind, optimizer, 2, 2, sync=False, runtime_split_send_recv=True, completely_not_async=True) as job:
+    with Job(net(kind, optimizer), 2, 2, sync=False, runtime_split_send_recv=True, completely_not_async=True) as job:
         communicators = [Communicator(t.main, DistributedMode.SYNC) for t in job.trainers]
         for communicator in communicators:
             communicator.start()
         job.begin()
-        losses = job.steps(STEPS)
+        losses = job.steps(FEEDS)
         found = job.parameters()
         for communicator in communicators:
             communicator.stop()

@@ -1,9 +1,4 @@
 """Servers update tables by the operators of their programs, whatever these are: a job equals one process."""
-import contextlib
-import socket
-import threading
-import time
-
 import numpy as np
 import pytest
 
@@ -12,26 +7,16 @@ from jfluid import errors, layers
 from jfluid.distributed.program_store import ProgramStore
 from jfluid.distributed.rows import ByFunction, ByRule
 from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate
+from tests.distributed.job import Job, alone, transpile
 
 HEIGHT, WIDTH, STEPS = 12, 4, 10
 L1, L2 = fluid.regularizer.L1Decay, fluid.regularizer.L2Decay
 clip, opt = fluid.clip, fluid.optimizer
 
 
-def free_endpoints(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for found in sockets:
-        found.bind(("127.0.0.1", 0))
-    names = [f"127.0.0.1:{s.getsockname()[1]}" for s in sockets]
-    for found in sockets:
-        found.close()
-    return names
-
-
-def programs(optimizer, distributed=False, constant=False, **attr):
-    """(main, startup, loss) of a net over a table; some rows are in no batch unless it is distributed."""
-    main, startup = fluid.Program(), fluid.Program()
-    with fluid.program_guard(main, startup), fluid.unique_name.guard():
+def net(optimizer, distributed=False, constant=False, **attr):
+    """What builds a net over a table; some rows are in no batch unless it is distributed."""
+    def build():
         ids = fluid.data("ids", [None, 1], dtype="int64")
         first = fluid.initializer.Constant(0.3) if distributed or constant else \
             fluid.initializer.NumpyArrayInitializer(np.random.RandomState(5).randn(HEIGHT, WIDTH).astype("float32"))
@@ -41,7 +26,8 @@ def programs(optimizer, distributed=False, constant=False, **attr):
         predicted = layers.fc(rows, 1, param_attr=weight)
         loss = layers.mean(layers.square_error_cost(predicted, fluid.data("y", [None, 1])))
         optimizer().minimize(loss)
-    return main, startup, loss
+        return (loss,)
+    return build
 
 
 def feeds(every_row=False):
@@ -52,80 +38,15 @@ def feeds(every_row=False):
         yield {"ids": ids.reshape(-1, 1).astype("int64"), "y": rng.randn(len(ids), 1).astype("float32")}
 
 
-def alone(main, startup, loss, batches):
-    """(losses, table, w) of one process."""
-    scope, exe = fluid.Scope(), fluid.Executor(fluid.CPUPlace())
-    exe.run(startup, scope=scope)
-    losses = [exe.run(main, feed=feed, fetch_list=[loss], scope=scope)[0] for feed in batches]
-    return np.ravel(losses), *(np.array(scope.find_var(n).get_tensor()) for n in ("table", "w"))
-
-
-def transpiler(main, startup, endpoints, trainers=1, sync=True, trainer_id=0, **fields):
-    config = fluid.DistributeTranspilerConfig()
-    config.sync_mode = sync
-    for name, value in fields.items():
-        setattr(config, name, value)
-    made = fluid.DistributeTranspiler(config)
-    made.config.min_block_size = 2
-    made.transpile(trainer_id, program=main, startup_program=startup, pservers=",".join(endpoints), trainers=trainers,
-                   sync_mode=sync)
-    return made
-
-
-class Served:
-    """Servers in threads."""
-
-    def __init__(self, made, endpoints):
-        self.failed, self._threads = [], []
-        for endpoint in endpoints:
-            program, startup = made.get_pserver_programs(endpoint)
-            self._threads.append(threading.Thread(target=self._serve, args=[program, startup], daemon=True))
-        for thread in self._threads:
-            thread.start()
-        for endpoint in endpoints:
-            self._wait(endpoint)
-
-    def _wait(self, endpoint):
-        host, _, port = endpoint.partition(":")
-        for _ in range(400):
-            if self.failed:
-                raise self.failed[0]
-            with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1):
-                return
-            time.sleep(0.05)
-        raise AssertionError(f"{endpoint} does not listen")
-
-    def _serve(self, program, startup):
-        try:
-            scope, exe = fluid.Scope(), fluid.Executor(fluid.CPUPlace())
-            exe.run(startup, scope=scope)
-            exe.run(program, scope=scope)
-        except Exception as error:
-            self.failed.append(error)
-
-    def end(self):
-        for thread in self._threads:
-            thread.join(20)
-        assert not self.failed and not any(thread.is_alive() for thread in self._threads)
-
-
-def together(main, startup, loss, batches, monkeypatch):
-    """(losses, table, w) of a job of one trainer and two servers."""
-    from jfluid.distributed import links
-    endpoints = free_endpoints(2)
-    monkeypatch.setenv("JFLUID_PS_TOKEN", "a-token-of-the-tests")
-    monkeypatch.setenv("PADDLE_PSERVERS_IP_PORT_LIST", ",".join(endpoints))
-    made = transpiler(main, startup, endpoints)
-    served = Served(made, endpoints)
-    scope, exe = fluid.Scope(), fluid.Executor(fluid.CPUPlace())
-    program = made.get_trainer_program(wait_port=False)
-    exe.run(startup, scope=scope)
-    losses = [exe.run(program, feed=feed, fetch_list=[loss], scope=scope)[0] for feed in batches]
-    (link,) = [found for found in links._links.values() if found.endpoints == endpoints]
-    table = link.client.look_up("table", np.arange(HEIGHT))
-    exe.close()
-    served.end()
-    return np.ravel(losses), table, np.array(scope.find_var("w").get_tensor())
+def assert_job_equals(one, build, feeds):
+    """A job of one trainer and two servers."""
+    with Job(build, servers=2, smallest=2) as job:
+        job.begin()
+        losses, found = job.steps(feeds), job.parameters()
+    np.testing.assert_allclose(losses, one[0], rtol=1e-5, atol=1e-6)
+    assert found.keys() == one[1].keys() >= {"table", "w"}
+    for name, value in one[1].items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 ONE_BY_ONE = {
@@ -147,31 +68,31 @@ ONE_BY_ONE = {
 
 
 @pytest.mark.parametrize("case", ONE_BY_ONE)
-def test_a_job_equals_one_process(case, monkeypatch):
+def test_a_job_equals_one_process(case):
     optimizer, attr = ONE_BY_ONE[case]
-    one = alone(*programs(optimizer, **attr), feeds())
-    job = together(*programs(optimizer, **attr), feeds(), monkeypatch)
-    for found, want in zip(job, one, strict=True):
-        np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
+    assert_job_equals(alone(net(optimizer, **attr), feeds()), net(optimizer, **attr), feeds())
 
 
 @pytest.mark.parametrize("case", ["scaled rate and clip", "L1 of a parameter", "L2, Adamax"])
-def test_a_distributed_table_equals_one_process_where_all_rows_are_used(case, monkeypatch):
+def test_a_distributed_table_equals_one_process_where_all_rows_are_used(case):
     optimizer, attr = ONE_BY_ONE[case]
-    one = alone(*programs(optimizer, constant=True, **attr), feeds(every_row=True))
-    job = together(*programs(optimizer, distributed=True, **attr), feeds(every_row=True), monkeypatch)
-    for found, want in zip(job, one, strict=True):
-        np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
+    one = alone(net(optimizer, constant=True, **attr), feeds(every_row=True))
+    assert_job_equals(one, net(optimizer, distributed=True, **attr), feeds(every_row=True))
 
 
 # ---- one server, without the wire ----
 
-def store_of(optimizer, trainers=1, sync=True, config=None, **options):
-    made = transpiler(*programs(optimizer, **options)[:2], ["127.0.0.1:6174"], trainers, sync, **config or {})
+def stored(build, **options):
+    """A server's store, of a program that `build` builds; `options` are of `transpile`."""
+    made, *_ = transpile(build, ["127.0.0.1:6174"], smallest=2, **options)
     program, startup = made.get_pserver_programs("127.0.0.1:6174")
     scope, exe = fluid.Scope(), fluid.Executor(fluid.CPUPlace())
     exe.run(startup, scope=scope)
     return ProgramStore(program, scope, exe)
+
+
+def store_of(optimizer, trainers=1, sync=True, config=None, **options):
+    return stored(net(optimizer, **options), trainers=trainers, sync=sync, **config or {})
 
 
 def push(ids, value=0.1, change=Change.GRADIENT, learning_rate=None):
@@ -250,19 +171,17 @@ def test_lamb_and_clips_by_the_norm_need_the_whole_table():
         store_of(lambda: opt.Lamb(0.1), distributed=True)
     for optimizer, name in ((lambda: opt.Lamb(0.1), "lamb"), (ONE_BY_ONE["clip by norm, momentum"][0], "clip_by_norm")):
         with pytest.raises(errors.UnsupportedError, match=f"table table: {name} needs the whole of it.*is_distributed=False"):
-            transpiler(*programs(optimizer, distributed=True)[:2], ["127.0.0.1:6174", "127.0.0.1:6175"])
+            transpile(net(optimizer, distributed=True), ["127.0.0.1:6174", "127.0.0.1:6175"], smallest=2)
 
 
 # ---- DC-ASGD ----
 
 def corrected():
-    """(main, startup) of a net whose gradient of v [3, 1] is the mean of x."""
-    main, startup = fluid.Program(), fluid.Program()
-    with fluid.program_guard(main, startup), fluid.unique_name.guard():
-        x = fluid.data("x", [None, 3])
-        opt.SGD(0.1).minimize(layers.mean(layers.fc(x, 1, bias_attr=False, param_attr=fluid.ParamAttr(
-            name="v", initializer=fluid.initializer.Constant(1.0)))))
-    return main, startup
+    """A net whose gradient of v [3, 1] is the mean of x."""
+    loss = layers.mean(layers.fc(fluid.data("x", [None, 3]), 1, bias_attr=False, param_attr=fluid.ParamAttr(
+        name="v", initializer=fluid.initializer.Constant(1.0))))
+    opt.SGD(0.1).minimize(loss)
+    return (loss,)
 
 
 def compensated(value, gradient, got):
@@ -270,11 +189,7 @@ def compensated(value, gradient, got):
 
 
 def corrected_store():
-    made = transpiler(*corrected(), ["127.0.0.1:6174"], 2, False, enable_dc_asgd=True)
-    program, startup = made.get_pserver_programs("127.0.0.1:6174")
-    scope, exe = fluid.Scope(), fluid.Executor(fluid.CPUPlace())
-    exe.run(startup, scope=scope)
-    return ProgramStore(program, scope, exe)
+    return stored(corrected, trainers=2, sync=False, enable_dc_asgd=True)
 
 
 def test_late_gradients_are_corrected_by_how_far_the_parameter_has_moved():
@@ -301,28 +216,13 @@ def test_gradients_of_no_trainer_cannot_be_corrected():
     np.testing.assert_array_equal(store.read("v")[0], np.ones((3, 1)))
 
 
-def test_two_trainers_are_corrected_each_for_itself(monkeypatch):
-    endpoints = free_endpoints(1)
-    monkeypatch.setenv("JFLUID_PS_TOKEN", "a-token-of-the-tests")
-    monkeypatch.setenv("PADDLE_PSERVERS_IP_PORT_LIST", endpoints[0])
-    trainers = []
-    for number in (0, 1):
-        main, startup = corrected()
-        made = transpiler(main, startup, endpoints, 2, False, trainer_id=number, enable_dc_asgd=True)
-        if number == 0:
-            served = Served(made, endpoints)
-        program = made.get_trainer_program(wait_port=False)
-        scope, exe = fluid.Scope(), fluid.Executor(fluid.CPUPlace())
-        exe.run(startup, scope=scope)
-        trainers.append((program, scope, exe))
+def test_two_trainers_are_corrected_each_for_itself():
     rng, value = np.random.RandomState(1), np.ones((3, 1), np.float32)
     got = {0: value, 1: value}
-    for number in (0, 0, 1, 0, 1, 1):
-        program, scope, exe = trainers[number]
-        x = rng.randn(4, 3).astype("float32")
-        exe.run(program, feed={"x": x}, scope=scope)
-        value = got[number] = compensated(value, x.mean(0).reshape(3, 1), got[number])
-        np.testing.assert_allclose(np.array(scope.find_var("v").get_tensor()), value, rtol=1e-5)
-    for _, _, exe in trainers:
-        exe.close()
-    served.end()
+    with Job(corrected, trainers=2, sync=False, enable_dc_asgd=True) as job:
+        job.begin()
+        for number in (0, 0, 1, 0, 1, 1):
+            trainer, x = job.trainers[number], rng.randn(4, 3).astype("float32")
+            trainer.run({"x": x})
+            value = got[number] = compensated(value, x.mean(0).reshape(3, 1), got[number])
+            np.testing.assert_allclose(trainer.parameters()["v"], value, rtol=1e-5)

@@ -5,11 +5,11 @@ import jfluid as fluid
 from jfluid import errors
 from jfluid.distributed import links, work
 from jfluid.distributed.watch import RowCount, table_rows
-from tests.distributed.jobs import Job, batch
+from tests.distributed.job import Job, batch, net
 
 
 def test_rows_of_all_servers_are_counted():
-    with Job("distributed", "sgd", servers=2) as job:
+    with Job(net("distributed", "sgd"), servers=2) as job:
         trainer, = job.trainers
         job.begin()
         shown = set()
