@@ -37,7 +37,9 @@ class Geo:
     servers have; while that travels it goes on training.
 
     With v the trainer's value and o what it last knew of the servers', it sends d = (v - o) / trainers and sets o += d; when
-    the servers' value s comes back, v += s - o and o = s (Zhang et al., Geo-SGD as Fluid has it).
+    the servers' value s comes back, v += s - o and o = s (Zhang et al., Geo-SGD as Fluid has it). Of a table with sparse
+    gradients only the rows that batches have touched since the last time are sent: where an optimizer moves others as well
+    (Momentum, Adam without lazy_mode), that is sent when a batch touches them next.
 
     Args:
         every: steps between two exchanges.
