@@ -5,8 +5,11 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from tests.distributed.job import SLOTS, click_model, clicks, parameters, trainer_of
-from tests.distributed.test_replicas import assert_same, in_replicas
+from jfluid import errors, layers
+from jfluid.distributed.communicator import Communicator
+from jfluid.transpiler.config import DistributedMode
+from tests.distributed.job import HEIGHT, SLOTS, alone, click_model, clicks, parameters, served, trainer_of
+from tests.distributed.test_replicas import assert_same, in_replicas, joined
 
 MODEL = functools.partial(click_model, functools.partial(fluid.optimizer.Adam, 0.02), True)
 STEPS = 6
@@ -28,6 +31,18 @@ def fed():
         with fluid.program_guard(fluid.Program(), fluid.Program()), trainer_of(MODEL) as (executor, program, (loss, *_)):
             losses = [np.mean(executor.run(program, feed=clicks(step), fetch_list=[loss])[0]) for step in range(STEPS)]
             return losses, parameters(program)
+
+
+def read_all(executor, run, loss, reader):
+    """The losses of an epoch."""
+    losses = []
+    reader.start()
+    try:
+        while True:
+            losses.append(np.mean(executor.run(run, fetch_list=[loss])[0]))
+    except fluid.core.EOFException:
+        reader.reset()
+    return losses
 
 
 @pytest.mark.parametrize("replicas", [None, 1, 2])
@@ -59,11 +74,82 @@ def test_loader(replicas, fed):
                     yield [tuple(r[n] for n in names) for r in rows[begin:begin + size]]
         loader.set_sample_list_generator(examples, places=[fluid.CPUPlace()])
         run = program if replicas is None else in_replicas(program, loss, replicas)
-        losses = []
-        loader.start()
-        try:
-            while True:
-                losses.append(np.mean(executor.run(run, fetch_list=[loss])[0]))
-        except fluid.core.EOFException:
-            loader.reset()
-        assert_same((losses, parameters(program)), fed)
+        assert_same((read_all(executor, run, loss, loader), parameters(program)), fed)
+
+
+# ---- readers of the program, under each strategy ----
+
+WIDTH = 4
+STRATEGIES = {  # (what the transpiler is told, the communicator's mode, and what that is told)
+    "sync": ({"sync": True}, None, {}),
+    "half-async": ({"sync": False}, None, {}),
+    "async": ({"sync": False, "runtime_split_send_recv": True}, DistributedMode.ASYNC,
+              {"envs": {"communicator_max_merge_var_num": 2, "communicator_min_send_grad_num_before_recv": 3}}),
+    "geo": ({"sync": False, "runtime_split_send_recv": True, "geo_sgd_mode": True, "geo_sgd_need_push_nums": 2},
+            DistributedMode.GEO, {"kwargs": {"trainers": 1, "push_nums": 2}}),
+}
+
+
+def linear(kind=None):
+    """A loss that is linear in its parameters: where they end does not depend on when gradients arrive.
+
+    Returns (loss, the reader of a `kind`).
+    """
+    reader = None
+    if kind == "py_reader":
+        reader = layers.py_reader(2, [[-1, WIDTH], [-1, 1]], ["float32", "int64"], [0, 1])
+        x, ids = layers.read_file(reader)
+    else:
+        x, ids = fluid.data("x", [None, WIDTH]), fluid.data("ids", [None, 1], "int64", lod_level=1)
+        if kind == "py_reader_by_data":
+            reader = layers.create_py_reader_by_data(2, [x, ids])
+            x, ids = layers.read_file(reader)
+        elif kind == "PyReader":
+            reader = fluid.io.PyReader(feed_list=[x, ids], capacity=2, iterable=False)
+        elif kind == "DataLoader":
+            reader = fluid.io.DataLoader.from_generator([x, ids], capacity=2, iterable=False)
+    rows = layers.embedding(ids, [HEIGHT, WIDTH], is_sparse=True, param_attr=fluid.ParamAttr(
+        "table", initializer=fluid.initializer.Constant(0.1)))
+    found = layers.reduce_sum(layers.sequence_pool(rows, "sum") * x, 1, keep_dim=True)
+    loss = layers.mean(found + layers.fc(x, 1, param_attr=fluid.initializer.Constant(0.2)))
+    fluid.optimizer.SGD(0.5).minimize(loss)
+    return loss, reader
+
+
+def linear_batch(step):
+    random = np.random.default_rng(step)
+    lengths = random.integers(1, 4, 6).tolist()
+    return {"x": random.random((6, WIDTH), dtype=np.float32),
+            "ids": fluid.create_lod_tensor(random.integers(0, HEIGHT, (sum(lengths), 1)), [lengths])}
+
+
+@pytest.mark.parametrize("kind, strategy, replicas", [
+    ("DataLoader", "async", None), ("DataLoader", "geo", 2), ("DataLoader", "half-async", None), ("PyReader", "sync", None),
+    ("PyReader", "async", 2), ("PyReader", "geo", None), ("py_reader", "sync", 2), ("py_reader", "async", None),
+    ("py_reader", "geo", None), ("py_reader_by_data", "sync", None), ("py_reader_by_data", "async", 2)])
+def test_what_a_program_reads_equals_what_it_is_fed(kind, strategy, replicas):
+    """Two epochs, against one process without servers."""
+    options, mode, told = STRATEGIES[strategy]
+    feeds = [linear_batch(step) for step in range(STEPS)]
+    whole = feeds if replicas is None else [{n: joined([f[n] for f in pair]) for n in pair[0]}
+                                            for pair in zip(feeds[::2], feeds[1::2], strict=True)]
+    losses, expected = alone(linear, whole * 2)
+    with trainer_of(functools.partial(linear, kind), **options) as (executor, program, (loss, reader)):
+        if kind in ("DataLoader", "PyReader"):
+            read = reader.set_batch_generator if kind == "DataLoader" else reader.decorate_batch_generator
+            read(lambda: ((f["x"], f["ids"]) for f in feeds), places=[fluid.CPUPlace()])
+        else:
+            reader.decorate_batch_generator(lambda: ((f["x"], f["ids"]) for f in feeds))
+        run = program if replicas is None else in_replicas(program, loss, replicas)
+        communicator = None if mode is None else Communicator(program, mode, **told)
+        if communicator is not None:
+            communicator.start()
+        with pytest.raises(errors.ReaderError, match="start"):
+            executor.run(run, fetch_list=[loss])
+        found = read_all(executor, run, loss, reader) + read_all(executor, run, loss, reader)
+        if communicator is not None:
+            communicator.stop()
+        assert len(found) == len(losses)
+        if strategy != "async":  # whose trainer computes with what has come so far
+            np.testing.assert_allclose(found, losses, rtol=1e-4)
+        assert_same(([0], served(program)), ([0], expected))
