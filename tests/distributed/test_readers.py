@@ -153,3 +153,4 @@ def test_what_a_program_reads_equals_what_it_is_fed(kind, strategy, replicas):
         if strategy != "async":  # whose trainer computes with what has come so far
             np.testing.assert_allclose(found, losses, rtol=1e-4)
         assert_same(([0], served(program)), ([0], expected))
+        assert_same(([0], parameters(program)), ([0], expected))

@@ -6,10 +6,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid import errors, layers
-from jfluid.distributed import links, work
-from jfluid.distributed.communicator import Communicator
-from jfluid.transpiler.config import DistributedMode
-from tests.distributed.job import Job, alone, batches, click_model, clicks, net, parameters, served, trainer_of
+from tests.distributed.job import click_model, clicks, parameters, trainer_of
 
 ADAM = functools.partial(fluid.optimizer.Adam, 0.02)
 MOMENTUM = functools.partial(fluid.optimizer.Momentum, 0.1, 0.9)
@@ -124,56 +121,6 @@ def test_ids_that_the_program_computes():
         return (loss,)
     feeds = [{"number": np.arange(step, 8 * step + 8, step + 1)[:8, None]} for step in range(4)]
     assert_same(trained(build, 2, feeds), trained(build, None, feeds))
-
-
-def geo_trained(build, devices, trainers, feeds, every, **settings):
-    """(losses, parameters of each trainer, those of the servers) of GEO trainers that take batches in turn; what one sends has
-    come back before the next one goes on, so that the order in which servers hear of it is always the same."""
-    with Job(build, 2, trainers, sync=False, runtime_split_send_recv=True, geo_sgd_mode=True,
-             geo_sgd_need_push_nums=every) as job:
-        job.begin()
-        communicators = [Communicator(t.main, DistributedMode.GEO, {"trainers": trainers, "push_nums": every})
-                         for t in job.trainers]
-        for communicator in communicators:
-            communicator.start()
-        runs = [t.main if devices is None else in_replicas(t.main, t.built[0], devices, **settings) for t in job.trainers]
-        losses = []
-        for i, feed in enumerate(feeds):
-            trainer = job.trainers[i % trainers]
-            found, = trainer.executor.run(runs[trainer.number], feed=feed, fetch_list=[trainer.built[0]], scope=trainer.scope)
-            losses.append(np.mean(found))
-            exchange = links.link(work.read(trainer.main)).strategy._under_way
-            if exchange is not None:
-                exchange[0].result()
-        for communicator in communicators:
-            communicator.stop()
-        return losses, [t.parameters() for t in job.trainers], served(job.trainers[0].main)
-
-
-@pytest.mark.parametrize("optimizer, settings", [
-    ("sgd", {}), ("adam", {}), ("momentum", {"reduce_strategy": fluid.BuildStrategy.ReduceStrategy.Reduce})])
-def test_with_geo_one_trainer_of_two_devices_equals_one_process(optimizer, settings):
-    """All that it sends comes back to it, whenever that is: it trains by itself."""
-    build, feeds = net("sparse", optimizer), batches(7)
-    losses, (found,), at_servers = geo_trained(build, 2, 1, feeds, 2, **settings)
-    expected = alone(build, feeds)
-    _, first = alone(build, [])
-    assert all(np.abs(value - first[name]).max() > 1e-3 for name, value in expected[1].items())
-    assert_same((losses, found), expected, 1e-4)
-    if optimizer != "sgd":  # others move rows that no batch has touched, which are not sent
-        touched = np.unique(feeds[-1]["ids"])
-        at_servers["table"], expected[1]["table"] = at_servers["table"][touched], expected[1]["table"][touched]
-    assert_same((losses, at_servers), expected, 1e-4)
-
-
-@pytest.mark.parametrize("every, ragged", [(1, True), (2, False)])
-def test_with_geo_trainers_of_two_devices_equal_trainers_of_one(every, ragged):
-    build, feeds = functools.partial(click_model, MOMENTUM, ragged=ragged), [clicks(step, ragged=ragged) for step in range(10)]
-    losses, *found = geo_trained(build, 2, 2, feeds, every)
-    expected, *wanted = geo_trained(build, None, 2, feeds, every)
-    for mine, other in zip([*found[0], found[1]], [*wanted[0], wanted[1]], strict=True):
-        assert_same((losses, mine), (expected, other), 1e-4)
-    assert any(np.abs(found[0][0][n] - v).max() > 1e-3 for n, v in found[0][1].items())  # each on its own way
 
 
 def test_errors():
