@@ -62,7 +62,10 @@ class Communicator:
             link.prefetch_depth = int(self._setting("prefetch_depth"))
 
     def stop(self) -> None:
-        """Send what waits, and go back to what the program's operators say. Raises ServerError where that failed."""
+        """Send what waits, give the trainer the servers' parameters, and go back to what the program's operators say.
+
+        Raises ServerError where that failed.
+        """
         if self._strategy is not None:
             links.link(self._work).strategy = None
             strategy, self._strategy = self._strategy, None

@@ -55,7 +55,7 @@ class Strategy(Protocol):
         ...
 
     def stop(self) -> None:
-        """Send what waits. Raises ServerError where that failed."""
+        """Send what waits, and give the trainer the servers' parameters. Raises ServerError where that failed."""
         ...
 
 
@@ -73,6 +73,18 @@ def send(link: "Link", work: Work, gradients: Gradients, receive: bool, round: i
         link.client.push(gradients.rows, gradients.dense, round=round)
         return {}
     return link.client.exchange(gradients.rows, gradients.dense, {}, wanted, round=round).blocks
+
+
+def current(link: "Link", work: Work) -> dict[str, Array]:
+    """The pieces of all parameters as they are now."""
+    return link.client.pull(blocks=[p.name for d in work.received for p in d.pieces]).blocks
+
+
+def install(work: Work, pieces: Mapping[str, Array], scope: Scope) -> None:
+    """Give the trainer the parameters whose pieces are all there."""
+    for dense in work.received:
+        if all(p.name in pieces for p in dense.pieces):
+            scope.var(dense.param).get_tensor()._value = dense.joined(pieces)
 
 
 class Direct:
@@ -136,6 +148,7 @@ class Async:
         self._queue: queue.Queue[tuple[Link, Work, Gradients] | None] = queue.Queue(settings.queue_size)
         self._fresh: dict[str, Array] = {}
         self._lock = threading.Lock()
+        self._last: tuple[Link, Work, Scope] | None = None
         self._failed: BaseException | None = None
         self._since = 0  # gradients since parameters were received
         self._thread = threading.Thread(target=self._send_all, name="jfluid-communicator", daemon=True)
@@ -152,6 +165,7 @@ class Async:
 
     def push(self, link: "Link", work: Work, gradients: Gradients, scope: Scope) -> dict[str, Array]:
         # The thread reads them when this step's buffers may have been used again.
+        self._last = link, work, scope
         own = Gradients({n: np.array(v) for n, v in gradients.dense.items()}, gradients.rows, gradients.counts)
         while True:
             self._check()
@@ -173,6 +187,9 @@ class Async:
                 continue
         self._thread.join()
         self._check()
+        if self._last is not None:
+            link, work, scope = self._last
+            install(work, current(link, work), scope)
 
     def _check(self) -> None:
         if self._failed is not None:
@@ -196,7 +213,7 @@ class Async:
         self._since += merged.count(work)
         while merged.steps < self._settings.max_merge and not ended:
             if self._since >= self._settings.before_receive:
-                self._take(link.client.pull(blocks=[p.name for d in work.received for p in d.pieces]).blocks)
+                self._take(current(link, work))
             try:
                 step = self._queue.get(timeout=self._settings.wait_times / 100)
             except queue.Empty:
@@ -206,9 +223,9 @@ class Async:
             else:
                 merged.add(step[2])
                 self._since += merged.count(work)
-        receive = ended or self._since >= self._settings.before_receive
-        fresh = send(link, work, merged.gradients(), receive)
-        if receive:
+        due = self._since >= self._settings.before_receive
+        fresh = send(link, work, merged.gradients(), due)
+        if due:
             self._take(fresh)
         return not ended
 

@@ -15,7 +15,7 @@ from jfluid.compile.buckets import ladder
 from jfluid.distributed import Runner, links
 from jfluid.distributed.computing import Computing, Feed, OneDevice, Replicas
 from jfluid.distributed.links import Link
-from jfluid.distributed.strategies import DIRECT, Gradients, Strategy
+from jfluid.distributed.strategies import DIRECT, Gradients, Strategy, current, install
 from jfluid.distributed.watch import RowCount
 from jfluid.distributed.work import LookUp, RowsSent, Work
 from jfluid.ir.program import Program
@@ -144,9 +144,9 @@ class Trainer(Runner):
             lap("gradients")
             received = strategy.push(link, work, gradients, scope)
         else:
-            received = link.client.pull(blocks=[p.name for d in work.received for p in d.pieces]).blocks
+            received = current(link, work)
         lap("exchange")
-        self._install(received, scope)
+        install(work, received, scope)
         lap("install")
         for name in late:
             value = LoDTensor(np.asarray(scope.find_var(name).get_tensor()))  # type: ignore[union-attr]
@@ -267,13 +267,6 @@ class Trainer(Runner):
             used = np.bincount(where, minlength=len(rows.ids)) > 0
             return rows.ids[used], total[used]
         return rows.ids, total
-
-    # ---- parameters ----
-
-    def _install(self, pieces: dict[str, Array], scope: Scope) -> None:
-        for dense in self.work.received:
-            if all(p.name in pieces for p in dense.pieces):
-                scope.var(dense.param).get_tensor()._value = dense.joined(pieces)
 
 
 def _tensor(name: str, value: Any) -> LoDTensor:

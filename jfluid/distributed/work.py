@@ -4,7 +4,7 @@
 a step is then one call for rows, one compiled program, and one call that brings gradients out and parameters in.
 """
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -45,7 +45,7 @@ class Dense:
         ends = np.cumsum([p.shape[0] for p in self.pieces])[:-1]
         return {p.name: part for p, part in zip(self.pieces, np.split(value, ends), strict=True)}
 
-    def joined(self, pieces: dict[str, np.ndarray]) -> np.ndarray:
+    def joined(self, pieces: Mapping[str, np.ndarray]) -> np.ndarray:
         """The parameter of which these are the pieces."""
         if len(self.pieces) == 1:
             return pieces[self.pieces[0].name]

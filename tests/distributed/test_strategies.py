@@ -107,17 +107,18 @@ def test_async_merges_what_waits(sums, expected):
 def test_async_sends_after_a_while_and_receives_after_so_many_gradients():
     servers = Servers(**{"w.block0": np.zeros((2, 3)), "w.block1": np.zeros((1, 3))})
     strategy = Async(AsyncSettings(max_merge=20, wait_times=1, before_receive=3))  # a step has two gradients
-    link = a_link(servers)
-    strategy.push(link, WORK, gradients(1.0), Scope())
+    link, scope = a_link(servers), Scope()
+    strategy.push(link, WORK, gradients(1.0), scope)
     until(lambda: len(servers.calls) == 2)
     assert servers.calls[1][4] == ()
-    strategy.push(link, WORK, gradients(1.0), Scope())
+    strategy.push(link, WORK, gradients(1.0), scope)
     until(lambda: any(c[0] == "pull" or c[-1] for c in servers.calls))
     until(lambda: strategy._fresh)
-    fresh = strategy.push(link, WORK, gradients(1.0), Scope())
+    fresh = strategy.push(link, WORK, gradients(1.0), scope)
     assert W.joined(fresh).max() <= -1.0
     strategy.stop()
     np.testing.assert_array_equal(servers.blocks["w.block0"], np.full((2, 3), -3.0))  # stop sends what waits
+    np.testing.assert_array_equal(np.array(scope.find_var("w").get_tensor()), np.full((3, 3), -3.0))  # and receives
 
 
 def test_async_gradients_are_the_steps_own():
