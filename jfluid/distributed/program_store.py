@@ -153,8 +153,9 @@ class ProgramStore(Store):
         sparse = {g.rpartition(":")[0] for g in listen.attr("sparse_grad_to_param")}
         for update in _updates(program, listen):
             if update.grad in sparse:
+                kept = program.holdings.kept.get(update.param) if program.holdings is not None else None
                 self.tables[update.param], self._ways[update.param] = make_table(
-                    update, scope, self.tensor, program.random_seed, lambda: executor._device)
+                    update, scope, self.tensor, program.random_seed, lambda: executor._device, kept and kept.entry)
             else:
                 self.add_block(ProgramBlock(self, update))
         schedule = listen.attr("lr_decay_block_id")
