@@ -204,7 +204,9 @@ class Trainer(Runner):
             self._asking[names] = program
         program = self._asking[names]
         given = program.global_block().vars
-        return self._executor._run(program, {n: v for n, v in feed.items() if n in given}, list(names), scope, numpy=False)
+        found: list[Any] = self._executor._run(program, {n: v for n, v in feed.items() if n in given}, list(names), scope,
+                                               numpy=False)
+        return found
 
     def _give_rows(self, feeds: list[Feed], asked: Mapping[str, tuple[Array, list[list[LoDTensor]]]],
                    found: Mapping[str, Any], scope: Scope) -> dict[str, dict[str, list[Array]]]:
