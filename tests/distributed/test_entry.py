@@ -39,10 +39,10 @@ def test_a_certain_entry_is_none(monkeypatch):
 
 def test_a_table_whose_rows_are_all_there_has_no_entry():
     main, startup, _ = programs(sgd, entry=CountEntry(count=3))
-    with pytest.raises(errors.UnsupportedError, match="parameter table: entry: .*build the embedding with is_distributed=True"):
+    with pytest.raises(errors.UnsupportedError, match="parameter table: entry: .*build the embedding with is_distributed"):
         transpiler(main, startup, ["127.0.0.1:1", "127.0.0.1:2"])
 
 
 def test_an_entry_is_a_rule():
-    with pytest.raises(TypeError, match="entry: expected a CountEntry or ProbabilityEntry of jfluid.ps_server.specs, found int"):
+    with pytest.raises(TypeError, match="entry: expected a CountEntry or ProbabilityEntry of .*, found int"):
         fluid.ParamAttr(entry=3)
