@@ -28,7 +28,7 @@ class LoDTensor:
     Reading it (`np.array(t)`) gives a copy: the Executor overwrites the buffers that a step updates.
     """
 
-    def __init__(self, value: Any = None, lod: Sequence[Sequence[int]] = ()):
+    def __init__(self, value: Any = None, lod: Sequence[Sequence[int] | np.ndarray[Any, Any]] = ()):
         self._value = value
         self._lod = [np.asarray(level, np.int64) for level in lod]
 

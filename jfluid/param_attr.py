@@ -15,18 +15,27 @@ class ParamAttr:
         regularizer: its own weight decay, instead of the optimizer's.
         trainable: whether it is trained.
         do_model_average: whether `ModelAverage` averages it.
+        entry: which ids of a distributed table (`embedding(is_distributed=True)`) get a row on the parameter servers: a
+            `CountEntry` or `ProbabilityEntry` of `jfluid.ps_server.specs`, None for all. Until then they read as zeros. Not
+            in Fluid. Without servers it has no effect: the table is whole.
     """
 
     def __init__(self, name: str | None = None, initializer: Any = None, learning_rate: float = 1.0,
-                 regularizer: Any = None, trainable: bool = True, do_model_average: bool = True):
+                 regularizer: Any = None, trainable: bool = True, do_model_average: bool = True, entry: Any = None):
         if name == "":
             raise ValueError("ParamAttr: the name must not be empty")
+        if entry is not None:
+            from jfluid.ps_server import specs
+            if not isinstance(entry, (specs.CountEntry, specs.ProbabilityEntry)):
+                raise TypeError("ParamAttr: entry: expected a CountEntry or ProbabilityEntry of jfluid.ps_server.specs, found "
+                                f"{type(entry).__name__}")
         self.name = name
         self.initializer = initializer
         self.learning_rate = learning_rate
         self.regularizer = regularizer
         self.trainable = trainable
         self.do_model_average = do_model_average
+        self.entry = entry
 
     def _set_default_initializer(self, initializer: Any) -> None:
         if self.initializer is None:
@@ -54,7 +63,8 @@ class ParamAttr:
 
     def _to_kwargs(self, with_initializer: bool = False) -> dict[str, Any]:
         kwargs = {"name": self.name, "optimize_attr": {"learning_rate": self.learning_rate},
-                  "regularizer": self.regularizer, "trainable": self.trainable, "do_model_average": self.do_model_average}
+                  "regularizer": self.regularizer, "trainable": self.trainable, "do_model_average": self.do_model_average,
+                  "entry": self.entry}
         if with_initializer:
             kwargs["initializer"] = self.initializer
         return kwargs

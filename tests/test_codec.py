@@ -144,7 +144,7 @@ def test_bytes_that_are_no_program_are_refused():
 
 
 @pytest.mark.skipif(importlib.util.find_spec("grpc_tools") is None, reason="grpcio-tools is not installed")
-def test_generating_the_messages_again_changes_nothing():
+def test_generating_the_messages_and_their_stubs_again_changes_nothing():
     done = subprocess.run(
         [sys.executable, ROOT / "scripts" / "gen_proto.py", "--check"], capture_output=True, text=True, timeout=60
     )

@@ -1,6 +1,7 @@
 """First values of tables that are never made whole: startup programs of servers only note how rows are born."""
 import zlib
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from jfluid import errors
 from jfluid.distributed import Runner
@@ -8,6 +9,9 @@ from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program
 from jfluid.ir.types import VarType
 from jfluid.scope import Scope
+
+if TYPE_CHECKING:
+    from jfluid.ps_server import specs
 
 
 def bears(program: Program) -> bool:
@@ -22,19 +26,19 @@ def _is_birth(op: Operator) -> bool:
     return var is not None and var.type == VarType.SELECTED_ROWS and var.persistable
 
 
-def initializer(op: Operator) -> Any:
+def initializer(op: Operator) -> "specs.Initializer":
     """The law (of jfluid.ps_server.specs) by which an operator fills a variable. Raises UnsupportedError for others."""
     from jfluid.ps_server import specs
-    make = {
+    laws: dict[str, Callable[[], specs.Initializer]] = {
         "fill_constant": lambda: specs.Constant(value=op.attr("value")),
         "uniform_random": lambda: specs.Uniform(low=op.attr("min"), high=op.attr("max")),
         "gaussian_random": lambda: specs.Normal(mean=op.attr("mean"), std=op.attr("std")),
         "truncated_gaussian_random": lambda: specs.TruncatedNormal(mean=op.attr("mean"), std=op.attr("std")),
-    }.get(op.type)
-    if make is None:
+    }
+    if op.type not in laws:
         raise errors.UnsupportedError(f"table {op.output_arg_names[0]}: rows of a distributed table cannot begin by "
                                       f"{op.type}; use a constant, uniform, normal or truncated normal initializer")
-    return make()
+    return laws[op.type]()
 
 
 class Startup(Runner):

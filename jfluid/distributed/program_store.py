@@ -15,7 +15,7 @@ from jfluid.distributed.tables import ProgramTable, fill_owned, make_table
 from jfluid.ir.block import Block
 from jfluid.ir.operator import Operator, OpRole
 from jfluid.ir.program import Program
-from jfluid.ps_server import snapshot, specs
+from jfluid.ps_server import dense, snapshot, specs
 from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate, Store
 from jfluid.ps_server.table import SparseTable
 from jfluid.scope import Scope
@@ -64,8 +64,6 @@ def _updates(program: Program, listen: Operator) -> list[Update]:
 
 class ProgramBlock:
     """A piece of a parameter; its state lies in the server's scope."""
-
-    learning_rate = 0.0  # the program's schedule has it
 
     def __init__(self, store: "ProgramStore", update: Update):
         self.name, self.update, self._store = update.param, update, store
@@ -153,8 +151,9 @@ class ProgramStore(Store):
         sparse = {g.rpartition(":")[0] for g in listen.attr("sparse_grad_to_param")}
         for update in _updates(program, listen):
             if update.grad in sparse:
+                kept = program.holdings.kept.get(update.param) if program.holdings is not None else None
                 self.tables[update.param], self._ways[update.param] = make_table(
-                    update, scope, self.tensor, program.random_seed, lambda: executor._device)
+                    update, scope, self.tensor, program.random_seed, lambda: executor._device, kept and kept.entry)
             else:
                 self.add_block(ProgramBlock(self, update))
         schedule = listen.attr("lr_decay_block_id")
@@ -202,7 +201,7 @@ class ProgramStore(Store):
                                             "(get_startup_program), or fleet.init_server()")
         return found.get_tensor()
 
-    def block(self, name: str) -> Any:
+    def block(self, name: str) -> dense.Block:
         """A block, a table as the block that trainers take it for who hold all of it, or another variable that outlives a
         round."""
         if name in self.tables and name not in self.blocks:
@@ -267,19 +266,25 @@ class ProgramStore(Store):
         """Run the blocks of these pieces, all in one program. Raises ServerError where they need to know the trainer."""
         with self.lock:
             feed = {}
-            if any(self.blocks[name].update.kept for name in gradients):  # type: ignore[attr-defined]
+            pieces = {name: self._piece(name) for name in gradients}
+            if any(piece.update.kept for piece in pieces.values()):
                 if trainer is None:
                     raise errors.ServerError("enable_dc_asgd corrects the gradients of one trainer, and not of a round")
                 feed["@TRAINER_ID@"] = np.array([trainer], np.int64)
             key = tuple(sorted(gradients))
             if key not in self._compiled:
-                updates = [self.blocks[name].update for name in key]  # type: ignore[attr-defined]
+                updates = [pieces[name].update for name in key]
                 program = self._alone([op for u in updates for op in u.ops])
                 self._compiled[key] = program, {u.param: u.grad for u in updates}
             program, grads = self._compiled[key]
             self._run(program, feed | {grads[name]: gradients[name] for name in key})
             for name in key:
-                self.blocks[name].changed()  # type: ignore[attr-defined]
+                pieces[name].changed()
+
+    def _piece(self, name: str) -> ProgramBlock:
+        block = self.blocks[name]
+        assert isinstance(block, ProgramBlock)  # of others gradients are refused
+        return block
 
     def _alone(self, ops: Sequence[Operator]) -> Program:
         """A program of these operators, with the variables that they know."""
@@ -320,25 +325,34 @@ class WholeTable:
     def __init__(self, table: SparseTable, shape: tuple[int, ...]):
         self.name, self.shape, self._table = table.spec.name, shape, table
 
+    @property
+    def version(self) -> int:
+        """One that was never seen: the rows change."""
+        return time.time_ns()
+
     def read(self) -> tuple[Array, int]:
         """(value, a version that was never seen)."""
         values = self._table.look_up(np.arange(self.shape[0], dtype=np.int64), train=False)
-        return values.reshape(self.shape), time.time_ns()
+        return values.reshape(self.shape), self.version
 
-    def add(self, difference: Array) -> None:
-        """Add to all rows, past the optimizer."""
+    def push(self, gradient: Array, learning_rate: float | None = None) -> int:
+        raise errors.ServerError(f"{self.name} is a table: it takes gradients by rows")
+
+    def add(self, difference: Array) -> int:
+        """Add to all rows, past the optimizer; returns a version that was never seen."""
         self._table.add(np.arange(self.shape[0], dtype=np.int64), difference.reshape(self.shape[0], -1))
+        return self.version
 
-    def assign(self, value: Array) -> None:
-        """Set all rows; the optimizer's state stays."""
+    def assign(self, value: Array) -> int:
+        """Set all rows; the optimizer's state stays. Returns a version that was never seen."""
         self._table.assign(np.arange(self.shape[0], dtype=np.int64), value.reshape(self.shape[0], -1))
+        return self.version
 
 
 class Counter:
     """A count of steps that a trainer adds to."""
 
-    learning_rate = 0.0
-    shape = (1,)
+    shape: tuple[int, ...] = (1,)
 
     def __init__(self, store: ProgramStore, name: str):
         self.name, self._store, self.version = name, store, 0

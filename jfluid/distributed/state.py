@@ -32,8 +32,6 @@ def unpacked(numbers: Array, described: Sequence[Any]) -> list[Array]:
 class Variables:
     """Variables of the server's scope, as a block that holds their bytes."""
 
-    learning_rate = 0.0
-
     def __init__(self, store: "ProgramStore", name: str, names: Sequence[str]):
         self.name, self._store, self._names = name, store, list(names)
 

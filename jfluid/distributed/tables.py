@@ -81,7 +81,7 @@ class ProgramTable(SparseTable):
 
 
 def make_table(update: "Update", scope: Scope, tensor: Callable[[str], Any], seed: int,
-               device: Callable[[], Any]) -> tuple[ProgramTable, Way]:
+               device: Callable[[], Any], entry: Any = None) -> tuple[ProgramTable, Way]:
     """The table that a block of a server's program updates, with its first values from the scope, where they are no longer
     needed then; and how it is updated.
 
@@ -89,6 +89,7 @@ def make_table(update: "Update", scope: Scope, tensor: Callable[[str], Any], see
         tensor: a variable of the scope.
         seed: of the program's random numbers.
         device: where functions of the update run.
+        entry: which ids get a row.
 
     Raises UnsupportedError for updates that no table can make.
     """
@@ -96,7 +97,7 @@ def make_table(update: "Update", scope: Scope, tensor: Callable[[str], Any], see
     found = scope.find_var(update.param)
     law, first = (found.law if found is not None else None) or (specs.Constant(), 0)
     table = ProgramTable(specs.TableSpec(name=update.param, width=parts.shape[1], initializer=law, seed=first,
-                                         optimizer=way.optimizer, shards=_shards()))
+                                         optimizer=way.optimizer, entry=entry, shards=_shards()))
     table.rate = way.rate
     if isinstance(way.optimizer, specs.Program):
         table.variables = {name: name for name in parts.slots}

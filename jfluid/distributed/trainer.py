@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -22,6 +22,9 @@ from jfluid.ir.program import Program
 from jfluid.lod_tensor import LoDTensor, SelectedRows
 from jfluid.parallel.program import DataParallel
 from jfluid.scope import Scope
+
+if TYPE_CHECKING:
+    from jfluid.ps_server.client import Rows
 
 Array = np.ndarray[Any, Any]
 
@@ -40,7 +43,7 @@ class Ahead:
     batch: Mapping[str, Any]
     feeds: list[Feed]
     asked: dict[str, tuple[Array, list[list[LoDTensor]]]]
-    rows: "Future[Mapping[str, Any]]"
+    rows: "Future[Mapping[str, Rows]]"
 
 
 class Trainer(Runner):
@@ -111,7 +114,7 @@ class Trainer(Runner):
         asked = self._ids(feeds, Scope())
         return Ahead(batch, feeds, asked, thread.submit(self._pull, link, strategy, asked))
 
-    def _pull(self, link: Link, strategy: Strategy, asked: Mapping[str, tuple[Array, Any]]) -> Mapping[str, Any]:
+    def _pull(self, link: Link, strategy: Strategy, asked: Mapping[str, tuple[Array, Any]]) -> "Mapping[str, Rows]":
         ids = {table: found for table, (found, _) in asked.items()}
         if self.work.trains or not ids:
             return strategy.pull(link, ids)
@@ -204,10 +207,12 @@ class Trainer(Runner):
             self._asking[names] = program
         program = self._asking[names]
         given = program.global_block().vars
-        return self._executor._run(program, {n: v for n, v in feed.items() if n in given}, list(names), scope, numpy=False)
+        found: list[Any] = self._executor._run(program, {n: v for n, v in feed.items() if n in given}, list(names), scope,
+                                               numpy=False)
+        return found
 
     def _give_rows(self, feeds: list[Feed], asked: Mapping[str, tuple[Array, list[list[LoDTensor]]]],
-                   found: Mapping[str, Any], scope: Scope) -> dict[str, dict[str, list[Array]]]:
+                   found: "Mapping[str, Rows]", scope: Scope) -> dict[str, dict[str, list[Array]]]:
         """Put the rows that came into the scope, and their positions into the feeds; the positions of each feed, by table."""
         inverse: dict[str, dict[str, list[Array]]] = {}
         for look_up in self.work.look_ups:
@@ -218,7 +223,7 @@ class Trainer(Runner):
             inverse[look_up.table] = self._positions(look_up, rows, asked[look_up.table][1], feeds)
         return inverse
 
-    def _positions(self, look_up: LookUp, rows: Any, tensors: list[list[LoDTensor]],
+    def _positions(self, look_up: LookUp, rows: "Rows", tensors: list[list[LoDTensor]],
                    feeds: list[Feed]) -> dict[str, list[Array]]:
         positions: dict[str, list[Array]] = {n: [] for n in look_up.positions}
         at, wide = len(look_up.paddings), rows.inverse.astype(np.int64)
@@ -231,7 +236,7 @@ class Trainer(Runner):
 
     # ---- gradients ----
 
-    def _gradients(self, values: Mapping[str, list[Any]], found: Mapping[str, Any],
+    def _gradients(self, values: Mapping[str, list[Any]], found: "Mapping[str, Rows]",
                    inverse: Mapping[str, dict[str, list[Array]]], feeds: list[Feed]) -> Gradients:
         gradients = Gradients()
         for name, dense in self.work.dense:
@@ -245,7 +250,7 @@ class Trainer(Runner):
         return gradients
 
     @staticmethod
-    def _rows(sent: RowsSent, values: Mapping[str, list[Any]], rows: Any,
+    def _rows(sent: RowsSent, values: Mapping[str, list[Any]], rows: "Rows | None",
               inverse: Mapping[str, list[Array]]) -> tuple[Array, Array]:
         """(ids, gradients) of one table, each id once."""
         from jfluid.ps_server import kernels
@@ -259,6 +264,7 @@ class Trainer(Runner):
                 once, where = kernels.distinct(at)
                 return once, kernels.summed(grads, where, len(once))
             return rows.ids, kernels.summed(grads, at.astype(np.int32), len(rows.ids))
+        assert rows is not None  # parts are gradients of rows that were looked up
         width = rows.values.shape[1]
         grads = np.concatenate([_array(v).reshape(-1, width) for _, g in sent.parts for v in values[g]])
         where = np.concatenate([part for p, _ in sent.parts for part in inverse[p]])

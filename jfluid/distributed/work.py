@@ -358,7 +358,7 @@ class _Reader:
         self.local.ops = ops
         for name in self.look_ups:
             var = self.local.var(name)
-            var._shape = (-1, *var._shape[1:])
+            var._shape = (-1, *var.shape[1:])
         self._forget_unused()
         self.work.local._touch()
         verify(self.work.local, "a trainer's program without what servers do")

@@ -159,7 +159,7 @@ class DistributedOptimizer:
     def backward(self, loss: Variable, startup_program: Program | None = None,
                  parameter_list: Sequence[Parameter | str] | None = None,
                  no_grad_set: Iterable[Variable | str] | None = None,
-                 callbacks: Sequence[Callable] | None = None) -> list[ParamGrad]:
+                 callbacks: Sequence[Callable[..., Any]] | None = None) -> list[ParamGrad]:
         """The first part of `minimize`: append gradients."""
         return self._optimizer.backward(loss, startup_program, parameter_list, no_grad_set, callbacks)
 

@@ -28,7 +28,7 @@ from jfluid.ir.program import Program, default_startup_program
 from jfluid.ir.variable import Parameter, Variable
 from jfluid.lod_tensor import is_divided
 from jfluid.optimizer import RecomputeOptimizer
-from jfluid.optimizer.base import ParamGrad
+from jfluid.optimizer.base import Optimizer, ParamGrad
 from jfluid.scope import global_scope
 from jfluid.transpiler import DistributeTranspiler, DistributeTranspilerConfig
 
@@ -300,7 +300,7 @@ class CollectiveOptimizer(DistributedOptimizer):
         self._fleet = owner if owner is not None else fleet
         self.print_config = False
 
-    def _wrapped(self) -> Any:
+    def _wrapped(self) -> Optimizer | OptimizerWithMixedPrecision:
         """The optimizer, with recomputation and 16 bits where the strategy asks for them."""
         strategy, found = self._strategy, self._optimizer
         name = type(found).__name__
@@ -318,7 +318,7 @@ class CollectiveOptimizer(DistributedOptimizer):
             found = decorate(found, init_loss_scaling=strategy.amp_loss_scaling, use_dynamic_loss_scaling=True)
         return found
 
-    def minimize(self, loss: Variable, startup_program: Program | None = None,
+    def minimize(self, loss: Variable, startup_program: Program | None = None,  # type: ignore[override]  # as in Fluid
                  parameter_list: Sequence[Parameter | str] | None = None,
                  no_grad_set: Iterable[Variable | str] | None = None) -> tuple[list[Operator], list[ParamGrad]]:
         """Append gradients and updates, and prepare the programs for all processes.

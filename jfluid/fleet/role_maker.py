@@ -1,7 +1,7 @@
 """Role makers: which process of a job this is, and where the others are."""
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from jfluid import errors, processes
 __all__ = ["GeneralRoleMaker", "MPISymetricRoleMaker", "PaddleCloudRoleMaker", "Role", "RoleMakerBase",
            "UserDefinedCollectiveRoleMaker", "UserDefinedRoleMaker"]
 
-_REDUCTIONS = {"sum": np.sum, "min": np.min, "max": np.max}
+_REDUCTIONS: dict[str, Callable[..., Any]] = {"sum": np.sum, "min": np.min, "max": np.max}
 
 
 class Role:

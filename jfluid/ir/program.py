@@ -19,7 +19,7 @@ _RELEASE = 1_008_005  # programs made here say that Fluid 1.8.5 made them
 class Program:
     """A Fluid program: blocks of operators; block 0 is the global one."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.blocks: list[Block] = [Block(self, 0)]
         self.current_block_idx = 0
         self._seed = _default_seed

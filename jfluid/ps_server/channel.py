@@ -1,12 +1,11 @@
 """The connection of a client to one server: calls that are tried again, large ones in chunks, sequences."""
 import contextlib
-import itertools
 import logging
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import Message
@@ -17,6 +16,7 @@ from jfluid.ps_server import wire
 from jfluid.ps_server.lifting import Exchanged, Pulled, Pushing, Request
 from jfluid.ps_server.refusals import JobFailedError, RestartedError, StateError, TooLargeError, UnknownNameError
 
+T = TypeVar("T")
 _REFUSALS: dict[grpc.StatusCode, type[errors.ServerError]] = {
     grpc.StatusCode.NOT_FOUND: UnknownNameError, grpc.StatusCode.RESOURCE_EXHAUSTED: TooLargeError,
     grpc.StatusCode.FAILED_PRECONDITION: StateError, grpc.StatusCode.DATA_LOSS: RestartedError,
@@ -183,9 +183,10 @@ class Channel:
         if max(len(data), reply_bytes) + wire.OVERHEAD > wire.LARGEST_MESSAGE:
             return self._in_chunks(request, waits)
         reply = self._call(method, data, waits)
-        if method == "Exchange":
-            return reply  # type: ignore[no-any-return]
-        return Exchanged(reply, _NOTHING) if method == "Push" else Exchanged(pb.PushReply(), reply)
+        if method == "Push":
+            return Exchanged(reply, _NOTHING)
+        both: Exchanged = reply if method == "Exchange" else Exchanged(pb.PushReply(), reply)
+        return both
 
     def _in_chunks(self, request: Request, waits: bool) -> Exchanged:
         data = request.whole()
@@ -195,9 +196,10 @@ class Channel:
             return Exchanged.read(wire.joined(self._stream(wire.chunked(data), timeout_s, self._metadata)))
         return self._tried("Stream", send, waits)
 
-    def _tried(self, method: str, send: Callable[[float | None], Any], waits: bool) -> Any:
+    def _tried(self, method: str, send: Callable[[float | None], T], waits: bool) -> T:
         end = time.monotonic() + self.timeout_s
-        for attempt in itertools.count():
+        attempt = 0
+        while True:
             start = time.monotonic()
             try:
                 return send(None if waits else max(end - start, 0.001))
@@ -213,6 +215,7 @@ class Channel:
                     raise self._refusal(method, error) from None
                 logger.info("%s: %s: no answer (%s); trying again", self.endpoint, method, error.details())
             self._closed.wait(min(0.05 * 2**min(attempt, 6), 2.0) * random.uniform(0.5, 1.0))
+            attempt += 1
 
     def _refusal(self, method: str, error: grpc.RpcError) -> errors.ServerError:
         kind = _REFUSALS.get(error.code(), errors.ServerError)

@@ -23,7 +23,8 @@ from jfluid import errors
 from jfluid.ps_server import kernels, specs, wire
 from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server.channel import Channel
-from jfluid.ps_server.lifting import Request
+from jfluid.ps_server.lifting import BlockValue, Request
+from jfluid.ps_server.lifting import Pulled as PullReply
 from jfluid.ps_server.store import Change
 from jfluid.ps_server.table import merge
 
@@ -238,7 +239,8 @@ class Client:
                     found = wire.numbers(reply.values, "<f4", f"table {table}: values", len(part) * width, copy=False)
                     values[part] = found.reshape(-1, width)
         self._everywhere(ask)
-        return values[inverse]
+        rows: Array = values[inverse]
+        return rows
 
     def shrink(self, table: str, age: int) -> int:
         """Drop the rows that none of a table's last `age` updates has touched; returns how many."""
@@ -320,7 +322,7 @@ class Client:
 
     def _send(self, requests: list[Request], pull: "_Pull", round: int, pushes: bool = False,
               pulls: bool = False, train: bool = True, held: bool = False) -> Pulled:
-        def send(number: int) -> pb.PullReply | None:
+        def send(number: int) -> PullReply | None:
             request, channel = requests[number], self._channels[number]
             if round:  # in a round every server waits for every trainer
                 for part in [request.push.message] * pushes + [request.pull] * pulls:
@@ -451,12 +453,12 @@ class _Pull:
             requests[block.server].pull.blocks.add(block=block.name, known=block.known)
             self.sizes[block.server] += 4 * math.prod(block.shape)
 
-    def joined(self, replies: list[pb.PullReply | None]) -> Pulled:
+    def joined(self, replies: list[PullReply | None]) -> Pulled:
         """The answers of all servers, as one."""
         rows = {table: Rows(ids, self._values(table, len(ids), owned, replies), inverse)
                 for table, ids, inverse, owned in self._rows}
         blocks = {name: self._value(name, reply.blocks[i]) for reply, names in zip(replies, self._blocks, strict=True)
-                  for i, name in enumerate(names)}
+                  if reply is not None for i, name in enumerate(names)}
         return Pulled(rows, blocks, min((reply.rounds for reply in replies if reply is not None), default=0))
 
     def _values(self, table: str, count: int, owned: list[tuple[Part, int]], replies: list[Any]) -> Array:
@@ -470,7 +472,7 @@ class _Pull:
             values[part.order] = found.reshape(-1, width)
         return values
 
-    def _value(self, name: str, reply: pb.BlockValue) -> Array:
+    def _value(self, name: str, reply: BlockValue) -> Array:
         block = self._client._blocks[name]
         if reply.value:
             value = wire.numbers(reply.value, "<f4", f"block {name}", math.prod(block.shape), copy=False).reshape(block.shape)

@@ -13,19 +13,25 @@ _ROW = np.zeros(1, np.int64)
 
 
 class Block(Protocol):
-    """What a server asks of a dense block. `DenseBlock` is one; a server program may bring its own."""
+    """What trainers ask of a dense block. `DenseBlock` is one; a server program may bring its own."""
 
-    name: str
-    shape: tuple[int, ...]
-    learning_rate: float
-
+    @property
+    def name(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
     @property
     def version(self) -> int: ...
     def read(self) -> tuple[Array, int]: ...
     def push(self, gradient: Array, learning_rate: float | None = None) -> int: ...
     def add(self, difference: Array) -> int: ...
     def assign(self, value: Array) -> int: ...
+
+
+class SavedBlock(Block, Protocol):
+    """A block that snapshots hold."""
+
     def state(self) -> dict[str, Any]: ...
+    def check(self, state: dict[str, Any]) -> None: ...
     def restore(self, state: dict[str, Any]) -> None: ...
 
 
@@ -60,12 +66,13 @@ class DenseBlock:
         """One update by a gradient (float32, of the block's shape); returns the version that it makes."""
         self._check("gradient", gradient)
         with self._lock:
+            assert self.rule.update is not None  # it is None for the optimizer program, which only tables have
             numbers = self._numbers.copy()
             self.step += 1
             base = self.learning_rate if learning_rate is None else learning_rate
             rate = self.rule.rate(base, self.step, sparse=False)
             self.rule.update(np.array([numbers.ctypes.data]), 0, len(numbers), self.spec.size, _ROW, _ROW,
-                             np.require(gradient, requirements="CW").reshape(1, -1), rate, self.rule.hyper)
+                             np.require(gradient, requirements=["C", "W"]).reshape(1, -1), rate, self.rule.hyper)
             return self._take(numbers)
 
     def add(self, difference: Array) -> int:
@@ -89,11 +96,18 @@ class DenseBlock:
         with self._lock:
             return {"numbers": self._numbers, "version": self.version, "step": self.step, "learning_rate": self.learning_rate}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Take over a `state`. Raises ServerError when it is that of a block with other numbers."""
+    def check(self, state: dict[str, Any]) -> None:
+        """Raise ServerError for a `state` of a block of another kind, or with other numbers."""
+        if missing := {"version", "step", "learning_rate"} - state.keys():
+            raise errors.ServerError(f"block {self.name}: the state is of a block of another kind: it has no "
+                                     f"{', '.join(sorted(missing))}")
         if state["numbers"].shape != self._numbers.shape or state["numbers"].dtype != np.float32:
             raise errors.ServerError(f"block {self.name}: expected {self._numbers.size} numbers float32, found "
                                      f"{state['numbers'].dtype} {list(state['numbers'].shape)}")
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over a `state`. Raises ServerError when it is that of another block."""
+        self.check(state)
         with self._lock:
             self._numbers = state["numbers"]
             self.version, self.step, self.learning_rate = state["version"], state["step"], state["learning_rate"]

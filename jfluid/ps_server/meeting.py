@@ -2,9 +2,9 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -182,7 +182,8 @@ class Meeting:
         The gradients of all trainers are added up in the order of their numbers and divided by how many they are. A trainer
         that starts again takes the place of its earlier incarnation. Raises StateError for a round that is not the next.
         """
-        if any(update.change != Change.GRADIENT for update in [*rows, *blocks]):
+        updates: list[RowsUpdate | BlockUpdate] = [*rows, *blocks]
+        if any(update.change != Change.GRADIENT for update in updates):
             raise errors.ServerError("a round takes gradients only; send other changes with round 0")
         with self._changed:
             there = self._deposits.get(call.trainer)
@@ -257,7 +258,7 @@ class Meeting:
             self._fail(f"round {self.store.rounds + 1} could not be applied: {error}")
 
 
-def averaged(deposits: "list[Any]") -> tuple[list[RowsUpdate], list[BlockUpdate]]:
+def averaged(deposits: Sequence[_Deposit]) -> tuple[list[RowsUpdate], list[BlockUpdate]]:
     """The updates of several trainers as one: sums in their order, divided by how many trainers they are."""
     if len(deposits) == 1:
         return deposits[0].rows, deposits[0].blocks

@@ -27,7 +27,7 @@ class Metrics:
                                 buckets=_SECONDS, **more)
         self.staleness = Histogram("jfluid_ps_staleness_steps", "Updates of a table or block by others between a trainer's "
                                    "pull and its push", ["name"], buckets=_STEPS, **more)
-        self.registry.register(_State(store))  # type: ignore[arg-type]
+        self.registry.register(_State(store))
 
     def serve(self, host: str, port: int) -> Any:
         """Answer on http://host:port/metrics; returns the HTTP server (its `shutdown` ends it)."""

@@ -102,12 +102,15 @@ class Server:
     def _listen(self) -> int:
         settings = self.settings
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        port: int
         try:
             if settings.tls_certificate or settings.tls_key or settings.tls_clients:
-                return self._grpc.add_secure_port(f"{host}:{settings.port}", _credentials(settings))
-            return self._grpc.add_insecure_port(f"{host}:{settings.port}")
+                port = self._grpc.add_secure_port(f"{host}:{settings.port}", _credentials(settings))
+            else:
+                port = self._grpc.add_insecure_port(f"{host}:{settings.port}")
         except RuntimeError as error:
             raise errors.ServerError(f"cannot listen on {host}:{settings.port}; is the port taken? ({error})") from None
+        return port
 
     def start(self) -> "Server":
         """Begin to answer calls."""

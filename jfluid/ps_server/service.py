@@ -18,7 +18,7 @@ from jfluid.ps_server import snapshot, specs, wire
 from jfluid.ps_server.meeting import Meeting
 from jfluid.ps_server.metrics import Metrics
 from jfluid.ps_server.refusals import JobFailedError, RestartedError, StateError, TooLargeError, UnknownNameError
-from jfluid.ps_server.store import Change, Store
+from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate, Store
 
 CODES: dict[type[Exception], grpc.StatusCode] = {
     UnknownNameError: grpc.StatusCode.NOT_FOUND, TooLargeError: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -78,7 +78,8 @@ class Service:
         call = wire.call_of(request.caller)
         self._heard(request.caller)
         rows, blocks = wire.updates_of(request, self.store)
-        if self.store.synchronous and not request.round and any(u.change == Change.GRADIENT for u in [*rows, *blocks]):
+        updates: list[RowsUpdate | BlockUpdate] = [*rows, *blocks]
+        if self.store.synchronous and not request.round and any(u.change == Change.GRADIENT for u in updates):
             raise errors.ServerError("this server trains synchronously: it takes gradients of rounds only; all trainers and "
                                      "servers of a job need the same strategy")
         if request.round:
@@ -250,9 +251,10 @@ class Service:
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """The methods of the service, for `grpc.Server.add_generic_rpc_handlers`."""
-        functions = {"Create": self.create, "Pull": self.pull, "Push": self.push, "Exchange": self.exchange,
-                     "LookUp": self.look_up, "Barrier": self.barrier, "Heartbeat": self.heartbeat, "Shrink": self.shrink,
-                     "Save": self.save, "Restore": self.restore, "Status": self.status, "Leave": self.leave}
+        functions: dict[str, Callable[..., Any]] = {
+            "Create": self.create, "Pull": self.pull, "Push": self.push, "Exchange": self.exchange,
+            "LookUp": self.look_up, "Barrier": self.barrier, "Heartbeat": self.heartbeat, "Shrink": self.shrink,
+            "Save": self.save, "Restore": self.restore, "Status": self.status, "Leave": self.leave}
         methods = {n: grpc.unary_unary_rpc_method_handler(self._unary(n, function)) for n, function in functions.items()}
         methods["Stream"] = grpc.stream_stream_rpc_method_handler(self._stream)
         return grpc.method_handlers_generic_handler(wire.SERVICE, methods)
@@ -276,7 +278,7 @@ class Service:
         """The serialized answer; a refusal becomes a status that says why."""
         start, status = time.perf_counter(), grpc.StatusCode.OK
         try:
-            data = function().SerializeToString()
+            data: bytes = function().SerializeToString()
             self.metrics.bytes.labels(name, "in").inc(size)
             self.metrics.bytes.labels(name, "out").inc(len(data))
             return data
@@ -285,6 +287,7 @@ class Service:
             if not isinstance(error, errors.ServerError):
                 logger.exception("%s failed", name)
             context.abort(status, f"{type(error).__name__}: {error}"[:4096])
+            raise  # not reached: abort raises
         finally:
             self.metrics.calls.labels(name, status.name).inc()
             self.metrics.seconds.labels(name).observe(time.perf_counter() - start)

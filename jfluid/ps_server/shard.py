@@ -39,7 +39,7 @@ class _Pages:
         self.addresses = np.zeros(8, np.int64)
 
     def add(self, size: int, dtype: type) -> None:
-        page = np.empty(size, dtype)
+        page: Array = np.empty(size, dtype)
         if len(self.arrays) == len(self.addresses):
             self.addresses = np.concatenate([self.addresses, np.zeros_like(self.addresses)])
         self.addresses[len(self.arrays)] = page.ctypes.data

@@ -25,10 +25,11 @@ from pydantic import Field
 
 from jfluid import errors
 from jfluid.ps_server import specs
+from jfluid.ps_server.cut import TableCut
 from jfluid.ps_server.dense import DenseBlock
 from jfluid.ps_server.kernels import HEAD, owners_of
 from jfluid.ps_server.store import Cut, Store
-from jfluid.ps_server.table import SparseTable, TableCut
+from jfluid.ps_server.table import SparseTable
 
 Array = np.ndarray[Any, Any]
 FORMAT = 1
@@ -123,7 +124,7 @@ class _Output:
         self.name, self.size, self.crc32, self._raw = name, 0, 0, raw
 
     def write(self, array: Array) -> None:
-        data = memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
         self.crc32 = zlib.crc32(data, self.crc32)
         self.size += len(data)
         self._raw.write(data)
@@ -276,7 +277,7 @@ def restore(store: Store, folder: str | Path, server: int, servers: int, snapsho
     blocks, others = dict[str, DenseBlock](), []
     for name, (spec, state) in _read_blocks(folder, own, None if same else set(store.blocks)).items():
         if spec is None:
-            block = store.block(name)
+            block = store.saved_block(name)
             block.check(state)
             others.append((block, state))
         else:

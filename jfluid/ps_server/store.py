@@ -11,10 +11,11 @@ import numpy as np
 from jfluid import errors
 from jfluid.errors import close_to
 from jfluid.ps_server import specs
-from jfluid.ps_server.dense import Block, DenseBlock
+from jfluid.ps_server.cut import TableCut
+from jfluid.ps_server.dense import Block, DenseBlock, SavedBlock
 from jfluid.ps_server.ledger import Call, Ledger
 from jfluid.ps_server.refusals import UnknownNameError
-from jfluid.ps_server.table import SparseTable, TableCut
+from jfluid.ps_server.table import SparseTable
 
 Array = np.ndarray[Any, Any]
 
@@ -111,7 +112,7 @@ class Store:
 
     def __init__(self) -> None:
         self.tables: dict[str, SparseTable] = {}
-        self.blocks: dict[str, Block] = {}
+        self.blocks: dict[str, SavedBlock] = {}
         self.ledger = Ledger()
         self.shown = Ledger(count_lost=False)
         self.rounds = 0
@@ -140,7 +141,7 @@ class Store:
                 self.blocks[spec.name] = DenseBlock(spec)
             return self.blocks[spec.name]
 
-    def add_block(self, block: Block) -> None:
+    def add_block(self, block: SavedBlock) -> None:
         """Take in a block of another kind. Raises ServerError where the name is taken."""
         with self._naming:
             if block.name in self.tables or block.name in self.blocks:
@@ -165,6 +166,10 @@ class Store:
 
     def block(self, name: str) -> Block:
         """Raises UnknownNameError for a name that is not a block's."""
+        return self.saved_block(name)
+
+    def saved_block(self, name: str) -> SavedBlock:
+        """A block that snapshots hold. Raises UnknownNameError for a name that is not such a block's."""
         if name not in self.blocks:
             raise UnknownNameError(f"there is no block {name!r}{close_to(name, self.blocks)}; create it first")
         return self.blocks[name]

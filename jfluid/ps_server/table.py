@@ -103,12 +103,12 @@ class SparseTable:
         ids, gradients = self._checked_gradients(ids, gradients, merged)
         base = self.learning_rate if learning_rate is None else learning_rate
         step = self._tick(base)
-        rate, rule = self.rule.rate(base, step), self.rule
+        rate, update = self.rule.rate(base, step), self.rule.update
         for number, order in self._blocks(ids):
             shard = self._shards[number]
             with shard.lock:
                 rows = self._touched(number, ids, order, NO_COUNTS, step, step - 1)
-                rule.update(*shard.values, self.spec.width, rows, order, gradients, rate, rule.hyper)
+                update(*shard.values, self.spec.width, rows, order, gradients, rate, self.rule.hyper)
         return step
 
     def update(self, ids: Array, gradients: Array, function: Function, merged: bool = False) -> int:
@@ -292,6 +292,7 @@ class SparseTable:
         if isinstance(entry, specs.CountEntry):
             enters = shows >= entry.count
         else:
+            assert entry is not None  # a table without an entry rule gives every id a row
             enters = born.drawn_below(self.spec.seed, ids[asking], shows, entry.probability)
         if not enters.any():
             return
@@ -310,7 +311,8 @@ class SparseTable:
         values: then it gets slots too."""
         width = out.shape[1]
         if self.rule.idle is None:
-            return kernels.gather(*shard.values, width, rows, order, out)
+            kernels.gather(*shard.values, width, rows, order, out)
+            return
         found = rows >= 0
         heads, bodies = shard.read(rows[found])
         moved(self.rule, heads, bodies, self.spec.width, self.step, self._rates)

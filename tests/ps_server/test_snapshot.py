@@ -185,6 +185,7 @@ def test_damaged_files_are_refused(tmp_path, damage, message, kind):
     (lambda m: m.pop("ledger"), "ledger: Field required"),
     (lambda m: m["tables"][0].update(segments=10**9), "expected 1000000000 rates"),
     (lambda m: m["blocks"][0]["spec"].update(shape=[7]), "block w: expected 21 numbers float32, found float32 .18."),
+    (lambda m: m["blocks"][0]["state"].pop("step"), "block w: the state is of a block of another kind: it has no step"),
 ])
 def test_manifests_that_lie_are_refused(tmp_path, change, message):
     save(filled(), tmp_path)

@@ -3,6 +3,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jfluid import errors, layers
+from jfluid.clip import ParamGrad
 from jfluid.contrib.mixed_precision.lists import AutoMixedPrecisionLists
 from jfluid.contrib.mixed_precision.rewrite import rewrite
 from jfluid.ir import unique_name
@@ -11,8 +12,6 @@ from jfluid.ir.program import Program, default_startup_program, program_guard
 from jfluid.ir.types import VarType, var_type
 from jfluid.ir.variable import Parameter, Variable
 from jfluid.layers.blocks import conditional
-
-ParamGrads = list[tuple[Parameter, Variable]]
 
 
 class OptimizerWithMixedPrecision:
@@ -38,7 +37,7 @@ class OptimizerWithMixedPrecision:
 
     def backward(self, loss: Variable, startup_program: Program | None = None,
                  parameter_list: Sequence[Parameter | str] | None = None,
-                 no_grad_set: Iterable[Variable | str] | None = None, callbacks: Any = None) -> ParamGrads:
+                 no_grad_set: Iterable[Variable | str] | None = None, callbacks: Any = None) -> list[ParamGrad]:
         """Rewrite the program of `loss` to 16 bits and append its gradients, unscaled, zero where any overflowed."""
         program, startup = loss.block.program, startup_program or default_startup_program()
         with program_guard(program, startup):
@@ -58,18 +57,19 @@ class OptimizerWithMixedPrecision:
                     self._watch([g for _, g in result])
         return result
 
-    def apply_gradients(self, params_grads: ParamGrads) -> list[Operator]:
+    def apply_gradients(self, params_grads: Sequence[ParamGrad]) -> list[Operator]:
         """Append the inner optimizer's updates."""
         return self._optimizer.apply_gradients(params_grads)
 
-    def apply_optimize(self, loss: Variable, startup_program: Program | None, params_grads: ParamGrads) -> list[Operator]:
+    def apply_optimize(self, loss: Variable, startup_program: Program | None,
+                       params_grads: Sequence[ParamGrad]) -> list[Operator]:
         """As `apply_gradients`, in the program of `loss`."""
         with program_guard(loss.block.program, startup_program or default_startup_program()):
             return self.apply_gradients(params_grads)
 
     def minimize(self, loss: Variable, startup_program: Program | None = None,
                  parameter_list: Sequence[Parameter | str] | None = None,
-                 no_grad_set: Iterable[Variable | str] | None = None) -> tuple[list[Operator], ParamGrads]:
+                 no_grad_set: Iterable[Variable | str] | None = None) -> tuple[list[Operator], list[ParamGrad]]:
         """Append all of it; returns (update operators, parameters with their gradients)."""
         pairs = self.backward(loss, startup_program, parameter_list, no_grad_set)
         return self.apply_optimize(loss, startup_program, pairs), pairs

@@ -106,7 +106,7 @@ class DistributedTranspiler(Fleet):
         if self._communicator is not None:
             raise errors.ProgramError("fleet.init_worker: the communicator runs already; fleet.stop_worker ends it")
         from jfluid.distributed.communicator import Communicator
-        assert self._strategy is not None
+        assert self._strategy is not None and self._strategy.mode is not None  # `strategy_of` takes no others
         envs = self._strategy.get_trainer_runtime_config().get_communicator_flags()
         communicator = Communicator(program, self._strategy.mode, self._communicator_arguments(), envs)
         communicator.start()
@@ -287,8 +287,8 @@ class TranspilerOptimizer(DistributedOptimizer):
         super().__init__(optimizer, strategy_of(strategy))
         self._fleet = owner if owner is not None else fleet
 
-    def minimize(self, loss: Variable, scopes: Any = None,  # type: ignore[override]
-                 startup_program: Program | None = None, parameter_list: Sequence[Parameter | str] | None = None,
+    def minimize(self, loss: Variable, scopes: Any = None, startup_program: Program | None = None,
+                 parameter_list: Sequence[Parameter | str] | None = None,
                  no_grad_set: Iterable[Variable | str] | None = None) -> tuple[list[Operator], list[ParamGrad]]:
         """Append gradients and updates, and divide the programs between trainers and servers.
 

@@ -45,7 +45,7 @@ def _checked(name: str, value: Any) -> str:
     return text
 
 
-class _Fields(UserDict):
+class _Fields(UserDict[str, str]):
     """Values by name; what cannot be is refused."""
 
     def __setitem__(self, name: str, value: Any) -> None:

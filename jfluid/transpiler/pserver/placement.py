@@ -97,6 +97,9 @@ def place(config: DistributeTranspilerConfig, updates: Updates, endpoints: Seque
 
 def _pieces(config: DistributeTranspilerConfig, update: Update, servers: int) -> list[Piece]:
     shape = update.param.shape
+    if getattr(update.param, "entry", None) is not None and not update.distributed:
+        raise errors.UnsupportedError(f"parameter {update.param.name}: entry: all its rows are there from the beginning; "
+                                      "build the embedding with is_distributed=True, or leave entry out")
     if update.distributed and update.whole_only and servers > 1 and not config.geo_sgd_mode:
         whole = [op.type for op in update.ops if schema.current().needs_whole(op.type)]
         raise errors.UnsupportedError(f"table {update.param.name}: {', '.join(whole)} needs the whole of it, and its rows are "
