@@ -5,7 +5,8 @@ import pytest
 import jfluid as fluid
 from jfluid import errors
 from jfluid.ps_server.specs import CountEntry, ProbabilityEntry
-from tests.distributed.test_tables import HEIGHT, programs, together, transpiler
+from tests.distributed.job import transpile
+from tests.distributed.test_tables import HEIGHT, assert_same, in_job, net
 
 RATE = 0.1
 
@@ -18,29 +19,29 @@ def feed(ids, y):
     return {"ids": np.array(ids, np.int64).reshape(-1, 1), "y": np.array(y, np.float32).reshape(-1, 1)}
 
 
-def test_rows_are_there_when_they_were_shown_often_enough(monkeypatch):
+def test_rows_are_there_when_they_were_shown_often_enough():
     batches = [feed([1, 1, 2], [3, 0, 0]), feed([1], [5])]
-    losses, table, _ = together(*programs(sgd, distributed=True, entry=CountEntry(count=3)), batches, monkeypatch)
+    losses, found = in_job(net(sgd, distributed=True, entry=CountEntry(count=3)), batches)
     bias = RATE * 2 * 3 / 3
     predicted = 4 * 0.3 * 0.5 + bias  # the row of 1 is born when it is shown for the third time
     np.testing.assert_allclose(losses, [9 / 3, (predicted - 5) ** 2], rtol=1e-5)
     expected = np.zeros((HEIGHT, 4), np.float32)
     expected[1] = 0.3 - RATE * 2 * (predicted - 5) * 0.5
-    np.testing.assert_allclose(table, expected, rtol=1e-5)
+    np.testing.assert_allclose(found["table"], expected, rtol=1e-5)
 
 
-def test_a_certain_entry_is_none(monkeypatch):
+def test_a_certain_entry_is_none():
     batches = [feed([1, 5], [3, 1]), feed([5, 2], [5, 0])]
-    found = together(*programs(sgd, distributed=True, entry=ProbabilityEntry(probability=1.0)), batches, monkeypatch)
-    for one, other in zip(found, together(*programs(sgd, distributed=True), batches, monkeypatch), strict=True):
-        shown = one if one.ndim < 2 or one.shape[1] < 2 else one[[1, 5, 2]]
-        np.testing.assert_allclose(shown, other if shown is one else other[[1, 5, 2]], rtol=1e-6)
+    losses, found = in_job(net(sgd, distributed=True, entry=ProbabilityEntry(probability=1.0)), batches)
+    expected_losses, expected = in_job(net(sgd, distributed=True), batches)
+    for values in (found, expected):
+        values["table"] = values["table"][[1, 5, 2]]  # those that were shown
+    assert_same((losses, found), (expected_losses, expected))
 
 
 def test_a_table_whose_rows_are_all_there_has_no_entry():
-    main, startup, _ = programs(sgd, entry=CountEntry(count=3))
     with pytest.raises(errors.UnsupportedError, match="parameter table: entry: .*build the embedding with is_distributed"):
-        transpiler(main, startup, ["127.0.0.1:1", "127.0.0.1:2"])
+        transpile(net(sgd, entry=CountEntry(count=3)), ["127.0.0.1:1", "127.0.0.1:2"], smallest=2)
 
 
 def test_an_entry_is_a_rule():

@@ -38,15 +38,18 @@ def feeds(every_row=False):
         yield {"ids": ids.reshape(-1, 1).astype("int64"), "y": rng.randn(len(ids), 1).astype("float32")}
 
 
-def assert_job_equals(one, build, feeds):
-    """A job of one trainer and two servers."""
+def in_job(build, feeds):
+    """(losses, parameters) of a job of one trainer and two servers."""
     with Job(build, servers=2, smallest=2) as job:
         job.begin()
-        losses, found = job.steps(feeds), job.parameters()
-    np.testing.assert_allclose(losses, one[0], rtol=1e-5, atol=1e-6)
-    assert found.keys() == one[1].keys() >= {"table", "w"}
-    for name, value in one[1].items():
-        np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+        return job.steps(feeds), job.parameters()
+
+
+def assert_same(found, expected):
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-5, atol=1e-6)
+    assert found[1].keys() == expected[1].keys() >= {"table", "w"}
+    for name, value in expected[1].items():
+        np.testing.assert_allclose(found[1][name], value, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 ONE_BY_ONE = {
@@ -70,14 +73,14 @@ ONE_BY_ONE = {
 @pytest.mark.parametrize("case", ONE_BY_ONE)
 def test_a_job_equals_one_process(case):
     optimizer, attr = ONE_BY_ONE[case]
-    assert_job_equals(alone(net(optimizer, **attr), feeds()), net(optimizer, **attr), feeds())
+    assert_same(in_job(net(optimizer, **attr), feeds()), alone(net(optimizer, **attr), feeds()))
 
 
 @pytest.mark.parametrize("case", ["scaled rate and clip", "L1 of a parameter", "L2, Adamax"])
 def test_a_distributed_table_equals_one_process_where_all_rows_are_used(case):
     optimizer, attr = ONE_BY_ONE[case]
     one = alone(net(optimizer, constant=True, **attr), feeds(every_row=True))
-    assert_job_equals(one, net(optimizer, distributed=True, **attr), feeds(every_row=True))
+    assert_same(in_job(net(optimizer, distributed=True, **attr), feeds(every_row=True)), one)
 
 
 # ---- one server, without the wire ----
