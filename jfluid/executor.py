@@ -15,7 +15,7 @@ import numpy as np
 from jfluid import distributed, errors, flags, processes
 from jfluid.compile.buckets import trimmed
 from jfluid.compile.plan import plan
-from jfluid.compile.step import Step
+from jfluid.compile.step import Repeat, Step
 from jfluid.feeding.placing import Placed, ready
 from jfluid.feeding.readings import Readings
 from jfluid.fetch_handler import FetchHandler
@@ -56,6 +56,7 @@ class Executor:
         self._readings = Readings()
         self._runners: dict[str, Any] = {}  # of programs that parameter servers take part in, by fingerprint
         self._closed = False
+        self._again: Repeat | None = None  # the last step
         _use_persistent_cache()
 
     @functools.cached_property
@@ -70,6 +71,7 @@ class Executor:
             distributed.leave(self)
         self._closed = True
         self._steps.clear()
+        self._again = None
         self._pruned.clear()
 
     def run(self, program: Any = None, feed: Mapping[str, Any] | None = None, fetch_list: Sequence[Any] | None = None,
@@ -115,6 +117,12 @@ class Executor:
         """
         if self._closed:
             raise errors.JFluidError("this Executor was closed: make a new one")
+        again = self._again
+        if again is not None and numpy and not prune:
+            values = again.run(default_main_program() if program is None else program, feed, fetch_list,
+                               global_scope() if scope is None else scope)
+            if values is not None:
+                return [_numpy(v.name if isinstance(v, Variable) else v, value) for v, value in zip(fetch_list, values)]
         parallel = getattr(program, "_parallel", None)
         if parallel is not None:
             return self._run_replicas(parallel, feed, fetch_list, scope, numpy, merged, prune, owned)
@@ -126,7 +134,7 @@ class Executor:
             processes.join(*group)  # before JAX starts
         if isinstance(feed, (list, tuple)) and len(feed) == 1:
             feed = feed[0]  # what a DataLoader with one place gives
-        program, feed = self._readings.feed(program, feed, self._device)
+        given, (program, feed) = program, self._readings.feed(program, feed, self._device)
         scope = global_scope() if scope is None else scope
         fetches, targets = _fetch_names(fetch_list)
         if prune:
@@ -149,6 +157,8 @@ class Executor:
             feeds = {n: _own(v) for n, v in feeds.items()}
         feeds = ready(feeds, self._device, step._buckets.exact)
         values = step.run(scope, feeds, self._key(program, scope, step) if step.plan.rng else None)
+        if numpy and donate and program is given and Repeat.possible(step, feeds, fetch_list):
+            self._again = Repeat(program, scope, fetch_list, feeds, step)
         if numpy:
             return [_numpy(n, v) for n, v in zip(fetches, values)]
         return [_tensor(v, n in step.plan.updated) for n, v in zip(fetches, values)]

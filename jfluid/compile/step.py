@@ -10,11 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jfluid import errors
+from jfluid import errors, flags
 from jfluid.compile import across, buckets
 from jfluid.compile.host import Host
 from jfluid.compile.lower import Lowering
 from jfluid.compile.plan import Plan, Segment
+from jfluid.ir.variable import Variable
 from jfluid.lod_tensor import LoDTensor, whole
 from jfluid.ops.ragged import Ragged
 from jfluid.scope import Scope
@@ -160,6 +161,45 @@ class Step:
             warnings.warn(f"this program is compiled anew for each batch of other lengths, because of an operator that does "
                           f"not bear padded rows: {str(padded).splitlines()[0]}", RuntimeWarning, stacklevel=2)
             return outs
+
+
+class Repeat:
+    """A step that is run again as it was: the same program, scope and fetches, NumPy feeds of the same names and shapes.
+
+    All that has to be found out for a step is known then. After a step of XLA the core's caches hold little of the host's
+    code, so that with small steps each function called counts.
+    """
+
+    def __init__(self, program: Any, scope: Scope, fetch_list: Sequence[Any], feeds: Mapping[str, np.ndarray], step: Step):
+        assert step._whole is not None  # `possible`
+        self._program, self._version = program, program._version
+        self._fetch_list, self._flag = list(fetch_list), flags.get("FLAGS_check_nan_inf")
+        self._feeds = [(n, v.dtype, v.shape) for n, v in feeds.items()]
+        self._binding, self._segment, self._call = step._bound[scope], step._whole, step._call
+
+    @staticmethod
+    def possible(step: Step, feeds: Mapping[str, Any], fetch_list: Any) -> bool:
+        """Whether the step is one XLA segment on plain arrays, which draws no numbers, and has fetches in a flat list."""
+        plain = type(fetch_list) is list and fetch_list and all(isinstance(f, (Variable, str)) for f in fetch_list)
+        plain = plain and all(type(v) is np.ndarray for v in feeds.values())
+        return bool(plain) and step._whole is not None and step._follows_state and not step.plan.rng
+
+    def run(self, program: Any, feed: Any, fetch_list: Any, scope: Scope) -> list[Any] | None:
+        """The fetches; None where something is not as it was."""
+        if program is not self._program or program._version != self._version or type(feed) is not dict or \
+                len(feed) != len(self._feeds) or type(fetch_list) is not list or len(fetch_list) != len(self._fetch_list):
+            return None
+        for fetch, before in zip(fetch_list, self._fetch_list):
+            if fetch is not before:
+                return None
+        for name, dtype, shape in self._feeds:
+            value = feed.get(name)
+            if type(value) is not np.ndarray or value.dtype != dtype or value.shape != shape:
+                return None
+        binding = self._binding
+        if binding.scope() is not scope or binding.stale() or flags.get("FLAGS_check_nan_inf") != self._flag:
+            return None
+        return binding.run(self._call, self._segment, feed, None)
 
 
 class Binding:
