@@ -142,11 +142,12 @@ class Executor:
         feeds = _check_feeds(program, feed)
         if not program.global_block().ops and not fetches:
             return []
-        key = (program.fingerprint, tuple(feeds), tuple(fetches), flags.get("FLAGS_check_nan_inf"), donate)
+        check_finite = flags.get("FLAGS_check_nan_inf")
+        key = (program.fingerprint, tuple(feeds), tuple(fetches), check_finite, donate)
         step = self._steps.get(key)
         if step is None:
             name = "fluid_" + hashlib.sha256(repr(key).encode()).hexdigest()[:12]
-            step = Step(plan(program, list(feeds), fetches), self._device, self.place, key[-2], name, donate)
+            step = Step(plan(program, list(feeds), fetches), self._device, self.place, check_finite, name, donate)
             self._steps[key] = step
             if len(self._steps) > _MAX_STEPS:
                 self._steps.popitem(last=False)

@@ -1,4 +1,7 @@
 """A step that is run again as it was takes a short way through the Executor; whatever differs takes the long one."""
+import gc
+import weakref
+
 import numpy as np
 import pytest
 
@@ -115,3 +118,14 @@ def test_a_closed_executor_says_so(net):
     net.exe.close()
     with pytest.raises(errors.JFluidError, match="closed"):
         net.run()
+
+
+def test_a_dropped_scope_is_let_go(net):
+    scope = fluid.Scope()
+    net.exe.run(fluid.default_startup_program(), scope=scope)
+    assert net.run(scope=scope)[1] and not net.run(scope=scope)[1]
+    tensor = weakref.ref(scope.find_var("w").get_tensor())
+    del scope
+    gc.collect()
+    assert tensor() is None
+    assert net.run()[1]

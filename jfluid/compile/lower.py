@@ -57,9 +57,11 @@ class Lowering:
 
     def _draw(self) -> None:
         """The numbers of operators that do nothing but draw, of all of one distribution at once."""
+        if not draws.possible(self.key):
+            return
         groups: dict[str, list[list[tuple[int, int]]]] = {}
         for at, (_, op, definition) in enumerate(self.items):
-            size = draws.size(op.attrs) if self.key is not None and definition.draws and not op.input_arg_names else 0
+            size = draws.size(op.attrs) if definition.draws and not op.input_arg_names else 0
             if size:
                 batches = groups.setdefault(definition.draws, [[]])
                 if sum(n for _, n in batches[-1]) + size > draws.MOST:

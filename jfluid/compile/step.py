@@ -175,7 +175,8 @@ class Repeat:
         self._program, self._version = program, program._version
         self._fetch_list, self._flag = list(fetch_list), flags.get("FLAGS_check_nan_inf")
         self._feeds = [(n, v.dtype, v.shape) for n, v in feeds.items()]
-        self._binding, self._segment, self._call = step._bound[scope], step._whole, step._call
+        self._segment, self._call = step._whole, step._call
+        self._binding = weakref.ref(step._bound[scope])  # it holds the arrays of the scope, and must go with it
 
     @staticmethod
     def possible(step: Step, feeds: Mapping[str, Any], fetch_list: Any) -> bool:
@@ -196,8 +197,9 @@ class Repeat:
             value = feed.get(name)
             if type(value) is not np.ndarray or value.dtype != dtype or value.shape != shape:
                 return None
-        binding = self._binding
-        if binding.scope() is not scope or binding.stale() or flags.get("FLAGS_check_nan_inf") != self._flag:
+        binding = self._binding()
+        if binding is None or binding.scope() is not scope or binding.stale() or \
+                flags.get("FLAGS_check_nan_inf") != self._flag:
             return None
         return binding.run(self._call, self._segment, feed, None)
 

@@ -27,6 +27,11 @@ class Drawn:
     values: jax.Array
 
 
+def possible(key: Any) -> bool:
+    """Whether numbers for keys that follow from this one can be drawn together: it is a threefry key."""
+    return key is not None and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and jax.random.key_impl(key) == "threefry2x32"
+
+
 def size(attrs: dict[str, Any]) -> int:
     """How many numbers an operator of these attributes draws, if they are float32 and their shape is known; else 0."""
     shape = attrs.get("shape", ())

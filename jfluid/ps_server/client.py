@@ -332,7 +332,7 @@ class Client:
                 elif held:
                     request.pull.confirm = True
             with contextlib.ExitStack() as places:
-                if request.push or request.push.message.round:
+                if request.push:
                     request.push.message.caller.CopyFrom(self._caller(*places.enter_context(channel.pushes.next())))
                 if request.pulls and train:
                     request.pull.caller.CopyFrom(self._caller(*places.enter_context(channel.pulls.next())))

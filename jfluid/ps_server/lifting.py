@@ -107,7 +107,7 @@ class Pushing:
         self._changes += [head(number, sum(map(len, parts))), *parts]
 
     def __bool__(self) -> bool:
-        return bool(self._changes) or self.message.HasField("caller")
+        return bool(self._changes or self.message.round)
 
     def __len__(self) -> int:
         """Bytes of its changes."""
@@ -131,8 +131,7 @@ class Request:
     @property
     def pulls(self) -> bool:
         """Whether there is something to pull, or a round to wait for."""
-        pull = self.pull
-        return bool(pull.rows or pull.blocks or pull.round or pull.HasField("caller"))
+        return bool(self.pull.rows or self.pull.blocks or self.pull.round)
 
     def single(self) -> tuple[str, bytes]:
         """The call that it is, and its message: "Push" or "Pull" where that is all."""

@@ -60,3 +60,11 @@ def test_parameters_do_not_depend_on_what_is_drawn_with_them(monkeypatch):
     assert together["u1"].min() >= -3 and together["u1"].max() < 5 and np.ptp(together["u1"]) > 6
     assert 10 < abs(together["t1"] - 2).max() < 14
     assert len({together[n].ravel()[0] for n in ("u1", "u2", "n1", "n2", "t1", "t2", "s1")}) == 7
+
+
+@pytest.mark.parametrize("key", [jax.random.key(3), jax.random.PRNGKey(3), jax.random.key(3, impl="rbg")])
+def test_other_keys_draw_too(key):
+    drawn = [fluid.layers.uniform_random([300], seed=0), fluid.layers.gaussian_random([300])]
+    apply, params = fluid.to_jax(fluid.default_main_program(), [], drawn)
+    even, normal = map(np.asarray, apply(params, key=key))
+    assert even.min() >= -1 and even.max() < 1 and 0.4 < even.std() < 0.75 and 0.7 < normal.std() < 1.3
