@@ -14,6 +14,7 @@ from jfluid import errors, flags
 from jfluid.compile import across, buckets
 from jfluid.compile.host import Host
 from jfluid.compile.lower import Lowering
+from jfluid.compile.options import options
 from jfluid.compile.plan import Plan, Segment
 from jfluid.ir.variable import Variable
 from jfluid.lod_tensor import LoDTensor, whole
@@ -42,11 +43,8 @@ class CompiledSegment:
         if segment.across and across.needed():
             self._items, self.call = across.fused(segment.ops), across.Together(run, device)
         else:
-            # A program that reads nothing runs once. LLVM's last passes take most of the time to compile one for the CPU, and
-            # make random numbers no faster.
-            quickly = device.platform == "cpu" and not plan.state and not plan.feeds
-            self.call = jax.jit(run, donate_argnums=(0,),
-                                compiler_options={"xla_backend_optimization_level": 1} if quickly else None)
+            once = not plan.state and not plan.feeds  # a program that reads nothing
+            self.call = jax.jit(run, donate_argnums=(0,), compiler_options=options(device, quickly=once))
 
     def _trace(self, donated: tuple, kept: tuple, key: Any) -> tuple[tuple, tuple]:
         env = dict(zip(self.donated, donated)) | {n: v for n, v in zip(self.kept, kept) if v is not None}

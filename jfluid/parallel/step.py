@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jfluid import errors
 from jfluid.compile.buckets import trimmed
 from jfluid.compile.lower import Lowering
+from jfluid.compile.options import options
 from jfluid.compile.plan import Plan
 from jfluid.compile.step import Binding
 from jfluid.ir.types import VarType
@@ -58,7 +59,7 @@ class ParallelStep:
             return self._trace(dict(zip(self._donated, donated)) | dict(zip(self._kept, kept)) | fed, feeds, key)
 
         run.__name__ = run.__qualname__ = name
-        self._call = jax.jit(run, donate_argnums=(0,))
+        self._call = jax.jit(run, donate_argnums=(0,), compiler_options=options(layout.mesh.devices.flat[0]))
 
     def run(self, scope: Scope, parts: Sequence[Mapping[str, Any]], key: np.ndarray | None) -> list[Any]:
         """Run the step on each replica's feed; returns the fetches, those that differ by replica stacked."""

@@ -1,0 +1,37 @@
+"""What XLA is told for each program. The process's own flags (XLA_FLAGS) stay as they are, and go before."""
+import functools
+import os
+import platform
+
+import jax
+
+# With it XLA gives only reductions to YNNPACK. Matrix products and convolutions then go to oneDNN and Eigen, which are faster
+# on x86: see "XLA's options" in docs/performance.md.
+_LIBRARIES = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"}
+# LLVM's last passes take most of the time to compile a program for the CPU.
+_QUICK: dict[str, str | int] = {"xla_backend_optimization_level": 1}
+_KNOWN = (0, 10)  # the versions of JAX whose XLA has all of these
+
+
+def options(device: jax.Device, quickly: bool = False) -> dict[str, str | int]:
+    """`compiler_options` of `jax.jit` for programs on a device.
+
+    Args:
+        quickly: the program runs once: compile it fast rather than well.
+    """
+    if device.platform != "cpu":
+        return {}
+    found = dict(_QUICK) if quickly else {}
+    if platform.machine().lower() in ("x86_64", "amd64"):
+        found |= {name: value for name, value in _LIBRARIES.items() if name not in os.environ.get("XLA_FLAGS", "")}
+    return found if jax.__version_info__[:2] == _KNOWN else {n: v for n, v in found.items() if _understood(n, v)}
+
+
+@functools.cache
+def _understood(name: str, value: str | int) -> bool:
+    """Whether XLA has an option. Names come and go with its versions, and it refuses those that it does not know."""
+    try:
+        jax.jit(lambda: 0, compiler_options={name: value}).lower().compile()
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
