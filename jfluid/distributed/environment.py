@@ -9,6 +9,7 @@
 | JFLUID_PS_TLS_CERTIFICATE, JFLUID_PS_TLS_KEY | both | PEM files; with them servers take TLS connections only |
 | JFLUID_PS_TLS_CLIENTS | servers | a PEM file of authorities: trainers must show a certificate of one of them |
 | JFLUID_PS_TLS_AUTHORITY | trainers | a PEM file of the authority whose certificates servers have: then connections use TLS |
+| JFLUID_PS_SHARE_MEMORY | trainers | 0: messages to servers on the same machine go over the network, too (1) |
 """
 import os
 from pathlib import Path
@@ -53,6 +54,10 @@ def server_settings(number: int, **settings: Any) -> "Settings":
 def client_options() -> dict[str, Any]:
     """What the environment says of a trainer's connections. Raises ServerError for a file that cannot be read."""
     options: dict[str, Any] = {}
+    if given("share_memory"):
+        if given("share_memory") not in ("0", "1"):
+            raise errors.ServerError(f"{_PREFIX}SHARE_MEMORY: expected 0 or 1, found {given('share_memory')!r}")
+        options["share_memory"] = given("share_memory") == "1"
     if not given("tls_authority"):
         return options
     for name in ("tls_authority", "tls_certificate", "tls_key"):

@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 from jfluid import errors
 from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server import wire
+from jfluid.ps_server.lane import SMALLEST, Lane, Lanes
 from jfluid.ps_server.lifting import Exchanged, Pulled, Pushing, Request
 from jfluid.ps_server.refusals import JobFailedError, RestartedError, StateError, TooLargeError, UnknownNameError
 
@@ -88,6 +89,7 @@ class Channel:
         timeout_s: for how long a call is tried, and a lost connection mended.
         keep_bytes: how much of what was pushed since the server's last snapshot is kept, to be sent again when the server
             is restored from it.
+        lanes_of: who shares memory with the server, where that is on the same machine; None for nobody.
 
     Attributes:
         pushes, pulls: the sequences of the mutations and of the pulls that go through here.
@@ -97,8 +99,9 @@ class Channel:
     """
 
     def __init__(self, endpoint: str, token: str, credentials: grpc.ChannelCredentials | None, timeout_s: float,
-                 keep_bytes: int = 0):
+                 keep_bytes: int = 0, lanes_of: pb.Caller | None = None):
         self.endpoint, self.timeout_s = endpoint, timeout_s
+        self._caller, self._lanes = lanes_of or pb.Caller(), Lanes(self._attach, lanes_of is not None)
         self.pushes, self.pulls = Sequences(), Sequences()
         self._metadata = ((wire.TOKEN, token),)
         self._grpc = grpc.secure_channel(endpoint, credentials, _OPTIONS) if credentials else \
@@ -130,6 +133,30 @@ class Channel:
 
     def _call(self, method: str, data: bytes, waits: bool) -> Any:
         return self._tried(method, lambda timeout_s: self._methods[method](data, timeout_s, self._metadata), waits)
+
+    def _attach(self, request: pb.AttachRequest) -> int:
+        request.caller.CopyFrom(self._caller)
+        return int(self.call("Attach", request).lane)
+
+    def _locally(self, lane: Lane, method: str, parts: list[Any], waits: bool) -> Any:
+        """A call through a lane. Where it gets no answer it is sent again over the network: a late one may come into the
+        lane, which is given up."""
+        sent = False
+
+        def send(timeout_s: float | None) -> Any:
+            nonlocal sent
+            if sent:
+                return self._methods[method](b"".join(parts), timeout_s, self._metadata)
+            sent = True
+            request = pb.LocalRequest(lane=lane.number, method=method, bytes=lane.write_request(parts))
+            reply = self._methods["Local"](request.SerializeToString(), timeout_s, self._metadata)
+            data = reply.reply or lane.reply(reply.bytes)
+            self._lanes.give(lane)
+            return _READERS.get(method, wire.METHODS[method][1].FromString)(data)
+        try:
+            return self._tried(method, send, waits)
+        finally:
+            self._lanes.drop(lane)
 
     def exchange(self, request: Request, reply_bytes: int, waits: bool = False) -> Exchanged:
         """Push, pull, or both in one call, in chunks where request or reply (of about `reply_bytes`) are large.
@@ -179,17 +206,19 @@ class Channel:
         self._incarnation, self.restarts = status.server_incarnation, self.restarts + 1
 
     def _exchange(self, request: Request, reply_bytes: int, waits: bool) -> Exchanged:
-        method, data = request.single()
-        if max(len(data), reply_bytes) + wire.OVERHEAD > wire.LARGEST_MESSAGE:
+        method, parts = request.single()
+        most = max(sum(map(len, parts)), reply_bytes) + wire.OVERHEAD
+        if most > wire.LARGEST_MESSAGE:
             return self._in_chunks(request, waits)
-        reply = self._call(method, data, waits)
+        lane = self._lanes.take(most) if most >= SMALLEST + wire.OVERHEAD else None
+        reply = self._locally(lane, method, parts, waits) if lane else self._call(method, b"".join(parts), waits)
         if method == "Push":
             return Exchanged(reply, _NOTHING)
         both: Exchanged = reply if method == "Exchange" else Exchanged(pb.PushReply(), reply)
         return both
 
     def _in_chunks(self, request: Request, waits: bool) -> Exchanged:
-        data = request.whole()
+        data = b"".join(request.whole())
         wire.check_size(len(data), wire.LARGEST_CALL, "request")
 
         def send(timeout_s: float | None) -> Exchanged:

@@ -108,17 +108,20 @@ class Client:
             restored from that: then nothing is lost. What is pushed beyond it (oldest first) cannot be sent again.
         tls_authority: PEM of the authority whose certificates servers have: then connections use TLS.
         tls_certificate, tls_key: PEM of this client's own, for servers that want one.
+        share_memory: whether large messages to servers on this machine go through memory that both have (see lane.py).
     """
 
     def __init__(self, endpoints: Sequence[str], token: str, trainer: int = 0, incarnation: int | None = None,
                  timeout_s: float = 60.0, heartbeat_s: float = 5.0, keep_bytes: int = 0,
-                 tls_authority: bytes | None = None, tls_certificate: bytes | None = None, tls_key: bytes | None = None):
+                 tls_authority: bytes | None = None, tls_certificate: bytes | None = None, tls_key: bytes | None = None,
+                 share_memory: bool = True):
         if isinstance(endpoints, str) or not endpoints:
             raise errors.ServerError(f"endpoints: expected a list of host:port, found {endpoints!r}")
         self.trainer = trainer
         self.incarnation = time.time_ns() if incarnation is None else incarnation
         credentials = grpc.ssl_channel_credentials(tls_authority, tls_key, tls_certificate) if tls_authority else None
-        self._channels = [Channel(endpoint, token, credentials, timeout_s, keep_bytes) for endpoint in endpoints]
+        lanes_of = self._caller() if share_memory else None
+        self._channels = [Channel(endpoint, token, credentials, timeout_s, keep_bytes, lanes_of) for endpoint in endpoints]
         for channel in self._channels:
             channel.on_restart = self._forget_versions
         self._widths: dict[str, int] = {}

@@ -133,22 +133,22 @@ class Request:
         """Whether there is something to pull, or a round to wait for."""
         return bool(self.pull.rows or self.pull.blocks or self.pull.round)
 
-    def single(self) -> tuple[str, bytes]:
-        """The call that it is, and its message: "Push" or "Pull" where that is all."""
+    def single(self) -> tuple[str, list[Any]]:
+        """The call that it is, and its serialized message in pieces: "Push" or "Pull" where that is all."""
         if not self.push:
-            return "Pull", self.pull.SerializeToString()
+            return "Pull", [self.pull.SerializeToString()]
         if not self.pulls:
-            return "Push", b"".join(self.push.parts())
+            return "Push", self.push.parts()
         return "Exchange", self.whole()
 
-    def whole(self) -> bytes:
-        """The ExchangeRequest, serialized."""
+    def whole(self) -> list[Any]:
+        """The serialized ExchangeRequest, in pieces."""
         found: list[Any] = []
         both = (1, bool(self.push), self.push.parts()), (2, self.pulls, [self.pull.SerializeToString()])
         for number, there, parts in both:
             if there:
                 found += [head(number, sum(map(len, parts))), *parts]
-        return b"".join(found)
+        return found
 
 
 # ---- requests that came ----

@@ -166,6 +166,46 @@ class ExchangeReply(_message.Message):
     pull: PullReply
     def __init__(self, push: _Optional[_Union[PushReply, _Mapping]] = ..., pull: _Optional[_Union[PullReply, _Mapping]] = ...) -> None: ...
 
+class AttachRequest(_message.Message):
+    __slots__ = ("caller", "process", "file", "proof", "capacity", "used")
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    USED_FIELD_NUMBER: _ClassVar[int]
+    caller: Caller
+    process: int
+    file: int
+    proof: bytes
+    capacity: int
+    used: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., process: _Optional[int] = ..., file: _Optional[int] = ..., proof: _Optional[bytes] = ..., capacity: _Optional[int] = ..., used: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class AttachReply(_message.Message):
+    __slots__ = ("lane",)
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    lane: int
+    def __init__(self, lane: _Optional[int] = ...) -> None: ...
+
+class LocalRequest(_message.Message):
+    __slots__ = ("lane", "method", "bytes")
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    lane: int
+    method: str
+    bytes: int
+    def __init__(self, lane: _Optional[int] = ..., method: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class LocalReply(_message.Message):
+    __slots__ = ("bytes", "reply")
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    REPLY_FIELD_NUMBER: _ClassVar[int]
+    bytes: int
+    reply: bytes
+    def __init__(self, bytes: _Optional[int] = ..., reply: _Optional[bytes] = ...) -> None: ...
+
 class LookUpRequest(_message.Message):
     __slots__ = ("table", "ids", "slot")
     TABLE_FIELD_NUMBER: _ClassVar[int]

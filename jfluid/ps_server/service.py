@@ -1,4 +1,6 @@
 """What a server does with each call."""
+import contextlib
+import functools
 import logging
 import os
 import threading
@@ -11,10 +13,12 @@ from typing import Any
 
 import grpc
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from jfluid import errors
 from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server import snapshot, specs, wire
+from jfluid.ps_server.lane import Attached, Lane, LaneLostError
 from jfluid.ps_server.meeting import Meeting
 from jfluid.ps_server.metrics import Metrics
 from jfluid.ps_server.refusals import JobFailedError, RestartedError, StateError, TooLargeError, UnknownNameError
@@ -23,7 +27,7 @@ from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate, Store
 CODES: dict[type[Exception], grpc.StatusCode] = {
     UnknownNameError: grpc.StatusCode.NOT_FOUND, TooLargeError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     StateError: grpc.StatusCode.FAILED_PRECONDITION, RestartedError: grpc.StatusCode.DATA_LOSS,
-    JobFailedError: grpc.StatusCode.ABORTED,
+    JobFailedError: grpc.StatusCode.ABORTED, LaneLostError: grpc.StatusCode.UNAVAILABLE,
     errors.ServerError: grpc.StatusCode.INVALID_ARGUMENT, OSError: grpc.StatusCode.INTERNAL,
     MemoryError: grpc.StatusCode.RESOURCE_EXHAUSTED, Exception: grpc.StatusCode.INTERNAL}
 Alive = Callable[[], bool]
@@ -50,6 +54,7 @@ class Service:
         self.save_root = None if save_root is None else Path(os.path.realpath(save_root))
         self.incarnation = time.time_ns()
         self.snapshot = ""
+        self._lanes = Attached(wire.LARGEST_MESSAGE)
         self._saving = threading.Lock()
         self._saved: pb.SaveReply | None = None
         # (trainer, incarnation) -> the sequence up to which the last snapshot has its pushes.
@@ -174,6 +179,10 @@ class Service:
 
     # ---- trainers ----
 
+    def attach(self, request: pb.AttachRequest, alive: Alive = always) -> pb.AttachReply:
+        self.meeting.heard(request.caller.trainer, request.caller.incarnation)
+        return pb.AttachReply(lane=self._lanes.attach(request))
+
     def barrier(self, request: pb.BarrierRequest, alive: Alive = always) -> pb.BarrierReply:
         self.meeting.heard(request.caller.trainer, request.caller.incarnation)
         with self.metrics.waiting("barrier"):
@@ -187,6 +196,7 @@ class Service:
     def leave(self, request: pb.LeaveRequest, alive: Alive = always) -> pb.LeaveReply:
         self.meeting.heard(request.caller.trainer, request.caller.incarnation)
         self.meeting.leave(request.caller.trainer)
+        self._lanes.leave(request.caller.trainer)
         return pb.LeaveReply()
 
     # ---- snapshots ----
@@ -253,9 +263,11 @@ class Service:
         """The methods of the service, for `grpc.Server.add_generic_rpc_handlers`."""
         functions: dict[str, Callable[..., Any]] = {
             "Create": self.create, "Pull": self.pull, "Push": self.push, "Exchange": self.exchange,
-            "LookUp": self.look_up, "Barrier": self.barrier, "Heartbeat": self.heartbeat, "Shrink": self.shrink,
-            "Save": self.save, "Restore": self.restore, "Status": self.status, "Leave": self.leave}
+            "LookUp": self.look_up, "Attach": self.attach, "Barrier": self.barrier, "Heartbeat": self.heartbeat,
+            "Shrink": self.shrink, "Save": self.save, "Restore": self.restore, "Status": self.status, "Leave": self.leave}
         methods = {n: grpc.unary_unary_rpc_method_handler(self._unary(n, function)) for n, function in functions.items()}
+        through_lanes = {name: functions[name] for name in ("Pull", "Push", "Exchange")}
+        methods["Local"] = grpc.unary_unary_rpc_method_handler(functools.partial(self._local, through_lanes))
         methods["Stream"] = grpc.stream_stream_rpc_method_handler(self._stream)
         return grpc.method_handlers_generic_handler(wire.SERVICE, methods)
 
@@ -263,8 +275,30 @@ class Service:
         kind = wire.METHODS[name][0]
 
         def answer(data: bytes, context: grpc.ServicerContext) -> bytes:
-            return self._answered(name, context, len(data), lambda: function(wire.parsed(kind, data), context.is_active))
+            return b"".join(self._answered(name, context, len(data),
+                                           lambda: function(wire.parsed(kind, data), context.is_active)))
         return answer
+
+    def _local(self, functions: dict[str, Callable[..., Any]], data: bytes, context: grpc.ServicerContext) -> bytes:
+        """A call whose request lies in a lane."""
+        lane: Lane | None = None
+        asked = pb.LocalRequest()
+        with contextlib.suppress(DecodeError):
+            asked.ParseFromString(data)
+
+        def answer() -> Any:
+            nonlocal lane
+            if asked.method not in functions:
+                raise errors.ServerError(f"expected a LocalRequest of one of {', '.join(functions)}, found {asked.method!r}")
+            lane = self._lanes.find(asked.lane)
+            request = wire.parsed(wire.METHODS[asked.method][0], lane.request(asked.bytes))
+            return functions[asked.method](request, context.is_active)
+        name = asked.method if asked.method in functions else "Local"
+        parts = self._answered(name, context, len(data) + asked.bytes, answer)
+        assert lane is not None  # otherwise the call was refused
+        if sum(map(len, parts)) > lane.capacity:
+            return pb.LocalReply(reply=b"".join(parts)).SerializeToString()
+        return pb.LocalReply(bytes=lane.write_reply(parts)).SerializeToString()
 
     def _stream(self, chunks: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         def exchange() -> wire.ExchangeReply:
@@ -272,16 +306,16 @@ class Service:
             if request.HasField("push"):
                 return self.exchange(request, context.is_active, wire.LARGEST_CALL)
             return wire.ExchangeReply(None, self.pull(request.pull, context.is_active, wire.LARGEST_CALL))
-        yield from wire.chunked(self._answered("Stream", context, 0, exchange))
+        yield from wire.chunked(b"".join(self._answered("Stream", context, 0, exchange)))
 
-    def _answered(self, name: str, context: grpc.ServicerContext, size: int, function: Callable[[], Any]) -> bytes:
-        """The serialized answer; a refusal becomes a status that says why."""
+    def _answered(self, name: str, context: grpc.ServicerContext, size: int, function: Callable[[], Any]) -> list[Any]:
+        """The serialized answer, in pieces; a refusal becomes a status that says why."""
         start, status = time.perf_counter(), grpc.StatusCode.OK
         try:
-            data: bytes = function().SerializeToString()
+            parts = wire.parts_of(function())
             self.metrics.bytes.labels(name, "in").inc(size)
-            self.metrics.bytes.labels(name, "out").inc(len(data))
-            return data
+            self.metrics.bytes.labels(name, "out").inc(sum(map(len, parts)))
+            return parts
         except Exception as error:
             status = next(code for kind, code in CODES.items() if isinstance(error, kind))
             if not isinstance(error, errors.ServerError):

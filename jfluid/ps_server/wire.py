@@ -27,7 +27,8 @@ LARGEST_CALL = (2 << 30) - (1 << 20)
 OVERHEAD = 1 << 16
 
 METHODS = {name: (getattr(pb, f"{name}Request"), getattr(pb, f"{name}Reply")) for name in (
-    "Create", "Pull", "Push", "Exchange", "LookUp", "Barrier", "Heartbeat", "Shrink", "Save", "Restore", "Status", "Leave")}
+    "Create", "Pull", "Push", "Exchange", "LookUp", "Attach", "Local", "Barrier", "Heartbeat", "Shrink", "Save", "Restore",
+    "Status", "Leave")}
 
 # HTTP/2 frames as large as messages of a step, and no second server silently on the same port.
 OPTIONS = [("grpc.max_receive_message_length", LARGEST_MESSAGE + OVERHEAD), ("grpc.max_send_message_length", -1),
@@ -128,9 +129,6 @@ class PullReply:
                 pieces += [head(2, len(front) + value.nbytes), front, flat(value)]
         return [*pieces, self.message.SerializeToString()]
 
-    def SerializeToString(self) -> bytes:
-        return b"".join(self.parts())
-
 
 class ExchangeReply:
     """A reply to an exchange; see PullReply."""
@@ -138,10 +136,11 @@ class ExchangeReply:
     def __init__(self, push: pb.PushReply | None, pull: PullReply):
         self.push, self.pull = push, pull
 
-    def SerializeToString(self) -> bytes:
+    def parts(self) -> list[Any]:
+        """The serialized ExchangeReply, in pieces."""
         parts = self.pull.parts()
         push = pb.ExchangeReply(push=self.push).SerializeToString()
-        return b"".join([push, head(2, sum(len(part) for part in parts)), *parts])
+        return [push, head(2, sum(map(len, parts))), *parts]
 
 
 def check_size(size: int, limit: int, what: str = "reply") -> None:
@@ -149,6 +148,11 @@ def check_size(size: int, limit: int, what: str = "reply") -> None:
     if size > limit:
         hint = "ask through Stream" if limit < LARGEST_CALL else "ask for less in one call"
         raise TooLargeError(f"the {what} would have {size} bytes, more than {limit}; {hint}")
+
+
+def parts_of(reply: Any) -> list[Any]:
+    """A reply, serialized, in pieces."""
+    return reply.parts() if isinstance(reply, (PullReply, ExchangeReply)) else [reply.SerializeToString()]
 
 
 _LIFTED: dict[Any, Any] = {pb.PushRequest: lifting.Push, pb.ExchangeRequest: lifting.Exchange}

@@ -59,7 +59,7 @@ def test_requests_on_their_way_out(parts):
         request.push.message.caller.sequence = 300
     if "pull" in parts:
         request.pull.rows.add(table="t", ids=ids.tobytes())
-    found = pb.ExchangeRequest.FromString(request.whole())
+    found = pb.ExchangeRequest.FromString(b"".join(request.whole()))
     assert [found.HasField("push"), found.HasField("pull")] == [p in parts for p in ("push", "pull")]
     assert found.pull == request.pull
     if "push" in parts:
@@ -69,9 +69,9 @@ def test_requests_on_their_way_out(parts):
         assert not empty.HasField("learning_rate")
         assert [(b.block, b.change, b.values) for b in found.push.blocks] == [("w", 2, wide.tobytes())]
         assert found.push.caller.sequence == 300
-    method, data = request.single()
+    method, pieces = request.single()
     kind = {"Push": pb.PushRequest, "Pull": pb.PullRequest, "Exchange": pb.ExchangeRequest}[method]
-    assert kind.FromString(data) == (found if len(parts) == 2 else getattr(found, parts[0]))
+    assert kind.FromString(b"".join(pieces)) == (found if len(parts) == 2 else getattr(found, parts[0]))
 
 
 def test_what_is_kept_of_a_push_is_its_own():
@@ -88,7 +88,7 @@ def test_replies():
     pull.rows = [np.arange(6, dtype=np.float32).reshape(2, 3), np.empty((0, 2), np.float32)]
     pull.blocks = [(5, np.arange(70, dtype=np.float32)), (2**40, None)]
     reply = wire.ExchangeReply(pb.PushReply(applied=True, durable=4), pull)
-    data = reply.SerializeToString()
+    data = b"".join(reply.parts())
     plain = pb.ExchangeReply.FromString(data)
     found = lifting.Exchanged.read(data)
     assert found.push == plain.push

@@ -239,7 +239,7 @@ class CuttingProxy(threading.Thread):
 def test_a_connection_that_is_cut_during_pushes(job):
     job.start()
     proxy = CuttingProxy(job.servers[0].port, cut_after=500_000)
-    client, ids = job.client([f"127.0.0.1:{proxy.port}"]), np.arange(10_000)
+    client, ids = job.client([f"127.0.0.1:{proxy.port}"], share_memory=False), np.arange(10_000)
     client.create([TABLE])
     client.push({"t": (ids, np.zeros((10_000, 4), np.float32))}, change=Change.ASSIGN)
     for _ in range(40):
@@ -424,6 +424,10 @@ HOSTILE = [
     ("Save", pb.SaveRequest(folder="/tmp/\0", snapshot="a"), "INVALID_ARGUMENT", "absolute path"),
     ("Save", pb.SaveRequest(folder="/tmp/never", snapshot="../a"), "INVALID_ARGUMENT", "expected an id of letters"),
     ("Restore", pb.RestoreRequest(folder="/does/not/exist"), "INVALID_ARGUMENT", "no such directory"),
+    ("Attach", pb.AttachRequest(caller=caller(), capacity=2**40), "RESOURCE_EXHAUSTED", "the limit is"),
+    ("Attach", pb.AttachRequest(caller=caller(trainer=99), capacity=1), "INVALID_ARGUMENT", "this job has 1 trainers"),
+    ("Local", pb.LocalRequest(lane=1, method="Push", bytes=9), "UNAVAILABLE", "there is no lane 1"),
+    ("Local", pb.LocalRequest(lane=1, method="Save"), "INVALID_ARGUMENT", "one of Pull, Push, Exchange, found 'Save'"),
 ]
 
 

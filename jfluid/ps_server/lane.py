@@ -1,0 +1,207 @@
+"""Lanes: memory that a client and a server on the same machine share.
+
+Through the network stack each byte of a message is copied half a dozen times. In a lane its client writes a request, the call
+itself says only how large it is, and the server writes the reply beside it.
+
+A lane is an anonymous file (memfd_create(2), so only on Linux) that the server opens through /proc. It belongs to nothing else
+and is gone with the two processes. The server takes only a file of its own user that cannot shrink any more: what is mapped of
+one that shrinks is no memory.
+"""
+import itertools
+import mmap
+import os
+import secrets
+import stat
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jfluid import errors
+from jfluid.ps_server import ps_pb2 as pb
+from jfluid.ps_server.refusals import TooLargeError
+
+SMALLEST = 1 << 16  # what is smaller goes over the network just as fast
+MOST = 4            # of one client; as many calls of it may be under way in lanes
+_PROOF = 32
+_HEADER = mmap.PAGESIZE
+_NAME = "jfluid-lane"
+
+
+class LaneLostError(errors.ServerError):
+    """The server does not have this lane (any more): the call is to be sent over the network."""
+
+
+class Lane:
+    """A header with the proof, room for a request, as much for a reply. One call at a time.
+
+    Attributes:
+        capacity: bytes of a request, or of a reply.
+        number: by which the server knows it.
+    """
+
+    def __init__(self, file: int, capacity: int):
+        self.capacity, self.number = capacity, 0
+        self._memory = mmap.mmap(file, _HEADER + 2 * capacity)
+        self._view = memoryview(self._memory)
+
+    def write_request(self, parts: Sequence[Any]) -> int:
+        """Put the parts one after the other; returns the bytes that they have together."""
+        return self._write(_HEADER, parts)
+
+    def write_reply(self, parts: Sequence[Any]) -> int:
+        return self._write(_HEADER + self.capacity, parts)
+
+    def request(self, size: int) -> bytes:
+        """A copy of the request: nobody can change it any more."""
+        return self._read(_HEADER, size)
+
+    def reply(self, size: int) -> bytes:
+        return self._read(_HEADER + self.capacity, size)
+
+    def _write(self, at: int, parts: Sequence[Any]) -> int:
+        begin = at
+        for part in parts:
+            self._view[at:at + len(part)] = part
+            at += len(part)
+        return at - begin
+
+    def _read(self, at: int, size: int) -> bytes:
+        if size > self.capacity:
+            raise TooLargeError(f"a message of {size} bytes in a lane of {self.capacity}")
+        return bytes(self._view[at:at + size])
+
+
+# ---- of a client ----
+
+class Lanes:
+    """The lanes from one client to one server. Safe for threads.
+
+    Args:
+        attach: tells the server of a lane; returns the number that it gave, 0 where it is on another machine.
+        wanted: False for no lanes.
+    """
+
+    def __init__(self, attach: Callable[[pb.AttachRequest], int], wanted: bool = True):
+        self._attach = attach
+        self._possible = wanted and hasattr(os, "memfd_create")
+        self._lock = threading.Lock()
+        self._free: list[Lane] = []
+        self._taken: set[Lane] = set()
+
+    def take(self, capacity: int) -> Lane | None:
+        """A lane for a call of so many bytes; None where there is none.
+
+        `give` it back after the call; or, when the call had no answer, `drop` it: one may still come.
+        """
+        with self._lock:
+            if not self._possible or len(self._taken) >= MOST:
+                return None
+            lane = next((lane for lane in self._free if lane.capacity >= capacity), None)
+            if lane is not None:
+                self._free.remove(lane)
+            else:
+                self._free = []  # a wider one does for all calls
+                lane = self._made(capacity)
+            if lane is not None:
+                self._taken.add(lane)
+            return lane
+
+    def give(self, lane: Lane) -> None:
+        with self._lock:
+            self._taken.discard(lane)
+            self._free.append(lane)
+
+    def drop(self, lane: Lane) -> None:
+        with self._lock:
+            self._taken.discard(lane)
+
+    def _made(self, capacity: int) -> Lane | None:
+        """A new lane that the server knows, too."""
+        import fcntl  # not on all systems
+        capacity = max(1 << (capacity - 1).bit_length(), 1 << 20)
+        file = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            proof = secrets.token_bytes(_PROOF)
+            try:
+                os.posix_fallocate(file, 0, _HEADER + 2 * capacity)
+            except OSError:  # no memory for it
+                return None
+            os.pwrite(file, proof, 0)
+            fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+            lane = Lane(file, capacity)
+            lane.number = self._attach(pb.AttachRequest(process=os.getpid(), file=file, proof=proof, capacity=capacity,
+                                                        used=[other.number for other in self._taken]))
+        finally:
+            os.close(file)
+        self._possible = bool(lane.number)
+        return lane if lane.number else None
+
+
+# ---- of a server ----
+
+class Attached:
+    """The lanes of a server. Safe for threads."""
+
+    def __init__(self, largest: int) -> None:
+        self._largest = largest
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._lanes: dict[int, Lane] = {}
+        self._of: dict[int, tuple[int, set[int]]] = {}  # trainer -> (incarnation, its lanes)
+
+    def attach(self, request: pb.AttachRequest) -> int:
+        """The number of a new lane; 0 where the file is not found: the caller is on another machine, or is another user."""
+        if request.capacity > self._largest:
+            raise TooLargeError(f"a lane of {request.capacity} bytes each way; the limit is {self._largest}")
+        lane = _opened(request)
+        caller = request.caller
+        with self._lock:
+            incarnation, known = self._of.get(caller.trainer, (0, set()))
+            keep = known & set(request.used) if incarnation == caller.incarnation else set()
+            if lane is None or len(keep) >= MOST or incarnation > caller.incarnation:
+                return 0
+            self._forget(known - keep)
+            number = next(self._numbers)
+            self._lanes[number] = lane
+            self._of[caller.trainer] = caller.incarnation, keep | {number}
+            return number
+
+    def find(self, number: int) -> Lane:
+        """Raises LaneLostError where there is no such lane."""
+        with self._lock:
+            if number not in self._lanes:
+                raise LaneLostError(f"there is no lane {number}")
+            return self._lanes[number]
+
+    def leave(self, trainer: int) -> None:
+        """Let go of a trainer's lanes."""
+        with self._lock:
+            self._forget(self._of.pop(trainer, (0, set()))[1])
+
+    def _forget(self, numbers: set[int]) -> None:
+        for number in numbers:
+            self._lanes.pop(number, None)
+
+
+def _opened(request: pb.AttachRequest) -> Lane | None:
+    """The caller's lane; None where the file that it names is none of this machine and user."""
+    path = f"/proc/{request.process}/fd/{request.file}"
+    try:
+        if not os.readlink(path).startswith(f"/memfd:{_NAME} "):
+            return None
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+    import fcntl
+    try:
+        about = os.fstat(file)
+        sealed = fcntl.fcntl(file, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
+        fits = stat.S_ISREG(about.st_mode) and about.st_size == _HEADER + 2 * request.capacity
+        if not (sealed and fits and about.st_uid == os.geteuid() and
+                secrets.compare_digest(os.pread(file, _PROOF, 0), request.proof)):
+            return None
+        return Lane(file, request.capacity)
+    except OSError:
+        return None
+    finally:
+        os.close(file)

@@ -1,0 +1,270 @@
+"""Lanes: large messages between a client and a server of one machine go through memory that both have."""
+import fcntl
+import mmap
+import os
+import threading
+
+import grpc
+import numpy as np
+import pytest
+
+from jfluid import errors
+from jfluid.distributed import environment
+from jfluid.ps_server import lane, specs
+from jfluid.ps_server import ps_pb2 as pb
+from jfluid.ps_server.client import Client
+from jfluid.ps_server.lane import Attached, Lanes
+from jfluid.ps_server.refusals import TooLargeError
+from jfluid.ps_server.server import Server, Settings
+
+TOKEN = "a-token-of-the-job"
+BLOCK = specs.BlockSpec(name="w", shape=(300, 200), initializer=specs.Uniform(), optimizer=specs.Sgd(learning_rate=0.5))
+TABLE = specs.TableSpec(name="t", width=16, initializer=specs.Uniform(), optimizer=specs.Adagrad(learning_rate=0.1), seed=1)
+IDS = np.arange(5000) ** 3
+LARGEST = 1 << 24
+
+
+@pytest.fixture
+def server():
+    with Server(Settings(token=TOKEN)) as server:
+        yield server
+
+
+@pytest.fixture
+def client_of(server):
+    clients = []
+
+    def start(**more):
+        clients.append(Client([f"127.0.0.1:{server.port}"], TOKEN, heartbeat_s=0, timeout_s=10, **more))
+        clients[-1].create([TABLE], {0: [BLOCK]})
+        return clients[-1]
+    yield start
+    for client in clients:
+        client.close()
+
+
+def trained(client, steps=3):
+    """What a client has after some steps, and how many of its bytes went over the network."""
+    for step in range(steps):
+        found = client.exchange({"t": (IDS, np.full((len(IDS), 16), step + 1, np.float32))},
+                                {"w": np.full((300, 200), step, np.float32)}, {"t": IDS}, ["w"])
+    return found.rows["t"].all(), found.blocks["w"]
+
+
+def on_the_network(monkeypatch):
+    """The bytes of the calls from now on."""
+    from jfluid.ps_server import channel
+    sizes, before = [], channel.Channel._call
+
+    def call(self, method, data, waits):
+        sizes.append(len(data))
+        return before(self, method, data, waits)
+    monkeypatch.setattr(channel.Channel, "_call", call)
+    return sizes
+
+
+def test_the_same_numbers_as_over_the_network(server, client_of, monkeypatch):
+    client = client_of()
+    sizes = on_the_network(monkeypatch)
+    rows, block = trained(client)
+    assert max(sizes) < 1000  # Attach; the rest went through the lane
+    with Server(Settings(token=TOKEN)) as other:
+        plain = Client([f"127.0.0.1:{other.port}"], TOKEN, heartbeat_s=0, share_memory=False)
+        plain.create([TABLE], {0: [BLOCK]})
+        rows_there, block_there = trained(plain)
+        plain.close()
+    assert max(sizes) > 300_000
+    np.testing.assert_array_equal(rows, rows_there)
+    np.testing.assert_array_equal(block, block_there)
+
+
+def test_what_came_stays_when_the_lane_is_used_again(client_of):
+    client = client_of()
+    first = client.pull({"t": IDS}, ["w"])
+    kept = first.rows["t"].values.copy(), first.blocks["w"].copy()
+    trained(client)
+    np.testing.assert_array_equal(first.rows["t"].values, kept[0])
+    np.testing.assert_array_equal(first.blocks["w"], kept[1])
+
+
+def test_calls_at_the_same_time_have_lanes_of_their_own(server, client_of):
+    client = client_of()
+    failures = []
+
+    def add(k):
+        try:
+            for _ in range(10):
+                ids = IDS + k
+                client.push({"t": (ids, np.ones((len(ids), 16), np.float32))}, change=1)
+                assert client.pull({"t": ids}).rows["t"].values.shape == (len(ids), 16)
+        except Exception as error:
+            failures.append(error)
+    before = client.look_up("t", IDS)
+    threads = [threading.Thread(target=add, args=[k * 10**12]) for k in range(7)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    np.testing.assert_allclose(client.look_up("t", IDS), before + 10, rtol=1e-5)
+    assert len(server.service._lanes._lanes) <= lane.MOST
+
+
+class NoAnswer(grpc.RpcError):
+    def code(self):
+        return grpc.StatusCode.UNAVAILABLE
+
+    def details(self):
+        return "the connection was lost"
+
+
+def test_a_call_without_an_answer_is_sent_again_over_the_network_and_applied_once(client_of, monkeypatch):
+    client = client_of()
+    trained(client, 1)
+    channel, before = client._channels[0], client.look_up("t", IDS)
+    local, lost, taken = channel._methods["Local"], [], Lanes.take
+
+    def lose_the_answer(*call):
+        reply = local(*call)
+        if not lost:
+            lost.append(used[-1])
+            raise NoAnswer
+        return reply
+    used = []
+
+    def take(self, capacity):
+        used.append(taken(self, capacity))
+        return used[-1]
+    monkeypatch.setattr(Lanes, "take", take)
+    monkeypatch.setitem(channel._methods, "Local", lose_the_answer)
+    for times in (1, 2, 3):
+        client.push({"t": (IDS, np.ones((len(IDS), 16), np.float32))}, change=1)
+        np.testing.assert_allclose(client.look_up("t", IDS), before + times, rtol=1e-5)
+    assert len(lost) == 1 and used[0] is lost[0] and used[1] is used[2] is not lost[0]
+
+
+def test_a_lane_that_the_server_lost(server, client_of, monkeypatch):
+    """A server that has started again knows no lanes: the call goes over the network, the next one has a new lane."""
+    client = client_of()
+    trained(client)
+    server.service._lanes.leave(0)
+    assert not server.service._lanes._lanes
+    before, sizes = client.look_up("t", IDS), on_the_network(monkeypatch)
+    client.push({"t": (IDS, np.ones((len(IDS), 16), np.float32))}, change=1)
+    np.testing.assert_allclose(client.look_up("t", IDS), before + 1, rtol=1e-5)
+    trained(client)
+    assert len(server.service._lanes._lanes) == 1 and sum(size > 300_000 for size in sizes) == 0
+
+
+def test_lanes_grow_and_go_with_their_trainer(server, client_of):
+    client = client_of()
+    lanes = server.service._lanes._lanes
+    trained(client)
+    assert [found.capacity for found in lanes.values()] == [1 << 20]
+    many = np.arange(100_000)
+    client.push({"t": (many, np.ones((len(many), 16), np.float32))}, change=1)
+    assert [found.capacity for found in lanes.values()] == [1 << 23]
+    trained(client)
+    assert len(lanes) == 1  # the wide one does for small calls
+    again = client_of()  # its next life
+    trained(again)
+    assert len(lanes) == 1
+    again.leave()
+    assert not lanes
+
+
+@pytest.fixture
+def asked():
+    """A valid request to attach, with the file that it names."""
+    file = os.memfd_create("jfluid-lane", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(file, mmap.PAGESIZE + 2 * 4096)
+    os.pwrite(file, b"p" * 32, 0)
+    yield pb.AttachRequest(caller=pb.Caller(trainer=0, incarnation=1), process=os.getpid(), file=file, proof=b"p" * 32,
+                           capacity=4096)
+    os.close(file)
+
+
+def seal(request):
+    fcntl.fcntl(request.file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+
+
+def test_only_files_of_this_kind_are_attached(asked, tmp_path):
+    attached = Attached(LARGEST)
+    assert attached.attach(asked) == 0  # it could still shrink
+    seal(asked)
+    assert attached.attach(asked) == 1 and attached.find(1).capacity == 4096
+    with open(tmp_path / "file", "w+b") as ordinary:
+        ordinary.write(b"p" * (mmap.PAGESIZE + 2 * 4096))
+        ordinary.flush()
+        reader, writer = os.pipe()
+        wrong = [{"process": 2**31}, {"file": 10**6}, {"proof": b"x" * 32}, {"proof": b""}, {"capacity": 8192},
+                 {"file": ordinary.fileno()}, {"file": reader}]
+        for change in wrong:
+            request = pb.AttachRequest()
+            request.CopyFrom(asked)
+            request.MergeFrom(pb.AttachRequest(**change))
+            if change == {"proof": b""}:
+                request.proof = b""
+            assert attached.attach(request) == 0, change
+        os.close(reader)
+        os.close(writer)
+    with pytest.raises(lane.LaneLostError, match="no lane 7"):
+        attached.find(7)
+    with pytest.raises(TooLargeError, match="the limit is 16777216"):
+        attached.attach(pb.AttachRequest(capacity=LARGEST + 1))
+
+
+def test_a_lane_of_another_user_is_not_taken(asked):
+    seal(asked)
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a file to another user")
+    os.fchown(asked.file, 12345, -1)
+    assert Attached(LARGEST).attach(asked) == 0
+
+
+def test_a_caller_has_few_lanes(asked):
+    seal(asked)
+    attached = Attached(LARGEST)
+    for number in range(1, lane.MOST + 1):
+        assert attached.attach(asked) == number
+        asked.used.append(number)
+    assert attached.attach(asked) == 0
+    asked.caller.incarnation = 0  # an earlier life
+    assert attached.attach(asked) == 0
+    asked.caller.incarnation = 2
+    assert attached.attach(asked) == lane.MOST + 1 and list(attached._lanes) == [lane.MOST + 1]
+
+
+def test_sizes_beyond_a_lane_are_refused(asked):
+    seal(asked)
+    attached = Attached(LARGEST)
+    found = attached.find(attached.attach(asked))
+    with pytest.raises(TooLargeError, match="5000 bytes in a lane of 4096"):
+        found.request(5000)
+    found.write_request([b"ab", memoryview(b"c"), np.frombuffer(b"de", np.uint8).data])
+    assert found.request(5) == b"abcde"
+    assert found.reply(5) == bytes(5)
+
+
+def test_a_server_elsewhere_is_asked_once():
+    asked = []
+    lanes = Lanes(lambda request: asked.append(request) or 0)
+    assert lanes.take(10) is None and lanes.take(10) is None and len(asked) == 1
+    assert Lanes(lambda request: 1, wanted=False).take(10) is None
+
+
+def test_no_memory_for_a_lane(monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    assert Lanes(lambda request: 1).take(10) is None
+
+
+def test_the_environment_says_whether(monkeypatch):
+    assert "share_memory" not in environment.client_options()
+    for text, wanted in (("0", False), ("1", True)):
+        monkeypatch.setenv("JFLUID_PS_SHARE_MEMORY", text)
+        assert environment.client_options()["share_memory"] is wanted
+    monkeypatch.setenv("JFLUID_PS_SHARE_MEMORY", "no")
+    with pytest.raises(errors.ServerError, match="JFLUID_PS_SHARE_MEMORY: expected 0 or 1, found 'no'"):
+        environment.client_options()
