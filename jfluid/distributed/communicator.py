@@ -21,8 +21,8 @@ class Communicator:
 
     Args:
         program: a trainer's program, that `DistributeTranspiler.get_trainer_program` returned.
-        mode: of `DistributedMode`: SYNC (each step waits for all trainers), HALF_ASYNC (each step waits for its own gradients
-            and parameters), ASYNC (a thread sends and receives), GEO (trainers update by themselves).
+        mode: of `DistributedMode`: SYNC (each step waits for all trainers), HALF_ASYNC (each step computes with what came
+            back for the gradients of the one before), ASYNC (a thread sends and receives), GEO (trainers update alone).
         kwargs: of GEO: {"trainers": how many, "push_nums": steps between two exchanges}; "push_vars" has no effect: the
             programs say where parameters are.
         envs: settings by Fluid's names, which come before the flags of the same names:
@@ -31,8 +31,9 @@ class Communicator:
             second, those that are there are sent), communicator_is_sgd_optimizer (gradients that are sent together are added
             up, else averaged), communicator_min_send_grad_num_before_recv (gradients, of one parameter and step each, after
             which parameters are received again), communicator_prefetch_depth (batches of a dataset whose rows are pulled
-            ahead). communicator_thread_pool_size, communicator_independent_recv_thread, communicator_fake_rpc and
-            communicator_merge_sparse_grad have no effect: one thread sends and receives.
+            ahead; 0: nothing of a step goes on while another begins). communicator_thread_pool_size,
+            communicator_independent_recv_thread, communicator_fake_rpc and communicator_merge_sparse_grad have no effect: one
+            thread sends and receives.
 
     Raises:
         TypeError, ProgramError: an argument is wrong, or the program is not a trainer's.
@@ -67,9 +68,11 @@ class Communicator:
         Raises ServerError where that failed.
         """
         if self._strategy is not None:
-            links.link(self._work).strategy = None
+            link = links.link(self._work)
+            link.strategy = None
             strategy, self._strategy = self._strategy, None
             strategy.stop()
+            link.settle()
 
     def is_running(self) -> bool:
         """Whether it was started, and not stopped."""
@@ -94,7 +97,7 @@ class Communicator:
                 raise errors.ProgramError(f"kwargs: GEO needs {', '.join(sorted(missing))}")
             return Geo(int(self._kwargs["push_nums"]), int(self._kwargs["trainers"]))
         if self._mode != DistributedMode.ASYNC:
-            return Direct(self._mode == DistributedMode.SYNC)
+            return Direct(self._mode == DistributedMode.SYNC, goes_on=self._mode == DistributedMode.HALF_ASYNC)
         return Async(AsyncSettings(
             queue_size=int(self._setting("send_queue_size")), max_merge=int(self._setting("max_merge_var_num")),
             wait_times=int(self._setting("send_wait_times")), sums=_truth(self._setting("is_sgd_optimizer")),

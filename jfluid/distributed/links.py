@@ -7,17 +7,21 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jfluid import errors, flags
 from jfluid.distributed import snapshots
+from jfluid.distributed.coming import Exchange
 from jfluid.distributed.environment import client_options
+from jfluid.scope import Scope
 
 if TYPE_CHECKING:
     from jfluid.distributed.strategies import Strategy
     from jfluid.distributed.work import Dense, Work
+    from jfluid.ps_server.client import Client
 
 TOKEN = "JFLUID_PS_TOKEN"
 _TOKEN_FILE = Path("~", ".cache", "jfluid", "ps_token")
@@ -93,11 +97,12 @@ class Link:
     """One trainer's connection to all servers of its job.
 
     Attributes:
-        client: the calls.
+        calls: the client, whatever is under way.
         rounds: how many rounds of synchronous training this trainer has done.
         careful: all servers are to have a round's gradients before one of them applies it.
         strategy: how gradients go out and parameters come in; None for what the program's own operators say.
-        prefetch_depth: batches of a dataset whose rows are pulled ahead, where the strategy lets that be.
+        prefetch_depth: batches of a dataset whose rows are pulled ahead, where the strategy lets that be; 0: nothing of a step
+            goes on while another begins.
         params: parameters that come from servers.
         laps: where the time of its steps goes.
         users: the executors that use it.
@@ -106,19 +111,46 @@ class Link:
     def __init__(self, endpoints: Sequence[str], trainer: int):
         from jfluid.ps_server.client import Client
         self.endpoints, self.trainer = list(endpoints), trainer
-        self.client = Client(endpoints, job_token(endpoints), trainer, timeout_s=flags.get("FLAGS_rpc_deadline") / 1000,
-                             keep_bytes=snapshots.kept_bytes(), **client_options())
+        self.calls = Client(endpoints, job_token(endpoints), trainer, timeout_s=flags.get("FLAGS_rpc_deadline") / 1000,
+                            keep_bytes=snapshots.kept_bytes(), **client_options())
         self.careful = snapshots.wanted() and len(endpoints) > 1
         try:
             self.rounds = self._agreed()
         except BaseException:
-            self.client.close()
+            self.calls.close()
             raise
         self.strategy: Strategy | None = None
         self.prefetch_depth = 1
         self.laps = Laps()
         self.params: dict[str, Dense] = {}
         self.users: set[int] = set()
+        self._exchange: Exchange | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="jfluid-exchange")
+
+    @property
+    def client(self) -> "Client":
+        """The client, when what is under way has ended. Raises ServerError where that failed."""
+        self.settle()
+        return self.calls
+
+    def exchange(self, send: Callable[[], Mapping[str, Any]], work: "Work", scope: Scope) -> None:
+        """Let `send` go on while the next step begins; the parameters of `scope` are what it returns."""
+        self.settle()
+        self._exchange = Exchange(self._thread.submit, send, work, scope)
+
+    def settle(self) -> None:
+        """Wait for the exchange that is under way. Raises ServerError where it failed."""
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.finish()
+
+    def leave(self) -> None:
+        """Say goodbye. Raises ServerError where the last exchange failed, or the goodbye did."""
+        try:
+            self.settle()
+        finally:
+            self._thread.shutdown(wait=False)
+            self.calls.leave()
 
     def _agreed(self) -> int:
         """How many rounds all servers have applied.
@@ -126,31 +158,31 @@ class Link:
         A trainer that was killed may have left its gradients of one more round at all servers, and confirmed them at some:
         then they are confirmed at the others.
         """
-        statuses = self.client.status()
+        statuses = self.calls.status()
         least, most = min(s.rounds for s in statuses), max(s.rounds for s in statuses)
         if least == most and not any(s.confirmed for s in statuses):
             return least
-        self.client.pull(round=least + 1, confirm=True)
+        self.calls.pull(round=least + 1, confirm=True)
         return least + 1
 
     def know(self, work: "Work") -> None:
         """Tell the client where the tables and pieces of a program are."""
         from jfluid.ps_server.client import Stretch
         for table in work.tables.values():
-            self.client.place_table(table.name, table.width, [Stretch(*s) for s in table.stretches])
+            self.calls.place_table(table.name, table.width, [Stretch(*s) for s in table.stretches])
         for dense in [d for _, d in work.dense] + work.received:
             self.params[dense.param] = dense
             for piece in dense.pieces:
-                self.client.place_block(piece.name, piece.server, piece.shape)
+                self.calls.place_block(piece.name, piece.server, piece.shape)
         for name in work.counts:
             for server in range(len(self.endpoints)):
-                self.client.place_block(f"{name}@{server}", server, (1,), there=name)
+                self.calls.place_block(f"{name}@{server}", server, (1,), there=name)
 
     def place_rows(self, param: "Dense") -> None:
         """Tell the client that rows of a parameter travel, and not only the whole."""
         from jfluid.ps_server.client import Stretch
         firsts = [0, *itertools.accumulate(p.shape[0] for p in param.pieces)]
-        self.client.place_table(param.param, math.prod(param.pieces[0].shape[1:]), [
+        self.calls.place_table(param.param, math.prod(param.pieces[0].shape[1:]), [
             Stretch(p.name, p.server, first, p.shape[0]) for p, first in zip(param.pieces, firsts)])
 
 
@@ -208,7 +240,7 @@ def leave(user: object) -> None:
                 del _links[key]
     for _, found in mine:
         if not found.users:
-            found.client.leave()
+            found.leave()
 
 
 def drop(key: tuple[tuple[str, ...], int]) -> None:
@@ -217,4 +249,4 @@ def drop(key: tuple[tuple[str, ...], int]) -> None:
         found = _links.pop(key, None)
     if found is not None:
         found.users.clear()
-        found.client.leave()
+        found.leave()

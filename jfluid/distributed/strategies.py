@@ -65,14 +65,14 @@ def send(link: "Link", work: Work, gradients: Gradients, receive: bool, round: i
     wanted = [p.name for d in work.received for p in d.pieces] if receive else []
     if gradients.counts and not round:  # servers count rounds themselves
         counts = {f"{name}@{i}": value for name, value in gradients.counts.items() for i in range(len(link.endpoints))}
-        link.client.push(blocks=counts, change=Change.ADD)
+        link.calls.push(blocks=counts, change=Change.ADD)
     if round and link.careful:
-        link.client.push(gradients.rows, gradients.dense, round=round, hold=True)
-        return link.client.pull(blocks=wanted, round=round, confirm=True).blocks
+        link.calls.push(gradients.rows, gradients.dense, round=round, hold=True)
+        return link.calls.pull(blocks=wanted, round=round, confirm=True).blocks
     if not wanted:
-        link.client.push(gradients.rows, gradients.dense, round=round)
+        link.calls.push(gradients.rows, gradients.dense, round=round)
         return {}
-    return link.client.exchange(gradients.rows, gradients.dense, {}, wanted, round=round).blocks
+    return link.calls.exchange(gradients.rows, gradients.dense, {}, wanted, round=round).blocks
 
 
 def current(link: "Link", work: Work) -> dict[str, Array]:
@@ -92,10 +92,11 @@ class Direct:
 
     Args:
         synchronous: it waits for all trainers, whose gradients are averaged; None for what the program's operators say.
+        goes_on: the call goes on while the next step begins and asks for its rows, unless the prefetch depth is 0.
     """
 
-    def __init__(self, synchronous: bool | None = None):
-        self._synchronous = synchronous
+    def __init__(self, synchronous: bool | None = None, goes_on: bool = False):
+        self._synchronous, self._goes_on = synchronous, goes_on
 
     def _in_rounds(self, work: Work) -> bool:
         return work.synchronous if self._synchronous is None else self._synchronous
@@ -104,13 +105,16 @@ class Direct:
         return not self._in_rounds(work)
 
     def pull(self, link: "Link", ids: Mapping[str, Array]) -> "dict[str, Rows]":
-        return link.client.pull(ids).rows if ids else {}
+        return link.calls.pull(ids).rows if ids else {}
 
     def begin(self, link: "Link", work: Work, scope: Scope) -> None:
         pass
 
     def push(self, link: "Link", work: Work, gradients: Gradients, scope: Scope) -> dict[str, Array]:
         if not self._in_rounds(work):
+            if self._goes_on and link.prefetch_depth:
+                link.exchange(lambda: send(link, work, gradients, receive=True), work, scope)
+                return {}
             return send(link, work, gradients, receive=True)
         blocks = send(link, work, gradients, receive=True, round=link.rounds + 1)
         link.rounds += 1

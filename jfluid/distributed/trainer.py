@@ -133,6 +133,8 @@ class Trainer(Runner):
         lap("rows")
         inverse = self._give_rows(feeds, asked, found, scope)
         lap("feed")
+        link.settle()
+        lap("exchange")
         late = {d.param for d in work.received} & set(fetches)
         touched = [n for n, _ in work.touched if n not in feeds[0]]
         names = list(dict.fromkeys([n for n in fetches if n not in late] + work.sent + touched))

@@ -52,7 +52,7 @@ class Servers:
 
 
 def a_link(servers, **params):
-    return SimpleNamespace(client=servers, endpoints=["a:1", "b:2"], rounds=4, careful=False, params=params,
+    return SimpleNamespace(client=servers, calls=servers, endpoints=["a:1", "b:2"], rounds=4, careful=False, params=params,
                            place_rows=lambda p: None)
 
 
