@@ -1,16 +1,17 @@
-"""Parameters on their way: an exchange with the servers that goes on while the trainer's next step begins."""
+"""Parameters on their way: what is exchanged with the servers after a step goes on while the next one begins."""
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from jfluid.distributed.work import Work
 from jfluid.lod_tensor import LoDTensor
 from jfluid.scope import Scope
 
-Pieces = Mapping[str, np.ndarray[Any, Any]]
+if TYPE_CHECKING:
+    from jfluid.ps_server.client import Pulled, Rows
+
+PATIENCE_S = 0.005
 
 
 class Coming(LoDTensor):
@@ -28,33 +29,61 @@ class Coming(LoDTensor):
 
 
 class Exchange:
-    """A push and what comes back for it, in a thread.
+    """A push and what comes back for it, in a thread. For a moment it waits for the next step, which asks for its rows: then
+    that is one call together.
 
     Args:
         start: starts a function in a thread.
-        send: sends, and returns the pieces of the parameters.
+        send: sends, and returns the pieces of the parameters, and rows of tables by the ids that it is given (None for none).
+
+    Attributes:
+        rows: that were asked for, when it has ended.
     """
 
-    def __init__(self, start: Callable[[Callable[[], Pieces]], "Future[Pieces]"], send: Callable[[], Pieces], work: Work,
-                 scope: Scope):
-        self._lock = threading.Lock()
+    def __init__(self, start: "Callable[[Callable[[], Pulled]], Future[Pulled]]",
+                 send: "Callable[[Mapping[str, Any] | None], Pulled]", work: Work, scope: Scope):
+        self._lock, self._begins = threading.Lock(), threading.Condition()
+        self._send, self._wanted, self._begun = send, False, False
+        self._ids: Mapping[str, Any] | None = None
+        self.rows: Mapping[str, Rows] = {}
         self._waiting = {dense.param: (dense, scope.var(dense.param).get_tensor()) for dense in work.received}
         self._before = {name: tensor._value for name, (_, tensor) in self._waiting.items()}
         for _, tensor in self._waiting.values():
             vars(tensor)["exchange"] = self
             tensor.__class__ = Coming
-        self._pieces = start(send)
+        self._pulled = start(self._run)
+
+    def _run(self) -> "Pulled":
+        with self._begins:
+            self._begins.wait_for(lambda: self._wanted, PATIENCE_S)
+            self._begun = True
+        return self._send(self._ids)
+
+    def add(self, ids: Mapping[str, Any]) -> bool:
+        """Ask for rows, too; False where it is too late for that."""
+        with self._begins:
+            if not self._begun:
+                self._ids = ids
+            return not self._begun
+
+    def begin(self) -> None:
+        """Wait for the next step no longer."""
+        with self._begins:
+            self._wanted = True
+            self._begins.notify()
 
     def finish(self) -> None:
         """Wait until the parameters are there. Raises what sending raised; then they are as they were before."""
+        self.begin()
         with self._lock:
-            pieces: Pieces = {}
+            blocks: Mapping[str, Any] = {}
             try:
-                pieces = self._pieces.result()
+                pulled = self._pulled.result()
+                blocks, self.rows = pulled.blocks, pulled.rows
             finally:
                 for name, (dense, tensor) in self._waiting.items():
                     if type(tensor) is Coming:  # nobody has set it meanwhile
-                        whole = all(p.name in pieces for p in dense.pieces)
-                        tensor._value = dense.joined(pieces) if whole else self._before[name]
+                        whole = all(p.name in blocks for p in dense.pieces)
+                        tensor._value = dense.joined(blocks) if whole else self._before[name]
                     vars(tensor).pop("exchange", None)
                 self._waiting, self._before = {}, {}

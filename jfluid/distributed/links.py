@@ -21,7 +21,7 @@ from jfluid.scope import Scope
 if TYPE_CHECKING:
     from jfluid.distributed.strategies import Strategy
     from jfluid.distributed.work import Dense, Work
-    from jfluid.ps_server.client import Client
+    from jfluid.ps_server.client import Client, Pulled, Rows
 
 TOKEN = "JFLUID_PS_TOKEN"
 _TOKEN_FILE = Path("~", ".cache", "jfluid", "ps_token")
@@ -133,10 +133,25 @@ class Link:
         self.settle()
         return self.calls
 
-    def exchange(self, send: Callable[[], Mapping[str, Any]], work: "Work", scope: Scope) -> None:
-        """Let `send` go on while the next step begins; the parameters of `scope` are what it returns."""
+    def exchange(self, send: "Callable[[Mapping[str, Any] | None], Pulled]", work: "Work", scope: Scope) -> None:
+        """Let `send` go on while the next step begins (see Exchange); the parameters of `scope` are what it returns."""
         self.settle()
         self._exchange = Exchange(self._thread.submit, send, work, scope)
+
+    def begin(self) -> None:
+        """No step is going to ask for rows with the exchange that is under way."""
+        if self._exchange is not None:
+            self._exchange.begin()
+
+    def asked(self, ids: Mapping[str, Any]) -> "Mapping[str, Rows] | None":
+        """Wait for the exchange that is under way. The rows of these ids, where there was one that could bring them.
+
+        Raises ServerError where it failed.
+        """
+        exchange = self._exchange
+        brings = exchange is not None and exchange.add(ids)
+        self.settle()
+        return exchange.rows if exchange is not None and brings else None
 
     def settle(self) -> None:
         """Wait for the exchange that is under way. Raises ServerError where it failed."""

@@ -13,7 +13,7 @@ from jfluid.scope import Scope
 
 if TYPE_CHECKING:
     from jfluid.distributed.links import Link
-    from jfluid.ps_server.client import Rows
+    from jfluid.ps_server.client import Pulled, Rows
 
 Array = np.ndarray[Any, Any]
 
@@ -59,8 +59,11 @@ class Strategy(Protocol):
         ...
 
 
-def send(link: "Link", work: Work, gradients: Gradients, receive: bool, round: int = 0) -> dict[str, Array]:
-    """Push gradients and, if asked, pull all parameters, in one call to each server (two for a round of a careful link)."""
+def send(link: "Link", work: Work, gradients: Gradients, receive: bool, round: int = 0,
+         rows: Mapping[str, Array] | None = None) -> "Pulled":
+    """Push gradients and, if asked, pull all parameters and rows by ids, in one call to each server (two for a round of a
+    careful link)."""
+    from jfluid.ps_server.client import Pulled
     from jfluid.ps_server.store import Change
     wanted = [p.name for d in work.received for p in d.pieces] if receive else []
     if gradients.counts and not round:  # servers count rounds themselves
@@ -68,11 +71,11 @@ def send(link: "Link", work: Work, gradients: Gradients, receive: bool, round: i
         link.calls.push(blocks=counts, change=Change.ADD)
     if round and link.careful:
         link.calls.push(gradients.rows, gradients.dense, round=round, hold=True)
-        return link.calls.pull(blocks=wanted, round=round, confirm=True).blocks
-    if not wanted:
+        return link.calls.pull(blocks=wanted, round=round, confirm=True)
+    if not wanted and not rows:
         link.calls.push(gradients.rows, gradients.dense, round=round)
-        return {}
-    return link.calls.exchange(gradients.rows, gradients.dense, {}, wanted, round=round).blocks
+        return Pulled({}, {}, 0)
+    return link.calls.exchange(gradients.rows, gradients.dense, rows or {}, wanted, round=round)
 
 
 def current(link: "Link", work: Work) -> dict[str, Array]:
@@ -92,7 +95,7 @@ class Direct:
 
     Args:
         synchronous: it waits for all trainers, whose gradients are averaged; None for what the program's operators say.
-        goes_on: the call goes on while the next step begins and asks for its rows, unless the prefetch depth is 0.
+        goes_on: the call goes on while the next step begins, and brings its rows, too; unless the prefetch depth is 0.
     """
 
     def __init__(self, synchronous: bool | None = None, goes_on: bool = False):
@@ -113,10 +116,10 @@ class Direct:
     def push(self, link: "Link", work: Work, gradients: Gradients, scope: Scope) -> dict[str, Array]:
         if not self._in_rounds(work):
             if self._goes_on and link.prefetch_depth:
-                link.exchange(lambda: send(link, work, gradients, receive=True), work, scope)
+                link.exchange(lambda ids: send(link, work, gradients, receive=True, rows=ids), work, scope)
                 return {}
-            return send(link, work, gradients, receive=True)
-        blocks = send(link, work, gradients, receive=True, round=link.rounds + 1)
+            return send(link, work, gradients, receive=True).blocks
+        blocks = send(link, work, gradients, receive=True, round=link.rounds + 1).blocks
         link.rounds += 1
         return blocks
 
@@ -228,7 +231,7 @@ class Async:
                 merged.add(step[2])
                 self._since += merged.count(work)
         due = self._since >= self._settings.before_receive
-        fresh = send(link, work, merged.gradients(), due)
+        fresh = send(link, work, merged.gradients(), due).blocks
         if due:
             self._take(fresh)
         return not ended

@@ -129,7 +129,11 @@ class Trainer(Runner):
         if work.trains:
             strategy.begin(link, work, scope)
         asked = ahead.asked if ahead else self._ids(feeds, scope)
-        found = ahead.rows.result() if ahead else self._pull(link, strategy, asked)
+        brought = None
+        if work.trains and not ahead:
+            brought = link.asked({table: ids for table, (ids, _) in asked.items()})
+            lap("exchange")
+        found = ahead.rows.result() if ahead else brought or self._pull(link, strategy, asked)
         lap("rows")
         inverse = self._give_rows(feeds, asked, found, scope)
         lap("feed")
@@ -148,6 +152,8 @@ class Trainer(Runner):
             gradients = self._gradients(values, found, inverse, feeds)
             lap("gradients")
             received = strategy.push(link, work, gradients, scope)
+            if ahead:  # so has the next step its rows
+                link.begin()
         else:
             received = current(link, work)
         lap("exchange")

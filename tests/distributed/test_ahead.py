@@ -52,6 +52,7 @@ def trained(folder, depth, calls, mode=HALF_ASYNC):
         communicator.start()
         calls.clear()
         executor.train_from_dataset(program, a_dataset(data, folder))
+        links.link(read(program)).settle()
         asked = list(calls)
         communicator.stop()
         return parameters(program), asked

@@ -8,12 +8,12 @@ import pytest
 
 import jfluid as fluid
 from jfluid import errors
-from jfluid.distributed import links
+from jfluid.distributed import coming, links
 from jfluid.distributed.coming import Coming, Exchange
 from jfluid.distributed.communicator import Communicator
 from jfluid.distributed.work import Dense, Piece, read
 from jfluid.lod_tensor import LoDTensor
-from jfluid.ps_server.client import Client
+from jfluid.ps_server.client import Client, Pulled
 from tests.distributed.job import click_model, clicks, parameters, trainer_of
 
 MODEL = functools.partial(click_model, functools.partial(fluid.optimizer.Adam, 0.02))
@@ -33,12 +33,12 @@ def under_way():
     """(scope, the tensor, its exchange, the future of what comes)."""
     scope, future = fluid.Scope(), Future()
     scope.var("w").get_tensor().set(np.zeros((3, 3), np.float32))
-    exchange = Exchange(lambda send: future, dict, Received(W), scope)
+    exchange = Exchange(lambda run: future, lambda ids: None, Received(W), scope)
     return scope, scope.find_var("w").get_tensor(), exchange, future
 
 
-def pieces(value):
-    return W.cut(np.full((3, 3), value, np.float32))
+def pulled(value):
+    return Pulled({}, W.cut(np.full((3, 3), value, np.float32)), 0)
 
 
 def test_who_reads_a_parameter_waits_for_it(under_way):
@@ -49,7 +49,7 @@ def test_who_reads_a_parameter_waits_for_it(under_way):
     reader.start()
     reader.join(0.2)
     assert reader.is_alive()
-    future.set_result(pieces(7))
+    future.set_result(pulled(7))
     reader.join(10)
     assert (read[0] == 7).all() and type(tensor) is LoDTensor and "exchange" not in vars(tensor)
 
@@ -58,7 +58,7 @@ def test_what_is_set_meanwhile_stays(under_way):
     _, tensor, exchange, future = under_way
     tensor.set(np.ones((3, 3), np.float32))
     assert type(tensor) is LoDTensor and (np.array(tensor) == 1).all()
-    future.set_result(pieces(7))
+    future.set_result(pulled(7))
     exchange.finish()
     assert (np.array(tensor) == 1).all()
 
@@ -75,7 +75,7 @@ def test_a_failure_is_told_and_leaves_the_parameter_as_it_was(under_way):
 
 def test_parameters_of_which_pieces_are_missing_stay(under_way):
     _, tensor, _, future = under_way
-    future.set_result({"w.block0": pieces(7)["w.block0"]})
+    future.set_result(Pulled({}, {"w.block0": pulled(7).blocks["w.block0"]}, 0))
     assert (np.array(tensor) == 0).all()
 
 
@@ -94,8 +94,12 @@ def trained(sparse, depth):
         return losses, seen, parameters(program)
 
 
-def test_steps_of_whole_parameters_are_the_same_with_overlap_and_without():
-    with_overlap, without = trained(False, 1), trained(False, 0)
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("patience", [0.0, 5.0])
+def test_steps_are_the_same_with_overlap_and_without(sparse, patience, monkeypatch):
+    """Also where the next step comes too late to ask for its rows in the same call."""
+    monkeypatch.setattr(coming, "PATIENCE_S", patience)
+    with_overlap, without = trained(sparse, 1), trained(sparse, 0)
     for mine, other in zip(with_overlap[:2], without[:2], strict=True):
         for one, two in zip(mine, other, strict=True):
             np.testing.assert_array_equal(one, two)
@@ -103,33 +107,28 @@ def test_steps_of_whole_parameters_are_the_same_with_overlap_and_without():
         np.testing.assert_array_equal(with_overlap[2][name], value)
 
 
-def test_rows_are_asked_for_while_the_exchange_is_under_way(monkeypatch):
-    begun, may_end, order = threading.Event(), threading.Event(), []
-    exchange, pull = Client.exchange, Client.pull
+def test_a_step_sends_gradients_and_asks_for_its_rows_in_one_call(monkeypatch):
+    calls = []
 
-    def slow(self, *args, **kwargs):
-        begun.set()
-        assert may_end.wait(20)
-        found = exchange(self, *args, **kwargs)
-        order.append("exchange")
-        return found
+    def noting(name):
+        of = getattr(Client, name)
 
-    def noted(self, *args, **kwargs):
-        found = pull(self, *args, **kwargs)
-        order.append("pull")
-        if begun.is_set():
-            may_end.set()
-        return found
+        def noted(self, *args, **kwargs):
+            calls.append((name, threading.current_thread() is threading.main_thread()))
+            return of(self, *args, **kwargs)
+        return noted
+    for name in ("pull", "exchange"):
+        monkeypatch.setattr(Client, name, noting(name))
+    monkeypatch.setattr(coming, "PATIENCE_S", 20.0)
     with trainer_of(functools.partial(MODEL, True), sync=False) as (executor, program, (loss, *_)):
         communicator = Communicator(program, HALF_ASYNC)
         communicator.start()
-        monkeypatch.setattr(Client, "exchange", slow)
-        monkeypatch.setattr(Client, "pull", noted)
-        for step in range(2):
+        calls.clear()
+        for step in range(3):
             executor.run(program, feed=clicks(step), fetch_list=[loss])
-        assert order[:3] == ["pull", "pull", "exchange"]
-        communicator.stop()
-        assert order == ["pull", "pull", "exchange", "exchange"]
+        assert calls == [("pull", True), ("exchange", False), ("exchange", False)]
+        communicator.stop()  # does not wait for a step that never comes
+        assert calls[3:] == [("exchange", False)]
 
 
 def test_a_failed_exchange_is_told_by_the_next_step(monkeypatch):
