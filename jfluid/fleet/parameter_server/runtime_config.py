@@ -86,7 +86,8 @@ class TrainerRuntimeConfig:
             sends and receives, by one call to each server that carries all variables, and rpc_retry_times (3), since a call
             is sent again until rpc_deadline.
         prefetch_depth: how many batches of a dataset ahead rows are looked up while this one is computed, in asynchronous and
-            half-asynchronous training. 0: no overlap. Fluid does not have this field.
+            half-asynchronous training. 0: no overlap, also not of what half-asynchronous steps exchange with the beginning of
+            the next one. Fluid does not have this field.
 
     Raises ProgramError for a field that does not exist, and for a value that cannot be; also of a flag.
     """

@@ -1,0 +1,34 @@
+"""What XLA is told for each program."""
+import jax
+import pytest
+
+from jfluid.compile import options
+
+CPU = jax.devices("cpu")[0]
+NAME = "xla_cpu_experimental_ynn_fusion_type"
+
+
+@pytest.fixture(autouse=True)
+def on_x86(monkeypatch):
+    monkeypatch.setattr(options.platform, "machine", lambda: "x86_64")
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+
+
+def test_options_of_a_program(monkeypatch):
+    assert set(options.options(CPU)) == {NAME}
+    assert set(options.options(CPU, quickly=True)) == {NAME, "xla_backend_optimization_level"}
+    monkeypatch.setattr(options.platform, "machine", lambda: "aarch64")
+    assert options.options(CPU) == {}
+
+
+def test_the_users_flag_goes_before(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", f"--xla_dump_to=/tmp/x --{NAME}=LIBRARY_FUSION_TYPE_DOT")
+    assert options.options(CPU) == {}
+
+
+def test_xla_has_all_of_them_or_does_without(monkeypatch):
+    for name, value in options.options(CPU, quickly=True).items():
+        assert options._understood(name, value)
+    monkeypatch.setattr(options, "_KNOWN", (0, 0))
+    monkeypatch.setattr(options, "_LIBRARIES", {"xla_cpu_no_such_option": "a", NAME: "LIBRARY_FUSION_TYPE_REDUCE"})
+    assert set(options.options(CPU)) == {NAME}
