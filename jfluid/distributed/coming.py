@@ -19,7 +19,9 @@ class Coming(LoDTensor):
 
     @property
     def _value(self) -> Any:
-        vars(self)["exchange"].finish()
+        exchange = vars(self).get("exchange")
+        if exchange is not None:  # another thread, which has read it too, may have been faster
+            exchange.finish()
         return self._value
 
     @_value.setter
