@@ -416,9 +416,12 @@ class Client:
         *others, last = range(len(self._channels))
         if others and not quick:
             others.append(last)
-        futures = [self._threads.submit(function, number) for number in others]
-        found = [] if last in others else [function(last)]
-        return [future.result() for future in futures] + found
+        futures = {}
+        for number in others:
+            with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no threads: then one after the other
+                futures[number] = self._threads.submit(function, number)
+        found = {number: function(number) for number in range(len(self._channels)) if number not in futures}
+        return [futures[n].result() if n in futures else found[n] for n in range(len(self._channels))]
 
     def _beat(self, channel: Channel, every_s: float) -> None:
         while not self._closed.wait(every_s):
