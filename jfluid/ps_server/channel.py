@@ -148,15 +148,16 @@ class Channel:
             if sent:
                 return self._methods[method](b"".join(parts), timeout_s, self._metadata)
             sent = True
-            request = pb.LocalRequest(lane=lane.number, method=method, bytes=lane.write_request(parts))
-            reply = self._methods["Local"](request.SerializeToString(), timeout_s, self._metadata)
-            data = reply.reply or lane.reply(reply.bytes)
-            self._lanes.give(lane)
+            try:
+                request = pb.LocalRequest(lane=lane.number, method=method, bytes=lane.write_request(parts))
+                reply = self._methods["Local"](request.SerializeToString(), timeout_s, self._metadata)
+                data = reply.reply or lane.reply(reply.bytes)
+            except BaseException:
+                self._lanes.drop(lane)
+                raise
+            self._lanes.give(lane)  # from here on another call may have it
             return _READERS.get(method, wire.METHODS[method][1].FromString)(data)
-        try:
-            return self._tried(method, send, waits)
-        finally:
-            self._lanes.drop(lane)
+        return self._tried(method, send, waits)
 
     def exchange(self, request: Request, reply_bytes: int, waits: bool = False) -> Exchanged:
         """Push, pull, or both in one call, in chunks where request or reply (of about `reply_bytes`) are large.

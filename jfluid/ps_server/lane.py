@@ -4,8 +4,8 @@ Through the network stack each byte of a message is copied half a dozen times. I
 itself says only how large it is, and the server writes the reply beside it.
 
 A lane is an anonymous file (memfd_create(2), so only on Linux) that the server opens through /proc. It belongs to nothing else
-and is gone with the two processes. The server takes only a file of its own user that cannot shrink any more: what is mapped of
-one that shrinks is no memory.
+and is gone with the two processes; a server lets go of those of processes that have ended. It takes only a file of its own
+user that cannot shrink any more: what is mapped of one that shrinks is no memory.
 """
 import itertools
 import mmap
@@ -147,23 +147,27 @@ class Attached:
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._lanes: dict[int, Lane] = {}
-        self._of: dict[int, tuple[int, set[int]]] = {}  # trainer -> (incarnation, its lanes)
+        self._lives: dict[tuple[int, int], tuple[int, set[int]]] = {}  # (trainer, incarnation) -> (process, its lanes)
 
     def attach(self, request: pb.AttachRequest) -> int:
         """The number of a new lane; 0 where the file is not found: the caller is on another machine, or is another user."""
         if request.capacity > self._largest:
             raise TooLargeError(f"a lane of {request.capacity} bytes each way; the limit is {self._largest}")
         lane = _opened(request)
-        caller = request.caller
+        if lane is None:
+            return 0
+        life = request.caller.trainer, request.caller.incarnation
         with self._lock:
-            incarnation, known = self._of.get(caller.trainer, (0, set()))
-            keep = known & set(request.used) if incarnation == caller.incarnation else set()
-            if lane is None or len(keep) >= MOST or incarnation > caller.incarnation:
+            for other in [k for k, (process, _) in self._lives.items() if not os.path.exists(f"/proc/{process}")]:
+                self._forget(self._lives.pop(other)[1])
+            _, known = self._lives.get(life, (0, set()))
+            keep = known & set(request.used)
+            if len(keep) >= MOST:
                 return 0
             self._forget(known - keep)
             number = next(self._numbers)
             self._lanes[number] = lane
-            self._of[caller.trainer] = caller.incarnation, keep | {number}
+            self._lives[life] = request.process, keep | {number}
             return number
 
     def find(self, number: int) -> Lane:
@@ -176,7 +180,8 @@ class Attached:
     def leave(self, trainer: int) -> None:
         """Let go of a trainer's lanes."""
         with self._lock:
-            self._forget(self._of.pop(trainer, (0, set()))[1])
+            for life in [k for k in self._lives if k[0] == trainer]:
+                self._forget(self._lives.pop(life)[1])
 
     def _forget(self, numbers: set[int]) -> None:
         for number in numbers:

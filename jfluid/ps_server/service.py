@@ -180,7 +180,7 @@ class Service:
     # ---- trainers ----
 
     def attach(self, request: pb.AttachRequest, alive: Alive = always) -> pb.AttachReply:
-        self.meeting.heard(request.caller.trainer, request.caller.incarnation)
+        # Not heard of as a trainer: one who only reads attaches, too, and must not end the life of the trainer of that number.
         return pb.AttachReply(lane=self._lanes.attach(request))
 
     def barrier(self, request: pb.BarrierRequest, alive: Alive = always) -> pb.BarrierReply:

@@ -2,6 +2,8 @@
 import fcntl
 import mmap
 import os
+import subprocess
+import sys
 import threading
 
 import grpc
@@ -166,11 +168,18 @@ def test_lanes_grow_and_go_with_their_trainer(server, client_of):
     assert [found.capacity for found in lanes.values()] == [1 << 23]
     trained(client)
     assert len(lanes) == 1  # the wide one does for small calls
-    again = client_of()  # its next life
-    trained(again)
-    assert len(lanes) == 1
-    again.leave()
+    client.leave()
     assert not lanes
+
+
+def test_one_who_only_reads_does_not_end_the_life_of_a_trainer(server, client_of):
+    trainer, reader = client_of(), client_of()
+    trained(trainer, 1)
+    before = reader.pull({"t": IDS}, ["w"], train=False).rows["t"].all()
+    assert len(server.service._lanes._lanes) == 2
+    trained(trainer, 1)
+    assert not np.array_equal(reader.pull({"t": IDS}, train=False).rows["t"].all(), before)
+    assert len(server.service._lanes._lanes) == 2
 
 
 @pytest.fixture
@@ -229,10 +238,14 @@ def test_a_caller_has_few_lanes(asked):
         assert attached.attach(asked) == number
         asked.used.append(number)
     assert attached.attach(asked) == 0
-    asked.caller.incarnation = 0  # an earlier life
-    assert attached.attach(asked) == 0
     asked.caller.incarnation = 2
-    assert attached.attach(asked) == lane.MOST + 1 and list(attached._lanes) == [lane.MOST + 1]
+    assert attached.attach(asked) == lane.MOST + 1
+    # The process of the first life has ended; that of the second goes on.
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    attached._lives[0, 1] = ended.pid, attached._lives[0, 1][1]
+    asked.used.append(lane.MOST + 1)
+    assert attached.attach(asked) == lane.MOST + 2 and list(attached._lanes) == [lane.MOST + 1, lane.MOST + 2]
 
 
 def test_sizes_beyond_a_lane_are_refused(asked):
