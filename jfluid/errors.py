@@ -71,6 +71,14 @@ class ServerError(JFluidError, RuntimeError):
     """A parameter server, or a call to one: refused, not reachable, or at odds with what the server holds."""
 
 
+class SecretError(JFluidError, RuntimeError):
+    """The job's secret is missing where others could connect, lies where others can read it, or the other side has another."""
+
+
+class MessageError(JFluidError, ValueError):
+    """Bytes that came over a connection are not what was expected there."""
+
+
 class EOFException(JFluidError):
     """A reader has no more data (Fluid's `fluid.core.EOFException`)."""
 

@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 from jfluid import errors
 from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server import wire
+from jfluid.ps_server.auth import Session
 from jfluid.ps_server.lane import SMALLEST, Lane, Lanes
 from jfluid.ps_server.lifting import Exchanged, Pulled, Pushing, Request
 from jfluid.ps_server.refusals import JobFailedError, RestartedError, StateError, TooLargeError, UnknownNameError
@@ -103,14 +104,14 @@ class Channel:
         self.endpoint, self.timeout_s = endpoint, timeout_s
         self._caller, self._lanes = lanes_of or pb.Caller(), Lanes(self._attach, lanes_of is not None)
         self.pushes, self.pulls = Sequences(), Sequences()
-        self._metadata = ((wire.TOKEN, token),)
         self._grpc = grpc.secure_channel(endpoint, credentials, _OPTIONS) if credentials else \
             grpc.insecure_channel(endpoint, _OPTIONS)
+        self._session = Session(self._grpc, endpoint, token, timeout_s)
         # Requests go in as bytes: their size is asked for before, and asking a message costs as much as making them.
         self._methods: dict[str, Callable[..., Any]] = {
-            name: self._grpc.unary_unary(f"/{wire.SERVICE}/{name}", None, _READERS.get(name, reply.FromString))
+            name: self._session.unary(f"/{wire.SERVICE}/{name}", _READERS.get(name, reply.FromString))
             for name, (_, reply) in wire.METHODS.items()}
-        self._stream = self._grpc.stream_stream(f"/{wire.SERVICE}/Stream")
+        self._stream = self._session.stream(f"/{wire.SERVICE}/Stream")
         self._closed = threading.Event()
         self.created: list[pb.CreateRequest] = []
         self.kept, self.restarts, self._incarnation = _Kept(keep_bytes), 0, 0
@@ -132,7 +133,7 @@ class Channel:
         return self._call(method, data, waits)
 
     def _call(self, method: str, data: bytes, waits: bool) -> Any:
-        return self._tried(method, lambda timeout_s: self._methods[method](data, timeout_s, self._metadata), waits)
+        return self._tried(method, lambda timeout_s: self._methods[method](data, timeout_s), waits)
 
     def _attach(self, request: pb.AttachRequest) -> int:
         request.caller.CopyFrom(self._caller)
@@ -146,11 +147,11 @@ class Channel:
         def send(timeout_s: float | None) -> Any:
             nonlocal sent
             if sent:
-                return self._methods[method](b"".join(parts), timeout_s, self._metadata)
+                return self._methods[method](b"".join(parts), timeout_s)
             sent = True
             try:
                 request = pb.LocalRequest(lane=lane.number, method=method, bytes=lane.write_request(parts))
-                reply = self._methods["Local"](request.SerializeToString(), timeout_s, self._metadata)
+                reply = self._methods["Local"](request.SerializeToString(), timeout_s)
                 data = reply.reply or lane.reply(reply.bytes)
             except BaseException:
                 self._lanes.drop(lane)
@@ -223,12 +224,12 @@ class Channel:
         wire.check_size(len(data), wire.LARGEST_CALL, "request")
 
         def send(timeout_s: float | None) -> Exchanged:
-            return Exchanged.read(wire.joined(self._stream(wire.chunked(data), timeout_s, self._metadata)))
+            return Exchanged.read(wire.joined(self._stream(wire.chunked(data), timeout_s)))
         return self._tried("Stream", send, waits)
 
     def _tried(self, method: str, send: Callable[[float | None], T], waits: bool) -> T:
         end = time.monotonic() + self.timeout_s
-        attempt = 0
+        attempt = renewed = 0
         while True:
             start = time.monotonic()
             try:
@@ -238,6 +239,10 @@ class Channel:
                     raise
                 raise errors.ServerError(f"server {self.endpoint}: {method}: this client was closed") from error
             except grpc.RpcError as error:
+                if error.code() == grpc.StatusCode.UNAUTHENTICATED and renewed < 3:  # nothing was done
+                    renewed += 1
+                    self._session.renew()
+                    continue
                 now = time.monotonic()
                 if waits and (attempt == 0 or now - start > self.timeout_s):
                     end = now + self.timeout_s  # until now the server was there

@@ -1,8 +1,6 @@
-"""A server: settings, the token, the port, the watch over silent trainers."""
-import hmac
+"""A server: settings, the port, the watch over silent trainers."""
 import logging
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,11 +10,14 @@ from pydantic import Field
 
 from jfluid import errors
 from jfluid.ps_server import specs, wire
+from jfluid.ps_server.auth import Guard
 from jfluid.ps_server.meeting import Meeting
 from jfluid.ps_server.service import Service
 from jfluid.ps_server.store import Store
 
 logger = logging.getLogger(__name__)
+# Connections that never speak HTTP/2, and those without a call for long, are closed: a client connects again.
+_OPTIONS = [*wire.OPTIONS, ("grpc.server_handshake_timeout_ms", 10_000), ("grpc.max_connection_idle_ms", 300_000)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
@@ -24,7 +25,7 @@ class Settings(specs.Spec):
     """How a server runs.
 
     Attributes:
-        token: every call must bring it; at least 16 characters.
+        token: the job's secret, which every call must prove to know; 16 to 1024 characters.
         host, port: where it listens; port 0 takes a free one.
         server, servers: this is server number `server` (from 0) of `servers`.
         trainers: how many there are in the job.
@@ -53,24 +54,6 @@ class Settings(specs.Spec):
     tls_clients: Path | None = None
 
 
-class _Guard(grpc.ServerInterceptor):
-    """Refuses calls without the token, before a byte of their messages is read."""
-
-    def __init__(self, token: str):
-        self._token = token.encode()
-
-        def refuse(request: Any, context: grpc.ServicerContext) -> None:
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, f"the call does not bring the job's token ({wire.TOKEN})")
-        self._unary = grpc.unary_unary_rpc_method_handler(refuse)
-        self._stream = grpc.stream_stream_rpc_method_handler(refuse)
-
-    def intercept_service(self, continuation: Callable[..., Any], details: grpc.HandlerCallDetails) -> Any:
-        for key, value in details.invocation_metadata:
-            if key == wire.TOKEN and hmac.compare_digest(value.encode() if isinstance(value, str) else value, self._token):
-                return continuation(details)
-        return self._stream if details.method.endswith("/Stream") else self._unary
-
-
 class Server:
     """A running parameter server; `store` holds its tables and blocks.
 
@@ -91,7 +74,7 @@ class Server:
                                save_root=settings.save_root)
         # A call that waits for other trainers keeps its thread.
         threads = ThreadPoolExecutor(16 + 4 * settings.trainers, thread_name_prefix="jfluid-ps")
-        self._grpc = grpc.server(threads, interceptors=[_Guard(settings.token)], options=wire.OPTIONS)
+        self._grpc = grpc.server(threads, interceptors=[Guard(settings.token)], options=_OPTIONS)
         self._grpc.add_generic_rpc_handlers((self.service.handlers(),))
         self.port = self._listen()
         self._ended = threading.Event()

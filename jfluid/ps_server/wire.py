@@ -17,7 +17,6 @@ from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate, Store
 Array = np.ndarray[Any, Any]
 
 SERVICE = "jfluid.ps.ParameterServer"
-TOKEN = "jfluid-token"
 # One message; what is larger goes through Stream, in chunks.
 LARGEST_MESSAGE = 64 << 20
 CHUNK = 16 << 20

@@ -15,6 +15,7 @@ import pytest
 from jfluid import errors
 from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server import snapshot, specs, wire
+from jfluid.ps_server.auth import Session
 from jfluid.ps_server.client import Client
 from jfluid.ps_server.refusals import JobFailedError, StateError, TooLargeError, UnknownNameError
 from jfluid.ps_server.server import Server, Settings
@@ -154,13 +155,12 @@ def test_servers_in_another_order_are_noticed(job):
 
 # ---- exactly once --------------------------------------------------------------------------------------------------
 
-def raw(job, method, request, token=TOKEN, data=None):
+def raw(job, method, request, data=None):
     """The reply to one call without the client's help."""
     kind = wire.METHODS[method][1]
     with grpc.insecure_channel(job.endpoints[0]) as channel:
-        call = channel.unary_unary(f"/{wire.SERVICE}/{method}")
-        metadata = [(wire.TOKEN, token)] if token else []
-        return kind.FromString(call(request.SerializeToString() if data is None else data, metadata=metadata, timeout=20))
+        call = Session(channel, job.endpoints[0], TOKEN, 20).unary(f"/{wire.SERVICE}/{method}", kind.FromString)
+        return call(request.SerializeToString() if data is None else data, 20)
 
 
 def push_request(sequence, values=None, **more):
@@ -368,22 +368,7 @@ def test_a_disk_that_is_full_does_not_end_the_server(job, tmp_path, monkeypatch,
     assert client.restore(str(tmp_path)) == "first" and client.save(str(tmp_path), "third") == "third"
 
 
-# ---- strangers -----------------------------------------------------------------------------------------------------
-
-@pytest.mark.parametrize("token", [None, "", "a-token-of-another-job"])
-def test_calls_without_the_token_are_refused(job, token):
-    client = job.start().ready()
-    for method in wire.METHODS:
-        with pytest.raises(grpc.RpcError) as refused:
-            raw(job, method, None, token=token, data=b"\xff")
-        assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED and "token" in refused.value.details()
-    with pytest.raises(errors.ServerError, match="Status: the call does not bring the job's token"):
-        job.client(token=token or "x").status()
-    with grpc.insecure_channel(job.endpoints[0]) as channel, pytest.raises(grpc.RpcError) as refused:
-        list(channel.stream_stream(f"/{wire.SERVICE}/Stream")(iter([b""]), timeout=20))
-    assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
-    client.pull({"t": np.array([1])})
-
+# ---- hostile messages (callers without the job's secret: test_auth.py) -----------------------------------------------
 
 def caller(sequence=1, **more):
     return pb.Caller(**{"trainer": 0, "incarnation": 10**18, "sequence": sequence, "outstanding": 1} | more)
@@ -457,9 +442,9 @@ def test_hostile_messages_are_refused_and_change_nothing(job):
 def test_chunks_that_do_not_fit(job, chunks, code, message):
     job.start()
     with grpc.insecure_channel(job.endpoints[0]) as channel:
-        call = channel.stream_stream(f"/{wire.SERVICE}/Stream")
+        call = Session(channel, job.endpoints[0], TOKEN, 20).stream(f"/{wire.SERVICE}/Stream")
         with pytest.raises(grpc.RpcError) as refused:
-            list(call(iter([c.SerializeToString() for c in chunks]), metadata=[(wire.TOKEN, TOKEN)], timeout=20))
+            list(call(iter([c.SerializeToString() for c in chunks]), 20))
     assert refused.value.code().name == code and message in refused.value.details()
 
 

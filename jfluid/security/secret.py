@@ -1,0 +1,129 @@
+"""The secret of a job: where it comes from. Those who have it belong to the job; it never travels."""
+import hmac
+import ipaddress
+import os
+import re
+import secrets
+import stat
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+from jfluid import errors
+
+VARIABLE = "JFLUID_JOB_TOKEN"
+OLDER_VARIABLE = "JFLUID_PS_TOKEN"
+_LONGEST = 1024
+_SHAPE = re.compile(rf"[\x21-\x7e]{{16,{_LONGEST}}}")
+
+
+def job_secret(addresses: Iterable[str] = ()) -> str:
+    """The secret of the job that this process belongs to: the variable JFLUID_JOB_TOKEN, which the launcher sets.
+
+    Without it processes that listen on this machine only, at `addresses` ("host" or "host:port"), use a secret of this user,
+    which is made when it is first asked for. Raises SecretError where other machines could connect, or the secret is no good.
+    """
+    found = given()
+    if found is not None:
+        return found
+    beyond = [address for address in addresses if not is_loopback(address)]
+    if beyond:
+        raise errors.SecretError(
+            f"{', '.join(beyond)}: other machines can connect there, so the job needs a secret: set {VARIABLE} to the same "
+            f"random text of 16 to {_LONGEST} characters for all its processes (`python -m jfluid.security new` prints one)")
+    return of_this_user()
+
+
+def given() -> str | None:
+    """The secret that the environment gives; None where it gives none. Raises SecretError for one that is no good."""
+    found = {name: os.environ[name] for name in (VARIABLE, OLDER_VARIABLE) if name in os.environ}
+    if len(set(found.values())) > 1:
+        raise errors.SecretError(f"{VARIABLE} and {OLDER_VARIABLE} (its older name) differ: set {VARIABLE} alone")
+    for name, text in found.items():
+        return checked(text, name)
+    return None
+
+
+def checked(text: str, source: str) -> str:
+    """A secret that can be used. Raises SecretError, which never shows it."""
+    if not _SHAPE.fullmatch(text):
+        raise errors.SecretError(f"{source}: expected 16 to {_LONGEST} printable characters without spaces, found {len(text)} "
+                                 "characters")
+    return text
+
+
+def fresh() -> str:
+    """A new secret: 32 characters, 192 random bits."""
+    return secrets.token_urlsafe(24)
+
+
+def from_file(path: str | os.PathLike[str]) -> str:
+    """The secret in a file; white space around it does not count.
+
+    Raises SecretError when it cannot be read, when others than its owner can read or write it, or its owner is another user.
+    """
+    try:
+        # A pipe without a writer would hold whoever opens it otherwise.
+        with open(path, "rb", opener=lambda name, how: os.open(name, how | os.O_NONBLOCK)) as file:
+            about = os.fstat(file.fileno())
+            problem = _problem_of(about, os.geteuid())
+            data = b"" if problem else file.read(4 * _LONGEST)
+    except OSError as error:
+        raise errors.SecretError(f"{path}: cannot read the job's secret: {error.strerror}") from None
+    if problem:
+        raise errors.SecretError(f"{path}: the job's secret is not safe there: {problem}")
+    return checked(data.decode("ascii", errors="replace").strip(), str(path))
+
+
+def _problem_of(about: os.stat_result, user: int) -> str:
+    """Why a file cannot be trusted with a secret of this user; empty when it can."""
+    if not stat.S_ISREG(about.st_mode):
+        return "this is no file"
+    if about.st_uid not in (user, 0):
+        return f"the file belongs to user {about.st_uid}, expected {user}, whose process this is, or root"
+    if about.st_mode & 0o077:
+        return f"others can use the file, whose permissions are {stat.S_IMODE(about.st_mode):o}; run chmod 600 on it"
+    return ""
+
+
+def of_this_user() -> str:
+    """The secret of this user's jobs that stay on this machine. Raises SecretError when it can be neither read nor made."""
+    path = _file_of_this_user()
+    if not path.exists():
+        try:
+            _make(path)
+        except OSError as error:
+            raise errors.SecretError(f"{path}: cannot make a secret for this user: {error.strerror}; set {VARIABLE} instead, "
+                                     "to the same random text for all processes of the job") from None
+    return from_file(path)
+
+
+def _file_of_this_user() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "jfluid" / "secret"
+
+
+def _make(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    whole = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
+    whole.touch(0o600)
+    try:
+        whole.write_text(f"{fresh()}\n")
+        os.link(whole, path)  # fails where another process was faster
+    except FileExistsError:
+        pass
+    finally:
+        whole.unlink()
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine can connect to "host", "host:port" or "[host]:port"."""
+    host = re.sub(r":\d+$", "", address) if address.startswith("[") or address.count(":") == 1 else address
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def key_for(secret: str, purpose: str) -> bytes:
+    """A key (32 bytes) for one purpose: what one kind of listener is shown is of no use at another."""
+    return hmac.digest(secret.encode(), b"jfluid 1 " + purpose.encode(), "sha256")
