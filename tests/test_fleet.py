@@ -344,11 +344,13 @@ def test_checkpoints(where, tmp_path, joined, monkeypatch):
 
 
 @pytest.mark.parametrize(("text", "said"), [("{}", "epoch_no"), ("[", "expected"), ('{"epoch_no": -2}', "found -2"),
-                                            ('{"epoch_no": "3"}', "found '3'")])
+                                            ('{"epoch_no": "3"}', "found '3'"), ("[" * 10_000, "expected"),
+                                            ("\udcff", "expected"), ('{"epoch_no": 1e999}', "found inf"),
+                                            ('{"epoch_no": 9223372036854775808}', "below"), (" " * 70_000, "70000 bytes")])
 def test_checkpoints_that_cannot_be_read(text, said, tmp_path, joined):
     exe, _ = trained()
     fleet.save_check_point(exe, str(tmp_path), TrainStatus(0))
-    (tmp_path / "__paddle_fleet_checkpoint__.0" / "fleet_train_status").write_text(text)
+    (tmp_path / "__paddle_fleet_checkpoint__.0" / "fleet_train_status").write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(errors.FileFormatError, match=said):
         fleet.load_check_point(exe, str(tmp_path), 0)
     (tmp_path / "__paddle_fleet_checkpoint__.0" / "fleet_train_status").unlink()

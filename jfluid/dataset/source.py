@@ -24,9 +24,12 @@ class Processes:
     def __init__(self) -> None:
         self._running: set[subprocess.Popen] = set()
 
-    def start(self, command: str, stdin: Any) -> subprocess.Popen:
-        """Start a command in a session of its own: it and its children can be ended, and Ctrl-C leaves that to us."""
-        process = subprocess.Popen(command, shell=True, stdin=stdin, stdout=subprocess.PIPE, bufsize=0,
+    def start(self, command: str, stdin: Any, *arguments: str) -> subprocess.Popen:
+        """Start a command in a session of its own: it and its children can be ended, and Ctrl-C leaves that to us.
+
+        The arguments are its $1, $2 ...: no part of the text that the shell reads, whatever they hold.
+        """
+        process = subprocess.Popen([command, "sh", *arguments], shell=True, stdin=stdin, stdout=subprocess.PIPE, bufsize=0,
                                    start_new_session=True)
         self._running.add(process)
         return process
@@ -73,11 +76,14 @@ class Source:
     def _open(self, path: str, stack: contextlib.ExitStack, started: Processes) -> BinaryIO:
         raw: BinaryIO | None
         if self.download_cmd:
-            raw = stack.enter_context(_piped(f'{self.download_cmd} "{path}"', None, path, started))
+            if path.startswith("-") or "\0" in path:
+                raise errors.DataError(f"{path!r}: no name of a file for the command {self.download_cmd!r}, which would take "
+                                       "it for an option; write ./ in front of it")
+            raw = stack.enter_context(_piped(f'{self.download_cmd} "$1"', None, path, started))
         else:
             try:
                 raw = stack.enter_context(self._file(path))
-            except (OSError, ValueError, ImportError) as error:
+            except Exception as error:  # each kind of compression, and of file system, has its own
                 raise errors.DataError(f"{path}: cannot be opened: {error}") from error
         if self.pipe_command.strip() in _PLAIN:
             return raw
@@ -97,7 +103,7 @@ def _piped(command: str, stdin: BinaryIO | None, path: str, started: Processes) 
     """What a shell command prints. Raises DataError when it fails; it is ended when its reader leaves early."""
     direct = stdin is not None and type(stdin).__name__ == "FileIO"
     given: Any = subprocess.DEVNULL if stdin is None else stdin if direct else subprocess.PIPE
-    process = started.start(command, given)
+    process = started.start(command, given, path)
     writer = None
     failure: list[BaseException] = []
     if stdin is not None and not direct:
@@ -139,7 +145,7 @@ def _whole_lines(stream: Any, path: str) -> Iterator[Any]:
             buffer = np.concatenate([buffer, np.empty(len(buffer), np.uint8)])
         try:
             count = stream.readinto(memoryview(buffer)[filled:-1])
-        except (OSError, EOFError, ValueError) as error:
+        except Exception as error:  # damaged data: each kind of compression has its own
             raise errors.DataError(f"{path}: cannot be read: {error}") from error
         if not count:
             break

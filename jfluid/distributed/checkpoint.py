@@ -16,6 +16,7 @@ import numpy as np
 from jfluid import errors
 from jfluid.distributed import Runner, links
 from jfluid.files import model as models
+from jfluid.files.storage import path_below, paths_to_write
 from jfluid.files.tensor_format import Stored, load_rows, save_in_parts, save_tensors
 from jfluid.files.variables import is_persistable, read_scope
 from jfluid.ir.program import Program
@@ -46,6 +47,7 @@ def save_persistables(executor: Any, dirname: str, main_program: Program) -> Non
     Raises:
         ProgramError: the program is none of a trainer.
         UninitializedError: the scope has no value of a variable that servers do not hold.
+        FileFormatError: a variable's name leads out of the folder; nothing is written then.
         ServerError: a server does not answer, or cannot write. OSError: this process cannot.
     """
     held = _holdings(main_program, "save_persistables")
@@ -75,6 +77,8 @@ def save_inference_model(executor: Any, dirname: str, feeded_var_names: Sequence
     """
     held = _holdings(main_program, "save_inference_model")
     program = _without_servers(origin_program if origin_program is not None else held.origin)
+    persistable = [v.name for v in program.list_vars() if is_persistable(v)]
+    paths_to_write(dirname, persistable, reserved=["__model__", "__model__.main_program"])
     names = models.save_inference_model(dirname, feeded_var_names, target_vars, executor, program,
                                         export_for_deployment=export_for_deployment, program_only=True)
     saved = program
@@ -168,7 +172,7 @@ def _table(held: Holdings, name: str, what: str) -> Kept:
 
 
 def _folder(dirname: str, table: str) -> str:
-    return os.path.join(os.path.abspath(os.fspath(dirname)), table)
+    return paths_to_write(os.path.abspath(os.fspath(dirname)), [table])[0]
 
 
 class _Asked:
@@ -192,8 +196,9 @@ class _Asked:
 
     def save(self, variables: Iterable[Variable], dirname: str) -> None:
         """Save variables by their names, those that servers do not hold from the scope."""
-        for var in variables:
-            path, kept = os.path.join(os.fspath(dirname), var.name), self._held.kept.get(var.name)
+        variables = list(variables)
+        for var, path in zip(variables, paths_to_write(dirname, [v.name for v in variables])):
+            kept = self._held.kept.get(var.name)
             if kept is None:
                 save_tensors(path, read_scope([var.name]))
             elif not kept.table:
@@ -313,7 +318,7 @@ class _Loading:
 
     def into(self, scope: Scope) -> None:
         """Set the variables, when all could be read."""
-        there = [m for m in self._state if (self._folder / m[0].name).exists()]
+        there = [m for m in self._state if os.path.exists(self._path(m[0]))]
         if there and len(there) < len(self._state):
             missing = sorted({kept.name for kept, part in self._state} - {kept.name for kept, _ in there})
             raise errors.FileFormatError(f"{self._folder}: the optimizer's state is there in part: {', '.join(missing)} "
@@ -323,7 +328,7 @@ class _Loading:
         found = [(kept, part, self._read(kept, part)) for kept, part in self._parameters + there]
         for kept, part, value in found:
             if value is None:
-                scope.var(part.name).saved = str(self._folder / kept.name)
+                scope.var(part.name).saved = self._path(kept)
                 continue
             scope.var(part.name).get_tensor().set(value)
             for i, count in enumerate(kept.counts):
@@ -331,10 +336,13 @@ class _Loading:
 
     def _read(self, kept: Kept, part: Part) -> Array | None:
         """A part of a variable; None for a distributed table, which is read when the server has it."""
-        path = self._folder / kept.name
+        path = self._path(kept)
         if kept.distributed:
-            if not path.exists():
+            if not os.path.exists(path):
                 raise errors.FileFormatError(f"{path}: there is no such file or folder, and table {kept.name} needs it")
             return None
         rows = part.shape[0] if kept.cut else kept.shape[0]
         return load_rows(path, kept.name, kept.dtype, kept.shape, part.first if kept.cut else 0, rows)
+
+    def _path(self, kept: Kept) -> str:
+        return path_below(self._folder, kept.name)

@@ -4,8 +4,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from jfluid import errors
-from jfluid.files.storage import atomic_write, bounded_reader
-from jfluid.files.variables import load_persistables, program_of, save_persistables, works_with_servers
+from jfluid.files.storage import atomic_write, bounded_reader, paths_to_write
+from jfluid.files.variables import (
+    get_program_persistable_vars,
+    load_persistables,
+    program_of,
+    save_persistables,
+    works_with_servers,
+)
 from jfluid.ir import unique_name
 from jfluid.ir.program import Program
 from jfluid.ir.types import VarType
@@ -46,6 +52,7 @@ def save_inference_model(
     Raises:
         ProgramError: a feed or a target is no variable of the program.
         UninitializedError: a parameter has no value.
+        FileFormatError: a parameter's name leads out of the folder, or is the model's.
         UnsupportedError: filenames or `program_only` were given for a trainer's program, whose variables parameter servers
             hold.
     """
@@ -70,6 +77,8 @@ def save_inference_model(
         path, model = path + ".main_program", program
     if not program_only:
         params = None if params_filename is None else os.path.basename(params_filename)
+        if params is None:
+            paths_to_write(dirname, [v.name for v in get_program_persistable_vars(model)], [os.path.basename(path)])
         save_persistables(executor, dirname, model, params)
     with atomic_write(path) as file:
         file.write(model.serialize_to_string())

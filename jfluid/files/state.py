@@ -1,6 +1,5 @@
 """A program with its state: `.pdparams` (parameters), `.pdopt` (optimizer state) and `.pdmodel` (the program)."""
 import os
-import struct
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -9,7 +8,7 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.files.pickled import load_arrays, save_arrays
-from jfluid.files.storage import atomic_write, bounded_reader
+from jfluid.files.storage import atomic_write, bounded_reader, path_below
 from jfluid.files.tensor_format import Stored, load_tensors, read_tensor
 from jfluid.files.variables import check_fits, is_optimizer_state, is_parameter, is_persistable, read_scope, write_scope
 from jfluid.ir.program import Program
@@ -80,9 +79,9 @@ def _load_tensor_files(program: Program, path: str, var_list: Sequence[Variable]
     """Variables from a folder of tensor files, or from one combined file."""
     found = []
     if os.path.isdir(path):
-        every = [v for v in program.list_vars() if is_persistable(v) and os.path.exists(os.path.join(path, v.name))]
+        every = [v for v in program.list_vars() if is_persistable(v) and os.path.exists(path_below(path, v.name))]
         for var in every if var_list is None else var_list:
-            file = os.path.join(path, var.name)
+            file = path_below(path, var.name)
             found.append((var, load_tensors(file, [var.name])[0], file))
     elif os.path.isfile(path):
         found = [(v, t, path) for v, t in _combined(path, var_list)]
@@ -114,9 +113,9 @@ def load_program_state(model_path: str, var_list: Sequence[Variable] | None = No
             state |= load_arrays(prefix + ".pdopt")
         return state
     if os.path.isdir(model_path):
-        names = sorted(os.listdir(model_path)) if var_list is None else [v.name for v in var_list]
-        return {n: value for n in names
-                if (value := _tensor_file(os.path.join(model_path, n), n, required=var_list is not None)) is not None}
+        if var_list is not None:
+            return {v.name: load_tensors(path_below(model_path, v.name), [v.name])[0].value for v in var_list}
+        return {n: value for n in _files_below(model_path) if (value := _tensor_file(model_path, n)) is not None}
     if os.path.isfile(model_path):
         return {v.name: t.value for v, t in _combined(model_path, var_list)}
     raise errors.FileFormatError(
@@ -124,16 +123,18 @@ def load_program_state(model_path: str, var_list: Sequence[Variable] | None = No
     )
 
 
-def _tensor_file(path: str, name: str, required: bool) -> np.ndarray | None:
-    """The tensor of a file; None for a file of another kind, such as `__model__`, unless it is required."""
-    if not required and os.path.isdir(path):
-        return None
-    with bounded_reader(path) as reader:
+def _files_below(folder: str) -> list[str]:
+    """Names of all files in a folder and its folders, such as "w" and "encoder/w"; those of variables in it."""
+    return sorted(os.path.relpath(os.path.join(at, name), folder).replace(os.sep, "/")
+                  for at, _, names in os.walk(folder) for name in names)
+
+
+def _tensor_file(folder: str, name: str) -> np.ndarray | None:
+    """The tensor of a file; None for a file of another kind, such as `__model__`."""
+    with bounded_reader(os.path.join(folder, name)) as reader:
         reader.what = name
-        if not required and reader.remaining >= 4:
-            with open(path, "rb") as file:
-                if struct.unpack("<I", file.read(4))[0] != 0:
-                    return None
+        if reader.begin(4) not in (b"", b"\0\0\0\0"):  # every tensor's version
+            return None
         value = read_tensor(reader).value
         reader.finish()
         return value

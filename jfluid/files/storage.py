@@ -1,13 +1,77 @@
-"""Writing files whole or not at all, and reading them within their bounds."""
+"""Writing files whole or not at all, reading them within their bounds, and names that stay in their folder."""
 import contextlib
+import errno
 import os
+import re
+import stat
 import struct
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from jfluid import errors
+
+_LONGEST_PART, _LONGEST_NAME = 255, 1024  # bytes of a file's name, as nearly all file systems have it, and with its folders
+# What a path may not be for its file to be missing or unreadable, rather than this process to lack something.
+_WRONG_PATH = frozenset({errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.ENXIO})
+
+
+def path_below(folder: str | os.PathLike[str], name: str) -> str:
+    """The path of the file of variable (or table) `name` in a folder.
+
+    Names come with programs, and programs from anywhere. One may have folders in it, as Fluid's may ("encoder/w"), but it
+    never leads out of the folder, and no two names stand for one file. Raises FileFormatError that says what is wrong.
+    """
+    found = _fault_of(name)
+    if found:
+        shown = f"{name[:80]!r}{' ...' if len(name) > 80 else ''}"
+        raise errors.FileFormatError(
+            f"{os.fspath(folder)}, variable {shown}: {found}. Expected a name that stays in the folder, such as w or "
+            "encoder/w: rename the variable, or save all variables as one file (filename, params_filename), without names")
+    return os.path.join(os.fspath(folder), name)
+
+
+def _fault_of(name: str) -> str:
+    """Why a name cannot be a file's in a folder; empty when it can. The same on all systems, so that folders can be moved."""
+    if not name:
+        return "an empty name"
+    if "\\" in name or re.match("[A-Za-z]:", name):
+        return "a path of Windows"
+    if re.search(r"[\x00-\x1f\x7f\ud800-\udfff]", name):
+        return "a name with control characters"
+    if name.startswith("/"):
+        return "an absolute path"
+    if len(name.encode()) > _LONGEST_NAME:
+        return f"a name of more than {_LONGEST_NAME} bytes"
+    parts = name.split("/")
+    if any(part in ("", ".", "..") for part in parts):
+        return "a path with ., .. or an empty part"
+    if any(len(part.encode()) > _LONGEST_PART for part in parts):
+        return f"a part of more than {_LONGEST_PART} bytes"
+    return ""
+
+
+def paths_to_write(folder: str | os.PathLike[str], names: Iterable[str], reserved: Iterable[str] = ()) -> list[str]:
+    """The paths of the files of variables (see `path_below`) that are about to be written.
+
+    Raises FileFormatError also where links lead out of the folder, where one variable's file would be another's folder, and
+    for `reserved` names, which other files of the folder have. Nothing is written then.
+    """
+    names, others = list(names), set(reserved)
+    paths = [path_below(folder, name) for name in names]
+    root, taken = Path(os.path.realpath(folder)), set(names)
+    for name, path in zip(names, paths):
+        where = f"{os.fspath(folder)}, variable {name}"
+        if name in others:
+            raise errors.FileFormatError(f"{where}: another file of the folder has this name; rename the variable")
+        parents = [name[:i] for i, c in enumerate(name) if c == "/"]
+        if above := [p for p in parents if p in taken or p in others]:
+            raise errors.FileFormatError(f"{where}: {above[0]} is a file of the folder, no folder; rename one of the two")
+        if parents and not Path(os.path.realpath(os.path.dirname(path))).is_relative_to(root):
+            raise errors.FileFormatError(f"{where}: a link in the folder leads out of it, to "
+                                         f"{os.path.realpath(os.path.dirname(path))}; remove the link, or save elsewhere")
+    return paths
 
 
 @contextlib.contextmanager
@@ -18,7 +82,7 @@ def atomic_write(path: str | os.PathLike) -> Iterator[BinaryIO]:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name[:32]}.", suffix=".tmp", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             yield file
@@ -88,6 +152,10 @@ class BoundedReader:
             raise self.refuse(f"the file shrank while {what} was read")
         return data
 
+    def begin(self, count: int) -> bytes:
+        """The first bytes of the file, at most `count`, which stay to be read."""
+        return os.pread(self._file.fileno(), count, 0)
+
     def skip(self, count: int, what: str) -> None:
         """Pass over the next `count` bytes."""
         self.need(count, what)
@@ -113,11 +181,19 @@ class BoundedReader:
 
 
 @contextlib.contextmanager
-def bounded_reader(path: str | os.PathLike) -> Iterator[BoundedReader]:
-    """Open `path` for reading. Raises FileFormatError when it is missing or no regular file."""
+def bounded_reader(path: str | os.PathLike[str]) -> Iterator[BoundedReader]:
+    """Open `path` for reading. Raises FileFormatError when it is missing or no regular file (a pipe or device would be
+    waited for, or not end)."""
+    name = os.fspath(path)
     try:
-        file = open(path, "rb")
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as e:
-        raise errors.FileFormatError(f"{os.fspath(path)}: {e.strerror}") from e
+        file = open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK))
+    except ValueError as e:  # a null character
+        raise errors.FileFormatError(f"{name!r}: {e}") from e
+    except OSError as e:
+        if e.errno not in _WRONG_PATH:
+            raise
+        raise errors.FileFormatError(f"{name}: {e.strerror}") from e
     with file:
-        yield BoundedReader(file, os.fspath(path))
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise errors.FileFormatError(f"{name}: expected a regular file")
+        yield BoundedReader(file, name)

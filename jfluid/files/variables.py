@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jfluid import errors
+from jfluid.files.storage import path_below, paths_to_write
 from jfluid.files.tensor_format import Stored, load_tensors, save_tensors
 from jfluid.ir.program import Program, default_main_program
 from jfluid.ir.types import VarType, var_type
@@ -125,20 +126,22 @@ def save_vars(executor: Any, dirname: str, main_program: Program | None = None, 
         predicate: a function from a Variable to bool.
         filename: one file for all of them, in the order of their names; by default a file each, by name.
 
-    Raises UninitializedError when a variable has no value. Each file is written whole or not at all.
+    Raises UninitializedError when a variable has no value, FileFormatError when a file each is wanted and a variable's name
+    leads out of the folder. Each file is written whole or not at all.
     """
     dirname = os.fspath(dirname)
     found = _chosen(program_of(main_program), vars, predicate)
     if filename is not None:
         found = sorted(found, key=lambda v: v.name)
+    paths = paths_to_write(dirname, [v.name for v in found]) if filename is None else []
     tensors = read_scope(v.name for v in found)
     os.makedirs(dirname, exist_ok=True)
     if filename is not None:
         if found:
             save_tensors(_single_file(dirname, filename), tensors)
         return
-    for var, tensor in zip(found, tensors):
-        save_tensors(os.path.join(dirname, var.name), [tensor])
+    for path, tensor in zip(paths, tensors):
+        save_tensors(path, [tensor])
 
 
 def load_vars(executor: Any, dirname: str, main_program: Program | None = None, vars: Sequence[Variable] | None = None,
@@ -146,7 +149,8 @@ def load_vars(executor: Any, dirname: str, main_program: Program | None = None, 
     """Load variables that `save_vars`, or Fluid, saved, into the global scope; the arguments are those of `save_vars`.
 
     Raises FileFormatError, naming file and variable, for a file that is missing, truncated, oversized or damaged, or
-    holds another shape or dtype than the program declares. The scope is then as it was.
+    holds another shape or dtype than the program declares, and for a variable whose name leads out of the folder. The scope
+    is then as it was.
     """
     dirname = os.fspath(dirname)
     found = _chosen(program_of(main_program), vars, predicate)
@@ -159,7 +163,7 @@ def _load(dirname: str, found: list[Variable], filename: str | None) -> list[tup
         path = _single_file(dirname, filename)
         loaded = [(v, t, path) for v, t in zip(found, load_tensors(path, [v.name for v in found]) if found else [])]
     else:
-        loaded = [(v, load_tensors(path, [v.name])[0], path) for v in found for path in [os.path.join(dirname, v.name)]]
+        loaded = [(v, load_tensors(path, [v.name])[0], path) for v in found for path in [path_below(dirname, v.name)]]
     for var, tensor, path in loaded:
         check_fits(var, tensor.value, path)
     return [(v, t) for v, t, _ in loaded]

@@ -8,11 +8,13 @@ import os
 from collections.abc import Callable
 
 from jfluid import errors
+from jfluid.files.storage import bounded_reader
 from jfluid.fleet.filesystem import FS, LocalFS
 
 PREFIX = "__paddle_fleet_checkpoint__"
 PARAMETERS = "_paddle_fleet_param__"
 STATUS = "fleet_train_status"
+_LARGEST_STATUS = 1 << 16  # bytes
 
 
 class TrainStatus:
@@ -103,11 +105,14 @@ def load(path: str, trainer_id: int, fs: FS, cache: str, read: Callable[[str], N
 def _status(name: str) -> TrainStatus:
     if not os.path.isfile(name):
         return TrainStatus()
-    with open(name) as file:
-        try:
-            epoch = json.load(file)["epoch_no"]
-        except (ValueError, KeyError, TypeError) as e:
-            raise errors.FileFormatError(f'{name}: expected {{"epoch_no": number}}: {e}') from e
-    if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
-        raise errors.FileFormatError(f"{name}: epoch_no: expected a whole number, found {epoch!r}")
+    with bounded_reader(name) as reader:
+        if reader.remaining > _LARGEST_STATUS:
+            raise reader.refuse(f'expected {{"epoch_no": number}}, found {reader.remaining} bytes')
+        data = reader.take(reader.remaining, "the status")
+    try:
+        epoch = json.loads(data)["epoch_no"]
+    except (ValueError, KeyError, TypeError, RecursionError) as e:
+        raise errors.FileFormatError(f'{name}: expected {{"epoch_no": number}}: {e}') from e
+    if isinstance(epoch, bool) or not isinstance(epoch, int) or not -1 <= epoch < 2**63:
+        raise errors.FileFormatError(f"{name}: epoch_no: expected a whole number below 2**63, found {repr(epoch)[:40]}")
     return TrainStatus(epoch)

@@ -72,7 +72,7 @@ class Operator:
         self.inputs = {s: _names(v, f"operator {type}, input {s}") for s, v in (inputs or {}).items() if v is not None}
         self.outputs = {s: _names(v, f"operator {type}, output {s}") for s, v in (outputs or {}).items() if v is not None}
         self.attrs: dict[str, Any] = {k: v for k, v in (attrs or {}).items() if v is not None}
-        self.attr_kinds: dict[str, str] = {}  # Fluid's type of attributes read from a file that no definition knows
+        self.attr_kinds: dict[str, str] = {}  # Fluid's type of the attributes that were read from a file
         if callsite and "op_callstack" not in self.attrs:
             self.attrs["op_callstack"] = _user_frames()
 
@@ -150,6 +150,7 @@ class Operator:
         """Set an attribute; the value is held against the operator's definition."""
         self.attrs[name] = value
         schema.current().check(self)
+        self.attr_kinds.pop(name, None)  # it is no longer the file's
         self.block.program._touch()
 
     _set_attr = set_attr

@@ -1,4 +1,9 @@
-"""Operators that write variables to files and read them; they run on the host."""
+"""Operators that write variables to files and read them; they run on the host.
+
+A program that was read, from a file or from bytes, may be anybody's: it does not choose files. Its operators run when the
+reader's own code has named theirs.
+"""
+import math
 import os
 
 import numpy as np
@@ -17,6 +22,13 @@ def _stored(value: np.ndarray, name: str, half: bool, ctx) -> Stored:
     return Stored(_narrowed(value, half), var.get_tensor().lod() if var is not None else [])
 
 
+def _refuse_read(path: str, ctx) -> None:
+    if "file_path" in ctx.op.attr_kinds:
+        raise errors.FileFormatError(
+            f"operator {ctx.op.type} of a program that was read names the file {path!r}: such programs may come from "
+            "anywhere, and do not choose files. To run it, name the file yourself: op._set_attr('file_path', ...)")
+
+
 def _refuse_existing(path: str, overwrite: bool) -> None:
     if not overwrite and os.path.exists(path):
         raise errors.OpError(f"{path} exists, and the operator's attribute overwrite is False")
@@ -25,6 +37,7 @@ def _refuse_existing(path: str, overwrite: bool) -> None:
 @op("save", ins=("X",), outs=("kLookupTablePath?",), host=True, grad=False)
 def save(x, *, ctx, file_path: String, overwrite: Bool = True, save_as_fp16: Bool = False):
     """Write the variable to a file."""
+    _refuse_read(file_path, ctx)
     _refuse_existing(file_path, overwrite)
     save_tensors(file_path, [_stored(x, ctx.op.input("X")[0], save_as_fp16, ctx)])
 
@@ -32,9 +45,10 @@ def save(x, *, ctx, file_path: String, overwrite: Bool = True, save_as_fp16: Boo
 @op("load", outs=("Out",), host=True, grad=False)
 def load(*, ctx, file_path: String, load_as_fp16: Bool = False, seek: Long = -1, shape: Longs = ()):
     """Read the variable from a file; with `seek`, a slice of its elements from there on, in the given shape."""
+    _refuse_read(file_path, ctx)
     found = load_tensors(file_path, ctx.op.output("Out"))[0].value
     if seek >= 0:
-        flat, count = found.reshape(-1), int(np.prod(shape))
+        flat, count = found.reshape(-1), math.prod(shape)
         if any(d < 0 for d in shape) or seek + count > flat.size:
             raise errors.FileFormatError(
                 f"{file_path}, variable {ctx.op.output('Out')[0]}: {list(shape)} from element {seek} "
@@ -50,6 +64,7 @@ def save_combine(xs, *, ctx, file_path: String, overwrite: Bool = True, save_as_
     """Write the variables to one file, in order."""
     if save_to_memory:
         raise errors.UnsupportedError("save_combine: save_to_memory is not in this release; save to a file")
+    _refuse_read(file_path, ctx)
     _refuse_existing(file_path, overwrite)
     save_tensors(file_path, [_stored(x, n, save_as_fp16, ctx) for x, n in zip(xs, ctx.op.input("X"))])
 
@@ -59,4 +74,5 @@ def load_combine(*, ctx, file_path: String, load_as_fp16: Bool = False, model_fr
     """Read the variables from one file, in order."""
     if model_from_memory:
         raise errors.UnsupportedError("load_combine: model_from_memory is not in this release; give the path of a file")
+    _refuse_read(file_path, ctx)
     return [_narrowed(t.value, load_as_fp16) for t in load_tensors(file_path, ctx.op.output("Out"))]
