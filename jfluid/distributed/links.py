@@ -1,6 +1,7 @@
 """Links: this process's connections to the servers of jobs, one for each trainer that it is."""
 import ipaddress
 import itertools
+import logging
 import math
 import os
 import re
@@ -21,8 +22,10 @@ from jfluid.scope import Scope
 if TYPE_CHECKING:
     from jfluid.distributed.strategies import Strategy
     from jfluid.distributed.work import Dense, Work
+    from jfluid.ps_server import ps_pb2 as pb
     from jfluid.ps_server.client import Client, Pulled, Rows
 
+_LOG = logging.getLogger(__name__)
 TOKEN = "JFLUID_PS_TOKEN"
 _TOKEN_FILE = Path("~", ".cache", "jfluid", "ps_token")
 
@@ -99,7 +102,9 @@ class Link:
     Attributes:
         calls: the client, whatever is under way.
         rounds: how many rounds of synchronous training this trainer has done.
+        recovers: the job writes snapshots, so that its processes may be started again.
         careful: all servers are to have a round's gradients before one of them applies it.
+        resumed: what only this trainer had in an earlier life, to go on with; None for a trainer that begins.
         strategy: how gradients go out and parameters come in; None for what the program's own operators say.
         prefetch_depth: batches of a dataset whose rows are pulled ahead, where the strategy lets that be; 0: nothing of a step
             goes on while another begins.
@@ -113,9 +118,11 @@ class Link:
         self.endpoints, self.trainer = list(endpoints), trainer
         self.calls = Client(endpoints, job_token(endpoints), trainer, timeout_s=flags.get("FLAGS_rpc_deadline") / 1000,
                             keep_bytes=snapshots.kept_bytes(), **client_options())
-        self.careful = snapshots.wanted() and len(endpoints) > 1
+        self.recovers = snapshots.wanted()
+        self.careful = self.recovers and len(endpoints) > 1
         try:
             self.rounds = self._agreed()
+            self.resumed = self._resumed()
         except BaseException:
             self.calls.close()
             raise
@@ -171,14 +178,36 @@ class Link:
         """How many rounds all servers have applied.
 
         A trainer that was killed may have left its gradients of one more round at all servers, and confirmed them at some:
-        then they are confirmed at the others.
+        then they are confirmed at the others. Raises RollbackError where servers are further apart: the gradients of the
+        rounds between were this trainer's, and are gone with it.
         """
+        from jfluid.ps_server.refusals import RollbackError, StateError
         statuses = self.calls.status()
         least, most = min(s.rounds for s in statuses), max(s.rounds for s in statuses)
         if least == most and not any(s.confirmed for s in statuses):
             return least
-        self.calls.pull(round=least + 1, confirm=True)
-        return least + 1
+        try:
+            if most <= least + 1:
+                self.calls.pull(round=least + 1, confirm=True)
+                return least + 1
+            why = ""
+        except StateError as error:
+            why = f" ({error})"
+        rounds = ", ".join(f"server {s.server} has {s.rounds}" for s in statuses)
+        raise RollbackError(f"trainer {self.trainer}: the servers have applied different numbers of rounds ({rounds}), and "
+                            "gradients that some of them need were lost with an earlier life of this trainer: start all "
+                            f"processes again, which go on from the newest snapshots that all servers have{why}")
+
+    def _resumed(self) -> "pb.TrainerState | None":
+        """What only this trainer had after the rounds that it goes on from."""
+        if not (self.recovers and self.rounds):
+            return None
+        state = self.calls.trainer_state()
+        if state.round != self.rounds:
+            _LOG.warning("the servers have %d rounds, and nothing of what only trainer %d had by then: running statistics and "
+                         "random numbers begin anew", self.rounds, self.trainer)
+            return None
+        return state
 
     def know(self, work: "Work") -> None:
         """Tell the client where the tables and pieces of a program are."""

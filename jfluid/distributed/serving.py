@@ -3,9 +3,9 @@ import logging
 import os
 from typing import Any
 
-from jfluid import errors
+from jfluid import errors, flags
 from jfluid.distributed import Runner
-from jfluid.distributed.environment import server_settings
+from jfluid.distributed.environment import client_options, server_settings
 from jfluid.distributed.links import job_token
 from jfluid.distributed.snapshots import Snapshots
 from jfluid.ir.program import Program
@@ -21,12 +21,12 @@ class Serving(Runner):
         self._program, self._executor = program, executor
         (self._listen,) = (op for op in program.global_block().ops if op.type == "listen_and_serv")
 
-    def _servers(self, number: int) -> int:
-        """How many servers the job has. A program that was read from a file does not say; then the environment does."""
+    def _endpoints(self, number: int, own: str) -> list[str]:
+        """All servers of the job. A program that was read from a file does not name them; then the environment does."""
         if self._program.holdings is not None:
-            return len(self._program.holdings.endpoints)
+            return list(self._program.holdings.endpoints)
         named = [e for e in os.environ.get("PADDLE_PSERVERS_IP_PORT_LIST", "").split(",") if e]
-        return max(len(named), number + 1)
+        return named if len(named) > number else [own] * (number + 1)
 
     def run(self, feed: Any, fetches: list[str], scope: Scope, owned: bool = False) -> list[Any]:
         """Serve.
@@ -39,6 +39,8 @@ class Serving(Runner):
         """
         from jfluid.distributed.program_store import ProgramStore
         from jfluid.ps_server.__main__ import keep_freed_memory
+        from jfluid.ps_server.client import credentials_of
+        from jfluid.ps_server.recovery import Peers
         from jfluid.ps_server.server import Server
         if feed or fetches:
             raise errors.FetchError("a server's program has nothing to feed or fetch: run it with the program alone")
@@ -46,21 +48,27 @@ class Serving(Runner):
         endpoint = self._listen.attr("endpoint")
         host, _, port = endpoint.rpartition(":")
         number = max(self._listen.attr("pserver_id"), 0)
-        servers = self._servers(number)
+        endpoints = self._endpoints(number, endpoint)
         keep_freed_memory()
-        settings = server_settings(number, token=job_token([endpoint]), host=host.strip("[]"), port=int(port), servers=servers,
+        token = job_token([endpoint])
+        settings = server_settings(number, token=token, host=host.strip("[]"), port=int(port), servers=len(endpoints),
                                    trainers=self._listen.attr("Fanin"), end_with_trainers=True)
         snapshots = Snapshots.from_environment(number)
-        left = snapshots.begin(store) if snapshots is not None else {}
+        if snapshots is not None:
+            snapshots.check()
         server = Server(settings, store)
-        server.meeting.restore_left(left)
+        writer = None
+        if snapshots is not None:
+            writer = snapshots.writer(server, Peers(endpoints, number, token, credentials_of(**client_options()),
+                                                    flags.get("FLAGS_rpc_deadline") / 1000))
         with server:
+            if writer is not None:
+                writer.begin()
+                writer.start()
             _LOG.info("server %d listens on %s", number, endpoint)
-            if snapshots is not None:
-                snapshots.start(server.service)
             server.wait()
-            if snapshots is not None:
-                snapshots.stop()
+            if writer is not None:
+                writer.stop()
         if server.meeting.failed:
             raise errors.ServerError(f"the job has failed: {server.meeting.failed}")
         return []

@@ -9,6 +9,8 @@
 
 Trainers need the first variable too: with it they keep 256 MiB of pushes for each server unless told otherwise, and in
 synchronous training all servers apply a round or none does, so that a trainer may be killed at any moment.
+
+In synchronous training the servers cut at the same rounds (see jfluid.ps_server.recovery); otherwise each writes its own.
 """
 import logging
 import math
@@ -20,7 +22,8 @@ from typing import TYPE_CHECKING
 from jfluid import errors
 
 if TYPE_CHECKING:
-    from jfluid.distributed.program_store import ProgramStore
+    from jfluid.ps_server.recovery import Peers
+    from jfluid.ps_server.server import Server
     from jfluid.ps_server.service import Service
 
 FOLDER, EVERY, RESTORE, KEEP = (f"JFLUID_PS_{n}" for n in ("SNAPSHOT_FOLDER", "SNAPSHOT_EVERY_S", "RESTORE", "KEEP_BYTES"))
@@ -50,8 +53,7 @@ class Snapshots:
     """
 
     def __init__(self, folder: Path, every_s: float, restore: bool):
-        self._folder, self._every_s, self._restore = folder, every_s, restore
-        self._due, self._ended = threading.Event(), threading.Event()
+        self.folder, self.every_s, self.restore = folder, every_s, restore
 
     @classmethod
     def from_environment(cls, number: int) -> "Snapshots | None":
@@ -71,47 +73,116 @@ class Snapshots:
             raise errors.ServerError(f"{EVERY}: expected a number of seconds above 0, found {every!r}")
         return cls(Path(folder).absolute() / f"server-{number}", every_s, restore == "1")
 
-    def begin(self, store: "ProgramStore") -> dict[int, int]:
-        """Put a server that was started again into the state of its last snapshot; the trainers that had left by then.
-
-        Raises ServerError when one that was not finds a snapshot: an earlier job's work is neither taken up nor written over
-        unasked. Raises it, too, when the snapshot is damaged or another program's.
-        """
+    def check(self) -> None:
+        """Raise ServerError when a server that was not started again finds a snapshot: an earlier job's work is neither taken
+        up nor written over unasked."""
         from jfluid.ps_server import snapshot
-        there = self._folder.is_dir() and snapshot.complete(self._folder)
-        if there and not self._restore:
-            raise errors.ServerError(f"{self._folder} holds a snapshot of an earlier job. Set {RESTORE}=1 to go on with that "
+        if not self.restore and self.folder.is_dir() and snapshot.complete(self.folder):
+            raise errors.ServerError(f"{self.folder} holds a snapshot of an earlier job. Set {RESTORE}=1 to go on with that "
                                      "job; otherwise remove the folder, or name another one")
-        if not there:
-            if self._restore:
-                _LOG.warning("%s holds no complete snapshot: this server begins anew", self._folder)
-            return {}
-        manifest = snapshot.restore(store, self._folder, 0, 1)
-        _LOG.warning("restored snapshot %s: %d rounds, %d rows", manifest.id, manifest.rounds,
-                     sum(len(table) for table in store.tables.values()))
-        return manifest.left
 
-    def start(self, service: "Service") -> None:
-        """Write them, until `stop`; one more when a trainer leaves: a server that starts again need not wait for it then."""
-        service.meeting.on_leave = self._due.set
-        threading.Thread(target=self._run, args=[service], name="jfluid-ps-snapshots", daemon=True).start()
+    def writer(self, server: "Server", peers: "Peers") -> "Writer":
+        """What writes them: with the other servers, or on its own."""
+        return _OfRounds(self, server, peers) if server.store.synchronous else _OfTimes(self, server)
+
+
+class Writer:
+    """Puts a server into the state of its last snapshot, and writes new ones while it serves."""
+
+    def begin(self) -> None:
+        """Go on from a snapshot if the server was started again. Raises ServerError when that is another program's, or when
+        the servers cannot agree."""
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """Write snapshots, until `stop`; one more when a trainer leaves: a server that starts again need not wait for it."""
+        raise NotImplementedError
 
     def stop(self) -> None:
         """Write no more."""
+        raise NotImplementedError
+
+
+class _OfTimes(Writer):
+    """Snapshots that this server writes by itself, every so often."""
+
+    def __init__(self, snapshots: Snapshots, server: "Server"):
+        self._snapshots, self._server = snapshots, server
+        self._due, self._ended = threading.Event(), threading.Event()
+
+    def begin(self) -> None:
+        from jfluid.ps_server import snapshot
+        folder, store, meeting = self._snapshots.folder, self._server.store, self._server.meeting
+        if not self._snapshots.restore:
+            return
+        for newest in snapshot.sound(folder)[:1]:
+            manifest = snapshot.restore(store, folder, 0, 1, newest.id)
+            meeting.restore_left(manifest.left)
+            _LOG.warning("restored snapshot %s: %d rows", manifest.id, sum(len(table) for table in store.tables.values()))
+            return
+        _LOG.warning("%s holds no complete snapshot: this server begins anew", folder)
+
+    def start(self) -> None:
+        self._server.meeting.on_leave = self._due.set
+        threading.Thread(target=self._run, args=[self._server.service], name="jfluid-ps-snapshots", daemon=True).start()
+
+    def stop(self) -> None:
         self._ended.set()
         self._due.set()
 
     def _run(self, service: "Service") -> None:
+        folder = self._snapshots.folder
         while True:
-            self._due.wait(self._every_s)
+            self._due.wait(self._snapshots.every_s)
             if self._ended.is_set():
                 return
             self._due.clear()
             try:
-                saved = service.save_alone(self._folder)
+                saved = service.save_alone(folder)
             except OSError as error:  # the last one is as it was
-                _LOG.error("no snapshot could be written into %s: %s", self._folder, error)
+                _LOG.error("no snapshot could be written into %s: %s", folder, error)
             except Exception:
-                _LOG.exception("no snapshot could be written into %s", self._folder)
+                _LOG.exception("no snapshot could be written into %s", folder)
             else:
                 _LOG.info("snapshot of %d rows, %d bytes, in %.1f s", saved.rows, saved.bytes, saved.seconds)
+
+
+class _OfRounds(Writer):
+    """Snapshots that all servers of a synchronous job write after the same rounds."""
+
+    def __init__(self, snapshots: Snapshots, server: "Server", peers: "Peers"):
+        from jfluid.ps_server.recovery import Coordinator
+        from jfluid.ps_server.round_snapshots import RoundSnapshots
+        self._snapshots, self._server, self._peers = snapshots, server, peers
+        service, meeting = server.service, server.meeting
+        self._own = RoundSnapshots(snapshots.folder, server.store, meeting.left, service.is_saved)
+        self._coordinator = None if peers.server else Coordinator(service, peers, snapshots.every_s)
+        service.round_snapshots = self._own
+        if snapshots.restore:
+            service.ready.clear()  # until it is known what to go on from
+            self._own.look()
+        else:
+            self._own.decide(0)
+
+    def begin(self) -> None:
+        if not self._snapshots.restore:
+            return
+        rounds = self._peers.agree(self._own)
+        self._own.decide(rounds)
+        if not rounds:
+            _LOG.warning("%s holds no snapshot that all servers could go on from: this server begins anew",
+                         self._snapshots.folder)
+        self._server.meeting.restore_left(self._own.left())
+        self._server.service.ready.set()
+
+    def start(self) -> None:
+        self._server.meeting.on_round = self._own.on_round
+        if self._coordinator is not None:
+            self._server.meeting.on_leave = self._coordinator.hurry
+            self._coordinator.start()
+
+    def stop(self) -> None:
+        if self._coordinator is not None:
+            self._coordinator.stop()
+        self._peers.close()
+        self._own.settle(self._peers.timeout_s)

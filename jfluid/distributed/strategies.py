@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from jfluid import errors
+from jfluid.distributed import trainer_state
 from jfluid.distributed.work import Work
 from jfluid.scope import Scope
 
@@ -60,9 +61,9 @@ class Strategy(Protocol):
 
 
 def send(link: "Link", work: Work, gradients: Gradients, receive: bool, round: int = 0,
-         rows: Mapping[str, Array] | None = None) -> "Pulled":
+         rows: Mapping[str, Array] | None = None, state: bytes = b"") -> "Pulled":
     """Push gradients and, if asked, pull all parameters and rows by ids, in one call to each server (two for a round of a
-    careful link)."""
+    careful link). `state` goes with a round: what only this trainer has."""
     from jfluid.ps_server.client import Pulled
     from jfluid.ps_server.store import Change
     wanted = [p.name for d in work.received for p in d.pieces] if receive else []
@@ -70,12 +71,12 @@ def send(link: "Link", work: Work, gradients: Gradients, receive: bool, round: i
         counts = {f"{name}@{i}": value for name, value in gradients.counts.items() for i in range(len(link.endpoints))}
         link.calls.push(blocks=counts, change=Change.ADD)
     if round and link.careful:
-        link.calls.push(gradients.rows, gradients.dense, round=round, hold=True)
+        link.calls.push(gradients.rows, gradients.dense, round=round, hold=True, state=state)
         return link.calls.pull(blocks=wanted, round=round, confirm=True)
     if not wanted and not rows:
-        link.calls.push(gradients.rows, gradients.dense, round=round)
+        link.calls.push(gradients.rows, gradients.dense, round=round, state=state)
         return Pulled({}, {}, 0)
-    return link.calls.exchange(gradients.rows, gradients.dense, rows or {}, wanted, round=round)
+    return link.calls.exchange(gradients.rows, gradients.dense, rows or {}, wanted, round=round, state=state)
 
 
 def current(link: "Link", work: Work) -> dict[str, Array]:
@@ -119,8 +120,10 @@ class Direct:
                 link.exchange(lambda ids: send(link, work, gradients, receive=True, rows=ids), work, scope)
                 return {}
             return send(link, work, gradients, receive=True).blocks
-        blocks = send(link, work, gradients, receive=True, round=link.rounds + 1).blocks
-        link.rounds += 1
+        number = link.rounds + 1
+        state = trainer_state.packed(work, scope, number) if link.recovers else b""
+        blocks = send(link, work, gradients, receive=True, round=number, state=state).blocks
+        link.rounds = number
         return blocks
 
     def stop(self) -> None:

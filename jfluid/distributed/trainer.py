@@ -12,7 +12,7 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.compile.buckets import ladder
-from jfluid.distributed import Runner, links
+from jfluid.distributed import Runner, links, trainer_state
 from jfluid.distributed.computing import Computing, Feed, OneDevice, Replicas
 from jfluid.distributed.links import Link
 from jfluid.distributed.strategies import DIRECT, Gradients, Strategy, current, install
@@ -142,7 +142,11 @@ class Trainer(Runner):
         late = {d.param for d in work.received} & set(fetches)
         touched = [n for n, _ in work.touched if n not in feeds[0]]
         names = list(dict.fromkeys([n for n in fetches if n not in late] + work.sent + touched))
+        if work.trains:
+            self._resume(link, scope)
         values = dict(zip(names, computing.run(feeds, names, scope), strict=True))
+        if not work.trains:  # a startup program, which has just begun the running statistics anew
+            self._resume(link, scope)
         if work.trains and self._executor._device.platform != "cpu":  # there they lie where NumPy reads them
             _start_copies(v for name, _ in work.dense for v in values[name][:1])
             _start_copies(v for sent in work.rows for _, g in sent.parts for v in values[g])
@@ -163,6 +167,13 @@ class Trainer(Runner):
             value = LoDTensor(np.asarray(scope.find_var(name).get_tensor()))  # type: ignore[union-attr]
             values[name] = [value] * computing.devices
         return [values[n] for n in fetches]
+
+    def _resume(self, link: Link, scope: Scope) -> None:
+        """Before the first step of a trainer that was started again: give it back what only it had."""
+        if link.resumed is not None:
+            trainer_state.install(link.resumed, scope)
+            if self.work.trains:
+                link.resumed = None
 
     def _linked(self) -> Link:
         if self._link is None or not self._link.users:

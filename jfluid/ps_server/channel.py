@@ -16,13 +16,20 @@ from jfluid.ps_server import wire
 from jfluid.ps_server.auth import Session
 from jfluid.ps_server.lane import SMALLEST, Lane, Lanes
 from jfluid.ps_server.lifting import Exchanged, Pulled, Pushing, Request
-from jfluid.ps_server.refusals import JobFailedError, RestartedError, StateError, TooLargeError, UnknownNameError
+from jfluid.ps_server.refusals import (
+    JobFailedError,
+    RestartedError,
+    RollbackError,
+    StateError,
+    TooLargeError,
+    UnknownNameError,
+)
 
 T = TypeVar("T")
 _REFUSALS: dict[grpc.StatusCode, type[errors.ServerError]] = {
     grpc.StatusCode.NOT_FOUND: UnknownNameError, grpc.StatusCode.RESOURCE_EXHAUSTED: TooLargeError,
     grpc.StatusCode.FAILED_PRECONDITION: StateError, grpc.StatusCode.DATA_LOSS: RestartedError,
-    grpc.StatusCode.ABORTED: JobFailedError}
+    grpc.StatusCode.ABORTED: JobFailedError, grpc.StatusCode.OUT_OF_RANGE: RollbackError}
 # gRPC takes the second for how long an attempt to connect may last, too: a busy server needs more than the pause before it.
 _OPTIONS = [*wire.OPTIONS, ("grpc.initial_reconnect_backoff_ms", 100), ("grpc.min_reconnect_backoff_ms", 5000),
             ("grpc.max_reconnect_backoff_ms", 2000), ("grpc.keepalive_time_ms", 20_000)]

@@ -92,6 +92,12 @@ class Pulled:
     rounds: int
 
 
+def credentials_of(tls_authority: bytes | None = None, tls_certificate: bytes | None = None, tls_key: bytes | None = None,
+                   **_: object) -> grpc.ChannelCredentials | None:
+    """What a client's connections use for TLS (see Client); None for connections without it."""
+    return grpc.ssl_channel_credentials(tls_authority, tls_key, tls_certificate) if tls_authority else None
+
+
 class Client:
     """Calls from one trainer. Safe for threads.
 
@@ -119,7 +125,7 @@ class Client:
             raise errors.ServerError(f"endpoints: expected a list of host:port, found {endpoints!r}")
         self.trainer = trainer
         self.incarnation = time.time_ns() if incarnation is None else incarnation
-        credentials = grpc.ssl_channel_credentials(tls_authority, tls_key, tls_certificate) if tls_authority else None
+        credentials = credentials_of(tls_authority, tls_certificate, tls_key)
         lanes_of = self._caller() if share_memory else None
         self._channels = [Channel(endpoint, token, credentials, timeout_s, keep_bytes, lanes_of) for endpoint in endpoints]
         for channel in self._channels:
@@ -195,7 +201,7 @@ class Client:
 
     def push(self, rows: Mapping[str, tuple[Array, Array]] | None = None, blocks: Mapping[str, Array] | None = None,
              learning_rate: float | None = None, round: int = 0, change: Change = Change.GRADIENT,
-             hold: bool = False) -> None:
+             hold: bool = False, state: bytes = b"") -> None:
         """Change rows and blocks.
 
         Args:
@@ -206,16 +212,19 @@ class Client:
             change: ADD and ASSIGN add to values and set them, past the optimizer (ids of ASSIGN must be distinct).
             hold: of a round: do not wait; servers hold the push until a pull of this round confirms it. Then all servers apply
                 the round or none does, also when this trainer is killed meanwhile.
+            state: of a round: what only this trainer has (see trainer_state), for server 0 to keep.
         """
         requests = [Request() for _ in self._channels]
+        requests[0].push.message.state = state
         self._add_pushes(requests, rows or {}, blocks or {}, learning_rate, change)
         self._send(requests, _Pull(self, requests, {}, ()), round, pushes=True, held=hold)
 
     def exchange(self, push_rows: Mapping[str, tuple[Array, Array]], push_blocks: Mapping[str, Array],
                  pull_rows: Mapping[str, Array], pull_blocks: Sequence[str] = (), learning_rate: float | None = None,
-                 round: int = 0, change: Change = Change.GRADIENT) -> Pulled:
+                 round: int = 0, change: Change = Change.GRADIENT, state: bytes = b"") -> Pulled:
         """`push`, then `pull`, in one call to each server; with a round the pull sees its result."""
         requests = [Request() for _ in self._channels]
+        requests[0].push.message.state = state
         self._add_pushes(requests, push_rows, push_blocks, learning_rate, change)
         return self._send(requests, _Pull(self, requests, pull_rows, pull_blocks), round, pushes=True, pulls=True)
 
@@ -301,6 +310,11 @@ class Client:
     def status(self) -> list[pb.StatusReply]:
         """What each server says of itself, and of this trainer's calls."""
         return self._everywhere(lambda number: self._channels[number].call("Status", pb.StatusRequest(trainer=self.trainer)))
+
+    def trainer_state(self) -> pb.TrainerState:
+        """What only this trainer had after the last round, as it sent it: empty where it sent nothing."""
+        reply = self._channels[0].call("TrainerState", pb.TrainerStateRequest(trainer=self.trainer))
+        return wire.parsed(pb.TrainerState, reply.state) if reply.state else pb.TrainerState()
 
     def leave(self) -> None:
         """Tell all servers that this trainer will not come again, and close."""

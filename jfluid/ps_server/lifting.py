@@ -110,8 +110,8 @@ class Pushing:
         return bool(self._changes or self.message.round)
 
     def __len__(self) -> int:
-        """Bytes of its changes."""
-        return sum(map(len, self._changes))
+        """Bytes of its changes, and of the trainer's state."""
+        return sum(map(len, self._changes)) + len(self.message.state)
 
     def own(self) -> None:
         """Copy what still lies in arrays, which may be written to from now on."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.ps_server.ledger import Call
-from jfluid.ps_server.refusals import JobFailedError, StateError
+from jfluid.ps_server.refusals import JobFailedError, RollbackError, StateError
 from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate, Store
 from jfluid.ps_server.table import merge
 
@@ -25,6 +25,7 @@ class _Deposit:
     rows: list[RowsUpdate]
     blocks: list[BlockUpdate]
     confirmed: bool
+    state: bytes
 
 
 @dataclass
@@ -54,6 +55,7 @@ class Meeting:
     Attributes:
         failed: why the job has failed; empty while it has not.
         on_leave: is told when a trainer has left.
+        on_round: is told the number of each round right after it was applied, before anybody else sees that.
     """
 
     def __init__(self, store: Store, trainers: int, silence_s: float = 60.0,
@@ -61,6 +63,7 @@ class Meeting:
         self.store, self.trainers, self.silence_s, self.on_silence = store, trainers, silence_s, on_silence
         self.failed = ""
         self.on_leave: Callable[[], None] = lambda: None
+        self.on_round: Callable[[int], None] = lambda number: None
         self._clock = clock
         self._known: dict[int, _Trainer] = {}
         self._barriers: dict[str, _Barrier] = {}
@@ -174,13 +177,14 @@ class Meeting:
     # ---- rounds ----
 
     def deposit(self, call: Call, number: int, rows: list[RowsUpdate], blocks: list[BlockUpdate],
-                alive: Callable[[], bool] = lambda: True, hold: bool = False) -> bool:
+                alive: Callable[[], bool] = lambda: True, hold: bool = False, state: bytes = b"") -> bool:
         """Give this trainer's gradients to round `number`, and wait until it was applied; False for a duplicate.
 
-        With `hold` they wait for `confirm`, and this call does not wait.
+        With `hold` they wait for `confirm`, and this call does not wait. With the round the store takes the trainer's `state`.
 
         The gradients of all trainers are added up in the order of their numbers and divided by how many they are. A trainer
-        that starts again takes the place of its earlier incarnation. Raises StateError for a round that is not the next.
+        that starts again takes the place of its earlier incarnation. Raises StateError for a round that is not the next:
+        RollbackError where those between are missing.
         """
         updates: list[RowsUpdate | BlockUpdate] = [*rows, *blocks]
         if any(update.change != Change.GRADIENT for update in updates):
@@ -196,11 +200,13 @@ class Meeting:
             earlier = self._deposits.get(call.trainer)
             if number != self.store.rounds + 1 or (earlier and earlier.call.incarnation >= call.incarnation):
                 self.store.ledger.abort(call)
+                if number > self.store.rounds + 1:
+                    raise _rollback(call.trainer, number, self.store.rounds)
                 raise StateError(f"trainer {call.trainer}: gradients of round {number}: round {self.store.rounds + 1} comes "
                                  "next" + ", and has this trainer's already" * bool(earlier))
             if earlier:
                 self.store.ledger.abort(earlier.call)
-            self._deposits[call.trainer] = _Deposit(call, rows, blocks, confirmed=not hold)
+            self._deposits[call.trainer] = _Deposit(call, rows, blocks, confirmed=not hold, state=state)
             self._meet()
         if hold:
             return True
@@ -216,6 +222,8 @@ class Meeting:
         with self._changed:
             if number <= self.store.rounds:
                 return
+            if number > self.store.rounds + 1:
+                raise _rollback(trainer, number, self.store.rounds)
             deposit = self._deposits.get(trainer)
             if deposit is None or number != self.store.rounds + 1:
                 raise StateError(f"trainer {trainer}: round {number} cannot be confirmed: this server has applied "
@@ -253,9 +261,17 @@ class Meeting:
                 self.store.apply(*averaged(deposits))
                 self.store.rounds += 1
                 self.store.ledger.commit(deposit.call for deposit in deposits)
+                self.store.trainer_states |= {deposit.call.trainer: deposit.state for deposit in deposits if deposit.state}
+            self.on_round(self.store.rounds)
         except Exception as error:
             logger.exception("round %d could not be applied", self.store.rounds + 1)
             self._fail(f"round {self.store.rounds + 1} could not be applied: {error}")
+
+
+def _rollback(trainer: int, number: int, applied: int) -> RollbackError:
+    return RollbackError(f"trainer {trainer}: round {number}: this server has applied {applied} rounds, and nobody has the "
+                         "gradients of those between any more: start all processes again, which go on from the newest "
+                         "snapshots that all servers have")
 
 
 def averaged(deposits: Sequence[_Deposit]) -> tuple[list[RowsUpdate], list[BlockUpdate]]:

@@ -73,18 +73,20 @@ class BlockChange(_message.Message):
     def __init__(self, block: _Optional[str] = ..., change: _Optional[_Union[Change, str]] = ..., values: _Optional[bytes] = ..., learning_rate: _Optional[float] = ...) -> None: ...
 
 class PushRequest(_message.Message):
-    __slots__ = ("caller", "round", "rows", "blocks", "hold")
+    __slots__ = ("caller", "round", "rows", "blocks", "hold", "state")
     CALLER_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     HOLD_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
     caller: Caller
     round: int
     rows: _containers.RepeatedCompositeFieldContainer[RowsChange]
     blocks: _containers.RepeatedCompositeFieldContainer[BlockChange]
     hold: bool
-    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., round: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[RowsChange, _Mapping]]] = ..., blocks: _Optional[_Iterable[_Union[BlockChange, _Mapping]]] = ..., hold: bool = ...) -> None: ...
+    state: bytes
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., round: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[RowsChange, _Mapping]]] = ..., blocks: _Optional[_Iterable[_Union[BlockChange, _Mapping]]] = ..., hold: bool = ..., state: _Optional[bytes] = ...) -> None: ...
 
 class PushReply(_message.Message):
     __slots__ = ("applied", "rounds", "durable", "server_incarnation")
@@ -379,3 +381,88 @@ class LeaveRequest(_message.Message):
 class LeaveReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class RecoveryRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RecoveryReply(_message.Message):
+    __slots__ = ("decided", "rounds", "snapshots", "planned", "writing", "retained")
+    DECIDED_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
+    PLANNED_FIELD_NUMBER: _ClassVar[int]
+    WRITING_FIELD_NUMBER: _ClassVar[int]
+    RETAINED_FIELD_NUMBER: _ClassVar[int]
+    decided: bool
+    rounds: int
+    snapshots: _containers.RepeatedScalarFieldContainer[int]
+    planned: int
+    writing: int
+    retained: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, decided: bool = ..., rounds: _Optional[int] = ..., snapshots: _Optional[_Iterable[int]] = ..., planned: _Optional[int] = ..., writing: _Optional[int] = ..., retained: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class PlanSnapshotRequest(_message.Message):
+    __slots__ = ("round",)
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    def __init__(self, round: _Optional[int] = ...) -> None: ...
+
+class PlanSnapshotReply(_message.Message):
+    __slots__ = ("accepted", "rounds")
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    accepted: bool
+    rounds: int
+    def __init__(self, accepted: bool = ..., rounds: _Optional[int] = ...) -> None: ...
+
+class RetainSnapshotsRequest(_message.Message):
+    __slots__ = ("rounds",)
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    rounds: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, rounds: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class RetainSnapshotsReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StateVariable(_message.Message):
+    __slots__ = ("name", "dtype", "shape", "value")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    dtype: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    value: bytes
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., value: _Optional[bytes] = ...) -> None: ...
+
+class TrainerState(_message.Message):
+    __slots__ = ("round", "variables", "runs")
+    class RunsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    VARIABLES_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    variables: _containers.RepeatedCompositeFieldContainer[StateVariable]
+    runs: _containers.ScalarMap[str, int]
+    def __init__(self, round: _Optional[int] = ..., variables: _Optional[_Iterable[_Union[StateVariable, _Mapping]]] = ..., runs: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class TrainerStateRequest(_message.Message):
+    __slots__ = ("trainer",)
+    TRAINER_FIELD_NUMBER: _ClassVar[int]
+    trainer: int
+    def __init__(self, trainer: _Optional[int] = ...) -> None: ...
+
+class TrainerStateReply(_message.Message):
+    __slots__ = ("state",)
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    state: bytes
+    def __init__(self, state: _Optional[bytes] = ...) -> None: ...

@@ -21,11 +21,21 @@ from jfluid.ps_server import snapshot, specs, wire
 from jfluid.ps_server.lane import Attached, Lane, LaneLostError
 from jfluid.ps_server.meeting import Meeting
 from jfluid.ps_server.metrics import Metrics
-from jfluid.ps_server.refusals import JobFailedError, RestartedError, StateError, TooLargeError, UnknownNameError
+from jfluid.ps_server.refusals import (
+    JobFailedError,
+    NotReadyError,
+    RestartedError,
+    RollbackError,
+    StateError,
+    TooLargeError,
+    UnknownNameError,
+)
+from jfluid.ps_server.round_snapshots import RoundSnapshots
 from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate, Store
 
 CODES: dict[type[Exception], grpc.StatusCode] = {
     UnknownNameError: grpc.StatusCode.NOT_FOUND, TooLargeError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    RollbackError: grpc.StatusCode.OUT_OF_RANGE, NotReadyError: grpc.StatusCode.UNAVAILABLE,
     StateError: grpc.StatusCode.FAILED_PRECONDITION, RestartedError: grpc.StatusCode.DATA_LOSS,
     JobFailedError: grpc.StatusCode.ABORTED, LaneLostError: grpc.StatusCode.UNAVAILABLE,
     errors.ServerError: grpc.StatusCode.INVALID_ARGUMENT, OSError: grpc.StatusCode.INTERNAL,
@@ -45,6 +55,11 @@ class Service:
     Args:
         server, servers: this is server number `server` (from 0) of `servers`.
         save_root: snapshots are written and read below this folder only; None for anywhere.
+
+    Attributes:
+        ready: set unless the server still has to find out what it goes on from, or reads it. Until then it only tells its
+            peers about its snapshots.
+        round_snapshots: of a synchronous job that writes them.
     """
 
     def __init__(self, store: Store, meeting: Meeting, server: int = 0, servers: int = 1, metrics: Metrics | None = None,
@@ -55,6 +70,9 @@ class Service:
         self.incarnation = time.time_ns()
         self.snapshot = ""
         self._lanes = Attached(wire.LARGEST_MESSAGE)
+        self.ready = threading.Event()
+        self.ready.set()
+        self.round_snapshots: RoundSnapshots | None = None
         self._saving = threading.Lock()
         self._saved: pb.SaveReply | None = None
         # (trainer, incarnation) -> the sequence up to which the last snapshot has its pushes.
@@ -89,7 +107,7 @@ class Service:
                                      "servers of a job need the same strategy")
         if request.round:
             with self.metrics.waiting("round"):
-                applied = self.meeting.deposit(call, request.round, rows, blocks, alive, request.hold)
+                applied = self.meeting.deposit(call, request.round, rows, blocks, alive, request.hold, request.state)
         else:
             with self.store.once(call) as applied:
                 if applied:
@@ -208,15 +226,18 @@ class Service:
                 return self._write(folder, request.snapshot, request.tables)[0]
             if self._saved is None or request.snapshot != self.snapshot:
                 self._saved, ledger = self._write(folder, request.snapshot)
-                self._is_saved(request.snapshot, ledger)
+                self.is_saved(request.snapshot, ledger)
             return self._saved
 
     def save_alone(self, folder: Path) -> pb.SaveReply:
-        """Write a snapshot of this server by itself, and not as a part of one of all servers. Raises OSError."""
+        """Write a snapshot of this server by itself, and not as a part of one of all servers; the one before stays, too.
+
+        Raises OSError.
+        """
         with self._saving:
             name = uuid.uuid4().hex
             self._saved, ledger = self._write(folder, name, alone=True)
-            self._is_saved(name, ledger)
+            self.is_saved(name, ledger)
             return self._saved
 
     def _write(self, folder: Path, name: str, only: Sequence[str] = (),
@@ -225,13 +246,13 @@ class Service:
         start, number = time.monotonic(), (0, 1) if alone else (self.server, self.servers)
         left = self.meeting.left()
         with self.store.cut(only) as cut:
-            manifest = snapshot.write(cut, folder, name, *number, left)
+            manifest = snapshot.write(cut, folder, name, *number, left, keep=2 if alone else 1)
         files = [file for part in manifest.tables for file in (part.rows_file, part.rates_file)] + \
             [part.file for part in manifest.blocks]
         return pb.SaveReply(rows=sum(part.rows for part in manifest.tables), bytes=sum(file.size for file in files),
                             seconds=time.monotonic() - start), cut.ledger
 
-    def _is_saved(self, name: str, ledger: dict[str, Any]) -> None:
+    def is_saved(self, name: str, ledger: dict[str, Any]) -> None:
         """A snapshot has all that this ledger knows."""
         self.snapshot = name
         self._durable = {(int(t), entry["incarnation"]): entry["through"] for t, entry in ledger.items()}
@@ -257,6 +278,27 @@ class Service:
             reply.blocks[name] = block.version
         return reply
 
+    # ---- the recovery line ----
+
+    def recovery(self, request: pb.RecoveryRequest, alive: Alive = always) -> pb.RecoveryReply:
+        if self.round_snapshots is None:
+            raise StateError("this server writes no snapshots of rounds; give all servers of the job the same folder for them")
+        return self.round_snapshots.status()
+
+    def plan_snapshot(self, request: pb.PlanSnapshotRequest, alive: Alive = always) -> pb.PlanSnapshotReply:
+        self.recovery(pb.RecoveryRequest())
+        assert self.round_snapshots is not None  # otherwise that was refused
+        return pb.PlanSnapshotReply(accepted=self.round_snapshots.plan(request.round), rounds=self.store.rounds)
+
+    def retain_snapshots(self, request: pb.RetainSnapshotsRequest, alive: Alive = always) -> pb.RetainSnapshotsReply:
+        self.recovery(pb.RecoveryRequest())
+        assert self.round_snapshots is not None  # otherwise that was refused
+        self.round_snapshots.retain(request.rounds)
+        return pb.RetainSnapshotsReply()
+
+    def trainer_state(self, request: pb.TrainerStateRequest, alive: Alive = always) -> pb.TrainerStateReply:
+        return pb.TrainerStateReply(state=self.store.trainer_states.get(request.trainer, b""))
+
     # ---- gRPC ----
 
     def handlers(self) -> grpc.GenericRpcHandler:
@@ -264,7 +306,9 @@ class Service:
         functions: dict[str, Callable[..., Any]] = {
             "Create": self.create, "Pull": self.pull, "Push": self.push, "Exchange": self.exchange,
             "LookUp": self.look_up, "Attach": self.attach, "Barrier": self.barrier, "Heartbeat": self.heartbeat,
-            "Shrink": self.shrink, "Save": self.save, "Restore": self.restore, "Status": self.status, "Leave": self.leave}
+            "Shrink": self.shrink, "Save": self.save, "Restore": self.restore, "Status": self.status, "Leave": self.leave,
+            "Recovery": self.recovery, "PlanSnapshot": self.plan_snapshot, "RetainSnapshots": self.retain_snapshots,
+            "TrainerState": self.trainer_state}
         methods = {n: grpc.unary_unary_rpc_method_handler(self._unary(n, function)) for n, function in functions.items()}
         through_lanes = {name: functions[name] for name in ("Pull", "Push", "Exchange")}
         methods["Local"] = grpc.unary_unary_rpc_method_handler(functools.partial(self._local, through_lanes))
@@ -312,6 +356,8 @@ class Service:
         """The serialized answer, in pieces; a refusal becomes a status that says why."""
         start, status = time.perf_counter(), grpc.StatusCode.OK
         try:
+            if not (self.ready.is_set() or name == "Recovery"):
+                raise NotReadyError("this server still reads its snapshot; call again")
             parts = wire.parts_of(function())
             self.metrics.bytes.labels(name, "in").inc(size)
             self.metrics.bytes.labels(name, "out").inc(sum(map(len, parts)))

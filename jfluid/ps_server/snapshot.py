@@ -8,7 +8,11 @@ one never overwrites the last before it is complete:
     ID.00000-of-00002.0.rows    one of its files
 
 A file of rows holds records: id int64, times shown uint32, step of the last touch uint32, values and slots float32; little
-endian. A file of numbers holds arrays end to end, as the manifest lists them.
+endian. A file of numbers holds arrays end to end, as the manifest lists them. A file of a trainer's state holds a serialized
+TrainerState of ps.proto.
+
+Which of two snapshots is the newer one is told by a number that each has, one more than its predecessor's in the folder:
+clocks of hosts differ, and are set.
 """
 import contextlib
 import logging
@@ -28,13 +32,14 @@ from jfluid.ps_server import specs
 from jfluid.ps_server.cut import TableCut
 from jfluid.ps_server.dense import DenseBlock
 from jfluid.ps_server.kernels import HEAD, owners_of
+from jfluid.ps_server.refusals import DamagedError
 from jfluid.ps_server.store import Cut, Store
 from jfluid.ps_server.table import SparseTable
 
 Array = np.ndarray[Any, Any]
 FORMAT = 1
 ID = r"^[A-Za-z0-9_-]{1,64}$"
-_FILE = re.compile(r"([A-Za-z0-9_-]{1,64})\.(\d{5})-of-(\d{5})\.(json|\d+\.(?:rows|numbers))(\.partial)?")
+_FILE = re.compile(r"([A-Za-z0-9_-]{1,64})\.(\d{5})-of-(\d{5})\.(json|\d+\.(?:rows|numbers|state))(\.partial)?")
 _RECORDS = 1 << 16
 _MOST_SERVERS = 99_999
 Natural = Annotated[int, Field(ge=0)]
@@ -72,8 +77,15 @@ class BlockPart(specs.Spec):
     file: File
 
 
+class StatePart(specs.Spec):
+    """What only this trainer had (see TrainerState in ps.proto)."""
+
+    trainer: Natural
+    file: File
+
+
 class Manifest(specs.Spec):
-    """What one server wrote."""
+    """What one server wrote. `created_ns` is for people; `number` says which snapshot of a folder is the newer one."""
 
     format: int
     id: Annotated[str, Field(pattern=ID)]
@@ -85,6 +97,8 @@ class Manifest(specs.Spec):
     ledger: dict[str, Any]
     rounds: Natural
     left: dict[int, int] = Field(default_factory=dict)  # the trainers that had left, with their incarnations
+    number: Natural = 0
+    states: list[StatePart] = Field(default_factory=list)
 
 
 def _record(stride: int) -> np.dtype[Any]:
@@ -135,31 +149,39 @@ class _Output:
 
 
 def write(cut: Cut, folder: str | Path, snapshot: str, server: int, servers: int,
-          left: Mapping[int, int] | None = None) -> Manifest:
+          left: Mapping[int, int] | None = None, keep: int | None = 1) -> Manifest:
     """Write the part of server number `server` of `servers` of the snapshot with this id.
 
-    When this makes the snapshot complete, files of earlier ones in the folder are removed. Raises OSError when the disk does
-    not take it: then nothing of this part stays behind, and earlier snapshots are as they were.
+    When this makes the snapshot complete, files of earlier ones in the folder are removed, but for the newest `keep` - 1
+    complete ones; with None all stay. Raises OSError when the disk does not take it: then nothing of this part stays behind,
+    and earlier snapshots are as they were.
     """
     if not re.match(ID, snapshot):
         raise errors.ServerError(f"snapshot: expected an id of letters, digits, - and _ (64 at most), found {snapshot!r}")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    number = 1 + max((_number(parts[server]) for (name, _), parts in _manifests(folder).items()
+                      if name != snapshot and server in parts), default=0)
     writer = _Writer(folder, f"{snapshot}.{server:05d}-of-{servers:05d}")
     try:
         tables = [_write_table(writer, table) for table in cut.tables.values()]
         blocks = [_write_block(writer, name, state, cut.specs.get(name)) for name, state in cut.blocks.items()]
+        states = [_write_state(writer, trainer, state) for trainer, state in sorted(cut.trainer_states.items())]
         manifest = Manifest(format=FORMAT, id=snapshot, server=server, servers=servers, created_ns=time.time_ns(),
-                            tables=tables, blocks=blocks, ledger=cut.ledger, rounds=cut.rounds, left=dict(left or {}))
+                            tables=tables, blocks=blocks, ledger=cut.ledger, rounds=cut.rounds, left=dict(left or {}),
+                            number=number, states=states)
         with writer.file("json") as output:
             output.write(np.frombuffer(manifest.model_dump_json(indent=1).encode(), np.uint8))
         _sync(folder)
     except BaseException:
         writer.discard()
         raise
-    parts = _manifests(folder).get((snapshot, servers), {})
-    if len(parts) == servers:
-        _remove_others(folder, snapshot, min(path.stat().st_mtime_ns for path in parts.values()))
+    found = _manifests(folder)
+    if keep is not None and len(found.get((snapshot, servers), {})) == servers:
+        older = [key for key, parts in found.items() if len(parts) == key[1] and key != (snapshot, servers)]
+        older.sort(key=lambda key: max(map(_number, found[key].values())), reverse=True)
+        newest = max(map(_number, found[snapshot, servers].values()))
+        retain(folder, [snapshot, *(name for name, _ in older[:keep - 1])], server, newest)
     return manifest
 
 
@@ -191,6 +213,12 @@ def _write_block(writer: _Writer, name: str, state: dict[str, Any], spec: specs.
     return BlockPart(name=name, spec=spec, state=state, file=output.done)
 
 
+def _write_state(writer: _Writer, trainer: int, state: bytes) -> StatePart:
+    with writer.file(writer.next("state")) as output:
+        output.write(np.frombuffer(state, np.uint8))
+    return StatePart(trainer=trainer, file=output.done)
+
+
 def _sync(folder: Path) -> None:
     number = os.open(folder, os.O_RDONLY)
     try:
@@ -199,15 +227,28 @@ def _sync(folder: Path) -> None:
         os.close(number)
 
 
-def _remove_others(folder: Path, snapshot: str, before_ns: int) -> None:
-    """Remove the files of other snapshots that are older than the first part of this one, which is complete.
+def retain(folder: str | Path, snapshots: Sequence[str], server: int, before: int | None = None) -> None:
+    """Remove the files of other snapshots than these from a folder: those whose number is below `before` (all without it), and
+    what this server left behind when it was killed while it wrote.
 
-    Each server writes one snapshot after the other, so what a later snapshot has already written is younger.
+    A server writes one snapshot after the other, so that what has no manifest of it yet will never have one.
     """
+    folder = Path(folder)
+    numbers = {name: max(map(_number, parts.values())) for (name, _), parts in _manifests(folder).items()}
     for path in folder.iterdir():
         name = _FILE.fullmatch(path.name)
-        if name and name[1] != snapshot and path.stat().st_mtime_ns < before_ns:
+        if not name or name[1] in snapshots:
+            continue
+        if int(name[2]) == server if name[1] not in numbers else before is None or numbers[name[1]] < before:
             path.unlink(missing_ok=True)
+
+
+def _number(manifest: Path) -> int:
+    """The number in a manifest; 0 where it cannot be read."""
+    try:
+        return _read_manifest(manifest).number
+    except DamagedError:
+        return 0
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
@@ -227,28 +268,60 @@ def complete(folder: str | Path) -> bool:
     return any(len(parts) == servers for (_, servers), parts in _manifests(Path(folder)).items())
 
 
+def _read_manifest(path: Path) -> Manifest:
+    """Raises DamagedError where it cannot be read."""
+    try:
+        return specs.read(Manifest, path.read_bytes(), str(path))
+    except (errors.ServerError, OSError) as error:
+        raise DamagedError(f"{path}: damaged: {error}") from None
+
+
 def latest(folder: str | Path, snapshot: str = "") -> list[Manifest]:
     """The manifests of the newest complete snapshot in a folder, or of the one with the given id, by server.
 
-    Raises ServerError when there is none, or when a manifest cannot be read.
+    Raises ServerError when there is none, DamagedError when a manifest cannot be read.
     """
     folder = Path(folder)
     if not folder.is_dir():
         raise errors.ServerError(f"{folder}: there is no such directory to restore from")
     found = _manifests(folder)
-    complete = [[specs.read(Manifest, parts[i].read_bytes(), str(parts[i])) for i in range(servers)]
-                for (name, servers), parts in found.items()
+    complete = [[parts[i] for i in range(servers)] for (name, servers), parts in found.items()
                 if len(parts) == servers and max(parts) == servers - 1 and snapshot in ("", name)]
     if not complete:
         what = f"snapshot {snapshot}" if snapshot else "snapshot"
         parts = [f"{name}: {len(parts)} of {servers} parts" for (name, servers), parts in sorted(found.items())]
         raise errors.ServerError(f"{folder}: there is no complete {what}; found {', '.join(parts) or 'none'}")
-    manifests = max(complete, key=lambda group: max(m.created_ns for m in group))
+    groups = [list(map(_read_manifest, paths)) for paths in complete]
+    manifests = max(groups, key=lambda group: max((m.number, m.created_ns) for m in group))
     for manifest in manifests:
         if manifest.format != FORMAT:
             raise errors.ServerError(f"{folder}: snapshot {manifest.id} has format {manifest.format}; this release reads "
                                      f"{FORMAT}")
     return manifests
+
+
+def sound(folder: str | Path) -> list[Manifest]:
+    """The manifests of this folder's complete snapshots of one server that are not damaged, the newest first. All their files
+    are read for that; those of which a file is missing or has another checksum are named in the log."""
+    folder, found = Path(folder), list[Manifest]()
+    for (name, servers), parts in _manifests(folder).items() if folder.is_dir() else ():
+        if servers != 1 or 0 not in parts:
+            continue
+        try:
+            manifest = _read_manifest(parts[0])
+            for file in _files(manifest):
+                _check(folder, file)
+        except DamagedError as error:
+            logger.warning("snapshot %s is passed over: %s", name, error)
+        else:
+            found.append(manifest)
+    return sorted(found, key=lambda m: (m.number, m.created_ns), reverse=True)
+
+
+def _files(manifest: Manifest) -> list[File]:
+    """All files of a server's part."""
+    tables = [f for t in manifest.tables for f in (t.rows_file, t.waiting_file, t.rates_file) if f is not None]
+    return tables + [block.file for block in manifest.blocks] + [state.file for state in manifest.states]
 
 
 def restore(store: Store, folder: str | Path, server: int, servers: int, snapshot: str = "",
@@ -260,8 +333,8 @@ def restore(store: Store, folder: str | Path, server: int, servers: int, snapsho
     With another number of servers the rows go to the servers that they now belong to, and the trainers must start anew
     (calls of their earlier incarnations are refused). Tables and blocks of the store that the snapshot does not have stay.
 
-    Returns the manifest of one of the parts. Raises ServerError when a file is missing, damaged, or does not fit what the
-    store holds: then the store is as it was.
+    Returns the manifest of one of the parts. Raises DamagedError when a file is missing or damaged, ServerError when it does
+    not fit what the store holds: then the store is as it was.
     """
     folder, manifests = Path(folder), latest(folder, snapshot)
     same = len(manifests) == servers
@@ -282,13 +355,14 @@ def restore(store: Store, folder: str | Path, server: int, servers: int, snapsho
             others.append((block, state))
         else:
             blocks[name] = _block(spec, state, store)
+    states = {part.trainer: _read_file(folder, part.file) for manifest in own for part in manifest.states}
     with store.alone():
         for block, state in others:
             block.restore(state)
         for name, table in found.items():
             store.put_table(name, table)
         store.blocks.update(blocks)
-        store.rounds = own[0].rounds
+        store.rounds, store.trainer_states = own[0].rounds, states
         if same:
             store.ledger.restore(own[0].ledger)
         else:
@@ -329,7 +403,7 @@ def _read_tables(folder: Path, manifests: list[Manifest], store: Store, owner: t
 def _read_clock(folder: Path, part: TablePart, table: SparseTable) -> None:
     rates = _read_file(folder, part.rates_file)
     if not part.segments or len(rates) != 12 * part.segments:
-        raise errors.ServerError(f"{folder / part.rates_file.name}: expected {part.segments} rates, found {len(rates)} bytes")
+        raise DamagedError(f"{folder / part.rates_file.name}: expected {part.segments} rates, found {len(rates)} bytes")
     at = 8 * part.segments
     table.restore_clock(part.step, part.learning_rate, np.frombuffer(rates[:at], "<i8"), np.frombuffer(rates[at:], "<f4"))
 
@@ -338,7 +412,7 @@ def _read_rows(folder: Path, file: File, rows: int, table: SparseTable, waiting:
     record = _record(0 if waiting else table.stride)
     path = _checked_size(folder, file)
     if file.size != rows * record.itemsize:
-        raise errors.ServerError(f"{path}: expected {rows} rows of {record.itemsize} bytes, found {file.size} bytes")
+        raise DamagedError(f"{path}: expected {rows} rows of {record.itemsize} bytes, found {file.size} bytes")
     crc32 = 0
     with open(path, "rb") as raw:
         while data := raw.read(_RECORDS * record.itemsize):
@@ -349,7 +423,7 @@ def _read_rows(folder: Path, file: File, rows: int, table: SparseTable, waiting:
                 records = records[owners_of(ids, owner[1]) == owner[0]]
             table.put(np.ascontiguousarray(records["head"]), np.ascontiguousarray(records["body"]), waiting)
     if crc32 != file.crc32:
-        raise errors.ServerError(f"{path}: damaged: its checksum is not that of the manifest")
+        raise DamagedError(f"{path}: damaged: its checksum is not that of the manifest")
 
 
 def _read_blocks(folder: Path, manifests: list[Manifest],
@@ -376,13 +450,23 @@ def _checked_size(folder: Path, file: File) -> Path:
     name = _FILE.fullmatch(file.name)
     path = folder / file.name
     if not name or name[5] or not path.is_file() or path.stat().st_size != file.size:
-        raise errors.ServerError(f"{path}: expected a file of {file.size} bytes; it is missing or has another size")
+        raise DamagedError(f"{path}: expected a file of {file.size} bytes; it is missing or has another size")
     return path
+
+
+def _check(folder: Path, file: File) -> None:
+    """Raises DamagedError unless a file is as it was written."""
+    path, crc32 = _checked_size(folder, file), 0
+    with open(path, "rb") as raw:
+        while data := raw.read(1 << 22):
+            crc32 = zlib.crc32(data, crc32)
+    if crc32 != file.crc32:
+        raise DamagedError(f"{path}: damaged: its checksum is not that of the manifest")
 
 
 def _read_file(folder: Path, file: File) -> bytes:
     path = _checked_size(folder, file)
     data = path.read_bytes()
     if zlib.crc32(data) != file.crc32:
-        raise errors.ServerError(f"{path}: damaged: its checksum is not that of the manifest")
+        raise DamagedError(f"{path}: damaged: its checksum is not that of the manifest")
     return data

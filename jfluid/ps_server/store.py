@@ -94,6 +94,7 @@ class Cut:
     specs: dict[str, specs.BlockSpec]
     ledger: dict[str, Any]
     rounds: int
+    trainer_states: dict[int, bytes]
 
 
 class Store:
@@ -106,6 +107,7 @@ class Store:
         ledger: the mutations that were applied.
         shown: the pulls whose shows were counted. No part of snapshots.
         synchronous: gradients are taken in rounds only.
+        trainer_states: by trainer a serialized TrainerState, what it alone had after the last round.
     """
 
     synchronous = False
@@ -116,6 +118,7 @@ class Store:
         self.ledger = Ledger()
         self.shown = Ledger(count_lost=False)
         self.rounds = 0
+        self.trainer_states: dict[int, bytes] = {}
         self._gate = Gate()
         self._naming = threading.Lock()
 
@@ -231,7 +234,7 @@ class Store:
                 blocks = {} if only else {name: block.state() for name, block in self.blocks.items()}
                 named = {name: block.spec for name, block in self.blocks.items()
                          if name in blocks and isinstance(block, DenseBlock)}
-                cut = Cut(tables, blocks, named, self.ledger.state(), self.rounds)
+                cut = Cut(tables, blocks, named, self.ledger.state(), self.rounds, {} if only else dict(self.trainer_states))
             yield cut
 
     @contextlib.contextmanager

@@ -27,7 +27,7 @@ OVERHEAD = 1 << 16
 
 METHODS = {name: (getattr(pb, f"{name}Request"), getattr(pb, f"{name}Reply")) for name in (
     "Create", "Pull", "Push", "Exchange", "LookUp", "Attach", "Local", "Barrier", "Heartbeat", "Shrink", "Save", "Restore",
-    "Status", "Leave")}
+    "Status", "Leave", "Recovery", "PlanSnapshot", "RetainSnapshots", "TrainerState")}
 
 # HTTP/2 frames as large as messages of a step, and no second server silently on the same port.
 OPTIONS = [("grpc.max_receive_message_length", LARGEST_MESSAGE + OVERHEAD), ("grpc.max_send_message_length", -1),

@@ -3,6 +3,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import resource
 import signal
 import socket
@@ -23,7 +24,7 @@ from jfluid.files.tensor_format import load_tensors
 from tests.distributed.job import Job, batches, free_endpoints, net
 
 pytestmark = pytest.mark.process
-LIMIT_S = 60
+LIMIT_S = 180
 STEPS = 8
 
 
@@ -178,10 +179,9 @@ def test_trainers_are_killed_anywhere(tmp_path, tmp_path_factory):
 
 def test_a_server_is_killed(tmp_path, tmp_path_factory):
     """It goes on from its last snapshot; what that does not have is sent to it again."""
-    with Processes(tmp_path, JFLUID_PS_SNAPSHOT_EVERY_S="0.3") as job:
+    with Processes(tmp_path, JFLUID_PS_SNAPSHOT_EVERY_S="0.2") as job:
         job.hold(3)
-        job.trainers[0].until("step 2")
-        job.servers[1].until("snapshot of", job.servers[1].output.count("snapshot of") + 2)  # one of them is of now
+        job.servers[0].until("all servers have a snapshot of round")
         job.hold(6)
         job.trainers[0].until("step 5")
         job.servers[1].kill()
@@ -240,18 +240,18 @@ def test_the_disk_is_full(tmp_path, tmp_path_factory):
     with Processes(tmp_path, JFLUID_PS_SNAPSHOT_EVERY_S="0.2") as job:
         job.hold(3)
         job.trainers[0].until("step 2")
-        job.servers[0].until("snapshot of", job.servers[0].output.count("snapshot of") + 2)
+        job.servers[0].until("all servers have a snapshot of round")
         resource.prlimit(job.servers[0].pid, resource.RLIMIT_FSIZE, (100, 100))  # bytes of a file
-        job.servers[0].until("no snapshot could be written")
         job.hold(6)
         job.trainers[0].until("step 5")
-        job.servers[0].until("no snapshot could be written", job.servers[0].output.count("no snapshot could be written") + 2)
+        job.servers[0].until("no snapshot could be written")
+        job.servers[0].until("not every server could write it")
         assert not list((tmp_path / "snapshots" / "server-0").glob("*.partial"))
         job.servers[0].kill()
         job.servers[0] = job.server(0, JFLUID_PS_RESTORE="1")
         job.servers[0].until("restored snapshot")
         found = job.finish()
-        assert "3 kept ones are sent again" in job.trainers[0].output
+        assert re.search("[1-9] kept ones are sent again", job.trainers[0].output)
     assert_same(found, undisturbed(tmp_path_factory))
 
 

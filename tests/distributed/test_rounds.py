@@ -8,7 +8,7 @@ import pytest
 from jfluid.distributed.links import Link
 from jfluid.ps_server import specs
 from jfluid.ps_server.client import Client
-from jfluid.ps_server.refusals import StateError
+from jfluid.ps_server.refusals import RollbackError
 from jfluid.ps_server.server import Server, Settings
 
 TOKEN = "0123456789-token-of-the-tests"
@@ -103,7 +103,10 @@ def test_gradients_that_were_confirmed_anywhere_are_applied_everywhere(servers):
 
 def test_servers_that_cannot_agree_are_named(servers):
     servers[0].store.rounds = 3
-    with pytest.raises(StateError, match="round 1 cannot be confirmed: this server has applied 0 rounds, and holds no"):
+    with pytest.raises(RollbackError, match=r"\(server 0 has 3, server 1 has 0\), and gradients that .* were lost"):
+        link(servers)
+    servers[0].store.rounds = 1
+    with pytest.raises(RollbackError, match="round 1 cannot be confirmed: this server has applied 0 rounds, and holds no"):
         link(servers)
 
 
