@@ -14,6 +14,7 @@ from jfluid.distributed import checkpoint, links, work
 
 VOCABULARY, ROWS = 40, 12  # of `net`
 HEIGHT, WIDTH, SLOTS = 97, 4, 2  # of `click_model`
+WIDE, WIDE_ROWS, WIDE_IDS = 256, 32, 16  # of `wide_net`
 OPTIMIZERS = {
     "sgd": lambda: fluid.optimizer.SGD(0.1),
     "momentum": lambda: fluid.optimizer.Momentum(0.05, 0.9),
@@ -62,6 +63,32 @@ def batch(step):
 def batches(*steps):
     """Batches of `net`; `steps` as of `range`."""
     return [batch(step) for step in range(*steps)]
+
+
+def wide_net(kind, optimizer="adam"):
+    """What builds (loss, prediction) of a regression on x [N, 6], ids [N, 16], y [N, 1], whose messages to each of two servers
+    have more than 64 KiB; its table is as that of `net`."""
+    def build():
+        ids = fluid.data("ids", [None, WIDE_IDS], dtype="int64")
+        first = fluid.initializer.Constant(0.1) if kind == "distributed" else numbers(10 * WIDE, 64)
+        rows = fluid.embedding(ids, [10 * WIDE, 64], is_sparse=kind != "dense", is_distributed=kind == "distributed",
+                               param_attr=fluid.ParamAttr("table", initializer=first))
+        x = layers.concat([fluid.data("x", [None, 6]), layers.reduce_mean(rows, dim=1)], axis=1)
+        for name, size in (("w1", 70), ("w2", WIDE)):
+            weight = fluid.ParamAttr(name, initializer=numbers(size, WIDE))
+            x = layers.fc(x, WIDE, act="tanh", param_attr=weight, bias_attr=f"{name}_bias")
+        predicted = layers.fc(x, 1, param_attr=fluid.ParamAttr("w3", initializer=numbers(WIDE, 1)), bias_attr="w3_bias")
+        loss = layers.mean(layers.square_error_cost(predicted, fluid.data("y", [None, 1])))
+        OPTIMIZERS[optimizer]().minimize(loss)
+        return loss, predicted
+    return build
+
+
+def wide_batch(step):
+    """A batch of `wide_net`."""
+    random = np.random.RandomState(1000 + step)
+    x, ids = random.rand(WIDE_ROWS, 6).astype("float32"), random.randint(0, 5 * WIDE, [WIDE_ROWS, WIDE_IDS])
+    return {"x": x, "ids": ids, "y": (x.sum(1, keepdims=True) - 3 + 0.1 * (ids[:, :1] % 3)).astype("float32")}
 
 
 def share(feed, trainer, trainers):
@@ -137,12 +164,14 @@ class Trainer:
 
     Attributes:
         built: what was returned by what built the program; first its loss.
+        endpoints: what it takes for the servers'.
     """
 
     number: int
     main: fluid.Program
     startup: fluid.Program
     built: Any
+    endpoints: list[str]
     scope: fluid.Scope = field(default_factory=fluid.Scope)
     executor: fluid.Executor = field(default_factory=lambda: fluid.Executor(fluid.CPUPlace()))
 
@@ -178,7 +207,7 @@ class Job:
     Args:
         build: builds the program.
         load: a folder that the servers begin with.
-        through: what trainers take a server's endpoint for.
+        through: `through(endpoint, trainer)` is what a trainer takes a server's endpoint for.
         options: of `transpile`.
     """
 
@@ -187,18 +216,17 @@ class Job:
         self._build, self._load, self._options = build, load, {"trainers": trainers, **options}
         self.errors = []
         self._threads = [threading.Thread(target=self._serve, daemon=True, args=self.server(n)) for n in range(servers)]
-        if through is not None:
-            self.endpoints = [through(endpoint) for endpoint in self.endpoints]
-        self.trainers = [self._trainer(number) for number in range(trainers)]
+        self.trainers = [self._trainer(number, through or (lambda endpoint, trainer: endpoint)) for number in range(trainers)]
 
     def server(self, number):
         """(program, startup program) of a server."""
         transpiler, *_ = transpile(self._build, self.endpoints, **self._options)
         return transpiler.get_pserver_programs(self.endpoints[number])
 
-    def _trainer(self, number):
-        transpiler, startup, built = transpile(self._build, self.endpoints, number, **self._options)
-        return Trainer(number, transpiler.get_trainer_program(wait_port=False), startup, built)
+    def _trainer(self, number, through):
+        endpoints = [through(endpoint, number) for endpoint in self.endpoints]
+        transpiler, startup, built = transpile(self._build, endpoints, number, **self._options)
+        return Trainer(number, transpiler.get_trainer_program(wait_port=False), startup, built, endpoints)
 
     def _serve(self, program, startup):
         try:
@@ -220,7 +248,7 @@ class Job:
         for trainer in self.trainers:
             if kind is None:
                 trainer.executor.close()
-            elif link := links._links.pop((tuple(self.endpoints), trainer.number), None):
+            elif link := links._links.pop((tuple(trainer.endpoints), trainer.number), None):
                 link.client.close()
         if kind is None:
             for thread in self._threads:

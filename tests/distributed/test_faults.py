@@ -1,12 +1,10 @@
 """Jobs of real processes that are killed, stopped and cut off."""
-import contextlib
 import json
 import os
 import random
 import re
 import resource
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -279,58 +277,3 @@ def test_a_new_job_does_not_take_up_an_old_one(tmp_path, monkeypatch):
     monkeypatch.setenv("JFLUID_PS_KEEP_BYTES", "1 GB")
     with pytest.raises(errors.ServerError, match="JFLUID_PS_KEEP_BYTES: expected a number of bytes, found '1 GB'"):
         snapshots.kept_bytes()
-
-
-class Proxy:
-    """A TCP proxy that cuts all its connections when so many bytes have come from the client since the last time."""
-
-    def __init__(self, to, every):
-        host, _, port = to.rpartition(":")
-        self._to, self._every, self.cuts = (host, int(port)), every, 0
-        self._open = True
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.endpoint = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self):
-        while self._open:
-            with contextlib.suppress(OSError), contextlib.ExitStack() as unused:
-                client = unused.enter_context(self._listener.accept()[0])
-                server = socket.create_connection(self._to)
-                unused.pop_all()
-                threading.Thread(target=self._copy, args=[client, server, True], daemon=True).start()
-                threading.Thread(target=self._copy, args=[server, client, False], daemon=True).start()
-
-    def _copy(self, source, sink, counted):
-        count = 0
-        with contextlib.suppress(OSError):
-            while data := source.recv(1 << 12):
-                sink.sendall(data)
-                count += len(data)
-                if counted and count > self._every:
-                    self.cuts += 1
-                    break
-        for each in (source, sink):
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self._open = False
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        assert self.cuts > 3
-
-
-@pytest.mark.parametrize("sync", [True, False])
-def test_connections_are_cut(sync, tmp_path_factory):
-    """Also between a push and its answer: the push is sent again, and applied once."""
-    with contextlib.ExitStack() as proxies:
-        def cut(endpoint):
-            return proxies.enter_context(Proxy(endpoint, 1500)).endpoint
-        wanted = undisturbed(tmp_path_factory, sync=sync, trainers=1)
-        found = undisturbed(tmp_path_factory, sync=sync, trainers=1, through=cut)
-    assert_same(found, wanted)
