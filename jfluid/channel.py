@@ -39,17 +39,17 @@ def report_ending() -> None:
         sys.exit = _exit_and_report
 
 
-def _report(code: int) -> None:
+def _report(code: int, restarts_all: bool = False) -> None:
     pipe = descriptor()
-    if pipe is not None:
-        send(pipe, {"ending": code, "time": time.monotonic()})  # a clock that all processes of a host share
+    if pipe is not None:  # with a clock that all processes of a host share
+        send(pipe, {"ending": code, "time": time.monotonic(), "restarts_all": restarts_all})
 
 
 def _show_and_report(show: Callable[..., None], kind: type[BaseException], error: BaseException,
                      trace: TracebackType | None) -> None:
     show(kind, error, trace)
     if not issubclass(kind, KeyboardInterrupt):
-        _report(1)
+        _report(1, getattr(error, "restarts_all", False))
 
 
 def _exit_and_report(status: Any = None, /) -> NoReturn:

@@ -311,6 +311,24 @@ sys.exit(3 if life == 0 else 0)
 
 
 @process
+def test_a_trainer_whose_rounds_are_lost_has_all_start_again():
+    """It is not started again by itself, however often it may be."""
+    write("train.py", PREPARED + AGAIN + """
+if server:
+    wait_for("never")
+if life == 0:
+    import jfluid
+    from jfluid.ps_server.refusals import RollbackError
+    raise RollbackError("gradients that nobody has")
+""")
+    result = launched("--servers", "1", "--trainers", "1", "--max-restarts", "1", "--set=snapshots.folder=cuts",
+                      "--set=restarts.trainers=5", *GRACE, "train.py")
+    assert result.returncode == 0, result.stderr
+    assert "and is started again" not in result.stderr and "rank 0 failed (exit code 1); restart 1 of 1" in result.stderr
+    assert [Path(f"life.s0.{life}").read_text() for life in range(2)] == ["no", "1"]
+
+
+@process
 def test_a_server_that_fails_after_the_trainers_have_finished_is_named_and_changes_nothing():
     write("train.py", PREPARED + """
 if server:

@@ -13,21 +13,25 @@
 | `program_store` | the tables and blocks of a server's program, updated by its operators |
 | `serving` | runs a server's program until all trainers have left |
 | `snapshots` | what servers write while they serve, to go on from when they are started again |
+| `trainer_state` | what only a trainer has, and gets back when it is started again |
 | `checkpoint` | what servers hold, saved whole and loaded by others |
 
 `runner` is the only door: an Executor asks it what to do with each program. `rounds` tells a trainer that is started again
-where to go on.
+where to go on; `skip_trained` has `train_from_dataset` go on there.
 """
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jfluid import errors
 from jfluid.ir.program import Program
 from jfluid.parallel.program import DataParallel
 from jfluid.scope import Scope
 
-__all__ = ["Runner", "farewell", "leave", "rounds", "runner"]
+if TYPE_CHECKING:
+    from jfluid.distributed.links import Link
+
+__all__ = ["Runner", "farewell", "leave", "rounds", "runner", "skip_trained"]
 
 
 class Runner:
@@ -88,11 +92,26 @@ def rounds(program: Program) -> int:
 
     Raises ProgramError for another program, ServerError when a server does not answer.
     """
+    return _link(program, "rounds").rounds
+
+
+def skip_trained(program: Program) -> int:
+    """Have `train_from_dataset` of a trainer that was started again pass over the batches that were trained before, in however
+    many epochs; returns how many. The dataset has to give the same batches in the same order again.
+
+    Raises ProgramError for another program, ServerError when a server does not answer.
+    """
+    link = _link(program, "skip_trained")
+    link.batches_to_skip = link.rounds
+    return link.rounds
+
+
+def _link(program: Program, what: str) -> "Link":
     from jfluid.distributed import links, work
     read = work.read(program)
     if read is None:
-        raise errors.ProgramError("rounds: expected a trainer's program, that DistributeTranspiler.get_trainer_program gave")
-    return links.link(read).rounds
+        raise errors.ProgramError(f"{what}: expected a trainer's program, that DistributeTranspiler.get_trainer_program gave")
+    return links.link(read)
 
 
 def leave(executor: Any) -> None:

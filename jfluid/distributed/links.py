@@ -105,6 +105,7 @@ class Link:
         recovers: the job writes snapshots, so that its processes may be started again.
         careful: all servers are to have a round's gradients before one of them applies it.
         resumed: what only this trainer had in an earlier life, to go on with; None for a trainer that begins.
+        batches_to_skip: how many more batches of datasets were trained before this process was started again.
         strategy: how gradients go out and parameters come in; None for what the program's own operators say.
         prefetch_depth: batches of a dataset whose rows are pulled ahead, where the strategy lets that be; 0: nothing of a step
             goes on while another begins.
@@ -126,6 +127,7 @@ class Link:
         except BaseException:
             self.calls.close()
             raise
+        self.batches_to_skip = 0
         self.strategy: Strategy | None = None
         self.prefetch_depth = 1
         self.laps = Laps()

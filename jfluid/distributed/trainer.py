@@ -88,6 +88,7 @@ class Trainer(Runner):
 
     def ahead(self, batches: Iterable[Any], parallel: DataParallel | None = None) -> Iterator[Any]:
         link = self._linked()
+        batches = _untrained(link, batches) if self.work.trains else batches
         strategy, depth = link.strategy or DIRECT, link.prefetch_depth
         names = {n for u in self.work.look_ups for n in u.ids}
         if not (depth and names and (strategy.overlaps(self.work) or not self.work.trains)):
@@ -292,6 +293,15 @@ class Trainer(Runner):
             used = np.bincount(where, minlength=len(rows.ids)) > 0
             return rows.ids[used], total[used]
         return rows.ids, total
+
+
+def _untrained(link: Link, batches: Iterable[Any]) -> Iterator[Any]:
+    """The batches without those that were trained before this process was started again."""
+    for batch in batches:
+        if link.batches_to_skip:
+            link.batches_to_skip -= 1
+        else:
+            yield batch
 
 
 def _tensor(name: str, value: Any) -> LoDTensor:

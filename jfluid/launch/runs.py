@@ -141,6 +141,8 @@ class _GangRunner(_Runner):
             print(textwrap.indent(failure.excerpt, "    "), file=sys.stderr)
         _say(f"{self.job.name}: {failure.label} failed first ({failure.reason}) after {seconds:.1f} s; all processes were "
              f"ended; {f'its log: {failure.log}' if failure.log else logs}")
+        if isinstance(self.job, ParameterServerJob) and self.job.snapshots is not None:
+            _say("the job goes on from its snapshots when it is started with --set snapshots.resume=true")
 
 
 def _places(job: ParameterServerJob, endpoints: list[list[str]]) -> tuple[list[str], list[str]]:

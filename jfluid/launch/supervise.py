@@ -3,7 +3,8 @@
 The first member that fails, stalls or is killed ends the gang: SIGTERM to every member's process group, SIGKILL to
 those that are still there some seconds later. A member that may be started again is, while the others go on. Servers
 are ended when all trainers have ended and they have not, some time later. A member that has ended is not reaped before
-the gang is over, so that the number of its process group stays its own.
+the gang is over, so that the number of its process group stays its own. One whose last error says that all have to start
+again (RollbackError of the parameter servers) ends the gang, too, however often it may be started again by itself.
 """
 import contextlib
 import functools
@@ -93,6 +94,7 @@ class _Running:
         self.output = output
         self.code: int | None = None
         self.ending_with: int | None = None  # the exit code that it is about to end with, once it says so
+        self.restarts_all = False  # says that it cannot go on unless all start again
         self.last_sign = time.monotonic()
         self.counts_steps = False
 
@@ -227,6 +229,7 @@ class Supervisor:
             elif len(self._running) > 1 or self._peers is not None:
                 # (On its own, a script may take its time in exit handlers.)
                 running.ending_with = report["ending"]
+                running.restarts_all = report["restarts_all"]
                 self._suspect(running, report["time"])
 
     # ---- deciding ----------------------------------------------------------------------------------------------
@@ -288,7 +291,7 @@ class Supervisor:
         else:
             wait = 0.0 if -first.code in _SUDDEN else _SECONDS_TO_CLEAR
         if now >= self._suspected_at + wait or all(running.code is not None for running in self._running):
-            if first.member.restarts and not self._ending:
+            if first.member.restarts and not first.restarts_all and not self._ending:
                 self._start_again(first)
                 return
             self._failed_at = self._suspects[first]

@@ -35,9 +35,9 @@ def numbers(*shape):
     return fluid.initializer.NumpyArrayInitializer(values)
 
 
-def net(kind, optimizer, servers=True):
+def net(kind, optimizer, servers=True, own_state=False):
     """What builds (loss, prediction) of a regression on x [N, 6], ids [N, 1], y [N, 1]; its table is "dense", "sparse" or
-    "distributed" (sparse without servers)."""
+    "distributed" (sparse without servers). With `own_state` trainers have running statistics and random numbers."""
     def build():
         ids = fluid.data("ids", [None, 1], dtype="int64")
         first = fluid.initializer.Constant(0.1) if kind == "distributed" else numbers(VOCABULARY, 4)
@@ -45,6 +45,9 @@ def net(kind, optimizer, servers=True):
                                is_distributed=servers and kind == "distributed",
                                param_attr=fluid.ParamAttr("table", initializer=first))
         x = layers.concat([fluid.data("x", [None, 6]), layers.reshape(rows, [-1, 4])], axis=1)
+        if own_state:
+            fluid.default_main_program().random_seed = 7
+            x = layers.dropout(layers.batch_norm(x, momentum=0.8), 0.2)
         hidden = layers.fc(x, 8, act="tanh", param_attr=fluid.ParamAttr("w1", initializer=numbers(10, 8)), bias_attr="b1")
         predicted = layers.fc(hidden, 1, param_attr=fluid.ParamAttr("w2", initializer=numbers(8, 1)), bias_attr="b2")
         loss = layers.mean(layers.square_error_cost(predicted, fluid.data("y", [None, 1])))

@@ -19,8 +19,8 @@ from tests.distributed import job
 
 def transpiled(spec, trainer=0):
     """What `job.transpile` gives for a process."""
-    return job.transpile(job.net(spec["kind"], spec["optimizer"]), spec["endpoints"], trainer, spec["trainers"], spec["sync"],
-                         wait_port=True)
+    build = job.net(spec["kind"], spec["optimizer"], own_state=spec["own_state"])
+    return job.transpile(build, spec["endpoints"], trainer, spec["trainers"], spec["sync"], wait_port=True)
 
 
 def serve(spec):

@@ -63,6 +63,12 @@ class Process:
         assert self._popen.wait(LIMIT_S) == 0, self.output
         self.kill()
 
+    def fails(self, pattern):
+        """Wait until it has ended with an error that matches."""
+        assert self._popen.wait(LIMIT_S) == 1
+        self.kill()
+        assert re.search(pattern, self.output, re.DOTALL), self.output
+
     def until(self, text, count=1):
         """Wait until it has printed a text so often."""
         end = time.monotonic() + LIMIT_S
@@ -83,10 +89,10 @@ class Processes:
     """
 
     def __init__(self, folder, kind="sparse", optimizer="adam", servers=2, trainers=2, sync=True, steps=STEPS,
-                 saves_at=-1, **environment):
+                 saves_at=-1, own_state=False, **environment):
         self.folder, self.endpoints = folder, free_endpoints(servers)
         self._spec = {"kind": kind, "optimizer": optimizer, "endpoints": self.endpoints, "trainers": trainers, "sync": sync,
-                      "steps": steps, "saves_at": saves_at, "folder": str(folder)}
+                      "steps": steps, "saves_at": saves_at, "folder": str(folder), "own_state": own_state}
         self._environment = {"JFLUID_PS_SNAPSHOT_FOLDER": str(folder / "snapshots"), **environment}
         self.all = []
         self.servers = [self.server(n) for n in range(servers)]
@@ -132,10 +138,10 @@ def saved(folder):
     return {p.name: load_tensors(p, [p.name])[0].value for p in folder.iterdir() if p.is_file() and p.name != "__model__"}
 
 
-def undisturbed(tmp_path_factory, steps=STEPS, **job):
+def undisturbed(tmp_path_factory, steps=STEPS, own_state=False, **job):
     """What a job of two servers and two trainers saves that nothing happens to."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    with Job(net("sparse", "adam"), **{"servers": 2, "trainers": 2, **job}) as job:
+    with Job(net("sparse", "adam", own_state=own_state), **{"servers": 2, "trainers": 2, **job}) as job:
         job.begin()
         job.steps(batches(steps))
         return saved(Path(job.save(folder)))
@@ -201,6 +207,42 @@ def test_a_server_is_killed_before_its_first_snapshot(tmp_path, tmp_path_factory
         found = job.finish()
         assert "5 kept ones are sent again" in job.trainers[0].output
     assert_same(found, undisturbed(tmp_path_factory))
+
+
+def _round(path):
+    """Of a file of a snapshot of rounds."""
+    return int(path.name.split(".")[0].removeprefix("round-"))
+
+
+def test_all_are_killed(tmp_path, tmp_path_factory):
+    """Everything goes on from the newest snapshot that all servers have: servers, and what only trainers have.
+
+    On the way: a trainer that is lost together with a server says that all have to start again; and the newest snapshot of one
+    server is damaged, so that all go back to the one before.
+    """
+    steps = 40
+    with Processes(tmp_path, steps=steps, own_state=True, JFLUID_PS_SNAPSHOT_EVERY_S="0.1") as job:
+        job.hold(12)
+        job.servers[0].until("all servers have a snapshot of round", 2)
+        job.hold(20)
+        job.trainers[0].until("step 19")
+        job.servers[1].kill()
+        job.trainers[1].kill()
+        job.servers[1] = job.server(1, JFLUID_PS_RESTORE="1")
+        job.trainers[1] = job.trainer(1)
+        job.trainers[1].fails("RollbackError: trainer 1: .*start all processes again, which go on from the newest snapshots")
+        for process in job.all:
+            process.kill()
+        newest = max((tmp_path / "snapshots" / "server-1").glob("round-*.rows"), key=_round)
+        newest.write_bytes(bytes(newest.stat().st_size))
+        job.servers = [job.server(n, JFLUID_PS_RESTORE="1") for n in range(2)]
+        job.trainers = [job.trainer(n) for n in range(2)]
+        found = job.finish()
+        assert f"is passed over: {newest}: damaged" in job.servers[1].output
+        (first,), (second,) = [re.findall("restored snapshot round-([0-9]+)", s.output) for s in job.servers]
+        assert first == second and 0 < int(first) < _round(newest)
+        assert [t.steps for t in job.trainers] == [list(range(int(first), steps))] * 2
+    assert_same(found, undisturbed(tmp_path_factory, steps=steps, own_state=True))
 
 
 @pytest.mark.parametrize("keeps", [True, False])

@@ -1,0 +1,235 @@
+"""The recovery line: servers of a synchronous job cut at the same rounds, and go on together."""
+import contextlib
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from jfluid import errors
+from jfluid.ps_server import ps_pb2 as pb
+from jfluid.ps_server import specs
+from jfluid.ps_server.client import Client
+from jfluid.ps_server.recovery import Coordinator, Peers
+from jfluid.ps_server.refusals import RollbackError
+from jfluid.ps_server.round_snapshots import RoundSnapshots, newest_common
+from jfluid.ps_server.server import Server, Settings
+from jfluid.ps_server.store import Store
+
+TOKEN = "0123456789-token-of-the-tests"
+GRADIENT = np.ones(3, np.float32)
+LIMIT_S = 20
+
+
+def answer(*snapshots, decided=False, rounds=0, retained=()):
+    return pb.RecoveryReply(decided=decided, rounds=rounds, snapshots=snapshots, retained=retained)
+
+
+@pytest.mark.parametrize("own, peers, expected", [
+    ([3, 7], [answer(3, 7), answer(3, 7)], 7),
+    ([3, 7], [answer(3, 7), answer(3)], 3),  # the last one was killed while it wrote
+    ([3, 7], [answer(7, 9)], 7),
+    ([3], [answer(7)], 0),
+    ([], [answer(7)], 0),
+    ([3, 7], [answer(decided=True, rounds=9)], 7),  # it serves: only this server was lost
+    ([3, 7], [answer(decided=True, rounds=6)], 3),
+    ([3, 7], [answer(decided=True, rounds=9), answer(3)], 3),
+    ([3, 7], [], 7),
+])
+def test_the_newest_round_that_all_have(own, peers, expected):
+    assert newest_common(own, peers) == expected
+
+
+def until(condition):
+    end = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+class Cluster:
+    """Servers that write into folders below one, with a block "w<number>" each, and their peers."""
+
+    def __init__(self, folder, servers=2):
+        self.servers, self.own, self.peers = [], [], []
+        for i in range(servers):
+            store = Store()
+            store.create_block(specs.BlockSpec(name=f"w{i}", shape=(3,), optimizer=specs.Momentum(learning_rate=1.0, mu=0.5)))
+            self.servers.append(Server(Settings(token=TOKEN, server=i, servers=servers), store))
+            service, meeting = self.servers[i].service, self.servers[i].meeting
+            self.own.append(RoundSnapshots(folder / f"server-{i}", store, meeting.left, service.is_saved))
+            service.round_snapshots, meeting.on_round = self.own[i], self.own[i].on_round
+            self.own[i].look()
+        endpoints = [f"127.0.0.1:{s.port}" for s in self.servers]
+        self.peers = [Peers(endpoints, i, TOKEN, None, timeout_s=LIMIT_S) for i in range(servers)]
+        self.client = Client(endpoints, TOKEN)
+        for i in range(servers):
+            self.client.place_block(f"w{i}", i, (3,))
+
+    def train(self, *rounds):
+        for number in range(*rounds):
+            self.client.push(blocks={f"w{i}": GRADIENT * number for i in range(len(self.servers))}, round=number, hold=True,
+                             state=b"of round %d" % number)
+            self.client.pull(round=number, confirm=True)
+
+    def values(self):
+        return [float(s.store.block(f"w{i}").read()[0][0]) for i, s in enumerate(self.servers)]
+
+    def snapshots(self):
+        return [list(own.status().snapshots) for own in self.own]
+
+    def agree(self):
+        """What each server decides to go on from."""
+        found = [0] * len(self.servers)
+
+        def decide(i):
+            found[i] = self.peers[i].agree(self.own[i])
+            self.own[i].decide(found[i])
+        threads = [threading.Thread(target=decide, args=[i]) for i in reversed(range(len(self.servers)))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(LIMIT_S)
+        return found
+
+    def __enter__(self):
+        with contextlib.ExitStack() as stack:
+            for server in self.servers:
+                stack.enter_context(server)
+            for each in (*self.peers, self.client):
+                stack.callback(each.close)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_):
+        self._stack.close()
+
+
+def test_servers_cut_at_the_same_rounds_and_keep_two(tmp_path):
+    with Cluster(tmp_path) as job:
+        for own in job.own:
+            own.decide(0)
+        coordinator = Coordinator(job.servers[0].service, job.peers[0], every_s=0.01)
+        coordinator.start()
+        try:
+            number = 0
+            while len(job.own[1].status().retained) < 2:
+                number += 1
+                job.train(number, number + 1)
+                assert number < 2000
+        finally:
+            coordinator.stop()
+        for own in job.own:
+            assert own.settle(LIMIT_S)
+        lines = [list(own.status().retained) for own in job.own]
+        assert lines[0] == lines[1] and len(lines[0]) == 2
+        assert all(set(lines[0]) <= set(found) and len(found) <= 3 for found in job.snapshots())
+        values, push = job.values(), job.servers[0].service.push
+        reply = push(pb.PushRequest(caller=pb.Caller(incarnation=job.client.incarnation, sequence=number, outstanding=number),
+                                    round=number))
+        assert not reply.applied and lines[0][1] <= reply.durable <= number  # what is before all servers' snapshots is safe
+    with Cluster(tmp_path) as again:
+        newest = max(set.intersection(*map(set, again.snapshots())))
+        assert again.agree() == [newest] * 2
+        assert [s.store.rounds for s in again.servers] == [newest] * 2
+        assert again.servers[0].store.trainer_states == {0: b"of round %d" % newest}
+        again.train(newest + 1, number + 1)
+        assert again.values() == values
+
+
+def cut(job, number, servers=(0, 1)):
+    """Train up to a round, and have these servers write a snapshot of it."""
+    for i in servers:
+        assert job.own[i].plan(number)
+    job.train(job.servers[0].store.rounds + 1, number + 1)
+    until(lambda: all(number in job.own[i].status().snapshots for i in servers))
+
+
+def test_a_snapshot_that_only_some_have_is_given_up(tmp_path):
+    with Cluster(tmp_path) as job:
+        cut(job, 2)
+        cut(job, 5, servers=[0])
+        assert job.snapshots() == [[5], [2]]  # nobody has said that round 2 is to be kept
+    with Cluster(tmp_path) as job:
+        assert job.agree() == [0, 0]
+        cut(job, 2)
+        for own in job.own:
+            own.retain([2])
+        cut(job, 5, servers=[0])
+        assert job.snapshots() == [[2, 5], [2]]
+    with Cluster(tmp_path) as job:
+        assert job.agree() == [2, 2] and job.snapshots() == [[2], [2]]
+        assert not list(tmp_path.glob("server-0/round-5.*"))
+
+
+def test_one_server_goes_on_from_what_fits_the_others(tmp_path):
+    with Cluster(tmp_path) as job:
+        for own in job.own:
+            own.decide(0)
+        cut(job, 2)
+        for own in job.own:
+            own.retain([2])
+        cut(job, 4)
+        alone = RoundSnapshots(tmp_path / "server-1", Store(), dict, lambda name, ledger: None)
+        alone.look()
+        assert job.peers[1].agree(alone) == 4
+        job.servers[0].store.rounds = 3  # of which it has not heard when the other one was killed
+        assert job.peers[1].agree(alone) == 2
+
+
+def test_lost_snapshots_are_told_and_not_trained_anew(tmp_path):
+    with Cluster(tmp_path) as job:
+        cut(job, 2)
+        for own in job.own:
+            own.retain([2])
+    for path in (tmp_path / "server-1").iterdir():
+        path.unlink()
+    with Cluster(tmp_path) as job, pytest.raises(
+            errors.ServerError, match="all servers had snapshots of round 2, .* server 0: 2; server 1: none. Put back"):
+        job.peers[0].agree(job.own[0])
+
+
+@pytest.mark.parametrize("damage", [
+    lambda path: path.write_bytes(path.read_bytes()[:-1]), lambda path: path.write_bytes(b"\xff" + path.read_bytes()[1:]),
+    lambda path: path.unlink()], ids=["cut off", "changed", "gone"])
+@pytest.mark.parametrize("suffix", ["0.numbers", "1.state", "json"])
+def test_a_damaged_snapshot_falls_back_on_its_predecessor(tmp_path, damage, suffix, caplog):
+    with Cluster(tmp_path, servers=1) as job:
+        cut(job, 2, servers=[0])
+        job.own[0].retain([2])
+        before = job.values()
+        cut(job, 4, servers=[0])
+    path, = tmp_path.glob(f"server-0/round-4.*.{suffix}")
+    damage(path)
+    with Cluster(tmp_path, servers=1) as job:
+        assert job.agree() == [2] and job.values() == before
+    assert "snapshot round-4 is passed over" in caplog.text or (suffix == "json" and not path.exists())
+
+
+def test_plans(tmp_path):
+    with Cluster(tmp_path, servers=1) as job:
+        own, = job.own
+        assert own.plan(3) and own.plan(2)  # another one in its place
+        job.train(1, 4)
+        until(lambda: own.status().snapshots)
+        assert own.settle(LIMIT_S) and list(own.status().snapshots) == [2] and own.status().planned == 0
+        assert not own.plan(3) and not own.plan(1)
+        with pytest.raises(errors.ServerError, match=r"expected rounds of snapshots that are here \(\[2\]\), found \[3\]"):
+            own.retain([3])
+
+
+def test_a_server_that_does_not_know_yet_tells_only_its_peers(tmp_path):
+    with Cluster(tmp_path, servers=1) as job:
+        service = job.servers[0].service
+        service.ready.clear()
+        client = Client([f"127.0.0.1:{job.servers[0].port}"], TOKEN, timeout_s=0.2, heartbeat_s=0)
+        with client, pytest.raises(errors.ServerError, match="still reads its snapshot"):
+            client.status()
+        assert service.recovery(pb.RecoveryRequest()).decided is False
+        service.ready.set()
+        job.train(1, 2)
+
+
+def test_rounds_that_nobody_has_any_more(tmp_path):
+    with Cluster(tmp_path, servers=1) as job, pytest.raises(RollbackError, match="applied 0 rounds, and nobody has"):
+        job.client.push(blocks={"w0": GRADIENT}, round=3)
