@@ -11,6 +11,7 @@ There is a relay for each pair of processes, so that a trainer can be cut off fr
 """
 import asyncio
 import contextlib
+import math
 import random
 import threading
 import time
@@ -31,6 +32,7 @@ class Conditions:
         bytes_per_s: how much goes through in each direction of a connection; 0 for no limit.
         most: bytes of a piece, which has 1 to so many: with few of them a message dribbles in.
         cut_after: a connection ends when so many bytes, between these, have come from the client; (0, 0) for never.
+        cuts: how many more connections end so.
         refuses: connections are closed as they come.
     """
 
@@ -38,6 +40,7 @@ class Conditions:
     bytes_per_s: float = 0.0
     most: int = _PIECE
     cut_after: tuple[int, int] = (0, 0)
+    cuts: float = math.inf
     refuses: bool = False
 
 
@@ -70,8 +73,9 @@ class Relay:
         """End all connections at once."""
         self._do(self._cut_all, "cut")
 
-    def cut_every(self, low: int, high: int) -> None:
-        """End each connection when `low` to `high` bytes, drawn for each, have come from the client."""
+    def cut_every(self, low: int, high: int, times: float = math.inf) -> None:
+        """End each of the next `times` connections when `low` to `high` bytes, drawn for each, have come from the client."""
+        self._set("cuts", times)
         self._set("cut_after", (low, high))
 
     def delay(self, low_s: float, high_s: float) -> None:
@@ -188,10 +192,11 @@ class Relay:
             while data := await reader.read(self._random.randint(1, self._conditions.most)):
                 due_s = max(due_s, time.monotonic() + self._random.uniform(*self._conditions.delay_s))
                 await under_way.put((due_s, data))
-                if counted and self._conditions.cut_after[1]:
+                if counted and self._conditions.cut_after[1] and self._conditions.cuts:
                     left = (left or self._bytes_until_cut()) - len(data)
                     if left <= 0:
                         await under_way.join()
+                        self._conditions = replace(self._conditions, cuts=self._conditions.cuts - 1)
                         self._note("cut after so many bytes")
                         self._cut(connection)
                         return
