@@ -4,8 +4,10 @@
         ...                                  # let the trainer take relay.endpoint for the server's
 
 It takes each call whole and makes it again at the server, with the same bytes and metadata. A caller whose request or reply is
-lost learns what it would learn from a connection that broke: UNAVAILABLE.
+lost learns what it would learn from a connection that broke: UNAVAILABLE. Of two calls with one proof of the secret the server
+takes the one that comes first, which may be the repeated one.
 """
+import functools
 import random
 import threading
 from collections import Counter
@@ -20,6 +22,7 @@ import grpc
 from jfluid.ps_server import wire
 
 _LIMIT_S = 60.0
+_OF_GRPC = ("user-agent", "grpc-", ":")  # metadata that gRPC adds itself
 _NEVER_S = 1e6  # what gRPC says is left of a call without a limit is more
 
 
@@ -35,7 +38,7 @@ class Fault(Enum):
 
 @dataclass
 class _Passing:
-    """A call on its way: `begin(limit_s)` makes it at the server, and returns its future."""
+    """A call on its way: `begin(limit_s)` makes it at the server, and returns what goes through the answers."""
 
     number: int
     begin: Callable[[float | None], Any]
@@ -44,23 +47,13 @@ class _Passing:
     def repeat(self) -> None:
         """Make it once more. Nobody waits for the answer."""
         try:
-            self.begin(_LIMIT_S).result()
-        except (grpc.RpcError, grpc.FutureCancelledError, ValueError):  # refused, or the channel was closed
+            list(self.begin(_LIMIT_S))
+        except (grpc.RpcError, ValueError):  # refused, or the channel was closed
             pass
 
     def repeat_later(self, most_s: float) -> None:
         self.later.wait(most_s)
         self.repeat()
-
-
-class _Chunks:
-    """A call with several answers, as a future of all of them."""
-
-    def __init__(self, call: Any):
-        self._call, self.cancel = call, call.cancel
-
-    def result(self) -> list[bytes]:
-        return list(self._call)
 
 
 class CallRelay:
@@ -113,17 +106,13 @@ class CallRelay:
 
     # ---- calls ----
 
-    def unary(self, method: str, request: bytes, context: grpc.ServicerContext) -> bytes:
-        """Make a call with one message each way."""
-        call, metadata = self._channel.unary_unary(method), _metadata(context)
-        return self._pass(method, lambda limit_s: call.future(request, limit_s, metadata), context)
+    def pass_on(self, method: str, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        """Make a call, with as many messages each way as it has."""
+        messages, call = list(requests), self._channel.stream_stream(method)
+        metadata = [(key, value) for key, value in context.invocation_metadata() if not key.startswith(_OF_GRPC)]
+        yield from self._pass(method, lambda limit_s: call(iter(messages), limit_s, metadata), context)
 
-    def stream(self, method: str, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        """Make a call with any number of messages each way."""
-        chunks, call, metadata = list(requests), self._channel.stream_stream(method), _metadata(context)
-        yield from self._pass(method, lambda limit_s: _Chunks(call(iter(chunks), limit_s, metadata)), context)
-
-    def _pass(self, method: str, begin: Callable[[float | None], Any], context: grpc.ServicerContext) -> Any:
+    def _pass(self, method: str, begin: Callable[[float | None], Any], context: grpc.ServicerContext) -> list[bytes]:
         passing, fault = self._decided(method.rpartition("/")[2], begin)
         if fault == Fault.LOSE_REQUEST:
             context.abort(grpc.StatusCode.UNAVAILABLE, f"call {passing.number}: the request was lost")
@@ -136,17 +125,17 @@ class CallRelay:
         try:
             if not context.add_callback(call.cancel):  # the caller has gone
                 call.cancel()
-            reply = call.result()
-        except (grpc.RpcError, grpc.FutureCancelledError) as error:
-            if isinstance(error, grpc.RpcError):
-                context.abort(error.code(), error.details())
-            context.abort(grpc.StatusCode.CANCELLED, "the caller has gone")
+            reply = list(call)
+        except grpc.RpcError as error:
+            context.set_trailing_metadata(error.trailing_metadata() or ())
+            context.abort(error.code(), error.details())
         finally:
             self._answered(passing)
         if fault == Fault.LOSE_REPLY:
             context.abort(grpc.StatusCode.UNAVAILABLE, f"call {passing.number}: the reply was lost")
         if fault == Fault.REPEAT_LATER:
             self._later(passing.repeat_later, self._hold_s)
+        context.set_trailing_metadata(call.trailing_metadata() or ())
         return reply
 
     def _later(self, function: Callable[..., None], *arguments: Any) -> None:
@@ -191,12 +180,4 @@ class _Handler(grpc.GenericRpcHandler):
         self._relay = relay
 
     def service(self, details: grpc.HandlerCallDetails) -> Any:
-        method = details.method
-        if method.endswith("/Stream"):
-            return grpc.stream_stream_rpc_method_handler(lambda chunks, context: self._relay.stream(method, chunks, context))
-        return grpc.unary_unary_rpc_method_handler(lambda request, context: self._relay.unary(method, request, context))
-
-
-def _metadata(context: grpc.ServicerContext) -> list[tuple[str, Any]]:
-    """What the caller sent with the call, less what gRPC adds."""
-    return [(key, value) for key, value in context.invocation_metadata() if not key.startswith(("user-agent", "grpc-", ":"))]
+        return grpc.stream_stream_rpc_method_handler(functools.partial(self._relay.pass_on, details.method))

@@ -18,8 +18,6 @@ SGD = specs.Sgd(learning_rate=1.0)
 WIDTH, PUSHES, THREADS = 512, 40, 2
 ALL = dict.fromkeys(Fault, 0.08)
 CHANCES = {fault.name.lower(): {fault: 0.3} for fault in Fault} | {"all": ALL}
-# A call through shared memory that comes twice would find another call's message there.
-ONCE = {fault: 0.08 for fault in Fault if "REPEAT" not in fault.name}
 
 
 @pytest.fixture(params=[False, True], ids=["network", "shared memory"])
@@ -39,9 +37,7 @@ def client_of(chances, share_memory, servers=2, seed=0):
         yield client, relays
 
 
-@pytest.mark.parametrize(("chances", "share_memory"), [
-    *((chances, False) for chances in CHANCES.values()),
-    *((chances, True) for chances in CHANCES.values() if chances.keys() <= ONCE.keys()), (ONCE, True)])
+@pytest.mark.parametrize("chances", CHANCES.values(), ids=CHANCES)
 def test_every_push_is_applied_once(chances, share_memory):
     """Push number n adds 1 to row n of a block at each server and to row n of a table, from several threads at once."""
     with client_of(chances, share_memory) as (client, relays):
@@ -78,28 +74,30 @@ def test_synchronous_training_is_bit_equal(kind, share_memory):
         relays = []
 
         def through(endpoint, trainer):
-            relays.append(stack.enter_context(CallRelay(endpoint, len(relays), ONCE if share_memory else ALL)))
+            relays.append(stack.enter_context(CallRelay(endpoint, len(relays), ALL)))
             return relays[-1].endpoint
         found = trained(through, kind)
     happened = sum((relay.happened for relay in relays), collections.Counter())
-    assert len(happened) >= (2 if share_memory else 4)
+    assert len(happened) >= 4
     assert_same(found, undisturbed(kind))
 
 
 def test_what_happens_is_drawn_from_the_seed():
+    chances = dict.fromkeys([Fault.LOSE_REQUEST, Fault.LOSE_REPLY], 0.15)  # of repeated calls either may be the first
+
     def happened(seed):
-        with client_of(ALL, False, servers=1, seed=seed) as (client, (relay,)):
-            for _ in range(60):
+        with client_of(chances, False, servers=1, seed=seed) as (client, (relay,)):
+            for _ in range(30):
                 client.status()
-            relay.quiet()
             return relay.log
     first = happened(1)
-    assert first == happened(1) != happened(2) and len(first) > 10
+    assert first == happened(1) != happened(2) and len(first) > 5
 
 
 def test_a_fault_can_be_ordered_for_the_next_call():
     with client_of({}, False, servers=1) as (client, (relay,)):
+        client.status()
         relay.next(Fault.LOSE_REPLY, Fault.LOSE_REQUEST)
         client.status()
-        assert [fault for _, _, fault in relay.log] == [Fault.LOSE_REPLY, Fault.LOSE_REQUEST]
-        assert {method for _, method, _ in relay.log} == {"Status"}
+        assert [(method, fault) for _, method, fault in relay.log] == [
+            ("Status", Fault.LOSE_REPLY), ("Status", Fault.LOSE_REQUEST)]
