@@ -8,7 +8,7 @@
 | JFLUID_PS_METRICS_PORT | servers | server 0 answers Prometheus on this port of its host, server 1 on the next, and so on |
 | JFLUID_PS_TLS_CERTIFICATE, JFLUID_PS_TLS_KEY | both | PEM files; with them servers take TLS connections only |
 | JFLUID_PS_TLS_CLIENTS | servers | a PEM file of authorities: trainers must show a certificate of one of them |
-| JFLUID_PS_TLS_AUTHORITY | trainers | a PEM file of the authority whose certificates servers have: then connections use TLS |
+| JFLUID_PS_TLS_AUTHORITY | both | a PEM file of the authority whose certificates servers have: then connections use TLS |
 | JFLUID_PS_SHARE_MEMORY | trainers | 0: messages to servers on the same machine go over the network, too (1) |
 """
 import os

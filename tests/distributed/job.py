@@ -219,15 +219,17 @@ class Job:
         self._build, self._load, self._options = build, load, {"trainers": trainers, **options}
         self.errors = []
         self._threads = [threading.Thread(target=self._serve, daemon=True, args=self.server(n)) for n in range(servers)]
-        self.trainers = [self._trainer(number, through or (lambda endpoint, trainer: endpoint)) for number in range(trainers)]
+        self._through = through or (lambda endpoint, trainer: endpoint)
+        self.trainers = [self.trainer(number) for number in range(trainers)]
 
     def server(self, number):
         """(program, startup program) of a server."""
         transpiler, *_ = transpile(self._build, self.endpoints, **self._options)
         return transpiler.get_pserver_programs(self.endpoints[number])
 
-    def _trainer(self, number, through):
-        endpoints = [through(endpoint, number) for endpoint in self.endpoints]
+    def trainer(self, number):
+        """A new trainer."""
+        endpoints = [self._through(endpoint, number) for endpoint in self.endpoints]
         transpiler, startup, built = transpile(self._build, endpoints, number, **self._options)
         return Trainer(number, transpiler.get_trainer_program(wait_port=False), startup, built, endpoints)
 

@@ -142,7 +142,7 @@ def cut(job, number, servers=(0, 1)):
     for i in servers:
         assert job.own[i].plan(number)
     job.train(job.servers[0].store.rounds + 1, number + 1)
-    until(lambda: all(number in job.own[i].status().snapshots for i in servers))
+    until(lambda: all(number in job.own[i].status().snapshots and not job.own[i].status().writing for i in servers))
 
 
 def test_a_snapshot_that_only_some_have_is_given_up(tmp_path):
