@@ -19,6 +19,7 @@ import numpy as np
 from jfluid.ps_server import specs
 from jfluid.ps_server.client import Client
 from jfluid.ps_server.table import SparseTable
+from jfluid.security.secret import job_secret
 
 BATCH = 13_000
 
@@ -114,9 +115,9 @@ def behind_a_server(ids, seconds):
     server = subprocess.Popen([sys.executable, "-m", "jfluid.ps_server"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                               text=True)
     try:
-        token, endpoint = (server.stdout.readline().split()[-1] for _ in range(2))
+        endpoint = server.stdout.readline().split()[-1]
         batches, gradients = batches_of(ids), np.ones((BATCH, 16), np.float32)
-        with Client([endpoint], token) as client:
+        with Client([endpoint], job_secret()) as client:
             client.create([spec(16)])
             for part in np.array_split(ids, 50):
                 client.pull({"t": part})

@@ -14,6 +14,7 @@
     processes: 2                    # on each host; without gpus they run on the CPU
     nodes: 2                        # hosts, each of which runs jfluid-launch
     ips: [10.0.0.1, 10.0.0.2]       # their addresses, or the coordinator's: coordinator: "10.0.0.1:6069"
+    secret_file: /home/me/secret    # has the job's secret (chmod 600), which several hosts need; or set JFLUID_JOB_TOKEN
 
     mode: parameter_server          # or ps
     servers: 2                      # on each host; or a list: ["10.0.0.1:6170", "10.0.0.2:6170"]
@@ -45,9 +46,10 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, PydanticCustomError
 
-from jfluid.errors import JFluidError, close_to
+from jfluid.errors import JFluidError, SecretError, close_to
+from jfluid.security import secret
 
 Key = tuple[str | int, ...]
 
@@ -261,6 +263,16 @@ class Job(BaseModel):
             raise ValueError(f"there is no such file (looked in {Path.cwd()})")
         return script
 
+    @field_validator("env")
+    @classmethod
+    def _has_no_secret(cls, env: dict[str, str]) -> dict[str, str]:
+        shown = [name for name in env if name in (secret.VARIABLE, secret.OLDER_VARIABLE)]
+        if shown:
+            # The value must not show up in the error either.
+            raise PydanticCustomError("secret", f"a job file is shown and copied, and no place for {shown[0]}: set it where "
+                                                "jfluid-launch runs, or name a file that has the secret: secret_file")
+        return env
+
     @field_validator("mode")
     @classmethod
     def _is_of_this_class(cls, mode: str) -> str:
@@ -300,6 +312,8 @@ class GangJob(Job):
     """What jobs of several processes have in common.
 
     `console` says which trainers' output is shown, by rank. `started_port` is the first port of a host's processes.
+    `secret_file` has the job's secret; without it the environment variable JFLUID_JOB_TOKEN does, or on one host the launcher
+    makes one.
     """
 
     gpus: Annotated[Any, AfterValidator(_gpus)] = None
@@ -307,6 +321,7 @@ class GangJob(Job):
     ips: Annotated[list[Host], Field(min_length=1)] | None = None
     coordinator: Endpoint | None = None
     started_port: Port | None = None
+    secret_file: str | None = None
     console: Annotated[Any, AfterValidator(_ranks)] = Field(default_factory=lambda: [0])
 
     @field_validator("env")
@@ -316,6 +331,16 @@ class GangJob(Job):
         if taken:
             raise ValueError(f"the launcher gives each process its own {' and '.join(taken)}; remove it")
         return env
+
+    @field_validator("secret_file")
+    @classmethod
+    def _has_a_secret(cls, path: str | None) -> str | None:
+        if path is not None:
+            try:
+                secret.from_file(path)
+            except SecretError as error:
+                raise ValueError(str(error)) from None
+        return path
 
     @model_validator(mode="after")
     def _lists_every_host(self) -> Self:
@@ -538,6 +563,8 @@ def _explain(error: ErrorDetails, places: dict[Key, str], kind: type[Job]) -> st
             return f"{place}: the key {key!r} is missing"
         case "string_type":
             problem = "must be text; quote it"
+        case "secret":
+            return f"{place}: {key}: {error['msg']}"
         case "dict_type" | "model_type":
             problem = "must be a mapping"
         case "string_pattern_mismatch":

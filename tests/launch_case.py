@@ -10,7 +10,7 @@ from pathlib import Path
 
 COMMAND = [sys.executable, "-m", "jfluid.launch"]
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("PADDLE_", "SLURM_", "OMPI_"))} | {
-    "PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": "200", "TERM": "xterm"}
+    "PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": "200", "TERM": "xterm", "JFLUID_JOB_TOKEN": "a-secret-of-the-tests"}
 LIMIT = 60
 # Each process writes its number to pid.RANK once it is at work.
 PROLOGUE = """

@@ -11,6 +11,7 @@ from jfluid import launch
 from jfluid.job import JobError, read_job
 from jfluid.launch.emit import slurm_script
 from jfluid.launch.nodes import Node, NodeOptions, find_node
+from jfluid.security import secret
 from tests.launch_case import ENVIRONMENT, LIMIT, write
 
 
@@ -33,8 +34,8 @@ def emitted(capsys, *arguments):
 def test_kubernetes(capsys, monkeypatch):
     text = emitted(capsys, "--emit", "k8s", "--image", "registry/train:1", "--max-restarts", "3",
                    job("mode: collective\ngpus: [0, 1]\nips: [10.0.0.1, 10.0.0.2]"))
-    config, service, indexed = yaml.safe_load_all(text)
-    assert [document["kind"] for document in (config, service, indexed)] == ["ConfigMap", "Service", "Job"]
+    secret, config, service, indexed = yaml.safe_load_all(text)
+    assert [document["kind"] for document in (secret, config, service, indexed)] == ["Secret", "ConfigMap", "Service", "Job"]
     spec, pod = indexed["spec"], indexed["spec"]["template"]["spec"]
     assert (spec["completionMode"], spec["completions"], spec["parallelism"], spec["backoffLimit"]) == ("Indexed", 2, 2, 3)
     assert pod["subdomain"] == service["metadata"]["name"] == indexed["metadata"]["name"] == "big-job"
@@ -70,7 +71,7 @@ def test_slurm(capsys):
 
 def test_servers_in_pods_and_batch_scripts(capsys, monkeypatch):
     described = job("mode: ps\nservers: 2\ntrainers: 2\nnodes: 3\nsnapshots: {folder: /data/cuts}")
-    config, service, indexed = yaml.safe_load_all(emitted(capsys, "--emit", "k8s", "--image", "i", described))
+    _, config, service, indexed = yaml.safe_load_all(emitted(capsys, "--emit", "k8s", "--image", "i", described))
     assert indexed["spec"]["completions"] == 3 and service["spec"]["clusterIP"] == "None"
     inside = read_job(write("inside.yaml", config["data"]["job.yaml"]))
     assert (inside.servers, inside.trainers, inside.nodes, inside.snapshots.folder) == (2, 2, 3, "/data/cuts")
@@ -86,19 +87,49 @@ def test_servers_in_pods_and_batch_scripts(capsys, monkeypatch):
 @pytest.mark.process
 def test_the_script_for_slurm_runs(folder, monkeypatch):
     """With an srun of its own, which starts the command once for each host, as Slurm's does."""
-    write("train.py", "import os\nprint(os.environ['PADDLE_TRAINER_ID'], os.environ['PADDLE_TRAINERS_NUM'])")
+    write("train.py", "from os import environ\n"
+                      "print(*map(environ.get, ['PADDLE_TRAINER_ID', 'PADDLE_TRAINERS_NUM', 'JFLUID_JOB_TOKEN']))")
     os.mkdir("bin")
     srun = Path("bin/srun")
     srun.write_text("""#!/bin/bash
 export SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NODELIST=localhost SLURM_STEP_TASKS_PER_NODE="1(x2)"
-shift
+shift 2
 SLURM_PROCID=0 SLURM_NODEID=0 "$@" & SLURM_PROCID=1 SLURM_NODEID=1 "$@" & wait -n && wait -n
 """)
     srun.chmod(0o755)
     script = slurm_script(read_job(job("mode: collective\nprocesses: 2\nnodes: 2\nlog_dir: a b")))
     environment = ENVIRONMENT | {"PATH": f"{folder}/bin:{os.environ['PATH']}", "SLURM_JOB_ID": str(os.getpid())}
+    del environment["JFLUID_JOB_TOKEN"]
     subprocess.run(["bash", write("script.sh", script)], env=environment, check=True, timeout=LIMIT)
-    assert [Path(f"a b/workerlog.{rank}").read_text() for rank in range(4)] == [f"{rank} 4\n" for rank in range(4)]
+    lines = [Path(f"a b/workerlog.{rank}").read_text().split() for rank in range(4)]
+    assert [line[:2] for line in lines] == [[str(rank), "4"] for rank in range(4)]
+    assert len({line[2] for line in lines}) == 1 and len(lines[0][2]) == 32, "a new secret, the same for all"
+
+
+def test_secrets_of_manifests(capsys, monkeypatch):
+    monkeypatch.setenv("JFLUID_JOB_TOKEN", "of-who-emits-it-not-of-the-job")
+    k8s, slurm = ("--emit", "k8s", "--image", "i"), ("--emit", "slurm")
+    plain = job("mode: ps\nservers: 1\ntrainers: 1\nnodes: 2")
+    texts = [emitted(capsys, *k8s, plain) for _ in range(2)]
+    documents = [list(yaml.safe_load_all(text)) for text in texts]
+    made = [found[0]["stringData"]["secret"] for found in documents]
+    assert made[0] != made[1] and all(secret.checked(text, "the manifest") for text in made)
+    for text, found, own in zip(texts, documents, made):
+        assert text.count(own) == 1, "in the Secret, and nowhere else"
+        container, = found[-1]["spec"]["template"]["spec"]["containers"]
+        assert container["env"] == [{"name": "JFLUID_JOB_TOKEN", "valueFrom": {"secretKeyRef": {
+            "name": found[0]["metadata"]["name"], "key": "secret"}}}]
+    assert "of-who-emits-it" not in texts[0] + emitted(capsys, *slurm, plain)
+
+    write("secret", "the-secret-of-the-file")
+    os.chmod("secret", 0o600)
+    own = job("mode: ps\nservers: 1\ntrainers: 1\nsecret_file: secret")
+    found = list(yaml.safe_load_all(emitted(capsys, *k8s, own)))
+    assert found[0]["stringData"] == {"secret": "the-secret-of-the-file"}
+    assert "secret_file" not in found[1]["data"]["job.yaml"], "the file is not in the container"
+    text = emitted(capsys, *slurm, own)
+    assert "secret_file: secret" in text and "the-secret" not in text and "security new" not in text
+    assert [d["kind"] for d in yaml.safe_load_all(emitted(capsys, *k8s, "--cpus", "2", "train.py"))] == ["ConfigMap", "Job"]
 
 
 @pytest.mark.parametrize(("arguments", "expected"), [

@@ -27,7 +27,7 @@ def test_environment_of_processes_with_gpus(monkeypatch):
     monkeypatch.setenv("PADDLE_TRAINER_ID", "7")
     write("train.py", "")
     job = CollectiveJob(script="train.py", gpus=4, processes=2, env={"LEVEL": "1"}, log_dir="logs")
-    members = collective_gang(job, ENDPOINTS, node=1, gpus=["4", "5", "6", "7"])
+    members = collective_gang(job, ENDPOINTS, 1, ["4", "5", "6", "7"], "secret")
     assert [(member.role, member.rank, str(member.log)) for member in members] == [
         ("trainer", 2, "logs/workerlog.2"), ("trainer", 3, "logs/workerlog.3")]
     environment = members[1].env
@@ -35,14 +35,14 @@ def test_environment_of_processes_with_gpus(monkeypatch):
         "PADDLE_TRAINER_ID": "3", "PADDLE_TRAINERS_NUM": "4", "PADDLE_CURRENT_ENDPOINT": "10.0.0.2:6071",
         "PADDLE_TRAINER_ENDPOINTS": "10.0.0.1:6070,10.0.0.1:6071,10.0.0.2:6070,10.0.0.2:6071",
         "FLAGS_selected_gpus": "0,1", "CUDA_VISIBLE_DEVICES": "6,7"}
-    assert environment["LEVEL"] == "1"
+    assert (environment["LEVEL"], environment["JFLUID_JOB_TOKEN"]) == ("1", "secret")
     assert "http_proxy" not in environment
 
 
 def test_processes_on_the_cpu_see_no_gpu(monkeypatch):
     monkeypatch.setenv("FLAGS_selected_gpus", "1")
     write("train.py", "")
-    members = collective_gang(CollectiveJob(script="train.py", processes=2), ENDPOINTS[:1], node=0, gpus=[])
+    members = collective_gang(CollectiveJob(script="train.py", processes=2), ENDPOINTS[:1], 0, [], "secret")
     assert [(member.env["CUDA_VISIBLE_DEVICES"], member.env["JAX_PLATFORMS"]) for member in members] == [("", "cpu")] * 2
     assert all("FLAGS_selected_gpus" not in member.env for member in members)
 

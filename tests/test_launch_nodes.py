@@ -9,11 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from jfluid import errors
 from jfluid.job import CollectiveJob, JobError
 from jfluid.launch import rendezvous
+from jfluid.launch.failure import Failure
+from jfluid.launch.messages import End, Failed, Finished, Join, Message, Refused, Start, decode, encode
 from jfluid.launch.nodes import Node, NodeOptions, find_node, first_host
 from jfluid.launch.rendezvous import Follower, Head
-from tests.launch_case import COMMAND, ENVIRONMENT, LIMIT, PROLOGUE, alive, free_port, numbers, wait_until, write
+from jfluid.security import sockets
+from tests.launch_case import COMMAND, ENVIRONMENT, LIMIT, PROLOGUE, alive, free_port, launched, numbers, wait_until, write
+
+SECRET = "a-secret-of-the-tests"
 
 
 @pytest.fixture(autouse=True)
@@ -127,7 +133,7 @@ def test_a_variable_that_is_no_number():
 
 @contextlib.contextmanager
 def head(count, port, name="job"):
-    launcher = Head(Node(0, count, None, ("127.0.0.1", port)), name, 0)
+    launcher = Head(Node(0, count, None, ("127.0.0.1", port)), name, 0, SECRET)
     meetings = []
     thread = threading.Thread(target=lambda: meetings.append(launcher.meet([1], lambda: False)), daemon=True)
     thread.start()
@@ -135,8 +141,8 @@ def head(count, port, name="job"):
         yield launcher, meetings, thread
 
 
-def follower(rank, count, port, name="job"):
-    return Follower(Node(rank, count, None, ("127.0.0.1", port)), name)
+def follower(rank, count, port, name="job", secret=SECRET):
+    return Follower(Node(rank, count, None, ("127.0.0.1", port)), name, secret)
 
 
 def test_launchers_agree_on_the_endpoints():
@@ -172,14 +178,120 @@ def test_a_launcher_that_does_not_belong(rank, count, name, expected):
 def test_a_launcher_that_does_not_come(monkeypatch):
     monkeypatch.setattr(rendezvous, "SECONDS_TO_MEET", 0.3)
     port = free_port()
-    with contextlib.closing(Head(Node(0, 3, None, ("127.0.0.1", port)), "job", 0)) as first:
+    with contextlib.closing(Head(Node(0, 3, None, ("127.0.0.1", port)), "job", 0, SECRET)) as first:
         with pytest.raises(JobError, match="host 1, 2 of 3 did not come to the coordinator within 0.3 s"):
             first.meet([1], lambda: False)
         with pytest.raises(JobError, match=f"cannot listen at the coordinator's address 127.0.0.1:{port}: "):
-            Head(Node(0, 3, None, ("127.0.0.1", port)), "job", 0)
+            Head(Node(0, 3, None, ("127.0.0.1", port)), "job", 0, SECRET)
         assert first.meet([1], lambda: True) is None
     with pytest.raises(JobError, match=f"the launcher of host 0 did not answer at 127.0.0.1:{port} within 0.3 s"):
         follower(1, 3, port).meet([1], lambda: False)
+
+
+# ---- strangers at the coordinator --------------------------------------------------------------------------------
+
+def joined_as(port, message, secret=SECRET):
+    """What the coordinator answers to a process that has the secret, and says this."""
+    with sockets.connect(("127.0.0.1", port), secret, rendezvous._PURPOSE, 1 << 20, LIMIT) as connection:
+        connection.send(message)
+        return connection.receive()
+
+
+def test_without_the_secret_nobody_learns_or_joins(monkeypatch):
+    port = free_port()
+    with head(2, port) as (_, meetings, thread):
+        with pytest.raises(JobError, match=f"host 1 cannot join: who listens at 127.0.0.1:{port} has another secret .* "
+                                           "the same JFLUID_JOB_TOKEN"):
+            follower(1, 2, port, secret="another-secret-of-another").meet([7], lambda: False)
+        for said in (b"", json.dumps(["join", {"job": "?", "node": 1, "count": 1, "endpoints": []}]).encode() + b"\n",
+                     b"[" * 200_000 + b"\n"):
+            with socket.create_connection(("127.0.0.1", port), timeout=LIMIT) as stranger:
+                heard = stranger.recv(1000)
+                assert len(heard) == 40 and heard.startswith(b"jfluid 1")
+                with contextlib.suppress(ConnectionError):  # it is closed while this is sent
+                    stranger.sendall(said)
+                    if said:
+                        assert stranger.recv(1000) in (b"", bytes(32))
+        assert thread.is_alive() and not meetings
+        right = follower(1, 2, port)
+        assert right.meet([7], lambda: False) is not None
+        right.close()
+
+
+@pytest.mark.parametrize("said", [
+    b"[" * 200_000, b"", b"\xff", b"{}", b"[]", b'{"kind": "end", "failure": null, "again": false}', b'{"kind": "finished"}',
+    b'{"kind": "join", "job": "job", "node": "1", "count": 2, "endpoints": []}',
+    b'{"kind": "join", "job": "job", "node": 1, "count": 2, "endpoints": ["a"]}'])
+def test_what_is_no_message_of_a_launcher_costs_its_connection_only(said):
+    port = free_port()
+    with head(2, port):
+        with pytest.raises(ConnectionError):
+            joined_as(port, said)
+        right = follower(1, 2, port)
+        assert right.meet([7], lambda: False) is not None
+        right.close()
+
+
+def test_strangers_during_a_run_are_turned_away_and_members_wait_for_the_next():
+    port = free_port()
+    with head(2, port) as (first, _, thread):
+        one = follower(1, 2, port)
+        assert one.meet([7], lambda: False) is not None
+        thread.join(LIMIT)
+        with contextlib.ExitStack() as stack:
+            for _ in range(200):
+                stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=LIMIT))
+                first.look()
+            assert len(first._listener._newcomers) <= 128 and first.verdict is None
+            again = []
+            second = follower(1, 2, port)
+            waiting = threading.Thread(target=lambda: again.append(second.meet([8], lambda: False)))
+            waiting.start()
+            wait_until(lambda: first.look() or first._early)
+            assert first.verdict is None
+            one.close()
+            first.part()
+            assert first.meet([1], lambda: False).attempt == 1
+            waiting.join(LIMIT)
+            assert again[0].attempt == 1
+            second.close()
+
+
+def test_a_member_that_speaks_nonsense_is_as_one_that_is_gone():
+    port = free_port()
+    with head(2, port) as (first, _, thread):
+        one = follower(1, 2, port)
+        assert one.meet([7], lambda: False) is not None
+        thread.join(LIMIT)
+        one._connection._connection.send(b"[" * 200_000)
+        connection, = first.connections()
+        wait_until(lambda: first.receive(connection) or not first.connections())
+        wait_until(lambda: first.look() or first.verdict is not None)
+        assert first.verdict.failure.label == "host 1"
+        one.close()
+
+
+MESSAGES = [Join(job="j", node=1, count=2, endpoints=["a:1"]), Refused(problem="no"),
+            Start(endpoints=[["a:1"], []], attempt=3),
+            Failed(failure=Failure("rank 1", 1, "exit code 1", "log", "Traceback\n\0\u2028"), age=0.5), Finished(),
+            End(failure=None, again=True)]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda m: m.kind)
+def test_messages_of_launchers(message):
+    data = encode(message)
+    assert decode(data) == message
+    for i in range(len(data)):
+        with pytest.raises(errors.MessageError, match="expected a message of a launcher; "):
+            decode(data[:i])
+        for changed in (data[:i] + b"\xff" + data[i + 1:], data[:i] + b"[" * 5000 + data[i:]):
+            with contextlib.suppress(errors.MessageError):
+                assert isinstance(decode(changed), Message)
+
+
+def test_a_path_that_is_no_text_can_be_told():
+    failure = Failure("rank 1", 1, "exit code 1", b"log-\xff".decode(errors="surrogateescape"), "")
+    assert decode(encode(Failed(failure=failure, age=0.0))).failure.log == "log-?"
 
 
 # ---- real launchers on two addresses of this host ----------------------------------------------------------------
@@ -232,10 +344,10 @@ wait_for("never")
 """)
     assert hosts.ended() == [1, 1]
     assert not any(map(alive, numbers()))
-    for errors in hosts.errors:
-        assert f"rank {failing} failed first (exit code 1)" in errors
-        assert "    RuntimeError: out of luck" in errors
-        assert f"its log: log{failing // 2}/workerlog.{failing}" in errors
+    for said in hosts.errors:
+        assert f"rank {failing} failed first (exit code 1)" in said
+        assert "    RuntimeError: out of luck" in said
+        assert f"its log: log{failing // 2}/workerlog.{failing}" in said
 
 
 @process
@@ -258,6 +370,21 @@ def test_a_launcher_that_goes_takes_all_with_it(host, number):
 
 
 @process
+def test_hosts_need_a_secret(monkeypatch):
+    monkeypatch.delitem(ENVIRONMENT, "JFLUID_JOB_TOKEN")
+    write("train.py", "")
+    several = ["--cpus", "1", "--nnodes", "2", "--node-rank", "0", "--coordinator"]
+    refused = launched(*several, "10.1.2.3:7000", "train.py")
+    assert refused.returncode == 2
+    assert "a job on several hosts needs a secret, by which its processes know each other: set JFLUID_JOB_" in refused.stderr
+    monkeypatch.setitem(ENVIRONMENT, "XDG_CACHE_HOME", str(Path("cache").absolute()))
+    hosts = Hosts("print(os.environ['JFLUID_JOB_TOKEN'])")
+    assert hosts.ended() == [0, 0], "on one machine nothing has to be set"
+    own = Path("cache/jfluid/secret").read_text()
+    assert [Path(f"log{rank // 2}/workerlog.{rank}").read_text() for rank in range(4)] == [own] * 4
+
+
+@process
 def test_nobody_restarts_without_the_first_host():
     hosts = Hosts("ready()\nwait_for('never')", "--max-restarts", "3")
     wait_until(lambda: len(list(Path().glob("pid.[0-3]"))) == 4)
@@ -277,5 +404,5 @@ if attempt == "0":
     wait_for("never")
 """, "--max-restarts", "1")
     assert hosts.ended() == [0, 0]
-    assert all("rank 2 failed (exit code 3); restart 1 of 1" in errors for errors in hosts.errors)
+    assert all("rank 2 failed (exit code 3); restart 1 of 1" in said for said in hosts.errors)
     assert len(list(Path().glob("done.?.1"))) == 4

@@ -70,9 +70,9 @@ def test_servers_and_trainers_of_one_host():
     assert [(member.role, member.rank, str(member.log)) for member in members] == [
         ("server", 1, "mylog/serverlog.1"), ("trainer", 1, "mylog/workerlog.1")]
     server, trainer = ({name: member.env[name] for name in member.env
-                        if name.startswith(("PADDLE", "POD", "TRAINING", "FLAGS", "CUDA", "JFLUID_PS"))} for member in members)
+                        if name.startswith(("PADDLE", "POD", "TRAINING", "FLAGS", "CUDA", "JFLUID"))} for member in members)
     common = {"PADDLE_PSERVERS_IP_PORT_LIST": ",".join(SERVERS), "PADDLE_TRAINER_ENDPOINTS": ",".join(TRAINERS),
-              "PADDLE_TRAINERS_NUM": "2", "POD_IP": "10.0.0.2", "JFLUID_PS_TOKEN": "secret"}
+              "PADDLE_TRAINERS_NUM": "2", "POD_IP": "10.0.0.2", "JFLUID_JOB_TOKEN": "secret"}
     assert server == common | {
         "TRAINING_ROLE": "PSERVER", "PADDLE_PSERVER_ID": "1", "PADDLE_CURRENT_ENDPOINT": "10.0.0.2:6170",
         "PADDLE_PORT": "6170", "CUDA_VISIBLE_DEVICES": ""}
@@ -101,9 +101,12 @@ def test_snapshots_and_restarts(folder):
     assert (server.env["JFLUID_PS_RESTORE"], server.restarts) == ("1", 0)
 
 
-def test_the_token_of_a_job_file_comes_first():
-    members = parameter_server_gang(job(env={"JFLUID_PS_TOKEN": "of the job"}), SERVERS, TRAINERS, SERVERS, [], "secret")
-    assert {member.env["JFLUID_PS_TOKEN"] for member in members} == {"of the job"}
+def test_members_get_the_secret_of_the_job_and_no_other(monkeypatch):
+    monkeypatch.setenv("JFLUID_PS_TOKEN", "of the launcher's own")
+    monkeypatch.setenv("JFLUID_JOB_TOKEN", "of the launcher's own")
+    for member in parameter_server_gang(job(), SERVERS, TRAINERS, SERVERS + TRAINERS, [], "secret"):
+        assert member.env["JFLUID_JOB_TOKEN"] == "secret" and "JFLUID_PS_TOKEN" not in member.env
+        assert not any("secret" in word for word in member.command), "what others see in a list of processes"
 
 
 def test_fluids_options_and_names():
@@ -225,12 +228,12 @@ def test_servers_of_another_host_end_when_the_trainers_have():
 @process
 def test_servers_and_trainers_on_each_of_two_hosts():
     on_two_hosts(["--servers", "1", "--trainers", "2", "--nodes", "2", "--coordinator", f"127.0.0.1:{free_port()}", *GRACE,
-                  script("print(os.environ['JFLUID_PS_TOKEN'])")], "--node-rank", "{}")
+                  script("print(os.environ['JFLUID_JOB_TOKEN'])")], "--node-rank", "{}")
     given = [json.loads(Path(f"mylog/workerlog.{rank}").read_text().splitlines()[0]) for rank in range(4)]
     assert [item["PADDLE_TRAINER_ID"] for item in given] == ["0", "1", "2", "3"]
     assert all(len(item["PADDLE_PSERVERS_IP_PORT_LIST"].split(",")) == 2 for item in given)
     tokens = {Path(f"mylog/workerlog.{rank}").read_text().splitlines()[1] for rank in range(4)}
-    assert len(tokens) == 1 and len(tokens.pop()) > 16
+    assert tokens == {ENVIRONMENT["JFLUID_JOB_TOKEN"]}
     assert [json.loads(Path(f"mylog/serverlog.{rank}").read_text())["PADDLE_PSERVER_ID"] for rank in range(2)] == ["0", "1"]
 
 

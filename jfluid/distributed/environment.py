@@ -2,7 +2,7 @@
 
 | variable | of | meaning |
 |---|---|---|
-| JFLUID_PS_TOKEN | both | the job's secret (see `links.job_token`) |
+| JFLUID_JOB_TOKEN | both | the job's secret (see jfluid.security.secret) |
 | JFLUID_PS_SILENCE_S | servers | a trainer not heard for longer than this many seconds is silent (60) |
 | JFLUID_PS_ON_SILENCE | servers | then the job fails ("fail"), or goes on without it until it is heard again ("leave out") |
 | JFLUID_PS_METRICS_PORT | servers | server 0 answers Prometheus on this port of its host, server 1 on the next, and so on |

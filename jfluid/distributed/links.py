@@ -1,23 +1,19 @@
 """Links: this process's connections to the servers of jobs, one for each trainer that it is."""
-import ipaddress
 import itertools
 import logging
 import math
-import os
-import re
-import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jfluid import errors, flags
+from jfluid import flags
 from jfluid.distributed import snapshots
 from jfluid.distributed.coming import Exchange
 from jfluid.distributed.environment import client_options
 from jfluid.scope import Scope
+from jfluid.security.secret import job_secret
 
 if TYPE_CHECKING:
     from jfluid.distributed.strategies import Strategy
@@ -26,47 +22,6 @@ if TYPE_CHECKING:
     from jfluid.ps_server.client import Client, Pulled, Rows
 
 _LOG = logging.getLogger(__name__)
-TOKEN = "JFLUID_PS_TOKEN"
-_TOKEN_FILE = Path("~", ".cache", "jfluid", "ps_token")
-
-
-def job_token(endpoints: Sequence[str]) -> str:
-    """The token of this job: the environment variable JFLUID_PS_TOKEN, which the launcher sets.
-
-    Without it a job whose servers listen on this machine only takes one that a file of this user holds (made when it is first
-    asked for). Raises ServerError for a job on several machines without a token.
-    """
-    if TOKEN in os.environ:
-        if not re.fullmatch(r"[\x21-\x7e]{16,1024}", os.environ[TOKEN]):
-            raise errors.ServerError(f"{TOKEN}: expected 16 to 1024 printable characters without spaces, found "
-                                     f"{len(os.environ[TOKEN])} characters")
-        return os.environ[TOKEN]
-    beyond = [e for e in endpoints if not _is_loopback(e.rpartition(":")[0])]
-    if beyond:
-        raise errors.ServerError(f"{', '.join(beyond)}: parameter servers that other machines can reach need a token: set "
-                                 f"{TOKEN} to the same secret of at least 16 characters for all processes of the job, or "
-                                 "start it with jfluid-launch, which makes one")
-    path = _TOKEN_FILE.expanduser()
-    if path.exists():
-        return path.read_text().strip()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
-    fresh.touch(0o600)
-    fresh.write_text(secrets.token_urlsafe(24))
-    try:
-        os.link(fresh, path)  # fails where another process was faster
-    except FileExistsError:
-        pass
-    finally:
-        fresh.unlink()
-    return path.read_text().strip()
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class Laps:
@@ -117,7 +72,7 @@ class Link:
     def __init__(self, endpoints: Sequence[str], trainer: int):
         from jfluid.ps_server.client import Client
         self.endpoints, self.trainer = list(endpoints), trainer
-        self.calls = Client(endpoints, job_token(endpoints), trainer, timeout_s=flags.get("FLAGS_rpc_deadline") / 1000,
+        self.calls = Client(endpoints, job_secret(endpoints), trainer, timeout_s=flags.get("FLAGS_rpc_deadline") / 1000,
                             keep_bytes=snapshots.kept_bytes(), **client_options())
         self.recovers = snapshots.wanted()
         self.careful = self.recovers and len(endpoints) > 1

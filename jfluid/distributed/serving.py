@@ -6,10 +6,10 @@ from typing import Any
 from jfluid import errors, flags
 from jfluid.distributed import Runner
 from jfluid.distributed.environment import client_options, server_settings
-from jfluid.distributed.links import job_token
 from jfluid.distributed.snapshots import Snapshots
 from jfluid.ir.program import Program
 from jfluid.scope import Scope
+from jfluid.security.secret import job_secret
 
 _LOG = logging.getLogger(__name__)
 
@@ -34,8 +34,9 @@ class Serving(Runner):
         Raises:
             FetchError, FeedError: a server's program takes and gives nothing.
             UninitializedError: the startup program was not run in this scope.
-            ServerError: the port is taken, there is no token for servers that other machines can reach, or what the
-                environment says (see jfluid.distributed.environment and .snapshots) is wrong or cannot be.
+            SecretError: there is no secret for a server that other machines can reach.
+            ServerError: the port is taken, or what the environment says (see jfluid.distributed.environment and .snapshots) is
+                wrong or cannot be.
         """
         from jfluid.distributed.program_store import ProgramStore
         from jfluid.ps_server.__main__ import keep_freed_memory
@@ -50,7 +51,7 @@ class Serving(Runner):
         number = max(self._listen.attr("pserver_id"), 0)
         endpoints = self._endpoints(number, endpoint)
         keep_freed_memory()
-        token = job_token([endpoint])
+        token = job_secret([endpoint])
         settings = server_settings(number, token=token, host=host.strip("[]"), port=int(port), servers=len(endpoints),
                                    trainers=self._listen.attr("Fanin"), end_with_trainers=True)
         snapshots = Snapshots.from_environment(number)

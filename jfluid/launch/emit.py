@@ -8,6 +8,7 @@ import yaml
 
 from jfluid.job import CollectiveJob, GangJob, Job, JobError, ParameterServerJob
 from jfluid.launch.nodes import FIRST_PORT
+from jfluid.security import secret
 
 _LONGEST_NAME = 50  # Kubernetes has 63 characters for the names of pods, which end with a number
 
@@ -15,7 +16,8 @@ _LONGEST_NAME = 50  # Kubernetes has 63 characters for the names of pods, which 
 def slurm_script(job: Job) -> str:
     """A script for `sbatch`, which starts one launcher on each host; they find each other by Slurm's variables.
 
-    Raises JobError for a job that names its hosts, which Slurm chooses.
+    It makes a secret each time that it runs, unless the job names a file or the environment of `sbatch` has one. Raises
+    JobError for a job that names its hosts, which Slurm chooses.
     """
     text = _plain_yaml(_without_hosts(job, "Slurm"))
     mark = "END_OF_JOB"
@@ -24,22 +26,28 @@ def slurm_script(job: Job) -> str:
     gpus, processes = _gpus(job), _processes(job)
     options = [f"--job-name={job.name}", f"--nodes={_nodes(job)}", "--ntasks-per-node=1"]
     options.append(f"--gpus-per-node={gpus}" if gpus else f"--cpus-per-task={processes}")
-    folder = shlex.quote(job.log_dir)
+    folder, python, name = shlex.quote(job.log_dir), shlex.quote(sys.executable), secret.VARIABLE
+    # Tasks find it in their environment; on a command line all users of a host would see it.
+    secrets = [f'if [ -z "${{{name}:-}}" ]; then {name}=$({python} -m jfluid.security new); fi', f"export {name}"]
     return "\n".join([
         "#!/bin/bash", *(f"#SBATCH {option}" for option in options), "set -eu",
         f"mkdir -p {folder}", f"job={folder}/job-$SLURM_JOB_ID.yaml",
-        f"cat > \"$job\" <<'{mark}'", text + mark,
-        f'srun --kill-on-bad-exit=1 {shlex.quote(sys.executable)} -m jfluid.launch "$job"', ""])
+        f"cat > \"$job\" <<'{mark}'", text + mark, *(secrets if _needs_secret(job) else []),
+        f'srun --export=ALL --kill-on-bad-exit=1 {python} -m jfluid.launch "$job"', ""])
 
 
 def kubernetes_manifest(job: Job, image: str) -> str:
-    """A ConfigMap with the job, an Indexed Job that runs it, and a Service by which its pods find the first.
+    """A ConfigMap with the job, an Indexed Job that runs it, a Service by which its pods find the first, and a Secret by which
+    they know each other: that of the job's file, or a new one.
 
     `image` is a container image with jfluid and the script. Raises JobError for a job that names its hosts.
     """
     name = re.sub(r"[^a-z0-9]+", "-", job.name.lower()).strip("-")[:_LONGEST_NAME].rstrip("-") or "job"
     nodes, gpus = _nodes(job), _gpus(job)
     inside = _without_hosts(job, "Kubernetes")
+    given = job.secret_file if isinstance(job, GangJob) else None
+    if given is not None:
+        inside = inside.model_copy(update={"secret_file": None})
     if nodes > 1:
         inside = inside.model_copy(update={"coordinator": f"{name}-0.{name}:{FIRST_PORT - 1}"})
     container: dict[str, Any] = {
@@ -47,6 +55,8 @@ def kubernetes_manifest(job: Job, image: str) -> str:
         "volumeMounts": [{"name": "job", "mountPath": "/etc/jfluid"}, {"name": "shm", "mountPath": "/dev/shm"}]}
     if gpus:
         container["resources"] = {"limits": {"nvidia.com/gpu": gpus}}
+    if given is not None or _needs_secret(job):
+        container["env"] = [{"name": secret.VARIABLE, "valueFrom": {"secretKeyRef": {"name": name, "key": "secret"}}}]
     volumes = [{"name": "job", "configMap": {"name": name}}, {"name": "shm", "emptyDir": {"medium": "Memory"}}]
     pod = {"subdomain": name, "restartPolicy": "Never", "containers": [container], "volumes": volumes}
     labels = {"app.kubernetes.io/name": name}
@@ -60,6 +70,10 @@ def kubernetes_manifest(job: Job, image: str) -> str:
             "template": {"metadata": {"labels": labels}, "spec": pod}}}]
     if nodes == 1:
         del documents[1], pod["subdomain"]
+    if "env" in container:
+        text = secret.fresh() if given is None else secret.from_file(given)
+        documents.insert(0, {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "type": "Opaque",
+                             "immutable": True, "stringData": {"secret": text}})
     return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, default_flow_style=False)
 
 
@@ -89,6 +103,11 @@ def _nodes(job: Job) -> int:
     if not isinstance(job, GangJob):
         return 1
     return job.nodes or len(job.ips or [None])
+
+
+def _needs_secret(job: Job) -> bool:
+    """Whether the job's launchers need a secret that nobody gives them yet."""
+    return isinstance(job, GangJob) and _nodes(job) > 1 and job.secret_file is None
 
 
 def _gpus(job: Job) -> int:

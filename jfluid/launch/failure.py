@@ -1,8 +1,7 @@
 """What is known of the member that failed first, and how it is told."""
 import re
 import signal
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 _LONGEST_EXCERPT = 40
 _LINES_WITHOUT_TRACEBACK = 10
@@ -23,9 +22,6 @@ class Failure:
     def exit_code(self) -> int:
         """The launcher's exit code: that of the member, or 128 + the number of the signal that ended it."""
         return exit_code(self.code)
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def exit_code(code: int) -> int:

@@ -3,14 +3,13 @@ import os
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 
 from jfluid.job import ASSIGNED, CollectiveJob, GangJob, Job, JobError, ParameterServerJob, endpoint
+from jfluid.security.secret import OLDER_VARIABLE, VARIABLE
 
-# The secret that servers want on every call: the environment's, or one that the launcher makes.
-TOKEN = "JFLUID_PS_TOKEN"
-# Variables that tell the launcher, not its processes, about the hosts; and proxies, which gRPC would use between hosts.
-_NOT_FOR_MEMBERS = ("PADDLE_NUM_TRAINERS", "http_proxy", "https_proxy")
+# Variables that tell the launcher, not its processes, about the hosts; proxies, which gRPC would use between hosts; the
+# older name of one that members get.
+_NOT_FOR_MEMBERS = ("PADDLE_NUM_TRAINERS", "http_proxy", "https_proxy", OLDER_VARIABLE)
 # A traceback of crashes and stalls; SIGTERM ends the process, which JAX's preemption service would swallow.
 _DEFAULTS = {"PYTHONFAULTHANDLER": "1", "JAX_ENABLE_PREEMPTION_SERVICE": "false"}
 
@@ -41,20 +40,20 @@ def local_gang(job: Job) -> list[Member]:
     return [Member("trainer", 0, job.command(), _DEFAULTS | os.environ | job.env, Path(job.log_dir) / "workerlog.0")]
 
 
-def collective_gang(job: CollectiveJob, endpoints: Sequence[Sequence[str]], node: int, gpus: Sequence[str]) -> list[Member]:
+def collective_gang(job: CollectiveJob, endpoints: Sequence[Sequence[str]], node: int, gpus: Sequence[str],
+                    secret: str) -> list[Member]:
     """The processes on host number `node`; `endpoints` has a list of `host:port` for each host, one for each process."""
     everyone = [endpoint for host in endpoints for endpoint in host]
     first = sum(map(len, endpoints[:node]))
-    return [_trainer(job, first + local, everyone, devices)
+    return [_trainer(job, first + local, everyone, devices, {VARIABLE: secret})
             for local, devices in enumerate(shares(gpus, len(endpoints[node])))]
 
 
 def parameter_server_gang(job: ParameterServerJob, servers: Sequence[str], trainers: Sequence[str], here: Container[str],
-                          gpus: Sequence[str], token: str) -> list[Member]:
-    """Those of the servers and trainers with the given endpoints whose endpoint is `here`; `token` is the job's."""
+                          gpus: Sequence[str], secret: str) -> list[Member]:
+    """Those of the servers and trainers with the given endpoints whose endpoint is `here`; `secret` is the job's."""
     common = {"PADDLE_PSERVERS_IP_PORT_LIST": ",".join(servers), "PADDLE_TRAINERS_NUM": str(len(trainers)),
-              "PADDLE_TRAINER_ENDPOINTS": ",".join(trainers)}
-    common |= {} if TOKEN in job.env else {TOKEN: token}
+              "PADDLE_TRAINER_ENDPOINTS": ",".join(trainers), VARIABLE: secret}
     common |= job.snapshots.variables() if job.snapshots else {}
     restored = {"JFLUID_PS_RESTORE": "1"} if job.snapshots else {}
     members = []
@@ -85,7 +84,7 @@ def shares(gpus: Sequence[str], processes: int) -> list[Sequence[str]]:
 
 
 def _trainer(job: GangJob, rank: int, endpoints: Sequence[str], gpus: Sequence[str],
-             more: Mapping[str, str] = MappingProxyType({})) -> Member:
+             more: Mapping[str, str]) -> Member:
     """A trainer; it sees only its own GPUs, and FLAGS_selected_gpus counts among those it sees."""
     assigned = {"PADDLE_TRAINER_ID": str(rank), "PADDLE_TRAINERS_NUM": str(len(endpoints)),
                 "PADDLE_CURRENT_ENDPOINT": endpoints[rank], "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),

@@ -1,10 +1,9 @@
 """How the launchers of several hosts meet, tell each other how their processes fare, and end together.
 
-The launcher of host 0 listens at the coordinator's address; the others keep a connection to it. Messages are JSON, one
-object a line: `join` (a follower's endpoints), `start` (everyone's, and the job's token), `failed`, `finished`, and `end`,
-the head's verdict.
+The launcher of host 0 listens at the coordinator's address; the others keep a connection to it, on which both sides have
+proved that they have the job's secret (jfluid.security.sockets). What they say is in `messages`: a follower `Join`s, all
+`Start`, followers tell what `Failed` or `Finished`, and the `End` is the head's verdict.
 """
-import json
 import select
 import signal
 import socket
@@ -12,11 +11,13 @@ import time
 from collections.abc import Callable, Container, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import Any
 
+from jfluid import errors
 from jfluid.job import JobError
 from jfluid.launch.failure import Failure
+from jfluid.launch.messages import End, Failed, Finished, Join, Message, Refused, Start, decode, encode
 from jfluid.launch.nodes import Node
+from jfluid.security import sockets
 
 SECONDS_TO_MEET = 300.0
 _SECONDS_BETWEEN_LOOKS = 0.05
@@ -25,6 +26,8 @@ _SECONDS_TO_SEND = 5.0
 # A failure on one host makes others fail: those that happened first may be told last.
 _SECONDS_TO_COMPARE = 1.0
 _LONGEST_MESSAGE = 1 << 20
+_PURPOSE = "coordinator"
+_BACKLOG = 128
 _KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # a host that vanishes is missed after 20 s
 
 
@@ -38,12 +41,10 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Meeting:
-    """What the launchers agreed on: the endpoints of each host's processes, the number of the run, from 0, and the token
-    with which processes show that they belong to the job."""
+    """What the launchers agreed on: the endpoints of each host's processes, and the number of the run, from 0."""
 
     endpoints: list[list[str]]
     attempt: int
-    token: str = ""
 
 
 def interruption(node: int, number: int) -> Failure:
@@ -54,62 +55,59 @@ def interruption(node: int, number: int) -> Failure:
 class _Connection:
     """One launcher's line to another."""
 
-    def __init__(self, stream: socket.socket):
-        self.stream = stream
+    def __init__(self, connection: sockets.Connection):
+        self._connection, self.stream = connection, connection.stream
         self.node = -1
-        self._rest = b""
-        stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self.stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _KEEPALIVE.items():
             if hasattr(socket, name):
-                stream.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-        stream.settimeout(_SECONDS_TO_SEND)
+                self.stream.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def fileno(self) -> int:
-        return self.stream.fileno()
+        return self._connection.fileno()
 
-    def send(self, kind: str, value: Any) -> None:
+    def send(self, message: Message) -> None:
         """Send a message. A launcher that is gone is noticed when it is read from."""
         with suppress(OSError):
-            self.stream.sendall(json.dumps([kind, value]).encode() + b"\n")
+            self._connection.send(encode(message))
 
-    def messages(self, wait: float = 0.0) -> list[tuple[str, Any]] | None:
+    def messages(self, wait: float = 0.0) -> list[Message] | None:
         """The messages that have arrived; None when the other side is gone or does not speak as a launcher does."""
         try:
-            if not select.select([self.stream], [], [], wait)[0]:
+            if not select.select([self._connection], [], [], wait)[0]:
                 return []
-            data = self.stream.recv(1 << 16)
-        except OSError:
-            return None
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        if not data or len(self._rest) > _LONGEST_MESSAGE:
-            return None
-        try:
-            return [(str(kind), value) for kind, value in map(json.loads, lines)]
-        except (ValueError, TypeError):
+            return [decode(data) for data in self._connection.arrived()]
+        except (OSError, errors.MessageError):
             return None
 
     def close(self) -> None:
-        self.stream.close()
+        self._connection.close()
 
 
 class Head:
-    """The launcher of host 0: decides how the job ends."""
+    """The launcher of host 0: decides how the job ends. Only launchers that have the job's secret are heard."""
 
-    def __init__(self, node: Node, name: str, max_restarts: int, token: str = ""):
+    def __init__(self, node: Node, name: str, max_restarts: int, secret: str):
         assert node.coordinator is not None  # find_node saw to it
         host, port = node.coordinator
-        self._node, self._name, self._max_restarts, self._token = node, name, max_restarts, token
+        self._node, self._name, self._max_restarts = node, name, max_restarts
         self._attempt = -1
         self._connections: list[_Connection] = []
+        self._early: list[_Connection] = []  # those that came during a run, for the next one
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             own = host.strip("[]")
             address = own if own in ("localhost", "::1") or own.startswith("127.") else ""
-            self._listener = socket.create_server((address, port), family=family, backlog=node.count)
+            listening = socket.create_server((address, port), family=family, backlog=_BACKLOG)
         except OSError as error:
             raise JobError(f"jfluid-launch: cannot listen at the coordinator's address {host}:{port}: {error.strerror}; is "
                            "another job running there? Choose another port with --coordinator") from None
-        self._listener.settimeout(_SECONDS_BETWEEN_LOOKS)
+        self._listener = sockets.Listener(listening, secret, _PURPOSE, _LONGEST_MESSAGE, _SECONDS_TO_SEND)
+
+    def _accept(self, wait: float) -> list[_Connection]:
+        found = self._early + [_Connection(connection) for connection in self._listener.accept(wait)]
+        self._early = []
+        return found
 
     # ---- before a run ------------------------------------------------------------------------------------------
 
@@ -131,8 +129,7 @@ class Head:
                 missing = [str(node) for node in range(1, self._node.count) if node not in joined]
                 raise JobError(f"jfluid-launch: host {', '.join(missing)} of {self._node.count} did not come to the "
                                f"coordinator within {SECONDS_TO_MEET:g} s; was jfluid-launch started there?")
-            with suppress(TimeoutError):
-                waiting.append(_Connection(self._listener.accept()[0]))
+            waiting += self._accept(_SECONDS_BETWEEN_LOOKS)
             waiting = [connection for connection in waiting if not self._has_joined(connection, joined)]
             for node, (connection, _) in list(joined.items()):
                 if connection.messages() is None:  # it went away again
@@ -143,32 +140,32 @@ class Head:
         endpoints = [[f"{host}:{port}" for port in ports], *(joined[node][1] for node in sorted(joined))]
         self._connections = [connection for connection, _ in joined.values()]
         for connection in self._connections:
-            connection.send("start", [endpoints, self._attempt, self._token])
-        return Meeting(endpoints, self._attempt, self._token)
+            connection.send(Start(endpoints=endpoints, attempt=self._attempt))
+        return Meeting(endpoints, self._attempt)
 
     def _has_joined(self, connection: _Connection, joined: dict[int, tuple[_Connection, list[str]]]) -> bool:
         """Whether a newcomer has said who it is, or is turned away; else it is to be asked again."""
         messages = connection.messages()
         if messages == []:
             return False
-        kind, value = messages[0] if messages else ("", None)
-        if kind == "join" and isinstance(value, dict):
-            problem = self._problem_of(value, joined)
+        join = messages[0] if messages else None
+        if isinstance(join, Join):
+            problem = self._problem_of(join, joined)
             if problem is None:
-                connection.node = node = int(value["node"])
-                joined[node] = connection, list(map(str, value["endpoints"]))
+                connection.node = join.node
+                joined[join.node] = connection, join.endpoints
                 return True
-            connection.send("refused", problem)
+            connection.send(Refused(problem=problem))
         connection.close()
         return True
 
-    def _problem_of(self, join: dict[str, Any], joined: Container[int]) -> str | None:
-        node, count, name, endpoints = (join.get(key) for key in ("node", "count", "job", "endpoints"))
-        if name != self._name or count != self._node.count:
-            return f"the job at the coordinator is {self._name!r} on {self._node.count} hosts, not {name!r} on {count}"
-        if type(node) is not int or not 0 < node < self._node.count or not isinstance(endpoints, list):
-            return f"there is no host {node}"
-        return f"host {node} is there already" if node in joined else None
+    def _problem_of(self, join: Join, joined: Container[int]) -> str | None:
+        if join.job != self._name or join.count != self._node.count:
+            return (f"the job at the coordinator is {self._name!r} on {self._node.count} hosts, not {join.job!r} on "
+                    f"{join.count}")
+        if not 0 < join.node < self._node.count:
+            return f"there is no host {join.node}"
+        return f"host {join.node} is there already" if join.node in joined else None
 
     # ---- during a run: see supervise.Peers ---------------------------------------------------------------------
 
@@ -183,10 +180,10 @@ class Head:
             if connection.node not in self._finished:
                 self._note(Failure(f"host {connection.node}", 1, "its launcher is gone", "", ""), age=0.0)
             return
-        for kind, value in messages:
-            if kind == "failed":
-                self._note(Failure(**value["failure"]), value["age"])
-            elif kind == "finished":
+        for message in messages:
+            if isinstance(message, Failed):
+                self._note(message.failure, message.age)
+            elif isinstance(message, Finished):
                 self._finished.add(connection.node)
                 self.look()
 
@@ -207,7 +204,8 @@ class Head:
         self._decide_at = min(self._decide_at, now + _SECONDS_TO_COMPARE)
 
     def look(self) -> None:
-        """Decide, if it is time to."""
+        """Decide, if it is time to; and turn strangers away."""
+        self._early = self._accept(0.0)
         if self.verdict is not None:
             return
         if time.monotonic() >= self._decide_at:
@@ -219,7 +217,7 @@ class Head:
     def _decide(self, verdict: Verdict) -> None:
         self.verdict = verdict
         for connection in self._connections:
-            connection.send("end", {"failure": verdict.failure and verdict.failure.as_dict(), "again": verdict.again})
+            connection.send(End(failure=verdict.failure, again=verdict.again))
 
     def part(self) -> None:
         """Close the connections of a run."""
@@ -229,15 +227,17 @@ class Head:
 
     def close(self) -> None:
         self.part()
+        for connection in self._early:
+            connection.close()
         self._listener.close()
 
 
 class Follower:
     """The launcher of another host."""
 
-    def __init__(self, node: Node, name: str):
+    def __init__(self, node: Node, name: str, secret: str):
         assert node.coordinator is not None  # find_node saw to it
-        self._node, self._name, self._coordinator = node, name, node.coordinator
+        self._node, self._name, self._coordinator, self._secret = node, name, node.coordinator, secret
         self._connection: _Connection | None = None
         self.verdict: Verdict | None = None
 
@@ -257,8 +257,8 @@ class Follower:
             with ExitStack() as unless_met:
                 unless_met.callback(connection.close)
                 host = self._node.host or connection.stream.getsockname()[0]
-                connection.send("join", {"job": self._name, "node": self._node.rank, "count": self._node.count,
-                                         "endpoints": [f"{host}:{port}" for port in ports]})
+                connection.send(Join(job=self._name, node=self._node.rank, count=self._node.count,
+                                     endpoints=[f"{host}:{port}" for port in ports]))
                 meeting = self._wait_for_start(connection, interrupted)
                 if meeting is not None:
                     unless_met.pop_all()
@@ -269,9 +269,11 @@ class Follower:
     def _connect(self) -> _Connection | None:
         host, port = self._coordinator
         try:
-            return _Connection(socket.create_connection((host.strip("[]"), port), timeout=5))
-        except OSError:  # not there yet, or its name is not known yet
+            return _Connection(sockets.connect((host.strip("[]"), port), self._secret, _PURPOSE, _LONGEST_MESSAGE))
+        except (OSError, errors.MessageError):  # not there yet, or its name is not known yet; or another program is
             return None
+        except errors.SecretError as error:
+            raise JobError(f"jfluid-launch: host {self._node.rank} cannot join: {error}") from None
 
     def _wait_for_start(self, connection: _Connection, interrupted: Callable[[], bool]) -> Meeting | None:
         """What the head says when all are there; None when it went away."""
@@ -279,11 +281,11 @@ class Follower:
             messages = connection.messages(_SECONDS_BETWEEN_LOOKS)
             if messages is None:
                 return None
-            for kind, value in messages:
-                if kind == "start":
-                    return Meeting(*value)
-                if kind == "refused":
-                    raise JobError(f"jfluid-launch: host {self._node.rank} cannot join: {value}")
+            for message in messages:
+                if isinstance(message, Start):
+                    return Meeting(message.endpoints, message.attempt)
+                if isinstance(message, Refused):
+                    raise JobError(f"jfluid-launch: host {self._node.rank} cannot join: {message.problem}")
         return None
 
     def connections(self) -> Sequence[_Connection]:
@@ -296,20 +298,20 @@ class Follower:
             if self.verdict is None:
                 self.verdict = Verdict(Failure("host 0", 1, "its launcher is gone", "", ""))
             return
-        for kind, value in messages:
-            if kind == "end" and self.verdict is None:
-                self.verdict = Verdict(value["failure"] and Failure(**value["failure"]), value["again"])
+        for message in messages:
+            if isinstance(message, End) and self.verdict is None:
+                self.verdict = Verdict(message.failure, message.again)
 
     def failed(self, failure: Failure, age: float) -> None:
         if self._connection is not None:
-            self._connection.send("failed", {"failure": failure.as_dict(), "age": age})
+            self._connection.send(Failed(failure=failure, age=max(age, 0.0)))
 
     def interrupted(self, number: int) -> None:
         self.failed(interruption(self._node.rank, number), age=0.0)
 
     def finished(self) -> None:
         if self._connection is not None:
-            self._connection.send("finished", None)
+            self._connection.send(Finished())
 
     def look(self) -> None:
         """Nothing to decide."""

@@ -1,6 +1,4 @@
 """Runs a job to its end: as often as it may be restarted, with its logs and its last words."""
-import os
-import secrets
 import signal
 import socket
 import sys
@@ -13,14 +11,16 @@ from io import FileIO
 from pathlib import Path
 from typing import Literal
 
+from jfluid import errors
 from jfluid.job import CollectiveJob, GangJob, Job, JobError, ParameterServerJob, endpoint
 from jfluid.launch.devices import assigned_gpus, visible_gpus
 from jfluid.launch.failure import Failure
-from jfluid.launch.gang import TOKEN, Member, collective_gang, local_gang, parameter_server_gang
+from jfluid.launch.gang import Member, collective_gang, local_gang, parameter_server_gang
 from jfluid.launch.nodes import Node, NodeOptions, find_node
 from jfluid.launch.output import Console
 from jfluid.launch.rendezvous import Follower, Head, Meeting, Verdict, interruption
 from jfluid.launch.supervise import Peers, Signals, Supervisor
+from jfluid.security import secret
 
 
 def run(job: Job, options: NodeOptions | None = None) -> int:
@@ -91,17 +91,17 @@ class _GangRunner(_Runner):
         self.node: Node = find_node(job, options)
         self.gpus = [] if job.gpus is None else assigned_gpus(job.gpus, visible_gpus(), self.node.task, self.node.tasks)
         _check_snapshots(job)
-        self.token = os.environ.get(TOKEN) or secrets.token_urlsafe(24)  # that of the launcher of host 0 counts
+        self.secret = _secret(job, self.node)
         self.peers: Head | Follower | None = None
         if self.node.count > 1:
-            self.peers = Follower(self.node, job.name) if self.node.rank else \
-                Head(self.node, job.name, job.max_restarts, self.token)
+            self.peers = Follower(self.node, job.name, self.secret) if self.node.rank else \
+                Head(self.node, job.name, job.max_restarts, self.secret)
             stack.callback(self.peers.close)
 
     def run_once(self, signals: Signals) -> Verdict:
         ports = _ports(_number_of_ports(self.job, self.gpus), self.node)
         if self.peers is None:
-            meeting = Meeting([[f"{self.node.host or '127.0.0.1'}:{port}" for port in ports]], self.attempt + 1, self.token)
+            meeting = Meeting([[f"{self.node.host or '127.0.0.1'}:{port}" for port in ports]], self.attempt + 1)
         else:
             met = self.peers.meet(ports, interrupted=lambda: bool(signals.received))
             if met is None:
@@ -117,13 +117,13 @@ class _GangRunner(_Runner):
     def _members(self, meeting: Meeting) -> list[Member]:
         job = self.job
         if isinstance(job, CollectiveJob):
-            return collective_gang(job, meeting.endpoints, self.node.rank, self.gpus)
+            return collective_gang(job, meeting.endpoints, self.node.rank, self.gpus, self.secret)
         assert isinstance(job, ParameterServerJob)  # there are no other jobs of several processes
         servers, trainers = _places(job, meeting.endpoints)
         here = meeting.endpoints[self.node.rank]
         if job.is_listed:
             here = [own for own in servers + trainers if self.peers is None or endpoint(own)[0] == self.node.host]
-        return parameter_server_gang(job, servers, trainers, here, self.gpus, meeting.token)
+        return parameter_server_gang(job, servers, trainers, here, self.gpus, self.secret)
 
     def _console(self, members: Sequence[Member]) -> Console:
         shown = self.job.console
@@ -143,6 +143,24 @@ class _GangRunner(_Runner):
              f"ended; {f'its log: {failure.log}' if failure.log else logs}")
         if isinstance(self.job, ParameterServerJob) and self.job.snapshots is not None:
             _say("the job goes on from its snapshots when it is started with --set snapshots.resume=true")
+
+
+def _secret(job: GangJob, node: Node) -> str:
+    """The job's secret: of its file, or the environment; else, on one host, a new one. Raises JobError on several."""
+    try:
+        found = secret.from_file(job.secret_file) if job.secret_file is not None else secret.given()
+        if found is not None:
+            return found
+        if node.count == 1:
+            return secret.fresh()
+        assert node.coordinator is not None  # find_node saw to it
+        if secret.is_loopback(node.coordinator[0]):  # so all launchers are on this machine
+            return secret.of_this_user()
+    except errors.SecretError as error:
+        raise JobError(f"jfluid-launch: {error}") from None
+    raise JobError("jfluid-launch: a job on several hosts needs a secret, by which its processes know each other: set "
+                   f"{secret.VARIABLE} to the same random text on all of them (`python -m jfluid.security new` prints one), "
+                   "or name a file that has it: --set secret_file=PATH")
 
 
 def _places(job: ParameterServerJob, endpoints: list[list[str]]) -> tuple[list[str], list[str]]:

@@ -1,14 +1,13 @@
 """`python -m jfluid.ps_server`: one parameter server, by hand.
 
-Prints one line, `listening on HOST:PORT`, when it takes calls. The token is read from the environment variable JFLUID_PS_TOKEN
-or from a file; without either one is made and printed. SIGTERM and SIGINT end the server after the calls under way.
+Prints one line, `listening on HOST:PORT`, when it takes calls. The job's secret comes from a file or the environment
+variable JFLUID_JOB_TOKEN; without them a server on 127.0.0.1 takes that of this user, which
+`jfluid.security.secret.job_secret()` returns. SIGTERM and SIGINT end the server after the calls under way.
 """
 import argparse
 import contextlib
 import ctypes
 import logging
-import os
-import secrets
 import signal
 import sys
 from collections.abc import Sequence
@@ -20,8 +19,7 @@ from jfluid import errors
 from jfluid.ps_server import snapshot, specs
 from jfluid.ps_server.server import Server, Settings
 from jfluid.ps_server.store import Store
-
-TOKEN = "JFLUID_PS_TOKEN"
+from jfluid.security import secret
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -32,7 +30,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--server", type=int, default=0, help="the number of this server, from 0")
     add("--servers", type=int, default=1, help="how many servers the job has")
     add("--trainers", type=int, default=1, help="how many trainers the job has")
-    add("--token-file", type=Path, metavar="FILE", help=f"the job's token (default: the variable {TOKEN})")
+    add("--secret-file", type=Path, metavar="FILE",
+        help=f"has the job's secret, for its owner only (default: the variable {secret.VARIABLE}, or this user's secret)")
     add("--tables", type=Path, metavar="FILE", help="YAML or JSON: {tables: [...], blocks: [...]} to begin with")
     add("--restore", type=Path, metavar="FOLDER", help="begin with the newest complete snapshot in this folder")
     add("--save-root", type=Path, metavar="FOLDER", help="write and read snapshots below this folder only")
@@ -44,16 +43,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--tls-key", type=Path, metavar="PEM")
     add("--tls-clients", type=Path, metavar="PEM", help="clients need a certificate of these authorities")
     return parser
-
-
-def _token(file: Path | None) -> str:
-    if file is not None:
-        return file.read_text().strip()
-    if TOKEN in os.environ:
-        return os.environ[TOKEN]
-    token = secrets.token_urlsafe(24)
-    print(f"token {token}", flush=True)
-    return token
 
 
 def keep_freed_memory() -> None:
@@ -94,14 +83,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     keep_freed_memory()
     try:
         settings = specs.read(Settings, {
-            "token": _token(options.token_file), "host": options.host, "port": options.port, "server": options.server,
+            "token": secret.from_file(options.secret_file) if options.secret_file else secret.job_secret([options.host]),
+            "host": options.host, "port": options.port, "server": options.server,
             "servers": options.servers, "trainers": options.trainers, "silence_s": options.silence,
             "on_silence": options.on_silence, "end_with_trainers": options.end_with_trainers,
             "save_root": options.save_root, "metrics_port": options.metrics_port,
             "tls_certificate": options.tls_certificate, "tls_key": options.tls_key, "tls_clients": options.tls_clients},
             "options")
         server = Server(settings, _store(options)).start()
-    except (errors.ServerError, OSError, yaml.YAMLError) as error:
+    except (errors.ServerError, errors.SecretError, OSError, yaml.YAMLError) as error:
         print(f"python -m jfluid.ps_server: {error}", file=sys.stderr)
         return 2
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -12,7 +12,7 @@ from pathlib import Path
 from jfluid import errors
 
 VARIABLE = "JFLUID_JOB_TOKEN"
-OLDER_VARIABLE = "JFLUID_PS_TOKEN"
+OLDER_VARIABLE = "JFLUID_PS_TOKEN"  # means the same where the other one is not set
 _LONGEST = 1024
 _SHAPE = re.compile(rf"[\x21-\x7e]{{16,{_LONGEST}}}")
 
@@ -36,12 +36,8 @@ def job_secret(addresses: Iterable[str] = ()) -> str:
 
 def given() -> str | None:
     """The secret that the environment gives; None where it gives none. Raises SecretError for one that is no good."""
-    found = {name: os.environ[name] for name in (VARIABLE, OLDER_VARIABLE) if name in os.environ}
-    if len(set(found.values())) > 1:
-        raise errors.SecretError(f"{VARIABLE} and {OLDER_VARIABLE} (its older name) differ: set {VARIABLE} alone")
-    for name, text in found.items():
-        return checked(text, name)
-    return None
+    name = next((name for name in (VARIABLE, OLDER_VARIABLE) if name in os.environ), None)
+    return None if name is None else checked(os.environ[name], name)
 
 
 def checked(text: str, source: str) -> str:

@@ -6,7 +6,7 @@ import jfluid as fluid
 
 @pytest.fixture(autouse=True)
 def quick_failures(monkeypatch):
-    monkeypatch.setenv("JFLUID_PS_TOKEN", "0123456789-token-of-the-tests")
+    monkeypatch.setenv("JFLUID_JOB_TOKEN", "0123456789-token-of-the-tests")
     deadline = fluid.get_flags("FLAGS_rpc_deadline")
     fluid.set_flags({"FLAGS_rpc_deadline": 20000})
     yield

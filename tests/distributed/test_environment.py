@@ -2,7 +2,7 @@
 import pytest
 
 from jfluid import errors
-from jfluid.distributed import environment, links
+from jfluid.distributed import environment
 
 TOKEN = "0123456789-token-of-the-tests"
 
@@ -34,17 +34,3 @@ def test_trainers_read_their_certificates(monkeypatch, tmp_path):
     monkeypatch.setenv("JFLUID_PS_TLS_KEY", str(tmp_path / "absent.pem"))
     with pytest.raises(errors.ServerError, match="JFLUID_PS_TLS_KEY: .*absent.pem"):
         environment.client_options()
-
-
-def test_tokens(monkeypatch, tmp_path):
-    monkeypatch.setenv("JFLUID_PS_TOKEN", "with a space in it")
-    with pytest.raises(errors.ServerError, match="JFLUID_PS_TOKEN: expected 16 to 1024 printable characters"):
-        links.job_token(["127.0.0.1:1"])
-    monkeypatch.delenv("JFLUID_PS_TOKEN")
-    monkeypatch.setattr(links, "_TOKEN_FILE", tmp_path / "folder" / "token")
-    found = links.job_token(["127.0.0.1:1", "localhost:2", "[::1]:3"])
-    assert len(found) >= 16
-    assert links.job_token(["127.0.0.1:1"]) == found  # the same for all processes of this user
-    assert (tmp_path / "folder" / "token").stat().st_mode & 0o077 == 0
-    with pytest.raises(errors.ServerError, match="10.0.0.1:2: parameter servers that other machines can reach need a token"):
-        links.job_token(["127.0.0.1:1", "10.0.0.1:2"])

@@ -27,7 +27,7 @@ def as_rows(feed):
 def fed():
     """The losses and the state of a trainer that is fed."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JFLUID_PS_TOKEN", "0123456789-token-of-the-tests")
+        patch.setenv("JFLUID_JOB_TOKEN", "0123456789-token-of-the-tests")
         with fluid.program_guard(fluid.Program(), fluid.Program()), trainer_of(MODEL) as (executor, program, (loss, *_)):
             losses = [np.mean(executor.run(program, feed=clicks(step), fetch_list=[loss])[0]) for step in range(STEPS)]
             return losses, parameters(program)

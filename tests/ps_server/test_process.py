@@ -14,6 +14,7 @@ from jfluid import errors
 from jfluid.ps_server import specs
 from jfluid.ps_server.client import Client
 from jfluid.ps_server.store import Change
+from jfluid.security import secret
 from tests.ps_server.test_table import ones
 
 pytestmark = pytest.mark.process
@@ -25,8 +26,8 @@ TOKEN = "a-token-of-the-job"
 class Process:
     """A server in a process of its own."""
 
-    def __init__(self, *arguments, token=TOKEN):
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)} | ({"JFLUID_PS_TOKEN": token} if token else {})
+    def __init__(self, *arguments, **variables):
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)} | (variables or {"JFLUID_JOB_TOKEN": TOKEN})
         self.process = subprocess.Popen([sys.executable, "-m", "jfluid.ps_server", *map(str, arguments)], env=environment,
                                         text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         # A server that does not come up must not stop the tests.
@@ -58,9 +59,9 @@ def test_by_hand(tmp_path):
         "tables:\n- {name: t, width: 4, optimizer: {type: sgd, learning_rate: 1}}\nblocks:\n- {name: w, shape: [2], "
         "initializer: {type: constant, value: 3}, optimizer: {type: sgd, learning_rate: 1}}\n")
     with Process("--tables", tmp_path / "tables.yaml", "--metrics-port", 0, "--save-root", tmp_path / "saves",
-                 token=None) as server:
-        token = server.lines[0].removeprefix("token ")
-        with Client([server.endpoint], token) as one:
+                 XDG_CACHE_HOME=str(tmp_path)) as server:
+        assert server.lines == [f"listening on {server.endpoint}"]
+        with Client([server.endpoint], secret.from_file(tmp_path / "jfluid" / "secret")) as one:
             one.create([TABLE])
             assert one.pull({"t": np.array([1])}).rows["t"].values.tolist() == [[0] * 4] and one.status()[0].blocks == {"w": 0}
             one.save(str(tmp_path / "saves"))
@@ -76,11 +77,21 @@ def test_by_hand(tmp_path):
     (["--restore", "/does/not/exist"], "no such directory to restore from"),
     (["--tables", "/does/not/exist"], "No such file"),
     (["--port", "70000"], "options: port"),
+    (["--secret-file", "/does/not/exist"], "/does/not/exist: cannot read the job's secret"),
 ])
 def test_what_cannot_start_says_why(arguments, message):
     with Process(*arguments) as server:
         output = server.process.communicate(timeout=30)[1]
     assert server.process.returncode == 2 and message in output and "Traceback" not in output
+
+
+def test_a_server_that_others_can_reach_needs_a_secret(tmp_path):
+    with Process("--host", "0.0.0.0", XDG_CACHE_HOME=str(tmp_path)) as server:
+        output = server.process.communicate(timeout=30)[1]
+    assert server.process.returncode == 2
+    assert "0.0.0.0: other machines can connect there, so the job needs a secret: set JFLUID_JOB_TOKEN" in output
+    with Process("--host", "0.0.0.0") as server:
+        assert server.endpoint.startswith("0.0.0.0:")
 
 
 def test_a_server_that_is_killed_goes_on_from_its_snapshot(tmp_path):

@@ -1,0 +1,79 @@
+"""What the launchers of several hosts say to each other: JSON objects, by `kind`."""
+import json
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from jfluid import errors
+from jfluid.job import Endpoint, Natural
+from jfluid.launch.failure import Failure
+
+
+class Message(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Join(Message):
+    """A follower comes: to which job, which of how many hosts it is, and where its processes are."""
+
+    kind: Literal["join"] = "join"
+    job: str
+    node: Natural
+    count: Natural
+    endpoints: list[Endpoint]
+
+
+class Refused(Message):
+    """It cannot join, and why."""
+
+    kind: Literal["refused"] = "refused"
+    problem: str
+
+
+class Start(Message):
+    """All are there: the endpoints of each host's processes, and the number of the run, from 0."""
+
+    kind: Literal["start"] = "start"
+    endpoints: list[list[Endpoint]]
+    attempt: Natural
+
+
+class Failed(Message):
+    """The gang of a follower failed, `age` seconds ago."""
+
+    kind: Literal["failed"] = "failed"
+    failure: Failure
+    age: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Finished(Message):
+    """The gang of a follower has done its work."""
+
+    kind: Literal["finished"] = "finished"
+
+
+class End(Message):
+    """The head's verdict."""
+
+    kind: Literal["end"] = "end"
+    failure: Failure | None
+    again: bool
+
+
+_ANY: TypeAdapter[Message] = TypeAdapter(
+    Annotated[Join | Refused | Start | Failed | Finished | End, Field(discriminator="kind")])
+
+
+def encode(message: Message) -> bytes:
+    # A path may hold what is no text.
+    return json.dumps(message.model_dump(), ensure_ascii=False).encode("utf-8", errors="replace")
+
+
+def decode(data: bytes) -> Message:
+    """The message in `data`. Raises MessageError."""
+    try:
+        return _ANY.validate_json(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        at = ".".join(map(str, first["loc"]))
+        raise errors.MessageError(f"expected a message of a launcher; {at or 'the whole'}: {first['msg'][:200]}") from None

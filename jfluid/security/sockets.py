@@ -1,0 +1,306 @@
+"""Connections between processes of one job. Each side proves that it has the job's secret before anything else is read.
+
+    listener                                        connector
+    greeting, nonce                            ->
+                                               <-   greeting, nonce, MAC of both nonces
+    another MAC of both nonces, or zeros       ->   (zeros: the connector has another secret)
+
+Then come messages of either side: the length, a MAC, the message. From both nonces follows the key of the MACs, which also
+cover who sends and the message's place among its own: nothing can be changed, left out, repeated or brought in from elsewhere.
+It can be read by whoever hears the network.
+
+A stranger's connection costs a descriptor, some hundred bytes, and this for a few seconds.
+"""
+import contextlib
+import hmac
+import secrets
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Iterator
+
+from jfluid import errors
+from jfluid.security.secret import VARIABLE, key_for
+
+_GREETING = b"jfluid 1"
+_NONCE_SIZE = _MAC_SIZE = 32
+_CHALLENGE = struct.Struct(f"<{len(_GREETING)}s{_NONCE_SIZE}s")
+_RESPONSE = struct.Struct(f"<{len(_GREETING)}s{_NONCE_SIZE}s{_MAC_SIZE}s")
+_REFUSED = bytes(_MAC_SIZE)
+_HEAD = struct.Struct(f"<Q{_MAC_SIZE}s")
+_PIECE = 1 << 18
+_SECONDS_TO_PROVE = 5.0
+_MOST_NEWCOMERS = 128
+_MOST_AT_A_TIME = 64
+
+
+def decode_challenge(data: bytes) -> bytes:
+    """The nonce in what a listener says first. Raises MessageError."""
+    if len(data) != _CHALLENGE.size or not data.startswith(_GREETING):
+        raise errors.MessageError(f"expected the greeting of a listener of jfluid, found {data[:20]!r}")
+    return data[len(_GREETING):]
+
+
+def decode_response(data: bytes) -> tuple[bytes, bytes]:
+    """(nonce, MAC) in what a connector says first. Raises MessageError."""
+    if len(data) != _RESPONSE.size or not data.startswith(_GREETING):
+        raise errors.MessageError(f"expected the greeting of a process of jfluid, found {data[:20]!r}")
+    _, nonce, mac = _RESPONSE.unpack(data)
+    return nonce, mac
+
+
+class _Keys:
+    """What both sides compute from the secret's key and both nonces."""
+
+    def __init__(self, key: bytes, listener: bytes, connector: bytes):
+        self.of_connector, self.of_listener, self.of_messages = (
+            hmac.digest(key, what + b"\0" + listener + connector, "sha256") for what in (b"connects", b"listens", b"messages"))
+
+
+class Frames:
+    """The messages in a stream of bytes that comes in pieces.
+
+    Args:
+        key: of the MACs.
+        sender: b"L" for the listener, b"C" for the connector.
+        longest: bytes that a message may have.
+    """
+
+    def __init__(self, key: bytes, sender: bytes, longest: int):
+        self._key, self._sender, self._longest = key, sender, longest
+        self._data, self._number = bytearray(), 0
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The messages that are complete with this piece. Raises MessageError for one that is too long, or altered."""
+        self._data += data
+        while len(self._data) >= _HEAD.size:
+            length, mac = _HEAD.unpack_from(self._data)
+            if length > self._longest:
+                raise errors.MessageError(f"a message of {length} bytes; the limit is {self._longest}")
+            end = _HEAD.size + length
+            if len(self._data) < end:
+                return
+            message = bytes(memoryview(self._data)[_HEAD.size:end])
+            del self._data[:end]
+            if not hmac.compare_digest(mac, _mac(self._key, self._sender, self._number, message)):
+                raise errors.MessageError("a message that is not as it was sent, or not of the other side")
+            self._number += 1
+            yield message
+
+    @property
+    def begun(self) -> bool:
+        """Whether a part of a message is there."""
+        return bool(self._data)
+
+
+def _mac(key: bytes, sender: bytes, number: int, message: bytes) -> bytes:
+    mac = hmac.new(key, sender + number.to_bytes(8, "little"), "sha256")
+    mac.update(message)
+    return mac.digest()
+
+
+class Connection:
+    """A connection to another process of the job. One thread may send while another receives.
+
+    Args:
+        stream: closed by `close`; its timeout is that of sending and receiving.
+        keys: from the proofs.
+        listens: whether this is the listener's side.
+        longest: bytes of a message.
+    """
+
+    def __init__(self, stream: socket.socket, keys: _Keys, listens: bool, longest: int):
+        self.stream = stream
+        self._key, self._own = keys.of_messages, b"L" if listens else b"C"
+        self._sent = 0
+        self._frames = Frames(self._key, b"C" if listens else b"L", longest)
+        self._messages: list[bytes] = []
+
+    def fileno(self) -> int:
+        return self.stream.fileno()
+
+    def send(self, message: bytes) -> None:
+        """Send a message. Raises OSError when the other side is gone, or takes nothing for as long as the timeout."""
+        head = _HEAD.pack(len(message), _mac(self._key, self._own, self._sent, message))
+        self._sent += 1
+        self.stream.sendall(head)
+        self.stream.sendall(message)
+
+    def receive(self) -> bytes:
+        """The next message. Raises OSError when the other side is gone or silent, MessageError for what is no message."""
+        while not self._messages:
+            self._read()
+        return self._messages.pop(0)
+
+    def arrived(self) -> list[bytes]:
+        """The messages in what has arrived, once something has. Raises what `receive` raises."""
+        if not self._messages:
+            self._read()
+        messages, self._messages = self._messages, []
+        return messages
+
+    def _read(self) -> None:
+        data = self.stream.recv(_PIECE)
+        if not data:
+            raise ConnectionError("the connection ended" + " in the middle of a message" * self._frames.begun)
+        self._messages += self._frames.feed(data)
+
+    def close(self) -> None:
+        self.stream.close()
+
+    def __enter__(self) -> "Connection":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def connect(address: tuple[str, int], secret: str, purpose: str, longest: int,
+            timeout_s: float = _SECONDS_TO_PROVE) -> Connection:
+    """A connection to a listener of the job.
+
+    Args:
+        purpose: what it listens for; the same on both sides.
+        longest: bytes that a message may have.
+        timeout_s: for connecting, for the proofs, and then of the connection.
+
+    Raises OSError when nobody listens or the proofs do not come, MessageError when who listens is none of jfluid, and
+    SecretError when it has another secret.
+    """
+    stream = socket.create_connection(address, timeout=timeout_s)
+    try:
+        listener = decode_challenge(_exactly(stream, _CHALLENGE.size, timeout_s))
+        nonce = secrets.token_bytes(_NONCE_SIZE)
+        keys = _Keys(key_for(secret, purpose), listener, nonce)
+        stream.sendall(_RESPONSE.pack(_GREETING, nonce, keys.of_connector))
+        answer = _exactly(stream, _MAC_SIZE, timeout_s)
+        if not hmac.compare_digest(answer, keys.of_listener):
+            raise errors.SecretError(f"who listens at {address[0]}:{address[1]} has another secret than this process, or is "
+                                     f"none of the job: all its processes need the same {VARIABLE}")
+        stream.settimeout(timeout_s)
+        return Connection(stream, keys, False, longest)
+    except BaseException:
+        stream.close()
+        raise
+
+
+def _exactly(stream: socket.socket, size: int, timeout_s: float) -> bytes:
+    deadline, data = time.monotonic() + timeout_s, b""
+    while len(data) < size:
+        stream.settimeout(max(deadline - time.monotonic(), 1e-3))
+        piece = stream.recv(size - len(data))
+        if not piece:
+            raise ConnectionError("the connection ended before the other side had proved itself")
+        data += piece
+    return data
+
+
+class _Newcomer:
+    """A connection that has not proved anything yet."""
+
+    def __init__(self, stream: socket.socket):
+        self.stream, self.nonce, self.data = stream, secrets.token_bytes(_NONCE_SIZE), b""
+        self.deadline = time.monotonic() + _SECONDS_TO_PROVE
+
+
+class Listener:
+    """Lets processes of the job in. Nobody waits for those that prove nothing: they have some seconds, side by side, and when
+    there are too many of them the oldest goes. Not safe for threads.
+
+    Args:
+        stream: a listening socket, closed by `close`.
+        purpose: what it listens for; the same on both sides.
+        longest: bytes that a message may have.
+        timeout_s: of the connections that it gives.
+    """
+
+    def __init__(self, stream: socket.socket, secret: str, purpose: str, longest: int, timeout_s: float):
+        self._stream, self._key, self._longest, self._timeout_s = stream, key_for(secret, purpose), longest, timeout_s
+        stream.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(stream, selectors.EVENT_READ)
+        self._newcomers: dict[_Newcomer, None] = {}  # the oldest first
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self._stream.getsockname()[1])
+
+    def accept(self, wait_s: float) -> list[Connection]:
+        """Those who have proved themselves by now; waits for something to happen for at most so long."""
+        ready = self._selector.select(wait_s)
+        found = []
+        for key, _ in ready:
+            if key.data is None:
+                self._welcome()
+            elif key.data in self._newcomers and (connection := self._heard(key.data)) is not None:
+                found.append(connection)
+        now = time.monotonic()
+        for newcomer in [n for n in self._newcomers if n.deadline < now]:
+            self._drop(newcomer)
+        return found
+
+    def _welcome(self) -> None:
+        for _ in range(_MOST_AT_A_TIME):
+            try:
+                stream, _ = self._stream.accept()
+            except BlockingIOError:
+                return
+            except OSError:  # it is gone again; or this process has no descriptor left, of which strangers give some back
+                if self._newcomers:
+                    self._drop(next(iter(self._newcomers)))
+                return
+            newcomer = _Newcomer(stream)
+            try:
+                stream.setblocking(False)
+                stream.send(_CHALLENGE.pack(_GREETING, newcomer.nonce))  # the first bytes of a connection always find room
+            except OSError:
+                stream.close()
+                continue
+            self._newcomers[newcomer] = None
+            self._selector.register(stream, selectors.EVENT_READ, newcomer)
+            if len(self._newcomers) > _MOST_NEWCOMERS:
+                self._drop(next(iter(self._newcomers)))
+
+    def _heard(self, newcomer: _Newcomer) -> Connection | None:
+        """The connection of a newcomer who proves himself with what has arrived."""
+        try:
+            data = newcomer.stream.recv(_RESPONSE.size - len(newcomer.data))
+        except BlockingIOError:
+            return None
+        except OSError:
+            data = b""
+        newcomer.data += data
+        if data and len(newcomer.data) < _RESPONSE.size:
+            return None
+        connection = None
+        with contextlib.suppress(OSError, errors.MessageError):
+            nonce, mac = decode_response(newcomer.data)
+            keys = _Keys(self._key, newcomer.nonce, nonce)
+            proven = hmac.compare_digest(mac, keys.of_connector)
+            newcomer.stream.send(keys.of_listener if proven else _REFUSED)
+            if proven:
+                newcomer.stream.settimeout(self._timeout_s)
+                connection = Connection(newcomer.stream, keys, True, self._longest)
+        self._drop(newcomer, close=connection is None)
+        return connection
+
+    def _drop(self, newcomer: _Newcomer, close: bool = True) -> None:
+        del self._newcomers[newcomer]
+        self._selector.unregister(newcomer.stream)
+        if close:
+            newcomer.stream.close()
+
+    def close(self) -> None:
+        """Listen no more; connections that were given stay."""
+        for newcomer in list(self._newcomers):
+            self._drop(newcomer)
+        self._selector.close()
+        self._stream.close()
+
+    def __enter__(self) -> "Listener":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
