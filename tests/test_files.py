@@ -94,7 +94,8 @@ def test_any_changed_byte_is_read_or_refused(tmp_path):
                 assert "variable words" in str(e)
 
 
-@pytest.mark.parametrize("dims", [[2 ** 40], [2 ** 62, 2 ** 62, 4], [-1, 3], [0, 2 ** 62], [1] * 80])
+@pytest.mark.parametrize("dims", [[2 ** 40], [2 ** 62, 2 ** 62, 4], [-1, 3], [0, 2 ** 62], [0, 2 ** 40, 2 ** 40],
+                                  [1] * 80])
 def test_impossible_shapes_are_refused_before_memory_is_taken(dims, tmp_path):
     desc = pb.VarType.TensorDesc(data_type=VarType.FP32, dims=dims).SerializeToString()
     (tmp_path / "t").write_bytes(struct.pack("<IQIi", 0, 0, 0, len(desc)) + desc + b"1234")

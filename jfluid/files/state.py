@@ -153,6 +153,8 @@ def set_program_state(program: Program, state_dict: Mapping[str, Any]) -> None:
         var = wanted.get(name)
         if var is None:
             continue
+        if isinstance(value, (list, tuple, dict, str, bytes)):  # of a file, they may stand for more than there is memory for
+            raise errors.ShapeError(f"state_dict, variable {name}: expected an array, found a {type(value).__name__}")
         value = np.asarray(value)
         try:
             check_fits(var, value, "state_dict")

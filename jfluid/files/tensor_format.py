@@ -31,6 +31,7 @@ from jfluid.ir.types import np_dtype, var_type
 _MAX_DESC = 1 << 16  # a TensorDesc of 64 KiB has thousands of dimensions
 _MAX_RANK = 64  # NumPy's own limit
 _MAX_LEVELS = 64
+_MOST_ELEMENTS = 1 << 56
 
 
 @dataclass
@@ -124,6 +125,8 @@ def read_dense(reader: BoundedReader) -> np.ndarray:
     dtype, shape = _head(reader)
     value = np.empty(shape, dtype.newbyteorder("<"))
     reader.take_into(value.reshape(-1).view(np.uint8), f"{dtype}{list(shape)}")
+    if dtype.kind == "b":  # any other byte than 0 is true, and NumPy takes 1 only
+        np.not_equal(value.view(np.uint8), 0, out=value)
     return value.astype(dtype, copy=False)
 
 
@@ -143,8 +146,8 @@ def _head(reader: BoundedReader) -> tuple[np.dtype[Any], tuple[int, ...]]:
     shape = tuple(desc.dims)
     if len(shape) > _MAX_RANK or any(d < 0 for d in shape):
         raise reader.refuse(f"impossible shape {list(shape)[:8]}")
-    reader.need(math.prod(shape) * dtype.itemsize, f"{dtype}{list(shape)}")
-    if any(d > np.iinfo(np.int64).max // 16 for d in shape):  # possible beside a dimension of 0
+    reader.need(math.prod(shape) * dtype.itemsize, f"{dtype}{list(shape)[:8]}")
+    if math.prod(d or 1 for d in shape) >= _MOST_ELEMENTS:  # NumPy multiplies what stands beside a dimension of 0, too
         raise reader.refuse(f"impossible shape {list(shape)[:8]}")
     return dtype, shape
 
