@@ -34,7 +34,7 @@ _WINDOW = 4096
 _SESSIONS = 4096
 # Statuses that only the service gives, and on which clients act.
 _OF_THE_SERVICE = {grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.DATA_LOSS,
-                   grpc.StatusCode.ABORTED, grpc.StatusCode.INVALID_ARGUMENT}
+                   grpc.StatusCode.ABORTED, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.OUT_OF_RANGE}
 Metadata = tuple[tuple[str, bytes], ...]
 
 
