@@ -19,7 +19,7 @@ from tests.distributed import job
 
 def transpiled(spec, trainer=0):
     """What `job.transpile` gives for a process."""
-    build = job.net(spec["kind"], spec["optimizer"], own_state=spec["own_state"])
+    build = job.net(spec["kind"], spec["optimizer"], own_state=spec.get("own_state", False))
     return job.transpile(build, spec["endpoints"], trainer, spec["trainers"], spec["sync"], wait_port=True)
 
 
