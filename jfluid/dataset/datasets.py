@@ -236,7 +236,8 @@ class InMemoryDataset(DatasetBase):
         records = self._loaded("global_shuffle")
         draw = shuffle.generator()
         if fleet is not None and fleet.worker_num() > 1:
-            records = exchange.shuffled(records, fleet, draw, self._message_size, self._message_pause)
+            records = exchange.shuffled(records, self._slots, self._tags > 0, fleet, draw, self._message_size,
+                                        self._message_pause)
             self._received = len(records)
         if self._merge_size >= 0:
             dense = np.array([s.shape is not None for s in self._slots])

@@ -1,102 +1,146 @@
-"""Records between trainers: each one listens at its endpoint, and sends every other its share."""
-import contextlib
-import functools
-import hmac
-import io
+"""Records between trainers: each one listens at its endpoint, and sends every other its share.
+
+Only trainers of the job are let in (jfluid.security.sockets), and what they send is checked before it is used.
+"""
 import os
+import re
 import socket
 import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, ClassVar
 
 import numpy as np
 
-from jfluid import errors, processes
-from jfluid.dataset.multislot import Records, joined, no_records
+from jfluid import errors, flags, processes
+from jfluid.dataset import packing
+from jfluid.dataset.multislot import Records, Slot, joined, no_records
 from jfluid.dataset.shuffle import taken
+from jfluid.security import sockets
+from jfluid.security.secret import job_secret
 
-TOKEN = "JFLUID_JOB_TOKEN"  # set by the launcher; trainers know each other by it
 _SECONDS_TO_MEET = 300.0
-_LENGTH = struct.Struct("<Q")
+_SECONDS_BETWEEN_TRIES = 0.1
+_SECONDS_BETWEEN_LOOKS = 0.05
+_PURPOSE = "exchange between trainers"
+_LONGEST_MESSAGE = 1 << 30
+_OVERHEAD = 64  # bytes that a message costs beside its own
+_BACKLOG = 128
+# What a trainer says first: which exchange it is at, its number, how many there are. And what it is told.
+_HELLO = struct.Struct("<QII")
+_WELCOME, _NOT_YET, _REFUSED, _TAKEN, _END = b"welcome", b"not yet", b"refused: ", b"taken", b""
+Share = Iterable[bytes]
 
 
-def shuffled(records: Records, fleet: Any, draw: np.random.Generator, message_size: int, pause: float) -> Records:
+def shuffled(records: Records, slots: Sequence[Slot], tagged: bool, fleet: Any, draw: np.random.Generator,
+             message_size: int, pause: float) -> Records:
     """The records that fall to this trainer when all trainers hand theirs out at random.
 
     Args:
+        slots, tagged: what records have, and whether ids.
         fleet: has worker_index(), worker_num() and worker_endpoints(), in which this process can listen at its own.
         message_size: records in a message.
         pause: seconds between messages.
 
-    Raises DataError when a trainer does not answer within five minutes.
+    Raises DataError when a trainer does not answer within five minutes, sends more than FLAGS_global_shuffle_peer_bytes, or
+    what are no records of these slots; SecretError when trainers on several machines have no secret.
     """
     own, number = fleet.worker_index(), fleet.worker_num()
     target = draw.integers(0, number, len(records))
     shares = [taken(records, np.flatnonzero(target == i)) for i in range(number)]
     messages = [[share.part(i, min(i + message_size, len(share))) for i in range(0, len(share), message_size)]
                 for share in shares]
-    packed = [[_pack(m) for m in to] for to in messages]
-    received = _exchange(packed, own, fleet.worker_endpoints(), pause)
-    parts = [p for i in range(number) for p in (messages[own] if i == own else map(_unpack, received[i]))]
+    received = _exchange([map(packing.encode, to) for to in messages], own, fleet.worker_endpoints(), _most_bytes(),
+                         lambda data: packing.decode(data, slots, tagged), pause)
+    parts = [p for i in range(number) for p in (messages[own] if i == own else received[i])]
     return joined(parts) if parts else no_records(records.counts.shape[1])
 
 
 def total(own: int, fleet: Any) -> int:
-    """The sum of a number over all trainers."""
+    """The sum of a number, 0 or more, over all trainers."""
     number = fleet.worker_num()
     if number == 1:
         return own
-    mine = [str(own).encode()]
-    received = _exchange([mine] * number, fleet.worker_index(), fleet.worker_endpoints(), 0.0)
-    return own + sum(int(messages[0]) for i, messages in received.items())
+    received = _exchange([[b"%d" % own]] * number, fleet.worker_index(), fleet.worker_endpoints(), 1000, decode_number)
+    return own + sum(_only(numbers, i) for i, numbers in received.items())
 
 
 def gathered(value: np.ndarray, own: int, endpoints: list[str]) -> np.ndarray:
     """The arrays of all trainers, stacked; they have one shape and dtype. All trainers call it equally often."""
     if len(endpoints) == 1:
         return value[None]
-    out = io.BytesIO()
-    np.save(out, value, allow_pickle=False)
-    received = _exchange([[out.getvalue()]] * len(endpoints), own, endpoints, 0.0)
-    parts = [value if i == own else np.load(io.BytesIO(received[i][0]), allow_pickle=False) for i in range(len(endpoints))]
-    if any(part.shape != value.shape or part.dtype != value.dtype for part in parts):
-        raise errors.DataError("trainers gave arrays of different shapes or dtypes: "
-                               + ", ".join(f"{part.dtype}{list(part.shape)}" for part in parts))
-    return np.stack(parts)
+    if value.dtype.hasobject:
+        raise errors.DataError(f"expected an array of numbers, found one of dtype {value.dtype}")
+    message = _described(value.dtype, value.shape) + b"\n" + value.tobytes()
+    received = _exchange([[message]] * len(endpoints), own, endpoints, 2 * len(message) + 1000,
+                         lambda data: decode_array(data, value.dtype, value.shape))
+    return np.stack([value if i == own else _only(received[i], i) for i in range(len(endpoints))])
 
 
-def _exchange(outgoing: list[list[bytes]], own: int, endpoints: list[str], pause: float) -> dict[int, list[bytes]]:
-    """Send messages to every other trainer; returns theirs by trainer. All trainers call it equally often."""
+def decode_number(data: bytes) -> int:
+    """A number, 0 or more. Raises MessageError."""
+    if not re.fullmatch(rb"[0-9]{1,19}", data):
+        raise errors.MessageError(f"expected a number, found {data[:20]!r}")
+    return int(data)
+
+
+def decode_array(data: bytes, dtype: "np.dtype[Any]", shape: tuple[int, ...]) -> np.ndarray:
+    """An array of this dtype and shape. Raises MessageError for another one."""
+    head, _, rest = data.partition(b"\n")
+    expected = _described(dtype, shape)
+    if head != expected or len(rest) != dtype.itemsize * int(np.prod(shape)):
+        raise errors.MessageError(f"trainers gave arrays of different shapes or dtypes: {expected.decode()} and {head[:80]!r}")
+    return np.frombuffer(rest, dtype).reshape(shape)
+
+
+def _described(dtype: "np.dtype[Any]", shape: tuple[int, ...]) -> bytes:
+    return f"{dtype.str}{list(shape)}".encode()
+
+
+def decode_hello(data: bytes) -> tuple[int, int, int]:
+    """(the exchange, counted from 1, the trainer, how many there are) in what a trainer says first. Raises MessageError."""
+    if len(data) != _HELLO.size:
+        raise errors.MessageError(f"expected what a trainer says first, {_HELLO.size} bytes, found {len(data)}")
+    exchange, sender, number = _HELLO.unpack(data)
+    return exchange, sender, number
+
+
+def _only(values: list[Any], sender: int) -> Any:
+    if len(values) != 1:
+        raise errors.DataError(f"trainer {sender} sent {len(values)} messages, expected one: do all trainers do the same?")
+    return values[0]
+
+
+def _most_bytes() -> int:
+    """How many bytes one trainer may send: what was set, or as many as this machine has of memory."""
+    return flags.get("FLAGS_global_shuffle_peer_bytes") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _exchange(outgoing: Sequence[Share], own: int, endpoints: list[str], most_bytes: int, decode: Callable[[bytes], Any],
+              pause: float = 0.0) -> dict[int, list[Any]]:
+    """Send messages to every other trainer; returns theirs by trainer, decoded. All trainers call it equally often."""
     host, port = _address(endpoints[own])
+    secret = job_secret(endpoints)
     # The endpoints of processes that train together serve to coordinate them: there each listens at a port of its own.
-    with socket.create_server((host, 0 if processes.joined() else port), backlog=len(endpoints)) as server:
+    listening = socket.create_server((host, 0 if processes.joined() else port), backlog=_BACKLOG,
+                                     family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    with sockets.Listener(listening, secret, _PURPOSE, _LONGEST_MESSAGE, _SECONDS_TO_MEET) as listener:
         if processes.joined():
-            ports = processes.all_gather(np.array([server.getsockname()[1]]))[:, 0]
+            ports = processes.all_gather(np.array([listener.port]))[:, 0]
             endpoints = [f"{_address(endpoint)[0]}:{port}" for endpoint, port in zip(endpoints, ports)]
-        meeting = _Meeting(own, endpoints)
-        others = [i for i in range(len(endpoints)) if i != own]
-        threads = [threading.Thread(target=meeting.guarded, args=(meeting.send, i, outgoing[i], pause), daemon=True)
-                   for i in others]
-        server.settimeout(0.2)
-        for thread in threads:
-            thread.start()
-        while len(meeting.received) < len(others) and not meeting.failures and time.monotonic() < meeting.deadline:
-            with contextlib.suppress(TimeoutError):
-                connection, _ = server.accept()
-                threads.append(threading.Thread(target=meeting.guarded, args=(meeting.receive, connection), daemon=True))
-                threads[-1].start()
-    if not meeting.failures:
-        for thread in threads:
-            thread.join()
-    if meeting.failures or len(meeting.received) < len(others):
-        absent = [endpoints[i] for i in others if i not in meeting.received]
-        cause = meeting.failures[0] if meeting.failures else None
-        raise errors.DataError(f"records were not exchanged; trainers that sent nothing: {absent}"
-                               + (f"; {cause}" if cause else "")) from cause
-    return meeting.received
+        meeting = _Meeting(own, endpoints, secret, most_bytes, decode)
+        try:
+            for i in meeting.others:
+                meeting.start(meeting.send, i, outgoing[i], pause)
+            while not meeting.over():
+                for connection in listener.accept(_SECONDS_BETWEEN_LOOKS):
+                    meeting.start(meeting.receive, connection)
+        finally:
+            meeting.close()
+    return meeting.result()
 
 
 class _Meeting:
@@ -104,96 +148,132 @@ class _Meeting:
 
     _count: ClassVar[Counter[str]] = Counter()  # exchanges so far, by the endpoint of the trainer
 
-    def __init__(self, own: int, endpoints: list[str]):
-        self.own, self.endpoints = own, endpoints
+    def __init__(self, own: int, endpoints: list[str], secret: str, most_bytes: int, decode: Callable[[bytes], Any]):
+        self.own, self.endpoints, self.others = own, endpoints, [i for i in range(len(endpoints)) if i != own]
+        self._secret, self._most_bytes, self._decode = secret, most_bytes, decode
         self._count[endpoints[own]] += 1
-        self._hello = f"{os.environ.get(TOKEN, 'jfluid')} {self._count[endpoints[own]]}".encode()
-        self.received: dict[int, list[bytes]] = {}
-        self.failures: list[BaseException] = []
-        self.deadline = time.monotonic() + _SECONDS_TO_MEET
+        self._number = self._count[endpoints[own]]
+        self._deadline = time.monotonic() + _SECONDS_TO_MEET
+        self._lock = threading.Lock()
+        self._connections: list[sockets.Connection] = []
+        self._failures: list[Exception] = []
+        self._came, self._admitted, self._sent = set[int](), set[int](), set[int]()
+        self._received: dict[int, list[Any]] = {}
 
-    def guarded(self, work: Callable[..., None], *arguments: Any) -> None:
-        try:
-            work(*arguments)
-        except (OSError, ValueError) as error:
-            self.failures.append(error)
+    def start(self, work: Callable[..., None], *arguments: Any) -> None:
+        """Work in a thread; what it raises ends the exchange."""
+        def guarded() -> None:
+            try:
+                work(*arguments)
+            except Exception as error:
+                self._failures.append(error)
+        threading.Thread(target=guarded, name="jfluid-exchange", daemon=True).start()
 
-    def send(self, to: int, messages: list[bytes], pause: float) -> None:
-        with self._admitted(to) as connection:
-            for message in messages:
-                _send(connection, message)
-                time.sleep(pause)
-            _send(connection, b"")
-            _receive(connection)  # the other side has them all
+    def over(self) -> bool:
+        """Whether everything has come and gone, or never will."""
+        done = len(self._received) == len(self._sent) == len(self.others)
+        missing = len(self._came) < len(self.others) or len(self._admitted) < len(self.others)
+        # The threads that wait for those who are missing say why, a moment after the deadline.
+        return done or bool(self._failures) or (missing and time.monotonic() > self._deadline + 5 * _SECONDS_BETWEEN_TRIES)
 
-    def _admitted(self, to: int) -> socket.socket:
+    def result(self) -> dict[int, list[Any]]:
+        """What came. Raises DataError when that is not all."""
+        cause = self._failures[0] if self._failures else None
+        if isinstance(cause, errors.SecretError):
+            raise cause
+        absent, deaf = ([self.endpoints[i] for i in self.others if i not in those] for those in (self._received, self._sent))
+        if cause is not None or absent or deaf:
+            raise errors.DataError(f"records were not exchanged; trainers that did not send all: {absent}; that did not take "
+                                   f"all: {deaf}" + (f"; {cause}" if cause else "")) from cause
+        return self._received
+
+    def close(self) -> None:
+        """End what is still under way."""
+        with self._lock:
+            for connection in self._connections:
+                with suppress(OSError):  # a thread that reads from it wakes up
+                    connection.stream.shutdown(socket.SHUT_RDWR)
+                connection.close()
+            self._connections = []
+
+    def _noted(self, connection: sockets.Connection) -> sockets.Connection:
+        with self._lock:
+            self._connections.append(connection)
+        return connection
+
+    def send(self, to: int, messages: Share, pause: float) -> None:
+        """Send a trainer its share."""
+        connection = self._admission(to)
+        self._admitted.add(to)
+        for message in messages:
+            if len(message) > _LONGEST_MESSAGE:
+                raise errors.DataError(f"a message of {len(message)} bytes; the limit is {_LONGEST_MESSAGE}: put fewer "
+                                       "records into one (set_fleet_send_batch_size)")
+            connection.send(message)
+            time.sleep(pause)
+        connection.send(_END)
+        connection.receive()  # the other side has them all
+        self._sent.add(to)
+
+    def _admission(self, to: int) -> sockets.Connection:
         """A connection to a trainer that is at this exchange; it may not listen yet."""
         while True:
             connection = None
             try:
-                connection = socket.create_connection(_address(self.endpoints[to]), timeout=_SECONDS_TO_MEET)
-                _send(connection, self._hello)
-                _send(connection, b"%d" % self.own)
-                _receive(connection)
-                return connection
-            except ConnectionError:
-                if connection is not None:
-                    connection.close()
-                if self.failures or time.monotonic() > self.deadline:
-                    raise
-                time.sleep(0.1)
+                connection = self._noted(sockets.connect(_address(self.endpoints[to]), self._secret, _PURPOSE, 1000))
+                connection.stream.settimeout(_SECONDS_TO_MEET)
+                connection.send(_HELLO.pack(self._number, self.own, len(self.endpoints)))
+                answer = connection.receive()
+                if answer == _WELCOME:
+                    return connection
+                if answer != _NOT_YET:
+                    raise errors.DataError(f"trainer {to}, {self.endpoints[to]}: {answer.decode(errors='replace')}")
+                problem: Exception = errors.DataError("it is at another exchange than this trainer")
+            except (OSError, errors.MessageError) as error:  # nobody there yet, or someone else
+                problem = error
+            if connection is not None:
+                connection.close()
+            if self._failures or time.monotonic() > self._deadline:
+                raise errors.DataError(f"trainer {to}, {self.endpoints[to]}, did not come within {_SECONDS_TO_MEET:g} s: "
+                                       f"{problem}") from problem
+            time.sleep(_SECONDS_BETWEEN_TRIES)
 
-    def receive(self, connection: socket.socket) -> None:
-        with connection:
-            try:
-                if not hmac.compare_digest(_receive(connection, 1000), self._hello):
-                    return  # of another exchange, or of another job
-            except (OSError, ValueError):
-                return  # no trainer at all
-            sender = int(_receive(connection, 20))
-            _send(connection, b"welcome")
-            messages = list(iter(functools.partial(_receive, connection), b""))
-            self.received[sender] = messages
-            _send(connection, b"taken")
+    def receive(self, connection: sockets.Connection) -> None:
+        """Take the share that a trainer sends."""
+        self._noted(connection)
+        try:
+            exchange, sender, number = decode_hello(connection.receive())
+        except (OSError, errors.MessageError):  # a process of the job that is no trainer, or goes away again
+            return connection.close()
+        answer = self._answer(exchange, sender, number)
+        connection.send(answer)
+        if answer != _WELCOME:
+            return connection.close()
+        found, size = [], 0
+        try:
+            while message := connection.receive():
+                size += len(message) + _OVERHEAD
+                if size > self._most_bytes:
+                    raise errors.DataError(f"it sends more than {self._most_bytes} bytes; FLAGS_global_shuffle_peer_bytes "
+                                           "says how many it may")
+                found.append(self._decode(message))
+        except (OSError, errors.MessageError, errors.DataError) as error:
+            raise errors.DataError(f"trainer {sender}, {self.endpoints[sender]}: {error}") from error
+        connection.send(_TAKEN)
+        self._received[sender] = found
+
+    def _answer(self, exchange: int, sender: int, number: int) -> bytes:
+        with self._lock:
+            if exchange != self._number:
+                return _NOT_YET
+            if number != len(self.endpoints) or sender not in self.others or sender in self._came:
+                waiting_for = [i for i in self.others if i not in self._came]
+                return _REFUSED + (f"expected one of the trainers {waiting_for} of {len(self.endpoints)}, found trainer "
+                                   f"{sender} of {number}").encode()
+            self._came.add(sender)
+            return _WELCOME
 
 
 def _address(endpoint: str) -> tuple[str, int]:
     host, _, port = endpoint.rpartition(":")
-    return host, int(port)
-
-
-def _send(connection: socket.socket, message: bytes) -> None:
-    connection.sendall(_LENGTH.pack(len(message)))
-    connection.sendall(message)
-
-
-def _receive(connection: socket.socket, longest: int = 1 << 30) -> bytes:
-    """The next message. Raises OSError when the connection ends, ValueError for one that is too long."""
-    connection.settimeout(_SECONDS_TO_MEET)
-    length, = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
-    if length > longest:
-        raise ValueError(f"a message of {length} bytes")
-    return _exactly(connection, length)
-
-
-def _exactly(connection: socket.socket, length: int) -> bytes:
-    data = bytearray(length)
-    view, filled = memoryview(data), 0
-    while filled < length:
-        count = connection.recv_into(view[filled:])
-        if not count:
-            raise ConnectionError("the connection ended in the middle of a message")
-        filled += count
-    return bytes(data)
-
-
-def _pack(records: Records) -> bytes:
-    out = io.BytesIO()
-    arrays = {"values": records.values, "counts": records.counts, "starts": records.starts}
-    np.savez(out, **arrays, **({} if records.tags is None else {"tags": records.tags}))
-    return out.getvalue()
-
-
-def _unpack(message: bytes) -> Records:
-    with np.load(io.BytesIO(message), allow_pickle=False) as found:
-        return Records(found["values"], found["counts"], found["starts"], found.get("tags"))
+    return host.strip("[]"), int(port)
