@@ -66,7 +66,7 @@ from jfluid.places import (
     is_compiled_with_cuda,
 )
 from jfluid.scope import Scope, global_scope, scope_guard
-from jfluid.transpiler import DistributeTranspiler, DistributeTranspilerConfig
+from jfluid.transpiler import DistributeTranspiler, DistributeTranspilerConfig, HashName, RoundRobin
 
 enable_imperative, disable_imperative = enable_dygraph, disable_dygraph
 surface.install()

@@ -330,6 +330,25 @@ def test_updates_that_need_the_whole_tensor_are_not_cut():
     assert len(transpile(net())._servers("").placement.held["w"]) == 2
 
 
+def test_fields_of_the_config_may_be_given_to_transpile():
+    """As Fluid's guides print it."""
+    def pieces(**arguments):
+        with fluid.program_guard(fluid.Program(), fluid.Program()), fluid.unique_name.guard():
+            fluid.optimizer.SGD(0.1).minimize(net())
+            transpiler = fluid.DistributeTranspiler()
+            transpiler.transpile(0, pservers=f"{FIRST},{SECOND}", trainers=2, **arguments)
+            return transpiler.config, transpiler._servers("").placement.held
+    _, held = pieces(slice_var_up=False, split_method=fluid.HashName)
+    assert {len(parts) for parts in held.values()} == {1}
+    config, _ = pieces(slice_var_up=True, split_method=fluid.RoundRobin, min_block_size=1 << 20)
+    assert (config.slice_var_up, config.split_method, config.min_block_size) == (True, fluid.RoundRobin, 1 << 20)
+    for wrong, said in (({"min_block_size": 10}, "min_block_size: at least 8192, found 10"),
+                        ({"split_method": "hash"}, "split_method: expected RoundRobin, HashName"),
+                        ({"slice_var_up": 1}, "slice_var_up: expected")):
+        with pytest.raises(errors.ProgramError, match=said):
+            pieces(**wrong)
+
+
 def test_a_server_needs_its_startup_program():
     server, _ = transpile(table_net(is_sparse=True)).get_pserver_programs(FIRST)
     exe = fluid.Executor(fluid.CPUPlace())

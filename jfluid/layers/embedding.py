@@ -17,6 +17,9 @@ def look_up(op_type: str, input: Variable, size: Sequence[int], is_sparse: bool,
     if padding_idx is not None and not -size[0] <= padding_idx < size[0]:
         raise errors.ProgramError(f"embedding, padding_idx: expected a number from {-size[0]} to {size[0] - 1}, "
                                   f"found {padding_idx}")
+    if is_distributed and not is_sparse:
+        raise errors.ProgramError("embedding, is_distributed: servers take the rows that a step has touched, and no gradient "
+                                  "of the whole table: set is_sparse=True, too")
     helper = LayerHelper("embedding", param_attr=param_attr)
     table = helper.create_parameter(attr=helper.param_attr, shape=list(size), dtype=dtype)
     out = helper.create_variable_for_type_inference(dtype)
@@ -45,7 +48,8 @@ def embedding(input: Variable, size: Sequence[int], is_sparse: bool = False, is_
         size: rows and width of the table.
         is_sparse: the gradient holds only the rows that were looked up, and SGD, Adagrad and lazy Adam update only those:
             a step costs by the rows it touches, not by the table. As in Fluid, the padding row is then trained too.
-        is_distributed: the table lives on parameter servers; such a program runs after DistributeTranspiler only.
+        is_distributed: the table lives on parameter servers; such a program runs after DistributeTranspiler only, and needs
+            `is_sparse`.
         padding_idx: an id whose row reads as zeros and gets no gradient; negative numbers count from the end.
         param_attr: name, initializer, ... of the table.
         dtype: of the table.
@@ -55,7 +59,7 @@ def embedding(input: Variable, size: Sequence[int], is_sparse: bool = False, is_
 
     Raises:
         ShapeError: the last dimension of `input` is not 1, or `size` is not a pair.
-        ValueError: `padding_idx` is outside the table.
+        ProgramError: `padding_idx` is outside the table, or `is_distributed` without `is_sparse`.
     """
     return look_up("lookup_table", input, size, is_sparse, is_distributed, padding_idx, param_attr, dtype)
 

@@ -5,7 +5,7 @@ from jfluid import errors
 from jfluid.ir.program import Program, default_main_program, default_startup_program
 from jfluid.transpiler import collective, nccl2
 from jfluid.transpiler.config import SMALLEST_BLOCK, DistributedMode, DistributeTranspilerConfig, ServerRuntimeConfig
-from jfluid.transpiler.ps_dispatcher import RoundRobin
+from jfluid.transpiler.ps_dispatcher import PSDispatcher, RoundRobin
 from jfluid.transpiler.pserver import geo
 from jfluid.transpiler.pserver.job import ServerJob
 from jfluid.transpiler.request import Request
@@ -28,6 +28,11 @@ def _pserver(request: Request) -> ServerJob:
 
 def _nccl2(request: Request) -> None:
     nccl2.transpile(request.config, request.program, request.startup, request.trainer_id, request.endpoints())
+
+
+def _check_block_size(size: int) -> None:
+    if size < SMALLEST_BLOCK:
+        raise errors.ProgramError(f"min_block_size: at least {SMALLEST_BLOCK}, found {size}")
 
 
 MODES: dict[str, Callable[[Request], ServerJob | None]] = {"pserver": _pserver, "nccl2": _nccl2, "collective": _collective}
@@ -56,15 +61,15 @@ class DistributeTranspiler:
         if self.config.mode not in MODES:
             raise errors.ProgramError(f"mode: expected {', '.join(MODES)}, found {self.config.mode!r}"
                                       + errors.close_to(self.config.mode, MODES))
-        if self.config.min_block_size < SMALLEST_BLOCK:
-            raise errors.ProgramError(f"min_block_size: at least {SMALLEST_BLOCK}, found {self.config.min_block_size}")
+        _check_block_size(self.config.min_block_size)
         self._job: ServerJob | None = None
         if self.config.nccl_comm_num < 1:
             raise errors.ProgramError(f"nccl_comm_num: at least 1, found {self.config.nccl_comm_num}")
 
     def transpile(self, trainer_id: int, program: Program | None = None, pservers: str = "127.0.0.1:6174",
                   trainers: int | str = 1, sync_mode: bool = True, startup_program: Program | None = None,
-                  current_endpoint: str = "127.0.0.1:6174") -> None:
+                  current_endpoint: str = "127.0.0.1:6174", *, slice_var_up: bool | None = None,
+                  split_method: type[PSDispatcher] | None = None, min_block_size: int | None = None) -> None:
         """Rewrite the programs in place; in mode "pserver" only decide, and rewrite when the programs are asked for.
 
         With mode "pserver" each server holds some parameters, or pieces of them, and updates them with the gradients that
@@ -85,16 +90,24 @@ class DistributeTranspiler:
                 else with each gradient as it comes.
             startup_program: the default startup program when None.
             current_endpoint: this trainer's; without effect in mode "pserver".
+            slice_var_up, split_method, min_block_size: the fields of the config with these names, as Fluid's guides and its
+                releases before 1.2 give them; None for what the config says.
 
         Raises:
             ProgramError: an argument is wrong, or settings exclude each other.
             UnsupportedError: updates of this kind cannot be left to servers.
         """
-        for name, given in (("program", program), ("startup_program", startup_program)):
-            if given is not None and not isinstance(given, Program):
-                raise TypeError(f"{name}: expected a Program, found {type(given).__name__}")
+        for name, found in (("program", program), ("startup_program", startup_program)):
+            if found is not None and not isinstance(found, Program):
+                raise TypeError(f"{name}: expected a Program, found {type(found).__name__}")
         if isinstance(trainer_id, bool) or not isinstance(trainer_id, int):
             raise TypeError(f"trainer_id: expected a whole number, found {trainer_id!r}")
+        given = {"slice_var_up": slice_var_up, "split_method": split_method, "min_block_size": min_block_size}
+        for field, value in given.items():
+            if value is not None:
+                setattr(self.config, field, value)
+        if min_block_size is not None:
+            _check_block_size(min_block_size)
         self.trainer_id = trainer_id
         self.origin_program = program if program is not None else default_main_program()
         self.startup_program = startup_program if startup_program is not None else default_startup_program()

@@ -63,13 +63,14 @@ def test_wrong_arguments_raise():
             (lambda v: layers.embedding(v, [4]), errors.ShapeError, r"expected \[rows, width\], found \[4\]"),
             (lambda v: layers.embedding(v, [4, 2], padding_idx=4), ValueError, "padding_idx: expected a number"),
             (lambda v: layers.embedding(v, [4, 2]), errors.ShapeError, "last dimension is 1, found shape"),
+            (lambda v: fluid.embedding(v, [4, 2], is_distributed=True), errors.ProgramError, "set is_sparse=True, too"),
             (lambda v: layers.one_hot(v, 4), errors.ShapeError, "last dimension is 1")):
         with pytest.raises(error, match=message):
             start(build, np.zeros((3, 2), "int64"))
 
 
 def test_a_distributed_table_builds_but_does_not_run():
-    program, scope, exe, out = start(lambda v: fluid.embedding(v, [4, 2], is_distributed=True), IDS)
+    program, scope, exe, out = start(lambda v: fluid.embedding(v, [4, 2], is_sparse=True, is_distributed=True), IDS)
     with pytest.raises(errors.UnsupportedError, match="DistributeTranspiler"):
         exe.run(program, feed={"ids": IDS}, fetch_list=[out], scope=scope)
 
