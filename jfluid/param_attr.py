@@ -18,10 +18,14 @@ class ParamAttr:
         entry: which ids of a distributed table (`embedding(is_distributed=True)`) get a row on the parameter servers: a
             `CountEntry` or `ProbabilityEntry` of `jfluid.ps_server.specs`, None for all. Until then they read as zeros. Not
             in Fluid. Without servers it has no effect: the table is whole.
+        max_rows, max_bytes: how many rows, and bytes, of a distributed table one parameter server may hold; None for any
+            number. A step that needs more is refused with TooLargeError (see `jfluid.ps_server.specs.TableSpec`). Not in
+            Fluid. Without servers they have no effect, as `entry`.
     """
 
     def __init__(self, name: str | None = None, initializer: Any = None, learning_rate: float = 1.0,
-                 regularizer: Any = None, trainable: bool = True, do_model_average: bool = True, entry: Any = None):
+                 regularizer: Any = None, trainable: bool = True, do_model_average: bool = True, entry: Any = None,
+                 max_rows: int | None = None, max_bytes: int | None = None):
         if name == "":
             raise ValueError("ParamAttr: the name must not be empty")
         if entry is not None:
@@ -29,13 +33,16 @@ class ParamAttr:
             if not isinstance(entry, (specs.CountEntry, specs.ProbabilityEntry)):
                 raise TypeError("ParamAttr: entry: expected a CountEntry or ProbabilityEntry of jfluid.ps_server.specs, found "
                                 f"{type(entry).__name__}")
+        for what, bound in (("max_rows", max_rows), ("max_bytes", max_bytes)):
+            if bound is not None and (type(bound) is not int or bound < 1):
+                raise TypeError(f"ParamAttr: {what}: expected a positive whole number or None, found {bound!r}")
         self.name = name
         self.initializer = initializer
         self.learning_rate = learning_rate
         self.regularizer = regularizer
         self.trainable = trainable
         self.do_model_average = do_model_average
-        self.entry = entry
+        self.entry, self.max_rows, self.max_bytes = entry, max_rows, max_bytes
 
     def _set_default_initializer(self, initializer: Any) -> None:
         if self.initializer is None:
@@ -64,7 +71,7 @@ class ParamAttr:
     def _to_kwargs(self, with_initializer: bool = False) -> dict[str, Any]:
         kwargs = {"name": self.name, "optimize_attr": {"learning_rate": self.learning_rate},
                   "regularizer": self.regularizer, "trainable": self.trainable, "do_model_average": self.do_model_average,
-                  "entry": self.entry}
+                  "entry": self.entry, "max_rows": self.max_rows, "max_bytes": self.max_bytes}
         if with_initializer:
             kwargs["initializer"] = self.initializer
         return kwargs

@@ -152,8 +152,9 @@ class ProgramStore(Store):
         for update in _updates(program, listen):
             if update.grad in sparse:
                 kept = program.holdings.kept.get(update.param) if program.holdings is not None else None
+                options = kept.table_options if kept is not None else {}
                 self.tables[update.param], self._ways[update.param] = make_table(
-                    update, scope, self.tensor, program.random_seed, lambda: executor._device, kept and kept.entry)
+                    update, scope, self.tensor, program.random_seed, lambda: executor._device, options)
             else:
                 self.add_block(ProgramBlock(self, update))
         schedule = listen.attr("lr_decay_block_id")
@@ -236,13 +237,13 @@ class ProgramStore(Store):
             if isinstance(block, Counter) and change.change != Change.ADD:
                 raise errors.ServerError(f"{change.block} is a count: it takes additions only")
 
-    def apply(self, rows: list[RowsUpdate], blocks: list[BlockUpdate], trainer: int | None = None) -> None:
+    def _apply(self, rows: list[RowsUpdate], blocks: list[BlockUpdate], trainer: int | None) -> None:
         in_round = self.synchronous and trainer is None
         counts = [b for b in blocks if b.block in self._counts]
         gradients = {b.block: b.value for b in blocks if b.change == Change.GRADIENT}
         sparse = [u for u in rows if u.change == Change.GRADIENT and u.table in self._ways]
         with self.lock:
-            super().apply([], counts)
+            super()._apply([], counts, trainer)
             if in_round and self._counts:  # the schedule goes by the sum of the counts: one step for all trainers
                 self.blocks[self._counts[0]].add(np.ones(1, np.float32))
             if self._schedule is not None and (in_round or counts):
@@ -259,8 +260,8 @@ class ProgramStore(Store):
         for way, change in ready:
             if not way.alone:
                 change()
-        super().apply([u for u in rows if not any(u is s for s in sparse)],
-                      [b for b in blocks if b.change != Change.GRADIENT and b not in counts])
+        super()._apply([u for u in rows if not any(u is s for s in sparse)],
+                       [b for b in blocks if b.change != Change.GRADIENT and b not in counts], trainer)
 
     def update(self, gradients: Mapping[str, Array], trainer: int | None) -> None:
         """Run the blocks of these pieces, all in one program. Raises ServerError where they need to know the trainer."""

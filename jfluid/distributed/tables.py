@@ -1,7 +1,7 @@
 """Tables of a server's program: the spec that its optimizer, and the values that its startup program, say."""
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -81,7 +81,7 @@ class ProgramTable(SparseTable):
 
 
 def make_table(update: "Update", scope: Scope, tensor: Callable[[str], Any], seed: int,
-               device: Callable[[], Any], entry: Any = None) -> tuple[ProgramTable, Way]:
+               device: Callable[[], Any], options: Mapping[str, Any] | None = None) -> tuple[ProgramTable, Way]:
     """The table that a block of a server's program updates, with its first values from the scope, where they are no longer
     needed then; and how it is updated.
 
@@ -89,7 +89,7 @@ def make_table(update: "Update", scope: Scope, tensor: Callable[[str], Any], see
         tensor: a variable of the scope.
         seed: of the program's random numbers.
         device: where functions of the update run.
-        entry: which ids get a row.
+        options: fields of the spec: which ids get a row, and how many there may be.
 
     Raises UnsupportedError for updates that no table can make.
     """
@@ -97,7 +97,7 @@ def make_table(update: "Update", scope: Scope, tensor: Callable[[str], Any], see
     found = scope.find_var(update.param)
     law, first = (found.law if found is not None else None) or (specs.Constant(), 0)
     table = ProgramTable(specs.TableSpec(name=update.param, width=parts.shape[1], initializer=law, seed=first,
-                                         optimizer=way.optimizer, entry=entry, shards=_shards()))
+                                         optimizer=way.optimizer, shards=_shards(), **(options or {})))
     table.rate = way.rate
     if isinstance(way.optimizer, specs.Program):
         table.variables = {name: name for name in parts.slots}

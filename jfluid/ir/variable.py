@@ -180,7 +180,7 @@ class Parameter(Variable):
     """A persistable variable that training changes.
 
     Attributes beyond Variable's: trainable, optimize_attr (`{"learning_rate": factor}`), regularizer,
-    gradient_clip_attr, do_model_average, is_distributed, entry (see ParamAttr).
+    gradient_clip_attr, do_model_average, is_distributed, entry, max_rows, max_bytes (see ParamAttr).
 
     Raises ValueError where the shape is missing or holds a dimension below 1.
     """
@@ -188,7 +188,7 @@ class Parameter(Variable):
     def __init__(self, block: "Block", shape: Any, dtype: Any, type: VarType = VarType.LOD_TENSOR,
                  trainable: bool = True, optimize_attr: dict | None = None, regularizer: Any = None,
                  gradient_clip_attr: Any = None, do_model_average: bool | None = None, is_distributed: bool = False,
-                 entry: Any = None, **kwargs: Any):
+                 entry: Any = None, max_rows: int | None = None, max_bytes: int | None = None, **kwargs: Any):
         if not shape or any(int(d) < 1 for d in shape):
             raise ValueError(f"parameter {kwargs.get('name')}: every dimension must be known and positive, found {shape}")
         kwargs.setdefault("persistable", True)
@@ -199,4 +199,4 @@ class Parameter(Variable):
         self.gradient_clip_attr = gradient_clip_attr
         self.do_model_average = do_model_average
         self.is_distributed = is_distributed
-        self.entry = entry
+        self.entry, self.max_rows, self.max_bytes = entry, max_rows, max_bytes

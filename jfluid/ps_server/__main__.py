@@ -38,6 +38,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--silence", type=float, default=60.0, metavar="SECONDS", help="a trainer not heard for longer is silent (60)")
     add("--on-silence", choices=["fail", "leave out"], default="fail", help="what a silent trainer means for the job")
     add("--end-with-trainers", action="store_true", help="end when all trainers have left")
+    add("--max-rows", type=int, metavar="ROWS", help="refuse new rows beyond so many in all tables together")
+    add("--max-bytes", type=int, metavar="BYTES", help="refuse new rows beyond so many bytes in all tables together")
     add("--metrics-port", type=int, metavar="PORT", help="answer Prometheus on this port")
     add("--tls-certificate", type=Path, metavar="PEM")
     add("--tls-key", type=Path, metavar="PEM")
@@ -88,6 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "servers": options.servers, "trainers": options.trainers, "silence_s": options.silence,
             "on_silence": options.on_silence, "end_with_trainers": options.end_with_trainers,
             "save_root": options.save_root, "metrics_port": options.metrics_port,
+            "max_rows": options.max_rows, "max_bytes": options.max_bytes,
             "tls_certificate": options.tls_certificate, "tls_key": options.tls_key, "tls_clients": options.tls_clients},
             "options")
         server = Server(settings, _store(options)).start()

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from jfluid.ps_server import specs
-from jfluid.ps_server.kernels import body_of, head_of, kernel, mix
+from jfluid.ps_server.kernels import kernel, mix
 
 _STEP, _ATTEMPT = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xA0761D6478BD642F)
 _UNIT = 2.0**-53
@@ -49,19 +49,6 @@ def fill(values, seed, id_, kind, first, second):
                 drawn = _gauss(key, j, attempt)
                 attempt += 1
             values[j] = np.float32(first + second * drawn)
-
-
-@kernel
-def fill_rows(heads, bodies, page_bits, stride, width, begin, end, slots, seed, kind, first, second, step):
-    """First values of the rows begin ... end - 1; group g of their slots (width elements) starts as slots[g]."""
-    for row in range(begin, end):
-        head_of(heads, page_bits, row)[1] = np.int64(step) << 32
-        body = body_of(bodies, page_bits, stride, row)
-        fill(body[:width], seed, head_of(heads, page_bits, row)[0], kind, first, second)
-        group = width
-        for slot in slots:
-            body[group:group + width] = slot
-            group += width
 
 
 @kernel

@@ -55,6 +55,11 @@ class DenseBlock:
         born.fill(self._numbers[:spec.size], spec.seed, 0, *born.law(spec.initializer))
         self._numbers[spec.size:] = np.repeat(self.rule.slots, spec.size)
 
+    @staticmethod
+    def bytes_of(spec: specs.BlockSpec) -> int:
+        """The bytes of the value and the slots of a block."""
+        return 4 * spec.size * (1 + len(rule_of(spec.optimizer).slots))
+
     def read(self) -> tuple[Array, int]:
         """(value, version). The array is never changed afterwards, and must not be changed."""
         with self._lock:

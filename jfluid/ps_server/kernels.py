@@ -1,12 +1,11 @@
-"""Compiled loops over a shard: its index, its pages, and how ids are spread.
+"""Compiled loops over the pages of a shard, and how ids are hashed and spread.
 
 A shard keeps a row in two places, both in pages of 2**page_bits rows that never move: a head of 16 bytes (id, times shown,
 step of the last touch) and a body of `stride` float32 (the values, then the optimizer's slots). Kernels get the addresses of
-the pages, so that a table grows without copying a row.
-
-The index is open addressing with 32-bit entries: 0 for empty, else row + 1 in the low `row_bits` and bits of the id's hash
-above them, which spare most of the looks at a wrong row's head. Ids stand in the heads only.
+the pages, so that a table grows without copying a row. The way from an id to its row is in `index`.
 """
+import os
+
 import numpy as np
 from llvmlite import ir
 from numba import carray, njit, types
@@ -16,12 +15,17 @@ from numba.extending import intrinsic
 kernel = njit(cache=True, nogil=True, error_model="numpy")
 
 HEAD = np.dtype([("id", "<i8"), ("shows", "<u4"), ("step", "<u4")])
-_SHOWS_MASK = np.int64(0xFFFFFFFF)
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+SHOWS_MASK = np.int64(0xFFFFFFFF)
+# What shards and their table know together (int64 [3, shards]): how many rows there are; how many there is memory for; how
+# many the calls that are under way may still add.
+COUNT, LIMIT, HELD = range(3)
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 # How many ids ahead of the one in hand memory is asked for.
-_AHEAD = 8
+AHEAD = 8
 _OWNERS = np.uint64(0xD1B54A32D192ED03)
+# The keys of this process's hash of ids. Who chooses ids does not know them, and cannot choose ids that collide. They are
+# given to kernels, whose machine code is kept on the disk, and go nowhere else.
+SECRET = (np.uint64(int.from_bytes(os.urandom(8))), np.uint64(int.from_bytes(os.urandom(8))))
 
 
 @intrinsic
@@ -41,7 +45,7 @@ def _float32_at(typing_context, address):
 
 
 @intrinsic
-def _prefetch(typing_context, address):
+def prefetch(typing_context, address):
     """Ask the processor to fetch the cache line at an address, which need not be valid."""
     def generate(context, builder, signature, arguments):
         byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
@@ -75,7 +79,7 @@ def prefetch_body(bodies, page_bits, stride, row, width):
     """Prefetch the first `width` numbers of a row's body."""
     at = _address(bodies, page_bits, stride, row)
     for line in range(0, 4 * width, 64):
-        _prefetch(at + line)
+        prefetch(at + line)
 
 
 # ---- hashing -----------------------------------------------------------------------------------------------------
@@ -89,33 +93,23 @@ def mix(z):
 
 
 @kernel
-def _hash(id_):
-    return mix(np.uint64(id_) + _GOLDEN)
+def hash_of(id_, secret):
+    """The hash of an id under two keys. One `mix` would let differences of ids that are known to collide through."""
+    return mix(mix(np.uint64(id_) ^ secret[0]) + secret[1])
 
 
 @kernel
-def _home(hash_, shard_bits, capacity):
-    """Where the search for an id begins: the 32 bits below the shard's, scaled to the capacity."""
-    return np.int64((((hash_ << np.uint64(shard_bits)) >> np.uint64(32)) * np.uint64(capacity)) >> np.uint64(32))
-
-
-@kernel
-def _tag(hash_, row_bits):
-    return np.uint32(hash_ << np.uint64(row_bits))
-
-
-@kernel
-def shards_of(ids, shard_bits):
+def shards_of(ids, shard_bits, secret):
     """int32 [n]: the shard of each id, by the top bits of its hash."""
     out = np.empty(len(ids), np.int32)
     for i in range(len(ids)):
-        out[i] = (_hash(ids[i]) >> np.uint64(1)) >> np.uint64(63 - shard_bits)
+        out[i] = (hash_of(ids[i], secret) >> np.uint64(1)) >> np.uint64(63 - shard_bits)
     return out
 
 
 @kernel
 def owners_of(ids, servers):
-    """int32 [n]: the server of each id, by a hash that has nothing to do with that of the shards."""
+    """int32 [n]: the server of each id, by a hash without a secret: trainers, servers and snapshots have to agree on it."""
     out = np.empty(len(ids), np.int32)
     for i in range(len(ids)):
         out[i] = ((mix(np.uint64(ids[i]) ^ _OWNERS) >> np.uint64(32)) * np.uint64(servers)) >> np.uint64(32)
@@ -138,9 +132,14 @@ def partition(groups, count):
     return order, starts
 
 
+def distinct(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(ids, inverse): each id once, in the order of first appearance, and where every id of the input went (int32)."""
+    once, inverse = _distinct(ids, SECRET)
+    return once, inverse
+
+
 @kernel
-def distinct(ids):
-    """(ids, inverse): each id once, in the order of first appearance, and where every id of the input went."""
+def _distinct(ids, secret):
     capacity = 16
     while capacity < 2 * len(ids):
         capacity *= 2
@@ -149,7 +148,7 @@ def distinct(ids):
     inverse = np.empty(len(ids), np.int32)
     count = 0
     for i in range(len(ids)):
-        at = np.int64(_hash(ids[i]) & np.uint64(capacity - 1))
+        at = np.int64(hash_of(ids[i], secret) & np.uint64(capacity - 1))
         while seen[at] != 0 and out[seen[at] - 1] != ids[i]:
             at = (at + 1) & (capacity - 1)
         if seen[at] == 0:
@@ -170,76 +169,26 @@ def summed(values, inverse, count):
     return out
 
 
-# ---- index -------------------------------------------------------------------------------------------------------
+# ---- room ---------------------------------------------------------------------------------------------------------
 
 @kernel
-def _prefetch_head(index, row_bits, shard_bits, heads, page_bits, id_):
-    """Prefetch the head of the first row that looks like that of an id."""
-    row_mask = np.uint32((1 << row_bits) - 1)
-    hash_ = _hash(id_)
-    tag = _tag(hash_, row_bits)
-    at = _home(hash_, shard_bits, len(index))
-    while at < len(index) and index[at] != 0:
-        if index[at] & ~row_mask == tag:
-            row = np.int64(index[at] & row_mask) - 1
-            _prefetch(heads[row >> page_bits] + ((row & ((1 << page_bits) - 1)) << 4))
-            return
-        at += 1
+def hold(state, starts, more):
+    """Hold as much `more` in each shard as there are ids, if there is room for it in all; whether there was."""
+    fits = True
+    for i in range(len(more)):
+        more[i] = starts[i + 1] - starts[i]
+        fits = fits and state[COUNT, i] + state[HELD, i] + more[i] <= state[LIMIT, i]
+    if fits:
+        for i in range(len(more)):
+            state[HELD, i] += more[i]
+    return fits
 
 
 @kernel
-def locate(index, row_bits, shard_bits, heads, page_bits, count, limit, ids, order, begin, rows):
-    """Put the row of ids[order[i]] into rows[i] for i >= begin; unknown ids get rows from `count` on.
-
-    Returns (end, count): it stops before i = end when there are `limit` rows. With limit -1 unknown ids get row -1.
-    """
-    capacity = len(index)
-    row_mask = np.uint32((1 << row_bits) - 1)
-    start = index.ctypes.data
-    for i in range(begin, len(order)):
-        if i + 2 * _AHEAD < len(order):
-            _prefetch(start + 4 * _home(_hash(ids[order[i + 2 * _AHEAD]]), shard_bits, capacity))
-        if i + _AHEAD < len(order):
-            _prefetch_head(index, row_bits, shard_bits, heads, page_bits, ids[order[i + _AHEAD]])
-        id_ = ids[order[i]]
-        hash_ = _hash(id_)
-        tag = _tag(hash_, row_bits)
-        at = _home(hash_, shard_bits, capacity)
-        row = np.int64(-1)
-        while index[at] != 0:
-            if index[at] & ~row_mask == tag:
-                row = np.int64(index[at] & row_mask) - 1
-                if head_of(heads, page_bits, row)[0] == id_:
-                    break
-                row = np.int64(-1)
-            at += 1
-            if at == capacity:
-                at = 0
-        if row < 0 and limit >= 0:
-            if count == limit:
-                return i, count
-            row = np.int64(count)
-            count += 1
-            index[at] = tag | np.uint32(count)
-            head = head_of(heads, page_bits, row)
-            head[0] = id_
-            head[1] = 0
-        rows[i] = row
-    return len(order), count
-
-
-@kernel
-def rebuild(index, row_bits, shard_bits, heads, page_bits, count):
-    """Fill an empty index with the rows 0 ... count - 1."""
-    capacity = len(index)
-    for row in range(count):
-        hash_ = _hash(head_of(heads, page_bits, row)[0])
-        at = _home(hash_, shard_bits, capacity)
-        while index[at] != 0:
-            at += 1
-            if at == capacity:
-                at = 0
-        index[at] = _tag(hash_, row_bits) | np.uint32(row + 1)
+def release(state, more):
+    """Give back what `hold` has taken."""
+    for i in range(len(more)):
+        state[HELD, i] -= more[i]
 
 
 # ---- rows --------------------------------------------------------------------------------------------------------
@@ -251,9 +200,9 @@ def touch(heads, page_bits, rows, order, counts, step):
         if rows[i] < 0:
             continue
         head = head_of(heads, page_bits, rows[i])
-        shows, last = head[1] & _SHOWS_MASK, (head[1] >> 32) & _SHOWS_MASK
+        shows, last = head[1] & SHOWS_MASK, (head[1] >> 32) & SHOWS_MASK
         if len(counts) > 0:
-            shows = min(shows + np.int64(counts[order[i]]), _SHOWS_MASK)
+            shows = min(shows + np.int64(counts[order[i]]), SHOWS_MASK)
         head[1] = shows | (max(last, np.int64(step)) << 32)
 
 
@@ -261,8 +210,8 @@ def touch(heads, page_bits, rows, order, counts, step):
 def gather(bodies, page_bits, stride, width, rows, order, out):
     """out[order[i]] = the values of row i; rows of -1 are left out."""
     for i in range(len(rows)):
-        if i + _AHEAD < len(rows) and rows[i + _AHEAD] >= 0:
-            prefetch_body(bodies, page_bits, stride, rows[i + _AHEAD], width)
+        if i + AHEAD < len(rows) and rows[i + AHEAD] >= 0:
+            prefetch_body(bodies, page_bits, stride, rows[i + AHEAD], width)
         if rows[i] >= 0:
             body = body_of(bodies, page_bits, stride, rows[i])
             target = order[i]
@@ -294,9 +243,9 @@ def read_at(addresses, begin, out):
     """out[i] = the numbers from `begin` on of the body at addresses[i]."""
     width = out.shape[1]
     for i in range(len(addresses)):
-        if i + _AHEAD < len(addresses):
+        if i + AHEAD < len(addresses):
             for line in range(0, 4 * width, 64):
-                _prefetch(addresses[i + _AHEAD] + 4 * begin + line)
+                prefetch(addresses[i + AHEAD] + 4 * begin + line)
         numbers = carray(_float32_at(addresses[i] + 4 * begin), width)
         for j in range(width):
             out[i, j] = numbers[j]
@@ -326,18 +275,3 @@ def write_rows(heads, bodies, page_bits, stride, rows, in_heads, in_bodies):
     for i in range(len(rows)):
         head_of(heads, page_bits, rows[i])[:] = in_heads[i]
         body_of(bodies, page_bits, stride, rows[i])[:] = in_bodies[i]
-
-
-@kernel
-def expire(heads, bodies, page_bits, stride, count, oldest):
-    """Move the rows whose step is at least `oldest` together at the front; returns how many there are."""
-    kept = 0
-    for row in range(count):
-        head = head_of(heads, page_bits, row)
-        if (head[1] >> 32) & _SHOWS_MASK < oldest:
-            continue
-        if kept < row:
-            head_of(heads, page_bits, kept)[:] = head
-            body_of(bodies, page_bits, stride, kept)[:] = body_of(bodies, page_bits, stride, row)
-        kept += 1
-    return kept

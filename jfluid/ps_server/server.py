@@ -33,6 +33,8 @@ class Settings(specs.Spec):
         on_silence: then the job fails, or goes on without it.
         end_with_trainers: whether `Server.wait` returns when all trainers have left.
         save_root: snapshots are written and read below this folder only, whatever a call asks for; None for anywhere.
+        max_rows, max_bytes: what the tables of this server may hold together; None for no bound. See specs.TableSpec, whose
+            bounds are those of one table. Blocks that clients create count, too.
         metrics_port: answers Prometheus on http://host:metrics_port/metrics; None for no such port.
         tls_certificate, tls_key: PEM files; both or none. With them only TLS connections are taken.
         tls_clients: a PEM file of authorities; clients must show a certificate of one of them.
@@ -48,6 +50,8 @@ class Settings(specs.Spec):
     on_silence: Literal["fail", "leave out"] = "fail"
     end_with_trainers: bool = False
     save_root: Path | None = None
+    max_rows: specs.Bound = None
+    max_bytes: specs.Bound = None
     metrics_port: Port | None = None
     tls_certificate: Path | None = None
     tls_key: Path | None = None
@@ -69,6 +73,7 @@ class Server:
         if settings.server >= settings.servers:
             raise errors.ServerError(f"server: expected a number below {settings.servers}, found {settings.server}")
         self.settings, self.store = settings, store if store is not None else Store()
+        self.store.cap.most_rows, self.store.cap.most_bytes = settings.max_rows, settings.max_bytes
         self.meeting = Meeting(self.store, settings.trainers, settings.silence_s, settings.on_silence)
         self.service = Service(self.store, self.meeting, settings.server, settings.servers,
                                save_root=settings.save_root)

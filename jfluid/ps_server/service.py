@@ -31,7 +31,7 @@ from jfluid.ps_server.refusals import (
     UnknownNameError,
 )
 from jfluid.ps_server.round_snapshots import RoundSnapshots
-from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate, Store
+from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate, Store, Wanted
 
 CODES: dict[type[Exception], grpc.StatusCode] = {
     UnknownNameError: grpc.StatusCode.NOT_FOUND, TooLargeError: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -106,6 +106,7 @@ class Service:
             raise errors.ServerError("this server trains synchronously: it takes gradients of rounds only; all trainers and "
                                      "servers of a job need the same strategy")
         if request.round:
+            self.store.check_room(rows)  # a round that cannot be applied fails the job
             with self.metrics.waiting("round"):
                 applied = self.meeting.deposit(call, request.round, rows, blocks, alive, request.hold, request.state)
         else:
@@ -162,15 +163,17 @@ class Service:
             reply.blocks.append((version, None if known else np.ascontiguousarray(value, "<f4")))
         return reply
 
-    def _read(self, wanted: list[tuple[Any, Any, Any]], train: bool, reply: wire.PullReply) -> None:
-        for table, ids, counts in wanted:
-            reply.rows.append(table.look_up(ids, counts, train))
+    def _read(self, wanted: list[Wanted], train: bool, reply: wire.PullReply) -> None:
+        with self.store.room(wanted=wanted if train else ()):
+            reply.rows += [table.look_up(ids, counts, train) for table, ids, counts in wanted]
+        for table, ids, _ in wanted:
             self.metrics.rows.labels(table.spec.name, "pulled").inc(len(ids))
 
     def exchange(self, request: pb.ExchangeRequest, alive: Alive = always,
                  limit: int = wire.LARGEST_MESSAGE) -> wire.ExchangeReply:
         self._heard(request.push.caller)
-        wire.wanted_rows(request.pull, self.store, limit)  # refuses before the push is applied
+        wanted = wire.wanted_rows(request.pull, self.store, limit)  # refuses before the push is applied
+        self.store.check_room(wanted=wanted if request.pull.HasField("caller") else ())
         push = self.push(request.push, alive)
         return wire.ExchangeReply(push, self.pull(request.pull, alive, limit))
 

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from jfluid import errors
-from jfluid.ps_server import kernels
+from jfluid.ps_server import index, kernels
+from jfluid.ps_server.kernels import COUNT, HELD, LIMIT
 
 Array = np.ndarray[Any, Any]
 
@@ -16,6 +17,8 @@ _FULLEST, _GROWTH, _SMALLEST = 0.8, 1.4, 64
 _LARGEST = 1 << 31
 _PAGE_BYTES = 1 << 23
 _MOST_ROWS_IN_A_PAGE = 1 << 17
+# Up to so many ids of a call are not looked up to see how many new rows they need: there is room for all.
+_FEW = 1 << 12
 NO_COUNTS = np.zeros(0, np.uint32)
 
 
@@ -59,53 +62,81 @@ class Shard:
     Args:
         stride: float32 numbers a row: the values and the optimizer's slots.
         shard_bits: the shards of the table are 2**shard_bits.
+        law: how rows begin: (width, seed, kind, first, second), as `index.insert` takes them.
+        slots: the first value of every group of `width` slots.
+        room: int64 [3]: COUNT, LIMIT and HELD of this shard. The latter two change under the lock of the table's Room, too.
 
     Attributes:
-        count: the rows that it holds: numbers 0 ... count - 1.
         growths: how often the index was rebuilt.
     """
 
-    def __init__(self, stride: int, shard_bits: int):
+    def __init__(self, stride: int, shard_bits: int, law: tuple[int, int, int, float, float], slots: Array, room: Array):
         self.lock = threading.Lock()
         self.stride, self.shard_bits = stride, shard_bits
         fitting = max(_PAGE_BYTES // max(4 * stride, 16), 1)
         self.page_bits = min(fitting, _MOST_ROWS_IN_A_PAGE).bit_length() - 1
         self.heads, self.bodies = _Pages(), _Pages()
-        self.count = self.growths = 0
-        self._new_index(_SMALLEST)
+        self._law, self._slots = law, slots
+        self._room, self._count, self._secret = room, room[COUNT:COUNT + 1], kernels.SECRET
+        self.growths = 0
+        self.index = _zeros(_SMALLEST)
         self._saving: _Saving | None = None
 
+    @property
+    def count(self) -> int:
+        """The rows that it holds: numbers 0 ... count - 1."""
+        return int(self._room[COUNT])
+
+    def _row_bits(self, entries: Array) -> int:
+        return (int(len(entries) * _FULLEST) + 1).bit_length()
+
     def _new_index(self, capacity: int) -> None:
-        self.index = _zeros(capacity)
-        self.row_bits = (int(capacity * _FULLEST) + 1).bit_length()
-        kernels.rebuild(self.index, self.row_bits, self.shard_bits, self.heads.addresses, self.page_bits, self.count)
+        entries = _zeros(capacity)
+        index.rebuild(entries, self._row_bits(entries), self.shard_bits, self.heads.addresses, self.page_bits, self.count,
+                      self._secret)
+        self.index = entries
 
-    def _limit(self) -> int:
-        """How many rows fit without growing."""
-        return min(int(len(self.index) * _FULLEST), len(self.heads.arrays) << self.page_bits)
+    def make_room(self, ids: Array, order: Array) -> int:
+        """Get the memory for the rows that ids[order] may need, beside those that are held; returns how many these are.
 
-    def _grow(self) -> None:
-        if self.count == len(self.heads.arrays) << self.page_bits:
-            # The heads last: they say how many rows there is room for, also when memory ends in between.
+        Needs the lock of the Room, too. Raises MemoryError, and ServerError where a shard cannot have so many: then the rows
+        are as they were.
+        """
+        more = len(order)
+        if more > max(self.count, _FEW):
+            more = len(kernels.distinct(ids[order[self.locate(ids, order) < 0]])[0])
+        rows = self.count + int(self._room[HELD]) + more
+        if rows > int(_LARGEST * _FULLEST):
+            raise errors.ServerError(f"a shard cannot hold more than {int(_LARGEST * _FULLEST)} rows; give the table more "
+                                     "shards")
+        while len(self.bodies.arrays) << self.page_bits < rows:
             self.bodies.add(self.stride << self.page_bits, np.float32)
+        while len(self.heads.arrays) << self.page_bits < rows:
             self.heads.add(2 << self.page_bits, np.int64)
-        if self.count == int(len(self.index) * _FULLEST):
-            if len(self.index) == _LARGEST:
-                raise errors.ServerError(f"a shard cannot hold more than {self.count} rows; give the table more shards")
+        capacity = len(self.index)
+        while int(capacity * _FULLEST) < rows:
+            capacity = min(int(capacity * _GROWTH), _LARGEST)
+        if capacity > len(self.index):
             self.growths += 1
-            self._new_index(min(int(len(self.index) * _GROWTH), _LARGEST))
+            self._new_index(capacity)
+        self._room[LIMIT] = min(int(len(self.index) * _FULLEST), len(self.heads.arrays) << self.page_bits)
+        return more
 
-    def locate(self, ids: Array, order: Array, insert: bool) -> Array:
-        """int64 [n]: the row of ids[order[i]]; unknown ids get new rows at the end if `insert`, else -1."""
+    def locate(self, ids: Array, order: Array) -> Array:
+        """int64 [n]: the row of ids[order[i]], -1 for ids without one."""
+        return self._located(ids, order, -1, 0)
+
+    def insert(self, ids: Array, order: Array, step: int) -> Array:
+        """int64 [n]: the row of ids[order[i]]; ids without one get one, whose last touch is `step`. There must be room."""
+        return self._located(ids, order, int(self._room[LIMIT]), step)
+
+    def _located(self, ids: Array, order: Array, limit: int, step: int) -> Array:
         rows = np.empty(len(order), np.int64)
-        done = 0
-        while True:
-            done, self.count = kernels.locate(
-                self.index, self.row_bits, self.shard_bits, self.heads.addresses, self.page_bits, self.count,
-                self._limit() if insert else -1, ids, order, done, rows)
-            if done == len(order):
-                return rows
-            self._grow()
+        done = index.locate(self.index, self._row_bits(self.index), self.shard_bits, self.heads.addresses, *self.values,
+                            self._count, limit, ids, order, rows, self._secret, self._law, self._slots, step)
+        if done < len(order):
+            raise RuntimeError(f"there is room for {limit} rows, which is {len(order) - done} too few")
+        return rows
 
     def read(self, rows: Array) -> tuple[Array, Array]:
         """(heads [n] of kernels.HEAD, bodies float32 [n, stride]) of rows, copied."""
@@ -114,20 +145,24 @@ class Shard:
         return heads.view(kernels.HEAD)[:, 0], bodies
 
     def put(self, heads: Array, bodies: Array, order: Array) -> None:
-        """Insert or replace the rows heads[order], bodies[order]."""
+        """Insert or replace the rows heads[order], bodies[order]. There must be room."""
         heads, bodies = np.ascontiguousarray(heads[order]), np.ascontiguousarray(bodies[order])
-        rows = self.locate(np.ascontiguousarray(heads["id"]), np.arange(len(order)), insert=True)
+        rows = self.insert(np.ascontiguousarray(heads["id"]), np.arange(len(order)), 0)
         kernels.write_rows(self.heads.addresses, *self.values, rows, heads.view(np.int64).reshape(-1, 2), bodies)
 
     def expire(self, oldest: int) -> int:
-        """Drop the rows that were last touched before step `oldest`; returns how many."""
+        """Drop the rows that were last touched before step `oldest`; returns how many. Needs the lock of the Room, too."""
         before = self.count
-        self.count = kernels.expire(self.heads.addresses, *self.values, before, oldest)
+        index.expire(self.index, self._row_bits(self.index), self.shard_bits, self.heads.addresses, *self.values, self._count,
+                     oldest, self._secret)
         if self.count < before:
-            pages = -(-self.count >> self.page_bits) if self.count else 0
+            rows = self.count + int(self._room[HELD])
+            pages = -(-rows >> self.page_bits)
+            with contextlib.suppress(MemoryError):  # then the index stays as large as it is
+                self._new_index(max(int(rows / _FULLEST * 1.2), _SMALLEST))
+            self._room[LIMIT] = min(int(len(self.index) * _FULLEST), pages << self.page_bits)
             self.heads.keep(pages)
             self.bodies.keep(pages)
-            self._new_index(max(int(self.count / _FULLEST * 1.2), _SMALLEST))
         return before - self.count
 
     @property
@@ -148,8 +183,8 @@ class Shard:
 
     def preserve(self, rows: Array) -> None:
         """Put aside the rows of the cut that are about to change and were not yet read. Rows of -1 are left out."""
-        if self._saving is not None and len(fresh := self._saving.claim(rows)):
-            self._saving.aside.append(self.read(fresh))
+        if self._saving is not None and len(fresh := self._saving.missing(rows)):
+            self._saving.take(fresh, self.read(fresh))
 
     def cut_rows(self, begin: int, size: int) -> tuple[Array, Array] | None:
         """The rows begin ... begin + size - 1 of the cut that have not changed since; None behind the last."""
@@ -158,9 +193,9 @@ class Shard:
         taken = self._saving.taken[begin:begin + size]
         if not len(taken):
             return None
-        rows = begin + np.flatnonzero(~taken)
+        found = self.read(begin + np.flatnonzero(~taken))
         taken[:] = True
-        return self.read(rows)
+        return found
 
     def end_cut(self) -> list[tuple[Array, Array]]:
         """Ends the cut; returns the rows that were put aside."""
@@ -175,9 +210,12 @@ class _Saving:
         self.taken = np.zeros(count, np.bool_)
         self.aside: list[tuple[Array, Array]] = []
 
-    def claim(self, rows: Array) -> Array:
-        """Those of `rows` that belong to the cut and were not taken; from now on they are."""
+    def missing(self, rows: Array) -> Array:
+        """Those of `rows` that belong to the cut and were not taken, each once."""
         rows = rows[(rows >= 0) & (rows < len(self.taken))]
-        rows = np.unique(rows[~self.taken[rows]])
+        return np.unique(rows[~self.taken[rows]])
+
+    def take(self, rows: Array, found: tuple[Array, Array]) -> None:
+        """Put aside what `rows` are now."""
+        self.aside.append(found)
         self.taken[rows] = True
-        return rows

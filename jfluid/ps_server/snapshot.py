@@ -388,7 +388,7 @@ def _read_tables(folder: Path, manifests: list[Manifest], store: Store, owner: t
             parts.setdefault(part.spec.name, []).append(part)
     for name, group in parts.items():
         spec = store.tables[name].spec if name in store.tables else group[0].spec
-        if any(part.spec.model_copy(update={"shards": spec.shards}) != spec for part in group):
+        if any(part.spec.bounded_as(spec).model_copy(update={"shards": spec.shards}) != spec for part in group):
             raise errors.ServerError(f"table {name}: the snapshot holds another table: expected {spec!r}, found "
                                      f"{group[0].spec!r}")
         table = store.new_table(spec)

@@ -181,6 +181,7 @@ class ProbabilityEntry(Spec):
     probability: Annotated[float, Field(gt=0, le=1)]
 
 
+Bound = Annotated[int, Field(ge=1)] | None
 AnyEntry = Annotated[CountEntry | ProbabilityEntry, Field(discriminator="type")]
 
 
@@ -191,6 +192,12 @@ class TableSpec(Spec):
         seed: with the id it determines a row's first values, whatever the process, server or number of servers.
         entry: None gives every id a row when it is first shown.
         shards: a power of two; each has a lock and grows on its own.
+        max_rows: so many rows the table may have on one server; None for any number. A call that would add more is refused as
+            a whole with TooLargeError, and the rows that are there go on. Not counted: ids that wait for an entry rule.
+        max_bytes: so many bytes. A row counts 4 for each of its values and of its optimizer's numbers, and 24 more for its id,
+            its statistics and the index; an id that waits for an entry rule counts 24.
+
+    Bounds are no part of what a table is: creating it again with others changes them, and snapshots fit any.
     """
 
     name: Annotated[str, Field(pattern=NAME)]
@@ -200,6 +207,12 @@ class TableSpec(Spec):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
     entry: AnyEntry | None = None
     shards: Literal[1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024] = 16
+    max_rows: Bound = None
+    max_bytes: Bound = None
+
+    def bounded_as(self, other: "TableSpec") -> "TableSpec":
+        """This spec with the bounds of another."""
+        return self.model_copy(update={"max_rows": other.max_rows, "max_bytes": other.max_bytes})
 
 
 class BlockSpec(Spec):

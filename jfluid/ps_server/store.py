@@ -2,7 +2,7 @@
 import contextlib
 import enum
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from jfluid.ps_server.cut import TableCut
 from jfluid.ps_server.dense import Block, DenseBlock, SavedBlock
 from jfluid.ps_server.ledger import Call, Ledger
 from jfluid.ps_server.refusals import UnknownNameError
+from jfluid.ps_server.room import Cap, Size
 from jfluid.ps_server.table import SparseTable
 
 Array = np.ndarray[Any, Any]
@@ -85,6 +86,19 @@ class BlockUpdate:
     learning_rate: float | None = None
 
 
+# A table, int64 ids that are looked up, and uint32 how often each is shown (None: once).
+Wanted = tuple[SparseTable, Array, Array | None]
+
+
+def _joined(parts: list[Array]) -> Array:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _together(growths: Sequence[tuple[Size, Callable[[], Size]]]) -> tuple[Size, Callable[[], Size]]:
+    """The growths of several tables as one."""
+    return Size.total(most for most, _ in growths), lambda: Size.total(exact() for _, exact in growths)
+
+
 @dataclass
 class Cut:
     """A store as it was at one moment."""
@@ -108,6 +122,7 @@ class Store:
         shown: the pulls whose shows were counted. No part of snapshots.
         synchronous: gradients are taken in rounds only.
         trainer_states: by trainer a serialized TrainerState, what it alone had after the last round.
+        cap: bounds the rows of all tables, and the bytes of these and of the blocks that `create_block` makes, together.
     """
 
     synchronous = False
@@ -119,14 +134,27 @@ class Store:
         self.shown = Ledger(count_lost=False)
         self.rounds = 0
         self.trainer_states: dict[int, bytes] = {}
+        self.cap = Cap("this server", self._size, "Drop rows that are no longer used (shrink), or give the job more servers, "
+                       "or this one larger bounds (max_rows, max_bytes).")
         self._gate = Gate()
         self._naming = threading.Lock()
 
+    def _size(self) -> Size:
+        blocks = [Size(0, DenseBlock.bytes_of(block.spec)) for block in list(self.blocks.values())
+                  if isinstance(block, DenseBlock)]
+        return Size.total([*(table.size for table in list(self.tables.values())), *blocks])
+
     def create_table(self, spec: specs.TableSpec) -> SparseTable:
-        """The table of a spec, made unless it is there. Raises ServerError where the name stands for something else."""
+        """The table of a spec, made unless it is there; then it takes over the bounds of the spec.
+
+        Raises ServerError where the name stands for something else.
+        """
         with self._naming:
-            if not self._exists(spec.name, spec, self.tables):
+            there = self.tables.get(spec.name)
+            if not self._exists(spec.name, spec if there is None else spec.bounded_as(there.spec), self.tables):
                 self.tables[spec.name] = SparseTable(spec)
+            elif there is not None:
+                there.bound(spec)
             return self.tables[spec.name]
 
     def new_table(self, spec: specs.TableSpec) -> SparseTable:
@@ -138,10 +166,13 @@ class Store:
         self.tables[name] = table
 
     def create_block(self, spec: specs.BlockSpec) -> Block:
-        """The block of a spec, made unless it is there. Raises ServerError where the name stands for something else."""
+        """The block of a spec, made unless it is there. Raises ServerError where the name stands for something else,
+        TooLargeError where the server's bounds leave no room for it."""
         with self._naming:
             if not self._exists(spec.name, spec, self.blocks):
-                self.blocks[spec.name] = DenseBlock(spec)
+                size = Size(0, DenseBlock.bytes_of(spec))
+                with self.cap.held(size, lambda: size):
+                    self.blocks[spec.name] = DenseBlock(spec)
             return self.blocks[spec.name]
 
     def add_block(self, block: SavedBlock) -> None:
@@ -188,8 +219,53 @@ class Store:
                 raise errors.ServerError(f"table {update.table}: its optimizer is a program, which only the server of that "
                                          "program can compute: push values or differences")
 
+    def check_room(self, rows: Sequence[RowsUpdate] = (), wanted: Sequence[Wanted] = ()) -> None:
+        """Raise TooLargeError for updates and look-ups that would add more rows than the bounds leave room for."""
+        growths = []
+        for table, ids, counts in self._adding(rows, wanted):
+            if table.cap.bounded or self.cap.bounded:
+                growths.append(table.growth(ids, counts=counts, assigned=counts is None))
+                table.cap.check(*growths[-1])
+        self.cap.check(*_together(growths))
+
+    @contextlib.contextmanager
+    def room(self, rows: Sequence[RowsUpdate] = (), wanted: Sequence[Wanted] = ()) -> Iterator[None]:
+        """Hold room for the rows that the updates or look-ups of one call add, so that all of it is applied, or nothing.
+
+        Raises TooLargeError and MemoryError: then nothing was added.
+        """
+        with contextlib.ExitStack() as held:
+            growths = []
+            # By name, so that no two calls wait for each other.
+            for table, ids, counts in sorted(self._adding(rows, wanted), key=lambda part: part[0].spec.name):
+                groups = held.enter_context(table.room(ids, counts, assigned=counts is None))
+                if self.cap.bounded:
+                    growths.append(table.growth(ids, groups, counts, assigned=counts is None))
+            held.enter_context(self.cap.held(*_together(growths)))
+            yield
+
+    def _adding(self, rows: Sequence[RowsUpdate], wanted: Sequence[Wanted]) -> list[Wanted]:
+        """Each table that may get rows, once: the ids, and how often each is shown (None: shown or not, they get rows)."""
+        ids: dict[SparseTable, list[Array]] = {}
+        shown: dict[SparseTable, list[Array]] = {}
+        for update in rows:
+            table = self.tables[update.table]
+            if table.spec.entry is None or update.change == Change.ASSIGN:
+                ids.setdefault(table, []).append(update.ids)
+        for table, asked, counts in wanted:
+            ids.setdefault(table, []).append(asked)
+            shown.setdefault(table, []).append(np.ones(len(asked), np.uint32) if counts is None else counts)
+        return [(table, _joined(parts), _joined(shown[table]) if table in shown else None) for table, parts in ids.items()]
+
     def apply(self, rows: list[RowsUpdate], blocks: list[BlockUpdate], trainer: int | None = None) -> None:
-        """Apply updates that were checked: a trainer's, or those of a round. Within `once` or `changing`."""
+        """Apply updates that were checked: a trainer's, or those of a round. Within `once` or `changing`.
+
+        Raises TooLargeError and MemoryError where there is no room for new rows: then nothing was applied.
+        """
+        with self.room(rows):
+            self._apply(rows, blocks, trainer)
+
+    def _apply(self, rows: list[RowsUpdate], blocks: list[BlockUpdate], trainer: int | None) -> None:
         for update in rows:
             table = self.tables[update.table]
             if update.change == Change.GRADIENT:

@@ -1,4 +1,5 @@
-"""SparseTable: rows of float32 by int64 id, born when first shown, updated row by row. It knows nothing of calls."""
+"""SparseTable: rows of float32 by int64 id, which appear when first shown and are updated row by row. It knows nothing of
+calls."""
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,7 +10,9 @@ import numpy as np
 from jfluid import errors
 from jfluid.ps_server import born, kernels, specs
 from jfluid.ps_server.cut import TableCut, moved
+from jfluid.ps_server.kernels import COUNT
 from jfluid.ps_server.optimize import Rates, rule_of
+from jfluid.ps_server.room import ROW_OVERHEAD, Cap, Groups, Room, Size
 from jfluid.ps_server.shard import NO_COUNTS, Shard
 
 Array = np.ndarray[Any, Any]
@@ -17,6 +20,7 @@ Array = np.ndarray[Any, Any]
 # Rows that one kernel call handles: what it touches stays in the processor's cache for the next.
 _BLOCK = 4096
 _LAST_STEP = (1 << 32) - 2
+_MOST_SHOWS = (1 << 32) - 1
 # (values float32 [m, width], slots, gradients float32 [m, width]) -> (values, slots)
 Function = Callable[[Array, list[Array], Array], tuple[Any, Sequence[Any]]]
 
@@ -39,22 +43,42 @@ class SparseTable:
         self.learning_rate: float = spec.optimizer.learning_rate
         self.stride = spec.width * (1 + len(self.rule.slots))
         bits = spec.shards.bit_length() - 1
-        self._shards = [Shard(self.stride, bits) for _ in range(spec.shards)]
+        self._law, self._secret = born.law(spec.initializer), kernels.SECRET
+        self._room, self._waiting_room = Room(spec.shards), Room(spec.shards)
+        self._shards = [Shard(self.stride, bits, (spec.width, spec.seed, *self._law), self.rule.slots, state)
+                        for state in self._room.state.T]
         # Ids that were shown and may not enter yet: heads alone.
-        self._waiting = [Shard(0, bits) for _ in range(spec.shards)] if spec.entry else []
-        self._law = born.law(spec.initializer)
+        self._waiting = [Shard(0, bits, (0, 0, *born.law(specs.Constant())), NO_COUNTS.astype(np.float32), state)
+                         for state in self._waiting_room.state.T] if spec.entry else []
         self._rates = Rates()
         self._clock = threading.Lock()
         self._cutting = threading.Lock()
+        self._holding = threading.local()
+        self.cap = Cap(f"table {spec.name}", lambda: self.size, "Drop rows that are no longer used (shrink), let fewer ids in "
+                       "(entry), or give the table larger bounds (max_rows, max_bytes) or more servers.")
+        self.bound(spec)
+
+    def bound(self, spec: specs.TableSpec) -> None:
+        """Take over `max_rows` and `max_bytes` of a spec. Rows beyond them that are there stay."""
+        self.spec = self.spec.bounded_as(spec)
+        self.cap.most_rows, self.cap.most_bytes = spec.max_rows, spec.max_bytes
 
     def __len__(self) -> int:
         """The number of rows."""
-        return sum(shard.count for shard in self._shards)
+        return int(self._room.state[COUNT].sum())
 
     @property
     def waiting(self) -> int:
         """How many ids the entry rule has seen, and not let in when they were last shown."""
-        return sum(shard.count for shard in self._waiting)
+        return int(self._waiting_room.state[COUNT].sum())
+
+    @property
+    def size(self) -> Size:
+        """Its rows, and its bytes as `max_bytes` counts them: at most 24 a row beside the numbers, and 24 an id that waits."""
+        return self._size(len(self), self.waiting)
+
+    def _size(self, rows: int, waiting: int) -> Size:
+        return Size(rows, rows * (ROW_OVERHEAD + 4 * self.stride) + waiting * ROW_OVERHEAD)
 
     @property
     def nbytes(self) -> int:
@@ -71,7 +95,8 @@ class SparseTable:
             train: ids without a row get one, and shows are counted. Otherwise the table stays as it is, and such ids read as
                 the values that they would be born with (zeros in a table with an entry rule).
 
-        Raises ServerError for ids or counts of another shape or type.
+        Raises ServerError for ids or counts of another shape or type, TooLargeError where ids without a row would not fit the
+        bounds of the spec: then no id has got a row.
         """
         ids = self._checked_ids(ids)
         if counts is None:
@@ -79,36 +104,46 @@ class SparseTable:
         elif counts.shape != ids.shape or counts.dtype != np.uint32:
             raise self._wrong("counts", f"uint32 [{len(ids)}]", counts)
         out = np.empty((len(ids), self.spec.width), np.float32)
-        for number, order in self._blocks(ids):
+        if not train:
+            self._read(ids, out)
+            return out
+        with self.room(ids, counts) as groups:
+            for number, order in groups.parts(_BLOCK):
+                shard = self._shards[number]
+                with shard.lock:
+                    rows = self._touched(number, ids, order, counts, self.step, self.step)
+                    kernels.gather(*shard.values, self.spec.width, rows, order, out)
+                self._fill_absent(rows, ids, order, out)
+        return out
+
+    def _read(self, ids: Array, out: Array) -> None:
+        for number, order in self._groups(ids).parts(_BLOCK):
             shard = self._shards[number]
             with shard.lock:
-                if train:
-                    rows = self._touched(number, ids, order, counts, self.step, self.step)
-                    self._gather(shard, rows, order, out)
-                else:
-                    rows = shard.locate(ids, order, insert=False)
-                    self._peek(shard, rows, order, out)
+                rows = shard.locate(ids, order)
+                self._peek(shard, rows, order, out)
             self._fill_absent(rows, ids, order, out)
-        return out
 
     def push(self, ids: Array, gradients: Array, learning_rate: float | None = None, merged: bool = False) -> int:
         """One update of the rows of `ids` (int64 [n]) by `gradients` (float32 [n, width]); returns its step.
 
         Gradients of equal ids are added up first, unless `merged` says that none are equal. Ids that an entry rule keeps
-        out are passed over. Raises ServerError for another shape or type, and in a table whose optimizer is a program.
+        out are passed over. Raises ServerError for another shape or type, and in a table whose optimizer is a program;
+        TooLargeError as `look_up` does.
         """
         if self.rule.update is None:
             raise errors.ServerError(f"table {self.spec.name}: push: its optimizer is a program, which only the server of "
                                      "that program can compute (SparseTable.update)")
         ids, gradients = self._checked_gradients(ids, gradients, merged)
         base = self.learning_rate if learning_rate is None else learning_rate
-        step = self._tick(base)
-        rate, update = self.rule.rate(base, step), self.rule.update
-        for number, order in self._blocks(ids):
-            shard = self._shards[number]
-            with shard.lock:
-                rows = self._touched(number, ids, order, NO_COUNTS, step, step - 1)
-                update(*shard.values, self.spec.width, rows, order, gradients, rate, self.rule.hyper)
+        with self.room(ids) as groups:
+            step = self._tick(base)
+            rate, update = self.rule.rate(base, step), self.rule.update
+            for number, order in groups.parts(_BLOCK):
+                shard = self._shards[number]
+                with shard.lock:
+                    rows = self._touched(number, ids, order, NO_COUNTS, step, step - 1)
+                    update(*shard.values, self.spec.width, rows, order, gradients, rate, self.rule.hyper)
         return step
 
     def update(self, ids: Array, gradients: Array, function: Function, merged: bool = False) -> int:
@@ -129,8 +164,8 @@ class SparseTable:
             raise errors.ServerError(f"table {self.spec.name}: update: expected the optimizer program, found "
                                      f"{self.spec.optimizer.type}, which computes its updates itself (SparseTable.push)")
         ids, gradients = self._checked_gradients(ids, gradients, merged)
-        groups = list(self._groups(ids))
         with contextlib.ExitStack() as locks:
+            groups = list(locks.enter_context(self.room(ids)).parts())
             for number, _ in groups:
                 locks.enter_context(self._shards[number].lock)
             rows = [self._located(number, ids, order, NO_COUNTS, self.step) for number, order in groups]
@@ -170,10 +205,10 @@ class SparseTable:
         ids = self._checked_ids(ids)
         state = np.repeat(np.append(np.float32(0), self.rule.slots), self.spec.width).astype(np.float32)
         bodies = np.tile(state, (len(ids), 1))
-        for number, order in self._blocks(ids):
+        for number, order in self._groups(ids).parts(_BLOCK):
             shard = self._shards[number]
             with shard.lock:
-                self._peek(shard, shard.locate(ids, order, insert=False), order, bodies)
+                self._peek(shard, shard.locate(ids, order), order, bodies)
         return {name: np.ascontiguousarray(bodies[:, (1 + i) * self.spec.width:(2 + i) * self.spec.width])
                 for i, name in enumerate(self.rule.names)}
 
@@ -187,13 +222,14 @@ class SparseTable:
             raise errors.ServerError(f"table {self.spec.name}: slots: expected some of {list(self.rule.names)}, found "
                                      f"{sorted(unknown)}")
         groups = [(1 + self.rule.names.index(name), self._checked_values(name, ids, values)) for name, values in slots.items()]
-        for number, order in self._blocks(ids):
-            with self._shards[number].lock:
-                rows = self._inserted(number, ids, order)
-                addresses = np.zeros(len(order), np.int64)
-                kernels.addresses_of(*self._shards[number].values, rows, np.arange(len(order)), addresses)
-                for group, values in groups:
-                    kernels.write_at(addresses, group * self.spec.width, values[order])
+        with self.room(ids, assigned=True) as places:
+            for number, order in places.parts(_BLOCK):
+                with self._shards[number].lock:
+                    rows = self._inserted(number, ids, order)
+                    addresses = np.zeros(len(order), np.int64)
+                    kernels.addresses_of(*self._shards[number].values, rows, np.arange(len(order)), addresses)
+                    for group, values in groups:
+                        kernels.write_at(addresses, group * self.spec.width, values[order])
 
     def items(self, block: int = 1 << 16) -> Iterator[tuple[Array, Array]]:
         """(ids int64 [m], values float32 [m, width]) of all rows, each once, in no order, at most `block` at a time.
@@ -227,13 +263,11 @@ class SparseTable:
         if age < 1:
             raise errors.ServerError(f"table {self.spec.name}: shrink: age: expected at least 1 step, found {age}")
         dropped, oldest = 0, self.step - age + 1
-        with self._cutting:
-            for shard in self._shards:
-                with shard.lock:
-                    dropped += shard.expire(oldest)
-            for shard in self._waiting:
-                with shard.lock:
-                    shard.expire(oldest)
+        with self._cutting, self.cap.alone():
+            for room, shards in ((self._waiting_room, self._waiting), (self._room, self._shards)):
+                for shard in shards:
+                    with room.lock, shard.lock:
+                        dropped += shard.expire(oldest) * (room is self._room)
         return dropped
 
     # ---- one block of rows, under its shard's lock -------------------------------------------------------------------
@@ -247,23 +281,17 @@ class SparseTable:
 
     def _inserted(self, number: int, ids: Array, order: Array) -> Array:
         """As _touched, also for ids that an entry rule would keep out."""
-        shard, before = self._shards[number], self._shards[number].count
-        rows = shard.locate(ids, order, insert=True)
-        self._bear(shard, before, self.step)
-        self._mark(shard, rows, order, NO_COUNTS, self.step, self.step)
+        rows = self._shards[number].insert(ids, order, self.step)
+        self._mark(self._shards[number], rows, order, NO_COUNTS, self.step, self.step)
         return rows
 
     def _located(self, number: int, ids: Array, order: Array, counts: Array, step: int) -> Array:
-        """The rows of ids[order], born where needed, -1 for ids that may not enter."""
-        shard = self._shards[number]
-        before = shard.count
+        """The rows of ids[order], new ones where needed, -1 for ids that may not enter."""
         if self.spec.entry is None:
-            rows = shard.locate(ids, order, insert=True)
-            self._bear(shard, before, step)
-        else:
-            rows = shard.locate(ids, order, insert=False)
-            if len(counts) and (rows < 0).any():
-                self._admit(number, ids, order, counts, step, rows)
+            return self._shards[number].insert(ids, order, step)
+        rows = self._shards[number].locate(ids, order)
+        if len(counts) and (rows < 0).any():
+            self._admit(number, ids, order, counts, step, rows)
         return rows
 
     def _mark(self, shard: Shard, rows: Array, order: Array, counts: Array, step: int, until: int) -> None:
@@ -273,42 +301,39 @@ class SparseTable:
         self.rule.catch_up(shard.heads.addresses, *shard.values, self.spec.width, rows, until, self._rates)
         kernels.touch(shard.heads.addresses, shard.page_bits, rows, order, counts, step)
 
-    def _bear(self, shard: Shard, before: int, step: int) -> None:
-        """First values for the rows from number `before` on."""
-        if shard.count > before:
-            born.fill_rows(shard.heads.addresses, *shard.values, self.spec.width, before, shard.count, self.rule.slots,
-                           self.spec.seed, *self._law, step)
-
     def _admit(self, number: int, ids: Array, order: Array, counts: Array, step: int, rows: Array) -> None:
         """Count a show of the ids without a row, and give rows to those that the entry rule lets in."""
         absent = np.flatnonzero(rows < 0)
         asking, waiting = order[absent], self._waiting[number]
         with waiting.lock:
-            known = waiting.locate(ids, asking, insert=True)
+            known = waiting.insert(ids, asking, 0)
             waiting.preserve(known)
             kernels.touch(waiting.heads.addresses, waiting.page_bits, known, asking, counts, step)
             shows = waiting.read(known)[0]["shows"]
-        entry = self.spec.entry
-        if isinstance(entry, specs.CountEntry):
-            enters = shows >= entry.count
-        else:
-            assert entry is not None  # a table without an entry rule gives every id a row
-            enters = born.drawn_below(self.spec.seed, ids[asking], shows, entry.probability)
+        enters = self._enters(ids[asking], shows)
         if not enters.any():
             return
-        shard, before = self._shards[number], self._shards[number].count
-        rows[absent[enters]] = new = shard.locate(ids, asking[enters], insert=True)
-        self._bear(shard, before, step)
+        shard = self._shards[number]
+        rows[absent[enters]] = new = shard.insert(ids, asking[enters], step)
         # The row takes over the shows of its time of waiting; those of this call are counted with all the others'.
         earlier = shows[enters] - np.minimum(counts[asking[enters]], shows[enters])
         kernels.touch(shard.heads.addresses, shard.page_bits, new, np.arange(len(new)), earlier, step)
 
-    def _gather(self, shard: Shard, rows: Array, order: Array, out: Array) -> None:
-        kernels.gather(*shard.values, self.spec.width, rows, order, out)
+    def _enters(self, ids: Array, shows: Array) -> Array:
+        """bool [n]: which ids without a row the entry rule lets in that were shown so often (uint32 [n])."""
+        entry = self.spec.entry
+        if isinstance(entry, specs.CountEntry):
+            enters: Array = shows >= entry.count
+        else:
+            assert entry is not None  # a table without an entry rule gives every id a row
+            enters = born.drawn_below(self.spec.seed, ids, shows, entry.probability)
+        return enters
 
     def _peek(self, shard: Shard, rows: Array, order: Array, out: Array) -> None:
-        """As _gather, with the movements that rows have missed, which are computed on a copy. `out` may be wider than the
-        values: then it gets slots too."""
+        """The values of rows into out[order], with the movements that they have missed, which are computed on a copy.
+
+        `out` may be wider than the values: then it gets slots too.
+        """
         width = out.shape[1]
         if self.rule.idle is None:
             kernels.gather(*shard.values, width, rows, order, out)
@@ -327,28 +352,84 @@ class SparseTable:
     def _change(self, what: str, ids: Array, values: Array, replace: bool) -> None:
         ids = self._checked_ids(ids)
         values = self._checked_values(what, ids, values)
-        for number, order in self._blocks(ids):
-            shard = self._shards[number]
-            with shard.lock:
-                if replace:
-                    rows = self._inserted(number, ids, order)
-                else:
-                    rows = self._touched(number, ids, order, NO_COUNTS, self.step, self.step)
-                kernels.change_values(*shard.values, self.spec.width, rows, order, values, replace)
+        with self.room(ids, assigned=replace) as groups:
+            for number, order in groups.parts(_BLOCK):
+                shard = self._shards[number]
+                with shard.lock:
+                    if replace:
+                        rows = self._inserted(number, ids, order)
+                    else:
+                        rows = self._touched(number, ids, order, NO_COUNTS, self.step, self.step)
+                    kernels.change_values(*shard.values, self.spec.width, rows, order, values, replace)
+
+    # ---- room for new rows -------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def room(self, ids: Array, counts: Array | None = None, assigned: bool = False) -> Iterator[Groups]:
+        """Hold room for the rows that a call may add to the table, and yield `ids` in groups by shard.
+
+        Every call that may add rows does this by itself; around several, of one thread, it holds for all of them.
+
+        Args:
+            ids: int64 [n], of all these calls.
+            counts: uint32 [n]: how often each id is shown, which an entry rule asks for; None: nothing is shown.
+            assigned: an entry rule does not keep these ids out.
+
+        Raises MemoryError, and TooLargeError where the bounds of the spec leave no room: then no row was added.
+        """
+        if (around := getattr(self._holding, "ids", None)) is not None:
+            yield self._holding.groups if around is ids else self._groups(ids)
+            return
+        groups = self._groups(ids)
+        bounded = self.cap.held(*self.growth(ids, groups, counts, assigned)) if self.cap.bounded else contextlib.nullcontext()
+        with bounded:
+            held: list[tuple[Room, Array]] = []
+            try:
+                for room, shards in self._growing(counts, assigned):
+                    held.append((room, room.hold(shards, ids, groups)))
+                self._holding.ids, self._holding.groups = ids, groups
+                yield groups
+            finally:
+                self._holding.ids = self._holding.groups = None
+                for room, more in held:
+                    room.release(more)
+
+    def _growing(self, counts: Array | None, assigned: bool) -> list[tuple[Room, list[Shard]]]:
+        """What a call may add to: for the arguments see `room`."""
+        rows, waiting = (self._room, self._shards), (self._waiting_room, self._waiting)
+        if self.spec.entry is None or assigned:
+            return [rows]
+        return [] if counts is None else [rows, waiting]
+
+    def growth(self, ids: Array, groups: Groups | None = None, counts: Array | None = None,
+               assigned: bool = False) -> tuple[Size, Callable[[], Size]]:
+        """How much a call makes the table grow: at most, and a function that says it exactly. For the arguments see `room`."""
+        most = [len(ids)] * len(self._growing(counts, assigned)) + [0, 0]
+        return self._size(*most[:2]), lambda: self._growth(ids, groups or self._groups(ids), counts, assigned)
+
+    def _growth(self, ids: Array, groups: Groups, counts: Array | None, assigned: bool) -> Size:
+        rows = waiting = 0
+        for number, order in groups.parts():
+            with self._shards[number].lock:
+                absent = order[self._shards[number].locate(ids, order) < 0]
+            once, inverse = kernels.distinct(ids[absent])
+            if self.spec.entry is None or assigned:
+                rows += len(once)
+            elif counts is not None and len(once):
+                shows = np.bincount(inverse, counts[absent])
+                with self._waiting[number].lock:
+                    known = self._waiting[number].locate(once, np.arange(len(once)))
+                    shows[known >= 0] += self._waiting[number].read(known[known >= 0])[0]["shows"]
+                rows += int(self._enters(once, np.minimum(shows, _MOST_SHOWS).astype(np.uint32)).sum())
+                waiting += int((known < 0).sum())
+        return self._size(rows, waiting)
 
     # ---- around the rows ---------------------------------------------------------------------------------------------
 
-    def _blocks(self, ids: Array) -> Iterator[tuple[int, Array]]:
-        """(number of a shard, positions of some of its ids), over all ids."""
-        for number, order in self._groups(ids):
-            for begin in range(0, len(order), _BLOCK):
-                yield number, order[begin:begin + _BLOCK]
-
-    def _groups(self, ids: Array) -> Iterator[tuple[int, Array]]:
-        """(number of a shard, positions of all its ids), for each shard that has some, ascending."""
-        order, starts = kernels.partition(kernels.shards_of(ids, len(self._shards).bit_length() - 1), len(self._shards))
-        for number in np.flatnonzero(np.diff(starts)).tolist():
-            yield number, order[starts[number]:starts[number + 1]]
+    def _groups(self, ids: Array) -> Groups:
+        """The ids by shard."""
+        bits = len(self._shards).bit_length() - 1
+        return Groups(*kernels.partition(kernels.shards_of(ids, bits, self._secret), len(self._shards)))
 
     def _tick(self, rate: float) -> int:
         with self._clock:
@@ -415,11 +496,18 @@ class SparseTable:
             self._rates.restore(steps, rates)
 
     def put(self, heads: Array, bodies: Array, waiting: bool = False) -> None:
-        """Insert or replace whole rows: heads [n] of kernels.HEAD and bodies float32 [n, stride], as a cut gives them."""
-        shards = self._waiting if waiting else self._shards
-        for number, order in self._blocks(np.ascontiguousarray(heads["id"])):
-            with shards[number].lock:
-                shards[number].put(heads, bodies, order)
+        """Insert or replace whole rows: heads [n] of kernels.HEAD and bodies float32 [n, stride], as a cut gives them. The
+        bounds of the spec do not hold them up: what was saved is restored."""
+        room, shards = (self._waiting_room, self._waiting) if waiting else (self._room, self._shards)
+        ids = np.ascontiguousarray(heads["id"])
+        groups = self._groups(ids)
+        held = room.hold(shards, ids, groups)
+        try:
+            for number, order in groups.parts(_BLOCK):
+                with shards[number].lock:
+                    shards[number].put(heads, bodies, order)
+        finally:
+            room.release(held)
 
 
 def merge(ids: Array, values: Array) -> tuple[Array, Array]:

@@ -12,7 +12,7 @@ from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server.ledger import Call
 from jfluid.ps_server.lifting import flat, head
 from jfluid.ps_server.refusals import TooLargeError
-from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate, Store
+from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate, Store, Wanted
 
 Array = np.ndarray[Any, Any]
 
@@ -87,7 +87,7 @@ def updates_of(request: pb.PushRequest, store: Store) -> tuple[list[RowsUpdate],
     return rows, blocks
 
 
-def wanted_rows(request: pb.PullRequest, store: Store, limit: int) -> list[tuple[Any, Array, Array | None]]:
+def wanted_rows(request: pb.PullRequest, store: Store, limit: int) -> list[Wanted]:
     """(table, ids, counts) of a pull. Raises TooLargeError when the reply would be larger than `limit` bytes."""
     found, size = [], OVERHEAD
     for message in request.rows:

@@ -338,7 +338,7 @@ def test_ids_are_spread_evenly_over_servers_and_shards_also_together():
         owners = kernels.owners_of(ids, servers)
         counts = np.bincount(owners, minlength=servers)
         assert counts.min() > 0.97 * len(ids) / servers
-        shards = np.bincount(kernels.shards_of(ids[owners == 1], 4), minlength=16)
+        shards = np.bincount(kernels.shards_of(ids[owners == 1], 4, kernels.SECRET), minlength=16)
         assert shards.min() > 0.9 * counts[1] / 16
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jfluid.ir.program import Program
-from jfluid.transpiler.pserver.placement import Held, Placement
+from jfluid.transpiler.pserver.placement import Held, Placement, table_options
 from jfluid.transpiler.pserver.server import Home, homes
 
 
@@ -32,7 +32,7 @@ class Kept:
         distributed: hashes of ids, and not `parts`, say which server has a row.
         counts: where servers sum up the trainers' steps, what they sum; the variable follows from it.
         setting: it is a number that updates read and do not write, such as a learning rate.
-        entry: of a distributed table: which ids get a row (see ParamAttr).
+        table_options: of a distributed table: which ids get a row, and how many there may be (see ParamAttr).
     """
 
     name: str
@@ -44,7 +44,7 @@ class Kept:
     distributed: bool = False
     counts: tuple[str, ...] = ()
     setting: bool = False
-    entry: Any = None
+    table_options: dict[str, Any] = field(default_factory=dict)
 
     @property
     def width(self) -> int:
@@ -90,7 +90,7 @@ def holdings(placement: Placement, origin: Program) -> Holdings:
                                   setting=held is None and not own and name not in counting)
             if held is not None and _by_rows(placement, held):
                 kept[name].table, kept[name].distributed = held.update.param.name, held.update.distributed
-                kept[name].entry = getattr(held.update.param, "entry", None)
+                kept[name].table_options = table_options(held.update.param)
             kept[name].parts.append(Part(server, home.name, held.piece.first if held is not None else 0, home.shape))
     for variable in kept.values():
         variable.parts.sort(key=lambda p: p.first)

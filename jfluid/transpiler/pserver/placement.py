@@ -2,6 +2,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -95,11 +96,17 @@ def place(config: DistributeTranspilerConfig, updates: Updates, endpoints: Seque
                      {u.param.name: held[u.param.name] for u in updates.all}, [u.param.name for u in order])
 
 
+def table_options(param: Any) -> dict[str, Any]:
+    """What a parameter says of the rows of its table (see ParamAttr): fields of `jfluid.ps_server.specs.TableSpec`."""
+    given = {name: getattr(param, name, None) for name in ("entry", "max_rows", "max_bytes")}
+    return {name: value for name, value in given.items() if value is not None}
+
+
 def _pieces(config: DistributeTranspilerConfig, update: Update, servers: int) -> list[Piece]:
     shape = update.param.shape
-    if getattr(update.param, "entry", None) is not None and not update.distributed:
-        raise errors.UnsupportedError(f"parameter {update.param.name}: entry: all its rows are there from the beginning; "
-                                      "build the embedding with is_distributed=True, or leave entry out")
+    if (given := list(table_options(update.param))) and not update.distributed:
+        raise errors.UnsupportedError(f"parameter {update.param.name}: {given[0]}: all its rows are there from the beginning; "
+                                      f"build the embedding with is_distributed=True, or leave {given[0]} out")
     if update.distributed and update.whole_only and servers > 1 and not config.geo_sgd_mode:
         whole = [op.type for op in update.ops if schema.current().needs_whole(op.type)]
         raise errors.UnsupportedError(f"table {update.param.name}: {', '.join(whole)} needs the whole of it, and its rows are "

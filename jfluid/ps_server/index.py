@@ -1,0 +1,117 @@
+"""The index of a shard: from an id to its row.
+
+Open addressing with 32-bit entries: 0 for empty, else row + 1 in the low `row_bits` and bits of the id's hash above them,
+which spare most of the looks at a wrong row's head. Ids stand in the heads only (see kernels).
+
+Each kernel that changes an index leaves it, the number of rows (`count` int64 [1]) and the rows themselves consistent: what
+raises in Python between two calls (no memory, Ctrl-C) finds every row whole, or absent.
+"""
+import numpy as np
+
+from jfluid.ps_server.born import fill
+from jfluid.ps_server.kernels import AHEAD, SHOWS_MASK, body_of, hash_of, head_of, kernel, prefetch
+
+
+@kernel
+def _home(hash_, shard_bits, capacity):
+    """Where the search for an id begins: the 32 bits below the shard's, scaled to the capacity."""
+    return np.int64((((hash_ << np.uint64(shard_bits)) >> np.uint64(32)) * np.uint64(capacity)) >> np.uint64(32))
+
+
+@kernel
+def _tag(hash_, row_bits):
+    return np.uint32(hash_ << np.uint64(row_bits))
+
+
+@kernel
+def _prefetch_head(index, row_bits, shard_bits, heads, page_bits, hash_):
+    """Prefetch the head of the first row that looks like that of an id with this hash."""
+    row_mask = np.uint32((1 << row_bits) - 1)
+    tag = _tag(hash_, row_bits)
+    at = _home(hash_, shard_bits, len(index))
+    while at < len(index) and index[at] != 0:
+        if index[at] & ~row_mask == tag:
+            row = np.int64(index[at] & row_mask) - 1
+            prefetch(heads[row >> page_bits] + ((row & ((1 << page_bits) - 1)) << 4))
+            return
+        at += 1
+
+
+@kernel
+def locate(index, row_bits, shard_bits, heads, bodies, page_bits, stride, count, limit, ids, order, rows, secret, law, slots,
+           step):
+    """Put the row of ids[order[i]] into rows[i]; ids without one get one, from number count[0] on, up to `limit` rows.
+
+    New rows begin with the values of `law` (width, seed, kind, first, second: see born.fill), slots[g] in group g of their
+    slots, and `step` as that of their last touch. Returns how many ids were done. With limit -1 unknown ids get row -1.
+    """
+    capacity = len(index)
+    row_mask = np.uint32((1 << row_bits) - 1)
+    start = index.ctypes.data
+    width, seed, kind, first, second = law
+    for i in range(len(order)):
+        if i + 2 * AHEAD < len(order):
+            prefetch(start + 4 * _home(hash_of(ids[order[i + 2 * AHEAD]], secret), shard_bits, capacity))
+        if i + AHEAD < len(order):
+            _prefetch_head(index, row_bits, shard_bits, heads, page_bits, hash_of(ids[order[i + AHEAD]], secret))
+        id_ = ids[order[i]]
+        hash_ = hash_of(id_, secret)
+        tag = _tag(hash_, row_bits)
+        at = _home(hash_, shard_bits, capacity)
+        row = np.int64(-1)
+        while index[at] != 0:
+            if index[at] & ~row_mask == tag:
+                row = np.int64(index[at] & row_mask) - 1
+                if head_of(heads, page_bits, row)[0] == id_:
+                    break
+                row = np.int64(-1)
+            at += 1
+            if at == capacity:
+                at = 0
+        if row < 0 and limit >= 0:
+            row = count[0]
+            if row == limit:
+                return i
+            head = head_of(heads, page_bits, row)
+            head[0] = id_
+            head[1] = np.int64(step) << 32
+            body = body_of(bodies, page_bits, stride, row)
+            fill(body[:width], seed, id_, kind, first, second)
+            for group in range(len(slots)):
+                body[(group + 1) * width:(group + 2) * width] = slots[group]
+            count[0] = row + 1
+            index[at] = tag | np.uint32(row + 1)
+        rows[i] = row
+    return len(order)
+
+
+@kernel
+def rebuild(index, row_bits, shard_bits, heads, page_bits, count, secret):
+    """Fill an empty index with the rows 0 ... count - 1."""
+    capacity = len(index)
+    for row in range(count):
+        hash_ = hash_of(head_of(heads, page_bits, row)[0], secret)
+        at = _home(hash_, shard_bits, capacity)
+        while index[at] != 0:
+            at += 1
+            if at == capacity:
+                at = 0
+        index[at] = _tag(hash_, row_bits) | np.uint32(row + 1)
+
+
+@kernel
+def expire(index, row_bits, shard_bits, heads, bodies, page_bits, stride, count, oldest, secret):
+    """Move the rows whose step is at least `oldest` together at the front, and drop the others."""
+    kept = 0
+    for row in range(count[0]):
+        head = head_of(heads, page_bits, row)
+        if (head[1] >> 32) & SHOWS_MASK < oldest:
+            continue
+        if kept < row:
+            head_of(heads, page_bits, kept)[:] = head
+            body_of(bodies, page_bits, stride, kept)[:] = body_of(bodies, page_bits, stride, row)
+        kept += 1
+    if kept < count[0]:
+        count[0] = kept
+        index[:] = 0
+        rebuild(index, row_bits, shard_bits, heads, page_bits, kept, secret)

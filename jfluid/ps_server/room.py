@@ -1,0 +1,172 @@
+"""Room for new rows: memory, and the caps of a table and of a server.
+
+A call that may add rows holds room for all of them before the first row changes. What is refused, by a cap or for want of
+memory, has changed nothing.
+"""
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jfluid.ps_server import kernels
+from jfluid.ps_server.kernels import COUNT, HELD, LIMIT
+from jfluid.ps_server.refusals import TooLargeError
+from jfluid.ps_server.shard import Shard
+
+Array = np.ndarray[Any, Any]
+# An id, how often it was shown, its last step, and its share of an index at its largest: what a row takes beside its numbers.
+ROW_OVERHEAD = 24
+
+
+class Groups(NamedTuple):
+    """Ids by shard: order[starts[i]:starts[i + 1]] are the positions, ascending, of those of shard number i."""
+
+    order: Array
+    starts: Array
+
+    def parts(self, most: int = 1 << 62) -> Iterator[tuple[int, Array]]:
+        """(number of a shard, positions of some of its ids, at most `most`), by shard, ascending."""
+        for number in np.flatnonzero(self.starts[1:] > self.starts[:-1]).tolist():
+            positions = self.order[self.starts[number]:self.starts[number + 1]]
+            if len(positions) <= most:
+                yield number, positions
+                continue
+            for begin in range(0, len(positions), most):
+                yield number, positions[begin:begin + most]
+
+
+class Room:
+    """The memory of a table's shards: how many rows there is room for, and how many calls that are under way hold.
+
+    Attributes:
+        state: int64 [3, shards]: COUNT, LIMIT and HELD of each shard.
+        lock: before that of a shard.
+    """
+
+    def __init__(self, shards: int):
+        self.state = np.zeros((3, shards), np.int64)
+        self.lock = threading.Lock()
+
+    def hold(self, shards: Sequence[Shard], ids: Array, groups: Groups) -> Array:
+        """Get and hold memory for the rows of `ids` that are not there; returns what to `release`.
+
+        Raises MemoryError and what `Shard.make_room` raises: then nothing is held.
+        """
+        more = np.empty(len(shards), np.int64)
+        with self.lock:
+            if not kernels.hold(self.state, groups.starts, more):
+                for number, order in groups.parts():
+                    if self.state[COUNT, number] + self.state[HELD, number] + len(order) > self.state[LIMIT, number]:
+                        with shards[number].lock:
+                            more[number] = shards[number].make_room(ids, order)
+                self.state[HELD] += more
+            return more
+
+    def release(self, more: Array) -> None:
+        """The calls that `hold` was for have ended."""
+        with self.lock:
+            kernels.release(self.state, more)
+
+
+class Size(NamedTuple):
+    """How much there is, or comes."""
+
+    rows: int
+    bytes: int
+
+    @staticmethod
+    def total(sizes: "Iterable[Size]") -> "Size":
+        """All of them together."""
+        listed = list(sizes)
+        return Size(sum(s.rows for s in listed), sum(s.bytes for s in listed))
+
+
+NOTHING = Size(0, 0)
+
+
+class Cap:
+    """A bound on rows and bytes, which the calls that add rows keep together. Safe for threads.
+
+    Args:
+        what: that is bounded, for messages.
+        used: what is there now. It may count rows of calls that are under way.
+        hint: what a caller can do about a refusal.
+
+    Attributes:
+        most_rows, most_bytes: the bound; None for none.
+    """
+
+    def __init__(self, what: str, used: Callable[[], Size], hint: str):
+        self.what, self._used, self._hint = what, used, hint
+        self.most_rows: int | None = None
+        self.most_bytes: int | None = None
+        self._changed = threading.Condition()
+        self._held: list[Size] = []
+        self._alone = 0
+
+    @property
+    def bounded(self) -> bool:
+        """Whether there is a bound."""
+        return self.most_rows is not None or self.most_bytes is not None
+
+    def check(self, most: Size, exact: Callable[[], Size]) -> None:
+        """Raise TooLargeError for what does not fit beside what is there. See `held` for the arguments."""
+        if self.bounded and not self._fits(most, NOTHING) and not self._fits(more := exact(), NOTHING):
+            raise self._refusal(more)
+
+    @contextlib.contextmanager
+    def held(self, most: Size, exact: Callable[[], Size]) -> Iterator[None]:
+        """So much may come within. Raises TooLargeError where there is no room for it.
+
+        Args:
+            most: no more than this will come.
+            exact: computes what will come, for where `most` does not fit.
+        """
+        if not self.bounded:
+            yield
+            return
+        with self._changed:
+            self._changed.wait_for(lambda: not self._alone)
+            more = most
+            while not self._fits(more, Size.total(self._held)):
+                more = exact()
+                if self._fits(more, Size.total(self._held)):
+                    break
+                if not self._held:
+                    raise self._refusal(more)
+                self._changed.wait()  # calls under way may need less than they hold, or bring the same rows
+            self._held.append(more)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._held.remove(more)
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Nobody adds rows within: for those who take rows away, which calls under way may count on."""
+        with self._changed:
+            self._alone += 1
+            try:
+                self._changed.wait_for(lambda: not self._held)
+                yield
+            finally:
+                self._alone -= 1
+                self._changed.notify_all()
+
+    def _fits(self, more: Size, held: Size) -> bool:
+        if more == NOTHING:
+            return True  # where there is too much already, as after restoring: what is there goes on
+        after = Size.total([self._used(), held, more])
+        return (self.most_rows is None or after.rows <= self.most_rows) and \
+            (self.most_bytes is None or after.bytes <= self.most_bytes)
+
+    def _refusal(self, more: Size) -> TooLargeError:
+        used = self._used()
+        bounds = [f"{name} is {bound:,}, {there:,} are taken" for name, bound, there in (
+            ("max_rows", self.most_rows, used.rows), ("max_bytes", self.most_bytes, used.bytes)) if bound is not None]
+        return TooLargeError(f"{self.what}: no room for {more.rows:,} new rows ({more.bytes:,} bytes): {'; '.join(bounds)}. "
+                             f"Nothing of this call was applied; the rows that are there go on being served. {self._hint}")
