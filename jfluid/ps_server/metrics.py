@@ -3,7 +3,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from jfluid.ps_server.store import Store
@@ -28,10 +28,6 @@ class Metrics:
         self.staleness = Histogram("jfluid_ps_staleness_steps", "Updates of a table or block by others between a trainer's "
                                    "pull and its push", ["name"], buckets=_STEPS, **more)
         self.registry.register(_State(store))
-
-    def serve(self, host: str, port: int) -> Any:
-        """Answer on http://host:port/metrics; returns the HTTP server (its `shutdown` ends it)."""
-        return start_http_server(port, host, self.registry)[0]
 
     def waiting(self, kind: str) -> "_Wait":
         """A context whose duration is counted as waiting for other trainers."""

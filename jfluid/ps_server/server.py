@@ -1,9 +1,10 @@
 """A server: settings, the port, the watch over silent trainers."""
 import logging
+import ssl
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import grpc
 from pydantic import Field
@@ -12,8 +13,10 @@ from jfluid import errors
 from jfluid.ps_server import specs, wire
 from jfluid.ps_server.auth import Guard
 from jfluid.ps_server.meeting import Meeting
+from jfluid.ps_server.metrics_server import MetricsServer
 from jfluid.ps_server.service import Service
 from jfluid.ps_server.store import Store
+from jfluid.security import secret
 
 logger = logging.getLogger(__name__)
 # Connections that never speak HTTP/2, and those without a call for long, are closed: a client connects again.
@@ -35,7 +38,8 @@ class Settings(specs.Spec):
         save_root: snapshots are written and read below this folder only, whatever a call asks for; None for anywhere.
         max_rows, max_bytes: what the tables of this server may hold together; None for no bound. See specs.TableSpec, whose
             bounds are those of one table. Blocks that clients create count, too.
-        metrics_port: answers Prometheus on http://host:metrics_port/metrics; None for no such port.
+        metrics_port: answers Prometheus on http://host:metrics_port/metrics (https with TLS), if it brings the token that
+            follows from the secret; None for no such port.
         tls_certificate, tls_key: PEM files; both or none. With them only TLS connections are taken.
         tls_clients: a PEM file of authorities; clients must show a certificate of one of them.
     """
@@ -84,7 +88,7 @@ class Server:
         self.port = self._listen()
         self._ended = threading.Event()
         self._watch = threading.Thread(target=self._watch_trainers, name="jfluid-ps-watch", daemon=True)
-        self._metrics_server: Any = None
+        self._metrics_server: MetricsServer | None = None
         self.metrics_port: int | None = None
 
     def _listen(self) -> int:
@@ -102,11 +106,13 @@ class Server:
 
     def start(self) -> "Server":
         """Begin to answer calls."""
+        if self.settings.metrics_port is not None:
+            self._metrics_server = MetricsServer(
+                self.settings.host, self.settings.metrics_port, self.service.metrics.registry, _metrics_tokens(self.settings),
+                _tls_context(self.settings))
+            self.metrics_port = self._metrics_server.server_port
         self._grpc.start()
         self._watch.start()
-        if self.settings.metrics_port is not None:
-            self._metrics_server = self.service.metrics.serve(self.settings.host, self.settings.metrics_port)
-            self.metrics_port = self._metrics_server.server_port
         return self
 
     def _watch_trainers(self) -> None:
@@ -129,14 +135,40 @@ class Server:
         self._ended.set()
         self._grpc.stop(grace_s).wait()
         if self._metrics_server is not None:
-            self._metrics_server.shutdown()
-            self._metrics_server.server_close()
+            self._metrics_server.stop()
 
     def __enter__(self) -> "Server":
         return self.start()
 
     def __exit__(self, *_: object) -> None:
         self.stop(grace_s=0.5)
+
+
+def _metrics_tokens(settings: Settings) -> list[str]:
+    """The tokens with which metrics may be asked for: what follows from the job's secret; and on this machine from that of
+    this user, who need not know the secrets that launchers make."""
+    tokens = [secret.metrics_token(settings.token)]
+    if secret.is_loopback(settings.host):
+        try:
+            tokens.append(secret.metrics_token(secret.of_this_user()))
+        except errors.SecretError as error:
+            logger.warning("metrics: only a token from the job's secret is taken: %s", error)
+    return tokens
+
+
+def _tls_context(settings: Settings) -> ssl.SSLContext | None:
+    """Metrics take TLS connections only where calls do, of the same clients."""
+    if settings.tls_certificate is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(settings.tls_certificate, settings.tls_key)
+        if settings.tls_clients is not None:
+            context.load_verify_locations(settings.tls_clients)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except OSError as error:  # as ssl's own errors are
+        raise errors.ServerError(f"TLS: {error}") from None
+    return context
 
 
 def _credentials(settings: Settings) -> grpc.ServerCredentials:

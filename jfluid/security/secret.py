@@ -1,4 +1,5 @@
 """The secret of a job: where it comes from. Those who have it belong to the job; it never travels."""
+import base64
 import hmac
 import ipaddress
 import os
@@ -118,6 +119,11 @@ def is_loopback(address: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def metrics_token(secret: str) -> str:
+    """With which Prometheus asks the job's servers for their metrics. The secret does not follow from it."""
+    return base64.urlsafe_b64encode(key_for(secret, "metrics")).decode().rstrip("=")
 
 
 def key_for(secret: str, purpose: str) -> bytes:

@@ -21,6 +21,7 @@ from jfluid.ps_server.refusals import JobFailedError, StateError, TooLargeError,
 from jfluid.ps_server.server import Server, Settings
 from jfluid.ps_server.store import Change
 from jfluid.ps_server.table import SparseTable
+from jfluid.security.secret import metrics_token
 from tests.ps_server.test_table import ids_of, ones
 
 TOKEN = "a-token-of-the-job"
@@ -497,7 +498,9 @@ def test_metrics_on_request(job):
     client.barrier()
     with pytest.raises(UnknownNameError):
         client._channels[0].call("LookUp", pb.LookUpRequest(table="x"))
-    with urllib.request.urlopen(f"http://127.0.0.1:{job.servers[0].metrics_port}/metrics", timeout=20) as answer:
+    url = f"http://127.0.0.1:{job.servers[0].metrics_port}/metrics"
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {metrics_token(TOKEN)}"})
+    with urllib.request.urlopen(request, timeout=20) as answer:
         text = answer.read().decode()
     for line in ('jfluid_ps_calls_total{method="Push",status="OK"} 2.0',
                  'jfluid_ps_calls_total{method="LookUp",status="NOT_FOUND"} 1.0',
