@@ -1,5 +1,6 @@
 """Several processes that train together, through `jax.distributed`: NCCL between GPUs, gloo between CPUs."""
 import os
+import socket
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,17 +11,21 @@ from jfluid import errors
 
 _joined: tuple[list[str], int] | None = None
 _SECONDS_TO_MEET = 300
+_BIND = "JAX_COORDINATOR_BIND_ADDRESS"
 
 
 def join(endpoints: Sequence[str], trainer_id: int) -> None:
     """Become one of the processes at `endpoints` ("ip:port" each); the first one's port serves to coordinate them.
+
+    JAX's coordinator asks nobody for a secret, so it listens at that address alone; where processes reach it through another
+    one, the variable JAX_COORDINATOR_BIND_ADDRESS says where it is to listen (docs/security.md).
 
     It must come before JAX starts, that is before the first program runs. A second call with the same arguments does
     nothing.
 
     Raises:
         ProgramError: the arguments are wrong, or differ from those of an earlier call.
-        PlaceError: JAX has started already, or the other processes do not come.
+        PlaceError: JAX has started already, the other processes do not come, or the first cannot listen at its address.
     """
     global _joined
     endpoints = list(endpoints)
@@ -34,15 +39,31 @@ def join(endpoints: Sequence[str], trainer_id: int) -> None:
     if len(endpoints) == 1:
         _joined = endpoints, trainer_id
         return
+    listen = os.environ.get(_BIND, endpoints[0])
+    if trainer_id == 0:
+        _check_address(listen)
     try:
         jax.distributed.initialize(endpoints[0], len(endpoints), trainer_id, initialization_timeout=_SECONDS_TO_MEET,
-                                   **_gpus_of_this_process())
+                                   coordinator_bind_address=listen, **_gpus_of_this_process())
     except RuntimeError as error:
         if "before" in str(error):
             raise errors.PlaceError("JAX has started before this process joined the others: run the startup program that "
                                     "transpile() prepared, or call fleet.init(), before any other program runs") from error
         raise errors.PlaceError(f"the trainers at {endpoints} did not meet: {error}") from error
     _joined = endpoints, trainer_id
+
+
+def _check_address(endpoint: str) -> None:
+    """Raises PlaceError for an address at which this machine cannot listen: JAX would end the process without a word."""
+    host, _, _ = endpoint.rpartition(":")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.bind(address)
+    except OSError as error:
+        raise errors.PlaceError(f"{endpoint}, where the first trainer is to listen to the others, is no address of this "
+                                f"machine ({error.strerror}): name one of its addresses, or say with {_BIND}=HOST:PORT where "
+                                "it listens when the others reach it there") from None
 
 
 def _gpus_of_this_process() -> dict[str, Any]:

@@ -4,11 +4,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
 import jfluid as fluid
 from jfluid import errors, processes
+from tests.launch_case import COMMAND, ENVIRONMENT, LIMIT, free_port
 from tests.parity.parallel import train
 
 SCRIPT = Path(__file__).parent / "processes.py"
@@ -54,6 +56,49 @@ def test_trainers_without_endpoints(monkeypatch):
         fluid.Executor(fluid.CPUPlace()).run(program)
     with pytest.raises(errors.ProgramError, match="trainer_id: expected 0 to 1, found 2"):
         fluid.ParallelExecutor(False, num_trainers=2, trainer_id=2)
+
+
+LISTENING = """
+import os
+from pathlib import Path
+import numpy as np
+from jfluid import processes
+rank = int(os.environ["PADDLE_TRAINER_ID"])
+processes.join(os.environ["PADDLE_TRAINER_ENDPOINTS"].split(","), rank)
+processes.all_gather(np.array([rank]))
+own = {os.readlink(f) for f in Path("/proc/self/fd").iterdir() if f.exists() or f.is_symlink()}
+for family in ("tcp", "tcp6"):
+    for line in Path(f"/proc/self/net/{family}").read_text().splitlines()[1:]:
+        _, local, _, state, *_, inode = line.split()[:10]
+        if state == "0A" and f"socket:[{inode}]" in own:
+            address, port = local.split(":")
+            print(rank, address, int(port, 16))
+processes.all_gather(np.array([rank]))
+"""
+
+
+@pytest.mark.process
+def test_the_coordinator_listens_at_its_own_address_only(tmp_path):
+    port = free_port()
+    (tmp_path / "train.py").write_text(LISTENING)
+    subprocess.run([*COMMAND, "--cpus", "2", "--started_port", str(port), "--log_dir", "log", "train.py"], cwd=tmp_path,
+                   env=ENVIRONMENT, check=True, timeout=LIMIT)
+    places = [line.split() for line in (tmp_path / "log" / "workerlog.0").read_text().splitlines() if line.startswith("0 ")]
+    # 127.0.0.1, and the same as an address of IPv6, as the kernel writes them
+    assert [address in ("0100007F", "0000000000000000FFFF00000100007F") for _, address, own in places
+            if own == str(port)] == [True], places
+
+
+@pytest.mark.parametrize("address", ["192.0.2.77", "[2001:db8::1]"])
+def test_an_address_of_another_machine_is_refused(address, monkeypatch):
+    with pytest.raises(errors.PlaceError, match="is no address of this machine .*JAX_COORDINATOR_BIND_ADDRESS=HOST:PORT"):
+        processes.join([f"{address}:1", "127.0.0.1:2"], 0)
+    asked = []
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *arguments, **named: asked.append(named))
+    monkeypatch.setattr(processes, "_joined", None)
+    monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", "127.0.0.1:3")
+    processes.join([f"{address}:1", "127.0.0.1:2"], 0)
+    assert asked[0]["coordinator_bind_address"] == "127.0.0.1:3"
 
 
 LATE = """
