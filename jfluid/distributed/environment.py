@@ -5,6 +5,7 @@
 | JFLUID_JOB_TOKEN | both | the job's secret (see jfluid.security.secret) |
 | JFLUID_PS_SILENCE_S | servers | a trainer not heard for longer than this many seconds is silent (60) |
 | JFLUID_PS_ON_SILENCE | servers | then the job fails ("fail"), or goes on without it until it is heard again ("leave out") |
+| JFLUID_PS_START_S | servers | after a server was restored, a trainer that is not heard for so long is silent (600) |
 | JFLUID_PS_MAX_ROWS, JFLUID_PS_MAX_BYTES | servers | what the tables of one server may hold together (see server.Settings) |
 | JFLUID_PS_METRICS_PORT | servers | server 0 answers Prometheus on this port of its host, server 1 on the next, and so on |
 | JFLUID_PS_TLS_CERTIFICATE, JFLUID_PS_TLS_KEY | both | PEM files; with them servers take TLS connections only |
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from jfluid.ps_server.server import Settings
 
 _PREFIX = "JFLUID_PS_"
-_OF_SERVERS = {"silence_s": float, "on_silence": str, "max_rows": int, "max_bytes": int, "metrics_port": int,
-               "tls_certificate": str, "tls_key": str, "tls_clients": str}
+_OF_SERVERS = {"silence_s": float, "on_silence": str, "start_s": float, "max_rows": int, "max_bytes": int,
+               "metrics_port": int, "tls_certificate": str, "tls_key": str, "tls_clients": str}
 
 
 def given(name: str) -> str:

@@ -89,6 +89,7 @@ class Link:
         self.params: dict[str, Dense] = {}
         self.users: set[int] = set()
         self._exchange: Exchange | None = None
+        self._enters = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="jfluid-exchange")
 
     @property
@@ -123,13 +124,22 @@ class Link:
         if exchange is not None:
             exchange.finish()
 
+    def enter(self) -> None:
+        """Be the job's trainer of this number, and not one who only asks the servers something. Raises ServerError."""
+        if not self._enters:
+            self.calls.enter()
+            self._enters = True
+
     def leave(self) -> None:
         """Say goodbye. Raises ServerError where the last exchange failed, or the goodbye did."""
         try:
             self.settle()
         finally:
             self._thread.shutdown(wait=False)
-            self.calls.leave()
+            if self._enters:
+                self.calls.leave()
+            else:
+                self.calls.close()
 
     def _agreed(self) -> int:
         """How many rounds all servers have applied.
@@ -195,6 +205,7 @@ _making: dict[tuple[tuple[str, ...], int], threading.Lock] = {}
 def link(work: "Work", user: object = None) -> Link:
     """The link of the trainer that a program is for, made when it is first asked for; `user` leaves it later."""
     found, _ = _found(work.endpoints, work.trainer_id)
+    found.enter()
     if user is not None:
         found.users.add(id(user))
     found.know(work)

@@ -117,9 +117,10 @@ class _OfTimes(Writer):
             return
         for newest in snapshot.sound(folder)[:1]:
             manifest = snapshot.restore(store, folder, 0, 1, newest.id)
-            meeting.restore_left(manifest.left)
+            meeting.resume(manifest.left)
             _LOG.warning("restored snapshot %s: %d rows", manifest.id, sum(len(table) for table in store.tables.values()))
             return
+        meeting.resume({})
         _LOG.warning("%s holds no complete snapshot: this server begins anew", folder)
 
     def start(self) -> None:
@@ -172,7 +173,7 @@ class _OfRounds(Writer):
         if not rounds:
             _LOG.warning("%s holds no snapshot that all servers could go on from: this server begins anew",
                          self._snapshots.folder)
-        self._server.meeting.restore_left(self._own.left())
+        self._server.meeting.resume(self._own.left())
         self._server.service.ready.set()
 
     def start(self) -> None:

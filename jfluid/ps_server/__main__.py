@@ -37,6 +37,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--save-root", type=Path, metavar="FOLDER", help="write and read snapshots below this folder only")
     add("--silence", type=float, default=60.0, metavar="SECONDS", help="a trainer not heard for longer is silent (60)")
     add("--on-silence", choices=["fail", "leave out"], default="fail", help="what a silent trainer means for the job")
+    add("--start", type=float, default=600.0, metavar="SECONDS",
+        help="with --restore: a trainer not heard for longer from the beginning is silent (600)")
     add("--end-with-trainers", action="store_true", help="end when all trainers have left")
     add("--max-rows", type=int, metavar="ROWS", help="refuse new rows beyond so many in all tables together")
     add("--max-bytes", type=int, metavar="BYTES", help="refuse new rows beyond so many bytes in all tables together")
@@ -64,7 +66,8 @@ class _Beginning(specs.Spec):
     blocks: tuple[specs.BlockSpec, ...] = ()
 
 
-def _store(options: argparse.Namespace) -> Store:
+def _store(options: argparse.Namespace) -> tuple[Store, snapshot.Manifest | None]:
+    """What the server begins with, and what it was restored from."""
     store = Store()
     if options.tables is not None:
         beginning = specs.read(_Beginning, yaml.safe_load(options.tables.read_text()), str(options.tables))
@@ -72,10 +75,11 @@ def _store(options: argparse.Namespace) -> Store:
             store.create_table(table)
         for block in beginning.blocks:
             store.create_block(block)
+    manifest = None
     if options.restore is not None:
         manifest = snapshot.restore(store, options.restore, options.server, options.servers)
         print(f"restored snapshot {manifest.id}", flush=True)
-    return store
+    return store, manifest
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -88,12 +92,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "token": secret.from_file(options.secret_file) if options.secret_file else secret.job_secret([options.host]),
             "host": options.host, "port": options.port, "server": options.server,
             "servers": options.servers, "trainers": options.trainers, "silence_s": options.silence,
-            "on_silence": options.on_silence, "end_with_trainers": options.end_with_trainers,
+            "on_silence": options.on_silence, "start_s": options.start, "end_with_trainers": options.end_with_trainers,
             "save_root": options.save_root, "metrics_port": options.metrics_port,
             "max_rows": options.max_rows, "max_bytes": options.max_bytes,
             "tls_certificate": options.tls_certificate, "tls_key": options.tls_key, "tls_clients": options.tls_clients},
             "options")
-        server = Server(settings, _store(options)).start()
+        store, restored = _store(options)
+        server = Server(settings, store)
+        if restored is not None:
+            server.meeting.resume(restored.left)
+        server.start()
     except (errors.ServerError, errors.SecretError, OSError, yaml.YAMLError) as error:
         print(f"python -m jfluid.ps_server: {error}", file=sys.stderr)
         return 2

@@ -1,10 +1,10 @@
-"""The connection of a client to one server: calls that are tried again, large ones in chunks, sequences."""
+"""The connection of a client to one server: calls that are tried again, large ones in chunks; servers that start again."""
 import contextlib
 import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import grpc
@@ -13,9 +13,10 @@ from google.protobuf.message import Message
 from jfluid import errors
 from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server import wire
-from jfluid.ps_server.auth import Session
+from jfluid.ps_server.auth import PROOF, Session
+from jfluid.ps_server.kept import Kept, KeptCall, Sequences
 from jfluid.ps_server.lane import SMALLEST, Lane, Lanes
-from jfluid.ps_server.lifting import Exchanged, Pulled, Pushing, Request
+from jfluid.ps_server.lifting import Exchanged, Pulled, Request
 from jfluid.ps_server.refusals import (
     JobFailedError,
     RestartedError,
@@ -26,6 +27,7 @@ from jfluid.ps_server.refusals import (
 )
 
 T = TypeVar("T")
+_Told = pb.Caller | pb.PullRequest | pb.LookUpRequest
 _REFUSALS: dict[grpc.StatusCode, type[errors.ServerError]] = {
     grpc.StatusCode.NOT_FOUND: UnknownNameError, grpc.StatusCode.RESOURCE_EXHAUSTED: TooLargeError,
     grpc.StatusCode.FAILED_PRECONDITION: StateError, grpc.StatusCode.DATA_LOSS: RestartedError,
@@ -36,80 +38,37 @@ _OPTIONS = [*wire.OPTIONS, ("grpc.initial_reconnect_backoff_ms", 100), ("grpc.mi
 # Replies that hold arrays.
 _READERS: dict[str, Callable[[bytes], Any]] = {"Pull": lambda data: Pulled(memoryview(data)), "Exchange": Exchanged.read}
 _NOTHING = Pulled(memoryview(b""))
+# For how long an answer is awaited that nothing depends on.
+_ASIDE_S = 5.0
 logger = logging.getLogger(__name__)
-
-
-class Sequences:
-    """The numbers of the calls to one server, and which of them have no answer yet."""
-
-    def __init__(self) -> None:
-        self._next, self._open, self._lock = 1, set[int](), threading.Lock()
-
-    @contextlib.contextmanager
-    def next(self) -> Iterator[tuple[int, int]]:
-        """(sequence, lowest one without an answer) of a call."""
-        with self._lock:
-            sequence, self._next = self._next, self._next + 1
-            self._open.add(sequence)
-            outstanding = min(self._open)
-        try:
-            yield sequence, outstanding
-        finally:
-            with self._lock:
-                self._open.discard(sequence)
-
-
-class _Kept:
-    """Acknowledged pushes that no snapshot has yet, to be sent again to a server that was restored without them."""
-
-    def __init__(self, most_bytes: int):
-        self.most_bytes, self.bytes = most_bytes, 0
-        self._pushes: dict[int, Pushing] = {}
-        self._lock = threading.Lock()
-
-    def add(self, push: Pushing, durable: int) -> None:
-        """This push was acknowledged; those up to sequence `durable` are safe. When too much is kept the oldest go."""
-        with self._lock:
-            if self.most_bytes:
-                push.own()
-                self._pushes[push.message.caller.sequence] = push
-                self.bytes += len(push)
-            for sequence in sorted(self._pushes):
-                if sequence > durable and self.bytes <= self.most_bytes:
-                    break
-                self.bytes -= len(self._pushes.pop(sequence))
-
-    def beyond(self, sequence: int) -> list[Pushing]:
-        """The pushes after a sequence, in order."""
-        with self._lock:
-            return [self._pushes[s] for s in sorted(self._pushes) if s > sequence]
-
-    def clear(self) -> None:
-        with self._lock:
-            self._pushes, self.bytes = {}, 0
 
 
 class Channel:
     """Calls to one server. Safe for threads.
 
+    A server that is killed and started again goes on from a snapshot, or from the beginning. A trainer's calls say which life
+    of the server they are for, and another refuses them. Then the client mends it: it repeats what it has created and what it
+    has kept of its calls, so that the server has all that it had acknowledged, before anything else changes it.
+
     Args:
         credentials: for TLS; None for none.
         timeout_s: for how long a call is tried, and a lost connection mended.
+        trainer: whose calls these are.
         keep_bytes: how much of what was pushed since the server's last snapshot is kept, to be sent again when the server
             is restored from it.
-        lanes_of: who shares memory with the server, where that is on the same machine; None for nobody.
+        share_memory: whether large messages go through memory that both have, where the server is on the same machine.
 
     Attributes:
         pushes, pulls: the sequences of the mutations and of the pulls that go through here.
         restarts: how often the server was found to have started again.
         created: the requests that made the server's tables and blocks, to be repeated then.
-        on_restart: is told.
+        on_restart: is told, before what was kept is sent again.
     """
 
     def __init__(self, endpoint: str, token: str, credentials: grpc.ChannelCredentials | None, timeout_s: float,
-                 keep_bytes: int = 0, lanes_of: pb.Caller | None = None):
-        self.endpoint, self.timeout_s = endpoint, timeout_s
-        self._caller, self._lanes = lanes_of or pb.Caller(), Lanes(self._attach, lanes_of is not None)
+                 trainer: int = 0, keep_bytes: int = 0, share_memory: bool = False):
+        self.endpoint, self.timeout_s, self._trainer = endpoint, timeout_s, trainer
+        self._lanes = Lanes(self._attach, share_memory)
         self.pushes, self.pulls = Sequences(), Sequences()
         self._grpc = grpc.secure_channel(endpoint, credentials, _OPTIONS) if credentials else \
             grpc.insecure_channel(endpoint, _OPTIONS)
@@ -121,9 +80,12 @@ class Channel:
         self._stream = self._session.stream(f"/{wire.SERVICE}/Stream")
         self._closed = threading.Event()
         self.created: list[pb.CreateRequest] = []
-        self.kept, self.restarts, self._incarnation = _Kept(keep_bytes), 0, 0
+        self.kept, self.restarts = Kept(keep_bytes), 0
         self.on_restart: Callable[[Channel], None] = lambda channel: None
-        self._mending = threading.Lock()
+        # The incarnation of the server that has all that this client has sent; 0 before anything was. The lock is held while
+        # another one is mended, and by who takes an answer into account.
+        self._life, self._mending = 0, threading.Lock()
+        self._applied = 0  # rounds, as far as answers told
 
     def call(self, method: str, request: Message, waits: bool = False) -> Any:
         """The reply to a request, which is sent again (with what it holds, so with its sequence) when no answer comes.
@@ -142,9 +104,11 @@ class Channel:
     def _call(self, method: str, data: bytes, waits: bool) -> Any:
         return self._tried(method, lambda timeout_s: self._methods[method](data, timeout_s), waits)
 
-    def _attach(self, request: pb.AttachRequest) -> int:
-        request.caller.CopyFrom(self._caller)
-        return int(self.call("Attach", request).lane)
+    def _attach(self, request: pb.AttachRequest) -> int | None:
+        try:
+            return int(self._methods["Attach"](request.SerializeToString(), min(self.timeout_s, _ASIDE_S)).lane)
+        except (grpc.RpcError, errors.ServerError, ValueError):  # the call goes over the network, and says what is wrong
+            return None
 
     def _locally(self, lane: Lane, method: str, parts: list[Any], waits: bool) -> Any:
         """A call through a lane. Where it gets no answer it is sent again over the network: a late one may come into the
@@ -157,7 +121,7 @@ class Channel:
                 return self._methods[method](b"".join(parts), timeout_s)
             sent = True
             try:
-                request = pb.LocalRequest(lane=lane.number, method=method, bytes=lane.write_request(parts))
+                request = pb.LocalRequest(lane=lane.name, method=method, bytes=lane.write_request(parts))
                 reply = self._methods["Local"](request.SerializeToString(), timeout_s)
                 data = reply.reply or lane.reply(reply.bytes)
             except BaseException:
@@ -167,52 +131,132 @@ class Channel:
             return _READERS.get(method, wire.METHODS[method][1].FromString)(data)
         return self._tried(method, send, waits)
 
+    # ---- a server that starts again ----
+
+    def latest(self) -> int:
+        """The highest incarnation of this trainer that the server knows; 0 for none."""
+        status = self.call("Status", pb.StatusRequest(trainer=self._trainer))
+        with self._mending:
+            self._life = self._life or status.server_incarnation
+        return int(status.latest)
+
+    def current(self, told: Sequence[_Told], send: Callable[[], T], keep: Callable[[T], None] = lambda reply: None) -> T:
+        """The answer of a server that has all that this client has sent: one that has started again is mended first.
+
+        Args:
+            told: of the request what says which life of the server it is for. One who has only read knows none, and means any.
+            send: sends the request, and again when it is called again.
+            keep: takes the answer into account.
+        """
+        while True:
+            if not self._life and any(isinstance(part, pb.Caller) for part in told):
+                self.latest()
+            life = self._life
+            for part in told:
+                part.server_incarnation = life
+            try:
+                reply = send()
+            except RestartedError:
+                self.mend(life)
+                continue
+            with self._mending:
+                if self._life == life:
+                    keep(reply)
+                    return reply
+            # Another thread has mended the server meanwhile, which does not have what its predecessor has answered here.
+
+    def look(self, caller: pb.Caller, at_once: bool) -> None:
+        """A sign of life. Its answer tells whether the server has started again: then mend it, now or by another thread."""
+        reply = self.call("Heartbeat", pb.HeartbeatRequest(caller=caller))
+        if not self._life or reply.server_incarnation == self._life:
+            return
+        if at_once:
+            self.mend(self._life)
+        elif not self._mending.locked():
+            threading.Thread(target=self._mend_aside, args=[self._life], name="jfluid-ps-mend", daemon=True).start()
+
+    def _mend_aside(self, life: int) -> None:
+        try:
+            self.mend(life)
+        except errors.ServerError as error:  # the next call, or sign of life, tries again
+            if not self._closed.is_set():
+                logger.warning("%s", error)
+
+    def mend(self, life: int) -> None:
+        """The server is no longer in this life. Unless that was seen to, give it what it lacks. Raises ServerError."""
+        with self._mending:
+            if self._life == life:
+                self._mend()
+
+    def _mend(self) -> None:
+        """Make again what was created, and send again what was kept and a server that has started again does not have."""
+        status = self.call("Status", pb.StatusRequest(trainer=self._trainer))
+        for create in list(self.created):
+            self.call("Create", create)
+        self._lanes.forget()
+        self.on_restart(self)
+        calls, through = self.kept.beyond(0), 0
+        if calls and calls[0].caller.incarnation == status.incarnation:  # what it knows of earlier lives says nothing of this
+            through = status.through
+            calls = self.kept.beyond(through)
+        logger.warning("server %s has started again; it has the pushes up to %d, %d kept ones are sent again", self.endpoint,
+                       through, len(calls))
+        # What is under way elsewhere, or still to be sent again, is not to be taken for lost.
+        lowest = {False: 1 << 63, True: 1 << 63}
+        for call in reversed(calls):
+            lowest[call.pulls] = call.caller.outstanding = min(lowest[call.pulls], call.caller.sequence)
+        for call in calls:
+            sequences = self.pulls if call.pulls else self.pushes
+            call.caller.outstanding = sequences.outstanding(call.caller.outstanding)
+            call.caller.server_incarnation = status.server_incarnation
+            try:
+                self._again(call)
+            except RestartedError:  # and again: the call that found out will find out once more
+                return
+        self._life, self.restarts = status.server_incarnation, self.restarts + 1
+
+    def _again(self, call: KeptCall) -> None:
+        if isinstance(call.request, pb.ShrinkRequest):
+            self.call("Shrink", call.request)
+            return
+        message = call.request.push.message
+        # A round that was applied was confirmed; others wait for that, which is still to come.
+        message.hold = message.hold and message.round > self._applied
+        self._exchange(call.request, call.reply_bytes, waits=bool(message.round))
+
+    # ---- what trainers send ----
+
     def exchange(self, request: Request, reply_bytes: int, waits: bool = False) -> Exchanged:
         """Push, pull, or both in one call, in chunks where request or reply (of about `reply_bytes`) are large.
 
         When the server has started again, what it has lost and what was kept of that is sent first.
         """
-        parts = [part for part in (request.push.message, request.pull) if part.HasField("caller")]
-        while True:
-            known = self._incarnation
-            for part in parts:
-                part.caller.server_incarnation = known
-            try:
-                reply = self._exchange(request, reply_bytes, waits)
-            except RestartedError:
-                with self._mending:
-                    if self._incarnation == known:
-                        self._mend(parts[0].caller)
-                for block in request.pull.blocks:
-                    block.known = 0
-                continue
-            if not known:
-                self._incarnation = reply.push.server_incarnation or reply.pull.server_incarnation
-            if request.push:
-                self.kept.add(request.push, reply.push.durable)
-            return reply
+        def keep(reply: Exchanged) -> None:
+            self._applied = max(self._applied, reply.push.rounds, reply.pull.rounds)
+            self.kept.add(request, reply.pull.counted, reply_bytes)
+            self.kept.prune(reply.push.durable, reply.pull.durable)
+        told: list[_Told] = [part.caller for part in (request.push.message, request.pull) if part.HasField("caller")]
+        return self.current(told or [request.pull], lambda: self._exchange(request, reply_bytes, waits), keep)
 
-    def _mend(self, caller: pb.Caller) -> None:
-        """Make again what was created, and send again what was kept and a server that has started again does not have."""
-        for create in self.created:
-            self.call("Create", create)
-        self.on_restart(self)
-        status = self.call("Status", pb.StatusRequest(trainer=caller.trainer))
-        # What it knows of an earlier life of this trainer says nothing of this one.
-        through = status.through if status.incarnation == caller.incarnation else 0
-        pushes = self.kept.beyond(through)
-        logger.warning("server %s has started again; it has the pushes up to %d, %d kept ones are sent again", self.endpoint,
-                       through, len(pushes))
-        for push in pushes:
-            message = push.message
-            message.caller.outstanding = message.caller.sequence
-            message.caller.server_incarnation = status.server_incarnation
-            message.hold = False  # it was acknowledged, so all servers had it, or will get it now
-            try:
-                self._exchange(Request(push), 0, waits=bool(message.round))
-            except RestartedError:  # and again: the call that found out will find out once more
-                return
-        self._incarnation, self.restarts = status.server_incarnation, self.restarts + 1
+    def shrink(self, request: pb.ShrinkRequest) -> int:
+        """Drop rows; returns how many."""
+        reply = self.current([request.caller], lambda: self.call("Shrink", request), lambda _: self.kept.add_shrink(request))
+        return int(reply.rows)
+
+    def leave(self, caller: pb.Caller) -> bool:
+        """Say goodbye. Whether the trainer may go: nothing that it keeps could be asked for again."""
+        request = pb.LeaveRequest(caller=caller, client=self._lanes.client)
+        reply = self.current([request.caller], lambda: self.call("Leave", request))
+        self.kept.prune(reply.durable, reply.durable_pulls)
+        return bool(reply.over or not len(self.kept))
+
+    def gone(self, caller: pb.Caller) -> None:
+        """Tell that the answer to the goodbye is known, if the server is still there."""
+        request = pb.LeaveRequest(caller=caller, client=self._lanes.client, knows=True)
+        with contextlib.suppress(grpc.RpcError, errors.ServerError, ValueError):
+            self._methods["Leave"](request.SerializeToString(), min(self.timeout_s, _ASIDE_S))
+
+    # ---- how it goes ----
 
     def _exchange(self, request: Request, reply_bytes: int, waits: bool) -> Exchanged:
         method, parts = request.single()
@@ -253,7 +297,7 @@ class Channel:
                 now = time.monotonic()
                 if waits and (attempt == 0 or now - start > self.timeout_s):
                     end = now + self.timeout_s  # until now the server was there
-                if error.code() != grpc.StatusCode.UNAVAILABLE or now >= end or self._closed.is_set():
+                if not _is_lost(error) or now >= end or self._closed.is_set():
                     raise self._refusal(method, error) from None
                 logger.info("%s: %s: no answer (%s); trying again", self.endpoint, method, error.details())
             self._closed.wait(min(0.05 * 2**min(attempt, 6), 2.0) * random.uniform(0.5, 1.0))
@@ -262,7 +306,7 @@ class Channel:
     def _refusal(self, method: str, error: grpc.RpcError) -> errors.ServerError:
         kind = _REFUSALS.get(error.code(), errors.ServerError)
         code = error.code().name
-        if code in ("UNAVAILABLE", "DEADLINE_EXCEEDED"):
+        if code == "DEADLINE_EXCEEDED" or _is_lost(error):
             return kind(f"server {self.endpoint}: {method}: no answer within {self.timeout_s:g} s ({error.details()}); is it "
                         "running, and reachable from here?")
         return kind(f"server {self.endpoint}: {method}: {error.details()}" + f" ({code})" * (kind is errors.ServerError))
@@ -271,3 +315,13 @@ class Channel:
         """Give the connection up; calls under way fail."""
         self._closed.set()
         self._grpc.close()
+
+
+def _is_lost(error: grpc.RpcError) -> bool:
+    """Whether a call has no answer of the service, which may have it or not: it may be sent again."""
+    code = error.code()
+    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):  # a server that ends cancels what is under way
+        return True
+    # Of streams that end in the middle gRPC says one of these; the service says them with a proof.
+    return code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN) and \
+        not any(key == PROOF for key, _ in error.trailing_metadata() or ())

@@ -8,6 +8,7 @@ import contextlib
 import itertools
 import logging
 import math
+import secrets
 import threading
 import time
 import uuid
@@ -30,6 +31,8 @@ from jfluid.ps_server.table import merge
 
 Array = np.ndarray[Any, Any]
 _ALL = slice(None)
+# For how long a trainer that has left stays where a server may ask it again for what it has sent.
+_STAY_S, _STAY_LOOK_S = 60.0, 0.1
 logger = logging.getLogger(__name__)
 
 
@@ -41,6 +44,7 @@ class _Block:
     name: str
     shape: tuple[int, ...]
     known: int = 0  # the value's version plus 1
+    life: int = 0   # of the server that gave it
     value: Array | None = None
 
 
@@ -103,13 +107,17 @@ class Client:
 
     All methods raise ServerError, or one of its kinds in `refusals`, with the server's reason, or when there is no answer.
 
+    A client that pushes, pulls for training, or comes to a barrier is the trainer of its number from then on (see `enter`).
+    One that only looks up, pulls with `train=False`, saves and asks for the status is none, and disturbs none.
+
     Args:
         endpoints: "host:port" of all servers, in the job's order.
         token: the job's.
         trainer: this trainer's number, from 0.
-        incarnation: higher in each life of the trainer; the time in nanoseconds by default.
+        incarnation: higher in each life of the trainer, from 1 to 2**64 - 1; by default higher than any that a server knows.
         timeout_s: for how long a call is tried. What waits for other trainers (barriers, rounds) is not bounded by it.
-        heartbeat_s: the time between signs of life; 0 for none (every call is one, too).
+        heartbeat_s: the time between a trainer's signs of life; 0 for none (every call is one, too). They also tell whether a
+            server has started again and needs what was kept.
         keep_bytes: how much of the pushes since a server's last snapshot is kept, for each server, to be sent again when it is
             restored from that: then nothing is lost. What is pushed beyond it (oldest first) cannot be sent again.
         tls_authority: PEM of the authority whose certificates servers have: then connections use TLS.
@@ -123,23 +131,52 @@ class Client:
                  share_memory: bool = True):
         if isinstance(endpoints, str) or not endpoints:
             raise errors.ServerError(f"endpoints: expected a list of host:port, found {endpoints!r}")
+        if incarnation is not None and not 1 <= incarnation < 1 << 64:
+            raise errors.ServerError(f"incarnation: expected a number from 1 to 2**64 - 1, found {incarnation!r}")
         self.trainer = trainer
-        self.incarnation = time.time_ns() if incarnation is None else incarnation
         credentials = credentials_of(tls_authority, tls_certificate, tls_key)
-        lanes_of = self._caller() if share_memory else None
-        self._channels = [Channel(endpoint, token, credentials, timeout_s, keep_bytes, lanes_of) for endpoint in endpoints]
-        for channel in self._channels:
-            channel.on_restart = self._forget_versions
+        self._channels = [Channel(endpoint, token, credentials, timeout_s, trainer, keep_bytes, share_memory)
+                          for endpoint in endpoints]
+        self._channels[0].on_restart = self._tell_passages
         self._widths: dict[str, int] = {}
         self._stretches: dict[str, tuple[list[Stretch], Array]] = {}  # with the id after each stretch's last
         self._blocks: dict[str, _Block] = {}
         self._passages: dict[str, Iterator[int]] = {}
-        self._lock = threading.Lock()
+        self._passed: dict[str, int] = {}
+        self._lock, self._entering = threading.Lock(), threading.Lock()
         self._threads = ThreadPoolExecutor(32 * len(endpoints), thread_name_prefix="jfluid-ps-client")
         self._closed = threading.Event()
+        self._heartbeat_s, self._beats = heartbeat_s, False
+        self._incarnation = incarnation or 0
+        if incarnation is not None:
+            self._begin_beats()
+
+    @property
+    def incarnation(self) -> int:
+        """Which life of the trainer this is; servers are asked when it is first needed."""
+        return self._incarnation or self.enter()
+
+    def enter(self) -> int:
+        """Take part in the job as its trainer of this number: earlier lives of it have ended. Entering again is harmless.
+
+        The incarnation, which is returned, is higher than any that a server knows, and differs from that of another life that
+        begins at the same time, of which one then ends the other. Raises ServerError.
+        """
+        with self._entering:
+            self._begin_beats()
+            if not self._incarnation:
+                latest = max(self._everywhere(lambda number: self._channels[number].latest()))
+                if latest >> 32 == (1 << 32) - 1:
+                    raise errors.ServerError(f"trainer {self.trainer}: there is no incarnation above {latest}, which a client "
+                                             "was given (incarnation=): none can follow it")
+                self._incarnation = ((latest >> 32) + 1) << 32 | secrets.randbits(32)
+            return self._incarnation
+
+    def _begin_beats(self) -> None:
         # A thread for each server: one that does not answer must not make this trainer silent to the others.
-        for channel in self._channels if heartbeat_s else ():
-            threading.Thread(target=self._beat, args=[channel, heartbeat_s], name="jfluid-ps-heartbeat", daemon=True).start()
+        for channel in self._channels if self._heartbeat_s and not self._beats else ():
+            threading.Thread(target=self._beat, args=[channel], name="jfluid-ps-heartbeat", daemon=True).start()
+        self._beats = True
 
     # ---- tables and blocks -----------------------------------------------------------------------------------------
 
@@ -247,7 +284,7 @@ class Client:
                 for begin in range(0, len(every), most):
                     part = every[begin:begin + most]
                     request = pb.LookUpRequest(table=name, ids=(once[part] - first).tobytes(), slot=slot)
-                    reply = self._channels[number].call("LookUp", request)
+                    reply = self._looked_up(number, request)
                     found = wire.numbers(reply.values, "<f4", f"table {table}: values", len(part) * width, copy=False)
                     values[part] = found.reshape(-1, width)
         self._everywhere(ask)
@@ -263,19 +300,25 @@ class Client:
             dropped = 0
             for name in (name for server, name in places if server == number):
                 with self._channels[number].pushes.next() as place:
-                    request = pb.ShrinkRequest(caller=self._caller(*place), table=name, age=age)
-                    dropped += int(self._channels[number].call("Shrink", request).rows)
+                    dropped += self._channels[number].shrink(
+                        pb.ShrinkRequest(caller=self._caller(*place), table=name, age=age))
             return dropped
+        self.enter()
         return sum(self._everywhere(ask))
 
     # ---- the job -----------------------------------------------------------------------------------------------------
 
     def barrier(self, name: str = "barrier", number: int | None = None) -> None:
         """Wait until all trainers have come to this passage (by default: one more than the last) of the barrier."""
+        self.enter()
         if number is None:
             with self._lock:
                 number = next(self._passages.setdefault(name, itertools.count(1)))
-        self._channels[0].call("Barrier", pb.BarrierRequest(caller=self._caller(), name=name, number=number), waits=True)
+        self._look(first=1)
+        request = pb.BarrierRequest(caller=self._caller(), name=name, number=number)
+        self._channels[0].current([request.caller], lambda: self._channels[0].call("Barrier", request, waits=True))
+        with self._lock:
+            self._passed[name] = max(self._passed.get(name, 0), number)
 
     def save(self, folder: str, snapshot: str | None = None, tables: Sequence[str] = ()) -> str:
         """Write a snapshot of all servers, or only of some tables, into a folder (an absolute path on their machines); returns
@@ -285,6 +328,8 @@ class Client:
         two rounds, so that all servers are at the same.
         """
         snapshot = snapshot or uuid.uuid4().hex
+        if self._incarnation:
+            self._look()
         self._everywhere(lambda number: self._channels[number].call(
             "Save", pb.SaveRequest(folder=folder, snapshot=snapshot, tables=tables), waits=True))
         return snapshot
@@ -317,10 +362,25 @@ class Client:
         return wire.parsed(pb.TrainerState, reply.state) if reply.state else pb.TrainerState()
 
     def leave(self) -> None:
-        """Tell all servers that this trainer will not come again, and close."""
-        self._closed.set()
-        self._everywhere(lambda number: self._channels[number].call("Leave", pb.LeaveRequest(caller=self._caller())))
-        self.close()
+        """Tell all servers that this trainer will not come again, and close.
+
+        Until its last pushes are in a snapshot, or all trainers have left, it stays where it can send them again (where it
+        keeps them, and for at most a minute).
+        """
+        self.enter()
+        try:
+            self._everywhere(self._leave)
+        finally:
+            self.close()
+
+    def _leave(self, number: int) -> None:
+        channel, end = self._channels[number], time.monotonic() + _STAY_S
+        while not channel.leave(self._caller()) and not self._closed.wait(_STAY_LOOK_S):
+            if time.monotonic() > end:
+                logger.warning("server %s has no snapshot of what this trainer pushed last: if it is killed before the other "
+                               "trainers have left, that is lost", channel.endpoint)
+                break
+        channel.gone(self._caller())
 
     def close(self) -> None:
         """Close all connections without a word."""
@@ -356,6 +416,8 @@ class Client:
                 if not (request.push or request.pulls):
                     return None
                 return channel.exchange(request, pull.sizes[number], waits=bool(round)).pull
+        if (pushes or train) and not self._incarnation:
+            self.enter()
         return pull.joined(self._everywhere(send, quick=not round))
 
     def _add_pushes(self, requests: list[Request], rows: Mapping[str, tuple[Array, Array]],
@@ -409,13 +471,24 @@ class Client:
             raise errors.ServerError(f"there is no block {name!r}{errors.close_to(name, self._blocks)}; create it first")
         return self._blocks[name]
 
-    def _forget_versions(self, channel: Channel) -> None:
-        """A server has started again: it may give a version that is known here to another value."""
-        server = self._channels.index(channel)
+    def _looked_up(self, number: int, request: pb.LookUpRequest) -> Any:
+        channel = self._channels[number]
+        return channel.current([request], lambda: channel.call("LookUp", request))
+
+    def _look(self, first: int = 0) -> None:
+        """Send those servers from number `first` on what they lack that have started again."""
+        def look(number: int) -> None:
+            if number >= first:
+                self._channels[number].look(self._caller(), at_once=True)
+        if first < len(self._channels):
+            self._everywhere(look)
+
+    def _tell_passages(self, channel: Channel) -> None:
+        """Server 0 has started again: whom it lets through a barrier depends on who has passed it."""
         with self._lock:
-            for block in self._blocks.values():
-                if block.server == server:
-                    block.known = 0
+            passed = dict(self._passed)
+        for name, number in passed.items():
+            channel.call("Barrier", pb.BarrierRequest(caller=self._caller(), name=name, number=number, passed=True))
 
     def _caller(self, sequence: int = 0, outstanding: int = 0) -> pb.Caller:
         return pb.Caller(trainer=self.trainer, incarnation=self.incarnation, sequence=sequence, outstanding=outstanding)
@@ -437,10 +510,10 @@ class Client:
         found = {number: function(number) for number in range(len(self._channels)) if number not in futures}
         return [futures[n].result() if n in futures else found[n] for n in range(len(self._channels))]
 
-    def _beat(self, channel: Channel, every_s: float) -> None:
-        while not self._closed.wait(every_s):
+    def _beat(self, channel: Channel) -> None:
+        while not self._closed.wait(self._heartbeat_s):
             try:
-                channel.call("Heartbeat", pb.HeartbeatRequest(caller=self._caller()))
+                channel.look(pb.Caller(trainer=self.trainer, incarnation=self._incarnation), at_once=False)
             except errors.ServerError as error:
                 if not self._closed.is_set():
                     logger.warning("heartbeat: %s", error)
@@ -453,7 +526,8 @@ class _Pull:
         self._client = client
         # Of each table: its ids, where they were asked for, and each part with its place in the request of its server.
         self._rows: list[tuple[str, Array, Array, list[tuple[Part, int]]]] = []
-        self._blocks: list[list[str]] = [[] for _ in requests]
+        # Of each server the blocks, with the values that this client knows.
+        self._blocks: list[list[tuple[str, Array | None]]] = [[] for _ in requests]
         self.sizes = [0] * len(requests)
         for table, asked in rows.items():
             ids, inverse = kernels.distinct(_checked_ids(table, asked))
@@ -469,16 +543,19 @@ class _Pull:
             self._rows.append((table, ids, inverse, owned))
         for name in blocks:
             block = client._block(name)
-            self._blocks[block.server].append(name)
-            requests[block.server].pull.blocks.add(block=block.name, known=block.known)
+            with client._lock:
+                known, life, value = block.known, block.life, block.value
+            self._blocks[block.server].append((name, value))
+            requests[block.server].pull.blocks.add(block=block.name, known=known, server_incarnation=life)
             self.sizes[block.server] += 4 * math.prod(block.shape)
 
     def joined(self, replies: list[PullReply | None]) -> Pulled:
         """The answers of all servers, as one."""
         rows = {table: Rows(ids, self._values(table, len(ids), owned, replies), inverse)
                 for table, ids, inverse, owned in self._rows}
-        blocks = {name: self._value(name, reply.blocks[i]) for reply, names in zip(replies, self._blocks, strict=True)
-                  if reply is not None for i, name in enumerate(names)}
+        blocks = {name: self._value(name, known, reply.server_incarnation, reply.blocks[i])
+                  for reply, asked in zip(replies, self._blocks, strict=True) if reply is not None
+                  for i, (name, known) in enumerate(asked)}
         return Pulled(rows, blocks, min((reply.rounds for reply in replies if reply is not None), default=0))
 
     def _values(self, table: str, count: int, owned: list[tuple[Part, int]], replies: list[Any]) -> Array:
@@ -492,15 +569,15 @@ class _Pull:
             values[part.order] = found.reshape(-1, width)
         return values
 
-    def _value(self, name: str, reply: BlockValue) -> Array:
+    def _value(self, name: str, known: Array | None, life: int, reply: BlockValue) -> Array:
         block = self._client._blocks[name]
-        if reply.value:
-            value = wire.numbers(reply.value, "<f4", f"block {name}", math.prod(block.shape), copy=False).reshape(block.shape)
-            with self._client._lock:
-                if reply.version + 1 > block.known:
-                    block.known, block.value = reply.version + 1, value
-            return value
-        return block.value  # type: ignore[return-value]
+        if not reply.value:
+            return known  # type: ignore[return-value]
+        value = wire.numbers(reply.value, "<f4", f"block {name}", math.prod(block.shape), copy=False).reshape(block.shape)
+        with self._client._lock:
+            if life != block.life or reply.version + 1 > block.known:
+                block.known, block.life, block.value = reply.version + 1, life, value
+        return value
 
 
 def _checked_ids(table: str, ids: Any) -> Array:

@@ -6,8 +6,10 @@ itself says only how large it is, and the server writes the reply beside it.
 A lane is an anonymous file (memfd_create(2), so only on Linux) that the server opens through /proc. It belongs to nothing else
 and is gone with the two processes; a server lets go of those of processes that have ended. It takes only a file of its own
 user that cannot shrink any more: what is mapped of one that shrinks is no memory.
+
+A lane is known to one life of one server, by a random name: in another life, and at another server, a call that names it is
+refused, and sent again over the network.
 """
-import itertools
 import mmap
 import os
 import secrets
@@ -36,11 +38,11 @@ class Lane:
 
     Attributes:
         capacity: bytes of a request, or of a reply.
-        number: by which the server knows it.
+        name: by which the server knows it.
     """
 
     def __init__(self, file: int, capacity: int):
-        self.capacity, self.number = capacity, 0
+        self.capacity, self.name = capacity, 0
         self._memory = mmap.mmap(file, _HEADER + 2 * capacity)
         self._view = memoryview(self._memory)
 
@@ -77,19 +79,24 @@ class Lanes:
     """The lanes from one client to one server. Safe for threads.
 
     Args:
-        attach: tells the server of a lane; returns the number that it gave, 0 where it is on another machine.
+        attach: tells the server of a lane; returns the name that it gave, 0 where it is on another machine, None where it gave
+            no answer.
         wanted: False for no lanes.
+
+    Attributes:
+        client: the server knows by it whose lanes they are.
     """
 
-    def __init__(self, attach: Callable[[pb.AttachRequest], int], wanted: bool = True):
+    def __init__(self, attach: Callable[[pb.AttachRequest], int | None], wanted: bool = True):
+        self.client = random_name()
         self._attach = attach
         self._possible = wanted and hasattr(os, "memfd_create")
-        self._lock = threading.Lock()
+        self._lock, self._attaching = threading.Lock(), threading.Lock()
         self._free: list[Lane] = []
         self._taken: set[Lane] = set()
 
     def take(self, capacity: int) -> Lane | None:
-        """A lane for a call of so many bytes; None where there is none.
+        """A lane for a call of so many bytes; None where there is none, or another call is making one.
 
         `give` it back after the call; or, when the call had no answer, `drop` it: one may still come.
         """
@@ -99,23 +106,38 @@ class Lanes:
             lane = next((lane for lane in self._free if lane.capacity >= capacity), None)
             if lane is not None:
                 self._free.remove(lane)
-            else:
-                self._free = []  # a wider one does for all calls
-                lane = self._made(capacity)
-            if lane is not None:
                 self._taken.add(lane)
+                return lane
+        if not self._attaching.acquire(blocking=False):
+            return None
+        try:
+            with self._lock:
+                self._free = []  # a wider one does for all calls
+                used = [other.name for other in self._taken]
+            lane = self._made(capacity, used)
+            if lane is not None:
+                with self._lock:
+                    self._taken.add(lane)
             return lane
+        finally:
+            self._attaching.release()
 
     def give(self, lane: Lane) -> None:
         with self._lock:
-            self._taken.discard(lane)
-            self._free.append(lane)
+            if lane in self._taken:  # otherwise the server has started again
+                self._taken.remove(lane)
+                self._free.append(lane)
 
     def drop(self, lane: Lane) -> None:
         with self._lock:
             self._taken.discard(lane)
 
-    def _made(self, capacity: int) -> Lane | None:
+    def forget(self) -> None:
+        """The server has started again, and has none of the lanes."""
+        with self._lock:
+            self._free, self._taken = [], set()
+
+    def _made(self, capacity: int, used: list[int]) -> Lane | None:
         """A new lane that the server knows, too."""
         import fcntl  # not on all systems
         capacity = max(1 << (capacity - 1).bit_length(), 1 << 20)
@@ -129,12 +151,14 @@ class Lanes:
             os.pwrite(file, proof, 0)
             fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
             lane = Lane(file, capacity)
-            lane.number = self._attach(pb.AttachRequest(process=os.getpid(), file=file, proof=proof, capacity=capacity,
-                                                        used=[other.number for other in self._taken]))
+            name = self._attach(pb.AttachRequest(client=self.client, process=os.getpid(), file=file, proof=proof,
+                                                 capacity=capacity, used=used))
         finally:
             os.close(file)
-        self._possible = bool(lane.number)
-        return lane if lane.number else None
+        if name == 0:
+            self._possible = False
+        lane.name = name or 0
+        return lane if name else None
 
 
 # ---- of a server ----
@@ -144,48 +168,50 @@ class Attached:
 
     def __init__(self, largest: int) -> None:
         self._largest = largest
-        self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._lanes: dict[int, Lane] = {}
-        self._lives: dict[tuple[int, int], tuple[int, set[int]]] = {}  # (trainer, incarnation) -> (process, its lanes)
+        self._clients: dict[int, tuple[int, set[int]]] = {}  # client -> (process, its lanes)
 
     def attach(self, request: pb.AttachRequest) -> int:
-        """The number of a new lane; 0 where the file is not found: the caller is on another machine, or is another user."""
+        """The name of a new lane; 0 where the file is not found: the caller is on another machine, or is another user."""
         if request.capacity > self._largest:
             raise TooLargeError(f"a lane of {request.capacity} bytes each way; the limit is {self._largest}")
         lane = _opened(request)
         if lane is None:
             return 0
-        life = request.caller.trainer, request.caller.incarnation
         with self._lock:
-            for other in [k for k, (process, _) in self._lives.items() if not os.path.exists(f"/proc/{process}")]:
-                self._forget(self._lives.pop(other)[1])
-            _, known = self._lives.get(life, (0, set()))
+            for other in [c for c, (process, _) in self._clients.items() if not os.path.exists(f"/proc/{process}")]:
+                self._forget(self._clients.pop(other)[1])
+            _, known = self._clients.get(request.client, (0, set()))
             keep = known & set(request.used)
             if len(keep) >= MOST:
                 return 0
             self._forget(known - keep)
-            number = next(self._numbers)
-            self._lanes[number] = lane
-            self._lives[life] = request.process, keep | {number}
-            return number
+            lane.name = random_name()
+            self._lanes[lane.name] = lane
+            self._clients[request.client] = request.process, keep | {lane.name}
+            return lane.name
 
-    def find(self, number: int) -> Lane:
+    def find(self, name: int) -> Lane:
         """Raises LaneLostError where there is no such lane."""
         with self._lock:
-            if number not in self._lanes:
-                raise LaneLostError(f"there is no lane {number}")
-            return self._lanes[number]
+            if name not in self._lanes:
+                raise LaneLostError(f"there is no lane {name}")
+            return self._lanes[name]
 
-    def leave(self, trainer: int) -> None:
-        """Let go of a trainer's lanes."""
+    def leave(self, client: int) -> None:
+        """Let go of a client's lanes."""
         with self._lock:
-            for life in [k for k in self._lives if k[0] == trainer]:
-                self._forget(self._lives.pop(life)[1])
+            self._forget(self._clients.pop(client, (0, set[int]()))[1])
 
-    def _forget(self, numbers: set[int]) -> None:
-        for number in numbers:
-            self._lanes.pop(number, None)
+    def _forget(self, names: set[int]) -> None:
+        for name in names:
+            self._lanes.pop(name, None)
+
+
+def random_name() -> int:
+    """One of 2**63, and not 0."""
+    return secrets.randbits(63) + 1
 
 
 def _opened(request: pb.AttachRequest) -> Lane | None:

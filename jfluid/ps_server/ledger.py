@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from jfluid import errors
+from jfluid.ps_server import waits
 from jfluid.ps_server.refusals import StateError, TooLargeError
 
 # How far a sequence may run ahead of the first that the trainer has no answer for.
@@ -42,16 +43,17 @@ class _Trainer:
         return sequence <= self.through or sequence in self.beyond
 
     def record(self, sequence: int) -> None:
-        self.beyond.add(sequence)
+        if sequence > self.through:  # otherwise the trainer has given it up meanwhile
+            self.beyond.add(sequence)
         while self.through + 1 in self.beyond:
             self.through += 1
             self.beyond.remove(self.through)
 
     def forget(self, outstanding: int) -> int:
-        """Move `through` up to before `outstanding`; returns how many sequences of those were never applied here."""
+        """Move `through` up to before `outstanding`; returns how many sequences of those never came here."""
         if outstanding - 1 <= self.through:
             return 0
-        known = {s for s in self.beyond if s < outstanding}
+        known = {s for s in self.beyond | self.running if self.through < s < outstanding}
         lost = outstanding - 1 - self.through - len(known)
         self.beyond -= known
         self.through = outstanding - 1
@@ -78,15 +80,17 @@ class Ledger:
         self._trainers: dict[int, _Trainer] = {}
         self._changed = threading.Condition()
 
-    def begin(self, call: Call) -> bool:
+    def begin(self, call: Call, alive: waits.Alive = waits.always) -> bool:
         """Whether the mutation is to be applied; then `commit` or `abort` must follow.
 
-        A duplicate of one that is being applied waits for its end. Raises StateError for an earlier incarnation, and
-        ServerError for sequences that cannot be.
+        A duplicate of one that is being applied waits for its end. Raises StateError for an earlier incarnation, or when the
+        caller has gone, and ServerError for sequences that cannot be.
         """
         with self._changed:
-            while call.sequence in (entry := self._entry(call)).running:
-                self._changed.wait()
+            entry = self._entry(call)
+            if call.sequence in entry.running:
+                waits.wait(self._changed, lambda: call.sequence not in self._entry(call).running, alive)
+                entry = self._entry(call)
             if entry.applied(call.sequence):
                 return False
             entry.running.add(call.sequence)
@@ -108,9 +112,9 @@ class Ledger:
             self._changed.notify_all()
 
     @contextlib.contextmanager
-    def once(self, call: Call) -> Iterator[bool]:
+    def once(self, call: Call, alive: waits.Alive = waits.always) -> Iterator[bool]:
         """Yields whether the mutation is to be applied, and commits it, or aborts it when the block raises."""
-        if not self.begin(call):
+        if not self.begin(call, alive):
             yield False
             return
         try:

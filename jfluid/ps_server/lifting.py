@@ -243,6 +243,7 @@ class Pulled:
                 rest.append(data[field.begin:field.end])
         small = pb.PullReply.FromString(b"".join(rest))
         self.rounds, self.server_incarnation = small.rounds, small.server_incarnation
+        self.durable, self.counted = small.durable, small.counted
 
 
 class Exchanged:

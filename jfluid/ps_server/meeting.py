@@ -9,30 +9,36 @@ from typing import Literal
 import numpy as np
 
 from jfluid import errors
+from jfluid.ps_server import waits
 from jfluid.ps_server.ledger import Call
 from jfluid.ps_server.refusals import JobFailedError, RollbackError, StateError
 from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate, Store
 from jfluid.ps_server.table import merge
 
-# How long a waiting call sleeps before it looks whether its caller is still there.
-_LOOK_S = 0.5
+# For how long a goodbye is answered again after the last one, where a trainer has not said that it has its answer.
+_GOODBYE_S = 5.0
 logger = logging.getLogger(__name__)
 
 
 @dataclass
 class _Deposit:
+    """The gradients of one trainer for the round that comes next; then `applied`, or `refused` for a reason."""
+
     call: Call
     rows: list[RowsUpdate]
     blocks: list[BlockUpdate]
     confirmed: bool
     state: bytes
+    applied: bool = False
+    refused: str = ""
 
 
 @dataclass
 class _Trainer:
     heard_s: float
     incarnation: int
-    state: Literal["at work", "silent", "left"] = "at work"
+    state: Literal["expected", "at work", "silent", "left"] = "at work"
+    knows: bool = False  # that it has left: it has the answer to its goodbye
 
 
 @dataclass
@@ -45,12 +51,15 @@ class Meeting:
     """Barriers and rounds of `trainers` trainers, numbered from 0. Safe for threads.
 
     A barrier, and a round, waits for every trainer but those that have left (and, with "leave out", those that fell silent).
-    A trainer that was never heard is waited for: it may be starting.
+    In a new job a trainer that was never heard is waited for without limit: it may be starting, or waiting for a host. After a
+    server was restored one that is not heard may also be gone: it has `start_s`.
 
     Args:
         silence_s: a trainer not heard for longer than this is silent.
         on_silence: "fail" fails the job: all that wait, and all that come, are refused with the name of the trainer;
-            "leave out" goes on without it until it is heard again.
+            "leave out" goes on without it until it is heard again. Gradients that it has left for a round, and not confirmed,
+            are refused when the round is applied without them.
+        start_s: a trainer not heard for longer than this since `resume` is silent, too.
 
     Attributes:
         failed: why the job has failed; empty while it has not.
@@ -59,8 +68,10 @@ class Meeting:
     """
 
     def __init__(self, store: Store, trainers: int, silence_s: float = 60.0,
-                 on_silence: Literal["fail", "leave out"] = "fail", clock: Callable[[], float] = time.monotonic):
+                 on_silence: Literal["fail", "leave out"] = "fail", clock: Callable[[], float] = time.monotonic,
+                 start_s: float = 600.0):
         self.store, self.trainers, self.silence_s, self.on_silence = store, trainers, silence_s, on_silence
+        self.start_s = max(start_s, silence_s)
         self.failed = ""
         self.on_leave: Callable[[], None] = lambda: None
         self.on_round: Callable[[int], None] = lambda number: None
@@ -68,20 +79,30 @@ class Meeting:
         self._known: dict[int, _Trainer] = {}
         self._barriers: dict[str, _Barrier] = {}
         self._deposits: dict[int, _Deposit] = {}
+        self._left_out: dict[int, int] = {}  # trainer -> the last round that was applied without what it had left for it
         self._changed = threading.Condition()
 
     # ---- who is there ----
 
     def heard(self, trainer: int, incarnation: int) -> None:
         """A call of this trainer arrived. Raises ServerError for a number that no trainer has, StateError for an ended
-        incarnation, JobFailedError when the job has failed."""
+        incarnation, JobFailedError when the job has failed.
+
+        Incarnation 0 is one that has yet to ask for its own: what is known of an earlier one stays, and it is not silent.
+        """
         if not 0 <= trainer < self.trainers:
             raise errors.ServerError(f"trainer {trainer}: this job has {self.trainers} trainers, numbered from 0")
         with self._changed:
             self._check()
             known = self._known.get(trainer)
-            if known is None or incarnation > known.incarnation:
+            if incarnation == 0:
+                if known is not None:
+                    known.heard_s = self._clock()
+            elif known is None or incarnation > known.incarnation:
                 self._known[trainer] = _Trainer(self._clock(), incarnation)
+                self._left_out.pop(trainer, None)
+                for barrier in self._barriers.values():
+                    barrier.waiting.pop(trainer, None)
                 self._changed.notify_all()
             elif incarnation < known.incarnation:
                 raise StateError(f"trainer {trainer}: incarnation {incarnation} has ended; incarnation {known.incarnation} is "
@@ -90,15 +111,29 @@ class Meeting:
                 known.heard_s = self._clock()
                 if known.state == "silent":
                     logger.warning("trainer %d is heard again", trainer)
+                if known.state != "left":
                     known.state = "at work"
 
-    def leave(self, trainer: int) -> None:
-        """This trainer will not come again (in this incarnation)."""
+    def incarnation(self, trainer: int) -> int:
+        """The highest incarnation of a trainer that was ever heard here; 0 for none."""
         with self._changed:
-            if trainer in self._known:
-                self._known[trainer].state = "left"
+            known = self._known.get(trainer)
+            return max(known.incarnation if known else 0, self.store.ledger.through(trainer)[0])
+
+    def leave(self, trainer: int, knows: bool = False) -> None:
+        """This trainer will not come again (in this incarnation). Saying so again is harmless.
+
+        Args:
+            knows: it has the answer to its goodbye, and will not say it again.
+        """
+        with self._changed:
+            known = self._known.get(trainer)
+            leaves = known is not None and known.state != "left"
+            if known is not None:
+                known.state, known.knows = "left", known.knows or knows
             self._meet()
-        self.on_leave()
+        if leaves:
+            self.on_leave()
 
     def at_work(self) -> list[int]:
         """The trainers that were heard and have not left or fallen silent."""
@@ -111,23 +146,34 @@ class Meeting:
         with self._changed:
             return len(self._known) == self.trainers and all(known.state == "left" for known in self._known.values())
 
+    @property
+    def finished(self) -> bool:
+        """Whether the job is over and no trainer is going to ask again whether its goodbye has arrived."""
+        with self._changed:
+            if not self.over:
+                return False
+            heard_s = max(known.heard_s for known in self._known.values())
+            return all(known.knows for known in self._known.values()) or self._clock() - heard_s > _GOODBYE_S
+
     def look_for_silence(self) -> None:
         """Find trainers that have been silent for too long. To be called every now and then."""
         with self._changed:
             for number, known in self._known.items():
                 silent_s = self._clock() - known.heard_s
-                if known.state != "at work" or silent_s <= self.silence_s:
+                limit_s, since = (self.start_s, " since the server was restored") if known.state == "expected" else \
+                    (self.silence_s, "")
+                if known.state not in ("expected", "at work") or silent_s <= limit_s:
                     continue
                 known.state = "silent"
-                logger.warning("trainer %d has been silent for %.0f s", number, silent_s)
+                logger.warning("trainer %d has been silent for %.0f s%s", number, silent_s, since)
                 if self.on_silence == "fail":
-                    self._fail(f"trainer {number} has been silent for {silent_s:.0f} s (limit {self.silence_s:g} s)")
+                    self._fail(f"trainer {number} has been silent for {silent_s:.0f} s{since} (limit {limit_s:g} s)")
             self._meet()
 
     def _fail(self, why: str) -> None:
         self.failed = self.failed or why
         for deposit in self._deposits.values():
-            self.store.ledger.abort(deposit.call)
+            self._refuse(deposit, self.failed)
         self._deposits = {}
         self._changed.notify_all()
 
@@ -136,7 +182,7 @@ class Meeting:
             raise JobFailedError(f"the job has failed: {self.failed}")
 
     def _awaited(self) -> set[int]:
-        return {t for t in range(self.trainers) if t not in self._known or self._known[t].state == "at work"}
+        return {t for t in range(self.trainers) if t not in self._known or self._known[t].state in ("expected", "at work")}
 
     def _meet(self) -> None:
         """Let those go on for whom nobody is missing any more."""
@@ -151,25 +197,34 @@ class Meeting:
             self._apply_round()
         self._changed.notify_all()
 
-    def _wait(self, done: Callable[[], bool], alive: Callable[[], bool]) -> None:
+    def _wait(self, done: Callable[[], bool], alive: waits.Alive) -> None:
         """Wait for `done`, as long as the caller is there. Raises JobFailedError when the job fails meanwhile."""
-        while not done():
+        def met() -> bool:
+            if done():
+                return True
             self._check()
-            self._changed.wait(_LOOK_S)
-            if not alive():
-                raise StateError("the caller has gone")
+            return False
+        waits.wait(self._changed, met, alive)
 
     # ---- barriers ----
 
-    def barrier(self, trainer: int, name: str, number: int, alive: Callable[[], bool] = lambda: True) -> None:
-        """Wait until all trainers have come to passage `number` (from 1) of the barrier. Coming again is harmless."""
+    def barrier(self, trainer: int, name: str, number: int, alive: waits.Alive = waits.always, passed: bool = False) -> None:
+        """Wait until all trainers have come to passage `number` (from 1) of the barrier. Coming again is harmless.
+
+        Args:
+            passed: the trainer has passed it, so that all had come, at a server in whose place this one is.
+        """
         if number < 1 or not name or len(name) > 256:
             raise errors.ServerError(f"barrier: expected a name and a number from 1, found {name[:256]!r} and {number}")
         with self._changed:
             if name not in self._barriers and len(self._barriers) >= 4096:
                 raise errors.ServerError("barrier: this job has 4096 barriers and makes no more")
             barrier = self._barriers.setdefault(name, _Barrier())
-            if number > barrier.passed:
+            if passed:
+                barrier.passed = max(barrier.passed, number)
+                barrier.waiting = {t: n for t, n in barrier.waiting.items() if n > barrier.passed}
+                self._changed.notify_all()
+            elif number > barrier.passed:
                 barrier.waiting[trainer] = number
                 self._meet()
             self._wait(lambda: barrier.passed >= number, alive)
@@ -177,49 +232,71 @@ class Meeting:
     # ---- rounds ----
 
     def deposit(self, call: Call, number: int, rows: list[RowsUpdate], blocks: list[BlockUpdate],
-                alive: Callable[[], bool] = lambda: True, hold: bool = False, state: bytes = b"") -> bool:
+                alive: waits.Alive = waits.always, hold: bool = False, state: bytes = b"") -> bool:
         """Give this trainer's gradients to round `number`, and wait until it was applied; False for a duplicate.
 
         With `hold` they wait for `confirm`, and this call does not wait. With the round the store takes the trainer's `state`.
 
         The gradients of all trainers are added up in the order of their numbers and divided by how many they are. A trainer
-        that starts again takes the place of its earlier incarnation. Raises StateError for a round that is not the next:
-        RollbackError where those between are missing.
+        that starts again takes the place of its earlier incarnation. Raises StateError when the round is applied without these
+        gradients, or is not the next: RollbackError where those between are missing.
         """
         updates: list[RowsUpdate | BlockUpdate] = [*rows, *blocks]
         if any(update.change != Change.GRADIENT for update in updates):
             raise errors.ServerError("a round takes gradients only; send other changes with round 0")
         with self._changed:
             there = self._deposits.get(call.trainer)
-            if hold and there and there.call[:3] == call[:3]:
+            if there is not None and there.call[:3] == call[:3]:
+                self._settle(there, hold, alive)
                 return False
-        if not self.store.ledger.begin(call):
+        if not self.store.ledger.begin(call, alive):
             self.wait_for_round(number, alive)
             return False
         with self._changed:
-            earlier = self._deposits.get(call.trainer)
-            if number != self.store.rounds + 1 or (earlier and earlier.call.incarnation >= call.incarnation):
-                self.store.ledger.abort(call)
+            try:
+                self._check()
+                earlier = self._deposits.get(call.trainer)
                 if number > self.store.rounds + 1:
                     raise _rollback(call.trainer, number, self.store.rounds)
-                raise StateError(f"trainer {call.trainer}: gradients of round {number}: round {self.store.rounds + 1} comes "
-                                 "next" + ", and has this trainer's already" * bool(earlier))
+                if number != self.store.rounds + 1 or (earlier and earlier.call.incarnation >= call.incarnation):
+                    raise StateError(f"trainer {call.trainer}: gradients of round {number}: round {self.store.rounds + 1} "
+                                     "comes next" + ", and has this trainer's already" * bool(earlier))
+            except errors.ServerError:
+                self.store.ledger.abort(call)
+                raise
             if earlier:
-                self.store.ledger.abort(earlier.call)
-            self._deposits[call.trainer] = _Deposit(call, rows, blocks, confirmed=not hold, state=state)
-            self._meet()
-        if hold:
-            return True
-        # When the caller goes, its deposit stays: the next attempt finds it under way, or applied.
-        self.wait_for_round(number, alive)
+                self._refuse(earlier, f"trainer {call.trainer}: incarnation {earlier.call.incarnation} has ended")
+            there = self._deposits[call.trainer] = _Deposit(call, rows, blocks, not hold, state)
+            # When the caller goes, its deposit stays: the next attempt finds it.
+            self._settle(there, hold, alive)
         return True
+
+    def _settle(self, deposit: _Deposit, hold: bool, alive: waits.Alive) -> None:
+        """Unless it is to be held, let a deposit be applied, and wait for that. Raises StateError where it was not."""
+        if hold:
+            return
+        deposit.confirmed = True
+        self._meet()
+        self._wait(lambda: deposit.applied or bool(deposit.refused), alive)
+        if deposit.refused:
+            self._check()
+            raise StateError(deposit.refused)
+
+    def _refuse(self, deposit: _Deposit, why: str) -> None:
+        """A deposit will not be applied."""
+        deposit.refused = why
+        self.store.ledger.abort(deposit.call)
 
     def confirm(self, trainer: int, number: int) -> None:
         """All servers have this trainer's gradients of round `number`: they may be applied. Again, or late, is harmless.
 
-        Raises StateError where they are not here.
+        Raises StateError where they are not here, or the round was applied without them, JobFailedError when the job has
+        failed.
         """
         with self._changed:
+            self._check()
+            if number == self._left_out.get(trainer):
+                raise StateError(_without(trainer, number))
             if number <= self.store.rounds:
                 return
             if number > self.store.rounds + 1:
@@ -242,19 +319,26 @@ class Meeting:
         with self._changed:
             return {t: known.incarnation for t, known in self._known.items() if known.state == "left"}
 
-    def restore_left(self, left: Mapping[int, int]) -> None:
-        """Take over who had left when a snapshot was written."""
+    def resume(self, left: Mapping[int, int]) -> None:
+        """This server was started again: those that had left when its snapshot was written have, and of the others, who may
+        have left since, the silence counts from now."""
         with self._changed:
-            for trainer, incarnation in left.items():
-                self._known.setdefault(trainer, _Trainer(self._clock(), incarnation, "left"))
+            for trainer in range(self.trainers):
+                heard = _Trainer(self._clock(), left[trainer], "left", knows=True) if trainer in left else \
+                    _Trainer(self._clock(), self.store.ledger.through(trainer)[0], "expected")
+                self._known.setdefault(trainer, heard)
 
-    def wait_for_round(self, number: int, alive: Callable[[], bool] = lambda: True) -> None:
+    def wait_for_round(self, number: int, alive: waits.Alive = waits.always) -> None:
         """Wait until round `number` was applied."""
         with self._changed:
             self._wait(lambda: self.store.rounds >= number, alive)
 
     def _apply_round(self) -> None:
         deposits = [self._deposits[t] for t in sorted(self._deposits) if self._deposits[t].confirmed]
+        for trainer, deposit in self._deposits.items():
+            if not deposit.confirmed:  # of one that is silent, or has left
+                self._left_out[trainer] = self.store.rounds + 1
+                self._refuse(deposit, _without(trainer, self.store.rounds + 1))
         self._deposits = {}
         try:
             with self.store.changing():
@@ -265,7 +349,16 @@ class Meeting:
             self.on_round(self.store.rounds)
         except Exception as error:
             logger.exception("round %d could not be applied", self.store.rounds + 1)
+            self._deposits = {deposit.call.trainer: deposit for deposit in deposits}
             self._fail(f"round {self.store.rounds + 1} could not be applied: {error}")
+            return
+        for deposit in deposits:
+            deposit.applied = True
+
+
+def _without(trainer: int, number: int) -> str:
+    return (f"trainer {trainer}: round {number} was applied without its gradients, which it had not confirmed; start it "
+            "again, and it goes on with the round that comes next")
 
 
 def _rollback(trainer: int, number: int, applied: int) -> RollbackError:

@@ -111,26 +111,30 @@ class RowsWanted(_message.Message):
     def __init__(self, table: _Optional[str] = ..., ids: _Optional[bytes] = ..., counts: _Optional[bytes] = ...) -> None: ...
 
 class BlockWanted(_message.Message):
-    __slots__ = ("block", "known")
+    __slots__ = ("block", "known", "server_incarnation")
     BLOCK_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
+    SERVER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     block: str
     known: int
-    def __init__(self, block: _Optional[str] = ..., known: _Optional[int] = ...) -> None: ...
+    server_incarnation: int
+    def __init__(self, block: _Optional[str] = ..., known: _Optional[int] = ..., server_incarnation: _Optional[int] = ...) -> None: ...
 
 class PullRequest(_message.Message):
-    __slots__ = ("caller", "round", "rows", "blocks", "confirm")
+    __slots__ = ("caller", "round", "rows", "blocks", "confirm", "server_incarnation")
     CALLER_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     CONFIRM_FIELD_NUMBER: _ClassVar[int]
+    SERVER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     caller: Caller
     round: int
     rows: _containers.RepeatedCompositeFieldContainer[RowsWanted]
     blocks: _containers.RepeatedCompositeFieldContainer[BlockWanted]
     confirm: bool
-    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., round: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[RowsWanted, _Mapping]]] = ..., blocks: _Optional[_Iterable[_Union[BlockWanted, _Mapping]]] = ..., confirm: bool = ...) -> None: ...
+    server_incarnation: int
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., round: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[RowsWanted, _Mapping]]] = ..., blocks: _Optional[_Iterable[_Union[BlockWanted, _Mapping]]] = ..., confirm: bool = ..., server_incarnation: _Optional[int] = ...) -> None: ...
 
 class BlockValue(_message.Message):
     __slots__ = ("version", "value")
@@ -141,16 +145,20 @@ class BlockValue(_message.Message):
     def __init__(self, version: _Optional[int] = ..., value: _Optional[bytes] = ...) -> None: ...
 
 class PullReply(_message.Message):
-    __slots__ = ("rows", "blocks", "rounds", "server_incarnation")
+    __slots__ = ("rows", "blocks", "rounds", "server_incarnation", "durable", "counted")
     ROWS_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
     SERVER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    DURABLE_FIELD_NUMBER: _ClassVar[int]
+    COUNTED_FIELD_NUMBER: _ClassVar[int]
     rows: _containers.RepeatedScalarFieldContainer[bytes]
     blocks: _containers.RepeatedCompositeFieldContainer[BlockValue]
     rounds: int
     server_incarnation: int
-    def __init__(self, rows: _Optional[_Iterable[bytes]] = ..., blocks: _Optional[_Iterable[_Union[BlockValue, _Mapping]]] = ..., rounds: _Optional[int] = ..., server_incarnation: _Optional[int] = ...) -> None: ...
+    durable: int
+    counted: bool
+    def __init__(self, rows: _Optional[_Iterable[bytes]] = ..., blocks: _Optional[_Iterable[_Union[BlockValue, _Mapping]]] = ..., rounds: _Optional[int] = ..., server_incarnation: _Optional[int] = ..., durable: _Optional[int] = ..., counted: bool = ...) -> None: ...
 
 class ExchangeRequest(_message.Message):
     __slots__ = ("push", "pull")
@@ -169,20 +177,20 @@ class ExchangeReply(_message.Message):
     def __init__(self, push: _Optional[_Union[PushReply, _Mapping]] = ..., pull: _Optional[_Union[PullReply, _Mapping]] = ...) -> None: ...
 
 class AttachRequest(_message.Message):
-    __slots__ = ("caller", "process", "file", "proof", "capacity", "used")
-    CALLER_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("client", "process", "file", "proof", "capacity", "used")
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
     PROCESS_FIELD_NUMBER: _ClassVar[int]
     FILE_FIELD_NUMBER: _ClassVar[int]
     PROOF_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_FIELD_NUMBER: _ClassVar[int]
     USED_FIELD_NUMBER: _ClassVar[int]
-    caller: Caller
+    client: int
     process: int
     file: int
     proof: bytes
     capacity: int
     used: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., process: _Optional[int] = ..., file: _Optional[int] = ..., proof: _Optional[bytes] = ..., capacity: _Optional[int] = ..., used: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, client: _Optional[int] = ..., process: _Optional[int] = ..., file: _Optional[int] = ..., proof: _Optional[bytes] = ..., capacity: _Optional[int] = ..., used: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class AttachReply(_message.Message):
     __slots__ = ("lane",)
@@ -209,14 +217,16 @@ class LocalReply(_message.Message):
     def __init__(self, bytes: _Optional[int] = ..., reply: _Optional[bytes] = ...) -> None: ...
 
 class LookUpRequest(_message.Message):
-    __slots__ = ("table", "ids", "slot")
+    __slots__ = ("table", "ids", "slot", "server_incarnation")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
+    SERVER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     table: str
     ids: bytes
     slot: str
-    def __init__(self, table: _Optional[str] = ..., ids: _Optional[bytes] = ..., slot: _Optional[str] = ...) -> None: ...
+    server_incarnation: int
+    def __init__(self, table: _Optional[str] = ..., ids: _Optional[bytes] = ..., slot: _Optional[str] = ..., server_incarnation: _Optional[int] = ...) -> None: ...
 
 class LookUpReply(_message.Message):
     __slots__ = ("values",)
@@ -233,14 +243,16 @@ class Chunk(_message.Message):
     def __init__(self, total: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class BarrierRequest(_message.Message):
-    __slots__ = ("caller", "name", "number")
+    __slots__ = ("caller", "name", "number", "passed")
     CALLER_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
+    PASSED_FIELD_NUMBER: _ClassVar[int]
     caller: Caller
     name: str
     number: int
-    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., name: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
+    passed: bool
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., name: _Optional[str] = ..., number: _Optional[int] = ..., passed: bool = ...) -> None: ...
 
 class BarrierReply(_message.Message):
     __slots__ = ()
@@ -331,7 +343,7 @@ class TableStatus(_message.Message):
     def __init__(self, rows: _Optional[int] = ..., waiting: _Optional[int] = ..., bytes: _Optional[int] = ..., step: _Optional[int] = ..., spec: _Optional[bytes] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("server", "servers", "server_incarnation", "rounds", "lost", "incarnation", "through", "tables", "blocks", "trainers", "snapshot", "confirmed")
+    __slots__ = ("server", "servers", "server_incarnation", "rounds", "lost", "incarnation", "through", "tables", "blocks", "trainers", "snapshot", "confirmed", "latest")
     class TablesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -358,6 +370,7 @@ class StatusReply(_message.Message):
     TRAINERS_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     CONFIRMED_FIELD_NUMBER: _ClassVar[int]
+    LATEST_FIELD_NUMBER: _ClassVar[int]
     server: int
     servers: int
     server_incarnation: int
@@ -370,17 +383,28 @@ class StatusReply(_message.Message):
     trainers: _containers.RepeatedScalarFieldContainer[int]
     snapshot: str
     confirmed: bool
-    def __init__(self, server: _Optional[int] = ..., servers: _Optional[int] = ..., server_incarnation: _Optional[int] = ..., rounds: _Optional[int] = ..., lost: _Optional[int] = ..., incarnation: _Optional[int] = ..., through: _Optional[int] = ..., tables: _Optional[_Mapping[str, TableStatus]] = ..., blocks: _Optional[_Mapping[str, int]] = ..., trainers: _Optional[_Iterable[int]] = ..., snapshot: _Optional[str] = ..., confirmed: bool = ...) -> None: ...
+    latest: int
+    def __init__(self, server: _Optional[int] = ..., servers: _Optional[int] = ..., server_incarnation: _Optional[int] = ..., rounds: _Optional[int] = ..., lost: _Optional[int] = ..., incarnation: _Optional[int] = ..., through: _Optional[int] = ..., tables: _Optional[_Mapping[str, TableStatus]] = ..., blocks: _Optional[_Mapping[str, int]] = ..., trainers: _Optional[_Iterable[int]] = ..., snapshot: _Optional[str] = ..., confirmed: bool = ..., latest: _Optional[int] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
-    __slots__ = ("caller",)
+    __slots__ = ("caller", "client", "knows")
     CALLER_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    KNOWS_FIELD_NUMBER: _ClassVar[int]
     caller: Caller
-    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ...) -> None: ...
+    client: int
+    knows: bool
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., client: _Optional[int] = ..., knows: bool = ...) -> None: ...
 
 class LeaveReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("durable", "durable_pulls", "over")
+    DURABLE_FIELD_NUMBER: _ClassVar[int]
+    DURABLE_PULLS_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
+    durable: int
+    durable_pulls: int
+    over: bool
+    def __init__(self, durable: _Optional[int] = ..., durable_pulls: _Optional[int] = ..., over: bool = ...) -> None: ...
 
 class RecoveryRequest(_message.Message):
     __slots__ = ()

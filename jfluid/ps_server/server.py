@@ -19,8 +19,11 @@ from jfluid.ps_server.store import Store
 from jfluid.security import secret
 
 logger = logging.getLogger(__name__)
-# Connections that never speak HTTP/2, and those without a call for long, are closed: a client connects again.
-_OPTIONS = [*wire.OPTIONS, ("grpc.server_handshake_timeout_ms", 10_000), ("grpc.max_connection_idle_ms", 300_000)]
+# Connections that never speak HTTP/2, and those without a call for long, are closed: a client connects again. So are those
+# whose client answers no ping: it has gone without a word, and its calls must not wait for ever.
+_OPTIONS = [*wire.OPTIONS, ("grpc.server_handshake_timeout_ms", 10_000), ("grpc.max_connection_idle_ms", 300_000),
+            ("grpc.keepalive_time_ms", 20_000), ("grpc.keepalive_timeout_ms", 20_000),
+            ("grpc.http2.min_ping_interval_without_data_ms", 10_000)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
@@ -34,6 +37,8 @@ class Settings(specs.Spec):
         trainers: how many there are in the job.
         silence_s: a trainer not heard for longer than this many seconds is silent.
         on_silence: then the job fails, or goes on without it.
+        start_s: a trainer not heard for longer than this many seconds since the server was restored is silent, too. (In a new
+            job a trainer may come as late as it likes.)
         end_with_trainers: whether `Server.wait` returns when all trainers have left.
         save_root: snapshots are written and read below this folder only, whatever a call asks for; None for anywhere.
         max_rows, max_bytes: what the tables of this server may hold together; None for no bound. See specs.TableSpec, whose
@@ -52,6 +57,7 @@ class Settings(specs.Spec):
     trainers: Annotated[int, Field(ge=1, le=65536)] = 1
     silence_s: Annotated[float, Field(gt=0)] = 60.0
     on_silence: Literal["fail", "leave out"] = "fail"
+    start_s: Annotated[float, Field(gt=0)] = 600.0
     end_with_trainers: bool = False
     save_root: Path | None = None
     max_rows: specs.Bound = None
@@ -78,10 +84,11 @@ class Server:
             raise errors.ServerError(f"server: expected a number below {settings.servers}, found {settings.server}")
         self.settings, self.store = settings, store if store is not None else Store()
         self.store.cap.most_rows, self.store.cap.most_bytes = settings.max_rows, settings.max_bytes
-        self.meeting = Meeting(self.store, settings.trainers, settings.silence_s, settings.on_silence)
+        self.meeting = Meeting(self.store, settings.trainers, settings.silence_s, settings.on_silence,
+                               start_s=settings.start_s)
         self.service = Service(self.store, self.meeting, settings.server, settings.servers,
                                save_root=settings.save_root)
-        # A call that waits for other trainers keeps its thread.
+        # A call that waits for other trainers keeps its thread, as long as its caller is there.
         threads = ThreadPoolExecutor(16 + 4 * settings.trainers, thread_name_prefix="jfluid-ps")
         self._grpc = grpc.server(threads, interceptors=[Guard(settings.token)], options=_OPTIONS)
         self._grpc.add_generic_rpc_handlers((self.service.handlers(),))
@@ -118,7 +125,7 @@ class Server:
     def _watch_trainers(self) -> None:
         while not self._ended.wait(min(self.settings.silence_s / 4, 1.0)):
             self.meeting.look_for_silence()
-            if self.settings.end_with_trainers and self.meeting.over:
+            if self.settings.end_with_trainers and self.meeting.finished:
                 logger.info("all trainers have left")
                 self._ended.set()
             if self.settings.end_with_trainers and self.meeting.failed:

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 from jfluid import errors
 from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server import snapshot, specs, wire
-from jfluid.ps_server.lane import Attached, Lane, LaneLostError
+from jfluid.ps_server.lane import Attached, Lane, LaneLostError, random_name
 from jfluid.ps_server.meeting import Meeting
 from jfluid.ps_server.metrics import Metrics
 from jfluid.ps_server.refusals import (
@@ -32,6 +32,7 @@ from jfluid.ps_server.refusals import (
 )
 from jfluid.ps_server.round_snapshots import RoundSnapshots
 from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate, Store, Wanted
+from jfluid.ps_server.waits import Alive, always, held
 
 CODES: dict[type[Exception], grpc.StatusCode] = {
     UnknownNameError: grpc.StatusCode.NOT_FOUND, TooLargeError: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -40,13 +41,7 @@ CODES: dict[type[Exception], grpc.StatusCode] = {
     JobFailedError: grpc.StatusCode.ABORTED, LaneLostError: grpc.StatusCode.UNAVAILABLE,
     errors.ServerError: grpc.StatusCode.INVALID_ARGUMENT, OSError: grpc.StatusCode.INTERNAL,
     MemoryError: grpc.StatusCode.RESOURCE_EXHAUSTED, Exception: grpc.StatusCode.INTERNAL}
-Alive = Callable[[], bool]
 logger = logging.getLogger(__name__)
-
-
-def always() -> bool:
-    """A caller that is there."""
-    return True
 
 
 class Service:
@@ -67,7 +62,7 @@ class Service:
         self.store, self.meeting, self.server, self.servers = store, meeting, server, servers
         self.metrics = metrics or Metrics(store)
         self.save_root = None if save_root is None else Path(os.path.realpath(save_root))
-        self.incarnation = time.time_ns()
+        self.incarnation = random_name()  # of this life of the server; 0 stands for any
         self.snapshot = ""
         self._lanes = Attached(wire.LARGEST_MESSAGE)
         self.ready = threading.Event()
@@ -110,7 +105,7 @@ class Service:
             with self.metrics.waiting("round"):
                 applied = self.meeting.deposit(call, request.round, rows, blocks, alive, request.hold, request.state)
         else:
-            with self.store.once(call) as applied:
+            with self.store.once(call, alive) as applied:
                 if applied:
                     self.store.apply(rows, blocks, call.trainer)
         if applied:
@@ -126,7 +121,10 @@ class Service:
 
     def _heard(self, caller: pb.Caller) -> None:
         self.meeting.heard(caller.trainer, caller.incarnation)
-        if caller.server_incarnation not in (0, self.incarnation):
+        self._meant(caller.server_incarnation)
+
+    def _meant(self, incarnation: int) -> None:
+        if incarnation not in (0, self.incarnation):
             raise RestartedError(f"this server has started again, as incarnation {self.incarnation}")
 
     def _observe_staleness(self, held: Any, name: str, step: int, trainer: int) -> None:
@@ -139,6 +137,7 @@ class Service:
         call = wire.call_of(request.caller) if request.HasField("caller") else None
         if call:
             self._heard(request.caller)
+        self._meant(request.server_incarnation)
         wanted = wire.wanted_rows(request, self.store, limit)
         if request.confirm:
             if call is None:
@@ -149,7 +148,7 @@ class Service:
                 self.meeting.wait_for_round(request.round, alive)
         reply = wire.PullReply(self.store.rounds, self.incarnation)
         if call and wanted:
-            with self.store.shown.once(call) as first:
+            with self.store.shown.once(call, alive) as first:
                 self._read(wanted, first, reply)
             for table, _, _ in wanted:
                 self._pulled.setdefault(table, {})[call.trainer] = table.step
@@ -157,7 +156,7 @@ class Service:
             self._read(wanted, False, reply)
         for message in request.blocks:
             value, version = self.store.read(message.block, call.trainer if call else None)
-            known = message.known == version + 1
+            known = message.known == version + 1 and message.server_incarnation == self.incarnation
             if call:
                 self._pulled.setdefault(self.store.block(message.block), {})[call.trainer] = version
             reply.blocks.append((version, None if known else np.ascontiguousarray(value, "<f4")))
@@ -178,6 +177,7 @@ class Service:
         return wire.ExchangeReply(push, self.pull(request.pull, alive, limit))
 
     def look_up(self, request: pb.LookUpRequest, alive: Alive = always) -> pb.LookUpReply:
+        self._meant(request.server_incarnation)
         table = self.store.table(request.table)
         ids = wire.numbers(request.ids, "<i8", f"table {request.table}: ids")
         wire.check_size(4 * len(ids) * table.spec.width + wire.OVERHEAD, wire.LARGEST_MESSAGE)
@@ -191,12 +191,13 @@ class Service:
         return pb.LookUpReply(values=slots[request.slot].tobytes())
 
     def shrink(self, request: pb.ShrinkRequest, alive: Alive = always) -> pb.ShrinkReply:
-        call, table = wire.call_of(request.caller), self.store.table(request.table)
-        self.meeting.heard(call.trainer, call.incarnation)
+        call = wire.call_of(request.caller)
+        self._heard(request.caller)
+        table = self.store.table(request.table)
         if request.age < 1:
             raise errors.ServerError(f"table {request.table}: age: expected at least 1 step, found 0")
-        with self.store.once(call) as first:
-            return pb.ShrinkReply(rows=table.shrink(min(request.age, table.step + 1)) if first else 0)
+        with self.store.once(call, alive) as first:
+            return pb.ShrinkReply(rows=table.shrink(min(request.age, table.step + 1), alive) if first else 0)
 
     # ---- trainers ----
 
@@ -205,9 +206,9 @@ class Service:
         return pb.AttachReply(lane=self._lanes.attach(request))
 
     def barrier(self, request: pb.BarrierRequest, alive: Alive = always) -> pb.BarrierReply:
-        self.meeting.heard(request.caller.trainer, request.caller.incarnation)
+        self._heard(request.caller)
         with self.metrics.waiting("barrier"):
-            self.meeting.barrier(request.caller.trainer, request.name, request.number, alive)
+            self.meeting.barrier(request.caller.trainer, request.name, request.number, alive, request.passed)
         return pb.BarrierReply()
 
     def heartbeat(self, request: pb.HeartbeatRequest, alive: Alive = always) -> pb.HeartbeatReply:
@@ -215,21 +216,23 @@ class Service:
         return pb.HeartbeatReply(server_incarnation=self.incarnation)
 
     def leave(self, request: pb.LeaveRequest, alive: Alive = always) -> pb.LeaveReply:
-        self.meeting.heard(request.caller.trainer, request.caller.incarnation)
-        self.meeting.leave(request.caller.trainer)
-        self._lanes.leave(request.caller.trainer)
-        return pb.LeaveReply()
+        self._heard(request.caller)
+        self.meeting.leave(request.caller.trainer, request.knows)
+        if request.knows:
+            self._lanes.leave(request.client)
+        whose = request.caller.trainer, request.caller.incarnation
+        return pb.LeaveReply(durable=self._durable.get(whose, 0), over=self.meeting.over)
 
     # ---- snapshots ----
 
     def save(self, request: pb.SaveRequest, alive: Alive = always) -> pb.SaveReply:
         folder = _folder(request.folder, self.save_root)
-        with self._saving:
+        with held(self._saving, alive):
             if request.tables:
                 return self._write(folder, request.snapshot, request.tables)[0]
             if self._saved is None or request.snapshot != self.snapshot:
-                self._saved, ledger = self._write(folder, request.snapshot)
-                self.is_saved(request.snapshot, ledger)
+                self._saved, _ = self._write(folder, request.snapshot)
+                self.snapshot = request.snapshot  # a copy: a restart reads what this server saves by itself (`_durable`)
             return self._saved
 
     def save_alone(self, folder: Path) -> pb.SaveReply:
@@ -261,7 +264,7 @@ class Service:
         self._durable = {(int(t), entry["incarnation"]): entry["through"] for t, entry in ledger.items()}
 
     def restore(self, request: pb.RestoreRequest, alive: Alive = always) -> pb.RestoreReply:
-        with self._saving:
+        with held(self._saving, alive):
             manifest = snapshot.restore(self.store, _folder(request.folder, self.save_root), self.server, self.servers,
                                         request.snapshot, request.tables)
             if not request.tables:
@@ -273,7 +276,8 @@ class Service:
         reply = pb.StatusReply(server=self.server, servers=self.servers, server_incarnation=self.incarnation,
                                rounds=self.store.rounds, lost=self.store.ledger.lost, incarnation=incarnation, through=through,
                                trainers=self.meeting.at_work(), snapshot=self.snapshot,
-                               confirmed=self.meeting.confirmed(request.trainer))
+                               confirmed=self.meeting.confirmed(request.trainer),
+                               latest=self.meeting.incarnation(request.trainer))
         for name, table in list(self.store.tables.items()):
             reply.tables[name].CopyFrom(pb.TableStatus(rows=len(table), waiting=table.waiting, bytes=table.nbytes,
                                                        step=table.step, spec=table.spec.model_dump_json().encode()))

@@ -10,7 +10,7 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.errors import close_to
-from jfluid.ps_server import specs
+from jfluid.ps_server import specs, waits
 from jfluid.ps_server.cut import TableCut
 from jfluid.ps_server.dense import Block, DenseBlock, SavedBlock
 from jfluid.ps_server.ledger import Call, Ledger
@@ -284,9 +284,9 @@ class Store:
                 block.assign(change.value)
 
     @contextlib.contextmanager
-    def once(self, call: Call) -> Iterator[bool]:
+    def once(self, call: Call, alive: waits.Alive = waits.always) -> Iterator[bool]:
         """Yields whether the mutation is to be applied (see `Ledger.once`); no cut is made between that and its record."""
-        if not self.ledger.begin(call):
+        if not self.ledger.begin(call, alive):
             yield False
             return
         try:

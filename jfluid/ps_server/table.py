@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jfluid import errors
-from jfluid.ps_server import born, kernels, specs
+from jfluid.ps_server import born, kernels, specs, waits
 from jfluid.ps_server.cut import TableCut, moved
 from jfluid.ps_server.kernels import COUNT
 from jfluid.ps_server.optimize import Rates, rule_of
@@ -255,15 +255,16 @@ class SparseTable:
         """
         self._change("values", ids, values, replace=True)
 
-    def shrink(self, age: int) -> int:
+    def shrink(self, age: int, alive: waits.Alive = waits.always) -> int:
         """Drop the rows (and the ids that wait) that no step of the last `age` has touched; returns how many rows.
 
-        Waits for a snapshot that is being written. Raises ServerError for an age below 1.
+        Waits for a snapshot that is being written, as long as the caller is `alive`. Raises ServerError for an age below 1,
+        StateError when the caller has gone.
         """
         if age < 1:
             raise errors.ServerError(f"table {self.spec.name}: shrink: age: expected at least 1 step, found {age}")
         dropped, oldest = 0, self.step - age + 1
-        with self._cutting, self.cap.alone():
+        with waits.held(self._cutting, alive), self.cap.alone():
             for room, shards in ((self._waiting_room, self._waiting), (self._room, self._shards)):
                 for shard in shards:
                     with room.lock, shard.lock:

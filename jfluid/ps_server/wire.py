@@ -31,7 +31,9 @@ METHODS = {name: (getattr(pb, f"{name}Request"), getattr(pb, f"{name}Reply")) fo
 
 # HTTP/2 frames as large as messages of a step, and no second server silently on the same port.
 OPTIONS = [("grpc.max_receive_message_length", LARGEST_MESSAGE + OVERHEAD), ("grpc.max_send_message_length", -1),
-           ("grpc.http2.max_frame_size", (1 << 24) - 1), ("grpc.http2.lookahead_bytes", 1 << 24), ("grpc.so_reuseport", 0)]
+           ("grpc.http2.max_frame_size", (1 << 24) - 1), ("grpc.http2.lookahead_bytes", 1 << 24), ("grpc.so_reuseport", 0),
+           # A call may wait long for other trainers: each side finds out by pings when the other is there no more.
+           ("grpc.http2.max_pings_without_data", 0)]
 
 
 def numbers(data: bytes, dtype: str, what: str, count: int | None = None, copy: bool = True) -> Array:

@@ -146,10 +146,10 @@ def test_a_call_without_an_answer_is_sent_again_over_the_network_and_applied_onc
 
 
 def test_a_lane_that_the_server_lost(server, client_of, monkeypatch):
-    """A server that has started again knows no lanes: the call goes over the network, the next one has a new lane."""
+    """The call goes over the network, the next one has a new lane."""
     client = client_of()
     trained(client)
-    server.service._lanes.leave(0)
+    server.service._lanes.leave(client._channels[0]._lanes.client)
     assert not server.service._lanes._lanes
     before, sizes = client.look_up("t", IDS), on_the_network(monkeypatch)
     client.push({"t": (IDS, np.ones((len(IDS), 16), np.float32))}, change=1)
@@ -188,8 +188,7 @@ def asked():
     file = os.memfd_create("jfluid-lane", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(file, mmap.PAGESIZE + 2 * 4096)
     os.pwrite(file, b"p" * 32, 0)
-    yield pb.AttachRequest(caller=pb.Caller(trainer=0, incarnation=1), process=os.getpid(), file=file, proof=b"p" * 32,
-                           capacity=4096)
+    yield pb.AttachRequest(client=1, process=os.getpid(), file=file, proof=b"p" * 32, capacity=4096)
     os.close(file)
 
 
@@ -201,7 +200,7 @@ def test_only_files_of_this_kind_are_attached(asked, tmp_path):
     attached = Attached(LARGEST)
     assert attached.attach(asked) == 0  # it could still shrink
     seal(asked)
-    assert attached.attach(asked) == 1 and attached.find(1).capacity == 4096
+    assert attached.find(attached.attach(asked)).capacity == 4096
     with open(tmp_path / "file", "w+b") as ordinary:
         ordinary.write(b"p" * (mmap.PAGESIZE + 2 * 4096))
         ordinary.flush()
@@ -234,18 +233,60 @@ def test_a_lane_of_another_user_is_not_taken(asked):
 def test_a_caller_has_few_lanes(asked):
     seal(asked)
     attached = Attached(LARGEST)
-    for number in range(1, lane.MOST + 1):
-        assert attached.attach(asked) == number
-        asked.used.append(number)
-    assert attached.attach(asked) == 0
-    asked.caller.incarnation = 2
-    assert attached.attach(asked) == lane.MOST + 1
-    # The process of the first life has ended; that of the second goes on.
+    for _ in range(lane.MOST):
+        asked.used.append(attached.attach(asked))
+    assert attached.attach(asked) == 0 and len(set(asked.used) - {0}) == lane.MOST
+    asked.client = 2
+    others = [attached.attach(asked)]
+    # The process of the first client has ended; that of the second goes on.
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    attached._lives[0, 1] = ended.pid, attached._lives[0, 1][1]
-    asked.used.append(lane.MOST + 1)
-    assert attached.attach(asked) == lane.MOST + 2 and list(attached._lanes) == [lane.MOST + 1, lane.MOST + 2]
+    attached._clients[1] = ended.pid, attached._clients[1][1]
+    asked.used.append(others[0])
+    others.append(attached.attach(asked))
+    assert list(attached._lanes) == others
+
+
+def test_no_two_servers_know_lanes_by_the_same_names(asked):
+    """A name from one life of a server means nothing to the next, whatever both have attached."""
+    seal(asked)
+    lives = [Attached(LARGEST) for _ in range(2)]
+    names = [{life.attach(asked) for _ in range(8)} for life in lives]
+    assert not names[0] & names[1] and all(len(some) == 8 and min(some) > 1 << 20 for some in names)
+    with pytest.raises(lane.LaneLostError):
+        lives[1].find(names[0].pop())
+
+
+def test_lanes_are_given_up_when_the_server_has_started_again(asked):
+    names = iter(range(1, 9))
+    lanes = Lanes(lambda request: next(names))
+    under_way, free = lanes.take(10), lanes.take(10)
+    lanes.give(free)
+    lanes.forget()
+    lanes.give(under_way)
+    assert lanes.take(10).name == 3
+
+
+def test_no_answer_to_the_question_for_a_lane_means_no_lane_this_time():
+    answers = [None, 7]
+    lanes = Lanes(lambda request: answers.pop(0))
+    assert lanes.take(10) is None and lanes.take(10).name == 7
+
+
+def test_no_call_waits_for_the_lane_of_another():
+    asked, answered = threading.Event(), threading.Event()
+
+    def slow(request):
+        asked.set()
+        assert answered.wait(20)
+        return 5
+    lanes = Lanes(slow)
+    making = threading.Thread(target=lanes.take, args=[10])
+    making.start()
+    assert asked.wait(20) and lanes.take(10) is None
+    answered.set()
+    making.join()
+    assert len(lanes._taken) == 1
 
 
 def test_sizes_beyond_a_lane_are_refused(asked):

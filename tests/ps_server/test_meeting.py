@@ -54,11 +54,11 @@ class Running(threading.Thread):
         return self.is_alive()
 
 
-def deposit(m, trainer, number, gradient, incarnation=1, ids=IDS):
+def deposit(m, trainer, number, gradient, incarnation=1, ids=IDS, alive=lambda: True, hold=False):
     rows = [RowsUpdate("t", Change.GRADIENT, ids, np.full((len(ids), 1), gradient, np.float32))]
     blocks = [BlockUpdate("w", Change.GRADIENT, np.full(2, gradient, np.float32))]
     m.heard(trainer, incarnation)
-    return Running(m.deposit, Call(trainer, incarnation, number, 1), number, rows, blocks)
+    return Running(m.deposit, Call(trainer, incarnation, number, 1), number, rows, blocks, alive, hold)
 
 
 def row(m, id_=5):
@@ -163,6 +163,34 @@ def test_a_round_that_cannot_be_applied_fails_the_job(monkeypatch, caplog):
     assert m.store.rounds == 0 and "round 1 could not be applied" in caplog.text
 
 
+def test_gradients_whose_caller_goes_stay_and_its_next_attempts_wait_no_longer_than_they_live():
+    """As over a connection that is lost again and again: every attempt ends with its caller, and the gradients are applied."""
+    m = meeting()
+    for _ in range(3):
+        there = threading.Event()
+        there.set()
+        attempt = deposit(m, 0, 1, 2.0, alive=there.is_set)
+        assert attempt.waits()
+        there.clear()
+        with pytest.raises(StateError, match="the caller has gone"):
+            attempt.end()
+    last = deposit(m, 0, 1, 2.0)
+    assert last.waits()
+    deposit(m, 1, 1, 2.0).end()
+    assert last.end() is False and row(m) == -2
+
+
+def test_the_gradients_of_an_earlier_life_are_refused_when_a_new_one_takes_its_place():
+    m = meeting()
+    first = deposit(m, 0, 1, 100.0)
+    assert first.waits()
+    anew = deposit(m, 0, 1, 2.0, incarnation=2)
+    with pytest.raises(StateError, match="trainer 0: incarnation 1 has ended"):
+        first.end()
+    deposit(m, 1, 1, 4.0).end()
+    assert anew.end() and row(m) == -3
+
+
 # ---- barriers ------------------------------------------------------------------------------------------------------
 
 def test_a_barrier_opens_when_all_have_come():
@@ -228,6 +256,89 @@ def test_silence_may_leave_a_trainer_out_until_it_is_heard_again(caplog):
     assert deposit(m, 0, 2, 2.0).waits()
 
 
+def test_gradients_that_are_held_are_answered_when_the_job_goes_on_without_their_trainer():
+    """Held and not confirmed when their trainer fell silent: whoever sends or confirms them again is told."""
+    clock = Clock()
+    m = meeting(2, silence_s=10, on_silence="leave out", clock=clock)
+    assert deposit(m, 1, 1, 4.0, hold=True).end()
+    clock.now = 11.0
+    going_on = deposit(m, 0, 1, 2.0)
+    assert going_on.waits()
+    m.look_for_silence()
+    assert going_on.end() and row(m) == -2
+    with pytest.raises(StateError, match="gradients of round 1: round 2 comes next"):
+        deposit(m, 1, 1, 4.0, hold=True).end()
+    with pytest.raises(StateError, match="round 1 was applied without its gradients, which it had not confirmed"):
+        m.confirm(1, 1)
+    anew = deposit(m, 1, 2, 4.0, incarnation=2)  # started again, it goes on with the round that comes next
+    m.confirm(1, 1)
+    deposit(m, 0, 2, 2.0).end()
+    assert anew.end() and row(m) == -5
+
+
+def test_gradients_that_are_held_are_answered_when_the_job_fails():
+    clock = Clock()
+    m = meeting(2, silence_s=10, clock=clock)
+    deposit(m, 0, 1, 2.0, hold=True).end()
+    waiting = deposit(m, 1, 1, 2.0)
+    assert waiting.waits()
+    clock.now = 11.0
+    m.look_for_silence()
+    for answer in (waiting.end, lambda: m.confirm(0, 1),
+                   lambda: m.deposit(Call(0, 1, 1, 1), 1, [], [BlockUpdate("w", Change.GRADIENT, np.ones(2, np.float32))])):
+        with pytest.raises(JobFailedError, match="has been silent for 11 s"):
+            answer()
+
+
+def test_a_restored_server_waits_for_nobody_without_limit(caplog):
+    """Who had left when its snapshot was written is not waited for; who is not heard may have left since."""
+    clock = Clock()
+    m = meeting(3, silence_s=10, start_s=100, clock=clock)
+    with m.store.ledger.once(Call(1, 7, 1, 1)):
+        pass
+    m.resume({2: 5})
+    assert m.left() == {2: 5} and m.at_work() == [] and m.incarnation(1) == 7
+    with pytest.raises(StateError, match="trainer 1: incarnation 6 has ended; incarnation 7 is at work"):
+        m.heard(1, 6)
+    waiting = deposit(m, 0, 1, 2.0)
+    clock.now = 99.0
+    m.heard(0, 1)
+    m.look_for_silence()
+    assert waiting.waits()
+    clock.now = 101.0
+    m.look_for_silence()
+    with pytest.raises(JobFailedError, match="trainer 1 has been silent for 101 s since the server was restored"):
+        waiting.end()
+
+
+def test_a_trainer_that_comes_late_to_a_restored_server_is_one_like_others():
+    clock = Clock()
+    m = meeting(2, silence_s=10, start_s=100, on_silence="leave out", clock=clock)
+    m.resume({})
+    clock.now = 101.0
+    m.heard(0, 1)
+    m.look_for_silence()
+    m.barrier(0, "b", 1)  # trainer 1 is left out
+    m.heard(1, 1)
+    assert m.at_work() == [0, 1]
+    clock.now = 112.0
+    m.heard(0, 1)
+    m.look_for_silence()
+    assert m.at_work() == [0]
+
+
+def test_a_life_that_has_no_incarnation_yet_is_not_silent():
+    clock = Clock()
+    m = meeting(1, silence_s=10, clock=clock)
+    m.heard(0, 0)
+    assert m.at_work() == []
+    m.heard(0, 3)
+    for clock.now in (9.0, 18.0):
+        m.heard(0, 0)
+        m.look_for_silence()
+    assert not m.failed and m.incarnation(0) == 3
+
+
 def test_a_trainer_that_never_came_is_waited_for():
     clock = Clock()
     m = meeting(2, silence_s=10, clock=clock)
@@ -242,6 +353,62 @@ def test_a_trainer_that_never_came_is_waited_for():
     m.heard(1, 1)
     m.barrier(1, "b", 1)
     waiting.end()
+
+
+# ---- goodbyes ------------------------------------------------------------------------------------------------------
+
+def test_leaving_again_is_harmless():
+    m, told = meeting(1), []
+    m.on_leave = lambda: told.append(1)
+    m.heard(0, 1)
+    for _ in range(3):
+        m.leave(0)
+        m.heard(0, 1)
+    assert m.over and told == [1]
+
+
+def test_the_job_is_finished_when_all_know_that_they_have_left():
+    """A goodbye whose answer was lost is said again, and answered, for a while."""
+    clock = Clock()
+    m = meeting(2, clock=clock)
+    for trainer in (0, 1):
+        m.heard(trainer, 1)
+        assert not m.finished
+        m.leave(trainer)
+    m.leave(0, knows=True)
+    assert m.over and not m.finished
+    clock.now = 4.0
+    m.heard(1, 1)
+    m.leave(1)
+    clock.now = 8.0
+    assert not m.finished
+    clock.now = 9.5
+    assert m.finished  # trainer 1 will not ask again
+    m.heard(1, 1)
+    m.leave(1, knows=True)
+    assert m.finished
+
+
+def test_a_passage_that_was_passed_before_the_server_was_restored_is_passed():
+    m = meeting(2)
+    m.heard(0, 1)
+    m.heard(1, 1)
+    waiting = Running(m.barrier, 0, "b", 3)  # its answer was lost with the server
+    assert waiting.waits()
+    m.barrier(1, "b", 3, passed=True)
+    waiting.end()
+
+
+def test_a_new_life_comes_to_a_barrier_itself():
+    m = meeting(2)
+    m.heard(0, 1)
+    waits = Running(m.barrier, 0, "b", 1)
+    assert waits.waits()
+    m.heard(0, 2)
+    other = Running(m.barrier, 1, "b", 1)
+    assert other.waits()
+    m.barrier(0, "b", 1)
+    other.end()
 
 
 def test_trainers_have_numbers():

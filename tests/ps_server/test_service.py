@@ -411,7 +411,7 @@ HOSTILE = [
     ("Save", pb.SaveRequest(folder="/tmp/\0", snapshot="a"), "INVALID_ARGUMENT", "absolute path"),
     ("Save", pb.SaveRequest(folder="/tmp/never", snapshot="../a"), "INVALID_ARGUMENT", "expected an id of letters"),
     ("Restore", pb.RestoreRequest(folder="/does/not/exist"), "INVALID_ARGUMENT", "no such directory"),
-    ("Attach", pb.AttachRequest(caller=caller(), capacity=2**40), "RESOURCE_EXHAUSTED", "the limit is"),
+    ("Attach", pb.AttachRequest(client=1, capacity=2**40), "RESOURCE_EXHAUSTED", "the limit is"),
     ("Local", pb.LocalRequest(lane=1, method="Push", bytes=9), "UNAVAILABLE", "there is no lane 1"),
     ("Local", pb.LocalRequest(lane=1, method="Save"), "INVALID_ARGUMENT", "one of Pull, Push, Exchange, found 'Save'"),
 ]

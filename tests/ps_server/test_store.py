@@ -110,6 +110,24 @@ def test_a_new_incarnation_starts_anew_and_ends_the_old_one():
         applied(ledger, call(3))
 
 
+def test_a_duplicate_waits_no_longer_than_its_caller_lives():
+    ledger = Ledger()
+    assert ledger.begin(call(1))
+    with pytest.raises(StateError, match="the caller has gone"):
+        ledger.begin(call(1), alive=lambda: False)
+    ledger.commit([call(1)])
+    assert not ledger.begin(call(1), alive=lambda: False)
+
+
+def test_what_a_trainer_has_given_up_while_it_was_applied_is_not_lost():
+    ledger = Ledger()
+    assert ledger.begin(call(1))
+    applied(ledger, call(2, outstanding=2))
+    ledger.commit([call(1)])
+    assert ledger.lost == 0 and ledger.through(0) == (1, 2) and applied(ledger, call(1), call(3)) == [False, True]
+    assert ledger.state()["0"]["beyond"] == []
+
+
 @pytest.mark.parametrize("wrong", [call(0), call(-1), call(1, outstanding=0), call(3, outstanding=4), call(1 + WINDOW)])
 def test_sequences_that_cannot_be(wrong):
     ledger = Ledger()

@@ -8,6 +8,7 @@ import pytest
 
 from jfluid import errors
 from jfluid.ps_server import born, kernels, specs
+from jfluid.ps_server.refusals import StateError
 from jfluid.ps_server.table import SparseTable, merge
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "row_updates.json").read_text())
@@ -217,6 +218,13 @@ def test_wrong_calls_are_refused_and_change_nothing(call, message):
     with pytest.raises(errors.ServerError, match=message):
         call(t)
     assert len(t) == 0 and t.step == 0
+
+
+def test_shrinking_waits_for_a_snapshot_no_longer_than_its_caller_lives():
+    t = table()
+    with t.cut(), pytest.raises(StateError, match="the caller has gone"):
+        t.shrink(1, alive=lambda: False)
+    assert t.shrink(1, alive=lambda: False) == 0
 
 
 def test_no_ids_at_all():

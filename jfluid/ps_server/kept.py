@@ -1,0 +1,112 @@
+"""A trainer's calls to one server: which have no answer yet, and which a server that is restored may lack."""
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from jfluid.ps_server import ps_pb2 as pb
+from jfluid.ps_server.lifting import Request
+
+
+class Sequences:
+    """The numbers of the calls to one server, and which of them have no answer yet. Safe for threads."""
+
+    def __init__(self) -> None:
+        self._next, self._open, self._lock = 1, set[int](), threading.Lock()
+
+    @contextlib.contextmanager
+    def next(self) -> Iterator[tuple[int, int]]:
+        """(sequence, lowest one without an answer) of a call."""
+        with self._lock:
+            sequence, self._next = self._next, self._next + 1
+            self._open.add(sequence)
+            outstanding = min(self._open)
+        try:
+            yield sequence, outstanding
+        finally:
+            with self._lock:
+                self._open.discard(sequence)
+
+    def outstanding(self, sequence: int) -> int:
+        """The lowest of this sequence and of those without an answer."""
+        with self._lock:
+            return min([sequence, *self._open])
+
+
+@dataclass
+class KeptCall:
+    """A call that was acknowledged: a push, a shrink, or a pull whose shows count.
+
+    Attributes:
+        caller: of the request.
+        reply_bytes: how large its reply may be.
+        pulls: it is a pull, with a sequence among pulls.
+    """
+
+    request: Request | pb.ShrinkRequest
+    caller: pb.Caller
+    size: int
+    reply_bytes: int = 0
+    pulls: bool = False
+
+
+class Kept:
+    """Acknowledged calls that no snapshot has yet, in the order of their answers. Safe for threads.
+
+    Args:
+        most_bytes: when more are kept the oldest go; 0 keeps none.
+    """
+
+    def __init__(self, most_bytes: int):
+        self.most_bytes, self.bytes = most_bytes, 0
+        self._calls: deque[KeptCall] = deque()
+        self._lock = threading.Lock()
+
+    def add(self, request: Request, counted: bool, reply_bytes: int) -> None:
+        """A push, a pull or both were acknowledged.
+
+        Args:
+            counted: of the pull: shows were counted on which it depends who gets a row.
+        """
+        if not self.most_bytes:
+            return
+        if request.push:
+            request.push.own()
+            self._add(KeptCall(Request(request.push), request.push.message.caller, len(request.push)))
+        if counted:
+            pull = Request()
+            pull.pull.caller.CopyFrom(request.pull.caller)
+            pull.pull.rows.extend(request.pull.rows)
+            self._add(KeptCall(pull, pull.pull.caller, pull.pull.ByteSize(), reply_bytes, pulls=True))
+
+    def add_shrink(self, request: pb.ShrinkRequest) -> None:
+        """A shrink was acknowledged."""
+        if self.most_bytes:
+            self._add(KeptCall(request, request.caller, request.ByteSize()))
+
+    def _add(self, call: KeptCall) -> None:
+        with self._lock:
+            self._calls.append(call)
+            self.bytes += call.size
+            while self.bytes > self.most_bytes:
+                self.bytes -= self._calls.popleft().size
+
+    def prune(self, pushes: int = 0, pulls: int = 0) -> None:
+        """Pushes and pulls up to these sequences are in a snapshot."""
+        with self._lock:
+            while self._calls and self._calls[0].caller.sequence <= (pulls if self._calls[0].pulls else pushes):
+                self.bytes -= self._calls.popleft().size
+
+    def beyond(self, sequence: int) -> list[KeptCall]:
+        """The calls in their order, without pushes up to a sequence."""
+        with self._lock:
+            return [call for call in self._calls if call.pulls or call.caller.sequence > sequence]
+
+    def clear(self) -> None:
+        with self._lock:
+            self._calls.clear()
+            self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._calls)
