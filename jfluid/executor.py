@@ -19,6 +19,7 @@ from jfluid.compile.step import Repeat, Step
 from jfluid.feeding.placing import Placed, ready
 from jfluid.feeding.readings import Readings
 from jfluid.fetch_handler import FetchHandler
+from jfluid.fetched_array import fetched as fetched_array
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program, default_main_program
 from jfluid.ir.variable import Variable
@@ -88,7 +89,8 @@ class Executor:
             fetch_list: variables or names whose values to return.
             feed_var_name, fetch_var_name: names of the holder variables in Fluid; there are none here, so no effect.
             scope: where parameters live; the global scope when None.
-            return_numpy: return NumPy arrays, else LoDTensors that stay on the device.
+            return_numpy: return NumPy arrays, of which those of one element convert to numbers as they did with earlier NumPy
+                (see FetchedArray); else LoDTensors that stay on the device.
             use_program_cache: no effect: compiled programs are always kept.
             return_merged: of a program with data parallelism, join what replicas give row by row; else each fetch is a
                 list of the replicas' values. A single device has one value of each fetch.
@@ -282,17 +284,17 @@ def _own(value: Any) -> Any:
 
 def _numpy(name: str, value: Any) -> np.ndarray | list[np.ndarray]:
     if isinstance(value, (jax.Array, np.ndarray)):
-        return np.array(value)
+        return fetched_array(value)
     value = trimmed(value)
     if isinstance(value, SelectedRows):
-        return np.array(value)
+        return fetched_array(value)
     if isinstance(value, LoDTensorArray):
         return [_numpy(name, v) for v in value]
     if not isinstance(value, LoDTensor) or value.lod():
         what = f"rows in sequences, lod {value.lod()}" if isinstance(value, LoDTensor) else f"a {type(value).__name__}"
         raise errors.FetchError(f"fetch {name}: it holds {what}, which a NumPy array cannot tell: "
                                 "fetch with return_numpy=False, and read .lod() and np.array() of the result")
-    return np.array(value)
+    return fetched_array(value)
 
 
 def _tensor(value: Any, updated: bool) -> Any:

@@ -7,6 +7,7 @@ import numpy as np
 
 from jfluid import errors, processes
 from jfluid.compile.buckets import Buckets, Measures, Size, fill
+from jfluid.fetched_array import fetched as fetched_array
 from jfluid.lod_tensor import LoDTensor, LoDTensorArray, SelectedRows
 from jfluid.ops.ragged import Level, Ragged
 
@@ -145,4 +146,4 @@ def _numpy(name: str, value: Any) -> Any:
     if isinstance(value, LoDTensor) and value._lod:
         raise errors.FetchError(f"fetch {name}: it holds rows in sequences, which a NumPy array cannot tell: fetch with "
                                 "return_numpy=False, and read .lod() and np.array() of the result")
-    return [_numpy(name, v) for v in value] if isinstance(value, LoDTensorArray) else np.array(value)
+    return [_numpy(name, v) for v in value] if isinstance(value, LoDTensorArray) else fetched_array(value)
