@@ -6,6 +6,8 @@
     args: {epochs: 10, lr: 1e-3}    # --epochs 10 --lr 0.001; or a list, passed as it is
     env: {CPU_NUM: 2}               # added to the script's environment
     log_dir: mylog                  # what the script prints goes to mylog/workerlog.0 too
+    log_max_bytes: 268435456        # then it goes on as a new file, and the old one is mylog/workerlog.0.1
+    log_backups: 1                  # how many such old files are kept of each process
     stall_timeout: 600              # end the job when no step comes for so many seconds
     max_restarts: 3                 # after a failure, start again so often
 
@@ -241,7 +243,8 @@ class Job(BaseModel):
 
     `args` as a mapping becomes options: `epochs: 10` is `--epochs 10`, `sizes: [8, 16]` is `--sizes 8 16`,
     `verbose: true` is `--verbose`, and `verbose: false` is left out. As a list it is passed as it is.
-    `stall_timeout` is in seconds.
+    `stall_timeout` is in seconds. A process's log has up to `log_max_bytes` bytes, and `log_backups` files as large of what
+    came before. A disk that does not take a log ends the log and not the job.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -253,6 +256,8 @@ class Job(BaseModel):
     args: Arguments = Field(default_factory=dict)
     env: dict[EnvironmentName, Annotated[Any, AfterValidator(_environment_text)]] = Field(default_factory=dict)
     log_dir: Annotated[str, Field(min_length=1)] = "mylog"
+    log_max_bytes: Annotated[int, Field(ge=4096)] = 256 << 20
+    log_backups: Natural = 1
     stall_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     max_restarts: Natural = 0
 

@@ -42,10 +42,18 @@ def _text(value: float) -> str:
     return f"{value:,.0f}" if float(value).is_integer() and abs(value) < 1e15 else f"{value:.4g}"
 
 
+class Writable(Protocol):
+    """What takes lines of text."""
+
+    def write(self, text: str, /) -> int: ...
+
+    def flush(self) -> None: ...
+
+
 class LineDisplay:
     """Progress as lines of text, one every few seconds and one at the end."""
 
-    def __init__(self, stream: TextIO):
+    def __init__(self, stream: Writable):
         self._stream = stream
         self._next = 0.0
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from jfluid.job import Job, JobError, read_job, script_job
 
-KEYS = "script, name, mode, args, env, log_dir, stall_timeout, max_restarts"
+KEYS = "script, name, mode, args, env, log_dir, log_max_bytes, log_backups, stall_timeout, max_restarts"
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,7 @@ def args(text):
 def test_defaults():
     assert read("script: train.py").model_dump() == {
         "script": "train.py", "name": "train", "mode": "local", "args": {}, "env": {}, "log_dir": "mylog",
-        "stall_timeout": None, "max_restarts": 0}
+        "log_max_bytes": 256 << 20, "log_backups": 1, "stall_timeout": None, "max_restarts": 0}
 
 
 def test_arguments_from_a_mapping():

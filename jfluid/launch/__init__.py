@@ -7,9 +7,10 @@
     jfluid-launch --servers 2 --trainers 4 script.py     # parameter servers and trainers
     jfluid-launch --emit slurm job.yaml                  # print a batch script that runs the job
 
-Each process writes to LOG_DIR/workerlog.RANK; the output of rank 0 (`--console` for others) and the progress of all
-(`jfluid.progress`) are shown. When one fails, all are ended. The exit code is that of the process that failed first
-(128 + the signal's number when a signal ended it), 2 when the job itself is wrong.
+Each process writes to LOG_DIR/workerlog.RANK (and what came before, when that has grown large, is in workerlog.RANK.1); the
+output of rank 0 (`--console` for others) and the progress of all (`jfluid.progress`) are shown. When one fails, all are ended.
+The exit code is that of the process that failed first (128 + the signal's number when a signal ended it), 2 when the job is
+wrong.
 """
 import sys
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 from jfluid.job import JobError
 from jfluid.launch.command import Command, parse
 from jfluid.launch.emit import kubernetes_manifest, slurm_script
+from jfluid.launch.logs import give_up_screens
 from jfluid.launch.runs import run
 
 
@@ -25,7 +27,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         command = parse(sys.argv[1:] if arguments is None else arguments)
         if command.action == "run":
-            return run(command.job, command.node)
+            try:
+                return run(command.job, command.node)
+            finally:
+                give_up_screens()
         print(_printed(command), end="")
         return 0
     except JobError as error:

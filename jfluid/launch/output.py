@@ -1,15 +1,16 @@
 """Where the members' output and progress go: each to its log file, chosen ones to the launcher's own streams too."""
-import io
 import json
 import sys
 from collections.abc import Callable
-from typing import Any, BinaryIO
+from typing import Any
 
 from jfluid.launch.gang import Member
+from jfluid.launch.logs import Log, LogText, Screen
 from jfluid.progress import BarDisplay, Display, LineDisplay, display_on
 
 _LONGEST_LINE = 1 << 16
 _LENGTH_OF_TAIL = 1 << 16
+_LONGEST_REPORT = 1 << 20
 
 
 class Lines:
@@ -43,7 +44,8 @@ class Console:
         self.shows = shows
         self.prefixed = prefixed
         # Taken now: a live bar replaces sys.stdout and sys.stderr while it is shown.
-        self._streams = {1: sys.stdout, 2: sys.stderr}
+        self._streams = {1: Screen(sys.stdout, "standard output", self.note),
+                         2: Screen(sys.stderr, "standard error", lambda text: None)}
         self._on_terminal = sys.stderr.isatty()
         self._alone = alone
         self._bars: Display | None = display_on(sys.stderr) if self._on_terminal else None
@@ -54,17 +56,24 @@ class Console:
         if isinstance(self._bars, BarDisplay) and self._bars.live and stream.isatty():
             whole = lines.whole(data)
             if whole:
-                self._bars.print_above(_with_prefix(whole, prefix).decode(errors="replace").removesuffix("\n"))
+                text = _with_prefix(whole, prefix).decode(errors="replace").removesuffix("\n")
+                self._with_bars(lambda bars: bars.print_above(text))
             return
-        stream.flush()
-        stream.buffer.write(_with_prefix(lines.whole(data), prefix) if prefix else lines.rest() + data)
-        stream.buffer.flush()
+        stream.write_bytes(_with_prefix(lines.whole(data), prefix) if prefix else lines.rest() + data)
 
-    def display_for(self, member: Member) -> Display:
-        """Where a member's progress is shown."""
+    def progress_of(self, member: Member) -> Callable[[dict[str, Any]], None]:
+        """What shows a member's reports of progress."""
         if self._bars is not None:
-            return self._bars
-        return LineDisplay(self._streams[2])
+            return lambda report: self._with_bars(lambda bars: bars.show(report))
+        return LineDisplay(self._streams[2]).show
+
+    def _with_bars(self, draw: Callable[[Any], None]) -> None:
+        """Draw, unless the terminal has gone."""
+        try:
+            if self._bars is not None:
+                draw(self._bars)
+        except OSError:
+            self._bars = None
 
     def name(self, member: Member) -> str:
         """What stands before a member's lines and progress; nothing for a member on its own."""
@@ -75,13 +84,12 @@ class Console:
     def note(self, text: str) -> None:
         """A line of the launcher's own."""
         if isinstance(self._bars, BarDisplay) and self._bars.live:
-            self._bars.print_above(f"jfluid-launch: {text}")
+            self._with_bars(lambda bars: bars.print_above(f"jfluid-launch: {text}"))
         else:
-            print(f"jfluid-launch: {text}", file=self._streams[2], flush=True)
+            self._streams[2].write(f"jfluid-launch: {text}\n")
 
     def close(self) -> None:
-        if self._bars is not None:
-            self._bars.close()
+        self._with_bars(lambda bars: bars.close())
 
 
 def _with_prefix(data: bytes, prefix: str) -> bytes:
@@ -95,14 +103,14 @@ def _with_prefix(data: bytes, prefix: str) -> bytes:
 class MemberOutput:
     """What one member writes and reports: to its log file, and to the console if that shows it."""
 
-    def __init__(self, member: Member, log: BinaryIO, console: Console):
+    def __init__(self, member: Member, log: Log, console: Console):
         self._log = log
         self._console = console
         self._shown = console.shows(member)
         self._name = console.name(member)
         self._prefix = self._name if console.prefixed else ""
-        self._display = console.display_for(member)
-        self._progress_log = LineDisplay(io.TextIOWrapper(log, encoding="utf-8", write_through=True))
+        self._show = console.progress_of(member)
+        self._progress_log = LineDisplay(LogText(log))
         self._for_log = {1: Lines(), 2: Lines()}
         self._for_screen = {1: Lines(), 2: Lines()}
         self._reports = b""
@@ -116,11 +124,12 @@ class MemberOutput:
 
     def reports(self, data: bytes) -> list[dict[str, Any]]:
         """Take what came through the member's channel, show the progress in it, and return all the reports."""
-        *lines, self._reports = (self._reports + data).split(b"\n")
+        *lines, rest = (self._reports + data).split(b"\n")
+        self._reports = rest[-_LONGEST_REPORT:]
         reports: list[dict[str, Any]] = [json.loads(line) for line in lines]
         for report in reports:
             if "step" in report:
-                self._display.show(report | {"description": self._name + report["description"]})
+                self._show(report | {"description": self._name + report["description"]})
                 self._progress_log.show(report)
         return reports
 
@@ -136,5 +145,5 @@ class MemberOutput:
                 self._console.text(descriptor, rest + b"\n" if self._prefix else rest, Lines(), self._prefix)
 
     def _write(self, data: bytes) -> None:
-        self._log.write(data)
         self._tail = (self._tail + data)[-_LENGTH_OF_TAIL:]
+        self._log.write(data)

@@ -1,21 +1,19 @@
 """Runs a job to its end: as often as it may be restarted, with its logs and its last words."""
 import signal
 import socket
-import sys
 import textwrap
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from io import FileIO
 from pathlib import Path
-from typing import Literal
 
 from jfluid import errors
 from jfluid.job import CollectiveJob, GangJob, Job, JobError, ParameterServerJob, endpoint
 from jfluid.launch.devices import assigned_gpus, visible_gpus
 from jfluid.launch.failure import Failure
 from jfluid.launch.gang import Member, collective_gang, local_gang, parameter_server_gang
+from jfluid.launch.logs import Log, say
 from jfluid.launch.nodes import Node, NodeOptions, find_node
 from jfluid.launch.output import Console
 from jfluid.launch.rendezvous import Follower, Head, Meeting, Verdict, interruption
@@ -38,7 +36,7 @@ def run(job: Job, options: NodeOptions | None = None) -> int:
 
 
 def _say(text: str) -> None:
-    print(f"jfluid-launch: {text}", file=sys.stderr, flush=True)
+    say(f"jfluid-launch: {text}")
 
 
 class _Runner:
@@ -57,9 +55,11 @@ class _Runner:
         members = [replace(member, env={**member.env, **(member.env_again if self.attempt else {}),
                                         "JFLUID_RESTARTS": str(self.attempt)}) for member in members]
         grace = self.job.server_grace if isinstance(self.job, ParameterServerJob) else 0.0
+        console = self._console(members)
         with ExitStack() as stack:
-            logs = [stack.enter_context(_open_log(member.log, "wb" if self.attempt == 0 else "ab")) for member in members]
-            failure = Supervisor(members, self._console(members), logs, signals, self.job.stall_timeout, peers, grace).run()
+            logs = [stack.enter_context(Log(member.log, self.attempt > 0, self.job.log_max_bytes, self.job.log_backups,
+                                            console.note)) for member in members]
+            failure = Supervisor(members, console, logs, signals, self.job.stall_timeout, peers, grace).run()
         if peers is not None and peers.verdict is not None:
             return peers.verdict
         return Verdict(failure, again=peers is None and self.attempt < self.job.max_restarts)
@@ -71,14 +71,6 @@ class _Runner:
         log = Path(self.job.log_dir) / "workerlog.0"
         outcome = f"ended with {failure.reason}" if failure else "finished"
         _say(f"{self.job.name} {outcome} after {seconds:.1f} s; log: {log}")
-
-
-def _open_log(path: Path, mode: Literal["wb", "ab"]) -> FileIO:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return open(path, mode, buffering=0)
-    except OSError as error:
-        raise JobError(f"{path}: cannot write the log: {error.strerror}") from None
 
 
 class _GangRunner(_Runner):
@@ -138,7 +130,7 @@ class _GangRunner(_Runner):
             name = signal.Signals(signals.received[0]).name
             return _say(f"{self.job.name} was ended by {name} after {seconds:.1f} s; {logs}")
         if failure.excerpt:
-            print(textwrap.indent(failure.excerpt, "    "), file=sys.stderr)
+            say(textwrap.indent(failure.excerpt, "    "))
         _say(f"{self.job.name}: {failure.label} failed first ({failure.reason}) after {seconds:.1f} s; all processes were "
              f"ended; {f'its log: {failure.log}' if failure.log else logs}")
         if isinstance(self.job, ParameterServerJob) and self.job.snapshots is not None:

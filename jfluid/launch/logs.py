@@ -1,0 +1,189 @@
+"""What the launcher writes. A disk that is full, or a reader that has gone, stops a log or a screen, and never the job."""
+import contextlib
+import errno
+import os
+import stat
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TextIO
+
+from jfluid.job import JobError
+
+# How long an outlet that stopped waits before it tries again.
+_SECONDS_TO_RETRY = 5.0
+# Of these a disk may recover; a log that cannot be opened for another reason is a mistake in the job.
+_PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+
+
+class Outlet:
+    """Bytes to something that may refuse them: then they are left out, and counted, until it takes some again.
+
+    Args:
+        name: what stops, for messages.
+        put: writes; raises OSError.
+        tell: is told in a sentence that it stopped, and that it goes on.
+    """
+
+    def __init__(self, name: str, put: Callable[[bytes], None], tell: Callable[[str], None],
+                 clock: Callable[[], float] = time.monotonic):
+        self._name, self._put, self._tell, self._clock = name, put, tell, clock
+        self.missing, self._next = 0, 0.0
+
+    def write(self, data: bytes) -> None:
+        """Write, if it can be."""
+        if not data:
+            return
+        if self.missing and self._clock() < self._next:
+            self.missing += len(data)
+            return
+        try:
+            if self.missing:
+                self._put(b"\njfluid-launch: %d bytes are missing here\n" % self.missing)
+            self._put(data)
+        except OSError as error:
+            before, self.missing = self.missing, self.missing + len(data)
+            self._next = self._clock() + _SECONDS_TO_RETRY
+            if not before:
+                self._tell(f"{self._name} has stopped ({error.strerror or error}); the job goes on without it")
+        else:
+            missing, self.missing = self.missing, 0
+            if missing:
+                self._tell(f"{self._name} goes on; {missing} bytes are missing in it")
+
+
+class Log:
+    """A member's log file.
+
+    Before a line would make it larger than `max_bytes` it is renamed to PATH.1, that to PATH.2, and so on up to `backups`
+    files, of which the oldest goes; then a new one begins. A device is never renamed.
+
+    Args:
+        append: go on behind what is there, and not anew (without the backups of an earlier job).
+        tell: is told when the log stops, and when it goes on.
+
+    Raises JobError where it cannot be opened, unless because the disk is full or broken at the moment.
+    """
+
+    def __init__(self, path: Path, append: bool, max_bytes: int, backups: int, tell: Callable[[str], None]):
+        self._path, self._most, self._backups = path, max_bytes, backups
+        self._file = -1
+        self._size, self._is_file = 0, True
+        self._outlet = Outlet(f"the log {path}", self._put, tell)
+        try:
+            self._open(os.O_APPEND if append else os.O_TRUNC)
+            if not append:
+                for old in path.parent.glob(f"{path.name}.*"):
+                    if old.suffix[1:].isdecimal():
+                        old.unlink()
+        except OSError as error:
+            if error.errno not in _PASSING and not append:
+                raise JobError(f"{path}: cannot write the log: {error.strerror}") from None
+
+    def _open(self, how: int) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | how, 0o666)
+        status = os.fstat(self._file)
+        self._size, self._is_file = status.st_size, stat.S_ISREG(status.st_mode)
+
+    def write(self, data: bytes) -> None:
+        """Write, if the disk takes it."""
+        self._outlet.write(data)
+
+    def _put(self, data: bytes) -> None:
+        if self._file < 0:
+            self._open(os.O_APPEND)
+        while data:
+            fitting = len(data)
+            if self._is_file and self._size + len(data) > self._most:
+                fitting = data.rfind(b"\n", 0, max(self._most - self._size, 0)) + 1
+                if not fitting and self._size:
+                    self._rotate()
+                    continue
+            written = os.write(self._file, data[:fitting or self._most])
+            self._size += written
+            data = data[written:]
+
+    def _rotate(self) -> None:
+        self.close()
+        names = [self._path, *(self._path.with_name(f"{self._path.name}.{i}") for i in range(1, self._backups + 1))]
+        for older, newer in zip(names[:0:-1], names[-2::-1]):
+            with contextlib.suppress(FileNotFoundError):
+                os.replace(newer, older)
+        self._open(os.O_TRUNC)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file >= 0:
+            file, self._file = self._file, -1
+            os.close(file)
+
+    def __enter__(self) -> "Log":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError):
+            self.close()
+
+
+class LogText:
+    """A log as a stream of text, for progress."""
+
+    def __init__(self, log: Log):
+        self._log = log
+
+    def write(self, text: str) -> int:
+        """Write, if the disk takes it."""
+        self._log.write(text.encode())
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing waits."""
+
+
+class Screen:
+    """One of the launcher's own two streams, as bytes and as text. What it does not take is left out.
+
+    Args:
+        tell: is told that it stopped; as a rule by way of the other stream.
+    """
+
+    def __init__(self, stream: TextIO, name: str, tell: Callable[[str], None]):
+        self._stream = stream
+        self._outlet = Outlet(name, self._put, tell)
+        self.isatty = stream.isatty
+
+    def _put(self, data: bytes) -> None:
+        self._stream.flush()
+        self._stream.buffer.write(data)
+        self._stream.buffer.flush()
+
+    def write(self, text: str) -> int:
+        """Write text, if it is taken."""
+        self._outlet.write(text.encode(errors="replace"))
+        return len(text)
+
+    def write_bytes(self, data: bytes) -> None:
+        """Write, if it is taken."""
+        self._outlet.write(data)
+
+    def flush(self) -> None:
+        """Nothing waits."""
+
+
+def say(text: str) -> None:
+    """A line of the launcher's own on standard error, if that takes it."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def give_up_screens() -> None:
+    """Have what the streams still hold, and do not take, not become the exit code of the interpreter."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
