@@ -2,6 +2,7 @@
 import importlib.util
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -126,6 +127,81 @@ def test_messages_that_contradict_themselves_are_refused(change, text):
     change(desc)
     with pytest.raises(errors.FileFormatError, match=text):
         fluid.Program.parse_from_string(desc.SerializeToString())
+
+
+def described(fill):
+    """The bytes of a program whose global block `fill` has filled."""
+    desc = pb.ProgramDesc()
+    fill(desc.blocks.add(idx=0, parent_idx=-1), desc)
+    return desc.SerializeToString()
+
+
+@pytest.mark.parametrize("fill", [
+    lambda block, desc: block.ops.add(type="NAME"), lambda block, desc: block.ops.add(type="r").inputs.add(parameter="NAME"),
+    lambda block, desc: block.ops.add(type="r").outputs.add(parameter="Out", arguments=["NAME"]),
+    lambda block, desc: block.ops.add(type="r").attrs.add(name="NAME", type=pb.INT),
+    lambda block, desc: block.ops.add(type="r").attrs.add(name="a", type=pb.STRING, s="NAME"),
+    lambda block, desc: block.ops.add(type="r").attrs.add(name="a", type=pb.STRINGS, strings=["b", "NAME"]),
+    lambda block, desc: setattr(block.vars.add(name="NAME").type, "type", pb.VarType.RAW)])
+def test_names_that_are_no_text_are_refused(fill):
+    assert fluid.Program.parse_from_string(described(fill)).num_blocks == 1
+    with pytest.raises(errors.FileFormatError, match=r"a name or text of the program is no UTF-8: b'\\xff\\xfeME'"):
+        fluid.Program.parse_from_string(described(fill).replace(b"NAME", b"\xff\xfeME"))
+
+
+def test_where_an_operator_was_made_may_have_any_name():
+    """Folders of Python 2 were called as their users liked."""
+    data = described(lambda block, desc: block.ops.add(type="r").attrs.add(
+        name="op_callstack", type=pb.STRINGS, strings=["NAME"]))
+    program = fluid.Program.parse_from_string(data.replace(b"NAME", b"\xd6\xd0\xce\xc4"))
+    assert program.global_block().ops[0].attrs["op_callstack"] == (r"\xd6\xd0\xce\xc4",)
+    assert fluid.Program.parse_from_string(program.serialize_to_string()).num_blocks == 1
+
+
+def test_blocks_lie_in_few_others_and_many_names_cost_no_more_than_few():
+    def nested(depth, names=0):
+        def fill(block, desc):
+            for i in range(1, depth):
+                block = desc.blocks.add(idx=i, parent_idx=i - 1)
+            block.ops.add(type="relu").outputs.add(parameter="Out", arguments=["none"] * names)
+        return described(fill)
+    assert fluid.Program.parse_from_string(nested(60, 3000)).num_blocks == 60
+    with pytest.raises(errors.FileFormatError, match="block 65 of the program lies in more than 64 others"):
+        fluid.Program.parse_from_string(nested(100, 30_000))
+
+
+@pytest.mark.parametrize("name", ["blocks", "variables", "operators", "slots", "attributes", "texts", "in a reader",
+                                  "versions", "unknown", "compatible"])
+def test_many_small_parts_are_refused_before_they_are_made(name):
+    """Two bytes of a file, hundreds of memory."""
+    count = 100_000
+
+    def part(number, data):
+        size, length = len(data), bytearray()
+        while size > 127:
+            length.append(size & 127 | 128)
+            size >>= 7
+        return bytes([number << 3 | 2, *length, size]) + data
+
+    def block(data):
+        return part(1, b"\x08\x00\x10" + b"\xff" * 9 + b"\x01" + data)
+
+    def attribute(data):
+        return block(part(4, b"\x1a\x01r" + part(4, b"\x0a\x01a\x10\x05" + data)))
+    data = {"blocks": part(1, b"") * count, "variables": block(part(3, b"") * count), "operators": block(part(4, b"") * count),
+            "slots": block(part(4, b"\x1a\x01r" + part(1, b"") * count)),
+            "attributes": block(part(4, b"\x1a\x01r" + part(4, b"") * count)),
+            "texts": attribute(part(8, b"") * count),
+            "in a reader": block(part(3, b"\x0a\x01a" + part(2, b"\x08\x0f" + part(5, part(1, b"") * count)))),
+            "versions": part(4, b"") * count, "unknown": b"\x78\x01" * count,
+            "compatible": part(3, part(1, b"") * count)}[name]
+    tracemalloc.start()
+    try:
+        with pytest.raises(errors.FileFormatError, match="the program would take more than|more than 1000 parts"):
+            fluid.Program.parse_from_string(data)
+        assert tracemalloc.get_traced_memory()[1] < 10 * len(data) + 500_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_bytes_that_are_no_program_are_refused():

@@ -72,7 +72,7 @@ class Operator:
         self.inputs = {s: _names(v, f"operator {type}, input {s}") for s, v in (inputs or {}).items() if v is not None}
         self.outputs = {s: _names(v, f"operator {type}, output {s}") for s, v in (outputs or {}).items() if v is not None}
         self.attrs: dict[str, Any] = {k: v for k, v in (attrs or {}).items() if v is not None}
-        self.attr_kinds: dict[str, str] = {}  # Fluid's type of the attributes that were read from a file
+        self.attr_kinds: Mapping[str, str] = {}  # Fluid's type of the attributes that were read from a file; it may be shared
         if callsite and "op_callstack" not in self.attrs:
             self.attrs["op_callstack"] = _user_frames()
 
@@ -150,7 +150,8 @@ class Operator:
         """Set an attribute; the value is held against the operator's definition."""
         self.attrs[name] = value
         schema.current().check(self)
-        self.attr_kinds.pop(name, None)  # it is no longer the file's
+        if name in self.attr_kinds:  # it is no longer the file's
+            self.attr_kinds = {n: kind for n, kind in self.attr_kinds.items() if n != name}
         self.block.program._touch()
 
     _set_attr = set_attr
@@ -182,7 +183,7 @@ class Operator:
         twin.block, twin.type = block, self.type
         twin.inputs = {s: list(n) for s, n in self.inputs.items()}
         twin.outputs = {s: list(n) for s, n in self.outputs.items()}
-        twin.attrs, twin.attr_kinds = dict(self.attrs), dict(self.attr_kinds)
+        twin.attrs, twin.attr_kinds = dict(self.attrs), self.attr_kinds
         return twin
 
     def to_string(self, throw_on_error: bool) -> str:

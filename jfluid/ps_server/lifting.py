@@ -4,68 +4,20 @@ Protocol buffers copy every field of bytes when a message is made or parsed, and
 Messages of a step hold megabytes in few fields: those are lifted out, and protobuf gets what is left. Serialized messages that
 stand one after the other are one message, so that fields may come from either hand.
 """
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from jfluid.messages import BYTES, fields
 from jfluid.ps_server import ps_pb2 as pb
 
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _IDS, _VALUES_OF_ROWS, _VALUES_OF_BLOCK = 3, 4, 3
-
-
-class Field(NamedTuple):
-    """One field as it stands in a message: its number, its kind, its value (bytes as a view), and where it begins and ends."""
-
-    number: int
-    kind: int
-    value: Any
-    begin: int
-    end: int
-
-
-def fields(data: memoryview) -> Iterator[Field]:
-    """The fields of a serialized message, in order. Raises DecodeError where it is none."""
-    at = 0
-    while at < len(data):
-        begin = at
-        key, at = _varint(data, at)
-        kind = key & 7
-        value: Any
-        if kind == _VARINT:
-            value, at = _varint(data, at)
-        elif kind == _BYTES:
-            size, at = _varint(data, at)
-            value, at = data[at:at + size], at + size
-        elif kind in (_FIXED32, _FIXED64):
-            size = 4 if kind == _FIXED32 else 8
-            value, at = data[at:at + size], at + size
-        else:
-            raise DecodeError(f"a field of kind {kind}")
-        if at > len(data):
-            raise DecodeError("a field goes beyond the end of its message")
-        yield Field(key >> 3, kind, value, begin, at)
-
-
-def _varint(data: memoryview, at: int) -> tuple[int, int]:
-    """The number that begins at a position, and the position after it."""
-    result = 0
-    for shift in range(0, 70, 7):
-        if at >= len(data):
-            break
-        byte = data[at]
-        at += 1
-        result |= (byte & 127) << shift
-        if byte < 128:
-            return result, at
-    raise DecodeError("a number does not end")
 
 
 def head(number: int, size: int) -> bytes:
     """What stands before `size` bytes of a field of bytes."""
-    start = bytearray([number << 3 | _BYTES])
+    start = bytearray([number << 3 | BYTES])
     while size > 127:
         start.append(size & 127 | 128)
         size >>= 7
@@ -171,7 +123,7 @@ class Push:
         rows: list[dict[int, Any]] = []
         blocks: list[dict[int, Any]] = []
         for field in fields(data):
-            lifts = {3: (_IDS, _VALUES_OF_ROWS), 4: (_VALUES_OF_BLOCK,)}.get(field.number) if field.kind == _BYTES else None
+            lifts = {3: (_IDS, _VALUES_OF_ROWS), 4: (_VALUES_OF_BLOCK,)}.get(field.number) if field.kind == BYTES else None
             if lifts is None:
                 rest.append(data[field.begin:field.end])
                 continue
@@ -192,7 +144,7 @@ def _lift(data: memoryview, numbers: tuple[int, ...]) -> tuple[bytes, dict[int, 
     """A message without some of its fields of bytes, and those by number."""
     found, rest = {}, []
     for field in fields(data):
-        if field.number in numbers and field.kind == _BYTES:
+        if field.number in numbers and field.kind == BYTES:
             found[field.number] = field.value
         else:
             rest.append(data[field.begin:field.end])
@@ -205,7 +157,7 @@ class Exchange:
     def __init__(self, data: memoryview):
         parts: dict[int, memoryview] = {}
         for field in fields(data):
-            if field.kind != _BYTES or field.number in parts:
+            if field.kind != BYTES or field.number in parts:
                 raise DecodeError("expected one push and one pull")
             parts[field.number] = field.value
         self.push = Push(parts[1]) if 1 in parts else Push(memoryview(b""))
@@ -234,9 +186,9 @@ class Pulled:
         self.blocks: list[BlockValue] = []
         rest = []
         for field in fields(data):
-            if field.number == 1 and field.kind == _BYTES:
+            if field.number == 1 and field.kind == BYTES:
                 self.rows.append(field.value)
-            elif field.number == 2 and field.kind == _BYTES:
+            elif field.number == 2 and field.kind == BYTES:
                 inner = {f.number: f.value for f in fields(field.value)}
                 self.blocks.append(BlockValue(inner.get(1, 0), inner.get(2, b"")))
             else:

@@ -1,0 +1,55 @@
+"""Serialized protocol buffers, field by field: to count what there is before it is made, to leave arrays where they are."""
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from google.protobuf.message import DecodeError
+
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+
+
+class Field(NamedTuple):
+    """One field as it stands in a message: its number, its kind, its value (bytes as a view), and where it begins and ends."""
+
+    number: int
+    kind: int
+    value: Any
+    begin: int
+    end: int
+
+
+def fields(data: memoryview) -> Iterator[Field]:
+    """The fields of a serialized message, in order. Raises DecodeError where it is none."""
+    at = 0
+    while at < len(data):
+        begin = at
+        key, at = (data[at], at + 1) if data[at] < 128 else _varint(data, at)
+        kind = key & 7
+        value: Any
+        if kind == VARINT:
+            value, at = _varint(data, at)
+        elif kind == BYTES:
+            size, at = (data[at], at + 1) if at < len(data) and data[at] < 128 else _varint(data, at)
+            value, at = data[at:at + size], at + size
+        elif kind in (FIXED32, FIXED64):
+            size = 4 if kind == FIXED32 else 8
+            value, at = data[at:at + size], at + size
+        else:
+            raise DecodeError(f"a field of kind {kind}")
+        if at > len(data):
+            raise DecodeError("a field goes beyond the end of its message")
+        yield Field(key >> 3, kind, value, begin, at)
+
+
+def _varint(data: memoryview, at: int) -> tuple[int, int]:
+    """The number that begins at a position, and the position after it."""
+    result = 0
+    for shift in range(0, 70, 7):
+        if at >= len(data):
+            break
+        byte = data[at]
+        at += 1
+        result |= (byte & 127) << shift
+        if byte < 128:
+            return result, at
+    raise DecodeError("a number does not end")
+
