@@ -33,17 +33,18 @@ class RoundSnapshots:
     Args:
         folder: this server's own.
         left: tells which trainers have left, with their incarnations. It is asked where `on_round` is.
-        on_durable: is told the snapshot's id and the ledger at that moment when all servers have a snapshot of its round.
+        on_durable: is told the snapshot's id, and the calls and the pulls that it knows (see Store), when all servers have a
+            snapshot of its round.
     """
 
     def __init__(self, folder: Path, store: Store, left: Callable[[], dict[int, int]],
-                 on_durable: Callable[[str, dict[str, Any]], None]):
+                 on_durable: Callable[[str, dict[str, Any], dict[str, Any]], None]):
         self.folder, self._store, self._left, self._on_durable = folder, store, left, on_durable
         self._decided = False
         self._rounds = 0  # that the server will have applied when it has restored
         self._planned = self._writing = 0
         self._found: dict[int, str] = {}  # round -> id of a complete snapshot
-        self._ledgers: dict[int, dict[str, Any]] = {}
+        self._ledgers: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
         self._retained = self._read_retained()
         self._changed = threading.Condition()
 
@@ -79,8 +80,8 @@ class RoundSnapshots:
         logger.warning("restored snapshot %s: %d rounds, %d rows", manifest.id, manifest.rounds,
                        sum(len(table) for table in self._store.tables.values()))
         with self._changed:
-            self._ledgers[rounds] = manifest.ledger
-        self._on_durable(chosen, manifest.ledger)
+            self._ledgers[rounds] = manifest.ledger, manifest.shown
+        self._on_durable(chosen, manifest.ledger, manifest.shown)
 
     def left(self) -> dict[int, int]:
         """The trainers that had left when the snapshot was written that this server goes on from."""
@@ -129,7 +130,7 @@ class RoundSnapshots:
             logger.info("snapshot of %d rows after round %d, in %.1f s", sum(t.rows for t in manifest.tables), number,
                         time.monotonic() - start)
             with self._changed:
-                self._found[number], self._ledgers[number] = name, cut.ledger
+                self._found[number], self._ledgers[number] = name, (cut.ledger, cut.shown)
             self._prune()
         finally:
             self._end(number)
@@ -153,18 +154,18 @@ class RoundSnapshots:
                                          f"{list(rounds)}")
             self._retained = sorted(rounds)
             last = self._retained[-1]
-            name, ledger = self._found[last], self._ledgers.get(last)
+            name, ledgers = self._found[last], self._ledgers.get(last)
         self._write_retained()
         self._prune()
-        if ledger is not None:
-            self._on_durable(name, ledger)
+        if ledgers is not None:
+            self._on_durable(name, *ledgers)
 
     def _prune(self) -> None:
         """Remove what is neither the newest nor retained."""
         with self._changed:
             keep = {*self._retained, max(self._found)}
             self._found = {number: name for number, name in self._found.items() if number in keep}
-            self._ledgers = {number: ledger for number, ledger in self._ledgers.items() if number in keep}
+            self._ledgers = {number: ledgers for number, ledgers in self._ledgers.items() if number in keep}
             names = list(self._found.values())
             busy = self._writing and self._writing not in self._found
         if not busy:  # what has no manifest yet would look as if nobody wrote it any more

@@ -31,7 +31,7 @@ from jfluid.ps_server.refusals import (
     UnknownNameError,
 )
 from jfluid.ps_server.round_snapshots import RoundSnapshots
-from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate, Store, Wanted
+from jfluid.ps_server.store import BlockUpdate, Change, Cut, RowsUpdate, Store, Wanted
 from jfluid.ps_server.waits import Alive, always, held
 
 CODES: dict[type[Exception], grpc.StatusCode] = {
@@ -70,8 +70,9 @@ class Service:
         self.round_snapshots: RoundSnapshots | None = None
         self._saving = threading.Lock()
         self._saved: pb.SaveReply | None = None
-        # (trainer, incarnation) -> the sequence up to which the last snapshot has its pushes.
+        # (trainer, incarnation) -> the sequence up to which the last snapshot has its pushes, and the shows of its pulls.
         self._durable: dict[tuple[int, int], int] = {}
+        self._durable_pulls: dict[tuple[int, int], int] = {}
         # The step of a table, or the version of a block, when a trainer last pulled from it.
         self._pulled: weakref.WeakKeyDictionary[Any, dict[int, int]] = weakref.WeakKeyDictionary()
 
@@ -148,7 +149,12 @@ class Service:
                 self.meeting.wait_for_round(request.round, alive)
         reply = wire.PullReply(self.store.rounds, self.incarnation)
         if call and wanted:
-            with self.store.shown.once(call, alive) as first:
+            reply.message.durable = self._durable_pulls.get(call[:2], 0)
+            # Whom an entry rule lets in is to be the same after a restore: shows and their record are in one cut.
+            reply.message.counted = any(table.spec.entry is not None for table, _, _ in wanted)
+            once = functools.partial(self.store.once, ledger=self.store.shown) if reply.message.counted else \
+                self.store.shown.once
+            with once(call, alive) as first:
                 self._read(wanted, first, reply)
             for table, _, _ in wanted:
                 self._pulled.setdefault(table, {})[call.trainer] = table.step
@@ -221,7 +227,8 @@ class Service:
         if request.knows:
             self._lanes.leave(request.client)
         whose = request.caller.trainer, request.caller.incarnation
-        return pb.LeaveReply(durable=self._durable.get(whose, 0), over=self.meeting.over)
+        return pb.LeaveReply(durable=self._durable.get(whose, 0), durable_pulls=self._durable_pulls.get(whose, 0),
+                             over=self.meeting.over)
 
     # ---- snapshots ----
 
@@ -242,13 +249,13 @@ class Service:
         """
         with self._saving:
             name = uuid.uuid4().hex
-            self._saved, ledger = self._write(folder, name, alone=True)
-            self.is_saved(name, ledger)
+            self._saved, cut = self._write(folder, name, alone=True)
+            self.is_saved(name, cut.ledger, cut.shown)
             return self._saved
 
     def _write(self, folder: Path, name: str, only: Sequence[str] = (),
-               alone: bool = False) -> tuple[pb.SaveReply, dict[str, Any]]:
-        """(what was written, the ledger at that moment)."""
+               alone: bool = False) -> tuple[pb.SaveReply, Cut]:
+        """(what was written, the cut, whose rows are gone)."""
         start, number = time.monotonic(), (0, 1) if alone else (self.server, self.servers)
         left = self.meeting.left()
         with self.store.cut(only) as cut:
@@ -256,12 +263,13 @@ class Service:
         files = [file for part in manifest.tables for file in (part.rows_file, part.rates_file)] + \
             [part.file for part in manifest.blocks]
         return pb.SaveReply(rows=sum(part.rows for part in manifest.tables), bytes=sum(file.size for file in files),
-                            seconds=time.monotonic() - start), cut.ledger
+                            seconds=time.monotonic() - start), cut
 
-    def is_saved(self, name: str, ledger: dict[str, Any]) -> None:
-        """A snapshot has all that this ledger knows."""
+    def is_saved(self, name: str, ledger: dict[str, Any], shown: dict[str, Any]) -> None:
+        """A snapshot has all calls that the ledger knows, and the shows of all pulls that `shown` knows (see Store)."""
         self.snapshot = name
-        self._durable = {(int(t), entry["incarnation"]): entry["through"] for t, entry in ledger.items()}
+        self._durable, self._durable_pulls = (
+            {(int(t), entry["incarnation"]): entry["through"] for t, entry in state.items()} for state in (ledger, shown))
 
     def restore(self, request: pb.RestoreRequest, alive: Alive = always) -> pb.RestoreReply:
         with held(self._saving, alive):

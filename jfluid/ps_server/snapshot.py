@@ -95,6 +95,7 @@ class Manifest(specs.Spec):
     tables: list[TablePart]
     blocks: list[BlockPart]
     ledger: dict[str, Any]
+    shown: dict[str, Any] = Field(default_factory=dict)  # the pulls whose shows are counted in the tables
     rounds: Natural
     left: dict[int, int] = Field(default_factory=dict)  # the trainers that had left, with their incarnations
     number: Natural = 0
@@ -168,8 +169,8 @@ def write(cut: Cut, folder: str | Path, snapshot: str, server: int, servers: int
         blocks = [_write_block(writer, name, state, cut.specs.get(name)) for name, state in cut.blocks.items()]
         states = [_write_state(writer, trainer, state) for trainer, state in sorted(cut.trainer_states.items())]
         manifest = Manifest(format=FORMAT, id=snapshot, server=server, servers=servers, created_ns=time.time_ns(),
-                            tables=tables, blocks=blocks, ledger=cut.ledger, rounds=cut.rounds, left=dict(left or {}),
-                            number=number, states=states)
+                            tables=tables, blocks=blocks, ledger=cut.ledger, shown=cut.shown, rounds=cut.rounds,
+                            left=dict(left or {}), number=number, states=states)
         with writer.file("json") as output:
             output.write(np.frombuffer(manifest.model_dump_json(indent=1).encode(), np.uint8))
         _sync(folder)
@@ -365,8 +366,10 @@ def restore(store: Store, folder: str | Path, server: int, servers: int, snapsho
         store.rounds, store.trainer_states = own[0].rounds, states
         if same:
             store.ledger.restore(own[0].ledger)
+            store.shown.restore(own[0].shown)
         else:
             store.ledger.restore_ended([m.ledger for m in manifests])
+            store.shown.restore_ended([m.shown for m in manifests])
     return own[0]
 
 

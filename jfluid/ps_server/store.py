@@ -107,6 +107,7 @@ class Cut:
     blocks: dict[str, dict[str, Any]]
     specs: dict[str, specs.BlockSpec]
     ledger: dict[str, Any]
+    shown: dict[str, Any]
     rounds: int
     trainer_states: dict[int, bytes]
 
@@ -119,7 +120,7 @@ class Store:
     Attributes:
         rounds: how many rounds of synchronous training were applied.
         ledger: the mutations that were applied.
-        shown: the pulls whose shows were counted. No part of snapshots.
+        shown: the pulls whose shows were counted.
         synchronous: gradients are taken in rounds only.
         trainer_states: by trainer a serialized TrainerState, what it alone had after the last round.
         cap: bounds the rows of all tables, and the bytes of these and of the blocks that `create_block` makes, together.
@@ -284,17 +285,22 @@ class Store:
                 block.assign(change.value)
 
     @contextlib.contextmanager
-    def once(self, call: Call, alive: waits.Alive = waits.always) -> Iterator[bool]:
-        """Yields whether the mutation is to be applied (see `Ledger.once`); no cut is made between that and its record."""
-        if not self.ledger.begin(call, alive):
+    def once(self, call: Call, alive: waits.Alive = waits.always, ledger: Ledger | None = None) -> Iterator[bool]:
+        """Yields whether the mutation is to be applied (see `Ledger.once`); no cut is made between that and its record.
+
+        Args:
+            ledger: where it is recorded, in place of `ledger`.
+        """
+        ledger = ledger or self.ledger
+        if not ledger.begin(call, alive):
             yield False
             return
         try:
             with self._gate.shared():
                 yield True
-                self.ledger.commit([call])
+                ledger.commit([call])
         except BaseException:
-            self.ledger.abort(call)
+            ledger.abort(call)
             raise
 
     @contextlib.contextmanager
@@ -310,7 +316,8 @@ class Store:
                 blocks = {} if only else {name: block.state() for name, block in self.blocks.items()}
                 named = {name: block.spec for name, block in self.blocks.items()
                          if name in blocks and isinstance(block, DenseBlock)}
-                cut = Cut(tables, blocks, named, self.ledger.state(), self.rounds, {} if only else dict(self.trainer_states))
+                cut = Cut(tables, blocks, named, self.ledger.state(), self.shown.state(), self.rounds,
+                          {} if only else dict(self.trainer_states))
             yield cut
 
     @contextlib.contextmanager

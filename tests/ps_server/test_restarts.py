@@ -10,7 +10,7 @@ import pytest
 from jfluid import errors
 from jfluid.ps_server import client as client_module
 from jfluid.ps_server import ps_pb2 as pb
-from jfluid.ps_server import wire
+from jfluid.ps_server import specs, wire
 from jfluid.ps_server.auth import PROOF, Session
 from jfluid.ps_server.client import Client
 from jfluid.ps_server.refusals import StateError
@@ -38,8 +38,8 @@ def site(tmp_path):
     """Makes a site of servers."""
     made = []
 
-    def start(**settings):
-        made.append(Site(tmp_path, **settings))
+    def start(folder=tmp_path, **settings):
+        made.append(Site(folder, **settings))
         return made[-1]
     yield start
     for each in made:
@@ -246,6 +246,47 @@ def test_one_who_only_reads_is_not_given_the_value_of_an_earlier_life(site):
     writer.create([TABLE], {0: [BLOCK]})
     writer.push(blocks={"w": ONE * 5}, change=Change.ADD)
     assert reader.pull(blocks=["w"], train=False).blocks["w"][0, 0] == 5
+
+
+RARE = specs.TableSpec(name="rare", width=4, optimizer=specs.Sgd(learning_rate=1.0), entry=specs.CountEntry(count=4))
+
+
+def train_rare(job, ends, rounds):
+    """(rows, how many wait) of a table whose ids get a row when they were shown four times, after steps between which `ends`
+    is called."""
+    client, random = job.client(), np.random.default_rng(0)
+    client.create([RARE])
+    for number in range(12):
+        ids = random.integers(0, 20, 8)
+        client.pull({"rare": ids})
+        ends(number)
+        client.push({"rare": (ids, np.full((8, 4), number, np.float32))}, round=(number + 1) * rounds)
+        if number % 5 == 4:
+            job.snapshot()
+    client.shrink("rare", 3)
+    ends(12)
+    return client.look_up("rare", np.arange(20)), client.status()[0].tables["rare"].waiting
+
+
+@pytest.mark.parametrize("rounds", [True, False])
+def test_who_gets_a_row_is_the_same_when_the_server_was_restored(site, tmp_path, rounds):
+    found = train_rare(job := site(), lambda number: job.restart(), rounds)
+    wanted = train_rare(site(folder=tmp_path / "undisturbed"), lambda number: None, rounds)
+    np.testing.assert_array_equal(found[0], wanted[0])
+    assert found[1] == wanted[1] and 0 < np.count_nonzero(found[0][:, 0]) < 20
+
+
+def test_shows_are_kept_until_they_are_in_a_snapshot(site):
+    job = site()
+    client = job.client()
+    client.create([RARE])
+    for _ in range(3):
+        client.pull({"rare": np.arange(10)})
+    client.pull({"t": IDS})  # nothing depends on these
+    assert len(client._channels[0].kept) == 3
+    job.snapshot()
+    client.pull({"rare": np.arange(10)})
+    assert len(client._channels[0].kept) == 1
 
 
 # ---- lanes ---------------------------------------------------------------------------------------------------------
