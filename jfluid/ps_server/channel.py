@@ -61,7 +61,6 @@ class Channel:
     Attributes:
         pushes, pulls: the sequences of the mutations and of the pulls that go through here.
         restarts: how often the server was found to have started again.
-        created: the requests that made the server's tables and blocks, to be repeated then.
         on_restart: is told, before what was kept is sent again.
     """
 
@@ -79,10 +78,10 @@ class Channel:
             for name, (_, reply) in wire.METHODS.items()}
         self._stream = self._session.stream(f"/{wire.SERVICE}/Stream")
         self._closed = threading.Event()
-        self.created: list[pb.CreateRequest] = []
+        self._created: list[pb.CreateRequest] = []  # what is to be repeated when the server has started again
         self.kept, self.restarts = Kept(keep_bytes), 0
         self.on_restart: Callable[[Channel], None] = lambda channel: None
-        # The incarnation of the server that has all that this client has sent; 0 before anything was. The lock is held while
+        # The incarnation of the server that has all that this client has sent; 0 before it was asked. The lock is held while
         # another one is mended, and by who takes an answer into account.
         self._life, self._mending = 0, threading.Lock()
         self._applied = 0  # rounds, as far as answers told
@@ -132,6 +131,13 @@ class Channel:
         return self._tried(method, send, waits)
 
     # ---- a server that starts again ----
+
+    def create(self, request: pb.CreateRequest) -> None:
+        """Make tables and blocks, here and where the server starts again without them."""
+        reply = self.call("Create", request)
+        with self._mending:
+            self._life = self._life or reply.server_incarnation
+            self._created.append(request)
 
     def latest(self) -> int:
         """The highest incarnation of this trainer that the server knows; 0 for none."""
@@ -191,7 +197,7 @@ class Channel:
     def _mend(self) -> None:
         """Make again what was created, and send again what was kept and a server that has started again does not have."""
         status = self.call("Status", pb.StatusRequest(trainer=self._trainer))
-        for create in list(self.created):
+        for create in self._created:
             self.call("Create", create)
         self._lanes.forget()
         self.on_restart(self)

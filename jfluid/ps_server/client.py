@@ -7,7 +7,6 @@ gradients of equal ids added up before they travel. A call that gets no answer i
 import contextlib
 import itertools
 import logging
-import math
 import secrets
 import threading
 import time
@@ -15,7 +14,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 import numpy as np
@@ -24,28 +23,19 @@ from jfluid import errors
 from jfluid.ps_server import kernels, specs, wire
 from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server.channel import Channel
-from jfluid.ps_server.lifting import BlockValue, Request
 from jfluid.ps_server.lifting import Pulled as PullReply
+from jfluid.ps_server.lifting import Request
+from jfluid.ps_server.pulls import Block, Part, Pull, Pulled, Rows, checked_ids, described
 from jfluid.ps_server.store import Change
 from jfluid.ps_server.table import merge
+
+__all__ = ["Client", "Pulled", "Rows", "Stretch", "credentials_of"]
 
 Array = np.ndarray[Any, Any]
 _ALL = slice(None)
 # For how long a trainer that has left stays where a server may ask it again for what it has sent.
 _STAY_S, _STAY_LOOK_S = 60.0, 0.1
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class _Block:
-    """Where a block is and what it is called there, and the value that this client has."""
-
-    server: int
-    name: str
-    shape: tuple[int, ...]
-    known: int = 0  # the value's version plus 1
-    life: int = 0   # of the server that gave it
-    value: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -57,43 +47,6 @@ class Stretch:
     server: int
     first: int
     rows: int
-
-
-class Part(NamedTuple):
-    """What of a call's ids one server has: positions of them, the table's name there, and the id that is 0 there."""
-
-    server: int
-    name: str
-    order: Any
-    first: int = 0
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Rows as they came: each id once.
-
-    Attributes:
-        ids: int64 [m].
-        values: float32 [m, width]: row i belongs to ids[i]. Not to be written.
-        inverse: int32 [n]: where each id that was asked for stands in `ids`.
-    """
-
-    ids: Array
-    values: Array
-    inverse: Array
-
-    def all(self) -> Array:
-        """float32 [n, width]: a row for each id that was asked for."""
-        return self.values[self.inverse]
-
-
-@dataclass(frozen=True)
-class Pulled:
-    """What a pull brought: rows by table, values by block (not to be changed), and the rounds applied by then."""
-
-    rows: dict[str, Rows]
-    blocks: dict[str, Array]
-    rounds: int
 
 
 def credentials_of(tls_authority: bytes | None = None, tls_certificate: bytes | None = None, tls_key: bytes | None = None,
@@ -140,7 +93,7 @@ class Client:
         self._channels[0].on_restart = self._tell_passages
         self._widths: dict[str, int] = {}
         self._stretches: dict[str, tuple[list[Stretch], Array]] = {}  # with the id after each stretch's last
-        self._blocks: dict[str, _Block] = {}
+        self._blocks: dict[str, Block] = {}
         self._passages: dict[str, Iterator[int]] = {}
         self._passed: dict[str, int] = {}
         self._lock, self._entering = threading.Lock(), threading.Lock()
@@ -195,8 +148,7 @@ class Client:
         def make(number: int) -> None:
             request = pb.CreateRequest(server=number, servers=len(self._channels), tables=serialized,
                                        blocks=[spec.model_dump_json().encode() for spec in blocks.get(number, ())])
-            self._channels[number].call("Create", request)
-            self._channels[number].created.append(request)
+            self._channels[number].create(request)
         self._everywhere(make)
         self._widths.update({spec.name: spec.width for spec in tables})
         for number, group in blocks.items():
@@ -205,7 +157,7 @@ class Client:
 
     def place_block(self, name: str, server: int, shape: Sequence[int], there: str = "") -> None:
         """Say which server holds a block that it brought itself, and its name `there` if that differs."""
-        self._blocks[name] = _Block(server, there or name, tuple(shape))
+        self._blocks[name] = Block(server, there or name, tuple(shape))
 
     def forget_block(self, name: str) -> None:
         """Let go of a block's place and value."""
@@ -234,7 +186,7 @@ class Client:
             confirm: what was pushed for the round with `hold` is to be applied.
         """
         requests = [Request() for _ in self._channels]
-        return self._send(requests, _Pull(self, requests, rows or {}, blocks), round, pulls=True, train=train, held=confirm)
+        return self._send(requests, Pull(self, requests, rows or {}, blocks), round, pulls=True, train=train, held=confirm)
 
     def push(self, rows: Mapping[str, tuple[Array, Array]] | None = None, blocks: Mapping[str, Array] | None = None,
              learning_rate: float | None = None, round: int = 0, change: Change = Change.GRADIENT,
@@ -254,7 +206,7 @@ class Client:
         requests = [Request() for _ in self._channels]
         requests[0].push.message.state = state
         self._add_pushes(requests, rows or {}, blocks or {}, learning_rate, change)
-        self._send(requests, _Pull(self, requests, {}, ()), round, pushes=True, held=hold)
+        self._send(requests, Pull(self, requests, {}, ()), round, pushes=True, held=hold)
 
     def exchange(self, push_rows: Mapping[str, tuple[Array, Array]], push_blocks: Mapping[str, Array],
                  pull_rows: Mapping[str, Array], pull_blocks: Sequence[str] = (), learning_rate: float | None = None,
@@ -263,7 +215,7 @@ class Client:
         requests = [Request() for _ in self._channels]
         requests[0].push.message.state = state
         self._add_pushes(requests, push_rows, push_blocks, learning_rate, change)
-        return self._send(requests, _Pull(self, requests, pull_rows, pull_blocks), round, pushes=True, pulls=True)
+        return self._send(requests, Pull(self, requests, pull_rows, pull_blocks), round, pushes=True, pulls=True)
 
     def look_up(self, table: str, ids: Array, slot: str = "") -> Array:
         """float32 [n, width]: rows as they are, for evaluation and serving; nothing is born or counted.
@@ -273,7 +225,7 @@ class Client:
                 server's program it is the variable's.
         """
         width = self._width(table)
-        once, inverse = kernels.distinct(_checked_ids(table, ids))
+        once, inverse = kernels.distinct(checked_ids(table, ids))
         values = np.empty((len(once), width), np.float32)
         most = (wire.LARGEST_MESSAGE - 2 * wire.OVERHEAD) // (4 * max(width, 2))
         parts = self._owned(table, once)
@@ -397,7 +349,7 @@ class Client:
 
     # ---- inside ------------------------------------------------------------------------------------------------------
 
-    def _send(self, requests: list[Request], pull: "_Pull", round: int, pushes: bool = False,
+    def _send(self, requests: list[Request], pull: Pull, round: int, pushes: bool = False,
               pulls: bool = False, train: bool = True, held: bool = False) -> Pulled:
         def send(number: int) -> PullReply | None:
             request, channel = requests[number], self._channels[number]
@@ -423,9 +375,9 @@ class Client:
     def _add_pushes(self, requests: list[Request], rows: Mapping[str, tuple[Array, Array]],
                     blocks: Mapping[str, Array], learning_rate: float | None, change: Change) -> None:
         for table, (ids, values) in rows.items():
-            ids, shape = _checked_ids(table, ids), (len(ids), self._width(table))
+            ids, shape = checked_ids(table, ids), (len(ids), self._width(table))
             if not isinstance(values, np.ndarray) or values.dtype != np.float32 or values.shape != shape:
-                raise errors.ServerError(f"table {table}: expected an array float32 {list(shape)}, found {_described(values)}")
+                raise errors.ServerError(f"table {table}: expected an array float32 {list(shape)}, found {described(values)}")
             if change != Change.ASSIGN:
                 ids, values = merge(ids, np.ascontiguousarray(values))
             for number, there, order, first in self._owned(table, ids):
@@ -436,7 +388,7 @@ class Client:
             block = self._block(name)
             if not isinstance(value, np.ndarray) or value.dtype != np.float32 or value.shape != block.shape:
                 raise errors.ServerError(f"block {name}: expected an array float32 {list(block.shape)}, found "
-                                         f"{_described(value)}")
+                                         f"{described(value)}")
             requests[block.server].push.add_block(value, block=block.name, change=int(change), learning_rate=learning_rate)
 
     def _owned(self, table: str, ids: Array) -> list[Part]:
@@ -466,7 +418,7 @@ class Client:
             raise errors.ServerError(f"there is no table {table!r}{errors.close_to(table, self._widths)}; create it first")
         return self._widths[table]
 
-    def _block(self, name: str) -> _Block:
+    def _block(self, name: str) -> Block:
         if name not in self._blocks:
             raise errors.ServerError(f"there is no block {name!r}{errors.close_to(name, self._blocks)}; create it first")
         return self._blocks[name]
@@ -517,74 +469,3 @@ class Client:
             except errors.ServerError as error:
                 if not self._closed.is_set():
                     logger.warning("heartbeat: %s", error)
-
-
-class _Pull:
-    """What is asked of each server, and how the answers fit together."""
-
-    def __init__(self, client: Client, requests: list[Request], rows: Mapping[str, Array], blocks: Sequence[str]):
-        self._client = client
-        # Of each table: its ids, where they were asked for, and each part with its place in the request of its server.
-        self._rows: list[tuple[str, Array, Array, list[tuple[Part, int]]]] = []
-        # Of each server the blocks, with the values that this client knows.
-        self._blocks: list[list[tuple[str, Array | None]]] = [[] for _ in requests]
-        self.sizes = [0] * len(requests)
-        for table, asked in rows.items():
-            ids, inverse = kernels.distinct(_checked_ids(table, asked))
-            counts = np.bincount(inverse, minlength=len(ids)).astype(np.uint32) if len(ids) < len(inverse) else None
-            owned = []
-            for part in client._owned(table, ids):
-                own, wanted = ids[part.order], requests[part.server].pull.rows
-                own = own - part.first if part.first else own
-                owned.append((part, len(wanted)))
-                wanted.add(table=part.name, ids=own.tobytes(),
-                           counts=counts[part.order].tobytes() if counts is not None else b"")
-                self.sizes[part.server] += 4 * len(own) * client._width(table)
-            self._rows.append((table, ids, inverse, owned))
-        for name in blocks:
-            block = client._block(name)
-            with client._lock:
-                known, life, value = block.known, block.life, block.value
-            self._blocks[block.server].append((name, value))
-            requests[block.server].pull.blocks.add(block=block.name, known=known, server_incarnation=life)
-            self.sizes[block.server] += 4 * math.prod(block.shape)
-
-    def joined(self, replies: list[PullReply | None]) -> Pulled:
-        """The answers of all servers, as one."""
-        rows = {table: Rows(ids, self._values(table, len(ids), owned, replies), inverse)
-                for table, ids, inverse, owned in self._rows}
-        blocks = {name: self._value(name, known, reply.server_incarnation, reply.blocks[i])
-                  for reply, asked in zip(replies, self._blocks, strict=True) if reply is not None
-                  for i, (name, known) in enumerate(asked)}
-        return Pulled(rows, blocks, min((reply.rounds for reply in replies if reply is not None), default=0))
-
-    def _values(self, table: str, count: int, owned: list[tuple[Part, int]], replies: list[Any]) -> Array:
-        width, what = self._client._width(table), f"table {table}: values"
-        if len(owned) == 1:
-            (part, i), = owned
-            return wire.numbers(replies[part.server].rows[i], "<f4", what, count * width, copy=False).reshape(count, width)
-        values = np.empty((count, width), np.float32)
-        for part, i in owned:
-            found = wire.numbers(replies[part.server].rows[i], "<f4", what, len(part.order) * width, copy=False)
-            values[part.order] = found.reshape(-1, width)
-        return values
-
-    def _value(self, name: str, known: Array | None, life: int, reply: BlockValue) -> Array:
-        block = self._client._blocks[name]
-        if not reply.value:
-            return known  # type: ignore[return-value]
-        value = wire.numbers(reply.value, "<f4", f"block {name}", math.prod(block.shape), copy=False).reshape(block.shape)
-        with self._client._lock:
-            if life != block.life or reply.version + 1 > block.known:
-                block.known, block.life, block.value = reply.version + 1, life, value
-        return value
-
-
-def _checked_ids(table: str, ids: Any) -> Array:
-    if not isinstance(ids, np.ndarray) or ids.dtype != np.int64 or ids.ndim != 1:
-        raise errors.ServerError(f"table {table}: ids: expected an array int64 [n], found {_described(ids)}")
-    return np.ascontiguousarray(ids)
-
-
-def _described(value: Any) -> str:
-    return f"{value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__

@@ -43,8 +43,10 @@ class CreateRequest(_message.Message):
     def __init__(self, server: _Optional[int] = ..., servers: _Optional[int] = ..., tables: _Optional[_Iterable[bytes]] = ..., blocks: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class CreateReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("server_incarnation",)
+    SERVER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    server_incarnation: int
+    def __init__(self, server_incarnation: _Optional[int] = ...) -> None: ...
 
 class RowsChange(_message.Message):
     __slots__ = ("table", "change", "ids", "values", "learning_rate")

@@ -91,7 +91,7 @@ class Service:
             self.store.create_table(table)
         for block in blocks:
             self.store.create_block(block)
-        return pb.CreateReply()
+        return pb.CreateReply(server_incarnation=self.incarnation)
 
     def push(self, request: pb.PushRequest, alive: Alive = always) -> pb.PushReply:
         call = wire.call_of(request.caller)

@@ -1,0 +1,139 @@
+"""Pulls of a client: what is asked of each server, and how the answers fit together."""
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from jfluid import errors
+from jfluid.ps_server import kernels, wire
+from jfluid.ps_server.lifting import BlockValue, Request
+from jfluid.ps_server.lifting import Pulled as PullReply
+
+if TYPE_CHECKING:
+    from jfluid.ps_server.client import Client
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass
+class Block:
+    """Where a block is and what it is called there, and the value that this client has."""
+
+    server: int
+    name: str
+    shape: tuple[int, ...]
+    known: int = 0  # the value's version plus 1
+    life: int = 0   # of the server that gave it
+    value: Array | None = None
+
+
+class Part(NamedTuple):
+    """What of a call's ids one server has: positions of them, the table's name there, and the id that is 0 there."""
+
+    server: int
+    name: str
+    order: Any
+    first: int = 0
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows as they came: each id once.
+
+    Attributes:
+        ids: int64 [m].
+        values: float32 [m, width]: row i belongs to ids[i]. Not to be written.
+        inverse: int32 [n]: where each id that was asked for stands in `ids`.
+    """
+
+    ids: Array
+    values: Array
+    inverse: Array
+
+    def all(self) -> Array:
+        """float32 [n, width]: a row for each id that was asked for."""
+        return self.values[self.inverse]
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """What a pull brought: rows by table, values by block (not to be changed), and the rounds applied by then."""
+
+    rows: dict[str, Rows]
+    blocks: dict[str, Array]
+    rounds: int
+
+
+class Pull:
+    """What is asked of each server, and how the answers fit together."""
+
+    def __init__(self, client: "Client", requests: list[Request], rows: Mapping[str, Array], blocks: Sequence[str]):
+        self._client = client
+        # Of each table: its ids, where they were asked for, and each part with its place in the request of its server.
+        self._rows: list[tuple[str, Array, Array, list[tuple[Part, int]]]] = []
+        # Of each server the blocks, with the values that this client knows.
+        self._blocks: list[list[tuple[str, Array | None]]] = [[] for _ in requests]
+        self.sizes = [0] * len(requests)
+        for table, asked in rows.items():
+            ids, inverse = kernels.distinct(checked_ids(table, asked))
+            counts = np.bincount(inverse, minlength=len(ids)).astype(np.uint32) if len(ids) < len(inverse) else None
+            owned = []
+            for part in client._owned(table, ids):
+                own, wanted = ids[part.order], requests[part.server].pull.rows
+                own = own - part.first if part.first else own
+                owned.append((part, len(wanted)))
+                wanted.add(table=part.name, ids=own.tobytes(),
+                           counts=counts[part.order].tobytes() if counts is not None else b"")
+                self.sizes[part.server] += 4 * len(own) * client._width(table)
+            self._rows.append((table, ids, inverse, owned))
+        for name in blocks:
+            block = client._block(name)
+            with client._lock:
+                known, life, value = block.known, block.life, block.value
+            self._blocks[block.server].append((name, value))
+            requests[block.server].pull.blocks.add(block=block.name, known=known, server_incarnation=life)
+            self.sizes[block.server] += 4 * math.prod(block.shape)
+
+    def joined(self, replies: list[PullReply | None]) -> Pulled:
+        """The answers of all servers, as one."""
+        rows = {table: Rows(ids, self._values(table, len(ids), owned, replies), inverse)
+                for table, ids, inverse, owned in self._rows}
+        blocks = {name: self._value(name, known, reply.server_incarnation, reply.blocks[i])
+                  for reply, asked in zip(replies, self._blocks, strict=True) if reply is not None
+                  for i, (name, known) in enumerate(asked)}
+        return Pulled(rows, blocks, min((reply.rounds for reply in replies if reply is not None), default=0))
+
+    def _values(self, table: str, count: int, owned: list[tuple[Part, int]], replies: list[Any]) -> Array:
+        width, what = self._client._width(table), f"table {table}: values"
+        if len(owned) == 1:
+            (part, i), = owned
+            return wire.numbers(replies[part.server].rows[i], "<f4", what, count * width, copy=False).reshape(count, width)
+        values = np.empty((count, width), np.float32)
+        for part, i in owned:
+            found = wire.numbers(replies[part.server].rows[i], "<f4", what, len(part.order) * width, copy=False)
+            values[part.order] = found.reshape(-1, width)
+        return values
+
+    def _value(self, name: str, known: Array | None, life: int, reply: BlockValue) -> Array:
+        block = self._client._blocks[name]
+        if not reply.value:
+            return known  # type: ignore[return-value]
+        value = wire.numbers(reply.value, "<f4", f"block {name}", math.prod(block.shape), copy=False).reshape(block.shape)
+        with self._client._lock:
+            if life != block.life or reply.version + 1 > block.known:
+                block.known, block.life, block.value = reply.version + 1, life, value
+        return value
+
+
+def checked_ids(table: str, ids: Any) -> Array:
+    """Raises ServerError for anything but an array int64 [n]."""
+    if not isinstance(ids, np.ndarray) or ids.dtype != np.int64 or ids.ndim != 1:
+        raise errors.ServerError(f"table {table}: ids: expected an array int64 [n], found {described(ids)}")
+    return np.ascontiguousarray(ids)
+
+
+def described(value: Any) -> str:
+    """What a value is, for an error."""
+    return f"{value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__
