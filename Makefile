@@ -1,12 +1,15 @@
-# `make demo` trains a click model with two parameter servers and two trainers, `make test` runs the tests, `make lint` reads the code. Each
-# first makes a virtual environment in $(VENV) with the pinned versions of constraints.txt.
+# `make demo` trains a click model with two parameter servers and two trainers, `make test` runs the tests, `make lint` reads the code,
+# `make chaos` does harm to jobs. Each first makes a virtual environment in $(VENV) with the pinned versions of constraints.txt.
 VENV ?= .venv
 WORKERS ?= 2
 PYTEST_ARGS ?=
+SEED ?= 1
+MINUTES ?= 10
+CHAOS_OUT ?= build/chaos
 BIN := $(VENV)/bin
 PYTHONS := $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11)
 
-.PHONY: demo test coverage lint clean
+.PHONY: demo test coverage lint chaos clean
 
 demo: $(VENV)/.demo
 	$(BIN)/jfluid-launch configs/ctr_dnn.yaml
@@ -17,6 +20,10 @@ test: $(VENV)/.test
 # Twice the time of the tests.
 coverage: $(VENV)/.test
 	$(MAKE) test PYTEST_ARGS="--cov --cov-report=term $(PYTEST_ARGS)"
+
+# Jobs of real processes that are killed, stopped, cut off and more, by plans drawn from SEED; see tests/chaos.
+chaos: $(VENV)/.test
+	$(BIN)/python -m tests.chaos --seed $(SEED) --minutes $(MINUTES) --out $(CHAOS_OUT)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check

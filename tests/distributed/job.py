@@ -14,7 +14,7 @@ from jfluid.distributed import checkpoint, links, work
 
 VOCABULARY, ROWS = 40, 12  # of `net`
 HEIGHT, WIDTH, SLOTS = 97, 4, 2  # of `click_model`
-WIDE, WIDE_ROWS, WIDE_IDS = 256, 32, 16  # of `wide_net`
+WIDE, WIDE_ROWS, WIDE_IDS = 256, 96, 16  # of `wide_net`
 OPTIMIZERS = {
     "sgd": lambda: fluid.optimizer.SGD(0.1),
     "momentum": lambda: fluid.optimizer.Momentum(0.05, 0.9),
@@ -69,8 +69,8 @@ def batches(*steps):
 
 
 def wide_net(kind, optimizer="adam"):
-    """What builds (loss, prediction) of a regression on x [N, 6], ids [N, 16], y [N, 1], whose messages to each of two servers
-    have more than 64 KiB; its table is as that of `net`."""
+    """What builds (loss, prediction) of a regression on x [N, 6], ids [N, 16], y [N, 1], where messages between two trainers
+    and two servers have more than 64 KiB; its table is as that of `net`."""
     def build():
         ids = fluid.data("ids", [None, WIDE_IDS], dtype="int64")
         first = fluid.initializer.Constant(0.1) if kind == "distributed" else numbers(10 * WIDE, 64)

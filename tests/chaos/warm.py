@@ -1,0 +1,39 @@
+"""What processes of jobs need is imported, and the machine code of tables loaded, before they are forked from this one.
+
+Nothing here may start threads: they do not come along. So JAX computes nothing.
+"""
+import numpy as np
+
+from jfluid.distributed import geo, program_store, serving, trainer
+from jfluid.ps_server import client, kernels, server, specs, table
+from tests.chaos import program
+
+__all__ = ["client", "geo", "program", "program_store", "server", "serving", "trainer"]
+
+
+def warm() -> None:
+    """Do once what tables do."""
+    ids = np.array([3, 1, 3])
+    once, _ = kernels.distinct(ids)
+    kernels.partition(kernels.owners_of(once, 2), 2)
+    initializers = specs.Constant(value=0.0), specs.Uniform(low=-1.0, high=1.0)
+    slots = specs.Slot(name="moment1"), specs.Slot(name="moment2")
+    for number, optimizer in enumerate((specs.Sgd(learning_rate=1.0), specs.Adam(learning_rate=1.0),
+                                        specs.Program(learning_rate=1.0, slots=slots))):
+        spec = specs.TableSpec(name=f"table{number}", width=4, initializer=initializers[number % 2], optimizer=optimizer)
+        held = table.SparseTable(spec)
+        held.look_up(once, train=True)
+        ones = np.ones((len(once), 4), np.float32)
+        held.assign(once, ones)
+        held.add(once, ones)
+        if isinstance(optimizer, specs.Program):
+            held.update(once, ones, lambda values, slots, gradients: (values, slots))
+        else:
+            held.push(once, ones)
+        held.look_up(once, train=False)
+        held.slots(once)
+        with held.cut() as cut:
+            list(cut.rows())
+
+
+warm()
