@@ -129,7 +129,8 @@ def test_general_role_maker():
         assert GeneralRoleMaker().server_index() == 0
 
 
-def test_trainers_of_servers_meet_at_their_endpoints():
+def test_trainers_of_servers_meet_at_their_endpoints(monkeypatch):
+    monkeypatch.setenv("JFLUID_JOB_TOKEN", "a-secret-of-the-tests")
     with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
         endpoints = [f"127.0.0.1:{s.getsockname()[1]}" for s in (first, second)]
     job = {"PADDLE_PSERVERS_IP_PORT_LIST": "a:1", "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints), "TRAINING_ROLE": "TRAINER"}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import grpc
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from jfluid import errors
 from jfluid.ps_server import specs, wire
@@ -48,6 +48,8 @@ class Settings(specs.Spec):
         tls_certificate, tls_key: PEM files; both or none. With them only TLS connections are taken.
         tls_clients: a PEM file of authorities; clients must show a certificate of one of them.
     """
+
+    model_config = ConfigDict(hide_input_in_errors=True)  # it may be the secret
 
     token: Annotated[str, Field(min_length=16, max_length=1024, pattern=r"^[\x21-\x7e]+$", repr=False)]
     host: str = "127.0.0.1"

@@ -360,7 +360,8 @@ def free_endpoints(count):
     return found
 
 
-def test_global_shuffle_between_trainers(tmp_path):
+def test_global_shuffle_between_trainers(tmp_path, monkeypatch):
+    monkeypatch.setenv("JFLUID_JOB_TOKEN", "a-secret-of-the-tests")
     endpoints, made, results = free_endpoints(3), [], {}
     for i in range(3):
         path = tmp_path / f"{i}.txt"

@@ -109,6 +109,7 @@ def test_tokens_are_compared_in_constant_time(server, monkeypatch):
 
 def test_idle_strangers_hold_nobody_up_and_go(server, monkeypatch):
     monkeypatch.setattr(metrics_server, "_MOST_CONNECTIONS", 8)
+    monkeypatch.setattr(metrics_server._Handler, "timeout", 1000.0)
     token, threads = f"Bearer {secret.metrics_token(SECRET)}", threading.active_count()
     with contextlib.ExitStack() as stack:
         idle = [stack.enter_context(socket.create_connection(("127.0.0.1", server.metrics_port), timeout=LIMIT))
@@ -121,6 +122,13 @@ def test_idle_strangers_hold_nobody_up_and_go(server, monkeypatch):
         deadline = time.monotonic() + LIMIT
         while threading.active_count() > threads + 9:
             assert time.monotonic() < deadline, "threads of strangers stay"
+
+
+def test_a_stranger_that_says_nothing_goes(server, monkeypatch):
+    monkeypatch.setattr(metrics_server._Handler, "timeout", 0.1)
+    with socket.create_connection(("127.0.0.1", server.metrics_port), timeout=LIMIT) as stranger:
+        stranger.sendall(b"GET")
+        assert stranger.recv(100) == b""
 
 
 def test_the_secret_does_not_travel(server):

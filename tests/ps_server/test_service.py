@@ -467,6 +467,12 @@ def test_wrong_settings(change, message):
         specs.read(Settings, {"token": TOKEN} | change, "settings")
 
 
+def test_a_secret_that_is_none_is_not_shown():
+    with pytest.raises(ValueError) as error:
+        Settings(token="a secret with spaces in it")
+    assert "a secret" not in str(error.value) and "a-token" not in repr(Settings(token=TOKEN))
+
+
 def test_settings_that_contradict_each_other(job):
     with pytest.raises(errors.ServerError, match="server: expected a number below 2, found 2"):
         Server(Settings(token=TOKEN, server=2, servers=2))
