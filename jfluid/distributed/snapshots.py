@@ -109,12 +109,17 @@ class _OfTimes(Writer):
     def __init__(self, snapshots: Snapshots, server: "Server"):
         self._snapshots, self._server = snapshots, server
         self._due, self._ended = threading.Event(), threading.Event()
+        if snapshots.restore:
+            server.service.ready.clear()  # until it has read it
 
     def begin(self) -> None:
+        if self._snapshots.restore:
+            self._restore()
+            self._server.service.ready.set()
+
+    def _restore(self) -> None:
         from jfluid.ps_server import snapshot
         folder, store, meeting = self._snapshots.folder, self._server.store, self._server.meeting
-        if not self._snapshots.restore:
-            return
         for newest in snapshot.sound(folder)[:1]:
             manifest = snapshot.restore(store, folder, 0, 1, newest.id)
             meeting.resume(manifest.left)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from jfluid import errors
+from jfluid.distributed.snapshots import Snapshots
 from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server import specs
 from jfluid.ps_server.client import Client
@@ -14,7 +15,7 @@ from jfluid.ps_server.recovery import Coordinator, Peers
 from jfluid.ps_server.refusals import RollbackError
 from jfluid.ps_server.round_snapshots import RoundSnapshots, newest_common
 from jfluid.ps_server.server import Server, Settings
-from jfluid.ps_server.store import Store
+from jfluid.ps_server.store import Change, Store
 
 TOKEN = "0123456789-token-of-the-tests"
 GRADIENT = np.ones(3, np.float32)
@@ -228,6 +229,25 @@ def test_a_server_that_does_not_know_yet_tells_only_its_peers(tmp_path):
         assert service.recovery(pb.RecoveryRequest()).decided is False
         service.ready.set()
         job.train(1, 2)
+
+
+@pytest.mark.parametrize("synchronous", [True, False])
+def test_a_server_that_starts_again_takes_no_call_before_it_has_read_its_snapshot(tmp_path, synchronous, monkeypatch):
+    """What it took would be lost when it reads it."""
+    monkeypatch.setattr(Store, "synchronous", synchronous)
+    with Cluster(tmp_path / "first", servers=1) as job:
+        job.own[0].decide(0)
+        cut(job, 2, servers=[0])
+    with Cluster(tmp_path / "second", servers=1) as job:
+        server, service = job.servers[0], job.servers[0].service
+        writer = Snapshots(tmp_path / "first" / "server-0", 60.0, restore=True).writer(server, job.peers[0])
+        client = Client([f"127.0.0.1:{server.port}"], TOKEN, timeout_s=0.2, heartbeat_s=0, incarnation=1)
+        client.place_block("w0", 0, (3,))
+        with client, pytest.raises(errors.ServerError, match="still reads its snapshot"):
+            client.push(blocks={"w0": GRADIENT}, change=Change.ADD)
+        writer.begin()
+        assert service.ready.is_set() and server.store.rounds == 2
+        job.client.push(blocks={"w0": GRADIENT}, change=Change.ADD)
 
 
 def test_rounds_that_nobody_has_any_more(tmp_path):
