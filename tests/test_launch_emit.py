@@ -34,8 +34,12 @@ def emitted(capsys, *arguments):
 def test_kubernetes(capsys, monkeypatch):
     text = emitted(capsys, "--emit", "k8s", "--image", "registry/train:1", "--max-restarts", "3",
                    job("mode: collective\ngpus: [0, 1]\nips: [10.0.0.1, 10.0.0.2]"))
-    secret, config, service, indexed = yaml.safe_load_all(text)
-    assert [document["kind"] for document in (secret, config, service, indexed)] == ["Secret", "ConfigMap", "Service", "Job"]
+    documents = list(yaml.safe_load_all(text))
+    assert [document["kind"] for document in documents] == ["Secret", "NetworkPolicy", "ConfigMap", "Service", "Job"]
+    _, policy, config, service, indexed = documents
+    labels = indexed["spec"]["template"]["metadata"]["labels"]
+    assert policy["spec"] == {"podSelector": {"matchLabels": labels}, "policyTypes": ["Ingress"],
+                              "ingress": [{"from": [{"podSelector": {"matchLabels": labels}}]}]}
     spec, pod = indexed["spec"], indexed["spec"]["template"]["spec"]
     assert (spec["completionMode"], spec["completions"], spec["parallelism"], spec["backoffLimit"]) == ("Indexed", 2, 2, 3)
     assert pod["subdomain"] == service["metadata"]["name"] == indexed["metadata"]["name"] == "big-job"

@@ -37,17 +37,16 @@ def slurm_script(job: Job) -> str:
 
 
 def kubernetes_manifest(job: Job, image: str) -> str:
-    """A ConfigMap with the job, an Indexed Job that runs it, a Service by which its pods find the first, and a Secret by which
-    they know each other: that of the job's file, or a new one.
+    """A ConfigMap with the job, an Indexed Job that runs it, a Service by which its pods find the first, and what keeps others
+    away from them: a Secret, that of the job's file or a new one, and a NetworkPolicy.
 
     `image` is a container image with jfluid and the script. Raises JobError for a job that names its hosts.
     """
     name = re.sub(r"[^a-z0-9]+", "-", job.name.lower()).strip("-")[:_LONGEST_NAME].rstrip("-") or "job"
     nodes, gpus = _nodes(job), _gpus(job)
     inside = _without_hosts(job, "Kubernetes")
-    given = job.secret_file if isinstance(job, GangJob) else None
-    if given is not None:
-        inside = inside.model_copy(update={"secret_file": None})
+    if isinstance(inside, GangJob):
+        inside = inside.model_copy(update={"secret_file": None})  # which is not in the container
     if nodes > 1:
         inside = inside.model_copy(update={"coordinator": f"{name}-0.{name}:{FIRST_PORT - 1}"})
     container: dict[str, Any] = {
@@ -55,12 +54,14 @@ def kubernetes_manifest(job: Job, image: str) -> str:
         "volumeMounts": [{"name": "job", "mountPath": "/etc/jfluid"}, {"name": "shm", "mountPath": "/dev/shm"}]}
     if gpus:
         container["resources"] = {"limits": {"nvidia.com/gpu": gpus}}
-    if given is not None or _needs_secret(job):
+    guards = _guards(job, name)
+    if guards:
         container["env"] = [{"name": secret.VARIABLE, "valueFrom": {"secretKeyRef": {"name": name, "key": "secret"}}}]
     volumes = [{"name": "job", "configMap": {"name": name}}, {"name": "shm", "emptyDir": {"medium": "Memory"}}]
     pod = {"subdomain": name, "restartPolicy": "Never", "containers": [container], "volumes": volumes}
-    labels = {"app.kubernetes.io/name": name}
+    labels = _labels(name)
     documents: list[dict[str, Any]] = [
+        *guards,
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"job.yaml": _plain_yaml(inside)}},
         {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name},
          # Pods must find each other before they are ready.
@@ -69,16 +70,34 @@ def kubernetes_manifest(job: Job, image: str) -> str:
             "completionMode": "Indexed", "completions": nodes, "parallelism": nodes, "backoffLimit": job.max_restarts,
             "template": {"metadata": {"labels": labels}, "spec": pod}}}]
     if nodes == 1:
-        del documents[1], pod["subdomain"]
-    if "env" in container:
-        text = secret.fresh() if given is None else secret.from_file(given)
-        documents.insert(0, {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "type": "Opaque",
-                             "immutable": True, "stringData": {"secret": text}})
+        del documents[-2], pod["subdomain"]
     return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, default_flow_style=False)
 
 
+def _labels(name: str) -> dict[str, str]:
+    return {"app.kubernetes.io/name": name}
+
+
+def _guards(job: Job, name: str) -> list[dict[str, Any]]:
+    """What keeps others away from the pods of a job: a Secret; and where JAX asks nobody for one, a NetworkPolicy."""
+    given = job.secret_file if isinstance(job, GangJob) else None
+    if given is None and not _needs_secret(job):
+        return []
+    found: list[dict[str, Any]] = [
+        {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "type": "Opaque", "immutable": True,
+         "stringData": {"secret": secret.fresh() if given is None else secret.from_file(given)}}]
+    if isinstance(job, CollectiveJob) and _nodes(job) > 1:
+        pods = {"podSelector": {"matchLabels": _labels(name)}}
+        found.append({"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": name},
+                      "spec": {**pods, "policyTypes": ["Ingress"], "ingress": [{"from": [pods]}]}})
+    return found
+
+
 class _Dumper(yaml.SafeDumper):
-    """Writes texts of several lines as such."""
+    """Writes texts of several lines as such, and everything in full."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
 
 
 _Dumper.add_representer(str, lambda dumper, text: dumper.represent_scalar(
