@@ -70,6 +70,8 @@ class JobError(JFluidError, ValueError):
 # ---- YAML ------------------------------------------------------------------------------------------------------
 
 _TAG = "tag:yaml.org,2002:"
+_LONGEST_WHOLE = 100  # characters: Python does not print numbers of thousands of digits
+_LARGEST = 1 << 18  # bytes of a job file; YAML's parser takes some hundred times as many
 # Tag: (pattern, possible first characters, how the text becomes a value).
 _SCALARS: dict[str, tuple[str, str, Callable[[str], Any]]] = {
     "null": (r"~|null|Null|NULL|", "~nN", lambda text: None),
@@ -136,6 +138,9 @@ class _Document:
             return [self._convert(item, (*at, number)) for number, item in enumerate(node.value)]
         if isinstance(node, yaml.ScalarNode) and kind == "str":
             return node.value
+        if kind == "int" and len(node.value) > _LONGEST_WHOLE:
+            raise JobError(f"{self._place(node.start_mark)}: a whole number of {len(node.value)} characters; quote it if it "
+                           "is text")
         if isinstance(node, yaml.ScalarNode) and kind in _SCALARS:
             try:
                 return _SCALARS[kind][2](node.value)
@@ -155,6 +160,23 @@ class _Document:
             self.places[*at, key] = place
             result[key] = self._convert(value_node, (*at, key))
         return result
+
+
+def read_yaml(path: Path) -> Any:
+    """The values in a YAML file, by the rules of job files. Raises JobError."""
+    return _document(path).value
+
+
+def _document(path: str | Path) -> _Document:
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_LARGEST + 1)
+        text = data.decode()
+    except (OSError, ValueError) as error:
+        raise JobError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+    if len(data) > _LARGEST:
+        raise JobError(f"{path}: expected at most {_LARGEST} bytes, found more")
+    return _Document(text, str(path))
 
 
 # ---- the model -------------------------------------------------------------------------------------------------
@@ -486,11 +508,7 @@ def read_job(path: str | Path, overrides: Iterable[str] = (), options: Options |
     that set it and the value (None: the key is taken away). An option that local jobs do not have makes a local job
     one of the mode that has it.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise JobError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
-    document = _Document(text, str(path))
+    document = _document(path)
     if not isinstance(document.value, dict):
         raise JobError(f"{path}: a job file holds a mapping with the keys {', '.join(Job.model_fields)}; "
                        f"found {'nothing' if document.value is None else _short(document.value)}")

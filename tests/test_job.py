@@ -192,9 +192,21 @@ def test_all_mistakes_are_listed_at_once(folder):
 def test_files_that_cannot_be_read(folder):
     with pytest.raises(JobError, match=r"nowhere\.yaml: No such file"):
         read_job("nowhere.yaml")
+    (folder / "large.yaml").write_bytes(b"- a\n" * 100_000)  # YAML's parser takes hundreds of bytes for each
+    with pytest.raises(JobError, match=r"large\.yaml: expected at most 262144 bytes"):
+        read_job("large.yaml")
     (folder / "latin.yaml").write_bytes(b"name: \xff")
     with pytest.raises(JobError, match=r"latin\.yaml: 'utf-8' codec can't decode"):
         read_job("latin.yaml")
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "0x" + "f" * 5000, "-0o" + "7" * 5000])
+def test_numbers_that_python_does_not_print_are_refused(folder, number):
+    if not number.startswith("-"):
+        line, = mistakes(f"script: train.py\nargs: {{value: {number}}}")
+        assert line.startswith("job.yaml:2:15: a whole number of 500")
+    else:  # no number in YAML, but text
+        assert args(number) == number
 
 
 def test_overrides():

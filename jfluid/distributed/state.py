@@ -62,9 +62,12 @@ class Variables:
 
     def check(self, state: dict[str, Any]) -> None:
         """Raise ServerError for a `state` of other variables."""
-        there = self._described([self._store.value(n) for n in self._names])
+        arrays = [self._store.value(n) for n in self._names]
+        there, size = self._described(arrays), packed(arrays).size
         if there != state.get("variables"):
-            raise errors.ServerError(f"block {self.name}: expected {there}, found {state.get('variables')}")
+            raise errors.ServerError(f"block {self.name}: expected {there}, found {str(state.get('variables'))[:1000]}")
+        if len(state["numbers"]) != size:
+            raise errors.ServerError(f"block {self.name}: expected {size} numbers, found {len(state['numbers'])}")
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over a `state`. Raises ServerError when it is that of other variables."""

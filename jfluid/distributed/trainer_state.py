@@ -7,20 +7,20 @@ undisturbed run. More than LARGEST bytes are not sent: they begin anew then, and
 import logging
 from typing import TYPE_CHECKING
 
-import jax.numpy as jnp
 import numpy as np
 
 from jfluid import errors
 from jfluid.distributed.work import Work
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program
-from jfluid.ir.types import VarType
+from jfluid.ir.types import ELEMENTS, VarType
 from jfluid.scope import Scope
 
 if TYPE_CHECKING:
     from jfluid.ps_server import ps_pb2 as pb
 
 LARGEST = 8 << 20  # bytes; they travel with every step
+_DTYPES = {str(dtype): dtype for dtype in ELEMENTS}
 _LOG = logging.getLogger(__name__)
 
 
@@ -58,17 +58,24 @@ def packed(work: Work, scope: Scope, round: int) -> bytes:
 
 def install(state: "pb.TrainerState", scope: Scope) -> None:
     """Give a scope back what the trainer had. Raises ServerError for a state that is damaged, or of another program."""
+    values = []
     for variable in state.variables:
         found = scope.find_var(variable.name)
         if found is None:
             continue  # of a program that this process does not run
         try:
-            value = np.frombuffer(variable.value, jnp.dtype(variable.dtype)).reshape(tuple(variable.shape))
-        except (ValueError, TypeError) as error:
+            if variable.dtype not in _DTYPES:
+                raise TypeError(f"dtype {variable.dtype[:40]!r}")
+            value = np.frombuffer(variable.value, _DTYPES[variable.dtype]).reshape(tuple(variable.shape))
+        except (ValueError, TypeError, OverflowError) as error:
             raise errors.ServerError(f"{variable.name}: what the servers keep of this trainer is damaged: {error}") from None
         there = found.get_tensor()
         if there._is_initialized() and tuple(there.shape()) != value.shape:
             raise errors.ServerError(f"{variable.name}: the servers keep a value {list(value.shape)} of this trainer, and the "
                                      f"program has {list(there.shape())}: is it another program?")
+        values.append((there, value))
+    if any(count >= 2**62 for count in state.runs.values()):
+        raise errors.ServerError("what the servers keep of this trainer is damaged: no program runs that often")
+    for there, value in values:
         there.set(value.copy())
     scope.steps.update(state.runs)

@@ -51,6 +51,7 @@ _NUMPY = {
     VarType.INT8: np.dtype(np.int8),
     VarType.BF16: np.dtype(ml_dtypes.bfloat16),
 }
+ELEMENTS = tuple(_NUMPY.values())  # what tensors hold
 _FLUID = {dtype: kind for kind, dtype in _NUMPY.items()}
 
 

@@ -13,10 +13,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import yaml
-
 from jfluid import errors
+from jfluid.job import JobError, read_yaml
 from jfluid.ps_server import snapshot, specs
+from jfluid.ps_server.manifest import Manifest
 from jfluid.ps_server.server import Server, Settings
 from jfluid.ps_server.store import Store
 from jfluid.security import secret
@@ -66,11 +66,11 @@ class _Beginning(specs.Spec):
     blocks: tuple[specs.BlockSpec, ...] = ()
 
 
-def _store(options: argparse.Namespace) -> tuple[Store, snapshot.Manifest | None]:
+def _store(options: argparse.Namespace) -> tuple[Store, Manifest | None]:
     """What the server begins with, and what it was restored from."""
     store = Store()
     if options.tables is not None:
-        beginning = specs.read(_Beginning, yaml.safe_load(options.tables.read_text()), str(options.tables))
+        beginning = specs.read(_Beginning, read_yaml(options.tables), str(options.tables))
         for table in beginning.tables:
             store.create_table(table)
         for block in beginning.blocks:
@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if restored is not None:
             server.meeting.resume(restored.left)
         server.start()
-    except (errors.ServerError, errors.SecretError, OSError, yaml.YAMLError) as error:
+    except (errors.ServerError, errors.SecretError, JobError, OSError) as error:
         print(f"python -m jfluid.ps_server: {error}", file=sys.stderr)
         return 2
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -22,84 +22,35 @@ import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
-from pydantic import Field
 
 from jfluid import errors
 from jfluid.ps_server import specs
 from jfluid.ps_server.cut import TableCut
 from jfluid.ps_server.dense import DenseBlock
 from jfluid.ps_server.kernels import HEAD, owners_of
+from jfluid.ps_server.manifest import (
+    FILE,
+    FORMAT,
+    ID,
+    LAST_NUMBER,
+    BlockPart,
+    File,
+    Manifest,
+    StatePart,
+    TablePart,
+    read_manifest,
+)
+from jfluid.ps_server.optimize import rule_of
 from jfluid.ps_server.refusals import DamagedError
 from jfluid.ps_server.store import Cut, Store
 from jfluid.ps_server.table import SparseTable
 
 Array = np.ndarray[Any, Any]
-FORMAT = 1
-ID = r"^[A-Za-z0-9_-]{1,64}$"
-_FILE = re.compile(r"([A-Za-z0-9_-]{1,64})\.(\d{5})-of-(\d{5})\.(json|\d+\.(?:rows|numbers|state))(\.partial)?")
 _RECORDS = 1 << 16
-_MOST_SERVERS = 99_999
-Natural = Annotated[int, Field(ge=0)]
 logger = logging.getLogger(__name__)
-
-
-class File(specs.Spec):
-    """A file: its name in the directory, its size in bytes, and the CRC-32 of its content."""
-
-    name: str
-    size: Natural
-    crc32: Natural
-
-
-class TablePart(specs.Spec):
-    """A server's part of a table."""
-
-    spec: specs.TableSpec
-    step: Natural
-    learning_rate: float
-    segments: Natural
-    rows: Natural
-    waiting: Natural
-    rows_file: File
-    waiting_file: File | None
-    rates_file: File
-
-
-class BlockPart(specs.Spec):
-    """A dense block: `state` without its numbers, which are in the file."""
-
-    name: str
-    spec: specs.BlockSpec | None
-    state: dict[str, Any]
-    file: File
-
-
-class StatePart(specs.Spec):
-    """What only this trainer had (see TrainerState in ps.proto)."""
-
-    trainer: Natural
-    file: File
-
-
-class Manifest(specs.Spec):
-    """What one server wrote. `created_ns` is for people; `number` says which snapshot of a folder is the newer one."""
-
-    format: int
-    id: Annotated[str, Field(pattern=ID)]
-    server: Natural
-    servers: Annotated[int, Field(ge=1, le=_MOST_SERVERS)]
-    created_ns: Natural
-    tables: list[TablePart]
-    blocks: list[BlockPart]
-    ledger: dict[str, Any]
-    shown: dict[str, Any] = Field(default_factory=dict)  # the pulls whose shows are counted in the tables
-    rounds: Natural
-    left: dict[int, int] = Field(default_factory=dict)  # the trainers that had left, with their incarnations
-    number: Natural = 0
-    states: list[StatePart] = Field(default_factory=list)
 
 
 def _record(stride: int) -> np.dtype[Any]:
@@ -170,9 +121,9 @@ def write(cut: Cut, folder: str | Path, snapshot: str, server: int, servers: int
         states = [_write_state(writer, trainer, state) for trainer, state in sorted(cut.trainer_states.items())]
         manifest = Manifest(format=FORMAT, id=snapshot, server=server, servers=servers, created_ns=time.time_ns(),
                             tables=tables, blocks=blocks, ledger=cut.ledger, shown=cut.shown, rounds=cut.rounds,
-                            left=dict(left or {}), number=number, states=states)
+                            left=dict(left or {}), number=min(number, LAST_NUMBER), states=states).checked()
         with writer.file("json") as output:
-            output.write(np.frombuffer(manifest.model_dump_json(indent=1).encode(), np.uint8))
+            output.write(np.frombuffer(manifest.text(), np.uint8))
         _sync(folder)
     except BaseException:
         writer.discard()
@@ -237,7 +188,7 @@ def retain(folder: str | Path, snapshots: Sequence[str], server: int, before: in
     folder = Path(folder)
     numbers = {name: max(map(_number, parts.values())) for (name, _), parts in _manifests(folder).items()}
     for path in folder.iterdir():
-        name = _FILE.fullmatch(path.name)
+        name = FILE.fullmatch(path.name)
         if not name or name[1] in snapshots:
             continue
         if int(name[2]) == server if name[1] not in numbers else before is None or numbers[name[1]] < before:
@@ -247,7 +198,7 @@ def retain(folder: str | Path, snapshots: Sequence[str], server: int, before: in
 def _number(manifest: Path) -> int:
     """The number in a manifest; 0 where it cannot be read."""
     try:
-        return _read_manifest(manifest).number
+        return read_manifest(manifest).number
     except DamagedError:
         return 0
 
@@ -258,7 +209,7 @@ def _manifests(folder: Path) -> dict[tuple[str, int], dict[int, Path]]:
     """(id, servers) -> server -> manifest, of all snapshots in the folder, complete or not."""
     found: dict[tuple[str, int], dict[int, Path]] = {}
     for path in folder.iterdir():
-        name = _FILE.fullmatch(path.name)
+        name = FILE.fullmatch(path.name)
         if name and name[4] == "json" and not name[5]:
             found.setdefault((name[1], int(name[3])), {})[int(name[2])] = path
     return found
@@ -267,14 +218,6 @@ def _manifests(folder: Path) -> dict[tuple[str, int], dict[int, Path]]:
 def complete(folder: str | Path) -> bool:
     """Whether a folder holds a complete snapshot."""
     return any(len(parts) == servers for (_, servers), parts in _manifests(Path(folder)).items())
-
-
-def _read_manifest(path: Path) -> Manifest:
-    """Raises DamagedError where it cannot be read."""
-    try:
-        return specs.read(Manifest, path.read_bytes(), str(path))
-    except (errors.ServerError, OSError) as error:
-        raise DamagedError(f"{path}: damaged: {error}") from None
 
 
 def latest(folder: str | Path, snapshot: str = "") -> list[Manifest]:
@@ -292,7 +235,7 @@ def latest(folder: str | Path, snapshot: str = "") -> list[Manifest]:
         what = f"snapshot {snapshot}" if snapshot else "snapshot"
         parts = [f"{name}: {len(parts)} of {servers} parts" for (name, servers), parts in sorted(found.items())]
         raise errors.ServerError(f"{folder}: there is no complete {what}; found {', '.join(parts) or 'none'}")
-    groups = [list(map(_read_manifest, paths)) for paths in complete]
+    groups = [list(map(read_manifest, paths)) for paths in complete]
     manifests = max(groups, key=lambda group: max((m.number, m.created_ns) for m in group))
     for manifest in manifests:
         if manifest.format != FORMAT:
@@ -309,20 +252,14 @@ def sound(folder: str | Path) -> list[Manifest]:
         if servers != 1 or 0 not in parts:
             continue
         try:
-            manifest = _read_manifest(parts[0])
-            for file in _files(manifest):
+            manifest = read_manifest(parts[0])
+            for file in manifest.files:
                 _check(folder, file)
         except DamagedError as error:
             logger.warning("snapshot %s is passed over: %s", name, error)
         else:
             found.append(manifest)
     return sorted(found, key=lambda m: (m.number, m.created_ns), reverse=True)
-
-
-def _files(manifest: Manifest) -> list[File]:
-    """All files of a server's part."""
-    tables = [f for t in manifest.tables for f in (t.rows_file, t.waiting_file, t.rates_file) if f is not None]
-    return tables + [block.file for block in manifest.blocks] + [state.file for state in manifest.states]
 
 
 def restore(store: Store, folder: str | Path, server: int, servers: int, snapshot: str = "",
@@ -444,13 +381,17 @@ def _block(spec: specs.BlockSpec, state: dict[str, Any], store: Store) -> DenseB
     there = getattr(store.blocks.get(spec.name), "spec", spec)
     if there != spec:
         raise errors.ServerError(f"block {spec.name}: the snapshot holds another block: expected {there!r}, found {spec!r}")
+    expected = spec.size * (1 + len(rule_of(spec.optimizer).slots))
+    if len(state["numbers"]) != expected:  # before memory is taken for as many as the spec says
+        raise errors.ServerError(f"block {spec.name}: expected {expected} numbers float32, found float32 "
+                                 f"[{len(state['numbers'])}]")
     block = DenseBlock(spec)
     block.restore(state)
     return block
 
 
 def _checked_size(folder: Path, file: File) -> Path:
-    name = _FILE.fullmatch(file.name)
+    name = FILE.fullmatch(file.name)
     path = folder / file.name
     if not name or name[5] or not path.is_file() or path.stat().st_size != file.size:
         raise DamagedError(f"{path}: expected a file of {file.size} bytes; it is missing or has another size")

@@ -19,7 +19,7 @@ Array = np.ndarray[Any, Any]
 
 # Rows that one kernel call handles: what it touches stays in the processor's cache for the next.
 _BLOCK = 4096
-_LAST_STEP = (1 << 32) - 2
+LAST_STEP = (1 << 32) - 2
 _MOST_SHOWS = (1 << 32) - 1
 # (values float32 [m, width], slots, gradients float32 [m, width]) -> (values, slots)
 Function = Callable[[Array, list[Array], Array], tuple[Any, Sequence[Any]]]
@@ -434,8 +434,8 @@ class SparseTable:
 
     def _tick(self, rate: float) -> int:
         with self._clock:
-            if self.step >= _LAST_STEP:
-                raise errors.ServerError(f"table {self.spec.name}: no more than {_LAST_STEP} steps can be counted; save the "
+            if self.step >= LAST_STEP:
+                raise errors.ServerError(f"table {self.spec.name}: no more than {LAST_STEP} steps can be counted; save the "
                                          "values and load them into a new table")
             if self.rule.idle is not None:
                 self._rates.add(self.step + 1, rate)

@@ -93,10 +93,18 @@ def test_without_snapshots_nothing_is_sent():
     ({"dtype": "float32", "shape": [3], "value": bytes(8)}, "v: what the servers keep of this trainer is damaged: "),
     ({"dtype": "object", "shape": [1], "value": bytes(8)}, "v: what the servers keep of this trainer is damaged: "),
     ({"dtype": "nonsense", "shape": [1], "value": bytes(8)}, "v: what the servers keep of this trainer is damaged: "),
+    ({"dtype": "f4," * 9, "shape": [1], "value": bytes(36)}, "v: what the servers keep of this trainer is damaged: "),
+    ({"dtype": "float32", "shape": [2**64 - 1], "value": bytes(8)}, "v: what the servers keep of this trainer is damaged: "),
+    ({"dtype": "float32", "shape": [2] + [1] * 70, "value": bytes(8)}, "v: what the servers keep .* is damaged: "),
     ({"dtype": "float32", "shape": [4], "value": bytes(16)}, r"keep a value \[4\] of this trainer, and the program has")])
 def test_states_that_do_not_fit_are_refused(variable, message):
     scope = fluid.Scope()
     scope.var("v").get_tensor().set(np.zeros(2, np.float32))
     with pytest.raises(errors.ServerError, match=message):
         trainer_state.install(pb.TrainerState(variables=[pb.StateVariable(name="v", **variable)]), scope)
+    good = pb.StateVariable(name="v", dtype="float32", shape=[2], value=b"\0\0\x80\x3f" * 2)
+    with pytest.raises(errors.ServerError):  # all of it or nothing
+        trainer_state.install(pb.TrainerState(variables=[good, pb.StateVariable(name="v", **variable)]), scope)
+    with pytest.raises(errors.ServerError, match="no program runs that often"):
+        trainer_state.install(pb.TrainerState(variables=[good], runs={"p": 2**63}), scope)
     assert (np.array(scope.var("v").get_tensor()) == 0).all() and not scope.steps

@@ -85,6 +85,16 @@ def test_what_cannot_start_says_why(arguments, message):
     assert server.process.returncode == 2 and message in output and "Traceback" not in output
 
 
+@pytest.mark.parametrize("text, message", [
+    ("tables: " + "[" * 100_000, "nested too deeply"),
+    ("a: &a [x, x]\nb: &b [*a, *a]\ntables: [*b, *b]", "aliases (*name) are not supported")])
+def test_a_file_of_tables_of_which_few_bytes_stand_for_many(tmp_path, text, message):
+    (tmp_path / "tables.yaml").write_text(text)
+    with Process("--tables", tmp_path / "tables.yaml") as server:
+        output = server.process.communicate(timeout=30)[1]
+    assert server.process.returncode == 2 and message in output and "Traceback" not in output
+
+
 def test_a_server_that_others_can_reach_needs_a_secret(tmp_path):
     with Process("--host", "0.0.0.0", XDG_CACHE_HOME=str(tmp_path)) as server:
         output = server.process.communicate(timeout=30)[1]

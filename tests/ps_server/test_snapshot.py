@@ -1,16 +1,20 @@
 """Snapshots: consistent, complete or absent, restored also with another number of servers."""
+import contextlib
 import errno
 import json
 import threading
+import tracemalloc
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from jfluid import errors
 from jfluid.ps_server import snapshot, specs
 from jfluid.ps_server.kernels import owners_of
 from jfluid.ps_server.ledger import Call
-from jfluid.ps_server.refusals import StateError
+from jfluid.ps_server.manifest import Manifest
+from jfluid.ps_server.refusals import DamagedError, StateError
 from jfluid.ps_server.store import Store
 from tests.ps_server.test_table import ids_of, ones
 
@@ -179,9 +183,32 @@ def test_damaged_files_are_refused(tmp_path, damage, message, kind):
 
 
 @pytest.mark.parametrize("change, message", [
-    (lambda m: m.update(format=2), "has format 2; this release reads 1"),
+    (lambda m: m.update(format=3), "has format 3; this release reads 2"),
     (lambda m: m["tables"][0].update(rows=5), "expected 5 rows of 48 bytes, found 144000 bytes"),
-    (lambda m: m["tables"][0]["rows_file"].update(name="../../etc/passwd"), "missing or has another size"),
+    (lambda m: m["tables"][0]["rows_file"].update(name="../../etc/passwd"), "expected files whose names begin with a.00000"),
+    (lambda m: m["tables"][0]["rows_file"].update(name="b.00000-of-00001.0.rows"), "expected files whose names begin with"),
+    (lambda m: m["tables"][0]["rows_file"].update(name="a.00000-of-00001.json.partial"), "expected files whose names"),
+    (lambda m: m["tables"][0]["rows_file"].update(name="a.00000-of-00001.0.rows\0"), "expected files whose names begin with"),
+    (lambda m: m.update(id="b"), "expected files whose names begin with b.00000-of-00001"),
+    (lambda m: m.update(server=5), "expected files whose names begin with a.00005-of-00001"),
+    (lambda m: m["tables"][0].update(step=2**32), "tables.0.step: Input should be less than or equal to 4294967294"),
+    (lambda m: m["tables"][0].update(learning_rate=None), "tables.0.learning_rate: Input should be a valid number"),
+    (lambda m: m["tables"][0].update(rows=2**63), "tables.0.rows: Input should be less than 9223372036854775808"),
+    (lambda m: m["tables"][0].update(waiting_file=m["tables"][0]["rows_file"]), "where the table has an entry rule"),
+    (lambda m: m["tables"][1].update(waiting_file=None), "where the table has an entry rule"),
+    (lambda m: m["blocks"][0]["spec"].update(shape=[2**40] * 32), "block w: expected .* numbers float32, found float32 .18."),
+    (lambda m: m["blocks"][0]["spec"].update(shape=[1] * 33), "shape: Tuple should have at most 32 items"),
+    (lambda m: m["blocks"][0]["state"].update(version=2**64), "version: expected a whole number, found 18446744073709551616"),
+    (lambda m: m["blocks"][0]["state"].update(step=True), "step: expected a whole number, found True"),
+    (lambda m: m["blocks"][0]["state"].update(learning_rate="x"), "learning_rate: expected a finite number, found x"),
+    (lambda m: m["blocks"][0]["state"].update(learning_rate=1e999), "learning_rate: expected a finite number, found inf"),
+    (lambda m: m["blocks"][0]["state"].update(more=1), "a block has no more"),
+    (lambda m: m["ledger"].update({"x": {}}), "ledger: .* expected incarnation, through and beyond of each trainer"),
+    (lambda m: m["ledger"]["0"].update(through=-1), "expected incarnation, through and beyond"),
+    (lambda m: m["ledger"]["0"].update(beyond=[2**63 - 1] * 70_000), "expected incarnation, through and beyond"),
+    (lambda m: m.update(rounds=2**63), "rounds: Input should be less than"),
+    (lambda m: m.update(number=2**63), "number: Input should be less than"),
+    (lambda m: m.update({f"unknown {i}": i for i in range(100)}), "expected some of format, id, .* found 1.. fields"),
     (lambda m: m.pop("ledger"), "ledger: Field required"),
     (lambda m: m["tables"][0].update(segments=10**9), "expected 1000000000 rates"),
     (lambda m: m["blocks"][0]["spec"].update(shape=[7]), "block w: expected 21 numbers float32, found float32 .18."),
@@ -192,11 +219,50 @@ def test_manifests_that_lie_are_refused(tmp_path, change, message):
     path, = tmp_path.glob("*.json")
     manifest = json.loads(path.read_text())
     change(manifest)
+    with contextlib.suppress(ValidationError):  # a liar knows the checksum, too
+        manifest = json.loads(Manifest.model_validate(manifest).checked().text())
     path.write_text(json.dumps(manifest))
     store = Store()
     with pytest.raises(errors.ServerError, match=message):
         snapshot.restore(store, tmp_path, 0, 1)
     assert not store.tables and not store.blocks
+
+
+def test_a_manifest_of_which_one_digit_is_another_is_damaged(tmp_path):
+    """It would be read, and be believed: a push would be applied twice, or never."""
+    save(filled(), tmp_path)
+    path, = tmp_path.glob("*.json")
+    good = path.read_bytes()
+    places = [i for i, byte in enumerate(good) if chr(byte).isdigit()]
+    for i in places[::3]:
+        path.write_bytes(good[:i] + bytes([ord("0") + (good[i] - ord("0") + 1) % 10]) + good[i + 1:])
+        store = Store()
+        with pytest.raises(errors.ServerError):
+            snapshot.restore(store, tmp_path, 0, 1)
+        assert not store.tables and not store.blocks
+    path.write_bytes(good)
+    snapshot.restore(Store(), tmp_path, 0, 1)
+
+
+@pytest.mark.parametrize("name", ["lists", "mappings", "fields", "tables", "ledger", "deep", "numbers", "no text", "wide"])
+def test_manifests_that_stand_for_much_are_refused_before_it_is_made(tmp_path, name):
+    save(filled(), tmp_path)
+    path, = tmp_path.glob("*.json")
+    good = json.loads(path.read_text())
+    inside = {"lists": '"left": [' + "[]," * 100_000 + "[]]", "mappings": '"left": [' + "{}," * 100_000 + "{}]",
+              "fields": ", ".join(f'"a{i}": 1' for i in range(20_000)), "tables": '"tables": [' + '"table", ' * 40_000 + '""]',
+              "ledger": '"ledger": {' + ", ".join(f'"{i}": "no calls"' for i in range(20_000)) + "}",
+              "deep": '"left": ' + "[" * 100_000, "numbers": '"rounds": ' + "9" * 100_000, "no text": '"id": "\udcff"',
+              "wide": '"id": "' + "x" * 100_000 + '"'}[name]
+    data = (json.dumps(good)[:-1] + ", " + inside + "}").encode(errors="surrogateescape")
+    path.write_bytes(data)
+    tracemalloc.start()
+    try:
+        with pytest.raises(DamagedError) as caught:
+            snapshot.latest(tmp_path)
+        assert tracemalloc.get_traced_memory()[1] < max(500_000, 10 * len(data)) and len(str(caught.value)) < 5000
+    finally:
+        tracemalloc.stop()
 
 
 def test_another_table_of_the_same_name_is_refused(tmp_path):

@@ -1,0 +1,172 @@
+"""Manifests: what one server wrote of a snapshot (see snapshot.py), as checked plain data.
+
+All that a manifest says is held against bounds when it is read, so that what uses it cannot fail by it: numbers that fit their
+place, files of its own only, and a checksum over all of it.
+"""
+import math
+import re
+import zlib
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import AfterValidator, FailFast, Field, FiniteFloat, TypeAdapter, ValidationError, model_validator
+
+from jfluid import errors
+from jfluid.ps_server import specs
+from jfluid.ps_server.ledger import MOST_TRAINERS, WINDOW
+from jfluid.ps_server.refusals import DamagedError
+from jfluid.ps_server.table import LAST_STEP
+
+FORMAT = 2
+ID = r"^[A-Za-z0-9_-]{1,64}$"
+FILE = re.compile(r"([A-Za-z0-9_-]{1,64})\.(\d{5})-of-(\d{5})\.(json|\d{1,9}\.(?:rows|numbers|state))(\.partial)?", re.ASCII)
+LAST_NUMBER = 2**62
+_MOST_SERVERS = 99_999
+_LARGEST = 1 << 28  # bytes of a manifest
+Natural = Annotated[int, Field(ge=0, lt=2**63)]
+Unsigned = Annotated[int, Field(ge=0, lt=2**64)]  # as numbers of calls are
+Trainer = Annotated[int, Field(ge=0, lt=2**32)]
+
+
+class File(specs.Spec):
+    """A file: its name in the directory, its size in bytes, and the CRC-32 of its content."""
+
+    name: Annotated[str, Field(max_length=128)]
+    size: Natural
+    crc32: Natural
+
+
+class TablePart(specs.Spec):
+    """A server's part of a table."""
+
+    spec: specs.TableSpec
+    step: Annotated[int, Field(ge=0, le=LAST_STEP)]
+    learning_rate: FiniteFloat
+    segments: Annotated[int, Field(ge=1, lt=2**48)]
+    rows: Natural
+    waiting: Natural
+    rows_file: File
+    waiting_file: File | None
+    rates_file: File
+
+    @model_validator(mode="after")
+    def _waits_by_a_rule(self) -> Self:
+        if (self.spec.entry is None) != (self.waiting_file is None):
+            raise ValueError("a file of ids that wait is there where the table has an entry rule")
+        return self
+
+
+def _state(value: dict[str, Any]) -> dict[str, Any]:
+    """A block's state: counts, its rate, and what its variables are, which is held against those that are there."""
+    for name in ("version", "step"):
+        if name in value and (type(value[name]) is not int or not 0 <= value[name] < 2**63):
+            raise ValueError(f"{name}: expected a whole number, found {str(value[name])[:40]}")
+    rate = value.get("learning_rate", 0.0)
+    if type(rate) not in (int, float) or not math.isfinite(rate):
+        raise ValueError(f"learning_rate: expected a finite number, found {str(rate)[:40]}")
+    if unknown := value.keys() - {"version", "step", "learning_rate", "variables"}:
+        raise ValueError(f"a block has no {', '.join(sorted(unknown))[:100]}")
+    if "version" not in value:
+        raise ValueError("it has no version")
+    return value
+
+
+class BlockPart(specs.Spec):
+    """A dense block: `state` without its numbers, which are in the file."""
+
+    name: Annotated[str, Field(pattern=specs.NAME)]
+    spec: specs.BlockSpec | None
+    state: Annotated[dict[str, Any], AfterValidator(_state)]
+    file: File
+
+
+class StatePart(specs.Spec):
+    """What only this trainer had (see TrainerState in ps.proto)."""
+
+    trainer: Trainer
+    file: File
+
+
+class _Calls(specs.Spec):
+    """Which calls of a trainer were applied (see Ledger.state)."""
+
+    incarnation: Unsigned
+    through: Unsigned
+    beyond: Annotated[list[Unsigned], FailFast(), Field(max_length=WINDOW)]
+
+
+_CALLS = TypeAdapter(dict[Trainer, _Calls])
+
+
+def _ledger(value: dict[str, Any]) -> dict[str, Any]:
+    if len(value) > MOST_TRAINERS:
+        raise ValueError(f"expected at most {MOST_TRAINERS} trainers, found {len(value)}")
+    try:
+        return {str(trainer): calls.model_dump() for trainer, calls in _CALLS.validate_python(value).items()}
+    except ValidationError as error:
+        raise ValueError("expected incarnation, through and beyond of each trainer; "
+                         f"{error.error_count()} are wrong") from None
+
+
+# As Ledger.state gives it, and Ledger.restore takes it.
+LedgerState = Annotated[dict[str, Any], AfterValidator(_ledger)]
+
+
+class Manifest(specs.Spec):
+    """What one server wrote. `created_ns` is for people; `number` says which snapshot of a folder is the newer one; `crc32` is
+    that of the manifest as it would be written with a `crc32` of 0."""
+
+    format: int
+    id: Annotated[str, Field(pattern=ID)]
+    server: Natural
+    servers: Annotated[int, Field(ge=1, le=_MOST_SERVERS)]
+    created_ns: Natural
+    tables: Annotated[list[TablePart], FailFast()]
+    blocks: Annotated[list[BlockPart], FailFast()]
+    ledger: LedgerState
+    shown: LedgerState = Field(default_factory=dict)  # the pulls whose shows are counted in the tables
+    rounds: Natural
+    left: dict[Trainer, Unsigned] = Field(default_factory=dict)  # the trainers that had left, with their incarnations
+    number: Annotated[int, Field(ge=0, le=LAST_NUMBER)] = 0
+    states: Annotated[list[StatePart], FailFast()] = Field(default_factory=list)
+    crc32: Natural = 0
+
+    @property
+    def stem(self) -> str:
+        """How the names of its files begin, its own too."""
+        return f"{self.id}.{self.server:05d}-of-{self.servers:05d}"
+
+    @property
+    def files(self) -> list[File]:
+        """All files that it lists."""
+        tables = [f for t in self.tables for f in (t.rows_file, t.waiting_file, t.rates_file) if f is not None]
+        return tables + [block.file for block in self.blocks] + [state.file for state in self.states]
+
+    def text(self) -> bytes:
+        """As it is written."""
+        return self.model_dump_json(indent=1).encode()
+
+    def checked(self) -> "Manifest":
+        """With its checksum."""
+        return self.model_copy(update={"crc32": zlib.crc32(self.model_copy(update={"crc32": 0}).text())})
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest in a file; of another format it is not looked at any closer.
+
+    Raises DamagedError where it cannot be read, is not as it was written, or names files that are not its own.
+    """
+    try:
+        if path.stat().st_size > _LARGEST:
+            raise errors.ServerError(f"{path}: expected at most {_LARGEST} bytes, found {path.stat().st_size}")
+        manifest = specs.read(Manifest, path.read_bytes(), str(path))
+    except (errors.ServerError, OSError) as error:
+        raise DamagedError(f"{path}: damaged: {error}") from None
+    if manifest.format != FORMAT:
+        return manifest
+    if manifest.checked() != manifest:
+        raise DamagedError(f"{path}: damaged: its checksum is not that of what it says")
+    for name in (path.name, *(file.name for file in manifest.files)):
+        if not name.startswith(f"{manifest.stem}.") or not FILE.fullmatch(name) or name.endswith(".partial"):
+            raise DamagedError(f"{path}: damaged: expected files whose names begin with {manifest.stem}, found {name!r}")
+    return manifest
