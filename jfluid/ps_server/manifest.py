@@ -125,6 +125,7 @@ class Manifest(specs.Spec):
     blocks: Annotated[list[BlockPart], FailFast()]
     ledger: LedgerState
     shown: LedgerState = Field(default_factory=dict)  # the pulls whose shows are counted in the tables
+    lost: Unsigned = 0  # acknowledged calls that the server did not have any more
     rounds: Natural
     left: dict[Trainer, Unsigned] = Field(default_factory=dict)  # the trainers that had left, with their incarnations
     number: Annotated[int, Field(ge=0, le=LAST_NUMBER)] = 0

@@ -120,8 +120,8 @@ def write(cut: Cut, folder: str | Path, snapshot: str, server: int, servers: int
         blocks = [_write_block(writer, name, state, cut.specs.get(name)) for name, state in cut.blocks.items()]
         states = [_write_state(writer, trainer, state) for trainer, state in sorted(cut.trainer_states.items())]
         manifest = Manifest(format=FORMAT, id=snapshot, server=server, servers=servers, created_ns=time.time_ns(),
-                            tables=tables, blocks=blocks, ledger=cut.ledger, shown=cut.shown, rounds=cut.rounds,
-                            left=dict(left or {}), number=min(number, LAST_NUMBER), states=states).checked()
+                            tables=tables, blocks=blocks, ledger=cut.ledger, shown=cut.shown, lost=cut.lost,
+                            rounds=cut.rounds, left=dict(left or {}), number=min(number, LAST_NUMBER), states=states).checked()
         with writer.file("json") as output:
             output.write(np.frombuffer(manifest.text(), np.uint8))
         _sync(folder)
@@ -303,6 +303,7 @@ def restore(store: Store, folder: str | Path, server: int, servers: int, snapsho
         store.rounds, store.trainer_states = own[0].rounds, states
         if same:
             store.ledger.restore(own[0].ledger)
+            store.ledger.lost = own[0].lost
             store.shown.restore(own[0].shown)
         else:
             store.ledger.restore_ended([m.ledger for m in manifests])

@@ -108,6 +108,7 @@ class Cut:
     specs: dict[str, specs.BlockSpec]
     ledger: dict[str, Any]
     shown: dict[str, Any]
+    lost: int
     rounds: int
     trainer_states: dict[int, bytes]
 
@@ -316,8 +317,8 @@ class Store:
                 blocks = {} if only else {name: block.state() for name, block in self.blocks.items()}
                 named = {name: block.spec for name, block in self.blocks.items()
                          if name in blocks and isinstance(block, DenseBlock)}
-                cut = Cut(tables, blocks, named, self.ledger.state(), self.shown.state(), self.rounds,
-                          {} if only else dict(self.trainer_states))
+                cut = Cut(tables, blocks, named, self.ledger.state(), self.shown.state(), self.ledger.lost,
+                          self.rounds, {} if only else dict(self.trainer_states))
             yield cut
 
     @contextlib.contextmanager

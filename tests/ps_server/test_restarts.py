@@ -207,6 +207,21 @@ def test_what_is_beyond_the_bytes_to_be_kept_is_counted(site):
     assert rows(client, np.arange(5) * 100).tolist() == [0, 0, 0, 1, 1] and client.status()[0].lost == 3
 
 
+def test_what_a_server_has_lost_is_still_told_when_it_starts_again_once_more(site):
+    job = site()
+    client = job.client(keep_bytes=0)
+    add(client)
+    job.snapshot()
+    for _ in range(3):
+        add(client)
+    for _ in range(2):
+        job.restart()
+        add(client)
+        assert client.status()[0].lost == 3
+        job.snapshot()
+    assert (rows(client) == 3).all()
+
+
 def test_a_restarted_server_is_mended_before_rows_are_dropped(site):
     job = site()
     client = job.client()
