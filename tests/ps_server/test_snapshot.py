@@ -235,7 +235,11 @@ def test_a_manifest_of_which_one_digit_is_another_is_damaged(tmp_path):
     good = path.read_bytes()
     places = [i for i, byte in enumerate(good) if chr(byte).isdigit()]
     for i in places[::3]:
-        path.write_bytes(good[:i] + bytes([ord("0") + (good[i] - ord("0") + 1) % 10]) + good[i + 1:])
+        changed = good[:i] + bytes([ord("0") + (good[i] - ord("0") + 1) % 10]) + good[i + 1:]
+        with contextlib.suppress(ValueError):  # a number that begins with 0
+            if json.loads(changed) == json.loads(good):
+                continue  # the last digit of a float
+        path.write_bytes(changed)
         store = Store()
         with pytest.raises(errors.ServerError):
             snapshot.restore(store, tmp_path, 0, 1)
