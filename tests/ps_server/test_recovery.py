@@ -9,7 +9,7 @@ import pytest
 from jfluid import errors
 from jfluid.distributed.snapshots import Snapshots
 from jfluid.ps_server import ps_pb2 as pb
-from jfluid.ps_server import specs
+from jfluid.ps_server import snapshot, specs
 from jfluid.ps_server.client import Client
 from jfluid.ps_server.recovery import Coordinator, Peers
 from jfluid.ps_server.refusals import RollbackError
@@ -248,6 +248,27 @@ def test_a_server_that_starts_again_takes_no_call_before_it_has_read_its_snapsho
         writer.begin()
         assert service.ready.is_set() and server.store.rounds == 2
         job.client.push(blocks={"w0": GRADIENT}, change=Change.ADD)
+
+
+def test_an_asynchronous_server_falls_back_too(tmp_path, caplog):
+    """On the snapshot before a damaged one; and it begins anew where there is none, and says so."""
+    def begin(folder):
+        with Cluster(tmp_path / "none", servers=1) as job:
+            Snapshots(folder, 60.0, restore=True).writer(job.servers[0], job.peers[0]).begin()
+            return job.values()
+    folder = tmp_path / "server-0"
+    with Cluster(tmp_path, servers=1) as job:
+        service = job.servers[0].service
+        for number in (1, 2):
+            job.client.push(blocks={"w0": GRADIENT * number}, change=Change.ADD)
+            service.save_alone(folder)
+        job.client.push(blocks={"w0": GRADIENT}, change=Change.ADD)
+        service.save_alone(folder)
+    newest, = snapshot.latest(folder)
+    assert begin(folder) == [4.0] and len(list(folder.glob("*.json"))) == 2
+    (folder / newest.blocks[0].file.name).unlink()
+    assert begin(folder) == [3.0] and f"snapshot {newest.id} is passed over" in caplog.text
+    assert begin(tmp_path / "lost") == [0.0] and "lost holds no complete snapshot: this server begins anew" in caplog.text
 
 
 def test_rounds_that_nobody_has_any_more(tmp_path):

@@ -2,7 +2,9 @@
 import contextlib
 import errno
 import json
+import os
 import threading
+import time
 import tracemalloc
 
 import numpy as np
@@ -137,6 +139,21 @@ def test_an_earlier_snapshot_stays_until_the_next_is_complete(tmp_path):
     with pytest.raises(errors.ServerError, match=r"snapshot second; found first: 2 of 2 parts, second: 1 of 2 parts"):
         snapshot.latest(tmp_path, "second")
     save(stores[1], tmp_path, "second", 1, 2)
+    assert snapshot.latest(tmp_path)[0].id == "second" and all(name.startswith("second.") for name in names(tmp_path))
+
+
+@pytest.mark.parametrize("ahead_s", [-3600, 3600])
+def test_the_newest_is_told_by_numbers_and_not_by_clocks(tmp_path, monkeypatch, ahead_s):
+    """A clock that is set between two snapshots, or another host's, and the files' times with it."""
+    store = filled()
+    with monkeypatch.context() as patch:
+        now = time.time_ns()
+        patch.setattr(time, "time_ns", lambda: now + ahead_s * 10**9)
+        save(store, tmp_path, "first")
+    for path in tmp_path.iterdir():
+        os.utime(path, ns=(now + ahead_s * 10**9,) * 2)
+    store.rounds = 1
+    save(store, tmp_path, "second")
     assert snapshot.latest(tmp_path)[0].id == "second" and all(name.startswith("second.") for name in names(tmp_path))
 
 
