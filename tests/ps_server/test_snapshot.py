@@ -253,9 +253,9 @@ def test_a_manifest_of_which_one_digit_is_another_is_damaged(tmp_path):
     places = [i for i, byte in enumerate(good) if chr(byte).isdigit()]
     for i in places[::3]:
         changed = good[:i] + bytes([ord("0") + (good[i] - ord("0") + 1) % 10]) + good[i + 1:]
-        with contextlib.suppress(ValueError):  # a number that begins with 0
-            if json.loads(changed) == json.loads(good):
-                continue  # the last digit of a float
+        with contextlib.suppress(ValueError):
+            if Manifest.model_validate_json(changed) == Manifest.model_validate_json(good):
+                continue  # the last digit of a float; beta1 as another beta2, where its default is meant
         path.write_bytes(changed)
         store = Store()
         with pytest.raises(errors.ServerError):
