@@ -108,6 +108,7 @@ def _note_clipped(before: Sequence[ParamGrad], after: Sequence[ParamGrad]) -> No
             pair = tuple(op.attrs.get("op_role_var", ()))
             if pair in renamed and op.attrs.get("op_namescope", "").startswith("/gradient_clip"):
                 op.attrs["op_role_var"] = renamed[pair]
+        block.program._touch()
 
 
 class GradientClipByValue(GradientClipBase):

@@ -3,7 +3,6 @@ import functools
 import hashlib
 import os
 import secrets
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 from jfluid import distributed, errors, flags, processes
 from jfluid.compile.buckets import trimmed
 from jfluid.compile.plan import plan
+from jfluid.compile.recent import Recent
 from jfluid.compile.step import Repeat, Step
 from jfluid.feeding.placing import Placed, ready
 from jfluid.feeding.readings import Readings
@@ -52,10 +52,10 @@ class Executor:
         if not isinstance(self.place, CPUPlace):
             self.place.device()  # an absent GPU is an error here
         self._entropy = secrets.randbits(31) | 1
-        self._steps: OrderedDict[Any, Step] = OrderedDict()
-        self._pruned: dict[Any, Program] = {}
+        self._steps = Recent[Step](_MAX_STEPS)
+        self._pruned = Recent[Program]()
         self._readings = Readings()
-        self._runners: dict[str, Any] = {}  # of programs that parameter servers take part in, by fingerprint
+        self._runners = Recent[distributed.Runner | None]()  # of programs that parameter servers take part in
         self._closed = False
         self._again: Repeat | None = None  # the last step
         _use_persistent_cache()
@@ -146,15 +146,11 @@ class Executor:
             return []
         check_finite = flags.get("FLAGS_check_nan_inf")
         key = (program.fingerprint, tuple(feeds), tuple(fetches), check_finite, donate)
-        step = self._steps.get(key)
-        if step is None:
+
+        def compiled() -> Step:
             name = "fluid_" + hashlib.sha256(repr(key).encode()).hexdigest()[:12]
-            step = Step(plan(program, list(feeds), fetches), self._device, self.place, check_finite, name, donate)
-            self._steps[key] = step
-            if len(self._steps) > _MAX_STEPS:
-                self._steps.popitem(last=False)
-        else:
-            self._steps.move_to_end(key)
+            return Step(plan(program, list(feeds), fetches), self._device, self.place, check_finite, name, donate)
+        step = self._steps.of(key, compiled)
         if not owned and not (numpy and fetches and len(step.segments) == 1):
             # XLA on the CPU reads a NumPy feed where it lies, and nothing below waits for it: the user may write to it.
             feeds = {n: _own(v) for n, v in feeds.items()}
@@ -170,10 +166,7 @@ class Executor:
 
     def _runner(self, program: Program) -> Any:
         """What runs a program that parameter servers take part in; None for others."""
-        key = program.fingerprint
-        if key not in self._runners:
-            self._runners[key] = distributed.runner(program, self)
-        return self._runners[key]
+        return self._runners.of(program.identity, lambda: distributed.runner(program, self))
 
     def _ahead(self, program: Any, batches: Iterable[Any]) -> Iterable[Any]:
         """The batches, to be run one after the other: with parameter servers what the next ones need comes meanwhile."""
@@ -233,10 +226,8 @@ class Executor:
         return np.array([(seed or self._entropy) & 0xFFFFFFFF, count & 0xFFFFFFFF], np.uint32)
 
     def _prune(self, program: Program, feed: Mapping[str, Any], targets: Sequence[Any]) -> Program:
-        key = (program.fingerprint, tuple(sorted(feed)), tuple(t.idx if isinstance(t, Operator) else t for t in targets))
-        if key not in self._pruned:
-            self._pruned[key] = program._prune_with_input(list(feed), targets)
-        return self._pruned[key]
+        key = (program.identity, tuple(sorted(feed)), tuple(t.idx if isinstance(t, Operator) else t for t in targets))
+        return self._pruned.of(key, lambda: program._prune_with_input(list(feed), targets))
 
     def train_from_dataset(self, program: Any = None, dataset: Any = None, scope: Scope | None = None, thread: int = 0,
                            debug: bool = False, fetch_list: Sequence[Any] | None = None,

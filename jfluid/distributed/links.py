@@ -4,6 +4,7 @@ import logging
 import math
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -87,7 +88,7 @@ class Link:
         self.prefetch_depth = 1
         self.laps = Laps()
         self.params: dict[str, Dense] = {}
-        self.users: set[int] = set()
+        self.users = weakref.WeakSet[Any]()
         self._exchange: Exchange | None = None
         self._enters = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="jfluid-exchange")
@@ -207,7 +208,7 @@ def link(work: "Work", user: object = None) -> Link:
     found, _ = _found(work.endpoints, work.trainer_id)
     found.enter()
     if user is not None:
-        found.users.add(id(user))
+        found.users.add(user)
     found.know(work)
     return found
 
@@ -223,7 +224,7 @@ def borrowed(endpoints: Sequence[str], trainer: int, user: object) -> Link:
                 return link
     found, made = _found(endpoints, trainer)
     if made:
-        found.users.add(id(user))
+        found.users.add(user)
     return found
 
 
@@ -245,9 +246,9 @@ def _found(endpoints: Sequence[str], trainer: int) -> tuple[Link, bool]:
 def leave(user: object) -> None:
     """Say goodbye for an executor: servers of which it was the last user end when all trainers have left."""
     with _lock:
-        mine = [(key, found) for key, found in _links.items() if id(user) in found.users]
+        mine = [(key, found) for key, found in _links.items() if user in found.users]
         for key, found in mine:
-            found.users.discard(id(user))
+            found.users.discard(user)
             if not found.users:
                 del _links[key]
     for _, found in mine:

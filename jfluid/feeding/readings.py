@@ -5,6 +5,7 @@ from typing import Any
 import jax
 
 from jfluid import errors
+from jfluid.compile.recent import Recent
 from jfluid.feeding.reading import ReaderVariable, Running
 from jfluid.ir.program import Program
 
@@ -15,18 +16,18 @@ class Readings:
     """What an Executor does with programs that read."""
 
     def __init__(self) -> None:
-        self._without: dict[str, tuple[Program, list[tuple[str, list[str]]]] | None] = {}
+        self._without = Recent[tuple[Program, list[tuple[str, list[str]]]] | None]()
 
     def reads(self, program: Program) -> bool:
         """Whether the program holds operators that read."""
-        key = program.fingerprint
-        if key not in self._without:
-            self._without[key] = _split(program)
-        return self._without[key] is not None
+        return self._parts(program) is not None
+
+    def _parts(self, program: Program) -> tuple[Program, list[tuple[str, list[str]]]] | None:
+        return self._without.of(program.identity, lambda: _split(program))
 
     def feed(self, program: Program, feed: Any, device: jax.Device) -> tuple[Program, Any]:
         """The program without reader operators, and the feed with what they read."""
-        found = self._without[program.fingerprint] if self.reads(program) else None
+        found = self._parts(program)
         if found is None:
             return program, feed
         plain, reads = found

@@ -316,3 +316,4 @@ def _mark_roles(block: Block, params_grads: list[tuple[Parameter, Variable]]) ->
             if grad.name in op.output_arg_names:
                 op.attrs["op_role_var"] = tuple(op.attrs.get("op_role_var", ())) + (param.name, grad.name)
                 break
+    block.program._touch()

@@ -10,8 +10,8 @@ from jfluid.ir.operator import Operator, OpRole
 from jfluid.ir.variable import EMPTY_NAME, Parameter, Variable, grad_name
 from jfluid.ir.verify import verify
 
-# Attributes that say where an operator came from, not what it computes.
-_DESCRIPTIVE = frozenset({"op_callstack", "op_namescope", "op_role", "op_role_var", "op_device"})
+# Attributes that say where an operator came from, and change nothing. (Roles do: data parallelism goes by them.)
+_DESCRIPTIVE = frozenset({"op_callstack", "op_namescope", "op_device"})
 
 _RELEASE = 1_008_005  # programs made here say that Fluid 1.8.5 made them
 
@@ -77,7 +77,10 @@ class Program:
     # Randomness
     @property
     def random_seed(self) -> int:
-        """The seed of all random operators without one of their own; 0 draws a fresh one for each Executor."""
+        """The seed of all random operators without one of their own; 0 draws a fresh one for each Executor.
+
+        It counts from the next run on, however the program is run. A `clone` has the seed of when it was made.
+        """
         return self._seed
 
     @random_seed.setter
@@ -99,7 +102,7 @@ class Program:
 
     @property
     def fingerprint(self) -> str:
-        """A digest of what the program computes; equal programs have equal ones."""
+        """A digest of what the program computes, whatever its seed; equal programs have equal ones, in all processes."""
         if self._fingerprint is None or self._fingerprint[0] != self._version:
             digest = hashlib.sha256()
             for block in self.blocks:
@@ -107,11 +110,16 @@ class Program:
                 for v in block.vars.values():
                     digest.update(repr((v.name, v._shape, v._dtype, v.persistable, v.lod_level, int(v.type))).encode())
                 for op in block.ops:
-                    attrs = sorted((k, f"block {a.idx}" if isinstance(a, Block) else a)
-                                   for k, a in op.attrs.items() if k not in _DESCRIPTIVE)
+                    attrs = sorted((k, _named(a)) for k, a in op.attrs.items() if k not in _DESCRIPTIVE)
                     digest.update(repr((op.type, op.inputs, op.outputs, attrs)).encode())
             self._fingerprint = (self._version, digest.hexdigest())
         return self._fingerprint[1]
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """What a program that is made from this one, or what runs it, depends on: as a key. It holds on to `holdings`, so that
+        none is taken for another."""
+        return self.fingerprint, self._seed, self.holdings
 
     def _stamp(self, op: Operator) -> None:
         """Give a new operator the current role, name scope and device."""
@@ -240,6 +248,15 @@ class Program:
     def desc(self) -> "Program":
         """The program itself: scripts say `program.desc.serialize_to_string()`."""
         return self
+
+
+def _named(value: Any) -> Any:
+    """An attribute's value, with blocks as their numbers, and arrays in full."""
+    if isinstance(value, Block):
+        return f"block {value.idx}"
+    if isinstance(value, (list, tuple)):
+        return [_named(item) for item in value]
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 class _NameScopes:

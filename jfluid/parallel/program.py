@@ -1,7 +1,6 @@
 """What data parallelism changes in a program, and running it on replicas."""
 import hashlib
 import os
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from jax.sharding import Mesh
 
 from jfluid import errors, processes
 from jfluid.compile.plan import plan
+from jfluid.compile.recent import Recent
 from jfluid.debugger import draw_block_graphviz
 from jfluid.ir.operator import OpRole
 from jfluid.ir.program import Program
@@ -39,12 +39,12 @@ class DataParallel:
 
     def __init__(self, program: Program, build: Any, execution: Any, places: Sequence[Any] | None,
                  sums: Sequence[str] = ()):
-        self._sums, self._others = list(sums), dict[str, DataParallel]()
+        self._sums, self._others = list(sums), Recent[DataParallel]()
         self.program, self.build, self.execution, self.places = program, build, execution, places
         self.devices: list[jax.Device] = []  # of all processes
         self._own: list[jax.Device] = []  # of this process
         self.replicas = 0  # in this process
-        self._steps: OrderedDict[Any, ParallelStep] = OrderedDict()
+        self._steps = Recent[ParallelStep](_MAX_STEPS)
         self._rewritten: tuple[Any, Program] | None = None
         self._seeds: list[str] = []
 
@@ -77,11 +77,11 @@ class DataParallel:
 
     def other(self, program: Program, sums: Sequence[str]) -> "DataParallel":
         """Another program on these devices, with the same settings, and what is to be brought together of it."""
-        key = program.fingerprint
-        if key not in self._others:
-            made = self._others[key] = DataParallel(program, self.build, self.execution, self.places, sums)
-            made._own, made.devices, made.replicas = self._own, self.devices, self.replicas
-        return self._others[key]
+        found = self._others.of(program.fingerprint,
+                                 lambda: DataParallel(program, self.build, self.execution, self.places, sums))
+        found._own, found.devices, found.replicas = self._own, self.devices, self.replicas
+        found.program = program  # which may be an equal one with another seed
+        return found
 
     def run(self, executor: Any, feed: Any, fetches: list[str], scope: Scope, numpy: bool, merged: bool,
             check: Any) -> list[Any]:
@@ -134,26 +134,22 @@ class DataParallel:
         return feeding.shares(feeds, self.replicas, {n for n in feeds if block.vars[n].persistable})
 
     def _program(self) -> Program:
-        if self._rewritten is None or self._rewritten[0] != self.program.fingerprint:
+        if self._rewritten is None or self._rewritten[0] != self.program.identity:
             program, self._seeds = rewritten(self.program, self.build, len(self.devices) * self.build._passes.num_repeats)
-            self._rewritten = self.program.fingerprint, program
+            self._rewritten = self.program.identity, program
             if self.build.debug_graphviz_path:
                 draw_block_graphviz(program.global_block(), path=self.build.debug_graphviz_path)
         return self._rewritten[1]
 
     def _step(self, program: Program, feeds: list[str], fetches: list[str]) -> ParallelStep:
         key = program.fingerprint, tuple(feeds), tuple(fetches)
-        step = self._steps.get(key)
-        if step is None:
+
+        def compiled() -> ParallelStep:
             name = "fluid_" + hashlib.sha256(repr((key, len(self.devices))).encode()).hexdigest()[:12]
             planned = plan(program, feeds, fetches)
             layout = Layout(Mesh(np.array(self.devices), (AXIS,)), self._shares(planned), self.build.fuse_all_reduce_ops)
-            step = self._steps[key] = ParallelStep(planned, layout, name, self.build._passes.num_repeats, self._sums)
-            if len(self._steps) > _MAX_STEPS:
-                self._steps.popitem(last=False)
-        else:
-            self._steps.move_to_end(key)
-        return step
+            return ParallelStep(planned, layout, name, self.build._passes.num_repeats, self._sums)
+        return self._steps.of(key, compiled)
 
     def _shares(self, planned: Any) -> dict[str, int]:
         """With Reduce: gradients, and the optimizer's state of their shape, by the dimension that is divided."""

@@ -57,7 +57,7 @@ class Kept:
         return bool(self.shape) and not self.distributed and sum(p.shape[0] for p in self.parts) == self.shape[0]
 
 
-@dataclass
+@dataclass(eq=False)
 class Holdings:
     """What servers hold of a program's variables.
 

@@ -55,7 +55,7 @@ class ServerJob:
         """The program of one server."""
         self._check(endpoint)
         program = geo.build(self.placement, endpoint) if self._geo else \
-            server.build(self.placement, endpoint, self._origin.random_seed)
+            server.build(self.placement, endpoint, self._request.program.random_seed)
         program.holdings = self.holdings
         return program
 
@@ -64,6 +64,7 @@ class ServerJob:
         program = program if program is not None else self.server_program(endpoint)
         self._check(endpoint)
         origin = self._startup if startup_program in (None, self._request.startup) else startup_program
+        self._startup.random_seed = self._request.startup.random_seed
         return startup.of_server(origin, program, self.placement, endpoint)
 
     def _check(self, endpoint: str) -> None:

@@ -1,0 +1,338 @@
+"""A program's random_seed may be changed between two runs, however the program is run; and nothing is taken for another
+program's, or another executor's."""
+import gc
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import jfluid as fluid
+from jfluid import layers
+from jfluid.distributed import links, work
+from jfluid.distributed.program_store import ProgramStore
+from jfluid.ir.operator import OpRole
+from jfluid.ps_server.store import BlockUpdate, Change
+from tests.distributed.job import Job, transpile
+from tests.launch_case import COMMAND, ENVIRONMENT, LIMIT
+
+X = np.ones((4, 64), "float32")
+
+
+def dropped():
+    """What dropout leaves of x [N, 64], in a program that trains a parameter."""
+    x = fluid.data("x", [None, 64])
+    y = layers.dropout(x, 0.5)
+    predicted = layers.fc(y, 1, param_attr=fluid.ParamAttr("w", initializer=fluid.initializer.Constant(0.1)), bias_attr="b")
+    fluid.optimizer.SGD(0.01).minimize(layers.mean(predicted))
+    return y
+
+
+class Mode:
+    """One way to run a program. `run` runs it once, and returns the random numbers that it drew."""
+
+    def __init__(self):
+        self.scope, self.exe = fluid.Scope(), fluid.Executor(fluid.CPUPlace())
+        self.main, self.startup = fluid.Program(), fluid.Program()
+        with fluid.program_guard(self.main, self.startup), fluid.unique_name.guard():
+            self.y = self.build()
+        self.exe.run(self.startup, scope=self.scope)
+
+    build = staticmethod(dropped)
+
+    def run(self):
+        return self.exe.run(self.main, feed={"x": X}, fetch_list=[self.y], scope=self.scope)[0]
+
+    def close(self):
+        self.exe.close()
+
+
+class Pruned(Mode):
+    def run(self):
+        return self.exe.run(self.main, feed={"x": X}, fetch_list=[self.y], scope=self.scope, use_prune=True)[0]
+
+
+class Startup(Mode):
+    @staticmethod
+    def build():
+        layers.create_parameter([4, 64], "float32", name="noise", default_initializer=fluid.initializer.Normal())
+
+    def run(self):
+        self.startup.random_seed = self.main.random_seed
+        self.exe.run(self.startup, scope=self.scope)
+        return np.array(self.scope.find_var("noise").get_tensor())
+
+
+class Reader(Mode):
+    def build(self):
+        x = fluid.data("x", [None, 64])
+        self.loader = fluid.io.DataLoader.from_generator([x], capacity=2, iterable=False)
+        self.loader.set_batch_generator(lambda: ([X] for _ in range(9)))
+        self.loader.start()
+        return layers.dropout(x, 0.5)
+
+    def run(self):
+        return self.exe.run(self.main, fetch_list=[self.y], scope=self.scope)[0]
+
+    def close(self):
+        self.loader.reset()
+
+
+class InReplicas(Mode):
+    def __init__(self):
+        super().__init__()
+        self.compiled = fluid.CompiledProgram(self.main).with_data_parallel(places=fluid.cpu_places(2))
+
+    def run(self):
+        return self.exe.run(self.compiled, feed={"x": X}, fetch_list=[self.y], scope=self.scope)[0]
+
+
+class ReaderOfReplicas(InReplicas, Reader):
+    def run(self):
+        return self.exe.run(self.compiled, fetch_list=[self.y], scope=self.scope)[0]
+
+
+class OfADataset(Mode):
+    def build(self):
+        x = fluid.data("x", [None, 64])
+        y = layers.dropout(x, 0.5)
+        layers.assign(y, layers.create_global_var([4, 64], 0.0, "float32", persistable=True, name="kept"))
+        Path("ones.txt").write_text(("64" + " 1" * 64 + "\n") * 4)
+        self.dataset = fluid.DatasetFactory().create_dataset("QueueDataset")
+        self.dataset.set_use_var([x])
+        self.dataset.set_batch_size(4)
+        self.dataset.set_filelist(["ones.txt"])
+        return y
+
+    def run(self):
+        self.exe.train_from_dataset(self.main, self.dataset, scope=self.scope)
+        return np.array(self.scope.find_var("kept").get_tensor())
+
+
+class WithServers(Mode):
+    """A trainer; its numbers come from what is left of its program when servers' part is taken out."""
+
+    replicas = False
+
+    def __init__(self):
+        self.job = Job(self.build_for_job).__enter__()
+        self.job.begin()
+        trainer, = self.job.trainers
+        self.exe, self.scope, self.main, (self.y,) = trainer.executor, trainer.scope, trainer.main, trainer.built
+        self.program = fluid.CompiledProgram(self.main).with_data_parallel(places=fluid.cpu_places(2)) if self.replicas \
+            else self.main
+
+    @staticmethod
+    def build_for_job():
+        return (dropped(),)
+
+    def run(self):
+        return self.exe.run(self.program, feed={"x": X}, fetch_list=[self.y], scope=self.scope)[0]
+
+    def close(self):
+        self.job.__exit__(None, None, None)
+
+
+class WithServersInReplicas(WithServers):
+    replicas = True
+
+
+class BlockOfAServer(Mode):
+    """The noise that an update on a server adds (Dpsgd); a store is made whenever a server begins to serve."""
+
+    def __init__(self):
+        transpiler, *_ = transpile(self.build_for_job, ["127.0.0.1:1"])
+        self.main, startup = transpiler.get_pserver_programs("127.0.0.1:1")
+        self.exe, self.scope = fluid.Executor(fluid.CPUPlace()), fluid.Scope()
+        self.exe.run(startup, scope=self.scope)
+
+    @staticmethod
+    def build_for_job():
+        loss = layers.mean(layers.fc(fluid.data("x", [None, 64]), 4, param_attr="w", bias_attr=False))
+        fluid.optimizer.Dpsgd(0.1, clip=1.0, batch_size=4.0, sigma=1.0).minimize(loss)
+        return (loss,)
+
+    def run(self):
+        store = ProgramStore(self.exe._runner(self.main)._program, self.scope, self.exe)
+        before = np.array(store.block("w").read()[0])
+        store.apply([], [BlockUpdate("w", Change.GRADIENT, np.ones((64, 4), np.float32))])
+        return np.array(store.block("w").read()[0]) - before
+
+
+MODES = [Mode, Pruned, Startup, Reader, InReplicas, ReaderOfReplicas, OfADataset, WithServers, WithServersInReplicas,
+         BlockOfAServer]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.__name__)
+def test_a_seed_that_is_changed_takes_effect(mode, folder):
+    def draws(*seeds):
+        running, found = mode(), []
+        try:
+            for seed in seeds:
+                running.main.random_seed = seed
+                found.append(running.run())
+        finally:
+            running.close()
+        return found
+    same, changed, other = draws(1, 1, 1), draws(1, 2, 1), draws(2, 2)
+    np.testing.assert_allclose(changed[0], same[0], atol=1e-5)
+    np.testing.assert_allclose(changed[1], other[1], atol=1e-5)  # as if the seed had been this one from the beginning
+    np.testing.assert_allclose(changed[2], same[2], atol=1e-5)
+    assert (np.abs(changed[1] - same[1]) > 1e-3).any()
+
+
+def test_a_clone_has_the_seed_of_its_time_and_then_its_own():
+    running = Mode()
+    running.main.random_seed = 1
+    twin = running.main.clone()
+    running.main.random_seed = 2
+    exe, scope = fluid.Executor(fluid.CPUPlace()), fluid.Scope()
+    exe.run(running.startup, scope=scope)
+
+    def draw(program, seed=None):
+        program.random_seed = program.random_seed if seed is None else seed
+        scope.steps.clear()
+        return exe.run(program, feed={"x": X}, fetch_list=[running.y.name], scope=scope)[0]
+    first, second = draw(twin), draw(running.main)
+    assert (first != second).any() and twin.random_seed == 1
+    np.testing.assert_array_equal(draw(twin, 2), second)
+    np.testing.assert_array_equal(draw(running.main, 1), first)
+
+
+def test_a_function_of_jax_draws_by_its_key_alone():
+    running = Mode()
+    apply, params = fluid.to_jax(running.main, feeds=["x"], fetches=[running.y], scope=running.scope)
+
+    def draw():
+        return np.asarray(apply(params, X, key=jax.random.key(3))[0])
+    before = draw()
+    running.main.random_seed = 5
+    np.testing.assert_array_equal(draw(), before)
+    again, params = fluid.to_jax(running.main, feeds=["x"], fetches=[running.y], scope=running.scope)
+    np.testing.assert_array_equal(np.asarray(again(params, X, key=jax.random.key(3))[0]), before)
+    assert (np.asarray(apply(params, X, key=jax.random.key(4))[0]) != before).any()
+
+
+def test_servers_programs_have_the_seed_of_when_they_are_asked_for():
+    with fluid.program_guard(fluid.Program(), fluid.Program()):
+        dropped()
+        main, startup = fluid.default_main_program(), fluid.default_startup_program()
+        transpiler = fluid.DistributeTranspiler()
+        transpiler.transpile(0, pservers="127.0.0.1:1,127.0.0.1:2", trainers=1)
+        main.random_seed, startup.random_seed = 7, 40
+        server, its_startup = transpiler.get_pserver_programs("127.0.0.1:2")
+    assert (server.random_seed, its_startup.random_seed) == (7, 41)
+
+
+PROCESS = """
+import os, sys
+import numpy as np
+import jfluid as fluid
+from jfluid import layers
+build = fluid.BuildStrategy()
+build.num_trainers, build.trainer_id = 2, int(os.environ["PADDLE_TRAINER_ID"])
+os.environ["CPU_NUM"] = "1"
+main, found = fluid.default_main_program(), []
+y = layers.dropout(fluid.data("x", [None, 64]), 0.5)
+exe = fluid.Executor(fluid.CPUPlace())
+program = fluid.CompiledProgram(main).with_data_parallel(build_strategy=build)
+for seeds in ((1, 1), (1, 2), (2, 2)):
+    with fluid.scope_guard(fluid.Scope()):
+        for seed in seeds:
+            main.random_seed = seed
+            found.append(exe.run(program, feed={"x": np.ones((4, 64), "float32")}, fetch_list=[y])[0])
+np.save(f"draws.{build.trainer_id}.npy", found)
+"""
+
+
+@pytest.mark.process
+def test_a_seed_that_is_changed_takes_effect_across_processes(folder):
+    Path("train.py").write_text(PROCESS)
+    command = [*COMMAND, "--cpus", "2", "train.py"]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=3 * LIMIT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for rank in range(2):
+        ones, changed, twos = np.load(f"draws.{rank}.npy").reshape(3, 2, -1)
+        np.testing.assert_array_equal(changed, [ones[0], twos[1]])
+        assert (ones[1] != twos[1]).any()
+
+
+# ---- what is not to be taken for something else ---------------------------------------------------------------------
+
+def test_roles_decide_what_replicas_run_and_are_part_of_the_program():
+    running = InReplicas()
+    w = lambda: np.array(running.scope.find_var("w").get_tensor())  # noqa: E731
+
+    def moved():
+        before = w()
+        running.run()
+        return np.abs(w() - before).sum()
+    running.main.random_seed = 1
+    halves = moved()
+    before = running.main.fingerprint
+    seed, = (op for op in running.main.global_block().ops if op.attr("op_role") == OpRole.Backward | OpRole.Loss)
+    seed.set_attr("op_role", OpRole.Backward)  # gradients are no longer those of a replica's share of the loss
+    assert running.main.fingerprint != before
+    assert moved() > 1.5 * halves
+
+
+def test_parameters_of_updates_are_part_of_the_program():
+    with fluid.program_guard(fluid.Program(), fluid.Program()):
+        dropped()
+        main = fluid.default_main_program()
+        before = main.fingerprint
+        op = next(op for op in main.global_block().ops if op.attrs.get("op_role_var"))
+        op.set_attr("op_role_var", ["other", "other@GRAD"])
+        assert main.fingerprint != before
+
+
+def test_attributes_are_part_of_a_program_in_full():
+    def program(values, block=None):
+        made = fluid.Program()
+        op = made.global_block().append_op("fill_constant", outputs={"Out": made.global_block().create_var(name="x")},
+                                           attrs={"shape": [1]})
+        op.attrs["values"] = values
+        if block is not None:
+            op.attrs["blocks"] = [made.create_block(), made.create_block()][:block]
+        made._touch()
+        return made.fingerprint
+    large = np.zeros(5000)
+    changed = large.copy()
+    changed[2500] = 1  # what the text of an array leaves out
+    assert program(large) != program(changed) and program(large) == program(large.copy())
+    assert program([], 2) == program([], 2) != program([], 1)
+
+
+def test_programs_of_other_holdings_have_runners_of_their_own():
+    transpiler, _, _ = transpile(WithServers.build_for_job, ["127.0.0.1:1"])
+    program, exe = transpiler.get_trainer_program(wait_port=False), fluid.Executor(fluid.CPUPlace())
+    twin = program.clone()
+    assert exe._runner(program) is exe._runner(twin)
+    twin.holdings = replace(program.holdings, endpoints=["127.0.0.1:1", "127.0.0.1:2"])
+    assert twin.fingerprint == program.fingerprint
+    assert [len(exe._runner(p).work.endpoints) for p in (twin, program)] == [2, 1]
+
+
+def test_an_executor_that_is_gone_is_not_taken_for_a_new_one():
+    with Job(WithServers.build_for_job) as job:
+        job.begin()
+        trainer, = job.trainers
+        link = links.link(work.read(trainer.main))
+        assert list(link.users) == [trainer.executor]
+        temporary = fluid.Executor(fluid.CPUPlace())
+        temporary.run(trainer.main, feed={"x": X}, scope=trainer.scope)
+        assert len(link.users) == 2
+        del temporary
+        gc.collect()
+        assert list(link.users) == [trainer.executor]
+        for _ in range(50):  # one of them may lie where the other lay
+            fluid.Executor(fluid.CPUPlace()).close()
+        trainer.run({"x": X})  # nobody has said goodbye
