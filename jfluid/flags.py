@@ -17,6 +17,7 @@ _DEFAULTS: dict[str, Any] = {
     "FLAGS_communicator_prefetch_depth": 1,  # batches of a dataset whose rows of tables are pulled ahead
     "FLAGS_communicator_send_queue_size": 20,  # steps whose gradients may wait to be sent
     "FLAGS_communicator_send_wait_times": 5,  # hundredths of a second after which no more gradients are waited for
+    "FLAGS_dataset_max_bytes": 0,  # of an InMemoryDataset's records, copies while shuffling included; 0: 3/4 of the memory
     "FLAGS_global_shuffle_peer_bytes": 0,  # that one trainer may send another; 0: as many as the machine has of memory
     "FLAGS_rpc_deadline": 180000,  # milliseconds for which a trainer waits until parameter servers listen
     "FLAGS_selected_gpus": "",  # what fluid.cuda_places() returns by default

@@ -157,6 +157,8 @@ class TestMultiprocess:
             listed(readers.multiprocess_reader([lambda: iter([os._exit(3)])], use_pipe))
         with pytest.raises(ValueError, match="readers must be a list with at least one reader"):
             readers.multiprocess_reader([], use_pipe)
+        with pytest.raises(ValueError, match="queue_size must be at least 1, found 0"):
+            readers.multiprocess_reader([count(3)], use_pipe, queue_size=0)
 
     def test_a_loop_that_is_left_ends_the_processes(self, use_pipe):
         samples = readers.multiprocess_reader([count(10**6)] * 2, use_pipe, queue_size=3)()

@@ -7,6 +7,7 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.dataset import exchange, shuffle
+from jfluid.dataset.budget import Budget
 from jfluid.dataset.desc import positive, text_of
 from jfluid.dataset.multislot import Parser, Records, Slot, joined, no_records
 from jfluid.dataset.producers import BadLines, Producers, batches_of, records_of
@@ -156,6 +157,9 @@ class QueueDataset(DatasetBase):
 class InMemoryDataset(DatasetBase):
     """Reads its files into memory, where records can be shuffled, also between trainers.
 
+    Records, with the copies that reading and shuffling make, take up to FLAGS_dataset_max_bytes (by default three quarters of
+    the memory that the machine has). What would take more raises DataError before it does; records that are there stay.
+
     As in Fluid zeros of ragged slots are left out, but for one where there is nothing else.
     """
 
@@ -224,7 +228,9 @@ class InMemoryDataset(DatasetBase):
 
     def local_shuffle(self) -> None:
         """Put the records into random order; Python's `random.seed` makes it repeatable."""
-        self._order = shuffle.generator().permutation(len(self._loaded("local_shuffle")))
+        records = self._loaded("local_shuffle")
+        self._budget("local_shuffle").take(8 * len(records))
+        self._order = shuffle.generator().permutation(len(records))
 
     def global_shuffle(self, fleet: Any = None, thread_num: int = 12) -> None:
         """Hand each record to a random trainer, and put them into random order.
@@ -234,18 +240,20 @@ class InMemoryDataset(DatasetBase):
             thread_num: threads that send. One per trainer is enough here, so the number has no effect.
         """
         records = self._loaded("global_shuffle")
-        draw = shuffle.generator()
+        draw, budget = shuffle.generator(), self._budget("global_shuffle")
         if fleet is not None and fleet.worker_num() > 1:
             records = exchange.shuffled(records, self._slots, self._tags > 0, fleet, draw, self._message_size,
-                                        self._message_pause)
+                                        self._message_pause, budget.take)
             self._received = len(records)
         if self._merge_size >= 0:
             dense = np.array([s.shape is not None for s in self._slots])
+            budget.take(records.nbytes)
             records, dropped = shuffle.merged_by_tag(records, dense, self._merge_size)
             if dropped:
                 import warnings
                 warnings.warn(f"global_shuffle: {dropped} records dropped whose id has not {self._merge_size} of them",
                               RuntimeWarning, stacklevel=2)
+        budget.take(8 * len(records))
         self._records, self._order = records, draw.permutation(len(records))
 
     def slots_shuffle(self, slots: Sequence[str]) -> None:
@@ -261,6 +269,7 @@ class InMemoryDataset(DatasetBase):
             raise errors.DataError(f"slots_shuffle: no slots {unknown}; the slots are {names}")
         if self._unmixed is None:
             self._unmixed = self._loaded("slots_shuffle")
+        self._budget("slots_shuffle").take(2 * self._unmixed.nbytes)  # a record may get more values than it had
         draw, count = shuffle.generator(), len(self._unmixed)
         candidates = draw.choice(count, min(self._candidates, count), replace=False)
         donors = candidates[draw.integers(0, len(candidates), count)] if count else candidates
@@ -339,6 +348,11 @@ class InMemoryDataset(DatasetBase):
                                    + (" (wait_preload_done is still to be called)" if self._loading else ""))
         return self._records
 
+    def _budget(self, what: str) -> Budget:
+        """What may be taken beside the records that are there."""
+        held = {r.values.ctypes.data: r.nbytes for r in (self._records, self._unmixed) if r is not None}
+        return Budget(f"{type(self).__name__}.{what}", sum(held.values()))
+
     def _drop(self) -> None:
         self._records = self._order = self._unmixed = None
         self._received = 0
@@ -351,6 +365,7 @@ class _Loading:
         self._parts: dict[int, list[Records]] = {}
         self._error: BaseException | None = None
         self._slots = len(dataset._slots)
+        self._budget = Budget(f"{type(dataset).__name__}.load_into_memory")
 
         def work(jobs: Iterator[tuple[int, str]], started: set) -> Iterator[Any]:
             parser = dataset._parser()
@@ -364,9 +379,11 @@ class _Loading:
         try:
             with self._producers as items:
                 for i, records in items:
+                    self._budget.take(2 * records.nbytes)  # in the end they are copied behind each other
                     self._parts.setdefault(i, []).append(records)
         except BaseException as error:
             self._error = error
+            self._parts.clear()
 
     def result(self) -> Records:
         try:

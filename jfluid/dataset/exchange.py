@@ -36,7 +36,7 @@ Share = Iterable[bytes]
 
 
 def shuffled(records: Records, slots: Sequence[Slot], tagged: bool, fleet: Any, draw: np.random.Generator,
-             message_size: int, pause: float) -> Records:
+             message_size: int, pause: float, take: Callable[[int], None] = lambda size: None) -> Records:
     """The records that fall to this trainer when all trainers hand theirs out at random.
 
     Args:
@@ -44,17 +44,23 @@ def shuffled(records: Records, slots: Sequence[Slot], tagged: bool, fleet: Any, 
         fleet: has worker_index(), worker_num() and worker_endpoints(), in which this process can listen at its own.
         message_size: records in a message.
         pause: seconds between messages.
+        take: is told how many bytes are about to be taken; raises DataError where there are too many.
 
     Raises DataError when a trainer does not answer within five minutes, sends more than FLAGS_global_shuffle_peer_bytes, or
     what are no records of these slots; SecretError when trainers on several machines have no secret.
     """
     own, number = fleet.worker_index(), fleet.worker_num()
+    take(8 * len(records) + records.nbytes)
     target = draw.integers(0, number, len(records))
     shares = [taken(records, np.flatnonzero(target == i)) for i in range(number)]
     messages = [[share.part(i, min(i + message_size, len(share))) for i in range(0, len(share), message_size)]
                 for share in shares]
+
+    def decoded(data: bytes) -> Records:
+        take(3 * len(data))  # with the message, and what is joined in the end
+        return packing.decode(data, slots, tagged)
     received = _exchange([map(packing.encode, to) for to in messages], own, fleet.worker_endpoints(), _most_bytes(),
-                         lambda data: packing.decode(data, slots, tagged), pause)
+                         decoded, pause)
     parts = [p for i in range(number) for p in (messages[own] if i == own else received[i])]
     return joined(parts) if parts else no_records(records.counts.shape[1])
 

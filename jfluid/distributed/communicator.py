@@ -55,12 +55,15 @@ class Communicator:
     def start(self) -> None:
         """From now on steps of the program go by this communicator. A second start does nothing.
 
-        Raises ServerError when a server does not answer.
+        Raises ProgramError for a setting that is too small, ServerError when a server does not answer.
         """
         if self._strategy is None:
+            made, depth = self._made(), int(self._setting("prefetch_depth"))
+            if depth < 0:
+                raise errors.ProgramError(f"communicator_prefetch_depth: expected at least 0, found {depth}")
             link = links.link(self._work)
-            self._strategy = link.strategy = self._made()
-            link.prefetch_depth = int(self._setting("prefetch_depth"))
+            self._strategy = link.strategy = made
+            link.prefetch_depth = depth
 
     def stop(self) -> None:
         """Send what waits, give the trainer the servers' parameters, and go back to what the program's operators say.

@@ -140,6 +140,9 @@ class AsyncSettings:
         wait_times: when no more come for this many hundredths of a second, those that are there are sent.
         sums: gradients that are sent together are added up, else averaged.
         before_receive: gradients (of one parameter and step each) after which parameters are received again.
+
+    Raises ProgramError for a number that is too small: a queue without a bound would fill the memory of a trainer whose
+    servers are slow.
     """
 
     queue_size: int = 20
@@ -147,6 +150,13 @@ class AsyncSettings:
     wait_times: int = 5
     sums: bool = True
     before_receive: int = 20
+
+    def __post_init__(self) -> None:
+        for name, value, least in (("send_queue_size", self.queue_size, 1), ("max_merge_var_num", self.max_merge, 1),
+                                   ("send_wait_times", self.wait_times, 0),
+                                   ("min_send_grad_num_before_recv", self.before_receive, 1)):
+            if value < least:
+                raise errors.ProgramError(f"communicator_{name}: expected at least {least}, found {value}")
 
 
 class Async:

@@ -233,6 +233,8 @@ def multiprocess_reader(readers: Sequence[Reader], use_pipe: bool = True, queue_
     """
     if not isinstance(readers, list | tuple) or not readers:
         raise ValueError(f"readers must be a list with at least one reader, found {readers!r}")
+    if queue_size < 1:
+        raise ValueError(f"queue_size must be at least 1, found {queue_size!r}")
     if "fork" not in multiprocessing.get_all_start_methods():
         raise OSError("multiprocess_reader needs an operating system that can fork processes; use xmap_readers")
     context = multiprocessing.get_context("fork")

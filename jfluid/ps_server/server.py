@@ -20,10 +20,12 @@ from jfluid.security import secret
 
 logger = logging.getLogger(__name__)
 # Connections that never speak HTTP/2, and those without a call for long, are closed: a client connects again. So are those
-# whose client answers no ping: it has gone without a word, and its calls must not wait for ever.
+# whose client answers no ping: it has gone without a word, and its calls must not wait for ever. What a client asks for beyond
+# so many calls at a time waits on its side.
+MOST_CALLS = 256
 _OPTIONS = [*wire.OPTIONS, ("grpc.server_handshake_timeout_ms", 10_000), ("grpc.max_connection_idle_ms", 300_000),
             ("grpc.keepalive_time_ms", 20_000), ("grpc.keepalive_timeout_ms", 20_000),
-            ("grpc.http2.min_ping_interval_without_data_ms", 10_000)]
+            ("grpc.http2.min_ping_interval_without_data_ms", 10_000), ("grpc.max_concurrent_streams", MOST_CALLS)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 

@@ -155,6 +155,16 @@ def test_async_waits_when_the_queue_is_full():
     np.testing.assert_array_equal(servers.blocks["w.block0"], np.full((2, 3), -5.0))
 
 
+@pytest.mark.parametrize("name, field", [
+    ("send_queue_size", "queue_size"), ("max_merge_var_num", "max_merge"), ("send_wait_times", "wait_times"),
+    ("min_send_grad_num_before_recv", "before_receive")])
+def test_async_has_no_queue_without_a_bound(name, field):
+    with pytest.raises(errors.ProgramError, match=f"communicator_{name}: expected at least [01], found -1"):
+        AsyncSettings(**{field: -1})
+    with pytest.raises(errors.ProgramError, match="communicator_send_queue_size: expected at least 1, found 0"):
+        AsyncSettings(queue_size=0)
+
+
 def test_async_failures_reach_the_trainer():
     servers = Servers()
     servers.failing = errors.ServerError("gone")

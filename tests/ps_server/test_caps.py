@@ -1,15 +1,19 @@
 """Bounds on rows and bytes: new rows are refused by name, as a whole call, and what is there goes on."""
+import time
 from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import numpy as np
 import pytest
 
 from jfluid import errors
-from jfluid.ps_server import snapshot, specs
+from jfluid.ps_server import ps_pb2 as pb
+from jfluid.ps_server import snapshot, specs, wire
+from jfluid.ps_server.auth import Guard, Session
 from jfluid.ps_server.client import Client
 from jfluid.ps_server.refusals import JobFailedError, TooLargeError
 from jfluid.ps_server.room import ROW_OVERHEAD
-from jfluid.ps_server.server import Server, Settings
+from jfluid.ps_server.server import MOST_CALLS, Server, Settings
 from jfluid.ps_server.store import Change, Store
 from jfluid.ps_server.table import SparseTable
 from tests.ps_server.test_table import in_threads
@@ -293,3 +297,38 @@ def test_larger_bounds_are_given_while_the_server_runs(job):
         client.pull({"t": OLD})
     client.create([spec(max_rows=60)], {0: [BLOCK]})
     assert len(client.pull({"t": OLD}).rows["t"].all()) == 60
+
+
+def test_calls_of_one_client_beyond_a_bound_wait_on_its_side(monkeypatch):
+    taken, intercept = [], Guard.intercept_service
+
+    def counted(self, continuation, details):
+        taken.extend([details.method] * details.method.endswith("/Barrier"))
+        return intercept(self, continuation, details)
+    monkeypatch.setattr(Guard, "intercept_service", counted)
+    with Server(Settings(token=TOKEN, trainers=2)) as server, \
+            Client([f"127.0.0.1:{server.port}"], TOKEN, heartbeat_s=0, timeout_s=60) as client:
+        client.create([spec()])
+        with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            session = Session(channel, "it", TOKEN, 20)._begin()
+            path = f"/{wire.SERVICE}/Barrier"
+            calls = [channel.unary_unary(path).future(
+                pb.BarrierRequest(caller=client._caller(), name=f"b{i}", number=1).SerializeToString(),
+                metadata=session.next(path)[0]) for i in range(MOST_CALLS + 50)]
+            until(lambda: len(taken) >= MOST_CALLS)
+            with grpc.insecure_channel(f"127.0.0.1:{server.port}", [("grpc.use_local_subchannel_pool", 1)]) as other:
+                Session(other, "it", TOKEN, 20)._begin()  # another connection is heard meanwhile, and the count stands
+            assert len(taken) == MOST_CALLS
+            for call in calls[:-20]:
+                call.cancel()
+            until(lambda: len(taken) > MOST_CALLS)  # others come in their place
+            for call in calls:
+                call.cancel()
+        assert len(client.pull({"t": OLD}).rows["t"].all()) == 60
+
+
+def until(condition):
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end, "the condition did not come true in time"
+        time.sleep(0.01)

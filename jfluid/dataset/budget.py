@@ -1,0 +1,49 @@
+"""How much memory the records of a dataset may take: what would be more is refused before it is there."""
+import os
+import threading
+from pathlib import Path
+
+from jfluid import errors, flags
+
+FLAG = "FLAGS_dataset_max_bytes"
+# What the container says that it may have, by version 2 and 1 of Linux's control groups.
+_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def most_bytes() -> int:
+    """What was set, or three quarters of the memory that the machine, or the container, has."""
+    return int(flags.get(FLAG)) or memory_bytes() * 3 // 4
+
+
+def memory_bytes() -> int:
+    """The bytes of memory that the machine, or the container, has."""
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for name in _LIMITS:
+        try:
+            found.append(int(Path(name).read_text()))
+        except (OSError, ValueError):  # there is no such group, or "max"
+            continue
+    return min(found)
+
+
+class Budget:
+    """Bytes that may be taken. Safe for threads.
+
+    Args:
+        what: takes them, for messages.
+        used: how many are taken already.
+    """
+
+    def __init__(self, what: str, used: int = 0):
+        self._what, self._used, self._most = what, used, most_bytes()
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> None:
+        """So many more are about to be taken. Raises DataError where they do not fit."""
+        with self._lock:
+            if self._used + size > self._most:
+                raise errors.DataError(
+                    f"{self._what}: the records, and the copies that are made of them, would take {self._used + size:,} bytes "
+                    f"of memory, and may take {self._most:,} ({FLAG}; by default three quarters of the machine's): give each "
+                    "trainer fewer files, more memory, or use QueueDataset, which keeps no records")
+            self._used += size
