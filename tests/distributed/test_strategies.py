@@ -32,10 +32,10 @@ class Servers:
         self.calls.append(("pull", tuple(blocks)))
         return SimpleNamespace(rows={}, blocks={n: self.blocks[n].copy() for n in blocks})
 
-    def push(self, rows=None, blocks=None, round=0, change=Change.GRADIENT):
+    def push(self, rows=None, blocks=None, round=0, change=Change.GRADIENT, state=b""):
         self.exchange(rows or {}, blocks or {}, {}, (), round=round, change=change)
 
-    def exchange(self, push_rows, push_blocks, pull_rows, pull_blocks, round=0, change=Change.GRADIENT):
+    def exchange(self, push_rows, push_blocks, pull_rows, pull_blocks, round=0, change=Change.GRADIENT, state=b""):
         assert self.gate.wait(10)
         if self.failing:
             raise self.failing
@@ -52,8 +52,8 @@ class Servers:
 
 
 def a_link(servers, **params):
-    return SimpleNamespace(client=servers, calls=servers, endpoints=["a:1", "b:2"], rounds=4, careful=False, params=params,
-                           place_rows=lambda p: None)
+    return SimpleNamespace(client=servers, calls=servers, endpoints=["a:1", "b:2"], rounds=4, careful=False, recovers=False,
+                           params=params, place_rows=lambda p: None)
 
 
 def gradients(value, ids=(1, 2)):
