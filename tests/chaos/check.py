@@ -1,7 +1,7 @@
 """What has to be true of a job at its end."""
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from tests.chaos import journal
 from tests.chaos.journal import Push
-from tests.chaos.plan import SERVERS, TRAINERS, Plan
+from tests.chaos.plan import TRAINERS, Plan
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,30 @@ def final(folder: Path) -> Final:
         return Final(dict(arrays), {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in saved})
 
 
-def failures(plan: Plan, folder: Path, wanted: Final | None) -> list[str]:
+@dataclass
+class Past:
+    """What has happened to a server.
+
+    Attributes:
+        dangers: the times (CLOCK_REALTIME) between which its answers may be lost: for each end of it, from when the snapshot
+            before its newest was there (the newest was begun after that) until it ended.
+        damaged: its newest snapshot was damaged, and it went on from the one before, whatever trainers still kept.
+    """
+
+    dangers: list[tuple[float, float]] = field(default_factory=list)
+    damaged: bool = False
+
+    def may_lose(self, answered_s: float) -> bool:
+        """Whether what it answered then may be lost with it."""
+        return any(begin_s <= answered_s <= end_s for begin_s, end_s in self.dangers)
+
+
+def failures(plan: Plan, folder: Path, wanted: Final | None, pasts: Sequence[Past]) -> list[str]:
     """What is wrong at the end of a plan.
 
     Args:
         wanted: what a job of this kind leaves that nothing was done to; of synchronous jobs.
+        pasts: of each server.
     """
     found = final(folder)
     if plan.synchronous:
@@ -44,7 +63,8 @@ def failures(plan: Plan, folder: Path, wanted: Final | None) -> list[str]:
         return differences(found, wanted)
     journals = [journal.read(folder / f"journal-{number}") for number in range(TRAINERS)]
     wrong = [f"trainer {number}: {what}" for number, each in enumerate(journals) for what in _unfinished(plan, number, each)]
-    return wrong + [wrong for number in range(SERVERS) for wrong in _of_server(plan, number, found.arrays, journals)]
+    return wrong + [wrong for number, past in enumerate(pasts)
+                    for wrong in _of_server(plan, number, found.arrays, journals, past)]
 
 
 def differences(found: Final, wanted: Final) -> list[str]:
@@ -75,7 +95,8 @@ def _unfinished(plan: Plan, number: int, found: journal.Journal) -> list[str]:
                     for push in pushes if not push.acknowledged]
 
 
-def _of_server(plan: Plan, server: int, arrays: dict[str, Any], journals: Sequence[journal.Journal]) -> list[str]:
+def _of_server(plan: Plan, server: int, arrays: dict[str, Any], journals: Sequence[journal.Journal],
+               past: Past) -> list[str]:
     """What is wrong with the marks of one server."""
     count, what = plan.steps * TRAINERS, f"server {server}"
     rows = arrays["marks"][server * count:(server + 1) * count]
@@ -93,6 +114,9 @@ def _of_server(plan: Plan, server: int, arrays: dict[str, Any], journals: Sequen
                          f"{[push.marks[mark] for push in group]} cannot make that")
     wrong += [f"{what}: a push of marks {push.marks} was applied in part"
               for push in pushes if any(applied[id(push)]) != all(applied[id(push)])]
+    wrong += [f"{what}: a push of marks {list(push.marks)} is missing, which was answered and never in danger"
+              for push in pushes
+              if push.answered_s is not None and not all(applied[id(push)]) and not past.may_lose(push.answered_s)]
     for table in ("cut", "hashed"):
         if table in arrays:
             for row in np.flatnonzero(arrays[f"{table} servers"] == server):
@@ -100,7 +124,8 @@ def _of_server(plan: Plan, server: int, arrays: dict[str, Any], journals: Sequen
                 expected = first.marks[row] if first is not None and all(applied[id(first)]) else 0
                 if (arrays[table][row] != expected).any():
                     wrong.append(f"{what}: table {table}: row {row}: expected {expected}, found {arrays[table][row]}")
-    return wrong + _losses(plan, what, int(arrays["lost"][server]), journals, {n: all(a) for n, a in applied.items()})
+    kept = plan.keep and not past.damaged
+    return wrong + _losses(kept, what, int(arrays["lost"][server]), journals, {n: all(a) for n, a in applied.items()})
 
 
 def _applied(value: float, mark: int, group: Sequence[Push], applied: dict[int, list[bool]]) -> float:
@@ -112,7 +137,7 @@ def _applied(value: float, mark: int, group: Sequence[Push], applied: dict[int, 
     return value
 
 
-def _losses(plan: Plan, what: str, lost: int, journals: Sequence[journal.Journal], applied: dict[int, bool]) -> list[str]:
+def _losses(kept: bool, what: str, lost: int, journals: Sequence[journal.Journal], applied: dict[int, bool]) -> list[str]:
     """What is wrong with the acknowledged pushes that a server does not have."""
     wrong, missing, noticed = [], 0, 0
     for number, each in enumerate(journals):
@@ -125,7 +150,7 @@ def _losses(plan: Plan, what: str, lost: int, journals: Sequence[journal.Journal
                 noticed += sum(gone[:last + 1])
                 continue
             noticed += sum(gone)
-            if plan.keep and sum(gone):
+            if kept and sum(gone):
                 marks = [list(push.marks) for push, one in zip(pushes, gone, strict=True) if one]
                 wrong.append(f"{what}: trainer {number} keeps its pushes, and {sum(gone)} are missing, with the marks {marks}")
     if not noticed <= lost <= missing:

@@ -1,6 +1,7 @@
 """A trainer's journal: which marks its pushes make, and which pushes were acknowledged, in a file that a kill leaves there."""
 import json
 import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,12 +15,16 @@ class Push:
     Attributes:
         life: which life of the trainer sent it, from 0.
         marks: by how much it changes each mark.
-        acknowledged: the trainer has an answer of all servers.
+        answered_s: when (CLOCK_REALTIME) the trainer had an answer of all servers; None for a push without one.
     """
 
     life: int
     marks: dict[int, float]
-    acknowledged: bool = False
+    answered_s: float | None = None
+
+    @property
+    def acknowledged(self) -> bool:
+        return self.answered_s is not None
 
 
 @dataclass
@@ -51,7 +56,7 @@ def read(path: Path) -> Journal:
             journal.pushes.append(Push(journal.lives - 1, marks))
             open_pushes[entry["push"]] = journal.pushes[-1]
         else:
-            open_pushes.pop(entry["push"]).acknowledged = True
+            open_pushes.pop(entry["push"]).answered_s = entry["answered"]
     return journal
 
 
@@ -82,7 +87,8 @@ class Writer:
             number = self._pushes
             self._write({"push": number, "marks": marks})
             found = method(*arguments, **named)
-            self._write({"push": number})
+            # Not time.time(), which may be wrong here on purpose.
+            self._write({"push": number, "answered": time.clock_gettime(time.CLOCK_REALTIME)})
             return found
         return call
 

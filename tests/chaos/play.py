@@ -1,12 +1,14 @@
 """Plays a plan: a job, and what is done to it."""
+import contextlib
 import json
 import os
+import random
 import secrets
 import shutil
 import signal
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +24,7 @@ from tests.faults.relay import Network, Relay
 
 LIMIT_S, LAUNCHER_LIMIT_S = 150.0, 300.0  # the launcher's processes import everything each time
 _LOOK_S = 0.01
+_ON_ITS_WAY_S = 5.0  # an answer, also to a trainer that stands still or over a slow network
 
 
 @dataclass
@@ -69,12 +72,12 @@ class Player:
             if key not in self._wanted:
                 self._wanted[key] = self._undisturbed(plan.undisturbed())
             wanted = self._wanted[key]
-        return self._play(plan, lambda folder: check.failures(plan, folder, wanted))
+        return self._play(plan, lambda folder, pasts: check.failures(plan, folder, wanted, pasts))
 
     def _undisturbed(self, plan: Plan) -> check.Final:
         found: list[check.Final] = []
 
-        def take(folder: Path) -> list[str]:
+        def take(folder: Path, pasts: Sequence[check.Past]) -> list[str]:
             found.append(check.final(folder))
             return []
         outcome = self._play(plan, take)
@@ -82,7 +85,7 @@ class Player:
             raise RuntimeError(f"a job to which nothing was done has failed: {outcome.failures}")
         return found[0]
 
-    def _play(self, plan: Plan, checked: Callable[[Path], list[str]]) -> Outcome:
+    def _play(self, plan: Plan, checked: Callable[[Path, Sequence[check.Past]], list[str]]) -> Outcome:
         self._played += 1
         folder = self._folder / f"plan-{self._played}"
         folder.mkdir(parents=True)
@@ -91,7 +94,7 @@ class Player:
             with _Performance(plan, folder, self._mounts) as performance:
                 performance.run(outcome, self._meanwhile)
                 if not outcome.failures:
-                    outcome.failures += checked(folder)
+                    outcome.failures += checked(folder, performance.pasts)
             if outcome.failures and self._keep is not None:
                 (folder / "plan.json").write_text(plan.model_dump_json(indent=1))
                 (folder / "failures").write_text("\n".join(outcome.failures) + "\n")
@@ -103,7 +106,11 @@ class Player:
 
 
 class _Performance:
-    """One plan while it is played."""
+    """One plan while it is played.
+
+    Attributes:
+        pasts: of each server.
+    """
 
     def __init__(self, plan: Plan, folder: Path, mounts: bool):
         self._plan, self._folder, self._mounts = plan, folder, mounts
@@ -112,6 +119,9 @@ class _Performance:
         self._limit_s = LAUNCHER_LIMIT_S if plan.launcher else LIMIT_S
         self._due: list[tuple[float, Callable[[], None], str]] = []
         self._done: dict[str, int] = {}
+        self._random = random.Random(f"what is damaged {plan.seed}")
+        self._snapshots = folder / "disk" / "snapshots"
+        self.pasts = [check.Past() for _ in range(SERVERS)]
 
     def __enter__(self) -> "_Performance":
         with ExitStack() as stack:
@@ -134,7 +144,7 @@ class _Performance:
         return any(" - " in who for action in self._plan.actions for who in action.who)
 
     def _supervised(self, servers: list[str], trainers: list[str]) -> Supervisor:
-        plan, snapshots = self._plan, self._folder / "disk" / "snapshots"
+        plan, snapshots = self._plan, self._snapshots
         through = [[self._relays[f"trainer {t} - server {s}"].endpoint if self._relays else servers[s]
                     for s in range(SERVERS)] for t in range(TRAINERS)]
         environment = {"JFLUID_JOB_TOKEN": secrets.token_urlsafe(24), "JFLUID_PS_SHARE_MEMORY": str(int(plan.share_memory)),
@@ -218,7 +228,7 @@ class _Performance:
 
     def _act(self, action: Action) -> None:
         if action.do in ("kill", "terminate"):
-            self._supervisor.end(action.who, signal.SIGKILL if action.do == "kill" else signal.SIGTERM, action.for_s)
+            self._end(action)
             return
         self._done[action.do] = self._done.get(action.do, 0) + 1
         if action.do == "stop":
@@ -227,12 +237,47 @@ class _Performance:
         elif action.do == "shift clock":
             for who in action.who:
                 self._set_clock(who, action.amount)
+        elif action.do == "damage":
+            for who in action.who:
+                self._damage(role_of(who)[1])
         elif action.do == "fill disk":
             self._disk.fill()
             self._later(action.for_s, self._disk.free, "the disk has room again")
         else:
             for who in action.who:
                 self._harm(self._relays[who], action)
+
+    def _manifests(self, server: int) -> list[Path]:
+        """A server's snapshots, the oldest first."""
+        found = (self._snapshots / f"server-{server}").glob("*-of-*.json")
+        return sorted(found, key=lambda path: path.stat().st_mtime_ns)
+
+    def _end(self, action: Action) -> None:
+        ending = [number for number in range(SERVERS) if {"launcher", f"server {number}"} & set(action.who)]
+        begins_s = [self._before_newest_s(number) for number in ending]
+        self._supervisor.end(action.who, signal.SIGKILL if action.do == "kill" else signal.SIGTERM, action.for_s)
+        for number, begin_s in zip(ending, begins_s, strict=True):
+            self.pasts[number].dangers.append((begin_s, time.time() + _ON_ITS_WAY_S))
+
+    def _before_newest_s(self, server: int) -> float:
+        """When the snapshot was there that a server wrote before its newest; 0 without one."""
+        while True:
+            with contextlib.suppress(FileNotFoundError):  # the server goes on, and removes them
+                found = [path.stat().st_mtime for path in self._manifests(server)]
+                return found[-2] if len(found) > 1 else 0.0
+
+    def _damage(self, server: int) -> None:
+        """Alter a byte of a file of a server's newest snapshot, as a disk may. What was in that one alone is in danger."""
+        for manifest in self._manifests(server)[-1:]:
+            files = sorted(manifest.parent.glob(f"{manifest.stem}.*"))
+            victim = self._random.choice([path for path in files if path.stat().st_size])
+            place = self._random.randrange(victim.stat().st_size)
+            data = bytearray(victim.read_bytes())
+            data[place] ^= 1 << self._random.randrange(8)
+            victim.write_bytes(data)
+            self._log.write(f"byte {place} of {victim.name} is another now\n")
+            self.pasts[server].damaged = True
+            self.pasts[server].dangers.append((0.0, time.time()))
 
     def _stop(self, who: str, for_s: float) -> None:
         if (pid := self._supervisor.pid(who)) is not None:

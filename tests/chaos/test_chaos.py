@@ -1,5 +1,6 @@
 """Some plans of chaos, and that chaos notices what it is there to notice."""
 import json
+import math
 import shlex
 import subprocess
 import sys
@@ -79,6 +80,7 @@ def test_a_plan_shrinks_to_what_makes_it_fail():
 # ---- checks ----
 
 PLAN = Plan(seed=1, job="half-async", steps=COUNT)
+IN_DANGER = check.Past([(0, math.inf)])
 
 
 @pytest.fixture
@@ -87,20 +89,24 @@ def ended(tmp_path):
     return Ended(tmp_path)
 
 
+def pushed(number, mark):
+    return {"push": number, "marks": {mark: 1.0}}, {"push": number, "answered": 100.0 + number}
+
+
 class Ended:
     def __init__(self, folder: Path):
         self._folder = folder
         count = COUNT * TRAINERS
         self.arrays = {"lost": np.zeros(2, int), "marks": np.ones((2 * count, 3), np.float32),
                        "cut": np.ones((count, 2), np.float32), "cut servers": np.repeat([0, 1], count // 2)}
-        self.lines = [[{"life": 7}, *(line for step in range(COUNT) for line in (
-            {"push": step, "marks": {trainer * COUNT + step: 1.0}}, {"push": step}))] for trainer in range(TRAINERS)]
+        self.lines = [[{"life": 7}, *(line for step in range(COUNT) for line in pushed(step, trainer * COUNT + step))]
+                      for trainer in range(TRAINERS)]
 
-    def failures(self, plan=PLAN):
+    def failures(self, plan=PLAN, past=IN_DANGER):
         for trainer, lines in enumerate(self.lines):
             (self._folder / f"journal-{trainer}").write_text("\n".join(map(json.dumps, lines)))
         np.savez(self._folder / "final.npz", **self.arrays)
-        return check.failures(plan, self._folder, None)
+        return check.failures(plan, self._folder, None, [past] * 2)
 
 
 def test_all_is_well(ended):
@@ -124,14 +130,16 @@ def test_an_acknowledged_push_that_is_missing(ended):
         "1 acknowledged pushes are missing, 1 of which it must have noticed; it says that 0 are lost"]
     ended.arrays["lost"][0] = 1
     assert ended.failures(PLAN.model_copy(update={"keep": False})) == []
+    assert ended.failures(past=check.Past(IN_DANGER.dangers, damaged=True)) == []
+    assert ended.failures(PLAN.model_copy(update={"keep": False}), check.Past([(50, 100.5), (102, 200)])) == [
+        "server 0: a push of marks [1] is missing, which was answered and never in danger"]
     ended.arrays["lost"][0] = 2
     assert len(ended.failures(PLAN.model_copy(update={"keep": False}))) == 1
 
 
 def test_an_unanswered_push_of_a_killed_trainer_may_be_missing_and_no_other(ended):
-    del ended.lines[0][4:]
-    ended.lines[0] += [{"push": 2, "marks": {2: 1.0}}, {"life": 8}, {"push": 1, "marks": {3: 1.0}}, {"push": 1}]
-    ended.lines[0][3:3] = [{"push": 1, "marks": {1: 1.0}}, {"push": 1}]
+    del ended.lines[0][5:]
+    ended.lines[0] += [{"push": 2, "marks": {2: 1.0}}, {"life": 8}, *pushed(1, 3)]
     assert journal.read(ended._folder / "none").lives == 0
     for there in (0, 1):
         for table, row in (("marks", 2), ("marks", 2 + COUNT * TRAINERS), ("cut", 2)):
