@@ -2,6 +2,8 @@
 import difflib
 from collections.abc import Iterable
 
+_LONGEST_LIKENED = 512  # characters: names from elsewhere may have millions, and comparing them takes that squared
+
 
 class JFluidError(Exception):
     """Base of all errors that the project raises on purpose."""
@@ -85,5 +87,7 @@ class EOFException(JFluidError):
 
 def close_to(name: str, known: Iterable[str]) -> str:
     """` (did you mean ...?)` for a name that looks like a known one, else the empty string."""
+    if len(name) > _LONGEST_LIKENED:
+        return ""
     near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.7)
     return f" (did you mean {' or '.join(near)}?)" if near else ""

@@ -17,11 +17,14 @@ class Field(NamedTuple):
     end: int
 
 
-def fields(data: memoryview) -> Iterator[Field]:
-    """The fields of a serialized message, in order. Raises DecodeError where it is none."""
-    at = 0
+def fields(data: memoryview, most: int | None = None) -> Iterator[Field]:
+    """The fields of a serialized message, in order. Raises DecodeError where it is none, or has more than `most`."""
+    at = count = 0
     while at < len(data):
         begin = at
+        count += 1
+        if most is not None and count > most:
+            raise DecodeError(f"more than {most} parts")
         key, at = (data[at], at + 1) if data[at] < 128 else _varint(data, at)
         kind = key & 7
         value: Any

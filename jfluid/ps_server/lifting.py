@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from jfluid.messages import BYTES, fields
+from jfluid.messages import BYTES, VARINT, fields
 from jfluid.ps_server import ps_pb2 as pb
 
+# Of a message: tables and blocks, and what else a message has. Protocol buffers take a hundred bytes for a part of two.
+MOST_PARTS, MOST_FIELDS = 1 << 14, 64
 _IDS, _VALUES_OF_ROWS, _VALUES_OF_BLOCK = 3, 4, 3
 
 
@@ -105,6 +107,13 @@ class Request:
 
 # ---- requests that came ----
 
+def flat_message(kind: Any, data: Any) -> Any:
+    """A message of parts that have no parts themselves. Raises DecodeError where it is none, or has too many."""
+    for _ in fields(memoryview(data), MOST_PARTS):
+        pass
+    return kind.FromString(bytes(data))
+
+
 class _Change:
     """A RowsChange or BlockChange whose arrays stayed where they were."""
 
@@ -122,7 +131,7 @@ class Push:
         rest: list[Any] = []
         rows: list[dict[int, Any]] = []
         blocks: list[dict[int, Any]] = []
-        for field in fields(data):
+        for field in fields(data, MOST_PARTS):
             lifts = {3: (_IDS, _VALUES_OF_ROWS), 4: (_VALUES_OF_BLOCK,)}.get(field.number) if field.kind == BYTES else None
             if lifts is None:
                 rest.append(data[field.begin:field.end])
@@ -143,7 +152,7 @@ class Push:
 def _lift(data: memoryview, numbers: tuple[int, ...]) -> tuple[bytes, dict[int, Any]]:
     """A message without some of its fields of bytes, and those by number."""
     found, rest = {}, []
-    for field in fields(data):
+    for field in fields(data, MOST_FIELDS):
         if field.number in numbers and field.kind == BYTES:
             found[field.number] = field.value
         else:
@@ -156,12 +165,12 @@ class Exchange:
 
     def __init__(self, data: memoryview):
         parts: dict[int, memoryview] = {}
-        for field in fields(data):
+        for field in fields(data, MOST_FIELDS):
             if field.kind != BYTES or field.number in parts:
                 raise DecodeError("expected one push and one pull")
             parts[field.number] = field.value
         self.push = Push(parts[1]) if 1 in parts else Push(memoryview(b""))
-        self.pull = pb.PullRequest.FromString(bytes(parts.get(2, b"")))
+        self.pull = flat_message(pb.PullRequest, parts.get(2, b""))
         self._parts = {"push": 1 in parts, "pull": 2 in parts}
 
     def HasField(self, name: str) -> bool:
@@ -185,11 +194,12 @@ class Pulled:
         self.rows: list[Any] = []
         self.blocks: list[BlockValue] = []
         rest = []
-        for field in fields(data):
+        for field in fields(data, MOST_PARTS):
             if field.number == 1 and field.kind == BYTES:
                 self.rows.append(field.value)
             elif field.number == 2 and field.kind == BYTES:
-                inner = {f.number: f.value for f in fields(field.value)}
+                inner = {f.number: f.value for f in fields(field.value, MOST_FIELDS)
+                         if f.kind == (VARINT if f.number == 1 else BYTES)}
                 self.blocks.append(BlockValue(inner.get(1, 0), inner.get(2, b"")))
             else:
                 rest.append(data[field.begin:field.end])
@@ -208,9 +218,9 @@ class Exchanged:
     def read(cls, data: bytes) -> "Exchanged":
         """The reply in `data`. Raises DecodeError where it is none."""
         push, pull = b"", memoryview(b"")
-        for field in fields(memoryview(data)):
-            if field.number == 1:
+        for field in fields(memoryview(data), MOST_FIELDS):
+            if field.number == 1 and field.kind == BYTES:
                 push = bytes(field.value)
-            elif field.number == 2:
+            elif field.number == 2 and field.kind == BYTES:
                 pull = field.value
         return cls(pb.PushReply.FromString(push), Pulled(pull))

@@ -13,7 +13,6 @@ from typing import Any
 
 import grpc
 import numpy as np
-from google.protobuf.message import DecodeError
 
 from jfluid import errors
 from jfluid.ps_server import ps_pb2 as pb
@@ -87,10 +86,7 @@ class Service:
         for block in blocks:
             if 4 * block.size > wire.LARGEST_CALL:
                 raise TooLargeError(f"block {block.name}: {4 * block.size} bytes; one block may have {wire.LARGEST_CALL}")
-        for table in tables:
-            self.store.create_table(table)
-        for block in blocks:
-            self.store.create_block(block)
+        self.store.create(tables, blocks)
         return pb.CreateReply(server_incarnation=self.incarnation)
 
     def push(self, request: pb.PushRequest, alive: Alive = always) -> pb.PushReply:
@@ -342,8 +338,8 @@ class Service:
         """A call whose request lies in a lane."""
         lane: Lane | None = None
         asked = pb.LocalRequest()
-        with contextlib.suppress(DecodeError):
-            asked.ParseFromString(data)
+        with contextlib.suppress(errors.ServerError):
+            asked = wire.parsed(pb.LocalRequest, data)
 
         def answer() -> Any:
             nonlocal lane

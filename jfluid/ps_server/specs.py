@@ -58,7 +58,7 @@ def _from_json(data: bytes, what: str) -> Any:
     try:
         return from_json(data, cache_strings="keys")
     except ValueError as error:
-        raise errors.ServerError(f"{what}: no JSON: {error}") from None
+        raise errors.ServerError(f"{what}: the whole: no JSON: {error}") from None
 
 
 # ---- first values ------------------------------------------------------------------------------------------------

@@ -151,13 +151,8 @@ class Store:
 
         Raises ServerError where the name stands for something else.
         """
-        with self._naming:
-            there = self.tables.get(spec.name)
-            if not self._exists(spec.name, spec if there is None else spec.bounded_as(there.spec), self.tables):
-                self.tables[spec.name] = SparseTable(spec)
-            elif there is not None:
-                there.bound(spec)
-            return self.tables[spec.name]
+        self.create([spec], [])
+        return self.tables[spec.name]
 
     def new_table(self, spec: specs.TableSpec) -> SparseTable:
         """An empty table of the kind that the one of this name is, to be filled from a snapshot."""
@@ -170,12 +165,28 @@ class Store:
     def create_block(self, spec: specs.BlockSpec) -> Block:
         """The block of a spec, made unless it is there. Raises ServerError where the name stands for something else,
         TooLargeError where the server's bounds leave no room for it."""
+        self.create([], [spec])
+        return self.blocks[spec.name]
+
+    def create(self, tables: Sequence[specs.TableSpec], blocks: Sequence[specs.BlockSpec]) -> None:
+        """All of these, as `create_table` and `create_block` make them, or none."""
         with self._naming:
-            if not self._exists(spec.name, spec, self.blocks):
-                size = Size(0, DenseBlock.bytes_of(spec))
-                with self.cap.held(size, lambda: size):
-                    self.blocks[spec.name] = DenseBlock(spec)
-            return self.blocks[spec.name]
+            named: dict[str, specs.TableSpec | specs.BlockSpec] = {}
+            every: list[specs.TableSpec | specs.BlockSpec] = [*tables, *blocks]
+            for each in every:
+                if named.setdefault(each.name, each) != each:
+                    raise errors.ServerError(f"{each.name}: two things of one name: {named[each.name]!r} and {each!r}")
+            bounds = {name: table.spec for name, table in self.tables.items()}
+            new_tables = [spec for spec in tables
+                          if not self._exists(spec.name, spec.bounded_as(bounds.get(spec.name, spec)), self.tables)]
+            new_blocks = [spec for spec in blocks if not self._exists(spec.name, spec, self.blocks)]
+            size = Size(0, sum(map(DenseBlock.bytes_of, new_blocks)))
+            with self.cap.held(size, lambda: size):
+                made = {spec.name: SparseTable(spec) for spec in new_tables}
+                self.blocks |= {spec.name: DenseBlock(spec) for spec in new_blocks}
+                self.tables |= made
+            for spec in tables:
+                self.tables[spec.name].bound(spec)
 
     def add_block(self, block: SavedBlock) -> None:
         """Take in a block of another kind. Raises ServerError where the name is taken."""
@@ -197,7 +208,7 @@ class Store:
     def table(self, name: str) -> SparseTable:
         """Raises UnknownNameError for a name that is not a table's."""
         if name not in self.tables:
-            raise UnknownNameError(f"there is no table {name!r}{close_to(name, self.tables)}; create it first")
+            raise UnknownNameError(f"there is no table {name[:512]!r}{close_to(name, self.tables)}; create it first")
         return self.tables[name]
 
     def block(self, name: str) -> Block:
@@ -207,7 +218,7 @@ class Store:
     def saved_block(self, name: str) -> SavedBlock:
         """A block that snapshots hold. Raises UnknownNameError for a name that is not such a block's."""
         if name not in self.blocks:
-            raise UnknownNameError(f"there is no block {name!r}{close_to(name, self.blocks)}; create it first")
+            raise UnknownNameError(f"there is no block {name[:512]!r}{close_to(name, self.blocks)}; create it first")
         return self.blocks[name]
 
     def read(self, name: str, trainer: int | None = None) -> tuple[Array, int]:

@@ -20,6 +20,7 @@ SERVICE = "jfluid.ps.ParameterServer"
 # One message; what is larger goes through Stream, in chunks.
 LARGEST_MESSAGE = 64 << 20
 CHUNK = 16 << 20
+_SMALLEST_CHUNK = 1 << 12  # but for the last one
 # A request, or a reply, in chunks. Protocol buffers end at 2 GiB.
 LARGEST_CALL = (2 << 30) - (1 << 20)
 # Beside values: names, lengths, tags.
@@ -159,12 +160,25 @@ def parts_of(reply: Any) -> list[Any]:
 _LIFTED: dict[Any, Any] = {pb.PushRequest: lifting.Push, pb.ExchangeRequest: lifting.Exchange}
 
 
+# What may be large; all others are names and numbers, and have at most so many bytes.
+_LARGE = {pb.CreateRequest, pb.PullRequest, pb.LookUpRequest, pb.Chunk, pb.TrainerState}
+LARGEST_OF_NUMBERS = 1 << 16
+
+
 def parsed(kind: type[Message], data: bytes) -> Any:
-    """The message in `data`; arrays of a push stay where they are. Raises ServerError when there is none."""
+    """The message in `data`; arrays of a push stay where they are.
+
+    Raises ServerError when there is none, or one of more parts than a job has, which would take far more memory than bytes.
+    """
     try:
-        return _LIFTED[kind](memoryview(data)) if kind in _LIFTED else kind.FromString(data)
-    except DecodeError:
-        raise errors.ServerError(f"expected a {kind.DESCRIPTOR.name}; these {len(data)} bytes are none") from None
+        if kind in _LIFTED:
+            return _LIFTED[kind](memoryview(data))
+        if kind not in _LARGE and len(data) > LARGEST_OF_NUMBERS:
+            raise DecodeError(f"more than {LARGEST_OF_NUMBERS} bytes")
+        return lifting.flat_message(kind, data)
+    except DecodeError as error:
+        raise errors.ServerError(f"expected a {kind.DESCRIPTOR.name}; these {len(data)} bytes are none: {error}") from None
+
 
 def joined(chunks: Iterable[bytes]) -> bytes:
     """The message that came in chunks. Raises TooLargeError or ServerError when the sizes are not as announced."""
@@ -177,8 +191,8 @@ def joined(chunks: Iterable[bytes]) -> bytes:
                 raise TooLargeError(f"a message of {total} bytes was announced; the limit is {LARGEST_CALL}")
         parts.append(chunk.data)
         size += len(chunk.data)
-        if size > total:
-            break
+        if size > total or (len(chunk.data) < _SMALLEST_CHUNK and size != total):
+            break  # more than announced; or chunks so small that they might never end
     if size != total:
         raise errors.ServerError(f"chunks: expected {total} bytes together, found {size}")
     return b"".join(parts)

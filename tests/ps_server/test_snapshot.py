@@ -251,18 +251,16 @@ def test_a_manifest_of_which_one_digit_is_another_is_damaged(tmp_path):
     path, = tmp_path.glob("*.json")
     good = path.read_bytes()
     places = [i for i, byte in enumerate(good) if chr(byte).isdigit()]
-    for i in places[::3]:
+    for i in places[::5]:
         changed = good[:i] + bytes([ord("0") + (good[i] - ord("0") + 1) % 10]) + good[i + 1:]
         with contextlib.suppress(ValueError):
             if Manifest.model_validate_json(changed) == Manifest.model_validate_json(good):
                 continue  # the last digit of a float; beta1 as another beta2, where its default is meant
         path.write_bytes(changed)
-        store = Store()
         with pytest.raises(errors.ServerError):
-            snapshot.restore(store, tmp_path, 0, 1)
-        assert not store.tables and not store.blocks
+            snapshot.latest(tmp_path)
     path.write_bytes(good)
-    snapshot.restore(Store(), tmp_path, 0, 1)
+    assert snapshot.latest(tmp_path)[0].id == "a"
 
 
 @pytest.mark.parametrize("name", ["lists", "mappings", "fields", "tables", "ledger", "deep", "numbers", "no text", "wide"])
