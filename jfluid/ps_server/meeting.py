@@ -115,10 +115,10 @@ class Meeting:
                     known.state = "at work"
 
     def incarnation(self, trainer: int) -> int:
-        """The highest incarnation of a trainer that was ever heard here; 0 for none."""
+        """The highest incarnation of a trainer that was ever heard here, also of one that has only pulled; 0 for none."""
         with self._changed:
-            known = self._known.get(trainer)
-            return max(known.incarnation if known else 0, self.store.ledger.through(trainer)[0])
+            known, ledgers = self._known.get(trainer), (self.store.ledger, self.store.shown)
+            return max(known.incarnation if known else 0, *(ledger.through(trainer)[0] for ledger in ledgers))
 
     def leave(self, trainer: int, knows: bool = False) -> None:
         """This trainer will not come again (in this incarnation). Saying so again is harmless.

@@ -271,6 +271,19 @@ def test_an_asynchronous_server_falls_back_too(tmp_path, caplog):
     assert begin(tmp_path / "lost") == [0.0] and "lost holds no complete snapshot: this server begins anew" in caplog.text
 
 
+def test_a_life_that_only_pulled_before_the_snapshot_is_known_after_it(tmp_path):
+    """Otherwise the next one could get a number below it, and be refused."""
+    with Cluster(tmp_path, servers=1) as job:
+        job.servers[0].store.create_table(specs.TableSpec(name="t", width=1, optimizer=specs.Sgd(learning_rate=1)))
+        job.client.pull({"t": np.arange(3)})
+        before = job.client.incarnation
+        job.servers[0].service.save_alone(tmp_path / "server-0")
+    with Cluster(tmp_path / "again", servers=1) as job:
+        Snapshots(tmp_path / "server-0", 60.0, restore=True).writer(job.servers[0], job.peers[0]).begin()
+        assert job.client.incarnation >> 32 > before >> 32
+        job.client.pull({"t": np.arange(3)})
+
+
 def test_rounds_that_nobody_has_any_more(tmp_path):
     with Cluster(tmp_path, servers=1) as job, pytest.raises(RollbackError, match="applied 0 rounds, and nobody has"):
         job.client.push(blocks={"w0": GRADIENT}, round=3)
