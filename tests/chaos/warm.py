@@ -1,12 +1,15 @@
 """What processes of jobs need is imported, and the machine code of tables loaded, before they are forked from this one.
 
 Nothing here may start threads: they do not come along. So JAX computes nothing.
+
+To be imported by the process that forks only: it ends with its parent from then on. (It would also end when the pipe from
+there is closed; but those that it has forked hold that open.)
 """
 import numpy as np
 
 from jfluid.distributed import geo, program_store, serving, trainer
 from jfluid.ps_server import client, kernels, server, specs, table
-from tests.chaos import program
+from tests.chaos import entry, program
 
 __all__ = ["client", "geo", "program", "program_store", "server", "serving", "trainer"]
 
@@ -36,4 +39,5 @@ def warm() -> None:
             list(cut.rows())
 
 
+entry.end_with_parent()
 warm()
