@@ -38,6 +38,7 @@ class _Trainer:
     through: int = 0  # all sequences up to here were applied
     beyond: set[int] = field(default_factory=set)  # and these
     running: set[int] = field(default_factory=set)
+    refused: set[int] = field(default_factory=set)  # of those that were not applied
 
     def applied(self, sequence: int) -> bool:
         return sequence <= self.through or sequence in self.beyond
@@ -45,6 +46,7 @@ class _Trainer:
     def record(self, sequence: int) -> None:
         if sequence > self.through:  # otherwise the trainer has given it up meanwhile
             self.beyond.add(sequence)
+        self.refused.discard(sequence)
         while self.through + 1 in self.beyond:
             self.through += 1
             self.beyond.remove(self.through)
@@ -53,9 +55,10 @@ class _Trainer:
         """Move `through` up to before `outstanding`; returns how many sequences of those never came here."""
         if outstanding - 1 <= self.through:
             return 0
-        known = {s for s in self.beyond | self.running if self.through < s < outstanding}
+        known = {s for s in self.beyond | self.running | self.refused if self.through < s < outstanding}
         lost = outstanding - 1 - self.through - len(known)
         self.beyond -= known
+        self.refused -= known
         self.through = outstanding - 1
         return lost
 
@@ -110,6 +113,17 @@ class Ledger:
         with self._changed:
             self._end(call)
             self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def refusing(self, call: Call) -> Iterator[None]:
+        """When the block raises, the call is refused, and not among the lost ones when its trainer goes on without it. It may
+        be sent again."""
+        try:
+            yield
+        except Exception:
+            with self._changed, contextlib.suppress(errors.ServerError):
+                self._entry(call).refused.add(call.sequence)
+            raise
 
     @contextlib.contextmanager
     def once(self, call: Call, alive: waits.Alive = waits.always) -> Iterator[bool]:

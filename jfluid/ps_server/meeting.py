@@ -16,7 +16,7 @@ from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate, Store
 from jfluid.ps_server.table import merge
 
 # For how long a goodbye is answered again after the last one, where a trainer has not said that it has its answer.
-_GOODBYE_S = 5.0
+_GOODBYE_S = 30.0
 logger = logging.getLogger(__name__)
 
 
@@ -258,6 +258,8 @@ class Meeting:
                 earlier = self._deposits.get(call.trainer)
                 if number > self.store.rounds + 1:
                     raise _rollback(call.trainer, number, self.store.rounds)
+                if number == self._left_out.get(call.trainer):
+                    raise StateError(_without(call.trainer, number))
                 if number != self.store.rounds + 1 or (earlier and earlier.call.incarnation >= call.incarnation):
                     raise StateError(f"trainer {call.trainer}: gradients of round {number}: round {self.store.rounds + 1} "
                                      "comes next" + ", and has this trainer's already" * bool(earlier))

@@ -18,6 +18,7 @@ from jfluid import errors
 from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server import snapshot, specs, wire
 from jfluid.ps_server.lane import Attached, Lane, LaneLostError, random_name
+from jfluid.ps_server.ledger import Call
 from jfluid.ps_server.meeting import Meeting
 from jfluid.ps_server.metrics import Metrics
 from jfluid.ps_server.refusals import (
@@ -92,6 +93,10 @@ class Service:
     def push(self, request: pb.PushRequest, alive: Alive = always) -> pb.PushReply:
         call = wire.call_of(request.caller)
         self._heard(request.caller)
+        with self.store.ledger.refusing(call):
+            return self._pushed(call, request, alive)
+
+    def _pushed(self, call: Call, request: pb.PushRequest, alive: Alive) -> pb.PushReply:
         rows, blocks = wire.updates_of(request, self.store)
         updates: list[RowsUpdate | BlockUpdate] = [*rows, *blocks]
         if self.store.synchronous and not request.round and any(u.change == Change.GRADIENT for u in updates):
@@ -173,8 +178,9 @@ class Service:
     def exchange(self, request: pb.ExchangeRequest, alive: Alive = always,
                  limit: int = wire.LARGEST_MESSAGE) -> wire.ExchangeReply:
         self._heard(request.push.caller)
-        wanted = wire.wanted_rows(request.pull, self.store, limit)  # refuses before the push is applied
-        self.store.check_room(wanted=wanted if request.pull.HasField("caller") else ())
+        with self.store.ledger.refusing(wire.call_of(request.push.caller)):  # before the push is applied
+            wanted = wire.wanted_rows(request.pull, self.store, limit)
+            self.store.check_room(wanted=wanted if request.pull.HasField("caller") else ())
         push = self.push(request.push, alive)
         return wire.ExchangeReply(push, self.pull(request.pull, alive, limit))
 
@@ -195,9 +201,10 @@ class Service:
     def shrink(self, request: pb.ShrinkRequest, alive: Alive = always) -> pb.ShrinkReply:
         call = wire.call_of(request.caller)
         self._heard(request.caller)
-        table = self.store.table(request.table)
-        if request.age < 1:
-            raise errors.ServerError(f"table {request.table}: age: expected at least 1 step, found 0")
+        with self.store.ledger.refusing(call):
+            table = self.store.table(request.table)
+            if request.age < 1:
+                raise errors.ServerError(f"table {request.table}: age: expected at least 1 step, found 0")
         with self.store.once(call, alive) as first:
             return pb.ShrinkReply(rows=table.shrink(min(request.age, table.step + 1), alive) if first else 0)
 

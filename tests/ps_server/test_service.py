@@ -353,6 +353,17 @@ def test_lost_calls_are_reported(job, tmp_path, caplog):
     assert "trainer 0: 3 calls that had been acknowledged" in caplog.text
 
 
+def test_calls_that_were_refused_are_not_lost(job):
+    client, ids = job.start().ready(), np.array([1])
+    client.place_table("unknown", 4)
+    for refused in (lambda: client.push({"unknown": (ids, ones(ids))}), lambda: client.shrink("t", 0),
+                    lambda: client.exchange({"t": (ids, ones(ids))}, {}, {"unknown": ids})):
+        with pytest.raises(errors.ServerError):
+            refused()
+        client.push({"t": (ids, ones(ids))})
+    assert client.status()[0].lost == 0 and client.status()[0].tables["t"].step == 3
+
+
 def test_a_disk_that_is_full_does_not_end_the_server(job, tmp_path, monkeypatch, caplog):
     client, ids = job.start().ready(), np.array([1])
     client.push({"t": (ids, ones(ids))})
