@@ -48,8 +48,9 @@ def site(tmp_path):
 
 @pytest.fixture
 def threads():
-    with ThreadPoolExecutor(8) as pool:
-        yield pool
+    pool = ThreadPoolExecutor(8)
+    yield pool
+    pool.shutdown(wait=False)  # what still waits ends with the site
 
 
 def add(client, ids=IDS, **more):
@@ -377,6 +378,7 @@ def test_an_idle_trainer_gives_a_restarted_server_what_it_lacks(site, threads):
     idle, other = (job.client(trainer, heartbeat_s=0.1) for trainer in range(2))
     wait([threads.submit(step, client, 1) for client in (idle, other)], LIMIT_S)
     waiting = threads.submit(idle.barrier)
+    until(lambda: any(barrier.waiting for barrier in job.servers[0].meeting._barriers.values()), "the idle one")
     job.restart(1)
     found = threads.submit(lambda: other.pull({"t": IDS}, ["w"], train=False))
     assert found.result(LIMIT_S).blocks["w"][0, 0] == -1
@@ -403,7 +405,7 @@ def test_a_barrier_that_one_has_passed_when_server_0_starts_again(site, threads)
             job.restart()
             raise Lost()
         channel._methods["Barrier"] = lost_with_the_server
-        second.barrier()
+        threads.submit(second.barrier).result(LIMIT_S)
 
 
 def test_gradients_that_are_not_confirmed_are_held_again(site, threads):
@@ -414,7 +416,7 @@ def test_gradients_that_are_not_confirmed_are_held_again(site, threads):
     first.push({"t": (IDS, np.ones((ROWS, WIDTH), np.float32))}, {"w": ONE}, round=1, hold=True)
     until(lambda: job.servers[1].meeting.confirmed(1))
     job.restart(1)
-    first._channels[1].look(first._caller(), at_once=True)
+    threads.submit(first._look).result(LIMIT_S)
     assert not job.servers[1].meeting.confirmed(0) and [s.store.rounds for s in job.servers] == [0, 0]
     first.pull(blocks=["w"], round=1, confirm=True)
     waiting.result(LIMIT_S)
