@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from tests.chaos import disk, processes
@@ -23,8 +24,8 @@ from tests.chaos.usage import Usage
 
 def main() -> int:
     given = options()
-    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: processes and folders go
-        signal.signal(number, lambda number, frame: sys.exit(128 + number))
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _end)
     mounts = disk.of_its_own()
     out = Path(given.out or tempfile.mkdtemp(prefix="chaos-out-"))
     out.mkdir(parents=True, exist_ok=True)
@@ -37,6 +38,12 @@ def main() -> int:
             return play_all(given, Player(Path(folder), mounts, out), Summary(out))
         with Soak(Path(folder, "soak"), given.seed) as soak:
             return play_all(given, Player(Path(folder), mounts, out, soak.look), Summary(out, soak))
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    """As after Ctrl-C: processes and folders go."""
+    print(f"ended by {signal.Signals(number).name}", file=sys.stderr, flush=True)
+    sys.exit(128 + number)
 
 
 def options(arguments: list[str] | None = None) -> argparse.Namespace:
