@@ -3,6 +3,8 @@
 A line is one record: for each slot in order a count n >= 1 and then n values, whole numbers or decimal ones,
 separated by spaces or tabs. Values stay in the order of the text, so that shuffling moves only places.
 """
+import base64
+import hashlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -39,6 +41,9 @@ _TENTH, _MOST_VALUES = np.uint64((1 << 64) // 10), 1 << 30
 _TAB, _NEWLINE, _RETURN, _SPACE, _PLUS, _MINUS, _DOT, _ZERO, _CAPITAL_E, _E = (np.uint8(ord(c)) for c in "\t\n\r +-.0Ee")
 
 
+LONGEST_TAG = 24  # bytes of an id; a line has 8 at least
+
+
 @dataclass(frozen=True)
 class Slot:
     """One slot of a line.
@@ -69,7 +74,7 @@ class Records:
         values: int64 [m]: the values in the order of the text; of decimal slots the bits of a float64.
         counts: int32 [n, slots].
         starts: int64 [n + 1]: where each record begins in `values`. A record's values lie together.
-        tags: [n] of bytes: the records' ids, if the lines have them.
+        tags: [n] of bytes: the records' ids, if the lines have them; of one longer than LONGEST_TAG its digest.
     """
 
     values: Any
@@ -345,10 +350,10 @@ def _parse(text, begin, decimals, sizes, kept, tags, drop_zeros, values, floats,
 
 @njit(cache=True, nogil=True)
 def _tokens(text, places, width):
-    """[n, width]: the bytes from begin to end of each pair of places, filled with zeros."""
+    """[n, width]: the bytes from begin to end of each pair of places, as many as fit, filled with zeros."""
     out = np.zeros((len(places), width), np.uint8)
     for i in range(len(places)):
-        for j in range(places[i, 1] - places[i, 0]):
+        for j in range(min(places[i, 1] - places[i, 0], width)):
             out[i, j] = text[places[i, 0] + j]
     return out
 
@@ -440,8 +445,14 @@ class Parser:
 
     @staticmethod
     def _tags(text: Any, places: Any) -> Any:
-        width = int((places[:, 1] - places[:, 0]).max(initial=1))
-        return _tokens(text, places, width).view(f"S{width}").reshape(-1)
+        """The ids. All take the room of the longest, so that a long one is stood for by its digest."""
+        sizes = places[:, 1] - places[:, 0]
+        width = min(int(sizes.max(initial=1)), LONGEST_TAG)
+        tags = _tokens(text, places, width).view(f"S{width}").reshape(-1)
+        for i in np.flatnonzero(sizes > LONGEST_TAG):
+            digest = hashlib.blake2b(text[places[i, 0]:places[i, 1]].tobytes(), digest_size=16)
+            tags[i] = b"\x01" + base64.b64encode(digest.digest())[:22]  # no id holds a byte of 1
+        return tags
 
     def batch(self, records: Records, order: Any) -> dict[str, Any]:
         """What the records at the places `order` (int64 [b]) feed: arrays [b, ...] for dense slots, LoDTensors [n, 1]."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jfluid import errors
-from jfluid.dataset.multislot import Records, Slot
+from jfluid.dataset.multislot import LONGEST_TAG, Records, Slot
 
 _MAGIC = b"JFR1"
 _HEADER = struct.Struct("<4sIQQI")  # magic, slots, n, m, width
@@ -46,7 +46,7 @@ def _sizes(data: bytes, slots: int, tagged: bool) -> tuple[int, int, int]:
     if len(data) < _HEADER.size or not data.startswith(_MAGIC):
         raise errors.MessageError(f"expected records, found {len(data)} bytes that begin with {data[:8]!r}")
     _, found, count, values, width = _HEADER.unpack_from(data)
-    if found != slots or (width > 0) != tagged or not 0 < count <= len(data):
+    if found != slots or (width > 0) != tagged or width > LONGEST_TAG or not 0 < count <= len(data):
         raise errors.MessageError(f"expected records of {slots} slots with{'' if tagged else 'out'} ids, found {count} "
                                   f"records of {found} slots with ids of {width} bytes; have all trainers the same dataset?")
     size = _HEADER.size + 4 * count * slots + 8 * values + width * count

@@ -2,11 +2,15 @@
 import json
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, TypeAdapter, ValidationError
 
 from jfluid import errors
 from jfluid.job import Endpoint, Natural
 from jfluid.launch.failure import Failure
+
+# One mistake is enough: a list of them takes hundreds of bytes for each.
+Endpoints = Annotated[list[Endpoint], FailFast()]
+_MOST_MISTAKES = 16
 
 
 class Message(BaseModel):
@@ -20,7 +24,7 @@ class Join(Message):
     job: str
     node: Natural
     count: Natural
-    endpoints: list[Endpoint]
+    endpoints: Endpoints
 
 
 class Refused(Message):
@@ -34,7 +38,7 @@ class Start(Message):
     """All are there: the endpoints of each host's processes, and the number of the run, from 0."""
 
     kind: Literal["start"] = "start"
-    endpoints: list[list[Endpoint]]
+    endpoints: Annotated[list[Endpoints], FailFast()]
     attempt: Natural
 
 
@@ -74,6 +78,8 @@ def decode(data: bytes) -> Message:
     try:
         return _ANY.validate_json(data)
     except ValidationError as error:
+        if error.error_count() > _MOST_MISTAKES:
+            raise errors.MessageError(f"expected a message of a launcher; {error.error_count()} parts are wrong") from None
         first = error.errors(include_url=False, include_input=False)[0]
         at = ".".join(map(str, first["loc"]))
         raise errors.MessageError(f"expected a message of a launcher; {at or 'the whole'}: {first['msg'][:200]}") from None

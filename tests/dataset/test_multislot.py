@@ -156,3 +156,15 @@ def test_a_bad_line_is_an_exception_with_its_number():
     with pytest.raises(BadLine, match="line 12, slot 1") as caught:
         Parser(SLOTS).parse(np.frombuffer(b"1 7 3 1 2 3 1 1\nx\n", np.uint8), 10, stop)
     assert caught.value.line == 12
+
+
+def test_one_long_id_does_not_widen_all_others():
+    """Ids stand in an array of texts of one width."""
+    def tags(text):
+        return Parser([Slot("a", False)], 1).parse(np.frombuffer(text, np.uint8), 0, lambda bad: None)[0].tags
+    long = b"x" * 20_000
+    found = tags(b"1 " + long + b" 1 1\n" + b"1 i 1 1\n" * 2_000 + b"1 " + long + b" 1 2\n1 " + long + b"y 1 2\n")
+    assert len(found) == 2_003 and found.nbytes <= 24 * len(found)
+    assert found[0] == found[-2] and len(set(found.tolist())) == 3 and set(found[1:-2].tolist()) == {b"i"}
+    short = b"a" * 24
+    assert tags(b"1 " + short + b" 1 1\n1 b 1 1\n").tolist() == [short, b"b"]
