@@ -19,7 +19,8 @@ from tests.distributed import job
 
 def transpiled(spec, trainer=0):
     """What `job.transpile` gives for a process."""
-    build = job.net(spec["kind"], spec["optimizer"], own_state=spec.get("own_state", False))
+    build = job.wide_net(spec["kind"], spec["optimizer"]) if spec.get("wide") else \
+        job.net(spec["kind"], spec["optimizer"], own_state=spec.get("own_state", False))
     return job.transpile(build, spec["endpoints"], trainer, spec["trainers"], spec["sync"], wait_port=True)
 
 
@@ -44,7 +45,8 @@ def train(spec):
             time.sleep(0.01)
         if step == spec["saves_at"]:
             _link().client.save(f"{spec['folder']}/snapshots/server-0")
-        found, = executor.run(main, feed=job.share(job.batch(step), spec["number"], spec["trainers"]), fetch_list=[loss])
+        batch = (job.wide_batch if spec.get("wide") else job.batch)(step)
+        found, = executor.run(main, feed=job.share(batch, spec["number"], spec["trainers"]), fetch_list=[loss])
         print("step", step, float(np.mean(found)), flush=True)
     if spec["number"] == 0:
         fluid.io.save_persistables(executor, f"{spec['folder']}/saved", main)

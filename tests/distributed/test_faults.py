@@ -19,7 +19,7 @@ from jfluid import errors
 from jfluid.distributed import snapshots
 from jfluid.distributed.snapshots import Snapshots
 from jfluid.files.tensor_format import load_tensors
-from tests.distributed.job import Job, batches, free_endpoints, net
+from tests.distributed.job import Job, batches, free_endpoints, net, wide_batch, wide_net
 
 pytestmark = pytest.mark.process
 LIMIT_S = 180
@@ -85,14 +85,16 @@ class Processes:
     """A job of processes.
 
     Args:
+        wide: messages have more than 64 KiB.
         environment: of all of them.
     """
 
     def __init__(self, folder, kind="sparse", optimizer="adam", servers=2, trainers=2, sync=True, steps=STEPS,
-                 saves_at=-1, own_state=False, **environment):
+                 saves_at=-1, own_state=False, wide=False, **environment):
         self.folder, self.endpoints = folder, free_endpoints(servers)
         self._spec = {"kind": kind, "optimizer": optimizer, "endpoints": self.endpoints, "trainers": trainers, "sync": sync,
-                      "steps": steps, "saves_at": saves_at, "folder": str(folder), "own_state": own_state}
+                      "steps": steps, "saves_at": saves_at, "folder": str(folder), "own_state": own_state,
+                      "wide": wide}
         self._environment = {"JFLUID_PS_SNAPSHOT_FOLDER": str(folder / "snapshots"), **environment}
         self.all = []
         self.servers = [self.server(n) for n in range(servers)]
@@ -138,12 +140,13 @@ def saved(folder):
     return {p.name: load_tensors(p, [p.name])[0].value for p in folder.iterdir() if p.is_file() and p.name != "__model__"}
 
 
-def undisturbed(tmp_path_factory, steps=STEPS, own_state=False, **job):
+def undisturbed(tmp_path_factory, steps=STEPS, own_state=False, wide=False, **job):
     """What a job of two servers and two trainers saves that nothing happens to."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    with Job(net("sparse", "adam", own_state=own_state), **{"servers": 2, "trainers": 2, **job}) as job:
+    build = wide_net("sparse") if wide else net("sparse", "adam", own_state=own_state)
+    with Job(build, **{"servers": 2, "trainers": 2, **job}) as job:
         job.begin()
-        job.steps(batches(steps))
+        job.steps([wide_batch(step) for step in range(steps)] if wide else batches(steps))
         return saved(Path(job.save(folder)))
 
 
@@ -181,9 +184,11 @@ def test_trainers_are_killed_anywhere(tmp_path, tmp_path_factory):
     assert_same(found, undisturbed(tmp_path_factory, steps=150))
 
 
-def test_a_server_is_killed(tmp_path, tmp_path_factory):
-    """It goes on from its last snapshot; what that does not have is sent to it again."""
-    with Processes(tmp_path, JFLUID_PS_SNAPSHOT_EVERY_S="0.2") as job:
+@pytest.mark.parametrize("share_memory", ["1", "0"])
+def test_a_server_is_killed(share_memory, tmp_path, tmp_path_factory):
+    """It goes on from its last snapshot; what that does not have is sent to it again, by trainers that are idle meanwhile."""
+    environment = {"JFLUID_PS_SNAPSHOT_EVERY_S": "0.2", "JFLUID_PS_SHARE_MEMORY": share_memory}
+    with Processes(tmp_path, wide=True, **environment) as job:
         job.hold(3)
         job.servers[0].until("all servers have a snapshot of round")
         job.hold(6)
@@ -191,10 +196,11 @@ def test_a_server_is_killed(tmp_path, tmp_path_factory):
         job.servers[1].kill()
         job.servers[1] = job.server(1, JFLUID_PS_RESTORE="1")
         job.servers[1].until("restored snapshot")
+        for trainer in job.trainers:
+            trainer.until(f"server {job.endpoints[1]} has started again")
         found = job.finish()
-        assert f"server {job.endpoints[1]} has started again" in job.trainers[0].output
         assert "lost 0" in job.trainers[0].output
-    assert_same(found, undisturbed(tmp_path_factory))
+    assert_same(found, undisturbed(tmp_path_factory, wide=True))
 
 
 def test_a_server_is_killed_before_its_first_snapshot(tmp_path, tmp_path_factory):
