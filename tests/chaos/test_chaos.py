@@ -17,8 +17,8 @@ from tests.chaos.processes import ROOT
 from tests.chaos.shrink import shrunk
 
 # Together they kill everything, a server with a trainer, and single processes; stop one, cut and partition, shift a clock,
-# fill the disk; in four of the modes.
-SEEDS = (104, 4)  # first seed, plans
+# fill the disk, damage snapshots; in all modes. docs/guarantees.md names them.
+SEEDS = ((101, 1), (103, 5), (110, 1))  # first seed, plans
 COUNT = 4  # steps of the small plans below
 
 
@@ -28,13 +28,13 @@ def chaos(*arguments, out):
 
 
 @pytest.mark.process
-def test_plans(tmp_path):
-    first, plans = SEEDS
+@pytest.mark.parametrize("first, plans", SEEDS)
+def test_plans(first, plans, tmp_path):
     result = chaos("--seed", str(first), "--plans", str(plans), out=tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
     *told, summary = map(json.loads, result.stdout.splitlines())
     assert [each["ok"] for each in told] == [True] * plans
-    assert summary["all plans"] == plans and summary["all kills"] > 3
+    assert summary["all plans"] == plans and summary["all kills"] > 1
     assert json.loads((tmp_path / "summary.json").read_text())["failed"] == []
 
 

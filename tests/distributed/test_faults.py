@@ -24,6 +24,7 @@ from tests.distributed.job import Job, batches, free_endpoints, net, wide_batch,
 pytestmark = pytest.mark.process
 LIMIT_S = 180
 STEPS = 8
+LONG = 200  # steps of a job that has to wait for something before it may end
 
 
 class Process:
@@ -113,10 +114,24 @@ class Processes:
 
     def hold(self, step, *trainers):
         """Let trainers (all by default) go no further than this step."""
+        self._held = step
         for number in trainers or range(len(self.trainers)):
             path = self.folder / f"go-{number}"
             (self.folder / "go").write_text(str(step))
             os.replace(self.folder / "go", path)
+
+    def train_until(self, text, count=1, pace_s=0.05):
+        """Let all take one step after the other until server 0 has printed a text so often; the step that comes next."""
+        end = time.monotonic() + LIMIT_S
+        for step in range(self._held + 1, self._spec["steps"]):
+            self.hold(step)
+            for trainer in self.trainers:
+                trainer.until(f"step {step - 1} ")
+            time.sleep(pace_s)  # servers plan snapshots for rounds to come, so time must pass between steps
+            if self.servers[0].output.count(text) >= count:
+                return step
+            assert time.monotonic() < end, f"no {text!r} in:\n{self.servers[0].output}"
+        raise AssertionError(f"{self._spec['steps']} steps, and no {text!r} in:\n{self.servers[0].output}")
 
     def finish(self):
         """Let all go to the end; the saved variables."""
@@ -188,11 +203,10 @@ def test_trainers_are_killed_anywhere(tmp_path, tmp_path_factory):
 def test_a_server_is_killed(share_memory, tmp_path, tmp_path_factory):
     """It goes on from its last snapshot; what that does not have is sent to it again, by trainers that are idle meanwhile."""
     environment = {"JFLUID_PS_SNAPSHOT_EVERY_S": "0.2", "JFLUID_PS_SHARE_MEMORY": share_memory}
-    with Processes(tmp_path, wide=True, **environment) as job:
-        job.hold(3)
-        job.servers[0].until("all servers have a snapshot of round")
-        job.hold(6)
-        job.trainers[0].until("step 5")
+    with Processes(tmp_path, wide=True, steps=LONG, **environment) as job:
+        step = job.train_until("all servers have a snapshot of round")
+        job.hold(step + 2)
+        job.trainers[0].until(f"step {step + 1} ")
         job.servers[1].kill()
         job.servers[1] = job.server(1, JFLUID_PS_RESTORE="1")
         job.servers[1].until("restored snapshot")
@@ -200,7 +214,7 @@ def test_a_server_is_killed(share_memory, tmp_path, tmp_path_factory):
             trainer.until(f"server {job.endpoints[1]} has started again")
         found = job.finish()
         assert "lost 0" in job.trainers[0].output
-    assert_same(found, undisturbed(tmp_path_factory, wide=True))
+    assert_same(found, undisturbed(tmp_path_factory, wide=True, steps=LONG))
 
 
 def test_a_server_is_killed_before_its_first_snapshot(tmp_path, tmp_path_factory):
@@ -226,12 +240,10 @@ def test_all_are_killed(tmp_path, tmp_path_factory):
     On the way: a trainer that is lost together with a server says that all have to start again; and the newest snapshot of one
     server is damaged, so that all go back to the one before.
     """
-    steps = 40
-    with Processes(tmp_path, steps=steps, own_state=True, JFLUID_PS_SNAPSHOT_EVERY_S="0.1") as job:
-        job.hold(12)
-        job.servers[0].until("all servers have a snapshot of round", 2)
-        job.hold(20)
-        job.trainers[0].until("step 19")
+    with Processes(tmp_path, steps=LONG, own_state=True, JFLUID_PS_SNAPSHOT_EVERY_S="0.1") as job:
+        step = job.train_until("all servers have a snapshot of round", 2)
+        job.hold(step + 3)
+        job.trainers[0].until(f"step {step + 2} ")
         job.servers[1].kill()
         job.trainers[1].kill()
         job.servers[1] = job.server(1, JFLUID_PS_RESTORE="1")
@@ -247,8 +259,8 @@ def test_all_are_killed(tmp_path, tmp_path_factory):
         assert f"is passed over: {newest}: damaged" in job.servers[1].output
         (first,), (second,) = [re.findall("restored snapshot round-([0-9]+)", s.output) for s in job.servers]
         assert first == second and 0 < int(first) < _round(newest)
-        assert [t.steps for t in job.trainers] == [list(range(int(first), steps))] * 2
-    assert_same(found, undisturbed(tmp_path_factory, steps=steps, own_state=True))
+        assert [t.steps for t in job.trainers] == [list(range(int(first), LONG))] * 2
+    assert_same(found, undisturbed(tmp_path_factory, steps=LONG, own_state=True))
 
 
 @pytest.mark.parametrize("keeps", [True, False])
@@ -283,22 +295,18 @@ def test_a_server_stands_still(tmp_path, tmp_path_factory):
 
 def test_the_disk_is_full(tmp_path, tmp_path_factory):
     """Snapshots fail, the server serves on, and the last complete one is there when it is killed."""
-    with Processes(tmp_path, JFLUID_PS_SNAPSHOT_EVERY_S="0.2") as job:
-        job.hold(3)
-        job.trainers[0].until("step 2")
-        job.servers[0].until("all servers have a snapshot of round")
+    with Processes(tmp_path, steps=LONG, JFLUID_PS_SNAPSHOT_EVERY_S="0.2") as job:
+        job.train_until("all servers have a snapshot of round")
         resource.prlimit(job.servers[0].pid, resource.RLIMIT_FSIZE, (100, 100))  # bytes of a file
-        job.hold(6)
-        job.trainers[0].until("step 5")
-        job.servers[0].until("no snapshot could be written")
-        job.servers[0].until("not every server could write it")
+        job.train_until("not every server could write it")
+        assert "no snapshot could be written" in job.servers[0].output
         assert not list((tmp_path / "snapshots" / "server-0").glob("*.partial"))
         job.servers[0].kill()
         job.servers[0] = job.server(0, JFLUID_PS_RESTORE="1")
         job.servers[0].until("restored snapshot")
         found = job.finish()
-        assert re.search("[1-9] kept ones are sent again", job.trainers[0].output)
-    assert_same(found, undisturbed(tmp_path_factory))
+        assert re.search("[1-9][0-9]* kept ones are sent again", job.trainers[0].output)
+    assert_same(found, undisturbed(tmp_path_factory, steps=LONG))
 
 
 def test_a_new_job_does_not_take_up_an_old_one(tmp_path, monkeypatch):
