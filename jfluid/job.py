@@ -70,6 +70,7 @@ class JobError(JFluidError, ValueError):
 # ---- YAML ------------------------------------------------------------------------------------------------------
 
 _TAG = "tag:yaml.org,2002:"
+_MOST_DEPTH = 32  # of lists and mappings in others
 _LONGEST_WHOLE = 100  # characters: Python does not print numbers of thousands of digits
 _LARGEST = 1 << 18  # bytes of a job file; YAML's parser takes some hundred times as many
 # Tag: (pattern, possible first characters, how the text becomes a value).
@@ -93,11 +94,24 @@ def _resolve_as_yaml_1_2(cls: Any) -> Any:
 
 @_resolve_as_yaml_1_2
 class _Loader(yaml.SafeLoader):
+    _depth = 0
+
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
             raise yaml.MarkedYAMLError(problem="aliases (*name) are not supported", problem_mark=mark)
-        return super().compose_node(parent, index)
+        self._depth += 1
+        if self._depth > _MOST_DEPTH:
+            raise yaml.MarkedYAMLError(problem="nested too deeply", problem_mark=self.get_mark())
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def fetch_flow_collection_start(self, kind: Any) -> None:
+        # The scanner looks ahead, and for each bracket at all that are open: minutes for a thousand of them.
+        if self.flow_level >= _MOST_DEPTH:
+            raise yaml.MarkedYAMLError(problem="nested too deeply", problem_mark=self.get_mark())
+        super().fetch_flow_collection_start(kind)
 
 
 @_resolve_as_yaml_1_2
@@ -286,7 +300,7 @@ class Job(BaseModel):
     @field_validator("script")
     @classmethod
     def _is_a_file(cls, script: str) -> str:
-        if not Path(script).is_file():
+        if not os.path.isfile(script):  # nor one that no file can have
             raise ValueError(f"there is no such file (looked in {Path.cwd()})")
         return script
 

@@ -113,6 +113,7 @@ def test_programs_made_here_carry_their_defaults_and_the_release():
 
 @pytest.mark.parametrize("change, text", [
     (lambda d: d.ClearField("blocks"), "no blocks"),
+    (lambda d: setattr(d.blocks[0].ops[0], "type", ""), "operator 0 of block 0 of the program has no type"),
     (lambda d: setattr(d.blocks[1], "idx", 5), "block 1 of the program calls itself 5"),
     (lambda d: setattr(d.blocks[1], "parent_idx", 2), "block 1 of the program names block 2"),
     (lambda d: setattr(d.blocks[2], "forward_block_idx", 9), "block 2 of the program names block 9"),

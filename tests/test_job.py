@@ -1,5 +1,6 @@
 """The job file: what is accepted, what is refused and with which words."""
 import sys
+import time
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -95,7 +96,7 @@ def test_yaml_1_2_scalars(text, value):
     ("script: [", ["job.yaml:1:10: while parsing a flow node expected the node content, but found '<stream end>'"]),
     ("a: 1\n---\nb: 1", ["job.yaml:2:1: expected a single document in the stream but found another document"]),
     ("a: \x07", ["job.yaml: not YAML text: special characters are not allowed"]),
-    ("[" * 5000, ["job.yaml: nested too deeply"]),
+    ("[" * 5000, ["job.yaml:1:33: nested too deeply"]),
 ])
 def test_mistakes(text, expected):
     assert mistakes(text) == expected
@@ -207,6 +208,16 @@ def test_numbers_that_python_does_not_print_are_refused(folder, number):
         assert line.startswith("job.yaml:2:15: a whole number of 500")
     else:  # no number in YAML, but text
         assert args(number) == number
+
+
+@pytest.mark.parametrize("text", ["[" * 3000, "{a: " * 3000, "- " * 3000, "? " * 3000, "\n" + "".join(
+    " " * i + "a:\n" for i in range(500)), "x: " + "[{a: " * 1500])
+def test_what_is_nested_without_end_is_refused_at_once(text):
+    """YAML's scanner took minutes for three thousand brackets."""
+    started = time.process_time()
+    line, = mistakes(text)
+    assert "nested too deeply" in line or "mapping values are not allowed" in line
+    assert time.process_time() - started < 5
 
 
 def test_overrides():

@@ -279,6 +279,8 @@ class _Reading:
                 self._add_operator(block, self._message(pb.OpDesc, field.value))
 
     def _add_operator(self, block: Block, desc: pb.OpDesc) -> None:
+        if not desc.type:
+            raise errors.FileFormatError(f"operator {len(block.ops)} of block {block.idx} of the program has no type")
         op = Operator(block, self._name(desc.type), self._slots(desc.inputs), self._slots(desc.outputs), callsite=False)
         kinds = {}
         for attr in desc.attrs:

@@ -1,0 +1,101 @@
+"""Programs: ProgramDesc messages of files (__model__, .pdmodel)."""
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from jfluid import errors
+from jfluid.ir import framework_pb2 as pb
+from jfluid.ir.codec import program_from_bytes, program_to_bytes
+from tests.fuzz.harness import Refusal, fuzzed, grows_linearly, mutated, reads_or_refuses
+
+MODELS = Path(__file__).parents[1] / "golden" / "models"
+SEEDS = [(MODELS / name).read_bytes() for name in ("separate/__model__", "state/net.pdmodel", "control_flow.program")]
+NAMES = st.sampled_from(["a", "b", "", "X", "Out", "x" * 5000, "../w", "\0", "é", "op_callstack", "sub_block"])
+NUMBERS = st.sampled_from([0, 1, 2, -1, -2, 2**31 - 1, -2**31, 7])
+LONGS = st.sampled_from([0, 1, -1, -2, 2**63 - 1, -2**63, 2**40])
+KINDS = st.sampled_from(sorted(pb.AttrType.values()))
+TYPES = st.sampled_from(sorted(pb.VarType.Type.values()))
+
+
+@st.composite
+def programs(draw):
+    """Messages whose fields fit the format, and may contradict each other."""
+    desc = pb.ProgramDesc()
+    for i in range(draw(st.integers(0, 4))):
+        block = desc.blocks.add(idx=i if draw(st.integers(0, 9)) else draw(NUMBERS),
+                                parent_idx=(i - 1 if draw(st.integers(0, 9)) else draw(NUMBERS)))
+        for _ in range(draw(st.integers(0, 3))):
+            var = block.vars.add(name=draw(NAMES), persistable=draw(st.booleans()))
+            var.type.type = draw(TYPES)
+            if draw(st.booleans()):
+                var.type.lod_tensor.tensor.data_type = draw(TYPES)
+                var.type.lod_tensor.tensor.dims.extend(draw(st.lists(LONGS, max_size=4)))
+                var.type.lod_tensor.lod_level = draw(NUMBERS)
+        for _ in range(draw(st.integers(0, 3))):
+            op = block.ops.add(type=draw(NAMES))
+            for slots in (op.inputs, op.outputs):
+                for _ in range(draw(st.integers(0, 2))):
+                    slots.add(parameter=draw(NAMES), arguments=draw(st.lists(NAMES, max_size=3)))
+            for _ in range(draw(st.integers(0, 3))):
+                op.attrs.add(name=draw(NAMES), type=draw(KINDS), i=draw(NUMBERS), f=draw(st.floats(width=32)), s=draw(NAMES),
+                             ints=draw(st.lists(NUMBERS, max_size=3)), strings=draw(st.lists(NAMES, max_size=2)),
+                             l=draw(LONGS), block_idx=draw(NUMBERS), blocks_idx=draw(st.lists(NUMBERS, max_size=2)))
+    return desc.SerializeToString()
+
+
+def read_and_write(data):
+    program = reads_or_refuses(program_from_bytes, data, errors.FileFormatError)
+    if isinstance(program, Refusal):
+        return
+    try:
+        written = program_to_bytes(program)
+        program.to_string(False)
+        assert program_to_bytes(program_from_bytes(written)) == written
+    except errors.JFluidError:
+        pass  # what was read may be no program that can be written
+    assert program.fingerprint and program.clone().num_blocks == program.num_blocks
+
+
+@fuzzed(100)
+@given(mutated(SEEDS))
+@example(SEEDS[0].replace(b"conv2d", b"\xff\xfe\xfdv2d"))
+@example(b"")
+def test_files(data):
+    read_and_write(data)
+
+
+@fuzzed(100)
+@given(programs())
+def test_messages(data):
+    read_and_write(data)
+
+
+@fuzzed(50)
+@given(st.data())
+def test_damaged_messages(data):
+    read_and_write(data.draw(mutated([data.draw(programs()) + b"\0"])))
+
+
+@pytest.mark.parametrize("repeated", ["operators", "variables", "attributes", "whole numbers", "names"])
+def test_time(repeated):
+    def family(size):
+        desc = pb.ProgramDesc()
+        block = desc.blocks.add(idx=0, parent_idx=-1)
+        if repeated == "operators":
+            for _ in range(size // 20):
+                block.ops.add(type="scale" * 60).outputs.add(parameter="Out", arguments=["none" * 50])
+        elif repeated == "variables":
+            for i in range(size // 20):
+                block.vars.add(name=f"variable {i}" * 12).type.type = pb.VarType.RAW
+        elif repeated == "attributes":
+            attrs = block.ops.add(type="scale").attrs
+            for i in range(size // 20):
+                attrs.add(name=f"attribute {i}" * 5, type=pb.INT, i=i)
+        elif repeated == "whole numbers":
+            block.ops.add(type="scale").attrs.add(name="a", type=pb.INTS, ints=range(1000, 1000 + size))
+        else:
+            block.ops.add(type="scale").outputs.add(parameter="Out", arguments=[f"name {i}" * 4 for i in range(size // 10)])
+        return desc.SerializeToString()
+    grows_linearly(program_from_bytes, family, 2000, errors.FileFormatError)
