@@ -42,9 +42,11 @@ def test_import_leaves_everything_as_it_was():
         "heavy": []}
 
 
-def test_import_takes_at_most_a_second(tmp_path):
-    # Processor time, since other tests run at the same time; with bytecode kept, as an installed package has it.
+def test_import_takes_at_most_twice_what_jax_takes(tmp_path):
+    # Processor time, since other tests run at the same time, and against JAX at the same moment, since a busy or slow machine
+    # takes longer for both; with bytecode kept, as an installed package has it.
     kept = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(tmp_path)}
-    code = "import time; start = time.process_time(); import jfluid; print(time.process_time() - start)"
-    seconds = min(float(run(code, **kept)) for _ in range(3))
-    assert seconds <= 1.0, f"import jfluid took {seconds:.2f} s"
+    code = "import time; start = time.process_time(); import {}; print(time.process_time() - start)"
+    pairs = [[float(run(code.format(name), **kept)) for name in ("jfluid", "jax")] for _ in range(4)]
+    ours, jax = (min(column) for column in zip(*pairs, strict=True))
+    assert ours <= 2 * jax, f"import jfluid took {ours:.2f} s, import jax {jax:.2f} s"

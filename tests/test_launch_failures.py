@@ -164,16 +164,16 @@ from jfluid.progress import Progress
 def exchange():
     time.sleep(100)
 ready()
-with Progress(total=1000) as progress:
-    for step in range(1000):
+with Progress(total=5000) as progress:
+    for step in range(5000):
         progress.step(examples=1)
         if rank == 1 and step == 20:
             exchange()
         time.sleep(0.02)
         print("still talking")
-""", "--cpus", "2", "--stall-timeout", "3")
+""", "--cpus", "2", "--stall-timeout", "10")
     assert result.returncode == 128 + signal.SIGABRT
-    assert "rank 1 failed first (no step for 3 s)" in result.stderr
+    assert "rank 1 failed first (no step for 10 s)" in result.stderr
     assert ' in exchange\n' in result.stderr, "where it stalled"
     check_nobody_is_left(2)
 

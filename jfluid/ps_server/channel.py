@@ -1,5 +1,4 @@
 """The connection of a client to one server: calls that are tried again, large ones in chunks; servers that start again."""
-import contextlib
 import logging
 import random
 import threading
@@ -39,7 +38,7 @@ _OPTIONS = [*wire.OPTIONS, ("grpc.initial_reconnect_backoff_ms", 100), ("grpc.mi
 _READERS: dict[str, Callable[[bytes], Any]] = {"Pull": lambda data: Pulled(memoryview(data)), "Exchange": Exchanged.read}
 _NOTHING = Pulled(memoryview(b""))
 # For how long an answer is awaited that nothing depends on.
-_ASIDE_S = 5.0
+_ASIDE_S, _ASIDE_TRIES = 5.0, 3
 logger = logging.getLogger(__name__)
 
 
@@ -257,10 +256,18 @@ class Channel:
         return bool(reply.over or not len(self.kept))
 
     def gone(self, caller: pb.Caller) -> None:
-        """Tell that the answer to the goodbye is known, if the server is still there."""
+        """Tell that the answer to the goodbye is known, if the server is still there: one that does not hear of it stays for
+        a while to answer again."""
         request = pb.LeaveRequest(caller=caller, client=self._lanes.client, knows=True)
-        with contextlib.suppress(grpc.RpcError, errors.ServerError, ValueError):
-            self._methods["Leave"](request.SerializeToString(), min(self.timeout_s, _ASIDE_S))
+        for _ in range(_ASIDE_TRIES):
+            try:
+                self._methods["Leave"](request.SerializeToString(), min(self.timeout_s, _ASIDE_S))
+                return
+            except grpc.RpcError as error:
+                if error.code() != grpc.StatusCode.UNAVAILABLE:
+                    return
+            except (errors.ServerError, ValueError):
+                return
 
     # ---- how it goes ----
 

@@ -257,8 +257,8 @@ class Job:
                 link.client.close()
         if kind is None:
             for thread in self._threads:
-                thread.join(30)
-                assert not thread.is_alive()
+                thread.join(60)  # it takes half a minute where all that a trainer said last was lost
+                assert not thread.is_alive(), "a server has not ended with its trainers"
             assert self.errors == []
         self._pool.shutdown(wait=kind is None)
 

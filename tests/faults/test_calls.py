@@ -101,3 +101,14 @@ def test_a_fault_can_be_ordered_for_the_next_call():
         client.status()
         assert [(method, fault) for _, method, fault in relay.log] == [
             ("Status", Fault.LOSE_REPLY), ("Status", Fault.LOSE_REQUEST)]
+
+
+def test_a_server_need_not_wait_for_a_trainer_whose_last_word_was_lost():
+    with Server(Settings(token=TOKEN)) as server, CallRelay(f"127.0.0.1:{server.port}") as relay:
+        client = Client([relay.endpoint], TOKEN, heartbeat_s=0)
+        client.enter()
+        client.barrier()
+        relay.next(Fault.HOLD, Fault.LOSE_REQUEST)  # the goodbye, and that its answer is known
+        client.leave()
+        assert [fault for *_, fault in relay.log] == [Fault.HOLD, Fault.LOSE_REQUEST]
+        assert server.meeting.finished
