@@ -79,7 +79,7 @@ def test_programs_share_the_scope_and_go_from_mode_to_mode(tmp_path):
     feed = {"x": np.ones((8, 64), "float32")}
     plain, = exe.run(test, feed=feed, fetch_list=[loss.name])
     shared = fluid.CompiledProgram(test).with_data_parallel(share_vars_from=program, places=fluid.cpu_places(2))
-    np.testing.assert_allclose(exe.run(shared, feed=feed, fetch_list=[loss.name])[0], [plain[0]] * 2, rtol=1e-6)
+    np.testing.assert_allclose(exe.run(shared, feed=feed, fetch_list=[loss.name])[0], [plain[0]] * 2, rtol=1e-4)
     fluid.io.save_persistables(exe, str(tmp_path), fluid.default_main_program())
     losses = [exe.run(program, feed=feed, fetch_list=[loss])[0].mean() for _ in range(3)]
     fluid.io.load_persistables(exe, str(tmp_path), fluid.default_main_program())
