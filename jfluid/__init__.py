@@ -12,6 +12,7 @@ from jfluid import (
     evaluator,
     executor,
     initializer,
+    install_check,
     io,
     layers,
     lod_tensor,

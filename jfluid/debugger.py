@@ -7,7 +7,6 @@ from jfluid.files.storage import atomic_write
 from jfluid.flags import get_flags, set_flags
 from jfluid.ir import framework_pb2 as pb
 from jfluid.ir.block import Block
-from jfluid.ir.codec import program_from_bytes
 from jfluid.ir.draw import block_to_dot
 from jfluid.ir.printer import block_to_code, operator_to_code, program_to_code, type_to_code
 from jfluid.ir.program import Program
@@ -123,7 +122,7 @@ def repr_op(opdesc: Any) -> str:
         last = max([attr.block_idx, *attr.blocks_idx])
         while len(alone.blocks) <= last:
             alone.blocks.add(idx=len(alone.blocks), parent_idx=0)
-    return operator_to_code(program_from_bytes(alone.SerializeToString()).global_block().ops[0])
+    return operator_to_code(Program.parse_from_string(alone.SerializeToString()).global_block().ops[0])
 
 
 def prepare_fast_nan_inf_debug(_program: Program | None) -> None:

@@ -1,12 +1,10 @@
-"""What a script may ask about the installation: versions, modes, a self-check."""
+"""What a script may ask about the installation: versions and modes."""
 from typing import Any
-
-import numpy as np
 
 from jfluid import errors
 
 __all__ = ["FLUID_VERSION", "disable_dygraph", "enable_dygraph", "in_dygraph_mode", "load_op_library", "memory_optimize",
-           "release_memory", "require_version", "run_check"]
+           "release_memory", "require_version"]
 
 FLUID_VERSION = "1.8.5"  # the release whose interface this is
 
@@ -61,19 +59,3 @@ def load_op_library(lib_filename: str) -> None:
     """Raises UnsupportedError: operators are Python functions here."""
     raise errors.UnsupportedError(f"fluid.load_op_library({lib_filename!r}): compiled operators of Fluid cannot be loaded; "
                                   "register a JAX function with jfluid.ops.registry.op (CONTRIBUTING.md shows how)")
-
-
-def run_check() -> None:
-    """Train a small program on the default device, and print which device that is. Raises OpError when it fails."""
-    import jfluid as fluid
-    with (fluid.program_guard(fluid.Program(), fluid.Program()), fluid.scope_guard(fluid.Scope()),
-          fluid.unique_name.guard()):
-        x = fluid.data(name="x", shape=[None, 2], dtype="float32")
-        loss = fluid.layers.mean(fluid.layers.fc(x, 3))
-        fluid.optimizer.SGD(learning_rate=0.01).minimize(loss)
-        exe = fluid.Executor()
-        exe.run(fluid.default_startup_program())
-        value, = exe.run(feed={"x": np.ones((4, 2), "float32")}, fetch_list=[loss])
-        if not np.isfinite(value).all():
-            raise errors.OpError(f"run_check: the loss of a small program is {value}")
-        print(f"jfluid works on {exe.place}.")

@@ -1,4 +1,9 @@
 """Saving and loading, readers and loaders: Fluid's `fluid.io`."""
+from collections.abc import Sequence
+from typing import Any
+
+from jfluid import errors
+from jfluid.distributed import checkpoint
 from jfluid.feeding.loader import DataLoader
 from jfluid.feeding.py_reader import PyReader
 from jfluid.feeding.reader import (
@@ -14,7 +19,8 @@ from jfluid.feeding.reader import (
     shuffle,
     xmap_readers,
 )
-from jfluid.files.model import load_inference_model, save_inference_model
+from jfluid.files import model, variables
+from jfluid.files.model import load_inference_model
 from jfluid.files.state import load, load_program_state, save, set_program_state
 from jfluid.files.variables import (
     get_program_parameter,
@@ -24,10 +30,13 @@ from jfluid.files.variables import (
     load_params,
     load_persistables,
     load_vars,
+    program_of,
     save_params,
-    save_persistables,
     save_vars,
+    works_with_servers,
 )
+from jfluid.ir.program import Program
+from jfluid.ir.variable import Variable
 
 __all__ = [
     "ComposeNotAligned",
@@ -60,3 +69,47 @@ __all__ = [
     "shuffle",
     "xmap_readers",
 ]
+
+
+def save_persistables(executor: Any, dirname: str, main_program: Program | None = None, filename: str | None = None) -> None:
+    """`save_vars` of all that outlives a run: parameters, running statistics, optimizer state.
+
+    Of a trainer's program (see DistributeTranspiler) it is `jfluid.distributed.checkpoint.save_persistables`: what the servers
+    hold comes from them. Raises UnsupportedError for that with one file for all.
+    """
+    program = program_of(main_program)
+    if not works_with_servers(program):
+        variables.save_persistables(executor, dirname, program, filename)
+        return
+    if filename is not None:
+        raise errors.UnsupportedError("save_persistables: what parameter servers hold is saved as a file for each variable; "
+                                      "leave filename out")
+    checkpoint.save_persistables(executor, dirname, program)
+
+
+def save_inference_model(
+    dirname: str,
+    feeded_var_names: Sequence[str] | str,
+    target_vars: Sequence[Variable] | Variable,
+    executor: Any,
+    main_program: Program | None = None,
+    model_filename: str | None = None,
+    params_filename: str | None = None,
+    export_for_deployment: bool = True,
+    program_only: bool = False,
+) -> list[str]:
+    """Save what computes the targets from the feeds, and its parameters.
+
+    Of a trainer's program (see DistributeTranspiler) it is `jfluid.distributed.checkpoint.save_inference_model`: what the
+    servers hold comes from them. Arguments, value and errors are those of `jfluid.files.model.save_inference_model`; and
+    UnsupportedError where filenames or `program_only` are given for a trainer's program.
+    """
+    program = program_of(main_program)
+    if not works_with_servers(program):
+        return model.save_inference_model(dirname, feeded_var_names, target_vars, executor, program, model_filename,
+                                          params_filename, export_for_deployment, program_only)
+    if (model_filename, params_filename) != (None, None) or program_only:
+        raise errors.UnsupportedError("save_inference_model: of a program that works with parameter servers the model is "
+                                      "saved as __model__ and a file for each variable; leave model_filename, params_filename "
+                                      "and program_only out")
+    return checkpoint.save_inference_model(executor, dirname, feeded_var_names, target_vars, program, export_for_deployment)

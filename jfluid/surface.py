@@ -37,7 +37,6 @@ ALIASES: dict[str, tuple[str, ...]] = {
         "fleet.parameter_server.strategies",),  # as Fluid's guide calls it
     "distributed.fs_wrapper": ("fleet.filesystem",),
     "communicator": ("distributed.communicator",),
-    "install_check": ("environment",),
     "layers.ops": ("layers",),
     "layers.detection": ("layers",),
     "layers.rnn": ("layers",),

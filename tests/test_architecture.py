@@ -1,37 +1,45 @@
 """The rules of the house: imports run one way."""
 import ast
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent / "jfluid"
-# What a folder must never import, at whatever depth of a function.
+from tests import import_graph
+from tests.import_graph import LAYERS, PACKAGE, circles, imports, place, upward
+
+# What a folder never imports, though it is no layer above it.
 FORBIDDEN = {
-    "ir": ("jax", "jaxlib", "jfluid.ops", "jfluid.compile", "jfluid.layers", "jfluid.executor"),
-    "ops": ("jfluid.compile", "jfluid.layers", "jfluid.executor"),
-    "layers": ("jax", "jfluid.ops", "jfluid.compile", "jfluid.executor"),
+    "files": ("jax",),
+    "ir": ("jax", "jaxlib"),
+    "layers": ("jax", "jfluid.ops", "jfluid.compile"),
     "optimizer": ("jax", "jfluid.ops", "jfluid.compile"),
-    "parallel": ("jfluid.layers", "jfluid.executor", "jfluid.optimizer"),
-    "dataset": ("jfluid.layers", "jfluid.executor", "jfluid.optimizer", "jfluid.compile"),
-    "compile": ("jfluid.parallel", "jfluid.layers", "jfluid.executor", "jfluid.optimizer"),
-    "distributed": ("jfluid.layers", "jfluid.executor", "jfluid.optimizer", "jfluid.fleet"),
-    "ps_server": ("jax", "jfluid.layers", "jfluid.executor", "jfluid.optimizer"),
-    "files": ("jax", "jfluid.compile", "jfluid.layers"),
+    "ps_server": ("jax",),
 }
+# A variable and an operator know their block, a block knows its program and makes both: one thing, in four files.
+PROGRAM = {"jfluid.ir.block", "jfluid.ir.operator", "jfluid.ir.program", "jfluid.ir.variable"}
 
 
-def _imports(path):
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+@pytest.fixture(scope="module")
+def graph():
+    return import_graph.read()
+
+
+def test_modules_do_not_import_each_other_in_circles(graph):
+    assert circles(graph) == [PROGRAM]
+
+
+def test_every_folder_has_one_layer(graph):
+    listed = [name for names in LAYERS for name in names]
+    assert sorted(listed) == sorted({place(module) for module in graph}), "say where it belongs in tests/import_graph.py"
+
+
+def test_imports_lead_to_lower_layers(graph):
+    assert upward(graph) == []
 
 
 @pytest.mark.parametrize("folder", FORBIDDEN)
-def test_imports_run_one_way(folder):
-    wrong = sorted({f"{path.relative_to(ROOT)}: {name}" for path in (ROOT / folder).rglob("*.py") for name in _imports(path)
+def test_folders_leave_out_what_is_not_theirs(folder):
+    wrong = sorted({f"{path.relative_to(PACKAGE)}: {name}" for path in (PACKAGE / folder).rglob("*.py")
+                    for source, taken in imports(path) for name in (source, f"{source}.{taken}")
                     if any(name == f or name.startswith(f + ".") for f in FORBIDDEN[folder])})
     assert wrong == []
 
@@ -40,11 +48,26 @@ def test_imports_run_one_way(folder):
 def test_heavy_libraries_are_imported_where_they_are_used(heavy):
     # Parameter servers and datasets are imported by none of the rest when it is imported (test_import.py sees to it).
     used_by = {"grpc": ("ps_server",), "numba": ("ps_server", "dataset")}.get(heavy, ())
-    for path in ROOT.rglob("*.py"):
-        if any(path.is_relative_to(ROOT / folder) for folder in used_by):
+    for path in PACKAGE.rglob("*.py"):
+        if any(path.is_relative_to(PACKAGE / folder) for folder in used_by):
             continue
         for node in ast.parse(path.read_text()).body:
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else \
                 [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             if path.name != f"{heavy}.py":
                 assert not any(n.split(".")[0] == heavy for n in names), path
+
+
+def test_imports_in_functions_and_for_types_count(tmp_path):
+    package = tmp_path / "jfluid"
+    files = {"__init__.py": "", "errors.py": "", "ops/__init__.py": "from jfluid import errors\n",
+             "ops/a.py": "import os\nif TYPE_CHECKING:\n    from jfluid.ops.b import B\n",
+             "ops/b.py": "def f():\n    def g():\n        from jfluid.ops import a\n",
+             "ir/__init__.py": "from jfluid.ops.b import f\n", "ir/c.py": "import jfluid.errors\nfrom jfluid.ir import ir\n"}
+    for name, text in files.items():
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_text(text)
+    found = import_graph.read(package)
+    assert found["jfluid.ops"] == {"jfluid.errors"} and found["jfluid.ir.c"] == {"jfluid.errors", "jfluid.ir"}
+    assert circles(found) == [{"jfluid.ops.a", "jfluid.ops.b"}]
+    assert upward(found) == ["jfluid.ir: jfluid.ops.b"]

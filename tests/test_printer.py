@@ -5,7 +5,6 @@ import pytest
 import jfluid as fluid
 from jfluid import debugger, errors
 from jfluid.ir import framework_pb2 as pb
-from jfluid.ir.codec import block_to_desc
 
 
 @pytest.fixture
@@ -41,7 +40,7 @@ def test_code_is_one_line_an_operator(block):
 
 
 def test_messages_in_one_line(block):
-    desc = block_to_desc(block)
+    desc = block.to_message()
     by_name = {v.name: v for v in desc.vars}
     assert debugger.repr_var(by_name["w"]) == "Tensor w (tensor(type=float32, shape=[4, 2]))"
     assert debugger.repr_selected_rows(by_name["w"]) is None and debugger.repr_tensor_array(by_name["w"]) is None

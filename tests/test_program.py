@@ -4,7 +4,6 @@ import pytest
 
 import jfluid as fluid
 from jfluid import errors
-from jfluid.ir.verify import verify
 
 
 def _net():
@@ -107,14 +106,14 @@ def test_unique_names_and_scopes_of_names():
 def test_the_verifier_finds_broken_programs():
     block = _net()
     program = fluid.default_main_program()
-    assert verify(program) is program
+    assert program.verify() is program
     del block.vars["h"]
     with pytest.raises(errors.ProgramError, match="operator mul.*it names h, which no block declares"):
-        verify(program, "test rewrite")
+        program.verify("test rewrite")
     block.create_var(name="h", shape=[-1, 2], dtype="float32")
     block.ops.insert(0, block.ops.pop())
     with pytest.raises(errors.ProgramError, match="test rewrite: operator mean.*reads d before an operator writes it"):
-        verify(program, "test rewrite")
+        program.verify("test rewrite")
 
 
 def test_shared_parameters_must_agree():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jfluid.ops import registry
-from jfluid.ops.registry import COMMON_ATTRS, FUSED_ATTRS, HINT_ATTRS, REQUIRED, Slot
+from jfluid.ops.definition import COMMON_ATTRS, FUSED_ATTRS, HINT_ATTRS, REQUIRED, Slot
 
 HERE = Path(__file__).parent
 SCHEMA = json.loads((HERE / "golden" / "op_schema.json").read_text())

@@ -13,8 +13,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jfluid import processes
 from jfluid.compile.options import options
 from jfluid.compile.plan import Item
+from jfluid.ir.block import reads_of, writes_of
 from jfluid.ir.operator import Operator
-from jfluid.ir.prune import reads_of, writes_of
 from jfluid.ops import registry
 from jfluid.ops.collective import AXIS
 

@@ -3,7 +3,7 @@
 Each function takes the lowering, the operator and the values by name, and returns the values of what the operator writes.
 It changes nothing else, so that gradients can be taken through it.
 """
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -11,22 +11,34 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.compile import trips
-from jfluid.ir.block import Block
+from jfluid.ir.block import Block, outer_names
 from jfluid.ir.operator import Operator
-from jfluid.ir.prune import outer_names
 from jfluid.ir.types import VarType
 from jfluid.ops import known
 from jfluid.ops.ragged import Ragged, rows_of
 from jfluid.ops.tensor_array import TensorArray, writing_where
 
-if TYPE_CHECKING:
-    from jfluid.compile.lower import Lowering
-
 UNROLLED = 4  # a loop of at most so many iterations, known while tracing, is written out
 Values = dict[str, Any]
 
 
-def conditional_block(lowering: "Lowering", op: Operator, env: Values) -> Values:
+class BlockLowering(Protocol):
+    """What lowers the operators inside a block.
+
+    Attributes:
+        key: the step's random key; None when no operator draws.
+        reversible: whether gradients are taken through what is being lowered.
+    """
+
+    key: Any
+    reversible: bool
+
+    def block(self, block: Block, env: Values, key: Any = None) -> Values:
+        """Lower a block over a copy of `env`; returns that copy."""
+        ...
+
+
+def conditional_block(lowering: BlockLowering, op: Operator, env: Values) -> Values:
     """Run the inner block where the condition holds; else its outputs keep the values they had."""
     block = op.attrs["sub_block"]
     conditions = [env[n] for n in op.inputs.get("Cond", ())]
@@ -51,7 +63,7 @@ def _chosen(values: Values, names: list[str]) -> Values:
     return {n: values[n] for n in names if n in values}
 
 
-def _before(lowering: "Lowering", op: Operator, block: Block, writes: list[str], env: Values) -> Values:
+def _before(lowering: BlockLowering, op: Operator, block: Block, writes: list[str], env: Values) -> Values:
     """What the block's outputs hold where it does not run. Those of `layers.cond` hold nothing that is ever read."""
     missing = [n for n in writes if n not in env]
     if missing:
@@ -68,7 +80,7 @@ def _before(lowering: "Lowering", op: Operator, block: Block, writes: list[str],
     return found
 
 
-def while_(lowering: "Lowering", op: Operator, env: Values) -> Values:
+def while_(lowering: BlockLowering, op: Operator, env: Values) -> Values:
     """Run the block while the condition holds.
 
     A short loop whose length is known is written out. Else it is one compiled loop; where gradients are wanted it runs up to
@@ -100,7 +112,7 @@ def _bears_loop(block: Block, state: Values) -> bool:
     return True
 
 
-def _loop(lowering: "Lowering", op: Operator, env: Values, state: Values, bound: trips.Bound | None) -> Values:
+def _loop(lowering: BlockLowering, op: Operator, env: Values, state: Values, bound: trips.Bound | None) -> Values:
     block, condition = op.attrs["sub_block"], op.inputs["Condition"][0]
     writes = sorted(outer_names(block)[1])
     outer = {n: op.block.find_var_recursive(n) for n in writes}
@@ -136,7 +148,7 @@ def _loop(lowering: "Lowering", op: Operator, env: Values, state: Values, bound:
     return jax.lax.scan(guarded, start, jnp.arange(bound.most, dtype=jnp.uint32))[0]
 
 
-def _shaped(lowering: "Lowering", block: Block, env: Values, start: Values, places: dict[str, int | None],
+def _shaped(lowering: BlockLowering, block: Block, env: Values, start: Values, places: dict[str, int | None],
             writes: list[str]) -> Values:
     """The values that enter the loop, in the form that the body gives them: arrays as buffers with all their places."""
     def one(values: Values) -> Values:
@@ -176,7 +188,7 @@ def _matched(value: Any, like: Any, name: str) -> Any:
     return jax.tree.structure(like).unflatten([jnp.asarray(x, y.dtype).reshape(y.shape) for x, y in zip(ours, theirs)])
 
 
-def recurrent(lowering: "Lowering", op: Operator, env: Values) -> Values:
+def recurrent(lowering: BlockLowering, op: Operator, env: Values) -> Values:
     """Run the block once for each step of the inputs, along their first dimension; outputs are stacked along it."""
     block, names = op.attrs["sub_block"], op.inputs.get("inputs", [])
     outputs = op.outputs.get("outputs", [])

@@ -9,13 +9,13 @@ import numpy as np
 from jfluid import errors
 from jfluid.compile import buckets
 from jfluid.compile.plan import Plan, Segment, plan_block
+from jfluid.ir.block import outer_names
 from jfluid.ir.operator import Operator
-from jfluid.ir.prune import outer_names
 from jfluid.ir.variable import EMPTY_NAME
 from jfluid.lod_tensor import LoDTensor, LoDTensorArray
 from jfluid.ops import rows
+from jfluid.ops.definition import OpDef
 from jfluid.ops.ragged import Ragged, rows_of
-from jfluid.ops.registry import OpDef
 
 MOST_ITERATIONS = 1_000_000
 

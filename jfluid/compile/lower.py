@@ -13,9 +13,9 @@ from jfluid.ir.block import Block
 from jfluid.ir.operator import Operator
 from jfluid.ir.variable import EMPTY_NAME
 from jfluid.ops import derive, draws, rows
+from jfluid.ops.definition import OpDef
 from jfluid.ops.ragged import Ragged
 from jfluid.ops.random import key_of
-from jfluid.ops.registry import OpDef
 
 Item = tuple[int, Operator, OpDef]
 GRAD = derive.GRAD

@@ -4,14 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from jfluid import errors
-from jfluid.ir.block import Block
+from jfluid.ir.block import Block, outer_names, reads_of, writes_of
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program
-from jfluid.ir.prune import outer_names, reads_of, writes_of
 from jfluid.ir.types import VarType
 from jfluid.ir.variable import EMPTY_NAME
 from jfluid.ops import registry
-from jfluid.ops.registry import OpDef
+from jfluid.ops.definition import OpDef
 
 Item = tuple[int, Operator, OpDef]
 

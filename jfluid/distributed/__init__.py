@@ -2,6 +2,7 @@
 
 | module | holds |
 |---|---|
+| `interface` | what an Executor hands such programs to: `Runner` |
 | `work` | what a trainer's program asks of servers, read from its operators |
 | `computing` | where a trainer's step computes: one device, or several that bring gradients together first |
 | `trainer` | runs a trainer's program: rows in, compute, gradients out, parameters in |
@@ -10,6 +11,7 @@
 | `watch` | what a trainer's progress shows of the servers |
 | `links` | this process's connections to servers |
 | `births` | startup programs of servers: how rows of tables are born |
+| `server_program` | what a server's program does with each gradient, read from its blocks |
 | `program_store` | the tables and blocks of a server's program, updated by its operators |
 | `serving` | runs a server's program until all trainers have left |
 | `snapshots` | what servers write while they serve, to go on from when they are started again |
@@ -19,62 +21,30 @@
 `runner` is the only door: an Executor asks it what to do with each program. `rounds` tells a trainer that is started again
 where to go on; `skip_trained` has `train_from_dataset` go on there.
 """
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jfluid import errors
+from jfluid.distributed import births, links, work
+from jfluid.distributed.checkpoint import Notify
+from jfluid.distributed.interface import Runner
+from jfluid.distributed.links import Link
+from jfluid.distributed.serving import Serving
+from jfluid.distributed.trainer import Trainer
 from jfluid.ir.program import Program
-from jfluid.parallel.program import DataParallel
-from jfluid.scope import Scope
-
-if TYPE_CHECKING:
-    from jfluid.distributed.links import Link
 
 __all__ = ["Runner", "farewell", "leave", "rounds", "runner", "skip_trained"]
 
 
-class Runner:
-    """Runs programs of one kind."""
-
-    def run(self, feed: Any, fetches: list[str], scope: Scope, owned: bool = False) -> list[Any]:
-        """Run the program once; returns the fetches as `Executor._run` gives them without `numpy`.
-
-        Args:
-            owned: nobody writes to the feeds any more.
-        """
-        raise NotImplementedError
-
-    def run_replicas(self, parallel: DataParallel, feed: Any, fetches: list[str], scope: Scope,
-                     owned: bool = False) -> list[list[Any]]:
-        """Run the program in replicas; returns of each fetch what each replica has. Raises UnsupportedError where there is
-        nothing to divide."""
-        raise errors.UnsupportedError("with_data_parallel: a server's program and its startup program have nothing to divide "
-                                      "among devices: run the program itself")
-
-    def counts(self) -> AbstractContextManager[Callable[[], dict[str, int]]]:
-        """What a display of progress shows of the servers, newest numbers by name, while it is entered."""
-        return nullcontext(dict)
-
-    def ahead(self, batches: Iterable[Any], parallel: DataParallel | None = None) -> Iterable[Any]:
-        """The batches, to be run one after the other, while what the next ones need comes from servers."""
-        return batches
-
-
 def runner(program: Program, executor: Any) -> Runner | None:
     """What runs a program that works together with other processes through parameter servers; None for other programs."""
-    from jfluid.distributed import births, work
     types = {op.type for op in program.global_block().ops}
     if work.SERVE in types:
-        from jfluid.distributed.serving import Serving
         return Serving(program, executor)
     if types & work.TRAINERS_OPS:
-        from jfluid.distributed.trainer import Trainer
         read = work.read(program)
         assert read is not None
         return Trainer(read, executor)
     if "checkpoint_notify" in types:
-        from jfluid.distributed.checkpoint import Notify
         return Notify(program, executor)
     if births.bears(program):
         return births.Startup(program, executor)
@@ -106,8 +76,7 @@ def skip_trained(program: Program) -> int:
     return link.rounds
 
 
-def _link(program: Program, what: str) -> "Link":
-    from jfluid.distributed import links, work
+def _link(program: Program, what: str) -> Link:
     read = work.read(program)
     if read is None:
         raise errors.ProgramError(f"{what}: expected a trainer's program, that DistributeTranspiler.get_trainer_program gave")
@@ -116,13 +85,11 @@ def _link(program: Program, what: str) -> "Link":
 
 def leave(executor: Any) -> None:
     """Say goodbye to all servers that an executor's trainers worked with."""
-    from jfluid.distributed import links
     links.leave(executor)
 
 
 def farewell(program: Program) -> None:
     """Say goodbye to the servers of the trainer that a program is for."""
-    from jfluid.distributed import links, work
     read = work.read(program)
     if read is not None:
         links.drop(read.key)

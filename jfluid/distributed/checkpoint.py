@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from jfluid import errors
-from jfluid.distributed import Runner, links
+from jfluid.distributed import links
+from jfluid.distributed.interface import Runner
 from jfluid.files import model as models
 from jfluid.files.storage import path_below, paths_to_write
 from jfluid.files.tensor_format import Stored, load_rows, save_in_parts, save_tensors

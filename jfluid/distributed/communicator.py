@@ -4,7 +4,8 @@ from typing import Any
 
 from jfluid import errors, flags
 from jfluid.distributed import links, work
-from jfluid.distributed.strategies import Async, AsyncSettings, Direct, Strategy
+from jfluid.distributed.links import Strategy
+from jfluid.distributed.strategies import Async, AsyncSettings, Direct
 from jfluid.ir.program import Program
 from jfluid.transpiler.config import DistributedMode
 

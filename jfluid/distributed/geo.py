@@ -9,12 +9,11 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.compile.buckets import ladder
-from jfluid.distributed.strategies import Gradients
+from jfluid.distributed.links import Gradients, Link
 from jfluid.distributed.work import Work
 from jfluid.scope import Scope
 
 if TYPE_CHECKING:
-    from jfluid.distributed.links import Link
     from jfluid.ps_server.client import Pulled, Rows
 
 Array = np.ndarray[Any, Any]
@@ -63,10 +62,10 @@ class Geo:
     def overlaps(self, work: Work) -> bool:
         return False  # there is nothing to pull
 
-    def pull(self, link: "Link", ids: Mapping[str, Array]) -> "dict[str, Rows]":
+    def pull(self, link: Link, ids: Mapping[str, Array]) -> "dict[str, Rows]":
         return {}  # trainers hold their tables
 
-    def begin(self, link: "Link", work: Work, scope: Scope) -> None:
+    def begin(self, link: Link, work: Work, scope: Scope) -> None:
         """Note the servers' values, which are everybody's at first; later take over what has come."""
         if not self._known:
             self._tables = {table for _, table in work.touched}
@@ -77,7 +76,7 @@ class Geo:
         if self._under_way is not None and self._under_way[0].done():
             self._take()
 
-    def push(self, link: "Link", work: Work, gradients: Gradients, scope: Scope) -> dict[str, Array]:
+    def push(self, link: Link, work: Work, gradients: Gradients, scope: Scope) -> dict[str, Array]:
         for table, ids in gradients.touched.items():
             self._touched.setdefault(table, []).append(ids)
         self._steps += 1
@@ -93,7 +92,7 @@ class Geo:
             self._take()
         self._thread.shutdown()
 
-    def _exchange(self, link: "Link", scope: Scope) -> None:
+    def _exchange(self, link: Link, scope: Scope) -> None:
         if self._under_way is not None:
             self._take()
         share = np.float32(1.0 / self._trainers)

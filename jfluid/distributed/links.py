@@ -7,22 +7,66 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
 
 from jfluid import flags
 from jfluid.distributed import snapshots
 from jfluid.distributed.coming import Exchange
 from jfluid.distributed.environment import client_options
+from jfluid.distributed.work import Dense, Work
 from jfluid.scope import Scope
 from jfluid.security.secret import job_secret
 
 if TYPE_CHECKING:
-    from jfluid.distributed.strategies import Strategy
-    from jfluid.distributed.work import Dense, Work
     from jfluid.ps_server import ps_pb2 as pb
     from jfluid.ps_server.client import Client, Pulled, Rows
 
+Array = np.ndarray[Any, Any]
 _LOG = logging.getLogger(__name__)
+
+
+@dataclass
+class Gradients:
+    """What a step sends.
+
+    Attributes:
+        dense: by the names that pieces of parameters have at their servers.
+        rows: by table: int64 [n], each id once, and float32 [n, width].
+        counts: by the names of counters.
+        touched: with GEO: by table the ids that the step looked up, int64 [n].
+    """
+
+    dense: dict[str, Array] = field(default_factory=dict)
+    rows: dict[str, tuple[Array, Array]] = field(default_factory=dict)
+    counts: dict[str, Array] = field(default_factory=dict)
+    touched: dict[str, Array] = field(default_factory=dict)
+
+
+class Strategy(Protocol):
+    """How a trainer works together with servers."""
+
+    def pull(self, link: "Link", ids: Mapping[str, Array]) -> "dict[str, Rows]":
+        """Rows of tables for a step. May be called for steps ahead, by other threads."""
+        ...
+
+    def overlaps(self, work: Work) -> bool:
+        """Whether rows for the next step may be pulled before this one's gradients are applied."""
+        ...
+
+    def begin(self, link: "Link", work: Work, scope: Scope) -> None:
+        """A step begins."""
+        ...
+
+    def push(self, link: "Link", work: Work, gradients: Gradients, scope: Scope) -> dict[str, Array]:
+        """Take a step's gradients; the pieces of parameters that are new since the last one."""
+        ...
+
+    def stop(self) -> None:
+        """Send what waits, and give the trainer the servers' parameters. Raises ServerError where that failed."""
+        ...
 
 
 class Laps:
@@ -99,7 +143,7 @@ class Link:
         self.settle()
         return self.calls
 
-    def exchange(self, send: "Callable[[Mapping[str, Any] | None], Pulled]", work: "Work", scope: Scope) -> None:
+    def exchange(self, send: "Callable[[Mapping[str, Any] | None], Pulled]", work: Work, scope: Scope) -> None:
         """Let `send` go on while the next step begins (see Exchange); the parameters of `scope` are what it returns."""
         self.settle()
         self._exchange = Exchange(self._thread.submit, send, work, scope)
@@ -177,7 +221,7 @@ class Link:
             return None
         return state
 
-    def know(self, work: "Work") -> None:
+    def know(self, work: Work) -> None:
         """Tell the client where the tables and pieces of a program are."""
         from jfluid.ps_server.client import Stretch
         for table in work.tables.values():
@@ -190,7 +234,7 @@ class Link:
             for server in range(len(self.endpoints)):
                 self.calls.place_block(f"{name}@{server}", server, (1,), there=name)
 
-    def place_rows(self, param: "Dense") -> None:
+    def place_rows(self, param: Dense) -> None:
         """Tell the client that rows of a parameter travel, and not only the whole."""
         from jfluid.ps_server.client import Stretch
         firsts = [0, *itertools.accumulate(p.shape[0] for p in param.pieces)]
@@ -203,7 +247,7 @@ _lock = threading.Lock()
 _making: dict[tuple[tuple[str, ...], int], threading.Lock] = {}
 
 
-def link(work: "Work", user: object = None) -> Link:
+def link(work: Work, user: object = None) -> Link:
     """The link of the trainer that a program is for, made when it is first asked for; `user` leaves it later."""
     found, _ = _found(work.endpoints, work.trainer_id)
     found.enter()

@@ -3,17 +3,16 @@ import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from jfluid import errors
 from jfluid.distributed.rows import Way
+from jfluid.distributed.server_program import Update, updates_of
 from jfluid.distributed.state import Variables, packed, unpacked
 from jfluid.distributed.tables import ProgramTable, fill_owned, make_table
-from jfluid.ir.block import Block
-from jfluid.ir.operator import Operator, OpRole
+from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program
 from jfluid.ps_server import dense, snapshot, specs
 from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate, Store
@@ -23,43 +22,6 @@ from jfluid.transpiler.pserver.server import SYNC, copy_op
 
 Array = np.ndarray[Any, Any]
 STATE = "@STATE@"  # the block of what all updates share
-
-
-@dataclass
-class Update:
-    """One block of a server's program.
-
-    Attributes:
-        grad: the gradient that it begins with; `param` what it updates.
-        ops: its operators, without the sum over the trainers, which the server makes itself.
-        state: persistable variables that it writes, and the kept values.
-        kept: with DC-ASGD: of each trainer the variable that holds the value which it got last.
-    """
-
-    param: str
-    grad: str
-    block: Block
-    ops: list[Operator]
-    state: list[str]
-    kept: list[str]
-
-
-def _updates(program: Program, listen: Operator) -> list[Update]:
-    found = []
-    for entry in listen.attr("grad_to_block_id"):
-        grad, _, index = entry.rpartition(":")
-        block = program.blocks[int(index)]
-        ops = list(block.ops)
-        while ops and ops[0].type in ("sum", "scale") and ops[0].attrs.get("op_role") == OpRole.Forward and \
-                ops[0].output("Out") == [grad]:
-            ops = ops[1:]
-        written = dict.fromkeys(n for op in block.ops for n in op.output_arg_names)
-        state = [n for n in written if n != grad and (v := block.find_var_recursive(n)) is not None and v.persistable]
-        update = [op for op in ops if op.input("Param")]
-        param = update[0].input("Param")[0] if update else block.ops[0].output("Out")[0]  # GEO adds to the parameter
-        kept = [n for op in ops if op.type == "ref_by_trainer_id" for n in op.input("X")]
-        found.append(Update(param, grad, block, ops, state + kept, kept))
-    return found
 
 
 class ProgramBlock:
@@ -149,7 +111,7 @@ class ProgramStore(Store):
         self._compiled: dict[tuple[str, ...], tuple[Program, dict[str, str]]] = {}
         self._ways: dict[str, Way] = {}
         sparse = {g.rpartition(":")[0] for g in listen.attr("sparse_grad_to_param")}
-        for update in _updates(program, listen):
+        for update in updates_of(program, listen):
             if update.grad in sparse:
                 kept = program.holdings.kept.get(update.param) if program.holdings is not None else None
                 options = kept.table_options if kept is not None else {}

@@ -9,7 +9,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,15 +17,13 @@ import numpy as np
 from jfluid import errors
 from jfluid.compile.buckets import ladder
 from jfluid.distributed.functions import Function, reads_of
+from jfluid.distributed.server_program import Update
 from jfluid.ir import schema
 from jfluid.ir.operator import Operator
 from jfluid.ir.types import VarType
 from jfluid.ops.selected_rows import SelectedRows
 from jfluid.ps_server import specs
 from jfluid.ps_server.table import SparseTable
-
-if TYPE_CHECKING:
-    from jfluid.distributed.program_store import Update
 
 Array = np.ndarray[Any, Any]
 _LOG = logging.getLogger(__name__)
@@ -55,14 +53,14 @@ class Parts:
         spread: the table is distributed: this server has rows by their ids, in place of a stretch.
     """
 
-    update: "Update"
+    update: Update
     slots: list[str]
     numbers: list[str]
     written: list[str]
     spread: bool
 
     @classmethod
-    def of(cls, update: "Update") -> "Parts":
+    def of(cls, update: Update) -> "Parts":
         """The parts of an update. Raises UnsupportedError for a parameter that is no float32 matrix."""
         var = update.block.var_recursive(update.param)
         if len(var.shape) != 2 or var.np_dtype != np.float32:
@@ -214,7 +212,7 @@ class ByFunction:
 Way = ByRule | ByFunction
 
 
-def way_of(update: "Update", first_value: Callable[[str], float], tensor: Callable[[str], Any], seed: int,
+def way_of(update: Update, first_value: Callable[[str], float], tensor: Callable[[str], Any], seed: int,
            device: Callable[[], Any]) -> tuple[Way, Parts]:
     """How a block of a server's program updates its table.
 

@@ -4,8 +4,8 @@ import os
 from typing import Any
 
 from jfluid import errors, flags
-from jfluid.distributed import Runner
 from jfluid.distributed.environment import client_options, server_settings
+from jfluid.distributed.interface import Runner
 from jfluid.distributed.snapshots import Snapshots
 from jfluid.ir.program import Program
 from jfluid.scope import Scope

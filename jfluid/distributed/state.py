@@ -1,14 +1,12 @@
 """Variables of a server's scope as blocks: what snapshots keep beside parameters, and what those ask for who save it whole."""
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import numpy as np
 
 from jfluid import errors
-
-if TYPE_CHECKING:
-    from jfluid.distributed.program_store import ProgramStore
 
 Array = np.ndarray[Any, Any]
 
@@ -29,10 +27,27 @@ def unpacked(numbers: Array, described: Sequence[Any]) -> list[Array]:
     return arrays
 
 
+class Values(Protocol):
+    """The values of a server's variables: what a `ProgramStore` has."""
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """Held while several variables are read or set together."""
+        ...
+
+    def value(self, name: str) -> Array:
+        """The value of a variable now."""
+        ...
+
+    def tensor(self, name: str) -> Any:
+        """The tensor of a variable."""
+        ...
+
+
 class Variables:
     """Variables of the server's scope, as a block that holds their bytes."""
 
-    def __init__(self, store: "ProgramStore", name: str, names: Sequence[str]):
+    def __init__(self, store: Values, name: str, names: Sequence[str]):
         self.name, self._store, self._names = name, store, list(names)
 
     @property

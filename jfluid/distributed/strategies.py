@@ -2,65 +2,24 @@
 import queue
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jfluid import errors
 from jfluid.distributed import trainer_state
+from jfluid.distributed.links import Gradients, Link
 from jfluid.distributed.work import Work
 from jfluid.scope import Scope
 
 if TYPE_CHECKING:
-    from jfluid.distributed.links import Link
     from jfluid.ps_server.client import Pulled, Rows
 
 Array = np.ndarray[Any, Any]
 
 
-@dataclass
-class Gradients:
-    """What a step sends.
-
-    Attributes:
-        dense: by the names that pieces of parameters have at their servers.
-        rows: by table: int64 [n], each id once, and float32 [n, width].
-        counts: by the names of counters.
-        touched: with GEO: by table the ids that the step looked up, int64 [n].
-    """
-
-    dense: dict[str, Array] = field(default_factory=dict)
-    rows: dict[str, tuple[Array, Array]] = field(default_factory=dict)
-    counts: dict[str, Array] = field(default_factory=dict)
-    touched: dict[str, Array] = field(default_factory=dict)
-
-
-class Strategy(Protocol):
-    """How a trainer works together with servers."""
-
-    def pull(self, link: "Link", ids: Mapping[str, Array]) -> "dict[str, Rows]":
-        """Rows of tables for a step. May be called for steps ahead, by other threads."""
-        ...
-
-    def overlaps(self, work: Work) -> bool:
-        """Whether rows for the next step may be pulled before this one's gradients are applied."""
-        ...
-
-    def begin(self, link: "Link", work: Work, scope: Scope) -> None:
-        """A step begins."""
-        ...
-
-    def push(self, link: "Link", work: Work, gradients: Gradients, scope: Scope) -> dict[str, Array]:
-        """Take a step's gradients; the pieces of parameters that are new since the last one."""
-        ...
-
-    def stop(self) -> None:
-        """Send what waits, and give the trainer the servers' parameters. Raises ServerError where that failed."""
-        ...
-
-
-def send(link: "Link", work: Work, gradients: Gradients, receive: bool, round: int = 0,
+def send(link: Link, work: Work, gradients: Gradients, receive: bool, round: int = 0,
          rows: Mapping[str, Array] | None = None, state: bytes = b"") -> "Pulled":
     """Push gradients and, if asked, pull all parameters and rows by ids, in one call to each server (two for a round of a
     careful link). `state` goes with a round: what only this trainer has."""
@@ -79,7 +38,7 @@ def send(link: "Link", work: Work, gradients: Gradients, receive: bool, round: i
     return link.calls.exchange(gradients.rows, gradients.dense, rows or {}, wanted, round=round, state=state)
 
 
-def current(link: "Link", work: Work) -> dict[str, Array]:
+def current(link: Link, work: Work) -> dict[str, Array]:
     """The pieces of all parameters as they are now."""
     return link.client.pull(blocks=[p.name for d in work.received for p in d.pieces]).blocks
 
@@ -108,13 +67,13 @@ class Direct:
     def overlaps(self, work: Work) -> bool:
         return not self._in_rounds(work)
 
-    def pull(self, link: "Link", ids: Mapping[str, Array]) -> "dict[str, Rows]":
+    def pull(self, link: Link, ids: Mapping[str, Array]) -> "dict[str, Rows]":
         return link.calls.pull(ids).rows if ids else {}
 
-    def begin(self, link: "Link", work: Work, scope: Scope) -> None:
+    def begin(self, link: Link, work: Work, scope: Scope) -> None:
         pass
 
-    def push(self, link: "Link", work: Work, gradients: Gradients, scope: Scope) -> dict[str, Array]:
+    def push(self, link: Link, work: Work, gradients: Gradients, scope: Scope) -> dict[str, Array]:
         if not self._in_rounds(work):
             if self._goes_on and link.prefetch_depth:
                 link.exchange(lambda ids: send(link, work, gradients, receive=True, rows=ids), work, scope)
@@ -177,13 +136,13 @@ class Async:
     def overlaps(self, work: Work) -> bool:
         return True
 
-    def pull(self, link: "Link", ids: Mapping[str, Array]) -> "dict[str, Rows]":
+    def pull(self, link: Link, ids: Mapping[str, Array]) -> "dict[str, Rows]":
         return link.client.pull(ids).rows if ids else {}
 
-    def begin(self, link: "Link", work: Work, scope: Scope) -> None:
+    def begin(self, link: Link, work: Work, scope: Scope) -> None:
         pass
 
-    def push(self, link: "Link", work: Work, gradients: Gradients, scope: Scope) -> dict[str, Array]:
+    def push(self, link: Link, work: Work, gradients: Gradients, scope: Scope) -> dict[str, Array]:
         # The thread reads them when this step's buffers may have been used again.
         self._last = link, work, scope
         own = Gradients({n: np.array(v) for n, v in gradients.dense.items()}, gradients.rows, gradients.counts)

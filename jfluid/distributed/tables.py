@@ -2,19 +2,17 @@
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from jfluid.distributed.rows import Way, way_of
+from jfluid.distributed.server_program import Update
 from jfluid.files.tensor_format import load_rows
 from jfluid.ir.operator import Operator
 from jfluid.ps_server import kernels, specs
 from jfluid.ps_server.table import SparseTable
 from jfluid.scope import Scope
-
-if TYPE_CHECKING:
-    from jfluid.distributed.program_store import Update
 
 Array = np.ndarray[Any, Any]
 
@@ -80,7 +78,7 @@ class ProgramTable(SparseTable):
             self.restore_clock(step, self.learning_rate)
 
 
-def make_table(update: "Update", scope: Scope, tensor: Callable[[str], Any], seed: int,
+def make_table(update: Update, scope: Scope, tensor: Callable[[str], Any], seed: int,
                device: Callable[[], Any], options: Mapping[str, Any] | None = None) -> tuple[ProgramTable, Way]:
     """The table that a block of a server's program updates, with its first values from the scope, where they are no longer
     needed then; and how it is updated.

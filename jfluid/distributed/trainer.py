@@ -12,10 +12,11 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.compile.buckets import ladder
-from jfluid.distributed import Runner, links, trainer_state
+from jfluid.distributed import links, trainer_state
 from jfluid.distributed.computing import Computing, Feed, OneDevice, Replicas
-from jfluid.distributed.links import Link
-from jfluid.distributed.strategies import DIRECT, Gradients, Strategy, current, install
+from jfluid.distributed.interface import Runner
+from jfluid.distributed.links import Gradients, Link, Strategy
+from jfluid.distributed.strategies import DIRECT, current, install
 from jfluid.distributed.watch import RowCount
 from jfluid.distributed.work import LookUp, RowsSent, Work
 from jfluid.ir.program import Program

@@ -13,7 +13,6 @@ from jfluid import errors
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program
 from jfluid.ir.types import VarType
-from jfluid.ir.verify import verify
 
 LOOK_UP, SEND, RECV, SERVE = "distributed_lookup_table", "send", "recv", "listen_and_serv"
 _BARRIERS = ("send_barrier", "fetch_barrier")
@@ -361,7 +360,7 @@ class _Reader:
             var._shape = (-1, *var.shape[1:])
         self._forget_unused()
         self.work.local._touch()
-        verify(self.work.local, "a trainer's program without what servers do")
+        self.work.local.verify("a trainer's program without what servers do")
 
     def _read_here(self, op: Operator, ids: str, out: str) -> Operator:
         (table,) = op.input("W")

@@ -15,7 +15,8 @@ from jfluid.ir.block import Block
 from jfluid.ir.program import default_main_program
 from jfluid.ir.types import VarType, var_type
 from jfluid.ir.variable import Variable
-from jfluid.ops.registry import REQUIRED, declare
+from jfluid.ops.definition import REQUIRED
+from jfluid.ops.registry import declare
 
 declare("create_py_reader", ins=("blocking_queue",), outs=("Out*",),
         attrs={"device_count": ("INT", 1), "device_index": ("INT", 0), "use_data_config": ("BOOLEAN", True),

@@ -10,7 +10,6 @@ from jfluid.files.variables import (
     load_persistables,
     program_of,
     save_persistables,
-    works_with_servers,
 )
 from jfluid.ir import unique_name
 from jfluid.ir.program import Program
@@ -53,8 +52,6 @@ def save_inference_model(
         ProgramError: a feed or a target is no variable of the program.
         UninitializedError: a parameter has no value.
         FileFormatError: a parameter's name leads out of the folder, or is the model's.
-        UnsupportedError: filenames or `program_only` were given for a trainer's program, whose variables parameter servers
-            hold.
     """
     feeds = [feeded_var_names] if isinstance(feeded_var_names, str) else list(feeded_var_names or ())
     targets = [target_vars] if isinstance(target_vars, Variable) else list(target_vars)
@@ -63,9 +60,6 @@ def save_inference_model(
     if not targets or not all(isinstance(t, Variable) for t in targets):
         raise TypeError(f"target_vars: expected one Variable or more, found {target_vars!r}")
     program = program_of(main_program)
-    if works_with_servers(program):
-        return _save_with_servers(program, dirname, feeds, targets, executor, (model_filename, params_filename),
-                                  export_for_deployment, program_only)
     block = program.global_block()
     for name in [*feeds, *(t.name for t in targets)]:
         if not block.has_var(name):
@@ -83,16 +77,6 @@ def save_inference_model(
     with atomic_write(path) as file:
         file.write(model.serialize_to_string())
     return names
-
-
-def _save_with_servers(program: Program, dirname: str, feeds: list[str], targets: list[Variable], executor: Any,
-                       filenames: tuple[str | None, str | None], export_for_deployment: bool, program_only: bool) -> list[str]:
-    from jfluid.distributed import checkpoint
-    if filenames != (None, None) or program_only:
-        raise errors.UnsupportedError("save_inference_model: of a program that works with parameter servers the model is "
-                                      "saved as __model__ and a file for each variable; leave model_filename, params_filename "
-                                      "and program_only out")
-    return checkpoint.save_inference_model(executor, dirname, feeds, targets, program, export_for_deployment)
 
 
 def _inference_program(program: Program, feeds: list[str], targets: list[Variable]) -> tuple[Program, list[str]]:

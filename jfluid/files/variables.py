@@ -177,20 +177,8 @@ def save_params(executor: Any, dirname: str, main_program: Program | None = None
 def save_persistables(
     executor: Any, dirname: str, main_program: Program | None = None, filename: str | None = None
 ) -> None:
-    """`save_vars` of all that outlives a run: parameters, running statistics, optimizer state.
-
-    Of a trainer's program (see DistributeTranspiler) it is `jfluid.distributed.checkpoint.save_persistables`: what the servers
-    hold comes from them. Raises UnsupportedError for that with one file for all.
-    """
-    program = program_of(main_program)
-    if not works_with_servers(program):
-        save_vars(executor, dirname, program, predicate=is_persistable, filename=filename)
-        return
-    if filename is not None:
-        raise errors.UnsupportedError("save_persistables: what parameter servers hold is saved as a file for each variable; "
-                                      "leave filename out")
-    from jfluid.distributed import checkpoint
-    checkpoint.save_persistables(executor, dirname, program)
+    """`save_vars` of all that outlives a run: parameters, running statistics, optimizer state."""
+    save_vars(executor, dirname, main_program, predicate=is_persistable, filename=filename)
 
 
 def works_with_servers(program: Program) -> bool:

@@ -4,12 +4,10 @@ from typing import Any
 
 from jfluid import errors
 from jfluid.ir import recompute, schema, unique_name
-from jfluid.ir.block import Block
+from jfluid.ir.block import Block, reads_of, writes_of
 from jfluid.ir.operator import Operator, OpRole
-from jfluid.ir.prune import reads_of, writes_of
 from jfluid.ir.types import is_float
 from jfluid.ir.variable import EMPTY_NAME, GRAD_SUFFIX, Parameter, Variable, grad_name
-from jfluid.ir.verify import verify
 
 __all__ = ["append_backward", "gradients"]
 
@@ -63,7 +61,7 @@ def append_backward(loss: Variable, parameter_list: Sequence[Parameter | str] | 
             if grad is not None:
                 result.append((param, block.var_recursive(grad)))
     _mark_roles(block, result)
-    verify(program, "append_backward")
+    program.verify("append_backward")
     return result
 
 

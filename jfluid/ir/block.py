@@ -1,9 +1,11 @@
 """Blocks: a list of operators and the variables they name."""
-from collections.abc import Iterator, Mapping
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from jfluid import errors
-from jfluid.ir import schema
+from jfluid.ir import codec, schema
+from jfluid.ir import framework_pb2 as pb
 from jfluid.ir.operator import Operator
 from jfluid.ir.variable import EMPTY_NAME, Parameter, Variable
 
@@ -181,11 +183,102 @@ class Block:
     _clone_variable = clone_variable
 
     def to_string(self, throw_on_error: bool, with_details: bool = False) -> str:
-        from jfluid.ir.printer import block_to_string
-        return block_to_string(self, throw_on_error, with_details)
+        """The block in Fluid's format of program files, as text; `with_details` adds what no file holds of its variables."""
+        message = codec.text_of(self.to_message(), throw_on_error, with_details)
+        if not with_details:
+            return message
+        parts = [("vars", v.to_string(throw_on_error, True)) for v in self.vars.values()]
+        parts += [("ops", op.to_string(throw_on_error)) for op in self.ops]
+        body = "".join(f"  {name} {{\n{textwrap.indent(text, '    ')}  }}\n" for name, text in parts)
+        return f"blocks {{\n  idx: {self.idx}\n  parent_idx: {self.parent_idx}\n{body}}}"
+
+    def to_message(self) -> pb.BlockDesc:
+        """The block in Fluid's format of program files. Raises AttributeTypeError for an attribute that it cannot hold."""
+        return codec.block_message(self.idx, codec.BlockRecord(self.parent_idx, self.forward_block_idx),
+                                   [v.to_message() for v in self.vars.values()], [op.to_message() for op in self.ops])
 
     def __str__(self) -> str:
         return self.to_string(False)
 
     def __repr__(self) -> str:
         return f"<Block {self.idx}: {len(self.ops)} operators, {len(self.vars)} variables>"
+
+    # Checks and cuts
+    def verify(self, what: str) -> None:
+        """Check the operators of this block, and the names that they use; see `Program.verify`."""
+        if self.idx and not 0 <= self.parent_idx < len(self.program.blocks):
+            raise errors.ProgramError(f"{what}: block {self.idx} has no parent block {self.parent_idx}")
+        for i, op in enumerate(self.ops):
+            try:
+                schema.current().check(op)
+                for name in op.input_arg_names + op.output_arg_names:
+                    if name != EMPTY_NAME and self.find_var_recursive(name) is None:
+                        raise errors.ProgramError(f"it names {name}, which no block declares")
+            except errors.ProgramError as e:
+                raise errors.ProgramError(f"{self._where(what, op, i)}: {e}") from e
+
+    def verify_order(self, what: str) -> None:
+        """What is neither kept in the Scope nor fed must be written before it is read, if the block writes it at all."""
+        last_write = {name: i for i, op in enumerate(self.ops) for name in op.output_arg_names}
+        written: set[str] = set()
+        for i, op in enumerate(self.ops):
+            for name in op.input_arg_names:
+                if name not in written and last_write.get(name, -1) > i:
+                    var = self.find_var_recursive(name)
+                    if var is not None and not var.persistable and not var.is_data:
+                        raise errors.ProgramError(f"{self._where(what, op, i)} reads {name} before an operator writes it")
+            written.update(op.output_arg_names)
+
+    def _where(self, what: str, op: Operator, position: int) -> str:
+        return f"{what}: operator {op.type} (block {self.idx}, position {position}, {op.callsite or 'no source line'})"
+
+    def needed(self, targets: Iterable[Variable | str | Operator], feeds: set[str]) -> tuple[list[int], set[str]]:
+        """(positions of the operators that compute the targets from the feeds, names of the targets that are variables).
+
+        Raises ProgramError for a target that the block does not know.
+        """
+        wanted: set[str] = set()
+        wanted_ops: set[int] = set()
+        for target in targets:
+            if isinstance(target, Operator):
+                wanted_ops.add(target.idx)
+                continue
+            name = target.name if isinstance(target, Variable) else target
+            if self.find_var_recursive(name) is None:
+                raise errors.ProgramError(f"prune: the program has no variable {name}" + errors.close_to(name, self.vars))
+            wanted.add(name)
+        keep: list[int] = []
+        reads = wanted - feeds
+        for i in range(len(self.ops) - 1, -1, -1):
+            if i in wanted_ops or writes_of(self.ops[i]) & reads:
+                keep.append(i)
+                reads |= reads_of(self.ops[i]) - feeds
+        return keep[::-1], wanted
+
+
+def outer_names(block: Block) -> tuple[set[str], set[str]]:
+    """Names that a block and those inside it read from, and write to, the enclosing blocks."""
+    reads: set[str] = set()
+    writes: set[str] = set()
+    for op in block.ops:
+        inner = [outer_names(b) for b in op.sub_blocks()]
+        reads |= {n for n in op.input_arg_names if n not in block.vars}.union(*(r - set(block.vars) for r, _ in inner))
+        reads |= _kept(op) - set(block.vars)
+        writes |= {n for n in op.output_arg_names if n not in block.vars}.union(*(w - set(block.vars) for _, w in inner))
+    return reads - {EMPTY_NAME}, writes - {EMPTY_NAME}
+
+
+def _kept(op: Operator) -> set[str]:
+    """Persistable names that the blocks of the operator write: where a block does not run, they keep what they hold."""
+    found = [op.block.find_var_recursive(n) for b in op.sub_blocks() for n in outer_names(b)[1]]
+    return {v.name for v in found if v is not None and v.persistable}
+
+
+def reads_of(op: Operator) -> set[str]:
+    """Names that the operator reads, those that its blocks read (or may leave alone) included."""
+    return set(op.input_arg_names).union(_kept(op), *(outer_names(b)[0] for b in op.sub_blocks())) - {EMPTY_NAME}
+
+
+def writes_of(op: Operator) -> set[str]:
+    """Names that the operator writes, those that its blocks write included."""
+    return set(op.output_arg_names).union(*(outer_names(b)[1] for b in op.sub_blocks())) - {EMPTY_NAME}

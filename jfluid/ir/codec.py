@@ -1,20 +1,18 @@
-"""Programs to and from ProgramDesc messages, Fluid's own format of program files.
+"""Fluid's format of program files: ProgramDesc messages, to and from plain records of what they hold.
 
 A program that was read keeps what it was read with: order of operators, slots, attributes and their types, and the
 release that the file names. Reading needs no definitions of operators; running does.
 """
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
+from google.protobuf import text_format
 from google.protobuf.message import DecodeError, EncodeError, Message
 
 from jfluid import errors
 from jfluid.ir import framework_pb2 as pb
-from jfluid.ir.block import Block
-from jfluid.ir.operator import Operator
-from jfluid.ir.program import Program
 from jfluid.ir.types import VarType
-from jfluid.ir.variable import Variable
 from jfluid.messages import BYTES, fields
 
 # The field of OpDesc.Attr that holds a value of each type, and whether it is a list. Blocks go by index.
@@ -26,42 +24,66 @@ _FIELDS = {
 # The field of VarType that describes the tensors of each kind of variable.
 _HOLDERS = {VarType.LOD_TENSOR: "lod_tensor", VarType.LOD_TENSOR_ARRAY: "tensor_array",
             VarType.SELECTED_ROWS: "selected_rows"}
-# Fluid's gradient operators must hold these, whether or not their kernels exist: forward operators get them by default.
-_GRADIENT_HINTS = {"use_cudnn": False, "use_mkldnn": False, "is_test": False, "exhaustive_search": False,
-                   "workspace_size_MB": 512}
 # Kinds of variables whose description the IR does not model; it is kept as read.
 _OPAQUE = (VarType.READER, VarType.TUPLE)
 
 
-def program_to_desc(program: Program) -> pb.ProgramDesc:
-    """The program as a message. Raises ProgramError for an attribute that the format cannot hold."""
+class BlockRecord(NamedTuple):
+    """What a file holds of a block beside its variables and operators."""
+
+    parent_idx: int
+    forward_block_idx: int
+
+
+class VariableRecord(NamedTuple):
+    """What a file holds of a variable; shape and dtype are None where it says nothing of them."""
+
+    name: str
+    type: VarType
+    shape: tuple[int, ...] | None
+    dtype: VarType | None
+    lod_level: int
+    persistable: bool
+    need_check_feed: bool
+    opaque_type: bytes
+
+
+class OperatorRecord(NamedTuple):
+    """What a file holds of an operator. One that is read names blocks by their numbers, one to be written has them
+    (something with an `idx`)."""
+
+    type: str
+    inputs: Mapping[str, list[str]]
+    outputs: Mapping[str, list[str]]
+    attrs: Mapping[str, Any]
+    attr_kinds: Mapping[str, str]
+
+
+def program_message(blocks: Iterable[pb.BlockDesc], op_compatibility: bytes, release: int | None) -> pb.ProgramDesc:
+    """The message of a program."""
     desc = pb.ProgramDesc()
-    for block in program.blocks:
-        desc.blocks.append(block_to_desc(block))
-    if program.op_compatibility:
-        desc.op_compatible_map.ParseFromString(program.op_compatibility)
-    if program.release is not None:
-        desc.version.version = program.release
+    for block in blocks:
+        desc.blocks.append(block)
+    if op_compatibility:
+        desc.op_compatible_map.ParseFromString(op_compatibility)
+    if release is not None:
+        desc.version.version = release
     return desc
 
 
-def program_to_bytes(program: Program) -> bytes:
-    """The program as a serialized ProgramDesc."""
-    return program_to_desc(program).SerializeToString()
-
-
-def block_to_desc(block: Block) -> pb.BlockDesc:
-    """A block as a message."""
-    desc = pb.BlockDesc(idx=block.idx, parent_idx=block.parent_idx)
+def block_message(number: int, block: BlockRecord, variables: Iterable[pb.VarDesc],
+                  operators: Iterable[pb.OpDesc]) -> pb.BlockDesc:
+    """The message of a block."""
+    desc = pb.BlockDesc(idx=number, parent_idx=block.parent_idx)
     if block.forward_block_idx != -1:
         desc.forward_block_idx = block.forward_block_idx
-    desc.vars.extend(variable_to_desc(v) for v in block.vars.values())
-    desc.ops.extend(operator_to_desc(op) for op in block.ops)
+    desc.vars.extend(variables)
+    desc.ops.extend(operators)
     return desc
 
 
-def variable_to_desc(var: Variable) -> pb.VarDesc:
-    """A variable as a message."""
+def variable_message(var: VariableRecord) -> pb.VarDesc:
+    """The message of a variable."""
     desc = pb.VarDesc(name=var.name, persistable=var.persistable)
     if var.need_check_feed:
         desc.need_check_feed = True
@@ -70,7 +92,7 @@ def variable_to_desc(var: Variable) -> pb.VarDesc:
         return desc
     desc.type.type = int(var.type)
     tensor = _tensor_of(desc.type)
-    if tensor is not None and (var._shape is not None or var._dtype is not None):
+    if tensor is not None and var.shape is not None and var.dtype is not None:
         tensor.data_type = int(var.dtype)
         tensor.dims.extend(var.shape)
         if var.lod_level and var.type != VarType.SELECTED_ROWS:
@@ -86,14 +108,13 @@ def _tensor_of(desc: pb.VarType) -> pb.VarType.TensorDesc | None:
     return desc.selected_rows if holder == "selected_rows" else getattr(desc, holder).tensor
 
 
-def operator_to_desc(op: Operator) -> pb.OpDesc:
-    """An operator as a message. One made here has its defaults too, one that was read has what it had."""
+def operator_message(op: OperatorRecord) -> pb.OpDesc:
+    """The message of an operator. Raises AttributeTypeError for an attribute that the format cannot hold."""
     desc = pb.OpDesc(type=op.type)
     desc.inputs.extend(pb.OpDesc.Var(parameter=s, arguments=names) for s, names in op.inputs.items())
     desc.outputs.extend(pb.OpDesc.Var(parameter=s, arguments=names) for s, names in op.outputs.items())
-    defaults = {} if op.attr_kinds else op.all_attrs() | (_GRADIENT_HINTS if op.type.endswith("_grad") else {})
-    for name, value in (op.attrs | {n: v for n, v in defaults.items() if n not in op.attrs}).items():
-        kind = op.attr_type(name)
+    for name, value in op.attrs.items():
+        kind = op.attr_kinds[name]
         attr = desc.attrs.add(name=name, type=pb.AttrType.Value(kind))
         field, many = _FIELDS[kind]
         try:
@@ -102,18 +123,32 @@ def operator_to_desc(op: Operator) -> pb.OpDesc:
             else:
                 setattr(attr, field, value.idx if kind == "BLOCK" else value)
         except (TypeError, ValueError, AttributeError) as e:
+            made = (op.attrs.get("op_callstack") or ("",))[-1].strip()
             raise errors.AttributeTypeError(f"operator {op.type}, attribute {name}: {value!r} does not fit {kind} "
-                                            f"of Fluid's program format\n  {op.callsite}") from e
+                                            f"of Fluid's program format\n  {made}") from e
     return desc
 
 
-def program_from_bytes(data: bytes) -> Program:
-    """The program of a serialized ProgramDesc.
+def text_of(message: Message, throw_on_error: bool, with_details: bool = False) -> str:
+    """A message as text. `throw_on_error` has no effect: an incomplete message cannot be made here.
 
-    Raises FileFormatError when the bytes are no such message, contradict themselves, or stand for far more than their size.
+    Raises TypeError for a flag that is neither True nor False.
+    """
+    for name, flag in (("throw_on_error", throw_on_error), ("with_details", with_details)):
+        if not isinstance(flag, bool):
+            raise TypeError(f"{name}: expected True or False, found {flag!r}")
+    return text_format.MessageToString(message)
+
+
+@contextlib.contextmanager
+def reading(data: bytes) -> Iterator["ProgramFile"]:
+    """The serialized ProgramDesc, to be read within the context.
+
+    There FileFormatError is raised when the bytes are no such message, contradict themselves, or stand for far more than
+    their size.
     """
     try:
-        return _Reading(data).program()
+        yield ProgramFile(data)
     except (DecodeError, EncodeError, UnicodeDecodeError) as e:
         raise errors.FileFormatError(f"these {len(data)} bytes are no Fluid program: {e}") from e
 
@@ -133,8 +168,14 @@ _KINDS = {number: name for name, number in pb.AttrType.items()}
 Kind = TypeVar("Kind", bound=Message)
 
 
-class _Reading:
-    """One program, read message by message: so that no more is made than its size explains, whatever it says."""
+class ProgramFile:
+    """One program, read message by message: so that no more is made than its size explains, whatever it says.
+
+    Attributes:
+        blocks: of each block what it says of itself.
+        release: the Fluid release that the file names, if any.
+        op_compatibility: what the file says of operators' versions, kept as read.
+    """
 
     def __init__(self, data: bytes):
         self._data = memoryview(data)
@@ -142,21 +183,25 @@ class _Reading:
         self._lent = 0  # what the message being read takes
         self._texts: dict[str, str] = {}  # each name and text once: most come many times
         self._kinds: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}  # as do operators' sets of attributes
-        self._program = Program()
+        self._parts: list[memoryview] = []
+        about = self._message(pb.ProgramDesc, self._others(self._data, {1: _BLOCK}, self._parts))
+        self.blocks = self._declared(self._parts)
+        self.release = about.version.version if about.HasField("version") else None
+        self.op_compatibility = about.op_compatible_map.SerializeToString() if about.HasField("op_compatible_map") else b""
 
-    def program(self) -> Program:
-        blocks: list[memoryview] = []
-        about = self._message(pb.ProgramDesc, self._others(self._data, {1: _BLOCK}, blocks))
-        self._program.blocks = self._declared(blocks)
-        for block, data in zip(self._program.blocks, blocks):
-            self._read_variables(block, data)
-        for block, data in zip(self._program.blocks, blocks):
-            self._read_operators(block, data)
-        self._program.release = about.version.version if about.HasField("version") else None
-        if about.HasField("op_compatible_map"):
-            self._program.op_compatibility = about.op_compatible_map.SerializeToString()
-        self._program._touch()
-        return self._program
+    def variables(self, block: int) -> Iterator[VariableRecord]:
+        """The variables that a block declares."""
+        for field in fields(self._parts[block]):
+            if field.number == 3 and field.kind == BYTES:
+                yield self._variable(self._message(pb.VarDesc, field.value))
+
+    def operators(self, block: int) -> Iterator[OperatorRecord]:
+        """The operators of a block, in order."""
+        position = 0
+        for field in fields(self._parts[block]):
+            if field.number == 4 and field.kind == BYTES:
+                yield self._operator(block, position, self._message(pb.OpDesc, field.value))
+                position += 1
 
     # ---- the budget
 
@@ -225,11 +270,11 @@ class _Reading:
 
     # ---- blocks and variables
 
-    def _declared(self, parts: list[memoryview]) -> list[Block]:
-        """Empty blocks, after their numbers were checked."""
+    def _declared(self, parts: list[memoryview]) -> list[BlockRecord]:
+        """What blocks say of themselves, after their numbers were checked."""
         if not parts:
             raise errors.FileFormatError("the program has no blocks")
-        blocks: list[Block] = []
+        blocks: list[BlockRecord] = []
         depths: list[int] = []
         for i, data in enumerate(parts):
             desc = self._message(pb.BlockDesc, self._others(data, {3: _VARIABLE, 4: _OPERATOR}))
@@ -244,57 +289,37 @@ class _Reading:
             depths.append(0 if i == 0 else depths[desc.parent_idx] + 1)
             if depths[i] > _MOST_DEPTH:
                 raise errors.FileFormatError(f"block {i} of the program lies in more than {_MOST_DEPTH} others")
-            blocks.append(Block(self._program, i, desc.parent_idx, desc.forward_block_idx))
+            blocks.append(BlockRecord(desc.parent_idx, desc.forward_block_idx))
         return blocks
 
-    def _read_variables(self, block: Block, data: memoryview) -> None:
-        for field in fields(data):
-            if field.number == 3 and field.kind == BYTES:
-                var = self._variable(block, self._message(pb.VarDesc, field.value))
-                if var.name in block.vars:
-                    raise errors.FileFormatError(f"block {block.idx} of the program declares variable {var.name} twice")
-                block.vars[var.name] = var
-
-    def _variable(self, block: Block, desc: pb.VarDesc) -> Variable:
+    def _variable(self, desc: pb.VarDesc) -> VariableRecord:
         kind, name = VarType(desc.type.type), self._name(desc.name)
         tensor = _tensor_of(desc.type) if kind not in _OPAQUE else None
         if tensor is not None:
             self._spend(_NUMBER * len(tensor.dims))
             if any(d < -1 for d in tensor.dims):
                 raise errors.FileFormatError(f"variable {name} has an impossible shape, {list(tensor.dims)[:8]}")
-        var = Variable(block, type=kind, name=name, persistable=desc.persistable, need_check_feed=desc.need_check_feed,
-                       is_data=desc.need_check_feed)
+        shape = dtype = None
+        level = 0
         if tensor is not None and desc.type.HasField(_HOLDERS[kind]):  # type: ignore[arg-type]
-            var.set_shape_dtype(tuple(tensor.dims), VarType(tensor.data_type))
-            var.lod_level = max(desc.type.lod_tensor.lod_level, desc.type.tensor_array.lod_level)
-        if kind in _OPAQUE:
-            var.opaque_type = desc.type.SerializeToString()
-        return var
+            shape, dtype = tuple(tensor.dims), VarType(tensor.data_type)
+            level = max(desc.type.lod_tensor.lod_level, desc.type.tensor_array.lod_level)
+        opaque = desc.type.SerializeToString() if kind in _OPAQUE else b""
+        return VariableRecord(name, kind, shape, dtype, level, desc.persistable, desc.need_check_feed, opaque)
 
     # ---- operators
 
-    def _read_operators(self, block: Block, data: memoryview) -> None:
-        for field in fields(data):
-            if field.number == 4 and field.kind == BYTES:
-                self._add_operator(block, self._message(pb.OpDesc, field.value))
-
-    def _add_operator(self, block: Block, desc: pb.OpDesc) -> None:
+    def _operator(self, block: int, position: int, desc: pb.OpDesc) -> OperatorRecord:
         if not desc.type:
-            raise errors.FileFormatError(f"operator {len(block.ops)} of block {block.idx} of the program has no type")
-        op = Operator(block, self._name(desc.type), self._slots(desc.inputs), self._slots(desc.outputs), callsite=False)
-        kinds = {}
+            raise errors.FileFormatError(f"operator {position} of block {block} of the program has no type")
+        type_, inputs, outputs = self._name(desc.type), self._slots(desc.inputs), self._slots(desc.outputs)
+        attrs, kinds = {}, {}
         for attr in desc.attrs:
             self._spend(_ATTRIBUTE)
             name = self._name(attr.name)
             kinds[name] = _KINDS[attr.type]
-            op.attrs[name] = self._value(block, op.type, name, attr)
-        op.attr_kinds = self._kinds.setdefault(tuple(kinds.items()), kinds)
-        block.adopt_op(op)
-        for name in op.output_arg_names:
-            var = block.find_var_recursive(name)
-            if var is not None:
-                var.op = op
-                var.is_data = var.is_data or op.type == "feed"
+            attrs[name] = self._value(block, type_, name, attr)
+        return OperatorRecord(type_, inputs, outputs, attrs, self._kinds.setdefault(tuple(kinds.items()), kinds))
 
     def _slots(self, slots: Iterable[pb.OpDesc.Var]) -> dict[str, list[str]]:
         found = {}
@@ -303,7 +328,7 @@ class _Reading:
             found[self._name(slot.parameter)] = [self._name(name) for name in slot.arguments]
         return found
 
-    def _value(self, block: Block, op_type: str, name: str, attr: pb.OpDesc.Attr) -> Any:
+    def _value(self, block: int, op_type: str, name: str, attr: pb.OpDesc.Attr) -> Any:
         kind = _KINDS[attr.type]
         field, many = _FIELDS[kind]
         value = getattr(attr, field)
@@ -315,18 +340,12 @@ class _Reading:
                      for t in (value if many else [value])]
             return tuple(texts) if many else texts[0]
         if kind in ("BLOCK", "BLOCKS"):
-            return _resolve(block, op_type, name, tuple(value) if many else value)
+            self._check_blocks(block, op_type, name, value if many else [value])
         return tuple(value) if many else value
 
-
-def _resolve(block: Block, op_type: str, name: str, value: int | tuple[int, ...]) -> Any:
-    """The block, or blocks, that an attribute names."""
-    blocks = block.program.blocks
-    for index in value if isinstance(value, tuple) else (value,):
-        if not 0 < index < len(blocks):
-            raise errors.FileFormatError(
-                f"operator {op_type} of block {block.idx} names block {index} in attribute {name}; "
-                f"the program has {len(blocks)} blocks"
-            )
-    find: Callable[[int], Block] = blocks.__getitem__
-    return tuple(map(find, value)) if isinstance(value, tuple) else find(value)
+    def _check_blocks(self, block: int, op_type: str, name: str, numbers: Sequence[int]) -> None:
+        """Refuse numbers in an attribute that are of no inner block."""
+        for number in numbers:
+            if not 0 < number < len(self.blocks):
+                raise errors.FileFormatError(f"operator {op_type} of block {block} names block {number} in attribute {name}; "
+                                             f"the program has {len(self.blocks)} blocks")

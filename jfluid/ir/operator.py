@@ -5,7 +5,8 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from jfluid import errors
-from jfluid.ir import schema
+from jfluid.ir import codec, schema
+from jfluid.ir import framework_pb2 as pb
 from jfluid.ir.variable import Variable
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ class OpRole:
     NotSpecified = 0x1000
 
 
+# Fluid's gradient operators must hold these, whether or not their kernels exist: forward operators get them by default.
+_GRADIENT_HINTS = {"use_cudnn": False, "use_mkldnn": False, "is_test": False, "exhaustive_search": False,
+                   "workspace_size_MB": 512}
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _MAX_FRAMES = 4
 
@@ -187,8 +191,31 @@ class Operator:
         return twin
 
     def to_string(self, throw_on_error: bool) -> str:
-        from jfluid.ir.printer import operator_to_string
-        return operator_to_string(self, throw_on_error)
+        """The operator in Fluid's format of program files, as text."""
+        return codec.text_of(self.to_message(), throw_on_error)
+
+    def to_message(self) -> pb.OpDesc:
+        """The operator in Fluid's format of program files. One made here has its defaults too, one that was read has what it
+        had. Raises AttributeTypeError for an attribute that the format cannot hold."""
+        defaults = {} if self.attr_kinds else self.all_attrs() | (_GRADIENT_HINTS if self.type.endswith("_grad") else {})
+        attrs = self.attrs | {n: v for n, v in defaults.items() if n not in self.attrs}
+        return codec.operator_message(codec.OperatorRecord(
+            self.type, self.inputs, self.outputs, attrs, {n: self.attr_type(n) for n in attrs}))
+
+    @classmethod
+    def from_record(cls, block: "Block", record: codec.OperatorRecord) -> "Operator":
+        """The operator of a program that is read from a file, whose blocks are all there."""
+        op = cls(block, record.type, record.inputs, record.outputs, callsite=False)
+        blocks = block.program.blocks
+        for name, value in record.attrs.items():
+            match record.attr_kinds[name]:
+                case "BLOCK":
+                    value = blocks[value]
+                case "BLOCKS":
+                    value = tuple(blocks[number] for number in value)
+            op.attrs[name] = value
+        op.attr_kinds = record.attr_kinds
+        return op
 
     def __repr__(self) -> str:
         ins = ", ".join(f"{s}={n}" for s, n in self.inputs.items())

@@ -1,69 +1,14 @@
-"""Programs as text: the messages of their files, and a form like code for reading."""
+"""Programs in a form like code, for reading."""
 from typing import Any
 
-from google.protobuf import text_format
-
 from jfluid.ir.block import Block
-from jfluid.ir.codec import block_to_desc, operator_to_desc, program_to_desc, variable_to_desc
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program
 from jfluid.ir.types import VarType
 from jfluid.ir.variable import Parameter, Variable
 
-_DETAILS = ("error_clip", "stop_gradient")
-_PARAMETER_DETAILS = ("trainable", "optimize_attr", "regularizer", "do_model_average")
 # Attributes that tell where an operator stands in the program; they would hide those that say what it does.
 _PROVENANCE = frozenset({"op_callstack", "op_namescope", "op_role", "op_role_var", "op_device"})
-
-
-def _check_flag(name: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise TypeError(f"{name}: expected True or False, found {value!r}")
-
-
-def program_to_string(program: Program, throw_on_error: bool, with_details: bool = False) -> str:
-    """The text of the program's message; `with_details` adds what no file holds.
-
-    `throw_on_error` has no effect: an incomplete message cannot be made here.
-    """
-    _check_flag("throw_on_error", throw_on_error)
-    _check_flag("with_details", with_details)
-    if with_details:
-        return "\n".join(block_to_string(b, throw_on_error, True) for b in program.blocks)
-    return text_format.MessageToString(program_to_desc(program))
-
-
-def block_to_string(block: Block, throw_on_error: bool, with_details: bool = False) -> str:
-    """The text of a block's message; `with_details` adds what no file holds of its variables."""
-    _check_flag("throw_on_error", throw_on_error)
-    _check_flag("with_details", with_details)
-    if not with_details:
-        return text_format.MessageToString(block_to_desc(block))
-    parts = [("vars", variable_to_string(v, throw_on_error, True)) for v in block.vars.values()]
-    parts += [("ops", operator_to_string(op, throw_on_error)) for op in block.ops]
-    body = "".join(f"  {name} {{\n{_indent(text, 4)}  }}\n" for name, text in parts)
-    return f"blocks {{\n  idx: {block.idx}\n  parent_idx: {block.parent_idx}\n{body}}}"
-
-
-def _indent(text: str, by: int) -> str:
-    return "".join(f"{' ' * by}{line}\n" for line in text.splitlines())
-
-
-def variable_to_string(var: Variable, throw_on_error: bool, with_details: bool = False) -> str:
-    """The text of a variable's message; `with_details` adds what no file holds."""
-    _check_flag("throw_on_error", throw_on_error)
-    _check_flag("with_details", with_details)
-    text = text_format.MessageToString(variable_to_desc(var))
-    if with_details:
-        names = _DETAILS + (_PARAMETER_DETAILS if isinstance(var, Parameter) else ())
-        text += "".join(f"{name}: {getattr(var, name)}\n" for name in names)
-    return text
-
-
-def operator_to_string(op: Operator, throw_on_error: bool) -> str:
-    """The text of an operator's message."""
-    _check_flag("throw_on_error", throw_on_error)
-    return text_format.MessageToString(operator_to_desc(op))
 
 
 def type_to_code(var: Variable) -> str:

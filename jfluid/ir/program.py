@@ -5,10 +5,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from jfluid import errors
+from jfluid.ir import codec
+from jfluid.ir import framework_pb2 as pb
 from jfluid.ir.block import Block
 from jfluid.ir.operator import Operator, OpRole
 from jfluid.ir.variable import EMPTY_NAME, Parameter, Variable, grad_name
-from jfluid.ir.verify import verify
 
 # Attributes that say where an operator came from, and change nothing. (Roles do: data parallelism goes by them.)
 _DESCRIPTIVE = frozenset({"op_callstack", "op_namescope", "op_device"})
@@ -166,7 +167,7 @@ class Program:
                 block.ops = [op for op in block.ops if not op.attrs.get("op_role", 0) & drop]
             twin._drop_unused_vars()
             twin._set_is_test()
-            verify(twin, "clone(for_test=True)")
+            twin.verify("clone(for_test=True)")
         return twin
 
     def _copy(self) -> "Program":
@@ -209,14 +210,39 @@ class Program:
         self._touch()
 
     def _prune(self, targets: Iterable[Variable | str | Operator]) -> "Program":
-        """A copy that computes the targets and nothing else."""
-        from jfluid.ir.prune import prune
-        return verify(prune(self, targets), "prune")
+        """A copy that computes the targets from the parameters, and nothing else.
+
+        Raises ProgramError for a target that the global block does not know.
+        """
+        return self._prune_with_input((), targets)
 
     def _prune_with_input(self, feeded_var_names: Iterable[str], targets: Iterable[Variable | str | Operator]) -> "Program":
         """As `_prune`, but what is fed is not computed."""
-        from jfluid.ir.prune import prune
-        return verify(prune(self, targets, feeded_var_names), "prune")
+        feeds = set(feeded_var_names)
+        keep, wanted = self.global_block().needed(targets, feeds)
+        twin = self._copy()
+        block = twin.global_block()
+        block.ops = [block.ops[i] for i in keep]
+        twin._drop_unused_blocks()
+        used = {n for b in twin.blocks for op in b.ops for n in op.input_arg_names + op.output_arg_names} | wanted | feeds
+        for b in twin.blocks:
+            b.vars = {n: v for n, v in b.vars.items() if n in used}
+        twin._touch()
+        return twin.verify("prune")
+
+    def _drop_unused_blocks(self) -> None:
+        """Empty the blocks that no operator names any more; indices of the others stay."""
+        live, stack = {0}, [self.global_block()]
+        while stack:
+            for op in stack.pop().ops:
+                for sub in op.sub_blocks():
+                    if sub.idx not in live:
+                        live.add(sub.idx)
+                        stack.append(sub)
+        for block in self.blocks:
+            if block.idx not in live:
+                block.ops, block.vars = [], {}
+        del self.blocks[max(live) + 1:]
 
     def _inference_optimize(self, prune_read_op: bool = True) -> "Program":
         """A copy in test form."""
@@ -224,25 +250,63 @@ class Program:
         twin._set_is_test()
         return twin
 
+    # Checks
+    def verify(self, what: str = "program") -> "Program":
+        """Check that the program is well formed, and return it. `what` names the rewrite in errors.
+
+        Every slot and attribute must be known to its operator, every name declared, and every variable that is
+        neither persistable nor fed written before it is read.
+
+        Raises ProgramError, naming the operator, its position and the line that made it.
+        """
+        for block in self.blocks:
+            block.verify(what)
+        self.global_block().verify_order(what)
+        return self
+
     # Texts and bytes
     def to_string(self, throw_on_error: bool, with_details: bool = False) -> str:
-        """The program as text; `throw_on_error` raises where a required field is missing."""
-        from jfluid.ir.printer import program_to_string
-        return program_to_string(self, throw_on_error, with_details)
+        """The program in Fluid's format of program files, as text; `with_details` adds what no file holds.
+
+        `throw_on_error` has no effect: an incomplete message cannot be made here.
+        """
+        message = codec.text_of(self.to_message(), throw_on_error, with_details)
+        return "\n".join(b.to_string(throw_on_error, True) for b in self.blocks) if with_details else message
 
     def __str__(self) -> str:
         return self.to_string(False)
 
+    def to_message(self) -> pb.ProgramDesc:
+        """The program in Fluid's format of program files. Raises AttributeTypeError for an attribute that it cannot hold."""
+        return codec.program_message((b.to_message() for b in self.blocks), self.op_compatibility, self.release)
+
     def serialize_to_string(self) -> bytes:
         """The program as a serialized ProgramDesc, Fluid's own format."""
-        from jfluid.ir.codec import program_to_bytes
-        return program_to_bytes(self)
+        return self.to_message().SerializeToString()
 
     @staticmethod
     def parse_from_string(binary_str: bytes) -> "Program":
-        """The program of a serialized ProgramDesc. Raises FileFormatError when the bytes are none."""
-        from jfluid.ir.codec import program_from_bytes
-        return program_from_bytes(binary_str)
+        """The program of a serialized ProgramDesc.
+
+        Raises FileFormatError when the bytes are none, contradict themselves, or stand for far more than their size.
+        """
+        program = Program()
+        with codec.reading(binary_str) as file:
+            program.blocks = [Block(program, i, *record) for i, record in enumerate(file.blocks)]
+            for block in program.blocks:
+                for record in file.variables(block.idx):
+                    if record.name in block.vars:
+                        raise errors.FileFormatError(f"block {block.idx} of the program declares variable {record.name} twice")
+                    block.vars[record.name] = Variable.from_record(block, record)
+            for block in program.blocks:
+                for operator in file.operators(block.idx):
+                    op = block.adopt_op(Operator.from_record(block, operator))
+                    for var in filter(None, map(block.find_var_recursive, op.output_arg_names)):
+                        var.op = op
+                        var.is_data = var.is_data or op.type == "feed"
+            program.release, program.op_compatibility = file.release, file.op_compatibility
+        program._touch()
+        return program
 
     @property
     def desc(self) -> "Program":

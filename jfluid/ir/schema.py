@@ -2,19 +2,18 @@
 
 The IR imports no JAX; `jfluid.ops` installs a `Schema` that knows the registered operators.
 """
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-if TYPE_CHECKING:
-    from jfluid.ir.operator import Operator
+Op = TypeVar("Op", contravariant=True)  # an Operator, which is defined with the help of this module
 
 
-class Schema(Protocol):
+class Schema(Protocol[Op]):
     """What the IR asks about operators."""
 
-    def check(self, op: "Operator") -> None:
+    def check(self, op: Op) -> None:
         """Hold slots and attributes against the definition; attribute values are brought to their types."""
 
-    def infer(self, op: "Operator") -> None:
+    def infer(self, op: Op) -> None:
         """Set shape and dtype of the variables that `op` writes."""
 
     def default(self, op_type: str, attr: str) -> tuple[bool, Any]:
@@ -26,29 +25,29 @@ class Schema(Protocol):
     def kind(self, op_type: str, attr: str, value: Any) -> str:
         """Fluid's name of the attribute's type."""
 
-    def gradient_inputs(self, op: "Operator") -> list[str] | None:
+    def gradient_inputs(self, op: Op) -> list[str] | None:
         """Input slots that can get a gradient; None when the operator has no gradient."""
 
-    def grad_slots(self, op: "Operator") -> tuple[set[str], set[str]]:
+    def grad_slots(self, op: Op) -> tuple[set[str], set[str]]:
         """Input and output slots of the operator's gradient operator."""
 
     def needs_whole(self, op_type: str) -> bool:
         """Whether an update by this operator depends on the whole tensor, so that parts of it cannot be updated apart."""
 
-    def set_types(self, op: "Operator") -> None:
+    def set_types(self, op: Op) -> None:
         """Record the kinds of the outputs of a gradient operator that are no dense tensors."""
 
 
-_schema: Schema | None = None
+_schema: Schema[Any] | None = None
 
 
-def install(schema: Schema) -> None:
+def install(schema: Schema[Any]) -> None:
     """Make `schema` the one that all programs use."""
     global _schema
     _schema = schema
 
 
-def current() -> Schema:
+def current() -> Schema[Any]:
     if _schema is None:
         raise RuntimeError("no operators are registered: import jfluid.ops")
     return _schema

@@ -1,6 +1,9 @@
 """Variables: what a program's operators read and write."""
 from typing import TYPE_CHECKING, Any
 
+from jfluid.errors import UnsupportedError
+from jfluid.ir import codec, unique_name
+from jfluid.ir import framework_pb2 as pb
 from jfluid.ir.types import VarType, np_dtype, var_type
 
 if TYPE_CHECKING:
@@ -33,12 +36,13 @@ class Variable:
         need_check_feed: whether the fed shape is held against `shape`.
     """
 
+    _DETAILS: tuple[str, ...] = ("error_clip", "stop_gradient")  # that no program file holds
+
     def __init__(self, block: "Block", type: VarType = VarType.LOD_TENSOR, name: str | None = None,
                  shape: Any = None, dtype: Any = None, lod_level: int | None = None, capacity: int | None = None,
                  persistable: bool | None = None, error_clip: Any = None, stop_gradient: bool = False,
                  is_data: bool = False, need_check_feed: bool = False, belong_to_optimizer: bool = False,
                  initializer: Any = None):
-        from jfluid.ir import unique_name
         self.block = block
         self.name = unique_name.generate("_generated_var") if name is None else name
         self.type = VarType(type)
@@ -112,11 +116,26 @@ class Variable:
 
     def to_string(self, throw_on_error: bool, with_details: bool = False) -> str:
         """The variable's description; `with_details` adds the attributes that no program file holds."""
-        from jfluid.ir.printer import variable_to_string
-        return variable_to_string(self, throw_on_error, with_details)
+        details = [f"{name}: {getattr(self, name)}\n" for name in self._DETAILS] if with_details else []
+        return codec.text_of(self.to_message(), throw_on_error, with_details) + "".join(details)
+
+    def to_message(self) -> pb.VarDesc:
+        """The variable in Fluid's format of program files."""
+        told = self._shape is not None or self._dtype is not None
+        return codec.variable_message(codec.VariableRecord(
+            self.name, self.type, self.shape if told else None, self.dtype if told else None, self.lod_level, self.persistable,
+            self.need_check_feed, self.opaque_type))
+
+    @classmethod
+    def from_record(cls, block: "Block", record: codec.VariableRecord) -> "Variable":
+        """The variable of a program that is read from a file."""
+        var = cls(block, type=record.type, name=record.name, shape=record.shape, dtype=record.dtype,
+                  lod_level=record.lod_level, persistable=record.persistable, is_data=record.need_check_feed,
+                  need_check_feed=record.need_check_feed)
+        var.opaque_type = record.opaque_type
+        return var
 
     def _dygraph_only(self, what: str):
-        from jfluid.errors import UnsupportedError
         raise UnsupportedError(f"Variable.{what} is part of Fluid's dygraph mode, which this release does not have. "
                                "Run the program with Executor.run and fetch the value.")
 
@@ -184,6 +203,8 @@ class Parameter(Variable):
 
     Raises ValueError where the shape is missing or holds a dimension below 1.
     """
+
+    _DETAILS = (*Variable._DETAILS, "trainable", "optimize_attr", "regularizer", "do_model_average")
 
     def __init__(self, block: "Block", shape: Any, dtype: Any, type: VarType = VarType.LOD_TENSOR,
                  trainable: bool = True, optimize_attr: dict | None = None, regularizer: Any = None,

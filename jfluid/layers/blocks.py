@@ -1,9 +1,8 @@
 """Blocks inside blocks: opening one, and closing it with the operator that runs it."""
 from typing import Any
 
-from jfluid.ir.block import Block
+from jfluid.ir.block import Block, reads_of, writes_of
 from jfluid.ir.program import Program, default_main_program
-from jfluid.ir.prune import reads_of, writes_of
 from jfluid.ir.types import VarType
 from jfluid.ir.variable import Variable
 

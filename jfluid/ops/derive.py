@@ -7,8 +7,8 @@ import jax.numpy as jnp
 
 from jfluid import errors
 from jfluid.ops import ragged, rows
+from jfluid.ops.definition import OpDef, Slot
 from jfluid.ops.ragged import Ragged
-from jfluid.ops.registry import OpDef, Slot
 from jfluid.ops.selected_rows import SelectedRows
 
 GRAD = "@GRAD"

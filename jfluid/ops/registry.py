@@ -12,10 +12,11 @@ import functools
 import inspect
 import keyword
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from jfluid import errors
+from jfluid.ops.definition import FUSED_ATTRS, Attr, OpDef, Slot
+from jfluid.ops.derive import gradient
 
 # Attribute types that a default value cannot tell: what a tuple holds, and 64-bit integers.
 Int = Annotated[int, "INT"]
@@ -31,134 +32,6 @@ Bools = Annotated[tuple[bool, ...], "BOOLEANS"]
 Block = Annotated[Any, "BLOCK"]
 Blocks = Annotated[tuple, "BLOCKS"]
 _KIND_OF_DEFAULT = {bool: "BOOLEAN", int: "INT", float: "FLOAT", str: "STRING"}
-
-# Every operator may carry these: they describe the program, not the computation.
-COMMON_ATTRS = {
-    "op_role": "INT", "op_role_var": "STRINGS", "op_namescope": "STRING", "op_callstack": "STRINGS",
-    "op_device": "STRING", "with_quant_attr": "BOOLEAN", "@ALL_KERNELS_MUST_COMPUTE_RUNTIME_SHAPE@": "BOOLEAN",
-}
-# Every operator may carry these: they choose one of Fluid's kernels, which XLA does by itself. They stay in
-# the program, so that it is saved as it was read.
-HINT_ATTRS = {
-    "use_cudnn": "BOOLEAN", "use_mkldnn": "BOOLEAN", "use_quantizer": "BOOLEAN", "is_ref_by_other": "BOOLEAN",
-    "mkldnn_data_type": "STRING", "workspace_size_MB": "INT", "exhaustive_search": "BOOLEAN",
-    "use_addto": "BOOLEAN", "force_fp32_output": "BOOLEAN", "x_data_format": "STRING", "y_data_format": "STRING",
-    "cudnn_deterministic": "BOOLEAN", "min_row_size_to_use_multithread": "LONG", "force_cpu": "BOOLEAN",
-    "fuse_with_relu_grad": "BOOLEAN",
-    # Set on every operator by `Program.clone(for_test=True)`; those that behave differently declare it themselves.
-    "is_test": "BOOLEAN",
-    # Quantization scales and the parameters of fusions: read only by kernels that the next table refuses.
-    "Scale_in": "FLOAT", "Scale_in_eltwise": "FLOAT", "Scale_x": "FLOAT", "Scale_y": "FLOAT", "Scale_out": "FLOAT",
-    "Scale_weights": "FLOATS", "scale_x": "FLOAT", "scale_y": "FLOATS", "scale_out": "FLOAT",
-    "fuse_alpha": "FLOAT", "fuse_beta": "FLOAT", "fuse_brelu_threshold": "FLOAT",
-}
-# A fused kernel of a rewritten inference program computes more than its operator: only "off" is accepted.
-FUSED_ATTRS: dict[str, tuple[str, Any]] = {
-    "fuse_with_relu": ("BOOLEAN", False), "fuse_relu": ("BOOLEAN", False), "fuse_brelu": ("BOOLEAN", False),
-    "fuse_relu_before_depthwise_conv": ("BOOLEAN", False), "fuse_residual_connection": ("BOOLEAN", False),
-    "fuse_activation": ("STRING", ""), "Fused_Act": ("STRING", ""),
-}
-REQUIRED = inspect.Parameter.empty
-
-
-@dataclass(frozen=True)
-class Slot:
-    """One input or output of an operator."""
-
-    name: str
-    many: bool = False
-    optional: bool = False
-    intermediate: bool = False
-
-    @classmethod
-    def parse(cls, spec: str) -> "Slot":
-        name = spec.rstrip("*?~")
-        marks = spec[len(name):]
-        return cls(name, "*" in marks, "?" in marks, "~" in marks)
-
-
-@dataclass(frozen=True)
-class Attr:
-    """One attribute: its Fluid type name and its default (`REQUIRED` when it has none)."""
-
-    name: str
-    kind: str
-    default: Any
-
-
-@dataclass(frozen=True)
-class OpDef:
-    """What the project knows of an operator. No list of operator names stands anywhere else.
-
-    Attributes:
-        fn: the pure function; None for an operator that the lowering treats by structure (feed, fetch, blocks).
-        grad: whether `append_backward` goes through it.
-        nograd: input slots that never get a gradient.
-        unsaved: output slots that the gradient operator is not given (Fluid's kernels read a meaning into them).
-        inplace: output slot -> input slot of the same shape and dtype, usually the same variable.
-        rng: the function takes `key`, a JAX random key that differs by step and operator.
-        draws: of an operator that draws: the distribution in `jfluid.ops.draws` that it gets, where it has no inputs, as
-            a `Drawn` in place of its key.
-        fold: evaluated while tracing when all inputs are known (shapes computed by operators).
-        rows: why padding rows are harmless: "map", "mask", "sequence", a function, or None (see `jfluid.ops.rows`).
-        carries: output slots whose former value the function gets too, after the inputs (a tensor array that is written).
-        row_outs: output slots of a "mask" operator that have the rows of its inputs.
-        sparse: it takes `SelectedRows` where gradients may be sparse; others refuse them.
-        host: runs between XLA segments, on NumPy arrays; a function with a keyword-only `ctx` gets an object with
-            the operator (`.op`), the Scope (`.scope`) and the Executor's place (`.place`).
-        host_when: given the operator, whether it runs on the host though others of its type do not.
-        types: given the operator, the kinds (`VarType`) of outputs that are no dense tensors, by slot.
-        forward: for a gradient derived by `jax.vjp`, the operator it belongs to.
-        across: it computes with the values of all replicas: where processes train together they run it as one.
-        fused: an operator of many inputs and outputs that does the work of several of this one, each of which overwrites
-            its input.
-        entire: an update whose result depends on the whole tensor (a norm of it): parts of it cannot be updated apart.
-        absent: why this release cannot run it; it stands in programs that are made, printed and saved.
-    """
-
-    type: str
-    fn: Callable | None
-    ins: tuple[Slot, ...]
-    outs: tuple[Slot, ...]
-    attrs: Mapping[str, Attr] = field(default_factory=dict)
-    grad: bool = True
-    nograd: frozenset[str] = frozenset()
-    unsaved: frozenset[str] = frozenset()
-    inplace: Mapping[str, str] = field(default_factory=dict)
-    rng: bool = False
-    draws: str = ""
-    fold: bool = False
-    host: bool = False
-    forward: "OpDef | None" = None
-    wants_ctx: bool = False
-    rows: str | Callable | None = None
-    row_outs: frozenset[str] = frozenset()
-    wants_rows: bool = False
-    sparse: bool = False
-    carries: tuple[str, ...] = ()
-    host_when: Callable | None = None
-    types: Callable | None = None
-    across: bool = False
-    fused: str = ""
-    entire: bool = False
-    absent: str = ""
-
-    def on_host(self, op: Any) -> bool:
-        """Whether operator `op`, of this definition, runs on the host."""
-        return self.host or (self.host_when is not None and self.host_when(op))
-
-    @property
-    def reads(self) -> tuple[Slot, ...]:
-        """The slots of the function's positional parameters."""
-        return self.ins + tuple(Slot(c, optional=True) for c in self.carries)
-
-    def attr_kind(self, name: str) -> str | None:
-        """The Fluid type of attribute `name`; None when the operator has no such attribute."""
-        if name in self.attrs:
-            return self.attrs[name].kind
-        return COMMON_ATTRS.get(name) or HINT_ATTRS.get(name) or FUSED_ATTRS.get(name, (None,))[0]
-
-
 _OPS: dict[str, OpDef] = {}
 
 
@@ -252,7 +125,6 @@ def find(type_: str) -> OpDef | None:
     if found is None and type_.endswith("_grad"):
         forward = find(type_.removesuffix("_grad"))
         if forward is not None and forward.grad and not forward.host:
-            from jfluid.ops.derive import gradient
             found = _OPS[type_] = gradient(forward)
     return found
 

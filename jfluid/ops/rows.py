@@ -11,18 +11,16 @@
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jfluid import errors
+from jfluid.ops.definition import OpDef
 from jfluid.ops.ragged import Ragged, column
 from jfluid.ops.selected_rows import SelectedRows
 from jfluid.ops.tensor_array import TensorArray
-
-if TYPE_CHECKING:
-    from jfluid.ops.registry import OpDef
 
 
 class NeedsExactRows(errors.OpError):
@@ -50,7 +48,7 @@ class Rows:
         return jnp.where(column(self.mask, x.ndim), x, x[:1])
 
 
-def call(definition: "OpDef", inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple:
+def call(definition: OpDef, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple:
     """The operator's outputs, one per slot, of inputs that may be ragged. Raises NeedsExactRows."""
     if not definition.sparse:
         _refuse_sparse(definition, inputs)
@@ -83,7 +81,7 @@ def _elements(inputs: Sequence[Any]) -> list:
     return [v for slot in inputs for v in (slot if isinstance(slot, list) else [slot])]
 
 
-def _over_arrays(definition: "OpDef", inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple:
+def _over_arrays(definition: OpDef, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple:
     """An operator on whole arrays (their sum, a copy): on each element, or on the buffer of all."""
     arrays = [v for v in _elements(inputs) if isinstance(v, TensorArray)]
     if len(definition.outs) != 1 or len(arrays) != len([v for v in _elements(inputs) if v is not None]):
@@ -102,7 +100,7 @@ def _over_arrays(definition: "OpDef", inputs: Sequence[Any], kwargs: Mapping[str
                               for i in range(max(a.capacity for a in arrays)))),)
 
 
-def _refuse_sparse(definition: "OpDef", inputs: Sequence[Any]) -> None:
+def _refuse_sparse(definition: OpDef, inputs: Sequence[Any]) -> None:
     for slot, value in zip(definition.ins, inputs):
         if any(isinstance(v, SelectedRows) for v in (value if isinstance(value, list) else [value])):
             raise errors.UnsupportedError(f"operator {definition.type} does not take sparse rows (input {slot.name}): build "

@@ -10,8 +10,8 @@ from jfluid.ir.operator import Operator
 from jfluid.ir.types import VarType, np_dtype, var_type
 from jfluid.ir.variable import EMPTY_NAME, Variable
 from jfluid.ops import known, registry, rows, tensor_array
+from jfluid.ops.definition import COMMON_ATTRS, REQUIRED, OpDef, Slot
 from jfluid.ops.ragged import Level, Ragged
-from jfluid.ops.registry import REQUIRED, OpDef, Slot
 from jfluid.ops.selected_rows import SelectedRows
 
 _LISTS = {"INTS": int, "LONGS": int, "FLOATS": float, "STRINGS": str, "BOOLEANS": bool}
@@ -88,7 +88,7 @@ class RegistrySchema:
 
     def kind(self, op_type: str, attr: str, value: Any) -> str:
         definition = registry.find(op_type)
-        kind = definition.attr_kind(attr) if definition else registry.COMMON_ATTRS.get(attr)
+        kind = definition.attr_kind(attr) if definition else COMMON_ATTRS.get(attr)
         return kind or _kind_of(value)
 
     def gradient_inputs(self, op: Operator) -> list[str] | None:

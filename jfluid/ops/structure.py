@@ -1,5 +1,6 @@
 """Operators that the lowering treats by structure: their slots and attributes, without a function."""
-from jfluid.ops.registry import REQUIRED, declare
+from jfluid.ops.definition import REQUIRED
+from jfluid.ops.registry import declare
 
 declare("feed", ins=("X",), outs=("Out",), attrs={"col": ("INT", 0)})
 declare("fetch", ins=("X",), outs=("Out",), attrs={"col": ("INT", 0)})

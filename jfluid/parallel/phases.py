@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 from jfluid import errors
 from jfluid.compile.plan import Plan
+from jfluid.ir.block import reads_of, writes_of
 from jfluid.ir.operator import Operator, OpRole
-from jfluid.ir.prune import reads_of, writes_of
 from jfluid.ir.variable import EMPTY_NAME
-from jfluid.ops.registry import OpDef
+from jfluid.ops.definition import OpDef
 
 Item = tuple[int, Operator, OpDef]
 

@@ -14,7 +14,6 @@ from jfluid.compile.recent import Recent
 from jfluid.debugger import draw_block_graphviz
 from jfluid.ir.operator import OpRole
 from jfluid.ir.program import Program
-from jfluid.ir.verify import verify
 from jfluid.lod_tensor import LoDTensor
 from jfluid.ops.collective import AXIS
 from jfluid.parallel import feeding, phases
@@ -205,4 +204,4 @@ def rewritten(program: Program, build: Any, shares: int) -> tuple[Program, list[
         for op in (op for b in program.blocks for op in b.ops):
             if op.type in ("batch_norm", "batch_norm_grad"):
                 op.type = f"sync_{op.type}"
-    return verify(program, "data parallelism"), fed
+    return program.verify("data parallelism"), fed

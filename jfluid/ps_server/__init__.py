@@ -8,6 +8,7 @@
 | `dense` | `DenseBlock`: a slice of a dense parameter |
 | `snapshot` | files of one consistent cut |
 | `ps.proto`, `wire`, `lifting`, `service`, `channel`, `client`, `server` | the calls |
+| `directory`, `pulls` | of a client: which server has what; what a pull asks of each server |
 
 Importing this package costs nothing; its modules import numba and gRPC.
 """

@@ -13,7 +13,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -23,30 +22,19 @@ from jfluid import errors
 from jfluid.ps_server import kernels, specs, wire
 from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server.channel import Channel
+from jfluid.ps_server.directory import Block, Directory, Stretch
 from jfluid.ps_server.lifting import Pulled as PullReply
 from jfluid.ps_server.lifting import Request
-from jfluid.ps_server.pulls import Block, Part, Pull, Pulled, Rows, checked_ids, described
+from jfluid.ps_server.pulls import Pull, Pulled, Rows, checked_ids, described
 from jfluid.ps_server.store import Change
 from jfluid.ps_server.table import merge
 
 __all__ = ["Client", "Pulled", "Rows", "Stretch", "credentials_of"]
 
 Array = np.ndarray[Any, Any]
-_ALL = slice(None)
 # For how long a trainer that has left stays where a server may ask it again for what it has sent.
 _STAY_S, _STAY_LOOK_S = 60.0, 0.1
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Stretch:
-    """Rows of a table that is cut by ids: those of ids from `first` on, `rows` many, are table `name` of one server, where
-    they are counted from 0."""
-
-    name: str
-    server: int
-    first: int
-    rows: int
 
 
 def credentials_of(tls_authority: bytes | None = None, tls_certificate: bytes | None = None, tls_key: bytes | None = None,
@@ -91,9 +79,7 @@ class Client:
         self._channels = [Channel(endpoint, token, credentials, timeout_s, trainer, keep_bytes, share_memory)
                           for endpoint in endpoints]
         self._channels[0].on_restart = self._tell_passages
-        self._widths: dict[str, int] = {}
-        self._stretches: dict[str, tuple[list[Stretch], Array]] = {}  # with the id after each stretch's last
-        self._blocks: dict[str, Block] = {}
+        self._directory = Directory(len(endpoints), self._widths)
         self._passages: dict[str, Iterator[int]] = {}
         self._passed: dict[str, int] = {}
         self._lock, self._entering = threading.Lock(), threading.Lock()
@@ -150,18 +136,19 @@ class Client:
                                        blocks=[spec.model_dump_json().encode() for spec in blocks.get(number, ())])
             self._channels[number].create(request)
         self._everywhere(make)
-        self._widths.update({spec.name: spec.width for spec in tables})
+        for table in tables:
+            self._directory.place_table(table.name, table.width)
         for number, group in blocks.items():
             for spec in group:
                 self.place_block(spec.name, number, spec.shape)
 
     def place_block(self, name: str, server: int, shape: Sequence[int], there: str = "") -> None:
         """Say which server holds a block that it brought itself, and its name `there` if that differs."""
-        self._blocks[name] = Block(server, there or name, tuple(shape))
+        self._directory.blocks[name] = Block(server, there or name, tuple(shape))
 
     def forget_block(self, name: str) -> None:
         """Let go of a block's place and value."""
-        self._blocks.pop(name, None)
+        self._directory.blocks.pop(name, None)
 
     def place_table(self, name: str, width: int, stretches: Sequence[Stretch] = ()) -> None:
         """Say how wide a table is that servers brought themselves, and how it is cut; without stretches its rows are where
@@ -169,12 +156,7 @@ class Client:
 
         Raises ServerError when the stretches do not follow one another from id 0 on.
         """
-        ends = np.cumsum([s.rows for s in stretches])
-        if [s.first for s in stretches] != [0, *ends[:-1]][:len(stretches)]:
-            raise errors.ServerError(f"table {name}: expected stretches that follow one another from 0 on, found {stretches}")
-        self._widths[name] = width
-        if stretches:
-            self._stretches[name] = list(stretches), ends
+        self._directory.place_table(name, width, stretches)
 
     def pull(self, rows: Mapping[str, Array] | None = None, blocks: Sequence[str] = (), round: int = 0,
              train: bool = True, confirm: bool = False) -> Pulled:
@@ -186,7 +168,8 @@ class Client:
             confirm: what was pushed for the round with `hold` is to be applied.
         """
         requests = [Request() for _ in self._channels]
-        return self._send(requests, Pull(self, requests, rows or {}, blocks), round, pulls=True, train=train, held=confirm)
+        pull = Pull(self._directory, requests, rows or {}, blocks)
+        return self._send(requests, pull, round, pulls=True, train=train, held=confirm)
 
     def push(self, rows: Mapping[str, tuple[Array, Array]] | None = None, blocks: Mapping[str, Array] | None = None,
              learning_rate: float | None = None, round: int = 0, change: Change = Change.GRADIENT,
@@ -206,7 +189,7 @@ class Client:
         requests = [Request() for _ in self._channels]
         requests[0].push.message.state = state
         self._add_pushes(requests, rows or {}, blocks or {}, learning_rate, change)
-        self._send(requests, Pull(self, requests, {}, ()), round, pushes=True, held=hold)
+        self._send(requests, Pull(self._directory, requests, {}, ()), round, pushes=True, held=hold)
 
     def exchange(self, push_rows: Mapping[str, tuple[Array, Array]], push_blocks: Mapping[str, Array],
                  pull_rows: Mapping[str, Array], pull_blocks: Sequence[str] = (), learning_rate: float | None = None,
@@ -215,7 +198,7 @@ class Client:
         requests = [Request() for _ in self._channels]
         requests[0].push.message.state = state
         self._add_pushes(requests, push_rows, push_blocks, learning_rate, change)
-        return self._send(requests, Pull(self, requests, pull_rows, pull_blocks), round, pushes=True, pulls=True)
+        return self._send(requests, Pull(self._directory, requests, pull_rows, pull_blocks), round, pushes=True, pulls=True)
 
     def look_up(self, table: str, ids: Array, slot: str = "") -> Array:
         """float32 [n, width]: rows as they are, for evaluation and serving; nothing is born or counted.
@@ -224,11 +207,11 @@ class Client:
             slot: the name of what the optimizer keeps for each row, to get that instead of the values. Of a table of a
                 server's program it is the variable's.
         """
-        width = self._width(table)
+        width = self._directory.width(table)
         once, inverse = kernels.distinct(checked_ids(table, ids))
         values = np.empty((len(once), width), np.float32)
         most = (wire.LARGEST_MESSAGE - 2 * wire.OVERHEAD) // (4 * max(width, 2))
-        parts = self._owned(table, once)
+        parts = self._directory.parts(table, once)
 
         def ask(number: int) -> None:
             for _, name, order, first in (part for part in parts if part.server == number):
@@ -245,8 +228,7 @@ class Client:
 
     def shrink(self, table: str, age: int) -> int:
         """Drop the rows that none of a table's last `age` updates has touched; returns how many."""
-        places = [(s.server, s.name) for s in self._stretches[table][0]] if table in self._stretches else \
-            [(number, table) for number in range(len(self._channels))]
+        places = self._directory.places(table)
 
         def ask(number: int) -> int:
             dropped = 0
@@ -293,7 +275,7 @@ class Client:
             "Restore", pb.RestoreRequest(folder=folder, snapshot=snapshot, tables=tables), waits=True))
         if tables:
             return str(replies[0].snapshot)
-        for block in self._blocks.values():
+        for block in self._directory.blocks.values():
             block.known = 0
         for channel in self._channels:
             channel.kept.clear()
@@ -375,53 +357,26 @@ class Client:
     def _add_pushes(self, requests: list[Request], rows: Mapping[str, tuple[Array, Array]],
                     blocks: Mapping[str, Array], learning_rate: float | None, change: Change) -> None:
         for table, (ids, values) in rows.items():
-            ids, shape = checked_ids(table, ids), (len(ids), self._width(table))
+            ids, shape = checked_ids(table, ids), (len(ids), self._directory.width(table))
             if not isinstance(values, np.ndarray) or values.dtype != np.float32 or values.shape != shape:
                 raise errors.ServerError(f"table {table}: expected an array float32 {list(shape)}, found {described(values)}")
             if change != Change.ASSIGN:
                 ids, values = merge(ids, np.ascontiguousarray(values))
-            for number, there, order, first in self._owned(table, ids):
+            for number, there, order, first in self._directory.parts(table, ids):
                 own = ids[order] - first if first else ids[order]
                 requests[number].push.add_rows(own, values[order], table=there, change=int(change),
                                                learning_rate=learning_rate)
         for name, value in blocks.items():
-            block = self._block(name)
+            block = self._directory.block(name)
             if not isinstance(value, np.ndarray) or value.dtype != np.float32 or value.shape != block.shape:
                 raise errors.ServerError(f"block {name}: expected an array float32 {list(block.shape)}, found "
                                          f"{described(value)}")
             requests[block.server].push.add_block(value, block=block.name, change=int(change), learning_rate=learning_rate)
 
-    def _owned(self, table: str, ids: Array) -> list[Part]:
-        """Which of the ids are where; every server, or every stretch, has a part. Raises ServerError for ids that no stretch
-        of the table holds."""
-        if table not in self._stretches:
-            if len(self._channels) == 1:
-                return [Part(0, table, _ALL)]
-            places = [(n, table, 0) for n in range(len(self._channels))]
-            groups = kernels.owners_of(ids, len(self._channels))
-        else:
-            stretches, ends = self._stretches[table]
-            if len(ids) and not (ids.min() >= 0 and ids.max() < ends[-1]):
-                raise errors.ServerError(f"table {table}: ids: expected numbers from 0 to {ends[-1] - 1}, found "
-                                         f"{ids[(ids < 0) | (ids >= ends[-1])][0]}")
-            if len(stretches) == 1:
-                return [Part(stretches[0].server, stretches[0].name, _ALL)]
-            places, groups = [(s.server, s.name, s.first) for s in stretches], np.searchsorted(ends, ids, side="right")
-        order, starts = kernels.partition(groups, len(places))
-        return [Part(server, name, order[starts[i]:starts[i + 1]], first) for i, (server, name, first) in enumerate(places)]
-
-    def _width(self, table: str) -> int:
-        if table not in self._widths:
-            reply = self._channels[0].call("Status", pb.StatusRequest(trainer=self.trainer))
-            self._widths.update({name: specs.read(specs.TableSpec, t.spec, name).width for name, t in reply.tables.items()})
-        if table not in self._widths:
-            raise errors.ServerError(f"there is no table {table!r}{errors.close_to(table, self._widths)}; create it first")
-        return self._widths[table]
-
-    def _block(self, name: str) -> Block:
-        if name not in self._blocks:
-            raise errors.ServerError(f"there is no block {name!r}{errors.close_to(name, self._blocks)}; create it first")
-        return self._blocks[name]
+    def _widths(self) -> dict[str, int]:
+        """The widths of all tables, by name."""
+        reply = self._channels[0].call("Status", pb.StatusRequest(trainer=self.trainer))
+        return {name: specs.read(specs.TableSpec, t.spec, name).width for name, t in reply.tables.items()}
 
     def _looked_up(self, number: int, request: pb.LookUpRequest) -> Any:
         channel = self._channels[number]

@@ -2,40 +2,17 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from jfluid import errors
 from jfluid.ps_server import kernels, wire
+from jfluid.ps_server.directory import Directory, Part
 from jfluid.ps_server.lifting import BlockValue, Request
 from jfluid.ps_server.lifting import Pulled as PullReply
 
-if TYPE_CHECKING:
-    from jfluid.ps_server.client import Client
-
 Array = np.ndarray[Any, Any]
-
-
-@dataclass
-class Block:
-    """Where a block is and what it is called there, and the value that this client has."""
-
-    server: int
-    name: str
-    shape: tuple[int, ...]
-    known: int = 0  # the value's version plus 1
-    life: int = 0   # of the server that gave it
-    value: Array | None = None
-
-
-class Part(NamedTuple):
-    """What of a call's ids one server has: positions of them, the table's name there, and the id that is 0 there."""
-
-    server: int
-    name: str
-    order: Any
-    first: int = 0
 
 
 @dataclass(frozen=True)
@@ -69,8 +46,8 @@ class Pulled:
 class Pull:
     """What is asked of each server, and how the answers fit together."""
 
-    def __init__(self, client: "Client", requests: list[Request], rows: Mapping[str, Array], blocks: Sequence[str]):
-        self._client = client
+    def __init__(self, directory: Directory, requests: list[Request], rows: Mapping[str, Array], blocks: Sequence[str]):
+        self._directory = directory
         # Of each table: its ids, where they were asked for, and each part with its place in the request of its server.
         self._rows: list[tuple[str, Array, Array, list[tuple[Part, int]]]] = []
         # Of each server the blocks, with the values that this client knows.
@@ -80,17 +57,17 @@ class Pull:
             ids, inverse = kernels.distinct(checked_ids(table, asked))
             counts = np.bincount(inverse, minlength=len(ids)).astype(np.uint32) if len(ids) < len(inverse) else None
             owned = []
-            for part in client._owned(table, ids):
+            for part in directory.parts(table, ids):
                 own, wanted = ids[part.order], requests[part.server].pull.rows
                 own = own - part.first if part.first else own
                 owned.append((part, len(wanted)))
                 wanted.add(table=part.name, ids=own.tobytes(),
                            counts=counts[part.order].tobytes() if counts is not None else b"")
-                self.sizes[part.server] += 4 * len(own) * client._width(table)
+                self.sizes[part.server] += 4 * len(own) * directory.width(table)
             self._rows.append((table, ids, inverse, owned))
         for name in blocks:
-            block = client._block(name)
-            with client._lock:
+            block = directory.block(name)
+            with directory.lock:
                 known, life, value = block.known, block.life, block.value
             self._blocks[block.server].append((name, value))
             requests[block.server].pull.blocks.add(block=block.name, known=known, server_incarnation=life)
@@ -106,7 +83,7 @@ class Pull:
         return Pulled(rows, blocks, min((reply.rounds for reply in replies if reply is not None), default=0))
 
     def _values(self, table: str, count: int, owned: list[tuple[Part, int]], replies: list[Any]) -> Array:
-        width, what = self._client._width(table), f"table {table}: values"
+        width, what = self._directory.width(table), f"table {table}: values"
         if len(owned) == 1:
             (part, i), = owned
             return wire.numbers(replies[part.server].rows[i], "<f4", what, count * width, copy=False).reshape(count, width)
@@ -117,11 +94,11 @@ class Pull:
         return values
 
     def _value(self, name: str, known: Array | None, life: int, reply: BlockValue) -> Array:
-        block = self._client._blocks[name]
+        block = self._directory.block(name)
         if not reply.value:
             return known  # type: ignore[return-value]
         value = wire.numbers(reply.value, "<f4", f"block {name}", math.prod(block.shape), copy=False).reshape(block.shape)
-        with self._client._lock:
+        with self._directory.lock:
             if life != block.life or reply.version + 1 > block.known:
                 block.known, block.life, block.value = reply.version + 1, life, value
         return value

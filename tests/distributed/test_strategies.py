@@ -8,7 +8,8 @@ import pytest
 
 from jfluid import errors
 from jfluid.distributed.geo import Geo
-from jfluid.distributed.strategies import Async, AsyncSettings, Direct, Gradients
+from jfluid.distributed.links import Gradients
+from jfluid.distributed.strategies import Async, AsyncSettings, Direct
 from jfluid.distributed.work import Dense, Piece
 from jfluid.ps_server.store import Change
 from jfluid.scope import Scope

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from jfluid import errors
 from jfluid.ir import framework_pb2 as pb
-from jfluid.ir.codec import program_from_bytes, program_to_bytes
+from jfluid.ir.program import Program
 from tests.fuzz.harness import Refusal, fuzzed, grows_linearly, mutated, reads_or_refuses
 
 MODELS = Path(__file__).parents[1] / "golden" / "models"
@@ -46,13 +46,13 @@ def programs(draw):
 
 
 def read_and_write(data):
-    program = reads_or_refuses(program_from_bytes, data, errors.FileFormatError)
+    program = reads_or_refuses(Program.parse_from_string, data, errors.FileFormatError)
     if isinstance(program, Refusal):
         return
     try:
-        written = program_to_bytes(program)
+        written = program.serialize_to_string()
         program.to_string(False)
-        assert program_to_bytes(program_from_bytes(written)) == written
+        assert Program.parse_from_string(written).serialize_to_string() == written
     except errors.JFluidError:
         pass  # what was read may be no program that can be written
     assert program.fingerprint and program.clone().num_blocks == program.num_blocks
@@ -98,4 +98,4 @@ def test_time(repeated):
         else:
             block.ops.add(type="scale").outputs.add(parameter="Out", arguments=[f"name {i}" * 4 for i in range(size // 10)])
         return desc.SerializeToString()
-    grows_linearly(program_from_bytes, family, 2000, errors.FileFormatError)
+    grows_linearly(Program.parse_from_string, family, 2000, errors.FileFormatError)

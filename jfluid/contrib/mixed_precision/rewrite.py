@@ -6,7 +6,6 @@ from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program
 from jfluid.ir.types import VarType
 from jfluid.ir.variable import Variable
-from jfluid.ir.verify import verify
 
 SUFFIX = {VarType.FP16: "fp16", VarType.BF16: "bf16", VarType.FP32: "fp32"}
 # Normalisations keep their parameters and statistics in float32: only the data is cast.
@@ -45,7 +44,7 @@ def rewrite(program: Program, lists: AutoMixedPrecisionLists, dtype: VarType) ->
             _cast_inputs(block, op, dtype, VarType.FP32)
         block.adopt_op(op)
         schema.current().infer(op)
-    verify(program, "mixed precision")
+    program.verify("mixed precision")
 
 
 def _cast_inputs(block: Block, op: Operator, have: VarType, want: VarType) -> None:

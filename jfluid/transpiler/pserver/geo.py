@@ -6,7 +6,6 @@ from jfluid.ir.block import Block
 from jfluid.ir.operator import OpRole
 from jfluid.ir.program import Program
 from jfluid.ir.types import VarType
-from jfluid.ir.verify import verify
 from jfluid.transpiler.pserver import trainer
 from jfluid.transpiler.pserver.placement import Held, Placement
 from jfluid.transpiler.pserver.updates import Updates
@@ -41,7 +40,7 @@ def rewrite(program: Program, placement: Placement) -> None:
     block.append_op("send", {"X": [ids for ids, _ in touched]}, {"Out": trainer.control(block)}, {
         "send_varnames": [table for _, table in touched], "epmap": placement.endpoints, "trainer_id": placement.trainer_id,
         "op_role": OpRole.RPC})
-    verify(program, "DistributeTranspiler, GEO")
+    program.verify("DistributeTranspiler, GEO")
 
 
 def startup(program: Program, placement: Placement) -> None:
@@ -52,7 +51,7 @@ def startup(program: Program, placement: Placement) -> None:
     block.append_op("fetch_barrier", {}, {"Out": trainer.control(block)}, {
         "endpoints": placement.endpoints, "trainer_id": placement.trainer_id, "op_role": OpRole.RPC})
     trainer.join(block, placement, OpRole.Forward)
-    verify(program, "DistributeTranspiler, startup program of a trainer")
+    program.verify("DistributeTranspiler, startup program of a trainer")
 
 
 def build(placement: Placement, endpoint: str) -> Program:
@@ -62,7 +61,7 @@ def build(placement: Placement, endpoint: str) -> Program:
     blocks = {held: _add(program, block, held) for held in placement.at(endpoint)}
     program.current_block_idx = 0
     _listen(block, placement, endpoint, blocks)
-    return verify(program, f"DistributeTranspiler, server {endpoint}")
+    return program.verify(f"DistributeTranspiler, server {endpoint}")
 
 
 def _add(program: Program, root: Block, held: Held) -> Block:

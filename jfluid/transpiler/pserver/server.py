@@ -8,7 +8,6 @@ from jfluid.ir.operator import Operator, OpRole
 from jfluid.ir.program import Program
 from jfluid.ir.types import VarType
 from jfluid.ir.variable import Variable
-from jfluid.ir.verify import verify
 from jfluid.transpiler.pserver.placement import Held, Placement
 
 # Values of listen_and_serv's attribute `distributed_mode`.
@@ -93,7 +92,7 @@ def build(placement: Placement, endpoint: str, seed: int) -> Program:
     blocks = {held: _optimize(program, placement, held, max(schedule, 0)) for held in placement.at(endpoint)}
     program.current_block_idx = 0
     _listen(program.global_block(), placement, endpoint, schedule, blocks)
-    return verify(program, f"DistributeTranspiler, server {endpoint}")
+    return program.verify(f"DistributeTranspiler, server {endpoint}")
 
 
 def _declare(block: Block, placement: Placement, endpoint: str) -> None:

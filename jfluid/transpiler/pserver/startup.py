@@ -2,7 +2,6 @@
 from jfluid.ir.block import Block
 from jfluid.ir.operator import Operator, OpRole
 from jfluid.ir.program import Program
-from jfluid.ir.verify import verify
 from jfluid.transpiler.pserver import trainer
 from jfluid.transpiler.pserver.placement import Placement
 from jfluid.transpiler.pserver.server import Home, backups, copy_op, homes
@@ -26,7 +25,7 @@ def of_trainer(startup: Program, placement: Placement) -> None:
     trainer.join(block, placement, OpRole.Forward)
     for param in remote:
         block.append_op("fake_init", {}, {"Out": param.name}, {"shape": param.shape, "op_role": OpRole.Forward})
-    verify(startup, "DistributeTranspiler, startup program of a trainer")
+    startup.verify("DistributeTranspiler, startup program of a trainer")
 
 
 def of_server(startup: Program, server: Program, placement: Placement, endpoint: str) -> Program:
@@ -53,7 +52,7 @@ def of_server(startup: Program, server: Program, placement: Placement, endpoint:
         for held in placement.at(endpoint):
             for name in backups(placement, held):
                 block.append_op("assign", {"X": held.param}, {"Out": name}, {"op_role": OpRole.Forward})
-    return verify(program, f"DistributeTranspiler, startup program of server {endpoint}")
+    return program.verify(f"DistributeTranspiler, startup program of server {endpoint}")
 
 
 def _start(ops: list[Operator], counter: Operator) -> float:

@@ -7,7 +7,6 @@ from jfluid.ir.operator import Operator, OpRole
 from jfluid.ir.program import Program
 from jfluid.ir.types import VarType
 from jfluid.ir.variable import Variable
-from jfluid.ir.verify import verify
 from jfluid.transpiler.pserver.placement import Held, Placement
 from jfluid.transpiler.pserver.updates import Update, Updates, read_updates
 
@@ -45,7 +44,7 @@ def drop_updates(program: Program, updates: Updates) -> None:
         if name in block.vars:
             block.remove_var(name)
     program._touch()
-    verify(program, "DistributeTranspiler, updates taken away")
+    program.verify("DistributeTranspiler, updates taken away")
 
 
 def answer_look_ups(program: Program, updates: Updates, placement: Placement) -> None:
@@ -57,7 +56,7 @@ def answer_look_ups(program: Program, updates: Updates, placement: Placement) ->
         for (version, padding), alike in groupby(sorted(update.look_ups, key=kind), kind):
             for group in _at_once(block, list(alike)):
                 _answer(block, group, placement.held[update.param.name], version, padding, placement.trainer_id)
-    verify(program, "DistributeTranspiler, look-ups")
+    program.verify("DistributeTranspiler, look-ups")
 
 
 def _at_once(block: Block, look_ups: list[Operator]) -> Iterator[list[Operator]]:
@@ -100,7 +99,7 @@ def send_gradients(program: Program, placement: Placement) -> dict[str, Variable
         _send(block, placement, placement.held[name], sent[name])
     if placement.counter is not None:
         sent[placement.counter.output("Out")[0]] = _send_count(block, placement)
-    verify(program, "DistributeTranspiler, gradients sent")
+    program.verify("DistributeTranspiler, gradients sent")
     return sent
 
 
@@ -161,7 +160,7 @@ def receive_parameters(program: Program, placement: Placement, sent: dict[str, V
         block.append_op("fetch_barrier", {"X": barrier}, {"Out": received}, common)
     if not config.runtime_split_send_recv:
         join(block, placement, OpRole.Dist)
-    verify(program, "DistributeTranspiler, parameters received")
+    program.verify("DistributeTranspiler, parameters received")
 
 
 def receive(block: Block, held: Sequence[Held], after: Variable | None, trainer_id: int, whole: bool) -> list[str]:

@@ -1,0 +1,116 @@
+"""Which server has what, as a client knows it: rows of tables by their ids, and blocks by their names."""
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jfluid import errors
+from jfluid.ps_server import kernels
+
+Array = np.ndarray[Any, Any]
+_ALL = slice(None)
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Rows of a table that is cut by ids: those of ids from `first` on, `rows` many, are table `name` of one server, where
+    they are counted from 0."""
+
+    name: str
+    server: int
+    first: int
+    rows: int
+
+
+@dataclass
+class Block:
+    """Where a block is and what it is called there, and the value that this client has."""
+
+    server: int
+    name: str
+    shape: tuple[int, ...]
+    known: int = 0  # the value's version plus 1
+    life: int = 0   # of the server that gave it
+    value: Array | None = None
+
+
+class Part(NamedTuple):
+    """What of a call's ids one server has: positions of them, the table's name there, and the id that is 0 there."""
+
+    server: int
+    name: str
+    order: Any
+    first: int = 0
+
+
+class Directory:
+    """Where tables and blocks are.
+
+    Args:
+        servers: how many there are.
+        widths: asks the servers for the widths of their tables, by name.
+
+    Attributes:
+        blocks: by the names that this client has for them.
+        lock: held while a block's value is read together with its version, or set.
+    """
+
+    def __init__(self, servers: int, widths: Callable[[], Mapping[str, int]]):
+        self._servers, self._ask = servers, widths
+        self._widths: dict[str, int] = {}
+        self._stretches: dict[str, tuple[list[Stretch], Array]] = {}  # with the id after each stretch's last
+        self.blocks: dict[str, Block] = {}
+        self.lock = threading.Lock()
+
+    def place_table(self, name: str, width: int, stretches: Sequence[Stretch] = ()) -> None:
+        """Note a table's width, and how it is cut; without stretches its rows are where the hashes of their ids say.
+
+        Raises ServerError when the stretches do not follow one another from id 0 on.
+        """
+        ends = np.cumsum([s.rows for s in stretches])
+        if [s.first for s in stretches] != [0, *ends[:-1]][:len(stretches)]:
+            raise errors.ServerError(f"table {name}: expected stretches that follow one another from 0 on, found {stretches}")
+        self._widths[name] = width
+        if stretches:
+            self._stretches[name] = list(stretches), ends
+
+    def width(self, table: str) -> int:
+        """How many numbers a row of a table has. Raises ServerError when no server has the table."""
+        if table not in self._widths:
+            self._widths.update(self._ask())
+        if table not in self._widths:
+            raise errors.ServerError(f"there is no table {table!r}{errors.close_to(table, self._widths)}; create it first")
+        return self._widths[table]
+
+    def block(self, name: str) -> Block:
+        """Where a block is. Raises ServerError when nobody said so."""
+        if name not in self.blocks:
+            raise errors.ServerError(f"there is no block {name!r}{errors.close_to(name, self.blocks)}; create it first")
+        return self.blocks[name]
+
+    def places(self, table: str) -> list[tuple[int, str]]:
+        """Each server that has rows of a table, and the table's name there."""
+        if table in self._stretches:
+            return [(s.server, s.name) for s in self._stretches[table][0]]
+        return [(number, table) for number in range(self._servers)]
+
+    def parts(self, table: str, ids: Array) -> list[Part]:
+        """Which of the ids are where; every server, or every stretch, has a part. Raises ServerError for ids that no stretch
+        of the table holds."""
+        if table not in self._stretches:
+            if self._servers == 1:
+                return [Part(0, table, _ALL)]
+            places = [(n, table, 0) for n in range(self._servers)]
+            groups = kernels.owners_of(ids, self._servers)
+        else:
+            stretches, ends = self._stretches[table]
+            if len(ids) and not (ids.min() >= 0 and ids.max() < ends[-1]):
+                raise errors.ServerError(f"table {table}: ids: expected numbers from 0 to {ends[-1] - 1}, found "
+                                         f"{ids[(ids < 0) | (ids >= ends[-1])][0]}")
+            if len(stretches) == 1:
+                return [Part(stretches[0].server, stretches[0].name, _ALL)]
+            places, groups = [(s.server, s.name, s.first) for s in stretches], np.searchsorted(ends, ids, side="right")
+        order, starts = kernels.partition(groups, len(places))
+        return [Part(server, name, order[starts[i]:starts[i + 1]], first) for i, (server, name, first) in enumerate(places)]
