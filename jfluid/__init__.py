@@ -8,11 +8,11 @@ from jfluid import (
     contrib,
     core,
     debugger,
-    environment,
     evaluator,
     executor,
     initializer,
     install_check,
+    installation,
     io,
     layers,
     lod_tensor,
@@ -27,7 +27,12 @@ from jfluid import (
     transpiler,
 )
 from jfluid.compiler import BuildStrategy, CompiledProgram, ExecutionStrategy
-from jfluid.environment import (
+from jfluid.executor import Executor
+from jfluid.feeding.data_feeder import DataFeeder
+from jfluid.feeding.reader import batch
+from jfluid.flags import get_flags, set_flags
+from jfluid.input import data, embedding, one_hot
+from jfluid.installation import (
     disable_dygraph,
     enable_dygraph,
     in_dygraph_mode,
@@ -36,11 +41,6 @@ from jfluid.environment import (
     release_memory,
     require_version,
 )
-from jfluid.executor import Executor
-from jfluid.feeding.data_feeder import DataFeeder
-from jfluid.feeding.reader import batch
-from jfluid.flags import get_flags, set_flags
-from jfluid.input import data, embedding, one_hot
 from jfluid.interop import to_jax
 from jfluid.io import load, load_program_state, save, set_program_state
 from jfluid.ir import backward, unique_name

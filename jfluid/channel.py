@@ -11,13 +11,15 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn
 
-# Set by the launcher for each process that it starts: "<file descriptor>:<launcher's process id>".
-CHANNEL = "JFLUID_PROGRESS_CHANNEL"
+from jfluid import environment
 
 
 def descriptor() -> int | None:
-    """The pipe, or None where no launcher started this very process."""
-    number, _, launcher = os.environ.get(CHANNEL, "").partition(":")
+    """The pipe, or None where no launcher started this very process.
+
+    The launcher gives each process "<file descriptor>:<launcher's process id>".
+    """
+    number, _, launcher = environment.text(environment.PROGRESS_CHANNEL, "").partition(":")
     # A process that the script started inherits the variable, but not the descriptor.
     return int(number) if launcher == str(os.getppid()) else None
 

@@ -25,10 +25,10 @@ from jfluid.ir.program import Program, default_main_program
 from jfluid.ir.variable import Variable
 from jfluid.lod_tensor import LoDTensor, LoDTensorArray, SelectedRows
 from jfluid.ops.collective import meeting
-from jfluid.parallel.devices import cpu_number, prepare_cpus
+from jfluid.parallel.devices import prepare_cpus
 from jfluid.parallel.feeding import fetched
 from jfluid.parallel.program import DataParallel
-from jfluid.places import CPUPlace, CUDAPlace, Place, is_compiled_with_cuda
+from jfluid.places import CPUPlace, CUDAPlace, Place, cpu_number, is_compiled_with_cuda
 from jfluid.scope import Scope, global_scope, scope_guard
 
 __all__ = ["Executor", "FetchHandler", "global_scope", "scope_guard"]

@@ -1,30 +1,40 @@
 """Flags: settings by name, from the environment (`FLAGS_x=...`) or `fluid.set_flags`."""
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from jfluid import errors
+from jfluid import environment, errors
 
 __all__ = ["get_flags", "set_flags"]
 
-# Effective here.
-_DEFAULTS: dict[str, Any] = {
-    "FLAGS_check_nan_inf": False,  # hold every floating output of every operator against NaN and infinity
-    "FLAGS_compilation_cache_dir": os.path.join("~", ".cache", "jfluid", "xla"),  # "" compiles anew in each process
-    "FLAGS_communicator_is_sgd_optimizer": True,  # gradients of several steps are added up, else averaged
-    "FLAGS_communicator_max_merge_var_num": 20,  # steps whose gradients are sent together
-    "FLAGS_communicator_min_send_grad_num_before_recv": 20,  # gradients before parameters are received again
-    "FLAGS_communicator_prefetch_depth": 1,  # batches of a dataset whose rows of tables are pulled ahead
-    "FLAGS_communicator_send_queue_size": 20,  # steps whose gradients may wait to be sent
-    "FLAGS_communicator_send_wait_times": 5,  # hundredths of a second after which no more gradients are waited for
-    "FLAGS_dataset_max_bytes": 0,  # of an InMemoryDataset's records, copies while shuffling included; 0: 3/4 of the memory
-    "FLAGS_global_shuffle_peer_bytes": 0,  # that one trainer may send another; 0: as many as the machine has of memory
-    "FLAGS_rpc_deadline": 180000,  # milliseconds for which a trainer waits until parameter servers listen
-    "FLAGS_selected_gpus": "",  # what fluid.cuda_places() returns by default
+
+class Flag(NamedTuple):
+    """What a flag is without anybody's word, which its type follows from, and what it does."""
+
+    default: Any
+    meaning: str
+
+
+EFFECTIVE = {
+    "FLAGS_check_nan_inf": Flag(False, "hold every floating output of every operator against NaN and infinity"),
+    "FLAGS_compilation_cache_dir": Flag(os.path.join("~", ".cache", "jfluid", "xla"),
+                                        "where compiled programs are kept; empty: each process compiles anew"),
+    "FLAGS_communicator_is_sgd_optimizer": Flag(True, "gradients of several steps are added up, else averaged"),
+    "FLAGS_communicator_max_merge_var_num": Flag(20, "steps whose gradients are sent together"),
+    "FLAGS_communicator_min_send_grad_num_before_recv": Flag(20, "gradients before parameters are received again"),
+    "FLAGS_communicator_prefetch_depth": Flag(1, "batches of a dataset whose rows of tables are pulled ahead"),
+    "FLAGS_communicator_send_queue_size": Flag(20, "steps whose gradients may wait to be sent"),
+    "FLAGS_communicator_send_wait_times": Flag(5, "hundredths of a second after which no more gradients are waited for"),
+    "FLAGS_dataset_max_bytes": Flag(0, "bytes of an InMemoryDataset's records, copies while shuffling included; 0: three "
+                                    "quarters of the memory"),
+    "FLAGS_global_shuffle_peer_bytes": Flag(0, "bytes that one trainer may send another; 0: as many as the machine has of "
+                                            "memory"),
+    "FLAGS_rpc_deadline": Flag(180000, "milliseconds for which a trainer waits until parameter servers listen"),
+    "FLAGS_selected_gpus": Flag("", "what fluid.cuda_places() returns by default"),
 }
 # Settings of Fluid's memory allocator, garbage collector and kernels (XLA has its own), and of its communicator's threads
 # (one thread sends and receives). These are kept and returned, and change nothing.
-_NO_EFFECT: dict[str, Any] = {
+NO_EFFECT: dict[str, Any] = {
     "FLAGS_allocator_strategy": "auto_growth", "FLAGS_benchmark": False,
     "FLAGS_communicator_fake_rpc": False, "FLAGS_communicator_independent_recv_thread": True,
     "FLAGS_communicator_merge_sparse_grad": True,
@@ -54,11 +64,11 @@ def _parse(name: str, text: Any) -> Any:
 
 
 def _known(name: str) -> Any:
-    if name in _DEFAULTS:
-        return _DEFAULTS[name]
-    if name in _NO_EFFECT:
-        return _NO_EFFECT[name]
-    raise errors.ProgramError(f"no flag {name}" + errors.close_to(name, [*_DEFAULTS, *_NO_EFFECT]))
+    if name in EFFECTIVE:
+        return EFFECTIVE[name].default
+    if name in NO_EFFECT:
+        return NO_EFFECT[name]
+    raise errors.ProgramError(f"no flag {name}" + errors.close_to(name, [*EFFECTIVE, *NO_EFFECT]))
 
 
 def given(name: str) -> Any:
@@ -66,7 +76,7 @@ def given(name: str) -> Any:
     if name in _values:
         return _values[name]
     _known(name)
-    text = os.environ.get(name)
+    text = environment.text(name)
     return None if text is None else _parse(name, text)
 
 

@@ -272,7 +272,7 @@ class Auc(MetricBase):
 
 
 class DetectionMAP:
-    """Mean average precision of detection; not in this release."""
+    """Raises UnsupportedError: the operator detection_map is not in this release."""
 
     def __init__(self, input: Any, gt_label: Any, gt_box: Any, gt_difficult: Any = None, class_num: int | None = None,
                  background_label: int = 0, overlap_threshold: float = 0.5, evaluate_difficult: bool = True,

@@ -1,10 +1,9 @@
 """Places: the devices that programs run on."""
-import os
 from dataclasses import dataclass
 
 import jax
 
-from jfluid import errors
+from jfluid import environment, errors, flags
 
 
 @dataclass(frozen=True)
@@ -67,16 +66,31 @@ def get_cuda_device_count() -> int:
     return len(_gpus())
 
 
+def cpu_number() -> int:
+    """How many replicas the variable CPU_NUM asks for on the CPU; 1 when it is not set. Raises PlaceError."""
+    if not environment.text("CPU_NUM"):
+        return environment.DEFAULT_CPU_NUM
+    from jfluid.environment.process import DeviceVariables
+    return DeviceVariables.from_env().cpu_num
+
+
+def selected_gpus() -> tuple[int, ...]:
+    """The numbers of the GPUs that FLAGS_selected_gpus names; none when it is not set. Raises PlaceError."""
+    if not flags.get("FLAGS_selected_gpus"):
+        return ()
+    from jfluid.environment.process import DeviceVariables
+    return DeviceVariables.from_env({"FLAGS_selected_gpus": flags.get("FLAGS_selected_gpus")}).selected_gpus
+
+
 def cpu_places(device_count: int | None = None) -> list[CPUPlace]:
     """`device_count` CPUPlaces; by default as many as the variable CPU_NUM says, else one."""
-    return [CPUPlace()] * (int(os.environ.get("CPU_NUM", 1)) if device_count is None else device_count)
+    return [CPUPlace()] * (cpu_number() if device_count is None else device_count)
 
 
 def cuda_places(device_ids: list[int] | None = None) -> list[CUDAPlace]:
     """A CUDAPlace for each id; by default those of FLAGS_selected_gpus, else all. Raises PlaceError without GPUs."""
     if device_ids is None:
-        chosen = os.environ.get("FLAGS_selected_gpus", "")
-        device_ids = [int(i) for i in chosen.split(",")] if chosen else list(range(get_cuda_device_count()))
+        device_ids = list(selected_gpus() or range(get_cuda_device_count()))
     places = [CUDAPlace(i) for i in device_ids]
     if not places:
         raise errors.PlaceError("cuda_places: JAX sees no GPU here. Use cpu_places(), or install JAX with CUDA.")

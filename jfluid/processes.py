@@ -1,5 +1,4 @@
 """Several processes that train together, through `jax.distributed`: NCCL between GPUs, gloo between CPUs."""
-import os
 import socket
 from collections.abc import Sequence
 from typing import Any
@@ -8,10 +7,10 @@ import jax
 import numpy as np
 
 from jfluid import errors
+from jfluid.places import selected_gpus
 
 _joined: tuple[list[str], int] | None = None
 _SECONDS_TO_MEET = 300
-_BIND = "JAX_COORDINATOR_BIND_ADDRESS"
 
 
 def join(endpoints: Sequence[str], trainer_id: int) -> None:
@@ -39,7 +38,8 @@ def join(endpoints: Sequence[str], trainer_id: int) -> None:
     if len(endpoints) == 1:
         _joined = endpoints, trainer_id
         return
-    listen = os.environ.get(_BIND, endpoints[0])
+    from jfluid.environment.process import DeviceVariables
+    listen = DeviceVariables.from_env().coordinator_bind_address or endpoints[0]
     if trainer_id == 0:
         _check_address(listen)
     try:
@@ -62,13 +62,14 @@ def _check_address(endpoint: str) -> None:
             probe.bind(address)
     except OSError as error:
         raise errors.PlaceError(f"{endpoint}, where the first trainer is to listen to the others, is no address of this "
-                                f"machine ({error.strerror}): name one of its addresses, or say with {_BIND}=HOST:PORT where "
+                                f"machine ({error.strerror}): name one of its addresses, or say with "
+                                "JAX_COORDINATOR_BIND_ADDRESS=HOST:PORT where "
                                 "it listens when the others reach it there") from None
 
 
 def _gpus_of_this_process() -> dict[str, Any]:
-    chosen = os.environ.get("FLAGS_selected_gpus", "")
-    return {"local_device_ids": [int(i) for i in chosen.split(",")]} if chosen else {}
+    chosen = selected_gpus()
+    return {"local_device_ids": list(chosen)} if chosen else {}
 
 
 def joined() -> bool:

@@ -11,9 +11,11 @@ Graph = Mapping[str, set[str]]
 
 # Folders and modules of the package, from the bottom up: each imports from those of earlier lines only.
 LAYERS = (
-    {"channel", "errors", "fetched_array", "messages"},
-    {"average", "environment", "fetch_handler", "flags", "ir", "metrics", "places", "processes", "profiler", "progress",
-     "security", "surface"},
+    {"errors", "fetched_array", "field_types", "messages"},
+    {"environment"},
+    {"average", "channel", "fetch_handler", "flags", "installation", "ir", "metrics", "profiler", "security", "surface"},
+    {"places", "progress"},
+    {"processes"},
     {"initializer", "job", "lod_tensor", "regularizer", "transpiler"},
     {"launch", "ps_server", "scope"},
     {"core", "dataset", "files", "param_attr"},

@@ -71,3 +71,12 @@ def test_imports_in_functions_and_for_types_count(tmp_path):
     assert found["jfluid.ops"] == {"jfluid.errors"} and found["jfluid.ir.c"] == {"jfluid.errors", "jfluid.ir"}
     assert circles(found) == [{"jfluid.ops.a", "jfluid.ops.b"}]
     assert upward(found) == ["jfluid.ir: jfluid.ops.b"]
+
+
+def test_environment_variables_are_read_in_one_place():
+    for path in PACKAGE.rglob("*.py"):
+        if not any(path.is_relative_to(PACKAGE / folder) for folder in ("environment", "launch")):
+            names = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)
+                     and isinstance(node.value, ast.Name) and node.value.id == "os"}
+            names |= {name for source, name in imports(path) if source == "os"}
+            assert not names & {"environ", "environb", "getenv", "putenv"}, path

@@ -89,8 +89,9 @@ def test_environments_that_describe_no_job(environment, said):
 
 
 @pytest.mark.parametrize(("variables", "said"), [
-    ({"PADDLE_TRAINER_ID": "3"}, "PADDLE_TRAINER_ID: expected a whole number from 0 to 2, found '3'"),
-    ({"PADDLE_TRAINER_ID": "x"}, "found 'x'"), ({"PADDLE_TRAINER_ENDPOINTS": "a:1,a:1"}, "expected different endpoints"),
+    ({"PADDLE_TRAINER_ID": "3"}, "PADDLE_TRAINER_ID: expected an integer from 0 to 2, found 3"),
+    ({"PADDLE_TRAINER_ID": "x"}, "PADDLE_TRAINER_ID: expected an integer from 0 on, found 'x'"),
+    ({"PADDLE_TRAINER_ENDPOINTS": "a:1,a:1"}, "expected different endpoints"),
     ({"PADDLE_TRAINER_ENDPOINTS": "a"}, "expected different endpoints")])
 def test_wrong_variables(variables, said):
     with (_environment({"PADDLE_TRAINER_ENDPOINTS": TRAINERS, "PADDLE_TRAINER_ID": "0"} | variables),

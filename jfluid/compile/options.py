@@ -1,9 +1,10 @@
 """What XLA is told for each program. The process's own flags (XLA_FLAGS) stay as they are, and go before."""
 import functools
-import os
 import platform
 
 import jax
+
+from jfluid import environment
 
 # With it XLA gives only reductions to YNNPACK. Matrix products and convolutions then go to oneDNN and Eigen, which are faster
 # on x86: see "XLA's options" in docs/performance.md.
@@ -23,7 +24,7 @@ def options(device: jax.Device, quickly: bool = False) -> dict[str, str | int]:
         return {}
     found = dict(_QUICK) if quickly else {}
     if platform.machine().lower() in ("x86_64", "amd64"):
-        found |= {name: value for name, value in _LIBRARIES.items() if name not in os.environ.get("XLA_FLAGS", "")}
+        found |= {name: value for name, value in _LIBRARIES.items() if name not in environment.text("XLA_FLAGS", "")}
     return found if jax.__version_info__[:2] == _KNOWN else {n: v for n, v in found.items() if _understood(n, v)}
 
 

@@ -13,6 +13,7 @@
 | `births` | startup programs of servers: how rows of tables are born |
 | `server_program` | what a server's program does with each gradient, read from its blocks |
 | `program_store` | the tables and blocks of a server's program, updated by its operators |
+| `settings` | what environment variables say of servers and of connections to them |
 | `serving` | runs a server's program until all trainers have left |
 | `snapshots` | what servers write while they serve, to go on from when they are started again |
 | `trainer_state` | what only a trainer has, and gets back when it is started again |

@@ -15,7 +15,7 @@ import numpy as np
 from jfluid import flags
 from jfluid.distributed import snapshots
 from jfluid.distributed.coming import Exchange
-from jfluid.distributed.environment import client_options
+from jfluid.distributed.settings import client_options
 from jfluid.distributed.work import Dense, Work
 from jfluid.scope import Scope
 from jfluid.security.secret import job_secret

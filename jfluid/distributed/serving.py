@@ -1,12 +1,12 @@
 """Running a server's program: it serves until all trainers have left."""
 import logging
-import os
 from typing import Any
 
 from jfluid import errors, flags
-from jfluid.distributed.environment import client_options, server_settings
 from jfluid.distributed.interface import Runner
+from jfluid.distributed.settings import client_options, server_settings
 from jfluid.distributed.snapshots import Snapshots
+from jfluid.environment.process import RoleVariables
 from jfluid.ir.program import Program
 from jfluid.scope import Scope
 from jfluid.security.secret import job_secret
@@ -25,7 +25,7 @@ class Serving(Runner):
         """All servers of the job. A program that was read from a file does not name them; then the environment does."""
         if self._program.holdings is not None:
             return list(self._program.holdings.endpoints)
-        named = [e for e in os.environ.get("PADDLE_PSERVERS_IP_PORT_LIST", "").split(",") if e]
+        named = list(RoleVariables.from_env().pserver_endpoints)
         return named if len(named) > number else [own] * (number + 1)
 
     def run(self, feed: Any, fetches: list[str], scope: Scope, owned: bool = False) -> list[Any]:
@@ -35,7 +35,7 @@ class Serving(Runner):
             FetchError, FeedError: a server's program takes and gives nothing.
             UninitializedError: the startup program was not run in this scope.
             SecretError: there is no secret for a server that other machines can reach.
-            ServerError: the port is taken, or what the environment says (see jfluid.distributed.environment and .snapshots) is
+            ServerError: the port is taken, or what the environment says (see jfluid.environment.process) is
                 wrong or cannot be.
         """
         from jfluid.distributed.program_store import ProgramStore
@@ -54,7 +54,7 @@ class Serving(Runner):
         token = job_secret([endpoint])
         settings = server_settings(number, token=token, host=host.strip("[]"), port=int(port), servers=len(endpoints),
                                    trainers=self._listen.attr("Fanin"), end_with_trainers=True)
-        snapshots = Snapshots.from_environment(number)
+        snapshots = Snapshots.of_server(number)
         if snapshots is not None:
             snapshots.check()
         server = Server(settings, store)

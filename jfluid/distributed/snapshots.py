@@ -1,46 +1,36 @@
 """Snapshots of a serving job: each server writes its own every so often, and goes on from it when it is started again.
 
-| environment variable | meaning |
-|---|---|
-| JFLUID_PS_SNAPSHOT_FOLDER | where servers write, each in `server-<number>`; none are written without it |
-| JFLUID_PS_SNAPSHOT_EVERY_S | seconds between two snapshots (60) |
-| JFLUID_PS_RESTORE | 1: this server was started again, and goes on from its last snapshot if it has one |
-| JFLUID_PS_KEEP_BYTES | bytes of pushes since a server's last snapshot that a trainer keeps for it, to send them again |
-
-Trainers need the first variable too: with it they keep 256 MiB of pushes for each server unless told otherwise, and in
-synchronous training all servers apply a round or none does, so that a trainer may be killed at any moment.
+Variables say where and how often (jfluid.environment.process.SnapshotVariables). Trainers need the folder too: with it they
+keep pushes for each server, to send them again, and in synchronous training all servers apply a round or none does, so that a
+trainer may be killed at any moment.
 
 In synchronous training the servers cut at the same rounds (see jfluid.ps_server.recovery); otherwise each writes its own.
 """
 import logging
-import math
-import os
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jfluid import errors
+from jfluid.environment.process import SnapshotVariables
 
 if TYPE_CHECKING:
     from jfluid.ps_server.recovery import Peers
     from jfluid.ps_server.server import Server
     from jfluid.ps_server.service import Service
 
-FOLDER, EVERY, RESTORE, KEEP = (f"JFLUID_PS_{n}" for n in ("SNAPSHOT_FOLDER", "SNAPSHOT_EVERY_S", "RESTORE", "KEEP_BYTES"))
 _LOG = logging.getLogger(__name__)
 
 
 def wanted() -> bool:
     """Whether this job's servers write snapshots, so that processes of it may be killed and started again."""
-    return bool(os.environ.get(FOLDER))
+    return SnapshotVariables.from_env().snapshot_folder is not None
 
 
 def kept_bytes() -> int:
     """How much a trainer keeps of its pushes for each server. Raises ServerError for a variable that is no number."""
-    found = os.environ.get(KEEP, str(256 << 20) if wanted() else "0")
-    if not found.isdecimal():
-        raise errors.ServerError(f"{KEEP}: expected a number of bytes, found {found!r}")
-    return int(found)
+    told = SnapshotVariables.from_env()
+    return told.keep_bytes if told.snapshot_folder is not None or "keep_bytes" in told.model_fields_set else 0
 
 
 class Snapshots:
@@ -56,30 +46,22 @@ class Snapshots:
         self.folder, self.every_s, self.restore = folder, every_s, restore
 
     @classmethod
-    def from_environment(cls, number: int) -> "Snapshots | None":
+    def of_server(cls, number: int) -> "Snapshots | None":
         """Those of server `number`, as the environment says. Raises ServerError for variables that make no sense."""
-        folder, restore, every = os.environ.get(FOLDER), os.environ.get(RESTORE, "0"), os.environ.get(EVERY, "60")
-        if restore not in ("0", "1"):
-            raise errors.ServerError(f"{RESTORE}: expected 0 or 1, found {restore!r}")
-        if not folder:
-            if restore == "1":
-                raise errors.ServerError(f"{RESTORE}=1: set {FOLDER} to where the snapshots are")
+        told = SnapshotVariables.from_env()
+        if told.snapshot_folder is None:
+            if told.restore:
+                raise errors.ServerError("JFLUID_PS_RESTORE=1: set JFLUID_PS_SNAPSHOT_FOLDER to where snapshots are")
             return None
-        try:
-            every_s = float(every)
-        except ValueError:
-            every_s = math.nan
-        if not (every_s > 0 and math.isfinite(every_s)):
-            raise errors.ServerError(f"{EVERY}: expected a number of seconds above 0, found {every!r}")
-        return cls(Path(folder).absolute() / f"server-{number}", every_s, restore == "1")
+        return cls(told.snapshot_folder.absolute() / f"server-{number}", told.snapshot_every_s, told.restore)
 
     def check(self) -> None:
         """Raise ServerError when a server that was not started again finds a snapshot: an earlier job's work is neither taken
         up nor written over unasked."""
         from jfluid.ps_server import snapshot
         if not self.restore and self.folder.is_dir() and snapshot.complete(self.folder):
-            raise errors.ServerError(f"{self.folder} holds a snapshot of an earlier job. Set {RESTORE}=1 to go on with that "
-                                     "job; otherwise remove the folder, or name another one")
+            raise errors.ServerError(f"{self.folder} holds a snapshot of an earlier job. Set JFLUID_PS_RESTORE=1 to go on "
+                                     "with that job; otherwise remove the folder, or name another one")
 
     def writer(self, server: "Server", peers: "Peers") -> "Writer":
         """What writes them: with the other servers, or on its own."""

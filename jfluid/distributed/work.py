@@ -3,13 +3,13 @@
 `DistributeTranspiler` writes it down as operators (`send`, `recv`, `distributed_lookup_table` and so on). They are read once;
 a step is then one call for rows, one compiled program, and one call that brings gradients out and parameters in.
 """
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from jfluid import errors
+from jfluid.environment.process import RoleVariables
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program
 from jfluid.ir.types import VarType
@@ -176,7 +176,7 @@ def endpoints_of(program: Program) -> list[str]:
             return list(op.attr("endpoints"))
     found = [e for op in ops if op.type == LOOK_UP for e in op.attr("endpoints")]
     named = list(dict.fromkeys(found + [e for op in ops if op.type in (SEND, RECV) for e in op.attr("epmap")]))
-    told = [e for e in os.environ.get("PADDLE_PSERVERS_IP_PORT_LIST", "").split(",") if e]
+    told = list(RoleVariables.from_env().pserver_endpoints)
     return told if set(named) <= set(told) else named
 
 

@@ -1,12 +1,14 @@
 """Role makers: which process of a job this is, and where the others are."""
-import os
 import socket
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jfluid import errors, processes
+
+if TYPE_CHECKING:
+    from jfluid.environment.process import RoleVariables
 
 __all__ = ["GeneralRoleMaker", "MPISymetricRoleMaker", "PaddleCloudRoleMaker", "Role", "RoleMakerBase",
            "UserDefinedCollectiveRoleMaker", "UserDefinedRoleMaker"]
@@ -130,39 +132,21 @@ class RoleMakerBase:
         self.barrier_worker()
 
 
-def _variable(name: str) -> str:
-    value = os.environ.get(name)
-    if not value:
-        raise errors.ProgramError(f"the environment variable {name} is not set: start the script with jfluid-launch, or set "
-                                  "the variables of the job")
-    return value
+def _role(environment: "RoleVariables") -> int:
+    return Role.WORKER if environment.required("training_role") == "TRAINER" else Role.SERVER
 
 
-def _number(name: str, text: str, below: int | None = None) -> int:
-    if not text.isdecimal() or (below is not None and int(text) >= below):
-        bound = "" if below is None else f" from 0 to {below - 1}"
-        raise errors.ProgramError(f"the environment variable {name}: expected a whole number{bound}, found {text!r}")
-    return int(text)
+def _number(environment: "RoleVariables", field: str, below: int) -> int:
+    """The value of a field that is one of `below` numbers."""
+    number = int(environment.required(field))
+    if number >= below:
+        raise errors.ProgramError(f"{environment.name_of(field)}: expected an integer from 0 to {below - 1}, found {number}")
+    return number
 
 
-def _endpoints(name: str) -> list[str]:
-    found = [e.strip() for e in _variable(name).split(",")]
-    if any(":" not in e for e in found) or len(set(found)) < len(found):
-        raise errors.ProgramError(f"the environment variable {name}: expected different endpoints such as "
-                                  f'"10.0.0.1:6170,10.0.0.2:6170", found {os.environ[name]!r}')
-    return found
-
-
-def _role() -> int:
-    text = _variable("TRAINING_ROLE")
-    if text not in ("TRAINER", "PSERVER"):
-        raise errors.ProgramError(f"the environment variable TRAINING_ROLE: expected TRAINER or PSERVER, found {text!r}")
-    return Role.WORKER if text == "TRAINER" else Role.SERVER
-
-
-def _place_of_server(endpoints: Sequence[str]) -> int:
+def _place_of_server(environment: "RoleVariables", endpoints: Sequence[str]) -> int:
     """The server's number, by its own endpoint."""
-    own = f"{_variable('POD_IP')}:{_variable('PADDLE_PORT')}"
+    own = f"{environment.required('host')}:{environment.required('port')}"
     if own not in endpoints:
         raise errors.ProgramError(f"POD_IP and PADDLE_PORT say {own}, which is not in PADDLE_PSERVERS_IP_PORT_LIST: "
                                   f"{list(endpoints)}")
@@ -188,22 +172,23 @@ class PaddleCloudRoleMaker(RoleMakerBase):
         self._is_collective = is_collective
 
     def _generate(self) -> None:
+        from jfluid.environment.process import RoleVariables
+        environment = RoleVariables.from_env()
         if self._is_collective:
-            training_role = os.environ.get("PADDLE_TRAINING_ROLE", "TRAINER")
-            if training_role != "TRAINER":
+            if environment.collective_role != "TRAINER":
                 raise errors.ProgramError("the environment variable PADDLE_TRAINING_ROLE: a collective job has only TRAINERs, "
-                                          f"found {training_role!r}")
-            endpoints = _endpoints("PADDLE_TRAINER_ENDPOINTS")
-            self._current_id = _number("PADDLE_TRAINER_ID", os.environ.get("PADDLE_TRAINER_ID", "0"), len(endpoints))
-            self._worker_endpoints, self._trainers_num, self._role = endpoints, len(endpoints), Role.WORKER
+                                          f"found {environment.collective_role!r}")
+            self._worker_endpoints = list(environment.required("trainer_endpoints"))
+            self._trainers_num, self._role = len(self._worker_endpoints), Role.WORKER
+            self._current_id = 0 if environment.trainer_id is None else _number(environment, "trainer_id", self._trainers_num)
             return
-        servers = _endpoints("PADDLE_PSERVERS_IP_PORT_LIST")
-        number = _number("PADDLE_TRAINERS_NUM", _variable("PADDLE_TRAINERS_NUM"))
-        role = _role()
+        servers = list(environment.required("pserver_endpoints"))
+        number = int(environment.required("trainers_num"))
+        role = _role(environment)
         if role == Role.WORKER:
-            self._current_id = _number("PADDLE_TRAINER_ID", _variable("PADDLE_TRAINER_ID"), number)
+            self._current_id = _number(environment, "trainer_id", number)
         else:
-            self._current_id = _place_of_server(servers)
+            self._current_id = _place_of_server(environment, servers)
         self._server_endpoints, self._trainers_num, self._role = servers, number, role
 
 
@@ -231,14 +216,16 @@ class GeneralRoleMaker(RoleMakerBase):
                                               "PADDLE_TRAINER_ENDPOINTS: leave it out")
 
     def _generate(self) -> None:
-        servers, trainers = _endpoints("PADDLE_PSERVERS_IP_PORT_LIST"), _endpoints("PADDLE_TRAINER_ENDPOINTS")
-        role = _role()
+        from jfluid.environment.process import RoleVariables
+        environment = RoleVariables.from_env()
+        servers, trainers = (list(environment.required(f"{who}_endpoints")) for who in ("pserver", "trainer"))
+        role = _role(environment)
         if role == Role.WORKER:
-            self._current_id = _number("PADDLE_TRAINER_ID", _variable("PADDLE_TRAINER_ID"), len(trainers))
-        elif "PADDLE_PSERVER_ID" in os.environ:
-            self._current_id = _number("PADDLE_PSERVER_ID", os.environ["PADDLE_PSERVER_ID"], len(servers))
+            self._current_id = _number(environment, "trainer_id", len(trainers))
+        elif environment.pserver_id is not None:
+            self._current_id = _number(environment, "pserver_id", len(servers))
         else:
-            self._current_id = _place_of_server(servers)
+            self._current_id = _place_of_server(environment, servers)
         self._role, self._server_endpoints = role, servers
         self._worker_endpoints, self._trainers_num = trainers, len(trainers)
 

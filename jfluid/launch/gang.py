@@ -3,13 +3,15 @@ import os
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from jfluid.job import ASSIGNED, CollectiveJob, GangJob, Job, JobError, ParameterServerJob, endpoint
-from jfluid.security.secret import OLDER_VARIABLE, VARIABLE
+from jfluid.environment import OLDER_JOB_TOKEN
+from jfluid.environment.process import ASSIGNED, ProcessEnvironment
+from jfluid.job import CollectiveJob, GangJob, Job, JobError, ParameterServerJob, endpoint
 
 # Variables that tell the launcher, not its processes, about the hosts; proxies, which gRPC would use between hosts; the
 # older name of one that members get.
-_NOT_FOR_MEMBERS = ("PADDLE_NUM_TRAINERS", "http_proxy", "https_proxy", OLDER_VARIABLE)
+_NOT_FOR_MEMBERS = ("PADDLE_NUM_TRAINERS", "http_proxy", "https_proxy", OLDER_JOB_TOKEN)
 # A traceback of crashes and stalls; SIGTERM ends the process, which JAX's preemption service would swallow.
 _DEFAULTS = {"PYTHONFAULTHANDLER": "1", "JAX_ENABLE_PREEMPTION_SERVICE": "false"}
 
@@ -45,34 +47,35 @@ def collective_gang(job: CollectiveJob, endpoints: Sequence[Sequence[str]], node
     """The processes on host number `node`; `endpoints` has a list of `host:port` for each host, one for each process."""
     everyone = [endpoint for host in endpoints for endpoint in host]
     first = sum(map(len, endpoints[:node]))
-    return [_trainer(job, first + local, everyone, devices, {VARIABLE: secret})
-            for local, devices in enumerate(shares(gpus, len(endpoints[node])))]
+    common = ProcessEnvironment(trainers_num=len(everyone), trainer_endpoints=tuple(everyone), job_token=secret)
+    return [_trainer(job, first + local, devices, common) for local, devices in enumerate(shares(gpus, len(endpoints[node])))]
 
 
 def parameter_server_gang(job: ParameterServerJob, servers: Sequence[str], trainers: Sequence[str], here: Container[str],
                           gpus: Sequence[str], secret: str) -> list[Member]:
     """Those of the servers and trainers with the given endpoints whose endpoint is `here`; `secret` is the job's."""
-    common = {"PADDLE_PSERVERS_IP_PORT_LIST": ",".join(servers), "PADDLE_TRAINERS_NUM": str(len(trainers)),
-              "PADDLE_TRAINER_ENDPOINTS": ",".join(trainers), VARIABLE: secret}
-    common |= job.snapshots.variables() if job.snapshots else {}
-    restored = {"JFLUID_PS_RESTORE": "1"} if job.snapshots else {}
+    common = ProcessEnvironment(pserver_endpoints=tuple(servers), trainers_num=len(trainers),
+                                trainer_endpoints=tuple(trainers), job_token=secret)
+    snapshots = job.snapshots.variables() if job.snapshots else {}
+    restored = ProcessEnvironment(restore=True).to_env() if job.snapshots else {}
     members = []
     for rank, own in enumerate(servers):
         if own in here:
-            ip, port = endpoint(own)
-            assigned = common | {
-                "TRAINING_ROLE": "PSERVER", "PADDLE_PSERVER_ID": str(rank), "PADDLE_CURRENT_ENDPOINT": own,
-                "POD_IP": ip, "PADDLE_PORT": str(port)}
+            assigned = _placed(common, own, training_role="PSERVER", pserver_id=rank).to_env() | snapshots
             assigned |= restored if job.snapshots and job.snapshots.resume else {}
             members.append(Member("server", rank, job.command(), _environment(job, assigned, []),
                                   Path(job.log_dir) / f"serverlog.{rank}", job.restarts.servers, restored))
     ranks = [rank for rank, own in enumerate(trainers) if own in here]
     for rank, devices in zip(ranks, shares(gpus, len(ranks))):
-        ip, port = endpoint(trainers[rank])
-        trainer = _trainer(job, rank, trainers, devices,
-                           common | {"TRAINING_ROLE": "TRAINER", "POD_IP": ip, "PADDLE_PORT": str(port)})
-        members.append(replace(trainer, restarts=job.restarts.trainers))
+        told = _placed(common, trainers[rank], training_role="TRAINER")
+        members.append(replace(_trainer(job, rank, devices, told, snapshots), restarts=job.restarts.trainers))
     return members
+
+
+def _placed(common: ProcessEnvironment, own: str, **fields: Any) -> ProcessEnvironment:
+    """What a process at the endpoint `own` of a job with parameter servers is told."""
+    host, port = endpoint(own)
+    return common.model_copy(update={"current_endpoint": own, "host": host, "port": port, **fields})
 
 
 def shares(gpus: Sequence[str], processes: int) -> list[Sequence[str]]:
@@ -83,20 +86,15 @@ def shares(gpus: Sequence[str], processes: int) -> list[Sequence[str]]:
     return [gpus[number * size:(number + 1) * size] for number in range(processes)]
 
 
-def _trainer(job: GangJob, rank: int, endpoints: Sequence[str], gpus: Sequence[str],
-             more: Mapping[str, str]) -> Member:
+def _trainer(job: GangJob, rank: int, gpus: Sequence[str], told: ProcessEnvironment, more: Mapping[str, str] = {}) -> Member:
     """A trainer; it sees only its own GPUs, and FLAGS_selected_gpus counts among those it sees."""
-    assigned = {"PADDLE_TRAINER_ID": str(rank), "PADDLE_TRAINERS_NUM": str(len(endpoints)),
-                "PADDLE_CURRENT_ENDPOINT": endpoints[rank], "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
-                **more}
-    return Member("trainer", rank, job.command(), _environment(job, assigned, gpus), Path(job.log_dir) / f"workerlog.{rank}")
+    told = told.model_copy(update={"trainer_id": rank, "current_endpoint": told.trainer_endpoints[rank]})
+    return Member("trainer", rank, job.command(), _environment(job, {**told.to_env(), **more}, gpus),
+                  Path(job.log_dir) / f"workerlog.{rank}")
 
 
 def _environment(job: GangJob, assigned: Mapping[str, str], gpus: Sequence[str]) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_MEMBERS + ASSIGNED}
-    devices = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
-    if gpus:
-        devices["FLAGS_selected_gpus"] = ",".join(map(str, range(len(gpus))))
-    else:
-        devices["JAX_PLATFORMS"] = "cpu"
-    return {**_DEFAULTS, **inherited, **devices, **job.env, **assigned}
+    devices = ProcessEnvironment(visible_gpus=tuple(gpus), selected_gpus=tuple(range(len(gpus)))) if gpus else \
+        ProcessEnvironment(visible_gpus=(), jax_platforms="cpu")
+    return {**_DEFAULTS, **inherited, **devices.to_env(), **job.env, **assigned}

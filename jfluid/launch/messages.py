@@ -5,7 +5,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, FailFast, Field, TypeAdapter, ValidationError
 
 from jfluid import errors
-from jfluid.job import Endpoint, Natural
+from jfluid.field_types import Natural
+from jfluid.job import Endpoint
 from jfluid.launch.failure import Failure
 
 # One mistake is enough: a list of them takes hundreds of bytes for each.

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from jfluid import errors
+from jfluid.environment.process import ProcessEnvironment
 from jfluid.job import CollectiveJob, GangJob, Job, JobError, ParameterServerJob, endpoint
 from jfluid.launch.devices import assigned_gpus, visible_gpus
 from jfluid.launch.failure import Failure
@@ -52,8 +53,9 @@ class _Runner:
         return self._supervise(local_gang(self.job), signals)
 
     def _supervise(self, members: Sequence[Member], signals: Signals, peers: Peers | None = None) -> Verdict:
+        restarts = ProcessEnvironment(restarts=self.attempt).to_env()
         members = [replace(member, env={**member.env, **(member.env_again if self.attempt else {}),
-                                        "JFLUID_RESTARTS": str(self.attempt)}) for member in members]
+                                        **restarts}) for member in members]
         grace = self.job.server_grace if isinstance(self.job, ParameterServerJob) else 0.0
         console = self._console(members)
         with ExitStack() as stack:

@@ -21,7 +21,7 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any, Protocol
 
-from jfluid.channel import CHANNEL
+from jfluid.environment import PROGRESS_CHANNEL
 from jfluid.launch.failure import Failure, excerpt_of, how_ended
 from jfluid.launch.gang import Member
 from jfluid.launch.guard import Guard
@@ -165,7 +165,7 @@ class Supervisor:
         reports, channel = os.pipe()
         self._stack.callback(os.close, reports)
         try:
-            environment = {"PYTHONUNBUFFERED": "1", CHANNEL: f"{channel}:{os.getpid()}"}
+            environment = {"PYTHONUNBUFFERED": "1", PROGRESS_CHANNEL: f"{channel}:{os.getpid()}"}
             process = subprocess.Popen(
                 member.command, env={**member.env, **environment}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                 stdin=None if len(self._members) == 1 else subprocess.DEVNULL, pass_fds=(channel,), start_new_session=True)

@@ -1,5 +1,4 @@
 """The devices that replicas run on; virtual ones for the CPU."""
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,14 +6,6 @@ import jax
 
 from jfluid import errors
 from jfluid.places import CPUPlace, CUDAPlace, cpu_places, cuda_places
-
-
-def cpu_number() -> int:
-    """How many replicas the variable CPU_NUM asks for on the CPU; 1 when it is not set. Raises PlaceError."""
-    text = os.environ.get("CPU_NUM", "1")
-    if not text.isdecimal() or int(text) < 1:
-        raise errors.PlaceError(f"CPU_NUM: expected a whole number above 0, found {text!r}")
-    return int(text)
 
 
 def prepare_cpus(number: int) -> None:

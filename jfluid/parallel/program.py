@@ -1,6 +1,5 @@
 """What data parallelism changes in a program, and running it on replicas."""
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -51,8 +50,9 @@ class DataParallel:
         """Find the devices. Raises PlaceError."""
         if not self.devices:
             if self.build.num_trainers > 1:
+                from jfluid.environment.process import RoleVariables
                 endpoints = (self.build.trainers_endpoints or processes.endpoints()
-                             or os.environ.get("PADDLE_TRAINER_ENDPOINTS", "").split(","))
+                             or RoleVariables.from_env().trainer_endpoints)
                 if len(endpoints) != self.build.num_trainers:
                     raise errors.ProgramError(f"num_trainers is {self.build.num_trainers}, and the trainers' endpoints are "
                                               f"{endpoints}: set BuildStrategy.trainers_endpoints, or start the script with "

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jfluid import errors
+from jfluid.environment.process import ServerVariables
 from jfluid.job import JobError, read_yaml
 from jfluid.ps_server import snapshot, specs
 from jfluid.ps_server.manifest import Manifest
@@ -24,7 +25,7 @@ from jfluid.security import secret
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m jfluid.ps_server", description="One parameter server.")
-    add = parser.add_argument
+    add, defaults = parser.add_argument, ServerVariables()
     add("--host", default="127.0.0.1", help="where to listen (default: this machine only)")
     add("--port", type=int, default=0, help="0 (default): a free one")
     add("--server", type=int, default=0, help="the number of this server, from 0")
@@ -35,10 +36,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--tables", type=Path, metavar="FILE", help="YAML or JSON: {tables: [...], blocks: [...]} to begin with")
     add("--restore", type=Path, metavar="FOLDER", help="begin with the newest complete snapshot in this folder")
     add("--save-root", type=Path, metavar="FOLDER", help="write and read snapshots below this folder only")
-    add("--silence", type=float, default=60.0, metavar="SECONDS", help="a trainer not heard for longer is silent (60)")
-    add("--on-silence", choices=["fail", "leave out"], default="fail", help="what a silent trainer means for the job")
-    add("--start", type=float, default=600.0, metavar="SECONDS",
-        help="with --restore: a trainer not heard for longer from the beginning is silent (600)")
+    add("--silence", type=float, default=defaults.silence_s, metavar="SECONDS",
+        help="a trainer not heard for longer is silent (%(default)g)")
+    add("--on-silence", choices=["fail", "leave out"], default=defaults.on_silence,
+        help="what a silent trainer means for the job")
+    add("--start", type=float, default=defaults.start_s, metavar="SECONDS",
+        help="with --restore: a trainer not heard for longer from the beginning is silent (%(default)g)")
     add("--end-with-trainers", action="store_true", help="end when all trainers have left")
     add("--max-rows", type=int, metavar="ROWS", help="refuse new rows beyond so many in all tables together")
     add("--max-bytes", type=int, metavar="BYTES", help="refuse new rows beyond so many bytes in all tables together")

@@ -10,6 +10,8 @@ import grpc
 from pydantic import ConfigDict, Field
 
 from jfluid import errors
+from jfluid.environment.process import ServerVariables
+from jfluid.field_types import Port, Seconds
 from jfluid.ps_server import specs, wire
 from jfluid.ps_server.auth import Guard
 from jfluid.ps_server.meeting import Meeting
@@ -26,7 +28,7 @@ MOST_CALLS = 256
 _OPTIONS = [*wire.OPTIONS, ("grpc.server_handshake_timeout_ms", 10_000), ("grpc.max_connection_idle_ms", 300_000),
             ("grpc.keepalive_time_ms", 20_000), ("grpc.keepalive_timeout_ms", 20_000),
             ("grpc.http2.min_ping_interval_without_data_ms", 10_000), ("grpc.max_concurrent_streams", MOST_CALLS)]
-Port = Annotated[int, Field(ge=0, le=65535)]
+_BY_DEFAULT = ServerVariables()
 
 
 class Settings(specs.Spec):
@@ -59,9 +61,9 @@ class Settings(specs.Spec):
     server: Annotated[int, Field(ge=0)] = 0
     servers: Annotated[int, Field(ge=1, le=99_999)] = 1
     trainers: Annotated[int, Field(ge=1, le=65536)] = 1
-    silence_s: Annotated[float, Field(gt=0)] = 60.0
-    on_silence: Literal["fail", "leave out"] = "fail"
-    start_s: Annotated[float, Field(gt=0)] = 600.0
+    silence_s: Seconds = _BY_DEFAULT.silence_s
+    on_silence: Literal["fail", "leave out"] = _BY_DEFAULT.on_silence
+    start_s: Seconds = _BY_DEFAULT.start_s
     end_with_trainers: bool = False
     save_root: Path | None = None
     max_rows: specs.Bound = None

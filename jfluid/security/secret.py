@@ -10,10 +10,9 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
-from jfluid import errors
+from jfluid import environment, errors
 
-VARIABLE = "JFLUID_JOB_TOKEN"
-OLDER_VARIABLE = "JFLUID_PS_TOKEN"  # means the same where the other one is not set
+VARIABLE, OLDER_VARIABLE = environment.JOB_TOKEN, environment.OLDER_JOB_TOKEN
 _LONGEST = 1024
 _SHAPE = re.compile(rf"[\x21-\x7e]{{16,{_LONGEST}}}")
 
@@ -37,8 +36,12 @@ def job_secret(addresses: Iterable[str] = ()) -> str:
 
 def given() -> str | None:
     """The secret that the environment gives; None where it gives none. Raises SecretError for one that is no good."""
-    name = next((name for name in (VARIABLE, OLDER_VARIABLE) if name in os.environ), None)
-    return None if name is None else checked(os.environ[name], name)
+    from jfluid.environment.process import SecretVariables
+    told = SecretVariables.from_env()
+    for text, name in ((told.job_token, VARIABLE), (told.older_job_token, OLDER_VARIABLE)):
+        if text is not None:
+            return checked(text, name)
+    return None
 
 
 def checked(text: str, source: str) -> str:
@@ -96,7 +99,8 @@ def of_this_user() -> str:
 
 
 def _file_of_this_user() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "jfluid" / "secret"
+    from jfluid.environment.process import FolderVariables
+    return FolderVariables.from_env().cache_home.expanduser() / "jfluid" / "secret"
 
 
 def _make(path: Path) -> None:

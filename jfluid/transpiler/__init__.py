@@ -3,7 +3,7 @@
 `config` says how, `distribute_transpiler` chooses the mode, and each mode is a module: `nccl2`,
 `collective`, `pserver`.
 """
-from jfluid.environment import memory_optimize, release_memory
+from jfluid.installation import memory_optimize, release_memory
 from jfluid.transpiler.config import DistributeTranspilerConfig
 from jfluid.transpiler.distribute_transpiler import DistributeTranspiler
 from jfluid.transpiler.ps_dispatcher import HashName, RoundRobin

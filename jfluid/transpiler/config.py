@@ -1,5 +1,4 @@
 """DistributeTranspilerConfig, ServerRuntimeConfig and DistributedMode."""
-import os
 from typing import Any, ClassVar
 
 from jfluid import errors
@@ -33,8 +32,10 @@ class ServerRuntimeConfig:
     FIELDS = ("_rpc_send_thread_num", "_rpc_get_thread_num", "_rpc_prefetch_thread_num")
 
     def __init__(self) -> None:
+        from jfluid.environment.process import ThreadVariables
+        told = ThreadVariables.from_env()
         for name in self.FIELDS:
-            setattr(self, name, os.environ.get(f"FLAGS{name}", 12))
+            setattr(self, name, getattr(told, name.removeprefix("_")))
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self.FIELDS:

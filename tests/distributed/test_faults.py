@@ -329,7 +329,7 @@ def test_a_new_job_does_not_take_up_an_old_one(tmp_path, monkeypatch):
     for name, value in (("JFLUID_PS_RESTORE", "yes"), ("JFLUID_PS_SNAPSHOT_EVERY_S", "0")):
         with monkeypatch.context() as patch, pytest.raises(errors.ServerError, match=f"{name}: expected"):
             patch.setenv(name, value)
-            Snapshots.from_environment(0)
+            Snapshots.of_server(0)
     monkeypatch.setenv("JFLUID_PS_KEEP_BYTES", "1 GB")
-    with pytest.raises(errors.ServerError, match="JFLUID_PS_KEEP_BYTES: expected a number of bytes, found '1 GB'"):
+    with pytest.raises(errors.ServerError, match="JFLUID_PS_KEEP_BYTES: expected an integer from 0 on, found '1 GB'"):
         snapshots.kept_bytes()

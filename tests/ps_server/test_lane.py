@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jfluid import errors
-from jfluid.distributed import environment
+from jfluid.distributed.settings import client_options
 from jfluid.ps_server import lane, specs
 from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server.client import Client
@@ -315,10 +315,10 @@ def test_no_memory_for_a_lane(monkeypatch):
 
 
 def test_the_environment_says_whether(monkeypatch):
-    assert "share_memory" not in environment.client_options()
+    assert "share_memory" not in client_options()
     for text, wanted in (("0", False), ("1", True)):
         monkeypatch.setenv("JFLUID_PS_SHARE_MEMORY", text)
-        assert environment.client_options()["share_memory"] is wanted
+        assert client_options()["share_memory"] is wanted
     monkeypatch.setenv("JFLUID_PS_SHARE_MEMORY", "no")
     with pytest.raises(errors.ServerError, match="JFLUID_PS_SHARE_MEMORY: expected 0 or 1, found 'no'"):
-        environment.client_options()
+        client_options()

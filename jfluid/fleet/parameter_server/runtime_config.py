@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jfluid import errors, flags
-from jfluid.parallel.devices import cpu_number
+from jfluid.places import cpu_number
 from jfluid.transpiler.config import DistributedMode
 
 __all__ = ["TrainerRuntimeConfig"]

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from jfluid import errors
 from jfluid.compiler import BuildStrategy, ExecutionStrategy
 from jfluid.fleet.parameter_server.runtime_config import TrainerRuntimeConfig
-from jfluid.parallel.devices import cpu_number
+from jfluid.places import cpu_number
 from jfluid.transpiler.config import DistributedMode, DistributeTranspilerConfig, ServerRuntimeConfig
 
 __all__ = ["AsyncStrategy", "DistributedStrategy", "DistributedStrategyFactory", "GeoStrategy", "HalfAsyncStrategy",

@@ -1,4 +1,4 @@
-"""What a script may ask about the installation: versions and modes."""
+"""What a script may ask about the installation: versions, modes."""
 from typing import Any
 
 from jfluid import errors
@@ -43,7 +43,7 @@ def enable_dygraph(place: Any = None) -> None:
 
 
 def disable_dygraph() -> None:
-    """Nothing to do: imperative mode is never on."""
+    """No effect: imperative mode is never on."""
 
 
 def memory_optimize(input_program: Any, skip_opt_set: Any = None, print_log: bool = False, level: int = 0,

@@ -1,0 +1,37 @@
+"""What the environment says of servers and of connections to them (see jfluid.environment.process)."""
+from typing import TYPE_CHECKING, Any
+
+from jfluid import errors
+from jfluid.environment.process import ConnectionVariables, ServerVariables
+
+if TYPE_CHECKING:
+    from jfluid.ps_server.server import Settings
+
+
+def server_settings(number: int, **settings: Any) -> "Settings":
+    """The settings of server `number`: what is given here, and what the environment says.
+
+    Raises ServerError that names the variable which is wrong.
+    """
+    from jfluid.ps_server import specs
+    from jfluid.ps_server.server import Settings
+    told = ServerVariables.from_env().model_dump(exclude_unset=True)
+    if "metrics_port" in told:
+        told["metrics_port"] += number
+    return specs.read(Settings, {**settings, "server": number, **told}, f"settings of server {number} (JFLUID_PS_...)")
+
+
+def client_options() -> dict[str, Any]:
+    """What the environment says of a trainer's connections. Raises ServerError for a file that cannot be read."""
+    told = ConnectionVariables.from_env()
+    options = told.model_dump(include={"share_memory"}, exclude_unset=True)
+    if told.tls_authority is None:
+        return options
+    for field in ("tls_authority", "tls_certificate", "tls_key"):
+        path = getattr(told, field)
+        if path is not None:
+            try:
+                options[field] = path.read_bytes()
+            except OSError as error:
+                raise errors.ServerError(f"{told.name_of(field)}: {error}") from None
+    return options
