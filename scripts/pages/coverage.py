@@ -1,0 +1,81 @@
+"""docs/coverage.md: Fluid's public names and operators, and what this release does with each.
+
+Fluid's names are those of jfluid/fluid_names.txt, its operators those of tests/golden/op_schema.json. What a name does is seen
+by looking it up: a docstring that begins with "Raises UnsupportedError" or "No effect" says so.
+"""
+import importlib
+import inspect
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from jfluid import surface
+from jfluid.ops import registry
+from scripts.pages.tables import NOTE, table
+
+_SCHEMA = Path(__file__).resolve().parents[2] / "tests" / "golden" / "op_schema.json"
+_STATES = ("works", "has no effect", "refuses, and says why", "not in this release")
+_ABOUT = """# What there is of Fluid 1.8.5
+
+Every public name of Fluid can be imported. One that is not in this release raises `UnsupportedError` when it is called or
+subclassed; a program that was loaded, with operators that are not, gets one error that lists them all. What differs in the
+behaviour of what works is in [differences.md](differences.md).
+"""
+
+
+def page() -> str:
+    """The page's text."""
+    names = {path: _by_state(path) for path in sorted(surface.NAMES)}
+    operators = _operators()
+    modules = table(["module", *_STATES], [
+        [f"[`{_module(path)}`](#{_anchor(path)})", *(str(len(states[s]) or "") for s in _STATES)]
+        for path, states in names.items()])
+    parts = [NOTE + _ABOUT, "\n## Names by module\n\n", modules, "\n## Operators\n\n",
+             table(["operators", "how many"], [[state, str(len(found))] for state, found in operators.items()]), "\n",
+             *(_listed(state, found) for state, found in operators.items()),
+             "Gradients of these are operators of their own (`mul_grad`), which are derived and not listed.\n"]
+    for path, states in names.items():
+        parts += [f"\n## {_module(path)}\n\n", *(_listed(state, found) for state, found in states.items())]
+    return "".join(parts)
+
+
+def _module(path: str) -> str:
+    return f"fluid.{path}" if path else "fluid"
+
+
+def _anchor(path: str) -> str:
+    return _module(path).replace(".", "")
+
+
+def _listed(state: str, names: Iterable[str]) -> str:
+    found = ", ".join(f"`{name}`" for name in sorted(names))
+    return f"- **{state}**: {found}\n" if found else ""
+
+
+def _by_state(path: str) -> dict[str, list[str]]:
+    """Names of a module by their state."""
+    module = importlib.import_module(f"jfluid.{path}" if path else "jfluid")
+    found: dict[str, list[str]] = {state: [] for state in _STATES}
+    for name in sorted(surface.NAMES[path]):
+        found[_state(getattr(module, name))].append(name)
+    return found
+
+
+def _state(value: object) -> str:
+    if isinstance(value, surface.Missing):
+        return "not in this release"
+    about = inspect.getdoc(value) or ""
+    if about.startswith("Raises UnsupportedError"):
+        return "refuses, and says why"
+    return "has no effect" if about.startswith("No effect") else "works"
+
+
+def _operators() -> dict[str, list[str]]:
+    """Operators by their state."""
+    fluids, registered = set(json.loads(_SCHEMA.read_text())), set(registry.registered())
+    absent = {name for name in registered if registry.get(name).absent}
+    return {"run": sorted(registered & fluids - absent),
+            "run as parts of programs that DistributeTranspiler has made": sorted(absent),
+            "not in this release": sorted(fluids - registered),
+            "only here, or only in Fluid's build for GPUs": sorted(
+                name for name in registered - fluids - absent if "_grad" not in name)}

@@ -1,0 +1,40 @@
+"""docs/variables.md: the environment variables of a process, from jfluid.environment.process and jfluid.flags."""
+from jfluid import flags
+from jfluid.environment.process import ASSIGNED, ProcessEnvironment
+from jfluid.environment.variables import to_text
+from jfluid.field_types import expected
+from scripts.pages.tables import NOTE, default, table
+
+_ABOUT = """# Environment variables
+
+The variables that a process reads, by subject. jfluid-launch gives each process of a job those that are marked with *; a job
+file sets the others with `env:`. An empty variable counts as not set, except for the job's secret, and for
+`CUDA_VISIBLE_DEVICES`, which then shows no GPU. A wrong value is an error that names the variable, what it takes and what was
+found.
+"""
+_LAUNCHER = """
+## The launcher
+
+jfluid-launch finds its place among those of a job by what the job and the command line say; then by `PADDLE_NUM_TRAINERS` (how
+many hosts there are), with `--use_paddlecloud` by `PADDLE_TRAINERS`, `POD_IP`, `PADDLE_TRAINER_ID`, `PADDLE_PORT` and
+`DISTRIBUTED_TRAINER_ENDPOINTS`; then by the variables of Slurm (`SLURM_...`), Open MPI (`OMPI_COMM_WORLD_...`) and Kubernetes
+(`JOB_COMPLETION_INDEX`). Its processes do not get `http_proxy` and `https_proxy`.
+"""
+
+
+def page() -> str:
+    """The page's text."""
+    parts, seen = [NOTE + _ABOUT], set()
+    for section in (kind for kind in ProcessEnvironment.__mro__ if kind in ProcessEnvironment.__bases__):
+        own = {name: field for name, field in section.fields().items() if name not in seen}
+        seen |= set(own)
+        rows = [[f"`{name}`{' *' if name in ASSIGNED else ''}", expected(field), default(field, to_text),
+                 field.description or ""] for name, field in own.items()]
+        parts.append(f"\n## {section.__doc__}\n\n" + table(["variable", "takes", "default", "meaning"], rows))
+    rows = [[f"`{name}`", f"`{to_text(flag.default)}`" if flag.default != "" else "", flag.meaning]
+            for name, flag in sorted(flags.EFFECTIVE.items())]
+    parts.append("\n## Flags\n\n`fluid.set_flags` sets them too, and comes before the environment.\n\n"
+                 + table(["flag", "default", "meaning"], rows))
+    parts.append("\nThese are kept and returned, and change nothing: they belong to Fluid's allocator, garbage collector, "
+                 "kernels and threads.\n" + ", ".join(f"`{name}`" for name in sorted(flags.NO_EFFECT)) + ".\n")
+    return "".join(parts) + _LAUNCHER

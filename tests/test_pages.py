@@ -1,0 +1,35 @@
+"""Pages of docs/ that are made from the code, and what pages say of each other."""
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted((ROOT / "docs").glob("*.md"))
+
+
+@pytest.mark.process
+def test_committed_pages_are_what_the_code_makes():
+    # In a process of its own: tests register operators.
+    result = subprocess.run([sys.executable, "-m", "scripts.pages", "--check"], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, f"run `python -m scripts.pages` and commit docs/:\n{result.stdout}\n{result.stderr}"
+
+
+def _anchors(text):
+    """What headings of a page are linked as."""
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith("http"):
+            continue
+        path, _, anchor = target.partition("#")
+        linked = page.parent / path if path else page
+        assert linked.exists(), target
+        if anchor:
+            assert anchor in _anchors(linked.read_text()), target
