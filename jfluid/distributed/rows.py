@@ -21,25 +21,14 @@ from jfluid.distributed.server_program import Update
 from jfluid.ir import schema
 from jfluid.ir.operator import Operator
 from jfluid.ir.types import VarType
+from jfluid.ops import registry
 from jfluid.ops.selected_rows import SelectedRows
 from jfluid.ps_server import specs
+from jfluid.ps_server.optimizers import RULES, Optimizer, RuleDef
 from jfluid.ps_server.table import SparseTable
 
 Array = np.ndarray[Any, Any]
 _LOG = logging.getLogger(__name__)
-
-# Of each optimizer with a rule: the spec of an operator of it.
-_RULES: dict[str, Callable[[Operator], specs.TableOptimizer]] = {
-    "sgd": lambda op: specs.Sgd(learning_rate=0.0),
-    "momentum": lambda op: specs.Momentum(learning_rate=0.0, mu=op.attr("mu"), use_nesterov=op.attr("use_nesterov")),
-    "adagrad": lambda op: specs.Adagrad(learning_rate=0.0, epsilon=op.attr("epsilon")),
-    "adam": lambda op: specs.Adam(learning_rate=0.0, beta1=op.attr("beta1"), beta2=op.attr("beta2"),
-                                  epsilon=op.attr("epsilon"), lazy_mode=op.attr("lazy_mode")),
-    "rmsprop": lambda op: specs.RMSProp(learning_rate=0.0, rho=op.attr("decay"), epsilon=op.attr("epsilon"),
-                                        momentum=op.attr("momentum"), centered=op.attr("centered")),
-}
-# Inputs that a rule has no counterpart of: constants that a program may change.
-_FREE = ("Beta1Tensor", "Beta2Tensor")
 
 
 @dataclass
@@ -99,7 +88,7 @@ class ByRule:
 
     alone = False
 
-    def __init__(self, parts: Parts, optimizer: specs.TableOptimizer, tensor: Callable[[str], Any], device: Callable[[], Any]):
+    def __init__(self, parts: Parts, optimizer: Optimizer, tensor: Callable[[str], Any], device: Callable[[], Any]):
         self.optimizer, self._parts, self._tensor = optimizer, parts, tensor
         self.rate, self._rate, self._function = "", "", None
         op = next((o for o in parts.update.ops if o.input("Param")), None)
@@ -142,7 +131,7 @@ class ByFunction:
     def __init__(self, parts: Parts, first_value: Callable[[str], float], tensor: Callable[[str], Any], seed: int,
                  device: Callable[[], Any]):
         self._parts, self._tensor, self._seed = parts, tensor, seed
-        self.optimizer: specs.TableOptimizer = specs.Program(learning_rate=0.0, slots=tuple(
+        self.optimizer: Optimizer = specs.Program(learning_rate=0.0, slots=tuple(
             specs.Slot(name=n, initial=first_value(n)) for n in parts.slots))
         self._function = Function(parts.update.ops, parts.written, device())
         self._rows = [parts.update.param, *parts.slots]
@@ -228,11 +217,10 @@ def way_of(update: Update, first_value: Callable[[str], float], tensor: Callable
     op = next((o for o in update.ops if o.input("Param")), None)
     if op is None:
         return ByRule(parts, specs.Sgd(learning_rate=0.0), tensor, device), parts
-    if _has_rule(parts, op):
-        rule = _RULES[op.type](op)
-        if isinstance(rule, specs.Adagrad):
-            rule = rule.model_copy(update={"initial_accumulator_value": first_value(op.input("Moment")[0])})
-        return ByRule(parts, rule, tensor, device), parts
+    rule = _rule_for(parts, op)
+    if rule is not None:
+        firsts = {slot.first: first_value(op.input(slot.input)[0]) for slot in rule.slots if slot.first}
+        return ByRule(parts, rule.settings_of(op.attr).model_copy(update=firsts), tensor, device), parts
     if parts.spread:
         _check_touched(parts, op)
     return ByFunction(parts, first_value, tensor, seed, device), parts
@@ -243,11 +231,15 @@ def _is_sparse(parts: Parts, op: Operator) -> bool:
     return bool(parts.update.block.var_recursive(op.input("Grad")[0]).type == VarType.SELECTED_ROWS)
 
 
-def _has_rule(parts: Parts, op: Operator) -> bool:
-    before = parts.update.ops[:-1]
-    plain = op is parts.update.ops[-1] and op.type in _RULES and not any(op.input(slot) for slot in _FREE)
+def _rule_for(parts: Parts, op: Operator) -> RuleDef | None:
+    """The compiled rule that does what a block's operators do; None where there is none."""
+    rule, before = RULES.get(op.type), parts.update.ops[:-1]
+    if rule is None or op is not parts.update.ops[-1] or not (registry.get(op.type).sparse and _is_sparse(parts, op)):
+        return None
+    if any(op.input(slot) and slot not in rule.inputs for slot in op.input_names):
+        return None
     reads = set(reads_of(before)) | {n for o in before for n in o.output_arg_names}
-    return plain and _is_sparse(parts, op) and not reads & {parts.update.param, *parts.slots}
+    return None if reads & {parts.update.param, *parts.slots} else rule
 
 
 def _check_touched(parts: Parts, op: Operator) -> None:

@@ -11,21 +11,15 @@ from jfluid.distributed.server_program import Update
 from jfluid.files.tensor_format import load_rows
 from jfluid.ir.operator import Operator
 from jfluid.ps_server import kernels, specs
+from jfluid.ps_server.optimizers import RULES
 from jfluid.ps_server.table import SparseTable
 from jfluid.scope import Scope
 
 Array = np.ndarray[Any, Any]
 
-# Of each optimizer with slots: the operator's input for each of the table's slots.
-_SLOTS: dict[str, dict[str, str]] = {
-    "momentum": {"velocity": "Velocity"},
-    "adagrad": {"moment": "Moment"},
-    "adam": {"moment1": "Moment1", "moment2": "Moment2"},
-    "rmsprop": {"mean_square": "MeanSquare", "momentum": "Moment", "mean_grad": "MeanGrad"},
-}
 _MANY_STEPS = 1 << 20
 _READ_BYTES = 16 << 20
-# A float32 power of Adam below this is too small to tell the number of steps.
+# A float32 power of a constant below this is too small to tell the number of steps.
 _SMALL_POWER = 1e-30
 
 
@@ -35,7 +29,7 @@ class ProgramTable(SparseTable):
     Attributes:
         rate: the variable of its learning rate; empty where trainers send differences.
         variables: of each slot.
-        powers: of Adam: the variables that hold powers of constants, which follow from the number of steps.
+        powers: the variables that hold powers of constants, which follow from the number of steps.
     """
 
     rate = ""
@@ -47,8 +41,10 @@ class ProgramTable(SparseTable):
 
     def know(self, op: Operator) -> None:
         """Take the variables' names from the operator that the table's rule stands for."""
-        self.variables = {slot: op.input(name)[0] for slot, name in _SLOTS.get(op.type, {}).items() if op.input(name)}
-        self.powers = {op.input(f"Beta{i}Pow")[0]: op.attr(f"beta{i}") for i in (1, 2)} if op.type == "adam" else {}
+        rule = RULES.get(op.type)
+        if rule is not None:
+            self.variables = {slot.name: op.input(slot.input)[0] for slot in rule.slots if op.input(slot.input)}
+            self.powers = {op.input(slot)[0]: op.attr(rule.attributes[setting]) for slot, setting in rule.powers.items()}
 
     def empty(self) -> "ProgramTable":
         """A table like this one, without rows."""

@@ -2,8 +2,9 @@
 
 | module | holds |
 |---|---|
-| `specs` | what a table is: width, initializer, optimizer, entry rule; plain data, checked |
-| `kernels`, `born`, `optimize` | compiled loops: index and pages, first values of rows, one update of rows |
+| `checked`, `specs` | what a table is: width, initializer, optimizer, entry rule; plain data, checked |
+| `optimizers` | all that there is to know of each optimizer: its settings, its update of a row, Fluid's operator of it |
+| `kernels`, `born` | compiled loops: index and pages, first values of rows |
 | `shard`, `table`, `cut` | `SparseTable`: int64 id -> row, in shards with a lock each; a table as it was at one moment |
 | `dense` | `DenseBlock`: a slice of a dense parameter |
 | `snapshot` | files of one consistent cut |

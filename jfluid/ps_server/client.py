@@ -19,7 +19,7 @@ import grpc
 import numpy as np
 
 from jfluid import errors
-from jfluid.ps_server import kernels, specs, wire
+from jfluid.ps_server import checked, kernels, specs, wire
 from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server.channel import Channel
 from jfluid.ps_server.directory import Block, Directory, Stretch
@@ -376,7 +376,7 @@ class Client:
     def _widths(self) -> dict[str, int]:
         """The widths of all tables, by name."""
         reply = self._channels[0].call("Status", pb.StatusRequest(trainer=self.trainer))
-        return {name: specs.read(specs.TableSpec, t.spec, name).width for name, t in reply.tables.items()}
+        return {name: checked.read(specs.TableSpec, t.spec, name).width for name, t in reply.tables.items()}
 
     def _looked_up(self, number: int, request: pb.LookUpRequest) -> Any:
         channel = self._channels[number]

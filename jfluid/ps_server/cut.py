@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from jfluid.ps_server import specs
-from jfluid.ps_server.optimize import Rates, Rule, rule_of
+from jfluid.ps_server.optimizers import Rates, Rule, rule_of
 from jfluid.ps_server.shard import Shard
 
 Array = np.ndarray[Any, Any]

@@ -6,7 +6,7 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.ps_server import born, specs
-from jfluid.ps_server.optimize import rule_of
+from jfluid.ps_server.optimizers import rule_of
 
 Array = np.ndarray[Any, Any]
 _ROW = np.zeros(1, np.int64)

@@ -15,15 +15,15 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from jfluid import errors
+from jfluid.ps_server import checked, snapshot
 from jfluid.ps_server import ps_pb2 as pb
-from jfluid.ps_server import snapshot, specs
 from jfluid.ps_server.store import Cut, Store
 
 _RETAINED = "recovery_line.json"
 logger = logging.getLogger(__name__)
 
 
-class _Line(specs.Spec):
+class _Line(checked.Spec):
     rounds: list[Annotated[int, Field(ge=0)]]
 
 
@@ -178,7 +178,7 @@ class RoundSnapshots:
         if not path.is_file():
             return []
         try:
-            return sorted(specs.read(_Line, path.read_bytes(), str(path)).rounds)
+            return sorted(checked.read(_Line, path.read_bytes(), str(path)).rounds)
         except (errors.ServerError, OSError) as error:
             logger.warning("%s is passed over: %s", path, error)
             return []

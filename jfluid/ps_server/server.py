@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field
 from jfluid import errors
 from jfluid.environment.process import ServerVariables
 from jfluid.field_types import Port, Seconds
-from jfluid.ps_server import specs, wire
+from jfluid.ps_server import checked, specs, wire
 from jfluid.ps_server.auth import Guard
 from jfluid.ps_server.meeting import Meeting
 from jfluid.ps_server.metrics_server import MetricsServer
@@ -31,7 +31,7 @@ _OPTIONS = [*wire.OPTIONS, ("grpc.server_handshake_timeout_ms", 10_000), ("grpc.
 _BY_DEFAULT = ServerVariables()
 
 
-class Settings(specs.Spec):
+class Settings(checked.Spec):
     """How a server runs.
 
     Attributes:

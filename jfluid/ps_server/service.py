@@ -15,8 +15,8 @@ import grpc
 import numpy as np
 
 from jfluid import errors
+from jfluid.ps_server import checked, snapshot, specs, wire
 from jfluid.ps_server import ps_pb2 as pb
-from jfluid.ps_server import snapshot, specs, wire
 from jfluid.ps_server.lane import Attached, Lane, LaneLostError, random_name
 from jfluid.ps_server.ledger import Call
 from jfluid.ps_server.meeting import Meeting
@@ -82,8 +82,8 @@ class Service:
         if (request.server, request.servers) != (self.server, self.servers):
             raise errors.ServerError(f"this is server {self.server} of {self.servers}, not {request.server} of "
                                      f"{request.servers}; give all trainers the same list of servers, in the same order")
-        tables = [specs.read(specs.TableSpec, data, "table") for data in request.tables]
-        blocks = [specs.read(specs.BlockSpec, data, "block") for data in request.blocks]
+        tables = [checked.read(specs.TableSpec, data, "table") for data in request.tables]
+        blocks = [checked.read(specs.BlockSpec, data, "block") for data in request.blocks]
         for block in blocks:
             if 4 * block.size > wire.LARGEST_CALL:
                 raise TooLargeError(f"block {block.name}: {4 * block.size} bytes; one block may have {wire.LARGEST_CALL}")

@@ -43,7 +43,7 @@ from jfluid.ps_server.manifest import (
     TablePart,
     read_manifest,
 )
-from jfluid.ps_server.optimize import rule_of
+from jfluid.ps_server.optimizers import rule_of
 from jfluid.ps_server.refusals import DamagedError
 from jfluid.ps_server.store import Cut, Store
 from jfluid.ps_server.table import SparseTable

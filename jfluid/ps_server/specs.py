@@ -1,64 +1,14 @@
-"""What a table is, as checked plain data: it travels in calls, stands in snapshots and is read from files."""
+"""What a table is, and a block."""
 import math
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, field_validator, model_validator
-from pydantic_core import from_json
+from pydantic import Field, FiniteFloat
 
-from jfluid import errors
+from jfluid.ps_server.checked import NAME, Spec
+from jfluid.ps_server.optimizers import *  # noqa: F403  whichever there are
+from jfluid.ps_server.optimizers import AnyOptimizer, TableOptimizer
 
 WIDEST_ROW = 1 << 16
-MOST_SLOTS = 16
-_MOST_FIELDS, _MOST_MISTAKES = 64, 16
-# Bytes of memory: what any JSON may take, a list or mapping, a value in one.
-_LEAST, _BRACKET, _VALUE = 1 << 18, 90, 60
-NAME = r"^[^\x00-\x1f\x7f]{1,512}$"
-
-
-class Spec(BaseModel):
-    """Checked and immutable; unknown fields are refused."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _not_too_many(cls, value: Any) -> Any:
-        """One mistake for very many unknown fields, rather than one for each."""
-        if isinstance(value, dict) and len(value) > _MOST_FIELDS:
-            raise ValueError(f"expected some of {', '.join(cls.model_fields)}; found {len(value)} fields")
-        return value
-
-
-Kind = TypeVar("Kind", bound=Spec)
-
-
-def read(kind: type[Kind], value: Any, what: str) -> Kind:
-    """`value` (a mapping, or JSON as text or bytes) as a `kind`.
-
-    Raises ServerError that names `what` and the fields that are wrong, also for JSON that would take more than ten times its
-    size in memory.
-    """
-    if isinstance(value, (str, bytes)):
-        value = _from_json(value.encode(errors="replace") if isinstance(value, str) else value, what)
-    try:
-        return kind.model_validate(value)
-    except ValidationError as error:
-        if error.error_count() > _MOST_MISTAKES:
-            raise errors.ServerError(f"{what}: {error.error_count()} mistakes: no {kind.__name__}") from None
-        lines = [f"{what}: {'.'.join(map(str, e['loc']))[:200] or 'the whole'}: {e['msg'][:300]}"
-                 for e in error.errors(include_url=False, include_context=False, include_input=False)]
-        raise errors.ServerError("\n".join(lines)) from None
-
-
-def _from_json(data: bytes, what: str) -> Any:
-    """Plain values. The memory that they take is bounded beforehand, by the characters that each of them needs."""
-    most = max(10 * len(data), _LEAST)
-    if _BRACKET * (data.count(b"{") + data.count(b"[")) + _VALUE * data.count(b",") > most:
-        raise errors.ServerError(f"{what}: these {len(data)} bytes of JSON would take more than {most} bytes of memory")
-    try:
-        return from_json(data, cache_strings="keys")
-    except ValueError as error:
-        raise errors.ServerError(f"{what}: the whole: no JSON: {error}") from None
 
 
 # ---- first values ------------------------------------------------------------------------------------------------
@@ -95,104 +45,6 @@ class TruncatedNormal(Spec):
 
 
 Initializer = Annotated[Constant | Uniform | Normal | TruncatedNormal, Field(discriminator="type")]
-
-# ---- optimizers: those that take sparse rows in Fluid and need nothing but the row, and FTRL ----------------------
-
-Decay = Annotated[float, Field(ge=0, lt=1)]
-Positive = Annotated[FiniteFloat, Field(gt=0)]
-
-
-class Optimizer(Spec):
-    """The base: every optimizer has a learning rate, which a push may replace."""
-
-    learning_rate: FiniteFloat
-
-
-class Sgd(Optimizer):
-    """value - learning_rate * gradient."""
-
-    type: Literal["sgd"] = "sgd"
-
-
-class Momentum(Optimizer):
-    """Descent along a decaying sum of gradients. Rows without a gradient go on moving, unless `lazy_mode`."""
-
-    type: Literal["momentum"] = "momentum"
-    mu: Decay
-    use_nesterov: bool = False
-    lazy_mode: bool = False
-
-
-class Adagrad(Optimizer):
-    """Rates that shrink with the sum of squared gradients."""
-
-    type: Literal["adagrad"] = "adagrad"
-    epsilon: Positive = 1e-6
-    initial_accumulator_value: Annotated[FiniteFloat, Field(ge=0)] = 0.0
-
-
-class Adam(Optimizer):
-    """Adam. Rows without a gradient go on moving, unless `lazy_mode`."""
-
-    type: Literal["adam"] = "adam"
-    beta1: Decay = 0.9
-    beta2: Decay = 0.999
-    epsilon: Positive = 1e-8
-    lazy_mode: bool = False
-
-
-class RMSProp(Optimizer):
-    """Rates that shrink with an average of squared gradients. Rows without a gradient go on moving, unless `lazy_mode`."""
-
-    type: Literal["rmsprop"] = "rmsprop"
-    rho: Decay = 0.95
-    epsilon: Positive = 1e-6
-    momentum: Decay = 0.0
-    centered: bool = False
-    lazy_mode: bool = False
-
-
-class Ftrl(Optimizer):
-    """Follow the regularized leader. A row's values follow from its slots: the first gradient overwrites the first values.
-
-    Fluid 1.8.5 has it for whole parameters only, where a step makes rows zero that never had a gradient; here they stay.
-    """
-
-    type: Literal["ftrl"] = "ftrl"
-    l1: Annotated[FiniteFloat, Field(ge=0)] = 0.0
-    l2: Annotated[FiniteFloat, Field(ge=0)] = 0.0
-    lr_power: Annotated[FiniteFloat, Field(le=0)] = -0.5
-
-
-AnyOptimizer = Annotated[Sgd | Momentum | Adagrad | Adam | RMSProp | Ftrl, Field(discriminator="type")]
-
-
-class Slot(Spec):
-    """What an optimizer keeps beside the values of a row: `width` numbers that begin as `initial`."""
-
-    name: Annotated[str, Field(pattern=NAME)]
-    initial: FiniteFloat = 0.0
-
-
-class Program(Optimizer):
-    """An optimizer that the caller of a table computes: see `SparseTable.update`. Only tables have it.
-
-    The table keeps `slots` with each row, in this order, and `learning_rate` for the caller to read and to set.
-    """
-
-    type: Literal["program"] = "program"
-    slots: Annotated[tuple[Slot, ...], Field(max_length=MOST_SLOTS)] = ()
-
-    @field_validator("slots")
-    @classmethod
-    def _names_differ(cls, slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
-        names = [slot.name for slot in slots]
-        if len(set(names)) < len(names):
-            raise ValueError(f"two slots have one name: {', '.join(names)}")
-        return slots
-
-
-TableOptimizer = Annotated[Sgd | Momentum | Adagrad | Adam | RMSProp | Ftrl | Program, Field(discriminator="type")]
 
 # ---- entry --------------------------------------------------------------------------------------------------------
 

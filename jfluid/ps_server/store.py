@@ -10,7 +10,7 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.errors import close_to
-from jfluid.ps_server import specs, waits
+from jfluid.ps_server import checked, specs, waits
 from jfluid.ps_server.cut import TableCut
 from jfluid.ps_server.dense import Block, DenseBlock, SavedBlock
 from jfluid.ps_server.ledger import Call, Ledger
@@ -195,7 +195,7 @@ class Store:
                 raise errors.ServerError(f"{block.name} is there already")
             self.blocks[block.name] = block
 
-    def _exists(self, name: str, spec: specs.Spec, kind: dict[str, Any]) -> bool:
+    def _exists(self, name: str, spec: checked.Spec, kind: dict[str, Any]) -> bool:
         """Whether `kind` holds it. Raises ServerError where the name stands for something else."""
         if name not in self.tables and name not in self.blocks:
             return False

@@ -11,7 +11,7 @@ from jfluid import errors
 from jfluid.ps_server import born, kernels, specs, waits
 from jfluid.ps_server.cut import TableCut, moved
 from jfluid.ps_server.kernels import COUNT
-from jfluid.ps_server.optimize import Rates, rule_of
+from jfluid.ps_server.optimizers import Rates, rule_of
 from jfluid.ps_server.room import ROW_OVERHEAD, Cap, Groups, Room, Size
 from jfluid.ps_server.shard import NO_COUNTS, Shard
 

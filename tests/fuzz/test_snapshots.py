@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from jfluid import errors
 from jfluid.distributed import trainer_state
+from jfluid.ps_server import checked, snapshot, specs, wire
 from jfluid.ps_server import ps_pb2 as pb
-from jfluid.ps_server import snapshot, specs, wire
 from jfluid.ps_server.ledger import Call
 from jfluid.ps_server.manifest import Manifest
 from jfluid.ps_server.round_snapshots import RoundSnapshots
@@ -129,4 +129,4 @@ def test_what_all_servers_have(tmp_path_factory, data):
 def test_time(text):
     def family(size):
         return b'{"tables":[' + text.encode() * size + b"1]}"
-    grows_linearly(lambda data: specs.read(Manifest, data, "a manifest"), family, 1000, errors.ServerError)
+    grows_linearly(lambda data: checked.read(Manifest, data, "a manifest"), family, 1000, errors.ServerError)

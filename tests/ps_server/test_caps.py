@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from jfluid import errors
+from jfluid.ps_server import checked, snapshot, specs, wire
 from jfluid.ps_server import ps_pb2 as pb
-from jfluid.ps_server import snapshot, specs, wire
 from jfluid.ps_server.auth import Guard, Session
 from jfluid.ps_server.client import Client
 from jfluid.ps_server.refusals import JobFailedError, TooLargeError
@@ -155,7 +155,7 @@ def test_threads_that_bring_the_same_ids_all_get_them_and_others_never_too_many(
 @pytest.mark.parametrize("bad", [0, -1, 1.5, "many"])
 def test_wrong_bounds(bad):
     with pytest.raises(errors.ServerError, match="max_rows"):
-        specs.read(specs.TableSpec, spec().model_dump() | {"max_rows": bad}, "table")
+        checked.read(specs.TableSpec, spec().model_dump() | {"max_rows": bad}, "table")
 
 
 # ---- stores ---------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 
 from jfluid import errors
 from jfluid.ops.optimizer import adadelta, ftrl
-from jfluid.ps_server import snapshot, specs
+from jfluid.ps_server import checked, snapshot, specs
 from jfluid.ps_server.kernels import owners_of
 from jfluid.ps_server.ledger import Call
 from jfluid.ps_server.store import Store
@@ -157,9 +157,9 @@ def test_the_optimizer_decides_between_push_and_update():
     with pytest.raises(errors.ServerError, match=r"update: expected the optimizer program, found sgd.*SparseTable\.push"):
         table(specs.Sgd(learning_rate=1)).update(ids, ones(ids, 3), counted)
     with pytest.raises(errors.ServerError, match="the block: optimizer: .*'program'"):
-        specs.read(specs.BlockSpec, {"name": "w", "shape": [2], "optimizer": COUNTED.model_dump()}, "the block")
+        checked.read(specs.BlockSpec, {"name": "w", "shape": [2], "optimizer": COUNTED.model_dump()}, "the block")
     with pytest.raises(errors.ServerError, match=r"optimizer.*slots: .*two slots have one name: m, m"):
-        specs.read(specs.TableSpec, {"name": "t", "width": 1, "optimizer": {
+        checked.read(specs.TableSpec, {"name": "t", "width": 1, "optimizer": {
             "type": "program", "learning_rate": 1, "slots": [{"name": "m"}, {"name": "m"}]}}, "the table")
 
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from jfluid import errors
+from jfluid.ps_server import checked, snapshot, specs, wire
 from jfluid.ps_server import ps_pb2 as pb
-from jfluid.ps_server import snapshot, specs, wire
 from jfluid.ps_server.auth import Session
 from jfluid.ps_server.client import Client
 from jfluid.ps_server.refusals import JobFailedError, StateError, TooLargeError, UnknownNameError
@@ -475,7 +475,7 @@ def test_messages_beyond_the_limit_are_refused(job):
 ])
 def test_wrong_settings(change, message):
     with pytest.raises(errors.ServerError, match=f"settings: {message}"):
-        specs.read(Settings, {"token": TOKEN} | change, "settings")
+        checked.read(Settings, {"token": TOKEN} | change, "settings")
 
 
 def test_a_secret_that_is_none_is_not_shown():

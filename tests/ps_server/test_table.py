@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jfluid import errors
-from jfluid.ps_server import born, kernels, specs
+from jfluid.ps_server import born, checked, kernels, specs
 from jfluid.ps_server.refusals import StateError
 from jfluid.ps_server.table import SparseTable, merge
 
@@ -367,7 +367,7 @@ def test_parts_are_complete_and_in_order():
 def test_wrong_specs_are_refused(bad, message):
     good = {"name": "t", "optimizer": {"type": "sgd", "learning_rate": 1}}
     with pytest.raises(errors.ServerError, match=rf"the table: {message}"):
-        specs.read(specs.TableSpec, good | bad, "the table")
+        checked.read(specs.TableSpec, good | bad, "the table")
 
 
 def test_laws_and_rules_know_every_kind():

@@ -1,0 +1,514 @@
+"""Optimizers of tables and blocks. All that there is to know of one stands in its `RuleDef`: a new one touches this file only.
+
+A rule is one of those that take sparse rows in Fluid and need nothing but the row, or FTRL. Fluid's momentum, Adam and RMSProp
+also move the rows that a step has no gradient for. A table cannot touch all its rows at every step; `idle` makes up for what a
+row has missed when it is next touched, from the rates of the missed steps, so that the rows are those of Fluid. With
+`lazy_mode` rows without a gradient stay as they are.
+
+Constants are 32-bit floats, as Fluid's attributes are, and `1 - beta` is taken from the rounded value.
+"""
+import functools
+import math
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+from numba.extending import register_jitable
+from pydantic import Field, FiniteFloat, field_validator
+
+from jfluid.ps_server.checked import NAME, Spec
+from jfluid.ps_server.kernels import body_of, head_of, kernel
+
+# What `specs` offers, too.
+__all__ = ["Adagrad", "Adam", "Ftrl", "Momentum", "Program", "RMSProp", "Sgd", "Slot"]
+
+Array = np.ndarray[Any, Any]
+MOST_SLOTS = 16
+# A movement that has decayed by this factor adds nothing to a float32 any more.
+_NEGLIGIBLE = 1e-10
+_ZERO, _HALF, _ONE = np.float32(0), np.float32(0.5), np.float32(1)
+_MOST_CONSTANTS = 4
+Decay = Annotated[float, Field(ge=0, lt=1)]
+Positive = Annotated[FiniteFloat, Field(gt=0)]
+
+
+class Optimizer(Spec):
+    """The base: every optimizer has a learning rate, which a push may replace."""
+
+    learning_rate: FiniteFloat
+    type: str
+
+
+# ---- what makes a rule ---------------------------------------------------------------------------------------------
+
+_per_element = register_jitable(error_model="numpy")
+
+
+def _over_rows(element: Callable[..., None]) -> Callable[..., None]:
+    """The kernel of one update: `element` on all elements of row i, with gradients[order[i]]; rows of -1 are left out."""
+    @kernel
+    def update(bodies, page_bits, stride, width, rows, order, gradients, rate, hyper):
+        # Read once: the compiler cannot know that rows do not lie over the constants.
+        constants = (hyper[0], hyper[1], hyper[2], hyper[3])
+        for i in range(len(rows)):
+            if rows[i] < 0:
+                continue
+            numbers, gradient = body_of(bodies, page_bits, stride, rows[i]), gradients[order[i]]
+            for j in range(width):
+                element(numbers, gradient, j, width, rate, constants)
+    return update
+
+
+@dataclass(frozen=True)
+class SlotDef:
+    """What a rule keeps beside the values of a row: as many numbers.
+
+    Attributes:
+        name: what snapshots and exports call it.
+        input: the input of Fluid's operator that holds it.
+        first: the setting that says what the numbers begin with; without one they begin with zero.
+        needs: the setting that is true where there is such a slot; without one it is always there.
+    """
+
+    name: str
+    input: str
+    first: str = ""
+    needs: str = ""
+
+
+@dataclass(frozen=True)
+class RuleDef:
+    """One optimizer whose updates are compiled.
+
+    Attributes:
+        settings: what may be set of it, as specs hold it; its `type` is that of Fluid's operator.
+        element: what an update does to element j of a row. `numbers` are the row's values and slots, group after group of
+            `width`, and `hyper` the constants.
+        constants: the constants (at most 4) that `element` and `idle` get, of the settings.
+        attributes: of each setting that Fluid's operator has, too, the attribute's name.
+        slots: in the order in which rows hold them.
+        powers: inputs of Fluid's operator that hold a power of a setting, which follows from the number of steps.
+        rate: (settings, learning rate, number of a step) -> the rate of the step; without it that is the learning rate.
+        idle: the kernel for the steps that rows have missed; None where such steps change nothing, as with `lazy_mode`.
+        horizon: of the settings: after so many steps without a gradient a row stands still.
+        update: the kernel of one update of rows with gradients.
+    """
+
+    settings: type[Optimizer]
+    element: Callable[..., None]
+    constants: Callable[[Any], tuple[float, ...]] = lambda settings: ()
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    slots: tuple[SlotDef, ...] = ()
+    powers: Mapping[str, str] = field(default_factory=dict)
+    rate: Callable[[Any, float, int], float] | None = None
+    idle: Callable[..., None] | None = None
+    horizon: Callable[[Any], int] = lambda settings: 0
+    update: Callable[..., None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "update", _over_rows(self.element))
+
+    @property
+    def operator(self) -> str:
+        """The type of Fluid's operator."""
+        return str(self.settings.model_fields["type"].default)
+
+    @property
+    def inputs(self) -> set[str]:
+        """The inputs of Fluid's operator that the rule stands for. One with others computes something else."""
+        return {"Param", "Grad", "LearningRate", *(slot.input for slot in self.slots), *self.powers}
+
+    def settings_of(self, attribute: Callable[[str], Any]) -> Optimizer:
+        """The settings of an operator with these attributes. Its learning rate, an input, is another one in each step."""
+        return self.settings(learning_rate=0.0, **{name: attribute(its) for name, its in self.attributes.items()})
+
+
+def _horizon(decay: float) -> int:
+    return math.ceil(math.log(_NEGLIGIBLE) / math.log(decay)) if decay > 0 else 1
+
+
+# ---- steps without a gradient --------------------------------------------------------------------------------------
+
+@kernel
+def _segment(steps, count, step):
+    """Which segment of the history of rates holds `step`: the last that does not begin after it."""
+    low, high = 0, count - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        if steps[middle] <= step:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+@kernel
+def _rest(heads, page_bits, row, now):
+    """(last, missed): the last step that a row has seen, and how many since, up to `now`; none for row -1.
+
+    From now on it has seen them, so that a row which occurs twice moves once.
+    """
+    if row < 0:
+        return np.int64(now), np.int64(0)
+    head = head_of(heads, page_bits, row)
+    last = (head[1] >> 32) & np.int64(0xFFFFFFFF)
+    if last < now:
+        head[1] = (head[1] & np.int64(0xFFFFFFFF)) | (np.int64(now) << 32)
+    return last, now - last
+
+
+# ---- the rules -----------------------------------------------------------------------------------------------------
+
+class Sgd(Optimizer):
+    """value - learning_rate * gradient."""
+
+    type: Literal["sgd"] = "sgd"
+
+
+@_per_element
+def _sgd(numbers, gradient, j, width, rate, hyper):
+    numbers[j] -= rate * gradient[j]
+
+
+_SGD = RuleDef(Sgd, _sgd)
+
+
+class Momentum(Optimizer):
+    """Descent along a decaying sum of gradients. Rows without a gradient go on moving, unless `lazy_mode`."""
+
+    type: Literal["momentum"] = "momentum"
+    mu: Decay
+    use_nesterov: bool = False
+    lazy_mode: bool = False
+
+
+@_per_element
+def _momentum(numbers, gradient, j, width, rate, hyper):
+    mu, nesterov = hyper[0], hyper[1] != 0
+    velocity = mu * numbers[width + j] + gradient[j]
+    numbers[width + j] = velocity
+    numbers[j] -= rate * (gradient[j] + mu * velocity if nesterov else velocity)
+
+
+@kernel
+def _idle_momentum(heads, bodies, page_bits, stride, width, rows, now, steps, rates, count, hyper, horizon):
+    mu, ahead = hyper[0], hyper[0] if hyper[1] != 0 else _ONE
+    for i in range(len(rows)):
+        last, missed = _rest(heads, page_bits, rows[i], now)
+        if missed <= 0:
+            continue
+        body = body_of(bodies, page_bits, stride, rows[i])
+        at = _segment(steps, count, last + 1)
+        decay, moved = 1.0, 0.0
+        for step in range(last + 1, last + 1 + min(missed, horizon)):
+            while at + 1 < count and steps[at + 1] <= step:
+                at += 1
+            decay *= mu
+            moved += decay * rates[at]
+        factor, kept = np.float32(ahead * moved), np.float32(np.float64(mu) ** missed)
+        for j in range(width):
+            body[j] -= factor * body[width + j]
+            body[width + j] *= kept
+
+
+_MOMENTUM = RuleDef(
+    Momentum, _momentum, lambda settings: (settings.mu, settings.use_nesterov),
+    attributes={"mu": "mu", "use_nesterov": "use_nesterov"}, slots=(SlotDef("velocity", "Velocity"),),
+    idle=_idle_momentum, horizon=lambda settings: _horizon(settings.mu))
+
+
+class Adagrad(Optimizer):
+    """Rates that shrink with the sum of squared gradients."""
+
+    type: Literal["adagrad"] = "adagrad"
+    epsilon: Positive = 1e-6
+    initial_accumulator_value: Annotated[FiniteFloat, Field(ge=0)] = 0.0
+
+
+@_per_element
+def _adagrad(numbers, gradient, j, width, rate, hyper):
+    epsilon, g = hyper[0], gradient[j]
+    moment = numbers[width + j] + g * g
+    numbers[width + j] = moment
+    numbers[j] -= rate * g / (np.sqrt(moment) + epsilon)
+
+
+_ADAGRAD = RuleDef(
+    Adagrad, _adagrad, lambda settings: (settings.epsilon,), attributes={"epsilon": "epsilon"},
+    slots=(SlotDef("moment", "Moment", first="initial_accumulator_value"),))
+
+
+class Adam(Optimizer):
+    """Adam. Rows without a gradient go on moving, unless `lazy_mode`."""
+
+    type: Literal["adam"] = "adam"
+    beta1: Decay = 0.9
+    beta2: Decay = 0.999
+    epsilon: Positive = 1e-8
+    lazy_mode: bool = False
+
+
+@_per_element
+def _adam(numbers, gradient, j, width, rate, hyper):
+    beta1, beta2, epsilon, g = hyper[0], hyper[1], hyper[2], gradient[j]
+    first = beta1 * numbers[width + j] + (_ONE - beta1) * g
+    second = beta2 * numbers[2 * width + j] + (_ONE - beta2) * g * g
+    numbers[width + j], numbers[2 * width + j] = first, second
+    numbers[j] -= rate * (first / (np.sqrt(second) + epsilon))
+
+
+@kernel
+def _idle_adam(heads, bodies, page_bits, stride, width, rows, now, steps, rates, count, hyper, horizon):
+    beta1, beta2, epsilon = np.float64(hyper[0]), np.float64(hyper[1]), hyper[2]
+    for i in range(len(rows)):
+        last, missed = _rest(heads, page_bits, rows[i], now)
+        if missed <= 0:
+            continue
+        body = body_of(bodies, page_bits, stride, rows[i])
+        at = _segment(steps, count, last + 1)
+        for step in range(last + 1, last + 1 + min(missed, horizon)):
+            while at + 1 < count and steps[at + 1] <= step:
+                at += 1
+            corrected = np.sqrt(1.0 - beta2 ** (step + 1)) / (1.0 - beta1 ** (step + 1))
+            rate = np.float32(rates[at] * corrected * beta1 ** (step - last))
+            root = np.float32(np.sqrt(beta2 ** (step - last)))
+            for j in range(width):
+                body[j] -= rate * body[width + j] / (root * np.sqrt(body[2 * width + j]) + epsilon)
+        first, second = np.float32(beta1**missed), np.float32(beta2**missed)
+        for j in range(width):
+            body[width + j] *= first
+            body[2 * width + j] *= second
+
+
+def _adam_rate(settings: Adam, learning_rate: float, step: int) -> float:
+    beta1, beta2 = float(np.float32(settings.beta1)), float(np.float32(settings.beta2))
+    return learning_rate * math.sqrt(1 - beta2**step) / (1 - beta1**step)
+
+
+def _adam_horizon(settings: Adam) -> int:
+    beta1, beta2 = settings.beta1, settings.beta2
+    return _horizon(beta1 / math.sqrt(beta2) if beta2 > beta1**2 else 0.9999)
+
+
+_ADAM = RuleDef(
+    Adam, _adam, lambda settings: (settings.beta1, settings.beta2, settings.epsilon),
+    attributes={"beta1": "beta1", "beta2": "beta2", "epsilon": "epsilon", "lazy_mode": "lazy_mode"},
+    slots=(SlotDef("moment1", "Moment1"), SlotDef("moment2", "Moment2")), powers={"Beta1Pow": "beta1", "Beta2Pow": "beta2"},
+    rate=_adam_rate, idle=_idle_adam, horizon=_adam_horizon)
+
+
+class RMSProp(Optimizer):
+    """Rates that shrink with an average of squared gradients. Rows without a gradient go on moving, unless `lazy_mode`."""
+
+    type: Literal["rmsprop"] = "rmsprop"
+    rho: Decay = 0.95
+    epsilon: Positive = 1e-6
+    momentum: Decay = 0.0
+    centered: bool = False
+    lazy_mode: bool = False
+
+
+@_per_element
+def _rmsprop(numbers, gradient, j, width, rate, hyper):
+    rho, epsilon, momentum, centered, g = hyper[0], hyper[1], hyper[2], hyper[3] != 0, gradient[j]
+    square = rho * numbers[width + j] + (_ONE - rho) * g * g
+    numbers[width + j] = square
+    if centered:
+        mean = rho * numbers[3 * width + j] + (_ONE - rho) * g
+        numbers[3 * width + j] = mean
+        square -= mean * mean
+    moment = momentum * numbers[2 * width + j] + rate * g / np.sqrt(square + epsilon)
+    numbers[2 * width + j] = moment
+    numbers[j] -= moment
+
+
+@kernel
+def _idle_rmsprop(heads, bodies, page_bits, stride, width, rows, now, steps, rates, count, hyper, horizon):
+    rho, momentum, centered = np.float64(hyper[0]), np.float64(hyper[2]), hyper[3] != 0
+    for i in range(len(rows)):
+        _, missed = _rest(heads, page_bits, rows[i], now)
+        if missed <= 0:
+            continue
+        body = body_of(bodies, page_bits, stride, rows[i])
+        kept = np.float32(rho**missed)
+        # The sum of momentum**1 ... momentum**missed.
+        moved = np.float32(momentum * (1.0 - momentum**missed) / (1.0 - momentum))
+        left = np.float32(momentum**missed)
+        for j in range(width):
+            body[j] -= moved * body[2 * width + j]
+            body[2 * width + j] *= left
+            body[width + j] *= kept
+            if centered:
+                body[3 * width + j] *= kept
+
+
+_RMSPROP = RuleDef(
+    RMSProp, _rmsprop, lambda settings: (settings.rho, settings.epsilon, settings.momentum, settings.centered),
+    attributes={"rho": "decay", "epsilon": "epsilon", "momentum": "momentum", "centered": "centered"},
+    slots=(SlotDef("mean_square", "MeanSquare"), SlotDef("momentum", "Moment"),
+           SlotDef("mean_grad", "MeanGrad", needs="centered")),
+    idle=_idle_rmsprop)
+
+
+class Ftrl(Optimizer):
+    """Follow the regularized leader. A row's values follow from its slots: the first gradient overwrites the first values.
+
+    Fluid 1.8.5 has it for whole parameters only, where a step makes rows zero that never had a gradient; here they stay.
+    """
+
+    type: Literal["ftrl"] = "ftrl"
+    l1: Annotated[FiniteFloat, Field(ge=0)] = 0.0
+    l2: Annotated[FiniteFloat, Field(ge=0)] = 0.0
+    lr_power: Annotated[FiniteFloat, Field(le=0)] = -0.5
+
+
+@_per_element
+def _ftrl(numbers, gradient, j, width, rate, hyper):
+    l1, twice_l2, power, g = hyper[0], hyper[1], hyper[2], gradient[j]
+    before = numbers[width + j]
+    squared = before + g * g
+    root, root_before = (np.sqrt(squared), np.sqrt(before)) if power == _HALF else (squared**power, before**power)
+    linear = numbers[2 * width + j] + g - (root - root_before) / rate * numbers[j]
+    numbers[width + j], numbers[2 * width + j] = squared, linear
+    numbers[j] = (np.copysign(l1, linear) - linear) / (root / rate + twice_l2) if abs(linear) > l1 else _ZERO
+
+
+_FTRL = RuleDef(
+    # Fluid adds the small number; none of its constants may be zero.
+    Ftrl, _ftrl, lambda settings: (settings.l1 + 1e-10, 2 * (settings.l2 + 1e-10), -settings.lr_power),
+    attributes={"l1": "l1", "l2": "l2", "lr_power": "lr_power"},
+    slots=(SlotDef("squared", "SquaredAccumulator"), SlotDef("linear", "LinearAccumulator")))
+
+RULES = {rule.operator: rule for rule in (_SGD, _MOMENTUM, _ADAGRAD, _ADAM, _RMSPROP, _FTRL)}
+
+
+# ---- an optimizer that the caller computes -------------------------------------------------------------------------
+
+class Slot(Spec):
+    """What an optimizer keeps beside the values of a row: `width` numbers that begin as `initial`."""
+
+    name: Annotated[str, Field(pattern=NAME)]
+    initial: FiniteFloat = 0.0
+
+
+class Program(Optimizer):
+    """An optimizer that the caller of a table computes: see `SparseTable.update`. Only tables have it.
+
+    The table keeps `slots` with each row, in this order, and `learning_rate` for the caller to read and to set.
+    """
+
+    type: Literal["program"] = "program"
+    slots: Annotated[tuple[Slot, ...], Field(max_length=MOST_SLOTS)] = ()
+
+    @field_validator("slots")
+    @classmethod
+    def _names_differ(cls, slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
+        names = [slot.name for slot in slots]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two slots have one name: {', '.join(names)}")
+        return slots
+
+
+if TYPE_CHECKING:
+    AnyOptimizer = Optimizer
+    TableOptimizer = Optimizer
+else:
+    _ALL = [rule.settings for rule in RULES.values()]
+    AnyOptimizer = Annotated[functools.reduce(operator.or_, _ALL), Field(discriminator="type")]
+    TableOptimizer = Annotated[functools.reduce(operator.or_, [*_ALL, Program]), Field(discriminator="type")]
+
+
+# ---- a rule with its settings --------------------------------------------------------------------------------------
+
+class Rates:
+    """The learning rates of all steps so far, as segments of equal rate: what `idle` needs.
+
+    `add` must be called under the table's lock; kernels read the arrays together with `count`.
+    """
+
+    def __init__(self) -> None:
+        self.steps = np.ones(16, np.int64)
+        self.rates = np.zeros(16, np.float32)
+        self.count = 1
+
+    def add(self, step: int, rate: float) -> None:
+        """Step number `step`, one after the last added, had this rate."""
+        if self.rates[self.count - 1] == np.float32(rate) and step > 1:
+            return
+        if step > 1:
+            if self.count == len(self.steps):
+                # New arrays, since a kernel may be reading the old ones.
+                self.steps, self.rates = np.resize(self.steps, 2 * self.count), np.resize(self.rates, 2 * self.count)
+            self.steps[self.count] = step
+            self.count += 1
+        self.rates[self.count - 1] = rate
+
+    def restore(self, steps: Array, rates: Array) -> None:
+        """Take over segments that `steps[:count]` and `rates[:count]` gave."""
+        self.count = len(steps)
+        self.steps = np.concatenate([steps, np.ones(16, np.int64)]).astype(np.int64)
+        self.rates = np.concatenate([rates, np.zeros(16, np.float32)]).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How an optimizer with certain settings updates rows.
+
+    Attributes:
+        settings: of the optimizer.
+        definition: of the rule; None where the caller of the table brings a function.
+        names: of the slots.
+        slots: the first value of every group of `width` slots.
+        hyper: the constants that the kernels take, float32 [4].
+        idle: the kernel for the steps that rows have missed; None where such steps change nothing.
+        horizon: after so many steps without a gradient a row stands still.
+    """
+
+    settings: Optimizer
+    definition: RuleDef | None
+    names: tuple[str, ...]
+    slots: Array
+    hyper: Array = field(default_factory=lambda: np.zeros(_MOST_CONSTANTS, np.float32))
+    idle: Callable[..., None] | None = None
+    horizon: int = 0
+
+    @property
+    def update(self) -> Callable[..., None] | None:
+        """The kernel of one update of rows with gradients; None where the caller of the table brings a function."""
+        return self.definition.update if self.definition is not None else None
+
+    def rate(self, learning_rate: float, step: int, sparse: bool = True) -> np.float32:
+        """The rate of update number `step` (from 1). As in Fluid, sparse rows take that of the step after it."""
+        if self.definition is None or self.definition.rate is None:
+            return np.float32(learning_rate)
+        return np.float32(self.definition.rate(self.settings, learning_rate, step + 1 if sparse else step))
+
+    def catch_up(self, heads: Array, bodies: Array, page_bits: int, stride: int, width: int, rows: Array, until: int,
+                 rates: Rates) -> None:
+        """Move rows (in pages at the addresses `heads` and `bodies`) by the steps up to `until` that they have missed."""
+        if self.idle is not None:
+            # The count first: arrays only grow.
+            count = rates.count
+            self.idle(heads, bodies, page_bits, stride, width, rows, until, rates.steps, rates.rates, count, self.hyper,
+                      self.horizon)
+
+
+def rule_of(settings: Spec) -> Rule:
+    """The rule of an optimizer's settings. Raises TypeError for others."""
+    if isinstance(settings, Program):
+        return Rule(settings, None, tuple(slot.name for slot in settings.slots),
+                    np.array([slot.initial for slot in settings.slots], np.float32))
+    if not isinstance(settings, Optimizer) or settings.type not in RULES:
+        raise TypeError(f"expected an optimizer of jfluid.ps_server.specs, found {settings!r}")
+    definition = RULES[settings.type]
+    slots = [slot for slot in definition.slots if not slot.needs or getattr(settings, slot.needs)]
+    firsts = np.array([getattr(settings, slot.first) if slot.first else 0.0 for slot in slots], np.float32)
+    hyper = np.zeros(_MOST_CONSTANTS, np.float32)
+    constants = definition.constants(settings)
+    hyper[:len(constants)] = constants
+    rule = Rule(settings, definition, tuple(slot.name for slot in slots), firsts, hyper)
+    if definition.idle is None or getattr(settings, "lazy_mode", False):
+        return rule
+    return replace(rule, idle=definition.idle, horizon=definition.horizon(settings))
