@@ -1,5 +1,5 @@
 # `make demo` trains a click model with two parameter servers and two trainers, `make test` runs the tests, `make lint` reads the code,
-# `make chaos` does harm to jobs. Each first makes a virtual environment in $(VENV) with the pinned versions of constraints.txt.
+# `make chaos` does harm to jobs, `make site` makes the documentation's site in build/site. Each first makes a virtual environment in $(VENV) with the pinned versions of constraints.txt.
 VENV ?= .venv
 WORKERS ?= 2
 PYTEST_ARGS ?=
@@ -9,7 +9,7 @@ CHAOS_OUT ?= build/chaos
 BIN := $(VENV)/bin
 PYTHONS := $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11)
 
-.PHONY: demo test coverage lint chaos clean
+.PHONY: demo test coverage lint chaos site clean
 
 demo: $(VENV)/.demo
 	$(BIN)/jfluid-launch configs/ctr_dnn.yaml
@@ -24,6 +24,10 @@ coverage: $(VENV)/.test
 # Jobs of real processes that are killed, stopped, cut off and more, by plans drawn from SEED; see tests/chaos.
 chaos: $(VENV)/.test
 	$(BIN)/python -m tests.chaos --seed $(SEED) --minutes $(MINUTES) --out $(CHAOS_OUT)
+
+# mkdocs-material says of itself that it has a successor; the version is pinned.
+site: $(VENV)/.test
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check

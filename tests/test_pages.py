@@ -1,4 +1,6 @@
 """Pages of docs/ that are made from the code, and what pages say of each other."""
+import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -7,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted((ROOT / "docs").glob("*.md"))
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted((ROOT / "docs").rglob("*.md"))
 
 
 @pytest.mark.process
@@ -33,3 +35,21 @@ def test_links_lead_somewhere(page):
         assert linked.exists(), target
         if anchor:
             assert anchor in _anchors(linked.read_text()), target
+
+
+@pytest.mark.process
+def test_the_tutorial_runs(tmp_path):
+    code = "".join(re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "tutorial.md").read_text(), re.MULTILINE | re.DOTALL))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CPU_NUM": "2"}
+    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "model" / "__model__").is_file()
+
+
+@pytest.mark.process
+@pytest.mark.skipif(importlib.util.find_spec("mkdocstrings") is None, reason="the extra docs is not installed")
+def test_the_site_is_built_without_warnings(tmp_path):
+    result = subprocess.run([sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path)],
+                            cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True)
+    assert (result.returncode, result.stdout + result.stderr) == (0, "")
+    assert 'id="jfluid.layers.nn.fc"' in (tmp_path / "api" / "layers" / "index.html").read_text()
