@@ -46,7 +46,7 @@ class ParallelExecutor:
         assert self._parallel is not None
         self._scope = scope or (share_vars_from._scope if share_vars_from is not None else global_scope())
         self._executor = Executor(CUDAPlace(0) if use_cuda else CPUPlace())
-        self._executor._start(self._parallel)
+        self._executor.engine.start(self._parallel)
 
     @property
     def device_count(self) -> int:

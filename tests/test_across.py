@@ -6,6 +6,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid.compile import across
+from jfluid.compile.placement import Processes, of_device
 from jfluid.compile.plan import live_ops, plan
 from jfluid.compile.step import CompiledSegment
 from jfluid.ops.collective import AXIS
@@ -87,5 +88,7 @@ def test_only_parts_that_need_the_others_span_processes(device):
     fluid.layers.cond(flag, inside)
     planned = plan(fluid.default_main_program(), ["x"], ["z"])
     assert [(s.host, s.across) for s in planned.segments] == [(False, False), (True, False), (False, True)]
-    alone = CompiledSegment(planned.segments[2], planned, device, False, "alone")
+    alone = CompiledSegment(2, planned, of_device(planned, device), False, "alone")
     assert not isinstance(alone.call, across.Together)
+    together = CompiledSegment(2, planned, Processes(planned, device), False, "together")
+    assert isinstance(together.call, across.Together)

@@ -148,7 +148,7 @@ def _deep_grads(checkpointed):
             fluid.global_scope().var(p.name).get_tensor().set(r.randn(64, 64).astype("float32") / 8)
         exe = fluid.Executor(fluid.CPUPlace())
         values = exe.run(feed={"x": r.randn(256, 64).astype("float32")}, fetch_list=[loss] + [g for _, g in pairs])
-        step, = exe._steps.values()
+        step, = exe.engine._steps.values()
         segment = step.segments[0]
         shapes = [np.zeros((256, 64), "float32") if n == "x" else np.zeros((64, 64), "float32") for n in segment.kept]
         return values, segment.call.lower((), tuple(shapes), np.zeros(2, "uint32")).as_text()

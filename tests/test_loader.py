@@ -422,7 +422,7 @@ def test_a_program_built_again_is_compiled_already():
             loader.start()
             exe.run(fetch_list=[total])
             loader.reset()
-    assert len(exe._steps) == 1
+    assert len(exe.engine._steps) == 1
 
 
 # ---- datasets --------------------------------------------------------------------------------------------------

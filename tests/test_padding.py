@@ -74,9 +74,9 @@ def test_a_stream_of_lengths_compiles_a_handful_of_times():
     real, padded = 0, 0
     for words in _batches(200):
         exe.run(feed={"words": words}, fetch_list=[loss])
-        step = next(reversed(exe._steps.values()))
+        step = next(reversed(exe.engine._steps.values()))
         real += len(words)
-        padded += step._buckets.pad({"words": words})["words"].capacity
+        padded += step.placement._buckets.pad({"words": words})["words"].capacity
     assert step.segments[0].call._cache_size() <= 8
     assert padded <= 1.3 * real
 

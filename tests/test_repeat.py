@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid import errors, executor
+from jfluid import errors
+from jfluid.compile import feeds
 
 X = np.arange(12, dtype="float32").reshape(3, 4)
 
@@ -23,12 +24,12 @@ class Counted:
         self.loss = fluid.layers.mean(self.hidden)
         fluid.optimizer.SGD(0.1).minimize(self.loss)
         self.exe.run(fluid.default_startup_program())
-        check = executor._check_feeds
+        check = feeds.checked
 
         def counted(program, feed):
             self.long += 1
             return check(program, feed)
-        monkeypatch.setattr(executor, "_check_feeds", counted)
+        monkeypatch.setattr(feeds, "checked", counted)
 
     def run(self, x=X, fetch=None, **options):
         """(the first fetch, whether the run took the long way)."""

@@ -155,7 +155,7 @@ class BlockOfAServer(Mode):
         return (loss,)
 
     def run(self):
-        store = ProgramStore(self.exe._runner(self.main)._program, self.scope, self.exe)
+        store = ProgramStore(self.exe.engine.runner(self.main)._program, self.scope, self.exe.engine)
         before = np.array(store.block("w").read()[0])
         store.apply([], [BlockUpdate("w", Change.GRADIENT, np.ones((64, 4), np.float32))])
         return np.array(store.block("w").read()[0]) - before
@@ -315,10 +315,10 @@ def test_programs_of_other_holdings_have_runners_of_their_own():
     transpiler, _, _ = transpile(WithServers.build_for_job, ["127.0.0.1:1"])
     program, exe = transpiler.get_trainer_program(wait_port=False), fluid.Executor(fluid.CPUPlace())
     twin = program.clone()
-    assert exe._runner(program) is exe._runner(twin)
+    assert exe.engine.runner(program) is exe.engine.runner(twin)
     twin.holdings = replace(program.holdings, endpoints=["127.0.0.1:1", "127.0.0.1:2"])
     assert twin.fingerprint == program.fingerprint
-    assert [len(exe._runner(p).work.endpoints) for p in (twin, program)] == [2, 1]
+    assert [len(exe.engine.runner(p).work.endpoints) for p in (twin, program)] == [2, 1]
 
 
 def test_an_executor_that_is_gone_is_not_taken_for_a_new_one():

@@ -117,10 +117,10 @@ def test_a_step_makes_no_copy_of_the_table(name):
     exe = fluid.Executor(fluid.CPUPlace())
     exe.run(startup)
     exe.run(main, feed={"ids": np.arange(64).reshape(-1, 1)}, fetch_list=[loss])
-    step = next(reversed(exe._steps.values()))
-    binding = step._bound[fluid.global_scope()]
+    step = next(reversed(exe.engine._steps.values()))
+    state = step._states[fluid.global_scope()]
     segment = step.segments[0]
-    values = dict(binding.reads)
+    values = dict(state.reads)
     with jax.enable_x64(True):
         arguments = [tuple(values[n]._value for n in segment.donated),
                      tuple(values[n]._value if n in values else np.zeros((64, 1), np.int64) for n in segment.kept), None]

@@ -23,7 +23,7 @@ class Together:
     """`jax.jit(function)` whose collectives reach all processes; each must call it with arrays of its own.
 
     Args:
-        function: `(donated, kept, key)` -> a tree of arrays. The key differs by process.
+        function: `(donated, kept, key)` -> a tree of arrays.
         device: this process's.
     """
 
@@ -67,9 +67,6 @@ class Together:
 
         def part(*arguments: Any) -> Any:
             donated, kept, key = (_without_dimension(a, s) for a, s in zip(arguments, scalars))
-            if key is not None:
-                own = jax.random.fold_in(jax.random.wrap_key_data(key, impl="threefry2x32"), jax.lax.axis_index(AXIS))
-                key = jax.random.key_data(own)
             out = self._function(donated, kept, key)
             results[:] = [leaf.ndim == 0 for leaf in jax.tree.leaves(out)]
             return jax.tree.map(lambda leaf: leaf.reshape(1) if leaf.ndim == 0 else leaf, out)
@@ -116,8 +113,3 @@ def fused(items: Sequence[Item]) -> list[Item]:
         (waiting if definition.fused and op.input("X") == op.output("Out") else found).append(item)
     flush()
     return found
-
-
-def needed() -> bool:
-    """Whether there are other processes."""
-    return processes.count() > 1

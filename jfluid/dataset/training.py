@@ -8,13 +8,18 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.dataset.datasets import DatasetBase
+from jfluid.engine import Engine, Owned, Runner
 from jfluid.fetch_handler import FetchHandler, Watch
+from jfluid.ir.program import Program
 from jfluid.lod_tensor import LoDTensor
+from jfluid.parallel.program import DataParallel
 from jfluid.progress import Progress
+from jfluid.scope import Scope
 
 
-def run_dataset(executor: Any, program: Any, dataset: Any, scope: Any, thread: int, debug: bool, fetch_list: Sequence[Any],
-                fetch_info: Sequence[str], print_period: int, fetch_handler: FetchHandler | None) -> None:
+def run_dataset(engine: Engine, program: Program, parallel: DataParallel | None, dataset: Any, scope: Scope, thread: int,
+                debug: bool, fetch_list: Sequence[Any], fetch_info: Sequence[str], print_period: int,
+                fetch_handler: FetchHandler | None) -> None:
     """Run `program` once for each batch. See `Executor.train_from_dataset`."""
     if not isinstance(dataset, DatasetBase):
         raise errors.DataError(f"dataset: expected what DatasetFactory().create_dataset makes, found {type(dataset).__name__}")
@@ -24,10 +29,13 @@ def run_dataset(executor: Any, program: Any, dataset: Any, scope: Any, thread: i
     if len(names) != len(fetch_list):
         raise errors.FetchError(f"fetch_info: expected {len(fetch_list)} texts, one for each fetch, found {len(names)}")
     waited, begin, step, rows = 0.0, time.perf_counter(), 0, 0
-    with Watch(fetch_handler) as watch, executor._counts(program) as counts, dataset._batches(thread) as batches, \
+    if parallel is not None:
+        engine.start(parallel)
+    runner = engine.runner(program) or Runner()
+    with Watch(fetch_handler) as watch, runner.counts() as counts, dataset._batches(thread) as batches, \
             Progress(description="step") as progress:
-        fetches = [*fetch_list, *watch.fetches]
-        source = iter(executor._ahead(program, batches))
+        fetches = [f if isinstance(f, str) else f.name for f in (*fetch_list, *watch.fetches)]
+        source = iter(runner.ahead(batches, parallel))
         while True:
             asked = time.perf_counter()
             try:
@@ -40,7 +48,8 @@ def run_dataset(executor: Any, program: Any, dataset: Any, scope: Any, thread: i
                 break
             step, examples = step + 1, _examples(getattr(batch, "batch", batch))
             rows += examples
-            found = executor._run(program, batch, fetches, scope, numpy=False, owned=True)
+            fed = Owned(batch) if isinstance(batch, Mapping) else batch
+            found = [f.tensor() for f in engine.run(program, fed, fetches, scope, parallel)]
             watch.show(found[len(fetch_list):])
             if fetch_list and step % print_period == 0:
                 texts = [f"{n}: {_text(np.array(v))}" for n, v in zip(names, found)]

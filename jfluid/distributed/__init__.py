@@ -2,9 +2,7 @@
 
 | module | holds |
 |---|---|
-| `interface` | what an Executor hands such programs to: `Runner` |
 | `work` | what a trainer's program asks of servers, read from its operators |
-| `computing` | where a trainer's step computes: one device, or several that bring gradients together first |
 | `trainer` | runs a trainer's program: rows in, compute, gradients out, parameters in |
 | `strategies` | how gradients and parameters travel: synchronous, half-asynchronous, asynchronous, GEO |
 | `communicator` | `fluid.communicator.Communicator`: switches a strategy on |
@@ -19,36 +17,34 @@
 | `trainer_state` | what only a trainer has, and gets back when it is started again |
 | `checkpoint` | what servers hold, saved whole and loaded by others |
 
-`runner` is the only door: an Executor asks it what to do with each program. `rounds` tells a trainer that is started again
+`runner` is the only door: an Engine asks it what to do with each program. `rounds` tells a trainer that is started again
 where to go on; `skip_trained` has `train_from_dataset` go on there.
 """
-from typing import Any
-
 from jfluid import errors
 from jfluid.distributed import births, links, work
 from jfluid.distributed.checkpoint import Notify
-from jfluid.distributed.interface import Runner
 from jfluid.distributed.links import Link
 from jfluid.distributed.serving import Serving
 from jfluid.distributed.trainer import Trainer
+from jfluid.engine import Engine, Runner
 from jfluid.ir.program import Program
 
-__all__ = ["Runner", "farewell", "leave", "rounds", "runner", "skip_trained"]
+__all__ = ["farewell", "leave", "rounds", "runner", "skip_trained"]
 
 
-def runner(program: Program, executor: Any) -> Runner | None:
+def runner(program: Program, engine: Engine) -> Runner | None:
     """What runs a program that works together with other processes through parameter servers; None for other programs."""
     types = {op.type for op in program.global_block().ops}
     if work.SERVE in types:
-        return Serving(program, executor)
+        return Serving(program, engine)
     if types & work.TRAINERS_OPS:
         read = work.read(program)
         assert read is not None
-        return Trainer(read, executor)
+        return Trainer(read, engine)
     if "checkpoint_notify" in types:
-        return Notify(program, executor)
+        return Notify(program, engine)
     if births.bears(program):
-        return births.Startup(program, executor)
+        return births.Startup(program, engine)
     return None
 
 
@@ -84,9 +80,9 @@ def _link(program: Program, what: str) -> Link:
     return links.link(read)
 
 
-def leave(executor: Any) -> None:
-    """Say goodbye to all servers that an executor's trainers worked with."""
-    links.leave(executor)
+def leave(engine: Engine) -> None:
+    """Say goodbye to all servers that an engine's trainers worked with."""
+    links.leave(engine)
 
 
 def farewell(program: Program) -> None:

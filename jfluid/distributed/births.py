@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from jfluid import errors
-from jfluid.distributed.interface import Runner
+from jfluid.engine import Engine, Fetched, Runner
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program
 from jfluid.ir.types import VarType
@@ -44,8 +44,8 @@ def initializer(op: Operator) -> "specs.Initializer":
 class Startup(Runner):
     """A server's startup program: what fills tables is noted in the scope (`ScopeVariable.law`), the rest runs."""
 
-    def __init__(self, program: Program, executor: Any):
-        self._executor = executor
+    def __init__(self, program: Program, engine: Engine):
+        self._engine = engine
         block = program.global_block()
         self._laws = {op.output_arg_names[0]: (initializer(op), self._seed(op)) for op in block.ops if _is_birth(op)}
         self._rest = program._copy()
@@ -59,7 +59,7 @@ class Startup(Runner):
         given = op.attr("seed") if op.type != "fill_constant" else 0
         return int(given) or zlib.crc32(op.output_arg_names[0].encode())
 
-    def run(self, feed: Any, fetches: list[str], scope: Scope, owned: bool = False) -> list[Any]:
+    def run_alone(self, feed: Any, fetches: list[str], scope: Scope) -> list[Fetched]:
         for name, law in self._laws.items():
             scope.var(name).law = law
-        return self._executor._run(self._rest, feed, fetches, scope, numpy=False, owned=owned)  # type: ignore[no-any-return]
+        return self._engine.run(self._rest, feed, fetches, scope)

@@ -15,7 +15,7 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.distributed import links
-from jfluid.distributed.interface import Runner
+from jfluid.engine import Engine, Fetched, HasEngine, Runner
 from jfluid.files import model as models
 from jfluid.files.storage import path_below, paths_to_write
 from jfluid.files.tensor_format import Stored, load_rows, save_in_parts, save_tensors
@@ -33,7 +33,7 @@ NOTIFY = "checkpoint_notify"
 _LOG = logging.getLogger(__name__)
 
 
-def save_persistables(executor: Any, dirname: str, main_program: Program) -> None:
+def save_persistables(executor: HasEngine, dirname: str, main_program: Program) -> None:
     """Save all variables that outlive a run, with those that servers hold: parameters, the optimizer's state, counts of steps.
 
     In synchronous training the servers stand still while a trainer saves between two of its steps; else each variable is as it
@@ -58,7 +58,7 @@ def save_persistables(executor: Any, dirname: str, main_program: Program) -> Non
         asked.save_table(name, dirname)
 
 
-def save_inference_model(executor: Any, dirname: str, feeded_var_names: Sequence[str] | str,
+def save_inference_model(executor: HasEngine, dirname: str, feeded_var_names: Sequence[str] | str,
                          target_vars: Sequence[Variable] | Variable, main_program: Program,
                          export_for_deployment: bool = True, origin_program: Program | None = None) -> list[str]:
     """Save what computes the targets, as `fluid.io.save_inference_model` does, with the parameters that servers hold.
@@ -100,7 +100,7 @@ def _without_servers(program: Program) -> Program:
     return twin
 
 
-def save_one_table(executor: Any, name: str, dirname: str, program: Program) -> None:
+def save_one_table(executor: HasEngine, name: str, dirname: str, program: Program) -> None:
     """Save one parameter whose gradient has sparse rows, with the optimizer's state of its rows.
 
     Args:
@@ -121,7 +121,7 @@ def save_one_table(executor: Any, name: str, dirname: str, program: Program) -> 
         asked.save([v for v in held.origin.list_vars() if v.name in own], dirname)
 
 
-def load_one_table(executor: Any, name: str, dirname: str, program: Program) -> None:
+def load_one_table(executor: HasEngine, name: str, dirname: str, program: Program) -> None:
     """Put a distributed table into the state in which `save_one_table`, or `save_persistables`, saved it, while servers serve.
 
     Their number may be another one than then. Arguments and errors are those of `save_one_table`; UnsupportedError for a table
@@ -134,7 +134,7 @@ def load_one_table(executor: Any, name: str, dirname: str, program: Program) -> 
     _Asked(held, executor).client.restore(_folder(dirname, name), tables=[name])
 
 
-def shrink(executor: Any, name: str | None, age: int, program: Program) -> int:
+def shrink(executor: HasEngine, name: str | None, age: int, program: Program) -> int:
     """Drop rows of distributed tables that none of the last `age` updates of their server has touched.
 
     Args:
@@ -183,9 +183,9 @@ class _Asked:
         whole: distributed tables are asked for too, instead of being left to the servers.
     """
 
-    def __init__(self, held: Holdings, executor: Any, whole: bool = False):
+    def __init__(self, held: Holdings, executor: HasEngine, whole: bool = False):
         self._held, self._whole = held, whole
-        self.client = links.borrowed(held.endpoints, held.trainer, executor).client
+        self.client = links.borrowed(held.endpoints, held.trainer, executor.engine).client
 
     def remote(self) -> list[str]:
         """Distributed tables: servers save them themselves."""
@@ -260,8 +260,8 @@ class _Asked:
 class Notify(Runner):
     """A program of `checkpoint_notify` operators: each has servers save a table."""
 
-    def __init__(self, program: Program, executor: Any):
-        self._executor, self._ops = executor, program.global_block().ops
+    def __init__(self, program: Program, engine: Engine):
+        self._engine, self._ops = engine, program.global_block().ops
         others = {op.type for op in self._ops} - {NOTIFY}
         if others:
             raise errors.UnsupportedError(f"{NOTIFY} runs in a program of its own; found {', '.join(sorted(others))} too")
@@ -270,12 +270,12 @@ class Notify(Runner):
                 if not op.attr(name):
                     raise errors.ProgramError(f"{NOTIFY}, {name}: expected {what}")
 
-    def run(self, feed: Any, fetches: list[str], scope: Scope, owned: bool = False) -> list[Any]:
+    def run_alone(self, feed: Any, fetches: list[str], scope: Scope) -> list[Fetched]:
         """Save. Raises FetchError for feeds and fetches, ServerError when a server does not answer, or cannot write."""
         if feed or fetches:
             raise errors.FetchError(f"a program of {NOTIFY} has nothing to feed or fetch")
         for op in self._ops:
-            client = links.borrowed(op.attr("epmap"), op.attr("trainer_id"), self._executor).client
+            client = links.borrowed(op.attr("epmap"), op.attr("trainer_id"), self._engine).client
             client.save(_folder(op.attr("dir"), op.attr("lookup_table")), tables=[op.attr("lookup_table")])
         return []
 

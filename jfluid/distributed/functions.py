@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from jfluid import errors
-from jfluid.compile.lower import Lowering
+from jfluid.compile import trace
 from jfluid.ir.operator import Operator
 from jfluid.ops import registry
 
@@ -54,8 +54,7 @@ class Function:
             return dict(jax.eval_shape(self._traced, {n: values[n] for n in self.reads}, key))
 
     def _traced(self, values: dict[str, Any], key: Any) -> dict[str, Any]:
-        env = dict(values)
-        Lowering(self._items, None if key is None else jax.random.wrap_key_data(key, impl="threefry2x32")).run(env)
+        env = trace.lower(self._items, dict(values), trace.random_key(key))
         return {n: env[n] for n in self._wanted}
 
 

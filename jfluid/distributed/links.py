@@ -111,7 +111,7 @@ class Link:
             goes on while another begins.
         params: parameters that come from servers.
         laps: where the time of its steps goes.
-        users: the executors that use it.
+        users: the engines that use it.
     """
 
     def __init__(self, endpoints: Sequence[str], trainer: int):
@@ -288,7 +288,7 @@ def _found(endpoints: Sequence[str], trainer: int) -> tuple[Link, bool]:
 
 
 def leave(user: object) -> None:
-    """Say goodbye for an executor: servers of which it was the last user end when all trainers have left."""
+    """Say goodbye for an engine: servers of which it was the last user end when all trainers have left."""
     with _lock:
         mine = [(key, found) for key, found in _links.items() if user in found.users]
         for key, found in mine:

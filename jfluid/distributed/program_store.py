@@ -12,6 +12,7 @@ from jfluid.distributed.rows import Way
 from jfluid.distributed.server_program import Update, updates_of
 from jfluid.distributed.state import Variables, packed, unpacked
 from jfluid.distributed.tables import ProgramTable, fill_owned, make_table
+from jfluid.engine import Engine, Owned
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program
 from jfluid.ps_server import dense, snapshot, specs
@@ -99,15 +100,16 @@ class ProgramStore(Store):
     Args:
         program: of `DistributeTranspiler.get_pserver_program`.
         scope: where its startup program ran.
-        executor: runs its blocks.
+        engine: runs its blocks.
     """
 
-    def __init__(self, program: Program, scope: Scope, executor: Any):
+    def __init__(self, program: Program, scope: Scope, engine: Engine):
         super().__init__()
         (listen,) = (op for op in program.global_block().ops if op.type == "listen_and_serv")
         self.lock = threading.RLock()
         self.synchronous = listen.attr("distributed_mode") == SYNC
-        self._program, self._scope, self._executor = program, scope, executor
+        self._program, self._scope = program, scope
+        self._engine = Engine(engine.place, donate=False)  # trainers read the old values meanwhile
         self._compiled: dict[tuple[str, ...], tuple[Program, dict[str, str]]] = {}
         self._ways: dict[str, Way] = {}
         sparse = {g.rpartition(":")[0] for g in listen.attr("sparse_grad_to_param")}
@@ -116,7 +118,7 @@ class ProgramStore(Store):
                 kept = program.holdings.kept.get(update.param) if program.holdings is not None else None
                 options = kept.table_options if kept is not None else {}
                 self.tables[update.param], self._ways[update.param] = make_table(
-                    update, scope, self.tensor, program.random_seed, lambda: executor._device, options)
+                    update, scope, self.tensor, program.random_seed, lambda: engine.device, options)
             else:
                 self.add_block(ProgramBlock(self, update))
         schedule = listen.attr("lr_decay_block_id")
@@ -264,7 +266,7 @@ class ProgramStore(Store):
         return program
 
     def _run(self, program: Program, feed: Mapping[str, Array]) -> None:
-        self._executor._run(program, feed, [], self._scope, numpy=False, owned=True, donate=False)  # trainers read the old
+        self._engine.run(program, Owned(feed), [], self._scope)
 
     # ---- tables ----
 

@@ -3,9 +3,9 @@ import logging
 from typing import Any
 
 from jfluid import errors, flags
-from jfluid.distributed.interface import Runner
 from jfluid.distributed.settings import client_options, server_settings
 from jfluid.distributed.snapshots import Snapshots
+from jfluid.engine import Engine, Fetched, Runner
 from jfluid.environment.process import RoleVariables
 from jfluid.ir.program import Program
 from jfluid.scope import Scope
@@ -17,8 +17,8 @@ _LOG = logging.getLogger(__name__)
 class Serving(Runner):
     """Runs the program of one server: `Executor.run` returns when all trainers have left."""
 
-    def __init__(self, program: Program, executor: Any):
-        self._program, self._executor = program, executor
+    def __init__(self, program: Program, engine: Engine):
+        self._program, self._engine = program, engine
         (self._listen,) = (op for op in program.global_block().ops if op.type == "listen_and_serv")
 
     def _endpoints(self, number: int, own: str) -> list[str]:
@@ -28,7 +28,7 @@ class Serving(Runner):
         named = list(RoleVariables.from_env().pserver_endpoints)
         return named if len(named) > number else [own] * (number + 1)
 
-    def run(self, feed: Any, fetches: list[str], scope: Scope, owned: bool = False) -> list[Any]:
+    def run_alone(self, feed: Any, fetches: list[str], scope: Scope) -> list[Fetched]:
         """Serve.
 
         Raises:
@@ -45,7 +45,7 @@ class Serving(Runner):
         from jfluid.ps_server.server import Server
         if feed or fetches:
             raise errors.FetchError("a server's program has nothing to feed or fetch: run it with the program alone")
-        store = ProgramStore(self._program, scope, self._executor)
+        store = ProgramStore(self._program, scope, self._engine)
         endpoint = self._listen.attr("endpoint")
         host, _, port = endpoint.rpartition(":")
         number = max(self._listen.attr("pserver_id"), 0)

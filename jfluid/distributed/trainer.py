@@ -12,13 +12,13 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.compile.buckets import ladder
+from jfluid.compile.feeds import named
 from jfluid.distributed import links, trainer_state
-from jfluid.distributed.computing import Computing, Feed, OneDevice, Replicas
-from jfluid.distributed.interface import Runner
 from jfluid.distributed.links import Gradients, Link, Strategy
 from jfluid.distributed.strategies import DIRECT, current, install
 from jfluid.distributed.watch import RowCount
 from jfluid.distributed.work import LookUp, RowsSent, Work
+from jfluid.engine import Engine, Fetched, Owned, Prepared, Runner
 from jfluid.ir.program import Program
 from jfluid.lod_tensor import LoDTensor, SelectedRows
 from jfluid.parallel.program import DataParallel
@@ -30,19 +30,39 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 
+Feed = dict[str, Any]
+
+
+@dataclass
+class Read:
+    """What a step is fed.
+
+    Attributes:
+        program: what is run, without operators that read.
+        feeds: one for all devices, or one for each.
+        divides: whether there is one for all.
+        owned: nobody writes to them any more.
+    """
+
+    program: Program
+    feeds: list[Feed]
+    divides: bool
+    owned: bool
+
+
 @dataclass
 class Ahead:
     """A batch whose rows are on their way.
 
     Attributes:
         batch: as it was given.
-        feeds: of each device.
+        read: what is fed of it.
         asked: of each table all ids, and the tensors that each feed has of them.
         rows: by table.
     """
 
     batch: Mapping[str, Any]
-    feeds: list[Feed]
+    read: Read
     asked: dict[str, tuple[Array, list[list[LoDTensor]]]]
     rows: "Future[Mapping[str, Rows]]"
 
@@ -52,40 +72,50 @@ class Trainer(Runner):
 
     Args:
         work: what the program asks of servers.
-        executor: runs what is left of it.
+        engine: runs what is left of it.
     """
 
-    def __init__(self, work: Work, executor: Any):
-        self.work, self._executor = work, executor
+    def __init__(self, work: Work, engine: Engine):
+        self.work, self._engine = work, engine
         self._link: Link | None = None
         self._asking: dict[tuple[str, ...], Program] = {}
 
-    def run(self, feed: Any, fetches: Sequence[str], scope: Scope, owned: bool = False) -> list[Any]:
-        """Run the program once. Returns the fetches as `Executor._run` gives them without `numpy`.
+    def run(self, feed: Any, fetches: list[str], scope: Scope, parallel: DataParallel | None = None) -> list[Fetched]:
+        """Run the program once, or as often as the settings of `parallel` say.
 
         Raises what `Executor.run` raises, and ServerError when a server refuses or does not answer.
         """
-        return [value for value, in self._run(OneDevice(self.work, self._executor, owned), feed, fetches, scope)]
+        times = parallel.repeats if parallel is not None else 1
+        devices = self._devices(parallel)
+        ahead = feed if isinstance(feed, Ahead) else None
+        read = ahead.read if ahead else self._read(feed, devices)
+        values: list[list[Any]] = []
+        for _ in range(times):
+            values = self._step(read, fetches, scope, devices, ahead)
+            ahead = None  # the rows have changed since
+        return [Fetched(n, v, divided=parallel is not None) for n, v in zip(fetches, values, strict=True)]
 
-    def run_replicas(self, parallel: DataParallel, feed: Any, fetches: Sequence[str], scope: Scope,
-                     owned: bool = False) -> list[list[Any]]:
-        """As `run`, on several devices, as often as their settings say; returns of each fetch what each device has."""
-        computing: Computing = Replicas(self.work, self._executor, parallel)
-        if parallel.alone:
-            computing = OneDevice(self.work, self._executor, owned)
-        return self._run(computing, feed, fetches, scope, parallel.repeats)
+    def _devices(self, parallel: DataParallel | None) -> DataParallel | None:
+        """The replicas that compute; None for the engine's own device."""
+        if parallel is not None:
+            self._engine.start(parallel)
+        return None if parallel is None or parallel.alone else parallel
+
+    def _read(self, feed: Any, devices: DataParallel | None) -> Read:
+        """What is fed. A program's own reader gives its next batch."""
+        # Gradients are waited for: by then nothing reads the feeds any more.
+        owned = isinstance(feed, Owned) or bool(self.work.sent)
+        if devices is not None:
+            program, feed = devices.read(self._engine.readings, self.work.local, feed)
+            divides = not isinstance(feed, (list, tuple))
+            return Read(program, [named(f) for f in ([feed] if divides else feed)], divides, owned)
+        if isinstance(feed, (list, tuple)) and len(feed) == 1:
+            feed = feed[0]
+        program, feed = self._engine.readings.feed(self.work.local, feed, self._engine.device)
+        return Read(program, [named(feed)], True, owned)
 
     def counts(self) -> AbstractContextManager[Callable[[], dict[str, int]]]:
         return RowCount(self._linked().client) if self.work.tables else nullcontext(dict)
-
-    def _run(self, computing: Computing, feed: Any, fetches: Sequence[str], scope: Scope, times: int = 1) -> list[list[Any]]:
-        ahead = feed if isinstance(feed, Ahead) else None
-        feeds = ahead.feeds if ahead else computing.read(feed)
-        found: list[list[Any]] = []
-        for _ in range(times):
-            found = self._step(computing, [dict(f) for f in feeds], fetches, scope, ahead)
-            ahead = None  # the rows have changed since
-        return found
 
     def ahead(self, batches: Iterable[Any], parallel: DataParallel | None = None) -> Iterator[Any]:
         link = self._linked()
@@ -95,26 +125,24 @@ class Trainer(Runner):
         if not (depth and names and (strategy.overlaps(self.work) or not self.work.trains)):
             yield from batches
             return
-        computing: Computing = OneDevice(self.work, self._executor, True)
-        if parallel is not None and not parallel.alone:
-            computing = Replicas(self.work, self._executor, parallel)
+        devices = self._devices(parallel)
         waiting: deque[Any] = deque()
         with ThreadPoolExecutor(1, thread_name_prefix="jfluid-prefetch") as thread:
             try:
                 for batch in batches:
                     known = names <= set(batch)  # what the program computes itself is known in its step
-                    waiting.append(self._asked_ahead(link, strategy, computing, batch, thread) if known else batch)
+                    waiting.append(self._asked_ahead(link, strategy, devices, batch, thread) if known else batch)
                     if len(waiting) > depth:
                         yield waiting.popleft()
                 yield from waiting
             finally:
                 thread.shutdown(wait=False, cancel_futures=True)
 
-    def _asked_ahead(self, link: Link, strategy: Strategy, computing: Computing, batch: Any,
+    def _asked_ahead(self, link: Link, strategy: Strategy, devices: DataParallel | None, batch: Any,
                      thread: ThreadPoolExecutor) -> Ahead:
-        feeds = [dict(f) for f in computing.read(batch)]
-        asked = self._ids(feeds, Scope())
-        return Ahead(batch, feeds, asked, thread.submit(self._pull, link, strategy, asked))
+        read = self._read(Owned(batch), devices)
+        asked = self._ids(read.feeds, Scope())
+        return Ahead(batch, read, asked, thread.submit(self._pull, link, strategy, asked))
 
     def _pull(self, link: Link, strategy: Strategy, asked: Mapping[str, tuple[Array, Any]]) -> "Mapping[str, Rows]":
         ids = {table: found for table, (found, _) in asked.items()}
@@ -122,9 +150,10 @@ class Trainer(Runner):
             return strategy.pull(link, ids)
         return link.client.pull(ids, train=False).rows  # an evaluation leaves tables as they are
 
-    def _step(self, computing: Computing, feeds: list[Feed], fetches: Sequence[str], scope: Scope,
+    def _step(self, read: Read, fetches: Sequence[str], scope: Scope, devices: DataParallel | None,
               ahead: Ahead | None) -> list[list[Any]]:
         work, link = self.work, self._linked()
+        feeds = [dict(f) for f in read.feeds]
         strategy = link.strategy or DIRECT
         lap = link.laps.lap
         link.laps.start()
@@ -137,7 +166,7 @@ class Trainer(Runner):
             lap("exchange")
         found = ahead.rows.result() if ahead else brought or self._pull(link, strategy, asked)
         lap("rows")
-        inverse = self._give_rows(feeds, asked, found, scope)
+        inverse = self._give_rows(feeds, asked, found)
         lap("feed")
         link.settle()
         lap("exchange")
@@ -146,10 +175,12 @@ class Trainer(Runner):
         names = list(dict.fromkeys([n for n in fetches if n not in late] + work.sent + touched))
         if work.trains:
             self._resume(link, scope)
-        values = dict(zip(names, computing.run(feeds, names, scope), strict=True))
+        prepared = self._prepare(read, feeds, names, devices)
+        given = self._engine.execute(prepared, scope)
+        values = {f.name: list(f.parts) if f.divided else [f.tensor()] for f in prepared.fetched(given)}
         if not work.trains:  # a startup program, which has just begun the running statistics anew
             self._resume(link, scope)
-        if work.trains and self._executor._device.platform != "cpu":  # there they lie where NumPy reads them
+        if work.trains and self._engine.device.platform != "cpu":  # there they lie where NumPy reads them
             _start_copies(v for name, _ in work.dense for v in values[name][:1])
             _start_copies(v for sent in work.rows for _, g in sent.parts for v in values[g])
         jax.block_until_ready([v._value for found in values.values() for v in found if isinstance(v, LoDTensor)])
@@ -167,8 +198,15 @@ class Trainer(Runner):
         lap("install")
         for name in late:
             value = LoDTensor(np.asarray(scope.find_var(name).get_tensor()))  # type: ignore[union-attr]
-            values[name] = [value] * computing.devices
+            values[name] = [value] * (1 if devices is None else devices.replicas)
         return [values[n] for n in fetches]
+
+    def _prepare(self, read: Read, feeds: list[Feed], names: list[str], devices: DataParallel | None) -> Prepared:
+        """The program without what servers do; replicas bring together what is sent."""
+        feed: Any = feeds[0] if read.divides else feeds
+        if devices is not None:
+            return self._engine.prepare(read.program, feed, names, devices.other(read.program, self.work.summed))
+        return self._engine.prepare(read.program, Owned(feed) if read.owned else feed, names)
 
     def _resume(self, link: Link, scope: Scope) -> None:
         """Before the first step of a trainer that was started again: give it back what only it had."""
@@ -179,7 +217,7 @@ class Trainer(Runner):
 
     def _linked(self) -> Link:
         if self._link is None or not self._link.users:
-            self._link = links.link(self.work, self._executor)
+            self._link = links.link(self.work, self._engine)
         return self._link
 
     # ---- rows ----
@@ -228,19 +266,19 @@ class Trainer(Runner):
             self._asking[names] = program
         program = self._asking[names]
         given = program.global_block().vars
-        found: list[Any] = self._executor._run(program, {n: v for n, v in feed.items() if n in given}, list(names), scope,
-                                               numpy=False)
-        return found
+        found = self._engine.run(program, {n: v for n, v in feed.items() if n in given}, list(names), scope)
+        return [f.tensor() for f in found]
 
     def _give_rows(self, feeds: list[Feed], asked: Mapping[str, tuple[Array, list[list[LoDTensor]]]],
-                   found: "Mapping[str, Rows]", scope: Scope) -> dict[str, dict[str, list[Array]]]:
-        """Put the rows that came into the scope, and their positions into the feeds; the positions of each feed, by table."""
+                   found: "Mapping[str, Rows]") -> dict[str, dict[str, list[Array]]]:
+        """Put the rows that came, and their positions, into the feeds; the positions of each feed, by table."""
         inverse: dict[str, dict[str, list[Array]]] = {}
         for look_up in self.work.look_ups:
             rows = found[look_up.table]
             values = np.zeros((ladder(len(rows.ids)), rows.values.shape[1]), np.float32)
             values[:len(rows.ids)] = rows.values
-            scope.var(look_up.table).get_tensor()._value = values
+            for feed in feeds:
+                feed[look_up.table] = values
             inverse[look_up.table] = self._positions(look_up, rows, asked[look_up.table][1], feeds)
         return inverse
 

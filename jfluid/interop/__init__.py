@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfluid import errors
-from jfluid.compile.lower import Lowering
+from jfluid.compile import trace
 from jfluid.compile.plan import Plan, plan
 from jfluid.ir.program import Program
 from jfluid.ir.variable import Variable
@@ -81,7 +81,7 @@ def to_jax(program: Program, feeds: Sequence[Variable | str], fetches: Sequence[
         with warnings.catch_warnings():
             # Where the caller has JAX in 32-bit mode, operators that ask for int64 get int32, as all his code does.
             warnings.filterwarnings("ignore", "Explicitly requested dtype", UserWarning)
-            Lowering(items, key).run(env)
+            trace.lower(items, env, key)
         found = [jnp.asarray(env[n]) for n in wanted]
         state = dict(params) | {n: jnp.asarray(env[n]) for n in cut.updated if n in params}
         return (found, state) if with_state else found

@@ -1,4 +1,4 @@
-"""Dividing a feed among replicas, and putting together what they give."""
+"""Dividing a feed among replicas."""
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -7,8 +7,7 @@ import numpy as np
 
 from jfluid import errors, processes
 from jfluid.compile.buckets import Buckets, Measures, Size, fill
-from jfluid.fetched_array import fetched as fetched_array
-from jfluid.lod_tensor import LoDTensor, LoDTensorArray, SelectedRows
+from jfluid.lod_tensor import LoDTensor
 from jfluid.ops.ragged import Level, Ragged
 
 
@@ -116,34 +115,3 @@ def _filled(values: Any, lod: list[np.ndarray], size: Size, uneven: bool) -> Rag
 
 def _stacked(parts: list[Ragged]) -> Ragged:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *parts)
-
-
-def fetched(parts: list[Any], merged: bool, numpy: bool, name: str) -> Any:
-    """The replicas' values of a fetch: one with their rows in order, or the list of them."""
-    tensors = [p if isinstance(p, (LoDTensor, SelectedRows, LoDTensorArray)) else LoDTensor(p) for p in parts]
-    if merged:
-        tensors = [_merged(tensors, name)]
-    found = [_numpy(name, t) for t in tensors] if numpy else tensors
-    return found[0] if merged else found
-
-
-def _merged(parts: list[Any], name: str) -> Any:
-    if not all(isinstance(p, LoDTensor) for p in parts):
-        raise errors.FetchError(f"fetch {name}: each replica has its own {type(parts[0]).__name__}: fetch with "
-                                "return_merged=False, which gives a list of them")
-    values = [np.atleast_1d(np.asarray(p._value)) for p in parts]
-    if len({v.shape[1:] for v in values}) > 1:
-        raise errors.FetchError(f"fetch {name}: replicas give shapes {[v.shape for v in values]}, which cannot be joined: "
-                                "fetch with return_merged=False, which gives a list of them")
-    lod = []
-    for levels in zip(*(p._lod for p in parts)):
-        ends = np.cumsum([0] + [level[-1] for level in levels])
-        lod.append(np.concatenate([[0], *(level[1:] + end for level, end in zip(levels, ends))]))
-    return LoDTensor(np.concatenate(values), lod)
-
-
-def _numpy(name: str, value: Any) -> Any:
-    if isinstance(value, LoDTensor) and value._lod:
-        raise errors.FetchError(f"fetch {name}: it holds rows in sequences, which a NumPy array cannot tell: fetch with "
-                                "return_numpy=False, and read .lod() and np.array() of the result")
-    return [_numpy(name, v) for v in value] if isinstance(value, LoDTensorArray) else fetched_array(value)

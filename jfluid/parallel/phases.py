@@ -22,6 +22,8 @@ class Phase:
 
     Attributes:
         apart: whether each replica runs them by itself.
+        host: whether the host runs them.
+        given: gradients that the host has computed in each replica, to be brought together here.
         reads: names that come from outside.
         reduced: gradients that are brought together at the end of the phase.
         apart_gives: values that each replica has for itself, and that are needed later.
@@ -30,6 +32,8 @@ class Phase:
 
     items: list[Item]
     apart: bool
+    host: bool = False
+    given: list[str] = field(default_factory=list)
     reads: list[str] = field(default_factory=list)
     reduced: list[str] = field(default_factory=list)
     apart_gives: list[str] = field(default_factory=list)
@@ -46,25 +50,32 @@ def gradients_of(items: Sequence[Item]) -> dict[str, str]:
     return found
 
 
-def cut(plan: Plan, sums: Sequence[str] = ()) -> list[Phase]:
-    """The phases of a plan; `sums` are gradients that are brought together beside those that updates read.
+def cut(plan: Plan, sums: Sequence[str] = ()) -> list[list[Phase]]:
+    """The phases of each segment of a plan; `sums` are gradients that are brought together beside those that updates read.
 
-    Raises UnsupportedError for host operators, and for updates of what differs by replica.
+    Raises UnsupportedError for updates of what differs by replica, and for programs that bring gradients together themselves.
     """
-    for segment in plan.segments:
-        if segment.host:
-            op = segment.ops[0][1]
-            raise errors.UnsupportedError(f"operator {op.type} runs on the host, which data parallelism does not support: "
-                                          "take it out of the program, or run the program on one device" + _at(op))
     items = [item for segment in plan.segments for item in segment.ops]
     gradients = gradients_of(items) | dict.fromkeys(sums, "")
     for _, op, definition in items:
         if definition.across and not writes_of(op).isdisjoint(gradients):
             raise errors.UnsupportedError(f"operator {op.type} brings gradients together, as with_data_parallel does too: run "
                                           "a program of mode 'collective' by Executor.run itself" + _at(op))
-    phases = _grouped(items)
-    _wire(phases, plan, gradients)
-    return phases
+    found: list[list[Phase]] = []
+    given: list[str] = []
+    for segment in plan.segments:
+        if segment.host:
+            found.append([Phase(segment.ops, not any(_updates(op) for _, op, _ in segment.ops), host=True)])
+            given += sorted({n for _, op, _ in segment.ops for n in writes_of(op)} & set(gradients))
+        else:
+            found.append([Phase([], True, given=given)] * bool(given) + _grouped(segment.ops))
+            given = []
+    _wire([phase for phases in found for phase in phases], plan, gradients)
+    return found
+
+
+def _updates(op: Operator) -> bool:
+    return bool(op.attrs.get("op_role", 0) & (OpRole.Optimize | OpRole.LRSched))
 
 
 def _grouped(items: list[Item]) -> list[Phase]:
@@ -75,7 +86,7 @@ def _grouped(items: list[Item]) -> list[Phase]:
     for item in items:
         op = item[1]
         reads, writes = reads_of(op), writes_of(op)
-        if op.attrs.get("op_role", 0) & (OpRole.Optimize | OpRole.LRSched):
+        if _updates(op):
             if phases[-1].apart:
                 phases.append(Phase([], False))
             phases[-1].items.append(item)
@@ -97,8 +108,8 @@ def _wire(phases: list[Phase], plan: Plan, gradients: dict[str, str]) -> None:
     known = set(plan.feeds) | set(plan.state)
     written: list[set[str]] = []
     for phase in phases:
-        inside: set[str] = set()
-        needs: dict[str, None] = {}
+        inside: set[str] = set(phase.given)
+        needs = dict.fromkeys(phase.given)
         for _, op, definition in phase.items:
             reads = {*op.input_arg_names, *reads_of(op)} - {EMPTY_NAME}
             needs.update((n, None) for n in sorted(reads & known - inside))
@@ -106,6 +117,8 @@ def _wire(phases: list[Phase], plan: Plan, gradients: dict[str, str]) -> None:
             if phase.apart and (reads & differ or definition.rng):
                 differ |= writes_of(op)
         phase.reads = list(needs)
+        if phase.host and phase.apart and not (differ & (inside | set(phase.reads))):
+            phase.apart = False  # it is the same for all
         if phase.apart:
             differ -= set(plan.updated)
         else:
@@ -117,10 +130,23 @@ def _wire(phases: list[Phase], plan: Plan, gradients: dict[str, str]) -> None:
     for phase, inside in zip(reversed(phases), reversed(written)):
         if phase.apart:
             by_updates = set().union(*(p.reads for p in phases if not p.apart))
-            phase.reduced = sorted(n for n in inside if n in gradients and n in by_updates | later)
+            # What the host gives is brought together by the next phase.
+            phase.reduced = [] if phase.host else sorted(n for n in inside if n in gradients and n in by_updates | later)
             phase.apart_gives = sorted((inside & later & differ) - set(phase.reduced))
             phase.whole_gives = sorted((inside & (later | set(plan.updated))) - set(phase.reduced) - set(phase.apart_gives))
         later |= set(phase.reads)
+
+
+def apart_before(segments: Sequence[Sequence[Phase]], fed: set[str]) -> list[set[str]]:
+    """The names of which each replica has a value of its own, before each segment and after the last; `fed` at first."""
+    found = [set(fed)]
+    for segment in segments:
+        now = set(found[-1])
+        for phase in segment:
+            now -= {n for _, op, _ in phase.items for n in op.output_arg_names} | set(phase.reduced) | set(phase.whole_gives)
+            now |= set(phase.apart_gives)
+        found.append(now)
+    return found
 
 
 def _refuse_apart(phase: Phase, differ: set[str]) -> None:

@@ -1,5 +1,4 @@
-"""What data parallelism changes in a program, and running it on replicas."""
-import hashlib
+"""What data parallelism changes in a program, and how a batch is divided among its replicas."""
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,18 +7,20 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jfluid import errors, processes
-from jfluid.compile.plan import plan
+from jfluid.compile import feeds
+from jfluid.compile.plan import Plan
 from jfluid.compile.recent import Recent
+from jfluid.compile.step import Step
 from jfluid.debugger import draw_block_graphviz
+from jfluid.feeding.readings import Readings
 from jfluid.ir.operator import OpRole
 from jfluid.ir.program import Program
 from jfluid.lod_tensor import LoDTensor
 from jfluid.ops.collective import AXIS
 from jfluid.parallel import feeding, phases
 from jfluid.parallel.devices import devices_of
-from jfluid.parallel.step import ParallelStep
+from jfluid.parallel.replicas import Replicas
 from jfluid.parallel.strategy import Layout, dimension_of
-from jfluid.scope import Scope
 
 _MAX_STEPS = 32
 
@@ -42,7 +43,7 @@ class DataParallel:
         self.devices: list[jax.Device] = []  # of all processes
         self._own: list[jax.Device] = []  # of this process
         self.replicas = 0  # in this process
-        self._steps = Recent[ParallelStep](_MAX_STEPS)
+        self.steps = Recent[Step](_MAX_STEPS)
         self._rewritten: tuple[Any, Program] | None = None
         self._seeds: list[str] = []
 
@@ -74,65 +75,44 @@ class DataParallel:
         return (len(self.devices) == 1 and build._passes.num_repeats == 1 and not build.debug_graphviz_path
                 and build.gradient_scale_strategy != build.GradientScaleStrategy.Customized)
 
-    def other(self, program: Program, sums: Sequence[str]) -> "DataParallel":
+    def other(self, program: Program, sums: Sequence[str] = ()) -> "DataParallel":
         """Another program on these devices, with the same settings, and what is to be brought together of it."""
-        found = self._others.of(program.fingerprint,
-                                 lambda: DataParallel(program, self.build, self.execution, self.places, sums))
+        found = self._others.of((program.fingerprint, *sums),
+                                lambda: DataParallel(program, self.build, self.execution, self.places, sums))
         found._own, found.devices, found.replicas = self._own, self.devices, self.replicas
         found.program = program  # which may be an equal one with another seed
         return found
 
-    def run(self, executor: Any, feed: Any, fetches: list[str], scope: Scope, numpy: bool, merged: bool,
-            check: Any) -> list[Any]:
-        """Run the program once (or as often as `num_iteration_per_run` says) in all replicas.
-
-        Args:
-            check: turns a feed of names and values into arrays.
-        """
-        program, feed = self.read(executor, self._program(), feed)
-        step, parts = self._ready(program, feed, fetches, check)
-        for _ in range(self.repeats):
-            found = step.run(scope, parts, executor._key(program, scope, step) if step.plan.rng else None)
-        return [feeding.fetched(step.replica_values(n, v), merged, numpy, n) for n, v in zip(fetches, found)]
-
-    def read(self, executor: Any, program: Program, feed: Any) -> tuple[Program, Any]:
+    def read(self, readings: Readings, program: Program, feed: Any) -> tuple[Program, Any]:
         """The program without what reads, and the feed; each replica takes the next batch of the program's reader."""
-        if not executor._readings.reads(program):
+        if not readings.reads(program):
             return program, feed
         if feed:
             raise errors.FeedError("feed: the program reads from a DataLoader or py_reader, which feeds its replicas")
-        read = [executor._readings.feed(program, None, device) for device in self._own]
+        read = [readings.feed(program, None, device) for device in self._own]
         return read[0][0], [values for _, values in read]
 
-    def values(self, executor: Any, feed: Any, fetches: list[str], scope: Scope, check: Any) -> list[list[Any]]:
-        """Run the program, which reads nothing, once; returns of each fetch what each replica has."""
-        program = self._program()
-        step, parts = self._ready(program, feed, fetches, check)
-        found = step.run(scope, parts, executor._key(program, scope, step) if step.plan.rng else None)
-        return [step.replica_values(n, v) for n, v in zip(fetches, found)]
-
-    def _ready(self, program: Program, feed: Any, fetches: list[str], check: Any) -> tuple[ParallelStep, list[dict[str, Any]]]:
-        parts = self._parts(program, feed, check)
-        unfed = [n for n in self._seeds if n not in parts[0]]
-        if unfed:
-            raise errors.FeedError(f"feed {unfed[0]}: with GradientScaleStrategy.Customized the gradient of the loss is to be "
-                                   f"fed, {self.replicas} numbers, one for each replica")
-        return self._step(program, list(parts[0]), fetches), parts
-
-    def _parts(self, program: Program, feed: Any, check: Any) -> list[dict[str, Any]]:
+    def parts(self, program: Program, feed: Any) -> list[dict[str, Any]]:
+        """The checked feed of each replica of this process. Raises FeedError."""
         if isinstance(feed, (list, tuple)):
             if len(feed) != self.replicas:
                 raise errors.FeedError(f"feed: a list of {len(feed)} feeds for {self.replicas} replicas: give one for each, "
                                        "or a single dict, which is divided among them")
-            parts = [_on_host(check(program, f)) for f in feed]
+            parts = [_on_host(feeds.checked(program, f)) for f in feed]
             if any(list(p) != list(parts[0]) for p in parts):
                 raise errors.FeedError(f"feed: the replicas' feeds hold different names: {[sorted(p) for p in parts]}")
-            return parts
-        block = program.global_block()
-        feeds = _on_host(check(program, feed))
-        return feeding.shares(feeds, self.replicas, {n for n in feeds if block.vars[n].persistable})
+        else:
+            block = program.global_block()
+            whole = _on_host(feeds.checked(program, feed))
+            parts = feeding.shares(whole, self.replicas, {n for n in whole if block.vars[n].persistable})
+        unfed = [n for n in self._seeds if n not in parts[0]]
+        if unfed:
+            raise errors.FeedError(f"feed {unfed[0]}: with GradientScaleStrategy.Customized the gradient of the loss is to be "
+                                   f"fed, {self.replicas} numbers, one for each replica")
+        return parts
 
-    def _program(self) -> Program:
+    def rewritten(self) -> Program:
+        """The program that each replica runs."""
         if self._rewritten is None or self._rewritten[0] != self.program.identity:
             program, self._seeds = rewritten(self.program, self.build, len(self.devices) * self.build._passes.num_repeats)
             self._rewritten = self.program.identity, program
@@ -140,17 +120,12 @@ class DataParallel:
                 draw_block_graphviz(program.global_block(), path=self.build.debug_graphviz_path)
         return self._rewritten[1]
 
-    def _step(self, program: Program, feeds: list[str], fetches: list[str]) -> ParallelStep:
-        key = program.fingerprint, tuple(feeds), tuple(fetches)
+    def placement(self, planned: Plan) -> Replicas:
+        """Where a plan of the rewritten program runs."""
+        layout = Layout(Mesh(np.array(self.devices), (AXIS,)), self._shares(planned), self.build.fuse_all_reduce_ops)
+        return Replicas(planned, layout, self.build._passes.num_repeats, self._sums)
 
-        def compiled() -> ParallelStep:
-            name = "fluid_" + hashlib.sha256(repr((key, len(self.devices))).encode()).hexdigest()[:12]
-            planned = plan(program, feeds, fetches)
-            layout = Layout(Mesh(np.array(self.devices), (AXIS,)), self._shares(planned), self.build.fuse_all_reduce_ops)
-            return ParallelStep(planned, layout, name, self.build._passes.num_repeats, self._sums)
-        return self._steps.of(key, compiled)
-
-    def _shares(self, planned: Any) -> dict[str, int]:
+    def _shares(self, planned: Plan) -> dict[str, int]:
         """With Reduce: gradients, and the optimizer's state of their shape, by the dimension that is divided."""
         if self.build.reduce_strategy != self.build.ReduceStrategy.Reduce or len(self.devices) == 1:
             return {}
@@ -175,7 +150,7 @@ def _on_host(feeds: Mapping[str, Any]) -> dict[str, Any]:
     return {n: v if not isinstance(v, LoDTensor) or v._lod else v._value for n, v in feeds.items()}
 
 
-def _state_of(items: list, param: str, shape: tuple[int, ...], planned: Any) -> list[str]:
+def _state_of(items: list, param: str, shape: tuple[int, ...], planned: Plan) -> list[str]:
     """Variables of the parameter's shape that its updates keep from step to step."""
     updates = [op for _, op, _ in items if op.attrs.get("op_role", 0) & OpRole.Optimize and param in op.output_arg_names]
     names = {n for op in updates for n in op.output_arg_names} & set(planned.updated) - {param}

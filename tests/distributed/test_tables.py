@@ -91,7 +91,7 @@ def stored(build, **options):
     program, startup = made.get_pserver_programs("127.0.0.1:6174")
     scope, exe = fluid.Scope(), fluid.Executor(fluid.CPUPlace())
     exe.run(startup, scope=scope)
-    return ProgramStore(program, scope, exe)
+    return ProgramStore(program, scope, exe.engine)
 
 
 def store_of(optimizer, trainers=1, sync=True, config=None, **options):

@@ -65,7 +65,7 @@ def test_batches_that_were_trained_are_passed_over(snapshots_wanted):
         job.begin()
         trainer, = job.trainers
         assert distributed.skip_trained(trainer.main) == 5
-        epochs = [list(trainer.executor._ahead(trainer.main, ["a", "b", "c"])) for _ in range(3)]
+        epochs = [list(trainer.executor.engine.runner(trainer.main).ahead(["a", "b", "c"])) for _ in range(3)]
         assert epochs == [[], ["c"], ["a", "b", "c"]]
         with pytest.raises(errors.ProgramError, match="skip_trained: expected a trainer's program"):
             distributed.skip_trained(fluid.Program())

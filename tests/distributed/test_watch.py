@@ -1,10 +1,10 @@
 """What a trainer's progress shows of the servers."""
 import time
 
-import jfluid as fluid
 from jfluid import errors
 from jfluid.distributed import links, work
 from jfluid.distributed.watch import RowCount, table_rows
+from jfluid.engine import Runner
 from tests.distributed.job import Job, batch, net
 
 
@@ -23,8 +23,8 @@ def test_rows_of_all_servers_are_counted():
             while not count() and time.monotonic() < deadline:
                 time.sleep(0.01)
             assert count() == {"rows": len(shown)}
-        assert trainer.executor._counts(trainer.main).__class__ is RowCount
-    with trainer.executor._counts(fluid.Program()) as nothing:
+        assert trainer.executor.engine.runner(trainer.main).counts().__class__ is RowCount
+    with Runner().counts() as nothing:
         assert nothing() == {}
 
 

@@ -1,0 +1,136 @@
+"""A step's state: the tensors of a Scope that it reads and writes."""
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from jfluid import errors
+from jfluid.compile.placement import Placement
+from jfluid.compile.plan import Plan
+from jfluid.lod_tensor import LoDTensor
+from jfluid.scope import Scope
+
+
+class State:
+    """The tensors of one Scope that a plan reads and writes, looked up once.
+
+    Args:
+        placement: where their values are to lie.
+    """
+
+    def __init__(self, plan: Plan, scope: Scope, placement: Placement):
+        # It lives in a weak dictionary keyed by its Scope: it must not keep the Scope alive.
+        self.scope = weakref.ref(scope)
+        self._placement = placement
+        self.epochs = [s.epoch for s in _chain(scope)]
+        found = {n: scope.find_var(n) for n in plan.state}
+        self.missing = [n for n, v in found.items() if v is None]
+        self.plan = plan
+        self.reads: list[tuple[str, LoDTensor]] = [(n, v.tensor) for n, v in found.items() if v is not None]
+        self.seen: list[Any] = [None] * len(self.reads)
+        self.writes: dict[str, LoDTensor] = {}
+        self._wiring: tuple[list, list, list, list] | None = None
+
+    def stale(self) -> bool:
+        scope = self.scope()
+        return bool(self.missing) or scope is None or self.epochs != [s.epoch for s in _chain(scope)]
+
+    def run(self, call: Callable, segment: Any, feeds: Mapping[str, Any], key: Any) -> list[Any]:
+        """Run a plan that is one XLA segment. The same as `read`, call, `write`, with all names looked up before."""
+        if self.missing:
+            self.read({})
+        donated, kept, targets, fetches = self._wiring or self._wire(segment)
+        for i, (_, tensor) in enumerate(self.reads):
+            if tensor._value is not self.seen[i] or tensor._value is None:
+                self.read({})
+                break
+        seen = self.seen
+        with jax.enable_x64(True):
+            gives, _ = call(segment, tuple([seen[i] for i in donated]),
+                            tuple([feeds.get(n) if i is None else seen[i] for n, i in kept]), key)
+        for tensor, i, value in zip(*targets, gives):
+            if tensor is not None:
+                tensor._value = value
+                if i is not None:
+                    seen[i] = value
+        return [gives[i] for i in fetches]
+
+    def _wire(self, segment: Any) -> tuple[list, list, list, list]:
+        """Positions of what the segment takes, of what it gives, and of the fetches."""
+        scope = self.scope()
+        assert scope is not None  # the caller holds it
+        at = {name: i for i, (name, _) in enumerate(self.reads)}
+        updated = set(self.plan.updated)
+        tensors = [(scope.find_var(n) or scope.var(n)).tensor if n in updated else None for n in segment.gives]
+        self._wiring = ([at[n] for n in segment.donated], [(n, at.get(n)) for n in segment.kept],
+                        [tensors, [at.get(n) for n in segment.gives]],
+                        [segment.gives.index(n) for n in self.plan.fetches])
+        return self._wiring
+
+    def read(self, env: dict[str, Any]) -> None:
+        absent = [n for n in self.missing if not n.endswith("@GRAD")]
+        absent += [n for n, t in self.reads if t._value is None]
+        if absent:
+            _refuse_absent(self.plan, absent)
+        new = [i for i, (_, tensor) in enumerate(self.reads) if tensor._value is not self.seen[i]]
+        if new:
+            self._admit(new)
+        env.update((name, tensor._value) for name, tensor in self.reads)
+
+    def _admit(self, new: list[int]) -> None:
+        """Bring values that the last step did not leave here to their device or devices, all at once, and check them."""
+        strange = [i for i in new if self._is_strange(*self.reads[i])]
+        if strange:
+            with jax.enable_x64(True):
+                placed = self._placement.place({self.reads[i][0]: self.reads[i][1]._value for i in strange})
+            for i in strange:
+                self.reads[i][1]._value = placed[self.reads[i][0]]
+        for i in new:
+            self.seen[i] = self.reads[i][1]._value
+
+    def _is_strange(self, name: str, tensor: LoDTensor) -> bool:
+        """Whether a value is not where it belongs. Raises ProgramError for one of another shape than the variable's."""
+        var = self.plan.block.find_var_recursive(name)
+        value = tensor._value
+        if var is not None and var._shape is not None and var.persistable:
+            want = var.shape
+            if len(want) != value.ndim or any(w not in (-1, g) for w, g in zip(want, value.shape)):
+                raise errors.ProgramError(f"variable {name}: the scope holds shape {list(value.shape)}, "
+                                          f"the program expects {list(want)}")
+        home = self._placement.home(name)
+        return not isinstance(value, jax.Array) or not value.committed or \
+            not value.sharding.is_equivalent_to(home, value.ndim)
+
+    def write(self, env: dict[str, Any], names: Sequence[str]) -> None:
+        scope = self.scope()
+        assert scope is not None  # the caller holds it
+        for name in names:
+            tensor = self.writes.get(name)
+            if tensor is None:
+                if name not in self.plan.updated:
+                    continue
+                found = scope.find_var(name) or scope.var(name)
+                tensor = self.writes[name] = found.tensor
+            tensor._value = env[name]
+        for i, (_, tensor) in enumerate(self.reads):
+            self.seen[i] = tensor._value
+
+
+def _chain(scope: Scope) -> list[Scope]:
+    chain = []
+    node: Scope | None = scope
+    while node is not None:
+        chain.append(node)
+        node = node.parent
+    return chain
+
+
+def _refuse_absent(plan: Plan, names: list[str]) -> None:
+    data = [n for n in names if (v := plan.block.find_var_recursive(n)) is not None and v.is_data]
+    if data:
+        raise errors.FeedError(f"the program reads {', '.join(data)}, which the feed does not hold; "
+                               f"it holds: {', '.join(plan.feeds) or 'nothing'}")
+    raise errors.UninitializedError(f"{', '.join(names[:8])}{' ...' if len(names) > 8 else ''} "
+                                    f"{'has' if len(names) == 1 else 'have'} no value in the scope: run the startup program "
+                                    "first (exe.run(fluid.default_startup_program())), or load the parameters")

@@ -1,0 +1,224 @@
+"""The engine: programs compiled and run, wherever their steps run. All that runs programs uses it."""
+import functools
+import hashlib
+import os
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from jfluid import errors, flags, processes
+from jfluid.compile import feeds as feeding
+from jfluid.compile.feeds import Owned
+from jfluid.compile.fetches import Fetched
+from jfluid.compile.placement import of_device
+from jfluid.compile.plan import plan
+from jfluid.compile.recent import Recent
+from jfluid.compile.step import Step
+from jfluid.feeding.readings import Readings
+from jfluid.ir.operator import Operator
+from jfluid.ir.program import Program
+from jfluid.ops.collective import meeting
+from jfluid.parallel.devices import prepare_cpus
+from jfluid.parallel.program import DataParallel
+from jfluid.places import CUDAPlace, cpu_number
+from jfluid.scope import Scope
+
+__all__ = ["Engine", "Fetched", "HasEngine", "Owned", "Prepared", "Runner"]
+
+_MAX_STEPS = 128  # compiled steps that an engine keeps; the least recently used goes first
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A program that is ready to run.
+
+    Attributes:
+        program: what is run of it.
+        feeds: checked arrays by name; of a program with data parallelism a list of them, one for each replica.
+    """
+
+    program: Program
+    step: Step
+    feeds: Any
+    divided: bool = False
+
+    def fetched(self, values: Sequence[Any]) -> list[Fetched]:
+        """What a run of the step gave, as fetches."""
+        names, updated, parts = self.step.plan.fetches, self.step.plan.updated, self.step.placement.parts
+        return [Fetched(n, parts(n, v), self.divided, n in updated) for n, v in zip(names, values, strict=True)]
+
+
+class Runner:
+    """Runs programs that work together with other processes through parameter servers."""
+
+    def run(self, feed: Any, fetches: list[str], scope: Scope, parallel: DataParallel | None = None) -> list[Fetched]:
+        """Run the program once, or as often as the settings of `parallel` say, on the devices of that.
+
+        Raises UnsupportedError where there is nothing to divide among devices.
+        """
+        if parallel is not None:
+            raise errors.UnsupportedError("with_data_parallel: a server's program and its startup program have nothing to "
+                                          "divide among devices: run the program itself")
+        return self.run_alone(feed, fetches, scope)
+
+    def run_alone(self, feed: Any, fetches: list[str], scope: Scope) -> list[Fetched]:
+        """Run the program once, on one device."""
+        raise NotImplementedError
+
+    def counts(self) -> AbstractContextManager[Callable[[], dict[str, int]]]:
+        """What a display of progress shows of the servers, newest numbers by name, while it is entered."""
+        return nullcontext(dict)
+
+    def ahead(self, batches: Iterable[Any], parallel: DataParallel | None = None) -> Iterable[Any]:
+        """The batches, to be run one after the other, while what the next ones need comes from servers."""
+        return batches
+
+
+class Engine:
+    """Compiles programs, once per shapes of their feeds, and runs them.
+
+    Args:
+        place: whose device runs programs that have no devices of their own.
+        donate: nobody reads the old values of what programs update, so that their buffers may be used again.
+        runner: finds what runs a program that parameter servers take part in; None for other programs.
+    """
+
+    def __init__(self, place: Any, donate: bool = True,
+                 runner: Callable[[Program, "Engine"], Runner | None] = lambda program, engine: None):
+        self.place, self.donate = place, donate
+        self.readings = Readings()
+        self._find_runner = runner
+        self._runners = Recent[Runner | None]()
+        self._entropy = secrets.randbits(31) | 1
+        self._steps = Recent[Step](_MAX_STEPS)
+        self._pruned = Recent[Program]()
+        _use_persistent_cache()
+
+    @functools.cached_property
+    def device(self) -> jax.Device:
+        """Where programs run. JAX starts here, at the first run: the CPU gets as many devices as CPU_NUM says by then."""
+        prepare_cpus(cpu_number())
+        return self.place.device()  # type: ignore[no-any-return]
+
+    def clear(self) -> None:
+        """Forget all compiled steps."""
+        self._steps.clear()
+        self._pruned.clear()
+
+    def start(self, parallel: DataParallel) -> None:
+        """Find the devices of a program's replicas. Raises PlaceError."""
+        prepare_cpus(cpu_number())
+        parallel.start(isinstance(self.place, CUDAPlace))
+
+    def runner(self, program: Program) -> Runner | None:
+        """What runs a program that parameter servers take part in; None for others."""
+        return self._runners.of(program.identity, lambda: self._find_runner(program, self))
+
+    def run(self, program: Program, feed: Any, fetches: list[str], scope: Scope,
+            parallel: DataParallel | None = None) -> list[Fetched]:
+        """Run a program once, whatever it is. Arguments are as of `prepare`."""
+        if (runner := self.runner(program)) is not None:
+            return runner.run(feed, fetches, scope, parallel)
+        prepared = self.prepare(program, feed, fetches, parallel)
+        for _ in range(parallel.repeats if parallel is not None else 1):
+            values = self.execute(prepared, scope)
+        return prepared.fetched(values)
+
+    def prepare(self, program: Program, feed: Any, fetches: list[str], parallel: DataParallel | None = None,
+                targets: Sequence[Any] | None = None, waits: bool = False) -> Prepared:
+        """Find, or compile, the step of a program for a feed.
+
+        Args:
+            feed: what is fed, by name; with `parallel` also a list of a feed for each replica. An `Owned` one is not copied.
+            fetches: names.
+            parallel: the program's data parallelism.
+            targets: names and operators; what they do not need is left out.
+            waits: the caller waits for the fetches before anybody writes to the feed.
+
+        Raises what `Executor.run` raises before it runs.
+        """
+        owned = isinstance(feed, Owned)
+        program, feed, parallel = self._read(program, feed, parallel, targets)
+        feeds = feeding.checked(program, feed) if parallel is None else parallel.parts(program, feed)
+        names = list(feeds if parallel is None else feeds[0])
+        check_finite = flags.get("FLAGS_check_nan_inf")
+        key = (program.fingerprint, tuple(names), tuple(fetches), check_finite, self.donate)
+
+        def compiled() -> Step:
+            planned = plan(program, names, fetches)
+            placement = of_device(planned, self.device) if parallel is None else parallel.placement(planned)
+            count = 1 if parallel is None else len(parallel.devices)
+            name = "fluid_" + hashlib.sha256(repr((key, count)).encode()).hexdigest()[:12]
+            return Step(planned, placement, self.place, check_finite, name, self.donate)
+        step = (self._steps if parallel is None else parallel.steps).of(key, compiled)
+        if parallel is None and not owned and not (waits and fetches and len(step.segments) == 1):
+            # XLA on the CPU reads a NumPy feed where it lies, and nothing waits for it: the user may write to it.
+            feeds = {n: feeding.own(v) for n, v in feeds.items()}
+        return Prepared(program, step, feeds, parallel is not None)
+
+    def execute(self, prepared: Prepared, scope: Scope) -> list[Any]:
+        """Run a prepared program once; the values of its fetches as they lie on devices."""
+        step = prepared.step
+        return step.run(scope, prepared.feeds, self._key(prepared.program, scope, step) if step.plan.rng else None)
+
+    def _read(self, program: Program, feed: Any, parallel: DataParallel | None,
+              targets: Sequence[Any] | None) -> tuple[Program, Any, DataParallel | None]:
+        """The program that runs, without what reads and is not needed, and what is fed to it."""
+        if parallel is not None:
+            self.start(parallel)
+            if targets is not None:
+                first = feed[0] if isinstance(feed, (list, tuple)) and feed else feed
+                parallel = parallel.other(self._prune(program, feeding.named(first), targets))
+            return *parallel.read(self.readings, parallel.rewritten(), feed), parallel
+        if "device" not in vars(self) and (group := meeting(program)) is not None:
+            processes.join(*group)  # before JAX starts
+        if isinstance(feed, (list, tuple)) and len(feed) == 1:
+            feed = feed[0]  # what a DataLoader with one place gives
+        program, feed = self.readings.feed(program, feed, self.device)
+        return program if targets is None else self._prune(program, feed or {}, targets), feed, None
+
+    def _key(self, program: Program, scope: Scope, step: Step) -> np.ndarray:
+        """The step's random key: the program's seed, and how often the program ran in this scope.
+
+        A program that reads nothing (a startup program) draws the same numbers each time if it has a seed.
+        """
+        seed = program.random_seed
+        count = scope.steps.get(program.fingerprint, 0)
+        if not (seed and step.starts_anew):
+            scope.steps[program.fingerprint] = count + 1
+        else:
+            count = 0
+        return np.array([(seed or self._entropy) & 0xFFFFFFFF, count & 0xFFFFFFFF], np.uint32)
+
+    def _prune(self, program: Program, feed: Mapping[str, Any], targets: Sequence[Any]) -> Program:
+        key = (program.identity, tuple(sorted(feed)), tuple(t.idx if isinstance(t, Operator) else t for t in targets))
+        return self._pruned.of(key, lambda: program._prune_with_input(list(feed), targets))
+
+
+class HasEngine(Protocol):
+    """What runs programs for users: an Executor."""
+
+    engine: Engine
+
+
+def _use_persistent_cache() -> None:
+    """Keep compiled programs on disk, unless the user has set JAX's cache or FLAGS_compilation_cache_dir is empty.
+
+    JAX keys its entries by jaxlib's version, the host's CPU and the program.
+    """
+    directory = flags.get("FLAGS_compilation_cache_dir")
+    if not directory or jax.config.jax_compilation_cache_dir:
+        return
+    path = Path(os.path.expanduser(directory))
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return  # a home that cannot be written: compile each time
+    jax.config.update("jax_compilation_cache_dir", str(path))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)

@@ -1,0 +1,267 @@
+"""A step on several devices: replicas under `shard_map`, updates over whole arrays, one XLA program."""
+import functools
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jfluid import errors
+from jfluid.compile import buckets, trace
+from jfluid.compile.host import Host
+from jfluid.compile.options import options
+from jfluid.compile.placement import Env, Function, OneDevice, Placement
+from jfluid.compile.plan import Plan
+from jfluid.ir.types import VarType
+from jfluid.lod_tensor import LoDTensor, whole
+from jfluid.ops.collective import AXIS
+from jfluid.ops.ragged import Ragged
+from jfluid.ops.rows import NeedsExactRows
+from jfluid.ops.selected_rows import SelectedRows
+from jfluid.parallel import feeding, phases
+from jfluid.parallel.strategy import Layout, summed
+
+
+class Replicas(Placement):
+    """The devices of a layout. Values that differ by replica are stacked along a first dimension.
+
+    Args:
+        repeats: the parts that each replica divides its rows into.
+        sums: gradients that are brought together beside those that updates read.
+
+    Raises UnsupportedError for programs that replicas cannot run; see `phases.cut`.
+    """
+
+    _running: ClassVar[Any] = None  # of the program that this process began last
+
+    def __init__(self, plan: Plan, layout: Layout, repeats: int = 1, sums: Sequence[str] = ()):
+        super().__init__(plan)
+        self.layout, self._repeats = layout, repeats
+        self._phases = phases.cut(plan, sums)
+        self._fed_whole = [n for n in plan.feeds if plan.block.vars[n].persistable]
+        every = [phase for group in self._phases for phase in group]
+        self._apart = phases.apart_before(self._phases, set(plan.feeds) - set(self._fed_whole))
+        sparse = any((v := plan.block.find_var_recursive(n)) is not None and v.type == VarType.SELECTED_ROWS
+                     for p in every for n in p.reduced)
+        self._devices: list[jax.Device] = list(layout.mesh.local_devices)
+        self.hosts = len(self._devices)
+        on_gpus = self._devices[0].platform != "cpu"
+        # Rows of sparse gradients are gathered, so that there must be as many everywhere; and XLA tunes a program on all GPUs
+        # together. Otherwise each process may pad as it likes: they only exchange gradients, which are alike.
+        self._stacker = feeding.Stacker(agree=layout.spans_processes and (sparse or on_gpus))
+        self._host_stacker = feeding.Stacker(agree=layout.spans_processes)
+        self._shapes: Any = None
+
+    # ---- values ----
+
+    def home(self, name: str) -> jax.sharding.Sharding:
+        return self.layout.home(name)
+
+    def place(self, values: Env) -> dict[str, jax.Array]:
+        return self.layout.place(values)
+
+    def enter(self, feeds: Sequence[Mapping[str, Any]]) -> Env:
+        """The feed of each replica of this process, stacked."""
+        mine = [{n: v for n, v in part.items() if n not in self._fed_whole} for part in feeds]
+        stacked = self._stacker.stack(mine) if mine else {}
+        with jax.enable_x64(True):
+            entered: Env = dict(self.layout.spread(stacked))
+            if self._fed_whole:
+                entered |= self.layout.place({n: feeds[0][n] for n in self._fed_whole})
+        return entered
+
+    def context(self) -> AbstractContextManager[Any]:
+        return jax.enable_x64(True)  # type: ignore[no-any-return]
+
+    def settled(self, name: str, value: Any) -> Any:
+        return lax.with_sharding_constraint(jnp.asarray(value), self.layout.home(name))
+
+    def parts(self, name: str, value: Any) -> list[Any]:
+        if name in self._apart[-1]:
+            return [buckets.trimmed(part) for part in _divided(value, self.hosts)]
+        return [buckets.trimmed(jax.tree.map(lambda leaf: np.asarray(whole(leaf)), value))] * self.hosts
+
+    # ---- compiled segments ----
+
+    def compiled(self, at: int, function: Function) -> Function:
+        def run(donated: tuple, kept: tuple, key: Any) -> tuple[Any, Any]:
+            found = function(donated, kept, key)
+            # It is there when the program has ended; the values themselves may be donated to the next one by then.
+            ended = jnp.zeros((), jnp.int32)
+            return found, lax.with_sharding_constraint(ended, NamedSharding(self.layout.mesh, PartitionSpec()))
+
+        run.__name__ = run.__qualname__ = function.__name__
+        return jax.jit(run, donate_argnums=(0,), compiler_options=options(self._devices[0]))
+
+    def call(self, segment: Any, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
+        # Programs whose replicas wait for each other in XLA's thread pool can block it for good: one at a time.
+        jax.block_until_ready(Replicas._running)
+        self._shapes = self._shapes or (segment, jax.tree.map(_shape, (donated, kept, key)))
+        try:
+            found, Replicas._running = segment.call(donated, kept, key)
+        except NeedsExactRows as error:
+            raise errors.UnsupportedError(
+                f"{str(error).splitlines()[0]}, and replicas have different numbers of rows: feed batches whose rows "
+                f"divide by {self.layout.replicas}, or run the program on one device") from error
+        return found
+
+    def lowered(self) -> Any:
+        """The first segment as XLA gets it, for the shapes of its first run."""
+        segment, shapes = self._shapes
+        with jax.enable_x64(True):
+            return segment.call.lower(*shapes)
+
+    # ---- operators of the host ----
+
+    def inner(self, plan: Plan, number: int) -> Placement:
+        return OneDevice(plan, self._devices[number])
+
+    def run_host(self, at: int, hosts: Sequence[Host], env: Env, key: Any, scope: Any) -> None:
+        """Run operators of the host: for each replica of this process, or once where all have the same."""
+        (phase,) = self._phases[at]
+        segment = self.plan.segments[at]
+        there = [n for n in phase.reads if n in env]
+        mine = {n: _divided(env[n], self.hosts) for n in there if n in self._apart[at]}
+        alike = {n: jax.tree.map(lambda leaf: np.asarray(whole(leaf)), env[n]) for n in there if n not in mine}
+        found = []
+        for number, host in enumerate(hosts if phase.apart else hosts[:1]):
+            own = alike | {n: parts[number] for n, parts in mine.items()}
+            with jax.default_device(self._devices[number]):
+                host.run(segment, own, _folded(key, number) if phase.apart else key, scope)
+            found.append(own)
+        gives = [n for n in segment.gives if n in found[0]]
+        apart = [n for n in gives if n in self._apart[at + 1]]
+        if apart:
+            env.update(self.layout.spread(self._host_stacker.stack([{n: _fed(n, own[n]) for n in apart} for own in found])))
+        env.update(self.layout.place({n: found[0][n] for n in gives if n not in apart}))
+
+    # ---- tracing ----
+
+    def lower(self, at: int, env: Env, key: Any, watch: list[trace.Watched] | None) -> Env:
+        wrapped = trace.random_key(key)
+        apart = {n: v for n, v in env.items() if n in self._apart[at]}
+        together = {n: v for n, v in env.items() if n not in apart}
+        for phase in self._phases[at]:
+            if phase.apart:
+                self._replicas(phase, together, apart, wrapped, watch)
+            else:
+                own = {n: together[n] for n in phase.reads if n in together}
+                together.update(trace.lower(phase.items, own, wrapped, watch))
+        env.update(together)
+        env.update((n, v) for n, v in apart.items() if n in self._apart[at + 1])
+        return env
+
+    def _replicas(self, phase: phases.Phase, together: Env, apart: Env, key: Any, watch: list[trace.Watched] | None) -> None:
+        """Run a phase in each replica."""
+        mine = {n: apart[n] for n in phase.reads if n in apart}
+        alike = {n: together[n] for n in phase.reads if n in together and n not in mine}
+        watched: list[tuple[Any, str]] = []
+
+        def replica(alike: dict, mine: dict, key: Any) -> tuple[dict, dict, dict, Any]:
+            own = None if key is None else jax.random.fold_in(key, lax.axis_index(AXIS))
+            mine = jax.tree.map(lambda leaf: leaf[0], mine)
+            run = self._in_parts if self._repeats > 1 and phase.reduced and phase.items else self._at_once
+            checks = None if watch is None else watched
+            gradients, gives, own_values, finite = run(phase, alike, mine, own, checks)
+            stacked = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], own_values)
+            return summed(gradients, self.layout), gives, stacked, finite if watch is None else lax.pmin(finite, AXIS)
+
+        specs = {n: self.layout.spec(n) for n in phase.reduced}
+        everywhere = PartitionSpec()
+        reduced, gives, stacked, finite = jax.shard_map(
+            replica, mesh=self.layout.mesh, in_specs=(everywhere, PartitionSpec(AXIS), everywhere),
+            out_specs=(specs, everywhere, PartitionSpec(AXIS), everywhere), check_vma=False)(alike, mine, key)
+        together.update(reduced)
+        together.update(gives)
+        apart.update(stacked)
+        if watch is not None:
+            watch += [(op, name, finite[i] > 0) for i, (op, name) in enumerate(watched)]
+
+    @staticmethod
+    def _at_once(phase: phases.Phase, alike: Env, mine: Env, key: Any,
+                 watched: list[tuple[Any, str]] | None) -> tuple[Env, Env, Env, Any]:
+        """One replica's gradients, values of the Scope, values of its own, and which of the `watched` are finite."""
+        watch: list[trace.Watched] | None = None if watched is None else []
+        env = trace.lower(phase.items, alike | mine, key, watch)
+        names = phase.reduced, phase.whole_gives, phase.apart_gives
+        gradients, gives, own = ({n: env[n] for n in group if n in env} for group in names)
+        if watched is not None:
+            watched[:] = [(op, name) for op, name, _ in watch or ()]
+        return gradients, gives, own, jnp.array([flag for *_, flag in watch or ()], jnp.int32)
+
+    def _in_parts(self, phase: phases.Phase, alike: Env, mine: Env, key: Any,
+                  watched: list[tuple[Any, str]] | None) -> tuple[Env, Env, Env, Any]:
+        """As `_at_once`, for one part of the replica's rows after the other. What a part writes the next one reads; gradients
+        are added up, values of its own are joined."""
+        parts = {n: _in_equal_parts(n, v, self._repeats) for n, v in mine.items()}
+        carried = {n: alike[n] for n in phase.whole_gives if n in alike}
+
+        def part(carry: tuple, given: tuple) -> tuple:
+            state, totals = carry
+            number, rows = given
+            gradients, gives, own, finite = self._at_once(
+                phase, alike | state, rows, None if key is None else jax.random.fold_in(key, number), watched)
+            dense = {n: g for n, g in gradients.items() if not isinstance(g, SelectedRows)}
+            totals = {n: g if totals is None else totals[n] + g for n, g in dense.items()}
+            state = {n: jnp.asarray(gives[n]) for n in state}
+            sparse = {n: g for n, g in gradients.items() if n not in dense}
+            return (state, totals), (sparse, {n: v for n, v in gives.items() if n not in state}, own, finite)
+
+        first = {n: v[0] for n, v in parts.items()}
+        like = jax.eval_shape(lambda: part((carried, None), (jnp.int32(0), first)))[0][1]
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
+        numbers = jnp.arange(self._repeats, dtype=jnp.int32)
+        (state, totals), (sparse, gives, own, finite) = lax.scan(part, (carried, zeros), (numbers, parts))
+        joined = functools.partial(jax.tree.map, lambda leaf: leaf.reshape(-1, *leaf.shape[2:]))
+        return (totals | joined(sparse), state | jax.tree.map(lambda leaf: leaf[-1], gives), joined(own),
+                finite.min(0))
+
+
+def _in_equal_parts(name: str, value: Any, repeats: int) -> Any:
+    if isinstance(value, Ragged) or value.shape[0] % repeats:
+        rows = "rows in sequences" if isinstance(value, Ragged) else f"{value.shape[0]} rows in each replica"
+        raise errors.FeedError(f"feed {name}: {rows}, which multi_batch_merge_pass cannot divide into {repeats} equal parts")
+    return value.reshape(repeats, -1, *value.shape[1:])
+
+
+def _fed(name: str, value: Any) -> Any:
+    """What an operator of the host gives in one replica, to be stacked."""
+    value = buckets.trimmed(value)
+    if isinstance(value, LoDTensor):
+        return value if value._lod else np.asarray(value._value)
+    if not isinstance(value, (np.ndarray, jax.Array)):
+        raise errors.UnsupportedError(f"{name}: an operator of the host gives a {type(value).__name__} in each replica, which "
+                                      "replicas cannot hold: run the program on one device")
+    return value
+
+
+def _shape(value: Any) -> Any:
+    return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=getattr(value, "sharding", None))
+
+
+def _divided(value: Any, count: int) -> list[Any]:
+    """What each of the `count` replicas of this process has of a stacked value."""
+    own = jax.tree.map(_shards, value)
+    return [jax.tree.map(lambda shards, i=i: shards[i], own, is_leaf=_is_shards) for i in range(count)]
+
+
+class _Shards(list):
+    """One array for each replica of this process."""
+
+
+def _shards(value: jax.Array) -> "_Shards":
+    found = {shard.index[0].start or 0: shard.data for shard in value.addressable_shards}
+    return _Shards(np.asarray(found[i])[0] for i in sorted(found))
+
+
+def _is_shards(value: Any) -> bool:
+    return isinstance(value, _Shards)
+
+
+def _folded(key: Any, number: int) -> Any:
+    """Another random key for each replica."""
+    return None if key is None else np.asarray(jax.random.key_data(jax.random.fold_in(trace.random_key(key), number)))
