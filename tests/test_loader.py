@@ -11,7 +11,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid import errors
-from jfluid.feeding import placing
+from jfluid.compile import placed
 
 PLACE = fluid.CPUPlace()
 
@@ -97,7 +97,7 @@ def test_reads_as_far_ahead_as_the_capacity(buffered):
 def puts(request, monkeypatch):
     """Whether batches are put on the device, as on all but CPUs."""
     if request.param:
-        monkeypatch.setattr(placing, "_reads_host_memory", lambda device: False)
+        monkeypatch.setattr(placed, "_reads_host_memory", lambda device: False)
     return request.param
 
 
@@ -108,7 +108,7 @@ def test_values_are_on_the_device_before_the_step(puts):
         assert value.dtype == dtype and isinstance(value, jax.Array) == puts
         assert not puts or value.devices() == {jax.devices("cpu")[0]}
     (feed,), = loader_of(batches(1), use_double_buffer=False)()
-    assert not isinstance(feed["x"], placing.Placed)
+    assert not isinstance(feed["x"], placed.Placed)
 
 
 def test_a_reader_may_use_its_arrays_again():

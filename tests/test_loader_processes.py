@@ -213,9 +213,9 @@ import jax
 jax.config.update("jax_num_cpu_devices", 2)
 import numpy as np
 import jfluid as fluid
-from jfluid.feeding import placing
+from jfluid.compile import placed
 
-placing._reads_host_memory = lambda device: False
+placed._reads_host_memory = lambda device: False
 
 class Second(fluid.CPUPlace):
     def device(self):

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from jfluid import errors
-from jfluid.feeding.placing import Placed
+from jfluid.compile.placed import Placed
 from jfluid.ir.program import Program
 from jfluid.ir.variable import Variable
 from jfluid.lod_tensor import LoDTensor

@@ -12,8 +12,8 @@ from jfluid import errors, processes
 from jfluid.compile import across, buckets, trace
 from jfluid.compile.host import Host
 from jfluid.compile.options import options
+from jfluid.compile.placed import ready
 from jfluid.compile.plan import Plan
-from jfluid.feeding.placing import ready
 from jfluid.lod_tensor import whole
 from jfluid.ops.collective import AXIS
 from jfluid.ops.ragged import Ragged

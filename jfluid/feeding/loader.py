@@ -5,8 +5,8 @@ from functools import partial
 from typing import Any
 
 from jfluid import errors
+from jfluid.compile.placed import Placer
 from jfluid.feeding.data_feeder import Feed, Slot
-from jfluid.feeding.placing import Placer
 from jfluid.feeding.prefetch import Channel, Prefetch
 from jfluid.feeding.reading import Running, append_read, create_reader, double_buffered
 from jfluid.feeding.source import Source

@@ -6,8 +6,8 @@ from typing import Any
 import jax
 
 from jfluid import errors
+from jfluid.compile.placed import Placer
 from jfluid.feeding.data_feeder import Feed
-from jfluid.feeding.placing import Placer
 from jfluid.feeding.prefetch import Channel, Prefetch
 from jfluid.feeding.source import Source
 from jfluid.ir import unique_name
