@@ -27,7 +27,7 @@ chaos: $(VENV)/.test
 
 # mkdocs-material says of itself that it has a successor; the version is pinned.
 site: $(VENV)/.test
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check

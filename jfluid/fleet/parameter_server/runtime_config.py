@@ -11,13 +11,12 @@ from jfluid.transpiler.config import DistributedMode
 __all__ = ["TrainerRuntimeConfig"]
 
 PREFETCH_DEPTH = "communicator_prefetch_depth"
-# None: how many replicas a trainer has.
-_DEFAULTS = {
-    "communicator_max_merge_var_num": None, "communicator_send_queue_size": None, "communicator_independent_recv_thread": "1",
-    "communicator_min_send_grad_num_before_recv": None, "communicator_thread_pool_size": "5",
-    "communicator_send_wait_times": "5", "communicator_is_sgd_optimizer": "1", "rpc_deadline": "180000",
-    "rpc_retry_times": "3", PREFETCH_DEPTH: "1",
-}
+_FIELDS = (
+    "communicator_max_merge_var_num", "communicator_send_queue_size", "communicator_independent_recv_thread",
+    "communicator_min_send_grad_num_before_recv", "communicator_thread_pool_size", "communicator_send_wait_times",
+    "communicator_is_sgd_optimizer", "rpc_deadline", "rpc_retry_times", PREFETCH_DEPTH)
+# As many as a trainer has replicas; others begin as their flags do.
+_OF_REPLICAS = ("communicator_max_merge_var_num", "communicator_send_queue_size", "communicator_min_send_grad_num_before_recv")
 _LEAST = {"communicator_max_merge_var_num": 1, "communicator_send_queue_size": 1, "communicator_thread_pool_size": 1,
           "communicator_min_send_grad_num_before_recv": 1, "rpc_deadline": 1}
 _SWITCHES = ("communicator_independent_recv_thread", "communicator_is_sgd_optimizer")
@@ -33,10 +32,10 @@ _TOLD: dict[int | None, tuple[str, ...]] = {
 
 def _checked(name: str, value: Any) -> str:
     """A field's value as text. Raises ProgramError for a field that does not exist, or a value that cannot be."""
-    if name not in _DEFAULTS:
+    if name not in _FIELDS:
         short = f"communicator_{name}"
         raise errors.ProgramError(f"TrainerRuntimeConfig has no field {name}" + (
-            f" (did you mean {short}?)" if short in _DEFAULTS else errors.close_to(name, _DEFAULTS)))
+            f" (did you mean {short}?)" if short in _FIELDS else errors.close_to(name, _FIELDS)))
     text = str(int(value)) if isinstance(value, (bool, int)) else str(value)
     least = _LEAST.get(name, 0)
     if not text.isdecimal() or int(text) < least or (name in _SWITCHES and int(text) > 1):
@@ -57,8 +56,8 @@ class _Fields(UserDict[str, str]):
 
 def _first(name: str) -> Any:
     """What a field begins with."""
-    flag, default = flags.given(f"FLAGS_{name}"), _DEFAULTS[name]
-    return flag if flag is not None else cpu_number() if default is None else default
+    flag = f"FLAGS_{name}"
+    return cpu_number() if name in _OF_REPLICAS and flags.given(flag) is None else flags.get(flag)
 
 
 class TrainerRuntimeConfig:
@@ -94,7 +93,7 @@ class TrainerRuntimeConfig:
 
     def __init__(self) -> None:
         self.mode: int | None = None
-        self._fields = _Fields({name: _first(name) for name in _DEFAULTS})
+        self._fields = _Fields({name: _first(name) for name in _FIELDS})
 
     @property
     def runtime_configs(self) -> _Fields:
@@ -113,7 +112,7 @@ class TrainerRuntimeConfig:
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in ("mode", "_fields", "prefetch_depth"):
             raise errors.ProgramError(f"TrainerRuntimeConfig has no attribute {name}: set runtime_configs[{name!r}]"
-                                      + ("" if name in _DEFAULTS else errors.close_to(name, _DEFAULTS)))
+                                      + ("" if name in _FIELDS else errors.close_to(name, _FIELDS)))
         object.__setattr__(self, name, value)
 
     def update(self, values: Mapping[str, Any]) -> None:
@@ -131,7 +130,7 @@ class TrainerRuntimeConfig:
         return {name: self._fields[name] for name in self._told()}
 
     def _told(self) -> tuple[str, ...]:
-        return _TOLD.get(self.mode, tuple(_DEFAULTS))
+        return _TOLD.get(self.mode, _FIELDS)
 
     def _keep_in_step(self) -> None:
         replicas = str(cpu_number())
