@@ -10,7 +10,7 @@ from jfluid.ir.block import Block
 from jfluid.ir.draw import block_to_dot
 from jfluid.ir.printer import block_to_code, operator_to_code, program_to_code, type_to_code
 from jfluid.ir.program import Program
-from jfluid.ir.types import VarType
+from jfluid.ir.types import VarType, np_dtype
 from jfluid.ir.variable import Variable
 
 __all__ = [
@@ -53,7 +53,6 @@ def pprint_block_codes(block_desc: Block, show_backward: bool = False) -> str:
 
 def repr_data_type(type: int) -> str:
     """The name of an element type: `float32`, `int64`."""
-    from jfluid.ir.types import np_dtype
     return str(np_dtype(VarType(type)))
 
 

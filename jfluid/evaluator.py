@@ -1,17 +1,14 @@
 """`fluid.evaluator`: metrics whose counts are variables of the program. `fluid.metrics` is what Fluid recommends instead."""
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from jfluid import layers
+from jfluid.executor import Executor
 from jfluid.ir import unique_name
 from jfluid.ir.program import Program, program_guard
 from jfluid.ir.variable import Variable
 from jfluid.layers.helper import LayerHelper
-
-if TYPE_CHECKING:
-    from jfluid.executor import Executor
 
 __all__ = ["ChunkEvaluator"]
 
@@ -40,7 +37,7 @@ class ChunkEvaluator:
         for state, count in zip(self.states, (inferred, labelled, right), strict=True):
             layers.sums([state, count], out=state)
 
-    def reset(self, executor: "Executor", reset_program: Program | None = None) -> None:
+    def reset(self, executor: Executor, reset_program: Program | None = None) -> None:
         """Set the counts to 0."""
         program = reset_program or Program()
         with program_guard(program):
@@ -48,7 +45,7 @@ class ChunkEvaluator:
                 layers.fill_constant(shape=[1], dtype="int64", value=0, out=self._in(program, state))
         executor.run(program)
 
-    def eval(self, executor: "Executor", eval_program: Program | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def eval(self, executor: Executor, eval_program: Program | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(precision, recall, F1), float32 [1] each, of what was counted; 0 where there were no chunks."""
         program = eval_program or Program()
         counts = executor.run(program, fetch_list=[self._in(program, state) for state in self.states])

@@ -2,6 +2,9 @@
 
 from typing import Any
 
+from jfluid.initializer import Initializer
+from jfluid.regularizer import WeightDecayRegularizer
+
 __all__ = ["ParamAttr", "WeightNormParamAttr"]
 
 
@@ -51,8 +54,6 @@ class ParamAttr:
     @staticmethod
     def _to_attr(arg: Any) -> "ParamAttr | list | bool":
         """A ParamAttr of what users write: None, a name, an initializer, a regularizer, False (no parameter) or a list."""
-        from jfluid.initializer import Initializer
-        from jfluid.regularizer import WeightDecayRegularizer
         if arg is None or arg is True:
             return ParamAttr()
         if isinstance(arg, (list, tuple)):

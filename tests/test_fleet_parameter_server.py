@@ -59,9 +59,9 @@ class Recorder:
 def calls(monkeypatch):
     """Calls of the network's side: of checkpoints and of the fleet's executor."""
     noted = []
-    distributed = importlib.import_module("jfluid.distributed")
-    monkeypatch.setattr("jfluid.distributed.communicator.Communicator", Communicator)
-    monkeypatch.setattr(distributed, "checkpoint", Recorder(noted), raising=False)
+    module = importlib.import_module("jfluid.fleet.parameter_server.fleet")
+    monkeypatch.setattr(module, "Communicator", Communicator)
+    monkeypatch.setattr(module, "checkpoint", Recorder(noted))
     monkeypatch.setattr(fleet, "__dict__", DistributedTranspiler().__dict__)
     monkeypatch.setattr(flags, "_values", {})
     return noted

@@ -4,6 +4,7 @@ from typing import Any
 
 from jfluid import errors, flags
 from jfluid.distributed import links, work
+from jfluid.distributed.geo import Geo
 from jfluid.distributed.links import Strategy
 from jfluid.distributed.strategies import Async, AsyncSettings, Direct
 from jfluid.ir.program import Program
@@ -95,7 +96,6 @@ class Communicator:
 
     def _made(self) -> Strategy:
         if self._mode == DistributedMode.GEO:
-            from jfluid.distributed.geo import Geo
             missing = {"trainers", "push_nums"} - set(self._kwargs)
             if missing:
                 raise errors.ProgramError(f"kwargs: GEO needs {', '.join(sorted(missing))}")

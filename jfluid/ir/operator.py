@@ -162,13 +162,9 @@ class Operator:
 
     def sub_blocks(self) -> list["Block"]:
         """The blocks that the attributes of this operator name."""
-        from jfluid.ir.block import Block
-        found = []
-        for value in self.attrs.values():
-            for item in value if isinstance(value, (list, tuple)) else (value,):
-                if isinstance(item, Block):
-                    found.append(item)
-        return found
+        kind = type(self.block)
+        return [item for value in self.attrs.values()
+                for item in (value if isinstance(value, (list, tuple)) else (value,)) if isinstance(item, kind)]
 
     @property
     def callsite(self) -> str:

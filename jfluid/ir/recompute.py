@@ -5,14 +5,11 @@ there nothing is saved (`jax.checkpoint` fares the same).
 """
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from jfluid import errors
+from jfluid.ir.block import Block
 from jfluid.ir.operator import Operator, OpRole
 from jfluid.ir.variable import EMPTY_NAME, Variable
-
-if TYPE_CHECKING:
-    from jfluid.ir.block import Block
 
 SUFFIX = "@RECOMPUTE"
 
@@ -25,7 +22,7 @@ class Segment:
     renamed: dict[str, str] = field(default_factory=dict)
 
 
-def segments(block: "Block", path: Sequence[Operator], checkpoints: Sequence[Variable | str]) -> list[Segment]:
+def segments(block: Block, path: Sequence[Operator], checkpoints: Sequence[Variable | str]) -> list[Segment]:
     """Cut `path` at the operators that write `checkpoints`.
 
     What follows the last checkpoint needs no recomputing: its backward pass comes first.
@@ -49,7 +46,7 @@ def segments(block: "Block", path: Sequence[Operator], checkpoints: Sequence[Var
     return parts
 
 
-def replay(block: "Block", part: Segment, finish: Callable[[str], str | None]) -> None:
+def replay(block: Block, part: Segment, finish: Callable[[str], str | None]) -> None:
     """Append the operators of `part` again, writing under their new names.
 
     They read through a barrier that also waits for the gradient that enters the segment: else XLA would see

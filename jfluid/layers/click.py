@@ -2,6 +2,7 @@
 from typing import Any
 
 from jfluid import errors
+from jfluid.initializer import Constant
 from jfluid.ir.variable import Variable
 from jfluid.layers.helper import LayerHelper
 from jfluid.param_attr import ParamAttr
@@ -52,7 +53,6 @@ def data_norm(input: Variable, act: str | None = None, epsilon: float = 1e-05, p
     first = {"scale_w": given.get("scale_w", 1.0), "bias": given.get("bias", 0.0)} if enable_scale_and_shift else {}
     first |= {"batch_size": given.get("batch_size", 1e4), "batch_sum": given.get("batch_sum", 0.0),
               "batch_square_sum": given.get("batch_square", 1e4)}
-    from jfluid.initializer import Constant
     made = {kind: helper.create_parameter(attr=ParamAttr(name=f"{name or 'dn'}.{kind}", initializer=Constant(float(value))),
                                           shape=[width], dtype=dtype) for kind, value in first.items()}
     means, scales = (helper.create_variable(dtype=dtype, stop_gradient=True) for _ in range(2))

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jfluid import errors
+from jfluid.initializer import Normal
 from jfluid.ir.variable import Variable
 from jfluid.layers.helper import LayerHelper, check_variable
 from jfluid.layers.windows import each, paddings_of
@@ -31,7 +32,6 @@ def _channels(layer: str, x: Variable, data_format: str, rank: int) -> tuple[int
 def _conv(rank: int, input: Variable, num_filters: int, filter_size: Size, stride: Size, padding: Any, dilation: Size,
           groups: int | None, param_attr: Any, bias_attr: Any, use_cudnn: bool, act: str | None, name: str | None,
           data_format: str) -> Variable:
-    from jfluid.initializer import Normal
     layer = f"conv{rank}d"
     channels, last = _channels(layer, input, data_format, rank)
     groups = groups or 1

@@ -4,11 +4,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jfluid import errors
+from jfluid.initializer import Constant, Xavier
 from jfluid.ir import unique_name
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program, default_main_program, default_startup_program
 from jfluid.ir.types import VarType, is_float
 from jfluid.ir.variable import Parameter, Variable
+from jfluid.layers.weight_norm import create_weight_normalized
 from jfluid.param_attr import ParamAttr, WeightNormParamAttr
 
 
@@ -125,7 +127,6 @@ class LayerHelper:
                          default_initializer: Any = None, stop_gradient: bool = False,
                          type: VarType = VarType.LOD_TENSOR) -> Parameter | None:
         """A parameter in both programs, initialised in the startup program; None where `attr` is False."""
-        from jfluid.initializer import Constant, Xavier
         if attr is False:
             return None
         attr = copy.deepcopy(ParamAttr._to_attr(attr))
@@ -137,7 +138,6 @@ class LayerHelper:
         if attr.name is None:
             attr.name = unique_name.generate(f"{self.name}.{'b' if is_bias else 'w'}")
         if isinstance(attr, WeightNormParamAttr):
-            from jfluid.layers.weight_norm import create_weight_normalized
             return create_weight_normalized(self, attr, shape, dtype)
         self.startup_program.global_block().create_parameter(
             shape=shape, dtype=dtype, type=type, **attr._to_kwargs(with_initializer=True))

@@ -1,5 +1,6 @@
 """Metrics computed inside the program."""
 from jfluid import errors
+from jfluid.initializer import Constant
 from jfluid.ir import unique_name
 from jfluid.ir.variable import Variable
 from jfluid.layers.helper import LayerHelper, check_variable, emit
@@ -52,7 +53,6 @@ def auc(input: Variable, label: Variable, curve: str = "ROC", num_thresholds: in
         raise errors.ProgramError(f"auc: expected topk=1 and slide_steps >= 0, found topk={topk}, "
                                   f"slide_steps={slide_steps}")
     check_variable(input, "auc", "input")
-    from jfluid.initializer import Constant
     helper = LayerHelper("auc")
     total_area, recent_area = (helper.create_variable_for_type_inference("float64") for _ in range(2))
     buckets = num_thresholds + 1

@@ -3,6 +3,7 @@ import math
 from typing import Any
 
 from jfluid import errors
+from jfluid.initializer import Constant, Normal
 from jfluid.ir.types import VarType
 from jfluid.ir.variable import Variable
 from jfluid.layers.helper import LayerHelper, check_variable, emit
@@ -25,7 +26,6 @@ def _normalised(op_type: str, input: Variable, is_test: bool, momentum: Any, eps
                 bias_attr: Any, data_layout: str, in_place: bool, name: str | None, moving_mean_name: str | None,
                 moving_variance_name: str | None, do_model_average: bool, use_global_stats: bool,
                 extra: dict[str, Any], act: str | None) -> Variable:
-    from jfluid.initializer import Constant
     channels = _known_channels(op_type, input, data_layout)
     helper = LayerHelper(op_type, param_attr=param_attr, bias_attr=bias_attr, act=act, name=name)
     dtype = VarType.FP32 if input.dtype in (VarType.FP16, VarType.BF16) else input.dtype
@@ -106,7 +106,6 @@ def layer_norm(input: Variable, scale: bool = True, shift: bool = True, begin_no
     Raises ShapeError when such a dimension is unknown, ProgramError when `param_attr` is False with `scale` True, or
     `bias_attr` with `shift`.
     """
-    from jfluid.initializer import Constant
     check_variable(input, "layer_norm", "input")
     for switch, wanted, what, attr in (("scale", scale, "param_attr", param_attr), ("shift", shift, "bias_attr", bias_attr)):
         if wanted and attr is False:
@@ -135,7 +134,6 @@ def instance_norm(input: Variable, epsilon: float = 1e-5, param_attr: Any = None
 
     Raises ProgramError when `param_attr` or `bias_attr` is False: the operator needs both parameters.
     """
-    from jfluid.initializer import Constant
     if param_attr is False or bias_attr is False:
         raise errors.ProgramError("layers.instance_norm: param_attr and bias_attr must not be False")
     channels = _known_channels("instance_norm", input, "NCHW")
@@ -157,7 +155,6 @@ def group_norm(input: Variable, groups: int, epsilon: float = 1e-5, param_attr: 
         groups: the number of groups; it divides the channels.
         param_attr, bias_attr: a scale and a bias, [C], follow only where these are given (as in Fluid 1.8).
     """
-    from jfluid.initializer import Constant
     channels = _known_channels("group_norm", input, data_layout)
     if groups < 1 or channels % groups:
         raise errors.ShapeError(f"layers.group_norm: groups {groups} does not divide the {channels} channels")
@@ -202,7 +199,6 @@ def spectral_norm(weight: Variable, dim: int = 0, power_iters: int = 1, eps: flo
         dim: the dimension of `weight` that makes the rows of the matrix.
         power_iters: steps of the power iteration in each run.
     """
-    from jfluid.initializer import Normal
     helper = LayerHelper("spectral_norm", name=name)
     rows = weight.shape[dim]
     vectors = [helper.create_parameter(ParamAttr(initializer=Normal(0.0, 1.0)), [n], weight.dtype, stop_gradient=True)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jfluid import errors
+from jfluid.initializer import Constant
 from jfluid.ir import unique_name
 from jfluid.ir.types import VarType, is_float, var_type
 from jfluid.ir.variable import Variable
@@ -143,7 +144,6 @@ def random_crop(x: Variable, shape: Sequence[int], seed: int | Variable | None =
     """
     helper = LayerHelper("random_crop")
     if not isinstance(seed, Variable):
-        from jfluid.initializer import Constant
         seed_value = random.randrange(65536) if seed is None else seed
         seed = helper.create_global_variable(persistable=True, shape=[1], dtype="int64",
                                              name=unique_name.generate("random_crop_seed"), stop_gradient=True)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from jfluid import errors
+from jfluid.initializer import NumpyArrayInitializer
 from jfluid.ir.variable import Variable
 from jfluid.layers.embedding import one_hot
 from jfluid.layers.helper import LayerHelper
@@ -69,7 +70,6 @@ def _distribution(helper: LayerHelper, custom_dist: Any, classes: int) -> dict[s
         if shares[high] != 1:
             (small if shares[high] < 1 else large).append(high)
     shares[alias < 0] = 1  # what rounding left over
-    from jfluid.initializer import NumpyArrayInitializer
     found = {}
     for slot, values in (("CustomDistProbs", probabilities.astype(np.float32)), ("CustomDistAlias", alias),
                          ("CustomDistAliasProbs", shares.astype(np.float32))):

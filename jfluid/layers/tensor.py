@@ -6,11 +6,13 @@ from typing import Any
 import numpy as np
 
 from jfluid import errors
+from jfluid.initializer import Constant
 from jfluid.ir import unique_name
 from jfluid.ir.program import default_main_program
 from jfluid.ir.types import VarType, is_float, var_type
 from jfluid.ir.variable import Variable
 from jfluid.layers.helper import LayerHelper, emit
+from jfluid.param_attr import ParamAttr
 
 __all__ = ["arange", "argmax", "argmin", "assign", "autoincreased_step_counter", "cast", "concat", "create_global_var",
            "create_parameter", "create_tensor", "diag", "diag_embed", "eye", "fill_constant",
@@ -83,7 +85,6 @@ def create_parameter(shape: Sequence[int], dtype: Any, name: str | None = None, 
     Raises:
         ValueError: a dimension is unknown or not positive.
     """
-    from jfluid.param_attr import ParamAttr
     helper = LayerHelper("create_parameter", name=name)
     return helper.create_parameter(ParamAttr(name=name) if attr is None else attr, list(shape), dtype, is_bias,
                                    default_initializer)
@@ -95,7 +96,6 @@ def create_global_var(shape: Sequence[int], value: float, dtype: Any, persistabl
 
     `force_cpu` only travels with the program: XLA places values by itself.
     """
-    from jfluid.initializer import Constant
     helper = LayerHelper("global_var", name=name)
     name = unique_name.generate("_generated_var") if name is None else name
     var = helper.create_global_variable(persistable=persistable, shape=list(shape), dtype=dtype, name=name)
@@ -344,7 +344,6 @@ def autoincreased_step_counter(counter_name: str | None = None, begin: int = 1, 
 
     Calls with one name share one counter, which is advanced once.
     """
-    from jfluid.initializer import Constant
     name = "@STEP_COUNTER@" if counter_name is None else counter_name
     helper = LayerHelper("global_step_counter")
     block = helper.main_program.global_block()

@@ -3,13 +3,13 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
+from jfluid.ir import unique_name
 from jfluid.ir.variable import Variable
 
 
 def _norm_except(helper: Any, x: Variable, dim: int | None, block: Any) -> Variable:
     """The 2-norm over all dimensions but `dim`, with shape 1 everywhere else."""
     def temp() -> Variable:
-        from jfluid.ir import unique_name
         return block.create_var(name=unique_name.generate(f"{helper.name}.tmp"))
 
     squared, total, norm = temp(), temp(), temp()

@@ -5,6 +5,7 @@ import numpy as np
 from jax import lax
 
 from jfluid import errors
+from jfluid.ops.random import key_of
 from jfluid.ops.registry import op
 
 
@@ -22,7 +23,6 @@ def _random_bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def _key(key: jax.Array, seed_tensor: jax.Array | None, seed: int) -> jax.Array:
-    from jfluid.ops.random import key_of
 
     if seed_tensor is None:
         return key_of(key, seed)

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 
 from jfluid import errors
+from jfluid.ir.block import Block
 from jfluid.ir.operator import Operator
 from jfluid.ir.types import VarType, np_dtype, var_type
 from jfluid.ir.variable import EMPTY_NAME, Variable
@@ -148,7 +149,6 @@ def _kind_of(value: Any) -> str:
     """Fluid's type for an attribute that no definition knows, by its value."""
     if isinstance(value, (list, tuple)):
         return {bool: "BOOLEANS", int: "INTS", float: "FLOATS"}.get(type(value[0]), "STRINGS") if value else "INTS"
-    from jfluid.ir.block import Block
     if isinstance(value, Block):
         return "BLOCK"
     return {bool: "BOOLEAN", int: "INT", float: "FLOAT"}.get(type(value), "STRING")

@@ -16,6 +16,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jfluid import distributed, errors, flags
+from jfluid.distributed import checkpoint, links, watch, work
+from jfluid.distributed.communicator import Communicator
 from jfluid.executor import Executor
 from jfluid.fleet.base import DistributedOptimizer, Fleet, Mode
 from jfluid.fleet.parameter_server.strategies import DistributedStrategy, strategy_of
@@ -88,7 +90,6 @@ class DistributedTranspiler(Fleet):
         executor, program = self._prepared("init_server", server=True)
         executor.run(self.startup_program)
         if model_dir is not None:
-            from jfluid.distributed import checkpoint
             checkpoint.load(model_dir, program, executor, global_scope())
 
     def run_server(self) -> None:
@@ -105,7 +106,6 @@ class DistributedTranspiler(Fleet):
         _, program = self._prepared("init_worker", server=False)
         if self._communicator is not None:
             raise errors.ProgramError("fleet.init_worker: the communicator runs already; fleet.stop_worker ends it")
-        from jfluid.distributed.communicator import Communicator
         assert self._strategy is not None and self._strategy.mode is not None  # `strategy_of` takes no others
         envs = self._strategy.get_trainer_runtime_config().get_communicator_flags()
         communicator = Communicator(program, self._strategy.mode, self._communicator_arguments(), envs)
@@ -134,12 +134,10 @@ class DistributedTranspiler(Fleet):
 
         Raises ProgramError on a server and before a loss was minimised, ServerError when a server does not answer.
         """
-        from jfluid.distributed import watch
         return watch.table_rows(self._link("table_rows").client)
 
     def _link(self, method: str) -> Any:
         """This trainer's connection to the servers."""
-        from jfluid.distributed import links, work
         executor, program = self._prepared(method, server=False)
         read = work.read(program)
         assert read is not None  # a trainer's program
@@ -214,7 +212,6 @@ class DistributedTranspiler(Fleet):
         """
         trainer = self._saved("save_inference_model", executor, main_program)
         model = self._origin_program if main_program in (None, trainer) else main_program
-        from jfluid.distributed import checkpoint
         return checkpoint.save_inference_model(executor, dirname, feeded_var_names, target_vars, main_program=trainer,
                                                origin_program=model, export_for_deployment=export_for_deployment)
 
@@ -227,19 +224,16 @@ class DistributedTranspiler(Fleet):
         Raises TypeError for arguments of another type, ProgramError on a server and before a loss was minimised.
         """
         trainer = self._saved("save_persistables", executor, main_program)
-        from jfluid.distributed import checkpoint
         checkpoint.save_persistables(executor, dirname, main_program if main_program is not None else trainer)
 
     def save_one_table(self, name: str, dirname: str) -> None:
         """Save one table of rows. Raises ProgramError on a server and before a loss was minimised."""
         executor, program = self._prepared("save_one_table", server=False)
-        from jfluid.distributed import checkpoint
         checkpoint.save_one_table(executor, name, dirname, program)
 
     def load_one_table(self, name: str, dirname: str) -> None:
         """Read one table of rows back. Raises ProgramError on a server and before a loss was minimised."""
         executor, program = self._prepared("load_one_table", server=False)
-        from jfluid.distributed import checkpoint
         checkpoint.load_one_table(executor, name, dirname, program)
 
     def shrink(self, name: str | None, age: int) -> int:
@@ -255,7 +249,6 @@ class DistributedTranspiler(Fleet):
         Raises ProgramError on a server and before a loss was minimised.
         """
         executor, program = self._prepared("shrink", server=False)
-        from jfluid.distributed import checkpoint
         return checkpoint.shrink(executor, name, age, program)
 
 
