@@ -11,6 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from jfluid.job import GangJob, JobError, ParameterServerJob, endpoint
+from jfluid.launch.schedulers import (
+    FluidVariables,
+    KubernetesVariables,
+    OpenMpiVariables,
+    PaddleCloudVariables,
+    SlurmVariables,
+)
 
 FIRST_PORT = 6070  # Fluid's, for the processes of a host in a list of several
 _CLOUD_PORT = 6170
@@ -46,12 +53,13 @@ class Node:
 
 def find_node(job: GangJob, options: NodeOptions, environment: Mapping[str, str] = os.environ) -> Node:
     """Where this launcher stands. Raises JobError when something is missing or does not fit."""
-    count = job.nodes or _number(environment, "PADDLE_NUM_TRAINERS")
+    count = job.nodes or FluidVariables.from_env(environment).nodes
     node = Node(options.rank or 0, count or 1, options.ip)
     is_listed = isinstance(job, ParameterServerJob) and job.is_listed
     ips = job.hosts() if isinstance(job, ParameterServerJob) and is_listed else job.ips
-    if options.use_paddlecloud and _number(environment, "PADDLE_TRAINERS_NUM") not in (None, 1):
-        node = _of_paddlecloud(environment, job.started_port)
+    cloud = PaddleCloudVariables.from_env(environment) if options.use_paddlecloud else PaddleCloudVariables()
+    if cloud.trainers_num not in (None, 1):
+        node = _of_paddlecloud(cloud, job.started_port)
     elif ips:
         node = _of_list(ips, options, job.started_port or FIRST_PORT)
     elif is_listed:
@@ -80,16 +88,6 @@ def _checked(node: Node, options: NodeOptions, count: int | None) -> Node:
         raise JobError("jfluid-launch: where do the hosts meet? Say --coordinator HOST:PORT with an address of host 0, or "
                        "--ips with the addresses of all")
     return node
-
-
-def _number(environment: Mapping[str, str], name: str) -> int | None:
-    text = environment.get(name)
-    if text is None or not text.strip():
-        return None
-    try:
-        return int(text)
-    except ValueError:
-        raise JobError(f"jfluid-launch: the variable {name} must be a number, found {text!r}") from None
 
 
 # ---- lists of addresses ----------------------------------------------------------------------------------------
@@ -123,20 +121,17 @@ def _is_of_this_host(host: str) -> bool:
     return True
 
 
-def _of_paddlecloud(environment: Mapping[str, str], first_port: int | None) -> Node:
-    missing = [name for name in ("PADDLE_TRAINERS", "POD_IP", "PADDLE_TRAINER_ID") if not environment.get(name)]
+def _of_paddlecloud(cloud: PaddleCloudVariables, first_port: int | None) -> Node:
+    missing = [cloud.name_of(field) for field in ("trainers", "host", "trainer_id") if field not in cloud.model_fields_set]
     if missing:
         raise JobError(f"jfluid-launch: --use_paddlecloud: PaddleCloud sets {', '.join(missing)}, but this environment "
                        "has none")
-    ips = [ip.strip() for ip in environment["PADDLE_TRAINERS"].split(",")]
-    port = _number(environment, "PADDLE_PORT") or first_port or _CLOUD_PORT
-    node = _of_list(ips, NodeOptions(_number(environment, "PADDLE_TRAINER_ID")), port)
-    listed = environment.get("DISTRIBUTED_TRAINER_ENDPOINTS")
-    if listed:
-        ports = [endpoint(text)[1] for text in listed.split(",")]
-        share = len(ports) // len(ips)
+    node = _of_list(cloud.trainers, NodeOptions(cloud.trainer_id), cloud.port or first_port or _CLOUD_PORT)
+    if cloud.endpoints:
+        ports = [endpoint(text)[1] for text in cloud.endpoints]
+        share = len(ports) // len(cloud.trainers)
         node = replace(node, ports=tuple(ports[node.rank * share:(node.rank + 1) * share]))
-    return replace(node, host=environment["POD_IP"])
+    return replace(node, host=cloud.host)
 
 
 # ---- schedulers ------------------------------------------------------------------------------------------------
@@ -152,15 +147,13 @@ def _port_of(job: str) -> int:
 
 def _of_slurm(environment: Mapping[str, str]) -> Node | None:
     """A task that srun started; a batch script itself has no step, and is a host on its own."""
-    count, rank = _number(environment, "SLURM_STEP_NUM_TASKS"), _number(environment, "SLURM_PROCID")
-    hosts = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
-    if count is None or count == 1 or rank is None or not hosts:
+    slurm = SlurmVariables.from_env(environment)
+    hosts = slurm.step_hosts or slurm.job_hosts
+    if slurm.tasks is None or slurm.tasks == 1 or slurm.rank is None or not hosts:
         return None
-    per_host = _repeated(environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
-    host = _number(environment, "SLURM_NODEID") or 0
-    name = f"{environment.get('SLURM_JOB_ID', '')}.{environment.get('SLURM_STEP_ID', '')}"
-    return Node(rank, count, coordinator=(first_host(hosts), _port_of(name)),
-                task=_number(environment, "SLURM_LOCALID") or 0, tasks=per_host[host] if host < len(per_host) else 1)
+    per_host = _repeated(slurm.tasks_per_host)
+    return Node(slurm.rank, slurm.tasks, coordinator=(first_host(hosts), _port_of(f"{slurm.job}.{slurm.step}")),
+                task=slurm.local_rank, tasks=per_host[slurm.host] if slurm.host < len(per_host) else 1)
 
 
 def _repeated(text: str) -> list[int]:
@@ -177,24 +170,23 @@ def first_host(hosts: str) -> str:
 
 
 def _of_openmpi(environment: Mapping[str, str]) -> Node | None:
-    count, rank = (_number(environment, f"OMPI_COMM_WORLD_{name}") for name in ("SIZE", "RANK"))
-    if count is None or count == 1 or rank is None:
+    mpi, job_hosts = OpenMpiVariables.from_env(environment), SlurmVariables.from_env(environment).job_hosts
+    if mpi.tasks is None or mpi.tasks == 1 or mpi.rank is None:
         return None
-    task, tasks = (_number(environment, f"OMPI_COMM_WORLD_LOCAL_{name}") for name in ("RANK", "SIZE"))
-    name = environment.get("PMIX_NAMESPACE") or environment.get("OMPI_MCA_ess_base_jobid") or ""
     host = None
-    if tasks == count:
+    if mpi.local_tasks == mpi.tasks:
         host = "127.0.0.1"
-    elif environment.get("SLURM_JOB_NODELIST"):
-        host = first_host(environment["SLURM_JOB_NODELIST"])
-    elif match := re.search(r"tcp://([\d.]+)", environment.get("OMPI_MCA_orte_hnp_uri", "")):
+    elif job_hosts:
+        host = first_host(job_hosts)
+    elif match := re.search(r"tcp://([\d.]+)", mpi.daemon):
         host = match[1]  # where mpirun runs
-    return Node(rank, count, coordinator=(host, _port_of(name)) if host else None, task=task or 0, tasks=tasks or 1)
+    coordinator = (host, _port_of(mpi.namespace or mpi.older_namespace)) if host else None
+    return Node(mpi.rank, mpi.tasks, coordinator=coordinator, task=mpi.local_rank, tasks=mpi.local_tasks or 1)
 
 
 def _of_kubernetes(environment: Mapping[str, str], count: int | None) -> Node | None:
     """A pod of an Indexed Job, on its own or in a JobSet; the pod's name says how its sisters are called."""
-    rank = _number(environment, "JOB_COMPLETION_INDEX")
+    rank = KubernetesVariables.from_env(environment).rank
     if rank is None or count is None:
         return None
     name, dot, domain = socket.getfqdn().partition(".")

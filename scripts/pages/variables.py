@@ -1,8 +1,13 @@
 """docs/variables.md: the environment variables of a process, from jfluid.environment.process and jfluid.flags."""
+from collections.abc import Collection, Mapping
+
+from pydantic.fields import FieldInfo
+
 from jfluid import flags
 from jfluid.environment.process import ASSIGNED, ProcessEnvironment
 from jfluid.environment.variables import to_text
 from jfluid.field_types import expected
+from jfluid.launch.schedulers import SCHEDULERS
 from scripts.pages.tables import NOTE, default, table
 
 _ABOUT = """# Environment variables
@@ -15,10 +20,8 @@ found.
 _LAUNCHER = """
 ## The launcher
 
-jfluid-launch finds its place among those of a job by what the job and the command line say; then by `PADDLE_NUM_TRAINERS` (how
-many hosts there are), with `--use_paddlecloud` by `PADDLE_TRAINERS`, `POD_IP`, `PADDLE_TRAINER_ID`, `PADDLE_PORT` and
-`DISTRIBUTED_TRAINER_ENDPOINTS`; then by the variables of Slurm (`SLURM_...`), Open MPI (`OMPI_COMM_WORLD_...`) and Kubernetes
-(`JOB_COMPLETION_INDEX`). Its processes do not get `http_proxy` and `https_proxy`.
+jfluid-launch finds its place among those of a job by what the job and the command line say; then by these variables. What it
+starts does not get `PADDLE_NUM_TRAINERS`, `http_proxy` and `https_proxy`.
 """
 
 
@@ -28,13 +31,19 @@ def page() -> str:
     for section in (kind for kind in ProcessEnvironment.__mro__ if kind in ProcessEnvironment.__bases__):
         own = {name: field for name, field in section.fields().items() if name not in seen}
         seen |= set(own)
-        rows = [[f"`{name}`{' *' if name in ASSIGNED else ''}", expected(field), default(field, to_text),
-                 field.description or ""] for name, field in own.items()]
-        parts.append(f"\n## {section.__doc__}\n\n" + table(["variable", "takes", "default", "meaning"], rows))
+        parts.append(f"\n## {section.__doc__}\n\n" + _table(own, marked=ASSIGNED))
     rows = [[f"`{name}`", f"`{to_text(flag.default)}`" if flag.default != "" else "", flag.meaning]
             for name, flag in sorted(flags.EFFECTIVE.items())]
     parts.append("\n## Flags\n\n`fluid.set_flags` sets them too, and comes before the environment.\n\n"
                  + table(["flag", "default", "meaning"], rows))
     parts.append("\nThese are kept and returned, and change nothing: they belong to Fluid's allocator, garbage collector, "
                  "kernels and threads.\n" + ", ".join(f"`{name}`" for name in sorted(flags.NO_EFFECT)) + ".\n")
-    return "".join(parts) + _LAUNCHER
+    parts.append(_LAUNCHER)
+    parts += [f"\n### {section.__doc__}\n\n" + _table(section.fields()) for section in SCHEDULERS]
+    return "".join(parts)
+
+
+def _table(fields: Mapping[str, FieldInfo], marked: Collection[str] = ()) -> str:
+    rows = [[f"`{name}`{' *' if name in marked else ''}", expected(field), default(field, to_text), field.description or ""]
+            for name, field in fields.items()]
+    return table(["variable", "takes", "default", "meaning"], rows)
