@@ -179,6 +179,8 @@ class _Performance:
                 self._begin([action for action in self._plan.actions if action.step == moments[0]],
                             [*moments, self._plan.steps][1])
                 del moments[0]
+            if not moments and not self._due and all((self._folder / f"done-{n}").exists() for n in range(TRAINERS)):
+                entry.publish(self._folder / "calm", "")
             time.sleep(_LOOK_S)
         outcome.kills, outcome.done = dict(self._supervisor.kills), self._done
         outcome.restarts, outcome.rollbacks, outcome.notes = \
@@ -267,8 +269,15 @@ class _Performance:
                 return found[-2] if len(found) > 1 else 0.0
 
     def _damage(self, server: int) -> None:
-        """Alter a byte of a file of a server's newest snapshot, as a disk may. What was in that one alone is in danger."""
-        for manifest in self._manifests(server)[-1:]:
+        """Alter a byte of a file of a server's newest snapshot, as a disk may. What was in that one alone is in danger.
+
+        Servers of a synchronous job have none in common when one loses its only one: they refuse to start then.
+        """
+        manifests = self._manifests(server)
+        if self._plan.synchronous and len(manifests) < 2:
+            self._log.write(f"server {server} has {len(manifests)} snapshots: none is damaged\n")
+            return
+        for manifest in manifests[-1:]:
             files = sorted(manifest.parent.glob(f"{manifest.stem}.*"))
             victim = self._random.choice([path for path in files if path.stat().st_size])
             place = self._random.randrange(victim.stat().st_size)

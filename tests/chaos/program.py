@@ -136,12 +136,15 @@ def train(spec: Mapping[str, Any]) -> None:
     if spec["job"] != "soak":
         publish(folder / f"at-{number}", str(spec["steps"]))
     publish(folder / f"done-{number}", "")
+    if spec["job"] in MODES:
+        # A server that has started again has what idle trainers keep when they have seen that; at a barrier all have.
+        wait_to_be_there(folder / "calm")
+        links.link(work.read(main)).client.barrier("all have ended")
     if number == 0:
-        while not all((folder / f"done-{other}").exists() for other in range(spec["trainers"])):
-            time.sleep(_LOOK_S)
+        for other in range(spec["trainers"]):
+            wait_to_be_there(folder / f"done-{other}")
         dump(spec, executor, main)
-    while not (folder / "final.npz").exists():
-        time.sleep(_LOOK_S)
+    wait_to_be_there(folder / "final.npz")
     executor.close()
 
 
@@ -187,6 +190,12 @@ def marks_in(blocks: Mapping[str, np.ndarray]) -> dict[int, float]:
     if any(each != found[0] for each in found):
         raise AssertionError(f"servers are to make the same marks: {found}")
     return found[0] if found else {}
+
+
+def wait_to_be_there(path: Path) -> None:
+    """Wait for a file."""
+    while not path.exists():
+        time.sleep(_LOOK_S)
 
 
 def wait_for(path: Path, step: int) -> None:
