@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def wait_until(condition):
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -181,7 +181,7 @@ def test_ctrl_c_ends_everything(separate):
     with start("time.sleep(1000)", separate, steps=4) as script:
         pid, *_ = [int(script.stdout.readline()) for _ in range(3)]
         script.send_signal(signal.SIGINT)  # while run waits for the fourth batch
-        _, err = script.communicate(timeout=30)
+        _, err = script.communicate(timeout=120)
     assert "KeyboardInterrupt" in err.splitlines()[-1] and script.returncode == -signal.SIGINT
     wait_until(lambda: not alive(pid))
 
@@ -189,14 +189,14 @@ def test_ctrl_c_ends_everything(separate):
 def test_ctrl_c_of_the_terminal_reaches_the_process_too_and_the_parent_decides():
     handled = "os.kill(pid, signal.SIGINT); print(exe.run(fetch_list=[total])[0][0])"
     with start("time.sleep(0.5); yield np.array([[5]]),", end=handled) as script:
-        out, err = script.communicate(timeout=30)
+        out, err = script.communicate(timeout=120)
     assert out.splitlines()[-1] == "5", err
 
 
 @pytest.mark.parametrize("separate", [False, True])
 def test_a_process_that_exits_in_an_epoch_exits_cleanly(separate):
     with start("while True: yield np.array([[os.getpid()]]),", separate) as script:
-        out, err = script.communicate(timeout=30)
+        out, err = script.communicate(timeout=120)
     assert script.returncode == 0 and err == ""
     wait_until(lambda: not separate or not alive(int(out.splitlines()[0])))
 
@@ -234,7 +234,7 @@ print([[np.array(v).ravel().tolist() for v in exe.run(feed=feed, fetch_list=sums
 
 
 def test_each_place_gets_its_batch_and_an_executor_takes_it_from_anywhere():
-    script = subprocess.run([sys.executable, "-c", TWO_DEVICES], cwd=ROOT, text=True, capture_output=True, timeout=60)
+    script = subprocess.run([sys.executable, "-c", TWO_DEVICES], cwd=ROOT, text=True, capture_output=True, timeout=120)
     assert script.stderr == ""
     devices, sums = script.stdout.splitlines()
     assert devices == "[{CpuDevice(id=0)}, {CpuDevice(id=0)}, {CpuDevice(id=1)}, {CpuDevice(id=1)}]"

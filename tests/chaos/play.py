@@ -18,11 +18,11 @@ from typing import Any
 from tests.chaos import check, entry
 from tests.chaos.disk import Disk
 from tests.chaos.plan import PROCESSES, SERVERS, TRAINERS, Action, Plan
-from tests.chaos.ports import free_ports
 from tests.chaos.processes import Forked, Launched, Supervisor, role_of
 from tests.faults.relay import Network, Relay
+from tests.ports import free_ports
 
-LIMIT_S, LAUNCHER_LIMIT_S = 150.0, 300.0  # the launcher's processes import everything each time
+LIMIT_S, LAUNCHER_LIMIT_S = 300.0, 600.0  # the launcher's processes import everything each time
 _LOOK_S = 0.01
 _ON_ITS_WAY_S = 5.0  # an answer, also to a trainer that stands still or over a slow network
 

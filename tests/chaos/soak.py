@@ -17,10 +17,10 @@ import numpy as np
 
 from tests.chaos import entry
 from tests.chaos.plan import PROCESSES, SERVERS, TRAINERS
-from tests.chaos.ports import free_ports
 from tests.chaos.processes import Forked
 from tests.chaos.usage import Usage
 from tests.faults.relay import Network
+from tests.ports import free_ports
 
 MARKS = 24
 EVERY_S = (4.0, 12.0)  # between two faults

@@ -24,7 +24,7 @@ COUNT = 4  # steps of the small plans below
 
 def chaos(*arguments, out):
     return subprocess.run([sys.executable, "-m", "tests.chaos", *arguments, "--out", str(out)], cwd=ROOT, capture_output=True,
-                          text=True, timeout=600)
+                          text=True, timeout=1800)
 
 
 @pytest.mark.process

@@ -10,7 +10,8 @@ import pytest
 import jfluid as fluid
 from jfluid import errors
 from jfluid.dataset import budget
-from tests.dataset.test_exchange import Fleet, free_endpoints
+from tests.dataset.test_exchange import Fleet
+from tests.ports import free_endpoints
 
 LINES = 2000
 REFUSED = r"InMemoryDataset\.{}: the records, .* bytes of memory, and may take {:,} \(FLAGS_dataset_max_bytes"

@@ -8,6 +8,6 @@ import jfluid as fluid
 def quick_failures(monkeypatch):
     monkeypatch.setenv("JFLUID_JOB_TOKEN", "0123456789-token-of-the-tests")
     deadline = fluid.get_flags("FLAGS_rpc_deadline")
-    fluid.set_flags({"FLAGS_rpc_deadline": 20000})
+    fluid.set_flags({"FLAGS_rpc_deadline": 120000})
     yield
     fluid.set_flags(deadline)

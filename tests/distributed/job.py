@@ -1,6 +1,5 @@
 """Jobs in one process: servers are threads, trainers are the test, with programs, scopes and executors of their own."""
 import contextlib
-import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -9,8 +8,10 @@ from typing import Any
 import numpy as np
 
 import jfluid as fluid
+import jfluid.ps_server.kernels  # Numba cannot be imported by two threads at once
 from jfluid import layers
 from jfluid.distributed import checkpoint, links, work
+from tests.ports import free_endpoints
 
 VOCABULARY, ROWS = 40, 12  # of `net`
 HEIGHT, WIDTH, SLOTS = 97, 4, 2  # of `click_model`
@@ -132,15 +133,6 @@ def clicks(step, size=8, ragged=True):
 
 # ---- jobs ----
 
-def free_endpoints(count):
-    """Free ports of this machine."""
-    with contextlib.ExitStack() as sockets:
-        found = [sockets.enter_context(socket.socket()) for _ in range(count)]
-        for each in found:
-            each.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{each.getsockname()[1]}" for each in found]
-
-
 @contextlib.contextmanager
 def programs():
     """Empty default programs, and names from 0."""
@@ -257,7 +249,7 @@ class Job:
                 link.client.close()
         if kind is None:
             for thread in self._threads:
-                thread.join(60)  # it takes half a minute where all that a trainer said last was lost
+                thread.join(180)  # it takes half a minute where all that a trainer said last was lost
                 assert not thread.is_alive(), "a server has not ended with its trainers"
             assert self.errors == []
         self._pool.shutdown(wait=kind is None)

@@ -50,7 +50,7 @@ def test_who_reads_a_parameter_waits_for_it(under_way):
     reader.join(0.2)
     assert reader.is_alive()
     future.set_result(pulled(7))
-    reader.join(10)
+    reader.join(120)
     assert (read[0] == 7).all() and type(tensor) is LoDTensor and "exchange" not in vars(tensor)
 
 

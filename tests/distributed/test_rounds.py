@@ -59,7 +59,7 @@ def step(client, round, size):
 
 
 def until_confirmed(servers, trainer):
-    end = time.monotonic() + 20
+    end = time.monotonic() + 120
     while not all(server.meeting.confirmed(trainer) for server in servers):
         assert time.monotonic() < end
         time.sleep(0.01)

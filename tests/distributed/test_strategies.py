@@ -37,7 +37,7 @@ class Servers:
         self.exchange(rows or {}, blocks or {}, {}, (), round=round, change=change)
 
     def exchange(self, push_rows, push_blocks, pull_rows, pull_blocks, round=0, change=Change.GRADIENT, state=b""):
-        assert self.gate.wait(10)
+        assert self.gate.wait(120)
         if self.failing:
             raise self.failing
         self.calls.append((change.name, round, {n: v.copy() for n, v in push_blocks.items()},
@@ -64,7 +64,7 @@ def gradients(value, ids=(1, 2)):
 
 
 def until(condition):
-    end = time.monotonic() + 10
+    end = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.005)
@@ -151,7 +151,7 @@ def test_async_waits_when_the_queue_is_full():
     time.sleep(0.05)
     assert len(done) == 2  # one is sent, one waits, and the third step stands
     servers.gate.set()
-    thread.join(10)
+    thread.join(120)
     strategy.stop()
     np.testing.assert_array_equal(servers.blocks["w.block0"], np.full((2, 3), -5.0))
 

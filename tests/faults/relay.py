@@ -121,7 +121,7 @@ class Relay:
             function()
             done.set()
         self._loop.call_soon_threadsafe(run)
-        if not done.wait(30):
+        if not done.wait(120):
             raise TimeoutError(f"{self.name}: the relay's loop does not answer")
 
     # ---- on the loop ----
@@ -242,7 +242,7 @@ class Network:
     def relay(self, to: str, name: str = "") -> Relay:
         """A relay to an endpoint, which listens at another."""
         relay = Relay(self._loop, to, name or f"relay {len(self.relays)}", self._seed)
-        asyncio.run_coroutine_threadsafe(relay.start(), self._loop).result(30)
+        asyncio.run_coroutine_threadsafe(relay.start(), self._loop).result(120)
         self.relays.append(relay)
         return relay
 
@@ -252,7 +252,7 @@ class Network:
 
     def __exit__(self, *_: object) -> None:
         for relay in self.relays:
-            asyncio.run_coroutine_threadsafe(relay.stop(), self._loop).result(30)
+            asyncio.run_coroutine_threadsafe(relay.stop(), self._loop).result(120)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(30)
+        self._thread.join(120)
         self._loop.close()

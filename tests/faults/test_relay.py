@@ -36,7 +36,7 @@ def echo(most=1 << 16):
         listener.shutdown(socket.SHUT_RDWR)
 
 
-def connected(endpoint, timeout_s=10):
+def connected(endpoint, timeout_s=120):
     host, _, port = endpoint.rpartition(":")
     return socket.create_connection((host, int(port)), timeout_s)
 
@@ -72,7 +72,7 @@ def test_a_partition_holds_back_what_is_sent_until_it_heals(network):
             with pytest.raises(TimeoutError):
                 cut_off.recv(5)
             relay.heal()
-            cut_off.settimeout(10)
+            cut_off.settimeout(120)
             assert received(cut_off, 5) == b"hello"
 
 

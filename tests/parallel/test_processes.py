@@ -10,8 +10,9 @@ import pytest
 
 import jfluid as fluid
 from jfluid import errors, processes
-from tests.launch_case import COMMAND, ENVIRONMENT, LIMIT, free_port
+from tests.launch_case import COMMAND, ENVIRONMENT, LIMIT
 from tests.parity.parallel import train
+from tests.ports import free_port
 
 SCRIPT = Path(__file__).parent / "processes.py"
 NAMES = ["mlp_adam:allreduce", "mlp_clip:reduce", "mlp_lamb:reduce", "conv_momentum:allreduce", "conv_momentum:reduce",

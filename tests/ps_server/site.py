@@ -8,7 +8,7 @@ from jfluid.ps_server.server import Server, Settings
 from jfluid.ps_server.store import Store
 
 TOKEN = "a-token-of-the-job"
-LIMIT_S = 30
+LIMIT_S = 120
 # Rows and values of a call are above 64 KiB, so that lanes are used.
 WIDTH = 16
 ROWS = 2000
@@ -76,7 +76,7 @@ class Site:
 
     def client(self, trainer=0, **more):
         """A trainer that knows the table and the block, which the last server holds."""
-        more = {"heartbeat_s": 0, "timeout_s": 20, "keep_bytes": 1 << 28} | more
+        more = {"heartbeat_s": 0, "timeout_s": LIMIT_S, "keep_bytes": 1 << 28} | more
         client = Client(self.endpoints, TOKEN, trainer=trainer, **more)
         self.clients.append(client)
         client.create([TABLE], {len(self._ports) - 1: [BLOCK]})

@@ -18,7 +18,7 @@ from tests.security.wiretap import Wiretap
 
 SECRET = "a-secret-of-the-job"
 METHODS = [*wire.METHODS, "Local", "Stream", "Unknown"]
-LIMIT = 20
+LIMIT = 120
 
 
 @pytest.fixture

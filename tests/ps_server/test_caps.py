@@ -196,7 +196,7 @@ class Job:
     def client(self, tables, trainer=0, **settings):
         if self.server is None:
             self.server = Server(Settings(token=TOKEN, **settings)).start()
-        self.clients.append(Client([f"127.0.0.1:{self.server.port}"], TOKEN, trainer=trainer, heartbeat_s=0, timeout_s=20))
+        self.clients.append(Client([f"127.0.0.1:{self.server.port}"], TOKEN, trainer=trainer, heartbeat_s=0, timeout_s=120))
         self.clients[-1].create(tables, {0: [BLOCK]})
         return self.clients[-1]
 
@@ -307,7 +307,7 @@ def test_calls_of_one_client_beyond_a_bound_wait_on_its_side(monkeypatch):
         return intercept(self, continuation, details)
     monkeypatch.setattr(Guard, "intercept_service", counted)
     with Server(Settings(token=TOKEN, trainers=2)) as server, \
-            Client([f"127.0.0.1:{server.port}"], TOKEN, heartbeat_s=0, timeout_s=60) as client:
+            Client([f"127.0.0.1:{server.port}"], TOKEN, heartbeat_s=0, timeout_s=120) as client:
         client.create([spec()])
         with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
             session = Session(channel, "it", TOKEN, 20)._begin()
@@ -328,7 +328,7 @@ def test_calls_of_one_client_beyond_a_bound_wait_on_its_side(monkeypatch):
 
 
 def until(condition):
-    end = time.monotonic() + 20
+    end = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < end, "the condition did not come true in time"
         time.sleep(0.01)

@@ -40,9 +40,9 @@ def hostile(secret):
 def least_s(function, times):
     found = []
     for _ in range(times):
-        start = time.perf_counter()
+        start = time.thread_time()
         function()
-        found.append(time.perf_counter() - start)
+        found.append(time.thread_time() - start)
     return min(found)
 
 

@@ -37,7 +37,7 @@ def client_of(server):
     clients = []
 
     def start(**more):
-        clients.append(Client([f"127.0.0.1:{server.port}"], TOKEN, heartbeat_s=0, timeout_s=10, **more))
+        clients.append(Client([f"127.0.0.1:{server.port}"], TOKEN, heartbeat_s=0, timeout_s=120, **more))
         clients[-1].create([TABLE], {0: [BLOCK]})
         return clients[-1]
     yield start
@@ -278,12 +278,12 @@ def test_no_call_waits_for_the_lane_of_another():
 
     def slow(request):
         asked.set()
-        assert answered.wait(20)
+        assert answered.wait(120)
         return 5
     lanes = Lanes(slow)
     making = threading.Thread(target=lanes.take, args=[10])
     making.start()
-    assert asked.wait(20) and lanes.take(10) is None
+    assert asked.wait(120) and lanes.take(10) is None
     answered.set()
     making.join()
     assert len(lanes._taken) == 1

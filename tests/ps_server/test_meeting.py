@@ -43,7 +43,7 @@ class Running(threading.Thread):
             self.error = error
 
     def end(self):
-        self.join(30)
+        self.join(120)
         assert not self.is_alive()
         if self.error:
             raise self.error

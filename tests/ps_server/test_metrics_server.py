@@ -17,7 +17,7 @@ from jfluid.security import __main__ as command
 from jfluid.security import secret
 from tests.security.wiretap import Wiretap
 
-SECRET, LIMIT = "a-secret-of-the-job", 20
+SECRET, LIMIT = "a-secret-of-the-job", 120
 TLS = Path(__file__).parents[1] / "golden" / "tls"
 
 

@@ -47,7 +47,7 @@ class Process:
     def __exit__(self, *_):
         if self.process.poll() is None:
             self.process.kill()
-        self.process.communicate(timeout=30)
+        self.process.communicate(timeout=120)
 
 
 def client(server, **more):
@@ -68,7 +68,7 @@ def test_by_hand(tmp_path):
             with pytest.raises(errors.ServerError, match="the server's save root"):
                 one.save(str(tmp_path))
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(30) == 0
+        assert server.process.wait(120) == 0
         assert "metrics on http://127.0.0.1:" in server.process.stdout.read()
 
 
@@ -81,7 +81,7 @@ def test_by_hand(tmp_path):
 ])
 def test_what_cannot_start_says_why(arguments, message):
     with Process(*arguments) as server:
-        output = server.process.communicate(timeout=30)[1]
+        output = server.process.communicate(timeout=120)[1]
     assert server.process.returncode == 2 and message in output and "Traceback" not in output
 
 
@@ -91,13 +91,13 @@ def test_what_cannot_start_says_why(arguments, message):
 def test_a_file_of_tables_of_which_few_bytes_stand_for_many(tmp_path, text, message):
     (tmp_path / "tables.yaml").write_text(text)
     with Process("--tables", tmp_path / "tables.yaml") as server:
-        output = server.process.communicate(timeout=30)[1]
+        output = server.process.communicate(timeout=120)[1]
     assert server.process.returncode == 2 and message in output and "Traceback" not in output
 
 
 def test_a_server_that_others_can_reach_needs_a_secret(tmp_path):
     with Process("--host", "0.0.0.0", XDG_CACHE_HOME=str(tmp_path)) as server:
-        output = server.process.communicate(timeout=30)[1]
+        output = server.process.communicate(timeout=120)[1]
     assert server.process.returncode == 2
     assert "0.0.0.0: other machines can connect there, so the job needs a secret: set JFLUID_JOB_TOKEN" in output
     with Process("--host", "0.0.0.0") as server:
@@ -116,7 +116,7 @@ def test_a_server_that_is_killed_goes_on_from_its_snapshot(tmp_path):
         for _ in range(2):
             one.push({"t": (ids, ones(ids))}, change=Change.ADD)
         server.process.kill()
-        server.process.wait(30)
+        server.process.wait(120)
         finished = threading.Event()
 
         def push():  # finds no server, and goes on trying
@@ -126,7 +126,7 @@ def test_a_server_that_is_killed_goes_on_from_its_snapshot(tmp_path):
         threading.Thread(target=push, daemon=True).start()
         with Process("--port", port, "--restore", tmp_path) as again:
             assert again.lines[0].startswith("restored snapshot ")
-            assert finished.wait(40)
+            assert finished.wait(120)
             assert (one.look_up("t", ids) == 6).all()
             status, = one.status()
             assert status.lost == 2 and status.tables["t"].rows == 1000
@@ -152,7 +152,7 @@ def test_a_server_ends_with_its_trainers():
             one.push({"t": (np.array([1]), ones([1]))})
         for one in trainers:
             one.leave()
-        assert server.process.wait(30) == 0
+        assert server.process.wait(120) == 0
 
 
 @pytest.mark.parametrize("saved", [True, False])
@@ -163,11 +163,11 @@ def test_nothing_is_lost_when_pushes_are_kept(tmp_path, saved):
                for rng in map(np.random.RandomState, range(2))]
 
     def train(server, kill_at):
-        meanwhile = threading.Barrier(2, timeout=60)
+        meanwhile = threading.Barrier(2, timeout=120)
         again = []
 
         def one(trainer):
-            with client(server, trainer=trainer, keep_bytes=1 << 20, timeout_s=60) as mine:
+            with client(server, trainer=trainer, keep_bytes=1 << 20, timeout_s=120) as mine:
                 mine.create([spec])
                 for number, (ids, gradients) in enumerate(batches[trainer], 1):
                     if number == kill_at - 3 and saved:
@@ -177,7 +177,7 @@ def test_nothing_is_lost_when_pushes_are_kept(tmp_path, saved):
                         meanwhile.wait()
                     if number == kill_at and meanwhile.wait() == 0:
                         server.process.kill()
-                        server.process.wait(30)
+                        server.process.wait(120)
                         restore = ["--restore", tmp_path] if saved else []
                         again.append(Process("--port", server.endpoint.split(":")[1], "--trainers", 2, *restore))
                     mine.exchange({"t": (ids, gradients)}, {}, {"t": ids}, round=number)

@@ -19,7 +19,7 @@ from jfluid.ps_server.store import Change, Store
 
 TOKEN = "0123456789-token-of-the-tests"
 GRADIENT = np.ones(3, np.float32)
-LIMIT_S = 20
+LIMIT_S = 120
 
 
 def answer(*snapshots, decided=False, rounds=0, retained=()):

@@ -231,7 +231,7 @@ class CuttingProxy(threading.Thread):
 
     def close(self):
         self.listener.shutdown(socket.SHUT_RDWR)
-        self.join(20)
+        self.join(120)
         self.listener.close()
         for end in self.ends:
             end.close()
@@ -305,11 +305,11 @@ def test_barriers_and_the_end_of_the_job(job):
         with pytest.raises(TimeoutError):
             waiting.result(0.1)
         second.barrier()
-        waiting.result(20)
+        waiting.result(120)
     first.leave()
     assert not job.servers[0].wait(0.05)
     second.leave()
-    assert all(server.wait(20) for server in job.servers)
+    assert all(server.wait(120) for server in job.servers)
 
 
 def test_a_silent_trainer_fails_the_job_by_name(job):
@@ -517,7 +517,7 @@ def test_metrics_on_request(job):
         client._channels[0].call("LookUp", pb.LookUpRequest(table="x"))
     url = f"http://127.0.0.1:{job.servers[0].metrics_port}/metrics"
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {metrics_token(TOKEN)}"})
-    with urllib.request.urlopen(request, timeout=20) as answer:
+    with urllib.request.urlopen(request, timeout=120) as answer:
         text = answer.read().decode()
     for line in ('jfluid_ps_calls_total{method="Push",status="OK"} 2.0',
                  'jfluid_ps_calls_total{method="LookUp",status="NOT_FOUND"} 1.0',

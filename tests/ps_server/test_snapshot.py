@@ -120,7 +120,7 @@ def test_the_cut_is_consistent_while_pushes_go_on(tmp_path):
             save(store, tmp_path, f"s{number}")
     finally:
         stop.set()
-        thread.join(60)
+        thread.join(120)
     restored = Store()
     snapshot.restore(restored, tmp_path, 0, 1)
     count = restored.ledger.through(0)[1]

@@ -155,7 +155,7 @@ def test_a_duplicate_waits_for_the_call_that_runs():
     def run():
         with ledger.once(call(1)) as first:
             inside.set()
-            finish.wait(30)
+            finish.wait(120)
             results.append(first)
 
     def repeat():
@@ -164,13 +164,13 @@ def test_a_duplicate_waits_for_the_call_that_runs():
 
     threads = [threading.Thread(target=run), threading.Thread(target=repeat)]
     threads[0].start()
-    assert inside.wait(30)
+    assert inside.wait(120)
     threads[1].start()
     threads[1].join(0.05)
     assert results == []
     finish.set()
     for thread in threads:
-        thread.join(30)
+        thread.join(120)
     assert results == [True, False]
 
 
@@ -197,7 +197,7 @@ def test_a_cut_waits_for_mutations_and_mutations_for_the_cut():
     def mutate():
         with gate.shared():
             inside.set()
-            finish.wait(30)
+            finish.wait(120)
             order.append("mutation")
 
     def cut():
@@ -206,13 +206,13 @@ def test_a_cut_waits_for_mutations_and_mutations_for_the_cut():
 
     threads = [threading.Thread(target=mutate), threading.Thread(target=cut)]
     threads[0].start()
-    assert inside.wait(30)
+    assert inside.wait(120)
     threads[1].start()
     threads[1].join(0.05)
     assert order == []
     finish.set()
     for thread in threads:
-        thread.join(30)
+        thread.join(120)
     assert order == ["mutation", "cut"]
     with gate.shared(), gate.shared():
         pass

@@ -293,7 +293,7 @@ def in_threads(*functions):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(120)
     assert not failures and not any(thread.is_alive() for thread in threads), failures
 
 

@@ -14,7 +14,7 @@ from jfluid.security import sockets
 from jfluid.security.secret import key_for
 from tests.security.wiretap import Wiretap
 
-SECRET, PURPOSE, LONGEST, LIMIT = "a-secret-of-the-job", "test", 1 << 16, 20
+SECRET, PURPOSE, LONGEST, LIMIT = "a-secret-of-the-job", "test", 1 << 16, 120
 
 
 @pytest.fixture
