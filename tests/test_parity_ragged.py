@@ -8,7 +8,7 @@ import pytest
 import jfluid as fluid
 from tests.parity.programs import infer, train
 from tests.parity.ragged import PROGRAMS
-from tests.parity.translation import translation_decode
+from tests.parity.translation import translation, translation_decode, translation_decode_trained
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "parity.json").read_text())
 
@@ -21,7 +21,8 @@ def test_losses_and_state_equal_fluids(build):
     assert norms == pytest.approx(want["persistables"], rel=1e-4, abs=1e-6)
 
 
-@pytest.mark.parametrize(("build", "trained"), [(translation_decode, None)])
+@pytest.mark.parametrize(("build", "trained"), [(translation_decode, None), (translation_decode_trained, translation)],
+                         ids=["untrained", "trained"])
 def test_beam_search_decodes_fluids_sentences(build, trained):
     found = infer(fluid, build, trained)
     for batch, wanted in zip(found, GOLDEN[build.__name__], strict=True):

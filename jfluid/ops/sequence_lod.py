@@ -29,11 +29,12 @@ def sequence_expand(x, y, *, ref_level=-1):
     level = y.levels[ref_level]
     below = y.capacity if level is y.last else y.levels[ref_level + 1].number
     exact = bool(level.uniform) or (y.exact and level is y.last)
-    if isinstance(x, Ragged) and x.levels:
-        return _repeated(x, level)
-    values = rows_of(x)
+    sequences = isinstance(x, Ragged) and bool(x.levels)
     if level is y.levels[0] and level.count is None:  # deeper levels may hold padding sequences
-        _agree("sequence_expand", values.shape[0], level.number)
+        _agree("sequence_expand", x.last.number if sequences else rows_of(x).shape[0], level.number)
+    if sequences:
+        return _repeated(x, level, below)
+    values = rows_of(x)
     out = spread(resized(values, level.number), level, below)
     return out if exact else Ragged(out, (), level.offsets[-1])
 
@@ -43,12 +44,10 @@ def _agree(op_type: str, rows: int, sequences: int) -> None:
         raise errors.ShapeError(f"{op_type}: X has {rows} rows (or sequences), Y {sequences} sequences")
 
 
-def _repeated(x: Ragged, times: Level) -> Ragged:
-    """Sequence i of x as often as `times` has entries in i."""
+def _repeated(x: Ragged, times: Level, copies: int) -> Ragged:
+    """Sequence i of x as often as `times` has entries in i, which are at most `copies`."""
     if len(x.levels) > 1:
         raise errors.ShapeError(f"sequence_expand: X may have one level, found {len(x.levels)}")
-    _agree("sequence_expand", x.last.number, times.number)
-    copies = times.number * times.longest
     each = spread(jnp.arange(times.number, dtype=jnp.int32), times, copies)
     lengths = jnp.where(jnp.arange(copies) < times.offsets[-1], x.last.lengths[each], 0)
     level = Level(offsets_of(lengths), x.last.longest, count=times.offsets[-1])

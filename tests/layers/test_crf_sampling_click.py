@@ -4,6 +4,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid import errors, layers
+from tests.layers.ragged_net import Net
 
 RNG = np.random.RandomState(3)
 LENGTHS = [[2, 0, 3]]
@@ -19,27 +20,6 @@ def constant(value, name=None):
 
 def ragged(values):
     return fluid.create_lod_tensor(values, LENGTHS, fluid.CPUPlace())
-
-
-class Net:
-    """`build` called with a variable for each array or LoDTensor, once run."""
-
-    def __init__(self, build, **feeds):
-        self.main, startup, self.scope = fluid.Program(), fluid.Program(), fluid.Scope()
-        with fluid.program_guard(self.main, startup), fluid.unique_name.guard():
-            arrays = {n: np.asarray(v) for n, v in feeds.items()}
-            data = {n: fluid.data(n, [-1, *a.shape[1:]], str(a.dtype), lod_level=int(hasattr(feeds[n], "lod")))
-                    for n, a in arrays.items()}
-            found = build(**data)
-        found = list(found) if isinstance(found, (list, tuple)) else [found]
-        exe = fluid.Executor(fluid.CPUPlace())
-        exe.run(startup, scope=self.scope)
-        self.variables = found
-        self.values = exe.run(self.main, feed=feeds, fetch_list=found, scope=self.scope, return_numpy=False)
-        self.parameters = {p.name: tuple(p.shape) for p in self.main.all_parameters()}
-
-    def __getitem__(self, i):
-        return np.array(self.values[i])
 
 
 def test_sequence_tagging():
