@@ -44,10 +44,11 @@ def test_folders_leave_out_what_is_not_theirs(folder):
     assert wrong == []
 
 
-@pytest.mark.parametrize("heavy", ["flax", "matplotlib", "sklearn", "grpc", "numba"])
+@pytest.mark.parametrize("heavy", ["flax", "matplotlib", "sklearn", "grpc", "numba", "pydantic"])
 def test_heavy_libraries_are_imported_where_they_are_used(heavy):
     # Parameter servers and datasets are imported by none of the rest when it is imported (test_import.py sees to it).
-    used_by = {"grpc": ("ps_server",), "numba": ("ps_server", "dataset")}.get(heavy, ())
+    used_by = {"grpc": ("ps_server",), "numba": ("ps_server", "dataset"),
+               "pydantic": ("environment", "field_types.py", "job", "launch", "ps_server")}.get(heavy, ())
     for path in PACKAGE.rglob("*.py"):
         if any(path.is_relative_to(PACKAGE / folder) for folder in used_by):
             continue

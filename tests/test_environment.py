@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from jfluid import errors
+import jfluid as fluid
+from jfluid import errors, places
 from jfluid.environment.process import (
     ASSIGNED,
     ConnectionVariables,
@@ -56,6 +57,21 @@ def test_variables_are_those_of_this_process(monkeypatch):
     assert DeviceVariables.from_env().cpu_num == 3
     monkeypatch.setenv("XDG_CACHE_HOME", "/c")
     assert FolderVariables.from_env().cache_home == Path("/c")
+
+
+def test_devices(monkeypatch):
+    monkeypatch.setenv("FLAGS_selected_gpus", "0,2")
+    assert places.selected_gpus() == (0, 2)
+    monkeypatch.setattr("jfluid.flags._values", {})
+    fluid.set_flags({"FLAGS_selected_gpus": "1"})
+    assert places.selected_gpus() == (1,), "set_flags comes before the environment"
+    fluid.set_flags({"FLAGS_selected_gpus": "b"})
+    with pytest.raises(errors.PlaceError, match="FLAGS_selected_gpus: expected numbers of GPUs such as 0,1, found 'b'"):
+        fluid.cuda_places()
+    monkeypatch.setenv("CPU_NUM", "two")
+    with pytest.raises(errors.PlaceError, match="CPU_NUM: expected an integer from 1 on, found 'two'"):
+        fluid.cpu_places()
+    assert len(fluid.cpu_places(2)) == 2
 
 
 @pytest.mark.parametrize(("kind", "error", "name", "text", "expected"), [

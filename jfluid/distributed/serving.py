@@ -6,7 +6,6 @@ from jfluid import errors, flags
 from jfluid.distributed.settings import client_options, server_settings
 from jfluid.distributed.snapshots import Snapshots
 from jfluid.engine import Engine, Fetched, Runner
-from jfluid.environment.process import RoleVariables
 from jfluid.ir.program import Program
 from jfluid.scope import Scope
 from jfluid.security.secret import job_secret
@@ -25,6 +24,7 @@ class Serving(Runner):
         """All servers of the job. A program that was read from a file does not name them; then the environment does."""
         if self._program.holdings is not None:
             return list(self._program.holdings.endpoints)
+        from jfluid.environment.process import RoleVariables
         named = list(RoleVariables.from_env().pserver_endpoints)
         return named if len(named) > number else [own] * (number + 1)
 

@@ -2,7 +2,6 @@
 from typing import TYPE_CHECKING, Any
 
 from jfluid import errors
-from jfluid.environment.process import ConnectionVariables, ServerVariables
 
 if TYPE_CHECKING:
     from jfluid.ps_server.server import Settings
@@ -13,6 +12,7 @@ def server_settings(number: int, **settings: Any) -> "Settings":
 
     Raises ServerError that names the variable which is wrong.
     """
+    from jfluid.environment.process import ServerVariables
     from jfluid.ps_server import checked
     from jfluid.ps_server.server import Settings
     told = ServerVariables.from_env().model_dump(exclude_unset=True)
@@ -23,6 +23,7 @@ def server_settings(number: int, **settings: Any) -> "Settings":
 
 def client_options() -> dict[str, Any]:
     """What the environment says of a trainer's connections. Raises ServerError for a file that cannot be read."""
+    from jfluid.environment.process import ConnectionVariables
     told = ConnectionVariables.from_env()
     options = told.model_dump(include={"share_memory"}, exclude_unset=True)
     if told.tls_authority is None:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jfluid import errors
-from jfluid.environment.process import SnapshotVariables
 
 if TYPE_CHECKING:
+    from jfluid.environment.process import SnapshotVariables
     from jfluid.ps_server.recovery import Peers
     from jfluid.ps_server.server import Server
     from jfluid.ps_server.service import Service
@@ -22,14 +22,19 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 
+def _variables() -> "SnapshotVariables":
+    from jfluid.environment.process import SnapshotVariables
+    return SnapshotVariables.from_env()
+
+
 def wanted() -> bool:
     """Whether this job's servers write snapshots, so that processes of it may be killed and started again."""
-    return SnapshotVariables.from_env().snapshot_folder is not None
+    return _variables().snapshot_folder is not None
 
 
 def kept_bytes() -> int:
     """How much a trainer keeps of its pushes for each server. Raises ServerError for a variable that is no number."""
-    told = SnapshotVariables.from_env()
+    told = _variables()
     return told.keep_bytes if told.snapshot_folder is not None or "keep_bytes" in told.model_fields_set else 0
 
 
@@ -48,7 +53,7 @@ class Snapshots:
     @classmethod
     def of_server(cls, number: int) -> "Snapshots | None":
         """Those of server `number`, as the environment says. Raises ServerError for variables that make no sense."""
-        told = SnapshotVariables.from_env()
+        told = _variables()
         if told.snapshot_folder is None:
             if told.restore:
                 raise errors.ServerError("JFLUID_PS_RESTORE=1: set JFLUID_PS_SNAPSHOT_FOLDER to where snapshots are")

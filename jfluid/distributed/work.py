@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jfluid import errors
-from jfluid.environment.process import RoleVariables
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program
 from jfluid.ir.types import VarType
@@ -176,6 +175,7 @@ def endpoints_of(program: Program) -> list[str]:
             return list(op.attr("endpoints"))
     found = [e for op in ops if op.type == LOOK_UP for e in op.attr("endpoints")]
     named = list(dict.fromkeys(found + [e for op in ops if op.type in (SEND, RECV) for e in op.attr("epmap")]))
+    from jfluid.environment.process import RoleVariables
     told = list(RoleVariables.from_env().pserver_endpoints)
     return told if set(named) <= set(told) else named
 
