@@ -61,6 +61,7 @@ class Channel:
         pushes, pulls: the sequences of the mutations and of the pulls that go through here.
         restarts: how often the server was found to have started again.
         on_restart: is told, before what was kept is sent again.
+        on_rollback: is told when the server refuses a call because the whole job has to start again.
     """
 
     def __init__(self, endpoint: str, token: str, credentials: grpc.ChannelCredentials | None, timeout_s: float,
@@ -80,6 +81,8 @@ class Channel:
         self._created: list[pb.CreateRequest] = []  # what is to be repeated when the server has started again
         self.kept, self.restarts = Kept(keep_bytes), 0
         self.on_restart: Callable[[Channel], None] = lambda channel: None
+        self.on_rollback: Callable[[RollbackError], None] = lambda error: None
+        self._ended_by: RollbackError | None = None
         # The incarnation of the server that has all that this client has sent; 0 before it was asked. The lock is held while
         # another one is mended, and by who takes an answer into account.
         self._life, self._mending = 0, threading.Lock()
@@ -301,7 +304,8 @@ class Channel:
             except ValueError as error:  # what gRPC raises on a channel that was closed meanwhile
                 if not self._closed.is_set():
                     raise
-                raise errors.ServerError(f"server {self.endpoint}: {method}: this client was closed") from error
+                raise self._ended_by or errors.ServerError(
+                    f"server {self.endpoint}: {method}: this client was closed") from error
             except grpc.RpcError as error:
                 if error.code() == grpc.StatusCode.UNAUTHENTICATED and renewed < 3:  # nothing was done
                     renewed += 1
@@ -311,7 +315,10 @@ class Channel:
                 if waits and (attempt == 0 or now - start > self.timeout_s):
                     end = now + self.timeout_s  # until now the server was there
                 if not _is_lost(error) or now >= end or self._closed.is_set():
-                    raise self._refusal(method, error) from None
+                    refusal = self._ended_by or self._refusal(method, error)
+                    if isinstance(refusal, RollbackError):
+                        self.on_rollback(refusal)
+                    raise refusal from None
                 logger.info("%s: %s: no answer (%s); trying again", self.endpoint, method, error.details())
             self._closed.wait(min(0.05 * 2**min(attempt, 6), 2.0) * random.uniform(0.5, 1.0))
             attempt += 1
@@ -323,6 +330,11 @@ class Channel:
             return kind(f"server {self.endpoint}: {method}: no answer within {self.timeout_s:g} s ({error.details()}); is it "
                         "running, and reachable from here?")
         return kind(f"server {self.endpoint}: {method}: {error.details()}" + f" ({code})" * (kind is errors.ServerError))
+
+    def end(self, error: RollbackError) -> None:
+        """Give the connection up; calls under way, and later ones, raise this error."""
+        self._ended_by = self._ended_by or error
+        self.close()
 
     def close(self) -> None:
         """Give the connection up; calls under way fail."""

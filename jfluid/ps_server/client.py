@@ -26,6 +26,7 @@ from jfluid.ps_server.directory import Block, Directory, Stretch
 from jfluid.ps_server.lifting import Pulled as PullReply
 from jfluid.ps_server.lifting import Request
 from jfluid.ps_server.pulls import Pull, Pulled, Rows, checked_ids, described
+from jfluid.ps_server.refusals import RollbackError
 from jfluid.ps_server.store import Change
 from jfluid.ps_server.table import merge
 
@@ -79,6 +80,8 @@ class Client:
         self._channels = [Channel(endpoint, token, credentials, timeout_s, trainer, keep_bytes, share_memory)
                           for endpoint in endpoints]
         self._channels[0].on_restart = self._tell_passages
+        for channel in self._channels:
+            channel.on_rollback = self._end
         self._directory = Directory(len(endpoints), self._widths)
         self._passages: dict[str, Iterator[int]] = {}
         self._passed: dict[str, int] = {}
@@ -322,6 +325,12 @@ class Client:
         for channel in self._channels:
             channel.close()
         self._threads.shutdown(wait=False)
+
+    def _end(self, error: RollbackError) -> None:
+        """The whole job has to start again: what waits at other servers would wait for good."""
+        self._closed.set()
+        for channel in self._channels:
+            channel.end(error)
 
     def __enter__(self) -> "Client":
         return self

@@ -13,7 +13,8 @@ from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server import specs, wire
 from jfluid.ps_server.auth import PROOF, Session
 from jfluid.ps_server.client import Client
-from jfluid.ps_server.refusals import StateError
+from jfluid.ps_server.lifting import Request
+from jfluid.ps_server.refusals import RollbackError, StateError
 from jfluid.ps_server.store import Change
 from tests.faults.calls import CallRelay, Fault
 from tests.ps_server.site import BLOCK, LIMIT_S, ROWS, TABLE, TOKEN, WIDTH, Site, until
@@ -424,6 +425,28 @@ def test_gradients_that_are_not_confirmed_are_held_again(site, threads):
     job.restart(1)  # and what was applied is not held, since nobody confirms it again
     wait([threads.submit(step, client, 2) for client in (first, second)], LIMIT_S)
     assert first.pull(blocks=["w"], train=False).blocks["w"][0, 0] == -2
+
+
+def test_who_waits_at_one_server_learns_from_another_that_all_have_to_start_again(site, threads):
+    """A trainer waits for a round at server 0. Server 1 has lost rounds that nobody can give it again."""
+    job = site(servers=2, trainers=2)
+    client = job.client()
+    waiting = threads.submit(client._channels[0].exchange, request_of(client, round=1), 0, True)
+    until(lambda: job.servers[0].meeting.at_work() == [0])
+    with pytest.raises(RollbackError, match="round 5: this server has applied 0 rounds, and nobody has the gradients"):
+        client._channels[1].exchange(request_of(client, round=5), 0, True)
+    with pytest.raises(RollbackError, match="round 5"):
+        waiting.result(LIMIT_S)
+    with pytest.raises(RollbackError, match="round 5"):
+        client.status()
+
+
+def request_of(client, round):
+    request = Request()
+    request.push.message.caller.CopyFrom(client._caller(1, 1))
+    request.push.message.round = round
+    request.push.add_rows(IDS, np.ones((ROWS, WIDTH), np.float32), table="t", change=int(Change.GRADIENT), learning_rate=None)
+    return request
 
 
 def hold_and_confirm(client, number):
