@@ -15,7 +15,7 @@ demo: $(VENV)/.demo
 	$(BIN)/jfluid-launch configs/ctr_dnn.yaml
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 # Twice the time of the tests.
 coverage: $(VENV)/.test

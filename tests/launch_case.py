@@ -1,17 +1,20 @@
 """What tests of the launcher share: real launchers, and what became of their processes."""
 import os
 import pty
-import socket
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from jfluid.launch import main
+from tests import forked
 
 COMMAND = [sys.executable, "-m", "jfluid.launch"]
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("PADDLE_", "SLURM_", "OMPI_"))} | {
     "PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": "200", "TERM": "xterm", "JFLUID_JOB_TOKEN": "a-secret-of-the-tests"}
-LIMIT = 60
+LIMIT = 300  # seconds, far above what a busy machine takes, and less than what scripts sleep that are to be ended
 # Each process writes its number to pid.RANK once it is at work.
 PROLOGUE = """
 import os, pathlib, signal, sys, time
@@ -30,24 +33,55 @@ def write(name, text):
     return name
 
 
-def launched(*arguments, **options):
-    return subprocess.run(
-        [*COMMAND, *arguments], env=ENVIRONMENT, capture_output=True, text=True, timeout=LIMIT, **options)
+class Launcher:
+    """The command `jfluid-launch`, with what the tests need of `subprocess.Popen`. It is killed when it takes too long."""
+
+    def __init__(self, *arguments):
+        self._process, (self.stdout, self.stderr) = forked.start(_launch, arguments, ENVIRONMENT, streams=2)
+        self._watchdog = threading.Timer(LIMIT, self.kill)
+        self._watchdog.daemon = True
+        self._watchdog.start()
+
+    @property
+    def returncode(self):
+        return self._process.exitcode
+
+    def send_signal(self, number):
+        if self._process.is_alive():
+            os.kill(self._process.pid, number)
+
+    def kill(self):
+        self._process.kill()
+
+    def communicate(self):
+        """What it printed until it ended, on both streams."""
+        with self, ThreadPoolExecutor(2) as threads:
+            return tuple(threads.map(lambda stream: stream.read(), (self.stdout, self.stderr)))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._process.join()
+        self._watchdog.cancel()
+        self.stdout.close()
+        self.stderr.close()
+
+
+def _launch(arguments):
+    sys.exit(main(arguments))
+
+
+def launched(*arguments):
+    """A launcher that has ended, as of `subprocess.run`."""
+    launcher = Launcher(*arguments)
+    stdout, stderr = launcher.communicate()
+    return subprocess.CompletedProcess(arguments, launcher.returncode, stdout, stderr)
 
 
 def gang(script, *arguments):
     """Run the script, below PROLOGUE, in several processes."""
     return launched(*arguments, write("train.py", PROLOGUE + script))
-
-
-def started(*arguments, **options):
-    """A launcher that runs; it is killed when the test takes too long."""
-    process = subprocess.Popen([*COMMAND, *arguments], env=ENVIRONMENT, text=True,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
-    watchdog = threading.Timer(LIMIT, process.kill)
-    watchdog.daemon = True
-    watchdog.start()
-    return process
 
 
 def on_terminal(*arguments):
@@ -64,11 +98,6 @@ def on_terminal(*arguments):
         screen += data
     os.close(main)
     return process.wait(LIMIT), screen
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
 
 
 def wait_until(condition):

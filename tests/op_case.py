@@ -196,15 +196,15 @@ def _check_gradient(op_type: str, inputs: Mapping, attrs: Mapping, expect: Mappi
                     rtol: float) -> None:
     """Gradients of a weighted sum of the outputs, by gradient operators, against central differences in float64."""
     wide = _each(inputs, _wide)
-    outs = _outputs(op_type, wide, attrs, expect)
+    sources = [(s, i) for s in slots for i in range(len(_list(wide[s])))]
+    forward = _compiled(op_type, wide, attrs, sources)
+    outs = _trimmed(forward(wide), expect)
     weights = _weights(outs)
 
-    def loss(values: Mapping) -> Any:
-        with jax.enable_x64(True):
-            found = _call(op_type, values, attrs)
-            # Not `trimmed`: values may be traced. Padding rows come last.
-            return sum((_front(_ragged_rows(a), w) * w).sum() for s, ws in weights.items()
-                       for a, w in zip(_list(found[s]), ws) if w is not None)
+    def loss(values: Mapping) -> float:
+        found = forward(values)  # not trimmed: padding rows come last
+        return sum(float((_front(np.asarray(_ragged_rows(a)), w) * w).sum()) for s, ws in weights.items()
+                   for a, w in zip(_list(found[s]), ws) if w is not None)
 
     counts = {s: len(ws) for s, ws in weights.items()}
     program, feeds, out_names = _build(op_type, wide, attrs, counts)
@@ -218,7 +218,6 @@ def _check_gradient(op_type: str, inputs: Mapping, attrs: Mapping, expect: Mappi
                 feeds[seed.name] = LoDTensor(w, out.lod()) if _lod(out) else w
                 targets.append(block.var(name))
                 seeds.append(seed)
-    sources = [(s, i) for s in slots for i in range(len(_list(wide[s])))]
     grads = fluid.gradients(targets, [block.var(f"{s}_{i}") for s, i in sources], seeds)
     assert all(g is not None for g in grads), f"no gradient for some of {slots}"
     # A fed seed is padded on its own, perhaps to other rows than the output: the step may have to be exact.
@@ -228,11 +227,35 @@ def _check_gradient(op_type: str, inputs: Mapping, attrs: Mapping, expect: Mappi
         np.testing.assert_allclose(_rows(analytic), numeric, rtol=rtol, atol=1e-6, err_msg=f"gradient of {op_type}.{slot}")
 
 
-def _outputs(op_type: str, inputs: Mapping, attrs: Mapping, expect: Mapping) -> dict[str, list]:
+def _compiled(op_type: str, inputs: Mapping, attrs: Mapping, sources: Sequence[tuple[str, int]]) -> Callable[[Mapping], dict]:
+    """The outputs by slot as a function of the inputs, compiled once; only those at `sources` may differ from `inputs`."""
+    with jax.enable_x64(True):  # an array of NumPy cannot be indexed with one that is traced
+        fixed = _each(inputs, lambda v: jnp.asarray(v) if isinstance(v, np.ndarray) and is_float(v.dtype) else v)
+
+    def outputs(arrays: Sequence[Any]) -> dict[str, Any]:
+        changed = {slot: list(_list(value)) for slot, value in fixed.items()}
+        for (slot, i), array in zip(sources, arrays):
+            given = changed[slot][i]
+            changed[slot][i] = LoDTensor(array, given.lod()) if isinstance(given, LoDTensor) else array
+        return _call(op_type, {s: v if isinstance(inputs[s], list) else v[0] for s, v in changed.items()}, attrs)
+
+    function = outputs if registry.get(op_type).host else jax.jit(outputs)
+
+    def run(values: Mapping) -> dict[str, Any]:
+        with jax.enable_x64(True):
+            return function([_rows(_list(values[s])[i]).copy() for s, i in sources])
+
+    return run
+
+
+def _trimmed(outs: Mapping[str, Any], expect: Mapping) -> dict[str, list]:
     """The outputs that `expect` names, as users see them."""
-    with jax.enable_x64(True):
-        outs = _call(op_type, inputs, attrs)
     return {s: [buckets.trimmed(a) for a in _list(v)] for s, v in outs.items() if s in expect}
+
+
+def _outputs(op_type: str, inputs: Mapping, attrs: Mapping, expect: Mapping) -> dict[str, list]:
+    with jax.enable_x64(True):
+        return _trimmed(_call(op_type, inputs, attrs), expect)
 
 
 def _weights(outs: Mapping[str, list]) -> dict[str, list]:
@@ -257,10 +280,8 @@ def _wide(value: Any) -> Any:
     return value.astype(np.float64, order="C") if is_float(value.dtype) else value
 
 
-def _numeric(loss: Callable, values: Mapping, slot: str, i: int) -> np.ndarray:
+def _numeric(loss: Callable[[Mapping], float], values: Mapping, slot: str, i: int) -> np.ndarray:
     """Central differences of `loss` in each element of one input."""
-    if _holds_lod(values):
-        loss = _compiled(loss, values, slot, i)  # operators on sequences are slow when not jitted
     array = _rows(_list(values[slot])[i])
     result = np.zeros_like(array)
     flat, out = array.reshape(-1), result.reshape(-1)
@@ -268,30 +289,12 @@ def _numeric(loss: Callable, values: Mapping, slot: str, i: int) -> np.ndarray:
         kept = flat[k]
         step = EPS * max(1.0, abs(kept))
         flat[k] = kept + step
-        up = float(loss(values))
+        up = loss(values)
         flat[k] = kept - step
-        down = float(loss(values))
+        down = loss(values)
         flat[k] = kept
         out[k] = (up - down) / (2 * step)
     return result
-
-
-def _compiled(loss: Callable, values: Mapping, slot: str, i: int) -> Callable:
-    """`loss` compiled as a function of one input; all others stay as they are."""
-    given = _list(values[slot])[i]
-
-    def of_one(array: Any) -> Any:
-        changed = list(_list(values[slot]))
-        changed[i] = LoDTensor(array, given.lod()) if isinstance(given, LoDTensor) else array
-        return loss({**values, slot: changed if isinstance(values[slot], list) else changed[0]})
-
-    compiled = jax.jit(of_one)
-
-    def run(_: Mapping) -> Any:
-        with jax.enable_x64(True):
-            return compiled(_rows(given).copy())
-
-    return run
 
 
 def _padded(value: Any) -> Any:

@@ -1,11 +1,10 @@
 """A gang ends together, whatever ends it, and the member that failed first is named."""
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.launch_case import PROLOGUE, alive, gang, launched, numbers, started, wait_until, write
+from tests.launch_case import PROLOGUE, Launcher, alive, gang, launched, numbers, wait_until, write
 
 pytestmark = pytest.mark.process
 
@@ -20,7 +19,7 @@ def folder(tmp_path, monkeypatch):
 STUBBORN = """
 import subprocess
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-child = subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(100)"])
+child = subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(1000)"])
 pathlib.Path(f"child.{rank}").write_text(str(child.pid))
 ready()
 """
@@ -32,7 +31,6 @@ def check_nobody_is_left(count):
 
 
 def test_a_rank_that_raises_ends_all():
-    start = time.monotonic()
     result = gang("""
 if rank == 1:
     wait_for("pid.0", "pid.2")
@@ -43,8 +41,7 @@ if rank == 2:
     def fail(*_):
         raise ConnectionError("lost rank 1")
     signal.signal(signal.SIGTERM, fail)
-""" + STUBBORN.replace("signal.signal", "rank == 0 and signal.signal", 1) + "time.sleep(100)", "--cpus", "3")
-    assert time.monotonic() - start < 20
+""" + STUBBORN.replace("signal.signal", "rank == 0 and signal.signal", 1) + "time.sleep(1000)", "--cpus", "3")
     assert result.returncode == 1
     assert "rank 1 failed first (exit code 1)" in result.stderr
     assert "its log: mylog/workerlog.1" in result.stderr
@@ -64,7 +61,7 @@ ready()
 if rank == 1:
     wait_for("pid.0")
     {script}
-time.sleep(100)
+time.sleep(1000)
 """, "--cpus", "2")
     assert result.returncode == code
     assert f"rank 1 failed first ({reason})" in result.stderr
@@ -84,7 +81,7 @@ if rank == 1:
     wait_for("pid.0")
     atexit.register(time.sleep, 100)
     {ending}
-time.sleep(100)
+time.sleep(1000)
 """, "--cpus", "2")
     assert result.returncode == code
     assert f"rank 1 failed first (exit code {code})" in result.stderr
@@ -162,7 +159,7 @@ def test_a_rank_that_stalls_ends_all():
     result = gang("""
 from jfluid.progress import Progress
 def exchange():
-    time.sleep(100)
+    time.sleep(1000)
 ready()
 with Progress(total=5000) as progress:
     for step in range(5000):
@@ -180,8 +177,8 @@ with Progress(total=5000) as progress:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_the_launcher_ends_all(number):
-    write("train.py", PROLOGUE + "ready()\nprint('ready')\ntime.sleep(100)")
-    with started("--cpus", "2", "train.py") as launcher:
+    write("train.py", PROLOGUE + "ready()\nprint('ready')\ntime.sleep(1000)")
+    with Launcher("--cpus", "2", "train.py") as launcher:
         wait_until(lambda: len(list(Path().glob("pid.[01]"))) == 2)
         launcher.send_signal(number)
         _, errors = launcher.communicate()
@@ -191,20 +188,18 @@ def test_a_signal_to_the_launcher_ends_all(number):
 
 
 def test_ranks_that_ignore_a_signal_are_killed():
-    write("train.py", PROLOGUE + STUBBORN + "time.sleep(100)")
-    with started("--cpus", "2", "train.py") as launcher:
+    write("train.py", PROLOGUE + STUBBORN + "time.sleep(1000)")
+    with Launcher("--cpus", "2", "train.py") as launcher:
         wait_until(lambda: len(list(Path().glob("pid.[01]"))) == 2)
-        start = time.monotonic()
         launcher.send_signal(signal.SIGTERM)
         launcher.communicate()
-    assert time.monotonic() - start < 10
     assert launcher.returncode == 128 + signal.SIGKILL
     check_nobody_is_left(2)
 
 
 def test_a_launcher_that_is_killed_takes_all_with_it():
-    write("train.py", PROLOGUE + STUBBORN + "time.sleep(100)")
-    with started("--cpus", "2", "train.py") as launcher:
+    write("train.py", PROLOGUE + STUBBORN + "time.sleep(1000)")
+    with Launcher("--cpus", "2", "train.py") as launcher:
         wait_until(lambda: len(list(Path().glob("pid.[01]"))) == 2)
         launcher.kill()
         launcher.communicate()
@@ -222,7 +217,7 @@ if rank == 1 and attempt < 2:
     wait_for("checkpoint.0")
     sys.exit(3)
 if attempt < 2:
-    time.sleep(100)
+    time.sleep(1000)
 """, "--cpus", "2", "--max-restarts", "2")
     assert result.returncode == 0, result.stderr
     assert "rank 1 failed (exit code 3); restart 1 of 2" in result.stderr

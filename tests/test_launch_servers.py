@@ -1,7 +1,6 @@
 """Parameter-server jobs: what servers and trainers are given, and how they end together."""
 import json
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,18 +9,16 @@ from jfluid.job import JobError, ParameterServerJob, Restarts, Snapshots, read_j
 from jfluid.launch.command import parse
 from jfluid.launch.gang import parameter_server_gang
 from tests.launch_case import (
-    COMMAND,
     ENVIRONMENT,
-    LIMIT,
     PROLOGUE,
+    Launcher,
     alive,
-    free_port,
     launched,
     numbers,
-    started,
     wait_until,
     write,
 )
+from tests.ports import free_port
 
 SERVERS, TRAINERS = ["10.0.0.1:6170", "10.0.0.2:6170"], ["10.0.0.1:6180", "10.0.0.2:6180"]
 GRACE = ["--set", "server_grace=0.2"]
@@ -207,7 +204,7 @@ def test_a_trainer_that_fails_ends_all():
 
 @process
 def test_a_signal_ends_servers_and_trainers():
-    with started("--servers", "2", "--trainers", "1", script("wait_for('never')")) as launcher:
+    with Launcher("--servers", "2", "--trainers", "1", script("wait_for('never')")) as launcher:
         wait_until(lambda: len(list(Path().glob("pid.*[012]"))) == 3)
         launcher.send_signal(signal.SIGTERM)
         launcher.communicate()
@@ -240,13 +237,8 @@ def test_servers_and_trainers_on_each_of_two_hosts():
 def on_two_hosts(options, *rank):
     """Two launchers, which both end well."""
     rank = rank or ("--node_ip", "127.0.0.{next}")
-    hosts = [subprocess.Popen([*COMMAND, *(word.format(number, next=number + 1) for word in rank), *options], env=ENVIRONMENT,
-                              stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) for number in range(2)]
-    try:
-        errors = [host.communicate(timeout=LIMIT)[1] for host in hosts]
-    finally:
-        for host in hosts:
-            host.kill()
+    hosts = [Launcher(*(word.format(number, next=number + 1) for word in rank), *options) for number in range(2)]
+    errors = [host.communicate()[1] for host in hosts]
     assert [host.returncode for host in hosts] == [0, 0], errors
 
 

@@ -1,7 +1,6 @@
 """The processes of a job: started, killed, and started again by what looks after them."""
 import contextlib
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -18,14 +17,12 @@ import yaml
 from tests.chaos import entry
 from tests.chaos.plan import PROCESSES, SERVERS, TRAINERS
 from tests.chaos.usage import Usage
+from tests.forked import FORKS
 
 ROOT = Path(__file__).resolve().parents[2]
 RESTORE = {"JFLUID_PS_RESTORE": "1"}
 GRACE_S = 10.0  # that servers have when all trainers have ended, as of jfluid-launch
 _MOST_ROLLBACKS = 5
-_FORKS = multiprocessing.get_context("forkserver")
-# Programs are imported once, by the process from which those of jobs are forked: they begin in a moment.
-_FORKS.set_forkserver_preload(["tests.chaos.warm"])
 
 
 def usage_of_forks() -> dict[str, float] | None:
@@ -123,7 +120,7 @@ class Forked:
             (self.folder / f"at-{number}").unlink(missing_ok=True)
         spec = self.spec | {"role": role, "number": number, "log": str(log),
                             "environment": self.spec["environment"] | environment}
-        process = _FORKS.Process(target=entry.begin, args=(spec,), name=who, daemon=True)
+        process = FORKS.Process(target=entry.begin, args=(spec,), name=who, daemon=True)
         process.start()
         self._lives[who] = _Life(who, process, log.stat().st_size)
 

@@ -1,11 +1,11 @@
-"""One process of a job: `python -m tests.distributed.process SPEC`, with SPEC as JSON.
+"""One process of a job; `begin` is what it does.
 
-A trainer prints a line for each step. It waits before a step until the file `<folder>/go-<number>` says a larger number, when
-there is such a file, so that a test can do its worst at a certain step.
+A trainer prints a line for each step. It waits before a step until the file `<folder>/go-<number>` says a larger number, so
+that a test can do its worst at a certain step. The job ends before the step that the file `<folder>/end` says, once there is
+one.
 """
-import json
+import itertools
 import logging
-import sys
 import time
 from pathlib import Path
 
@@ -39,10 +39,7 @@ def train(spec):
     executor.run(startup)
     first = distributed.rounds(main)
     print("begins", first, flush=True)
-    for step in range(first, spec["steps"]):
-        go = Path(spec["folder"]) / f"go-{spec['number']}"
-        while go.exists() and int(go.read_text() or "0") <= step:
-            time.sleep(0.01)
+    for step in itertools.takewhile(lambda step: _goes_on(spec, step), itertools.count(first)):
         if step == spec["saves_at"]:
             _link().client.save(f"{spec['folder']}/snapshots/server-0")
         batch = (job.wide_batch if spec.get("wide") else job.batch)(step)
@@ -56,12 +53,33 @@ def train(spec):
     executor.close()
 
 
+def _goes_on(spec, step):
+    """Wait until the trainer may take a step (True), or the job ends before it (False)."""
+    folder = Path(spec["folder"])
+    go, end = folder / f"go-{spec['number']}", folder / "end"
+    while int(go.read_text()) <= step:
+        if end.exists() and int(end.read_text()) <= step:
+            return False
+        time.sleep(0.01)
+    return True
+
+
 def _link():
     return next(iter(links._links.values()))
 
 
-if __name__ == "__main__":
+def undisturbed(spec):
+    """Save in a folder what a job of two servers and two trainers learns that nothing happens to."""
+    steps, wide = range(spec["steps"]), spec["wide"]
+    build = job.wide_net("sparse") if wide else job.net("sparse", "adam", own_state=spec["own_state"])
+    with job.Job(build, **{"servers": 2, "trainers": 2} | spec["job"]) as whole:
+        whole.begin()
+        whole.steps([(job.wide_batch if wide else job.batch)(step) for step in steps])
+        whole.save(spec["folder"])
+
+
+def begin(spec):
+    """Be a server or a trainer until the job ends."""
     logging.basicConfig(level=logging.INFO, format="%(name)s %(levelname)s %(message)s")
-    given = json.loads(sys.argv[1])
-    fluid.set_flags({"FLAGS_rpc_deadline": 60000})
-    (serve if given["role"] == "server" else train)(given)
+    fluid.set_flags({"FLAGS_rpc_deadline": 120000})
+    (serve if spec["role"] == "server" else train)(spec)

@@ -1,15 +1,13 @@
 """Jobs of real processes that are killed, stopped and cut off."""
-import json
+import functools
+import itertools
 import os
 import random
 import re
 import resource
 import signal
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,12 +17,15 @@ from jfluid import errors
 from jfluid.distributed import snapshots
 from jfluid.distributed.snapshots import Snapshots
 from jfluid.files.tensor_format import load_tensors
-from tests.distributed.job import Job, batches, free_endpoints, net, wide_batch, wide_net
+from tests import forked
+from tests.chaos.entry import publish
+from tests.distributed import process
+from tests.distributed.job import Job, batches, net
+from tests.ports import free_endpoints
 
 pytestmark = pytest.mark.process
 LIMIT_S = 180
 STEPS = 8
-LONG = 200  # steps of a job that has to wait for something before it may end
 
 
 class Process:
@@ -32,49 +33,44 @@ class Process:
 
     def __init__(self, spec, environment):
         self.lines = []
-        command = [sys.executable, "-m", "tests.distributed.process", json.dumps(spec)]
-        self._popen = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                                       env=os.environ | environment)
+        self._process, (self._printed,) = forked.start(process.begin, spec, os.environ | environment)
+        self.pid = self._process.pid
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
     def _read(self):
-        for line in self._popen.stdout:
-            self.lines.append(line)
+        with self._printed:
+            for line in self._printed:
+                self.lines.append(line)
 
     @property
     def output(self):
         return "".join(self.lines)
 
-    @property
-    def pid(self):
-        return self._popen.pid
-
     def signal(self, number):
-        self._popen.send_signal(number)
+        if self._process.is_alive():
+            os.kill(self.pid, number)
 
     def kill(self):
-        if self._popen.poll() is None:
-            self._popen.kill()
-        self._popen.wait()
+        self._process.kill()
+        self._process.join()
         self._reader.join()
-        self._popen.stdout.close()
 
-    def ends(self):
-        assert self._popen.wait(LIMIT_S) == 0, self.output
-        self.kill()
+    def ends(self, code=0):
+        self._process.join(LIMIT_S)
+        assert self._process.exitcode == code, self.output
+        self._reader.join()
 
     def fails(self, pattern):
         """Wait until it has ended with an error that matches."""
-        assert self._popen.wait(LIMIT_S) == 1
-        self.kill()
+        self.ends(1)
         assert re.search(pattern, self.output, re.DOTALL), self.output
 
     def until(self, text, count=1):
         """Wait until it has printed a text so often."""
         end = time.monotonic() + LIMIT_S
         while self.output.count(text) < count:
-            assert time.monotonic() < end and self._popen.poll() is None, f"no {text!r} in:\n{self.output}"
+            assert time.monotonic() < end and self._process.is_alive(), f"no {text!r} in:\n{self.output}"
             time.sleep(0.02)
 
     @property
@@ -90,12 +86,11 @@ class Processes:
         environment: of all of them.
     """
 
-    def __init__(self, folder, kind="sparse", optimizer="adam", servers=2, trainers=2, sync=True, steps=STEPS,
-                 saves_at=-1, own_state=False, wide=False, **environment):
+    def __init__(self, folder, kind="sparse", optimizer="adam", servers=2, trainers=2, sync=True, saves_at=-1,
+                 own_state=False, wide=False, **environment):
         self.folder, self.endpoints = folder, free_endpoints(servers)
         self._spec = {"kind": kind, "optimizer": optimizer, "endpoints": self.endpoints, "trainers": trainers, "sync": sync,
-                      "steps": steps, "saves_at": saves_at, "folder": str(folder), "own_state": own_state,
-                      "wide": wide}
+                      "saves_at": saves_at, "folder": str(folder), "own_state": own_state, "wide": wide}
         self._environment = {"JFLUID_PS_SNAPSHOT_FOLDER": str(folder / "snapshots"), **environment}
         self.all = []
         self.servers = [self.server(n) for n in range(servers)]
@@ -116,26 +111,24 @@ class Processes:
         """Let trainers (all by default) go no further than this step."""
         self._held = step
         for number in trainers or range(len(self.trainers)):
-            path = self.folder / f"go-{number}"
-            (self.folder / "go").write_text(str(step))
-            os.replace(self.folder / "go", path)
+            publish(self.folder / f"go-{number}", str(step))
 
     def train_until(self, text, count=1, pace_s=0.05):
         """Let all take one step after the other until server 0 has printed a text so often; the step that comes next."""
         end = time.monotonic() + LIMIT_S
-        for step in range(self._held + 1, self._spec["steps"]):
+        for step in itertools.count(self._held + 1):
             self.hold(step)
             for trainer in self.trainers:
                 trainer.until(f"step {step - 1} ")
             time.sleep(pace_s)  # servers plan snapshots for rounds to come, so time must pass between steps
             if self.servers[0].output.count(text) >= count:
                 return step
-            assert time.monotonic() < end, f"no {text!r} in:\n{self.servers[0].output}"
-        raise AssertionError(f"{self._spec['steps']} steps, and no {text!r} in:\n{self.servers[0].output}")
+            assert time.monotonic() < end, f"{step} steps, and no {text!r} in:\n{self.servers[0].output}"
 
-    def finish(self):
-        """Let all go to the end; the saved variables."""
-        self.hold(self._spec["steps"])
+    def finish(self, steps=STEPS):
+        """Let all go to the end, after so many steps in all; the saved variables."""
+        publish(self.folder / "end", str(steps))
+        self.hold(steps)
         for trainer in self.trainers:
             trainer.ends()
         for server in self.servers:
@@ -146,23 +139,30 @@ class Processes:
         return self
 
     def __exit__(self, *_):
-        for process in self.all:
-            process.signal(signal.SIGCONT)
-            process.kill()
+        for each in self.all:
+            each.signal(signal.SIGCONT)
+            each.kill()
 
 
 def saved(folder):
     return {p.name: load_tensors(p, [p.name])[0].value for p in folder.iterdir() if p.is_file() and p.name != "__model__"}
 
 
-def undisturbed(tmp_path_factory, steps=STEPS, own_state=False, wide=False, **job):
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
     """What a job of two servers and two trainers saves that nothing happens to."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    build = wide_net("sparse") if wide else net("sparse", "adam", own_state=own_state)
-    with Job(build, **{"servers": 2, "trainers": 2, **job}) as job:
-        job.begin()
-        job.steps([wide_batch(step) for step in range(steps)] if wide else batches(steps))
-        return saved(Path(job.save(folder)))
+    @functools.cache
+    def saved_by(steps=STEPS, own_state=False, wide=False, **job):
+        folder = tmp_path_factory.mktemp("undisturbed")
+        spec = {"steps": steps, "own_state": own_state, "wide": wide, "job": job, "folder": str(folder)}
+        # In a process that computes as those of the other jobs do: what it saves is to be the same, bit for bit.
+        running, (printed,) = forked.start(process.undisturbed, spec, os.environ)
+        with printed:
+            said = printed.read()
+        running.join()
+        assert running.exitcode == 0, said
+        return saved(folder)
+    return saved_by
 
 
 def assert_same(found, wanted):
@@ -171,7 +171,7 @@ def assert_same(found, wanted):
         np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
-def test_a_trainer_is_killed(tmp_path, tmp_path_factory):
+def test_a_trainer_is_killed(tmp_path, undisturbed):
     with Processes(tmp_path) as job:
         job.hold(3)
         job.trainers[1].until("step 2")
@@ -181,12 +181,12 @@ def test_a_trainer_is_killed(tmp_path, tmp_path_factory):
         job.trainers[1].until("begins 3")
         found = job.finish()
         assert job.trainers[1].steps == list(range(3, STEPS)) and job.trainers[0].steps == list(range(STEPS))
-    assert_same(found, undisturbed(tmp_path_factory))
+    assert_same(found, undisturbed())
 
 
-def test_trainers_are_killed_anywhere(tmp_path, tmp_path_factory):
+def test_trainers_are_killed_anywhere(tmp_path, undisturbed):
     """At whatever point of a step: with several servers a round is applied by all of them or by none."""
-    with Processes(tmp_path, steps=150) as job:
+    with Processes(tmp_path) as job:
         job.hold(150)
         job.trainers[1].until("step 0")
         for number in (1, 0, 1):
@@ -195,15 +195,15 @@ def test_trainers_are_killed_anywhere(tmp_path, tmp_path_factory):
             killed = job.trainers[number].steps[-1]
             job.trainers[number] = job.trainer(number)
             job.trainers[number].until(f"step {killed + 2}")
-        found = job.finish()
-    assert_same(found, undisturbed(tmp_path_factory, steps=150))
+        found = job.finish(150)
+    assert_same(found, undisturbed(steps=150))
 
 
 @pytest.mark.parametrize("share_memory", ["1", "0"])
-def test_a_server_is_killed(share_memory, tmp_path, tmp_path_factory):
+def test_a_server_is_killed(share_memory, tmp_path, undisturbed):
     """It goes on from its last snapshot; what that does not have is sent to it again, by trainers that are idle meanwhile."""
     environment = {"JFLUID_PS_SNAPSHOT_EVERY_S": "0.2", "JFLUID_PS_SHARE_MEMORY": share_memory}
-    with Processes(tmp_path, wide=True, steps=LONG, **environment) as job:
+    with Processes(tmp_path, wide=True, **environment) as job:
         step = job.train_until("all servers have a snapshot of round")
         job.hold(step + 2)
         job.trainers[0].until(f"step {step + 1} ")
@@ -212,12 +212,12 @@ def test_a_server_is_killed(share_memory, tmp_path, tmp_path_factory):
         job.servers[1].until("restored snapshot")
         for trainer in job.trainers:
             trainer.until(f"server {job.endpoints[1]} has started again")
-        found = job.finish()
+        found = job.finish(step + 5)
         assert "lost 0" in job.trainers[0].output
-    assert_same(found, undisturbed(tmp_path_factory, wide=True, steps=LONG))
+    assert_same(found, undisturbed(wide=True, steps=step + 5))
 
 
-def test_a_server_is_killed_before_its_first_snapshot(tmp_path, tmp_path_factory):
+def test_a_server_is_killed_before_its_first_snapshot(tmp_path, undisturbed):
     with Processes(tmp_path, JFLUID_PS_SNAPSHOT_EVERY_S="1000") as job:
         job.hold(5)
         job.trainers[0].until("step 4")
@@ -226,7 +226,7 @@ def test_a_server_is_killed_before_its_first_snapshot(tmp_path, tmp_path_factory
         job.servers[0].until("begins anew")
         found = job.finish()
         assert "5 kept ones are sent again" in job.trainers[0].output
-    assert_same(found, undisturbed(tmp_path_factory))
+    assert_same(found, undisturbed())
 
 
 def _round(path):
@@ -234,13 +234,13 @@ def _round(path):
     return int(path.name.split(".")[0].removeprefix("round-"))
 
 
-def test_all_are_killed(tmp_path, tmp_path_factory):
+def test_all_are_killed(tmp_path, undisturbed):
     """Everything goes on from the newest snapshot that all servers have: servers, and what only trainers have.
 
     On the way: a trainer that is lost together with a server says that all have to start again; and the newest snapshot of one
     server is damaged, so that all go back to the one before.
     """
-    with Processes(tmp_path, steps=LONG, own_state=True, JFLUID_PS_SNAPSHOT_EVERY_S="0.1") as job:
+    with Processes(tmp_path, own_state=True, JFLUID_PS_SNAPSHOT_EVERY_S="0.1") as job:
         step = job.train_until("all servers have a snapshot of round", 2)
         job.hold(step + 3)
         job.trainers[0].until(f"step {step + 2} ")
@@ -249,22 +249,22 @@ def test_all_are_killed(tmp_path, tmp_path_factory):
         job.servers[1] = job.server(1, JFLUID_PS_RESTORE="1")
         job.trainers[1] = job.trainer(1)
         job.trainers[1].fails("RollbackError: trainer 1: .*start all processes again, which go on from the newest snapshots")
-        for process in job.all:
-            process.kill()
+        for each in job.all:
+            each.kill()
         newest = max((tmp_path / "snapshots" / "server-1").glob("round-*.rows"), key=_round)
         newest.write_bytes(bytes(newest.stat().st_size))
         job.servers = [job.server(n, JFLUID_PS_RESTORE="1") for n in range(2)]
         job.trainers = [job.trainer(n) for n in range(2)]
-        found = job.finish()
+        found = job.finish(step + 6)
         assert f"is passed over: {newest}: damaged" in job.servers[1].output
         (first,), (second,) = [re.findall("restored snapshot round-([0-9]+)", s.output) for s in job.servers]
         assert first == second and 0 < int(first) < _round(newest)
-        assert [t.steps for t in job.trainers] == [list(range(int(first), LONG))] * 2
-    assert_same(found, undisturbed(tmp_path_factory, steps=LONG, own_state=True))
+        assert [t.steps for t in job.trainers] == [list(range(int(first), step + 6))] * 2
+    assert_same(found, undisturbed(steps=step + 6, own_state=True))
 
 
 @pytest.mark.parametrize("keeps", [True, False])
-def test_an_asynchronous_server_is_killed(keeps, tmp_path, tmp_path_factory):
+def test_an_asynchronous_server_is_killed(keeps, tmp_path, undisturbed):
     """What its snapshot does not have is sent again, or counted as lost; nothing is applied twice."""
     environment = {} if keeps else {"JFLUID_PS_KEEP_BYTES": "0"}
     with Processes(tmp_path, servers=1, trainers=1, sync=False, saves_at=3, **environment) as job:
@@ -277,10 +277,10 @@ def test_an_asynchronous_server_is_killed(keeps, tmp_path, tmp_path_factory):
         assert f"lost {0 if keeps else 3} applied {{{STEPS - (0 if keeps else 3)}}}" in job.trainers[0].output
         assert ("3 calls that had been acknowledged are not part" in job.servers[0].output) == (not keeps)
     if keeps:
-        assert_same(found, undisturbed(tmp_path_factory, servers=1, trainers=1, sync=False))
+        assert_same(found, undisturbed(servers=1, trainers=1, sync=False))
 
 
-def test_a_server_stands_still(tmp_path, tmp_path_factory):
+def test_a_server_stands_still(tmp_path, undisturbed):
     with Processes(tmp_path) as job:
         job.hold(3)
         job.trainers[0].until("step 2")
@@ -290,23 +290,23 @@ def test_a_server_stands_still(tmp_path, tmp_path_factory):
         assert max(job.trainers[0].steps) == 2
         job.servers[0].signal(signal.SIGCONT)
         found = job.finish()
-    assert_same(found, undisturbed(tmp_path_factory))
+    assert_same(found, undisturbed())
 
 
-def test_the_disk_is_full(tmp_path, tmp_path_factory):
+def test_the_disk_is_full(tmp_path, undisturbed):
     """Snapshots fail, the server serves on, and the last complete one is there when it is killed."""
-    with Processes(tmp_path, steps=LONG, JFLUID_PS_SNAPSHOT_EVERY_S="0.2") as job:
+    with Processes(tmp_path, JFLUID_PS_SNAPSHOT_EVERY_S="0.2") as job:
         job.train_until("all servers have a snapshot of round")
         resource.prlimit(job.servers[0].pid, resource.RLIMIT_FSIZE, (100, 100))  # bytes of a file
-        job.train_until("not every server could write it")
+        step = job.train_until("not every server could write it")
         assert "no snapshot could be written" in job.servers[0].output
         assert not list((tmp_path / "snapshots" / "server-0").glob("*.partial"))
         job.servers[0].kill()
         job.servers[0] = job.server(0, JFLUID_PS_RESTORE="1")
         job.servers[0].until("restored snapshot")
-        found = job.finish()
+        found = job.finish(step + 5)
         assert re.search("[1-9][0-9]* kept ones are sent again", job.trainers[0].output)
-    assert_same(found, undisturbed(tmp_path_factory, steps=LONG))
+    assert_same(found, undisturbed(steps=step + 5))
 
 
 def test_a_new_job_does_not_take_up_an_old_one(tmp_path, monkeypatch):
