@@ -30,14 +30,6 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.path not in started)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def optimisations(request):
-    """Operators and layers are compiled without XLA's optimisations, everything else as it is for users."""
-    jax.config.update("jax_disable_most_optimizations", request.path.parent.name in ("ops", "layers"))
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 @pytest.fixture(autouse=True)
 def fresh_programs():
     with (fluid.program_guard(fluid.Program(), fluid.Program()), fluid.scope_guard(fluid.Scope()),
