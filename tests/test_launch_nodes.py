@@ -125,7 +125,7 @@ def test_mistakes(fields, options, expected):
 
 
 def test_a_variable_that_is_no_number():
-    with pytest.raises(JobError, match="the variable PADDLE_NUM_TRAINERS must be a number, found 'two'"):
+    with pytest.raises(JobError, match="PADDLE_NUM_TRAINERS: expected an integer from 1 on, found 'two'"):
         found(environment={"PADDLE_NUM_TRAINERS": "two"})
 
 

@@ -326,13 +326,13 @@ def test_an_executor_that_is_gone_is_not_taken_for_a_new_one():
         job.begin()
         trainer, = job.trainers
         link = links.link(work.read(trainer.main))
-        assert list(link.users) == [trainer.executor]
+        assert list(link.users) == [trainer.executor.engine]
         temporary = fluid.Executor(fluid.CPUPlace())
         temporary.run(trainer.main, feed={"x": X}, scope=trainer.scope)
         assert len(link.users) == 2
         del temporary
         gc.collect()
-        assert list(link.users) == [trainer.executor]
+        assert list(link.users) == [trainer.executor.engine]
         for _ in range(50):  # one of them may lie where the other lay
             fluid.Executor(fluid.CPUPlace()).close()
         trainer.run({"x": X})  # nobody has said goodbye

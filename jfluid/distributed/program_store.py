@@ -54,7 +54,8 @@ class ProgramBlock:
 
     def add(self, difference: Array) -> int:
         """Add to the value, past the optimizer; returns the version that it makes."""
-        return self.assign(self.read()[0] + difference)
+        with self._store.lock:  # others add at the same time
+            return self.assign(self.read()[0] + difference)
 
     def assign(self, value: Array) -> int:
         """Set the value; the optimizer's state stays. Returns the version that it makes."""

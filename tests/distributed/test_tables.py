@@ -1,10 +1,13 @@
 """Servers update tables by the operators of their programs, whatever these are: a job equals one process."""
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
 import jfluid as fluid
 from jfluid import errors, layers
-from jfluid.distributed.program_store import ProgramStore
+from jfluid.distributed.program_store import ProgramBlock, ProgramStore
 from jfluid.distributed.rows import ByFunction, ByRule
 from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate
 from tests.distributed.job import Job, alone, transpile
@@ -159,6 +162,22 @@ def test_an_update_that_fails_leaves_rows_and_numbers(monkeypatch):
     np.testing.assert_array_equal(np.array(store.tensor(power)), before[1])
     store.apply([push([3])], [])
     assert table.step == 1 and np.array(store.tensor(power)) != before[1]
+
+
+def test_differences_of_several_trainers_at_once_are_all_added():
+    store = store_of(lambda: opt.SGD(0.1), sync=False)
+    (name, block), *_ = [(n, b) for n, b in store.blocks.items() if isinstance(b, ProgramBlock)]
+    before, one = np.array(block.read()[0]), np.ones(block.shape, np.float32)
+    read = block.read
+
+    def slow_read():
+        value = read()
+        time.sleep(0.001)  # as long as others need to come between
+        return value
+    block.read = slow_read
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda _: store.apply([], [BlockUpdate(name, Change.ADD, one)]), range(40)))
+    np.testing.assert_allclose(read()[0], before + 40, rtol=1e-6)
 
 
 def test_counts_take_additions_only():
