@@ -126,9 +126,7 @@ class Engine:
         if (runner := self.runner(program)) is not None:
             return runner.run(feed, fetches, scope, parallel)
         prepared = self.prepare(program, feed, fetches, parallel)
-        for _ in range(parallel.repeats if parallel is not None else 1):
-            values = self.execute(prepared, scope)
-        return prepared.fetched(values)
+        return prepared.fetched(self.execute(prepared, scope, parallel.repeats if parallel is not None else 1))
 
     def prepare(self, program: Program, feed: Any, fetches: list[str], parallel: DataParallel | None = None,
                 targets: Sequence[Any] | None = None, waits: bool = False) -> Prepared:
@@ -162,10 +160,12 @@ class Engine:
             feeds = {n: feeding.own(v) for n, v in feeds.items()}
         return Prepared(program, step, feeds, parallel is not None)
 
-    def execute(self, prepared: Prepared, scope: Scope) -> list[Any]:
-        """Run a prepared program once; the values of its fetches as they lie on devices."""
-        step = prepared.step
-        return step.run(scope, prepared.feeds, self._key(prepared.program, scope, step) if step.plan.rng else None)
+    def execute(self, prepared: Prepared, scope: Scope, times: int = 1) -> list[Any]:
+        """Run a prepared program, once or several times; the values of its last fetches as they lie on devices."""
+        step, values = prepared.step, []
+        for _ in range(times):
+            values = step.run(scope, prepared.feeds, self._key(prepared.program, scope, step) if step.plan.rng else None)
+        return values
 
     def _read(self, program: Program, feed: Any, parallel: DataParallel | None,
               targets: Sequence[Any] | None) -> tuple[Program, Any, DataParallel | None]:

@@ -96,9 +96,7 @@ class Executor:
             found = runner.run(feed, names, scope, parallel)
         else:
             prepared = self.engine.prepare(given, feed, names, parallel, targets if use_prune else None, return_numpy)
-            for _ in range(parallel.repeats if parallel is not None else 1):
-                values = self.engine.execute(prepared, scope)
-            found = prepared.fetched(values)
+            found = prepared.fetched(self.engine.execute(prepared, scope, parallel.repeats if parallel is not None else 1))
             if return_numpy and prepared.program is program and Repeat.possible(prepared.step, prepared.feeds, fetch_list):
                 self._again = Repeat(program, scope, fetch_list or (), prepared.feeds, prepared.step)
         return [f.numpy(return_merged) if return_numpy else f.tensor(return_merged) for f in found]

@@ -179,8 +179,10 @@ class _Performance:
                 self._begin([action for action in self._plan.actions if action.step == moments[0]],
                             [*moments, self._plan.steps][1])
                 del moments[0]
-            if not moments and not self._due and all((self._folder / f"done-{n}").exists() for n in range(TRAINERS)):
-                entry.publish(self._folder / "calm", "")
+            calm = self._folder / "calm"
+            if not (moments or self._due or calm.exists()) and all(
+                    (self._folder / f"done-{n}").exists() for n in range(TRAINERS)):
+                entry.publish(calm, "")
             time.sleep(_LOOK_S)
         outcome.kills, outcome.done = dict(self._supervisor.kills), self._done
         outcome.restarts, outcome.rollbacks, outcome.notes = \
