@@ -51,6 +51,10 @@ class Process:
         if self._process.is_alive():
             os.kill(self.pid, number)
 
+    def fill_disk(self):
+        """From now on it can write no file."""
+        resource.prlimit(self.pid, resource.RLIMIT_FSIZE, (100, 100))  # bytes
+
     def kill(self):
         self._process.kill()
         self._process.join()
@@ -229,9 +233,10 @@ def test_a_server_is_killed_before_its_first_snapshot(tmp_path, undisturbed):
     assert_same(found, undisturbed())
 
 
-def _round(path):
-    """Of a file of a snapshot of rounds."""
-    return int(path.name.split(".")[0].removeprefix("round-"))
+def _newest(folder, server):
+    """The round of the newest snapshot of a server, and the file of its rows."""
+    return max((int(path.name.split(".")[0].removeprefix("round-")), path)
+               for path in (folder / "snapshots" / f"server-{server}").glob("round-*.rows"))
 
 
 def test_all_are_killed(tmp_path, undisturbed):
@@ -242,6 +247,7 @@ def test_all_are_killed(tmp_path, undisturbed):
     """
     with Processes(tmp_path, own_state=True, JFLUID_PS_SNAPSHOT_EVERY_S="0.1") as job:
         step = job.train_until("all servers have a snapshot of round", 2)
+        job.servers[1].fill_disk()  # so that the rounds to come are in none of its snapshots
         job.hold(step + 3)
         job.trainers[0].until(f"step {step + 2} ")
         job.servers[1].kill()
@@ -251,14 +257,14 @@ def test_all_are_killed(tmp_path, undisturbed):
         job.trainers[1].fails("RollbackError: trainer 1: .*start all processes again, which go on from the newest snapshots")
         for each in job.all:
             each.kill()
-        newest = max((tmp_path / "snapshots" / "server-1").glob("round-*.rows"), key=_round)
+        round, newest = _newest(tmp_path, 1)
         newest.write_bytes(bytes(newest.stat().st_size))
         job.servers = [job.server(n, JFLUID_PS_RESTORE="1") for n in range(2)]
         job.trainers = [job.trainer(n) for n in range(2)]
         found = job.finish(step + 6)
         assert f"is passed over: {newest}: damaged" in job.servers[1].output
         (first,), (second,) = [re.findall("restored snapshot round-([0-9]+)", s.output) for s in job.servers]
-        assert first == second and 0 < int(first) < _round(newest)
+        assert first == second and 0 < int(first) < round
         assert [t.steps for t in job.trainers] == [list(range(int(first), step + 6))] * 2
     assert_same(found, undisturbed(steps=step + 6, own_state=True))
 
@@ -297,7 +303,7 @@ def test_the_disk_is_full(tmp_path, undisturbed):
     """Snapshots fail, the server serves on, and the last complete one is there when it is killed."""
     with Processes(tmp_path, JFLUID_PS_SNAPSHOT_EVERY_S="0.2") as job:
         job.train_until("all servers have a snapshot of round")
-        resource.prlimit(job.servers[0].pid, resource.RLIMIT_FSIZE, (100, 100))  # bytes of a file
+        job.servers[0].fill_disk()
         step = job.train_until("not every server could write it")
         assert "no snapshot could be written" in job.servers[0].output
         assert not list((tmp_path / "snapshots" / "server-0").glob("*.partial"))
