@@ -3,6 +3,7 @@
     python -m tests.import_graph        # prints the figures
 """
 import ast
+import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -32,9 +33,21 @@ LAYERS = (
 )
 
 
+@functools.cache
+def syntax(path: Path) -> ast.Module:
+    """The syntax tree of a file."""
+    return ast.parse(path.read_text())
+
+
+@functools.cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """All nodes of a file's syntax tree."""
+    return tuple(ast.walk(syntax(path)))
+
+
 def imports(path: Path) -> Iterator[tuple[str, str]]:
     """What a file imports: (module, name) for each name that it takes from a module, (module, "") for a whole one."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from ((alias.name, "") for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

@@ -1,9 +1,10 @@
-"""The rules of the house: imports run one way."""
+"""The rules of the house: imports run one way, and what pages and docstrings name is there."""
 import ast
+import re
 
 import pytest
 
-from tests import import_graph
+from tests import import_graph, stated_names
 from tests.import_graph import LAYERS, PACKAGE, circles, imports, place, upward
 
 # What a folder never imports, though it is no layer above it.
@@ -52,7 +53,7 @@ def test_heavy_libraries_are_imported_where_they_are_used(heavy):
     for path in PACKAGE.rglob("*.py"):
         if any(path.is_relative_to(PACKAGE / folder) for folder in used_by):
             continue
-        for node in ast.parse(path.read_text()).body:
+        for node in import_graph.syntax(path).body:
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else \
                 [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             if path.name != f"{heavy}.py":
@@ -77,7 +78,42 @@ def test_imports_in_functions_and_for_types_count(tmp_path):
 def test_environment_variables_are_read_in_one_place():
     for path in PACKAGE.rglob("*.py"):
         if not any(path.is_relative_to(PACKAGE / folder) for folder in ("environment", "launch")):
-            names = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)
+            names = {node.attr for node in import_graph.nodes(path) if isinstance(node, ast.Attribute)
                      and isinstance(node.value, ast.Name) and node.value.id == "os"}
             names |= {name for source, name in imports(path) if source == "os"}
             assert not names & {"environ", "environb", "getenv", "putenv"}, path
+
+
+def test_pages_name_what_is_there():
+    assert list(stated_names.stale_in_pages()) == []
+
+
+def test_docstrings_and_comments_name_what_is_there():
+    assert list(stated_names.stale_in_sources()) == []
+
+
+@pytest.mark.parametrize("page", ["docs/architecture.md", "CONTRIBUTING.md"])
+def test_pages_list_every_folder_of_the_package(page):
+    rows = re.findall(r"^\| (`[^|]*`) \|", (stated_names.ROOT / page).read_text(), re.MULTILINE)
+    listed = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert {path.parent.name for path in PACKAGE.glob("*/__init__.py")} <= listed
+
+
+def test_contributing_lists_every_folder():
+    text = (stated_names.ROOT / "CONTRIBUTING.md").read_text()
+    for folder in {*stated_names.FOLDERS} - {"jfluid"}:
+        assert re.search(rf"^\|.*`{folder}`.*\|", text, re.MULTILINE), folder
+
+
+def test_stale_names_are_found():
+    # HERE stands for jfluid, so that this file states no names that there are not.
+    page = """`HERE/gone.py`, `HERE/no_folder`, `missing.py`, `python -m jfluid.gone`, `fluid.layers.gone(x)`, `JFLUID_GONE=1`,
+        `tests/test_architecture.py::test_gone`. There are `HERE/errors.py`, `errors.py`, `fluid.layers.fc`,
+        `HERE/ops/<family>.py`, `train.py`, `JFLUID_PS_RESTORE=1`, `tests/test_architecture.py::test_stale_names_are_found`.
+        ```
+        `HERE/in_an_example.py`
+        ```"""
+    stale = stated_names.stale(page.replace("HERE", "jfluid"), {"JFLUID_PS_RESTORE"})
+    assert {name.replace("jfluid/", "HERE/") for name in stale} == {
+        "HERE/gone.py", "HERE/no_folder", "missing.py", "jfluid.gone", "fluid.layers.gone", "JFLUID_GONE",
+        "tests/test_architecture.py::test_gone"}
