@@ -22,7 +22,8 @@ READERS_OWN = {"train.py", "script.py", "job.yaml", "clicks.py", "digits.py", "e
 _FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"(?<![\w/~.:$*>-])((?:[\w.<>*-]+/)*[\w<>*-]+\.(?:py|md|yaml|yml|json|proto|toml|txt))(?:::(\w+))?\b")
 _FOLDER = re.compile(rf"(?<![\w/~.:$*>-])((?:{'|'.join(FOLDERS)})/[\w/<>*-]+)(?![\w.<>*/-])")
-_DOTTED = re.compile(r"(?<![\w./-])((?:jfluid|fluid|scripts|tests)(?:\.[A-Za-z_]\w*)+)")
+# `jfluid.ps` is no module, but the package of the protocol.
+_DOTTED = re.compile(r"(?<![\w./-])((?:jfluid(?!\.ps\b)|fluid|scripts|tests)(?:\.[A-Za-z_]\w*)+)")
 _VARIABLE = re.compile(r"(?<!\w)((?:JFLUID|FLAGS)_\w*[a-zA-Z0-9])(?!\w)")
 
 
@@ -45,7 +46,7 @@ def stale(text: str, variables: set[str]) -> list[str]:
 def stale_in_sources() -> Iterator[str]:
     """`file: name` for each file below one of FOLDERS, and each name of a module, that code, docstrings or comments state.
 
-    Names of modules in tests are left out: a test may state one that there is not. `jfluid.ps` is the package of the protocol.
+    Names of modules in tests are left out: a test may state one that there is not.
     """
     for source in SOURCES:
         text = source.read_text()
