@@ -1,6 +1,6 @@
 """LoDTensor: an array with the offsets of its ragged rows."""
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -22,34 +22,69 @@ def whole(value: Any) -> Any:
     return value
 
 
+class Pending(Protocol):
+    """What brings the values of tensors later."""
+
+    def finish(self) -> None:
+        """Wait until the values are there, and `settle` the tensors, also where it raises what went wrong."""
+
+
+class _Value:
+    """A tensor's `value` where the tensor itself has none, because it is pending. An ordinary read costs no call."""
+
+    def __get__(self, tensor: "LoDTensor", owner: "type[LoDTensor]") -> Any:
+        pending = tensor._pending
+        if pending is not None:  # another thread, which has read it too, may have been faster
+            pending.finish()
+        return vars(tensor)["value"]
+
+
 class LoDTensor:
     """A tensor, and the offsets (LoD) that group its rows into sequences, level by level.
 
     Reading it (`np.array(t)`) gives a copy: the Executor overwrites the buffers that a step updates.
+
+    Attributes:
+        value: the array itself, of NumPy or on a device; None for a tensor that holds nothing yet. While it is pending, who
+            reads it waits for it, and who sets it does not.
     """
 
+    value = _Value()
+
     def __init__(self, value: Any = None, lod: Sequence[Sequence[int] | np.ndarray[Any, Any]] = ()):
-        self._value = value
+        self.value = value
         self._lod = [np.asarray(level, np.int64) for level in lod]
+        self._pending: Pending | None = None
+
+    def expect(self, pending: Pending) -> None:
+        """From now on the value is what `pending` brings, unless it is set before."""
+        self._pending = pending
+        del self.value
+
+    def settle(self, pending: Pending, value: Any) -> None:
+        """What `pending` brings is here. A value that was set meanwhile stays."""
+        if self._pending is pending:
+            vars(self).setdefault("value", value)
+            self._pending = None
 
     def set(self, array: Any, place: Any = None) -> None:
         """Hold a copy of `array` (any array-like). `place` is accepted for Fluid's sake: the Executor that reads
         the tensor brings it to its own device."""
         value = np.array(array, copy=True)
         var_type(value.dtype)
-        self._value = value
+        self.value = value
 
     def shape(self) -> list[int]:
         """The dimensions; [0] for a tensor that holds nothing yet."""
-        return [0] if self._value is None else list(self._value.shape)
+        return [0] if self.value is None else list(self.value.shape)
 
     _get_dims = shape
 
     def _dtype(self) -> VarType:
-        return VarType.FP32 if self._value is None else var_type(self._value.dtype)
+        return VarType.FP32 if self.value is None else var_type(self.value.dtype)
 
     def _is_initialized(self) -> bool:
-        return self._value is not None
+        return self.value is not None
 
     def lod(self) -> list[list[int]]:
         """Offsets of the sequences, one list a level."""
@@ -63,7 +98,7 @@ class LoDTensor:
             if len(level) == 0 or level[0] != 0 or (level[1:] < level[:-1]).any():
                 raise errors.ProgramError(f"lod: each level must start at 0 and never fall, found {level.tolist()}")
         if not self._fits(levels):
-            rows = "" if self._value is None else f"; the tensor has {len(self)} rows"
+            rows = "" if self.value is None else f"; the tensor has {len(self)} rows"
             raise errors.ProgramError("lod: each level must end at the number of sequences of the next, the last one at "
                                       f"the number of rows, found {[level.tolist() for level in levels]}{rows}")
         self._lod = levels
@@ -81,19 +116,19 @@ class LoDTensor:
         return self._fits(self._lod)
 
     def _fits(self, levels: Sequence[np.ndarray]) -> bool:
-        below = [len(level) - 1 for level in levels[1:]] + ([] if self._value is None else [len(self)])
+        below = [len(level) - 1 for level in levels[1:]] + ([] if self.value is None else [len(self)])
         return all(level[-1] == n for level, n in zip(levels, below, strict=False))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        if self._value is None:
+        if self.value is None:
             raise errors.UninitializedError("the tensor holds no value yet: run the startup program, or set it")
-        return np.array(whole(self._value), dtype=dtype)
+        return np.array(whole(self.value), dtype=dtype)
 
     def __len__(self) -> int:
         return self.shape()[0]
 
     def __repr__(self) -> str:
-        kind = "uninitialized" if self._value is None else f"{self._value.dtype} {self.shape()}"
+        kind = "uninitialized" if self.value is None else f"{self.value.dtype} {self.shape()}"
         return f"<LoDTensor {kind} lod={self.lod()}>"
 
 

@@ -100,7 +100,7 @@ def _each(inputs: Mapping[str, Any], function: Callable[[Any], Any]) -> dict[str
 
 def _rows(value: Any) -> Any:
     """The array of a value that may be a LoDTensor."""
-    return value._value if isinstance(value, LoDTensor) else value
+    return value.value if isinstance(value, LoDTensor) else value
 
 
 def _lod(value: Any) -> list:
@@ -155,7 +155,7 @@ def _exact(value: Any) -> Any:
     if not isinstance(value, LoDTensor):
         return value
     lod = [np.asarray(level, np.int32) for level in value.lod()]
-    return jax.tree.map(jnp.asarray, buckets.fill(value._value, lod, buckets.Size.of(lod), True))
+    return jax.tree.map(jnp.asarray, buckets.fill(value.value, lod, buckets.Size.of(lod), True))
 
 
 def _call(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any]) -> dict[str, Any]:
@@ -276,7 +276,7 @@ def _front(array: Any, like: Any) -> Any:
 
 def _wide(value: Any) -> Any:
     if isinstance(value, LoDTensor):
-        return LoDTensor(_wide(value._value), value.lod())
+        return LoDTensor(_wide(value.value), value.lod())
     return value.astype(np.float64, order="C") if is_float(value.dtype) else value
 
 
@@ -305,7 +305,7 @@ def _padded(value: Any) -> Any:
     need = buckets.Size.of(lod)
     size = buckets.Size(2 * need.rows + 3, need.numbers[:1] + tuple(n + 2 for n in need.numbers[1:]),
                         tuple(n + 3 for n in need.longest))
-    return jax.tree.map(jnp.asarray, buckets.fill(value._value, lod, size, False))
+    return jax.tree.map(jnp.asarray, buckets.fill(value.value, lod, size, False))
 
 
 def _check_padding(op_type: str, inputs: Mapping, attrs: Mapping, expect: Mapping, grad: Sequence[str],

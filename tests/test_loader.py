@@ -116,7 +116,7 @@ def test_a_reader_may_use_its_arrays_again():
         image, label = np.zeros((3, 2), np.float32), fluid.create_lod_tensor(np.zeros((3, 1), np.int64), [[1, 2]], PLACE)
         for i in range(20):
             image[:] = i
-            label._value[:] = i
+            label.value[:] = i
             yield image, label
 
     for buffered in (False, True):

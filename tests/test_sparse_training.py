@@ -122,8 +122,8 @@ def test_a_step_makes_no_copy_of_the_table(name):
     segment = step.segments[0]
     values = dict(state.reads)
     with jax.enable_x64(True):
-        arguments = [tuple(values[n]._value for n in segment.donated),
-                     tuple(values[n]._value if n in values else np.zeros((64, 1), np.int64) for n in segment.kept), None]
+        arguments = [tuple(values[n].value for n in segment.donated),
+                     tuple(values[n].value if n in values else np.zeros((64, 1), np.int64) for n in segment.kept), None]
         memory = segment.call.lower(*arguments).compile().memory_analysis()
     assert memory.temp_size_in_bytes < table(height, width).nbytes / 10
     assert memory.alias_size_in_bytes >= table(height, width).nbytes

@@ -125,7 +125,7 @@ class Buckets:
         found = {n: measures.of(v) for n, v in ragged.items()}
         lods, need = {n: lod for n, (lod, _) in found.items()}, {n: size for n, (_, size) in found.items()}
         sizes = need if self.exact else self.choose(need)
-        return {n: fill(v._value, lods[n], sizes[n], self.exact) if n in ragged else v for n, v in feeds.items()}
+        return {n: fill(v.value, lods[n], sizes[n], self.exact) if n in ragged else v for n, v in feeds.items()}
 
     def choose(self, need: Sizes) -> Sizes:
         """The sizes to pad feeds to that need `need`."""
@@ -214,7 +214,7 @@ def _added_up(rows: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 def padded(tensor: LoDTensor) -> Ragged:
     """What a host operator gave, in a bucket, so that what follows is compiled for few sizes."""
-    values = np.asarray(tensor._value)
+    values = np.asarray(tensor.value)
     lod = [level.astype(np.int32) for level in tensor._lod]
     if lod:
         return fill(values, lod, Size.of(lod).plain().rounded(), False)
@@ -229,5 +229,5 @@ def exact(value: Any) -> Any:
     tensor = trimmed(value)
     lod = [level.astype(np.int32) for level in tensor._lod]
     if not lod:
-        return tensor._value
-    return fill(tensor._value, lod, Size.of(lod), True)
+        return tensor.value
+    return fill(tensor.value, lod, Size.of(lod), True)

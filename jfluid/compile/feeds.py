@@ -43,13 +43,13 @@ def own(value: Any) -> Any:
     if isinstance(value, Placed):
         return value
     if isinstance(value, LoDTensor):
-        return LoDTensor(own(value._value), value._lod)
+        return LoDTensor(own(value.value), value._lod)
     return np.array(value) if isinstance(value, np.ndarray) else value
 
 
 def _checked(var: Variable, value: Any) -> Any:
     if isinstance(value, Placed) and value.placed() is not None:
-        _checked_array(var, value._value)
+        _checked_array(var, value.value)
         return value
     if isinstance(value, LoDTensor):
         if value._lod:
@@ -67,9 +67,9 @@ def _checked(var: Variable, value: Any) -> Any:
 def _checked_sequences(var: Variable, tensor: LoDTensor) -> LoDTensor:
     if not tensor.has_valid_recursive_sequence_lengths():
         raise errors.FeedError(f"feed {var.name}: the lod {tensor.lod()} does not describe its {len(tensor)} rows")
-    if tensor._value.shape[0] >= 2**31:
+    if tensor.value.shape[0] >= 2**31:
         raise errors.FeedError(f"feed {var.name}: {len(tensor)} rows; at most 2**31 - 1 can be fed with a lod")
-    return LoDTensor(_checked_array(var, tensor._value), tensor._lod)
+    return LoDTensor(_checked_array(var, tensor.value), tensor._lod)
 
 
 def _checked_array(var: Variable, value: Any) -> Any:

@@ -13,7 +13,7 @@ class Placed(LoDTensor):
     """A tensor on the host, as users see it, and on a device, as a step takes it: rows in sequences are padded."""
 
     def __init__(self, tensor: LoDTensor, placed: Any):
-        super().__init__(tensor._value)
+        super().__init__(tensor.value)
         self._lod = tensor._lod
         self._placed = placed
 
@@ -40,7 +40,7 @@ class Placer:
 
     def place(self, batch: Mapping[str, LoDTensor], device: jax.Device) -> dict[str, LoDTensor]:
         """The batch with its values on the device. Nothing else may hold the arrays of `batch`."""
-        values = self._buckets.pad({name: tensor if tensor._lod else tensor._value for name, tensor in batch.items()})
+        values = self._buckets.pad({name: tensor if tensor._lod else tensor.value for name, tensor in batch.items()})
         if not _reads_host_memory(device):
             with jax.enable_x64(True):
                 values = jax.device_put(values, device)

@@ -1,6 +1,7 @@
 """A step's state: the tensors of a Scope that it reads and writes."""
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter, is_
 from typing import Any
 
 import jax
@@ -10,6 +11,9 @@ from jfluid.compile.placement import Placement
 from jfluid.compile.plan import Plan
 from jfluid.lod_tensor import LoDTensor
 from jfluid.scope import Scope
+
+_VALUE = attrgetter("value")
+_ABSENT = object()  # is no tensor's value
 
 
 class State:
@@ -28,7 +32,8 @@ class State:
         self.missing = [n for n, v in found.items() if v is None]
         self.plan = plan
         self.reads: list[tuple[str, LoDTensor]] = [(n, v.tensor) for n, v in found.items() if v is not None]
-        self.seen: list[Any] = [None] * len(self.reads)
+        self._tensors = [tensor for _, tensor in self.reads]
+        self.seen: list[Any] = [_ABSENT] * len(self.reads)  # their values as the last step left them
         self.writes: dict[str, LoDTensor] = {}
         self._wiring: tuple[list, list, list, list] | None = None
 
@@ -41,17 +46,16 @@ class State:
         if self.missing:
             self.read({})
         donated, kept, targets, fetches = self._wiring or self._wire(segment)
-        for i, (_, tensor) in enumerate(self.reads):
-            if tensor._value is not self.seen[i] or tensor._value is None:
-                self.read({})
-                break
         seen = self.seen
+        # This runs before every step, so all tensors are read in one call.
+        if not all(map(is_, map(_VALUE, self._tensors), seen)):
+            self.read({})
         with jax.enable_x64(True):
             gives, _ = call(segment, tuple([seen[i] for i in donated]),
                             tuple([feeds.get(n) if i is None else seen[i] for n, i in kept]), key)
         for tensor, i, value in zip(*targets, gives):
             if tensor is not None:
-                tensor._value = value
+                tensor.value = value
                 if i is not None:
                     seen[i] = value
         return [gives[i] for i in fetches]
@@ -70,29 +74,29 @@ class State:
 
     def read(self, env: dict[str, Any]) -> None:
         absent = [n for n in self.missing if not n.endswith("@GRAD")]
-        absent += [n for n, t in self.reads if t._value is None]
+        absent += [n for n, t in self.reads if t.value is None]
         if absent:
             _refuse_absent(self.plan, absent)
-        new = [i for i, (_, tensor) in enumerate(self.reads) if tensor._value is not self.seen[i]]
+        new = [i for i, (_, tensor) in enumerate(self.reads) if tensor.value is not self.seen[i]]
         if new:
             self._admit(new)
-        env.update((name, tensor._value) for name, tensor in self.reads)
+        env.update((name, tensor.value) for name, tensor in self.reads)
 
     def _admit(self, new: list[int]) -> None:
         """Bring values that the last step did not leave here to their device or devices, all at once, and check them."""
         strange = [i for i in new if self._is_strange(*self.reads[i])]
         if strange:
             with jax.enable_x64(True):
-                placed = self._placement.place({self.reads[i][0]: self.reads[i][1]._value for i in strange})
+                placed = self._placement.place({self.reads[i][0]: self.reads[i][1].value for i in strange})
             for i in strange:
-                self.reads[i][1]._value = placed[self.reads[i][0]]
+                self.reads[i][1].value = placed[self.reads[i][0]]
         for i in new:
-            self.seen[i] = self.reads[i][1]._value
+            self.seen[i] = self.reads[i][1].value
 
     def _is_strange(self, name: str, tensor: LoDTensor) -> bool:
         """Whether a value is not where it belongs. Raises ProgramError for one of another shape than the variable's."""
         var = self.plan.block.find_var_recursive(name)
-        value = tensor._value
+        value = tensor.value
         if var is not None and var._shape is not None and var.persistable:
             want = var.shape
             if len(want) != value.ndim or any(w not in (-1, g) for w, g in zip(want, value.shape)):
@@ -112,9 +116,8 @@ class State:
                     continue
                 found = scope.find_var(name) or scope.var(name)
                 tensor = self.writes[name] = found.tensor
-            tensor._value = env[name]
-        for i, (_, tensor) in enumerate(self.reads):
-            self.seen[i] = tensor._value
+            tensor.value = env[name]
+        self.seen[:] = [_ABSENT if value is None else value for value in map(_VALUE, self._tensors)]
 
 
 def _chain(scope: Scope) -> list[Scope]:

@@ -5,29 +5,12 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from jfluid.distributed.work import Work
-from jfluid.lod_tensor import LoDTensor
 from jfluid.scope import Scope
 
 if TYPE_CHECKING:
     from jfluid.ps_server.client import Pulled, Rows
 
 PATIENCE_S = 0.005
-
-
-class Coming(LoDTensor):
-    """A tensor whose value is on its way: who reads it waits for it, and who sets it does not. Then it is a LoDTensor."""
-
-    @property
-    def _value(self) -> Any:
-        exchange = vars(self).get("exchange")
-        if exchange is not None:  # another thread, which has read it too, may have been faster
-            exchange.finish()
-        return self._value
-
-    @_value.setter
-    def _value(self, value: Any) -> None:
-        self.__class__ = LoDTensor  # type: ignore[assignment]
-        self._value = value
 
 
 class Exchange:
@@ -49,10 +32,9 @@ class Exchange:
         self._ids: Mapping[str, Any] | None = None
         self.rows: Mapping[str, Rows] = {}
         self._waiting = {dense.param: (dense, scope.var(dense.param).get_tensor()) for dense in work.received}
-        self._before = {name: tensor._value for name, (_, tensor) in self._waiting.items()}
+        self._before = {name: tensor.value for name, (_, tensor) in self._waiting.items()}
         for _, tensor in self._waiting.values():
-            vars(tensor)["exchange"] = self
-            tensor.__class__ = Coming
+            tensor.expect(self)
         self._pulled = start(self._run)
 
     def _run(self) -> "Pulled":
@@ -84,8 +66,6 @@ class Exchange:
                 blocks, self.rows = pulled.blocks, pulled.rows
             finally:
                 for name, (dense, tensor) in self._waiting.items():
-                    if type(tensor) is Coming:  # nobody has set it meanwhile
-                        whole = all(p.name in blocks for p in dense.pieces)
-                        tensor._value = dense.joined(blocks) if whole else self._before[name]
-                    vars(tensor).pop("exchange", None)
+                    whole = all(p.name in blocks for p in dense.pieces)
+                    tensor.settle(self, dense.joined(blocks) if whole else self._before[name])
                 self._waiting, self._before = {}, {}

@@ -128,11 +128,11 @@ class Geo:
             if name in self._tables:
                 ids = touched[name]
                 values = pulled.rows[name].all().reshape(len(ids), *known.shape[1:])
-                tensor._value = self._added(tensor._value, ids, values - known[ids])
+                tensor.value = self._added(tensor.value, ids, values - known[ids])
                 known[ids] = values
             else:
                 value = param.joined(pulled.blocks).reshape(known.shape)
-                tensor._value = np.asarray(tensor._value) + (value - known)
+                tensor.value = np.asarray(tensor.value) + (value - known)
                 self._known[name] = np.array(value)
 
     # ---- the trainer's own values ----
@@ -140,10 +140,10 @@ class Geo:
     @staticmethod
     def _value(scope: Scope, name: str) -> Any:
         found = scope.find_var(name)
-        if found is None or found.get_tensor()._value is None:
+        if found is None or found.get_tensor().value is None:
             raise errors.UninitializedError(f"{name} has no value in the scope: run the startup program first "
                                             "(exe.run(fleet.startup_program))")
-        return found.get_tensor()._value
+        return found.get_tensor().value
 
     def _rows(self, scope: Scope, name: str, ids: Array) -> Array:
         value = self._value(scope, name)

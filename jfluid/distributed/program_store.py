@@ -38,7 +38,7 @@ class ProgramBlock:
         """(value, version); nobody writes to the array afterwards."""
         with self._store.lock:
             if self._value is None:
-                self._value = np.asarray(self._store.tensor(self.name)._value, np.float32).view()
+                self._value = np.asarray(self._store.tensor(self.name).value, np.float32).view()
                 self._value.flags.writeable = False
             return self._value, self.version
 

@@ -47,7 +47,7 @@ def install(work: Work, pieces: Mapping[str, Array], scope: Scope) -> None:
     """Give the trainer the parameters whose pieces are all there."""
     for dense in work.received:
         if all(p.name in pieces for p in dense.pieces):
-            scope.var(dense.param).get_tensor()._value = dense.joined(pieces)
+            scope.var(dense.param).get_tensor().value = dense.joined(pieces)
 
 
 class Direct:

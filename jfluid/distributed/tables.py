@@ -101,7 +101,7 @@ def make_table(update: Update, scope: Scope, tensor: Callable[[str], Any], seed:
     if found is None or found.law is None:
         _fill(table, tensor)
         for name in (update.param, *parts.slots):
-            tensor(name)._value = None
+            tensor(name).value = None
     return table, way
 
 

@@ -183,7 +183,7 @@ class Trainer(Runner):
         if work.trains and self._engine.device.platform != "cpu":  # there they lie where NumPy reads them
             _start_copies(v for name, _ in work.dense for v in values[name][:1])
             _start_copies(v for sent in work.rows for _, g in sent.parts for v in values[g])
-        jax.block_until_ready([v._value for found in values.values() for v in found if isinstance(v, LoDTensor)])
+        jax.block_until_ready([v.value for found in values.values() for v in found if isinstance(v, LoDTensor)])
         lap("compute")
         if work.trains:
             gradients = self._gradients(values, found, inverse, feeds)
@@ -230,7 +230,7 @@ class Trainer(Runner):
         for look_up in look_ups:
             own = [[found[n] for n in look_up.ids] for found in tensors]
             front = [np.array(look_up.paddings, np.int64)] if look_up.paddings else []
-            flat = [np.asarray(t._value).reshape(-1) for group in own for t in group]
+            flat = [np.asarray(t.value).reshape(-1) for group in own for t in group]
             asked[look_up.table] = np.concatenate(front + flat), own
         for feed in feeds:
             for name in self._only_asked & set(feed):
@@ -288,9 +288,9 @@ class Trainer(Runner):
         at, wide = len(look_up.paddings), rows.inverse.astype(np.int64)
         for feed, own in zip(feeds, tensors, strict=True):
             for name, tensor in zip(look_up.positions, own, strict=True):
-                part = slice(at, at := at + tensor._value.size)
+                part = slice(at, at := at + tensor.value.size)
                 positions[name].append(rows.inverse[part])
-                feed[name] = LoDTensor(wide[part].reshape(tensor._value.shape), tensor._lod)
+                feed[name] = LoDTensor(wide[part].reshape(tensor.value.shape), tensor._lod)
         return positions
 
     # ---- gradients ----
@@ -317,7 +317,7 @@ class Trainer(Runner):
             (sparse, *_) = values[sent.grad]
             if not isinstance(sparse, SelectedRows):
                 raise errors.UnsupportedError(f"{sent.grad}: expected sparse rows, found {type(sparse).__name__}")
-            at, grads = np.asarray(sparse.rows(), np.int64), np.asarray(sparse.get_tensor()._value)
+            at, grads = np.asarray(sparse.rows(), np.int64), np.asarray(sparse.get_tensor().value)
             grads = np.ascontiguousarray(grads, np.float32).reshape(len(at), -1)
             if rows is None:
                 once, where = kernels.distinct(at)
@@ -345,21 +345,21 @@ def _untrained(link: Link, batches: Iterable[Any]) -> Iterator[Any]:
 
 def _tensor(name: str, value: Any) -> LoDTensor:
     tensor = value if isinstance(value, LoDTensor) else LoDTensor(np.asarray(value))
-    if tensor._value.dtype != np.int64:
-        raise errors.FeedError(f"feed {name}: expected ids of dtype int64, found {tensor._value.dtype}; convert them with "
+    if tensor.value.dtype != np.int64:
+        raise errors.FeedError(f"feed {name}: expected ids of dtype int64, found {tensor.value.dtype}; convert them with "
                                '.astype("int64")')
     return tensor
 
 
 def _array(value: Any) -> Array:
     """A value of a step as NumPy, without a copy where it lies on the host."""
-    inner = value._value if isinstance(value, LoDTensor) else value
+    inner = value.value if isinstance(value, LoDTensor) else value
     return np.asarray(inner)
 
 
 def _start_copies(values: Iterable[Any]) -> None:
     """Let what lies on other devices come to the host, all of it at the same time."""
     for value in values:
-        inner = value._value if isinstance(value, LoDTensor) else value
+        inner = value.value if isinstance(value, LoDTensor) else value
         if isinstance(inner, jax.Array):
             inner.copy_to_host_async()

@@ -370,7 +370,7 @@ class CollectiveOptimizer(DistributedOptimizer):
 def _is_divided(program: Any) -> bool:
     """Whether a variable of the program is divided among processes."""
     found = (global_scope().find_var(v.name) for v in files.get_program_persistable_vars(program_of(program)))
-    return any(is_divided(var.get_tensor()._value) for var in found if var is not None)
+    return any(is_divided(var.get_tensor().value) for var in found if var is not None)
 
 
 def _hosts(endpoints: Sequence[str]) -> set[str]:

@@ -38,7 +38,7 @@ def _sequences(tensor: LoDTensor, begin: int, end: int) -> LoDTensor:
     for level in tensor._lod:
         lod.append(level[begin:end + 1] - level[begin])
         begin, end = int(level[begin]), int(level[end])
-    return LoDTensor(tensor._value[begin:end], lod)
+    return LoDTensor(tensor.value[begin:end], lod)
 
 
 class Stacker:
@@ -65,7 +65,7 @@ class Stacker:
         for name in names:
             values = [p[name] for p in parts]
             if name in lods:
-                found[name] = _stacked([_filled(v._value, lod, sizes[name], uneven[name])
+                found[name] = _stacked([_filled(v.value, lod, sizes[name], uneven[name])
                                         for v, lod in zip(values, lods[name])])
             elif bounds[name][0] == bounds[name][1]:
                 found[name] = np.stack(values)

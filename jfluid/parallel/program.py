@@ -147,7 +147,7 @@ class DataParallel:
 
 def _on_host(feeds: Mapping[str, Any]) -> dict[str, Any]:
     """Feeds as arrays, and LoDTensors where they have a lod."""
-    return {n: v if not isinstance(v, LoDTensor) or v._lod else v._value for n, v in feeds.items()}
+    return {n: v if not isinstance(v, LoDTensor) or v._lod else v.value for n, v in feeds.items()}
 
 
 def _state_of(items: list, param: str, shape: tuple[int, ...], planned: Plan) -> list[str]:

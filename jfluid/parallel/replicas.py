@@ -232,7 +232,7 @@ def _fed(name: str, value: Any) -> Any:
     """What an operator of the host gives in one replica, to be stacked."""
     value = buckets.trimmed(value)
     if isinstance(value, LoDTensor):
-        return value if value._lod else np.asarray(value._value)
+        return value if value._lod else np.asarray(value.value)
     if not isinstance(value, (np.ndarray, jax.Array)):
         raise errors.UnsupportedError(f"{name}: an operator of the host gives a {type(value).__name__} in each replica, which "
                                       "replicas cannot hold: run the program on one device")

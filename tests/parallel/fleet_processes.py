@@ -79,7 +79,7 @@ def checkpoint(exe, rank, how):
     """Whether each trainer reads what the first wrote; where their state is divided, all of them have to give their part."""
     scope = fluid.global_scope()
     names = [v.name for v in fluid.io.get_program_persistable_vars(fluid.default_main_program())]
-    divided = sum(is_divided(scope.find_var(n).get_tensor()._value) for n in names)
+    divided = sum(is_divided(scope.find_var(n).get_tensor().value) for n in names)
     before = {n: np.array(scope.find_var(n).get_tensor()) for n in names}
     if how == "reduce" or fleet.is_first_worker():
         fleet.save_check_point(exe, how, TrainStatus(3))

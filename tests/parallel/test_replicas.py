@@ -67,7 +67,7 @@ def test_reduce_divides_the_optimizers_state(reduce):
     scope, held, whole = fluid.global_scope(), 0, 0
     for var in fluid.default_main_program().list_vars():
         if "moment" in var.name and var.persistable:
-            value = scope.find_var(var.name).get_tensor()._value
+            value = scope.find_var(var.name).get_tensor().value
             held += sum(shard.data.nbytes for shard in value.addressable_shards)
             whole += value.nbytes
     assert held == (whole if reduce else 4 * whole)
