@@ -2,7 +2,6 @@
 import jfluid.ops
 from jfluid import (
     average,
-    channel,
     clip,
     compiler,
     contrib,
@@ -14,6 +13,7 @@ from jfluid import (
     install_check,
     installation,
     io,
+    launcher_pipe,
     layers,
     lod_tensor,
     metrics,
@@ -71,4 +71,4 @@ from jfluid.transpiler import DistributeTranspiler, DistributeTranspilerConfig, 
 
 enable_imperative, disable_imperative = enable_dygraph, disable_dygraph
 surface.install()
-channel.report_ending()
+launcher_pipe.report_ending()

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TextIO
 
 import numpy as np
 
-from jfluid import channel
+from jfluid import launcher_pipe
 
 _SECONDS_BETWEEN_UPDATES = 0.1
 _SECONDS_BETWEEN_LINES = 5.0
@@ -116,7 +116,7 @@ class _ChannelDisplay:
         self._descriptor = descriptor
 
     def show(self, report: dict[str, Any]) -> None:
-        channel.send(self._descriptor, report)
+        launcher_pipe.send(self._descriptor, report)
 
     def close(self) -> None:
         pass
@@ -128,7 +128,7 @@ def display_on(stream: TextIO) -> Display:
 
 
 def _own_display() -> Display:
-    pipe = channel.descriptor()
+    pipe = launcher_pipe.descriptor()
     return display_on(sys.stderr) if pipe is None else _ChannelDisplay(pipe)
 
 

@@ -10,14 +10,14 @@ class ScopeVariable:
     """A name in a Scope and the tensor it holds.
 
     Attributes:
-        law: of a table that is never made whole: (how its rows are born, the seed), instead of a tensor.
+        row_initializer: of a table that is never made whole: (the initializer of its rows, the seed), instead of a tensor.
         saved: of such a table: where its rows are that were saved before.
     """
 
     def __init__(self, name: str):
         self.name = name
         self.tensor = LoDTensor()
-        self.law: tuple[Any, int] | None = None
+        self.row_initializer: tuple[Any, int] | None = None
         self.saved = ""
 
     def get_tensor(self) -> LoDTensor:

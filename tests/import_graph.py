@@ -14,7 +14,7 @@ Graph = Mapping[str, set[str]]
 LAYERS = (
     {"errors", "fetched_array", "field_types", "messages"},
     {"environment"},
-    {"average", "channel", "fetch_handler", "flags", "installation", "ir", "metrics", "profiler", "security", "surface"},
+    {"average", "fetch_handler", "flags", "installation", "ir", "launcher_pipe", "metrics", "profiler", "security", "surface"},
     {"places", "progress"},
     {"processes"},
     {"initializer", "job", "lod_tensor", "regularizer", "transpiler"},

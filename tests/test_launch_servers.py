@@ -313,7 +313,7 @@ if server:
     wait_for("never")
 if life == 0:
     import jfluid
-    from jfluid.ps_server.refusals import RollbackError
+    from jfluid.ps_server.errors import RollbackError
     raise RollbackError("gradients that nobody has")
 """)
     result = launched("--servers", "1", "--trainers", "1", "--max-restarts", "1", "--set=snapshots.folder=cuts",

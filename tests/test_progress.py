@@ -4,7 +4,7 @@ import io
 import numpy as np
 import pytest
 
-from jfluid import channel, environment, progress
+from jfluid import environment, launcher_pipe, progress
 from jfluid.progress import BarDisplay, LineDisplay, Progress
 
 
@@ -72,5 +72,5 @@ def test_display_suits_the_stream():
 
 def test_the_launchers_channel_is_for_its_child_only(monkeypatch):
     monkeypatch.setenv(environment.PROGRESS_CHANNEL, "1:1")
-    monkeypatch.setattr(channel.os, "getppid", lambda: 2)
+    monkeypatch.setattr(launcher_pipe.os, "getppid", lambda: 2)
     assert isinstance(Progress()._display, LineDisplay)

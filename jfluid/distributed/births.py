@@ -42,7 +42,7 @@ def initializer(op: Operator) -> "specs.Initializer":
 
 
 class Startup(Runner):
-    """A server's startup program: what fills tables is noted in the scope (`ScopeVariable.law`), the rest runs."""
+    """A server's startup program: what fills tables is noted in the scope (`ScopeVariable.row_initializer`), the rest runs."""
 
     def __init__(self, program: Program, engine: Engine):
         self._engine = engine
@@ -61,5 +61,5 @@ class Startup(Runner):
 
     def run_alone(self, feed: Any, fetches: list[str], scope: Scope) -> list[Fetched]:
         for name, law in self._laws.items():
-            scope.var(name).law = law
+            scope.var(name).row_initializer = law
         return self._engine.run(self._rest, feed, fetches, scope)

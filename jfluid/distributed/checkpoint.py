@@ -238,7 +238,7 @@ class _Asked:
 
     def _rows(self, kept: Kept) -> Iterator[Array]:
         """A table's values, or a part of its optimizer's state, in the order of rows."""
-        from jfluid.ps_server.client import Stretch
+        from jfluid.ps_server.client import RowRange
         table, own = self._held.kept[kept.table], kept.name != kept.table
         if kept.distributed:
             self.client.place_table(kept.table, kept.width)
@@ -246,7 +246,7 @@ class _Asked:
             return
         for there, part in zip(table.parts, kept.parts, strict=True):
             name = f"{there.name}@{there.server}@saved"
-            self.client.place_table(name, kept.width, [Stretch(there.name, there.server, 0, there.shape[0])])
+            self.client.place_table(name, kept.width, [RowRange(there.name, there.server, 0, there.shape[0])])
             yield from self._looked_up(kept, name, there.shape[0], part.name if own else "")
 
     def _looked_up(self, kept: Kept, table: str, rows: int, slot: str) -> Iterator[Array]:

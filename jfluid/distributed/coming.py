@@ -8,7 +8,7 @@ from jfluid.distributed.work import Work
 from jfluid.scope import Scope
 
 if TYPE_CHECKING:
-    from jfluid.ps_server.client import Pulled, Rows
+    from jfluid.ps_server.client import PulledRows, PullResult
 
 PATIENCE_S = 0.005
 
@@ -25,19 +25,19 @@ class Exchange:
         rows: that were asked for, when it has ended.
     """
 
-    def __init__(self, start: "Callable[[Callable[[], Pulled]], Future[Pulled]]",
-                 send: "Callable[[Mapping[str, Any] | None], Pulled]", work: Work, scope: Scope):
+    def __init__(self, start: "Callable[[Callable[[], PullResult]], Future[PullResult]]",
+                 send: "Callable[[Mapping[str, Any] | None], PullResult]", work: Work, scope: Scope):
         self._lock, self._begins = threading.Lock(), threading.Condition()
         self._send, self._wanted, self._begun = send, False, False
         self._ids: Mapping[str, Any] | None = None
-        self.rows: Mapping[str, Rows] = {}
+        self.rows: Mapping[str, PulledRows] = {}
         self._waiting = {dense.param: (dense, scope.var(dense.param).get_tensor()) for dense in work.received}
         self._before = {name: tensor.value for name, (_, tensor) in self._waiting.items()}
         for _, tensor in self._waiting.values():
             tensor.expect(self)
         self._pulled = start(self._run)
 
-    def _run(self) -> "Pulled":
+    def _run(self) -> "PullResult":
         with self._begins:
             self._begins.wait_for(lambda: self._wanted, PATIENCE_S)
             self._begun = True

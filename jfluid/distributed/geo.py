@@ -14,7 +14,7 @@ from jfluid.distributed.work import Work
 from jfluid.scope import Scope
 
 if TYPE_CHECKING:
-    from jfluid.ps_server.client import Pulled, Rows
+    from jfluid.ps_server.client import PulledRows, PullResult
 
 Array = np.ndarray[Any, Any]
 
@@ -54,7 +54,7 @@ class Geo:
         self._known: dict[str, Array] = {}  # what was last known of the servers' values, by parameter
         self._tables: set[str] = set()
         self._touched: dict[str, list[Array]] = {}
-        self._under_way: tuple[Future[Pulled], dict[str, Array], Scope, Link] | None = None
+        self._under_way: tuple[Future[PullResult], dict[str, Array], Scope, Link] | None = None
         self._last: tuple[Link, Scope] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="jfluid-geo")
         self._lock = threading.Lock()
@@ -62,7 +62,7 @@ class Geo:
     def overlaps(self, work: Work) -> bool:
         return False  # there is nothing to pull
 
-    def pull(self, link: Link, ids: Mapping[str, Array]) -> "dict[str, Rows]":
+    def pull(self, link: Link, ids: Mapping[str, Array]) -> "dict[str, PulledRows]":
         return {}  # trainers hold their tables
 
     def begin(self, link: Link, work: Work, scope: Scope) -> None:
@@ -111,7 +111,7 @@ class Geo:
                 known += moved
                 blocks |= param.cut(moved)
 
-        def travel() -> "Pulled":
+        def travel() -> "PullResult":
             from jfluid.ps_server.store import Change
             return link.client.exchange(rows, blocks, touched, list(blocks), change=Change.ADD)
         self._under_way = self._thread.submit(travel), touched, scope, link

@@ -22,7 +22,7 @@ from jfluid.security.secret import job_secret
 
 if TYPE_CHECKING:
     from jfluid.ps_server import ps_pb2 as pb
-    from jfluid.ps_server.client import Client, Pulled, Rows
+    from jfluid.ps_server.client import Client, PulledRows, PullResult
 
 Array = np.ndarray[Any, Any]
 _LOG = logging.getLogger(__name__)
@@ -48,8 +48,8 @@ class Gradients:
 class Strategy(Protocol):
     """How a trainer works together with servers."""
 
-    def pull(self, link: "Link", ids: Mapping[str, Array]) -> "dict[str, Rows]":
-        """Rows of tables for a step. May be called for steps ahead, by other threads."""
+    def pull(self, link: "Link", ids: Mapping[str, Array]) -> "dict[str, PulledRows]":
+        """PulledRows of tables for a step. May be called for steps ahead, by other threads."""
         ...
 
     def overlaps(self, work: Work) -> bool:
@@ -143,7 +143,7 @@ class Link:
         self.settle()
         return self.calls
 
-    def exchange(self, send: "Callable[[Mapping[str, Any] | None], Pulled]", work: Work, scope: Scope) -> None:
+    def exchange(self, send: "Callable[[Mapping[str, Any] | None], PullResult]", work: Work, scope: Scope) -> None:
         """Let `send` go on while the next step begins (see Exchange); the parameters of `scope` are what it returns."""
         self.settle()
         self._exchange = Exchange(self._thread.submit, send, work, scope)
@@ -153,7 +153,7 @@ class Link:
         if self._exchange is not None:
             self._exchange.begin()
 
-    def asked(self, ids: Mapping[str, Any]) -> "Mapping[str, Rows] | None":
+    def asked(self, ids: Mapping[str, Any]) -> "Mapping[str, PulledRows] | None":
         """Wait for the exchange that is under way. The rows of these ids, where there was one that could bring them.
 
         Raises ServerError where it failed.
@@ -193,7 +193,7 @@ class Link:
         then they are confirmed at the others. Raises RollbackError where servers are further apart: the gradients of the
         rounds between were this trainer's, and are gone with it.
         """
-        from jfluid.ps_server.refusals import RollbackError, StateError
+        from jfluid.ps_server.errors import RollbackError, StateError
         statuses = self.calls.status()
         least, most = min(s.rounds for s in statuses), max(s.rounds for s in statuses)
         if least == most and not any(s.confirmed for s in statuses):
@@ -223,9 +223,9 @@ class Link:
 
     def know(self, work: Work) -> None:
         """Tell the client where the tables and pieces of a program are."""
-        from jfluid.ps_server.client import Stretch
+        from jfluid.ps_server.client import RowRange
         for table in work.tables.values():
-            self.calls.place_table(table.name, table.width, [Stretch(*s) for s in table.stretches])
+            self.calls.place_table(table.name, table.width, [RowRange(*s) for s in table.stretches])
         for dense in [d for _, d in work.dense] + work.received:
             self.params[dense.param] = dense
             for piece in dense.pieces:
@@ -236,10 +236,10 @@ class Link:
 
     def place_rows(self, param: Dense) -> None:
         """Tell the client that rows of a parameter travel, and not only the whole."""
-        from jfluid.ps_server.client import Stretch
+        from jfluid.ps_server.client import RowRange
         firsts = [0, *itertools.accumulate(p.shape[0] for p in param.pieces)]
         self.calls.place_table(param.param, math.prod(param.pieces[0].shape[1:]), [
-            Stretch(p.name, p.server, first, p.shape[0]) for p, first in zip(param.pieces, firsts)])
+            RowRange(p.name, p.server, first, p.shape[0]) for p, first in zip(param.pieces, firsts)])
 
 
 _links: dict[tuple[tuple[str, ...], int], Link] = {}

@@ -70,6 +70,6 @@ class Serving(Runner):
             server.wait()
             if writer is not None:
                 writer.stop()
-        if server.meeting.failed:
-            raise errors.ServerError(f"the job has failed: {server.meeting.failed}")
+        if server.trainer_group.failed:
+            raise errors.ServerError(f"the job has failed: {server.trainer_group.failed}")
         return []

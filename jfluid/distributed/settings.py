@@ -13,12 +13,12 @@ def server_settings(number: int, **settings: Any) -> "Settings":
     Raises ServerError that names the variable which is wrong.
     """
     from jfluid.environment.process import ServerVariables
-    from jfluid.ps_server import checked
+    from jfluid.ps_server import validation
     from jfluid.ps_server.server import Settings
     told = ServerVariables.from_env().model_dump(exclude_unset=True)
     if "metrics_port" in told:
         told["metrics_port"] += number
-    return checked.read(Settings, {**settings, "server": number, **told}, f"settings of server {number} (JFLUID_PS_...)")
+    return validation.read(Settings, {**settings, "server": number, **told}, f"settings of server {number} (JFLUID_PS_...)")
 
 
 def client_options() -> dict[str, Any]:

@@ -106,17 +106,17 @@ class _OfTimes(Writer):
 
     def _restore(self) -> None:
         from jfluid.ps_server import snapshot
-        folder, store, meeting = self._snapshots.folder, self._server.store, self._server.meeting
+        folder, store, trainer_group = self._snapshots.folder, self._server.store, self._server.trainer_group
         for newest in snapshot.sound(folder)[:1]:
             manifest = snapshot.restore(store, folder, 0, 1, newest.id)
-            meeting.resume(manifest.left)
+            trainer_group.resume(manifest.left)
             _LOG.warning("restored snapshot %s: %d rows", manifest.id, sum(len(table) for table in store.tables.values()))
             return
-        meeting.resume({})
+        trainer_group.resume({})
         _LOG.warning("%s holds no complete snapshot: this server begins anew", folder)
 
     def start(self) -> None:
-        self._server.meeting.on_leave = self._due.set
+        self._server.trainer_group.on_leave = self._due.set
         threading.Thread(target=self._run, args=[self._server.service], name="jfluid-ps-snapshots", daemon=True).start()
 
     def stop(self) -> None:
@@ -147,8 +147,8 @@ class _OfRounds(Writer):
         from jfluid.ps_server.recovery import Coordinator
         from jfluid.ps_server.round_snapshots import RoundSnapshots
         self._snapshots, self._server, self._peers = snapshots, server, peers
-        service, meeting = server.service, server.meeting
-        self._own = RoundSnapshots(snapshots.folder, server.store, meeting.left, service.is_saved)
+        service, trainer_group = server.service, server.trainer_group
+        self._own = RoundSnapshots(snapshots.folder, server.store, trainer_group.left, service.is_saved)
         self._coordinator = None if peers.server else Coordinator(service, peers, snapshots.every_s)
         service.round_snapshots = self._own
         if snapshots.restore:
@@ -165,13 +165,13 @@ class _OfRounds(Writer):
         if not rounds:
             _LOG.warning("%s holds no snapshot that all servers could go on from: this server begins anew",
                          self._snapshots.folder)
-        self._server.meeting.resume(self._own.left())
+        self._server.trainer_group.resume(self._own.left())
         self._server.service.ready.set()
 
     def start(self) -> None:
-        self._server.meeting.on_round = self._own.on_round
+        self._server.trainer_group.on_round = self._own.on_round
         if self._coordinator is not None:
-            self._server.meeting.on_leave = self._coordinator.hurry
+            self._server.trainer_group.on_leave = self._coordinator.hurry
             self._coordinator.start()
 
     def stop(self) -> None:

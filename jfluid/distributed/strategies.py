@@ -14,16 +14,16 @@ from jfluid.distributed.work import Work
 from jfluid.scope import Scope
 
 if TYPE_CHECKING:
-    from jfluid.ps_server.client import Pulled, Rows
+    from jfluid.ps_server.client import PulledRows, PullResult
 
 Array = np.ndarray[Any, Any]
 
 
 def send(link: Link, work: Work, gradients: Gradients, receive: bool, round: int = 0,
-         rows: Mapping[str, Array] | None = None, state: bytes = b"") -> "Pulled":
+         rows: Mapping[str, Array] | None = None, state: bytes = b"") -> "PullResult":
     """Push gradients and, if asked, pull all parameters and rows by ids, in one call to each server (two for a round of a
     careful link). `state` goes with a round: what only this trainer has."""
-    from jfluid.ps_server.client import Pulled
+    from jfluid.ps_server.client import PullResult
     from jfluid.ps_server.store import Change
     wanted = [p.name for d in work.received for p in d.pieces] if receive else []
     if gradients.counts and not round:  # servers count rounds themselves
@@ -34,7 +34,7 @@ def send(link: Link, work: Work, gradients: Gradients, receive: bool, round: int
         return link.calls.pull(blocks=wanted, round=round, confirm=True)
     if not wanted and not rows:
         link.calls.push(gradients.rows, gradients.dense, round=round, state=state)
-        return Pulled({}, {}, 0)
+        return PullResult({}, {}, 0)
     return link.calls.exchange(gradients.rows, gradients.dense, rows or {}, wanted, round=round, state=state)
 
 
@@ -67,7 +67,7 @@ class Direct:
     def overlaps(self, work: Work) -> bool:
         return not self._in_rounds(work)
 
-    def pull(self, link: Link, ids: Mapping[str, Array]) -> "dict[str, Rows]":
+    def pull(self, link: Link, ids: Mapping[str, Array]) -> "dict[str, PulledRows]":
         return link.calls.pull(ids).rows if ids else {}
 
     def begin(self, link: Link, work: Work, scope: Scope) -> None:
@@ -136,7 +136,7 @@ class Async:
     def overlaps(self, work: Work) -> bool:
         return True
 
-    def pull(self, link: Link, ids: Mapping[str, Array]) -> "dict[str, Rows]":
+    def pull(self, link: Link, ids: Mapping[str, Array]) -> "dict[str, PulledRows]":
         return link.client.pull(ids).rows if ids else {}
 
     def begin(self, link: Link, work: Work, scope: Scope) -> None:

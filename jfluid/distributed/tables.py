@@ -89,7 +89,7 @@ def make_table(update: Update, scope: Scope, tensor: Callable[[str], Any], seed:
     """
     way, parts = way_of(update, lambda name: _first_value(name, scope, tensor), tensor, seed, device)
     found = scope.find_var(update.param)
-    law, first = (found.law if found is not None else None) or (specs.Constant(), 0)
+    law, first = (found.row_initializer if found is not None else None) or (specs.Constant(), 0)
     table = ProgramTable(specs.TableSpec(name=update.param, width=parts.shape[1], initializer=law, seed=first,
                                          optimizer=way.optimizer, shards=_shards(), **(options or {})))
     table.rate = way.rate
@@ -98,7 +98,7 @@ def make_table(update: Update, scope: Scope, tensor: Callable[[str], Any], seed:
     elif update.ops:
         table.know(update.ops[-1])
         table.begin(tensor)
-    if found is None or found.law is None:
+    if found is None or found.row_initializer is None:
         _fill(table, tensor)
         for name in (update.param, *parts.slots):
             tensor(name).value = None
@@ -137,7 +137,7 @@ def fill_owned(table: SparseTable, path: str, shape: Sequence[int], server: int,
 def _first_value(name: str, scope: Scope, tensor: Callable[[str], Any]) -> float:
     """The value that an optimizer's state of a new row begins with; 0 in a table whose rows are all there."""
     found = scope.find_var(name)
-    if found is not None and found.law is not None:
-        return float(found.law[0].value)
+    if found is not None and found.row_initializer is not None:
+        return float(found.row_initializer[0].value)
     values = np.array(tensor(name))
     return float(values.flat[0]) if values.min() == values.max() else 0.0

@@ -25,7 +25,7 @@ from jfluid.parallel.program import DataParallel
 from jfluid.scope import Scope
 
 if TYPE_CHECKING:
-    from jfluid.ps_server.client import Rows
+    from jfluid.ps_server.client import PulledRows
 
 Array = np.ndarray[Any, Any]
 
@@ -64,7 +64,7 @@ class Ahead:
     batch: Mapping[str, Any]
     read: Read
     asked: dict[str, tuple[Array, list[list[LoDTensor]]]]
-    rows: "Future[Mapping[str, Rows]]"
+    rows: "Future[Mapping[str, PulledRows]]"
 
 
 class Trainer(Runner):
@@ -144,7 +144,7 @@ class Trainer(Runner):
         asked = self._ids(read.feeds, Scope())
         return Ahead(batch, read, asked, thread.submit(self._pull, link, strategy, asked))
 
-    def _pull(self, link: Link, strategy: Strategy, asked: Mapping[str, tuple[Array, Any]]) -> "Mapping[str, Rows]":
+    def _pull(self, link: Link, strategy: Strategy, asked: Mapping[str, tuple[Array, Any]]) -> "Mapping[str, PulledRows]":
         ids = {table: found for table, (found, _) in asked.items()}
         if self.work.trains or not ids:
             return strategy.pull(link, ids)
@@ -270,7 +270,7 @@ class Trainer(Runner):
         return [f.tensor() for f in found]
 
     def _give_rows(self, feeds: list[Feed], asked: Mapping[str, tuple[Array, list[list[LoDTensor]]]],
-                   found: "Mapping[str, Rows]") -> dict[str, dict[str, list[Array]]]:
+                   found: "Mapping[str, PulledRows]") -> dict[str, dict[str, list[Array]]]:
         """Put the rows that came, and their positions, into the feeds; the positions of each feed, by table."""
         inverse: dict[str, dict[str, list[Array]]] = {}
         for look_up in self.work.look_ups:
@@ -282,7 +282,7 @@ class Trainer(Runner):
             inverse[look_up.table] = self._positions(look_up, rows, asked[look_up.table][1], feeds)
         return inverse
 
-    def _positions(self, look_up: LookUp, rows: "Rows", tensors: list[list[LoDTensor]],
+    def _positions(self, look_up: LookUp, rows: "PulledRows", tensors: list[list[LoDTensor]],
                    feeds: list[Feed]) -> dict[str, list[Array]]:
         positions: dict[str, list[Array]] = {n: [] for n in look_up.positions}
         at, wide = len(look_up.paddings), rows.inverse.astype(np.int64)
@@ -295,7 +295,7 @@ class Trainer(Runner):
 
     # ---- gradients ----
 
-    def _gradients(self, values: Mapping[str, list[Any]], found: "Mapping[str, Rows]",
+    def _gradients(self, values: Mapping[str, list[Any]], found: "Mapping[str, PulledRows]",
                    inverse: Mapping[str, dict[str, list[Array]]], feeds: list[Feed]) -> Gradients:
         gradients = Gradients()
         for name, dense in self.work.dense:
@@ -309,7 +309,7 @@ class Trainer(Runner):
         return gradients
 
     @staticmethod
-    def _rows(sent: RowsSent, values: Mapping[str, list[Any]], rows: "Rows | None",
+    def _rows(sent: RowsSent, values: Mapping[str, list[Any]], rows: "PulledRows | None",
               inverse: Mapping[str, list[Array]]) -> tuple[Array, Array]:
         """(ids, gradients) of one table, each id once."""
         from jfluid.ps_server import kernels

@@ -2,14 +2,19 @@
 
 | module | holds |
 |---|---|
-| `checked`, `specs` | what a table is: width, initializer, optimizer, entry rule; plain data, checked |
+| `validation`, `specs` | what a table is: width, initializer, optimizer, entry rule; plain data, checked |
 | `optimizers` | all that there is to know of each optimizer: its settings, its update of a row, Fluid's operator of it |
-| `kernels`, `born` | compiled loops: index and pages, first values of rows |
-| `shard`, `table`, `cut` | `SparseTable`: int64 id -> row, in shards with a lock each; a table as it was at one moment |
+| `kernels`, `row_initializers` | compiled loops: index and pages, first values of rows |
+| `shard`, `table`, `table_view` | `SparseTable`: int64 id -> row, in shards with a lock each; a view of a table at one moment
+|
 | `dense` | `DenseBlock`: a slice of a dense parameter |
-| `snapshot` | files of one consistent cut |
-| `ps.proto`, `wire`, `lifting`, `service`, `channel`, `client`, `server` | the calls |
-| `directory`, `pulls` | of a client: which server has what; what a pull asks of each server |
+| `snapshot` | files of a consistent view of a server |
+| `ps.proto`, `wire`, `zero_copy`, `service`, `connection`, `client`, `server` | the calls |
+| `directory`, `sharded_pull` | of a client: which server has what; what a pull asks of each server |
+| `sync_rounds` | the trainers of a job at one server: who is there, barriers, rounds of synchronous training |
+| `shared_memory` | large messages between processes of one machine |
+| `replay_log` | acknowledged calls that a restored server may lack |
+| `capacity` | memory for new rows, and the caps of tables and servers |
 
 Importing this package costs nothing; its modules import numba and gRPC.
 """

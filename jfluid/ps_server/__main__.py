@@ -16,7 +16,7 @@ from pathlib import Path
 from jfluid import errors
 from jfluid.environment.process import ServerVariables
 from jfluid.job import JobError, read_yaml
-from jfluid.ps_server import checked, snapshot, specs
+from jfluid.ps_server import snapshot, specs, validation
 from jfluid.ps_server.manifest import Manifest
 from jfluid.ps_server.server import Server, Settings
 from jfluid.ps_server.store import Store
@@ -64,7 +64,7 @@ def keep_freed_memory() -> None:
         option(trim_threshold, 64 << 20)
 
 
-class _Beginning(checked.Spec):
+class _Beginning(validation.Spec):
     tables: tuple[specs.TableSpec, ...] = ()
     blocks: tuple[specs.BlockSpec, ...] = ()
 
@@ -73,7 +73,7 @@ def _store(options: argparse.Namespace) -> tuple[Store, Manifest | None]:
     """What the server begins with, and what it was restored from."""
     store = Store()
     if options.tables is not None:
-        beginning = checked.read(_Beginning, read_yaml(options.tables), str(options.tables))
+        beginning = validation.read(_Beginning, read_yaml(options.tables), str(options.tables))
         for table in beginning.tables:
             store.create_table(table)
         for block in beginning.blocks:
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     keep_freed_memory()
     try:
-        settings = checked.read(Settings, {
+        settings = validation.read(Settings, {
             "token": secret.from_file(options.secret_file) if options.secret_file else secret.job_secret([options.host]),
             "host": options.host, "port": options.port, "server": options.server,
             "servers": options.servers, "trainers": options.trainers, "silence_s": options.silence,
@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         store, restored = _store(options)
         server = Server(settings, store)
         if restored is not None:
-            server.meeting.resume(restored.left)
+            server.trainer_group.resume(restored.left)
         server.start()
     except (errors.ServerError, errors.SecretError, JobError, OSError) as error:
         print(f"python -m jfluid.ps_server: {error}", file=sys.stderr)

@@ -19,18 +19,17 @@ import grpc
 import numpy as np
 
 from jfluid import errors
-from jfluid.ps_server import checked, kernels, specs, wire
+from jfluid.ps_server import kernels, specs, validation, wire
 from jfluid.ps_server import ps_pb2 as pb
-from jfluid.ps_server.channel import Channel
-from jfluid.ps_server.directory import Block, Directory, Stretch
-from jfluid.ps_server.lifting import Pulled as PullReply
-from jfluid.ps_server.lifting import Request
-from jfluid.ps_server.pulls import Pull, Pulled, Rows, checked_ids, described
-from jfluid.ps_server.refusals import RollbackError
+from jfluid.ps_server.connection import ServerConnection
+from jfluid.ps_server.directory import Block, Directory, RowRange
+from jfluid.ps_server.errors import RollbackError
+from jfluid.ps_server.sharded_pull import PulledRows, PullResult, ShardedPull, checked_ids, described
 from jfluid.ps_server.store import Change
 from jfluid.ps_server.table import merge
+from jfluid.ps_server.zero_copy import IncomingPullReply, OutgoingRequest
 
-__all__ = ["Client", "Pulled", "Rows", "Stretch", "credentials_of"]
+__all__ = ["Client", "PullResult", "PulledRows", "RowRange", "credentials_of"]
 
 Array = np.ndarray[Any, Any]
 # For how long a trainer that has left stays where a server may ask it again for what it has sent.
@@ -64,7 +63,8 @@ class Client:
             restored from that: then nothing is lost. What is pushed beyond it (oldest first) cannot be sent again.
         tls_authority: PEM of the authority whose certificates servers have: then connections use TLS.
         tls_certificate, tls_key: PEM of this client's own, for servers that want one.
-        share_memory: whether large messages to servers on this machine go through memory that both have (see lane.py).
+        share_memory: whether large messages to servers on this machine go through memory that both have (see
+            shared_memory.py).
     """
 
     def __init__(self, endpoints: Sequence[str], token: str, trainer: int = 0, incarnation: int | None = None,
@@ -77,11 +77,11 @@ class Client:
             raise errors.ServerError(f"incarnation: expected a number from 1 to 2**64 - 1, found {incarnation!r}")
         self.trainer = trainer
         credentials = credentials_of(tls_authority, tls_certificate, tls_key)
-        self._channels = [Channel(endpoint, token, credentials, timeout_s, trainer, keep_bytes, share_memory)
+        self._connections = [ServerConnection(endpoint, token, credentials, timeout_s, trainer, keep_bytes, share_memory)
                           for endpoint in endpoints]
-        self._channels[0].on_restart = self._tell_passages
-        for channel in self._channels:
-            channel.on_rollback = self._end
+        self._connections[0].on_restart = self._tell_passages
+        for connection in self._connections:
+            connection.on_rollback = self._end
         self._directory = Directory(len(endpoints), self._widths)
         self._passages: dict[str, Iterator[int]] = {}
         self._passed: dict[str, int] = {}
@@ -107,7 +107,7 @@ class Client:
         with self._entering:
             self._begin_beats()
             if not self._incarnation:
-                latest = max(self._everywhere(lambda number: self._channels[number].latest()))
+                latest = max(self._everywhere(lambda number: self._connections[number].latest()))
                 if latest >> 32 == (1 << 32) - 1:
                     raise errors.ServerError(f"trainer {self.trainer}: there is no incarnation above {latest}, which a client "
                                              "was given (incarnation=): none can follow it")
@@ -116,8 +116,8 @@ class Client:
 
     def _begin_beats(self) -> None:
         # A thread for each server: one that does not answer must not make this trainer silent to the others.
-        for channel in self._channels if self._heartbeat_s and not self._beats else ():
-            threading.Thread(target=self._beat, args=[channel], name="jfluid-ps-heartbeat", daemon=True).start()
+        for connection in self._connections if self._heartbeat_s and not self._beats else ():
+            threading.Thread(target=self._beat, args=[connection], name="jfluid-ps-heartbeat", daemon=True).start()
         self._beats = True
 
     # ---- tables and blocks -----------------------------------------------------------------------------------------
@@ -129,15 +129,15 @@ class Client:
         Every trainer does this, with the same specs: it also tells the client where blocks are.
         """
         blocks = blocks or {}
-        wrong = [number for number in blocks if not 0 <= number < len(self._channels)]
+        wrong = [number for number in blocks if not 0 <= number < len(self._connections)]
         if wrong:
-            raise errors.ServerError(f"blocks: there are {len(self._channels)} servers, numbered from 0; found {wrong}")
+            raise errors.ServerError(f"blocks: there are {len(self._connections)} servers, numbered from 0; found {wrong}")
         serialized = [spec.model_dump_json().encode() for spec in tables]
 
         def make(number: int) -> None:
-            request = pb.CreateRequest(server=number, servers=len(self._channels), tables=serialized,
+            request = pb.CreateRequest(server=number, servers=len(self._connections), tables=serialized,
                                        blocks=[spec.model_dump_json().encode() for spec in blocks.get(number, ())])
-            self._channels[number].create(request)
+            self._connections[number].create(request)
         self._everywhere(make)
         for table in tables:
             self._directory.place_table(table.name, table.width)
@@ -153,25 +153,25 @@ class Client:
         """Let go of a block's place and value."""
         self._directory.blocks.pop(name, None)
 
-    def place_table(self, name: str, width: int, stretches: Sequence[Stretch] = ()) -> None:
-        """Say how wide a table is that servers brought themselves, and how it is cut; without stretches its rows are where
+    def place_table(self, name: str, width: int, ranges: Sequence[RowRange] = ()) -> None:
+        """Say how wide a table is that servers brought themselves, and how it is cut; without ranges its rows are where
         the hashes of their ids say.
 
-        Raises ServerError when the stretches do not follow one another from id 0 on.
+        Raises ServerError when the ranges do not follow one another from id 0 on.
         """
-        self._directory.place_table(name, width, stretches)
+        self._directory.place_table(name, width, ranges)
 
     def pull(self, rows: Mapping[str, Array] | None = None, blocks: Sequence[str] = (), round: int = 0,
-             train: bool = True, confirm: bool = False) -> Pulled:
-        """Rows of tables by ids (int64 [n], any number of times), and values of blocks.
+             train: bool = True, confirm: bool = False) -> PullResult:
+        """PulledRows of tables by ids (int64 [n], any number of times), and values of blocks.
 
         Args:
             round: waits until this round of synchronous training was applied.
             train: ids without a row get one, and shows are counted; otherwise tables stay as they are.
             confirm: what was pushed for the round with `hold` is to be applied.
         """
-        requests = [Request() for _ in self._channels]
-        pull = Pull(self._directory, requests, rows or {}, blocks)
+        requests = [OutgoingRequest() for _ in self._connections]
+        pull = ShardedPull(self._directory, requests, rows or {}, blocks)
         return self._send(requests, pull, round, pulls=True, train=train, held=confirm)
 
     def push(self, rows: Mapping[str, tuple[Array, Array]] | None = None, blocks: Mapping[str, Array] | None = None,
@@ -189,19 +189,21 @@ class Client:
                 the round or none does, also when this trainer is killed meanwhile.
             state: of a round: what only this trainer has (see trainer_state), for server 0 to keep.
         """
-        requests = [Request() for _ in self._channels]
+        requests = [OutgoingRequest() for _ in self._connections]
         requests[0].push.message.state = state
         self._add_pushes(requests, rows or {}, blocks or {}, learning_rate, change)
-        self._send(requests, Pull(self._directory, requests, {}, ()), round, pushes=True, held=hold)
+        self._send(requests, ShardedPull(self._directory, requests, {}, ()), round, pushes=True, held=hold)
 
     def exchange(self, push_rows: Mapping[str, tuple[Array, Array]], push_blocks: Mapping[str, Array],
                  pull_rows: Mapping[str, Array], pull_blocks: Sequence[str] = (), learning_rate: float | None = None,
-                 round: int = 0, change: Change = Change.GRADIENT, state: bytes = b"") -> Pulled:
+                 round: int = 0, change: Change = Change.GRADIENT, state: bytes = b"") -> PullResult:
         """`push`, then `pull`, in one call to each server; with a round the pull sees its result."""
-        requests = [Request() for _ in self._channels]
+        requests = [OutgoingRequest() for _ in self._connections]
         requests[0].push.message.state = state
         self._add_pushes(requests, push_rows, push_blocks, learning_rate, change)
-        return self._send(requests, Pull(self._directory, requests, pull_rows, pull_blocks), round, pushes=True, pulls=True)
+        return self._send(
+            requests, ShardedPull(self._directory, requests, pull_rows, pull_blocks), round, pushes=True, pulls=True
+        )
 
     def look_up(self, table: str, ids: Array, slot: str = "") -> Array:
         """float32 [n, width]: rows as they are, for evaluation and serving; nothing is born or counted.
@@ -236,8 +238,8 @@ class Client:
         def ask(number: int) -> int:
             dropped = 0
             for name in (name for server, name in places if server == number):
-                with self._channels[number].pushes.next() as place:
-                    dropped += self._channels[number].shrink(
+                with self._connections[number].pushes.next() as place:
+                    dropped += self._connections[number].shrink(
                         pb.ShrinkRequest(caller=self._caller(*place), table=name, age=age))
             return dropped
         self.enter()
@@ -253,7 +255,7 @@ class Client:
                 number = next(self._passages.setdefault(name, itertools.count(1)))
         self._look(first=1)
         request = pb.BarrierRequest(caller=self._caller(), name=name, number=number)
-        self._channels[0].current([request.caller], lambda: self._channels[0].call("Barrier", request, waits=True))
+        self._connections[0].current([request.caller], lambda: self._connections[0].call("Barrier", request, waits=True))
         with self._lock:
             self._passed[name] = max(self._passed.get(name, 0), number)
 
@@ -267,35 +269,37 @@ class Client:
         snapshot = snapshot or uuid.uuid4().hex
         if self._incarnation:
             self._look()
-        self._everywhere(lambda number: self._channels[number].call(
+        self._everywhere(lambda number: self._connections[number].call(
             "Save", pb.SaveRequest(folder=folder, snapshot=snapshot, tables=tables), waits=True))
         return snapshot
 
     def restore(self, folder: str, snapshot: str = "", tables: Sequence[str] = ()) -> str:
         """Put all servers, or only some tables, into the state of a snapshot (the newest complete one by default); returns its
         id."""
-        replies = self._everywhere(lambda number: self._channels[number].call(
+        replies = self._everywhere(lambda number: self._connections[number].call(
             "Restore", pb.RestoreRequest(folder=folder, snapshot=snapshot, tables=tables), waits=True))
         if tables:
             return str(replies[0].snapshot)
         for block in self._directory.blocks.values():
             block.known = 0
-        for channel in self._channels:
-            channel.kept.clear()
+        for connection in self._connections:
+            connection.replay_log.clear()
         return str(replies[0].snapshot)
 
     @property
     def restarts(self) -> int:
         """How often a server was found to have started again, when something was pushed to it."""
-        return sum(channel.restarts for channel in self._channels)
+        return sum(connection.restarts for connection in self._connections)
 
     def status(self) -> list[pb.StatusReply]:
         """What each server says of itself, and of this trainer's calls."""
-        return self._everywhere(lambda number: self._channels[number].call("Status", pb.StatusRequest(trainer=self.trainer)))
+        return self._everywhere(
+            lambda number: self._connections[number].call("Status", pb.StatusRequest(trainer=self.trainer))
+        )
 
     def trainer_state(self) -> pb.TrainerState:
         """What only this trainer had after the last round, as it sent it: empty where it sent nothing."""
-        reply = self._channels[0].call("TrainerState", pb.TrainerStateRequest(trainer=self.trainer))
+        reply = self._connections[0].call("TrainerState", pb.TrainerStateRequest(trainer=self.trainer))
         return wire.parsed(pb.TrainerState, reply.state) if reply.state else pb.TrainerState()
 
     def leave(self) -> None:
@@ -311,26 +315,26 @@ class Client:
             self.close()
 
     def _leave(self, number: int) -> None:
-        channel, end = self._channels[number], time.monotonic() + _STAY_S
-        while not channel.leave(self._caller()) and not self._closed.wait(_STAY_LOOK_S):
+        connection, end = self._connections[number], time.monotonic() + _STAY_S
+        while not connection.leave(self._caller()) and not self._closed.wait(_STAY_LOOK_S):
             if time.monotonic() > end:
                 logger.warning("server %s has no snapshot of what this trainer pushed last: if it is killed before the other "
-                               "trainers have left, that is lost", channel.endpoint)
+                               "trainers have left, that is lost", connection.endpoint)
                 break
-        channel.gone(self._caller())
+        connection.gone(self._caller())
 
     def close(self) -> None:
         """Close all connections without a word."""
         self._closed.set()
-        for channel in self._channels:
-            channel.close()
+        for connection in self._connections:
+            connection.close()
         self._threads.shutdown(wait=False)
 
     def _end(self, error: RollbackError) -> None:
         """The whole job has to start again: what waits at other servers would wait for good."""
         self._closed.set()
-        for channel in self._channels:
-            channel.end(error)
+        for connection in self._connections:
+            connection.end(error)
 
     def __enter__(self) -> "Client":
         return self
@@ -340,10 +344,10 @@ class Client:
 
     # ---- inside ------------------------------------------------------------------------------------------------------
 
-    def _send(self, requests: list[Request], pull: Pull, round: int, pushes: bool = False,
-              pulls: bool = False, train: bool = True, held: bool = False) -> Pulled:
-        def send(number: int) -> PullReply | None:
-            request, channel = requests[number], self._channels[number]
+    def _send(self, requests: list[OutgoingRequest], pull: ShardedPull, round: int, pushes: bool = False,
+              pulls: bool = False, train: bool = True, held: bool = False) -> PullResult:
+        def send(number: int) -> IncomingPullReply | None:
+            request, connection = requests[number], self._connections[number]
             if round:  # in a round every server waits for every trainer
                 for part in [request.push.message] * pushes + [request.pull] * pulls:
                     part.round = round
@@ -353,17 +357,17 @@ class Client:
                     request.pull.confirm = True
             with contextlib.ExitStack() as places:
                 if request.push:
-                    request.push.message.caller.CopyFrom(self._caller(*places.enter_context(channel.pushes.next())))
+                    request.push.message.caller.CopyFrom(self._caller(*places.enter_context(connection.pushes.next())))
                 if request.pulls and train:
-                    request.pull.caller.CopyFrom(self._caller(*places.enter_context(channel.pulls.next())))
+                    request.pull.caller.CopyFrom(self._caller(*places.enter_context(connection.pulls.next())))
                 if not (request.push or request.pulls):
                     return None
-                return channel.exchange(request, pull.sizes[number], waits=bool(round)).pull
+                return connection.exchange(request, pull.sizes[number], waits=bool(round)).pull
         if (pushes or train) and not self._incarnation:
             self.enter()
         return pull.joined(self._everywhere(send, quick=not round))
 
-    def _add_pushes(self, requests: list[Request], rows: Mapping[str, tuple[Array, Array]],
+    def _add_pushes(self, requests: list[OutgoingRequest], rows: Mapping[str, tuple[Array, Array]],
                     blocks: Mapping[str, Array], learning_rate: float | None, change: Change) -> None:
         for table, (ids, values) in rows.items():
             ids, shape = checked_ids(table, ids), (len(ids), self._directory.width(table))
@@ -384,27 +388,27 @@ class Client:
 
     def _widths(self) -> dict[str, int]:
         """The widths of all tables, by name."""
-        reply = self._channels[0].call("Status", pb.StatusRequest(trainer=self.trainer))
-        return {name: checked.read(specs.TableSpec, t.spec, name).width for name, t in reply.tables.items()}
+        reply = self._connections[0].call("Status", pb.StatusRequest(trainer=self.trainer))
+        return {name: validation.read(specs.TableSpec, t.spec, name).width for name, t in reply.tables.items()}
 
     def _looked_up(self, number: int, request: pb.LookUpRequest) -> Any:
-        channel = self._channels[number]
-        return channel.current([request], lambda: channel.call("LookUp", request))
+        connection = self._connections[number]
+        return connection.current([request], lambda: connection.call("LookUp", request))
 
     def _look(self, first: int = 0) -> None:
         """Send those servers from number `first` on what they lack that have started again."""
         def look(number: int) -> None:
             if number >= first:
-                self._channels[number].look(self._caller(), at_once=True)
-        if first < len(self._channels):
+                self._connections[number].look(self._caller(), at_once=True)
+        if first < len(self._connections):
             self._everywhere(look)
 
-    def _tell_passages(self, channel: Channel) -> None:
+    def _tell_passages(self, connection: ServerConnection) -> None:
         """Server 0 has started again: whom it lets through a barrier depends on who has passed it."""
         with self._lock:
             passed = dict(self._passed)
         for name, number in passed.items():
-            channel.call("Barrier", pb.BarrierRequest(caller=self._caller(), name=name, number=number, passed=True))
+            connection.call("Barrier", pb.BarrierRequest(caller=self._caller(), name=name, number=number, passed=True))
 
     def _caller(self, sequence: int = 0, outstanding: int = 0) -> pb.Caller:
         return pb.Caller(trainer=self.trainer, incarnation=self.incarnation, sequence=sequence, outstanding=outstanding)
@@ -416,20 +420,20 @@ class Client:
             quick: none of them waits for other trainers, so that one may be asked by this thread: what another refuses is
                 known only after its answer.
         """
-        *others, last = range(len(self._channels))
+        *others, last = range(len(self._connections))
         if others and not quick:
             others.append(last)
         futures = {}
         for number in others:
             with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no threads: then one after the other
                 futures[number] = self._threads.submit(function, number)
-        found = {number: function(number) for number in range(len(self._channels)) if number not in futures}
-        return [futures[n].result() if n in futures else found[n] for n in range(len(self._channels))]
+        found = {number: function(number) for number in range(len(self._connections)) if number not in futures}
+        return [futures[n].result() if n in futures else found[n] for n in range(len(self._connections))]
 
-    def _beat(self, channel: Channel) -> None:
+    def _beat(self, connection: ServerConnection) -> None:
         while not self._closed.wait(self._heartbeat_s):
             try:
-                channel.look(pb.Caller(trainer=self.trainer, incarnation=self._incarnation), at_once=False)
+                connection.look(pb.Caller(trainer=self.trainer, incarnation=self._incarnation), at_once=False)
             except errors.ServerError as error:
                 if not self._closed.is_set():
                     logger.warning("heartbeat: %s", error)

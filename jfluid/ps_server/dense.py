@@ -5,7 +5,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from jfluid import errors
-from jfluid.ps_server import born, specs
+from jfluid.ps_server import row_initializers, specs
 from jfluid.ps_server.optimizers import rule_of
 
 Array = np.ndarray[Any, Any]
@@ -52,7 +52,7 @@ class DenseBlock:
         self._lock = threading.Lock()
         # The values, then the slots of the optimizer: one row of the kernels.
         self._numbers = np.empty(spec.size * (1 + len(self.rule.slots)), np.float32)
-        born.fill(self._numbers[:spec.size], spec.seed, 0, *born.law(spec.initializer))
+        row_initializers.fill(self._numbers[:spec.size], spec.seed, 0, *row_initializers.encoded(spec.initializer))
         self._numbers[spec.size:] = np.repeat(self.rule.slots, spec.size)
 
     @staticmethod

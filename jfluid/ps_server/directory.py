@@ -14,7 +14,7 @@ _ALL = slice(None)
 
 
 @dataclass(frozen=True)
-class Stretch:
+class RowRange:
     """Rows of a table that is cut by ids: those of ids from `first` on, `rows` many, are table `name` of one server, where
     they are counted from 0."""
 
@@ -60,21 +60,21 @@ class Directory:
     def __init__(self, servers: int, widths: Callable[[], Mapping[str, int]]):
         self._servers, self._ask = servers, widths
         self._widths: dict[str, int] = {}
-        self._stretches: dict[str, tuple[list[Stretch], Array]] = {}  # with the id after each stretch's last
+        self._stretches: dict[str, tuple[list[RowRange], Array]] = {}  # with the id after each stretch's last
         self.blocks: dict[str, Block] = {}
         self.lock = threading.Lock()
 
-    def place_table(self, name: str, width: int, stretches: Sequence[Stretch] = ()) -> None:
-        """Note a table's width, and how it is cut; without stretches its rows are where the hashes of their ids say.
+    def place_table(self, name: str, width: int, ranges: Sequence[RowRange] = ()) -> None:
+        """Note a table's width, and how it is cut; without ranges its rows are where the hashes of their ids say.
 
-        Raises ServerError when the stretches do not follow one another from id 0 on.
+        Raises ServerError when the ranges do not follow one another from id 0 on.
         """
-        ends = np.cumsum([s.rows for s in stretches])
-        if [s.first for s in stretches] != [0, *ends[:-1]][:len(stretches)]:
-            raise errors.ServerError(f"table {name}: expected stretches that follow one another from 0 on, found {stretches}")
+        ends = np.cumsum([s.rows for s in ranges])
+        if [s.first for s in ranges] != [0, *ends[:-1]][:len(ranges)]:
+            raise errors.ServerError(f"table {name}: expected ranges that follow one another from 0 on, found {ranges}")
         self._widths[name] = width
-        if stretches:
-            self._stretches[name] = list(stretches), ends
+        if ranges:
+            self._stretches[name] = list(ranges), ends
 
     def width(self, table: str) -> int:
         """How many numbers a row of a table has. Raises ServerError when no server has the table."""
@@ -105,12 +105,12 @@ class Directory:
             places = [(n, table, 0) for n in range(self._servers)]
             groups = kernels.owners_of(ids, self._servers)
         else:
-            stretches, ends = self._stretches[table]
+            ranges, ends = self._stretches[table]
             if len(ids) and not (ids.min() >= 0 and ids.max() < ends[-1]):
                 raise errors.ServerError(f"table {table}: ids: expected numbers from 0 to {ends[-1] - 1}, found "
                                          f"{ids[(ids < 0) | (ids >= ends[-1])][0]}")
-            if len(stretches) == 1:
-                return [Part(stretches[0].server, stretches[0].name, _ALL)]
-            places, groups = [(s.server, s.name, s.first) for s in stretches], np.searchsorted(ends, ids, side="right")
+            if len(ranges) == 1:
+                return [Part(ranges[0].server, ranges[0].name, _ALL)]
+            places, groups = [(s.server, s.name, s.first) for s in ranges], np.searchsorted(ends, ids, side="right")
         order, starts = kernels.partition(groups, len(places))
         return [Part(server, name, order[starts[i]:starts[i + 1]], first) for i, (server, name, first) in enumerate(places)]

@@ -8,8 +8,8 @@ raises in Python between two calls (no memory, Ctrl-C) finds every row whole, or
 """
 import numpy as np
 
-from jfluid.ps_server.born import fill
 from jfluid.ps_server.kernels import AHEAD, SHOWS_MASK, body_of, hash_of, head_of, kernel, prefetch
+from jfluid.ps_server.row_initializers import fill
 
 
 @kernel
@@ -38,17 +38,34 @@ def _prefetch_head(index, row_bits, shard_bits, heads, page_bits, hash_):
 
 
 @kernel
-def locate(index, row_bits, shard_bits, heads, bodies, page_bits, stride, count, limit, ids, order, rows, secret, law, slots,
-           step):
+def locate(
+    index,
+    row_bits,
+    shard_bits,
+    heads,
+    bodies,
+    page_bits,
+    stride,
+    count,
+    limit,
+    ids,
+    order,
+    rows,
+    secret,
+    initializer,
+    slots,
+    step,
+):
     """Put the row of ids[order[i]] into rows[i]; ids without one get one, from number count[0] on, up to `limit` rows.
 
-    New rows begin with the values of `law` (width, seed, kind, first, second: see born.fill), slots[g] in group g of their
-    slots, and `step` as that of their last touch. Returns how many ids were done. With limit -1 unknown ids get row -1.
+    New rows begin with the values of `initializer` (width, seed, kind, first, second: see row_initializers.fill), slots[g] in
+    group g of their slots, and `step` as that of their last touch. Returns how many ids were done. With limit -1 unknown ids
+    get row -1.
     """
     capacity = len(index)
     row_mask = np.uint32((1 << row_bits) - 1)
     start = index.ctypes.data
-    width, seed, kind, first, second = law
+    width, seed, kind, first, second = initializer
     for i in range(len(order)):
         if i + 2 * AHEAD < len(order):
             prefetch(start + 4 * _home(hash_of(ids[order[i + 2 * AHEAD]], secret), shard_bits, capacity))

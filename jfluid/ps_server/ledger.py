@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from jfluid import errors
-from jfluid.ps_server import waits
-from jfluid.ps_server.refusals import StateError, TooLargeError
+from jfluid.ps_server import cancellation
+from jfluid.ps_server.errors import StateError, TooLargeError
 
 # How far a sequence may run ahead of the first that the trainer has no answer for.
 WINDOW = 1 << 16
@@ -83,7 +83,7 @@ class Ledger:
         self._trainers: dict[int, _Trainer] = {}
         self._changed = threading.Condition()
 
-    def begin(self, call: Call, alive: waits.Alive = waits.always) -> bool:
+    def begin(self, call: Call, alive: cancellation.Alive = cancellation.always) -> bool:
         """Whether the mutation is to be applied; then `commit` or `abort` must follow.
 
         A duplicate of one that is being applied waits for its end. Raises StateError for an earlier incarnation, or when the
@@ -92,7 +92,7 @@ class Ledger:
         with self._changed:
             entry = self._entry(call)
             if call.sequence in entry.running:
-                waits.wait(self._changed, lambda: call.sequence not in self._entry(call).running, alive)
+                cancellation.wait(self._changed, lambda: call.sequence not in self._entry(call).running, alive)
                 entry = self._entry(call)
             if entry.applied(call.sequence):
                 return False
@@ -126,7 +126,7 @@ class Ledger:
             raise
 
     @contextlib.contextmanager
-    def once(self, call: Call, alive: waits.Alive = waits.always) -> Iterator[bool]:
+    def once(self, call: Call, alive: cancellation.Alive = cancellation.always) -> Iterator[bool]:
         """Yields whether the mutation is to be applied, and commits it, or aborts it when the block raises."""
         if not self.begin(call, alive):
             yield False

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, FailFast, Field, FiniteFloat, TypeAdapter, ValidationError, model_validator
 
 from jfluid import errors
-from jfluid.ps_server import checked, specs
+from jfluid.ps_server import specs, validation
+from jfluid.ps_server.errors import DamagedError
 from jfluid.ps_server.ledger import MOST_TRAINERS, WINDOW
-from jfluid.ps_server.refusals import DamagedError
 from jfluid.ps_server.table import LAST_STEP
 
 FORMAT = 2
@@ -28,7 +28,7 @@ Unsigned = Annotated[int, Field(ge=0, lt=2**64)]  # as numbers of calls are
 Trainer = Annotated[int, Field(ge=0, lt=2**32)]
 
 
-class File(checked.Spec):
+class File(validation.Spec):
     """A file: its name in the directory, its size in bytes, and the CRC-32 of its content."""
 
     name: Annotated[str, Field(max_length=128)]
@@ -36,7 +36,7 @@ class File(checked.Spec):
     crc32: Natural
 
 
-class TablePart(checked.Spec):
+class TablePart(validation.Spec):
     """A server's part of a table."""
 
     spec: specs.TableSpec
@@ -71,23 +71,23 @@ def _state(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
-class BlockPart(checked.Spec):
+class BlockPart(validation.Spec):
     """A dense block: `state` without its numbers, which are in the file."""
 
-    name: Annotated[str, Field(pattern=checked.NAME)]
+    name: Annotated[str, Field(pattern=validation.NAME)]
     spec: specs.BlockSpec | None
     state: Annotated[dict[str, Any], AfterValidator(_state)]
     file: File
 
 
-class StatePart(checked.Spec):
+class StatePart(validation.Spec):
     """What only this trainer had (see TrainerState in ps.proto)."""
 
     trainer: Trainer
     file: File
 
 
-class _Calls(checked.Spec):
+class _Calls(validation.Spec):
     """Which calls of a trainer were applied (see Ledger.state)."""
 
     incarnation: Unsigned
@@ -112,7 +112,7 @@ def _ledger(value: dict[str, Any]) -> dict[str, Any]:
 LedgerState = Annotated[dict[str, Any], AfterValidator(_ledger)]
 
 
-class Manifest(checked.Spec):
+class Manifest(validation.Spec):
     """What one server wrote. `created_ns` is for people; `number` says which snapshot of a folder is the newer one; `crc32` is
     that of the manifest as it would be written with a `crc32` of 0."""
 
@@ -160,7 +160,7 @@ def read_manifest(path: Path) -> Manifest:
     try:
         if path.stat().st_size > _LARGEST:
             raise errors.ServerError(f"{path}: expected at most {_LARGEST} bytes, found {path.stat().st_size}")
-        manifest = checked.read(Manifest, path.read_bytes(), str(path))
+        manifest = validation.read(Manifest, path.read_bytes(), str(path))
     except (errors.ServerError, OSError) as error:
         raise DamagedError(f"{path}: damaged: {error}") from None
     if manifest.format != FORMAT:

@@ -18,8 +18,8 @@ import numpy as np
 from numba.extending import register_jitable
 from pydantic import Field, FiniteFloat, field_validator
 
-from jfluid.ps_server.checked import NAME, Spec
 from jfluid.ps_server.kernels import body_of, head_of, kernel
+from jfluid.ps_server.validation import NAME, Spec
 
 # What `specs` offers, too.
 __all__ = ["Adagrad", "Adam", "Ftrl", "Momentum", "Program", "RMSProp", "Sgd", "Slot"]

@@ -16,7 +16,7 @@ import grpc
 
 from jfluid import errors
 from jfluid.ps_server import ps_pb2 as pb
-from jfluid.ps_server.channel import Channel
+from jfluid.ps_server.connection import ServerConnection
 from jfluid.ps_server.round_snapshots import RoundSnapshots, newest_common
 from jfluid.ps_server.service import Service
 
@@ -39,17 +39,17 @@ class Peers:
     def __init__(self, endpoints: Sequence[str], server: int, token: str, credentials: grpc.ChannelCredentials | None,
                  timeout_s: float):
         self.server, self.timeout_s = server, timeout_s
-        self._channels = {number: Channel(endpoint, token, credentials, timeout_s)
+        self._connections = {number: ServerConnection(endpoint, token, credentials, timeout_s)
                           for number, endpoint in enumerate(endpoints) if number != server}
 
     def recovery(self, number: int) -> pb.RecoveryReply:
         """Where a peer stands. Raises ServerError when it does not answer in time."""
-        reply: pb.RecoveryReply = self._channels[number].call("Recovery", pb.RecoveryRequest())
+        reply: pb.RecoveryReply = self._connections[number].call("Recovery", pb.RecoveryRequest())
         return reply
 
     def ask(self, method: str, request: Any) -> list[Any]:
         """The replies of all peers to one call. Raises ServerError."""
-        return [channel.call(method, request) for channel in self._channels.values()]
+        return [connection.call(method, request) for connection in self._connections.values()]
 
     def agree(self, own: RoundSnapshots) -> int:
         """The round that this server goes on from, when it starts again: 0 for the beginning.
@@ -60,11 +60,11 @@ class Peers:
         if self.server:
             leader = self._decision(0)
             return max((number for number in rounds if number <= leader.rounds), default=0)
-        replies = [self.recovery(number) for number in self._channels]
+        replies = [self.recovery(number) for number in self._connections]
         chosen = newest_common(rounds, replies)
         line = max([0, *own.status().retained, *(number for reply in replies for number in reply.retained)])
         if line and not chosen:
-            held = {0: rounds} | {number: list(reply.snapshots) for number, reply in zip(self._channels, replies)}
+            held = {0: rounds} | {number: list(reply.snapshots) for number, reply in zip(self._connections, replies)}
             raise errors.ServerError(
                 f"all servers had snapshots of round {line}, and now they have none in common: " +
                 "; ".join(f"server {number}: {', '.join(map(str, found)) or 'none'}" for number, found in held.items()) +
@@ -82,8 +82,8 @@ class Peers:
 
     def close(self) -> None:
         """Give the connections up."""
-        for channel in self._channels.values():
-            channel.close()
+        for connection in self._connections.values():
+            connection.close()
 
 
 class Coordinator:

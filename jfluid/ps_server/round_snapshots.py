@@ -1,8 +1,8 @@
 """Snapshots of one server of a synchronous job, each of the moment right after a round.
 
 Servers of a job that all have a snapshot of one round can go on from it together, whatever was lost: that is the job's
-recovery line. One server (see recovery.py) plans the round; each cuts when it has applied it; when all have written theirs,
-all are told to retain it and its predecessor.
+recovery line. One server (see recovery.py) plans the round; each takes its snapshot when it has applied it; when all have
+written theirs, all are told to retain it and its predecessor.
 """
 import contextlib
 import logging
@@ -15,15 +15,15 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from jfluid import errors
-from jfluid.ps_server import checked, snapshot
 from jfluid.ps_server import ps_pb2 as pb
-from jfluid.ps_server.store import Cut, Store
+from jfluid.ps_server import snapshot, validation
+from jfluid.ps_server.store import Store, StoreView
 
 _RETAINED = "recovery_line.json"
 logger = logging.getLogger(__name__)
 
 
-class _Line(checked.Spec):
+class _Line(validation.Spec):
     rounds: list[Annotated[int, Field(ge=0)]]
 
 
@@ -107,21 +107,21 @@ class RoundSnapshots:
                     self._planned = 0
                 return
             self._planned, self._writing = 0, number
-        open_cut = contextlib.ExitStack()
+        open_view = contextlib.ExitStack()
         try:
-            cut, left = open_cut.enter_context(self._store.cut()), self._left()
-            threading.Thread(target=self._write, args=[number, cut, left, open_cut], name="jfluid-ps-snapshot",
+            view, left = open_view.enter_context(self._store.view()), self._left()
+            threading.Thread(target=self._write, args=[number, view, left, open_view], name="jfluid-ps-snapshot",
                              daemon=True).start()
         except Exception:
-            logger.exception("no snapshot of round %d could be cut", number)
-            open_cut.close()
+            logger.exception("no snapshot of round %d could be taken", number)
+            open_view.close()
             self._end(number)
 
-    def _write(self, number: int, cut: Cut, left: dict[int, int], open_cut: contextlib.ExitStack) -> None:
+    def _write(self, number: int, view: StoreView, left: dict[int, int], open_view: contextlib.ExitStack) -> None:
         name, start = f"round-{number}", time.monotonic()
         try:
-            with open_cut:
-                manifest = snapshot.write(cut, self.folder, name, 0, 1, left, keep=None)
+            with open_view:
+                manifest = snapshot.write(view, self.folder, name, 0, 1, left, keep=None)
         except OSError as error:  # the earlier ones are as they were
             logger.error("no snapshot could be written into %s: %s", self.folder, error)
         except Exception:
@@ -130,7 +130,7 @@ class RoundSnapshots:
             logger.info("snapshot of %d rows after round %d, in %.1f s", sum(t.rows for t in manifest.tables), number,
                         time.monotonic() - start)
             with self._changed:
-                self._found[number], self._ledgers[number] = name, (cut.ledger, cut.shown)
+                self._found[number], self._ledgers[number] = name, (view.ledger, view.shown)
             self._prune()
         finally:
             self._end(number)
@@ -178,7 +178,7 @@ class RoundSnapshots:
         if not path.is_file():
             return []
         try:
-            return sorted(checked.read(_Line, path.read_bytes(), str(path)).rounds)
+            return sorted(validation.read(_Line, path.read_bytes(), str(path)).rounds)
         except (errors.ServerError, OSError) as error:
             logger.warning("%s is passed over: %s", path, error)
             return []

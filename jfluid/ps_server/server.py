@@ -12,12 +12,12 @@ from pydantic import ConfigDict, Field
 from jfluid import errors
 from jfluid.environment.process import ServerVariables
 from jfluid.field_types import Port, Seconds
-from jfluid.ps_server import checked, specs, wire
+from jfluid.ps_server import specs, validation, wire
 from jfluid.ps_server.auth import Guard
-from jfluid.ps_server.meeting import Meeting
 from jfluid.ps_server.metrics_server import MetricsServer
 from jfluid.ps_server.service import Service
 from jfluid.ps_server.store import Store
+from jfluid.ps_server.sync_rounds import TrainerGroup
 from jfluid.security import secret
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ _OPTIONS = [*wire.OPTIONS, ("grpc.server_handshake_timeout_ms", 10_000), ("grpc.
 _BY_DEFAULT = ServerVariables()
 
 
-class Settings(checked.Spec):
+class Settings(validation.Spec):
     """How a server runs.
 
     Attributes:
@@ -90,9 +90,9 @@ class Server:
             raise errors.ServerError(f"server: expected a number below {settings.servers}, found {settings.server}")
         self.settings, self.store = settings, store if store is not None else Store()
         self.store.cap.most_rows, self.store.cap.most_bytes = settings.max_rows, settings.max_bytes
-        self.meeting = Meeting(self.store, settings.trainers, settings.silence_s, settings.on_silence,
+        self.trainer_group = TrainerGroup(self.store, settings.trainers, settings.silence_s, settings.on_silence,
                                start_s=settings.start_s)
-        self.service = Service(self.store, self.meeting, settings.server, settings.servers,
+        self.service = Service(self.store, self.trainer_group, settings.server, settings.servers,
                                save_root=settings.save_root)
         # A call that waits for other trainers keeps its thread, as long as its caller is there.
         threads = ThreadPoolExecutor(16 + 4 * settings.trainers, thread_name_prefix="jfluid-ps")
@@ -130,12 +130,12 @@ class Server:
 
     def _watch_trainers(self) -> None:
         while not self._ended.wait(min(self.settings.silence_s / 4, 1.0)):
-            self.meeting.look_for_silence()
-            if self.settings.end_with_trainers and self.meeting.finished:
+            self.trainer_group.look_for_silence()
+            if self.settings.end_with_trainers and self.trainer_group.finished:
                 logger.info("all trainers have left")
                 self._ended.set()
-            if self.settings.end_with_trainers and self.meeting.failed:
-                logger.error("the job has failed: %s", self.meeting.failed)
+            if self.settings.end_with_trainers and self.trainer_group.failed:
+                logger.error("the job has failed: %s", self.trainer_group.failed)
                 self._ended.set()
 
     def wait(self, timeout_s: float | None = None) -> bool:

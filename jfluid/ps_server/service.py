@@ -15,13 +15,10 @@ import grpc
 import numpy as np
 
 from jfluid import errors
-from jfluid.ps_server import checked, snapshot, specs, wire
 from jfluid.ps_server import ps_pb2 as pb
-from jfluid.ps_server.lane import Attached, Lane, LaneLostError, random_name
-from jfluid.ps_server.ledger import Call
-from jfluid.ps_server.meeting import Meeting
-from jfluid.ps_server.metrics import Metrics
-from jfluid.ps_server.refusals import (
+from jfluid.ps_server import snapshot, specs, validation, wire
+from jfluid.ps_server.cancellation import Alive, always, held
+from jfluid.ps_server.errors import (
     JobFailedError,
     NotReadyError,
     RestartedError,
@@ -30,15 +27,18 @@ from jfluid.ps_server.refusals import (
     TooLargeError,
     UnknownNameError,
 )
+from jfluid.ps_server.ledger import Call
+from jfluid.ps_server.metrics import Metrics
 from jfluid.ps_server.round_snapshots import RoundSnapshots
-from jfluid.ps_server.store import BlockUpdate, Change, Cut, RowsUpdate, Store, Wanted
-from jfluid.ps_server.waits import Alive, always, held
+from jfluid.ps_server.shared_memory import AttachedBuffers, BufferLostError, SharedBuffer, random_name
+from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate, Store, StoreView, Wanted
+from jfluid.ps_server.sync_rounds import TrainerGroup
 
 CODES: dict[type[Exception], grpc.StatusCode] = {
     UnknownNameError: grpc.StatusCode.NOT_FOUND, TooLargeError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     RollbackError: grpc.StatusCode.OUT_OF_RANGE, NotReadyError: grpc.StatusCode.UNAVAILABLE,
     StateError: grpc.StatusCode.FAILED_PRECONDITION, RestartedError: grpc.StatusCode.DATA_LOSS,
-    JobFailedError: grpc.StatusCode.ABORTED, LaneLostError: grpc.StatusCode.UNAVAILABLE,
+    JobFailedError: grpc.StatusCode.ABORTED, BufferLostError: grpc.StatusCode.UNAVAILABLE,
     errors.ServerError: grpc.StatusCode.INVALID_ARGUMENT, OSError: grpc.StatusCode.INTERNAL,
     MemoryError: grpc.StatusCode.RESOURCE_EXHAUSTED, Exception: grpc.StatusCode.INTERNAL}
 logger = logging.getLogger(__name__)
@@ -57,14 +57,21 @@ class Service:
         round_snapshots: of a synchronous job that writes them.
     """
 
-    def __init__(self, store: Store, meeting: Meeting, server: int = 0, servers: int = 1, metrics: Metrics | None = None,
-                 save_root: Path | None = None):
-        self.store, self.meeting, self.server, self.servers = store, meeting, server, servers
+    def __init__(
+        self,
+        store: Store,
+        trainer_group: TrainerGroup,
+        server: int = 0,
+        servers: int = 1,
+        metrics: Metrics | None = None,
+        save_root: Path | None = None,
+    ):
+        self.store, self.trainer_group, self.server, self.servers = store, trainer_group, server, servers
         self.metrics = metrics or Metrics(store)
         self.save_root = None if save_root is None else Path(os.path.realpath(save_root))
         self.incarnation = random_name()  # of this life of the server; 0 stands for any
         self.snapshot = ""
-        self._lanes = Attached(wire.LARGEST_MESSAGE)
+        self._buffers = AttachedBuffers(wire.LARGEST_MESSAGE)
         self.ready = threading.Event()
         self.ready.set()
         self.round_snapshots: RoundSnapshots | None = None
@@ -82,8 +89,8 @@ class Service:
         if (request.server, request.servers) != (self.server, self.servers):
             raise errors.ServerError(f"this is server {self.server} of {self.servers}, not {request.server} of "
                                      f"{request.servers}; give all trainers the same list of servers, in the same order")
-        tables = [checked.read(specs.TableSpec, data, "table") for data in request.tables]
-        blocks = [checked.read(specs.BlockSpec, data, "block") for data in request.blocks]
+        tables = [validation.read(specs.TableSpec, data, "table") for data in request.tables]
+        blocks = [validation.read(specs.BlockSpec, data, "block") for data in request.blocks]
         for block in blocks:
             if 4 * block.size > wire.LARGEST_CALL:
                 raise TooLargeError(f"block {block.name}: {4 * block.size} bytes; one block may have {wire.LARGEST_CALL}")
@@ -103,9 +110,9 @@ class Service:
             raise errors.ServerError("this server trains synchronously: it takes gradients of rounds only; all trainers and "
                                      "servers of a job need the same strategy")
         if request.round:
-            self.store.check_room(rows)  # a round that cannot be applied fails the job
+            self.store.check_capacity(rows)  # a round that cannot be applied fails the job
             with self.metrics.waiting("round"):
-                applied = self.meeting.deposit(call, request.round, rows, blocks, alive, request.hold, request.state)
+                applied = self.trainer_group.deposit(call, request.round, rows, blocks, alive, request.hold, request.state)
         else:
             with self.store.once(call, alive) as applied:
                 if applied:
@@ -122,7 +129,7 @@ class Service:
                             server_incarnation=self.incarnation)
 
     def _heard(self, caller: pb.Caller) -> None:
-        self.meeting.heard(caller.trainer, caller.incarnation)
+        self.trainer_group.heard(caller.trainer, caller.incarnation)
         self._meant(caller.server_incarnation)
 
     def _meant(self, incarnation: int) -> None:
@@ -144,14 +151,14 @@ class Service:
         if request.confirm:
             if call is None:
                 raise errors.ServerError("confirm: expected the trainer whose gradients are meant (caller)")
-            self.meeting.confirm(call.trainer, request.round)
+            self.trainer_group.confirm(call.trainer, request.round)
         if request.round > self.store.rounds:
             with self.metrics.waiting("round"):
-                self.meeting.wait_for_round(request.round, alive)
+                self.trainer_group.wait_for_round(request.round, alive)
         reply = wire.PullReply(self.store.rounds, self.incarnation)
         if call and wanted:
             reply.message.durable = self._durable_pulls.get(call[:2], 0)
-            # Whom an entry rule lets in is to be the same after a restore: shows and their record are in one cut.
+            # Whom an entry rule lets in is to be the same after a restore: shows and their record are in one snapshot.
             reply.message.counted = any(table.spec.entry is not None for table, _, _ in wanted)
             once = functools.partial(self.store.once, ledger=self.store.shown) if reply.message.counted else \
                 self.store.shown.once
@@ -170,7 +177,7 @@ class Service:
         return reply
 
     def _read(self, wanted: list[Wanted], train: bool, reply: wire.PullReply) -> None:
-        with self.store.room(wanted=wanted if train else ()):
+        with self.store.reserve(wanted=wanted if train else ()):
             reply.rows += [table.look_up(ids, counts, train) for table, ids, counts in wanted]
         for table, ids, _ in wanted:
             self.metrics.rows.labels(table.spec.name, "pulled").inc(len(ids))
@@ -180,7 +187,7 @@ class Service:
         self._heard(request.push.caller)
         with self.store.ledger.refusing(wire.call_of(request.push.caller)):  # before the push is applied
             wanted = wire.wanted_rows(request.pull, self.store, limit)
-            self.store.check_room(wanted=wanted if request.pull.HasField("caller") else ())
+            self.store.check_capacity(wanted=wanted if request.pull.HasField("caller") else ())
         push = self.push(request.push, alive)
         return wire.ExchangeReply(push, self.pull(request.pull, alive, limit))
 
@@ -212,26 +219,26 @@ class Service:
 
     def attach(self, request: pb.AttachRequest, alive: Alive = always) -> pb.AttachReply:
         # Not heard of as a trainer: one who only reads attaches, too, and must not end the life of the trainer of that number.
-        return pb.AttachReply(lane=self._lanes.attach(request))
+        return pb.AttachReply(lane=self._buffers.attach(request))
 
     def barrier(self, request: pb.BarrierRequest, alive: Alive = always) -> pb.BarrierReply:
         self._heard(request.caller)
         with self.metrics.waiting("barrier"):
-            self.meeting.barrier(request.caller.trainer, request.name, request.number, alive, request.passed)
+            self.trainer_group.barrier(request.caller.trainer, request.name, request.number, alive, request.passed)
         return pb.BarrierReply()
 
     def heartbeat(self, request: pb.HeartbeatRequest, alive: Alive = always) -> pb.HeartbeatReply:
-        self.meeting.heard(request.caller.trainer, request.caller.incarnation)
+        self.trainer_group.heard(request.caller.trainer, request.caller.incarnation)
         return pb.HeartbeatReply(server_incarnation=self.incarnation)
 
     def leave(self, request: pb.LeaveRequest, alive: Alive = always) -> pb.LeaveReply:
         self._heard(request.caller)
-        self.meeting.leave(request.caller.trainer, request.knows)
+        self.trainer_group.leave(request.caller.trainer, request.knows)
         if request.knows:
-            self._lanes.leave(request.client)
+            self._buffers.leave(request.client)
         whose = request.caller.trainer, request.caller.incarnation
         return pb.LeaveReply(durable=self._durable.get(whose, 0), durable_pulls=self._durable_pulls.get(whose, 0),
-                             over=self.meeting.over)
+                             over=self.trainer_group.over)
 
     # ---- snapshots ----
 
@@ -252,21 +259,21 @@ class Service:
         """
         with self._saving:
             name = uuid.uuid4().hex
-            self._saved, cut = self._write(folder, name, alone=True)
-            self.is_saved(name, cut.ledger, cut.shown)
+            self._saved, view = self._write(folder, name, alone=True)
+            self.is_saved(name, view.ledger, view.shown)
             return self._saved
 
     def _write(self, folder: Path, name: str, only: Sequence[str] = (),
-               alone: bool = False) -> tuple[pb.SaveReply, Cut]:
-        """(what was written, the cut, whose rows are gone)."""
+               alone: bool = False) -> tuple[pb.SaveReply, StoreView]:
+        """(what was written, the view of the store, whose rows are gone)."""
         start, number = time.monotonic(), (0, 1) if alone else (self.server, self.servers)
-        left = self.meeting.left()
-        with self.store.cut(only) as cut:
-            manifest = snapshot.write(cut, folder, name, *number, left, keep=2 if alone else 1)
+        left = self.trainer_group.left()
+        with self.store.view(only) as view:
+            manifest = snapshot.write(view, folder, name, *number, left, keep=2 if alone else 1)
         files = [file for part in manifest.tables for file in (part.rows_file, part.rates_file)] + \
             [part.file for part in manifest.blocks]
         return pb.SaveReply(rows=sum(part.rows for part in manifest.tables), bytes=sum(file.size for file in files),
-                            seconds=time.monotonic() - start), cut
+                            seconds=time.monotonic() - start), view
 
     def is_saved(self, name: str, ledger: dict[str, Any], shown: dict[str, Any]) -> None:
         """A snapshot has all calls that the ledger knows, and the shows of all pulls that `shown` knows (see Store)."""
@@ -286,9 +293,9 @@ class Service:
         incarnation, through = self.store.ledger.through(request.trainer)
         reply = pb.StatusReply(server=self.server, servers=self.servers, server_incarnation=self.incarnation,
                                rounds=self.store.rounds, lost=self.store.ledger.lost, incarnation=incarnation, through=through,
-                               trainers=self.meeting.at_work(), snapshot=self.snapshot,
-                               confirmed=self.meeting.confirmed(request.trainer),
-                               latest=self.meeting.incarnation(request.trainer))
+                               trainers=self.trainer_group.at_work(), snapshot=self.snapshot,
+                               confirmed=self.trainer_group.confirmed(request.trainer),
+                               latest=self.trainer_group.incarnation(request.trainer))
         for name, table in list(self.store.tables.items()):
             reply.tables[name].CopyFrom(pb.TableStatus(rows=len(table), waiting=table.waiting, bytes=table.nbytes,
                                                        step=table.step, spec=table.spec.model_dump_json().encode()))
@@ -342,25 +349,25 @@ class Service:
         return answer
 
     def _local(self, functions: dict[str, Callable[..., Any]], data: bytes, context: grpc.ServicerContext) -> bytes:
-        """A call whose request lies in a lane."""
-        lane: Lane | None = None
+        """A call whose request lies in a buffer."""
+        buffer: SharedBuffer | None = None
         asked = pb.LocalRequest()
         with contextlib.suppress(errors.ServerError):
             asked = wire.parsed(pb.LocalRequest, data)
 
         def answer() -> Any:
-            nonlocal lane
+            nonlocal buffer
             if asked.method not in functions:
                 raise errors.ServerError(f"expected a LocalRequest of one of {', '.join(functions)}, found {asked.method!r}")
-            lane = self._lanes.find(asked.lane)
-            request = wire.parsed(wire.METHODS[asked.method][0], lane.request(asked.bytes))
+            buffer = self._buffers.find(asked.lane)
+            request = wire.parsed(wire.METHODS[asked.method][0], buffer.request(asked.bytes))
             return functions[asked.method](request, context.is_active)
         name = asked.method if asked.method in functions else "Local"
         parts = self._answered(name, context, len(data) + asked.bytes, answer)
-        assert lane is not None  # otherwise the call was refused
-        if sum(map(len, parts)) > lane.capacity:
+        assert buffer is not None  # otherwise the call was refused
+        if sum(map(len, parts)) > buffer.capacity:
             return pb.LocalReply(reply=b"".join(parts)).SerializeToString()
-        return pb.LocalReply(bytes=lane.write_reply(parts)).SerializeToString()
+        return pb.LocalReply(bytes=buffer.write_reply(parts)).SerializeToString()
 
     def _stream(self, chunks: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         def exchange() -> wire.ExchangeReply:

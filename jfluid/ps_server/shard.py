@@ -62,22 +62,25 @@ class Shard:
     Args:
         stride: float32 numbers a row: the values and the optimizer's slots.
         shard_bits: the shards of the table are 2**shard_bits.
-        law: how rows begin: (width, seed, kind, first, second), as `index.insert` takes them.
+        initializer: how rows begin: (width, seed, kind, first, second), as `index.insert` takes them.
         slots: the first value of every group of `width` slots.
-        room: int64 [3]: COUNT, LIMIT and HELD of this shard. The latter two change under the lock of the table's Room, too.
+        reserved: int64 [3]: COUNT, LIMIT and HELD of this shard. The latter two change under the lock of the table's
+            Reservations, too.
 
     Attributes:
         growths: how often the index was rebuilt.
     """
 
-    def __init__(self, stride: int, shard_bits: int, law: tuple[int, int, int, float, float], slots: Array, room: Array):
+    def __init__(
+        self, stride: int, shard_bits: int, initializer: tuple[int, int, int, float, float], slots: Array, reserved: Array
+    ):
         self.lock = threading.Lock()
         self.stride, self.shard_bits = stride, shard_bits
         fitting = max(_PAGE_BYTES // max(4 * stride, 16), 1)
         self.page_bits = min(fitting, _MOST_ROWS_IN_A_PAGE).bit_length() - 1
         self.heads, self.bodies = _Pages(), _Pages()
-        self._law, self._slots = law, slots
-        self._room, self._count, self._secret = room, room[COUNT:COUNT + 1], kernels.SECRET
+        self._initializer, self._slots = initializer, slots
+        self._reserved, self._count, self._secret = reserved, reserved[COUNT:COUNT + 1], kernels.SECRET
         self.growths = 0
         self.index = _zeros(_SMALLEST)
         self._saving: _Saving | None = None
@@ -85,7 +88,7 @@ class Shard:
     @property
     def count(self) -> int:
         """The rows that it holds: numbers 0 ... count - 1."""
-        return int(self._room[COUNT])
+        return int(self._reserved[COUNT])
 
     def _row_bits(self, entries: Array) -> int:
         return (int(len(entries) * _FULLEST) + 1).bit_length()
@@ -99,13 +102,13 @@ class Shard:
     def make_room(self, ids: Array, order: Array) -> int:
         """Get the memory for the rows that ids[order] may need, beside those that are held; returns how many these are.
 
-        Needs the lock of the Room, too. Raises MemoryError, and ServerError where a shard cannot have so many: then the rows
-        are as they were.
+        Needs the lock of the Reservations, too. Raises MemoryError, and ServerError where a shard cannot have so many: then
+        the rows are as they were.
         """
         more = len(order)
         if more > max(self.count, _FEW):
             more = len(kernels.distinct(ids[order[self.locate(ids, order) < 0]])[0])
-        rows = self.count + int(self._room[HELD]) + more
+        rows = self.count + int(self._reserved[HELD]) + more
         if rows > int(_LARGEST * _FULLEST):
             raise errors.ServerError(f"a shard cannot hold more than {int(_LARGEST * _FULLEST)} rows; give the table more "
                                      "shards")
@@ -119,7 +122,7 @@ class Shard:
         if capacity > len(self.index):
             self.growths += 1
             self._new_index(capacity)
-        self._room[LIMIT] = min(int(len(self.index) * _FULLEST), len(self.heads.arrays) << self.page_bits)
+        self._reserved[LIMIT] = min(int(len(self.index) * _FULLEST), len(self.heads.arrays) << self.page_bits)
         return more
 
     def locate(self, ids: Array, order: Array) -> Array:
@@ -128,12 +131,12 @@ class Shard:
 
     def insert(self, ids: Array, order: Array, step: int) -> Array:
         """int64 [n]: the row of ids[order[i]]; ids without one get one, whose last touch is `step`. There must be room."""
-        return self._located(ids, order, int(self._room[LIMIT]), step)
+        return self._located(ids, order, int(self._reserved[LIMIT]), step)
 
     def _located(self, ids: Array, order: Array, limit: int, step: int) -> Array:
         rows = np.empty(len(order), np.int64)
         done = index.locate(self.index, self._row_bits(self.index), self.shard_bits, self.heads.addresses, *self.values,
-                            self._count, limit, ids, order, rows, self._secret, self._law, self._slots, step)
+                            self._count, limit, ids, order, rows, self._secret, self._initializer, self._slots, step)
         if done < len(order):
             raise RuntimeError(f"there is room for {limit} rows, which is {len(order) - done} too few")
         return rows
@@ -151,16 +154,17 @@ class Shard:
         kernels.write_rows(self.heads.addresses, *self.values, rows, heads.view(np.int64).reshape(-1, 2), bodies)
 
     def expire(self, oldest: int) -> int:
-        """Drop the rows that were last touched before step `oldest`; returns how many. Needs the lock of the Room, too."""
+        """Drop the rows that were last touched before step `oldest`; returns how many. Needs the lock of the Reservations,
+        too."""
         before = self.count
         index.expire(self.index, self._row_bits(self.index), self.shard_bits, self.heads.addresses, *self.values, self._count,
                      oldest, self._secret)
         if self.count < before:
-            rows = self.count + int(self._room[HELD])
+            rows = self.count + int(self._reserved[HELD])
             pages = -(-rows >> self.page_bits)
             with contextlib.suppress(MemoryError):  # then the index stays as large as it is
                 self._new_index(max(int(rows / _FULLEST * 1.2), _SMALLEST))
-            self._room[LIMIT] = min(int(len(self.index) * _FULLEST), pages << self.page_bits)
+            self._reserved[LIMIT] = min(int(len(self.index) * _FULLEST), pages << self.page_bits)
             self.heads.keep(pages)
             self.bodies.keep(pages)
         return before - self.count
@@ -175,21 +179,21 @@ class Shard:
         """The bytes of index and pages; of the last page the operating system has given out what was touched."""
         return self.index.nbytes + self.heads.nbytes + self.bodies.nbytes
 
-    # ---- a consistent cut while rows change ----
+    # ---- a consistent view while rows change ----
 
-    def begin_cut(self) -> None:
-        """From here on rows are kept as they are now, until `end_cut`."""
+    def begin_view(self) -> None:
+        """From here on rows are kept as they are now, until `end_view`."""
         self._saving = _Saving(self.count)
 
     def preserve(self, rows: Array) -> None:
-        """Put aside the rows of the cut that are about to change and were not yet read. Rows of -1 are left out."""
+        """Put aside the rows of the view that are about to change and were not yet read. Rows of -1 are left out."""
         if self._saving is not None and len(fresh := self._saving.missing(rows)):
             self._saving.take(fresh, self.read(fresh))
 
-    def cut_rows(self, begin: int, size: int) -> tuple[Array, Array] | None:
-        """The rows begin ... begin + size - 1 of the cut that have not changed since; None behind the last."""
+    def view_rows(self, begin: int, size: int) -> tuple[Array, Array] | None:
+        """The rows begin ... begin + size - 1 of the view that have not changed since; None behind the last."""
         if self._saving is None:
-            raise RuntimeError("begin_cut comes first")
+            raise RuntimeError("begin_view comes first")
         taken = self._saving.taken[begin:begin + size]
         if not len(taken):
             return None
@@ -197,21 +201,21 @@ class Shard:
         taken[:] = True
         return found
 
-    def end_cut(self) -> list[tuple[Array, Array]]:
-        """Ends the cut; returns the rows that were put aside."""
+    def end_view(self) -> list[tuple[Array, Array]]:
+        """Ends the view; returns the rows that were put aside."""
         aside, self._saving = self._saving.aside if self._saving else [], None
         return aside
 
 
 class _Saving:
-    """Which rows of a cut are taken care of, and those put aside because they changed before they were read."""
+    """Which rows of a view are taken care of, and those put aside because they changed before they were read."""
 
     def __init__(self, count: int):
         self.taken = np.zeros(count, np.bool_)
         self.aside: list[tuple[Array, Array]] = []
 
     def missing(self, rows: Array) -> Array:
-        """Those of `rows` that belong to the cut and were not taken, each once."""
+        """Those of `rows` that belong to the view and were not taken, each once."""
         rows = rows[(rows >= 0) & (rows < len(self.taken))]
         return np.unique(rows[~self.taken[rows]])
 

@@ -1,4 +1,4 @@
-"""Snapshots: files of one consistent cut of every server, complete or absent.
+"""Snapshots: files of the state of every server at one consistent moment, complete or absent.
 
 A snapshot is a directory. Each server writes files of rows and numbers, and last a manifest that lists them with sizes and
 checksums; the snapshot is complete when the manifests of all servers are there. Names carry the snapshot's id, so that a new
@@ -28,8 +28,8 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.ps_server import specs
-from jfluid.ps_server.cut import TableCut
 from jfluid.ps_server.dense import DenseBlock
+from jfluid.ps_server.errors import DamagedError
 from jfluid.ps_server.kernels import HEAD, owners_of
 from jfluid.ps_server.manifest import (
     FILE,
@@ -44,9 +44,9 @@ from jfluid.ps_server.manifest import (
     read_manifest,
 )
 from jfluid.ps_server.optimizers import rule_of
-from jfluid.ps_server.refusals import DamagedError
-from jfluid.ps_server.store import Cut, Store
+from jfluid.ps_server.store import Store, StoreView
 from jfluid.ps_server.table import SparseTable
+from jfluid.ps_server.table_view import TableView
 
 Array = np.ndarray[Any, Any]
 _RECORDS = 1 << 16
@@ -100,7 +100,7 @@ class _Output:
         return File(name=self.name, size=self.size, crc32=self.crc32)
 
 
-def write(cut: Cut, folder: str | Path, snapshot: str, server: int, servers: int,
+def write(view: StoreView, folder: str | Path, snapshot: str, server: int, servers: int,
           left: Mapping[int, int] | None = None, keep: int | None = 1) -> Manifest:
     """Write the part of server number `server` of `servers` of the snapshot with this id.
 
@@ -116,12 +116,25 @@ def write(cut: Cut, folder: str | Path, snapshot: str, server: int, servers: int
                       if name != snapshot and server in parts), default=0)
     writer = _Writer(folder, f"{snapshot}.{server:05d}-of-{servers:05d}")
     try:
-        tables = [_write_table(writer, table) for table in cut.tables.values()]
-        blocks = [_write_block(writer, name, state, cut.specs.get(name)) for name, state in cut.blocks.items()]
-        states = [_write_state(writer, trainer, state) for trainer, state in sorted(cut.trainer_states.items())]
-        manifest = Manifest(format=FORMAT, id=snapshot, server=server, servers=servers, created_ns=time.time_ns(),
-                            tables=tables, blocks=blocks, ledger=cut.ledger, shown=cut.shown, lost=cut.lost,
-                            rounds=cut.rounds, left=dict(left or {}), number=min(number, LAST_NUMBER), states=states).checked()
+        tables = [_write_table(writer, table) for table in view.tables.values()]
+        blocks = [_write_block(writer, name, state, view.specs.get(name)) for name, state in view.blocks.items()]
+        states = [_write_state(writer, trainer, state) for trainer, state in sorted(view.trainer_states.items())]
+        manifest = Manifest(
+            format=FORMAT,
+            id=snapshot,
+            server=server,
+            servers=servers,
+            created_ns=time.time_ns(),
+            tables=tables,
+            blocks=blocks,
+            ledger=view.ledger,
+            shown=view.shown,
+            lost=view.lost,
+            rounds=view.rounds,
+            left=dict(left or {}),
+            number=min(number, LAST_NUMBER),
+            states=states,
+        ).checked()
         with writer.file("json") as output:
             output.write(np.frombuffer(manifest.text(), np.uint8))
         _sync(folder)
@@ -137,20 +150,20 @@ def write(cut: Cut, folder: str | Path, snapshot: str, server: int, servers: int
     return manifest
 
 
-def _write_table(writer: _Writer, cut: TableCut) -> TablePart:
-    rows_file, rows = _write_rows(writer, cut, waiting=False)
-    waiting_file, waiting = _write_rows(writer, cut, waiting=True) if cut.spec.entry else (None, 0)
+def _write_table(writer: _Writer, view: TableView) -> TablePart:
+    rows_file, rows = _write_rows(writer, view, waiting=False)
+    waiting_file, waiting = _write_rows(writer, view, waiting=True) if view.spec.entry else (None, 0)
     with writer.file(writer.next("numbers")) as output:
-        output.write(cut.steps.astype("<i8"))
-        output.write(cut.rates.astype("<f4"))
-    return TablePart(spec=cut.spec, step=cut.step, learning_rate=cut.learning_rate, segments=len(cut.steps), rows=rows,
+        output.write(view.steps.astype("<i8"))
+        output.write(view.rates.astype("<f4"))
+    return TablePart(spec=view.spec, step=view.step, learning_rate=view.learning_rate, segments=len(view.steps), rows=rows,
                      waiting=waiting, rows_file=rows_file, waiting_file=waiting_file, rates_file=output.done)
 
 
-def _write_rows(writer: _Writer, cut: TableCut, waiting: bool) -> tuple[File, int]:
+def _write_rows(writer: _Writer, view: TableView, waiting: bool) -> tuple[File, int]:
     count = 0
     with writer.file(writer.next("rows")) as output:
-        for heads, bodies in cut.blocks(waiting):
+        for heads, bodies in view.blocks(waiting):
             records = np.empty(len(heads), _record(bodies.shape[1]))
             records["head"], records["body"] = heads, bodies
             output.write(records)
@@ -294,7 +307,7 @@ def restore(store: Store, folder: str | Path, server: int, servers: int, snapsho
         else:
             blocks[name] = _block(spec, state, store)
     states = {part.trainer: _read_file(folder, part.file) for manifest in own for part in manifest.states}
-    with store.alone():
+    with store.exclusive():
         for block, state in others:
             block.restore(state)
         for name, table in found.items():
@@ -316,7 +329,7 @@ def _restore_tables(store: Store, folder: Path, manifests: list[Manifest], owner
     found = dict(_read_tables(folder, manifests, store, owner, tables))
     if missing := set(tables) - set(found):
         raise errors.ServerError(f"{folder}: snapshot {manifests[0].id} does not hold table {', '.join(sorted(missing))}")
-    with store.alone():
+    with store.exclusive():
         for name, table in found.items():
             store.put_table(name, table)
 

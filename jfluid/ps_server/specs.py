@@ -4,9 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, FiniteFloat
 
-from jfluid.ps_server.checked import NAME, Spec
 from jfluid.ps_server.optimizers import *  # noqa: F403  whichever there are
 from jfluid.ps_server.optimizers import AnyOptimizer, TableOptimizer
+from jfluid.ps_server.validation import NAME, Spec
 
 WIDEST_ROW = 1 << 16
 

@@ -1,4 +1,4 @@
-"""Store: the tables and blocks of one server, what was applied to them, and consistent cuts through all of them."""
+"""Store: the tables and blocks of one server, what was applied to them, and consistent views of all of them."""
 import contextlib
 import enum
 import threading
@@ -10,19 +10,19 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.errors import close_to
-from jfluid.ps_server import checked, specs, waits
-from jfluid.ps_server.cut import TableCut
+from jfluid.ps_server import cancellation, specs, validation
+from jfluid.ps_server.capacity import Cap, Size
 from jfluid.ps_server.dense import Block, DenseBlock, SavedBlock
+from jfluid.ps_server.errors import UnknownNameError
 from jfluid.ps_server.ledger import Call, Ledger
-from jfluid.ps_server.refusals import UnknownNameError
-from jfluid.ps_server.room import Cap, Size
 from jfluid.ps_server.table import SparseTable
+from jfluid.ps_server.table_view import TableView
 
 Array = np.ndarray[Any, Any]
 
 
-class Gate:
-    """Many may be inside at once (`shared`), or one alone (`alone`), who is let in before those who come later."""
+class SharedExclusiveLock:
+    """Many may be inside at once (`shared`), or one alone (`exclusive`), which is let in before those that ask later."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -41,7 +41,7 @@ class Gate:
                 self._changed.notify_all()
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
+    def exclusive(self) -> Iterator[None]:
         with self._changed:
             self._asking += 1
             try:
@@ -100,10 +100,10 @@ def _together(growths: Sequence[tuple[Size, Callable[[], Size]]]) -> tuple[Size,
 
 
 @dataclass
-class Cut:
+class StoreView:
     """A store as it was at one moment."""
 
-    tables: dict[str, TableCut]
+    tables: dict[str, TableView]
     blocks: dict[str, dict[str, Any]]
     specs: dict[str, specs.BlockSpec]
     ledger: dict[str, Any]
@@ -116,7 +116,7 @@ class Cut:
 class Store:
     """The tables and blocks of one server by name.
 
-    Every mutation goes through `once` (or `changing`), so that a cut falls between mutations and never into one.
+    Every mutation goes through `once` (or `changing`), so that a view shows the state between mutations and never within one.
 
     Attributes:
         rounds: how many rounds of synchronous training were applied.
@@ -138,7 +138,7 @@ class Store:
         self.trainer_states: dict[int, bytes] = {}
         self.cap = Cap("this server", self._size, "Drop rows that are no longer used (shrink), or give the job more servers, "
                        "or this one larger bounds (max_rows, max_bytes).")
-        self._gate = Gate()
+        self._lock = SharedExclusiveLock()
         self._naming = threading.Lock()
 
     def _size(self) -> Size:
@@ -159,7 +159,7 @@ class Store:
         return SparseTable(spec)
 
     def put_table(self, name: str, table: SparseTable) -> None:
-        """Take a table that `new_table` made in place of the one of this name. Within `alone`."""
+        """Take a table that `new_table` made in place of the one of this name. Within `exclusive`."""
         self.tables[name] = table
 
     def create_block(self, spec: specs.BlockSpec) -> Block:
@@ -195,7 +195,7 @@ class Store:
                 raise errors.ServerError(f"{block.name} is there already")
             self.blocks[block.name] = block
 
-    def _exists(self, name: str, spec: checked.Spec, kind: dict[str, Any]) -> bool:
+    def _exists(self, name: str, spec: validation.Spec, kind: dict[str, Any]) -> bool:
         """Whether `kind` holds it. Raises ServerError where the name stands for something else."""
         if name not in self.tables and name not in self.blocks:
             return False
@@ -232,7 +232,7 @@ class Store:
                 raise errors.ServerError(f"table {update.table}: its optimizer is a program, which only the server of that "
                                          "program can compute: push values or differences")
 
-    def check_room(self, rows: Sequence[RowsUpdate] = (), wanted: Sequence[Wanted] = ()) -> None:
+    def check_capacity(self, rows: Sequence[RowsUpdate] = (), wanted: Sequence[Wanted] = ()) -> None:
         """Raise TooLargeError for updates and look-ups that would add more rows than the bounds leave room for."""
         growths = []
         for table, ids, counts in self._adding(rows, wanted):
@@ -242,7 +242,7 @@ class Store:
         self.cap.check(*_together(growths))
 
     @contextlib.contextmanager
-    def room(self, rows: Sequence[RowsUpdate] = (), wanted: Sequence[Wanted] = ()) -> Iterator[None]:
+    def reserve(self, rows: Sequence[RowsUpdate] = (), wanted: Sequence[Wanted] = ()) -> Iterator[None]:
         """Hold room for the rows that the updates or look-ups of one call add, so that all of it is applied, or nothing.
 
         Raises TooLargeError and MemoryError: then nothing was added.
@@ -251,7 +251,7 @@ class Store:
             growths = []
             # By name, so that no two calls wait for each other.
             for table, ids, counts in sorted(self._adding(rows, wanted), key=lambda part: part[0].spec.name):
-                groups = held.enter_context(table.room(ids, counts, assigned=counts is None))
+                groups = held.enter_context(table.reserve(ids, counts, assigned=counts is None))
                 if self.cap.bounded:
                     growths.append(table.growth(ids, groups, counts, assigned=counts is None))
             held.enter_context(self.cap.held(*_together(growths)))
@@ -275,7 +275,7 @@ class Store:
 
         Raises TooLargeError and MemoryError where there is no room for new rows: then nothing was applied.
         """
-        with self.room(rows):
+        with self.reserve(rows):
             self._apply(rows, blocks, trainer)
 
     def _apply(self, rows: list[RowsUpdate], blocks: list[BlockUpdate], trainer: int | None) -> None:
@@ -297,8 +297,10 @@ class Store:
                 block.assign(change.value)
 
     @contextlib.contextmanager
-    def once(self, call: Call, alive: waits.Alive = waits.always, ledger: Ledger | None = None) -> Iterator[bool]:
-        """Yields whether the mutation is to be applied (see `Ledger.once`); no cut is made between that and its record.
+    def once(
+        self, call: Call, alive: cancellation.Alive = cancellation.always, ledger: Ledger | None = None
+    ) -> Iterator[bool]:
+        """Yields whether the mutation is to be applied (see `Ledger.once`); no view is opened between that and its record.
 
         Args:
             ledger: where it is recorded, in place of `ledger`.
@@ -308,7 +310,7 @@ class Store:
             yield False
             return
         try:
-            with self._gate.shared():
+            with self._lock.shared():
                 yield True
                 ledger.commit([call])
         except BaseException:
@@ -316,30 +318,30 @@ class Store:
             raise
 
     @contextlib.contextmanager
-    def cut(self, only: Sequence[str] = ()) -> Iterator[Cut]:
+    def view(self, only: Sequence[str] = ()) -> Iterator[StoreView]:
         """Everything (or only these tables) as it is now, between two mutations, to be read while the store goes on changing.
 
         Raises UnknownNameError for a name that is not a table's.
         """
         chosen = {name: self.table(name) for name in only} or self.tables
-        with contextlib.ExitStack() as open_cuts:
-            with self._gate.alone():
-                tables = {name: open_cuts.enter_context(table.cut()) for name, table in chosen.items()}
+        with contextlib.ExitStack() as open_views:
+            with self._lock.exclusive():
+                tables = {name: open_views.enter_context(table.view()) for name, table in chosen.items()}
                 blocks = {} if only else {name: block.state() for name, block in self.blocks.items()}
                 named = {name: block.spec for name, block in self.blocks.items()
                          if name in blocks and isinstance(block, DenseBlock)}
-                cut = Cut(tables, blocks, named, self.ledger.state(), self.shown.state(), self.ledger.lost,
+                view = StoreView(tables, blocks, named, self.ledger.state(), self.shown.state(), self.ledger.lost,
                           self.rounds, {} if only else dict(self.trainer_states))
-            yield cut
+            yield view
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
-        """No cut is made within. For mutations whose calls are committed within too."""
-        with self._gate.shared():
+        """No view is opened within. For mutations whose calls are committed within too."""
+        with self._lock.shared():
             yield
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """No mutation and no cut is under way within."""
-        with self._gate.alone():
+    def exclusive(self) -> Iterator[None]:
+        """No mutation and no opening of a view is under way within."""
+        with self._lock.exclusive():
             yield

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from jfluid import errors
-from jfluid.ps_server import born, kernels, specs, waits
-from jfluid.ps_server.cut import TableCut, moved
+from jfluid.ps_server import cancellation, kernels, row_initializers, specs
+from jfluid.ps_server.capacity import ROW_OVERHEAD, Cap, Groups, Reservations, Size
 from jfluid.ps_server.kernels import COUNT
 from jfluid.ps_server.optimizers import Rates, rule_of
-from jfluid.ps_server.room import ROW_OVERHEAD, Cap, Groups, Room, Size
 from jfluid.ps_server.shard import NO_COUNTS, Shard
+from jfluid.ps_server.table_view import TableView, moved
 
 Array = np.ndarray[Any, Any]
 
@@ -43,16 +43,22 @@ class SparseTable:
         self.learning_rate: float = spec.optimizer.learning_rate
         self.stride = spec.width * (1 + len(self.rule.slots))
         bits = spec.shards.bit_length() - 1
-        self._law, self._secret = born.law(spec.initializer), kernels.SECRET
-        self._room, self._waiting_room = Room(spec.shards), Room(spec.shards)
-        self._shards = [Shard(self.stride, bits, (spec.width, spec.seed, *self._law), self.rule.slots, state)
-                        for state in self._room.state.T]
+        self._initializer, self._secret = row_initializers.encoded(spec.initializer), kernels.SECRET
+        self._reservations, self._waiting_reservations = Reservations(spec.shards), Reservations(spec.shards)
+        self._shards = [Shard(self.stride, bits, (spec.width, spec.seed, *self._initializer), self.rule.slots, state)
+                        for state in self._reservations.state.T]
         # Ids that were shown and may not enter yet: heads alone.
-        self._waiting = [Shard(0, bits, (0, 0, *born.law(specs.Constant())), NO_COUNTS.astype(np.float32), state)
-                         for state in self._waiting_room.state.T] if spec.entry else []
+        self._waiting = (
+            [
+                Shard(0, bits, (0, 0, *row_initializers.encoded(specs.Constant())), NO_COUNTS.astype(np.float32), state)
+                for state in self._waiting_reservations.state.T
+            ]
+            if spec.entry
+            else []
+        )
         self._rates = Rates()
         self._clock = threading.Lock()
-        self._cutting = threading.Lock()
+        self._viewing = threading.Lock()
         self._holding = threading.local()
         self.cap = Cap(f"table {spec.name}", lambda: self.size, "Drop rows that are no longer used (shrink), let fewer ids in "
                        "(entry), or give the table larger bounds (max_rows, max_bytes) or more servers.")
@@ -65,12 +71,12 @@ class SparseTable:
 
     def __len__(self) -> int:
         """The number of rows."""
-        return int(self._room.state[COUNT].sum())
+        return int(self._reservations.state[COUNT].sum())
 
     @property
     def waiting(self) -> int:
         """How many ids the entry rule has seen, and not let in when they were last shown."""
-        return int(self._waiting_room.state[COUNT].sum())
+        return int(self._waiting_reservations.state[COUNT].sum())
 
     @property
     def size(self) -> Size:
@@ -107,7 +113,7 @@ class SparseTable:
         if not train:
             self._read(ids, out)
             return out
-        with self.room(ids, counts) as groups:
+        with self.reserve(ids, counts) as groups:
             for number, order in groups.parts(_BLOCK):
                 shard = self._shards[number]
                 with shard.lock:
@@ -136,7 +142,7 @@ class SparseTable:
                                      "that program can compute (SparseTable.update)")
         ids, gradients = self._checked_gradients(ids, gradients, merged)
         base = self.learning_rate if learning_rate is None else learning_rate
-        with self.room(ids) as groups:
+        with self.reserve(ids) as groups:
             step = self._tick(base)
             rate, update = self.rule.rate(base, step), self.rule.update
             for number, order in groups.parts(_BLOCK):
@@ -165,7 +171,7 @@ class SparseTable:
                                      f"{self.spec.optimizer.type}, which computes its updates itself (SparseTable.push)")
         ids, gradients = self._checked_gradients(ids, gradients, merged)
         with contextlib.ExitStack() as locks:
-            groups = list(locks.enter_context(self.room(ids)).parts())
+            groups = list(locks.enter_context(self.reserve(ids)).parts())
             for number, _ in groups:
                 locks.enter_context(self._shards[number].lock)
             rows = [self._located(number, ids, order, NO_COUNTS, self.step) for number, order in groups]
@@ -222,7 +228,7 @@ class SparseTable:
             raise errors.ServerError(f"table {self.spec.name}: slots: expected some of {list(self.rule.names)}, found "
                                      f"{sorted(unknown)}")
         groups = [(1 + self.rule.names.index(name), self._checked_values(name, ids, values)) for name, values in slots.items()]
-        with self.room(ids, assigned=True) as places:
+        with self.reserve(ids, assigned=True) as places:
             for number, order in places.parts(_BLOCK):
                 with self._shards[number].lock:
                     rows = self._inserted(number, ids, order)
@@ -240,8 +246,8 @@ class SparseTable:
         """
         if block < 1:
             raise errors.ServerError(f"table {self.spec.name}: items: block: expected at least 1 row, found {block}")
-        with self.cut() as cut:
-            for ids, values, _ in cut.rows(block):
+        with self.view() as view:
+            for ids, values, _ in view.rows(block):
                 yield ids, values
 
     def add(self, ids: Array, differences: Array) -> None:
@@ -255,7 +261,7 @@ class SparseTable:
         """
         self._change("values", ids, values, replace=True)
 
-    def shrink(self, age: int, alive: waits.Alive = waits.always) -> int:
+    def shrink(self, age: int, alive: cancellation.Alive = cancellation.always) -> int:
         """Drop the rows (and the ids that wait) that no step of the last `age` has touched; returns how many rows.
 
         Waits for a snapshot that is being written, as long as the caller is `alive`. Raises ServerError for an age below 1,
@@ -264,11 +270,11 @@ class SparseTable:
         if age < 1:
             raise errors.ServerError(f"table {self.spec.name}: shrink: age: expected at least 1 step, found {age}")
         dropped, oldest = 0, self.step - age + 1
-        with waits.held(self._cutting, alive), self.cap.alone():
-            for room, shards in ((self._waiting_room, self._waiting), (self._room, self._shards)):
+        with cancellation.held(self._viewing, alive), self.cap.alone():
+            for reserved, shards in ((self._waiting_reservations, self._waiting), (self._reservations, self._shards)):
                 for shard in shards:
-                    with room.lock, shard.lock:
-                        dropped += shard.expire(oldest) * (room is self._room)
+                    with reserved.lock, shard.lock:
+                        dropped += shard.expire(oldest) * (reserved is self._reservations)
         return dropped
 
     # ---- one block of rows, under its shard's lock -------------------------------------------------------------------
@@ -327,7 +333,7 @@ class SparseTable:
             enters: Array = shows >= entry.count
         else:
             assert entry is not None  # a table without an entry rule gives every id a row
-            enters = born.drawn_below(self.spec.seed, ids, shows, entry.probability)
+            enters = row_initializers.drawn_below(self.spec.seed, ids, shows, entry.probability)
         return enters
 
     def _peek(self, shard: Shard, rows: Array, order: Array, out: Array) -> None:
@@ -348,12 +354,12 @@ class SparseTable:
         if self.spec.entry is not None:
             out[order[rows < 0]] = 0
         elif len(rows) and rows.min() < 0:
-            born.fill_absent(rows, order, ids, out, self.spec.seed, *self._law)
+            row_initializers.fill_absent(rows, order, ids, out, self.spec.seed, *self._initializer)
 
     def _change(self, what: str, ids: Array, values: Array, replace: bool) -> None:
         ids = self._checked_ids(ids)
         values = self._checked_values(what, ids, values)
-        with self.room(ids, assigned=replace) as groups:
+        with self.reserve(ids, assigned=replace) as groups:
             for number, order in groups.parts(_BLOCK):
                 shard = self._shards[number]
                 with shard.lock:
@@ -366,7 +372,7 @@ class SparseTable:
     # ---- room for new rows -------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def room(self, ids: Array, counts: Array | None = None, assigned: bool = False) -> Iterator[Groups]:
+    def reserve(self, ids: Array, counts: Array | None = None, assigned: bool = False) -> Iterator[Groups]:
         """Hold room for the rows that a call may add to the table, and yield `ids` in groups by shard.
 
         Every call that may add rows does this by itself; around several, of one thread, it holds for all of them.
@@ -384,27 +390,28 @@ class SparseTable:
         groups = self._groups(ids)
         bounded = self.cap.held(*self.growth(ids, groups, counts, assigned)) if self.cap.bounded else contextlib.nullcontext()
         with bounded:
-            held: list[tuple[Room, Array]] = []
+            held: list[tuple[Reservations, Array]] = []
             try:
-                for room, shards in self._growing(counts, assigned):
-                    held.append((room, room.hold(shards, ids, groups)))
+                for reserved, shards in self._growing(counts, assigned):
+                    held.append((reserved, reserved.hold(shards, ids, groups)))
                 self._holding.ids, self._holding.groups = ids, groups
                 yield groups
             finally:
                 self._holding.ids = self._holding.groups = None
-                for room, more in held:
-                    room.release(more)
+                for reserved, more in held:
+                    reserved.release(more)
 
-    def _growing(self, counts: Array | None, assigned: bool) -> list[tuple[Room, list[Shard]]]:
-        """What a call may add to: for the arguments see `room`."""
-        rows, waiting = (self._room, self._shards), (self._waiting_room, self._waiting)
+    def _growing(self, counts: Array | None, assigned: bool) -> list[tuple[Reservations, list[Shard]]]:
+        """What a call may add to: for the arguments see `reserve`."""
+        rows, waiting = (self._reservations, self._shards), (self._waiting_reservations, self._waiting)
         if self.spec.entry is None or assigned:
             return [rows]
         return [] if counts is None else [rows, waiting]
 
     def growth(self, ids: Array, groups: Groups | None = None, counts: Array | None = None,
                assigned: bool = False) -> tuple[Size, Callable[[], Size]]:
-        """How much a call makes the table grow: at most, and a function that says it exactly. For the arguments see `room`."""
+        """How much a call makes the table grow: at most, and a function that says it exactly. For the arguments see
+        `reserve`."""
         most = [len(ids)] * len(self._growing(counts, assigned)) + [0, 0]
         return self._size(*most[:2]), lambda: self._growth(ids, groups or self._groups(ids), counts, assigned)
 
@@ -462,31 +469,31 @@ class SparseTable:
             raise self._wrong(what, f"an array float32 {list(shape)}", values)
         return np.ascontiguousarray(values)
 
-    # ---- cuts and their restoring ------------------------------------------------------------------------------------
+    # ---- views and their restoring -----------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def cut(self) -> Iterator[TableCut]:
+    def view(self) -> Iterator[TableView]:
         """The table as it is now, to be read while it goes on changing. One at a time; `shrink` waits for its end."""
-        with self._cutting:
+        with self._viewing:
             shards = [*self._shards, *self._waiting]
             with contextlib.ExitStack() as locks:
                 for shard in shards:
                     locks.enter_context(shard.lock)
                 for shard in shards:
-                    shard.begin_cut()
+                    shard.begin_view()
                 with self._clock:
                     count = self._rates.count
-                    cut = TableCut(self.spec, self.step, self.learning_rate, self._rates.steps[:count].copy(),
+                    view = TableView(self.spec, self.step, self.learning_rate, self._rates.steps[:count].copy(),
                                    self._rates.rates[:count].copy(), self._shards, self._waiting)
             try:
-                yield cut
+                yield view
             finally:
                 for shard in shards:
                     with shard.lock:
-                        shard.end_cut()
+                        shard.end_view()
 
     def restore_clock(self, step: int, learning_rate: float, steps: Array | None = None, rates: Array | None = None) -> None:
-        """Take over step, rate and history of rates of a cut; without a history, as if all steps had had this rate.
+        """Take over step, rate and history of rates of a view; without a history, as if all steps had had this rate.
 
         Rows that are there keep the steps that they have seen: to be called before rows are put or assigned.
         """
@@ -497,18 +504,18 @@ class SparseTable:
             self._rates.restore(steps, rates)
 
     def put(self, heads: Array, bodies: Array, waiting: bool = False) -> None:
-        """Insert or replace whole rows: heads [n] of kernels.HEAD and bodies float32 [n, stride], as a cut gives them. The
+        """Insert or replace whole rows: heads [n] of kernels.HEAD and bodies float32 [n, stride], as a view gives them. The
         bounds of the spec do not hold them up: what was saved is restored."""
-        room, shards = (self._waiting_room, self._waiting) if waiting else (self._room, self._shards)
+        reserved, shards = (self._waiting_reservations, self._waiting) if waiting else (self._reservations, self._shards)
         ids = np.ascontiguousarray(heads["id"])
         groups = self._groups(ids)
-        held = room.hold(shards, ids, groups)
+        held = reserved.hold(shards, ids, groups)
         try:
             for number, order in groups.parts(_BLOCK):
                 with shards[number].lock:
                     shards[number].put(heads, bodies, order)
         finally:
-            room.release(held)
+            reserved.release(held)
 
 
 def merge(ids: Array, values: Array) -> tuple[Array, Array]:

@@ -7,12 +7,12 @@ import numpy as np
 from google.protobuf.message import DecodeError, Message
 
 from jfluid import errors
-from jfluid.ps_server import lifting
 from jfluid.ps_server import ps_pb2 as pb
+from jfluid.ps_server import zero_copy
+from jfluid.ps_server.errors import TooLargeError
 from jfluid.ps_server.ledger import Call
-from jfluid.ps_server.lifting import flat, head
-from jfluid.ps_server.refusals import TooLargeError
 from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate, Store, Wanted
+from jfluid.ps_server.zero_copy import flat, head
 
 Array = np.ndarray[Any, Any]
 
@@ -157,7 +157,7 @@ def parts_of(reply: Any) -> list[Any]:
     return reply.parts() if isinstance(reply, (PullReply, ExchangeReply)) else [reply.SerializeToString()]
 
 
-_LIFTED: dict[Any, Any] = {pb.PushRequest: lifting.Push, pb.ExchangeRequest: lifting.Exchange}
+_ZERO_COPY: dict[Any, Any] = {pb.PushRequest: zero_copy.IncomingPush, pb.ExchangeRequest: zero_copy.IncomingExchange}
 
 
 # What may be large; all others are names and numbers, and have at most so many bytes.
@@ -171,11 +171,11 @@ def parsed(kind: type[Message], data: bytes) -> Any:
     Raises ServerError when there is none, or one of more parts than a job has, which would take far more memory than bytes.
     """
     try:
-        if kind in _LIFTED:
-            return _LIFTED[kind](memoryview(data))
+        if kind in _ZERO_COPY:
+            return _ZERO_COPY[kind](memoryview(data))
         if kind not in _LARGE and len(data) > LARGEST_OF_NUMBERS:
             raise DecodeError(f"more than {LARGEST_OF_NUMBERS} bytes")
-        return lifting.flat_message(kind, data)
+        return zero_copy.flat_message(kind, data)
     except DecodeError as error:
         raise errors.ServerError(f"expected a {kind.DESCRIPTOR.name}; these {len(data)} bytes are none: {error}") from None
 

@@ -4,7 +4,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid import errors
-from jfluid.ps_server.refusals import TooLargeError
+from jfluid.ps_server.errors import TooLargeError
 from tests.distributed.job import Job, transpile
 from tests.distributed.test_tables import HEIGHT, net
 

@@ -12,7 +12,7 @@ from jfluid.distributed import coming, links
 from jfluid.distributed.coming import Exchange
 from jfluid.distributed.communicator import Communicator
 from jfluid.distributed.work import Dense, Piece, read
-from jfluid.ps_server.client import Client, Pulled
+from jfluid.ps_server.client import Client, PullResult
 from tests.distributed.job import click_model, clicks, parameters, trainer_of
 
 MODEL = functools.partial(click_model, functools.partial(fluid.optimizer.Adam, 0.02))
@@ -41,7 +41,7 @@ def is_pending(tensor):
 
 
 def pulled(value):
-    return Pulled({}, W.cut(np.full((3, 3), value, np.float32)), 0)
+    return PullResult({}, W.cut(np.full((3, 3), value, np.float32)), 0)
 
 
 def test_who_reads_a_parameter_waits_for_it(under_way):
@@ -78,7 +78,7 @@ def test_a_failure_is_told_and_leaves_the_parameter_as_it_was(under_way):
 
 def test_parameters_of_which_pieces_are_missing_stay(under_way):
     _, tensor, _, future = under_way
-    future.set_result(Pulled({}, {"w.block0": pulled(7).blocks["w.block0"]}, 0))
+    future.set_result(PullResult({}, {"w.block0": pulled(7).blocks["w.block0"]}, 0))
     assert (np.array(tensor) == 0).all()
 
 

@@ -8,7 +8,7 @@ import pytest
 from jfluid.distributed.links import Link
 from jfluid.ps_server import specs
 from jfluid.ps_server.client import Client
-from jfluid.ps_server.refusals import RollbackError
+from jfluid.ps_server.errors import RollbackError
 from jfluid.ps_server.server import Server, Settings
 
 TOKEN = "0123456789-token-of-the-tests"
@@ -60,7 +60,7 @@ def step(client, round, size):
 
 def until_confirmed(servers, trainer):
     end = time.monotonic() + 120
-    while not all(server.meeting.confirmed(trainer) for server in servers):
+    while not all(server.trainer_group.confirmed(trainer) for server in servers):
         assert time.monotonic() < end
         time.sleep(0.01)
 

@@ -111,4 +111,4 @@ def test_a_server_need_not_wait_for_a_trainer_whose_last_word_was_lost():
         relay.next(Fault.HOLD, Fault.LOSE_REQUEST)  # the goodbye, and that its answer is known
         client.leave()
         assert [fault for *_, fault in relay.log] == [Fault.HOLD, Fault.LOSE_REQUEST]
-        assert server.meeting.finished
+        assert server.trainer_group.finished

@@ -14,11 +14,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from jfluid import errors
-from jfluid.ps_server import lifting, specs, wire
 from jfluid.ps_server import ps_pb2 as pb
-from jfluid.ps_server.meeting import Meeting
+from jfluid.ps_server import specs, wire, zero_copy
 from jfluid.ps_server.service import Service
 from jfluid.ps_server.store import Store
+from jfluid.ps_server.sync_rounds import TrainerGroup
 from tests.fuzz.harness import Refusal, as_json, fuzzed, grows_linearly, lied, mutated, reads_or_refuses
 
 PROGRAM = specs.Program(learning_rate=1, slots=(specs.Slot(name="m"),))
@@ -31,7 +31,7 @@ IDS = np.arange(8, dtype="<i8").tobytes()
 # Parsing is held against the message alone. What a call does may take a page for rows (8 MiB) in each shard of each table.
 FLOOR = 60_000_000
 # A message of two bytes a part has an object for each of at most 16384 parts.
-PARTS_FLOOR = 150 * lifting.MOST_PARTS
+PARTS_FLOOR = 150 * zero_copy.MOST_PARTS
 
 
 class Refused(Exception):
@@ -49,7 +49,7 @@ class Server:
         self.store = Store()
         self.store.create(TABLES, [BLOCK])
         self.store.table("t").look_up(np.arange(8))
-        self.service = Service(self.store, Meeting(self.store, trainers), save_root=root)
+        self.service = Service(self.store, TrainerGroup(self.store, trainers), save_root=root)
         self._handlers = self.service.handlers()
 
     def call(self, name, data):
@@ -239,7 +239,7 @@ def test_damaged_bytes(name, root):
     @fuzzed(25)
     @given(mutated([data for _, data in HONEST]) | st.binary(max_size=60))
     @example(b"")
-    @example(lifting.head(3, 0) * 20_000)
+    @example(zero_copy.head(3, 0) * 20_000)
     @example(b"\x0a\x80\xe1\xeb\x17" + b"t" * 10)
     def run(data):
         calls(root, name, data)
@@ -267,4 +267,6 @@ def test_names_of_ten_million_characters(root):
 @pytest.mark.parametrize("number", [3, 4, 15])
 @pytest.mark.parametrize("kind", [pb.PushRequest, pb.PullRequest, pb.CreateRequest])
 def test_time(kind, number):
-    grows_linearly(lambda data: wire.parsed(kind, data), lambda size: lifting.head(number, 0) * size, 1000, errors.ServerError)
+    grows_linearly(
+        lambda data: wire.parsed(kind, data), lambda size: zero_copy.head(number, 0) * size, 1000, errors.ServerError
+    )

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from jfluid import errors
 from jfluid.distributed import trainer_state
-from jfluid.ps_server import checked, snapshot, specs, wire
 from jfluid.ps_server import ps_pb2 as pb
+from jfluid.ps_server import snapshot, specs, validation, wire
 from jfluid.ps_server.ledger import Call
 from jfluid.ps_server.manifest import Manifest
 from jfluid.ps_server.round_snapshots import RoundSnapshots
@@ -42,8 +42,8 @@ def written(tmp_path_factory):
                 ids = np.arange(20)
                 store.table(name).look_up(ids)
                 store.table(name).push(ids, np.ones((20, store.table(name).spec.width), np.float32))
-    with store.cut() as cut:
-        snapshot.write(cut, folder, "a", 0, 1)
+    with store.view() as view:
+        snapshot.write(view, folder, "a", 0, 1)
     snapshot.restore(Store(), folder, 0, 1)  # compiles the kernels, before memory is counted
     return folder, {path.name: path.read_bytes() for path in folder.iterdir()}
 
@@ -69,8 +69,8 @@ def restored(written, name, data):
             table.push(ids, np.ones((5, width), np.float32))
     for block in store.blocks.values():
         block.push(np.ones(block.shape, np.float32))
-    with store.cut() as cut:
-        snapshot.write(cut, folder / "again", "b", 0, 1)
+    with store.view() as view:
+        snapshot.write(view, folder / "again", "b", 0, 1)
 
 
 def test_damaged_manifests(written):
@@ -129,4 +129,4 @@ def test_what_all_servers_have(tmp_path_factory, data):
 def test_time(text):
     def family(size):
         return b'{"tables":[' + text.encode() * size + b"1]}"
-    grows_linearly(lambda data: checked.read(Manifest, data, "a manifest"), family, 1000, errors.ServerError)
+    grows_linearly(lambda data: validation.read(Manifest, data, "a manifest"), family, 1000, errors.ServerError)

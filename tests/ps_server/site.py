@@ -9,7 +9,7 @@ from jfluid.ps_server.store import Store
 
 TOKEN = "a-token-of-the-job"
 LIMIT_S = 120
-# Rows and values of a call are above 64 KiB, so that lanes are used.
+# Rows and values of a call are above 64 KiB, so that buffers are used.
 WIDTH = 16
 ROWS = 2000
 TABLE = specs.TableSpec(name="t", width=WIDTH, optimizer=specs.Sgd(learning_rate=1.0))
@@ -58,7 +58,7 @@ class Site:
                 assert time.monotonic() < end
                 time.sleep(0.01)
         if again:
-            server.meeting.resume(left)
+            server.trainer_group.resume(left)
         self._ports[number] = server.port
         self.servers[number] = server.start()
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from jfluid import errors
-from jfluid.ps_server import checked, snapshot, specs, wire
 from jfluid.ps_server import ps_pb2 as pb
+from jfluid.ps_server import snapshot, specs, validation, wire
 from jfluid.ps_server.auth import Guard, Session
+from jfluid.ps_server.capacity import ROW_OVERHEAD
 from jfluid.ps_server.client import Client
-from jfluid.ps_server.refusals import JobFailedError, TooLargeError
-from jfluid.ps_server.room import ROW_OVERHEAD
+from jfluid.ps_server.errors import JobFailedError, TooLargeError
 from jfluid.ps_server.server import MOST_CALLS, Server, Settings
 from jfluid.ps_server.store import Change, Store
 from jfluid.ps_server.table import SparseTable
@@ -149,13 +149,13 @@ def test_threads_that_bring_the_same_ids_all_get_them_and_others_never_too_many(
                 t.shrink(50)
     in_threads(*(lambda seed=seed: others(seed) for seed in range(4)))
     assert len(t) == 5000 and len(refused) == 4 * 20 - 50
-    assert not t.cap._held and not t._room.state[2].any()
+    assert not t.cap._held and not t._reservations.state[2].any()
 
 
 @pytest.mark.parametrize("bad", [0, -1, 1.5, "many"])
 def test_wrong_bounds(bad):
     with pytest.raises(errors.ServerError, match="max_rows"):
-        checked.read(specs.TableSpec, spec().model_dump() | {"max_rows": bad}, "table")
+        validation.read(specs.TableSpec, spec().model_dump() | {"max_rows": bad}, "table")
 
 
 # ---- stores ---------------------------------------------------------------------------------------------------------
@@ -164,8 +164,8 @@ def test_a_snapshot_of_more_rows_than_the_bounds_is_restored_and_served(tmp_path
     store, bounded = Store(), Store()
     ids = np.arange(200)
     expected = store.create_table(spec()).look_up(ids)
-    with store.cut() as cut:
-        snapshot.write(cut, tmp_path, "all", 0, 1)
+    with store.view() as view:
+        snapshot.write(view, tmp_path, "all", 0, 1)
     bounded.create_table(spec(max_rows=100))
     snapshot.restore(bounded, tmp_path, 0, 1)
     t = bounded.tables["t"]
@@ -174,8 +174,8 @@ def test_a_snapshot_of_more_rows_than_the_bounds_is_restored_and_served(tmp_path
     t.push(ids, ones(ids))
     with pytest.raises(TooLargeError, match="max_rows is 100, 200 are taken"):
         t.look_up(np.array([777]))
-    with bounded.cut() as cut:
-        assert snapshot.write(cut, tmp_path, "again", 0, 1).tables[0].rows == 200
+    with bounded.view() as view:
+        assert snapshot.write(view, tmp_path, "again", 0, 1).tables[0].rows == 200
 
 
 def test_bounds_are_no_part_of_what_a_table_is():
@@ -260,7 +260,7 @@ def test_gradients_that_do_not_fit_are_refused_before_their_round(job):
         clients[0].push({"t": (OLD, ones(OLD))}, round=1)
     few = OLD[:10]
     in_both(clients, lambda client: client.push({"t": (few, ones(few))}, round=1))
-    assert job.server.store.rounds == 1 and rows_of(job) == {"t": 10} and not job.server.meeting.failed
+    assert job.server.store.rounds == 1 and rows_of(job) == {"t": 10} and not job.server.trainer_group.failed
 
 
 def test_a_round_that_has_become_too_large_fails_the_job_by_name(job):

@@ -4,7 +4,7 @@ import time
 import numpy as np
 import pytest
 
-from jfluid.ps_server import born, index, kernels, snapshot, specs
+from jfluid.ps_server import index, kernels, row_initializers, snapshot, specs
 from jfluid.ps_server.store import Change, RowsUpdate, Store
 from jfluid.ps_server.table import SparseTable, merge
 
@@ -80,7 +80,9 @@ def test_each_process_has_a_secret_of_its_own():
 
 def test_machine_code_that_is_kept_on_the_disk_does_not_hold_the_secret():
     """Numba writes values of globals into the code of kernels that read them."""
-    compiled = [k.py_func for module in (kernels, index, born) for k in vars(module).values() if hasattr(k, "py_func")]
+    compiled = [
+        k.py_func for module in (kernels, index, row_initializers) for k in vars(module).values() if hasattr(k, "py_func")
+    ]
     names = {name for function in compiled for name in function.__code__.co_names}
     assert "mix" in names and "SECRET" not in names
 
@@ -109,8 +111,8 @@ def results(folder, monkeypatch, secret):
     store = Store()
     store.create_table(table().spec)
     store.apply([RowsUpdate("t", Change.GRADIENT, *merge(ids, gradients))], [])
-    with store.cut() as cut:
-        snapshot.write(cut, folder, f"s{int(secret[0])}", 0, 1)
+    with store.view() as view:
+        snapshot.write(view, folder, f"s{int(secret[0])}", 0, 1)
     return found | {"pushed": store.tables["t"].look_up(once, train=False)}
 
 

@@ -30,8 +30,8 @@ def records(count):
     source, ids = new(), IDS[:count]
     source.look_up(ids)
     source.push(ids, gradients(ids))
-    with source.cut() as cut:
-        return [np.concatenate(parts) for parts in zip(*cut.blocks(), strict=True)]
+    with source.view() as view:
+        return [np.concatenate(parts) for parts in zip(*view.blocks(), strict=True)]
 
 
 PROGRAM = specs.Program(learning_rate=0.1, slots=(specs.Slot(name="sum", initial=3),))
@@ -140,8 +140,8 @@ def test_an_interrupt_behind_an_insertion_leaves_whole_rows(monkeypatch, way):
     monkeypatch.setattr(index, "locate", interrupted)
     with pytest.raises(KeyboardInterrupt):
         act(t, IDS)
-    with t.cut() as cut:
-        there = np.concatenate([IDS[:0], *(heads["id"] for heads, _ in cut.blocks())])
+    with t.view() as view:
+        there = np.concatenate([IDS[:0], *(heads["id"] for heads, _ in view.blocks())])
     assert len(np.unique(there)) == len(there) == len(t)
     act(twin := make(), IDS)
     found, after = t.look_up(there, train=False), twin.look_up(there, train=False)
@@ -169,13 +169,13 @@ def test_a_cut_has_all_rows_when_memory_ends_while_one_is_put_aside(monkeypatch)
 
     def ended(self, rows):
         raise MemoryError("no memory for a copy")
-    with t.cut() as cut:
+    with t.view() as view:
         monkeypatch.setattr(shard.Shard, "read", ended)
         with pytest.raises(MemoryError):
             t.assign(IDS, np.zeros((ROWS, WIDTH), np.float32))
         monkeypatch.setattr(shard.Shard, "read", read)
         t.assign(IDS[::2], np.ones((len(IDS[::2]), WIDTH), np.float32))
-        parts = list(cut.blocks())
+        parts = list(view.blocks())
     heads, bodies = (np.concatenate(part) for part in zip(*parts, strict=True))
     found = dict(zip(heads["id"].tolist(), bodies[:, 0].tolist()))
     assert found == dict(zip(IDS.tolist(), gradients(IDS)[:, 0].tolist()))
@@ -185,4 +185,4 @@ def test_rows_are_not_inserted_without_room():
     t = new()
     with pytest.raises(RuntimeError, match="there is room for 0 rows, which is 3 too few"):
         t._shards[0].insert(IDS[:3], np.arange(3), 0)
-    assert len(t) == 0 and t._room.state[kernels.HELD].sum() == 0
+    assert len(t) == 0 and t._reservations.state[kernels.HELD].sum() == 0

@@ -8,7 +8,7 @@ import pytest
 
 from jfluid import errors
 from jfluid.ops.optimizer import adadelta, ftrl
-from jfluid.ps_server import checked, snapshot, specs
+from jfluid.ps_server import snapshot, specs, validation
 from jfluid.ps_server.kernels import owners_of
 from jfluid.ps_server.ledger import Call
 from jfluid.ps_server.store import Store
@@ -157,9 +157,9 @@ def test_the_optimizer_decides_between_push_and_update():
     with pytest.raises(errors.ServerError, match=r"update: expected the optimizer program, found sgd.*SparseTable\.push"):
         table(specs.Sgd(learning_rate=1)).update(ids, ones(ids, 3), counted)
     with pytest.raises(errors.ServerError, match="the block: optimizer: .*'program'"):
-        checked.read(specs.BlockSpec, {"name": "w", "shape": [2], "optimizer": COUNTED.model_dump()}, "the block")
+        validation.read(specs.BlockSpec, {"name": "w", "shape": [2], "optimizer": COUNTED.model_dump()}, "the block")
     with pytest.raises(errors.ServerError, match=r"optimizer.*slots: .*two slots have one name: m, m"):
-        checked.read(specs.TableSpec, {"name": "t", "width": 1, "optimizer": {
+        validation.read(specs.TableSpec, {"name": "t", "width": 1, "optimizer": {
             "type": "program", "learning_rate": 1, "slots": [{"name": "m"}, {"name": "m"}]}}, "the table")
 
 
@@ -192,8 +192,8 @@ def test_a_cut_stays_as_it_was():
     t, ids, rng = table(COUNTED), ids_of(30_000), np.random.RandomState(0)
     t.update(ids, ones(ids, 3), counted)
     expected, found = t.look_up(ids), {}
-    with t.cut() as cut:
-        for some, values, slots in cut.rows(size=1000):
+    with t.view() as view:
+        for some, values, slots in view.rows(size=1000):
             assert (slots["count"] == 1).all() and (slots["sum"] == 2.5).all()
             found |= dict(zip(some.tolist(), values))
             changed = rng.choice(ids, 3000)
@@ -220,8 +220,8 @@ def test_snapshots_for_any_number_of_servers(tmp_path, before, after):
     ids = ids_of(2000)
     stores = [filled(server, before, ids) for server in range(before)]
     for server, store in enumerate(stores):
-        with store.cut() as cut:
-            snapshot.write(cut, tmp_path, "a", server, before)
+        with store.view() as view:
+            snapshot.write(view, tmp_path, "a", server, before)
     rows = 0
     for server in range(after):
         restored = Store()
@@ -238,8 +238,8 @@ def test_snapshots_for_any_number_of_servers(tmp_path, before, after):
 
 
 def test_a_snapshot_of_other_slots_is_refused(tmp_path):
-    with filled(0, 1, ids_of(20)).cut() as cut:
-        snapshot.write(cut, tmp_path, "a", 0, 1)
+    with filled(0, 1, ids_of(20)).view() as view:
+        snapshot.write(view, tmp_path, "a", 0, 1)
     other = Store()
     other.create_table(specs.TableSpec(name="t", width=3, initializer=specs.Normal(), optimizer=FTRL, seed=3))
     with pytest.raises(errors.ServerError, match="table t: the snapshot holds another table"):

@@ -11,8 +11,8 @@ from jfluid.distributed.snapshots import Snapshots
 from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server import snapshot, specs
 from jfluid.ps_server.client import Client
+from jfluid.ps_server.errors import RollbackError
 from jfluid.ps_server.recovery import Coordinator, Peers
-from jfluid.ps_server.refusals import RollbackError
 from jfluid.ps_server.round_snapshots import RoundSnapshots, newest_common
 from jfluid.ps_server.server import Server, Settings
 from jfluid.ps_server.store import Change, Store
@@ -57,9 +57,9 @@ class Cluster:
             store = Store()
             store.create_block(specs.BlockSpec(name=f"w{i}", shape=(3,), optimizer=specs.Momentum(learning_rate=1.0, mu=0.5)))
             self.servers.append(Server(Settings(token=TOKEN, server=i, servers=servers), store))
-            service, meeting = self.servers[i].service, self.servers[i].meeting
-            self.own.append(RoundSnapshots(folder / f"server-{i}", store, meeting.left, service.is_saved))
-            service.round_snapshots, meeting.on_round = self.own[i], self.own[i].on_round
+            service, trainer_group = self.servers[i].service, self.servers[i].trainer_group
+            self.own.append(RoundSnapshots(folder / f"server-{i}", store, trainer_group.left, service.is_saved))
+            service.round_snapshots, trainer_group.on_round = self.own[i], self.own[i].on_round
             self.own[i].look()
         endpoints = [f"127.0.0.1:{s.port}" for s in self.servers]
         self.peers = [Peers(endpoints, i, TOKEN, None, timeout_s=LIMIT_S) for i in range(servers)]

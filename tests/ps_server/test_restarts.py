@@ -13,15 +13,15 @@ from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server import specs, wire
 from jfluid.ps_server.auth import PROOF, Session
 from jfluid.ps_server.client import Client
-from jfluid.ps_server.lifting import Request
-from jfluid.ps_server.refusals import RollbackError, StateError
+from jfluid.ps_server.errors import RollbackError, StateError
 from jfluid.ps_server.store import Change
+from jfluid.ps_server.zero_copy import OutgoingRequest
 from tests.faults.calls import CallRelay, Fault
 from tests.ps_server.site import BLOCK, LIMIT_S, ROWS, TABLE, TOKEN, WIDTH, Site, until
 
 IDS = np.arange(ROWS, dtype=np.int64) ** 2
 ONE = np.ones(BLOCK.shape, np.float32)
-both_ways = pytest.mark.parametrize("lanes", [True, False])
+both_ways = pytest.mark.parametrize("share_memory", [True, False])
 
 
 class Lost(grpc.RpcError):
@@ -94,7 +94,7 @@ def test_lost_connections_use_up_no_thread(site):
 def test_a_call_without_an_answer_of_the_service_is_sent_again(site, code):
     """Whatever gRPC calls it: a server that ends cancels what is under way, and streams end in the middle."""
     client = site().client()
-    channel, real, calls = client._channels[0], client._channels[0]._methods["Push"], []
+    connection, real, calls = client._connections[0], client._connections[0]._methods["Push"], []
 
     def losing(data, timeout_s):
         calls.append(data)
@@ -104,7 +104,7 @@ def test_a_call_without_an_answer_of_the_service_is_sent_again(site, code):
         if len(calls) == 3:
             raise Lost(grpc.StatusCode[code], ((PROOF, b"of the service"),))
         return reply
-    channel._methods["Push"] = losing
+    connection._methods["Push"] = losing
     few = np.array([7])
     add(client, few)
     assert len(calls) == 2 and rows(client, few) == 1
@@ -134,7 +134,7 @@ def test_what_one_thread_has_not_heard_of_is_not_lost_when_another_mends_the_ser
     job = site()
     client = job.client()
     add(client, np.array([0]))
-    channel, real = client._channels[0], client._channels[0]._methods["Push"]
+    connection, real = client._connections[0], client._connections[0]._methods["Push"]
     under_way, go_on = threading.Event(), threading.Event()
 
     def losing(data, timeout_s):
@@ -143,7 +143,7 @@ def test_what_one_thread_has_not_heard_of_is_not_lost_when_another_mends_the_ser
             assert go_on.wait(LIMIT_S)
             raise Lost()  # the request never reached the server
         return real(data, timeout_s)
-    channel._methods["Push"] = losing
+    connection._methods["Push"] = losing
     first = threads.submit(add, client, np.array([1]))
     assert under_way.wait(LIMIT_S)
     add(client, np.array([2]))
@@ -159,7 +159,7 @@ def test_an_answer_of_an_earlier_life_that_comes_when_the_server_was_mended(site
     job = site()
     client = job.client()
     add(client, np.array([0]))
-    channel, real = client._channels[0], client._channels[0]._methods["Push"]
+    connection, real = client._connections[0], client._connections[0]._methods["Push"]
     answered, go_on = threading.Event(), threading.Event()
 
     def late(data, timeout_s):
@@ -168,7 +168,7 @@ def test_an_answer_of_an_earlier_life_that_comes_when_the_server_was_mended(site
             answered.set()
             assert go_on.wait(LIMIT_S)
         return reply
-    channel._methods["Push"] = late
+    connection._methods["Push"] = late
     first = threads.submit(add, client, np.array([1]))
     assert answered.wait(LIMIT_S)
     job.restart()
@@ -182,18 +182,18 @@ def test_pushes_before_the_first_answer_are_of_one_life(site, threads):
     """The very first calls of a client go to a server that ends between them."""
     job = site()
     client = job.client()
-    channel, real = client._channels[0], client._channels[0]._methods["Push"]
+    connection, real = client._connections[0], client._connections[0]._methods["Push"]
     order = threading.Lock()
 
     def restarted_between(data, timeout_s):
         with order:
             reply = real(data, timeout_s)
-            if channel.restarts == 0 and not done:
+            if connection.restarts == 0 and not done:
                 done.append(True)
                 job.restart()
             return reply
     done = []
-    channel._methods["Push"] = restarted_between
+    connection._methods["Push"] = restarted_between
     for future in [threads.submit(add, client, np.array([i])) for i in range(4)]:
         future.result(LIMIT_S)
     assert rows(client, np.arange(4)).tolist() == [1] * 4 and client.status()[0].lost == 0
@@ -300,36 +300,36 @@ def test_shows_are_kept_until_they_are_in_a_snapshot(site):
     for _ in range(3):
         client.pull({"rare": np.arange(10)})
     client.pull({"t": IDS})  # nothing depends on these
-    assert len(client._channels[0].kept) == 3
+    assert len(client._connections[0].replay_log) == 3
     job.snapshot()
     client.pull({"rare": np.arange(10)})
-    assert len(client._channels[0].kept) == 1
+    assert len(client._connections[0].replay_log) == 1
 
 
-# ---- lanes ---------------------------------------------------------------------------------------------------------
+# ---- shared memory -------------------------------------------------------------------------------------------------
 
 @both_ways
-def test_after_a_restart_no_call_reads_the_memory_of_another(site, lanes):
-    """Of two trainers the first is idle when the server starts again, and has a lane with the server that is no more."""
+def test_after_a_restart_no_call_reads_the_memory_of_another(site, share_memory):
+    """Of two trainers the first is idle when the server starts again, and has a buffer with the server that is no more."""
     job = site(trainers=2)
-    first, second = (job.client(trainer, share_memory=lanes) for trainer in range(2))
+    first, second = (job.client(trainer, share_memory=share_memory) for trainer in range(2))
     for client in (first, second):
         add(client, IDS + 10**7 * client.trainer)
         client.pull({"t": IDS + 10**7 * client.trainer})
     job.restart()
     second.pull({"t": IDS + 10**7})
-    second.pull({"t": IDS + 10**7})  # through a new lane
+    second.pull({"t": IDS + 10**7})  # through a new buffer
     found = first.pull({"t": IDS + 10**9}).rows["t"].all()
     assert not found.any() and (first.pull({"t": IDS}).rows["t"].all() == 1).all()
     assert first.restarts == second.restarts == 1
 
 
 @both_ways
-def test_trainers_at_work_and_idle_ones_when_a_server_starts_again_and_again(site, threads, lanes):
+def test_trainers_at_work_and_idle_ones_when_a_server_starts_again_and_again(site, threads, share_memory):
     """Everything is kept: in the end every push was applied once."""
     trainers, steps, kills = 4, 12, 3
     job = site(trainers=trainers)
-    clients = [job.client(trainer, share_memory=lanes, heartbeat_s=0.1) for trainer in range(trainers)]
+    clients = [job.client(trainer, share_memory=share_memory, heartbeat_s=0.1) for trainer in range(trainers)]
     at_work = threading.Barrier(trainers + 1, timeout=LIMIT_S)
 
     def train(client):
@@ -359,9 +359,9 @@ def test_trainers_at_work_and_idle_ones_when_a_server_starts_again_and_again(sit
 # ---- rounds --------------------------------------------------------------------------------------------------------
 
 @both_ways
-def test_rounds_go_on_when_servers_start_again_one_after_the_other(site, threads, lanes):
+def test_rounds_go_on_when_servers_start_again_one_after_the_other(site, threads, share_memory):
     job = site(servers=2, trainers=2)
-    clients = [job.client(trainer, share_memory=lanes) for trainer in range(2)]
+    clients = [job.client(trainer, share_memory=share_memory) for trainer in range(2)]
     for number in range(1, 7):
         if number % 2 == 0:
             job.snapshot(number // 2 % 2)
@@ -379,7 +379,7 @@ def test_an_idle_trainer_gives_a_restarted_server_what_it_lacks(site, threads):
     idle, other = (job.client(trainer, heartbeat_s=0.1) for trainer in range(2))
     wait([threads.submit(step, client, 1) for client in (idle, other)], LIMIT_S)
     waiting = threads.submit(idle.barrier)
-    until(lambda: any(barrier.waiting for barrier in job.servers[0].meeting._barriers.values()), "the idle one")
+    until(lambda: any(barrier.waiting for barrier in job.servers[0].trainer_group._barriers.values()), "the idle one")
     job.restart(1)
     found = threads.submit(lambda: other.pull({"t": IDS}, ["w"], train=False))
     assert found.result(LIMIT_S).blocks["w"][0, 0] == -1
@@ -396,16 +396,16 @@ def test_a_barrier_that_one_has_passed_when_server_0_starts_again(site, threads)
         job.clients.append(second)
         second.enter()
         passing = threads.submit(first.barrier)
-        until(lambda: job.servers[0].meeting._barriers)
-        channel, real = second._channels[0], second._channels[0]._methods["Barrier"]
+        until(lambda: job.servers[0].trainer_group._barriers)
+        connection, real = second._connections[0], second._connections[0]._methods["Barrier"]
 
         def lost_with_the_server(data, timeout_s):
-            channel._methods["Barrier"] = real
+            connection._methods["Barrier"] = real
             real(data, timeout_s)
             passing.result(LIMIT_S)
             job.restart()
             raise Lost()
-        channel._methods["Barrier"] = lost_with_the_server
+        connection._methods["Barrier"] = lost_with_the_server
         threads.submit(second.barrier).result(LIMIT_S)
 
 
@@ -415,10 +415,10 @@ def test_gradients_that_are_not_confirmed_are_held_again(site, threads):
     first, second = (job.client(trainer) for trainer in range(2))
     waiting = threads.submit(hold_and_confirm, second, 1)
     first.push({"t": (IDS, np.ones((ROWS, WIDTH), np.float32))}, {"w": ONE}, round=1, hold=True)
-    until(lambda: job.servers[1].meeting.confirmed(1))
+    until(lambda: job.servers[1].trainer_group.confirmed(1))
     job.restart(1)
     threads.submit(first._look).result(LIMIT_S)
-    assert not job.servers[1].meeting.confirmed(0) and [s.store.rounds for s in job.servers] == [0, 0]
+    assert not job.servers[1].trainer_group.confirmed(0) and [s.store.rounds for s in job.servers] == [0, 0]
     first.pull(blocks=["w"], round=1, confirm=True)
     waiting.result(LIMIT_S)
     assert [s.store.rounds for s in job.servers] == [1, 1]
@@ -431,10 +431,10 @@ def test_who_waits_at_one_server_learns_from_another_that_all_have_to_start_agai
     """A trainer waits for a round at server 0. Server 1 has lost rounds that nobody can give it again."""
     job = site(servers=2, trainers=2)
     client = job.client()
-    waiting = threads.submit(client._channels[0].exchange, request_of(client, round=1), 0, True)
-    until(lambda: job.servers[0].meeting.at_work() == [0])
+    waiting = threads.submit(client._connections[0].exchange, request_of(client, round=1), 0, True)
+    until(lambda: job.servers[0].trainer_group.at_work() == [0])
     with pytest.raises(RollbackError, match="round 5: this server has applied 0 rounds, and nobody has the gradients"):
-        client._channels[1].exchange(request_of(client, round=5), 0, True)
+        client._connections[1].exchange(request_of(client, round=5), 0, True)
     with pytest.raises(RollbackError, match="round 5"):
         waiting.result(LIMIT_S)
     with pytest.raises(RollbackError, match="round 5"):
@@ -442,7 +442,7 @@ def test_who_waits_at_one_server_learns_from_another_that_all_have_to_start_agai
 
 
 def request_of(client, round):
-    request = Request()
+    request = OutgoingRequest()
     request.push.message.caller.CopyFrom(client._caller(1, 1))
     request.push.message.round = round
     request.push.add_rows(IDS, np.ones((ROWS, WIDTH), np.float32), table="t", change=int(Change.GRADIENT), learning_rate=None)
@@ -472,7 +472,7 @@ def test_no_clock_says_which_life_of_a_trainer_is_the_later(site, monkeypatch):
 def test_any_server_that_knows_of_a_life_is_enough(site):
     job = site(servers=2)
     first = job.client(incarnation=77 << 32)
-    first._channels[1].look(first._caller(), at_once=True)
+    first._connections[1].look(first._caller(), at_once=True)
     job.restart(0)
     assert job.client().incarnation >> 32 == 78
 
@@ -519,8 +519,8 @@ def test_a_trainer_that_starts_while_a_server_is_away_is_not_silent_to_the_other
     job.clients.append(again)
     again.place_table("t", WIDTH)
     entering = threads.submit(again.enter)
-    heard = job.servers[0].meeting._known[0].heard_s
-    until(lambda: job.servers[0].meeting._known[0].heard_s > heard + 0.3, "a sign of life")
+    heard = job.servers[0].trainer_group._known[0].heard_s
+    until(lambda: job.servers[0].trainer_group._known[0].heard_s > heard + 0.3, "a sign of life")
     assert not entering.done()
     job.start(1)
     assert entering.result(LIMIT_S) == again.incarnation
@@ -538,7 +538,7 @@ def test_one_who_only_reads_is_no_trainer(site, tmp_path):
     reader.status()
     reader.close()
     add(trainer)
-    assert job.servers[0].meeting.at_work() == [0] and not job.servers[0].meeting.over
+    assert job.servers[0].trainer_group.at_work() == [0] and not job.servers[0].trainer_group.over
 
 
 # ---- goodbyes ------------------------------------------------------------------------------------------------------
@@ -552,7 +552,7 @@ def test_a_goodbye_whose_answer_is_lost_is_said_again(site):
         relay.next(Fault.LOSE_REPLY, Fault.LOSE_REPLY)
         client.leave()
         assert relay.happened[Fault.LOSE_REPLY] == 2
-    assert job.servers[0].meeting.finished and job.servers[0].wait(LIMIT_S)
+    assert job.servers[0].trainer_group.finished and job.servers[0].wait(LIMIT_S)
 
 
 def test_who_leaves_a_restarted_server_gives_it_first_what_it_lacks(site):
@@ -571,7 +571,7 @@ def test_who_has_left_stays_until_its_last_pushes_are_in_a_snapshot(site, thread
     leaver, other = (job.client(trainer) for trainer in range(2))
     wait([threads.submit(step, client, 1) for client in (leaver, other)], LIMIT_S)
     leaving = threads.submit(leaver.leave)
-    until(lambda: all(server.meeting.left() for server in job.servers))
+    until(lambda: all(server.trainer_group.left() for server in job.servers))
     job.restart(1)
     assert other.pull(blocks=["w"], train=False).blocks["w"][0, 0] == -1
     assert not leaving.done()

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from jfluid import errors
-from jfluid.ps_server import checked, snapshot, specs, wire
 from jfluid.ps_server import ps_pb2 as pb
+from jfluid.ps_server import snapshot, specs, validation, wire
 from jfluid.ps_server.auth import Session
 from jfluid.ps_server.client import Client
-from jfluid.ps_server.refusals import JobFailedError, StateError, TooLargeError, UnknownNameError
+from jfluid.ps_server.errors import JobFailedError, StateError, TooLargeError, UnknownNameError
 from jfluid.ps_server.server import Server, Settings
 from jfluid.ps_server.store import Change
 from jfluid.ps_server.table import SparseTable
@@ -294,7 +294,7 @@ def test_synchronous_trainers_equal_one_on_the_joined_batch(job, optimizer, serv
     np.testing.assert_allclose(job.client().look_up("t", np.arange(50)), local.look_up(np.arange(50)), rtol=1e-4, atol=1e-6)
     for block in blocks:
         np.testing.assert_allclose(block, 1 - 0.5 * 0.5 * rounds)
-    assert all(server.meeting.over for server in job.servers)
+    assert all(server.trainer_group.over for server in job.servers)
 
 
 def test_barriers_and_the_end_of_the_job(job):
@@ -315,7 +315,7 @@ def test_barriers_and_the_end_of_the_job(job):
 def test_a_silent_trainer_fails_the_job_by_name(job):
     job.start(trainers=2, silence_s=2)
     silent = job.client(trainer=1)
-    silent._channels[0].call("Heartbeat", pb.HeartbeatRequest(caller=silent._caller()))
+    silent._connections[0].call("Heartbeat", pb.HeartbeatRequest(caller=silent._caller()))
     alive = job.client(trainer=0, heartbeat_s=0.1)
     with pytest.raises(JobFailedError, match=r"the job has failed: trainer 1 has been silent for .* \(limit 2 s\)"):
         alive.barrier()
@@ -423,7 +423,7 @@ HOSTILE = [
     ("Save", pb.SaveRequest(folder="/tmp/never", snapshot="../a"), "INVALID_ARGUMENT", "expected an id of letters"),
     ("Restore", pb.RestoreRequest(folder="/does/not/exist"), "INVALID_ARGUMENT", "no such directory"),
     ("Attach", pb.AttachRequest(client=1, capacity=2**40), "RESOURCE_EXHAUSTED", "the limit is"),
-    ("Local", pb.LocalRequest(lane=1, method="Push", bytes=9), "UNAVAILABLE", "there is no lane 1"),
+    ("Local", pb.LocalRequest(lane=1, method="Push", bytes=9), "UNAVAILABLE", "there is no buffer 1"),
     ("Local", pb.LocalRequest(lane=1, method="Save"), "INVALID_ARGUMENT", "one of Pull, Push, Exchange, found 'Save'"),
 ]
 
@@ -475,7 +475,7 @@ def test_messages_beyond_the_limit_are_refused(job):
 ])
 def test_wrong_settings(change, message):
     with pytest.raises(errors.ServerError, match=f"settings: {message}"):
-        checked.read(Settings, {"token": TOKEN} | change, "settings")
+        validation.read(Settings, {"token": TOKEN} | change, "settings")
 
 
 def test_a_secret_that_is_none_is_not_shown():
@@ -514,7 +514,7 @@ def test_metrics_on_request(job):
     client.push({"t": (ids, ones(ids))})
     client.barrier()
     with pytest.raises(UnknownNameError):
-        client._channels[0].call("LookUp", pb.LookUpRequest(table="x"))
+        client._connections[0].call("LookUp", pb.LookUpRequest(table="x"))
     url = f"http://127.0.0.1:{job.servers[0].metrics_port}/metrics"
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {metrics_token(TOKEN)}"})
     with urllib.request.urlopen(request, timeout=120) as answer:

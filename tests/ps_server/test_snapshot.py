@@ -13,10 +13,10 @@ from pydantic import ValidationError
 
 from jfluid import errors
 from jfluid.ps_server import snapshot, specs
+from jfluid.ps_server.errors import DamagedError, StateError
 from jfluid.ps_server.kernels import owners_of
 from jfluid.ps_server.ledger import Call
 from jfluid.ps_server.manifest import Manifest
-from jfluid.ps_server.refusals import DamagedError, StateError
 from jfluid.ps_server.store import Store
 from tests.ps_server.test_table import ids_of, ones
 
@@ -46,8 +46,8 @@ def filled(server=0, servers=1):
 
 
 def save(store, folder, name="a", server=0, servers=1):
-    with store.cut() as cut:
-        return snapshot.write(cut, folder, name, server, servers)
+    with store.view() as view:
+        return snapshot.write(view, folder, name, server, servers)
 
 
 def names(folder):
@@ -100,7 +100,7 @@ def test_another_number_of_servers(tmp_path, before, after):
 
 
 def test_the_cut_is_consistent_while_pushes_go_on(tmp_path):
-    """Every push adds 1 to all rows of two tables: rows of a cut must all agree with the count of pushes."""
+    """Every push adds 1 to all rows of two tables: rows of a snapshot must all agree with the count of pushes."""
     store, ids, stop = Store(), ids_of(20_000), threading.Event()
     for name in ("a", "b"):
         store.create_table(specs.TableSpec(name=name, width=1, optimizer=specs.Sgd(learning_rate=-1), shards=4))

@@ -1,6 +1,6 @@
 """Two trainers and two servers against arrays that know what must be there, whatever happens in whatever order.
 
-    python -m tests.ps_server.test_state_machine 500    runs as many examples, with and without lanes
+    python -m tests.ps_server.test_state_machine 500    runs as many examples, with and without shared memory
 """
 import logging
 import shutil
@@ -29,7 +29,7 @@ FEW = 12
 ONE = np.ones(BLOCK.shape, np.float32)
 CALLS = ("Push", "Pull", "Exchange", "Local", "LookUp")
 
-# Calls of a few rows, and of all, which go through lanes.
+# Calls of a few rows, and of all, which go through shared memory.
 some_ids = st.lists(st.integers(0, FEW - 1), min_size=1, max_size=6).map(lambda ids: np.array(ids, np.int64)) | st.just(EVERY)
 few_ids = st.lists(st.integers(0, FEW - 1), min_size=1, max_size=6).map(lambda ids: np.array(ids, np.int64))
 amounts = st.integers(-3, 3)
@@ -50,7 +50,7 @@ class Lost(grpc.RpcError):
 class Job(RuleBasedStateMachine):
     """What trainers and servers do, and what must come of it. Values are small whole numbers and halves: sums are exact."""
 
-    lanes = True
+    share_memory = True
 
     @initialize()
     def begin(self):
@@ -63,18 +63,18 @@ class Job(RuleBasedStateMachine):
         self.shown, self.rare = np.zeros(FEW, int), np.zeros(FEW, np.float32)
 
     def client(self, trainer):
-        client = self.site.client(trainer, heartbeat_s=0.05, share_memory=self.lanes)
+        client = self.site.client(trainer, heartbeat_s=0.05, share_memory=self.share_memory)
         client.create([RARE])
-        for channel in client._channels:
+        for connection in client._connections:
             for name in CALLS:
-                channel._methods[name] = self.over_the_wire(name, channel._methods[name])
+                connection._methods[name] = self.over_the_wire(name, connection._methods[name])
         return client
 
     def over_the_wire(self, name, real):
         def call(data, timeout_s):
             with self.lock:
                 fault = self.faults.pop(0) if self.faults else None
-                if name != "Local":  # what lies in a lane is another request by now
+                if name != "Local":  # what lies in a buffer is another request by now
                     self.sent.append((real, data))
             if fault == "request":
                 raise Lost
@@ -203,20 +203,20 @@ class Job(RuleBasedStateMachine):
             pass
 
 
-def check(lanes, examples, **more):
+def check(share_memory, examples, **more):
     """Run examples of it."""
-    machine = type("JobWithLanes" if lanes else "JobWithoutLanes", (Job,), {"lanes": lanes})
+    machine = type("JobWithSharedMemory" if share_memory else "JobWithoutSharedMemory", (Job,), {"share_memory": share_memory})
     run_state_machine_as_test(machine, settings=settings(
         max_examples=examples, stateful_step_count=12, deadline=None, suppress_health_check=list(HealthCheck), **more))
 
 
-@pytest.mark.parametrize("lanes", [True, False])
-def test_every_acknowledged_call_is_applied_once(lanes):
-    check(lanes, examples=10, derandomize=True, database=None)
+@pytest.mark.parametrize("share_memory", [True, False])
+def test_every_acknowledged_call_is_applied_once(share_memory):
+    check(share_memory, examples=10, derandomize=True, database=None)
 
 
 if __name__ == "__main__":
     logging.disable(logging.WARNING)
-    for lanes in (True, False):
-        check(lanes, int(sys.argv[1]), print_blob=True)
-        print(f"{'with' if lanes else 'without'} lanes: {sys.argv[1]} examples", flush=True)
+    for share_memory in (True, False):
+        check(share_memory, int(sys.argv[1]), print_blob=True)
+        print(f"{'with' if share_memory else 'without'} shared memory: {sys.argv[1]} examples", flush=True)

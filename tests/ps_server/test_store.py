@@ -8,9 +8,9 @@ from jfluid import errors
 from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server import specs
 from jfluid.ps_server.dense import DenseBlock
+from jfluid.ps_server.errors import StateError, UnknownNameError
 from jfluid.ps_server.ledger import WINDOW, Call, Ledger
-from jfluid.ps_server.refusals import StateError, UnknownNameError
-from jfluid.ps_server.store import Change, Gate, Store
+from jfluid.ps_server.store import Change, SharedExclusiveLock, Store
 from jfluid.ps_server.wire import updates_of
 
 SGD = specs.Sgd(learning_rate=0.5)
@@ -191,17 +191,17 @@ def test_names_stand_for_one_thing():
 
 
 def test_a_cut_waits_for_mutations_and_mutations_for_the_cut():
-    gate, order, inside = Gate(), [], threading.Event()
+    lock, order, inside = SharedExclusiveLock(), [], threading.Event()
     finish = threading.Event()
 
     def mutate():
-        with gate.shared():
+        with lock.shared():
             inside.set()
             finish.wait(120)
             order.append("mutation")
 
     def cut():
-        with gate.alone():
+        with lock.exclusive():
             order.append("cut")
 
     threads = [threading.Thread(target=mutate), threading.Thread(target=cut)]
@@ -214,7 +214,7 @@ def test_a_cut_waits_for_mutations_and_mutations_for_the_cut():
     for thread in threads:
         thread.join(120)
     assert order == ["mutation", "cut"]
-    with gate.shared(), gate.shared():
+    with lock.shared(), lock.shared():
         pass
 
 

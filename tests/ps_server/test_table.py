@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from jfluid import errors
-from jfluid.ps_server import born, checked, kernels, specs
-from jfluid.ps_server.refusals import StateError
+from jfluid.ps_server import kernels, row_initializers, specs, validation
+from jfluid.ps_server.errors import StateError
 from jfluid.ps_server.table import SparseTable, merge
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "row_updates.json").read_text())
@@ -222,7 +222,7 @@ def test_wrong_calls_are_refused_and_change_nothing(call, message):
 
 def test_shrinking_waits_for_a_snapshot_no_longer_than_its_caller_lives():
     t = table()
-    with t.cut(), pytest.raises(StateError, match="the caller has gone"):
+    with t.view(), pytest.raises(StateError, match="the caller has gone"):
         t.shrink(1, alive=lambda: False)
     assert t.shrink(1, alive=lambda: False) == 0
 
@@ -245,8 +245,8 @@ def test_entry_by_count():
     assert (t.look_up(np.array([9]), np.array([3], np.uint32)) == 2).all()
     t.push(ids, ones(ids))
     assert t.look_up(ids, train=False)[:, 0].tolist() == [1, 0]
-    with t.cut() as cut:
-        shows = {int(head["id"]): int(head["shows"]) for heads, _ in cut.blocks() for head in heads}
+    with t.view() as view:
+        shows = {int(head["id"]): int(head["shows"]) for heads, _ in view.blocks() for head in heads}
     assert shows == {1: 3, 9: 3}
 
 
@@ -321,15 +321,15 @@ def test_a_cut_stays_as_it_was_while_the_table_changes(entry):
     expected = t.look_up(ids, train=False)
     present, waiting = len(t), t.waiting
     rng = np.random.RandomState(0)
-    with t.cut() as cut:
+    with t.view() as view:
         found = []
-        for block in cut.blocks():
+        for block in view.blocks():
             found.append(block)
             some = rng.choice(ids, 5000)
             t.push(some, ones(some, 2))
             t.look_up(ids_of(3000, seed=len(found)))
             t.look_up(some)
-        waited = list(cut.blocks(waiting=True))
+        waited = list(view.blocks(waiting=True))
     heads = np.concatenate([heads for heads, _ in found])
     bodies = np.concatenate([bodies for _, bodies in found])
     assert len(heads) == present == len(np.unique(heads["id"])) and sum(len(h) for h, _ in waited) == waiting
@@ -367,9 +367,9 @@ def test_parts_are_complete_and_in_order():
 def test_wrong_specs_are_refused(bad, message):
     good = {"name": "t", "optimizer": {"type": "sgd", "learning_rate": 1}}
     with pytest.raises(errors.ServerError, match=rf"the table: {message}"):
-        checked.read(specs.TableSpec, good | bad, "the table")
+        validation.read(specs.TableSpec, good | bad, "the table")
 
 
 def test_laws_and_rules_know_every_kind():
     with pytest.raises(TypeError, match="expected an initializer"):
-        born.law(specs.Sgd(learning_rate=1))
+        row_initializers.encoded(specs.Sgd(learning_rate=1))

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from jfluid import errors
-from jfluid.ps_server import lifting, specs, wire
 from jfluid.ps_server import ps_pb2 as pb
-from jfluid.ps_server.refusals import TooLargeError, UnknownNameError
+from jfluid.ps_server import specs, wire, zero_copy
+from jfluid.ps_server.errors import TooLargeError, UnknownNameError
 from jfluid.ps_server.store import Store
 
 TABLE = specs.TableSpec(name="t", width=2, optimizer=specs.Sgd(learning_rate=1))
@@ -17,7 +17,7 @@ COUNT = 300_000
 
 
 def part(number, data):
-    return lifting.head(number, len(data)) + data
+    return zero_copy.head(number, len(data)) + data
 
 
 MANY = {
@@ -29,7 +29,7 @@ MANY = {
     "what an exchange does not know": (pb.ExchangeRequest, b"".join(part(i % 13 + 3, b"") for i in range(COUNT))),
     "rows of a pull": (pb.PullRequest, part(3, b"") * COUNT), "blocks of a pull": (pb.PullRequest, part(4, b"") * COUNT),
     "tables": (pb.CreateRequest, part(3, b"") * COUNT), "tables to save": (pb.SaveRequest, part(3, b"") * COUNT),
-    "tables to restore": (pb.RestoreRequest, part(3, b"") * COUNT), "lanes": (pb.AttachRequest, part(6, b"\x01" * COUNT)),
+    "tables to restore": (pb.RestoreRequest, part(3, b"") * COUNT), "buffers": (pb.AttachRequest, part(6, b"\x01" * COUNT)),
     "rounds": (pb.RetainSnapshotsRequest, part(1, b"\x01" * COUNT)), "a name": (pb.BarrierRequest, part(2, b"x" * COUNT)),
     "names": (pb.LookUpRequest, part(1, b"x") * COUNT), "parts of a chunk": (pb.Chunk, part(2, b"") * COUNT),
     "variables": (pb.TrainerState, part(2, b"") * COUNT), "a method": (pb.LocalRequest, part(2, b"x" * COUNT)),

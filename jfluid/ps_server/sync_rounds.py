@@ -9,9 +9,9 @@ from typing import Literal
 import numpy as np
 
 from jfluid import errors
-from jfluid.ps_server import waits
+from jfluid.ps_server import cancellation
+from jfluid.ps_server.errors import JobFailedError, RollbackError, StateError
 from jfluid.ps_server.ledger import Call
-from jfluid.ps_server.refusals import JobFailedError, RollbackError, StateError
 from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate, Store
 from jfluid.ps_server.table import merge
 
@@ -47,7 +47,7 @@ class _Barrier:
     waiting: dict[int, int] = field(default_factory=dict)  # trainer -> the number that it waits for
 
 
-class Meeting:
+class TrainerGroup:
     """Barriers and rounds of `trainers` trainers, numbered from 0. Safe for threads.
 
     A barrier, and a round, waits for every trainer but those that have left (and, with "leave out", those that fell silent).
@@ -131,7 +131,7 @@ class Meeting:
             leaves = known is not None and known.state != "left"
             if known is not None:
                 known.state, known.knows = "left", known.knows or knows
-            self._meet()
+            self._advance()
         if leaves:
             self.on_leave()
 
@@ -168,7 +168,7 @@ class Meeting:
                 logger.warning("trainer %d has been silent for %.0f s%s", number, silent_s, since)
                 if self.on_silence == "fail":
                     self._fail(f"trainer {number} has been silent for {silent_s:.0f} s{since} (limit {limit_s:g} s)")
-            self._meet()
+            self._advance()
 
     def _fail(self, why: str) -> None:
         self.failed = self.failed or why
@@ -184,7 +184,7 @@ class Meeting:
     def _awaited(self) -> set[int]:
         return {t for t in range(self.trainers) if t not in self._known or self._known[t].state in ("expected", "at work")}
 
-    def _meet(self) -> None:
+    def _advance(self) -> None:
         """Let those go on for whom nobody is missing any more."""
         if self.failed:
             return
@@ -197,18 +197,20 @@ class Meeting:
             self._apply_round()
         self._changed.notify_all()
 
-    def _wait(self, done: Callable[[], bool], alive: waits.Alive) -> None:
+    def _wait(self, done: Callable[[], bool], alive: cancellation.Alive) -> None:
         """Wait for `done`, as long as the caller is there. Raises JobFailedError when the job fails meanwhile."""
         def met() -> bool:
             if done():
                 return True
             self._check()
             return False
-        waits.wait(self._changed, met, alive)
+        cancellation.wait(self._changed, met, alive)
 
     # ---- barriers ----
 
-    def barrier(self, trainer: int, name: str, number: int, alive: waits.Alive = waits.always, passed: bool = False) -> None:
+    def barrier(
+        self, trainer: int, name: str, number: int, alive: cancellation.Alive = cancellation.always, passed: bool = False
+    ) -> None:
         """Wait until all trainers have come to passage `number` (from 1) of the barrier. Coming again is harmless.
 
         Args:
@@ -226,13 +228,13 @@ class Meeting:
                 self._changed.notify_all()
             elif number > barrier.passed:
                 barrier.waiting[trainer] = number
-                self._meet()
+                self._advance()
             self._wait(lambda: barrier.passed >= number, alive)
 
     # ---- rounds ----
 
     def deposit(self, call: Call, number: int, rows: list[RowsUpdate], blocks: list[BlockUpdate],
-                alive: waits.Alive = waits.always, hold: bool = False, state: bytes = b"") -> bool:
+                alive: cancellation.Alive = cancellation.always, hold: bool = False, state: bytes = b"") -> bool:
         """Give this trainer's gradients to round `number`, and wait until it was applied; False for a duplicate.
 
         With `hold` they wait for `confirm`, and this call does not wait. With the round the store takes the trainer's `state`.
@@ -273,12 +275,12 @@ class Meeting:
             self._settle(there, hold, alive)
         return True
 
-    def _settle(self, deposit: _Deposit, hold: bool, alive: waits.Alive) -> None:
+    def _settle(self, deposit: _Deposit, hold: bool, alive: cancellation.Alive) -> None:
         """Unless it is to be held, let a deposit be applied, and wait for that. Raises StateError where it was not."""
         if hold:
             return
         deposit.confirmed = True
-        self._meet()
+        self._advance()
         self._wait(lambda: deposit.applied or bool(deposit.refused), alive)
         if deposit.refused:
             self._check()
@@ -308,7 +310,7 @@ class Meeting:
                 raise StateError(f"trainer {trainer}: round {number} cannot be confirmed: this server has applied "
                                  f"{self.store.rounds} rounds, and holds {'other' if deposit else 'no'} gradients of it")
             deposit.confirmed = True
-            self._meet()
+            self._advance()
 
     def confirmed(self, trainer: int) -> bool:
         """Whether the gradients of this trainer for the next round are here, and confirmed."""
@@ -330,7 +332,7 @@ class Meeting:
                     _Trainer(self._clock(), self.store.ledger.through(trainer)[0], "expected")
                 self._known.setdefault(trainer, heard)
 
-    def wait_for_round(self, number: int, alive: waits.Alive = waits.always) -> None:
+    def wait_for_round(self, number: int, alive: cancellation.Alive = cancellation.always) -> None:
         """Wait until round `number` was applied."""
         with self._changed:
             self._wait(lambda: self.store.rounds >= number, alive)

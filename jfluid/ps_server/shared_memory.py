@@ -1,13 +1,13 @@
-"""Lanes: memory that a client and a server on the same machine share.
+"""SharedBuffers: memory that a client and a server on the same machine share.
 
-Through the network stack each byte of a message is copied half a dozen times. In a lane its client writes a request, the call
-itself says only how large it is, and the server writes the reply beside it.
+Through the network stack each byte of a message is copied half a dozen times. In a buffer its client writes a request, the
+call itself says only how large it is, and the server writes the reply beside it.
 
-A lane is an anonymous file (memfd_create(2), so only on Linux) that the server opens through /proc. It belongs to nothing else
-and is gone with the two processes; a server lets go of those of processes that have ended. It takes only a file of its own
-user that cannot shrink any more: what is mapped of one that shrinks is no memory.
+A buffer is an anonymous file (memfd_create(2), so only on Linux) that the server opens through /proc. It belongs to nothing
+else and is gone with the two processes; a server lets go of those of processes that have ended. It takes only a file of its
+own user that cannot shrink any more: what is mapped of one that shrinks is no memory.
 
-A lane is known to one life of one server, by a random name: in another life, and at another server, a call that names it is
+A buffer is known to one life of one server, by a random name: in another life, and at another server, a call that names it is
 refused, and sent again over the network.
 """
 import mmap
@@ -20,20 +20,20 @@ from typing import Any
 
 from jfluid import errors
 from jfluid.ps_server import ps_pb2 as pb
-from jfluid.ps_server.refusals import TooLargeError
+from jfluid.ps_server.errors import TooLargeError
 
 SMALLEST = 1 << 16  # what is smaller goes over the network just as fast
-MOST = 4            # of one client; as many calls of it may be under way in lanes
+MOST = 4            # of one client; as many calls of it may be under way in buffers
 _PROOF = 32
 _HEADER = mmap.PAGESIZE
 _NAME = "jfluid-lane"
 
 
-class LaneLostError(errors.ServerError):
-    """The server does not have this lane (any more): the call is to be sent over the network."""
+class BufferLostError(errors.ServerError):
+    """The server does not have this buffer (any more): the call is to be sent over the network."""
 
 
-class Lane:
+class SharedBuffer:
     """A header with the proof, room for a request, as much for a reply. One call at a time.
 
     Attributes:
@@ -69,22 +69,22 @@ class Lane:
 
     def _read(self, at: int, size: int) -> bytes:
         if size > self.capacity:
-            raise TooLargeError(f"a message of {size} bytes in a lane of {self.capacity}")
+            raise TooLargeError(f"a message of {size} bytes in a buffer of {self.capacity}")
         return bytes(self._view[at:at + size])
 
 
 # ---- of a client ----
 
-class Lanes:
-    """The lanes from one client to one server. Safe for threads.
+class SharedBuffers:
+    """The buffers from one client to one server. Safe for threads.
 
     Args:
-        attach: tells the server of a lane; returns the name that it gave, 0 where it is on another machine, None where it gave
-            no answer.
-        wanted: False for no lanes.
+        attach: tells the server of a buffer; returns the name that it gave, 0 where it is on another machine, None where it
+            gave no answer.
+        wanted: False for no buffers.
 
     Attributes:
-        client: the server knows by it whose lanes they are.
+        client: the server knows by it whose buffers they are.
     """
 
     def __init__(self, attach: Callable[[pb.AttachRequest], int | None], wanted: bool = True):
@@ -92,53 +92,53 @@ class Lanes:
         self._attach = attach
         self._possible = wanted and hasattr(os, "memfd_create")
         self._lock, self._attaching = threading.Lock(), threading.Lock()
-        self._free: list[Lane] = []
-        self._taken: set[Lane] = set()
+        self._free: list[SharedBuffer] = []
+        self._taken: set[SharedBuffer] = set()
 
-    def take(self, capacity: int) -> Lane | None:
-        """A lane for a call of so many bytes; None where there is none, or another call is making one.
+    def take(self, capacity: int) -> SharedBuffer | None:
+        """A buffer for a call of so many bytes; None where there is none, or another call is making one.
 
         `give` it back after the call; or, when the call had no answer, `drop` it: one may still come.
         """
         with self._lock:
             if not self._possible or len(self._taken) >= MOST:
                 return None
-            lane = next((lane for lane in self._free if lane.capacity >= capacity), None)
-            if lane is not None:
-                self._free.remove(lane)
-                self._taken.add(lane)
-                return lane
+            buffer = next((buffer for buffer in self._free if buffer.capacity >= capacity), None)
+            if buffer is not None:
+                self._free.remove(buffer)
+                self._taken.add(buffer)
+                return buffer
         if not self._attaching.acquire(blocking=False):
             return None
         try:
             with self._lock:
                 self._free = []  # a wider one does for all calls
                 used = [other.name for other in self._taken]
-            lane = self._made(capacity, used)
-            if lane is not None:
+            buffer = self._made(capacity, used)
+            if buffer is not None:
                 with self._lock:
-                    self._taken.add(lane)
-            return lane
+                    self._taken.add(buffer)
+            return buffer
         finally:
             self._attaching.release()
 
-    def give(self, lane: Lane) -> None:
+    def give(self, buffer: SharedBuffer) -> None:
         with self._lock:
-            if lane in self._taken:  # otherwise the server has started again
-                self._taken.remove(lane)
-                self._free.append(lane)
+            if buffer in self._taken:  # otherwise the server has started again
+                self._taken.remove(buffer)
+                self._free.append(buffer)
 
-    def drop(self, lane: Lane) -> None:
+    def drop(self, buffer: SharedBuffer) -> None:
         with self._lock:
-            self._taken.discard(lane)
+            self._taken.discard(buffer)
 
     def forget(self) -> None:
-        """The server has started again, and has none of the lanes."""
+        """The server has started again, and has none of the buffers."""
         with self._lock:
             self._free, self._taken = [], set()
 
-    def _made(self, capacity: int, used: list[int]) -> Lane | None:
-        """A new lane that the server knows, too."""
+    def _made(self, capacity: int, used: list[int]) -> SharedBuffer | None:
+        """A new buffer that the server knows, too."""
         import fcntl  # not on all systems
         capacity = max(1 << (capacity - 1).bit_length(), 1 << 20)
         file = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -150,34 +150,34 @@ class Lanes:
                 return None
             os.pwrite(file, proof, 0)
             fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-            lane = Lane(file, capacity)
+            buffer = SharedBuffer(file, capacity)
             name = self._attach(pb.AttachRequest(client=self.client, process=os.getpid(), file=file, proof=proof,
                                                  capacity=capacity, used=used))
         finally:
             os.close(file)
         if name == 0:
             self._possible = False
-        lane.name = name or 0
-        return lane if name else None
+        buffer.name = name or 0
+        return buffer if name else None
 
 
 # ---- of a server ----
 
-class Attached:
-    """The lanes of a server. Safe for threads."""
+class AttachedBuffers:
+    """The buffers of a server. Safe for threads."""
 
     def __init__(self, largest: int) -> None:
         self._largest = largest
         self._lock = threading.Lock()
-        self._lanes: dict[int, Lane] = {}
-        self._clients: dict[int, tuple[int, set[int]]] = {}  # client -> (process, its lanes)
+        self._buffers: dict[int, SharedBuffer] = {}
+        self._clients: dict[int, tuple[int, set[int]]] = {}  # client -> (process, its buffers)
 
     def attach(self, request: pb.AttachRequest) -> int:
-        """The name of a new lane; 0 where the file is not found: the caller is on another machine, or is another user."""
+        """The name of a new buffer; 0 where the file is not found: the caller is on another machine, or is another user."""
         if request.capacity > self._largest:
-            raise TooLargeError(f"a lane of {request.capacity} bytes each way; the limit is {self._largest}")
-        lane = _opened(request)
-        if lane is None:
+            raise TooLargeError(f"a buffer of {request.capacity} bytes each way; the limit is {self._largest}")
+        buffer = _opened(request)
+        if buffer is None:
             return 0
         with self._lock:
             for other in [c for c, (process, _) in self._clients.items() if not os.path.exists(f"/proc/{process}")]:
@@ -187,26 +187,26 @@ class Attached:
             if len(keep) >= MOST:
                 return 0
             self._forget(known - keep)
-            lane.name = random_name()
-            self._lanes[lane.name] = lane
-            self._clients[request.client] = request.process, keep | {lane.name}
-            return lane.name
+            buffer.name = random_name()
+            self._buffers[buffer.name] = buffer
+            self._clients[request.client] = request.process, keep | {buffer.name}
+            return buffer.name
 
-    def find(self, name: int) -> Lane:
-        """Raises LaneLostError where there is no such lane."""
+    def find(self, name: int) -> SharedBuffer:
+        """Raises BufferLostError where there is no such buffer."""
         with self._lock:
-            if name not in self._lanes:
-                raise LaneLostError(f"there is no lane {name}")
-            return self._lanes[name]
+            if name not in self._buffers:
+                raise BufferLostError(f"there is no buffer {name}")
+            return self._buffers[name]
 
     def leave(self, client: int) -> None:
-        """Let go of a client's lanes."""
+        """Let go of a client's buffers."""
         with self._lock:
             self._forget(self._clients.pop(client, (0, set[int]()))[1])
 
     def _forget(self, names: set[int]) -> None:
         for name in names:
-            self._lanes.pop(name, None)
+            self._buffers.pop(name, None)
 
 
 def random_name() -> int:
@@ -214,8 +214,8 @@ def random_name() -> int:
     return secrets.randbits(63) + 1
 
 
-def _opened(request: pb.AttachRequest) -> Lane | None:
-    """The caller's lane; None where the file that it names is none of this machine and user."""
+def _opened(request: pb.AttachRequest) -> SharedBuffer | None:
+    """The caller's buffer; None where the file that it names is none of this machine and user."""
     path = f"/proc/{request.process}/fd/{request.file}"
     try:
         if not os.readlink(path).startswith(f"/memfd:{_NAME} "):
@@ -231,7 +231,7 @@ def _opened(request: pb.AttachRequest) -> Lane | None:
         if not (sealed and fits and about.st_uid == os.geteuid() and
                 secrets.compare_digest(os.pread(file, _PROOF, 0), request.proof)):
             return None
-        return Lane(file, request.capacity)
+        return SharedBuffer(file, request.capacity)
     except OSError:
         return None
     finally:

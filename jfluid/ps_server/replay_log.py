@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jfluid.ps_server import ps_pb2 as pb
-from jfluid.ps_server.lifting import Request
+from jfluid.ps_server.zero_copy import OutgoingRequest
 
 
 class Sequences:
@@ -35,7 +35,7 @@ class Sequences:
 
 
 @dataclass
-class KeptCall:
+class LoggedCall:
     """A call that was acknowledged: a push, a shrink, or a pull whose shows count.
 
     Attributes:
@@ -44,14 +44,14 @@ class KeptCall:
         pulls: it is a pull, with a sequence among pulls.
     """
 
-    request: Request | pb.ShrinkRequest
+    request: OutgoingRequest | pb.ShrinkRequest
     caller: pb.Caller
     size: int
     reply_bytes: int = 0
     pulls: bool = False
 
 
-class Kept:
+class ReplayLog:
     """Acknowledged calls that no snapshot has yet, in the order of their answers. Safe for threads.
 
     Args:
@@ -60,10 +60,10 @@ class Kept:
 
     def __init__(self, most_bytes: int):
         self.most_bytes, self.bytes = most_bytes, 0
-        self._calls: deque[KeptCall] = deque()
+        self._calls: deque[LoggedCall] = deque()
         self._lock = threading.Lock()
 
-    def add(self, request: Request, counted: bool, reply_bytes: int) -> None:
+    def add(self, request: OutgoingRequest, counted: bool, reply_bytes: int) -> None:
         """A push, a pull or both were acknowledged.
 
         Args:
@@ -73,19 +73,19 @@ class Kept:
             return
         if request.push:
             request.push.own()
-            self._add(KeptCall(Request(request.push), request.push.message.caller, len(request.push)))
+            self._add(LoggedCall(OutgoingRequest(request.push), request.push.message.caller, len(request.push)))
         if counted:
-            pull = Request()
+            pull = OutgoingRequest()
             pull.pull.caller.CopyFrom(request.pull.caller)
             pull.pull.rows.extend(request.pull.rows)
-            self._add(KeptCall(pull, pull.pull.caller, pull.pull.ByteSize(), reply_bytes, pulls=True))
+            self._add(LoggedCall(pull, pull.pull.caller, pull.pull.ByteSize(), reply_bytes, pulls=True))
 
     def add_shrink(self, request: pb.ShrinkRequest) -> None:
         """A shrink was acknowledged."""
         if self.most_bytes:
-            self._add(KeptCall(request, request.caller, request.ByteSize()))
+            self._add(LoggedCall(request, request.caller, request.ByteSize()))
 
-    def _add(self, call: KeptCall) -> None:
+    def _add(self, call: LoggedCall) -> None:
         with self._lock:
             self._calls.append(call)
             self.bytes += call.size
@@ -98,7 +98,7 @@ class Kept:
             while self._calls and self._calls[0].caller.sequence <= (pulls if self._calls[0].pulls else pushes):
                 self.bytes -= self._calls.popleft().size
 
-    def beyond(self, sequence: int) -> list[KeptCall]:
+    def beyond(self, sequence: int) -> list[LoggedCall]:
         """The calls in their order, without pushes up to a sequence."""
         with self._lock:
             return [call for call in self._calls if call.pulls or call.caller.sequence > sequence]

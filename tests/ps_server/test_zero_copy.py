@@ -4,8 +4,8 @@ import pytest
 from google.protobuf.message import DecodeError
 
 from jfluid import errors
-from jfluid.ps_server import lifting, wire
 from jfluid.ps_server import ps_pb2 as pb
+from jfluid.ps_server import wire, zero_copy
 
 
 def a_push():
@@ -50,7 +50,7 @@ def test_exchange(parts):
 
 @pytest.mark.parametrize("parts", [("push",), ("pull",), ("push", "pull")])
 def test_requests_on_their_way_out(parts):
-    request, ids = lifting.Request(), np.array([5, -2**63, 2**63 - 1])
+    request, ids = zero_copy.OutgoingRequest(), np.array([5, -2**63, 2**63 - 1])
     wide = np.arange(24, dtype=np.float32).reshape(2, 12)[:, ::2].T  # does not stand in a row
     if "push" in parts:
         request.push.add_rows(ids, wide[:3], table="t", change=1, learning_rate=0.5)
@@ -75,7 +75,7 @@ def test_requests_on_their_way_out(parts):
 
 
 def test_what_is_kept_of_a_push_is_its_own():
-    push, values = lifting.Pushing(), np.ones(3, np.float32)
+    push, values = zero_copy.OutgoingPush(), np.ones(3, np.float32)
     push.add_block(values, block="w", change=0, learning_rate=None)
     before = b"".join(push.parts())
     push.own()
@@ -90,7 +90,7 @@ def test_replies():
     reply = wire.ExchangeReply(pb.PushReply(applied=True, durable=4), pull)
     data = b"".join(reply.parts())
     plain = pb.ExchangeReply.FromString(data)
-    found = lifting.Exchanged.read(data)
+    found = zero_copy.IncomingExchangeReply.read(data)
     assert found.push == plain.push
     assert (found.pull.rounds, found.pull.server_incarnation) == (2**33, 9)
     assert [bytes(r) for r in found.pull.rows] == list(plain.pull.rows)
@@ -103,7 +103,7 @@ def test_what_is_no_message_is_refused(data):
         with pytest.raises(errors.ServerError, match="these .* bytes are none"):
             wire.parsed(kind, data)
     with pytest.raises(DecodeError):
-        lifting.Exchanged.read(b"\x12" + bytes([len(data)]) + data)
+        zero_copy.IncomingExchangeReply.read(b"\x12" + bytes([len(data)]) + data)
 
 
 def test_random_bytes_do_no_harm():

@@ -6,10 +6,10 @@ import pytest
 
 from jfluid import errors
 from jfluid.ps_server import specs
+from jfluid.ps_server.errors import JobFailedError, StateError
 from jfluid.ps_server.ledger import Call
-from jfluid.ps_server.meeting import Meeting
-from jfluid.ps_server.refusals import JobFailedError, StateError
 from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate, Store
+from jfluid.ps_server.sync_rounds import TrainerGroup
 
 IDS = np.array([5, -5], np.int64)
 
@@ -21,11 +21,11 @@ class Clock:
         return self.now
 
 
-def meeting(trainers=2, **more):
+def group(trainers=2, **more):
     store = Store()
     store.create_table(specs.TableSpec(name="t", width=1, optimizer=specs.Sgd(learning_rate=1)))
     store.create_block(specs.BlockSpec(name="w", shape=(2,), optimizer=specs.Sgd(learning_rate=1)))
-    return Meeting(store, trainers, **more)
+    return TrainerGroup(store, trainers, **more)
 
 
 class Running(threading.Thread):
@@ -68,7 +68,7 @@ def row(m, id_=5):
 # ---- rounds --------------------------------------------------------------------------------------------------------
 
 def test_a_round_applies_the_average_when_all_have_come():
-    m = meeting()
+    m = group()
     first = deposit(m, 1, 1, 4.0)
     assert first.waits() and row(m) == 0
     second = deposit(m, 0, 1, 2.0, ids=IDS[:1])
@@ -80,7 +80,7 @@ def test_a_round_applies_the_average_when_all_have_come():
 def test_the_order_of_arrival_changes_no_bit():
     results = []
     for order in ([0, 1, 2], [2, 0, 1]):
-        m = meeting(3)
+        m = group(3)
         running = [deposit(m, trainer, 1, np.float32(0.1) * (3 ** trainer * 7)) for trainer in order]
         for one in running:
             one.end()
@@ -89,7 +89,7 @@ def test_the_order_of_arrival_changes_no_bit():
 
 
 def test_a_duplicate_of_a_round_waits_and_changes_nothing():
-    m = meeting()
+    m = group()
     first, again = deposit(m, 0, 1, 2.0), deposit(m, 0, 1, 2.0)
     assert first.waits() and again.waits()
     deposit(m, 1, 1, 2.0).end()
@@ -98,7 +98,7 @@ def test_a_duplicate_of_a_round_waits_and_changes_nothing():
 
 
 def test_a_trainer_that_started_again_takes_its_own_place():
-    m = meeting()
+    m = group()
     lost = deposit(m, 0, 1, 100.0)
     assert lost.waits()
     anew = Running(m.heard, 0, 2)
@@ -114,7 +114,7 @@ def test_a_trainer_that_started_again_takes_its_own_place():
 
 
 def test_rounds_come_one_after_the_other():
-    m = meeting(1)
+    m = group(1)
     deposit(m, 0, 1, 1.0).end()
     with pytest.raises(StateError, match="round 5: this server has applied 1 rounds, and nobody has"):
         deposit(m, 0, 5, 1.0).end()
@@ -125,7 +125,7 @@ def test_rounds_come_one_after_the_other():
 
 
 def test_a_round_goes_on_without_those_that_left():
-    m = meeting(2)
+    m = group(2)
     deposit(m, 0, 1, 1.0)
     last = deposit(m, 1, 1, 3.0)
     last.end()
@@ -139,20 +139,20 @@ def test_a_round_goes_on_without_those_that_left():
 
 
 def test_a_cut_has_whole_rounds():
-    """The deposit of a waiting round is neither in the rows nor in the ledger of a cut."""
-    m = meeting()
+    """The deposit of a waiting round is neither in the rows nor in the ledger of a view."""
+    m = group()
     waiting = deposit(m, 0, 1, 2.0)
     assert waiting.waits()
-    with m.store.cut() as cut:
-        assert cut.rounds == 0 and cut.ledger["0"]["through"] == 0 and cut.tables["t"].step == 0
+    with m.store.view() as view:
+        assert view.rounds == 0 and view.ledger["0"]["through"] == 0 and view.tables["t"].step == 0
     deposit(m, 1, 1, 2.0).end()
     waiting.end()
-    with m.store.cut() as cut:
-        assert cut.rounds == 1 and cut.ledger["0"]["through"] == cut.ledger["1"]["through"] == 1
+    with m.store.view() as view:
+        assert view.rounds == 1 and view.ledger["0"]["through"] == view.ledger["1"]["through"] == 1
 
 
 def test_a_round_that_cannot_be_applied_fails_the_job(monkeypatch, caplog):
-    m = meeting()
+    m = group()
     waiting = deposit(m, 0, 1, 2.0)
     assert waiting.waits()
     monkeypatch.setattr(m.store, "apply", lambda *_: (_ for _ in ()).throw(MemoryError("no more")))
@@ -165,7 +165,7 @@ def test_a_round_that_cannot_be_applied_fails_the_job(monkeypatch, caplog):
 
 def test_gradients_whose_caller_goes_stay_and_its_next_attempts_wait_no_longer_than_they_live():
     """As over a connection that is lost again and again: every attempt ends with its caller, and the gradients are applied."""
-    m = meeting()
+    m = group()
     for _ in range(3):
         there = threading.Event()
         there.set()
@@ -181,7 +181,7 @@ def test_gradients_whose_caller_goes_stay_and_its_next_attempts_wait_no_longer_t
 
 
 def test_the_gradients_of_an_earlier_life_are_refused_when_a_new_one_takes_its_place():
-    m = meeting()
+    m = group()
     first = deposit(m, 0, 1, 100.0)
     assert first.waits()
     anew = deposit(m, 0, 1, 2.0, incarnation=2)
@@ -194,7 +194,7 @@ def test_the_gradients_of_an_earlier_life_are_refused_when_a_new_one_takes_its_p
 # ---- barriers ------------------------------------------------------------------------------------------------------
 
 def test_a_barrier_opens_when_all_have_come():
-    m = meeting(3)
+    m = group(3)
     first = [Running(m.barrier, trainer, "b", 1) for trainer in (0, 1, 1)]
     assert all(one.waits() for one in first)
     m.barrier(2, "b", 1)
@@ -207,11 +207,11 @@ def test_a_barrier_opens_when_all_have_come():
 @pytest.mark.parametrize("name, number", [("", 1), ("b", 0), ("x" * 300, 1)])
 def test_barriers_that_cannot_be(name, number):
     with pytest.raises(errors.ServerError, match="barrier: expected a name and a number from 1"):
-        meeting().barrier(0, name, number)
+        group().barrier(0, name, number)
 
 
 def test_a_caller_that_has_gone_waits_no_longer():
-    m, there = meeting(), threading.Event()
+    m, there = group(), threading.Event()
     there.set()
     waiting = Running(m.barrier, 0, "b", 1, there.is_set)
     assert waiting.waits()
@@ -224,7 +224,7 @@ def test_a_caller_that_has_gone_waits_no_longer():
 
 def test_silence_fails_the_job_and_names_the_trainer(caplog):
     clock = Clock()
-    m = meeting(2, silence_s=10, clock=clock)
+    m = group(2, silence_s=10, clock=clock)
     m.heard(0, 1)
     m.heard(1, 1)
     waiting = Running(m.barrier, 0, "b", 1)
@@ -243,7 +243,7 @@ def test_silence_fails_the_job_and_names_the_trainer(caplog):
 
 def test_silence_may_leave_a_trainer_out_until_it_is_heard_again(caplog):
     clock = Clock()
-    m = meeting(2, silence_s=10, on_silence="leave out", clock=clock)
+    m = group(2, silence_s=10, on_silence="leave out", clock=clock)
     m.heard(1, 1)
     clock.now = 11.0
     waiting = deposit(m, 0, 1, 2.0)
@@ -259,7 +259,7 @@ def test_silence_may_leave_a_trainer_out_until_it_is_heard_again(caplog):
 def test_gradients_that_are_held_are_answered_when_the_job_goes_on_without_their_trainer():
     """Held and not confirmed when their trainer fell silent: whoever sends or confirms them again is told."""
     clock = Clock()
-    m = meeting(2, silence_s=10, on_silence="leave out", clock=clock)
+    m = group(2, silence_s=10, on_silence="leave out", clock=clock)
     assert deposit(m, 1, 1, 4.0, hold=True).end()
     clock.now = 11.0
     going_on = deposit(m, 0, 1, 2.0)
@@ -277,7 +277,7 @@ def test_gradients_that_are_held_are_answered_when_the_job_goes_on_without_their
 
 def test_gradients_that_are_held_are_answered_when_the_job_fails():
     clock = Clock()
-    m = meeting(2, silence_s=10, clock=clock)
+    m = group(2, silence_s=10, clock=clock)
     deposit(m, 0, 1, 2.0, hold=True).end()
     waiting = deposit(m, 1, 1, 2.0)
     assert waiting.waits()
@@ -292,7 +292,7 @@ def test_gradients_that_are_held_are_answered_when_the_job_fails():
 def test_a_restored_server_waits_for_nobody_without_limit(caplog):
     """Who had left when its snapshot was written is not waited for; who is not heard may have left since."""
     clock = Clock()
-    m = meeting(3, silence_s=10, start_s=100, clock=clock)
+    m = group(3, silence_s=10, start_s=100, clock=clock)
     with m.store.ledger.once(Call(1, 7, 1, 1)):
         pass
     m.resume({2: 5})
@@ -312,7 +312,7 @@ def test_a_restored_server_waits_for_nobody_without_limit(caplog):
 
 def test_a_trainer_that_comes_late_to_a_restored_server_is_one_like_others():
     clock = Clock()
-    m = meeting(2, silence_s=10, start_s=100, on_silence="leave out", clock=clock)
+    m = group(2, silence_s=10, start_s=100, on_silence="leave out", clock=clock)
     m.resume({})
     clock.now = 101.0
     m.heard(0, 1)
@@ -328,7 +328,7 @@ def test_a_trainer_that_comes_late_to_a_restored_server_is_one_like_others():
 
 def test_a_life_that_has_no_incarnation_yet_is_not_silent():
     clock = Clock()
-    m = meeting(1, silence_s=10, clock=clock)
+    m = group(1, silence_s=10, clock=clock)
     m.heard(0, 0)
     assert m.at_work() == []
     m.heard(0, 3)
@@ -340,7 +340,7 @@ def test_a_life_that_has_no_incarnation_yet_is_not_silent():
 
 def test_a_trainer_that_never_came_is_waited_for():
     clock = Clock()
-    m = meeting(2, silence_s=10, clock=clock)
+    m = group(2, silence_s=10, clock=clock)
     m.heard(0, 1)
     waiting = Running(m.barrier, 0, "b", 1)
     assert waiting.waits()
@@ -357,7 +357,7 @@ def test_a_trainer_that_never_came_is_waited_for():
 # ---- goodbyes ------------------------------------------------------------------------------------------------------
 
 def test_leaving_again_is_harmless():
-    m, told = meeting(1), []
+    m, told = group(1), []
     m.on_leave = lambda: told.append(1)
     m.heard(0, 1)
     for _ in range(3):
@@ -369,7 +369,7 @@ def test_leaving_again_is_harmless():
 def test_the_job_is_finished_when_all_know_that_they_have_left():
     """A goodbye whose answer was lost is said again, and answered, for a while."""
     clock = Clock()
-    m = meeting(2, clock=clock)
+    m = group(2, clock=clock)
     for trainer in (0, 1):
         m.heard(trainer, 1)
         assert not m.finished
@@ -389,7 +389,7 @@ def test_the_job_is_finished_when_all_know_that_they_have_left():
 
 
 def test_a_passage_that_was_passed_before_the_server_was_restored_is_passed():
-    m = meeting(2)
+    m = group(2)
     m.heard(0, 1)
     m.heard(1, 1)
     waiting = Running(m.barrier, 0, "b", 3)  # its answer was lost with the server
@@ -399,7 +399,7 @@ def test_a_passage_that_was_passed_before_the_server_was_restored_is_passed():
 
 
 def test_a_new_life_comes_to_a_barrier_itself():
-    m = meeting(2)
+    m = group(2)
     m.heard(0, 1)
     waits = Running(m.barrier, 0, "b", 1)
     assert waits.waits()
@@ -412,4 +412,4 @@ def test_a_new_life_comes_to_a_barrier_itself():
 
 def test_trainers_have_numbers():
     with pytest.raises(errors.ServerError, match="trainer 2: this job has 2 trainers, numbered from 0"):
-        meeting().heard(2, 1)
+        group().heard(2, 1)

@@ -1,4 +1,4 @@
-"""Lanes: large messages between a client and a server of one machine go through memory that both have."""
+"""SharedBuffers: large messages between a client and a server of one machine go through memory that both have."""
 import fcntl
 import mmap
 import os
@@ -12,12 +12,12 @@ import pytest
 
 from jfluid import errors
 from jfluid.distributed.settings import client_options
-from jfluid.ps_server import lane, specs
 from jfluid.ps_server import ps_pb2 as pb
+from jfluid.ps_server import shared_memory, specs
 from jfluid.ps_server.client import Client
-from jfluid.ps_server.lane import Attached, Lanes
-from jfluid.ps_server.refusals import TooLargeError
+from jfluid.ps_server.errors import TooLargeError
 from jfluid.ps_server.server import Server, Settings
+from jfluid.ps_server.shared_memory import AttachedBuffers, SharedBuffers
 
 TOKEN = "a-token-of-the-job"
 BLOCK = specs.BlockSpec(name="w", shape=(300, 200), initializer=specs.Uniform(), optimizer=specs.Sgd(learning_rate=0.5))
@@ -55,13 +55,13 @@ def trained(client, steps=3):
 
 def on_the_network(monkeypatch):
     """The bytes of the calls from now on."""
-    from jfluid.ps_server import channel
-    sizes, before = [], channel.Channel._call
+    from jfluid.ps_server import connection
+    sizes, before = [], connection.ServerConnection._call
 
     def call(self, method, data, waits):
         sizes.append(len(data))
         return before(self, method, data, waits)
-    monkeypatch.setattr(channel.Channel, "_call", call)
+    monkeypatch.setattr(connection.ServerConnection, "_call", call)
     return sizes
 
 
@@ -69,7 +69,7 @@ def test_the_same_numbers_as_over_the_network(server, client_of, monkeypatch):
     client = client_of()
     sizes = on_the_network(monkeypatch)
     rows, block = trained(client)
-    assert max(sizes) < 1000  # Attach; the rest went through the lane
+    assert max(sizes) < 1000  # Attach; the rest went through the buffer
     with Server(Settings(token=TOKEN)) as other:
         plain = Client([f"127.0.0.1:{other.port}"], TOKEN, heartbeat_s=0, share_memory=False)
         plain.create([TABLE], {0: [BLOCK]})
@@ -109,7 +109,7 @@ def test_calls_at_the_same_time_have_lanes_of_their_own(server, client_of):
         thread.join()
     assert not failures
     np.testing.assert_allclose(client.look_up("t", IDS), before + 10, rtol=1e-5)
-    assert len(server.service._lanes._lanes) <= lane.MOST
+    assert len(server.service._buffers._buffers) <= shared_memory.MOST
 
 
 class NoAnswer(grpc.RpcError):
@@ -123,8 +123,8 @@ class NoAnswer(grpc.RpcError):
 def test_a_call_without_an_answer_is_sent_again_over_the_network_and_applied_once(client_of, monkeypatch):
     client = client_of()
     trained(client, 1)
-    channel, before = client._channels[0], client.look_up("t", IDS)
-    local, lost, taken = channel._methods["Local"], [], Lanes.take
+    connection, before = client._connections[0], client.look_up("t", IDS)
+    local, lost, taken = connection._methods["Local"], [], SharedBuffers.take
 
     def lose_the_answer(*call):
         reply = local(*call)
@@ -137,8 +137,8 @@ def test_a_call_without_an_answer_is_sent_again_over_the_network_and_applied_onc
     def take(self, capacity):
         used.append(taken(self, capacity))
         return used[-1]
-    monkeypatch.setattr(Lanes, "take", take)
-    monkeypatch.setitem(channel._methods, "Local", lose_the_answer)
+    monkeypatch.setattr(SharedBuffers, "take", take)
+    monkeypatch.setitem(connection._methods, "Local", lose_the_answer)
     for times in (1, 2, 3):
         client.push({"t": (IDS, np.ones((len(IDS), 16), np.float32))}, change=1)
         np.testing.assert_allclose(client.look_up("t", IDS), before + times, rtol=1e-5)
@@ -146,40 +146,40 @@ def test_a_call_without_an_answer_is_sent_again_over_the_network_and_applied_onc
 
 
 def test_a_lane_that_the_server_lost(server, client_of, monkeypatch):
-    """The call goes over the network, the next one has a new lane."""
+    """The call goes over the network, the next one has a new buffer."""
     client = client_of()
     trained(client)
-    server.service._lanes.leave(client._channels[0]._lanes.client)
-    assert not server.service._lanes._lanes
+    server.service._buffers.leave(client._connections[0]._buffers.client)
+    assert not server.service._buffers._buffers
     before, sizes = client.look_up("t", IDS), on_the_network(monkeypatch)
     client.push({"t": (IDS, np.ones((len(IDS), 16), np.float32))}, change=1)
     np.testing.assert_allclose(client.look_up("t", IDS), before + 1, rtol=1e-5)
     trained(client)
-    assert len(server.service._lanes._lanes) == 1 and sum(size > 300_000 for size in sizes) == 0
+    assert len(server.service._buffers._buffers) == 1 and sum(size > 300_000 for size in sizes) == 0
 
 
 def test_lanes_grow_and_go_with_their_trainer(server, client_of):
     client = client_of()
-    lanes = server.service._lanes._lanes
+    buffers = server.service._buffers._buffers
     trained(client)
-    assert [found.capacity for found in lanes.values()] == [1 << 20]
+    assert [found.capacity for found in buffers.values()] == [1 << 20]
     many = np.arange(100_000)
     client.push({"t": (many, np.ones((len(many), 16), np.float32))}, change=1)
-    assert [found.capacity for found in lanes.values()] == [1 << 23]
+    assert [found.capacity for found in buffers.values()] == [1 << 23]
     trained(client)
-    assert len(lanes) == 1  # the wide one does for small calls
+    assert len(buffers) == 1  # the wide one does for small calls
     client.leave()
-    assert not lanes
+    assert not buffers
 
 
 def test_one_who_only_reads_does_not_end_the_life_of_a_trainer(server, client_of):
     trainer, reader = client_of(), client_of()
     trained(trainer, 1)
     before = reader.pull({"t": IDS}, ["w"], train=False).rows["t"].all()
-    assert len(server.service._lanes._lanes) == 2
+    assert len(server.service._buffers._buffers) == 2
     trained(trainer, 1)
     assert not np.array_equal(reader.pull({"t": IDS}, train=False).rows["t"].all(), before)
-    assert len(server.service._lanes._lanes) == 2
+    assert len(server.service._buffers._buffers) == 2
 
 
 @pytest.fixture
@@ -197,7 +197,7 @@ def seal(request):
 
 
 def test_only_files_of_this_kind_are_attached(asked, tmp_path):
-    attached = Attached(LARGEST)
+    attached = AttachedBuffers(LARGEST)
     assert attached.attach(asked) == 0  # it could still shrink
     seal(asked)
     assert attached.find(attached.attach(asked)).capacity == 4096
@@ -216,7 +216,7 @@ def test_only_files_of_this_kind_are_attached(asked, tmp_path):
             assert attached.attach(request) == 0, change
         os.close(reader)
         os.close(writer)
-    with pytest.raises(lane.LaneLostError, match="no lane 7"):
+    with pytest.raises(shared_memory.BufferLostError, match="no buffer 7"):
         attached.find(7)
     with pytest.raises(TooLargeError, match="the limit is 16777216"):
         attached.attach(pb.AttachRequest(capacity=LARGEST + 1))
@@ -227,15 +227,15 @@ def test_a_lane_of_another_user_is_not_taken(asked):
     if os.geteuid() != 0:
         pytest.skip("only root can give a file to another user")
     os.fchown(asked.file, 12345, -1)
-    assert Attached(LARGEST).attach(asked) == 0
+    assert AttachedBuffers(LARGEST).attach(asked) == 0
 
 
 def test_a_caller_has_few_lanes(asked):
     seal(asked)
-    attached = Attached(LARGEST)
-    for _ in range(lane.MOST):
+    attached = AttachedBuffers(LARGEST)
+    for _ in range(shared_memory.MOST):
         asked.used.append(attached.attach(asked))
-    assert attached.attach(asked) == 0 and len(set(asked.used) - {0}) == lane.MOST
+    assert attached.attach(asked) == 0 and len(set(asked.used) - {0}) == shared_memory.MOST
     asked.client = 2
     others = [attached.attach(asked)]
     # The process of the first client has ended; that of the second goes on.
@@ -244,33 +244,33 @@ def test_a_caller_has_few_lanes(asked):
     attached._clients[1] = ended.pid, attached._clients[1][1]
     asked.used.append(others[0])
     others.append(attached.attach(asked))
-    assert list(attached._lanes) == others
+    assert list(attached._buffers) == others
 
 
 def test_no_two_servers_know_lanes_by_the_same_names(asked):
     """A name from one life of a server means nothing to the next, whatever both have attached."""
     seal(asked)
-    lives = [Attached(LARGEST) for _ in range(2)]
+    lives = [AttachedBuffers(LARGEST) for _ in range(2)]
     names = [{life.attach(asked) for _ in range(8)} for life in lives]
     assert not names[0] & names[1] and all(len(some) == 8 and min(some) > 1 << 20 for some in names)
-    with pytest.raises(lane.LaneLostError):
+    with pytest.raises(shared_memory.BufferLostError):
         lives[1].find(names[0].pop())
 
 
 def test_lanes_are_given_up_when_the_server_has_started_again(asked):
     names = iter(range(1, 9))
-    lanes = Lanes(lambda request: next(names))
-    under_way, free = lanes.take(10), lanes.take(10)
-    lanes.give(free)
-    lanes.forget()
-    lanes.give(under_way)
-    assert lanes.take(10).name == 3
+    buffers = SharedBuffers(lambda request: next(names))
+    under_way, free = buffers.take(10), buffers.take(10)
+    buffers.give(free)
+    buffers.forget()
+    buffers.give(under_way)
+    assert buffers.take(10).name == 3
 
 
 def test_no_answer_to_the_question_for_a_lane_means_no_lane_this_time():
     answers = [None, 7]
-    lanes = Lanes(lambda request: answers.pop(0))
-    assert lanes.take(10) is None and lanes.take(10).name == 7
+    buffers = SharedBuffers(lambda request: answers.pop(0))
+    assert buffers.take(10) is None and buffers.take(10).name == 7
 
 
 def test_no_call_waits_for_the_lane_of_another():
@@ -280,20 +280,20 @@ def test_no_call_waits_for_the_lane_of_another():
         asked.set()
         assert answered.wait(120)
         return 5
-    lanes = Lanes(slow)
-    making = threading.Thread(target=lanes.take, args=[10])
+    buffers = SharedBuffers(slow)
+    making = threading.Thread(target=buffers.take, args=[10])
     making.start()
-    assert asked.wait(120) and lanes.take(10) is None
+    assert asked.wait(120) and buffers.take(10) is None
     answered.set()
     making.join()
-    assert len(lanes._taken) == 1
+    assert len(buffers._taken) == 1
 
 
 def test_sizes_beyond_a_lane_are_refused(asked):
     seal(asked)
-    attached = Attached(LARGEST)
+    attached = AttachedBuffers(LARGEST)
     found = attached.find(attached.attach(asked))
-    with pytest.raises(TooLargeError, match="5000 bytes in a lane of 4096"):
+    with pytest.raises(TooLargeError, match="5000 bytes in a buffer of 4096"):
         found.request(5000)
     found.write_request([b"ab", memoryview(b"c"), np.frombuffer(b"de", np.uint8).data])
     assert found.request(5) == b"abcde"
@@ -302,16 +302,16 @@ def test_sizes_beyond_a_lane_are_refused(asked):
 
 def test_a_server_elsewhere_is_asked_once():
     asked = []
-    lanes = Lanes(lambda request: asked.append(request) or 0)
-    assert lanes.take(10) is None and lanes.take(10) is None and len(asked) == 1
-    assert Lanes(lambda request: 1, wanted=False).take(10) is None
+    buffers = SharedBuffers(lambda request: asked.append(request) or 0)
+    assert buffers.take(10) is None and buffers.take(10) is None and len(asked) == 1
+    assert SharedBuffers(lambda request: 1, wanted=False).take(10) is None
 
 
 def test_no_memory_for_a_lane(monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
     monkeypatch.setattr(os, "posix_fallocate", full)
-    assert Lanes(lambda request: 1).take(10) is None
+    assert SharedBuffers(lambda request: 1).take(10) is None
 
 
 def test_the_environment_says_whether(monkeypatch):

@@ -34,7 +34,7 @@ def flat(values: np.ndarray[Any, Any]) -> Any:
 
 # ---- requests on their way out ----
 
-class Pushing:
+class OutgoingPush:
     """A PushRequest on its way out.
 
     Attributes:
@@ -76,11 +76,11 @@ class Pushing:
         return [*self._changes, self.message.SerializeToString()]
 
 
-class Request:
+class OutgoingRequest:
     """An ExchangeRequest, or one of its two parts if the other is empty, on its way out."""
 
-    def __init__(self, push: Pushing | None = None) -> None:
-        self.push, self.pull = push or Pushing(), pb.PullRequest()
+    def __init__(self, push: OutgoingPush | None = None) -> None:
+        self.push, self.pull = push or OutgoingPush(), pb.PullRequest()
 
     @property
     def pulls(self) -> bool:
@@ -114,7 +114,7 @@ def flat_message(kind: Any, data: Any) -> Any:
     return kind.FromString(bytes(data))
 
 
-class _Change:
+class _IncomingChange:
     """A RowsChange or BlockChange whose arrays stayed where they were."""
 
     def __init__(self, message: Any, ids: Any, values: Any):
@@ -124,7 +124,7 @@ class _Change:
         return getattr(self._message, name)
 
 
-class Push:
+class IncomingPush:
     """A PushRequest whose arrays stayed where they were; read as the message is."""
 
     def __init__(self, data: memoryview):
@@ -140,9 +140,9 @@ class Push:
             rest += [head(field.number, len(left)), left]
             (rows if field.number == 3 else blocks).append(lifted)
         self._message = pb.PushRequest.FromString(b"".join(rest))
-        self.rows = [_Change(m, f.get(_IDS, b""), f.get(_VALUES_OF_ROWS, b""))
+        self.rows = [_IncomingChange(m, f.get(_IDS, b""), f.get(_VALUES_OF_ROWS, b""))
                      for m, f in zip(self._message.rows, rows, strict=True)]
-        self.blocks = [_Change(m, b"", f.get(_VALUES_OF_BLOCK, b""))
+        self.blocks = [_IncomingChange(m, b"", f.get(_VALUES_OF_BLOCK, b""))
                        for m, f in zip(self._message.blocks, blocks, strict=True)]
 
     def __getattr__(self, name: str) -> Any:
@@ -160,7 +160,7 @@ def _lift(data: memoryview, numbers: tuple[int, ...]) -> tuple[bytes, dict[int, 
     return b"".join(rest), found
 
 
-class Exchange:
+class IncomingExchange:
     """An ExchangeRequest whose pushed arrays stayed where they were; read as the message is."""
 
     def __init__(self, data: memoryview):
@@ -169,7 +169,7 @@ class Exchange:
             if field.kind != BYTES or field.number in parts:
                 raise DecodeError("expected one push and one pull")
             parts[field.number] = field.value
-        self.push = Push(parts[1]) if 1 in parts else Push(memoryview(b""))
+        self.push = IncomingPush(parts[1]) if 1 in parts else IncomingPush(memoryview(b""))
         self.pull = flat_message(pb.PullRequest, parts.get(2, b""))
         self._parts = {"push": 1 in parts, "pull": 2 in parts}
 
@@ -187,7 +187,7 @@ class BlockValue(NamedTuple):
     value: Any
 
 
-class Pulled:
+class IncomingPullReply:
     """A PullReply whose arrays stay where they arrived."""
 
     def __init__(self, data: memoryview):
@@ -208,14 +208,14 @@ class Pulled:
         self.durable, self.counted = small.durable, small.counted
 
 
-class Exchanged:
+class IncomingExchangeReply:
     """An ExchangeReply whose arrays stay where they arrived."""
 
-    def __init__(self, push: Any, pull: Pulled):
+    def __init__(self, push: Any, pull: IncomingPullReply):
         self.push, self.pull = push, pull
 
     @classmethod
-    def read(cls, data: bytes) -> "Exchanged":
+    def read(cls, data: bytes) -> "IncomingExchangeReply":
         """The reply in `data`. Raises DecodeError where it is none."""
         push, pull = b"", memoryview(b"")
         for field in fields(memoryview(data), MOST_FIELDS):
@@ -223,4 +223,4 @@ class Exchanged:
                 push = bytes(field.value)
             elif field.number == 2 and field.kind == BYTES:
                 pull = field.value
-        return cls(pb.PushReply.FromString(push), Pulled(pull))
+        return cls(pb.PushReply.FromString(push), IncomingPullReply(pull))

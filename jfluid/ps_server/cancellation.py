@@ -3,7 +3,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
-from jfluid.ps_server.refusals import StateError
+from jfluid.ps_server.errors import StateError
 
 # Whether the caller of a call is still there.
 Alive = Callable[[], bool]

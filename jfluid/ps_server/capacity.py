@@ -1,4 +1,4 @@
-"""Room for new rows: memory, and the caps of a table and of a server.
+"""Reservations for new rows: memory, and the caps of a table and of a server.
 
 A call that may add rows holds room for all of them before the first row changes. What is refused, by a cap or for want of
 memory, has changed nothing.
@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jfluid.ps_server import kernels
+from jfluid.ps_server.errors import TooLargeError
 from jfluid.ps_server.kernels import COUNT, HELD, LIMIT
-from jfluid.ps_server.refusals import TooLargeError
 from jfluid.ps_server.shard import Shard
 
 Array = np.ndarray[Any, Any]
@@ -37,7 +37,7 @@ class Groups(NamedTuple):
                 yield number, positions[begin:begin + most]
 
 
-class Room:
+class Reservations:
     """The memory of a table's shards: how many rows there is room for, and how many calls that are under way hold.
 
     Attributes:

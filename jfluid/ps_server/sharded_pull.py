@@ -9,15 +9,14 @@ import numpy as np
 from jfluid import errors
 from jfluid.ps_server import kernels, wire
 from jfluid.ps_server.directory import Directory, Part
-from jfluid.ps_server.lifting import BlockValue, Request
-from jfluid.ps_server.lifting import Pulled as PullReply
+from jfluid.ps_server.zero_copy import BlockValue, IncomingPullReply, OutgoingRequest
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Rows as they came: each id once.
+class PulledRows:
+    """PulledRows as they came: each id once.
 
     Attributes:
         ids: int64 [m].
@@ -35,18 +34,20 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Pulled:
+class PullResult:
     """What a pull brought: rows by table, values by block (not to be changed), and the rounds applied by then."""
 
-    rows: dict[str, Rows]
+    rows: dict[str, PulledRows]
     blocks: dict[str, Array]
     rounds: int
 
 
-class Pull:
+class ShardedPull:
     """What is asked of each server, and how the answers fit together."""
 
-    def __init__(self, directory: Directory, requests: list[Request], rows: Mapping[str, Array], blocks: Sequence[str]):
+    def __init__(
+        self, directory: Directory, requests: list[OutgoingRequest], rows: Mapping[str, Array], blocks: Sequence[str]
+    ):
         self._directory = directory
         # Of each table: its ids, where they were asked for, and each part with its place in the request of its server.
         self._rows: list[tuple[str, Array, Array, list[tuple[Part, int]]]] = []
@@ -73,14 +74,14 @@ class Pull:
             requests[block.server].pull.blocks.add(block=block.name, known=known, server_incarnation=life)
             self.sizes[block.server] += 4 * math.prod(block.shape)
 
-    def joined(self, replies: list[PullReply | None]) -> Pulled:
+    def joined(self, replies: list[IncomingPullReply | None]) -> PullResult:
         """The answers of all servers, as one."""
-        rows = {table: Rows(ids, self._values(table, len(ids), owned, replies), inverse)
+        rows = {table: PulledRows(ids, self._values(table, len(ids), owned, replies), inverse)
                 for table, ids, inverse, owned in self._rows}
         blocks = {name: self._value(name, known, reply.server_incarnation, reply.blocks[i])
                   for reply, asked in zip(replies, self._blocks, strict=True) if reply is not None
                   for i, (name, known) in enumerate(asked)}
-        return Pulled(rows, blocks, min((reply.rounds for reply in replies if reply is not None), default=0))
+        return PullResult(rows, blocks, min((reply.rounds for reply in replies if reply is not None), default=0))
 
     def _values(self, table: str, count: int, owned: list[tuple[Part, int]], replies: list[Any]) -> Array:
         width, what = self._directory.width(table), f"table {table}: values"

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from jfluid.ps_server import checked, specs
+from jfluid.ps_server import specs, validation
 from jfluid.ps_server.kernels import kernel, mix
 
 _STEP, _ATTEMPT = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xA0761D6478BD642F)
@@ -68,7 +68,7 @@ def drawn_below(seed, ids, shows, probability):
     return out
 
 
-def law(initializer: checked.Spec) -> tuple[int, float, float]:
+def encoded(initializer: validation.Spec) -> tuple[int, float, float]:
     """(kind, first, second) of an initializer, as `fill` takes them."""
     match initializer:
         case specs.Constant(value=value):

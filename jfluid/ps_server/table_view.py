@@ -1,4 +1,4 @@
-"""TableCut: a table as it was at one moment, read while it goes on changing."""
+"""TableView: a table as it was at one moment, read while it goes on changing."""
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,7 +20,7 @@ def moved(rule: Rule, heads: Array, bodies: Array, width: int, until: int, rates
     rule.catch_up(*pages, _ONE_PAGE, bodies.shape[1], width, np.arange(len(heads)), until, rates)
 
 
-class TableCut:
+class TableView:
     """A table as it was at one moment. The attributes are those of the table then."""
 
     def __init__(self, spec: specs.TableSpec, step: int, learning_rate: float, steps: Array, rates: Array, rows: list[Shard],
@@ -38,9 +38,9 @@ class TableCut:
         for shard in self._waiting if waiting else self._rows:
             for begin in range(0, 1 << 62, size):
                 with shard.lock:
-                    block = shard.cut_rows(begin, size)
+                    block = shard.view_rows(begin, size)
                     if block is None:
-                        aside = shard.end_cut()
+                        aside = shard.end_view()
                 if block is None:
                     for heads, bodies in aside:
                         for at in range(0, len(heads), size):

@@ -13,10 +13,7 @@ from jfluid import errors
 from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server import wire
 from jfluid.ps_server.auth import PROOF, Session
-from jfluid.ps_server.kept import Kept, KeptCall, Sequences
-from jfluid.ps_server.lane import SMALLEST, Lane, Lanes
-from jfluid.ps_server.lifting import Exchanged, Pulled, Request
-from jfluid.ps_server.refusals import (
+from jfluid.ps_server.errors import (
     JobFailedError,
     RestartedError,
     RollbackError,
@@ -24,6 +21,9 @@ from jfluid.ps_server.refusals import (
     TooLargeError,
     UnknownNameError,
 )
+from jfluid.ps_server.replay_log import LoggedCall, ReplayLog, Sequences
+from jfluid.ps_server.shared_memory import SMALLEST, SharedBuffer, SharedBuffers
+from jfluid.ps_server.zero_copy import IncomingExchangeReply, IncomingPullReply, OutgoingRequest
 
 T = TypeVar("T")
 _Told = pb.Caller | pb.PullRequest | pb.LookUpRequest
@@ -35,14 +35,17 @@ _REFUSALS: dict[grpc.StatusCode, type[errors.ServerError]] = {
 _OPTIONS = [*wire.OPTIONS, ("grpc.initial_reconnect_backoff_ms", 100), ("grpc.min_reconnect_backoff_ms", 5000),
             ("grpc.max_reconnect_backoff_ms", 2000), ("grpc.keepalive_time_ms", 20_000)]
 # Replies that hold arrays.
-_READERS: dict[str, Callable[[bytes], Any]] = {"Pull": lambda data: Pulled(memoryview(data)), "Exchange": Exchanged.read}
-_NOTHING = Pulled(memoryview(b""))
+_READERS: dict[str, Callable[[bytes], Any]] = {
+    "Pull": lambda data: IncomingPullReply(memoryview(data)),
+    "Exchange": IncomingExchangeReply.read,
+}
+_NOTHING = IncomingPullReply(memoryview(b""))
 # For how long an answer is awaited that nothing depends on.
 _ASIDE_S, _ASIDE_TRIES = 5.0, 3
 logger = logging.getLogger(__name__)
 
 
-class Channel:
+class ServerConnection:
     """Calls to one server. Safe for threads.
 
     A server that is killed and started again goes on from a snapshot, or from the beginning. A trainer's calls say which life
@@ -67,7 +70,7 @@ class Channel:
     def __init__(self, endpoint: str, token: str, credentials: grpc.ChannelCredentials | None, timeout_s: float,
                  trainer: int = 0, keep_bytes: int = 0, share_memory: bool = False):
         self.endpoint, self.timeout_s, self._trainer = endpoint, timeout_s, trainer
-        self._lanes = Lanes(self._attach, share_memory)
+        self._buffers = SharedBuffers(self._attach, share_memory)
         self.pushes, self.pulls = Sequences(), Sequences()
         self._grpc = grpc.secure_channel(endpoint, credentials, _OPTIONS) if credentials else \
             grpc.insecure_channel(endpoint, _OPTIONS)
@@ -79,8 +82,8 @@ class Channel:
         self._stream = self._session.stream(f"/{wire.SERVICE}/Stream")
         self._closed = threading.Event()
         self._created: list[pb.CreateRequest] = []  # what is to be repeated when the server has started again
-        self.kept, self.restarts = Kept(keep_bytes), 0
-        self.on_restart: Callable[[Channel], None] = lambda channel: None
+        self.replay_log, self.restarts = ReplayLog(keep_bytes), 0
+        self.on_restart: Callable[[ServerConnection], None] = lambda connection: None
         self.on_rollback: Callable[[RollbackError], None] = lambda error: None
         self._ended_by: RollbackError | None = None
         # The incarnation of the server that has all that this client has sent; 0 before it was asked. The lock is held while
@@ -111,9 +114,9 @@ class Channel:
         except (grpc.RpcError, errors.ServerError, ValueError):  # the call goes over the network, and says what is wrong
             return None
 
-    def _locally(self, lane: Lane, method: str, parts: list[Any], waits: bool) -> Any:
-        """A call through a lane. Where it gets no answer it is sent again over the network: a late one may come into the
-        lane, which is given up."""
+    def _locally(self, buffer: SharedBuffer, method: str, parts: list[Any], waits: bool) -> Any:
+        """A call through a buffer. Where it gets no answer it is sent again over the network: a late one may come into the
+        buffer, which is given up."""
         sent = False
 
         def send(timeout_s: float | None) -> Any:
@@ -122,13 +125,13 @@ class Channel:
                 return self._methods[method](b"".join(parts), timeout_s)
             sent = True
             try:
-                request = pb.LocalRequest(lane=lane.name, method=method, bytes=lane.write_request(parts))
+                request = pb.LocalRequest(lane=buffer.name, method=method, bytes=buffer.write_request(parts))
                 reply = self._methods["Local"](request.SerializeToString(), timeout_s)
-                data = reply.reply or lane.reply(reply.bytes)
+                data = reply.reply or buffer.reply(reply.bytes)
             except BaseException:
-                self._lanes.drop(lane)
+                self._buffers.drop(buffer)
                 raise
-            self._lanes.give(lane)  # from here on another call may have it
+            self._buffers.give(buffer)  # from here on another call may have it
             return _READERS.get(method, wire.METHODS[method][1].FromString)(data)
         return self._tried(method, send, waits)
 
@@ -201,12 +204,12 @@ class Channel:
         status = self.call("Status", pb.StatusRequest(trainer=self._trainer))
         for create in self._created:
             self.call("Create", create)
-        self._lanes.forget()
+        self._buffers.forget()
         self.on_restart(self)
-        calls, through = self.kept.beyond(0), 0
+        calls, through = self.replay_log.beyond(0), 0
         if calls and calls[0].caller.incarnation == status.incarnation:  # what it knows of earlier lives says nothing of this
             through = status.through
-            calls = self.kept.beyond(through)
+            calls = self.replay_log.beyond(through)
         logger.warning("server %s has started again; it has the pushes up to %d, %d kept ones are sent again", self.endpoint,
                        through, len(calls))
         # What is under way elsewhere, or still to be sent again, is not to be taken for lost.
@@ -223,7 +226,7 @@ class Channel:
                 return
         self._life, self.restarts = status.server_incarnation, self.restarts + 1
 
-    def _again(self, call: KeptCall) -> None:
+    def _again(self, call: LoggedCall) -> None:
         if isinstance(call.request, pb.ShrinkRequest):
             self.call("Shrink", call.request)
             return
@@ -234,34 +237,36 @@ class Channel:
 
     # ---- what trainers send ----
 
-    def exchange(self, request: Request, reply_bytes: int, waits: bool = False) -> Exchanged:
+    def exchange(self, request: OutgoingRequest, reply_bytes: int, waits: bool = False) -> IncomingExchangeReply:
         """Push, pull, or both in one call, in chunks where request or reply (of about `reply_bytes`) are large.
 
         When the server has started again, what it has lost and what was kept of that is sent first.
         """
-        def keep(reply: Exchanged) -> None:
+        def keep(reply: IncomingExchangeReply) -> None:
             self._applied = max(self._applied, reply.push.rounds, reply.pull.rounds)
-            self.kept.add(request, reply.pull.counted, reply_bytes)
-            self.kept.prune(reply.push.durable, reply.pull.durable)
+            self.replay_log.add(request, reply.pull.counted, reply_bytes)
+            self.replay_log.prune(reply.push.durable, reply.pull.durable)
         told: list[_Told] = [part.caller for part in (request.push.message, request.pull) if part.HasField("caller")]
         return self.current(told or [request.pull], lambda: self._exchange(request, reply_bytes, waits), keep)
 
     def shrink(self, request: pb.ShrinkRequest) -> int:
         """Drop rows; returns how many."""
-        reply = self.current([request.caller], lambda: self.call("Shrink", request), lambda _: self.kept.add_shrink(request))
+        reply = self.current(
+            [request.caller], lambda: self.call("Shrink", request), lambda _: self.replay_log.add_shrink(request)
+        )
         return int(reply.rows)
 
     def leave(self, caller: pb.Caller) -> bool:
         """Say goodbye. Whether the trainer may go: nothing that it keeps could be asked for again."""
-        request = pb.LeaveRequest(caller=caller, client=self._lanes.client)
+        request = pb.LeaveRequest(caller=caller, client=self._buffers.client)
         reply = self.current([request.caller], lambda: self.call("Leave", request))
-        self.kept.prune(reply.durable, reply.durable_pulls)
-        return bool(reply.over or not len(self.kept))
+        self.replay_log.prune(reply.durable, reply.durable_pulls)
+        return bool(reply.over or not len(self.replay_log))
 
     def gone(self, caller: pb.Caller) -> None:
         """Tell that the answer to the goodbye is known, if the server is still there: one that does not hear of it stays for
         a while to answer again."""
-        request = pb.LeaveRequest(caller=caller, client=self._lanes.client, knows=True)
+        request = pb.LeaveRequest(caller=caller, client=self._buffers.client, knows=True)
         for _ in range(_ASIDE_TRIES):
             try:
                 self._methods["Leave"](request.SerializeToString(), min(self.timeout_s, _ASIDE_S))
@@ -274,24 +279,24 @@ class Channel:
 
     # ---- how it goes ----
 
-    def _exchange(self, request: Request, reply_bytes: int, waits: bool) -> Exchanged:
+    def _exchange(self, request: OutgoingRequest, reply_bytes: int, waits: bool) -> IncomingExchangeReply:
         method, parts = request.single()
         most = max(sum(map(len, parts)), reply_bytes) + wire.OVERHEAD
         if most > wire.LARGEST_MESSAGE:
             return self._in_chunks(request, waits)
-        lane = self._lanes.take(most) if most >= SMALLEST + wire.OVERHEAD else None
-        reply = self._locally(lane, method, parts, waits) if lane else self._call(method, b"".join(parts), waits)
+        buffer = self._buffers.take(most) if most >= SMALLEST + wire.OVERHEAD else None
+        reply = self._locally(buffer, method, parts, waits) if buffer else self._call(method, b"".join(parts), waits)
         if method == "Push":
-            return Exchanged(reply, _NOTHING)
-        both: Exchanged = reply if method == "Exchange" else Exchanged(pb.PushReply(), reply)
+            return IncomingExchangeReply(reply, _NOTHING)
+        both: IncomingExchangeReply = reply if method == "Exchange" else IncomingExchangeReply(pb.PushReply(), reply)
         return both
 
-    def _in_chunks(self, request: Request, waits: bool) -> Exchanged:
+    def _in_chunks(self, request: OutgoingRequest, waits: bool) -> IncomingExchangeReply:
         data = b"".join(request.whole())
         wire.check_size(len(data), wire.LARGEST_CALL, "request")
 
-        def send(timeout_s: float | None) -> Exchanged:
-            return Exchanged.read(wire.joined(self._stream(wire.chunked(data), timeout_s)))
+        def send(timeout_s: float | None) -> IncomingExchangeReply:
+            return IncomingExchangeReply.read(wire.joined(self._stream(wire.chunked(data), timeout_s)))
         return self._tried("Stream", send, waits)
 
     def _tried(self, method: str, send: Callable[[float | None], T], waits: bool) -> T:
@@ -301,7 +306,7 @@ class Channel:
             start = time.monotonic()
             try:
                 return send(None if waits else max(end - start, 0.001))
-            except ValueError as error:  # what gRPC raises on a channel that was closed meanwhile
+            except ValueError as error:  # what gRPC raises on a connection that was closed meanwhile
                 if not self._closed.is_set():
                     raise
                 raise self._ended_by or errors.ServerError(
