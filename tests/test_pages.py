@@ -38,15 +38,6 @@ def test_links_lead_somewhere(page):
 
 
 @pytest.mark.process
-def test_the_tutorial_runs(tmp_path):
-    code = "".join(re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "tutorial.md").read_text(), re.MULTILINE | re.DOTALL))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CPU_NUM": "2"}
-    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert (tmp_path / "model" / "__model__").is_file()
-
-
-@pytest.mark.process
 @pytest.mark.skipif(importlib.util.find_spec("mkdocstrings") is None, reason="the extra docs is not installed")
 def test_the_site_is_built_without_warnings(tmp_path):
     result = subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)], cwd=ROOT,

@@ -46,7 +46,8 @@ def credentials_of(tls_authority: bytes | None = None, tls_certificate: bytes | 
 class Client:
     """Calls from one trainer. Safe for threads.
 
-    All methods raise ServerError, or one of its kinds in `refusals`, with the server's reason, or when there is no answer.
+    All methods raise ServerError, or one of its kinds in `jfluid.ps_server.errors`, with the server's reason, or when there
+    is no answer.
 
     A client that pushes, pulls for training, or comes to a barrier is the trainer of its number from then on (see `enter`).
     One that only looks up, pulls with `train=False`, saves and asks for the status is none, and disturbs none.

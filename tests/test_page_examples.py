@@ -1,0 +1,170 @@
+"""Examples in pages run: their Python, their job files, and their commands, whose files and options there are.
+
+What an example needs before it stands in a comment `<!-- python ... -->` above it, which readers of the site do not see.
+"""
+import re
+import shlex
+import textwrap
+from pathlib import Path
+
+import pytest
+import yaml
+from jfluid.incubate.fleet.collective import Collective, fleet
+
+from jfluid.job import read_job
+from jfluid.ops import registry
+from jfluid.ps_server import validation
+from jfluid.ps_server.__main__ import _Beginning
+from jfluid.ps_server.server import Server, Settings
+from jfluid.security.secret import job_secret
+from tests.launch_case import launched
+from tests.stated_names import PAGES, READERS_OWN, ROOT
+
+_BLOCK = re.compile(r'^( *)(?:```(\w+)(?: title="(.*?)")?\n(.*?)^ *```|<!-- python\n(.*?)^ *-->)', re.MULTILINE | re.DOTALL)
+# Keys of other programs' files that pages show.
+_OTHERS = {"scrape_configs"}
+# What the options of a command are read from; those of other programs are not held against anything.
+_SOURCES = {"jfluid-launch": "jfluid/launch/command.py", "jfluid.ps_server": "jfluid/ps_server/__main__.py",
+            "jfluid.security": "jfluid/security/__main__.py", "scripts.pages": "scripts/pages/__main__.py",
+            "tests.chaos": "tests/chaos/__main__.py"}
+_OTHER_PROGRAMS = {"pip", "pytest", "mkdocs"}
+
+
+# What the launcher tells the only process of a job; examples that train together run as such.
+ENVIRONMENT = {"CPU_NUM": "2", "PADDLE_TRAINER_ID": "0", "PADDLE_TRAINERS_NUM": "1",
+               "PADDLE_TRAINER_ENDPOINTS": "127.0.0.1:6170", "PADDLE_CURRENT_ENDPOINT": "127.0.0.1:6170"}
+
+
+def blocks(page, language):
+    """(first line, title, text) of each example of a page in a language; Python's with what they need before."""
+    text = page.read_text()
+    for found in _BLOCK.finditer(text):
+        _, kind, title, shown, hidden = found.groups()
+        if (kind or "python") == language:
+            yield text.count("\n", 0, found.start()) + 2, title, textwrap.dedent(hidden or shown)
+
+
+def pages(language):
+    return [pytest.param(page, id=str(page.relative_to(ROOT))) for page in PAGES if any(blocks(page, language))]
+
+
+# ---- Python ----
+
+@pytest.fixture
+def server():
+    """The endpoint of a server as `python -m jfluid.ps_server` runs it."""
+    server = Server(Settings(token=job_secret()))
+    server.start()
+    yield f"127.0.0.1:{server.port}"
+    server.stop()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("page", pages("python"))
+def test_python_runs(page, tmp_path, monkeypatch, server):
+    """In one process, top to bottom. A block with a title is a script, which is launched with one server and one trainer."""
+    monkeypatch.chdir(tmp_path)
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(fleet, "__dict__", Collective().__dict__)
+    monkeypatch.setattr(registry, "_OPS", dict(registry._OPS))  # examples register operators
+    names = {"__name__": "example"}
+    for line, title, text in blocks(page, "python"):
+        if title:
+            Path(title).write_text(text)
+            launcher = launched("--servers", "1", "--trainers", "1", title)
+            assert launcher.returncode == 0, launcher.stderr
+            continue
+        code = "\n" * (line - 1) + text.replace("127.0.0.1:7164", server)
+        exec(compile(code, page, "exec"), names)
+    for name in [name for name in names if name.startswith("test_")]:
+        names[name]()
+
+
+# ---- job files ----
+
+def _parts(text):
+    """The job files in an example: a new one begins with each `mode:` behind an empty line."""
+    return re.split(r"\n\n(?=mode:)", text)
+
+
+@pytest.mark.parametrize("page", pages("yaml"))
+def test_job_files_are_valid(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("secret").write_text("a-secret-of-the-tests")
+    Path("secret").chmod(0o600)
+    for line, _, text in blocks(page, "yaml"):
+        for part in _parts(text):
+            keys = set(yaml.safe_load(part))
+            if keys == {"tables", "blocks"}:
+                assert validation.read(_Beginning, yaml.safe_load(part), "tables").tables
+            elif not keys <= _OTHERS:
+                part = part.replace("/home/me/secret", "secret")
+                job = part if "script" in keys else f"{part}\nscript: train.py\n"
+                script = Path(yaml.safe_load(job)["script"])
+                script.parent.mkdir(exist_ok=True)
+                script.touch()
+                Path("job.yaml").write_text("\n" * (line - 1) + job)  # errors name the page's line
+                assert read_job("job.yaml").script == str(script)
+
+
+# ---- commands ----
+
+def _commands(page):
+    """The command lines of a page: in its examples, in indented blocks, and in the text."""
+    text = page.read_text()
+    shown = [line for _, _, block in blocks(page, "sh") for line in block.splitlines()]
+    rest = _BLOCK.sub("", text)
+    shown += re.findall(r"^    (\S.*)$", rest, re.MULTILINE)
+    shown += [re.sub(r"[\[\]]", "", span) for span in re.findall(r"`([^`\n]+)`", rest)]
+    for line in shown:
+        words = shlex.split(line, comments=True) if line.count('"') % 2 == 0 and "'" not in line else line.split()
+        while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
+            words.pop(0)
+        if words and (words[0] in ("jfluid-launch", "make", *_OTHER_PROGRAMS) or words[0].rsplit("/", 1)[-1] == "python"):
+            yield words
+
+
+def _stale(words):
+    """What a command line has that there is not."""
+    program, *rest = words
+    if program == "make":
+        targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+        return [word for word in rest if "=" not in word and not word.startswith("-") and word not in targets]
+    if program != "jfluid-launch" and rest[:1] == ["-m"]:
+        program, rest = rest[1], rest[2:]
+    elif program != "jfluid-launch" and rest and rest[0].endswith(".py"):
+        program, rest = rest[0], rest[1:]
+    if program in _OTHER_PROGRAMS or program in READERS_OWN:
+        return []
+    source = ROOT / _SOURCES.get(program, program)
+    if not source.is_file():
+        return [program]
+    ends = [at for at, word in enumerate(rest) if word.endswith(".py")]
+    own = rest[:ends[0]] if program == "jfluid-launch" and ends else rest  # what follows is the script's
+    options = [word.split("=")[0] for word in own if word.startswith("--")]
+    files = [word for word in own if re.search(r"\w\.(py|ya?ml)$", word) and word not in READERS_OWN]
+    return [option for option in options if f'"{option}"' not in source.read_text()] + \
+        [name for name in files if not (ROOT / name).exists()]
+
+
+@pytest.mark.parametrize("page", [pytest.param(p, id=str(p.relative_to(ROOT))) for p in PAGES if any(_commands(p))])
+def test_commands_have_files_and_options_that_there_are(page):
+    for words in _commands(page):
+        assert _stale(words) == [], words
+
+
+def test_options_named_alone_are_those_of_some_command():
+    known = "".join((ROOT / source).read_text() for source in _SOURCES.values())
+    known += "".join(path.read_text() for path in (ROOT / "benchmarks").glob("*.py"))
+    for page in PAGES:
+        for option in re.findall(r"`(--[\w-]+)", _BLOCK.sub("", page.read_text())):
+            assert f'"{option}"' in known or option == "--epochs", (page.name, option)  # of a script
+
+
+def test_stale_commands_are_found():
+    assert _stale(["jfluid-launch", "--gone", "train.py", "--epochs"]) == ["--gone"]
+    assert _stale(["jfluid-launch", "gone.yaml"]) == ["gone.yaml"]
+    assert _stale(["python", "-m", "jfluid.ps_server", "--gone"]) == ["--gone"]
+    assert _stale(["python", "-m", "jfluid.gone"]) == ["jfluid.gone"] and _stale(["make", "gone"]) == ["gone"]
+    assert _stale(["python", "benchmarks/steps.py", "--steps", "1", "--gone"]) == ["--gone"]
