@@ -69,12 +69,12 @@ def read(engine, paths):
 def parser_speed(paths):
     """Megabytes a second of the parser, on blocks of the size that producers read."""
     from jfluid.dataset.multislot import Parser, Slot
-    from jfluid.dataset.producers import Processes
-    from jfluid.dataset.source import Source
+    from jfluid.dataset.reader_threads import Processes
+    from jfluid.dataset.text_files import FileSource
 
     slots = [Slot("dense", True, (13,)), *(Slot("C%d" % i, False) for i in range(SLOTS)), Slot("label", False, (1,))]
     parser, best = Parser(slots), 0.0
-    blocks = [block.copy() for path in paths for block in Source().blocks(path, Processes())]
+    blocks = [block.copy() for path in paths for block in FileSource().blocks(path, Processes())]
     for _ in range(5):
         begin = time.perf_counter()
         for block in blocks:

@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 from jfluid import errors
 from jfluid.ir.operator import OpRole
 from jfluid.ir.program import Program
+from jfluid.parallel.data_parallel import DataParallel
 from jfluid.parallel.passes import PassBuilder
-from jfluid.parallel.program import DataParallel
 
 __all__ = ["BuildStrategy", "CompiledProgram", "ExecutionStrategy"]
 

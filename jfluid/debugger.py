@@ -7,7 +7,7 @@ from jfluid.files.storage import atomic_write
 from jfluid.flags import get_flags, set_flags
 from jfluid.ir import framework_pb2 as pb
 from jfluid.ir.block import Block
-from jfluid.ir.draw import block_to_dot
+from jfluid.ir.graphviz import block_to_dot
 from jfluid.ir.printer import block_to_code, operator_to_code, program_to_code, type_to_code
 from jfluid.ir.program import Program
 from jfluid.ir.types import VarType, np_dtype

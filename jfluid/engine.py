@@ -16,16 +16,16 @@ from jfluid import errors, flags, processes
 from jfluid.compile import feeds as feeding
 from jfluid.compile.feeds import Owned
 from jfluid.compile.fetches import Fetched
+from jfluid.compile.lru_cache import LruCache
 from jfluid.compile.placement import of_device
 from jfluid.compile.plan import plan
-from jfluid.compile.recent import Recent
 from jfluid.compile.step import Step
-from jfluid.feeding.readings import Readings
+from jfluid.feeding.reader_feeds import ReaderFeeds
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program
-from jfluid.ops.collective import meeting
+from jfluid.ops.collective import process_group
+from jfluid.parallel.data_parallel import DataParallel
 from jfluid.parallel.devices import prepare_cpus
-from jfluid.parallel.program import DataParallel
 from jfluid.places import CUDAPlace, cpu_number
 from jfluid.scope import Scope
 
@@ -92,12 +92,12 @@ class Engine:
     def __init__(self, place: Any, donate: bool = True,
                  runner: Callable[[Program, "Engine"], Runner | None] = lambda program, engine: None):
         self.place, self.donate = place, donate
-        self.readings = Readings()
+        self.reader_feeds = ReaderFeeds()
         self._find_runner = runner
-        self._runners = Recent[Runner | None]()
+        self._runners = LruCache[Runner | None]()
         self._entropy = secrets.randbits(31) | 1
-        self._steps = Recent[Step](_MAX_STEPS)
-        self._pruned = Recent[Program]()
+        self._steps = LruCache[Step](_MAX_STEPS)
+        self._pruned = LruCache[Program]()
         _use_persistent_cache()
 
     @functools.cached_property
@@ -118,7 +118,7 @@ class Engine:
 
     def runner(self, program: Program) -> Runner | None:
         """What runs a program that parameter servers take part in; None for others."""
-        return self._runners.of(program.identity, lambda: self._find_runner(program, self))
+        return self._runners.get_or_make(program.identity, lambda: self._find_runner(program, self))
 
     def run(self, program: Program, feed: Any, fetches: list[str], scope: Scope,
             parallel: DataParallel | None = None) -> list[Fetched]:
@@ -154,7 +154,7 @@ class Engine:
             count = 1 if parallel is None else len(parallel.devices)
             name = "fluid_" + hashlib.sha256(repr((key, count)).encode()).hexdigest()[:12]
             return Step(planned, placement, self.place, check_finite, name, self.donate)
-        step = (self._steps if parallel is None else parallel.steps).of(key, compiled)
+        step = (self._steps if parallel is None else parallel.steps).get_or_make(key, compiled)
         if parallel is None and not owned and not (waits and fetches and len(step.segments) == 1):
             # XLA on the CPU reads a NumPy feed where it lies, and nothing waits for it: the user may write to it.
             feeds = {n: feeding.own(v) for n, v in feeds.items()}
@@ -175,12 +175,12 @@ class Engine:
             if targets is not None:
                 first = feed[0] if isinstance(feed, (list, tuple)) and feed else feed
                 parallel = parallel.other(self._prune(program, feeding.named(first), targets))
-            return *parallel.read(self.readings, parallel.rewritten(), feed), parallel
-        if "device" not in vars(self) and (group := meeting(program)) is not None:
+            return *parallel.read(self.reader_feeds, parallel.rewritten(), feed), parallel
+        if "device" not in vars(self) and (group := process_group(program)) is not None:
             processes.join(*group)  # before JAX starts
         if isinstance(feed, (list, tuple)) and len(feed) == 1:
             feed = feed[0]  # what a DataLoader with one place gives
-        program, feed = self.readings.feed(program, feed, self.device)
+        program, feed = self.reader_feeds.feed(program, feed, self.device)
         return program if targets is None else self._prune(program, feed or {}, targets), feed, None
 
     def _key(self, program: Program, scope: Scope, step: Step) -> np.ndarray:
@@ -198,7 +198,7 @@ class Engine:
 
     def _prune(self, program: Program, feed: Mapping[str, Any], targets: Sequence[Any]) -> Program:
         key = (program.identity, tuple(sorted(feed)), tuple(t.idx if isinstance(t, Operator) else t for t in targets))
-        return self._pruned.of(key, lambda: program._prune_with_input(list(feed), targets))
+        return self._pruned.get_or_make(key, lambda: program._prune_with_input(list(feed), targets))
 
 
 class HasEngine(Protocol):

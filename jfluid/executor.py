@@ -9,7 +9,7 @@ from jfluid.engine import Engine
 from jfluid.fetch_handler import FetchHandler
 from jfluid.ir.program import Program, default_main_program
 from jfluid.ir.variable import Variable
-from jfluid.parallel.program import DataParallel
+from jfluid.parallel.data_parallel import DataParallel
 from jfluid.places import CPUPlace, CUDAPlace, Place, is_compiled_with_cuda
 from jfluid.scope import Scope, global_scope, scope_guard
 

@@ -23,7 +23,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "reader": ("feeding.reader", "io"),
     "data_feeder": ("feeding.data_feeder",),
     "layer_helper": ("layers.helper",),
-    "data_feed_desc": ("dataset.desc",),
+    "data_feed_desc": ("dataset.data_feed_desc",),
     "incubate.data_generator": ("feeding.data_generator",),
     "incubate.fleet.base.role_maker": ("fleet.role_maker",),
     "incubate.fleet.base.fleet_base": ("fleet.base",),
@@ -48,7 +48,12 @@ _WIDER = {"layers.nn": "layers", "layers.tensor": "layers", "layers.control_flow
           "layers.loss": "layers", "layers.metric_op": "layers", "layers.learning_rate_scheduler": "layers"}
 
 # Names of Fluid's top level whose modules cost time to import.
-_LAZY = {"DatasetFactory": "dataset", "InMemoryDataset": "dataset", "QueueDataset": "dataset", "DataFeedDesc": "dataset.desc"}
+_LAZY = {
+    "DatasetFactory": "dataset",
+    "InMemoryDataset": "dataset",
+    "QueueDataset": "dataset",
+    "DataFeedDesc": "dataset.data_feed_desc",
+}
 
 # What to say of names that are missing, by the start of their path.
 _HINTS = {

@@ -12,7 +12,7 @@ Graph = Mapping[str, set[str]]
 
 # Folders and modules of the package, from the bottom up: each imports from those of earlier lines only.
 LAYERS = (
-    {"errors", "fetched_array", "field_types", "messages"},
+    {"errors", "fetched_array", "field_types", "protobuf_fields"},
     {"environment"},
     {"average", "fetch_handler", "flags", "installation", "ir", "launcher_pipe", "metrics", "profiler", "security", "surface"},
     {"places", "progress"},

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid.compile import buckets
+from jfluid.compile import padding
 from jfluid.ir.types import is_float, var_type
 from jfluid.lod_tensor import LoDTensor
-from jfluid.ops import derive, registry
-from jfluid.ops import rows as row_calls
+from jfluid.ops import derive, ragged_dispatch, registry
 from jfluid.ops.ragged import Ragged
 from jfluid.ops.schema import normalise
 
@@ -155,13 +154,13 @@ def _exact(value: Any) -> Any:
     if not isinstance(value, LoDTensor):
         return value
     lod = [np.asarray(level, np.int32) for level in value.lod()]
-    return jax.tree.map(jnp.asarray, buckets.fill(value.value, lod, buckets.Size.of(lod), True))
+    return jax.tree.map(jnp.asarray, padding.fill(value.value, lod, padding.Size.of(lod), True))
 
 
 def _call(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any]) -> dict[str, Any]:
     """The operator's outputs by slot, not jitted."""
     definition, given, kwargs = _arguments(op_type, _each(inputs, _exact), attrs)
-    outs = row_calls.call(definition, given, kwargs)
+    outs = ragged_dispatch.call(definition, given, kwargs)
     return {s.name: o for s, o in zip(definition.outs, outs) if o is not None}
 
 
@@ -173,7 +172,7 @@ def _check_eager(op_type: str, inputs: Mapping, attrs: Mapping, got: Mapping[str
     with jax.enable_x64(True):
         outs = _call(op_type, inputs, attrs)
     for slot, values in got.items():
-        for a, b in zip(values, map(buckets.trimmed, _list(outs[slot]))):
+        for a, b in zip(values, map(padding.trimmed, _list(outs[slot]))):
             assert _lod(a) == _lod(b), f"{slot}: jitted {_lod(a)}, else {_lod(b)}"
             a, b = _rows(a), _rows(b)
             assert a.shape == b.shape and a.dtype == b.dtype, f"{slot}: jitted {a.dtype}{a.shape}, else {b.dtype}{b.shape}"
@@ -250,7 +249,7 @@ def _compiled(op_type: str, inputs: Mapping, attrs: Mapping, sources: Sequence[t
 
 def _trimmed(outs: Mapping[str, Any], expect: Mapping) -> dict[str, list]:
     """The outputs that `expect` names, as users see them."""
-    return {s: [buckets.trimmed(a) for a in _list(v)] for s, v in outs.items() if s in expect}
+    return {s: [padding.trimmed(a) for a in _list(v)] for s, v in outs.items() if s in expect}
 
 
 def _outputs(op_type: str, inputs: Mapping, attrs: Mapping, expect: Mapping) -> dict[str, list]:
@@ -302,10 +301,10 @@ def _padded(value: Any) -> Any:
     if not isinstance(value, LoDTensor):
         return value
     lod = [np.asarray(level, np.int32) for level in value.lod()]
-    need = buckets.Size.of(lod)
-    size = buckets.Size(2 * need.rows + 3, need.numbers[:1] + tuple(n + 2 for n in need.numbers[1:]),
+    need = padding.Size.of(lod)
+    size = padding.Size(2 * need.rows + 3, need.numbers[:1] + tuple(n + 2 for n in need.numbers[1:]),
                         tuple(n + 3 for n in need.longest))
-    return jax.tree.map(jnp.asarray, buckets.fill(value.value, lod, size, False))
+    return jax.tree.map(jnp.asarray, padding.fill(value.value, lod, size, False))
 
 
 def _check_padding(op_type: str, inputs: Mapping, attrs: Mapping, expect: Mapping, grad: Sequence[str],
@@ -323,15 +322,15 @@ def _check_padding(op_type: str, inputs: Mapping, attrs: Mapping, expect: Mappin
         for bucket in (_exact, _padded):
             values = [[bucket(v) for v in slot] if isinstance(slot, list) else bucket(slot) for slot in given]
             if bucket is _padded and not padded:
-                with pytest.raises(row_calls.NeedsExactRows):
-                    row_calls.call(definition, values, kwargs)
+                with pytest.raises(ragged_dispatch.NeedsExactRows):
+                    ragged_dispatch.call(definition, values, kwargs)
                 return
             found, pull = derive.vjp(definition, values, kwargs, wanted, used)
             seeds = [_cotangents(o, weights.get(s.name)) for s, o in zip(definition.outs, found)]
             results.append((found, pull(seeds)))
     (_, exact_grads), (found, padded_grads) = results
     for slot, out in zip(definition.outs, found):
-        for have, target in zip(map(buckets.trimmed, _list(out)), outs.get(slot.name, [])):
+        for have, target in zip(map(padding.trimmed, _list(out)), outs.get(slot.name, [])):
             if not ragged:
                 assert _lod(have) == _lod(target), f"{op_type}.{slot.name} padded: lod {_lod(have)}, exact {_lod(target)}"
             np.testing.assert_allclose(np.asarray(_rows(have)), np.asarray(_rows(target)), rtol=1e-6, atol=1e-9,

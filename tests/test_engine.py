@@ -47,7 +47,7 @@ def test_the_way_to_xla_is_short(monkeypatch):
         for _ in range(2):
             exe.run(feed={"x": np.ones((2, 4), "float32")}, fetch_list=[loss])
     first, again = frames(monkeypatch, run)
-    assert again == ["OneDevice.call", "State.run", "Repeat.run", "Executor.run"]
+    assert again == ["OneDevice.call", "StepState.run", "Repeat.run", "Executor.run"]
     assert len(first) <= 5
 
 

@@ -270,7 +270,7 @@ def test_goodbye_is_said_when_the_communicator_fails(calls, monkeypatch):
 
 def test_trainers_wait_for_servers(calls, monkeypatch):
     waits = []
-    monkeypatch.setattr("jfluid.transpiler.pserver.job.wait_until_listening", waits.append)
+    monkeypatch.setattr("jfluid.transpiler.parameter_server.job.wait_until_listening", waits.append)
     of_job(wait_port=True)
     assert waits == [ENDPOINTS]
     of_job(Role.SERVER, wait_port=True)

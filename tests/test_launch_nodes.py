@@ -129,16 +129,16 @@ def test_a_variable_that_is_no_number():
         found(environment={"PADDLE_NUM_TRAINERS": "two"})
 
 
-# ---- meeting, in this process ----------------------------------------------------------------------------------
+# ---- rendezvous, in this process ------------------------------------------------------------------------------
 
 @contextlib.contextmanager
 def head(count, port, name="job"):
     launcher = Head(Node(0, count, None, ("127.0.0.1", port)), name, 0, SECRET)
-    meetings = []
-    thread = threading.Thread(target=lambda: meetings.append(launcher.meet([1], lambda: False)), daemon=True)
+    agreed = []
+    thread = threading.Thread(target=lambda: agreed.append(launcher.rendezvous([1], lambda: False)), daemon=True)
     thread.start()
     with contextlib.closing(launcher):
-        yield launcher, meetings, thread
+        yield launcher, agreed, thread
 
 
 def follower(rank, count, port, name="job", secret=SECRET):
@@ -147,12 +147,12 @@ def follower(rank, count, port, name="job", secret=SECRET):
 
 def test_launchers_agree_on_the_endpoints():
     port = free_port()
-    with head(2, port) as (_, meetings, thread):
+    with head(2, port) as (_, agreed, thread):
         second = follower(1, 2, port)
-        meeting = second.meet([7, 8], lambda: False)
+        members = second.rendezvous([7, 8], lambda: False)
         thread.join(LIMIT)
-        assert meetings == [meeting]
-        assert meeting.endpoints == [["127.0.0.1:1"], ["127.0.0.1:7", "127.0.0.1:8"]]
+        assert agreed == [members]
+        assert members.endpoints == [["127.0.0.1:1"], ["127.0.0.1:7", "127.0.0.1:8"]]
         second.close()
 
 
@@ -167,10 +167,10 @@ def test_a_launcher_that_does_not_belong(rank, count, name, expected):
         with socket.create_connection(("127.0.0.1", port)) as stranger:
             stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
             with pytest.raises(JobError) as raised:
-                follower(rank, count, port, name).meet([7], lambda: False)
+                follower(rank, count, port, name).rendezvous([7], lambda: False)
         assert f"host {rank} cannot join: {expected}" in str(raised.value)
         right = follower(1, 2, port)
-        assert right.meet([7], lambda: False) is not None
+        assert right.rendezvous([7], lambda: False) is not None
         thread.join(LIMIT)
         right.close()
 
@@ -180,12 +180,12 @@ def test_a_launcher_that_does_not_come(monkeypatch):
     port = free_port()
     with contextlib.closing(Head(Node(0, 3, None, ("127.0.0.1", port)), "job", 0, SECRET)) as first:
         with pytest.raises(JobError, match="host 1, 2 of 3 did not come to the coordinator within 0.3 s"):
-            first.meet([1], lambda: False)
+            first.rendezvous([1], lambda: False)
         with pytest.raises(JobError, match=f"cannot listen at the coordinator's address 127.0.0.1:{port}: "):
             Head(Node(0, 3, None, ("127.0.0.1", port)), "job", 0, SECRET)
-        assert first.meet([1], lambda: True) is None
+        assert first.rendezvous([1], lambda: True) is None
     with pytest.raises(JobError, match=f"the launcher of host 0 did not answer at 127.0.0.1:{port} within 0.3 s"):
-        follower(1, 3, port).meet([1], lambda: False)
+        follower(1, 3, port).rendezvous([1], lambda: False)
 
 
 # ---- strangers at the coordinator --------------------------------------------------------------------------------
@@ -199,10 +199,10 @@ def joined_as(port, message, secret=SECRET):
 
 def test_without_the_secret_nobody_learns_or_joins(monkeypatch):
     port = free_port()
-    with head(2, port) as (_, meetings, thread):
+    with head(2, port) as (_, agreed, thread):
         with pytest.raises(JobError, match=f"host 1 cannot join: who listens at 127.0.0.1:{port} has another secret .* "
                                            "the same JFLUID_JOB_TOKEN"):
-            follower(1, 2, port, secret="another-secret-of-another").meet([7], lambda: False)
+            follower(1, 2, port, secret="another-secret-of-another").rendezvous([7], lambda: False)
         for said in (b"", json.dumps(["join", {"job": "?", "node": 1, "count": 1, "endpoints": []}]).encode() + b"\n",
                      b"[" * 200_000 + b"\n"):
             with socket.create_connection(("127.0.0.1", port), timeout=LIMIT) as stranger:
@@ -212,9 +212,9 @@ def test_without_the_secret_nobody_learns_or_joins(monkeypatch):
                     stranger.sendall(said)
                     if said:
                         assert stranger.recv(1000) in (b"", bytes(32))
-        assert thread.is_alive() and not meetings
+        assert thread.is_alive() and not agreed
         right = follower(1, 2, port)
-        assert right.meet([7], lambda: False) is not None
+        assert right.rendezvous([7], lambda: False) is not None
         right.close()
 
 
@@ -228,7 +228,7 @@ def test_what_is_no_message_of_a_launcher_costs_its_connection_only(said):
         with pytest.raises(ConnectionError):
             joined_as(port, said)
         right = follower(1, 2, port)
-        assert right.meet([7], lambda: False) is not None
+        assert right.rendezvous([7], lambda: False) is not None
         right.close()
 
 
@@ -236,7 +236,7 @@ def test_strangers_during_a_run_are_turned_away_and_members_wait_for_the_next():
     port = free_port()
     with head(2, port) as (first, _, thread):
         one = follower(1, 2, port)
-        assert one.meet([7], lambda: False) is not None
+        assert one.rendezvous([7], lambda: False) is not None
         thread.join(LIMIT)
         with contextlib.ExitStack() as stack:
             for _ in range(200):
@@ -245,13 +245,13 @@ def test_strangers_during_a_run_are_turned_away_and_members_wait_for_the_next():
             assert len(first._listener._newcomers) <= 128 and first.verdict is None
             again = []
             second = follower(1, 2, port)
-            waiting = threading.Thread(target=lambda: again.append(second.meet([8], lambda: False)))
+            waiting = threading.Thread(target=lambda: again.append(second.rendezvous([8], lambda: False)))
             waiting.start()
             wait_until(lambda: first.look() or first._early)
             assert first.verdict is None
             one.close()
             first.part()
-            assert first.meet([1], lambda: False).attempt == 1
+            assert first.rendezvous([1], lambda: False).attempt == 1
             waiting.join(LIMIT)
             assert again[0].attempt == 1
             second.close()
@@ -261,7 +261,7 @@ def test_a_member_that_speaks_nonsense_is_as_one_that_is_gone():
     port = free_port()
     with head(2, port) as (first, _, thread):
         one = follower(1, 2, port)
-        assert one.meet([7], lambda: False) is not None
+        assert one.rendezvous([7], lambda: False) is not None
         thread.join(LIMIT)
         one._connection._connection.send(b"[" * 200_000)
         connection, = first.connections()

@@ -11,7 +11,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid import errors
-from jfluid.compile import placed
+from jfluid.compile import device_feeds
 
 PLACE = fluid.CPUPlace()
 
@@ -97,18 +97,18 @@ def test_reads_as_far_ahead_as_the_capacity(buffered):
 def puts(request, monkeypatch):
     """Whether batches are put on the device, as on all but CPUs."""
     if request.param:
-        monkeypatch.setattr(placed, "_reads_host_memory", lambda device: False)
+        monkeypatch.setattr(device_feeds, "_reads_host_memory", lambda device: False)
     return request.param
 
 
 def test_values_are_on_the_device_before_the_step(puts):
     (feed,), = loader_of(batches(1))()
     for name, dtype in (("x", np.float32), ("y", np.int64)):
-        value = feed[name].placed()
+        value = feed[name].device_value()
         assert value.dtype == dtype and isinstance(value, jax.Array) == puts
         assert not puts or value.devices() == {jax.devices("cpu")[0]}
     (feed,), = loader_of(batches(1), use_double_buffer=False)()
-    assert not isinstance(feed["x"], placed.Placed)
+    assert not isinstance(feed["x"], device_feeds.DeviceTensor)
 
 
 def test_a_reader_may_use_its_arrays_again():
@@ -151,7 +151,7 @@ def test_ragged_rows_are_padded_ahead(puts):
     table = np.arange(15.0).reshape(5, 3)
     for feed in loader():
         tensor = feed[0]["y"]
-        assert len(tensor.placed().values) >= len(tensor) and isinstance(tensor.placed().values, jax.Array) == puts
+        assert len(tensor.device_value().values) >= len(tensor) and isinstance(tensor.device_value().values, jax.Array) == puts
         ids, offsets = np.array(tensor)[:, 0], tensor.lod()[0]
         got, = exe.run(feed=feed, fetch_list=[pooled])
         np.testing.assert_array_equal(got, [table[ids[a:b]].sum(0) for a, b in zip(offsets, offsets[1:])])

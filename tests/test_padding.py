@@ -6,7 +6,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid import errors, layers
-from jfluid.compile import buckets
+from jfluid.compile import padding
 from jfluid.lod_tensor import LoDTensor, LoDTensorArray
 from jfluid.ops import registry
 from tests.parity.programs import set_parameters
@@ -45,9 +45,9 @@ def _run(build):
 
 @pytest.mark.parametrize("build", [b for b in PROGRAMS if not b.__name__.startswith("word2vec")], ids=lambda b: b.__name__)
 def test_padding_never_leaks(build, monkeypatch):
-    rounded = buckets.ladder
+    rounded = padding.ladder
     names, small = _run(build)
-    monkeypatch.setattr(buckets, "ladder", lambda n, rungs=4: 2 * rounded(n, rungs) + 5)
+    monkeypatch.setattr(padding, "ladder", lambda n, rungs=4: 2 * rounded(n, rungs) + 5)
     _, large = _run(build)
     for name, a, b in zip(names, small, large):
         if isinstance(a, LoDTensorArray):
@@ -82,7 +82,7 @@ def test_a_stream_of_lengths_compiles_a_handful_of_times():
 
 
 def test_many_ragged_feeds_do_not_multiply_the_compilations():
-    rng, sizes = np.random.RandomState(0), buckets.Buckets()
+    rng, sizes = np.random.RandomState(0), padding.Buckets()
     seen = set()
     for _ in range(300):
         feeds = {}
@@ -96,14 +96,14 @@ def test_many_ragged_feeds_do_not_multiply_the_compilations():
 
 def test_sequences_of_one_length_are_not_padded():
     tensor = fluid.create_lod_tensor(np.zeros((24, 1), "int64"), [[3] * 8], None)
-    found = buckets.Buckets().pad({"x": tensor})["x"]
+    found = padding.Buckets().pad({"x": tensor})["x"]
     assert found.exact and found.capacity == 24 and found.last.uniform == 8
 
 
 @pytest.mark.parametrize("n", [1, 8, 9, 63, 64, 65, 1000, 2049])
 def test_ladder(n):
-    size = buckets.ladder(n)
-    assert n <= size <= max(1.34 * n, 8) and buckets.ladder(size) == size
+    size = padding.ladder(n)
+    assert n <= size <= max(1.34 * n, 8) and padding.ladder(size) == size
 
 
 def test_what_does_not_bear_padding_says_so_once():

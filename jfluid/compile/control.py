@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfluid import errors
-from jfluid.compile import trips
+from jfluid.compile import loop_bounds
 from jfluid.ir.block import Block, outer_names
 from jfluid.ir.operator import Operator
 from jfluid.ir.types import VarType
-from jfluid.ops import known
+from jfluid.ops import static_values
 from jfluid.ops.ragged import Ragged, rows_of
 from jfluid.ops.tensor_array import TensorArray, writing_where
 
@@ -47,7 +47,7 @@ def conditional_block(lowering: BlockLowering, op: Operator, env: Values) -> Val
         # A block of IfElse: it runs where rows were chosen. Rows that were not chosen do it no harm.
         return _chosen(lowering.block(block, env), writes)
     conditions = [rows_of(c) for c in conditions]
-    if all(known.is_known(c) and isinstance(c, np.ndarray) for c in conditions):
+    if all(static_values.is_static(c) and isinstance(c, np.ndarray) for c in conditions):
         return _chosen(lowering.block(block, env), writes) if all(bool(np.all(c)) for c in conditions) else {}
     before = _before(lowering, op, block, writes, env)
 
@@ -84,15 +84,15 @@ def while_(lowering: BlockLowering, op: Operator, env: Values) -> Values:
     """Run the block while the condition holds.
 
     A short loop whose length is known is written out. Else it is one compiled loop; where gradients are wanted it runs up to
-    a bound (`jfluid.compile.trips`), the iterations after the end without effect.
+    a bound (`jfluid.compile.loop_bounds`), the iterations after the end without effect.
     """
     block, condition = op.attrs["sub_block"], op.inputs["Condition"][0]
     writes = sorted(outer_names(block)[1])
     state = {n: env[n] for n in writes if n in env}
-    bound = trips.bound(block, condition, env)
+    bound = loop_bounds.bound(block, condition, env)
     unknown = bound is None or (bound.most > UNROLLED and _bears_loop(block, state))
     limit = 0 if bound is not None and unknown else (UNROLLED if bound is None else bound.most)
-    while known.is_known(truth := rows_of(state.get(condition, env[condition]))):
+    while static_values.is_static(truth := rows_of(state.get(condition, env[condition]))):
         if not np.all(truth):
             return state
         if limit == 0:
@@ -112,13 +112,13 @@ def _bears_loop(block: Block, state: Values) -> bool:
     return True
 
 
-def _loop(lowering: BlockLowering, op: Operator, env: Values, state: Values, bound: trips.Bound | None) -> Values:
+def _loop(lowering: BlockLowering, op: Operator, env: Values, state: Values, bound: loop_bounds.Bound | None) -> Values:
     block, condition = op.attrs["sub_block"], op.inputs["Condition"][0]
     writes = sorted(outer_names(block)[1])
     outer = {n: op.block.find_var_recursive(n) for n in writes}
     arrays = {n for n, v in outer.items() if v is not None and v.type == VarType.LOD_TENSOR_ARRAY}
     start = {n: state.get(n, TensorArray()) for n in arrays} | {n: v for n, v in state.items() if n not in arrays}
-    places = {n: trips.places(block, n, env | state, bound, start[n].capacity) for n in arrays}
+    places = {n: loop_bounds.places(block, n, env | state, bound, start[n].capacity) for n in arrays}
     if bound is None and any(places[n] is None for n in arrays):
         raise errors.OpError(f"a loop that writes arrays needs a bound on its iterations, which {condition} does not tell: "
                              "compare a counter with a constant, or with the length of sequences")

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from jfluid import errors
-from jfluid.compile.placed import Placed
+from jfluid.compile.device_feeds import DeviceTensor
 from jfluid.ir.program import Program
 from jfluid.ir.variable import Variable
 from jfluid.lod_tensor import LoDTensor
@@ -40,7 +40,7 @@ def checked(program: Program, feed: Any) -> dict[str, Any]:
 
 def own(value: Any) -> Any:
     """A copy of what users may write to."""
-    if isinstance(value, Placed):
+    if isinstance(value, DeviceTensor):
         return value
     if isinstance(value, LoDTensor):
         return LoDTensor(own(value.value), value._lod)
@@ -48,7 +48,7 @@ def own(value: Any) -> Any:
 
 
 def _checked(var: Variable, value: Any) -> Any:
-    if isinstance(value, Placed) and value.placed() is not None:
+    if isinstance(value, DeviceTensor) and value.device_value() is not None:
         _checked_array(var, value.value)
         return value
     if isinstance(value, LoDTensor):

@@ -7,13 +7,13 @@ import jax
 import numpy as np
 
 from jfluid import errors
-from jfluid.compile import buckets
+from jfluid.compile import padding
 from jfluid.compile.plan import Plan, Segment, plan_block
 from jfluid.ir.block import outer_names
 from jfluid.ir.operator import Operator
 from jfluid.ir.variable import EMPTY_NAME
 from jfluid.lod_tensor import LoDTensor, LoDTensorArray
-from jfluid.ops import rows
+from jfluid.ops import ragged_dispatch
 from jfluid.ops.definition import OpDef
 from jfluid.ops.ragged import Ragged, rows_of
 
@@ -52,7 +52,7 @@ class Host:
         def value(name: str) -> Any:
             if name == EMPTY_NAME or name not in env:
                 return None
-            found = buckets.trimmed(env[name])
+            found = padding.trimmed(env[name])
             if definition.rows != "sequence":
                 return np.array(found)
             return found if isinstance(found, (LoDTensor, LoDTensorArray)) else LoDTensor(np.asarray(found))
@@ -67,10 +67,10 @@ class Host:
         for slot, out in zip(definition.outs, outs if isinstance(outs, tuple) else (outs,)):
             for name, v in zip(op.outputs.get(slot.name, ()), out if isinstance(out, list) else (out,)):
                 if isinstance(v, LoDTensor):
-                    env[name] = buckets.padded(v)
+                    env[name] = padding.padded(v)
                 elif v is not None:
                     v = np.asarray(v)
-                    env[name] = buckets.exact(ragged[0]).like(v) if ragged and definition.rows == "map" else v
+                    env[name] = padding.exact(ragged[0]).like(v) if ragged and definition.rows == "map" else v
 
     def _blocks(self, op: Operator, env: dict[str, Any], key: Any, scope: Any) -> None:
         """Run a loop, or a condition, whose block holds host operators."""
@@ -110,6 +110,6 @@ def _array_operator(op: Operator, definition: OpDef, env: dict[str, Any]) -> Non
         raise errors.OpError(f"operator {op.type}: input {', '.join(op.input(definition.ins[0].name))} has no value")
     kwargs = {a: op.attrs[a] for a in definition.attrs if a in op.attrs}
     ins = [jax.tree.map(np.asarray, v) if s.name == "I" else v for s, v in zip(definition.reads, ins)]
-    for slot, out in zip(definition.outs, rows.call(definition, ins, kwargs)):
+    for slot, out in zip(definition.outs, ragged_dispatch.call(definition, ins, kwargs)):
         for name, v in zip(op.output(slot.name), out if isinstance(out, list) else (out,)):
             env[name] = v

@@ -12,7 +12,7 @@ from jfluid.compile.plan import live_ops, op_uid, twin_uid
 from jfluid.ir.block import Block
 from jfluid.ir.operator import Operator
 from jfluid.ir.variable import EMPTY_NAME
-from jfluid.ops import derive, draws, rows
+from jfluid.ops import batched_random, derive, ragged_dispatch
 from jfluid.ops.definition import OpDef
 from jfluid.ops.ragged import Ragged
 from jfluid.ops.random import key_of
@@ -38,7 +38,7 @@ class Lowering:
         self.pairs = _pairs(self.items)  # position of a gradient operator -> position of its forward operator
         self.backward = {f: g for g, f in self.pairs.items()}
         self.derived: set[str] = set()  # names of gradients that gradient operators wrote
-        self.drawn: dict[int, draws.Drawn] = {}  # by position: what operators that draw get
+        self.drawn: dict[int, batched_random.Drawn] = {}  # by position: what operators that draw get
         self.inner = False  # whether this is a block inside another
         self.reversible = False  # whether gradients are taken through what is being lowered
 
@@ -57,14 +57,14 @@ class Lowering:
 
     def _draw(self) -> None:
         """The numbers of operators that do nothing but draw, of all of one distribution at once."""
-        if not draws.possible(self.key):
+        if not batched_random.possible(self.key):
             return
         groups: dict[str, list[list[tuple[int, int]]]] = {}
         for at, (_, op, definition) in enumerate(self.items):
-            size = draws.size(op.attrs) if definition.draws and not op.input_arg_names else 0
+            size = batched_random.size(op.attrs) if definition.draws and not op.input_arg_names else 0
             if size:
                 batches = groups.setdefault(definition.draws, [[]])
-                if sum(n for _, n in batches[-1]) + size > draws.MOST:
+                if sum(n for _, n in batches[-1]) + size > batched_random.MOST:
                     batches.append([])
                 batches[-1].append((at, size))
         for kind, batches in groups.items():
@@ -72,7 +72,7 @@ class Lowering:
                 uids = np.array([op_uid(self.items[at][1]) for at, _ in batch], np.uint32)
                 folded = jax.vmap(jax.random.fold_in, (None, 0))(self.key, uids)
                 keys = [key_of(folded[i], self.items[at][1].attrs.get("seed", 0)) for i, (at, _) in enumerate(batch)]
-                self.drawn.update(zip([at for at, _ in batch], draws.standard(kind, keys, [n for _, n in batch])))
+                self.drawn.update(zip([at for at, _ in batch], batched_random.standard(kind, keys, [n for _, n in batch])))
 
     def _apply(self, at: int, op: Operator, definition: OpDef, env: dict[str, Any]) -> tuple | None:
         if at in self.pairs and at not in self.backward:
@@ -89,7 +89,7 @@ class Lowering:
         if at in self.backward:
             return self._keep(at, definition, inputs, kwargs)
         outs = self._fold(definition, inputs, kwargs) if definition.fold else None
-        return rows.call(definition, inputs, kwargs) if outs is None else outs
+        return ragged_dispatch.call(definition, inputs, kwargs) if outs is None else outs
 
     def _fold(self, definition: OpDef, inputs: list, kwargs: dict[str, Any]) -> tuple | None:
         """The outputs as NumPy arrays, where all inputs are known and the outputs are small; else None."""
@@ -97,7 +97,7 @@ class Lowering:
         if not values or not all(isinstance(v, np.ndarray) for v in values):
             return None
         with jax.ensure_compile_time_eval():
-            outs = rows.call(definition, inputs, kwargs)
+            outs = ragged_dispatch.call(definition, inputs, kwargs)
         small = all(v.size <= 64 for v in jax.tree.leaves(outs))
         return jax.tree.map(np.asarray, outs) if small else None
 

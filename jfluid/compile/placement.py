@@ -9,10 +9,10 @@ import jax
 import numpy as np
 
 from jfluid import errors, processes
-from jfluid.compile import across, buckets, trace
+from jfluid.compile import collective_jit, padding, trace
+from jfluid.compile.device_feeds import ready
 from jfluid.compile.host import Host
 from jfluid.compile.options import options
-from jfluid.compile.placed import ready
 from jfluid.compile.plan import Plan
 from jfluid.lod_tensor import whole
 from jfluid.ops.collective import AXIS
@@ -87,7 +87,7 @@ class OneDevice(Placement):
         super().__init__(plan)
         self.device = device
         self._home = jax.sharding.SingleDeviceSharding(device)
-        self._buckets = buckets.Buckets()
+        self._buckets = padding.Buckets()
 
     def home(self, name: str) -> jax.sharding.Sharding:
         return self._home
@@ -117,13 +117,13 @@ class OneDevice(Placement):
     def call(self, segment: Any, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
         """Call the segment; where an operator does not bear padded rows, without padding from now on."""
         if self._buckets.exact:
-            return segment.call(donated, tuple([buckets.exact(v) for v in kept]), key)
+            return segment.call(donated, tuple([padding.exact(v) for v in kept]), key)
         try:
             return segment.call(donated, kept, key)
         except errors.JFluidError as padded:
             if not any(isinstance(v, Ragged) and not v.exact for v in kept):
                 raise
-            outs = segment.call(donated, tuple([buckets.exact(v) for v in kept]), key)
+            outs = segment.call(donated, tuple([padding.exact(v) for v in kept]), key)
             self._buckets.exact = True
             warnings.warn(f"this program is compiled anew for each batch of other lengths, because of an operator that does "
                           f"not bear padded rows: {str(padded).splitlines()[0]}", RuntimeWarning, stacklevel=2)
@@ -144,10 +144,14 @@ class Processes(OneDevice):
         if not segment.across:
             return super().lower(at, env, key, watch)
         own = None if key is None else jax.random.fold_in(trace.random_key(key), jax.lax.axis_index(AXIS))
-        return trace.lower(across.fused(segment.ops), env, own, watch)
+        return trace.lower(collective_jit.fused(segment.ops), env, own, watch)
 
     def compiled(self, at: int, function: Function) -> Function:
-        return across.Together(function, self.device) if self.plan.segments[at].across else super().compiled(at, function)
+        return (
+            collective_jit.CollectiveJit(function, self.device)
+            if self.plan.segments[at].across
+            else super().compiled(at, function)
+        )
 
     def inner(self, plan: Plan, number: int) -> Placement:
         return Processes(plan, self.device)

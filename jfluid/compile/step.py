@@ -11,7 +11,7 @@ from jfluid import errors, flags
 from jfluid.compile.host import Host
 from jfluid.compile.placement import Placement
 from jfluid.compile.plan import Plan
-from jfluid.compile.state import State
+from jfluid.compile.step_state import StepState
 from jfluid.ir.variable import Variable
 from jfluid.scope import Scope
 
@@ -79,7 +79,7 @@ class Step:
         self.segments = [s if s.host else CompiledSegment(at, plan, placement, check_finite, f"{name}_{at}", donate)
                          for at, s in enumerate(plan.segments)]
         self.starts_anew = not plan.state and not plan.feeds
-        self._states: weakref.WeakKeyDictionary[Scope, State] = weakref.WeakKeyDictionary()
+        self._states: weakref.WeakKeyDictionary[Scope, StepState] = weakref.WeakKeyDictionary()
         # Where values in the Scope say on which device to run, no other word is needed.
         only = self.segments[0] if len(self.segments) == 1 and plan.state else None
         whole = isinstance(only, CompiledSegment) and not check_finite and set(plan.fetches) <= set(only.gives)
@@ -94,7 +94,7 @@ class Step:
         """Run the step: read state from `scope`, write updated variables back, return the fetches (device or NumPy)."""
         state = self._states.get(scope)
         if state is None or state.stale():
-            state = self._states[scope] = State(self.plan, scope, self.placement)
+            state = self._states[scope] = StepState(self.plan, scope, self.placement)
         entered = self.placement.enter(feeds)
         if self.whole is not None:
             return state.run(self.placement.call, self.whole, entered, key)
@@ -104,7 +104,7 @@ class Step:
             self.run_segments(env, scope, key, state)
         return [env[n] for n in self.plan.fetches]
 
-    def run_segments(self, env: dict[str, Any], scope: Scope, key: Any, state: State | None = None) -> None:
+    def run_segments(self, env: dict[str, Any], scope: Scope, key: Any, state: StepState | None = None) -> None:
         """Run all segments on the values in `env`, which gets what they give."""
         for at, segment in enumerate(self.segments):
             if isinstance(segment, CompiledSegment):

@@ -7,11 +7,11 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.dataset import exchange, shuffle
-from jfluid.dataset.budget import Budget
-from jfluid.dataset.desc import positive, text_of
+from jfluid.dataset.data_feed_desc import positive, text_of
+from jfluid.dataset.memory_budget import MemoryBudget
 from jfluid.dataset.multislot import Parser, Records, Slot, joined, no_records
-from jfluid.dataset.producers import BadLines, Producers, batches_of, records_of
-from jfluid.dataset.source import Source
+from jfluid.dataset.reader_threads import BadLines, ReaderThreads, batches_of, records_of
+from jfluid.dataset.text_files import FileSource
 from jfluid.ir.types import VarType
 from jfluid.ir.variable import Variable
 
@@ -39,7 +39,7 @@ class DatasetBase:
         self._slots: list[Slot] = []
         self._files: list[str] = []
         self._batch_size, self._threads = 1, 1
-        self._source, self._bad = Source(), BadLines()
+        self._source, self._bad = FileSource(), BadLines()
         self._candidates = 0
 
     def set_use_var(self, var_list: Sequence[Variable]) -> None:
@@ -116,7 +116,7 @@ class DatasetBase:
         """What the dataset reads, as prototxt."""
         return text_of(self._feed, self._batch_size, self._slots, self._source.pipe_command)
 
-    def _batches(self, threads: int = 0) -> "Producers":
+    def _batches(self, threads: int = 0) -> "ReaderThreads":
         """The feeds of an epoch, made by threads that the `with` block starts and ends."""
         raise NotImplementedError
 
@@ -143,7 +143,7 @@ class QueueDataset(DatasetBase):
         """Raises UnsupportedError: use InMemoryDataset."""
         raise errors.UnsupportedError("QueueDataset.global_shuffle: records pass by only once: use InMemoryDataset")
 
-    def _batches(self, threads: int = 0) -> Producers:
+    def _batches(self, threads: int = 0) -> ReaderThreads:
         self._ready()
 
         def work(files: Iterator[str], started: set) -> Iterator[Any]:
@@ -151,7 +151,7 @@ class QueueDataset(DatasetBase):
             blocks = (r for file in files for r in records_of(file, self._source, parser, self._bad, started))
             return batches_of(blocks, parser, self._batch_size)
 
-        return Producers(self._files, work, threads or self._threads)
+        return ReaderThreads(self._files, work, threads or self._threads)
 
 
 class InMemoryDataset(DatasetBase):
@@ -328,7 +328,7 @@ class InMemoryDataset(DatasetBase):
         """Raises UnsupportedError: tables are filled when their rows are first used."""
         _box_only("generate_local_tables_unlock", f"table {table_id}")
 
-    def _batches(self, threads: int = 0) -> Producers:
+    def _batches(self, threads: int = 0) -> ReaderThreads:
         records = self._loaded("training")
         order = np.arange(len(records)) if self._order is None else self._order
         places = [order[i:i + self._batch_size] for i in range(0, len(order), self._batch_size)]
@@ -337,7 +337,7 @@ class InMemoryDataset(DatasetBase):
             parser = self._parser()
             return (parser.batch(records, job) for job in jobs)
 
-        return Producers(places, work, 1)
+        return ReaderThreads(places, work, 1)
 
     def _parser(self) -> Parser:
         return Parser(self._slots, self._tags, drop_zeros=True)
@@ -348,10 +348,10 @@ class InMemoryDataset(DatasetBase):
                                    + (" (wait_preload_done is still to be called)" if self._loading else ""))
         return self._records
 
-    def _budget(self, what: str) -> Budget:
+    def _budget(self, what: str) -> MemoryBudget:
         """What may be taken beside the records that are there."""
         held = {r.values.ctypes.data: r.nbytes for r in (self._records, self._unmixed) if r is not None}
-        return Budget(f"{type(self).__name__}.{what}", sum(held.values()))
+        return MemoryBudget(f"{type(self).__name__}.{what}", sum(held.values()))
 
     def _drop(self) -> None:
         self._records = self._order = self._unmixed = None
@@ -365,19 +365,19 @@ class _Loading:
         self._parts: dict[int, list[Records]] = {}
         self._error: BaseException | None = None
         self._slots = len(dataset._slots)
-        self._budget = Budget(f"{type(dataset).__name__}.load_into_memory")
+        self._budget = MemoryBudget(f"{type(dataset).__name__}.load_into_memory")
 
         def work(jobs: Iterator[tuple[int, str]], started: set) -> Iterator[Any]:
             parser = dataset._parser()
             return ((i, r) for i, file in jobs for r in records_of(file, dataset._source, parser, dataset._bad, started))
 
-        self._producers = Producers(list(enumerate(dataset._files)), work, threads)
+        self._reader_threads = ReaderThreads(list(enumerate(dataset._files)), work, threads)
         self._thread = threading.Thread(target=self._run, name="jfluid-load", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         try:
-            with self._producers as items:
+            with self._reader_threads as items:
                 for i, records in items:
                     self._budget.take(2 * records.nbytes)  # in the end they are copied behind each other
                     self._parts.setdefault(i, []).append(records)
@@ -389,7 +389,7 @@ class _Loading:
         try:
             self._thread.join()
         except BaseException:  # Ctrl-C: no thread goes on behind the caller's back
-            self._producers.stop()
+            self._reader_threads.stop()
             raise
         if self._error is not None:
             raise self._error

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jfluid import errors, flags, processes
-from jfluid.dataset import packing
+from jfluid.dataset import record_encoding
 from jfluid.dataset.multislot import Records, Slot, joined, no_records
 from jfluid.dataset.shuffle import taken
 from jfluid.security import sockets
@@ -58,8 +58,8 @@ def shuffled(records: Records, slots: Sequence[Slot], tagged: bool, fleet: Any, 
 
     def decoded(data: bytes) -> Records:
         take(3 * len(data))  # with the message, and what is joined in the end
-        return packing.decode(data, slots, tagged)
-    received = _exchange([map(packing.encode, to) for to in messages], own, fleet.worker_endpoints(), _most_bytes(),
+        return record_encoding.decode(data, slots, tagged)
+    received = _exchange([map(record_encoding.encode, to) for to in messages], own, fleet.worker_endpoints(), _most_bytes(),
                          decoded, pause)
     parts = [p for i in range(number) for p in (messages[own] if i == own else received[i])]
     return joined(parts) if parts else no_records(records.counts.shape[1])
@@ -137,19 +137,19 @@ def _exchange(outgoing: Sequence[Share], own: int, endpoints: list[str], most_by
         if processes.joined():
             ports = processes.all_gather(np.array([listener.port]))[:, 0]
             endpoints = [f"{_address(endpoint)[0]}:{port}" for endpoint, port in zip(endpoints, ports)]
-        meeting = _Meeting(own, endpoints, secret, most_bytes, decode)
+        exchange = _Exchange(own, endpoints, secret, most_bytes, decode)
         try:
-            for i in meeting.others:
-                meeting.start(meeting.send, i, outgoing[i], pause)
-            while not meeting.over():
+            for i in exchange.others:
+                exchange.start(exchange.send, i, outgoing[i], pause)
+            while not exchange.over():
                 for connection in listener.accept(_SECONDS_BETWEEN_LOOKS):
-                    meeting.start(meeting.receive, connection)
+                    exchange.start(exchange.receive, connection)
         finally:
-            meeting.close()
-    return meeting.result()
+            exchange.close()
+    return exchange.result()
 
 
-class _Meeting:
+class _Exchange:
     """One exchange. A trainer may be one ahead: the others turn it away until they are there too."""
 
     _count: ClassVar[Counter[str]] = Counter()  # exchanges so far, by the endpoint of the trainer

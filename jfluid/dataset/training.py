@@ -12,7 +12,7 @@ from jfluid.engine import Engine, Owned, Runner
 from jfluid.fetch_handler import FetchHandler, Watch
 from jfluid.ir.program import Program
 from jfluid.lod_tensor import LoDTensor
-from jfluid.parallel.program import DataParallel
+from jfluid.parallel.data_parallel import DataParallel
 from jfluid.progress import Progress
 from jfluid.scope import Scope
 

@@ -23,7 +23,7 @@ from jfluid.files.variables import is_persistable, read_scope
 from jfluid.ir.program import Program
 from jfluid.ir.variable import Variable
 from jfluid.scope import Scope
-from jfluid.transpiler.pserver.holdings import Holdings, Kept, Part
+from jfluid.transpiler.parameter_server.holdings import Holdings, Kept, Part
 
 Array = np.ndarray[Any, Any]
 _ASKED_BYTES = 16 << 20  # of rows in one question

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from jfluid import errors
-from jfluid.compile.buckets import ladder
+from jfluid.compile.padding import ladder
 from jfluid.distributed.links import Gradients, Link
 from jfluid.distributed.work import Work
 from jfluid.scope import Scope

@@ -19,7 +19,7 @@ from jfluid.ps_server import dense, snapshot, specs
 from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate, Store
 from jfluid.ps_server.table import SparseTable
 from jfluid.scope import Scope
-from jfluid.transpiler.pserver.server import SYNC, copy_op
+from jfluid.transpiler.parameter_server.server import SYNC, copy_op
 
 Array = np.ndarray[Any, Any]
 STATE = "@STATE@"  # the block of what all updates share

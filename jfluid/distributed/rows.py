@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from jfluid import errors
-from jfluid.compile.buckets import ladder
+from jfluid.compile.padding import ladder
 from jfluid.distributed.functions import Function, reads_of
 from jfluid.distributed.server_program import Update
 from jfluid.ir import schema

@@ -11,8 +11,8 @@ import jax
 import numpy as np
 
 from jfluid import errors
-from jfluid.compile.buckets import ladder
 from jfluid.compile.feeds import named
+from jfluid.compile.padding import ladder
 from jfluid.distributed import links, trainer_state
 from jfluid.distributed.links import Gradients, Link, Strategy
 from jfluid.distributed.strategies import DIRECT, current, install
@@ -21,7 +21,7 @@ from jfluid.distributed.work import LookUp, RowsSent, Work
 from jfluid.engine import Engine, Fetched, Owned, Prepared, Runner
 from jfluid.ir.program import Program
 from jfluid.lod_tensor import LoDTensor, SelectedRows
-from jfluid.parallel.program import DataParallel
+from jfluid.parallel.data_parallel import DataParallel
 from jfluid.scope import Scope
 
 if TYPE_CHECKING:
@@ -106,12 +106,12 @@ class Trainer(Runner):
         # Gradients are waited for: by then nothing reads the feeds any more.
         owned = isinstance(feed, Owned) or bool(self.work.sent)
         if devices is not None:
-            program, feed = devices.read(self._engine.readings, self.work.local, feed)
+            program, feed = devices.read(self._engine.reader_feeds, self.work.local, feed)
             divides = not isinstance(feed, (list, tuple))
             return Read(program, [named(f) for f in ([feed] if divides else feed)], divides, owned)
         if isinstance(feed, (list, tuple)) and len(feed) == 1:
             feed = feed[0]
-        program, feed = self._engine.readings.feed(self.work.local, feed, self._engine.device)
+        program, feed = self._engine.reader_feeds.feed(self.work.local, feed, self._engine.device)
         return Read(program, [named(feed)], True, owned)
 
     def counts(self) -> AbstractContextManager[Callable[[], dict[str, int]]]:

@@ -5,11 +5,11 @@ from functools import partial
 from typing import Any
 
 from jfluid import errors
-from jfluid.compile.placed import Placer
+from jfluid.compile.device_feeds import FeedPlacer
+from jfluid.feeding.batch_source import BatchSource
 from jfluid.feeding.data_feeder import Feed, Slot
-from jfluid.feeding.prefetch import Channel, Prefetch
-from jfluid.feeding.reading import Running, append_read, create_reader, double_buffered
-from jfluid.feeding.source import Source
+from jfluid.feeding.prefetch import ClosableQueue, Prefetch
+from jfluid.feeding.reader_ops import ReaderSession, append_read, create_reader, double_buffered
 from jfluid.ir.program import default_main_program
 from jfluid.ir.variable import Variable
 from jfluid.lod_tensor import LoDTensor
@@ -77,24 +77,24 @@ class GeneratorLoader:
                 raise TypeError(f"feed_list must hold Variables, found {variable!r}")
         if not variables:
             raise errors.FeedError("feed_list: expected the variables to feed, found none")
-        self._source = Source([Slot.of(v) for v in variables], capacity, use_multiprocess)
+        self._source = BatchSource([Slot.of(v) for v in variables], capacity, use_multiprocess)
         self._iterable, self._return_list, self._drop_last = iterable, return_list, drop_last
         self._double_buffer = use_double_buffer
         self._places: list[Place] = []
-        self._placer = Placer()
-        self._queue: Channel[Any] | None = None
+        self._placer = FeedPlacer()
+        self._queue: ClosableQueue[Any] | None = None
         self._latest: Iterator[Batch] | None = None
-        self._running: Running | None = None
+        self._running: ReaderSession | None = None
         if not iterable:
             self._running = self._bind(variables)
 
-    def _bind(self, variables: list[Variable]) -> Running:
-        running = Running(self._source, False)
-        reader = create_reader(running, [v.need_check_feed for v in variables], default_main_program().current_block())
+    def _bind(self, variables: list[Variable]) -> ReaderSession:
+        session = ReaderSession(self._source, False)
+        reader = create_reader(session, [v.need_check_feed for v in variables], default_main_program().current_block())
         if self._double_buffer:
             reader = double_buffered(reader)
         append_read(reader, variables, self._drop_last)
-        return running
+        return session
 
     @property
     def iterable(self) -> bool:
@@ -102,7 +102,7 @@ class GeneratorLoader:
         return self._iterable
 
     @property
-    def queue(self) -> Channel[Any] | None:
+    def queue(self) -> ClosableQueue[Any] | None:
         """The batches of the latest epoch that were read ahead (`size()`, `capacity()`); None before the first."""
         return self._queue if self._running is None else self._running.queue
 
@@ -143,7 +143,7 @@ class GeneratorLoader:
         if not self._iterable:
             raise errors.ReaderError("this loader is not iterable: call start(), and run the program")
         batches = self._source.read()
-        self._queue = batches.channel
+        self._queue = batches.queue
         return _epoch(batches, self._places, self._drop_last, self._return_list, self._placer if self._double_buffer else None)
 
     __call__ = __iter__
@@ -168,7 +168,7 @@ class GeneratorLoader:
         """End the epoch, and wait for the generator to end. Raises ReaderError when the loader is iterable."""
         self._not_iterable("reset").reset()
 
-    def _not_iterable(self, method: str) -> Running:
+    def _not_iterable(self, method: str) -> ReaderSession:
         if self._running is None:
             raise errors.ReaderError(f"{method}() is for loaders made with iterable=False: iterate over this one")
         return self._running
@@ -191,9 +191,9 @@ class DatasetLoader:
             raise TypeError(f"dataset: expected what fluid.DatasetFactory().create_dataset returns, found "
                             f"{type(dataset).__name__}")
         self._places, self._drop_last = _list_of_places(places), drop_last
-        self._source = Source([], _AHEAD)
+        self._source = BatchSource([], _AHEAD)
         self._source.set_feeds(partial(_batches_of, dataset, drop_last))
-        self._placer = Placer()
+        self._placer = FeedPlacer()
 
     def __iter__(self) -> Iterator[Batch]:
         """Begin an epoch."""
@@ -224,7 +224,7 @@ def _list_of_places(places: Any) -> list[Place]:
 
 
 def _epoch(batches: Prefetch[Feed], places: list[Place], drop_last: bool, return_list: bool,
-           placer: Placer | None) -> Iterator[Batch]:
+           placer: FeedPlacer | None) -> Iterator[Batch]:
     """Groups of batches, one for each place; with a placer on the places' devices, made ahead."""
     groups: Iterator[list[Feed]] = _groups(batches, len(places), drop_last)
     if placer is not None:
@@ -239,6 +239,6 @@ def _groups(batches: Iterable[Feed], size: int, drop_last: bool) -> Iterator[lis
             yield group
 
 
-def _placed(placer: Placer, groups: Iterable[list[Feed]], devices: list[Any]) -> Iterator[list[Feed]]:
+def _placed(placer: FeedPlacer, groups: Iterable[list[Feed]], devices: list[Any]) -> Iterator[list[Feed]]:
     for group in groups:
         yield [placer.place(feed, device) for feed, device in zip(group, devices)]

@@ -1,4 +1,4 @@
-"""Reading ahead: a thread that fills a bounded channel, and ends with whoever reads from it."""
+"""Reading ahead: a thread that fills a bounded queue, and ends with whoever reads from it."""
 import os
 import threading
 import weakref
@@ -16,18 +16,18 @@ class Closable(Protocol):
     def close(self) -> None: ...
 
 
-class Channel(Generic[T]):
+class ClosableQueue(Generic[T]):
     """A queue of at most `capacity` items between threads. Once it is closed, putting is refused and it is empty."""
 
     def __init__(self, capacity: int):
         self._capacity = capacity
         self._items: deque[T] = deque()
-        # Reentrant, because the collector may close a channel within any of its methods.
+        # Reentrant, because the collector may close a queue within any of its methods.
         self._changed = threading.Condition(threading.RLock())
         self._closed = False
 
     def put(self, item: T) -> bool:
-        """Wait for room; False when the channel was closed instead."""
+        """Wait for room; False when the queue was closed instead."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or len(self._items) < self._capacity)
             if not self._closed:
@@ -36,7 +36,7 @@ class Channel(Generic[T]):
             return not self._closed
 
     def get(self) -> T:
-        """Wait for an item. Raises StopIteration when the channel is closed."""
+        """Wait for an item. Raises StopIteration when the queue is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or bool(self._items))
             if self._closed:
@@ -83,16 +83,16 @@ class Prefetch(Iterator[T]):
     """
 
     def __init__(self, items: Callable[[], Iterable[T]], capacity: int, upstream: Closable | None = None):
-        self.channel: Channel[T | _End] = Channel(capacity)
+        self.queue: ClosableQueue[T | _End] = ClosableQueue(capacity)
         self._end: _End | None = None
-        self._thread = threading.Thread(target=_fill, args=(items, self.channel), daemon=True, name="jfluid-prefetch")
-        self._stop = weakref.finalize(self, _stop, os.getpid(), self._thread, self.channel, upstream)
+        self._thread = threading.Thread(target=_fill, args=(items, self.queue), daemon=True, name="jfluid-prefetch")
+        self._stop = weakref.finalize(self, _stop, os.getpid(), self._thread, self.queue, upstream)
         self._thread.start()
 
     def __next__(self) -> T:
         if self._end is None:
             try:
-                item = self.channel.get()
+                item = self.queue.get()
             except BaseException:  # closed, or Ctrl-C
                 self.close()
                 raise
@@ -115,13 +115,13 @@ class Prefetch(Iterator[T]):
         self._thread.join()
 
 
-def _fill(items: Callable[[], Iterable[Any]], channel: Channel[Any]) -> None:
+def _fill(items: Callable[[], Iterable[Any]], queue: ClosableQueue[Any]) -> None:
     error: BaseException | None = None
     iterable: Iterable[Any] | None = None
     try:
         iterable = items()
         for item in iterable:
-            if not channel.put(item):
+            if not queue.put(item):
                 break
     except BaseException as raised:  # handed over to who reads
         error = raised
@@ -131,13 +131,13 @@ def _fill(items: Callable[[], Iterable[Any]], channel: Channel[Any]) -> None:
             close()  # a generator's `finally` runs in the thread that ran the generator
     except BaseException as raised:
         error = error or raised
-    channel.put(_End(error))
+    queue.put(_End(error))
 
 
-def _stop(owner: int, thread: threading.Thread, channel: Channel[Any], upstream: Closable | None) -> None:
+def _stop(owner: int, thread: threading.Thread, queue: ClosableQueue[Any], upstream: Closable | None) -> None:
     if os.getpid() != owner:
         return  # collected in a forked process, which has neither the thread nor, maybe, a free lock
-    channel.close()
+    queue.close()
     if upstream is not None:
         upstream.close()
     if not threading.main_thread().is_alive() and thread is not threading.current_thread():

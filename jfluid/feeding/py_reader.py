@@ -3,7 +3,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from jfluid.feeding.loader import Batch, GeneratorLoader
-from jfluid.feeding.prefetch import Channel
+from jfluid.feeding.prefetch import ClosableQueue
 from jfluid.ir.variable import Variable
 
 __all__ = ["PyReader"]
@@ -24,7 +24,7 @@ class PyReader:
         return self._loader.iterable
 
     @property
-    def queue(self) -> Channel[Any] | None:
+    def queue(self) -> ClosableQueue[Any] | None:
         """The batches that were read ahead (`size()`, `capacity()`); None before the first epoch."""
         return self._loader.queue
 

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 from jfluid import errors
 from jfluid.ir import framework_pb2 as pb
 from jfluid.ir.types import VarType
-from jfluid.messages import BYTES, fields
+from jfluid.protobuf_fields import BYTES, fields
 
 # The field of OpDesc.Attr that holds a value of each type, and whether it is a list. Blocks go by index.
 _FIELDS = {

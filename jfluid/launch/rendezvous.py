@@ -40,7 +40,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Meeting:
+class RunMembers:
     """What the launchers agreed on: the endpoints of each host's processes, and the number of the run, from 0."""
 
     endpoints: list[list[str]]
@@ -111,7 +111,7 @@ class Head:
 
     # ---- before a run ------------------------------------------------------------------------------------------
 
-    def meet(self, ports: Sequence[int], interrupted: Callable[[], bool]) -> Meeting | None:
+    def rendezvous(self, ports: Sequence[int], interrupted: Callable[[], bool]) -> RunMembers | None:
         """Wait for all other launchers; None when `interrupted` says so meanwhile. Raises JobError."""
         assert self._node.coordinator is not None
         self._attempt += 1
@@ -141,7 +141,7 @@ class Head:
         self._connections = [connection for connection, _ in joined.values()]
         for connection in self._connections:
             connection.send(Start(endpoints=endpoints, attempt=self._attempt))
-        return Meeting(endpoints, self._attempt)
+        return RunMembers(endpoints, self._attempt)
 
     def _has_joined(self, connection: _Connection, joined: dict[int, tuple[_Connection, list[str]]]) -> bool:
         """Whether a newcomer has said who it is, or is turned away; else it is to be asked again."""
@@ -241,7 +241,7 @@ class Follower:
         self._connection: _Connection | None = None
         self.verdict: Verdict | None = None
 
-    def meet(self, ports: Sequence[int], interrupted: Callable[[], bool]) -> Meeting | None:
+    def rendezvous(self, ports: Sequence[int], interrupted: Callable[[], bool]) -> RunMembers | None:
         """Join the head; None when `interrupted` says so meanwhile. Raises JobError."""
         self.verdict = None
         deadline = time.monotonic() + SECONDS_TO_MEET
@@ -259,11 +259,11 @@ class Follower:
                 host = self._node.host or connection.stream.getsockname()[0]
                 connection.send(Join(job=self._name, node=self._node.rank, count=self._node.count,
                                      endpoints=[f"{host}:{port}" for port in ports]))
-                meeting = self._wait_for_start(connection, interrupted)
-                if meeting is not None:
+                members = self._wait_for_start(connection, interrupted)
+                if members is not None:
                     unless_met.pop_all()
                     self._connection = connection
-                    return meeting
+                    return members
         return None
 
     def _connect(self) -> _Connection | None:
@@ -275,7 +275,7 @@ class Follower:
         except errors.SecretError as error:
             raise JobError(f"jfluid-launch: host {self._node.rank} cannot join: {error}") from None
 
-    def _wait_for_start(self, connection: _Connection, interrupted: Callable[[], bool]) -> Meeting | None:
+    def _wait_for_start(self, connection: _Connection, interrupted: Callable[[], bool]) -> RunMembers | None:
         """What the head says when all are there; None when it went away."""
         while not interrupted():
             messages = connection.messages(_SECONDS_BETWEEN_LOOKS)
@@ -283,7 +283,7 @@ class Follower:
                 return None
             for message in messages:
                 if isinstance(message, Start):
-                    return Meeting(message.endpoints, message.attempt)
+                    return RunMembers(message.endpoints, message.attempt)
                 if isinstance(message, Refused):
                     raise JobError(f"jfluid-launch: host {self._node.rank} cannot join: {message.problem}")
         return None

@@ -17,7 +17,7 @@ from jfluid.launch.gang import Member, collective_gang, local_gang, parameter_se
 from jfluid.launch.logs import Log, say
 from jfluid.launch.nodes import Node, NodeOptions, find_node
 from jfluid.launch.output import Console
-from jfluid.launch.rendezvous import Follower, Head, Meeting, Verdict, interruption
+from jfluid.launch.rendezvous import Follower, Head, RunMembers, Verdict, interruption
 from jfluid.launch.supervise import Peers, Signals, Supervisor
 from jfluid.security import secret
 
@@ -95,26 +95,26 @@ class _GangRunner(_Runner):
     def run_once(self, signals: Signals) -> Verdict:
         ports = _ports(_number_of_ports(self.job, self.gpus), self.node)
         if self.peers is None:
-            meeting = Meeting([[f"{self.node.host or '127.0.0.1'}:{port}" for port in ports]], self.attempt + 1)
+            members = RunMembers([[f"{self.node.host or '127.0.0.1'}:{port}" for port in ports]], self.attempt + 1)
         else:
-            met = self.peers.meet(ports, interrupted=lambda: bool(signals.received))
-            if met is None:
+            agreed = self.peers.rendezvous(ports, interrupted=lambda: bool(signals.received))
+            if agreed is None:
                 return Verdict(interruption(self.node.rank, signals.received[0]))
-            meeting = met
-        self.attempt = meeting.attempt
+            members = agreed
+        self.attempt = members.attempt
         try:
-            return self._supervise(self._members(meeting), signals, self.peers)
+            return self._supervise(self._members(members), signals, self.peers)
         finally:
             if self.peers is not None:
                 self.peers.part()
 
-    def _members(self, meeting: Meeting) -> list[Member]:
+    def _members(self, members: RunMembers) -> list[Member]:
         job = self.job
         if isinstance(job, CollectiveJob):
-            return collective_gang(job, meeting.endpoints, self.node.rank, self.gpus, self.secret)
+            return collective_gang(job, members.endpoints, self.node.rank, self.gpus, self.secret)
         assert isinstance(job, ParameterServerJob)  # there are no other jobs of several processes
-        servers, trainers = _places(job, meeting.endpoints)
-        here = meeting.endpoints[self.node.rank]
+        servers, trainers = _places(job, members.endpoints)
+        here = members.endpoints[self.node.rank]
         if job.is_listed:
             here = [own for own in servers + trainers if self.peers is None or endpoint(own)[0] == self.node.host]
         return parameter_server_gang(job, servers, trainers, here, self.gpus, self.secret)

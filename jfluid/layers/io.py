@@ -3,9 +3,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from jfluid import errors
+from jfluid.feeding.batch_source import BatchSource
 from jfluid.feeding.data_feeder import Slot
-from jfluid.feeding.reading import ReaderVariable, Running, append_read, create_reader, double_buffered
-from jfluid.feeding.source import Source
+from jfluid.feeding.reader_ops import ReaderSession, ReaderVariable, append_read, create_reader, double_buffered
 from jfluid.ir.program import default_main_program, default_startup_program
 from jfluid.ir.types import VarType, np_dtype
 from jfluid.ir.variable import Variable
@@ -84,9 +84,9 @@ def create_py_reader_by_data(capacity: int, feed_list: Sequence[Variable], name:
 
 def _reader(slots: list[Slot], checks: list[bool], capacity: int, name: str | None, buffered: bool) -> ReaderVariable:
     """Made in the startup program and declared in the main one, as in Fluid."""
-    running = Running(Source(slots, capacity), False)
-    made = create_reader(running, checks, default_startup_program().current_block(), name)
-    reader = ReaderVariable.make(default_main_program().current_block(), made.name, running)
+    session = ReaderSession(BatchSource(slots, capacity), False)
+    made = create_reader(session, checks, default_startup_program().current_block(), name)
+    reader = ReaderVariable.make(default_main_program().current_block(), made.name, session)
     return double_buffered(reader, name=f"{name}_double_buffer" if name else None) if buffered else reader
 
 
@@ -109,7 +109,7 @@ def read_file(reader: ReaderVariable) -> Variable | list[Variable]:
     Raises TypeError when `reader` is none.
     """
     helper = LayerHelper("read_file")
-    outs = [helper.create_variable_for_type_inference() for _ in _check_reader(reader, "read_file").running.source.slots]
+    outs = [helper.create_variable_for_type_inference() for _ in _check_reader(reader, "read_file").session.source.slots]
     append_read(reader, outs)
     return outs[0] if len(outs) == 1 else outs
 

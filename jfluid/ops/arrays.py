@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfluid import errors
-from jfluid.ops import known
+from jfluid.ops import static_values
 from jfluid.ops.ragged import Level, Ragged, column, need, rows_of, segments, unpad
 from jfluid.ops.registry import op
 from jfluid.ops.tensor_array import RankTable, TensorArray
@@ -37,7 +37,7 @@ def lod_array_length(x):
 def tensor_array_to_tensor(x, *, axis=0, use_stack=False):
     """The elements joined along an axis (stacked: a new axis), and the size of each along it."""
     if x.buffer is not None:
-        if known.placeholder() is None:
+        if static_values.placeholder() is None:
             raise errors.OpError("tensor_array_to_tensor: the length of an array that a compiled loop wrote depends on data; "
                                  "bound the loop by a constant, or read the elements that are needed")
         items = [rows_of(x.read(np.zeros(1, np.int64)))]
@@ -133,7 +133,7 @@ def merge_lod_tensor(x, mask, in_true, in_false, *, level=0):
 @op("select_input", ins=("X*", "Mask"), outs=("Out",), nograd=("Mask",), rows="sequence")
 def select_input(branches, mask):
     """The value of X that Mask, an index, names."""
-    if known.is_known(mask):
+    if static_values.is_static(mask):
         return branches[int(np.asarray(mask).reshape(()))]
     index = jnp.clip(mask.reshape(()).astype(jnp.int32), 0, len(branches) - 1)
     return jax.tree.map(lambda *leaves: jax.lax.select_n(index, *map(jnp.asarray, leaves)), *branches)
@@ -195,7 +195,7 @@ def _rows_of_table(x, table: RankTable, op_type: str) -> Ragged:
     if len(x.levels) > 1:
         raise errors.UnsupportedError(f"{op_type}: sequences of {len(x.levels)} levels are not supported; "
                                       "reset the LoD to one level with layers.lod_reset")
-    if x.last.number != table.level.number and known.placeholder() is None:
+    if x.last.number != table.level.number and static_values.placeholder() is None:
         raise errors.ShapeError(f"{op_type}: X has {x.last.number} sequences, the rank table {table.level.number}")
     return x
 

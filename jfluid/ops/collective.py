@@ -14,7 +14,7 @@ from jax import lax
 
 from jfluid import errors, processes
 from jfluid.ir.program import Program
-from jfluid.ops import known
+from jfluid.ops import static_values
 from jfluid.ops.registry import Bool, Int, Ints, String, Strings, op
 
 AXIS = "replica"
@@ -48,7 +48,7 @@ def _in_group(type_: str) -> bool:
     """Whether there are replicas to reach. Raises OpError where other processes wait but this trace cannot reach them."""
     if among_replicas():
         return True
-    if processes.count() > 1 and known.placeholder() is None:
+    if processes.count() > 1 and static_values.placeholder() is None:
         raise errors.OpError(f"{type_}: {processes.count()} processes train together, and this operator stands where only one "
                              "device computes: under data parallelism an update (role Optimize) is done once for all; run "
                              "the program itself with Executor.run instead")
@@ -103,7 +103,7 @@ def allreduce(x, *, reduce_type=0, sync_mode=False):
 
 def _broadcast(type_: str, x: Any, root: int) -> Any:
     group = lax.axis_size(AXIS) if _in_group(type_) else 1
-    if not 0 <= root < group and known.placeholder() is None:
+    if not 0 <= root < group and static_values.placeholder() is None:
         raise errors.OpError(f"{type_}: root is one of {group} replica(s), counted from 0; found {root}")
     return x if group == 1 else total(jnp.where(lax.axis_index(AXIS) == root, x, jnp.zeros_like(x))).astype(x.dtype)
 
@@ -125,7 +125,7 @@ def _group_of(type_: str, nranks: int) -> int:
     if nranks < 1:
         raise errors.OpError(f"{type_}: nranks is how many replicas there are, found {nranks}")
     group = lax.axis_size(AXIS) if _in_group(type_) else 1
-    if group != nranks and known.placeholder() is None:
+    if group != nranks and static_values.placeholder() is None:
         raise errors.OpError(f"{type_}: nranks is {nranks}, but the program runs in {group} replica(s)")
     return group
 
@@ -199,7 +199,7 @@ def c_comm_init_all(*, devices: Ints = (), ring_id=0):
     return ()
 
 
-def meeting(program: Program) -> tuple[list[str], int] | None:
+def process_group(program: Program) -> tuple[list[str], int] | None:
     """The endpoints of the trainers that a startup program joins, and the number of this one; None for other programs.
 
     They have to meet before JAX starts, that is before any other operator of the program runs.

@@ -7,7 +7,7 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.ir.types import np_dtype
-from jfluid.ops import known
+from jfluid.ops import static_values
 from jfluid.ops.registry import Bool, Floats, Int, Ints, Long, Longs, op
 from jfluid.ops.selected_rows import SelectedRows
 from jfluid.ops.sequence_lod import number_like
@@ -125,9 +125,9 @@ def increment(x, *, step=1.0):
 
 def _numbers(values, what: str) -> list | None:
     """The numbers in one-element tensors; None while shapes are inferred."""
-    if all(map(known.is_known, values)):
+    if all(map(static_values.is_static, values)):
         return [np.asarray(v).reshape(-1)[0] for v in values]
-    if known.placeholder() is None:
+    if static_values.placeholder() is None:
         raise errors.OpError(f"{what} depends on data, but the size of the result follows from it. Give numbers, or "
                              "compute them from shapes and constants (shape, slice, fill_constant).")
     return None
@@ -138,7 +138,7 @@ def range_(start, end, step):
     """Numbers from start up to end, end excluded, by step."""
     numbers = _numbers((start, end, step), "a bound of range")
     if numbers is None:
-        return jnp.zeros((known.placeholder(),), start.dtype)
+        return jnp.zeros((static_values.placeholder(),), start.dtype)
     first, last, by = numbers
     if by == 0 or (last - first) * by < 0:
         raise errors.OpError(f"range: from {first} to {last} is not reached by steps of {by}")
@@ -148,7 +148,7 @@ def range_(start, end, step):
 @op("linspace", ins=("Start", "Stop", "Num"), outs=("Out",), grad=False, fold=True)
 def linspace(start, stop, num):
     """num evenly spaced numbers from start to stop, both included."""
-    count = known.ints(num, "the number of elements of linspace")[0]
+    count = static_values.ints(num, "the number of elements of linspace")[0]
     xp, start, stop = numpy_of(start, stop), start.reshape(-1)[0], stop.reshape(-1)[0]
     if count < 1:
         raise errors.OpError(f"linspace: expected a positive number of elements, found {count}")
@@ -178,7 +178,7 @@ def diag_embed(x, *, offset=0, dim1=-2, dim2=-1):
     n = x.shape[-1]
     size = n + abs(offset)
     if is_unknown(n):
-        size = known.placeholder()
+        size = static_values.placeholder()
         x = jnp.zeros((*x.shape[:-1], size - abs(offset)), x.dtype)
     at = np.arange(size - abs(offset))
     out = jnp.zeros((*x.shape[:-1], size, size), x.dtype)

@@ -69,10 +69,10 @@ class OpDef:
         unsaved: output slots that the gradient operator is not given (Fluid's kernels read a meaning into them).
         inplace: output slot -> input slot of the same shape and dtype, usually the same variable.
         rng: the function takes `key`, a JAX random key that differs by step and operator.
-        draws: of an operator that draws: the distribution in `jfluid.ops.draws` that it gets, where it has no inputs, as
-            a `Drawn` in place of its key.
+        draws: of an operator that draws: the distribution in `jfluid.ops.batched_random` that it gets, where it has no
+            inputs, as a `Drawn` in place of its key.
         fold: evaluated while tracing when all inputs are known (shapes computed by operators).
-        rows: why padding rows are harmless: "map", "mask", "sequence", a function, or None (see `jfluid.ops.rows`).
+        rows: why padding rows are harmless: "map", "mask", "sequence", a function, or None (see `jfluid.ops.ragged_dispatch`).
         carries: output slots whose former value the function gets too, after the inputs (a tensor array that is written).
         row_outs: output slots of a "mask" operator that have the rows of its inputs.
         sparse: it takes `SelectedRows` where gradients may be sparse; others refuse them.

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jfluid import errors
-from jfluid.ops import ragged, rows
+from jfluid.ops import ragged, ragged_dispatch
 from jfluid.ops.definition import OpDef, Slot
 from jfluid.ops.ragged import Ragged
 from jfluid.ops.selected_rows import SelectedRows
@@ -65,7 +65,7 @@ def vjp(forward: OpDef, inputs: Sequence[Any], kwargs: dict[str, Any], wanted: S
         The outputs, one per slot, and a function from output gradients (None where absent, also inside lists) to
         input gradients (None where none is wanted or possible).
     """
-    return vjp_of(lambda *values: rows.call(forward, values, kwargs), inputs, wanted, used)
+    return vjp_of(lambda *values: ragged_dispatch.call(forward, values, kwargs), inputs, wanted, used)
 
 
 def vjp_of(function: Callable[..., tuple], inputs: Sequence[Any], wanted: Sequence[bool],

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jfluid import errors
 from jfluid.ir.types import VarType, np_dtype
-from jfluid.ops import known
+from jfluid.ops import static_values
 from jfluid.ops.ragged import Ragged, rows_of
 from jfluid.ops.registry import Long, Longs, Strings, op
 from jfluid.ops.selected_rows import SelectedRows
@@ -15,7 +15,7 @@ from jfluid.ops.selected_rows import SelectedRows
 
 def look_up(table, ids, padding_idx, is_distributed):
     """The rows of `table` at `ids`; zeros at `padding_idx`, which also gets no gradient."""
-    if is_distributed and known.placeholder() is None:
+    if is_distributed and static_values.placeholder() is None:
         raise errors.UnsupportedError("a look-up with is_distributed=True runs only after DistributeTranspiler has "
                                       "moved its table to parameter servers")
     if table.ndim != 2:
@@ -97,7 +97,7 @@ def last_one(type_, ids):
 def hot(ids, depth_tensor, depth, dtype, allow_out_of_range):
     """Vectors of length `depth` with a 1 at each id; out of range zeros if allowed, else NaN (integers: -1)."""
     if depth_tensor is not None:
-        depth = known.ints(depth_tensor, "one_hot's depth_tensor")[0]
+        depth = static_values.ints(depth_tensor, "one_hot's depth_tensor")[0]
     integer_ids("one_hot", ids)
     if depth < 1:
         raise errors.ShapeError(f"one_hot: depth: expected a positive number, found {depth}")

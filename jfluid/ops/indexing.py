@@ -12,7 +12,7 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.ir.types import np_dtype
-from jfluid.ops import known, row_rules
+from jfluid.ops import row_rules, static_values
 from jfluid.ops.ragged import Ragged, rows_of
 from jfluid.ops.registry import Int, Ints, Long, op
 from jfluid.ops.shape import given_ints, is_unknown, numpy_of, shaped, unified
@@ -186,8 +186,8 @@ def _number(value, attr: Sequence[int], i: int, flags: Sequence[int]):
     """The number in value; None while shapes are inferred and only the run knows it."""
     if isinstance(value, int):
         return value
-    if known.placeholder() is None:
-        return known.ints(value, "a bound of the slice")[0]
+    if static_values.placeholder() is None:
+        return static_values.ints(value, "a bound of the slice")[0]
     return attr[i] if i < len(attr) and i < len(flags) and flags[i] != -1 else None
 
 
@@ -201,13 +201,13 @@ def slice_(x, starts_tensor, ends_tensor, start_tensors, end_tensors, *, axes: I
     last = _listed(end_tensors, ends_tensor, ends, len(axes))
     for i, axis in enumerate(axes):
         axis %= x.ndim
-        if known.placeholder() is None and axis in decrease_axis and not known.is_known(first[i]):
+        if static_values.placeholder() is None and axis in decrease_axis and not static_values.is_static(first[i]):
             x = _one(x, first[i], axis)
             continue
         size = x.shape[axis]
         start, end = _number(first[i], starts, i, infer_flags), _number(last[i], ends, i, infer_flags)
         if start is None or end is None or is_unknown(size):
-            x = _resized(x, axis, 1 if axis in decrease_axis else known.placeholder())
+            x = _resized(x, axis, 1 if axis in decrease_axis else static_values.placeholder())
             continue
         if (start, end) == (-1, 0) and axis in decrease_axis:  # `x[i]` with i = -1 asks for i to i + 1
             end = size
@@ -254,7 +254,7 @@ def strided_slice(x, starts_tensor, ends_tensor, strides_tensor, start_tensors, 
         axis %= x.ndim
         numbers = [_number(given[i], attr, i, infer_flags) for given, attr in groups]
         if None in numbers or is_unknown(x.shape[axis]):
-            x = _resized(x, axis, 1 if axis in decrease_axis else known.placeholder())
+            x = _resized(x, axis, 1 if axis in decrease_axis else static_values.placeholder())
             continue
         part = _strided(x.shape[axis], *numbers)
         if part is None:
@@ -282,7 +282,7 @@ def pad2d(x, paddings_tensor, *, paddings: Ints, mode="constant", pad_value=0.0,
     top, bottom, left, right = given_ints(None, paddings_tensor, paddings, "the paddings of pad2d")
     pairs = [(0, 0), (top, bottom), (left, right)]
     pairs.insert(3 if data_format == "NHWC" else 1, (0, 0))
-    if known.placeholder() is not None:
+    if static_values.placeholder() is not None:
         return jnp.zeros([d + low + high for d, (low, high) in zip(x.shape, pairs, strict=True)], x.dtype)
     if mode == "constant":
         return jnp.pad(x, pairs, constant_values=jnp.asarray(pad_value, x.dtype))
@@ -302,14 +302,18 @@ def pad_constant_like(x, y, *, pad_value=0.0):
 
 def _crop(x, dims, offset_tensors, offset_tensor, offsets, what):
     given = offset_tensors or offset_tensor is not None
-    if given and known.placeholder() is None and not all(map(known.is_known, offset_tensors or [offset_tensor])):
+    if (
+        given
+        and static_values.placeholder() is None
+        and not all(map(static_values.is_static, offset_tensors or [offset_tensor]))
+    ):
         at = jnp.concatenate([o.reshape(-1) for o in offset_tensors or [offset_tensor]])
         return jax.lax.dynamic_slice(x, list(at), dims)
     offsets = given_ints(offset_tensors, offset_tensor, offsets or (0,) * x.ndim, f"the offsets of {what}")
     if len(dims) != x.ndim or len(offsets) != x.ndim:
         raise errors.ShapeError(f"{what}: expected {x.ndim} sizes and offsets, found {tuple(dims)} and {offsets}")
     dims = [n - o if d == -1 else d for d, n, o in zip(dims, x.shape, offsets, strict=True)]
-    if (given and known.placeholder() is not None) or any(map(is_unknown, (*dims, *x.shape))):
+    if (given and static_values.placeholder() is not None) or any(map(is_unknown, (*dims, *x.shape))):
         return jnp.zeros(dims, x.dtype)
     if any(o < 0 or d < 1 or o + d > n for o, d, n in zip(offsets, dims, x.shape, strict=True)):
         raise errors.ShapeError(f"{what}: shape {tuple(dims)} at offsets {offsets} is not inside shape {x.shape}")
@@ -335,8 +339,8 @@ def crop_tensor(x, shape_tensor, offsets_tensor, shape_tensors, offset_tensors, 
 def top_k(x, k_tensor, *, k=1):
     """The k largest values of each last dimension, largest first, and their positions (the first of equal ones)."""
     if k_tensor is not None:
-        k = known.ints(k_tensor, "K of top_k")[0]
-    if known.placeholder() is not None and (k_tensor is not None or is_unknown(x.shape[-1])):
+        k = static_values.ints(k_tensor, "K of top_k")[0]
+    if static_values.placeholder() is not None and (k_tensor is not None or is_unknown(x.shape[-1])):
         return _resized(x, x.ndim - 1, k), jnp.zeros((*x.shape[:-1], k), np.int64)
     if not 1 <= k <= x.shape[-1]:
         raise errors.ShapeError(f"top_k: expected k from 1 to {x.shape[-1]} for shape {x.shape}, found {k}")

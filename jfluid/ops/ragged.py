@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jfluid import errors
-from jfluid.ops import known
+from jfluid.ops import static_values
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["given", "count"], meta_fields=["longest", "uniform"])
@@ -233,7 +233,7 @@ def need(x: Any, op_type: str, slot: str, levels: int = 1) -> Ragged:
     """
     if isinstance(x, Ragged) and len(x.levels) >= levels:
         return x
-    if known.placeholder() is not None:
+    if static_values.placeholder() is not None:
         values = rows_of(x)
         return Ragged(values, (placeholder_level(values.shape[0]),) * levels)
     found = f"{len(x.levels)} levels" if isinstance(x, Ragged) else "none (a dense tensor)"

@@ -11,7 +11,7 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.ir.types import np_dtype
-from jfluid.ops import draws
+from jfluid.ops import batched_random
 from jfluid.ops.creation import like_batch
 from jfluid.ops.registry import Int, Ints, Longs, op
 from jfluid.ops.shape import given_ints
@@ -21,7 +21,7 @@ _SHAPE = ("ShapeTensor?", "ShapeTensorList*?")
 
 def key_of(key: Any, seed: int) -> Any:
     """`key` where seed is 0, else a key of the same kind that follows from the seed alone."""
-    if seed == 0 or isinstance(key, draws.Drawn):
+    if seed == 0 or isinstance(key, batched_random.Drawn):
         return key
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         return jax.random.key(seed, impl=jax.random.key_impl(key))
@@ -31,8 +31,8 @@ def key_of(key: Any, seed: int) -> Any:
 def _uniform(key, shape, dtype, low, high):
     if low > high:
         raise errors.OpError(f"uniform_random: expected min <= max, found {low} and {high}")
-    if isinstance(key, draws.Drawn):
-        return draws.between(key.values.reshape(shape), low, high)
+    if isinstance(key, batched_random.Drawn):
+        return batched_random.between(key.values.reshape(shape), low, high)
     return jax.random.uniform(key, shape, np_dtype(dtype), low, high)
 
 
@@ -64,7 +64,7 @@ def uniform_random_batch_size_like(like, *, shape: Ints, input_dim_idx=0, output
 
 def _gaussian(key, shape, dtype, mean, std):
     dtype = np_dtype(dtype)
-    drawn = key.values.reshape(shape) if isinstance(key, draws.Drawn) else jax.random.normal(key, shape, dtype)
+    drawn = key.values.reshape(shape) if isinstance(key, batched_random.Drawn) else jax.random.normal(key, shape, dtype)
     return drawn * np.asarray(std, dtype) + np.asarray(mean, dtype)
 
 
@@ -87,7 +87,7 @@ def gaussian_random_batch_size_like(like, *, shape: Ints, input_dim_idx=0, outpu
 def truncated_gaussian_random(*, shape: Ints, mean=0.0, std=1.0, seed=0, dtype=5, key):
     """Normally distributed numbers, drawn again beyond two standard deviations."""
     dtype = np_dtype(dtype)
-    if isinstance(key, draws.Drawn):
+    if isinstance(key, batched_random.Drawn):
         drawn = key.values.reshape(shape)
     else:
         drawn = jax.random.truncated_normal(key_of(key, seed), -2.0, 2.0, shape, dtype)

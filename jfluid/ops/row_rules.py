@@ -1,6 +1,6 @@
 """Rules of rows for operators that work along an axis: whether row i of the output depends on row i of the input only.
 
-Each takes the attributes and the inputs by slot, and returns "map", "mask" or None (see `jfluid.ops.rows`).
+Each takes the attributes and the inputs by slot, and returns "map", "mask" or None (see `jfluid.ops.ragged_dispatch`).
 """
 from collections.abc import Callable, Mapping
 from math import prod

@@ -7,7 +7,7 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.ir.types import VarType
-from jfluid.ops import known
+from jfluid.ops import static_values
 from jfluid.ops.ragged import Ragged, rows_of
 from jfluid.ops.random import key_of
 from jfluid.ops.registry import Bool, Int, Ints, Longs, Strings, op
@@ -210,7 +210,7 @@ def sample_logits(logits, labels, samples, probabilities, *, num_samples: Int, u
     labels = labels.astype(jnp.int64)
     true = labels.shape[1]
     if not use_customized_samples:
-        if num_samples > classes and known.placeholder() is None:
+        if num_samples > classes and static_values.placeholder() is None:
             raise errors.ShapeError(f"sample_logits: {num_samples} different samples of {classes} classes cannot be drawn")
         samples, probabilities = _draw_different(key_of(key, seed), labels, classes, min(num_samples, classes))
         probabilities = probabilities.astype(logits.dtype)

@@ -10,7 +10,7 @@ from jfluid.ir.block import Block
 from jfluid.ir.operator import Operator
 from jfluid.ir.types import VarType, np_dtype, var_type
 from jfluid.ir.variable import EMPTY_NAME, Variable
-from jfluid.ops import known, registry, rows, tensor_array
+from jfluid.ops import ragged_dispatch, registry, static_values, tensor_array
 from jfluid.ops.definition import COMMON_ATTRS, REQUIRED, OpDef, Slot
 from jfluid.ops.ragged import Level, Ragged
 from jfluid.ops.selected_rows import SelectedRows
@@ -175,7 +175,7 @@ def _like(out: Variable, source: Variable) -> None:
 def _infer(op: Operator, definition: OpDef, ins: list[list[Variable]]) -> list:
     """Shapes and dtypes of all output slots: evaluated twice, a dimension that differs is -1."""
     try:
-        return _twice(op, definition, ins, known.PLACEHOLDERS)
+        return _twice(op, definition, ins, static_values.PLACEHOLDERS)
     except errors.UnsupportedError:
         raise
     except Exception as error:
@@ -190,14 +190,14 @@ def _infer(op: Operator, definition: OpDef, ins: list[list[Variable]]) -> list:
         shapes = ", ".join(f"{s.name}: " + ", ".join(f"{v.name}{list(v.shape)} {v.dtype.name}" for v in vs)
                            for s, vs in zip(definition.ins, ins) if vs)
         attrs = {a: op.attrs[a] for a in definition.attrs if a in op.attrs}
-        cause = (str(error) or type(error).__name__).splitlines()[0].replace(str(known.PLACEHOLDERS[0]), "-1")
+        cause = (str(error) or type(error).__name__).splitlines()[0].replace(str(static_values.PLACEHOLDERS[0]), "-1")
         raise errors.ShapeError(f"operator {op.type} cannot take these inputs\n  inputs: {shapes}\n  attributes: {attrs}\n"
                                 f"  {op.callsite}\n  cause: {cause}") from error
 
 
 def _twice(op: Operator, definition: OpDef, ins: list[list[Variable]], sizes: tuple[int, int]) -> list:
     """Evaluated with both placeholders for unknown numbers, and one of `sizes` for unknown dimensions each time."""
-    first, second = (_evaluate(op, definition, ins, p, size) for p, size in zip(known.PLACEHOLDERS, sizes))
+    first, second = (_evaluate(op, definition, ins, p, size) for p, size in zip(static_values.PLACEHOLDERS, sizes))
     return [_merge(a, b) for a, b in zip(first, second)]
 
 
@@ -209,9 +209,9 @@ def _evaluate(op: Operator, definition: OpDef, ins: list[list[Variable]], placeh
 
     def run(values: list, key: Any) -> Any:
         extra = {"key": jax.random.wrap_key_data(key, impl="threefry2x32")} if definition.rng else {}
-        return rows.call(definition, values, kwargs | extra)
+        return ragged_dispatch.call(definition, values, kwargs | extra)
 
-    with jax.enable_x64(True), known.inferring(placeholder):
+    with jax.enable_x64(True), static_values.inferring(placeholder):
         outs = jax.eval_shape(run, values, jax.ShapeDtypeStruct((2,), np.uint32))
     if len(outs) != len(definition.outs):
         raise TypeError(f"operator {op.type} returned {len(outs)} outputs, its definition has {len(definition.outs)}")

@@ -5,7 +5,7 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.ir.types import np_dtype
-from jfluid.ops import known
+from jfluid.ops import static_values
 from jfluid.ops.ragged import Level, Ragged, column, grouped, moved, need, offsets_of, positions, rows_of, totals
 from jfluid.ops.registry import Bool, Int, Ints, op
 
@@ -85,7 +85,7 @@ def _lowest(dtype):
 def sequence_softmax(x, *, data_format="AnyLayout"):
     """softmax over the rows of each sequence, which hold one number each."""
     x = need(x, "sequence_softmax", "X")
-    if x.ndim > 1 and any(d != 1 and not known.placeholder() for d in x.shape[1:]):
+    if x.ndim > 1 and any(d != 1 and not static_values.placeholder() for d in x.shape[1:]):
         raise errors.ShapeError(f"sequence_softmax: expected rows of one number, found shape {list(x.shape)}")
     mask = x.last.mask().reshape(x.last.number, x.last.longest, *[1] * (x.ndim - 1))
     dense = x.pad()
@@ -124,7 +124,7 @@ def sequence_conv(x, padding, weight, *, contextLength: Int, contextStart: Int =
                                       "the padding is zero")
     if contextStride != 1:
         raise errors.UnsupportedError(f"sequence_conv: expected contextStride 1, found {contextStride}")
-    if weight.shape[0] != contextLength * x.shape[1] and not known.placeholder():
+    if weight.shape[0] != contextLength * x.shape[1] and not static_values.placeholder():
         raise errors.ShapeError(f"sequence_conv: a filter of {contextLength * x.shape[1]} rows is needed for rows of "
                                 f"{x.shape[1]} and {contextLength} neighbours, found {list(weight.shape)}")
     context = jnp.concatenate([shifted(x, contextStart + k) for k in range(contextLength)], axis=1)
@@ -161,9 +161,9 @@ def sequence_enumerate(x, *, win_size: Int, pad_value: Int = 0):
 def sequence_scatter(x, ids, updates):
     """Row i of x with the updates of sequence i added at its ids."""
     ids, updates = need(ids, "sequence_scatter", "Ids"), need(updates, "sequence_scatter", "Updates")
-    if ids.last.number != x.shape[0] and not known.placeholder():
+    if ids.last.number != x.shape[0] and not static_values.placeholder():
         raise errors.ShapeError(f"sequence_scatter: X has {x.shape[0]} rows, Ids {ids.last.number} sequences")
-    if known.placeholder():
+    if static_values.placeholder():
         return x
     return x.at[ids.segments(), ids.values.reshape(-1)].add(updates.values.reshape(-1).astype(x.dtype), mode="drop")
 
@@ -173,9 +173,9 @@ def sequence_scatter(x, ids, updates):
 def sequence_mask(x, longest, *, maxlen: Int = -1, out_dtype: Int = 3):
     """[..., maxlen]: 1 for the first x of each row, 0 behind. Without maxlen it is the largest x."""
     if longest is not None:
-        maxlen = known.ints(longest, "sequence_mask's maxlen")[0]
+        maxlen = static_values.ints(longest, "sequence_mask's maxlen")[0]
     elif maxlen < 0:
-        maxlen = known.placeholder() or (int(np.asarray(x).max()) if x.size else 0)
+        maxlen = static_values.placeholder() or (int(np.asarray(x).max()) if x.size else 0)
     return (jnp.arange(maxlen, dtype=x.dtype) < x[..., None]).astype(np_dtype(out_dtype))
 
 

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfluid import errors
-from jfluid.ops import known
+from jfluid.ops import static_values
 from jfluid.ops.ragged import (
     Level,
     Ragged,
@@ -16,8 +16,8 @@ from jfluid.ops.ragged import (
     spread,
     unpad,
 )
+from jfluid.ops.ragged_dispatch import NeedsExactRows
 from jfluid.ops.registry import Int, Ints, op
-from jfluid.ops.rows import NeedsExactRows
 
 
 @op("sequence_expand", ins=("X", "Y"), outs=("Out",), nograd=("Y",), rows="sequence")
@@ -40,7 +40,7 @@ def sequence_expand(x, y, *, ref_level=-1):
 
 
 def _agree(op_type: str, rows: int, sequences: int) -> None:
-    if rows < sequences and not known.placeholder():
+    if rows < sequences and not static_values.placeholder():
         raise errors.ShapeError(f"{op_type}: X has {rows} rows (or sequences), Y {sequences} sequences")
 
 
@@ -123,9 +123,9 @@ def sequence_pad(x, pad_value, *, padded_length=-1):
     """[number, padded_length, ...] with PadValue behind each sequence, and the lengths. -1 is the longest sequence's."""
     x = need(x, "sequence_pad", "X")
     level = x.last
-    if padded_length == -1 and not (x.exact or level.uniform) and known.placeholder() is None:
+    if padded_length == -1 and not (x.exact or level.uniform) and static_values.placeholder() is None:
         raise NeedsExactRows("sequence_pad without maxlen needs the exact length of the longest sequence")
-    if padded_length != -1 and known.placeholder() is None and level.longest > padded_length and x.exact:
+    if padded_length != -1 and static_values.placeholder() is None and level.longest > padded_length and x.exact:
         raise errors.ShapeError(f"sequence_pad: maxlen {padded_length} is less than the longest sequence, {level.longest}")
     dense = x.pad()
     if padded_length != -1:
@@ -154,7 +154,7 @@ def sequence_reshape(x, *, new_dim: Int):
     """Rows of another width: a sequence keeps its numbers, and gets more or fewer rows."""
     x = need(x, "sequence_reshape", "X")
     width = x.shape[1]
-    if (width % new_dim and new_dim % width) and known.placeholder() is None:
+    if (width % new_dim and new_dim % width) and static_values.placeholder() is None:
         raise errors.ShapeError(f"sequence_reshape: new_dim {new_dim} neither divides nor is a multiple of the width {width}")
     ratio = max(new_dim // width, 1)
     values = resized(x.values, -(-x.capacity // ratio) * ratio).reshape(-1, new_dim)
@@ -187,12 +187,16 @@ def lod_reset(x, y, *, target_lod: Ints = (), append=False):
     if y is not None:
         offsets = rows_of(y).reshape(-1).astype(jnp.int32)
         return Ragged(values, (*levels, Level(offsets, values.shape[0])), exact=exact)
-    if not target_lod and known.placeholder() is None:
+    if not target_lod and static_values.placeholder() is None:
         raise errors.AttributeTypeError("lod_reset: give Y or target_lod")
-    if not exact and known.placeholder() is None:
+    if not exact and static_values.placeholder() is None:
         raise NeedsExactRows("lod_reset with target_lod needs the exact number of rows, to hold the offsets against")
     offsets = np.asarray(target_lod, np.int32)
-    if offsets[0] != 0 or (np.diff(offsets) < 0).any() or (exact and not known.placeholder() and offsets[-1] != len(values)):
+    if (
+        offsets[0] != 0
+        or (np.diff(offsets) < 0).any()
+        or (exact and not static_values.placeholder() and offsets[-1] != len(values))
+    ):
         raise errors.ShapeError(f"lod_reset: offsets must start at 0, never fall and end at the {len(values)} rows of X, "
                                 f"found {list(target_lod)}")
     level = Level(jnp.asarray(offsets), int(np.diff(offsets).max(initial=0)))

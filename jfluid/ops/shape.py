@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfluid import errors
-from jfluid.ops import known, row_rules
+from jfluid.ops import row_rules, static_values
 from jfluid.ops.registry import Int, Ints, Longs, op
 
 
@@ -18,7 +18,7 @@ def numpy_of(*arrays: Any) -> Any:
 
 def is_unknown(size: int) -> bool:
     """Whether the dimension stands for one that only a run knows; false while a program is lowered."""
-    p = known.placeholder()
+    p = static_values.placeholder()
     return p is not None and size > 0 and size % p == 0
 
 
@@ -29,8 +29,8 @@ def given_ints(listed: Sequence | None, tensor: Any, attr: Sequence[int], what: 
     """
     if not listed and tensor is None:
         return tuple(int(n) for n in attr)
-    numbers = known.ints(listed if listed else tensor, what)
-    if known.placeholder() is not None and len(attr) == len(numbers):
+    numbers = static_values.ints(listed if listed else tensor, what)
+    if static_values.placeholder() is not None and len(attr) == len(numbers):
         return tuple(int(a) if a > 0 else n for a, n in zip(attr, numbers, strict=True))
     return numbers
 
@@ -72,7 +72,7 @@ def _reshape(x, shape_tensor, shape_tensors, target):
     if -1 in dims:
         rest = prod(d for d in dims if d != -1)
         size, left = divmod(prod(x.shape), rest) if rest else (0, 0)
-        dims[dims.index(-1)] = known.placeholder() if left and unknown else size
+        dims[dims.index(-1)] = static_values.placeholder() if left and unknown else size
     if prod(dims) != prod(x.shape) and not unknown:
         raise errors.ShapeError(f"reshape: the {prod(x.shape)} elements of shape {x.shape} do not fit shape {dims}")
     return shaped(x, dims)
@@ -131,10 +131,10 @@ def squeeze2(x, *, axes: Ints = ()):
 
 
 def _unsqueeze(x, axes_tensor, axes_tensors, axes):
-    unknown = known.placeholder() is not None and (axes_tensors or axes_tensor is not None)
+    unknown = static_values.placeholder() is not None and (axes_tensors or axes_tensor is not None)
     axes = given_ints(axes_tensors, axes_tensor, axes, "the axes of unsqueeze")
     if unknown:
-        return jnp.zeros((known.placeholder(),) * (x.ndim + len(axes)), x.dtype)
+        return jnp.zeros((static_values.placeholder(),) * (x.ndim + len(axes)), x.dtype)
     dims = list(x.shape)
     for axis in axes:
         if not -len(dims) - 1 <= axis <= len(dims):
@@ -179,9 +179,9 @@ def _known_axis(axis_tensor, axis):
     """The axis as a number; None while shapes are inferred and a tensor gives it."""
     if axis_tensor is None:
         return axis
-    if known.placeholder() is not None:
+    if static_values.placeholder() is not None:
         return None
-    return known.ints(axis_tensor, "the axis")[0]
+    return static_values.ints(axis_tensor, "the axis")[0]
 
 
 @op("concat", ins=("X*", "AxisTensor?"), outs=("Out",), nograd=("AxisTensor",), fold=True, rows=row_rules.by_axis("axis", 0))
@@ -189,7 +189,7 @@ def concat(xs, axis_tensor, *, axis=0):
     """The arrays joined along axis."""
     axis = _known_axis(axis_tensor, axis)
     if axis is None:
-        return jnp.zeros((known.placeholder(),) * xs[0].ndim, xs[0].dtype)
+        return jnp.zeros((static_values.placeholder(),) * xs[0].ndim, xs[0].dtype)
     axis %= max(xs[0].ndim, 1)
     common = unified([x.shape for x in xs], "concat", apart_from=axis)
     xs = [shaped(x, (*common[:axis], x.shape[axis], *common[axis + 1:])) for x in xs]
@@ -202,7 +202,7 @@ def split(x, axis_tensor, section_tensors, *, axis=0, num=0, sections: Ints = ()
     """x cut along axis into num equal parts or into sections, one of which may be -1 (the rest)."""
     axis = _known_axis(axis_tensor, axis)
     if axis is None:
-        return [jnp.zeros((known.placeholder(),) * x.ndim, x.dtype)] * (num or len(sections))
+        return [jnp.zeros((static_values.placeholder(),) * x.ndim, x.dtype)] * (num or len(sections))
     sizes = list(given_ints(section_tensors, None, sections, "the sections of split"))
     total = x.shape[axis]
     if num:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfluid import errors
-from jfluid.ops import known
+from jfluid.ops import static_values
 from jfluid.ops.ragged import Level, Ragged
 
 # Whether the iteration of the loop being traced counts: a compiled loop runs on, without effect, up to its bound.
@@ -58,7 +58,7 @@ class TensorArray:
 
     def read(self, index: Any) -> Any:
         """The element at `index`. Raises OpError when a known index is outside, or the element was never written."""
-        if self.buffer is None and known.is_known(index):
+        if self.buffer is None and static_values.is_static(index):
             at = int(np.asarray(index).reshape(()))
             if not 0 <= at < len(self.items) or self.items[at] is None:
                 raise errors.OpError(f"the array holds nothing at {at}; it has {len(self.items)} elements")
@@ -69,7 +69,7 @@ class TensorArray:
 
     def write(self, index: Any, value: Any) -> "TensorArray":
         """The array with `value` at `index`."""
-        if self.buffer is None and known.is_known(index):
+        if self.buffer is None and static_values.is_static(index):
             at = int(np.asarray(index).reshape(()))
             items = self.items + (None,) * (at + 1 - len(self.items))
             return TensorArray(items[:at] + (value,) + items[at + 1:])

@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jfluid import errors
-from jfluid.compile import buckets, trace
+from jfluid.compile import padding, trace
 from jfluid.compile.host import Host
 from jfluid.compile.options import options
 from jfluid.compile.placement import Env, Function, OneDevice, Placement
@@ -20,14 +20,14 @@ from jfluid.ir.types import VarType
 from jfluid.lod_tensor import LoDTensor, whole
 from jfluid.ops.collective import AXIS
 from jfluid.ops.ragged import Ragged
-from jfluid.ops.rows import NeedsExactRows
+from jfluid.ops.ragged_dispatch import NeedsExactRows
 from jfluid.ops.selected_rows import SelectedRows
-from jfluid.parallel import feeding, phases
-from jfluid.parallel.strategy import Layout, summed
+from jfluid.parallel import phases, replica_feeds
+from jfluid.parallel.sharding import ReplicaSharding, summed
 
 
 class Replicas(Placement):
-    """The devices of a layout. Values that differ by replica are stacked along a first dimension.
+    """The devices of a sharding. Values that differ by replica are stacked along a first dimension.
 
     Args:
         repeats: the parts that each replica divides its rows into.
@@ -38,52 +38,52 @@ class Replicas(Placement):
 
     _running: ClassVar[Any] = None  # of the program that this process began last
 
-    def __init__(self, plan: Plan, layout: Layout, repeats: int = 1, sums: Sequence[str] = ()):
+    def __init__(self, plan: Plan, sharding: ReplicaSharding, repeats: int = 1, sums: Sequence[str] = ()):
         super().__init__(plan)
-        self.layout, self._repeats = layout, repeats
+        self.sharding, self._repeats = sharding, repeats
         self._phases = phases.cut(plan, sums)
         self._fed_whole = [n for n in plan.feeds if plan.block.vars[n].persistable]
         every = [phase for group in self._phases for phase in group]
         self._apart = phases.apart_before(self._phases, set(plan.feeds) - set(self._fed_whole))
         sparse = any((v := plan.block.find_var_recursive(n)) is not None and v.type == VarType.SELECTED_ROWS
                      for p in every for n in p.reduced)
-        self._devices: list[jax.Device] = list(layout.mesh.local_devices)
+        self._devices: list[jax.Device] = list(sharding.mesh.local_devices)
         self.hosts = len(self._devices)
         on_gpus = self._devices[0].platform != "cpu"
         # Rows of sparse gradients are gathered, so that there must be as many everywhere; and XLA tunes a program on all GPUs
         # together. Otherwise each process may pad as it likes: they only exchange gradients, which are alike.
-        self._stacker = feeding.Stacker(agree=layout.spans_processes and (sparse or on_gpus))
-        self._host_stacker = feeding.Stacker(agree=layout.spans_processes)
+        self._stacker = replica_feeds.Stacker(agree=sharding.spans_processes and (sparse or on_gpus))
+        self._host_stacker = replica_feeds.Stacker(agree=sharding.spans_processes)
         self._shapes: Any = None
 
     # ---- values ----
 
     def home(self, name: str) -> jax.sharding.Sharding:
-        return self.layout.home(name)
+        return self.sharding.home(name)
 
     def place(self, values: Env) -> dict[str, jax.Array]:
-        return self.layout.place(values)
+        return self.sharding.place(values)
 
     def enter(self, feeds: Sequence[Mapping[str, Any]]) -> Env:
         """The feed of each replica of this process, stacked."""
         mine = [{n: v for n, v in part.items() if n not in self._fed_whole} for part in feeds]
         stacked = self._stacker.stack(mine) if mine else {}
         with jax.enable_x64(True):
-            entered: Env = dict(self.layout.spread(stacked))
+            entered: Env = dict(self.sharding.spread(stacked))
             if self._fed_whole:
-                entered |= self.layout.place({n: feeds[0][n] for n in self._fed_whole})
+                entered |= self.sharding.place({n: feeds[0][n] for n in self._fed_whole})
         return entered
 
     def context(self) -> AbstractContextManager[Any]:
         return jax.enable_x64(True)  # type: ignore[no-any-return]
 
     def settled(self, name: str, value: Any) -> Any:
-        return lax.with_sharding_constraint(jnp.asarray(value), self.layout.home(name))
+        return lax.with_sharding_constraint(jnp.asarray(value), self.sharding.home(name))
 
     def parts(self, name: str, value: Any) -> list[Any]:
         if name in self._apart[-1]:
-            return [buckets.trimmed(part) for part in _divided(value, self.hosts)]
-        return [buckets.trimmed(jax.tree.map(lambda leaf: np.asarray(whole(leaf)), value))] * self.hosts
+            return [padding.trimmed(part) for part in _divided(value, self.hosts)]
+        return [padding.trimmed(jax.tree.map(lambda leaf: np.asarray(whole(leaf)), value))] * self.hosts
 
     # ---- compiled segments ----
 
@@ -92,7 +92,7 @@ class Replicas(Placement):
             found = function(donated, kept, key)
             # It is there when the program has ended; the values themselves may be donated to the next one by then.
             ended = jnp.zeros((), jnp.int32)
-            return found, lax.with_sharding_constraint(ended, NamedSharding(self.layout.mesh, PartitionSpec()))
+            return found, lax.with_sharding_constraint(ended, NamedSharding(self.sharding.mesh, PartitionSpec()))
 
         run.__name__ = run.__qualname__ = function.__name__
         return jax.jit(run, donate_argnums=(0,), compiler_options=options(self._devices[0]))
@@ -106,7 +106,7 @@ class Replicas(Placement):
         except NeedsExactRows as error:
             raise errors.UnsupportedError(
                 f"{str(error).splitlines()[0]}, and replicas have different numbers of rows: feed batches whose rows "
-                f"divide by {self.layout.replicas}, or run the program on one device") from error
+                f"divide by {self.sharding.replicas}, or run the program on one device") from error
         return found
 
     def lowered(self) -> Any:
@@ -136,8 +136,8 @@ class Replicas(Placement):
         gives = [n for n in segment.gives if n in found[0]]
         apart = [n for n in gives if n in self._apart[at + 1]]
         if apart:
-            env.update(self.layout.spread(self._host_stacker.stack([{n: _fed(n, own[n]) for n in apart} for own in found])))
-        env.update(self.layout.place({n: found[0][n] for n in gives if n not in apart}))
+            env.update(self.sharding.spread(self._host_stacker.stack([{n: _fed(n, own[n]) for n in apart} for own in found])))
+        env.update(self.sharding.place({n: found[0][n] for n in gives if n not in apart}))
 
     # ---- tracing ----
 
@@ -168,12 +168,12 @@ class Replicas(Placement):
             checks = None if watch is None else watched
             gradients, gives, own_values, finite = run(phase, alike, mine, own, checks)
             stacked = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], own_values)
-            return summed(gradients, self.layout), gives, stacked, finite if watch is None else lax.pmin(finite, AXIS)
+            return summed(gradients, self.sharding), gives, stacked, finite if watch is None else lax.pmin(finite, AXIS)
 
-        specs = {n: self.layout.spec(n) for n in phase.reduced}
+        specs = {n: self.sharding.spec(n) for n in phase.reduced}
         everywhere = PartitionSpec()
         reduced, gives, stacked, finite = jax.shard_map(
-            replica, mesh=self.layout.mesh, in_specs=(everywhere, PartitionSpec(AXIS), everywhere),
+            replica, mesh=self.sharding.mesh, in_specs=(everywhere, PartitionSpec(AXIS), everywhere),
             out_specs=(specs, everywhere, PartitionSpec(AXIS), everywhere), check_vma=False)(alike, mine, key)
         together.update(reduced)
         together.update(gives)
@@ -230,7 +230,7 @@ def _in_equal_parts(name: str, value: Any, repeats: int) -> Any:
 
 def _fed(name: str, value: Any) -> Any:
     """What an operator of the host gives in one replica, to be stacked."""
-    value = buckets.trimmed(value)
+    value = padding.trimmed(value)
     if isinstance(value, LoDTensor):
         return value if value._lod else np.asarray(value.value)
     if not isinstance(value, (np.ndarray, jax.Array)):

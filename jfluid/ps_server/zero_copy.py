@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from jfluid.messages import BYTES, VARINT, fields
+from jfluid.protobuf_fields import BYTES, VARINT, fields
 from jfluid.ps_server import ps_pb2 as pb
 
 # Of a message: tables and blocks, and what else a message has. Protocol buffers take a hundred bytes for a part of two.

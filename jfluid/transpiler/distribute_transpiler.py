@@ -5,9 +5,9 @@ from jfluid import errors
 from jfluid.ir.program import Program, default_main_program, default_startup_program
 from jfluid.transpiler import collective, nccl2
 from jfluid.transpiler.config import SMALLEST_BLOCK, DistributedMode, DistributeTranspilerConfig, ServerRuntimeConfig
+from jfluid.transpiler.parameter_server import geo
+from jfluid.transpiler.parameter_server.job import ServerJob
 from jfluid.transpiler.ps_dispatcher import PSDispatcher, RoundRobin
-from jfluid.transpiler.pserver import geo
-from jfluid.transpiler.pserver.job import ServerJob
 from jfluid.transpiler.request import Request
 
 __all__ = ["DistributeTranspiler", "DistributeTranspilerConfig", "DistributedMode", "ServerRuntimeConfig"]

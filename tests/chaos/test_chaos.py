@@ -16,8 +16,8 @@ from tests.chaos.play import Outcome
 from tests.chaos.processes import ROOT
 from tests.chaos.shrink import shrunk
 
-# Together they kill everything, a server with a trainer, and single processes; stop one, cut and partition, shift a clock,
-# fill the disk, damage snapshots; in all modes. docs/guarantees.md names them.
+# CollectiveJit they kill everything, a server with a trainer, and single processes; stop one, cut and partition, shift a
+# clock, fill the disk, damage snapshots; in all modes. docs/guarantees.md names them.
 SEEDS = ((101, 1), (103, 5), (110, 1))  # first seed, plans
 COUNT = 4  # steps of the small plans below
 

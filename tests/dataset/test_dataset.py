@@ -464,7 +464,7 @@ def test_a_producer_that_dies_is_heard_of(files, monkeypatch):
 
 
 def test_a_line_without_an_end_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("jfluid.dataset.source.LONGEST_LINE", 1 << 20)
+    monkeypatch.setattr("jfluid.dataset.text_files.LONGEST_LINE", 1 << 20)
     path = tmp_path / "a.txt"
     path.write_text("1 " * (1 << 21))
     made, _ = dataset(files=[path])

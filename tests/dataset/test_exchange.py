@@ -10,7 +10,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid import errors
-from jfluid.dataset import exchange, packing
+from jfluid.dataset import exchange, record_encoding
 from jfluid.dataset.multislot import Parser, Records, Slot
 from jfluid.security import sockets
 from tests.ports import free_endpoints
@@ -220,9 +220,9 @@ def test_a_trainer_that_does_not_belong_is_told(sender, number):
 
 
 @pytest.mark.parametrize("messages", [
-    [b"[" * 200_000], [packing.encode(records_of(range(1, 4))) + b"x"],
-    [packing.encode(Records(np.full(10, 7), np.array([[-50_000_000, 2], [50_000_006, 2]], np.int32), np.arange(3)))],
-    [packing.encode(records_of(range(1, 9)))] * 60], ids=["noise", "longer", "negative", "too much"])
+    [b"[" * 200_000], [record_encoding.encode(records_of(range(1, 4))) + b"x"],
+    [record_encoding.encode(Records(np.full(10, 7), np.array([[-50_000_000, 2], [50_000_006, 2]], np.int32), np.arange(3)))],
+    [record_encoding.encode(records_of(range(1, 9)))] * 60], ids=["noise", "longer", "negative", "too much"])
 def test_what_a_trainer_sends_is_checked(messages):
     endpoints = free_endpoints(2)
     before = fluid.get_flags("FLAGS_global_shuffle_peer_bytes")
@@ -248,12 +248,12 @@ def test_what_a_trainer_sends_is_checked(messages):
 @pytest.mark.parametrize("tags", [0, 2])
 def test_records_as_bytes(tags):
     records = records_of(range(1, 30), tags=tags)
-    found = packing.decode(packing.encode(records), SLOTS, tags > 0)
+    found = record_encoding.decode(record_encoding.encode(records), SLOTS, tags > 0)
     for name in ("values", "counts", "starts", "tags"):
         np.testing.assert_array_equal(getattr(found, name), getattr(records, name))
         assert tags == 0 or getattr(found, name).dtype == getattr(records, name).dtype
     assert found.values.flags.writeable and found.counts.flags.writeable
-    part = packing.decode(packing.encode(records.part(3, 9)), SLOTS, tags > 0)
+    part = record_encoding.decode(record_encoding.encode(records.part(3, 9)), SLOTS, tags > 0)
     assert ids(part) == list(range(4, 10)) and part.starts[0] == 0
 
 
@@ -280,18 +280,18 @@ GOOD = header() + np.array([1, 2], "<i4").tobytes() + bytes(24)
     (header(count=2, values=2) + np.array([[2**30, 2]] * 2, "<i4").tobytes() + bytes(16), "expected 1 to 2 values"),
 ])
 def test_what_is_no_records(data, message):
-    assert len(packing.decode(GOOD, SLOTS, False)) == 1
+    assert len(record_encoding.decode(GOOD, SLOTS, False)) == 1
     with pytest.raises(errors.MessageError, match=message):
-        packing.decode(data, SLOTS, False)
+        record_encoding.decode(data, SLOTS, False)
 
 
 def test_every_altered_byte_of_a_header_is_refused_or_harmless():
-    data = packing.encode(records_of(range(1, 4), tags=1))
+    data = record_encoding.encode(records_of(range(1, 4), tags=1))
     for i in range(28 + 3 * 2 * 4):
         for value in (0, 1, 0x7F, 0x80, 0xFF):
             altered = data[:i] + bytes([value]) + data[i + 1:]
             try:
-                found = packing.decode(altered, SLOTS, True)
+                found = record_encoding.decode(altered, SLOTS, True)
             except errors.MessageError:
                 continue
             assert found.starts[-1] == len(found.values) and (np.diff(found.starts) == found.counts.sum(1)).all()
@@ -300,7 +300,7 @@ def test_every_altered_byte_of_a_header_is_refused_or_harmless():
 
 def test_records_without_a_slot_allocate_nothing():
     with pytest.raises(errors.MessageError, match="found 1152921504606846976 records"):
-        packing.decode(header(slots=0, count=2**60, values=0), [], False)
+        record_encoding.decode(header(slots=0, count=2**60, values=0), [], False)
 
 
 def test_decoding_the_rest():

@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from jfluid import errors
-from jfluid.dataset import exchange, packing
+from jfluid.dataset import exchange, record_encoding
 from jfluid.dataset.multislot import Parser, Slot
 from jfluid.launch import messages
 from jfluid.launch.failure import Failure
@@ -18,7 +18,7 @@ SAID = [messages.Join(job="a", node=1, count=2, endpoints=["h:1", "h:2"]), messa
 SLOTS = [Slot("a", False), Slot("b", True, (2,)), Slot("c", False, used=False)]
 RECORDS = {tags: Parser(SLOTS, tags).parse(np.frombuffer(
     (b"1 tag " * tags + b"2 1 2 2 0.5 1 1 1\n") * 5, np.uint8), 0, lambda bad: None)[0] for tags in (0, 1)}
-PACKED = {tags: packing.encode(records) for tags, records in RECORDS.items()}
+PACKED = {tags: record_encoding.encode(records) for tags, records in RECORDS.items()}
 
 
 @fuzzed(150)
@@ -41,7 +41,7 @@ def test_records(tags):
     @fuzzed(80)
     @given(mutated([PACKED[tags], PACKED[1 - tags]]))
     def run(data):
-        records = reads_or_refuses(lambda data: packing.decode(data, SLOTS, tags > 0), data, errors.MessageError)
+        records = reads_or_refuses(lambda data: record_encoding.decode(data, SLOTS, tags > 0), data, errors.MessageError)
         if not hasattr(records, "error"):
             assert (records.counts >= 0).all() and records.starts[-1] == len(records.values) == records.counts.sum()
             Parser(SLOTS, tags).batch(records, np.arange(len(records)))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from jfluid import errors
 from jfluid.dataset.multislot import BadLine, Parser, Slot
-from jfluid.dataset.source import Processes, Source
+from jfluid.dataset.text_files import FileSource, Processes
 from tests.fuzz.harness import Refusal, fuzzed, grows_linearly, mutated, reads_or_refuses
 
 SLOTS = [Slot("a", False), Slot("b", True, (3,)), Slot("c", True), Slot("d", False, used=False)]
@@ -51,7 +51,7 @@ def folder(tmp_path_factory):
 def test_compressed_files(folder, data):
     """What they unpack to is handed on in blocks, and not held."""
     (folder / "a.gz").write_bytes(data)
-    found = reads_or_refuses(lambda path: sum(len(b) for b in Source().blocks(str(path), Processes())), folder / "a.gz",
+    found = reads_or_refuses(lambda path: sum(len(b) for b in FileSource().blocks(str(path), Processes())), folder / "a.gz",
                              errors.DataError, len(data), floor=5_000_000)
     assert not isinstance(found, Refusal) or "a.gz" in str(found.error)
 

@@ -6,9 +6,9 @@ import pytest
 
 import jfluid as fluid
 from jfluid import errors, layers
-from jfluid.compile.buckets import trimmed
+from jfluid.compile.padding import trimmed
 from jfluid.lod_tensor import LoDTensor, LoDTensorArray
-from jfluid.ops import registry, rows
+from jfluid.ops import ragged_dispatch, registry
 from jfluid.ops.ragged import Level, Ragged
 from jfluid.ops.tensor_array import TensorArray
 
@@ -23,7 +23,7 @@ def wide():
 
 
 def apply(op_type, *inputs, **attrs):
-    outs = rows.call(registry.get(op_type), inputs, attrs)
+    outs = ragged_dispatch.call(registry.get(op_type), inputs, attrs)
     return outs[0] if len(outs) == 1 else outs
 
 

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jfluid.ops import registry, rows
+from jfluid.ops import ragged_dispatch, registry
 from jfluid.ops.ragged import Level, Ragged
 from tests.op_case import check
 
@@ -63,7 +63,7 @@ def test_data_norm_gives_the_summaries_of_the_batch_as_gradients(room):
     attrs = {"epsilon": 1e-3}
 
     def run(values, size, total, squares):
-        out = rows.call(definition, [None, None, x.like(values), size, total, squares], attrs)[0]
+        out = ragged_dispatch.call(definition, [None, None, x.like(values), size, total, squares], attrs)[0]
         return jnp.where(x.mask()[:, None], out.values, 0)
 
     out, back = jax.vjp(run, x.values, SIZE, TOTAL, SQUARES)

@@ -5,7 +5,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid import errors, processes
-from jfluid.ops import collective, known, registry
+from jfluid.ops import collective, registry, static_values
 from tests.op_case import check
 
 X = np.arange(24, dtype="float32").reshape(2, 4, 3) - 7  # of two replicas, four rows each
@@ -92,22 +92,22 @@ def test_other_processes_that_cannot_be_reached(monkeypatch):
     monkeypatch.setattr(processes, "count", lambda: 2)
     with pytest.raises(errors.OpError, match="c_allreduce_sum: 2 processes train together"):
         registry.get("c_allreduce_sum").fn(X[0])
-    with known.inferring(known.PLACEHOLDERS[0]):
+    with static_values.inferring(static_values.PLACEHOLDERS[0]):
         assert registry.get("c_allreduce_sum").fn(X[0]).shape == (4, 3)
 
 
-def test_meeting(monkeypatch):
+def test_process_group(monkeypatch):
     calls = []
     monkeypatch.setattr(processes, "join", lambda endpoints, rank: calls.append((endpoints, rank)))
     program = fluid.Program()
     block = program.global_block()
-    assert collective.meeting(program) is None
+    assert collective.process_group(program) is None
     for i in range(2):
         block.create_var(name=f"id_{i}", persistable=True, type=fluid.core.VarDesc.VarType.RAW)
     block.append_op("c_gen_nccl_id", {}, {"Out": "id_0"}, {"rank": 1, "endpoint": "b:1", "other_endpoints": ["a:1", "c:1"]})
     block.append_op("c_comm_init", {"X": "id_0"}, {}, {"rank": 1, "nranks": 3, "ring_id": 0})
     block.append_op("c_comm_init_all", {}, {}, {})
-    assert collective.meeting(program) == (["a:1", "b:1", "c:1"], 1)
+    assert collective.process_group(program) == (["a:1", "b:1", "c:1"], 1)
     fluid.Executor(fluid.CPUPlace()).run(program)
     assert calls == [(["a:1", "b:1", "c:1"], 1)] * 2  # before JAX starts, and where the operator stands
     block.append_op("gen_nccl_id", {}, {"NCCLID": "id_1"}, {"trainers": ["a:1", "b:1"], "trainer_id": 0})

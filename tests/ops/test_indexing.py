@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jfluid import errors
-from jfluid.ops import known, registry
+from jfluid.ops import registry, static_values
 from tests.op_case import check
 
 RNG = np.random.RandomState(0)
@@ -166,8 +166,8 @@ def test_slice_at_a_position_of_the_run():
                                            ({"starts": (0,), "ends": (1,), "decrease_axis": (0,)}, (4,))])
 def test_slice_of_an_unknown_dimension(attrs, result):
     shapes = []
-    for p in known.PLACEHOLDERS:
-        with known.inferring(p):
+    for p in static_values.PLACEHOLDERS:
+        with static_values.inferring(p):
             shapes.append(jax.eval_shape(lambda x: registry.get("slice").fn(x, None, None, [], [], axes=(0,), **attrs),
                                          jax.ShapeDtypeStruct((p, 4), "float32")).shape)
     assert tuple(a if a == b else -1 for a, b in zip(*shapes, strict=True)) == result

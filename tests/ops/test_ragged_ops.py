@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid.compile import buckets
+from jfluid.compile import padding
 from tests.parity.ops import CASES, run
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "ragged_ops.json").read_text())
@@ -28,8 +28,8 @@ def test_all_are_covered():
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c[0])
 @pytest.mark.filterwarnings("ignore:this program is compiled anew:RuntimeWarning")
 def test_values_lods_and_gradients_are_fluids(case, room, monkeypatch):
-    rounded = buckets.ladder
-    monkeypatch.setattr(buckets, "ladder", lambda n, rungs=4: room * rounded(n, rungs) + room - 1)
+    rounded = padding.ladder
+    monkeypatch.setattr(padding, "ladder", lambda n, rungs=4: room * rounded(n, rungs) + room - 1)
     found = run(fluid, case)
     for name, (values, shape, lod) in GOLDEN[case[0]].items():
         ours, our_shape, our_lod = found[name]

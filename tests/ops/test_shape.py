@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jfluid import errors
-from jfluid.ops import known, registry
+from jfluid.ops import registry, static_values
 from tests.op_case import check
 
 RNG = np.random.RandomState(0)
@@ -62,10 +62,10 @@ def test_reshape_infers_unknown_dimensions(x_shape, target, result):
 
 def inferred(op_type, x_shape, *rest, **attrs):
     found = []
-    for p in known.PLACEHOLDERS:
+    for p in static_values.PLACEHOLDERS:
         x = jax.ShapeDtypeStruct([p if d == -1 else d for d in x_shape], "float32")
         ins = [x] + [None] * (len(registry.get(op_type).ins) - 1 - len(rest)) + list(rest)
-        with known.inferring(p):
+        with static_values.inferring(p):
             found.append(jax.eval_shape(lambda *v: registry.get(op_type).fn(*v, **attrs), *ins).shape)
     return tuple(a if a == b else -1 for a, b in zip(*found, strict=True))
 
@@ -124,10 +124,10 @@ def test_concat():
 def test_concat_infers_from_the_known_dimension():
     def concat(p):
         xs = [jax.ShapeDtypeStruct((p, 4), "float32"), jax.ShapeDtypeStruct((3, 2), "float32")]
-        with known.inferring(p):
+        with static_values.inferring(p):
             return jax.eval_shape(lambda a, b: registry.get("concat").fn([a, b], None, axis=1), *xs).shape
 
-    assert [concat(p) for p in known.PLACEHOLDERS] == [(3, 6), (3, 6)]
+    assert [concat(p) for p in static_values.PLACEHOLDERS] == [(3, 6), (3, 6)]
 
 
 @pytest.mark.parametrize("attrs, sizes", [({"num": 2, "axis": 1}, (3, 3)),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from annotated_types import Le, Lt
 
-from jfluid.ops import registry, rows
+from jfluid.ops import ragged_dispatch, registry
 from jfluid.ops.definition import REQUIRED
 from jfluid.ops.selected_rows import SelectedRows
 from jfluid.ps_server import specs
@@ -61,7 +61,7 @@ class ByOperator:
         inputs = [None if s.name not in given else jax.tree.map(jnp.asarray, given[s.name][only] if s.name in divided
                                                                else given[s.name]) for s in self.definition.ins]
         with jax.enable_x64(True):
-            outs = rows.call(self.definition, inputs, self.attrs)
+            outs = ragged_dispatch.call(self.definition, inputs, self.attrs)
         for slot, out in zip(self.definition.outs, outs):
             name = self.definition.inplace[slot.name]
             if out is not None and name in self.values:

@@ -3,11 +3,11 @@ import logging
 
 from jfluid import errors
 from jfluid.ir.program import Program
-from jfluid.transpiler.pserver import geo, server, startup, trainer
-from jfluid.transpiler.pserver.holdings import holdings
-from jfluid.transpiler.pserver.placement import place
-from jfluid.transpiler.pserver.ports import wait_until_listening
-from jfluid.transpiler.pserver.updates import read_updates
+from jfluid.transpiler.parameter_server import geo, server, startup, trainer
+from jfluid.transpiler.parameter_server.holdings import holdings
+from jfluid.transpiler.parameter_server.placement import place
+from jfluid.transpiler.parameter_server.ports import wait_until_listening
+from jfluid.transpiler.parameter_server.updates import read_updates
 from jfluid.transpiler.request import Request
 
 _LOG = logging.getLogger(__name__)

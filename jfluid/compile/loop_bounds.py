@@ -8,7 +8,7 @@ import numpy as np
 
 from jfluid.ir.block import Block
 from jfluid.ir.operator import Operator
-from jfluid.ops import known
+from jfluid.ops import static_values
 from jfluid.ops.ragged import Ragged
 from jfluid.ops.tensor_array import RankTable, TensorArray
 
@@ -81,7 +81,7 @@ class _Walk:
 
 
 def _number(value: Any) -> int | None:
-    if value is None or isinstance(value, (TensorArray, RankTable, Ragged)) or not known.is_known(value):
+    if value is None or isinstance(value, (TensorArray, RankTable, Ragged)) or not static_values.is_static(value):
         return None
     array = np.asarray(value)
     return int(array.reshape(())) if array.size == 1 else None

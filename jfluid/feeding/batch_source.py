@@ -16,7 +16,7 @@ from jfluid.lod_tensor import LoDTensor
 Convert = Callable[[Any], Feed]
 
 
-class Source:
+class BatchSource:
     """The batches that a reader gives for some slots.
 
     Args:

@@ -5,25 +5,25 @@ from typing import Any
 import jax
 
 from jfluid import errors
-from jfluid.compile.recent import Recent
-from jfluid.feeding.reading import ReaderVariable, Running
+from jfluid.compile.lru_cache import LruCache
+from jfluid.feeding.reader_ops import ReaderSession, ReaderVariable
 from jfluid.ir.program import Program
 
 _READER_OPS = ("create_py_reader", "create_double_buffer_reader", "read")
 
 
-class Readings:
+class ReaderFeeds:
     """What an Executor does with programs that read."""
 
     def __init__(self) -> None:
-        self._without = Recent[tuple[Program, list[tuple[str, list[str]]]] | None]()
+        self._without = LruCache[tuple[Program, list[tuple[str, list[str]]]] | None]()
 
     def reads(self, program: Program) -> bool:
         """Whether the program holds operators that read."""
         return self._parts(program) is not None
 
     def _parts(self, program: Program) -> tuple[Program, list[tuple[str, list[str]]]] | None:
-        return self._without.of(program.identity, lambda: _split(program))
+        return self._without.get_or_make(program.identity, lambda: _split(program))
 
     def feed(self, program: Program, feed: Any, device: jax.Device) -> tuple[Program, Any]:
         """The program without reader operators, and the feed with what they read."""
@@ -41,7 +41,7 @@ class Readings:
                                    "program that was built with iterable=True, or leave it out of the feed")
         values = dict(given)
         for name, outs in reads:
-            values |= zip(outs, _running(program, name).next(device).values())
+            values |= zip(outs, _session(program, name).next(device).values())
         return plain, values
 
 
@@ -62,10 +62,10 @@ def _split(program: Program) -> tuple[Program, list[tuple[str, list[str]]]] | No
     return plain, reads
 
 
-def _running(program: Program, name: str) -> Running:
+def _session(program: Program, name: str) -> ReaderSession:
     reader = program.global_block().vars.get(name)
     if not isinstance(reader, ReaderVariable):
         raise errors.ReaderError(f"the program reads from {name}, a reader of the process that built the program: saved "
                                  "programs do not carry readers. Build the program here, or save it with "
                                  "save_inference_model and feed it")
-    return reader.running
+    return reader.session

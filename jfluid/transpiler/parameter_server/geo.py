@@ -6,9 +6,9 @@ from jfluid.ir.block import Block
 from jfluid.ir.operator import OpRole
 from jfluid.ir.program import Program
 from jfluid.ir.types import VarType
-from jfluid.transpiler.pserver import trainer
-from jfluid.transpiler.pserver.placement import Held, Placement
-from jfluid.transpiler.pserver.updates import Updates
+from jfluid.transpiler.parameter_server import trainer
+from jfluid.transpiler.parameter_server.placement import Held, Placement
+from jfluid.transpiler.parameter_server.updates import Updates
 
 GEO = 3  # of listen_and_serv's attribute `distributed_mode`
 

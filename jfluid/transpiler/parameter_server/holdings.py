@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jfluid.ir.program import Program
-from jfluid.transpiler.pserver.placement import Held, Placement, table_options
-from jfluid.transpiler.pserver.server import Home, homes
+from jfluid.transpiler.parameter_server.placement import Held, Placement, table_options
+from jfluid.transpiler.parameter_server.server import Home, homes
 
 
 @dataclass(frozen=True)

@@ -4,35 +4,35 @@ from typing import Any
 
 import jax
 
-from jfluid.compile.buckets import Buckets
+from jfluid.compile.padding import Buckets
 from jfluid.lod_tensor import LoDTensor
 from jfluid.ops.ragged import Ragged
 
 
-class Placed(LoDTensor):
+class DeviceTensor(LoDTensor):
     """A tensor on the host, as users see it, and on a device, as a step takes it: rows in sequences are padded."""
 
-    def __init__(self, tensor: LoDTensor, placed: Any):
+    def __init__(self, tensor: LoDTensor, device_value: Any):
         super().__init__(tensor.value)
         self._lod = tensor._lod
-        self._placed = placed
+        self._device_value = device_value
 
     def set(self, array: Any, place: Any = None) -> None:
         """As LoDTensor.set; what is on the device no longer counts."""
         super().set(array, place)
-        self._placed = None
+        self._device_value = None
 
     def set_lod(self, lod: Sequence[Sequence[int]]) -> None:
         """As LoDTensor.set_lod; what is on the device no longer counts."""
         super().set_lod(lod)
-        self._placed = None
+        self._device_value = None
 
-    def placed(self) -> Any:
+    def device_value(self) -> Any:
         """An array or a `Ragged` on the device; None once the tensor was set to something else."""
-        return self._placed
+        return self._device_value
 
 
-class Placer:
+class FeedPlacer:
     """Brings batches to devices. It remembers the sizes that it padded ragged rows to, as a compiled step does."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Placer:
         if not _reads_host_memory(device):
             with jax.enable_x64(True):
                 values = jax.device_put(values, device)
-        return {name: Placed(batch[name], value) for name, value in values.items()}
+        return {name: DeviceTensor(batch[name], value) for name, value in values.items()}
 
 
 def _reads_host_memory(device: jax.Device) -> bool:
@@ -61,8 +61,8 @@ def ready(feeds: Mapping[str, Any], device: jax.Device, exact: bool) -> dict[str
 
 
 def _ready(value: Any, device: jax.Device, exact: bool) -> Any:
-    if isinstance(value, Placed):
-        value = value if exact and value._lod else value.placed()
+    if isinstance(value, DeviceTensor):
+        value = value if exact and value._lod else value.device_value()
     arrays = jax.tree.leaves(value) if isinstance(value, Ragged) else (value,)
     if any(isinstance(array, jax.Array) and array.devices() != {device} for array in arrays):
         with jax.enable_x64(True):

@@ -18,7 +18,7 @@ _BUCKET = 32 << 20  # bytes of gradients that are summed in one call
 
 
 @dataclass(frozen=True)
-class Layout:
+class ReplicaSharding:
     """Where the values of a step lie.
 
     Attributes:
@@ -84,7 +84,7 @@ def dimension_of(shape: tuple[int, ...], replicas: int, sparse: bool) -> int | N
     return next((d for d in order if shape[d] % replicas == 0), None)
 
 
-def summed(values: Mapping[str, Any], layout: Layout) -> dict[str, Any]:
+def summed(values: Mapping[str, Any], sharding: ReplicaSharding) -> dict[str, Any]:
     """Sums of the replicas' gradients, within a replica: dense ones in fused buckets, those that are divided only in the
     replica's own share, sparse ones as the rows of all."""
     found: dict[str, Any] = {}
@@ -95,12 +95,12 @@ def summed(values: Mapping[str, Any], layout: Layout) -> dict[str, Any]:
             found[name] = SelectedRows(rows, parts, value.height, summed=True)
         elif isinstance(value, Ragged):
             raise TypeError(f"the gradient {name} has rows in sequences")
-        elif name in layout.shares:
-            found[name] = lax.psum_scatter(value, AXIS, scatter_dimension=layout.shares[name], tiled=True)
+        elif name in sharding.shares:
+            found[name] = lax.psum_scatter(value, AXIS, scatter_dimension=sharding.shares[name], tiled=True)
         else:
             dense.setdefault(value.dtype, []).append(name)
     for names in dense.values():
-        for bucket in _buckets(names, values) if layout.fuse and layout.spans_processes else [[n] for n in names]:
+        for bucket in _buckets(names, values) if sharding.fuse and sharding.spans_processes else [[n] for n in names]:
             found.update(_fused(bucket, values))
     return found
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid.compile import across
+from jfluid.compile import collective_jit
 from jfluid.compile.placement import Processes, of_device
 from jfluid.compile.plan import live_ops, plan
 from jfluid.compile.step import CompiledSegment
@@ -28,7 +28,7 @@ def test_values_come_in_and_out(device):
         noise = None if key is None else jax.random.uniform(jax.random.wrap_key_data(key, impl="threefry2x32"), (2,))
         return (state * scale + kept["shift"], scale + 1), {"total": total, "noise": noise}
 
-    call = across.Together(function, device)
+    call = collective_jit.CollectiveJit(function, device)
     state, scale = jnp.ones((3, 2)), np.float32(2)
     for i in range(3):
         (new, scale), out = call((state, scale), {"shift": np.float32(i)}, None)
@@ -52,10 +52,10 @@ def test_sums_are_done_at_once_where_they_are_needed():
     config.mode, config.collective_mode = "collective", "grad_allreduce"
     fluid.DistributeTranspiler(config).transpile(0, trainers="a:1,b:1", current_endpoint="a:1")
     before = live_ops(fluid.default_main_program().global_block())
-    types = [op.type for _, op, _ in across.fused(before)]
+    types = [op.type for _, op, _ in collective_jit.fused(before)]
     assert "c_allreduce_sum" not in types and types.count("fused_allreduce_sum") == 1
     assert types.index("mul_grad") < types.index("fused_allreduce_sum") < types.index("square")  # the clip reads gradients
-    many = next(op for _, op, _ in across.fused(before) if op.type == "fused_allreduce_sum")
+    many = next(op for _, op, _ in collective_jit.fused(before) if op.type == "fused_allreduce_sum")
     assert sorted(many.input("X")) == sorted(many.output("Out")) == [
         "fc_0.b_0@GRAD", "fc_0.w_0@GRAD", "fc_1.b_0@GRAD", "fc_1.w_0@GRAD"]
     assert len(types) == len(before) - 3
@@ -71,7 +71,7 @@ def test_values_that_are_read_between_are_not_put_off():
     block.append_op("elementwise_add", {"X": "a", "Y": "c"}, {"Out": "c"})
     block.append_op("c_allreduce_sum", {"X": "c"}, {"Out": "c"})
     block.append_op("c_allreduce_max", {"X": "c"}, {"Out": "c"})
-    types = [op.type for _, op, _ in across.fused(live_ops(block))]
+    types = [op.type for _, op, _ in collective_jit.fused(live_ops(block))]
     assert types == ["scale", "fused_allreduce_sum", "elementwise_add", "c_allreduce_sum", "c_allreduce_max"]
 
 
@@ -89,6 +89,6 @@ def test_only_parts_that_need_the_others_span_processes(device):
     planned = plan(fluid.default_main_program(), ["x"], ["z"])
     assert [(s.host, s.across) for s in planned.segments] == [(False, False), (True, False), (False, True)]
     alone = CompiledSegment(2, planned, of_device(planned, device), False, "alone")
-    assert not isinstance(alone.call, across.Together)
+    assert not isinstance(alone.call, collective_jit.CollectiveJit)
     together = CompiledSegment(2, planned, Processes(planned, device), False, "together")
-    assert isinstance(together.call, across.Together)
+    assert isinstance(together.call, collective_jit.CollectiveJit)

@@ -8,7 +8,7 @@ from jfluid.ir.operator import Operator, OpRole
 from jfluid.ir.program import Program
 from jfluid.ir.types import VarType
 from jfluid.ir.variable import Variable
-from jfluid.transpiler.pserver.placement import Held, Placement
+from jfluid.transpiler.parameter_server.placement import Held, Placement
 
 # Values of listen_and_serv's attribute `distributed_mode`.
 SYNC, ASYNC, HALF_ASYNC = 0, 1, 2

@@ -26,7 +26,7 @@ def memory_bytes() -> int:
     return min(found)
 
 
-class Budget:
+class MemoryBudget:
     """Bytes that may be taken. Safe for threads.
 
     Args:

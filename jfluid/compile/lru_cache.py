@@ -7,14 +7,14 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-class Recent(OrderedDict[Hashable, T]):
+class LruCache(OrderedDict[Hashable, T]):
     """What was made for the `most` keys that were asked for last."""
 
     def __init__(self, most: int = 32):
         super().__init__()
         self._most = most
 
-    def of(self, key: Hashable, make: Callable[[], T]) -> T:
+    def get_or_make(self, key: Hashable, make: Callable[[], T]) -> T:
         """What was made for a key, or is made now."""
         with contextlib.suppress(KeyError):  # of two threads the other may drop it
             self.move_to_end(key)

@@ -6,10 +6,10 @@ from typing import Any
 import jax
 
 from jfluid import errors
-from jfluid.compile.placed import Placer
+from jfluid.compile.device_feeds import FeedPlacer
+from jfluid.feeding.batch_source import BatchSource
 from jfluid.feeding.data_feeder import Feed
-from jfluid.feeding.prefetch import Channel, Prefetch
-from jfluid.feeding.source import Source
+from jfluid.feeding.prefetch import ClosableQueue, Prefetch
 from jfluid.ir import unique_name
 from jfluid.ir.block import Block
 from jfluid.ir.program import default_main_program
@@ -27,7 +27,7 @@ declare("read", ins=("Reader",), outs=("Out*",),
         attrs={"drop_last": ("BOOLEAN", True), "infer_out": ("BOOLEAN", True), "throw_eof_exp": ("BOOLEAN", True)})
 
 
-class Running:
+class ReaderSession:
     """Hands out a source's batches to `Executor.run`, between `start` and `reset`.
 
     Args:
@@ -36,16 +36,16 @@ class Running:
         place: where to; the device of the Executor that asks when None.
     """
 
-    def __init__(self, source: Source, double_buffer: bool, place: Any = None):
+    def __init__(self, source: BatchSource, double_buffer: bool, place: Any = None):
         self.source, self.double_buffer, self.place = source, double_buffer, place
-        self._placer = Placer()
+        self._placer = FeedPlacer()
         self._host: Prefetch[Feed] | None = None
         self._batches: Prefetch[Feed] | None = None
 
     @property
-    def queue(self) -> Channel[Any] | None:
+    def queue(self) -> ClosableQueue[Any] | None:
         """The batches that wait; None before `start`."""
-        return None if self._host is None else self._host.channel
+        return None if self._host is None else self._host.queue
 
     def start(self) -> None:
         """Begin an epoch. Raises ReaderError while one runs, or when no reader was set."""
@@ -74,7 +74,7 @@ class Running:
         raise errors.EOFException("the reader has no more batches: call reset(), and start() for another epoch")
 
 
-def _placed(placer: Placer, batches: Iterable[Feed], device: jax.Device) -> Iterator[Feed]:
+def _placed(placer: FeedPlacer, batches: Iterable[Feed], device: jax.Device) -> Iterator[Feed]:
     return (placer.place(batch, device) for batch in batches)
 
 
@@ -85,47 +85,47 @@ class ReaderVariable(Variable):
     `fluid.core.EOFException`, and `reset()`.
     """
 
-    running: Running
+    session: ReaderSession
 
     @classmethod
-    def make(cls, block: Block, name: str, running: Running) -> "ReaderVariable":
+    def make(cls, block: Block, name: str, session: ReaderSession) -> "ReaderVariable":
         variable = cls(block, type=VarType.READER, name=name, persistable=True, stop_gradient=True)
         block.vars[name] = variable
-        variable.running = running
+        variable.session = session
         return variable
 
     @property
-    def queue(self) -> Channel[Any] | None:
+    def queue(self) -> ClosableQueue[Any] | None:
         """The batches that wait (`size()`, `capacity()`); None before `start`."""
-        return self.running.queue
+        return self.session.queue
 
     def start(self) -> None:
         """Begin an epoch. Raises ReaderError while one runs, or when no reader was set."""
-        self.running.start()
+        self.session.start()
 
     def reset(self) -> None:
         """End the epoch, and wait for its reader to end."""
-        self.running.reset()
+        self.session.reset()
 
     def decorate_sample_list_generator(self, reader: Callable[[], Iterable[Any]]) -> None:
         """Read lists of samples, each with a field for every slot."""
-        self.running.source.set_sample_lists(reader)
+        self.session.source.set_sample_lists(reader)
 
     decorate_paddle_reader = decorate_sample_list_generator
 
     def decorate_batch_generator(self, reader: Callable[[], Iterable[Any]]) -> None:
         """Read batches: a list or tuple with an array or LoDTensor for every slot."""
-        self.running.source.set_batches(reader)
+        self.session.source.set_batches(reader)
 
     decorate_tensor_provider = decorate_batch_generator
 
 
-def create_reader(running: Running, checks: Sequence[bool], block: Block, name: str | None = None) -> ReaderVariable:
+def create_reader(session: ReaderSession, checks: Sequence[bool], block: Block, name: str | None = None) -> ReaderVariable:
     """Append the operator that makes a reader to `block`. `checks`: which slots' shapes are held against the program."""
-    slots = running.source.slots
+    slots = session.source.slots
     queue = block.create_var(name=f"{name}_queue" if name else unique_name.generate("lod_tensor_blocking_queue"),
                              type=VarType.RAW, stop_gradient=True)
-    reader = ReaderVariable.make(block, f"{name}_reader" if name else unique_name.generate("create_py_reader"), running)
+    reader = ReaderVariable.make(block, f"{name}_reader" if name else unique_name.generate("create_py_reader"), session)
     block.append_op("create_py_reader", {"blocking_queue": queue}, {"Out": reader}, {
         "shape_concat": [d for slot in slots for d in slot.shape], "ranks": [len(slot.shape) for slot in slots],
         "lod_levels": [slot.lod_level for slot in slots], "dtypes": [int(var_type(slot.np_dtype)) for slot in slots],
@@ -136,8 +136,8 @@ def create_reader(running: Running, checks: Sequence[bool], block: Block, name: 
 def double_buffered(reader: ReaderVariable, place: Any = None, name: str | None = None) -> ReaderVariable:
     """Append the operator that buffers a reader on a device to the main program; the reader it gives shares the batches."""
     block = default_main_program().current_block()
-    reader.running.double_buffer, reader.running.place = True, place
-    buffered = ReaderVariable.make(block, name or unique_name.generate("double_buffer"), reader.running)
+    reader.session.double_buffer, reader.session.place = True, place
+    buffered = ReaderVariable.make(block, name or unique_name.generate("double_buffer"), reader.session)
     block.append_op("create_double_buffer_reader", {"UnderlyingReader": reader}, {"Out": buffered},
                     {} if place is None else {"place": str(place).upper()})
     return buffered
@@ -145,7 +145,7 @@ def double_buffered(reader: ReaderVariable, place: Any = None, name: str | None 
 
 def append_read(reader: ReaderVariable, outs: Sequence[Variable], drop_last: bool = True) -> None:
     """Append the operator that gives `outs` the next batch of the reader."""
-    for slot, out in zip(reader.running.source.slots, outs, strict=True):
+    for slot, out in zip(reader.session.source.slots, outs, strict=True):
         out.set_shape_dtype(slot.shape, var_type(slot.np_dtype))
         out.lod_level, out.stop_gradient = slot.lod_level, True
     default_main_program().current_block().append_op("read", {"Reader": reader}, {"Out": list(outs)},

@@ -11,8 +11,8 @@ from jfluid import errors
 from jfluid.ir.operator import OpRole
 from jfluid.ir.types import VarType
 from jfluid.ops import registry
+from jfluid.transpiler.parameter_server.server import copy_op
 from jfluid.transpiler.ps_dispatcher import HashName, PSDispatcher
-from jfluid.transpiler.pserver.server import copy_op
 from tests.parity.pserver import CASES, ENDPOINTS, STRATEGIES, _transpile, key, run, structure
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "pserver.json").read_text())

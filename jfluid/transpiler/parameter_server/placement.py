@@ -10,9 +10,9 @@ from jfluid import errors
 from jfluid.ir import schema
 from jfluid.ir.operator import Operator
 from jfluid.transpiler.config import DistributeTranspilerConfig
+from jfluid.transpiler.parameter_server.slicing import Piece, slices
+from jfluid.transpiler.parameter_server.updates import Update, Updates
 from jfluid.transpiler.ps_dispatcher import PSDispatcher
-from jfluid.transpiler.pserver.slicing import Piece, slices
-from jfluid.transpiler.pserver.updates import Update, Updates
 
 
 @dataclass(frozen=True)

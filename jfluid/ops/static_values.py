@@ -32,7 +32,7 @@ def placeholder() -> int | None:
     return _placeholder.get()
 
 
-def is_known(value: object) -> bool:
+def is_static(value: object) -> bool:
     """Whether the value can be read while tracing."""
     return not isinstance(value, jax.core.Tracer)
 
@@ -44,7 +44,7 @@ def ints(value, what: str) -> tuple[int, ...]:
     """
     if isinstance(value, (list, tuple)):
         return tuple(n for v in value for n in ints(v, what))
-    if is_known(value):
+    if is_static(value):
         return tuple(int(n) for n in np.asarray(value).ravel())
     if placeholder() is not None:
         return (placeholder(),) * int(np.prod(value.shape))

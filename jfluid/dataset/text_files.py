@@ -53,7 +53,7 @@ def _kill(process: subprocess.Popen) -> None:
 
 
 @dataclass
-class Source:
+class FileSource:
     """How to open the files of a dataset.
 
     Attributes:

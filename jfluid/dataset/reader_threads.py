@@ -8,7 +8,7 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.dataset.multislot import BadLine, Parser, Records, joined
-from jfluid.dataset.source import Processes, Source
+from jfluid.dataset.text_files import FileSource, Processes
 
 Work = Callable[[Iterator[Any], Processes], Iterator[Any]]
 
@@ -31,7 +31,7 @@ class BadLines:
             self.first = self.first or text
 
 
-def records_of(path: str, source: Source, parser: Parser, bad: BadLines, started: Processes) -> Iterator[Records]:
+def records_of(path: str, source: FileSource, parser: Parser, bad: BadLines, started: Processes) -> Iterator[Records]:
     """The records of a file, block by block."""
     lines = 0
     for text in source.blocks(path, started):
@@ -60,7 +60,7 @@ def batches_of(blocks: Iterator[Records], parser: Parser, size: int) -> Iterator
         yield parser.batch(records, np.arange(waiting))
 
 
-class Producers:
+class ReaderThreads:
     """Threads that work through a list of jobs and hand on what they make, through a queue of bounded length.
 
     Iterate to get the items as they come; leave the `with` block to end the threads. An exception in a thread is raised
@@ -81,7 +81,7 @@ class Producers:
         self._threads = [threading.Thread(target=self._run, name=f"jfluid-producer-{i}", daemon=True)
                          for i in range(self._running)]
 
-    def __enter__(self) -> "Producers":
+    def __enter__(self) -> "ReaderThreads":
         for thread in self._threads:
             thread.start()
         return self

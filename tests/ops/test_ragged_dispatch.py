@@ -4,7 +4,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid import layers
-from jfluid.compile import buckets
+from jfluid.compile import padding
 
 RNG = np.random.RandomState(0)
 ROWS = RNG.uniform(0.5, 2.0, (7, 4)).astype("float32")
@@ -33,10 +33,10 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_padding_changes_nothing(name, monkeypatch):
-    rounded, found = buckets.ladder, []
+    rounded, found = padding.ladder, []
     feed = {"x": fluid.create_lod_tensor(ROWS, LENGTHS, None)}
     for room in (0, 9):
-        monkeypatch.setattr(buckets, "ladder", lambda n, rungs=4, room=room: rounded(n, rungs) + room)
+        monkeypatch.setattr(padding, "ladder", lambda n, rungs=4, room=room: rounded(n, rungs) + room)
         main, startup = fluid.Program(), fluid.Program()
         main.random_seed = startup.random_seed = 1
         with fluid.program_guard(main, startup), fluid.unique_name.guard(), fluid.scope_guard(fluid.Scope()):

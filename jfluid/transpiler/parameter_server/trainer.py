@@ -7,8 +7,8 @@ from jfluid.ir.operator import Operator, OpRole
 from jfluid.ir.program import Program
 from jfluid.ir.types import VarType
 from jfluid.ir.variable import Variable
-from jfluid.transpiler.pserver.placement import Held, Placement
-from jfluid.transpiler.pserver.updates import Update, Updates, read_updates
+from jfluid.transpiler.parameter_server.placement import Held, Placement
+from jfluid.transpiler.parameter_server.updates import Update, Updates, read_updates
 
 CONTROL = "__control_var@"
 

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from jfluid import errors, processes
-from jfluid.compile.buckets import Buckets, Measures, Size, fill
+from jfluid.compile.padding import Buckets, Measures, Size, fill
 from jfluid.lod_tensor import LoDTensor
 from jfluid.ops.ragged import Level, Ragged
 

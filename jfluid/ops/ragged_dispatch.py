@@ -3,7 +3,7 @@
 `rows` in an operator's definition says why padding rows are harmless:
     "map"       row i of each output depends on row i of the inputs only; the function sees plain arrays.
     "mask"      rows are summed, counted or compared: the function sees plain arrays and gets the keyword `rows`, a
-                `Rows`, or None where no row is padding. Its outputs are plain, except those whose slot `row_outs` names.
+                `RowMask`, or None where no row is padding. Its outputs are plain, except those whose slot `row_outs` names.
     "sequence"  it works by sequences: the function sees and returns `Ragged` values itself.
     a function  `(attributes, inputs by slot) -> "map" | "mask" | None`, where it depends on an axis (`row_rules`).
     None        padding is not harmless: a program in which ragged rows reach the operator runs with exact shapes.
@@ -28,7 +28,7 @@ class NeedsExactRows(errors.OpError):
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowMask:
     """Which rows of an operator's ragged inputs are real.
 
     Attributes:
@@ -70,7 +70,7 @@ def call(definition: OpDef, inputs: Sequence[Any], kwargs: Mapping[str, Any]) ->
         raise errors.ShapeError(f"{definition.type}: inputs of different numbers of rows: "
                                 + ", ".join(str(list(r.shape)) for r in ragged))
     if definition.wants_rows:
-        rows = Rows(source.mask(), source.count()) if rule == "mask" and not source.exact else None
+        rows = RowMask(source.mask(), source.count()) if rule == "mask" and not source.exact else None
         kwargs = {**kwargs, "rows": rows}
     outs = _tuple(definition.fn(*plain, **kwargs))
     return tuple(_wrap(o, source) if rule != "mask" or s.name in definition.row_outs else o

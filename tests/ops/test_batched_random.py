@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid.ops import draws
+from jfluid.ops import batched_random
 
 SIZES = [5, 1, 70_000, 300_000]
 
@@ -14,7 +14,7 @@ SIZES = [5, 1, 70_000, 300_000]
     ("truncated_normal", lambda key, shape: jax.random.truncated_normal(key, -2.0, 2.0, shape))])
 def test_numbers_are_those_of_jax(kind, one):
     keys = list(jax.random.split(jax.random.key(3), len(SIZES)))
-    found = draws.standard(kind, keys, SIZES)
+    found = batched_random.standard(kind, keys, SIZES)
     for drawn, key, size in zip(found, keys, SIZES, strict=True):
         assert drawn.values.dtype == np.float32 and drawn.values.shape == (size,)
         np.testing.assert_allclose(drawn.values, one(key, (size,)), rtol=2e-5, atol=1e-6)
@@ -23,20 +23,20 @@ def test_numbers_are_those_of_jax(kind, one):
 def test_bits_are_those_of_jax():
     key = jax.random.key(11)
     keys = jax.numpy.broadcast_to(key, (9,))
-    np.testing.assert_array_equal(draws.bits(keys, np.arange(9, dtype=np.uint32)), jax.random.bits(key, (9,)))
+    np.testing.assert_array_equal(batched_random.bits(keys, np.arange(9, dtype=np.uint32)), jax.random.bits(key, (9,)))
 
 
 @pytest.mark.parametrize(("attrs", "size"), [
     ({"shape": [3, 4], "dtype": 5}, 12), ({"shape": [3, 4], "dtype": 6}, 0), ({"shape": []}, 0), ({"shape": [-1, 4]}, 0),
-    ({"shape": [draws.MOST]}, draws.MOST), ({"shape": [draws.MOST + 1]}, 0)])
+    ({"shape": [batched_random.MOST]}, batched_random.MOST), ({"shape": [batched_random.MOST + 1]}, 0)])
 def test_what_can_be_drawn_with_others(attrs, size):
-    assert draws.size(attrs) == size
+    assert batched_random.size(attrs) == size
 
 
 def _startup(monkeypatch, names, most=None):
     """The values of parameters with these initializers."""
     if most is not None:
-        monkeypatch.setattr(draws, "MOST", most)
+        monkeypatch.setattr(batched_random, "MOST", most)
     new = fluid.initializer
     kinds = {"u": new.Uniform(-3, 5), "n": new.Normal(2, 7), "t": new.TruncatedNormal(2, 7),
              "s": new.Normal(seed=9), "z": new.Normal(seed=9)}

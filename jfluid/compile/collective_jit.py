@@ -19,7 +19,7 @@ from jfluid.ops import registry
 from jfluid.ops.collective import AXIS
 
 
-class Together:
+class CollectiveJit:
     """`jax.jit(function)` whose collectives reach all processes; each must call it with arrays of its own.
 
     Args:

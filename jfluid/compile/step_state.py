@@ -16,7 +16,7 @@ _VALUE = attrgetter("value")
 _ABSENT = object()  # is no tensor's value
 
 
-class State:
+class StepState:
     """The tensors of one Scope that a plan reads and writes, looked up once.
 
     Args:

@@ -2,9 +2,9 @@
 from jfluid.ir.block import Block
 from jfluid.ir.operator import Operator, OpRole
 from jfluid.ir.program import Program
-from jfluid.transpiler.pserver import trainer
-from jfluid.transpiler.pserver.placement import Placement
-from jfluid.transpiler.pserver.server import Home, backups, copy_op, homes
+from jfluid.transpiler.parameter_server import trainer
+from jfluid.transpiler.parameter_server.placement import Placement
+from jfluid.transpiler.parameter_server.server import Home, backups, copy_op, homes
 
 
 def of_trainer(startup: Program, placement: Placement) -> None:

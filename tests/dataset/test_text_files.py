@@ -9,7 +9,7 @@ import zipfile
 import pytest
 
 from jfluid import errors
-from jfluid.dataset.source import Processes, Source
+from jfluid.dataset.text_files import FileSource, Processes
 
 TEXT = b"1 5\n" * 1000
 
@@ -25,7 +25,7 @@ PACKED = {".gz": gzip.compress(TEXT), ".bz2": bz2.compress(TEXT), ".xz": lzma.co
 
 
 def read(path, **source):
-    return b"".join(bytes(block) for block in Source(**source).blocks(str(path), Processes()))
+    return b"".join(bytes(block) for block in FileSource(**source).blocks(str(path), Processes()))
 
 
 @pytest.mark.parametrize("command", ["echo 1 5 #", "printf '1 5\\n%.0s'", "cat"])

@@ -8,19 +8,19 @@ from jax.sharding import Mesh
 
 from jfluid import errors, processes
 from jfluid.compile import feeds
+from jfluid.compile.lru_cache import LruCache
 from jfluid.compile.plan import Plan
-from jfluid.compile.recent import Recent
 from jfluid.compile.step import Step
 from jfluid.debugger import draw_block_graphviz
-from jfluid.feeding.readings import Readings
+from jfluid.feeding.reader_feeds import ReaderFeeds
 from jfluid.ir.operator import OpRole
 from jfluid.ir.program import Program
 from jfluid.lod_tensor import LoDTensor
 from jfluid.ops.collective import AXIS
-from jfluid.parallel import feeding, phases
+from jfluid.parallel import phases, replica_feeds
 from jfluid.parallel.devices import devices_of
 from jfluid.parallel.replicas import Replicas
-from jfluid.parallel.strategy import Layout, dimension_of
+from jfluid.parallel.sharding import ReplicaSharding, dimension_of
 
 _MAX_STEPS = 32
 
@@ -38,12 +38,12 @@ class DataParallel:
 
     def __init__(self, program: Program, build: Any, execution: Any, places: Sequence[Any] | None,
                  sums: Sequence[str] = ()):
-        self._sums, self._others = list(sums), Recent[DataParallel]()
+        self._sums, self._others = list(sums), LruCache[DataParallel]()
         self.program, self.build, self.execution, self.places = program, build, execution, places
         self.devices: list[jax.Device] = []  # of all processes
         self._own: list[jax.Device] = []  # of this process
         self.replicas = 0  # in this process
-        self.steps = Recent[Step](_MAX_STEPS)
+        self.steps = LruCache[Step](_MAX_STEPS)
         self._rewritten: tuple[Any, Program] | None = None
         self._seeds: list[str] = []
 
@@ -77,19 +77,19 @@ class DataParallel:
 
     def other(self, program: Program, sums: Sequence[str] = ()) -> "DataParallel":
         """Another program on these devices, with the same settings, and what is to be brought together of it."""
-        found = self._others.of((program.fingerprint, *sums),
+        found = self._others.get_or_make((program.fingerprint, *sums),
                                 lambda: DataParallel(program, self.build, self.execution, self.places, sums))
         found._own, found.devices, found.replicas = self._own, self.devices, self.replicas
         found.program = program  # which may be an equal one with another seed
         return found
 
-    def read(self, readings: Readings, program: Program, feed: Any) -> tuple[Program, Any]:
+    def read(self, reader_feeds: ReaderFeeds, program: Program, feed: Any) -> tuple[Program, Any]:
         """The program without what reads, and the feed; each replica takes the next batch of the program's reader."""
-        if not readings.reads(program):
+        if not reader_feeds.reads(program):
             return program, feed
         if feed:
             raise errors.FeedError("feed: the program reads from a DataLoader or py_reader, which feeds its replicas")
-        read = [readings.feed(program, None, device) for device in self._own]
+        read = [reader_feeds.feed(program, None, device) for device in self._own]
         return read[0][0], [values for _, values in read]
 
     def parts(self, program: Program, feed: Any) -> list[dict[str, Any]]:
@@ -104,7 +104,7 @@ class DataParallel:
         else:
             block = program.global_block()
             whole = _on_host(feeds.checked(program, feed))
-            parts = feeding.shares(whole, self.replicas, {n for n in whole if block.vars[n].persistable})
+            parts = replica_feeds.shares(whole, self.replicas, {n for n in whole if block.vars[n].persistable})
         unfed = [n for n in self._seeds if n not in parts[0]]
         if unfed:
             raise errors.FeedError(f"feed {unfed[0]}: with GradientScaleStrategy.Customized the gradient of the loss is to be "
@@ -122,8 +122,10 @@ class DataParallel:
 
     def placement(self, planned: Plan) -> Replicas:
         """Where a plan of the rewritten program runs."""
-        layout = Layout(Mesh(np.array(self.devices), (AXIS,)), self._shares(planned), self.build.fuse_all_reduce_ops)
-        return Replicas(planned, layout, self.build._passes.num_repeats, self._sums)
+        sharding = ReplicaSharding(
+            Mesh(np.array(self.devices), (AXIS,)), self._shares(planned), self.build.fuse_all_reduce_ops
+        )
+        return Replicas(planned, sharding, self.build._passes.num_repeats, self._sums)
 
     def _shares(self, planned: Plan) -> dict[str, int]:
         """With Reduce: gradients, and the optimizer's state of their shape, by the dimension that is divided."""
