@@ -35,8 +35,8 @@ def warm() -> None:
             held.push(once, ones)
         held.look_up(once, train=False)
         held.slots(once)
-        with held.cut() as cut:
-            list(cut.rows())
+        with held.view() as view:
+            list(view.rows())
 
 
 entry.end_with_parent()
