@@ -11,6 +11,7 @@ from jfluid.lod_tensor import LoDTensor, LoDTensorArray
 from jfluid.ops import ragged_dispatch, registry
 from jfluid.ops.ragged import Level, Ragged
 from jfluid.ops.tensor_array import TensorArray
+from tests.op_case import check
 
 ROWS = np.arange(12.0).reshape(6, 2)
 OFFSETS = np.array([0, 2, 2, 5, 6], np.int32)  # sequences of 2, 0, 3 and 1 rows
@@ -202,20 +203,51 @@ def test_cudnn_lstm(is_bidirec):
                 for k in range(depth * ways)]
     biases = [(rng.randn(4 * width), rng.randn(4 * width)) for _ in matrices]
     flat = np.concatenate([m.ravel() for pair in matrices + biases for m in pair])
-    out, last_h, last_c = apply("cudnn_lstm", *map(jnp.asarray, (x, h, c, flat)), None, is_bidirec=is_bidirec,
-                                input_size=inputs, hidden_size=width, num_layers=depth, key=jax.random.key(0))
+    inputs_of_op = {"Input": x, "InitH": h, "InitC": c, "W": flat}
+    last_h, last_c = [], []
     for layer in range(depth):
         found = []
         for way in range(ways):
             k = layer * ways + way
             found.append(numpy_lstm(x, h[k], c[k], *matrices[k], sum(biases[k]), way == 1))
-            np.testing.assert_allclose(last_h[k], found[-1][1], rtol=1e-6)
-            np.testing.assert_allclose(last_c[k], found[-1][2], rtol=1e-6)
+            last_h.append(found[-1][1])
+            last_c.append(found[-1][2])
         x = np.concatenate([f[0] for f in found], axis=-1)
-    np.testing.assert_allclose(out, x, rtol=1e-6)
-    with pytest.raises(errors.ShapeError, match="cudnn_lstm: expected .* weights, found 3"):
-        apply("cudnn_lstm", *map(jnp.asarray, (x[..., :3], h, c, flat[:3])), None, input_size=inputs, hidden_size=width,
-              num_layers=depth, key=jax.random.key(0))
+    check("cudnn_lstm", inputs_of_op,
+          {"is_bidirec": is_bidirec, "input_size": inputs, "hidden_size": width, "num_layers": depth},
+          expect={"Out": x, "last_h": np.stack(last_h), "last_c": np.stack(last_c)}, grad=tuple(inputs_of_op), rows=("Input",))
+
+
+def test_weights_of_cudnn_lstm_of_another_size():
+    with pytest.raises(errors.ShapeError, match="cudnn_lstm: expected 88 weights, found 3"):
+        apply("cudnn_lstm", jnp.zeros((4, 2, 3)), jnp.zeros((1, 2, 2)), jnp.zeros((1, 2, 2)), jnp.zeros(3), None, input_size=7,
+              hidden_size=2, key=jax.random.key(0))
+
+
+def test_gradients_of_cudnn_lstm_are_of_the_elements_that_its_dropout_keeps():
+    rng, program = np.random.RandomState(0), fluid.Program()
+    program.random_seed = 5
+    with fluid.program_guard(program):
+        x, h = fluid.data("x", [4, 2, 3], dtype="float64"), fluid.data("h", [2, 2, 5], dtype="float64")
+        x.stop_gradient = False
+        out, _, _ = layers.lstm(x, h, h, max_len=4, hidden_size=5, num_layers=2, dropout_prob=0.4)
+        loss = layers.reduce_sum(out * out)
+        gradient, = fluid.gradients(loss, x)
+    weight = {program.all_parameters()[0].name: rng.randn(program.all_parameters()[0].shape[0])}
+    feed = {"x": rng.randn(4, 2, 3), "h": rng.randn(2, 2, 5)} | weight
+    exe = fluid.Executor(fluid.CPUPlace())
+
+    def run(shift):
+        """In a scope of its own, so that the same elements are dropped each time."""
+        return exe.run(program, feed=feed | {"x": feed["x"] + shift}, fetch_list=[loss, gradient], scope=fluid.Scope())
+
+    found = run(0.0)[1]
+    numeric = np.zeros_like(found)
+    for at in np.ndindex(*found.shape):
+        shift = np.zeros_like(found)
+        shift[at] = 1e-6
+        numeric[at] = (run(shift)[0].item() - run(-shift)[0].item()) / 2e-6
+    np.testing.assert_allclose(found, numeric, rtol=1e-5, atol=1e-7)
 
 
 def test_the_layer_lstm_and_static_rnn_make_their_operators():
