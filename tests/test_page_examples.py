@@ -2,9 +2,12 @@
 
 What an example needs before it stands in a comment `<!-- python ... -->` above it, which readers of the site do not see.
 """
+import os
 import re
+import runpy
 import shlex
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,7 +20,8 @@ from jfluid.ps_server import validation
 from jfluid.ps_server.__main__ import _Beginning
 from jfluid.ps_server.server import Server, Settings
 from jfluid.security.secret import job_secret
-from tests.launch_case import launched
+from tests import forked
+from tests.ports import free_endpoints
 from tests.stated_names import PAGES, READERS_OWN, ROOT
 
 _BLOCK = re.compile(r'^( *)(?:```(\w+)(?: title="(.*?)")?\n(.*?)^ *```|<!-- python\n(.*?)^ *-->)', re.MULTILINE | re.DOTALL)
@@ -59,10 +63,38 @@ def server():
     server.stop()
 
 
+def _run(script):
+    runpy.run_path(script, run_name="__main__")
+
+
+def run_job(script):
+    """Run a script as `jfluid-launch --servers 1 --trainers 1` does, in forked processes."""
+    server, trainer = free_endpoints(2)
+    host, port = server.split(":")
+    job = {**os.environ, "PADDLE_PSERVERS_IP_PORT_LIST": server, "PADDLE_TRAINER_ENDPOINTS": trainer, "POD_IP": host,
+           "PADDLE_PORT": port}
+    processes, outputs = zip(*[forked.start(_run, script, {**job, "TRAINING_ROLE": role}) for role in ("PSERVER", "TRAINER")])
+    with ThreadPoolExecutor(2) as threads:
+        said = "\n".join(threads.map(lambda streams: _read(*streams, processes), outputs))
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0], said
+
+
+def _read(stream, processes):
+    """What a process says until it ends. One that fails ends the others, as under the launcher."""
+    with stream:
+        said = stream.read()
+    if "Traceback" in said:
+        for process in processes:
+            process.terminate()
+    return said
+
+
 @pytest.mark.process
 @pytest.mark.parametrize("page", pages("python"))
 def test_python_runs(page, tmp_path, monkeypatch, server):
-    """In one process, top to bottom. A block with a title is a script, which is launched with one server and one trainer."""
+    """In one process, top to bottom. A block with a title is a script, which one server and one trainer run."""
     monkeypatch.chdir(tmp_path)
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
@@ -72,8 +104,7 @@ def test_python_runs(page, tmp_path, monkeypatch, server):
     for line, title, text in blocks(page, "python"):
         if title:
             Path(title).write_text(text)
-            launcher = launched("--servers", "1", "--trainers", "1", title)
-            assert launcher.returncode == 0, launcher.stderr
+            run_job(title)
             continue
         code = "\n" * (line - 1) + text.replace("127.0.0.1:7164", server)
         exec(compile(code, page, "exec"), names)
