@@ -1,5 +1,6 @@
 """`fluid.average.WeightedAverage`: a mean of values that arrive one by one."""
 from numbers import Number
+from typing import Any
 
 import numpy as np
 
@@ -16,8 +17,8 @@ class WeightedAverage:
 
     def reset(self) -> None:
         """Forget all values."""
-        self.numerator = None
-        self.denominator = None
+        self.numerator: Any = None
+        self.denominator: Any = None
 
     def add(self, value: float | np.ndarray, weight: float | np.ndarray) -> None:
         """Count `value` with `weight`. Raises ValueError for a value that is no number or array."""
@@ -34,4 +35,5 @@ class WeightedAverage:
         """The mean. Raises ValueError when nothing was added."""
         if self.denominator is None:
             raise errors.ProgramError("WeightedAverage.eval: no value was added")
-        return self.numerator / self.denominator
+        mean: float | np.ndarray = self.numerator / self.denominator
+        return mean

@@ -3,6 +3,7 @@ import copy
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from jfluid import errors
 from jfluid.ir.block import Block
@@ -55,8 +56,7 @@ def error_clip_callback(block: Block, context: Mapping[str, str]) -> None:
     """For `append_backward`: clip the gradients that the last operator wrote, where their variables ask for it."""
     for name in block.ops[-1].output_arg_names:
         var = block.find_var_recursive(context[name]) if name in context else None
-        clip = None if var is None else var.error_clip
-        if clip is None:
+        if var is None or (clip := var.error_clip) is None:
             continue
         if not isinstance(clip, BaseErrorClipAttr):
             raise TypeError(f"variable {var.name}, error_clip: expected an ErrorClipByValue, "
@@ -102,7 +102,8 @@ class GradientClipBase:
 
 def _note_clipped(before: Sequence[ParamGrad], after: Sequence[ParamGrad]) -> None:
     """Let `op_role_var` of the clipping operators name the clipped gradient: transpilers look there."""
-    renamed = {(p.name, g.name): (p.name, c.name) for (p, g), (_, c) in zip(before, after, strict=True) if c is not g}
+    renamed = {(p.name, g.name): (p.name, c.name) for (p, g), (_, c) in zip(before, after, strict=True)
+               if g is not None and c is not None and c is not g}
     for block in {id(p.block): p.block for p, _ in before}.values():
         for op in block.ops:
             pair = tuple(op.attrs.get("op_role_var", ()))
@@ -168,7 +169,7 @@ class GradientClipByGlobalNorm(GradientClipBase):
         wanted = list(self._wanted(params_grads))
         return self._scale_all(params_grads, wanted, [grad for _, (_, grad) in wanted])
 
-    def _scale_all(self, params_grads: Sequence[ParamGrad], wanted: list, counted: list[Variable]) -> list[ParamGrad]:
+    def _scale_all(self, params_grads: Sequence[ParamGrad], wanted: list[Any], counted: list[Variable]) -> list[ParamGrad]:
         """Scale the `wanted` gradients by the norm of the `counted` ones."""
         result = list(params_grads)
         if not counted:
@@ -241,7 +242,8 @@ def append_gradient_clip_ops(params_grads: Sequence[ParamGrad]) -> list[ParamGra
         warnings.warn("set_gradient_clip: the parameters have different clips; as in Fluid, the one of "
                       f"{pairs[-1][0].name} ({last}) is applied to all of them.", stacklevel=2)
     if not isinstance(last, GradientClipByGlobalNorm):
-        return last(params_grads)
+        clipped: list[ParamGrad] = last(params_grads)
+        return clipped
     counted = [g for (_, g), c in zip(pairs, clips, strict=True) if getattr(c, "group_name", None) == last.group_name]
     with name_scope("gradient_clip"):
         return last._scale_all(params_grads, [(at, (p, g)) for at, (p, g) in enumerate(params_grads) if g is not None],

@@ -1,7 +1,7 @@
 """CompiledProgram and the settings of Fluid's strategies."""
 import enum
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from jfluid import errors
 from jfluid.ir.operator import OpRole
@@ -12,10 +12,17 @@ from jfluid.parallel.passes import PassBuilder
 __all__ = ["BuildStrategy", "CompiledProgram", "ExecutionStrategy"]
 
 
+Kind = TypeVar("Kind")
+
+
 class _Settings:
     """Fields with defaults; a field that Fluid does not have is refused."""
 
     _defaults: ClassVar[dict[str, Any]] = {}
+
+    if TYPE_CHECKING:
+        def __getattr__(self, name: str) -> Any:
+            """A field."""
 
     def __init__(self) -> None:
         for name, value in self._defaults.items():
@@ -191,7 +198,7 @@ def _has_servers(program: Program) -> bool:
     return any(op.attr("op_role") == OpRole.RPC for op in program.global_block().ops)
 
 
-def _checked(value: Any, kind: type) -> Any:
+def _checked(value: Any, kind: type[Kind]) -> Kind | None:
     if value is not None and not isinstance(value, kind):
         raise TypeError(f"expected a {kind.__name__}, found {type(value).__name__}")
     return value

@@ -64,7 +64,7 @@ def repr_tensor(proto: pb.VarType.TensorDesc) -> str:
 def _repr_holder(
     proto: pb.VarDesc, kind: VarType, name: str, tensor: pb.VarType.TensorDesc, lod_level: int
 ) -> str | None:
-    if proto.type.type != kind:
+    if int(proto.type.type) != kind:
         return None
     level = f"level={lod_level}, " if lod_level else ""
     return f"{name} {proto.name} ({level}{repr_tensor(tensor)})"

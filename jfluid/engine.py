@@ -104,7 +104,7 @@ class Engine:
     def device(self) -> jax.Device:
         """Where programs run. JAX starts here, at the first run: the CPU gets as many devices as CPU_NUM says by then."""
         prepare_cpus(cpu_number())
-        return self.place.device()  # type: ignore[no-any-return]
+        return self.place.device()
 
     def clear(self) -> None:
         """Forget all compiled steps."""
@@ -143,7 +143,7 @@ class Engine:
         """
         owned = isinstance(feed, Owned)
         program, feed, parallel = self._read(program, feed, parallel, targets)
-        feeds = feeding.checked(program, feed) if parallel is None else parallel.parts(program, feed)
+        feeds: Any = feeding.checked(program, feed) if parallel is None else parallel.parts(program, feed)
         names = list(feeds if parallel is None else feeds[0])
         check_finite = flags.get("FLAGS_check_nan_inf")
         key = (program.fingerprint, tuple(names), tuple(fetches), check_finite, self.donate)
@@ -213,7 +213,7 @@ def _use_persistent_cache() -> None:
     JAX keys its entries by jaxlib's version, the host's CPU and the program.
     """
     directory = flags.get("FLAGS_compilation_cache_dir")
-    if not directory or jax.config.jax_compilation_cache_dir:
+    if not directory or jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]  # a field made by JAX's import
         return
     path = Path(os.path.expanduser(directory))
     try:

@@ -8,6 +8,8 @@ _LONGEST_LIKENED = 512  # characters: names from elsewhere may have millions, an
 class JFluidError(Exception):
     """Base of all errors that the project raises on purpose."""
 
+    located = False  # whether its text says which operator of a program failed
+
 
 class UnsupportedError(JFluidError, NotImplementedError):
     """A name of Fluid that this release does not provide."""

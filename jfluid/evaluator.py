@@ -52,7 +52,7 @@ class ChunkEvaluator:
         inferred, labelled, right = (int(c[0]) for c in counts)
         precision, recall = right / max(inferred, 1), right / max(labelled, 1)
         score = 2 * precision * recall / (precision + recall) if right else 0
-        return tuple(np.array([v], np.float32) for v in (precision, recall, score))
+        return np.array([precision], np.float32), np.array([recall], np.float32), np.array([score], np.float32)
 
     @staticmethod
     def _in(program: Program, state: Variable) -> Variable:

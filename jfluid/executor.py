@@ -46,8 +46,9 @@ class Executor:
         self._again = None
         self.engine.clear()
 
-    def run(self, program: Any = None, feed: Mapping[str, Any] | None = None, fetch_list: Sequence[Any] | None = None,
-            feed_var_name: str = "feed", fetch_var_name: str = "fetch", scope: Scope | None = None,
+    def run(self, program: Any = None, feed: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+            fetch_list: Sequence[Any] | None = None, feed_var_name: str = "feed", fetch_var_name: str = "fetch",
+            scope: Scope | None = None,
             return_numpy: bool = True, use_program_cache: bool = False, return_merged: bool = True,
             use_prune: bool = False) -> list[Any]:
         """Run a program once.

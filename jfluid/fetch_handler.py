@@ -39,7 +39,8 @@ class Watch:
     """Calls a FetchHandler from a thread of its own with the newest values."""
 
     def __init__(self, handler: FetchHandler | None):
-        self._handler, self._values, self._stop = handler, None, threading.Event()
+        self._handler, self._stop = handler, threading.Event()
+        self._values: Sequence[Any] | None = None
         self._error: BaseException | None = None
         self.fetches = [] if handler is None else list(handler.var_dict.values())
         self._thread = threading.Thread(target=self._run, name="jfluid-fetch-handler", daemon=True)

@@ -1,5 +1,6 @@
 """How parameters get their first values: each initializer puts one operator into the startup program."""
 import math
+from typing import Any
 
 import numpy as np
 
@@ -42,7 +43,7 @@ class Initializer:
         raise NotImplementedError
 
 
-def _prepend(block: Block, var: Variable, op_type: str, tag: str, attrs: dict) -> Operator:
+def _prepend(block: Block, var: Variable, op_type: str, tag: str, attrs: dict[str, Any]) -> Operator:
     """The operator in front of the block; a 16-bit variable is computed in 32 bits and cast."""
     if not isinstance(block, Block):
         raise TypeError(f"block: expected a Block, found {type(block).__name__}")
@@ -146,9 +147,9 @@ class XavierInitializer(Initializer):
         self.uniform, self.fan_in, self.fan_out, self.seed = uniform, fan_in, fan_out, seed
 
     def __call__(self, var: Variable, block: Block) -> Operator:
-        fan_in, fan_out = _fans(var.shape)
-        fan_in = fan_in if self.fan_in is None else self.fan_in
-        fan_out = fan_out if self.fan_out is None else self.fan_out
+        fans = _fans(var.shape)
+        fan_in = fans[0] if self.fan_in is None else self.fan_in
+        fan_out = fans[1] if self.fan_out is None else self.fan_out
         return _scaled(var, block, "xavier_init", 2.0 / (fan_in + fan_out), self.uniform, self.seed)
 
 

@@ -90,7 +90,7 @@ class LoDTensor:
         """Offsets of the sequences, one list a level."""
         return [level.tolist() for level in self._lod]
 
-    def set_lod(self, lod: Sequence[Sequence[int]]) -> None:
+    def set_lod(self, lod: Sequence[Sequence[int] | np.ndarray[Any, Any]]) -> None:
         """Set the offsets. Raises ProgramError when a level does not start at 0, falls, or does not add up to the
         sequences of the level below it or to the rows of the tensor, if it holds any yet."""
         levels = [np.array(level, np.int64) for level in lod]
@@ -164,7 +164,7 @@ class SelectedRows:
         return f"<SelectedRows of {self._height}: {self._rows} {self._tensor!r}>"
 
 
-class LoDTensorArray(list):
+class LoDTensorArray(list[Any]):
     """A list of LoDTensors."""
 
 

@@ -57,8 +57,8 @@ class MetricBase:
         """{"name": the name, "states": a copy of the states}."""
         return {"name": self._name, "states": copy.deepcopy(self._states())}
 
-    def update(self, preds: Any, labels: Any) -> None:
-        """Count a batch."""
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        """Count a batch: what it is, each metric says."""
         raise NotImplementedError(f"{type(self).__name__}.update: a metric has to define it")
 
     def eval(self) -> Any:
@@ -147,8 +147,8 @@ class Accuracy(MetricBase):
 
     def __init__(self, name: str | None = None):
         super().__init__(name)
-        self.value = 0.0
-        self.weight = 0.0
+        self.value: float | np.ndarray = 0.0
+        self.weight: float | np.ndarray = 0.0
 
     def update(self, value: float | np.ndarray, weight: float | np.ndarray) -> None:
         """Count a batch of accuracy `value`; `weight` is its number of rows."""
@@ -196,8 +196,8 @@ class EditDistance(MetricBase):
     def __init__(self, name: str | None):
         super().__init__(name)
         self.total_distance = 0.0
-        self.seq_num = 0
-        self.instance_error = 0
+        self.seq_num: int | np.ndarray = 0
+        self.instance_error: int | np.ndarray = 0
 
     def update(self, distances: np.ndarray, seq_num: int | np.ndarray) -> None:
         """Count a batch: the distance of each sequence, and the number of sequences."""

@@ -38,7 +38,7 @@ def img_conv_group(input: Variable, conv_num_filter: Sequence[int], pool_size: A
         raise TypeError(f"img_conv_group: conv_num_filter is a list, found {type(conv_num_filter).__name__}")
     count = len(conv_num_filter)
 
-    def spread(value: Any, what: str) -> list:
+    def spread(value: Any, what: str) -> list[Any]:
         values = list(value) if isinstance(value, (list, tuple)) else [value] * count
         if len(values) != count:
             raise errors.ProgramError(f"img_conv_group: {what} has {len(values)} values for {count} convolutions")

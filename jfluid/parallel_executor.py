@@ -40,11 +40,12 @@ class ParallelExecutor:
             build.num_trainers, build.trainer_id = num_trainers, trainer_id
         program = main_program if main_program is not None else default_main_program()
         shared = None if share_vars_from is None else share_vars_from._program
-        self._program = CompiledProgram(program).with_data_parallel(
+        self._program: CompiledProgram = CompiledProgram(program).with_data_parallel(
             loss_name=loss_name, build_strategy=build, exec_strategy=exec_strategy, share_vars_from=shared)
-        self._parallel = self._program._parallel
-        assert self._parallel is not None
-        self._scope = scope or (share_vars_from._scope if share_vars_from is not None else global_scope())
+        parallel = self._program._parallel
+        assert parallel is not None
+        self._parallel = parallel
+        self._scope: Scope = scope or (share_vars_from._scope if share_vars_from is not None else global_scope())
         self._executor = Executor(CUDAPlace(0) if use_cuda else CPUPlace())
         self._executor.engine.start(self._parallel)
 

@@ -52,7 +52,7 @@ class ParamAttr:
             self.initializer = initializer
 
     @staticmethod
-    def _to_attr(arg: Any) -> "ParamAttr | list | bool":
+    def _to_attr(arg: Any) -> "ParamAttr | list[Any] | bool":
         """A ParamAttr of what users write: None, a name, an initializer, a regularizer, False (no parameter) or a list."""
         if arg is None or arg is True:
             return ParamAttr()

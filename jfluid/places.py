@@ -51,7 +51,8 @@ Place = CPUPlace | CUDAPlace | CUDAPinnedPlace
 
 def _gpus() -> list[jax.Device]:
     try:
-        return jax.local_devices(backend="gpu")
+        found: list[jax.Device] = jax.local_devices(backend="gpu")
+        return found
     except RuntimeError:
         return []
 

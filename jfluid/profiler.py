@@ -10,6 +10,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 from rich.console import Console
@@ -155,8 +156,8 @@ def _operator_type(path: str) -> str:
 
 def _print(times: dict[str, list[float]], sorted_by: str | None, trace: str) -> None:
     total = sum(map(sum, times.values())) or 1.0
-    rows = [{"event": name, "calls": len(t), "total": sum(t), "min": min(t), "max": max(t), "ave": sum(t) / len(t),
-             "ratio": sum(t) / total} for name, t in times.items()]
+    rows: list[dict[str, Any]] = [{"event": name, "calls": len(t), "total": sum(t), "min": min(t), "max": max(t),
+                                   "ave": sum(t) / len(t), "ratio": sum(t) / total} for name, t in times.items()]
     if sorted_by not in (None, "default"):
         rows.sort(key=lambda row: -row[sorted_by])
     table = Table(title="Time by operator type (ms)")

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from jfluid.ir.block import Block
 from jfluid.ir.program import name_scope
 from jfluid.ir.types import VarType
-from jfluid.ir.variable import Variable
+from jfluid.ir.variable import Parameter, Variable
 
 __all__ = ["L1Decay", "L1DecayRegularizer", "L2Decay", "L2DecayRegularizer"]
 
 _log = logging.getLogger(__name__)
-ParamGrad = tuple[Variable, Variable | None]
+ParamGrad = tuple[Parameter, Variable | None]
 
 
 class WeightDecayRegularizer:

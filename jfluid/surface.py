@@ -103,7 +103,7 @@ class Missing:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise self._refuse()
 
-    def __mro_entries__(self, bases: tuple) -> tuple:
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[Any, ...]:
         raise self._refuse()
 
     def __getattr__(self, name: str) -> "Missing":

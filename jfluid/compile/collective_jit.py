@@ -27,15 +27,15 @@ class CollectiveJit:
         device: this process's.
     """
 
-    def __init__(self, function: Callable[[tuple, tuple, Any], Any], device: jax.Device):
+    def __init__(self, function: Callable[[tuple[Any, ...], tuple[Any, ...], Any], Any], device: jax.Device):
         self._function = function
         self._home = jax.sharding.SingleDeviceSharding(device)
         self._mesh = Mesh(np.array(processes.all_devices([device])), (AXIS,))
         self._divided = NamedSharding(self._mesh, PartitionSpec(AXIS))
-        self._programs: dict[Any, Callable] = {}
+        self._programs: dict[Any, Callable[..., Any]] = {}
         self._seen: dict[int, tuple[Any, jax.Array]] = {}  # the last call's results: what one process, and what all see
 
-    def __call__(self, donated: tuple, kept: tuple, key: Any) -> Any:
+    def __call__(self, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
         arguments = donated, kept, key
         scalars = tuple(tuple(np.ndim(leaf) == 0 for leaf in jax.tree.leaves(a)) for a in arguments)
         if scalars not in self._programs:
@@ -61,7 +61,7 @@ class CollectiveJit:
         self._seen[id(own)] = own, whole
         return own
 
-    def _compiled(self, scalars: tuple[tuple[bool, ...], ...]) -> Callable:
+    def _compiled(self, scalars: tuple[tuple[bool, ...], ...]) -> Callable[..., Any]:
         """The program for arguments of which some leaves are scalars."""
         results: list[bool] = []
 
@@ -76,10 +76,10 @@ class CollectiveJit:
         mapped = jax.jit(jax.shard_map(part, mesh=self._mesh, in_specs=spec, out_specs=spec, check_vma=False),
                          donate_argnums=(0,), compiler_options=options(self._mesh.devices.flat[0]))
 
-        def call(arguments: tuple) -> Any:
+        def call(arguments: tuple[Any, ...]) -> Any:
             leaves, structure = jax.tree.flatten(mapped(*arguments))
             self._seen.clear()
-            return structure.unflatten([self._own(leaf, s) for leaf, s in zip(leaves, results, strict=True)])
+            return jax.tree.unflatten(structure, [self._own(leaf, s) for leaf, s in zip(leaves, results, strict=True)])
 
         return call
 
@@ -87,7 +87,7 @@ class CollectiveJit:
 def _without_dimension(tree: Any, scalars: Sequence[bool]) -> Any:
     """The tree, with leaves that are scalars without the dimension that they were given."""
     leaves, structure = jax.tree.flatten(tree)
-    return structure.unflatten([leaf.reshape(()) if s else leaf for leaf, s in zip(leaves, scalars, strict=True)])
+    return jax.tree.unflatten(structure, [leaf.reshape(()) if s else leaf for leaf, s in zip(leaves, scalars, strict=True)])
 
 
 def fused(items: Sequence[Item]) -> list[Item]:

@@ -56,7 +56,8 @@ def conditional_block(lowering: BlockLowering, op: Operator, env: Values) -> Val
         return {n: _matched(after[n], v, n) for n, v in values.items()}
 
     truth = jnp.all(jnp.stack([jnp.all(c) for c in conditions]))
-    return jax.lax.cond(truth, taken, lambda values: values, before)
+    after: dict[str, Any] = jax.lax.cond(truth, taken, lambda values: values, before)
+    return after
 
 
 def _chosen(values: Values, names: list[str]) -> Values:
@@ -185,7 +186,8 @@ def _matched(value: Any, like: Any, name: str) -> Any:
     shapes = [[tuple(jnp.shape(x)) for x in leaves] for leaves in (ours, theirs)]
     if shapes[0] != shapes[1] and [int(np.prod(s)) for s in shapes[0]] != [int(np.prod(s)) for s in shapes[1]]:
         raise errors.OpError(f"{name} changes its shape in a loop or condition, from {shapes[1][0]} to {shapes[0][0]}")
-    return jax.tree.structure(like).unflatten([jnp.asarray(x, y.dtype).reshape(y.shape) for x, y in zip(ours, theirs)])
+    leaves = [jnp.asarray(x, y.dtype).reshape(y.shape) for x, y in zip(ours, theirs)]
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
 def recurrent(lowering: BlockLowering, op: Operator, env: Values) -> Values:
@@ -200,7 +202,7 @@ def recurrent(lowering: BlockLowering, op: Operator, env: Values) -> Values:
                                 + ", ".join(f"{n} {list(v.shape)}" for n, v in sequences.items()))
     start = dict(zip(before, (env[n] for n in op.inputs.get("initial_states", []))))
 
-    def step(state: Values, at: tuple) -> tuple[Values, Values]:
+    def step(state: Values, at: tuple[Any, ...]) -> tuple[Values, Values]:
         i, inputs = at
         key = jax.random.fold_in(lowering.key, i) if lowering.key is not None else None
         done = lowering.block(block, env | inputs | state, key)

@@ -3,6 +3,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from jfluid.compile.padding import Buckets
 from jfluid.lod_tensor import LoDTensor
@@ -22,7 +23,7 @@ class DeviceTensor(LoDTensor):
         super().set(array, place)
         self._device_value = None
 
-    def set_lod(self, lod: Sequence[Sequence[int]]) -> None:
+    def set_lod(self, lod: Sequence[Sequence[int] | np.ndarray[Any, Any]]) -> None:
         """As LoDTensor.set_lod; what is on the device no longer counts."""
         super().set_lod(lod)
         self._device_value = None

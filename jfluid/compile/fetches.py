@@ -23,7 +23,8 @@ def names_of(fetch_list: Any) -> tuple[list[str], list[Any]]:
         fetch_list = [fetch_list]
     if not isinstance(fetch_list, (list, tuple)):
         raise errors.FetchError(f"fetch_list: expected a list of Variables or names, found {type(fetch_list).__name__}")
-    names, targets = [], []
+    names: list[str] = []
+    targets: list[Any] = []
     for item in fetch_list:
         if isinstance(item, (Variable, str)):
             names.append(item if isinstance(item, str) else item.name)

@@ -62,7 +62,7 @@ class Host:
         kwargs = {a: op.attrs[a] for a in definition.attrs if a in op.attrs}
         if definition.wants_ctx:
             kwargs["ctx"] = SimpleNamespace(op=op, scope=scope, place=self._place)
-        outs = definition.fn(*ins, **kwargs)
+        outs = definition.function(*ins, **kwargs)
         ragged = [env[n] for n in op.input_arg_names if isinstance(env.get(n), Ragged)]
         for slot, out in zip(definition.outs, outs if isinstance(outs, tuple) else (outs,)):
             for name, v in zip(op.outputs.get(slot.name, ()), out if isinstance(out, list) else (out,)):

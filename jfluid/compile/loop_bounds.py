@@ -107,16 +107,17 @@ def _bound_of(walk: _Walk, block: Block, name: str, end: int) -> Bound | None:
         return None
     counter, limit = (op.input(s)[0] for s in (("Y", "X") if swapped else ("X", "Y")))
     counters = walk.before[writer]
-    found = counters[counter] if counter in counters else _Counter(counter, 0)
-    last = walk.at(found.base) if found else None
-    start = _number(walk.env.get(found.base)) if found else None
-    if found is None or last is None or last.base != found.base or last.offset <= 0 or start is None:
+    at = counters[counter] if counter in counters else _Counter(counter, 0)
+    if at is None:
+        return None
+    last, start = walk.at(at.base), _number(walk.env.get(at.base))
+    if last is None or last.base != at.base or last.offset <= 0 or start is None:
         return None
     most, exact = _limit(walk, block, limit)
     if most is None:
         return None
     most += op.type.endswith("equal")
-    slack = found.offset < last.offset  # compared before it was moved on
+    slack = at.offset < last.offset  # compared before it was moved on
     return Bound(max(-(-(most - start) // last.offset), 0) + slack, exact and not slack)
 
 

@@ -30,7 +30,7 @@ class Lowering:
         watch: collects (operator, slot, all finite) of every floating output, for FLAGS_check_nan_inf.
     """
 
-    def __init__(self, items: Iterable[Item], key: Any = None, watch: list | None = None):
+    def __init__(self, items: Iterable[Item], key: Any = None, watch: list[Any] | None = None):
         self.items = list(items)
         self.key = key
         self.watch = watch
@@ -74,7 +74,7 @@ class Lowering:
                 keys = [key_of(folded[i], self.items[at][1].attrs.get("seed", 0)) for i, (at, _) in enumerate(batch)]
                 self.drawn.update(zip([at for at, _ in batch], batched_random.standard(kind, keys, [n for _, n in batch])))
 
-    def _apply(self, at: int, op: Operator, definition: OpDef, env: dict[str, Any]) -> tuple | None:
+    def _apply(self, at: int, op: Operator, definition: OpDef, env: dict[str, Any]) -> tuple[Any, ...] | None:
         if at in self.pairs and at not in self.backward:
             return self._pull(at, op, definition, env)
         if definition.fn is None:
@@ -91,7 +91,7 @@ class Lowering:
         outs = self._fold(definition, inputs, kwargs) if definition.fold else None
         return ragged_dispatch.call(definition, inputs, kwargs) if outs is None else outs
 
-    def _fold(self, definition: OpDef, inputs: list, kwargs: dict[str, Any]) -> tuple | None:
+    def _fold(self, definition: OpDef, inputs: list[Any], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
         """The outputs as NumPy arrays, where all inputs are known and the outputs are small; else None."""
         values = jax.tree.leaves(inputs)
         if not values or not all(isinstance(v, np.ndarray) for v in values):
@@ -101,7 +101,7 @@ class Lowering:
         small = all(v.size <= 64 for v in jax.tree.leaves(outs))
         return jax.tree.map(np.asarray, outs) if small else None
 
-    def _keep(self, at: int, definition: OpDef, inputs: list, kwargs: dict[str, Any]) -> tuple:
+    def _keep(self, at: int, definition: OpDef, inputs: list[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """Run a forward operator so that its gradient operator finds what it needs."""
         grad_op = self.items[self.backward[at]][1]
         wanted = [any(n != EMPTY_NAME for n in grad_op.outputs.get(s.name + GRAD, ())) for s in definition.reads]
@@ -117,7 +117,7 @@ class Lowering:
             env.update(lower(self, op, env))
             return
         grad_op = self.items[self.backward[at]][1]
-        slots = [op.inputs.get(s.name) or op.outputs.get(s.name, ()) for s in definition.reads]
+        slots = [op.inputs.get(s.name) or op.outputs.get(s.name) or [] for s in definition.reads]
         read = [(n, g != EMPTY_NAME) for s, given in zip(definition.reads, slots)
                 for n, g in zip(given, grad_op.outputs.get(s.name + GRAD, ()))]
         names = list(dict.fromkeys(n for n, _ in read if n in env))
@@ -126,7 +126,7 @@ class Lowering:
                   if g != EMPTY_NAME}
         others: list[str] = []
 
-        def function(*values: Any) -> tuple:
+        def function(*values: Any) -> tuple[Any, ...]:
             outside, self.reversible = self.reversible, True
             try:
                 after = lower(self, op, env | dict(zip(names, values)))
@@ -139,14 +139,14 @@ class Lowering:
         outs, pull = derive.vjp_of(function, [env[n] for n in names], [n in wanted for n in names], _Seeded(seeded, written))
         env.update((n, v) for n, v in zip(written + others, outs) if v is not None)
 
-        def backward(cotangents: list) -> list:
+        def backward(cotangents: list[Any]) -> list[Any]:
             flat = [c for group in cotangents for c in (group or [])]
             grads = dict(zip(names, pull(flat)))
             return [[grads.get(n) for n in given] for given in slots]
 
         self.closures[at] = backward
 
-    def _pull(self, at: int, op: Operator, definition: OpDef, env: dict[str, Any]) -> tuple:
+    def _pull(self, at: int, op: Operator, definition: OpDef, env: dict[str, Any]) -> tuple[Any, ...]:
         """Run a gradient operator through the closure of its forward operator."""
         forward = definition.forward
         assert forward is not None
@@ -161,7 +161,7 @@ class Lowering:
         found = [v.like(v.zeroed()) if isinstance(v, Ragged) and n not in self.derived else v for n, v in zip(names, parts)]
         return found if isinstance(cotangent, list) else (found[0] if found else None)
 
-    def _store(self, op: Operator, definition: OpDef, outs: tuple, env: dict[str, Any]) -> None:
+    def _store(self, op: Operator, definition: OpDef, outs: tuple[Any, ...], env: dict[str, Any]) -> None:
         if definition.forward is not None or op.type == "sum":
             self.derived.update(op.output_arg_names)
         for slot, value in zip(definition.outs, outs):
@@ -261,7 +261,7 @@ def _matches(op: Operator, grad_op: Operator, forward: OpDef) -> bool:
 
 def _located(position: int, op: Operator, env: Mapping[str, Any], error: Exception) -> Exception:
     """The error with what failed, on which shapes, made by which line of the user. An inner operator's stays as it is."""
-    if getattr(error, "located", False) or isinstance(error, errors.UnsupportedOpError):
+    if isinstance(error, errors.JFluidError) and (error.located or isinstance(error, errors.UnsupportedOpError)):
         return error
     found = (type(error) if isinstance(error, errors.JFluidError) else errors.OpError)(_where(position, op, env, error))
     found.located = True

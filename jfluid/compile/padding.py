@@ -176,7 +176,9 @@ def trimmed(value: Any) -> Any:
         rows = np.asarray(value.rows)
         kept = rows < value.height
         rows, values = rows[kept], np.asarray(value.values)[kept]
-        return SelectedRows(*(_added_up(rows, values) if value.summed else (rows, values)), value.height)
+        if value.summed:
+            rows, values = _added_up(rows, values)
+        return SelectedRows(rows.tolist(), values, value.height)
     if not isinstance(value, Ragged):
         return value
     lod, number = [], None

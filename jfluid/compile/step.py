@@ -31,16 +31,16 @@ class CompiledSegment:
         self.watched: list[tuple[Any, str]] = []
         self._at, self._placement, self._check, self._updated = at, placement, check_finite, set(plan.updated)
 
-        def run(donated: tuple, kept: tuple, key: Any) -> tuple[tuple, tuple]:
+        def run(donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
             return self._trace(donated, kept, key)
 
         run.__name__ = run.__qualname__ = name  # XLA's name of the module: profiles tell programs apart by it
         self.call = placement.compiled(at, run)
 
-    def _trace(self, donated: tuple, kept: tuple, key: Any) -> tuple[tuple, tuple]:
+    def _trace(self, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         env = dict(zip(self.donated, donated)) | {n: v for n, v in zip(self.kept, kept) if v is not None}
         entered = {id(v) for v in jax.tree.leaves(env)}
-        watch: list | None = [] if self._check else None
+        watch: list[Any] | None = [] if self._check else None
         self._placement.lower(self._at, env, key, watch)
         gives = []
         for name in self.gives:
@@ -163,7 +163,7 @@ class Repeat:
         return state.run(self._call, self._segment, feed, None)
 
 
-def _refuse_infinite(segment: CompiledSegment, flags: tuple) -> None:
+def _refuse_infinite(segment: CompiledSegment, flags: tuple[Any, ...]) -> None:
     for (op, name), finite in zip(segment.watched, jax.device_get(flags)):
         if not finite:
             raise errors.OpError(f"FLAGS_check_nan_inf: operator {op.type} gave a value that is not finite: {name}"

@@ -35,13 +35,13 @@ class StepState:
         self._tensors = [tensor for _, tensor in self.reads]
         self.seen: list[Any] = [_ABSENT] * len(self.reads)  # their values as the last step left them
         self.writes: dict[str, LoDTensor] = {}
-        self._wiring: tuple[list, list, list, list] | None = None
+        self._wiring: tuple[list[Any], list[Any], list[Any], list[Any]] | None = None
 
     def stale(self) -> bool:
         scope = self.scope()
         return bool(self.missing) or scope is None or self.epochs != [s.epoch for s in _chain(scope)]
 
-    def run(self, call: Callable, segment: Any, feeds: Mapping[str, Any], key: Any) -> list[Any]:
+    def run(self, call: Callable[..., Any], segment: Any, feeds: Mapping[str, Any], key: Any) -> list[Any]:
         """Run a plan that is one XLA segment. The same as `read`, call, `write`, with all names looked up before."""
         if self.missing:
             self.read({})
@@ -60,7 +60,7 @@ class StepState:
                     seen[i] = value
         return [gives[i] for i in fetches]
 
-    def _wire(self, segment: Any) -> tuple[list, list, list, list]:
+    def _wire(self, segment: Any) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
         """Positions of what the segment takes, of what it gives, and of the fetches."""
         scope = self.scope()
         assert scope is not None  # the caller holds it

@@ -71,7 +71,7 @@ def total(own: int, fleet: Any) -> int:
     if number == 1:
         return own
     received = _exchange([[b"%d" % own]] * number, fleet.worker_index(), fleet.worker_endpoints(), 1000, decode_number)
-    return own + sum(_only(numbers, i) for i, numbers in received.items())
+    return own + sum(int(n) for n in (_only(numbers, i) for i, numbers in received.items()))
 
 
 def gathered(value: np.ndarray, own: int, endpoints: list[str]) -> np.ndarray:

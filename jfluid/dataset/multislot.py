@@ -8,7 +8,7 @@ import hashlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from llvmlite import ir
@@ -430,7 +430,7 @@ class Parser:
             most = size // self._shortest + 1
             self._scratch = size, (np.empty(size // 2 + 1, np.int64), np.empty((most, len(self.slots)), np.int32),
                                    np.zeros(most + 1, np.int64), np.empty((most, self.tags, 2), np.int64))
-        return self._scratch[1]
+        return cast(tuple[Any, Any, Any, Any], self._scratch[1])
 
     def _bad_line(self, text: Any, line: int, wrong: int, slot: int, place: int) -> BadLine:
         token = re.match(rb"[^ \t\r\n]{0,41}", bytes(text[place:place + 41]))

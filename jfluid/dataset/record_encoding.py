@@ -5,6 +5,7 @@ The counts say where records begin.
 """
 import struct
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -19,9 +20,11 @@ def encode(records: Records) -> bytes:
     """The records as bytes."""
     count, slots = records.counts.shape
     width = 0 if records.tags is None else records.tags.dtype.itemsize
-    parts = [_HEADER.pack(_MAGIC, slots, count, len(records.values), width), np.ascontiguousarray(records.counts, "<i4"),
-             np.ascontiguousarray(records.values, "<i8")]
-    return b"".join(parts if records.tags is None else [*parts, np.ascontiguousarray(records.tags)])
+    parts: list[Any] = [_HEADER.pack(_MAGIC, slots, count, len(records.values), width),
+                        np.ascontiguousarray(records.counts, "<i4"), np.ascontiguousarray(records.values, "<i8")]
+    if records.tags is not None:
+        parts.append(np.ascontiguousarray(records.tags))
+    return b"".join(parts)
 
 
 def decode(data: bytes, slots: Sequence[Slot], tagged: bool) -> Records:

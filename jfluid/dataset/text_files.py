@@ -22,9 +22,9 @@ class Processes:
     """Shell commands that run for a group of threads."""
 
     def __init__(self) -> None:
-        self._running: set[subprocess.Popen] = set()
+        self._running: set[subprocess.Popen[bytes]] = set()
 
-    def start(self, command: str, stdin: Any, *arguments: str) -> subprocess.Popen:
+    def start(self, command: str, stdin: Any, *arguments: str) -> subprocess.Popen[bytes]:
         """Start a command in a session of its own: it and its children can be ended, and Ctrl-C leaves that to us.
 
         The arguments are its $1, $2 ...: no part of the text that the shell reads, whatever they hold.
@@ -34,7 +34,7 @@ class Processes:
         self._running.add(process)
         return process
 
-    def end(self, process: subprocess.Popen) -> None:
+    def end(self, process: subprocess.Popen[bytes]) -> None:
         """End a command, with its children, if it still runs."""
         self._running.discard(process)
         if process.poll() is None:
@@ -47,7 +47,7 @@ class Processes:
             _kill(process)
 
 
-def _kill(process: subprocess.Popen) -> None:
+def _kill(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
@@ -87,7 +87,8 @@ class FileSource:
                 raise errors.DataError(f"{path}: cannot be opened: {error}") from error
         if self.pipe_command.strip() in _PLAIN:
             return raw
-        return stack.enter_context(_piped(self.pipe_command, raw, path, started))
+        piped: BinaryIO = stack.enter_context(_piped(self.pipe_command, raw, path, started))
+        return piped
 
     def _file(self, path: str) -> Any:
         if "://" not in path and not self.filesystem and not path.endswith((".gz", ".bz2", ".xz", ".zst", ".zip")):
@@ -144,7 +145,7 @@ def _whole_lines(stream: Any, path: str) -> Iterator[Any]:
                 raise errors.DataError(f"{path}: a line is longer than {LONGEST_LINE >> 20} MiB")
             buffer = np.concatenate([buffer, np.empty(len(buffer), np.uint8)])
         try:
-            count = stream.readinto(memoryview(buffer)[filled:-1])
+            count = stream.readinto(buffer.data[filled:-1])
         except Exception as error:  # damaged data: each kind of compression has its own
             raise errors.DataError(f"{path}: cannot be read: {error}") from error
         if not count:

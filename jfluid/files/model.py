@@ -149,7 +149,7 @@ def load_inference_model(
             [block.vars[n] for col in sorted(fetches) for n in fetches[col]]]
 
 
-def read_program(path: str | os.PathLike) -> Program:
+def read_program(path: str | os.PathLike[str]) -> Program:
     """The program that a file holds. Raises FileFormatError naming the file."""
     with bounded_reader(path) as reader:
         data = reader.take(reader.remaining, "the program")

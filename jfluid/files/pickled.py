@@ -2,7 +2,7 @@
 import os
 import pickle
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
@@ -27,23 +27,23 @@ class _Global:
 _RECONSTRUCT = _Global("numpy.core.multiarray", "_reconstruct")
 
 
-class _Pickler(pickle._Pickler):  # type: ignore[name-defined]  # the C pickler cannot be told another name
-    dispatch: ClassVar = dict(pickle._Pickler.dispatch)  # type: ignore[attr-defined]
+class _Pickler(pickle._Pickler):  # the C pickler cannot be told another name
+    dispatch: ClassVar[dict[type, Any]] = dict(pickle._Pickler.dispatch)
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, np.ndarray):
-            _, args, state = obj.__reduce__()
+            _, args, state = cast(tuple[Any, ...], obj.__reduce__())
             return _RECONSTRUCT, args, state
         return NotImplemented
 
-    def save_name(self, obj: _Global) -> None:
+    def save_name(self: Any, obj: _Global) -> None:
         self.write(pickle.GLOBAL + f"{obj.module}\n{obj.name}\n".encode())
         self.memoize(obj)
 
     dispatch[_Global] = save_name
 
 
-def save_arrays(path: str | os.PathLike, arrays: Mapping[str, np.ndarray]) -> None:
+def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> None:
     """Write arrays by name to a pickle that Fluid reads. Raises FileFormatError for one of 4 GiB and more."""
     with atomic_write(path) as file:
         try:
@@ -53,7 +53,7 @@ def save_arrays(path: str | os.PathLike, arrays: Mapping[str, np.ndarray]) -> No
                                          "fluid.io.save_persistables") from e
 
 
-def load_arrays(path: str | os.PathLike) -> dict[str, Any]:
+def load_arrays(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The dict that a pickle of arrays holds.
 
     Raises FileFormatError when the file is missing, damaged, no dict by text, holds anything but numbers, texts, containers

@@ -75,7 +75,7 @@ def paths_to_write(folder: str | os.PathLike[str], names: Iterable[str], reserve
 
 
 @contextlib.contextmanager
-def atomic_write(path: str | os.PathLike) -> Iterator[BinaryIO]:
+def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Open `path` for writing; it takes its name only when the context ends without an error.
 
     Folders on the way are made. A file that was there stays as it is until then.
@@ -172,7 +172,8 @@ class BoundedReader:
 
     def number(self, layout: str, what: str) -> int:
         """The next number, in `struct` layout `layout`."""
-        return struct.unpack(layout, self.take(struct.calcsize(layout), what))[0]
+        number: int = struct.unpack(layout, self.take(struct.calcsize(layout), what))[0]
+        return number
 
     def finish(self) -> None:
         """Raise FileFormatError when bytes are left over."""

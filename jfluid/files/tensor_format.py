@@ -26,6 +26,7 @@ from google.protobuf.message import DecodeError
 
 from jfluid.files.storage import BoundedReader, atomic_write, bounded_reader
 from jfluid.ir import framework_pb2 as pb
+from jfluid.ir.codec import number_of
 from jfluid.ir.types import np_dtype, var_type
 
 _MAX_DESC = 1 << 16  # a TensorDesc of 64 KiB has thousands of dimensions
@@ -58,7 +59,7 @@ def write_dense(file: BinaryIO, value: Any) -> None:
 
 
 def _write_head(file: BinaryIO, dtype: np.dtype[Any], shape: Sequence[int]) -> None:
-    desc = pb.VarType.TensorDesc(data_type=int(var_type(dtype)), dims=shape).SerializeToString()
+    desc = pb.VarType.TensorDesc(data_type=number_of(var_type(dtype)), dims=shape).SerializeToString()
     file.write(struct.pack("<Ii", 0, len(desc)) + desc)
 
 
@@ -67,7 +68,7 @@ def _write_elements(file: BinaryIO, value: np.ndarray) -> None:
     file.write(value.reshape(-1).view(np.uint8).data)
 
 
-def save_in_parts(path: str | os.PathLike, dtype: Any, shape: Sequence[int], parts: Iterable[np.ndarray]) -> None:
+def save_in_parts(path: str | os.PathLike[str], dtype: Any, shape: Sequence[int], parts: Iterable[np.ndarray]) -> None:
     """Write a file of one LoDTensor whose rows come in parts, one after the other.
 
     Raises ValueError, and leaves no file, when the parts are not the rows of that shape.
@@ -86,7 +87,7 @@ def save_in_parts(path: str | os.PathLike, dtype: Any, shape: Sequence[int], par
             raise ValueError(f"{os.fspath(path)}: expected {shape[0]} rows, found {rows}")
 
 
-def load_rows(path: str | os.PathLike, name: str, dtype: Any, shape: Sequence[int], first: int, rows: int) -> np.ndarray:
+def load_rows(path: str | os.PathLike[str], name: str, dtype: Any, shape: Sequence[int], first: int, rows: int) -> np.ndarray:
     """`rows` rows from `first` on of the one LoDTensor that a file holds; the others are not read.
 
     Raises FileFormatError, naming file and variable, where the file is truncated or damaged, or holds another tensor.
@@ -198,7 +199,7 @@ def _version(reader: BoundedReader, kind: str) -> None:
         raise reader.refuse(f"unknown version {version} of the {kind}, expected 0: this is no file of Fluid 1.x")
 
 
-def save_tensors(path: str | os.PathLike, tensors: Sequence[Stored]) -> None:
+def save_tensors(path: str | os.PathLike[str], tensors: Sequence[Stored]) -> None:
     """Write one file that holds the tensors in order."""
     with atomic_write(path) as file:
         for tensor in tensors:
@@ -209,7 +210,7 @@ def save_tensors(path: str | os.PathLike, tensors: Sequence[Stored]) -> None:
 
 
 def load_tensors(
-    path: str | os.PathLike, names: Sequence[str], selected_rows: frozenset[str] = frozenset()
+    path: str | os.PathLike[str], names: Sequence[str], selected_rows: frozenset[str] = frozenset()
 ) -> list[Stored]:
     """The tensors of a file that holds exactly those of `names`, in that order.
 

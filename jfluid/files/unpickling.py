@@ -77,7 +77,7 @@ class _PendingDtype:
         if order not in ("<", ">", "=", "|") or state[2:5] != (None, None, None):
             raise Refused("a dtype with fields")
         if order != "|":
-            self.dtype = self.dtype.newbyteorder(order)
+            self.dtype = self.dtype.newbyteorder(order)  # type: ignore[arg-type]  # one of those above
 
 
 class _PendingArray:

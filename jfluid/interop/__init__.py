@@ -89,7 +89,7 @@ def to_jax(program: Program, feeds: Sequence[Variable | str], fetches: Sequence[
     return apply, params
 
 
-def _in_order(names: Sequence[str], values: tuple) -> tuple:
+def _in_order(names: Sequence[str], values: tuple[Any, ...]) -> tuple[Any, ...]:
     """The feeds in the order of `names`, whether they came one by one or in a dict."""
     if len(values) == 1 and isinstance(values[0], Mapping):
         missing, unknown = [n for n in names if n not in values[0]], [n for n in values[0] if n not in names]
@@ -123,7 +123,7 @@ def _copy_state(scope: Scope, cut: Plan) -> Params:
     held = {n: v.get_tensor() for n in cut.state if (v := scope.find_var(n)) is not None and v.get_tensor()._is_initialized()}
     # A gradient that nothing computes counts as zero.
     absent = [n for n in cut.state if n not in held and not n.endswith("@GRAD")]
-    data = [n for n in absent if (v := cut.block.find_var_recursive(n)) is not None and v.is_data]
+    data = [n for n in absent if (var := cut.block.find_var_recursive(n)) is not None and var.is_data]
     if data:
         raise errors.FeedError(f"to_jax: the fetches need {', '.join(data)}, which feeds ({', '.join(cut.feeds)}) lacks")
     if absent:

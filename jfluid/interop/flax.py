@@ -46,7 +46,7 @@ class FluidModule(nnx.Module):
         fetches, state = self._apply(values, *feeds, key=key, with_state=True)
         for name, stat in self.stats.items():
             stat[...] = state[name]
-        return fetches
+        return list(fetches)
 
 
 def to_scope(module: FluidModule, scope: Scope) -> None:

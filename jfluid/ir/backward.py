@@ -1,6 +1,6 @@
 """Gradients as operators: `append_backward` and `gradients`."""
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from jfluid import errors
 from jfluid.ir import recompute, schema, unique_name
@@ -11,7 +11,7 @@ from jfluid.ir.variable import EMPTY_NAME, GRAD_SUFFIX, Parameter, Variable, gra
 
 __all__ = ["append_backward", "gradients"]
 
-Callback = Callable[[Block, dict[str, str]], Any]
+Callback = Callable[..., Any]  # called as callback(block=..., context=...)
 
 
 def append_backward(loss: Variable, parameter_list: Sequence[Parameter | str] | None = None,
@@ -259,7 +259,7 @@ class _Builder:
                 self.done[name] = grads[0]
 
 
-def _as_list(value: Any) -> list:
+def _as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
@@ -272,7 +272,7 @@ def _parameters(block: Block, parameter_list: Sequence[Parameter | str] | None) 
         var = block.find_var_recursive(name)
         if var is None:
             raise errors.ProgramError(f"append_backward: no parameter {name}" + errors.close_to(name, block.vars))
-        found.append(var)
+        found.append(cast(Parameter, var))  # or any other variable whose gradient is wanted
     return found
 
 

@@ -1,7 +1,7 @@
 """Blocks: a list of operators and the variables they name."""
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from jfluid import errors
 from jfluid.ir import codec, schema
@@ -79,7 +79,7 @@ class Block:
                     f"parameter {param.name} exists with shape {list(known.shape)} and dtype {known.dtype.name}; "
                     f"it cannot be shared with shape {list(param.shape)} and dtype {param.dtype.name}")
             if initializer is not None and any(param.name in op.output_arg_names for op in block.ops):
-                return known
+                return cast(Parameter, known)  # a plain variable in a startup program that was read from a file
         block.vars[param.name] = param
         if initializer is not None:
             initializer(param, block)

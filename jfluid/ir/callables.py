@@ -5,21 +5,22 @@ built it.
 """
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from jfluid import errors
 
-_functions: list[Callable] = []
+_functions: list[Callable[..., Any]] = []
 _lock = threading.Lock()
 
 
-def register(function: Callable) -> int:
+def register(function: Callable[..., Any]) -> int:
     """Keep `function` for the life of the process; returns the number that programs know it by."""
     with _lock:
         _functions.append(function)
         return len(_functions) - 1
 
 
-def find(number: int) -> Callable:
+def find(number: int) -> Callable[..., Any]:
     """Function `number`. Raises OpError when this process registered no such function."""
     if not 0 <= number < len(_functions):
         raise errors.OpError(f"no Python function has the number {number} in this process; build the program here, "

@@ -5,7 +5,7 @@ release that the file names. Reading needs no definitions of operators; running 
 """
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 from google.protobuf import text_format
 from google.protobuf.message import DecodeError, EncodeError, Message
@@ -90,19 +90,24 @@ def variable_message(var: VariableRecord) -> pb.VarDesc:
     if var.opaque_type:
         desc.type.ParseFromString(var.opaque_type)
         return desc
-    desc.type.type = int(var.type)
+    desc.type.type = number_of(var.type)
     tensor = _tensor_of(desc.type)
     if tensor is not None and var.shape is not None and var.dtype is not None:
-        tensor.data_type = int(var.dtype)
+        tensor.data_type = number_of(var.dtype)
         tensor.dims.extend(var.shape)
         if var.lod_level and var.type != VarType.SELECTED_ROWS:
             getattr(desc.type, _HOLDERS[var.type]).lod_level = var.lod_level
     return desc
 
 
+def number_of(kind: VarType) -> pb.VarType.Type:
+    """`kind` as messages hold it: for protobuf's types a kind of its own, in truth a number."""
+    return cast(pb.VarType.Type, int(kind))
+
+
 def _tensor_of(desc: pb.VarType) -> pb.VarType.TensorDesc | None:
     """Where the description of this kind of variable has its element type and shape."""
-    holder = _HOLDERS.get(desc.type)
+    holder = _HOLDERS.get(cast(VarType, desc.type))
     if holder is None:
         return None
     return desc.selected_rows if holder == "selected_rows" else getattr(desc, holder).tensor
@@ -236,7 +241,7 @@ class ProgramFile:
         self._lent = before - self._left
         message = kind.FromString(bytes(data))
         if not message.IsInitialized():
-            raise DecodeError(f"fields are missing: {', '.join(message.FindInitializationErrors()[:4])}")
+            raise DecodeError(f"fields are missing: {', '.join(message.FindInitializationErrors()[:4])}")  # type: ignore[attr-defined]
         return message
 
     def _count(self, data: memoryview, kind: Any) -> None:
@@ -301,7 +306,7 @@ class ProgramFile:
                 raise errors.FileFormatError(f"variable {name} has an impossible shape, {list(tensor.dims)[:8]}")
         shape = dtype = None
         level = 0
-        if tensor is not None and desc.type.HasField(_HOLDERS[kind]):  # type: ignore[arg-type]
+        if tensor is not None and desc.type.HasField(_HOLDERS[kind]):
             shape, dtype = tuple(tensor.dims), VarType(tensor.data_type)
             level = max(desc.type.lod_tensor.lod_level, desc.type.tensor_array.lod_level)
         opaque = desc.type.SerializeToString() if kind in _OPAQUE else b""

@@ -2,6 +2,7 @@
 import os
 import sys
 from collections.abc import Iterable, Mapping
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from jfluid import errors
@@ -35,7 +36,8 @@ _MAX_FRAMES = 4
 
 def _user_frames() -> tuple[str, ...]:
     """The innermost frames outside this package, as traceback lines, the innermost last."""
-    frame, lines = sys._getframe(2), []
+    frame: FrameType | None = sys._getframe(2)
+    lines: list[str] = []
     while frame is not None and len(lines) < _MAX_FRAMES:
         code = frame.f_code
         if not code.co_filename.startswith(_PACKAGE) and not code.co_filename.startswith("<frozen"):

@@ -188,9 +188,9 @@ class Program:
                         copy.attrs[name] = type(value)(twin.blocks[b.idx] for b in value)
                 new.ops.append(copy)
                 for name in copy.output_arg_names:
-                    var = new.find_var_recursive(name)
-                    if var is not None:
-                        var.op = copy
+                    written = new.find_var_recursive(name)
+                    if written is not None:
+                        written.op = copy
         twin.current_block_idx = 0
         twin._touch()
         return twin
@@ -326,7 +326,7 @@ def _named(value: Any) -> Any:
 class _NameScopes:
     """The stack of `name_scope` prefixes, with a number behind the second use of a prefix."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.path = "/"
         self._uses: dict[str, int] = {}
 

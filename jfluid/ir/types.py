@@ -3,6 +3,7 @@
 The numbers are those of Fluid's `VarType.Type` and travel in saved programs.
 """
 import enum
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -38,7 +39,7 @@ class VarType(enum.IntEnum):
         return f"VarType.{self.name}"
 
 
-_NUMPY = {
+_NUMPY: dict[VarType, np.dtype[Any]] = {
     VarType.BOOL: np.dtype(np.bool_),
     VarType.INT16: np.dtype(np.int16),
     VarType.INT32: np.dtype(np.int32),
@@ -55,7 +56,7 @@ ELEMENTS = tuple(_NUMPY.values())  # what tensors hold
 _FLUID = {dtype: kind for kind, dtype in _NUMPY.items()}
 
 
-def np_dtype(dtype) -> np.dtype:
+def np_dtype(dtype: Any) -> np.dtype[Any]:
     """The NumPy dtype of `dtype`: a `VarType`, its number, a NumPy dtype or its name.
 
     Raises TypeError for a kind that holds no elements.
@@ -67,10 +68,11 @@ def np_dtype(dtype) -> np.dtype:
             raise TypeError(f"VarType {dtype!r} is not an element type") from None
     if isinstance(dtype, str) and dtype in ("bfloat16", "bf16"):
         return _NUMPY[VarType.BF16]
-    return np.dtype(dtype)
+    found: np.dtype[Any] = np.dtype(dtype)
+    return found
 
 
-def var_type(dtype) -> VarType:
+def var_type(dtype: Any) -> VarType:
     """The `VarType` of an element type given as NumPy dtype, name or number.
 
     Raises TypeError for a dtype that Fluid has no number for.
@@ -84,6 +86,6 @@ def var_type(dtype) -> VarType:
                         + ", ".join(str(d) for d in _NUMPY.values())) from None
 
 
-def is_float(dtype) -> bool:
+def is_float(dtype: Any) -> bool:
     """Whether the element type can carry a gradient."""
     return var_type(dtype) in (VarType.FP16, VarType.FP32, VarType.FP64, VarType.BF16)

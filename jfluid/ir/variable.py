@@ -1,5 +1,7 @@
 """Variables: what a program's operators read and write."""
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
 
 from jfluid.errors import UnsupportedError
 from jfluid.ir import codec, unique_name
@@ -8,6 +10,7 @@ from jfluid.ir.types import VarType, np_dtype, var_type
 
 if TYPE_CHECKING:
     from jfluid.ir.block import Block
+    from jfluid.ir.operator import Operator
 
 GRAD_SUFFIX = "@GRAD"
 EMPTY_NAME = "@EMPTY@"
@@ -57,7 +60,7 @@ class Variable:
         self.need_check_feed = need_check_feed
         self.belong_to_optimizer = belong_to_optimizer
         self.opaque_type = b""  # the file's description of a reader or tuple, kept as read
-        self.op = None  # the operator that writes it last, once there is one
+        self.op: Operator | None = None  # the operator that writes it last, once there is one
         if initializer is not None:
             initializer(self, block)
 
@@ -92,7 +95,7 @@ class Variable:
         return grad_name(self.name)
 
     @property
-    def np_dtype(self):
+    def np_dtype(self) -> np.dtype[Any]:
         """The NumPy dtype of the elements."""
         return np_dtype(self.dtype)
 
@@ -135,31 +138,31 @@ class Variable:
         var.opaque_type = record.opaque_type
         return var
 
-    def _dygraph_only(self, what: str):
+    def _dygraph_only(self, what: str) -> NoReturn:
         raise UnsupportedError(f"Variable.{what} is part of Fluid's dygraph mode, which this release does not have. "
                                "Run the program with Executor.run and fetch the value.")
 
-    def backward(self, backward_strategy: Any = None):
+    def backward(self, backward_strategy: Any = None) -> NoReturn:
         """Dygraph only: raises UnsupportedError. Use `fluid.backward.append_backward`."""
         self._dygraph_only("backward")
 
-    def gradient(self):
+    def gradient(self) -> NoReturn:
         """Dygraph only: raises UnsupportedError. Fetch `var.grad_name`."""
         self._dygraph_only("gradient")
 
-    def clear_gradient(self):
+    def clear_gradient(self) -> NoReturn:
         """Dygraph only: raises UnsupportedError."""
         self._dygraph_only("clear_gradient")
 
-    def detach(self):
+    def detach(self) -> NoReturn:
         """Dygraph only: raises UnsupportedError. Set `stop_gradient` on the output of `layers.assign`."""
         self._dygraph_only("detach")
 
-    def numpy(self):
+    def numpy(self) -> NoReturn:
         """Dygraph only: raises UnsupportedError. Fetch the variable."""
         self._dygraph_only("numpy")
 
-    def set_value(self, value: Any):
+    def set_value(self, value: Any) -> NoReturn:
         """Dygraph only: raises UnsupportedError. Use `scope.find_var(name).get_tensor().set(...)`."""
         self._dygraph_only("set_value")
 
@@ -183,6 +186,8 @@ class Variable:
         def __rmod__(self, other: Any) -> "Variable": ...
         def __pow__(self, other: Any) -> "Variable": ...
         def __rpow__(self, other: Any) -> "Variable": ...
+        def __eq__(self, other: Any) -> "Variable": ...  # type: ignore[override]
+        def __ne__(self, other: Any) -> "Variable": ...  # type: ignore[override]
         def __lt__(self, other: Any) -> "Variable": ...
         def __le__(self, other: Any) -> "Variable": ...
         def __gt__(self, other: Any) -> "Variable": ...
@@ -207,7 +212,7 @@ class Parameter(Variable):
     _DETAILS = (*Variable._DETAILS, "trainable", "optimize_attr", "regularizer", "do_model_average")
 
     def __init__(self, block: "Block", shape: Any, dtype: Any, type: VarType = VarType.LOD_TENSOR,
-                 trainable: bool = True, optimize_attr: dict | None = None, regularizer: Any = None,
+                 trainable: bool = True, optimize_attr: dict[str, Any] | None = None, regularizer: Any = None,
                  gradient_clip_attr: Any = None, do_model_average: bool | None = None, is_distributed: bool = False,
                  entry: Any = None, max_rows: int | None = None, max_bytes: int | None = None, **kwargs: Any):
         if not shape or any(int(d) < 1 for d in shape):

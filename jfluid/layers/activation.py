@@ -1,5 +1,6 @@
 """Functions of one tensor, element by element: activations and others."""
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ __all__ = ["abs", "acos", "asin", "atan", "brelu", "ceil", "cos", "elu", "erf", 
            "tanh_shrink", "thresholded_relu"]
 
 
-def _function(op_type: str, formula: str, kinds: tuple = FLOATS) -> Callable[..., Variable]:
+def _function(op_type: str, formula: str, kinds: tuple[Any, ...] = FLOATS) -> Callable[..., Variable]:
     def layer(x: Variable, name: str | None = None) -> Variable:
         return emit(op_type, {"X": hold(x, kinds, op_type, "x")}, name=name)
 
@@ -242,7 +243,7 @@ def log_softmax(input: Variable, axis: int | None = None, dtype: str | None = No
         dtype: the input is cast to it first.
     """
     helper = LayerHelper("log_softmax", name=name)
-    x = hold(input, FLOATS, "log_softmax", "input")
+    x: Variable = hold(input, FLOATS, "log_softmax", "input")
     steps = [("softmax", {"axis": -1 if axis is None else axis}), ("log", {})]
     if dtype is not None:
         kinds = {"in_dtype": int(x.dtype), "out_dtype": int(var_type(dtype))}

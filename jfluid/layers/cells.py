@@ -20,8 +20,8 @@ __all__ = ["GRUCell", "LSTMCell", "RNNCell", "rnn"]
 class RNNCell:
     """A step of a recurrent network: `call(inputs, states) -> (outputs, new states)`. Subclasses say `state_shape`."""
 
-    def call(self, inputs: Any, states: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """One step. Raises NotImplementedError here."""
+    def call(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        """One step, of (inputs, states) and what else the cell takes. Raises NotImplementedError here."""
         raise NotImplementedError(f"{type(self).__name__} must define call(inputs, states)")
 
     def __call__(self, inputs: Any, states: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -73,10 +73,10 @@ class _Unit:
     def __init__(self, name: str, param_attr: Any, bias_attr: Any, dtype: Any):
         self.helper = LayerHelper(name, param_attr=param_attr, bias_attr=bias_attr)
         self.dtype = dtype
-        self.made: list[Variable] = []
+        self.made: list[Any] = []
 
-    def weights(self, shapes: Sequence[tuple[Sequence[int], bool]]) -> list[Variable]:
-        """Parameters of the (shape, whether it is a bias)."""
+    def weights(self, shapes: Sequence[tuple[Sequence[int], bool]]) -> list[Any]:
+        """Parameters of the (shape, whether it is a bias); None for a bias where bias_attr is False."""
         if not self.made:
             for shape, is_bias in shapes:
                 attr = self.helper.bias_attr if is_bias else self.helper.param_attr
@@ -233,7 +233,7 @@ def _shape_differs(a: Any, b: Any) -> bool:
     return len(_flat(a)) != len(_flat(b))
 
 
-def _packed(like: Any, values: list) -> Any:
+def _packed(like: Any, values: list[Any]) -> Any:
     """The values in the structure of `like`."""
     rest = iter(values)
     return _map(lambda _: next(rest), like)

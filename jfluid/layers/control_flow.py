@@ -84,7 +84,7 @@ class _WhileBlock(Inside):
                                {"sub_block": self.inside, "is_test": self.loop.is_test})
 
 
-def _flat(value: Any) -> list:
+def _flat(value: Any) -> list[Any]:
     if isinstance(value, Mapping):
         return [x for k in sorted(value) for x in _flat(value[k])]
     if isinstance(value, (list, tuple)):
@@ -92,15 +92,16 @@ def _flat(value: Any) -> list:
     return [value]
 
 
-def _map(function: Callable, *values: Any) -> Any:
+def _map(function: Callable[..., Any], *values: Any) -> Any:
     """`function` on the leaves of nested lists, tuples and dicts of one structure."""
-    first = values[0]
+    first: Any = values[0]
+    kind: Any = type(first)
     if isinstance(first, Mapping):
-        return type(first)((k, _map(function, *(v[k] for v in values))) for k in first)
+        return kind((k, _map(function, *(v[k] for v in values))) for k in first)
     if isinstance(first, tuple) and hasattr(first, "_fields"):
-        return type(first)(*(_map(function, *parts) for parts in zip(*values)))
+        return kind(*(_map(function, *parts) for parts in zip(*values)))
     if isinstance(first, (list, tuple)):
-        return type(first)(_map(function, *parts) for parts in zip(*values))
+        return kind(_map(function, *parts) for parts in zip(*values))
     return function(*values)
 
 
@@ -113,7 +114,7 @@ def _shape_of(value: Any) -> Any:
     return None
 
 
-def while_loop(cond: Callable, body: Callable, loop_vars: Sequence[Any], is_test: bool = False,
+def while_loop(cond: Callable[..., Any], body: Callable[..., Any], loop_vars: Sequence[Any], is_test: bool = False,
                name: str | None = None) -> Sequence[Any]:
     """A loop in functional form: while cond(*vars): vars = body(*vars).
 
@@ -158,7 +159,8 @@ def _to_outside(value: Any) -> Any:
     return assign(value, out)
 
 
-def cond(pred: Variable, true_fn: Callable | None = None, false_fn: Callable | None = None, name: str | None = None) -> Any:
+def cond(pred: Variable, true_fn: Callable[..., Any] | None = None, false_fn: Callable[..., Any] | None = None,
+         name: str | None = None) -> Any:
     """The result of `true_fn()` where `pred` holds, else of `false_fn()`; only that one is run.
 
     Args:
@@ -191,7 +193,7 @@ def cond(pred: Variable, true_fn: Callable | None = None, false_fn: Callable | N
     return _map(lambda f, t: emit("select_input", {"X": [f, t], "Mask": mask}), false, true)
 
 
-def case(pred_fn_pairs: Sequence[tuple[Variable, Callable]], default: Callable | None = None,
+def case(pred_fn_pairs: Sequence[tuple[Variable, Callable[..., Any]]], default: Callable[..., Any] | None = None,
          name: str | None = None) -> Any:
     """The result of the first function whose condition holds, else of `default` (by default the last function).
 
@@ -217,11 +219,12 @@ def case(pred_fn_pairs: Sequence[tuple[Variable, Callable]], default: Callable |
     return final()
 
 
-def _branch(pred: Variable, function: Callable, otherwise: Callable) -> Callable:
+def _branch(pred: Variable, function: Callable[..., Any], otherwise: Callable[..., Any]) -> Callable[[], Any]:
     return lambda: cond(pred, function, otherwise)
 
 
-def switch_case(branch_index: Variable, branch_fns: Any, default: Callable | None = None, name: str | None = None) -> Any:
+def switch_case(branch_index: Variable, branch_fns: Any, default: Callable[..., Any] | None = None,
+                name: str | None = None) -> Any:
     """The result of the function that `branch_index` names, else of `default` (by default the function of the largest index).
 
     Args:

@@ -53,7 +53,7 @@ def crf_decoding(input: Variable, param_attr: Any, label: Variable | None = None
 
 def chunk_eval(input: Variable, label: Variable, chunk_scheme: str, num_chunk_types: int,
                excluded_chunk_types: Sequence[int] | None = None,
-               seq_length: Variable | None = None) -> tuple[Variable, ...]:
+               seq_length: Variable | None = None) -> tuple[Variable, Variable, Variable, Variable, Variable, Variable]:
     """Precision, recall, F1 (float32 [1]) and the numbers of inferred, labelled and right chunks (int64 [1]).
 
     Args:

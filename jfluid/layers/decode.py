@@ -51,8 +51,8 @@ class BeamSearchDecoder(Decoder):
     OutputWrapper = namedtuple("OutputWrapper", ("scores", "predicted_ids", "parent_ids"))
     StateWrapper = namedtuple("StateWrapper", ("cell_states", "log_probs", "finished", "lengths"))
 
-    def __init__(self, cell: Any, start_token: int, end_token: int, beam_size: int, embedding_fn: Callable | None = None,
-                 output_fn: Callable | None = None):
+    def __init__(self, cell: Any, start_token: int, end_token: int, beam_size: int,
+                 embedding_fn: Callable[..., Any] | None = None, output_fn: Callable[..., Any] | None = None):
         self.cell, self.embedding_fn, self.output_fn = cell, embedding_fn, output_fn
         self.start_token, self.end_token, self.beam_size = start_token, end_token, beam_size
 

@@ -1,7 +1,8 @@
 """Probability distributions built from operators."""
+import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -16,8 +17,7 @@ from jfluid.layers.tensor import assign, cast, diag, ones, shape, zeros_like
 __all__ = ["Categorical", "MultivariateNormalDiag", "Normal", "Uniform"]
 
 Values = float | Sequence[float] | np.ndarray | Variable
-_add, _sub, _mul, _div = (lambda x, y, o=o: arithmetic.binary(f"elementwise_{o}", x, y)
-                          for o in ("add", "sub", "mul", "div"))
+_add, _sub, _mul, _div = (functools.partial(arithmetic.binary, f"elementwise_{o}") for o in ("add", "sub", "mul", "div"))
 
 
 def _log(x: Variable) -> Variable:
@@ -32,34 +32,36 @@ def _reduced(op_type: str, x: Variable) -> Variable:
 class Distribution:
     """Base of the distributions; a method that a distribution does not offer raises NotImplementedError."""
 
-    def _missing(self, what: str) -> Any:
+    def _missing(self, what: str) -> NoReturn:
         raise NotImplementedError(f"{type(self).__name__} has no {what}")
 
-    def sample(self) -> Variable:
+    def sample(self, *args: Any, **kwargs: Any) -> Variable:
         """Random values."""
-        return self._missing("sample")
+        self._missing("sample")
 
     def entropy(self) -> Variable:
         """The entropy in nats."""
-        return self._missing("entropy")
+        self._missing("entropy")
 
-    def kl_divergence(self, other: "Distribution") -> Variable:
-        """The Kullback-Leibler divergence from this distribution to `other`, in nats."""
-        return self._missing("kl_divergence")
+    def kl_divergence(self, other: Any) -> Variable:
+        """The Kullback-Leibler divergence from this distribution to `other`, one of the same class, in nats."""
+        self._missing("kl_divergence")
 
     def log_prob(self, value: Variable) -> Variable:
         """The logarithm of the density at `value`."""
-        return self._missing("log_prob")
+        self._missing("log_prob")
 
 
 def _parameters(what: str, *values: Values) -> tuple[list[Variable], bool]:
     """The parameters as Variables, and whether all were plain numbers. Variables and numbers do not mix."""
-    if all(isinstance(v, Variable) for v in values):
-        return list(values), False
-    if any(isinstance(v, Variable) for v in values):
+    variables = [v for v in values if isinstance(v, Variable)]
+    if len(variables) == len(values):
+        return variables, False
+    if variables:
         raise errors.AttributeTypeError(f"{what}: expected all parameters to be Variables, or none of them")
-    arrays = np.broadcast_arrays(*(np.asarray(v, np.float32) for v in values))
-    return [assign(np.array(a.reshape(-1) if a.ndim == 0 else a)) for a in arrays], all(np.ndim(v) == 0 for v in values)
+    given = [np.asarray(v, np.float32) for v in values]
+    arrays = np.broadcast_arrays(*given)
+    return [assign(np.array(a.reshape(-1) if a.ndim == 0 else a)) for a in arrays], all(v.ndim == 0 for v in given)
 
 
 class _TwoParameters(Distribution):
@@ -68,7 +70,7 @@ class _TwoParameters(Distribution):
     def __init__(self, first: Values, second: Values):
         (self._first, self._second), self._plain = _parameters(type(self).__name__, first, second)
 
-    def _standard(self, size: list, seed: int) -> Variable:
+    def _standard(self, size: list[Any], seed: int) -> Variable:
         raise NotImplementedError
 
     def sample(self, shape: Sequence[int], seed: int = 0) -> Variable:
@@ -105,7 +107,7 @@ class Uniform(_TwoParameters):
         super().__init__(low, high)
         self.low, self.high = self._first, self._second
 
-    def _standard(self, size: list, seed: int) -> Variable:
+    def _standard(self, size: list[Any], seed: int) -> Variable:
         return uniform_random(size, self.low.dtype, 0.0, 1.0, seed)
 
     def _placed(self, drawn: Variable) -> Variable:
@@ -138,7 +140,7 @@ class Normal(_TwoParameters):
         super().__init__(loc, scale)
         self.loc, self.scale = self._first, self._second
 
-    def _standard(self, size: list, seed: int) -> Variable:
+    def _standard(self, size: list[Any], seed: int) -> Variable:
         return gaussian_random(size, 0.0, 1.0, seed, self.loc.dtype)
 
     def _placed(self, drawn: Variable) -> Variable:

@@ -58,6 +58,10 @@ class DynamicRNN:
             raise errors.ProgramError(f"DynamicRNN.{method}: call step_input first; it tells the lengths of the sequences")
         return self.lod_rank_table
 
+    def _step(self) -> Variable:
+        assert self.step_idx is not None  # `block` makes it
+        return self.step_idx
+
     def _parent(self) -> Block:
         block = self.helper.main_program.current_block().parent
         assert block is not None  # the step's block is inside another
@@ -86,7 +90,7 @@ class DynamicRNN:
         array = self._outside("dynamic_rnn_input_array", x.dtype, VarType.LOD_TENSOR_ARRAY)
         self.input_array.append(array)
         parent.append_op("lod_tensor_to_array", {"X": x, "RankTable": self.lod_rank_table}, {"Out": array})
-        return array_read(array, self.step_idx)
+        return array_read(array, self._step())
 
     def static_input(self, x: Variable) -> Variable:
         """`x` as a whole in each step: for sequence i of the step inputs the row (or sequence) i of `x`."""
@@ -96,7 +100,7 @@ class DynamicRNN:
         table = self._table("static_input")
         moved = self._outside("dynamic_rnn_static_input_reordered", x.dtype)
         self._parent().append_op("reorder_lod_tensor_by_rank", {"X": [x], "RankTable": [table]}, {"Out": [moved]})
-        return shrink_memory(moved, self.step_idx, table)
+        return shrink_memory(moved, self._step(), table)
 
     @contextlib.contextmanager
     def block(self) -> Iterator[None]:
@@ -154,7 +158,7 @@ class DynamicRNN:
             init = moved
         array = self._outside("dynamic_rnn_mem_array", init.dtype, VarType.LOD_TENSOR_ARRAY)
         parent.append_op("write_to_array", {"X": init, "I": self.zero_idx}, {"Out": array})
-        state = shrink_memory(array_read(array, self.step_idx), self.step_idx, table)
+        state = shrink_memory(array_read(array, self._step()), self._step(), table)
         self.mem_dict[state.name] = array
         return state
 
@@ -174,5 +178,5 @@ class DynamicRNN:
         for each in outputs:
             name = "_".join([self.helper.name, "output_array", each.name])
             array = self._parent().create_var(name=unique_name.generate(name), type=VarType.LOD_TENSOR_ARRAY, dtype=each.dtype)
-            array_write(each, i=self.step_idx, array=array)
+            array_write(each, i=self._step(), array=array)
             self.output_array.append(array)

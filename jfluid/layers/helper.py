@@ -1,22 +1,58 @@
 """What every layer needs: naming, parameters, appending operators, bias and activation."""
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack, overload
 
 from jfluid import errors
 from jfluid.initializer import Constant, Xavier
 from jfluid.ir import unique_name
+from jfluid.ir.block import Block
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program, default_main_program, default_startup_program
 from jfluid.ir.types import VarType, is_float
-from jfluid.ir.variable import Parameter, Variable
+from jfluid.ir.variable import Variable
 from jfluid.layers.weight_norm import create_weight_normalized
 from jfluid.param_attr import ParamAttr, WeightNormParamAttr
 
 
+class EmitOptions(TypedDict, total=False):
+    """Keyword arguments of `emit`."""
+
+    layer: str | None
+    name: str | None
+    act: str | Mapping[str, Any] | None
+    stop_gradient: bool
+
+
+@overload
 def emit(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any] | None = None, *,
-         outs: Sequence[str] | Mapping[str, int] = ("Out",), layer: str | None = None, name: str | None = None,
-         act: str | Mapping | None = None, stop_gradient: bool = False) -> Any:
+         outs: tuple[str] = ("Out",), **options: Unpack[EmitOptions]) -> Variable: ...
+
+
+@overload
+def emit(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any] | None = None, *,
+         outs: tuple[str, str], **options: Unpack[EmitOptions]) -> tuple[Variable, Variable]: ...
+
+
+@overload
+def emit(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any] | None = None, *,
+         outs: tuple[str, str, str], **options: Unpack[EmitOptions]) -> tuple[Variable, Variable, Variable]: ...
+
+
+@overload
+def emit(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any] | None = None, *,
+         outs: tuple[str, str, str, str, str, str], **options: Unpack[EmitOptions]
+         ) -> tuple[Variable, Variable, Variable, Variable, Variable, Variable]: ...
+
+
+@overload
+def emit(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any] | None = None, *,
+         outs: Mapping[str, int], **options: Unpack[EmitOptions]) -> list[Variable]: ...
+
+
+def emit(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any] | None = None, *,
+         outs: tuple[str, ...] | Mapping[str, int] = ("Out",), layer: str | None = None, name: str | None = None,
+         act: str | Mapping[str, Any] | None = None, stop_gradient: bool = False) -> Any:
     """Append one operator and return the variables it writes.
 
     Args:
@@ -43,7 +79,10 @@ def emit(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any] | Non
     if stop_gradient:
         for name_ in op.output_arg_names:
             helper.block.var_recursive(name_).stop_gradient = True
-    results = [made[s] if isinstance(outs, Mapping) else made[s][0] for s in outs]
+    if isinstance(outs, Mapping):
+        results: list[Any] = list(made.values())
+    else:
+        results = [variables[0] for variables in made.values()]
     if len(results) == 1:
         return helper.append_activation(results[0]) if act else results[0]
     return tuple(results)
@@ -76,7 +115,7 @@ class LayerHelper:
         return default_startup_program()
 
     @property
-    def block(self) -> Any:
+    def block(self) -> Block:
         return self.main_program.current_block()
 
     def append_op(self, *args: Any, **kwargs: Any) -> Operator:
@@ -125,7 +164,7 @@ class LayerHelper:
 
     def create_parameter(self, attr: Any, shape: Sequence[int], dtype: Any = None, is_bias: bool = False,
                          default_initializer: Any = None, stop_gradient: bool = False,
-                         type: VarType = VarType.LOD_TENSOR) -> Parameter | None:
+                         type: VarType = VarType.LOD_TENSOR) -> Variable | None:
         """A parameter in both programs, initialised in the startup program; None where `attr` is False."""
         if attr is False:
             return None
@@ -205,7 +244,9 @@ class LayerHelper:
 
     def to_variable(self, value: Any) -> Variable:
         """`value` itself. Raises TypeError when it is not a Variable."""
-        check_variable(value, self.layer_type, "input")
+        if not isinstance(value, Variable):
+            raise TypeError(f"layers.{self.layer_type}, input: expected a Variable, found {type(value).__name__} "
+                            f"({value!r:.60})")
         return value
 
     def is_instance(self, param_name: str, cls: Any) -> None:

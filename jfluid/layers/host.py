@@ -1,5 +1,6 @@
 """Layers that run Python between compiled parts of the program. Each one costs a cut and two copies a step."""
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from jfluid import errors
 from jfluid.ir import callables
@@ -39,7 +40,7 @@ def Print(input: Variable, first_n: int = -1, message: str | None = None, summar
     return out
 
 
-def py_func(func: Callable, x: Variables, out: Variables, backward_func: Callable | None = None,
+def py_func(func: Callable[..., Any], x: Variables, out: Variables, backward_func: Callable[..., Any] | None = None,
             skip_vars_in_backward_input: Variables = None) -> Variables:
     """Call `func` on the values of `x` when the program runs; what it returns are the values of `out`.
 
@@ -76,6 +77,6 @@ def py_func(func: Callable, x: Variables, out: Variables, backward_func: Callabl
 
 
 def _variables(value: Variables) -> list[Variable]:
-    found = [] if value is None else list(value) if isinstance(value, (list, tuple)) else [value]
+    found: list[Any] = [] if value is None else list(value) if isinstance(value, (list, tuple)) else [value]
     check_variable(found, "py_func", "x, out or skip_vars_in_backward_input")
     return found

@@ -159,14 +159,11 @@ def nonzero(input: Variable, as_tuple: bool = False) -> Variable | tuple[Variabl
     return tuple(slice(found, [1], [i], [i + 1]) for i, _ in enumerate(input.shape))
 
 
-def _counted(op_type: str, x: Variable, dtype: Any, outs: tuple[str, ...]) -> tuple[Variable, ...]:
+def _index_type(op_type: str, dtype: Any) -> VarType:
     kind = var_type(dtype)
     if kind not in (VarType.INT32, VarType.INT64):
         raise errors.AttributeTypeError(f"{op_type}: expected dtype to be int32 or int64, found {dtype!r}")
-    made = emit(op_type, {"X": x}, {"dtype": int(kind)}, outs=outs)
-    for var, shape, type_ in zip(made, ((-1,), x.shape, (-1,)), (x.dtype, kind, kind), strict=False):
-        var.set_shape_dtype(shape, type_)
-    return made
+    return kind
 
 
 def unique(x: Variable, dtype: Any = "int32") -> tuple[Variable, Variable]:
@@ -174,12 +171,21 @@ def unique(x: Variable, dtype: Any = "int32") -> tuple[Variable, Variable]:
 
     The number of values depends on values, so the program is cut here: this runs on the host in NumPy.
     """
-    return _counted("unique", x, dtype, ("Out", "Index"))
+    kind = _index_type("unique", dtype)
+    values, places = emit("unique", {"X": x}, {"dtype": int(kind)}, outs=("Out", "Index"))
+    values.set_shape_dtype((-1,), x.dtype)
+    places.set_shape_dtype(x.shape, kind)
+    return values, places
 
 
 def unique_with_counts(x: Variable, dtype: Any = "int32") -> tuple[Variable, Variable, Variable]:
     """`unique`, and how often each value appears."""
-    return _counted("unique_with_counts", x, dtype, ("Out", "Index", "Count"))
+    kind = _index_type("unique_with_counts", dtype)
+    values, places, counts = emit("unique_with_counts", {"X": x}, {"dtype": int(kind)}, outs=("Out", "Index", "Count"))
+    values.set_shape_dtype((-1,), x.dtype)
+    places.set_shape_dtype(x.shape, kind)
+    counts.set_shape_dtype((-1,), kind)
+    return values, places, counts
 
 
 def shard_index(input: Variable, index_num: int, nshards: int, shard_id: int, ignore_value: int = -1) -> Variable:

@@ -1,4 +1,6 @@
 """Losses. A label that is no class (and not `ignore_index`) makes its loss NaN: a compiled step cannot raise."""
+from typing import Any
+
 from jfluid import errors
 from jfluid.ir.types import VarType
 from jfluid.ir.variable import Variable
@@ -212,7 +214,7 @@ def sigmoid_focal_loss(x: Variable, label: Variable, fg_num: Variable, gamma: fl
     return emit("sigmoid_focal_loss", {"X": x, "Label": label, "FgNum": fg_num}, {"gamma": gamma, "alpha": alpha})
 
 
-def center_loss(input: Variable, label: Variable, num_classes: int, alpha: float | Variable, param_attr,
+def center_loss(input: Variable, label: Variable, num_classes: int, alpha: float | Variable, param_attr: Any,
                 update_center: bool = True) -> Variable:
     """Half the squared distance of each row to the centre of its class: [rows, 1] (Wen et al., 2016).
 

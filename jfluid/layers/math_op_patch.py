@@ -11,8 +11,9 @@ from jfluid.ir.types import VarType, is_float, var_type
 from jfluid.ir.variable import Variable
 
 _OPEN_END = 10_000_000  # Fluid writes this number where a slice has no end
+Scaling = Callable[[float], tuple[float, float]]
 # Arithmetic with a number that one `scale` operator does: operator -> (scale, bias) for x (op) n, for n (op) x.
-_SCALES = {
+_SCALES: dict[str, tuple[Scaling | None, Scaling | None]] = {
     "elementwise_add": (lambda n: (1.0, n), lambda n: (1.0, n)),
     "elementwise_sub": (lambda n: (1.0, -n), lambda n: (-1.0, n)),
     "elementwise_mul": (lambda n: (n, 0.0), lambda n: (n, 0.0)),
@@ -142,7 +143,7 @@ def getitem(x: Variable, index: Any) -> Variable:
     return _cut(x, cuts, dropped) if cuts else x
 
 
-def _entries(x: Variable, index: Any) -> list:
+def _entries(x: Variable, index: Any) -> list[Any]:
     """One position or slice for each leading dimension."""
     entries = list(index) if isinstance(index, tuple) else [index]
     dots = [i for i, e in enumerate(entries) if e is Ellipsis]
@@ -222,6 +223,6 @@ def install() -> None:
         setattr(Variable, f"__r{method}__", _arithmetic(f"elementwise_{op_type}", True))
     for method, op_type in _COMPARISONS.items():
         setattr(Variable, f"__{method}__", _comparison(op_type))
-    Variable.__neg__, Variable.__getitem__, Variable.__iter__ = negate, getitem, iterate
-    Variable.astype = astype
-    Variable.__array_ufunc__ = None  # `np.float32(2) * x` is Variable's business, not NumPy's
+    for method, function in ("__neg__", negate), ("__getitem__", getitem), ("__iter__", iterate), ("astype", astype):
+        setattr(Variable, method, function)
+    setattr(Variable, "__array_ufunc__", None)  # noqa: B010  `np.float32(2) * x` is Variable's business, not NumPy's

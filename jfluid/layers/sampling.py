@@ -56,7 +56,7 @@ def nce(input: Variable, label: Variable, num_total_classes: int, sample_weight:
     return cost / (int(num_neg_samples or 10) + 1)
 
 
-def _distribution(helper: LayerHelper, custom_dist: Any, classes: int) -> dict[str, Variable]:
+def _distribution(helper: LayerHelper, custom_dist: Any, classes: int) -> dict[str, Variable | None]:
     """Persistable variables with the probabilities and Walker's alias table of them, which Fluid's kernel draws by."""
     probabilities = np.asarray(custom_dist if custom_dist is not None else [], np.float64)
     if probabilities.shape != (classes,):
@@ -70,7 +70,7 @@ def _distribution(helper: LayerHelper, custom_dist: Any, classes: int) -> dict[s
         if shares[high] != 1:
             (small if shares[high] < 1 else large).append(high)
     shares[alias < 0] = 1  # what rounding left over
-    found = {}
+    found: dict[str, Variable | None] = {}
     for slot, values in (("CustomDistProbs", probabilities.astype(np.float32)), ("CustomDistAlias", alias),
                          ("CustomDistAliasProbs", shares.astype(np.float32))):
         found[slot] = helper.create_parameter(attr=ParamAttr(), shape=list(values.shape), dtype=values.dtype,

@@ -31,9 +31,9 @@ def reshape(x: Variable, shape: Integers, actual_shape: Variable | None = None, 
     inputs, attrs = integers(shape, "shape", "Shape", "ShapeTensor", "reshape, shape")
     fixed = attrs.get("shape", []) if "ShapeTensor" not in inputs else []
     if list(fixed).count(-1) > 1 or any(d < -1 for d in fixed):
-        raise errors.ShapeError(f"reshape: expected a shape with at most one -1, found {list(shape)}")
+        raise errors.ShapeError(f"reshape: expected a shape with at most one -1, found {list(fixed)}")
     if any(d == 0 and i >= len(x.shape) for i, d in enumerate(fixed)):
-        raise errors.ShapeError(f"reshape: a 0 in shape {list(shape)} has no dimension to copy in {list(x.shape)}")
+        raise errors.ShapeError(f"reshape: a 0 in shape {list(fixed)} has no dimension to copy in {list(x.shape)}")
     if actual_shape is not None and not inputs:
         inputs = {"Shape": actual_shape}
     helper = LayerHelper("reshape2", name=name, act=act)
@@ -202,7 +202,7 @@ def pad2d(input: Variable, paddings: Sequence[int] | Variable = (0, 0, 0, 0), mo
     if data_format not in ("NCHW", "NHWC"):
         raise errors.AttributeTypeError(f"pad2d: expected data_format to be NCHW or NHWC, found {data_format!r}")
     given = isinstance(paddings, Variable)
-    attrs = {"paddings": [] if given else list(paddings), "mode": mode, "pad_value": float(pad_value),
+    attrs = {"paddings": [] if isinstance(paddings, Variable) else list(paddings), "mode": mode, "pad_value": float(pad_value),
              "data_format": data_format}
     return emit("pad2d", {"X": input, "Paddings": paddings if given else None}, attrs, name=name)
 

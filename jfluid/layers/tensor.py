@@ -1,7 +1,7 @@
 """Layers that create tensors: constants, copies, casts, parameters, counters."""
 from collections.abc import Sequence
 from operator import index as as_integer
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from jfluid.ir import unique_name
 from jfluid.ir.program import default_main_program
 from jfluid.ir.types import VarType, is_float, var_type
 from jfluid.ir.variable import Variable
-from jfluid.layers.helper import LayerHelper, emit
+from jfluid.layers.helper import EmitOptions, LayerHelper, emit
 from jfluid.param_attr import ParamAttr
 
 __all__ = ["arange", "argmax", "argmin", "assign", "autoincreased_step_counter", "cast", "concat", "create_global_var",
@@ -47,7 +47,7 @@ def _integer(value: Any, what: str) -> int:
 
 
 def into(out: Variable | None, op_type: str, inputs: dict[str, Any], attrs: dict[str, Any] | None = None,
-         **options: Any) -> Variable:
+         **options: Unpack[EmitOptions]) -> Variable:
     """`emit` that writes into `out` where one is given."""
     if out is None:
         return emit(op_type, inputs, attrs, **options)
@@ -84,10 +84,14 @@ def create_parameter(shape: Sequence[int], dtype: Any, name: str | None = None, 
 
     Raises:
         ValueError: a dimension is unknown or not positive.
+        TypeError: attr is False.
     """
     helper = LayerHelper("create_parameter", name=name)
-    return helper.create_parameter(ParamAttr(name=name) if attr is None else attr, list(shape), dtype, is_bias,
-                                   default_initializer)
+    param = helper.create_parameter(ParamAttr(name=name) if attr is None else attr, list(shape), dtype, is_bias,
+                                    default_initializer)
+    if param is None:
+        raise TypeError("layers.create_parameter, attr: expected a ParamAttr, found False, which makes no parameter")
+    return param
 
 
 def create_global_var(shape: Sequence[int], value: float, dtype: Any, persistable: bool = False,

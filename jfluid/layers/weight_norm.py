@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from jfluid.ir import unique_name
+from jfluid.ir.block import Block
 from jfluid.ir.variable import Variable
 
 
-def _norm_except(helper: Any, x: Variable, dim: int | None, block: Any) -> Variable:
+def _norm_except(helper: Any, x: Variable, dim: int | None, block: Block) -> Variable:
     """The 2-norm over all dimensions but `dim`, with shape 1 everywhere else."""
     def temp() -> Variable:
         return block.create_var(name=unique_name.generate(f"{helper.name}.tmp"))
@@ -39,8 +40,8 @@ def create_weight_normalized(helper: Any, attr: Any, shape: Sequence[int], dtype
 
     block = helper.main_program.current_block()
     norm = _norm_except(helper, made["v"], dim, block)
-    scale = helper.create_variable_for_type_inference()
-    weight = helper.create_variable_for_type_inference()
+    scale: Variable = helper.create_variable_for_type_inference()
+    weight: Variable = helper.create_variable_for_type_inference()
     block.append_op("elementwise_div", {"X": made["g"], "Y": norm}, {"Out": scale})
     block.append_op("elementwise_mul", {"X": made["v"], "Y": scale}, {"Out": weight})
     return weight

@@ -7,7 +7,7 @@ from jfluid import errors
 
 def each(value: int | Sequence[int], rank: int, layer: str, what: str) -> list[int]:
     """`value` for each of `rank` dimensions. Raises ProgramError when it is not one number or `rank` numbers."""
-    numbers = list(value) if isinstance(value, (list, tuple)) else [value]
+    numbers: list[Any] = list(value) if isinstance(value, (list, tuple)) else [value]
     if len(numbers) == 1:
         numbers *= rank
     if len(numbers) != rank or not all(isinstance(n, int) for n in numbers):

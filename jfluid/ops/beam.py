@@ -3,6 +3,7 @@
 Hypotheses are rows with a LoD of two levels: source sentences -> prefixes -> the words chosen to follow each prefix.
 """
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -85,9 +86,9 @@ def beam_search_decode(ids, scores, *, beam_size: Int, end_id: Int):
     return tensor(0, np.dtype(np.int64)), tensor(1, np.array(scores[0]).dtype)
 
 
-def _sentences(ids: LoDTensorArray, scores: LoDTensorArray, source: int, end_id: int) -> list[tuple[list, list]]:
+def _sentences(ids: LoDTensorArray, scores: LoDTensorArray, source: int, end_id: int) -> list[tuple[list[Any], list[Any]]]:
     """(words, scores) of a source sentence's hypotheses, by falling final score. Followed from the end to the start."""
-    found: list[tuple[list, list]] = []
+    found: list[tuple[list[Any], list[Any]]] = []
     at: list[int] = []  # the row of each hypothesis in the step that is looked at
     for word, score in zip(reversed(ids), reversed(scores)):
         prefixes, rows = word.lod()

@@ -40,7 +40,7 @@ def _product(x: Any) -> Any:
 
 
 # In the order of the attribute `reduce_type`.
-_REDUCTIONS: dict[str, Callable] = {
+_REDUCTIONS: dict[str, Callable[..., Any]] = {
     "sum": total, "prod": _product, "max": lambda x: lax.pmax(x, AXIS), "min": lambda x: lax.pmin(x, AXIS)}
 
 

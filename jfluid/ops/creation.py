@@ -49,7 +49,7 @@ def fill_constant(value_tensor, shape_tensor, shape_tensors, *, shape: Longs = (
     return jnp.full(dims, value_tensor.reshape(-1)[0], dtype)
 
 
-def like_batch(like, shape, input_dim_idx: int, output_dim_idx: int) -> tuple[tuple[int, ...], Callable]:
+def like_batch(like, shape, input_dim_idx: int, output_dim_idx: int) -> tuple[tuple[int, ...], Callable[..., Any]]:
     """`shape` with one dimension taken from another tensor (of sequences, their number), and what makes rows of the result."""
     dims = list(shape)
     dims[output_dim_idx], source = number_like(like, input_dim_idx)
@@ -123,7 +123,7 @@ def increment(x, *, step=1.0):
     return x + np.asarray(step).astype(x.dtype)
 
 
-def _numbers(values, what: str) -> list | None:
+def _numbers(values, what: str) -> list[Any] | None:
     """The numbers in one-element tensors; None while shapes are inferred."""
     if all(map(static_values.is_static, values)):
         return [np.asarray(v).reshape(-1)[0] for v in values]

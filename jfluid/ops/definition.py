@@ -1,8 +1,10 @@
 """What the project knows of one operator: its slots, its attributes, its function."""
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
+
+from jfluid.ir.types import VarType
 
 # Every operator may carry these: they describe the program, not the computation.
 COMMON_ATTRS = {
@@ -31,6 +33,8 @@ FUSED_ATTRS: dict[str, tuple[str, Any]] = {
     "fuse_activation": ("STRING", ""), "Fused_Act": ("STRING", ""),
 }
 REQUIRED = inspect.Parameter.empty
+# Attributes and inputs by slot -> "map", "mask" or None.
+RowRule = Callable[[Mapping[str, Any], Mapping[str, Any]], str | None]
 
 
 @dataclass(frozen=True)
@@ -58,12 +62,11 @@ class Attr:
     default: Any
 
 
-@dataclass(frozen=True)
-class OpDef:
-    """What the project knows of an operator. No list of operator names stands anywhere else.
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What is said of an operator beside its slots and its function. Each option stands here and nowhere else.
 
     Attributes:
-        fn: the pure function; None for an operator that the lowering treats by structure (feed, fetch, blocks).
         grad: whether `append_backward` goes through it.
         nograd: input slots that never get a gradient.
         unsaved: output slots that the gradient operator is not given (Fluid's kernels read a meaning into them).
@@ -72,15 +75,14 @@ class OpDef:
         draws: of an operator that draws: the distribution in `jfluid.ops.batched_random` that it gets, where it has no
             inputs, as a `Drawn` in place of its key.
         fold: evaluated while tracing when all inputs are known (shapes computed by operators).
-        rows: why padding rows are harmless: "map", "mask", "sequence", a function, or None (see `jfluid.ops.ragged_dispatch`).
-        carries: output slots whose former value the function gets too, after the inputs (a tensor array that is written).
-        row_outs: output slots of a "mask" operator that have the rows of its inputs.
-        sparse: it takes `SelectedRows` where gradients may be sparse; others refuse them.
         host: runs between XLA segments, on NumPy arrays; a function with a keyword-only `ctx` gets an object with
             the operator (`.op`), the Scope (`.scope`) and the Executor's place (`.place`).
+        rows: why padding rows are harmless: "map", "mask", "sequence", a function, or None (see `jfluid.ops.ragged_dispatch`).
+        row_outs: output slots of a "mask" operator that have the rows of its inputs.
+        sparse: it takes `SelectedRows` where gradients may be sparse; others refuse them.
+        carries: output slots whose former value the function gets too, after the inputs (a tensor array that is written).
         host_when: given the operator, whether it runs on the host though others of its type do not.
         types: given the operator, the kinds (`VarType`) of outputs that are no dense tensors, by slot.
-        forward: for a gradient derived by `jax.vjp`, the operator it belongs to.
         across: it computes with the values of all replicas: where processes train together they run it as one.
         fused: an operator of many inputs and outputs that does the work of several of this one, each of which overwrites
             its input.
@@ -88,32 +90,63 @@ class OpDef:
         absent: why this release cannot run it; it stands in programs that are made, printed and saved.
     """
 
-    type: str
-    fn: Callable | None
-    ins: tuple[Slot, ...]
-    outs: tuple[Slot, ...]
-    attrs: Mapping[str, Attr] = field(default_factory=dict)
     grad: bool = True
-    nograd: frozenset[str] = frozenset()
-    unsaved: frozenset[str] = frozenset()
+    nograd: tuple[str, ...] = ()
+    unsaved: tuple[str, ...] = ()
     inplace: Mapping[str, str] = field(default_factory=dict)
     rng: bool = False
     draws: str = ""
     fold: bool = False
     host: bool = False
-    forward: "OpDef | None" = None
-    wants_ctx: bool = False
-    rows: str | Callable | None = None
-    row_outs: frozenset[str] = frozenset()
-    wants_rows: bool = False
+    rows: str | RowRule | None = None
+    row_outs: tuple[str, ...] = ()
     sparse: bool = False
     carries: tuple[str, ...] = ()
-    host_when: Callable | None = None
-    types: Callable | None = None
+    host_when: Callable[[Any], bool] | None = None
+    types: Callable[[Any], Mapping[str, VarType]] | None = None
     across: bool = False
     fused: str = ""
     entire: bool = False
     absent: str = ""
+
+    def options(self) -> dict[str, Any]:
+        """The options by name."""
+        return {f.name: getattr(self, f.name) for f in fields(Options)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declaration(Options):
+    """What `registry.op` is given: the options, and the slots in order, as text (see `Slot.parse`)."""
+
+    ins: tuple[str, ...] = ()
+    outs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class OpDef(Options):
+    """What the project knows of an operator. No list of operator names stands anywhere else.
+
+    Attributes:
+        fn: the pure function; None for an operator that the lowering treats by structure (feed, fetch, blocks).
+        forward: for a gradient derived by `jax.vjp`, the operator it belongs to.
+        wants_ctx, wants_rows: the function has a parameter `ctx`, `rows`.
+    """
+
+    type: str
+    fn: Callable[..., Any] | None
+    ins: tuple[Slot, ...]
+    outs: tuple[Slot, ...]
+    attrs: Mapping[str, Attr] = field(default_factory=dict)
+    forward: "OpDef | None" = None
+    wants_ctx: bool = False
+    wants_rows: bool = False
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The function. Raises TypeError for an operator that has none."""
+        if self.fn is None:
+            raise TypeError(f"operator {self.type} has no function: the lowering treats it by structure")
+        return self.fn
 
     def on_host(self, op: Any) -> bool:
         """Whether operator `op`, of this definition, runs on the host."""

@@ -27,7 +27,7 @@ def gradient(forward: OpDef) -> OpDef:
     outs = tuple(Slot(s.name + GRAD, s.many, True) for s in forward.reads if s.name not in forward.nograd)
     n_in, n_out = len(forward.ins), len(saved)
 
-    def run(*values: Any, **kwargs: Any) -> tuple:
+    def run(*values: Any, **kwargs: Any) -> tuple[Any, ...]:
         given, cotangents = values[:n_in], values[n_in + n_out:]
         missing = [s.name for s, v in zip(forward.ins, given)
                    if not s.optional and (v is None or (isinstance(v, list) and not v))]
@@ -52,7 +52,7 @@ def differentiable(value: Any) -> bool:
 
 
 def vjp(forward: OpDef, inputs: Sequence[Any], kwargs: dict[str, Any], wanted: Sequence[bool],
-        used: Sequence[bool]) -> tuple[tuple, Callable[[Sequence[Any]], list]]:
+        used: Sequence[bool]) -> tuple[tuple[Any, ...], Callable[[Sequence[Any]], list[Any]]]:
     """Run `forward` and keep what its gradient needs.
 
     Args:
@@ -68,13 +68,13 @@ def vjp(forward: OpDef, inputs: Sequence[Any], kwargs: dict[str, Any], wanted: S
     return vjp_of(lambda *values: ragged_dispatch.call(forward, values, kwargs), inputs, wanted, used)
 
 
-def vjp_of(function: Callable[..., tuple], inputs: Sequence[Any], wanted: Sequence[bool],
-           used: Iterable[bool]) -> tuple[tuple, Callable[[Sequence[Any]], list]]:
+def vjp_of(function: Callable[..., tuple[Any, ...]], inputs: Sequence[Any], wanted: Sequence[bool],
+           used: Iterable[bool]) -> tuple[tuple[Any, ...], Callable[[Sequence[Any]], list[Any]]]:
     """As `vjp`, for any function from the values of slots to a tuple of values of slots."""
     leaves, tree, flags = _flatten(inputs, wanted)
     shape: dict[str, Any] = {}
 
-    def run(moving: list) -> tuple:
+    def run(moving: list[Any]) -> tuple[Any, ...]:
         it = iter(moving)
         outs = function(*tree.unflatten([next(it) if f else v for f, v in zip(flags, leaves)]))
         out_leaves, shape["tree"], shape["flags"] = _flatten(outs, used)
@@ -84,7 +84,7 @@ def vjp_of(function: Callable[..., tuple], inputs: Sequence[Any], wanted: Sequen
     out_flags, moving, still = shape["flags"], iter(through), iter(rest)
     outs = shape["tree"].unflatten([next(moving) if f else next(still) for f in out_flags])
 
-    def backward(cotangents: Sequence[Any]) -> list:
+    def backward(cotangents: Sequence[Any]) -> list[Any]:
         seeds = [seed for o, c in zip(outs, cotangents) for seed in _seeds(o, c)]
         it = iter(pull([_seed(o, s) for f, o, s in zip(out_flags, jax.tree.leaves(list(outs)), seeds) if f])[0])
         merged = [(next(it) if f else v) for f, v in zip(flags, leaves)]
@@ -103,7 +103,7 @@ def vjp_of(function: Callable[..., tuple], inputs: Sequence[Any], wanted: Sequen
     return tuple(outs), backward
 
 
-def _flatten(slots: Sequence[Any], chosen: Iterable[bool]) -> tuple[list, Any, list[bool]]:
+def _flatten(slots: Sequence[Any], chosen: Iterable[bool]) -> tuple[list[Any], Any, list[bool]]:
     """All leaves of the slots' values, their structure, and which leaves gradients flow through."""
     leaves, tree = jax.tree.flatten(list(slots))
     sizes = [len(jax.tree.leaves(v)) for v in slots]
@@ -111,7 +111,7 @@ def _flatten(slots: Sequence[Any], chosen: Iterable[bool]) -> tuple[list, Any, l
     return leaves, tree, [c and differentiable(v) for c, v in zip(by_slot, leaves)]
 
 
-def _seeds(out: Any, cotangent: Any) -> list:
+def _seeds(out: Any, cotangent: Any) -> list[Any]:
     """A cotangent, or None, for each leaf of an output slot's value."""
     if isinstance(out, list):
         given = cotangent if isinstance(cotangent, list) else [None] * len(out)

@@ -96,7 +96,7 @@ def _smaller(x, y):
     return numpy_of(x, y).where(x < y, x, y)
 
 
-def binary(name: str, compute: Callable) -> Callable:
+def binary(name: str, compute: Callable[..., Any]) -> Callable[..., Any]:
     """The function of an operator (X, Y) -> Out with attribute `axis`."""
 
     def apply(x, y, *, axis=-1):
@@ -115,7 +115,7 @@ table({f"elementwise_{n}": binary(f"elementwise_{n}", f) for n, f in {"mod": _re
       ins=("X", "Y"), outs=("Out",), grad=False, fold=True, rows="map")
 
 
-def _scaled_rows(name: str, compute: Callable) -> Callable:
+def _scaled_rows(name: str, compute: Callable[..., Any]) -> Callable[..., Any]:
     """As `binary`, and for sparse rows with one number."""
     dense = binary(name, compute)
 
@@ -226,12 +226,12 @@ def magnitude(x: Any) -> Any:
     return x * jax.lax.stop_gradient(jnp.sign(x))
 
 
-def unary(compute: Callable) -> Callable:
+def unary(compute: Callable[..., Any]) -> Callable[..., Any]:
     """`compute` with the signature of an operator X -> Out; JAX's own have parameters that are no attributes."""
     return lambda x: compute(x)
 
 
-def _unary_of_rows(compute: Callable) -> Callable:
+def _unary_of_rows(compute: Callable[..., Any]) -> Callable[..., Any]:
     """As `unary`; of sparse rows their values."""
     return lambda x: x.settled().map(compute) if isinstance(x, SelectedRows) else compute(x)
 

@@ -1,6 +1,7 @@
 """Operators that run in Python between compiled segments: print and py_func."""
 import time
 import weakref
+from typing import Any
 
 import numpy as np
 
@@ -50,7 +51,7 @@ def print_grad(grad, *, ctx, first_n: Int, message: String, summarize: Int, prin
     return grad
 
 
-def _call(number: int, arguments: list, names: list[str], what: str) -> list:
+def _call(number: int, arguments: list[Any], names: list[str], what: str) -> list[Any]:
     """Call function `number`; one array (or None) for each of `names`."""
     result = callables.find(number)(*arguments)
     result = [] if result is None and not names else result

@@ -5,6 +5,7 @@ compiled program cannot raise: here a read outside gives NaN (the smallest numbe
 and a write outside is dropped. Negative indices count as outside.
 """
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -172,7 +173,7 @@ def _one(x, start, axis: int):
     return jax.lax.dynamic_slice_in_dim(x, jnp.where(start < 0, start + x.shape[axis], start), 1, axis)
 
 
-def _listed(listed, tensor, attr, count: int) -> list:
+def _listed(listed, tensor, attr, count: int) -> list[Any]:
     """A start or end per axis: a number, or a tensor of one element."""
     if listed:
         return list(listed)

@@ -1,6 +1,7 @@
 """Comparisons, logic and tests of tensors; none has a gradient."""
 import operator
 from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +19,7 @@ table({name: binary(name, compute) for name, compute in _COMPARE.items()},
       ins=("X", "Y"), outs=("Out",), grad=False, fold=True, rows="map")
 
 
-def _logical(name: str) -> Callable:
+def _logical(name: str) -> Callable[..., Any]:
     def apply(x, y):
         if any(map(is_unknown, (*x.shape, *y.shape))):
             return jnp.zeros(x.shape, bool)

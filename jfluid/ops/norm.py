@@ -1,6 +1,7 @@
 """Normalisation: batch, layer, instance, group, local response, spectral."""
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +33,7 @@ def _check_parameters(op_type: str, channels: int, **vectors: jax.Array | None) 
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def _batch_norm(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float, axis: int) -> tuple:
+def _batch_norm(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float, axis: int) -> tuple[Any, ...]:
     """Normalise by the batch's own statistics; returns them too. They carry no gradient.
 
     The gradient is the textbook formula: two reductions and one pass, about a fifth faster on CPUs than
@@ -71,7 +72,7 @@ def _batch_norm_backward(epsilon, axis, kept, grads):
 _batch_norm.defvjp(_batch_norm_forward, _batch_norm_backward)
 
 
-def _masked_norm(x, scale, bias, epsilon, axis, rows) -> tuple:
+def _masked_norm(x, scale, bias, epsilon, axis, rows) -> tuple[Any, ...]:
     """As `_batch_norm`, by the statistics of the rows that are no padding."""
     others = tuple(i for i in range(x.ndim) if i != axis)
     along = functools.partial(_along, ndim=x.ndim, axis=axis)

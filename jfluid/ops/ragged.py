@@ -269,11 +269,11 @@ def moved(values: Any, source: Any, back: Any, real: Any) -> Any:
     return jnp.take(values, source, axis=0, mode="clip")
 
 
-def _moved_forward(values: Any, source: Any, back: Any, real: Any) -> tuple[Any, tuple]:
+def _moved_forward(values: Any, source: Any, back: Any, real: Any) -> tuple[Any, tuple[Any, ...]]:
     return moved(values, source, back, real), (back, real)
 
 
-def _moved_backward(kept: tuple, grad: Any) -> tuple:
+def _moved_backward(kept: tuple[Any, ...], grad: Any) -> tuple[Any, ...]:
     back, real = kept
     return jnp.where(column(real, grad.ndim), jnp.take(grad, back, axis=0, mode="clip"), 0), None, None, None
 

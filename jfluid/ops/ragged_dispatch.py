@@ -48,17 +48,17 @@ class RowMask:
         return jnp.where(column(self.mask, x.ndim), x, x[:1])
 
 
-def call(definition: OpDef, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple:
+def call(definition: OpDef, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
     """The operator's outputs, one per slot, of inputs that may be ragged. Raises NeedsExactRows."""
     if not definition.sparse:
         _refuse_sparse(definition, inputs)
     if definition.rows == "sequence":
-        return _tuple(definition.fn(*inputs, **kwargs))
+        return _tuple(definition.function(*inputs, **kwargs))
     if any(isinstance(v, TensorArray) for v in _elements(inputs)):
         return _over_arrays(definition, inputs, kwargs)
     ragged = [v for v in jax.tree.leaves(list(inputs), is_leaf=_is_ragged) if _is_ragged(v)]
     if not ragged:
-        return _tuple(definition.fn(*inputs, **kwargs))
+        return _tuple(definition.function(*inputs, **kwargs))
     source = ragged[0]  # as in Fluid, the LoD of the first input, even where a later one has more levels
     plain = [jax.tree.map(_plain, v, is_leaf=_is_ragged) for v in inputs]
     rule = definition.rows
@@ -72,22 +72,22 @@ def call(definition: OpDef, inputs: Sequence[Any], kwargs: Mapping[str, Any]) ->
     if definition.wants_rows:
         rows = RowMask(source.mask(), source.count()) if rule == "mask" and not source.exact else None
         kwargs = {**kwargs, "rows": rows}
-    outs = _tuple(definition.fn(*plain, **kwargs))
+    outs = _tuple(definition.function(*plain, **kwargs))
     return tuple(_wrap(o, source) if rule != "mask" or s.name in definition.row_outs else o
                  for s, o in zip(definition.outs, outs))
 
 
-def _elements(inputs: Sequence[Any]) -> list:
+def _elements(inputs: Sequence[Any]) -> list[Any]:
     return [v for slot in inputs for v in (slot if isinstance(slot, list) else [slot])]
 
 
-def _over_arrays(definition: OpDef, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple:
+def _over_arrays(definition: OpDef, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
     """An operator on whole arrays (their sum, a copy): on each element, or on the buffer of all."""
     arrays = [v for v in _elements(inputs) if isinstance(v, TensorArray)]
     if len(definition.outs) != 1 or len(arrays) != len([v for v in _elements(inputs) if v is not None]):
         raise errors.UnsupportedError(f"operator {definition.type} does not take arrays of tensors")
 
-    def on(part: Callable) -> Any:
+    def on(part: Callable[..., Any]) -> Any:
         chosen = [[p for v in slot if (p := part(v)) is not None] if isinstance(slot, list) else slot and part(slot)
                   for slot in inputs]
         return call(definition, chosen, kwargs)[0] if _elements(chosen) else None
@@ -108,7 +108,7 @@ def _refuse_sparse(definition: OpDef, inputs: Sequence[Any]) -> None:
                                           "layers.get_tensor_from_selected_rows(layers.merge_selected_rows(x))")
 
 
-def _tuple(outs: Any) -> tuple:
+def _tuple(outs: Any) -> tuple[Any, ...]:
     return outs if isinstance(outs, tuple) else (outs,)
 
 

@@ -45,7 +45,7 @@ def _put(array: Any, value: Any, t: Any) -> Any:
     return lax.dynamic_update_index_in_dim(array, value, t, 0)
 
 
-def _loop(steps: Any, backwards: bool, body: Any, state: tuple) -> tuple:
+def _loop(steps: Any, backwards: bool, body: Any, state: tuple[Any, ...]) -> tuple[Any, ...]:
     """`body(t, state)` for t = 0 ... steps - 1, or from the end."""
     return lax.fori_loop(0, steps, lambda i, s: body(steps - 1 - i if backwards else i, s), state)
 
@@ -68,7 +68,8 @@ def _before(states: Any, start: Any, steps: Any, backwards: bool) -> Any:
 #   c' = f c + i a, o = gate(x_o + h W_o + w_o c'), h' = o cell(c')
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7))
-def _lstm(x: Any, weight: Any, peepholes: Any, h0: Any, c0: Any, mask: Any, backwards: bool, acts: tuple) -> tuple:
+def _lstm(x: Any, weight: Any, peepholes: Any, h0: Any, c0: Any, mask: Any, backwards: bool,
+          acts: tuple[Any, ...]) -> tuple[Any, ...]:
     """Hidden states and cells [time, number, width] from x [time, number, 4 width]; peepholes are [3, width]."""
     return _lstm_forward(x, weight, peepholes, h0, c0, mask, backwards, acts)[0]
 
@@ -212,7 +213,8 @@ def _clipped(x: Any, limit: float) -> Any:
 #   h' = (1 - u) h + u c; in the paper's form ("origin") u h + (1 - u) c
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
-def _gru(x: Any, to_gates: Any, to_candidate: Any, h0: Any, mask: Any, backwards: bool, origin: bool, acts: tuple) -> Any:
+def _gru(x: Any, to_gates: Any, to_candidate: Any, h0: Any, mask: Any, backwards: bool, origin: bool,
+         acts: tuple[Any, ...]) -> Any:
     """Hidden states [time, number, width] from x [time, number, 3 width]."""
     return _gru_forward(x, to_gates, to_candidate, h0, mask, backwards, origin, acts)[0]
 
@@ -365,7 +367,7 @@ def cudnn_lstm(x, h0, c0, weights, _, *, max_len=20, dropout_prob=0.0, is_bidire
     return x, jnp.stack(last_h), jnp.stack(last_c)
 
 
-def _dense_lstm(x: Any, h: Any, c: Any, matrices: list, bias: Any, backwards: bool) -> tuple:
+def _dense_lstm(x: Any, h: Any, c: Any, matrices: list[Any], bias: Any, backwards: bool) -> tuple[Any, ...]:
     """((last h, last c), outputs [time, batch, width]); gates in the order input, forget, candidate, output."""
     projected = x @ matrices[0].T + bias
 

@@ -77,7 +77,7 @@ def _neutral(name: str, dtype: Any) -> Any:
     return {"reduce_prod": 1, "reduce_all": True}.get(name, 0)
 
 
-def reduction(name: str, compute: Callable) -> Callable:
+def reduction(name: str, compute: Callable[..., Any]) -> Callable[..., Any]:
     """The function of a reducing operator."""
 
     def apply(x, *, dim: Ints = (0,), keep_dim=False, reduce_all=False, in_dtype=-1, out_dtype=-1, rows=None):

@@ -12,10 +12,10 @@ import functools
 import inspect
 import keyword
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
 
 from jfluid import errors
-from jfluid.ops.definition import FUSED_ATTRS, Attr, OpDef, Slot
+from jfluid.ops.definition import FUSED_ATTRS, Attr, Declaration, OpDef, Slot
 from jfluid.ops.derive import gradient
 
 # Attribute types that a default value cannot tell: what a tuple holds, and 64-bit integers.
@@ -30,9 +30,11 @@ Floats = Annotated[tuple[float, ...], "FLOATS"]
 Strings = Annotated[tuple[str, ...], "STRINGS"]
 Bools = Annotated[tuple[bool, ...], "BOOLEANS"]
 Block = Annotated[Any, "BLOCK"]
-Blocks = Annotated[tuple, "BLOCKS"]
+Blocks = Annotated[tuple[Any, ...], "BLOCKS"]
 _KIND_OF_DEFAULT = {bool: "BOOLEAN", int: "INT", float: "FLOAT", str: "STRING"}
 _OPS: dict[str, OpDef] = {}
+P = ParamSpec("P")
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def _fluid_name(parameter: str) -> str:
@@ -40,7 +42,7 @@ def _fluid_name(parameter: str) -> str:
     return parameter[:-1] if keyword.iskeyword(parameter[:-1]) else parameter
 
 
-def _with_keywords(fn: Callable) -> Callable:
+def _with_keywords(fn: Callable[..., Any]) -> Callable[..., Any]:
     """`fn` called with Fluid's names for attributes that are Python keywords."""
     changed = {_fluid_name(n): n for n in inspect.signature(fn).parameters if _fluid_name(n) != n}
     if not changed:
@@ -48,7 +50,7 @@ def _with_keywords(fn: Callable) -> Callable:
     return functools.wraps(fn)(lambda *args, **attrs: fn(*args, **{changed.get(n, n): v for n, v in attrs.items()}))
 
 
-def _schema(type_: str, fn: Callable, rng: bool, host: bool) -> tuple[list[str], dict[str, Attr]]:
+def _schema(type_: str, fn: Callable[..., Any], rng: bool, host: bool) -> tuple[list[str], dict[str, Attr]]:
     positional, attrs = [], {}
     for p in inspect.signature(fn).parameters.values():
         if p.kind is p.POSITIONAL_OR_KEYWORD:
@@ -67,49 +69,52 @@ def _schema(type_: str, fn: Callable, rng: bool, host: bool) -> tuple[list[str],
     return positional, attrs
 
 
-def op(type_: str, *, ins: tuple[str, ...] = (), outs: tuple[str, ...] = (), grad: bool = True,
-       nograd: tuple[str, ...] = (), unsaved: tuple[str, ...] = (), inplace: Mapping[str, str] | None = None,
-       rng: bool = False, draws: str = "", fold: bool = False, host: bool = False, rows: str | Callable | None = None,
-       row_outs: tuple[str, ...] = (), sparse: bool = False, carries: tuple[str, ...] = (),
-       host_when: Callable | None = None, types: Callable | None = None,
-       across: bool = False, fused: str = "", entire: bool = False,
-       absent: str = "") -> Callable[[Callable], Callable]:
-    """Register the decorated function as operator `type_`; see `OpDef` for the options."""
+def _takes(fields: Callable[P, Declaration]) -> Callable[
+        [Callable[..., Any]], Callable[Concatenate[str, P], Callable[[Function], Function]]]:
+    """Type checkers see the keyword arguments of `op` as the fields of a declaration, which are written down there only."""
+    return lambda function: function
 
-    def register(fn: Callable) -> Callable:
-        if type_ in _OPS:
-            raise ValueError(f"operator {type_} is registered twice")
-        in_slots, out_slots = tuple(map(Slot.parse, ins)), tuple(map(Slot.parse, outs))
-        positional, attrs = _schema(type_, fn, rng, host)
-        if len(positional) != len(in_slots) + len(carries):
-            raise TypeError(f"operator {type_}: {len(in_slots) + len(carries)} input slots, but parameters {positional}")
-        unknown = set(nograd) - {s.name for s in in_slots} | set(inplace or ()).union(row_outs) - {s.name for s in out_slots}
-        if unknown:
-            raise TypeError(f"operator {type_}: no slot {sorted(unknown)}")
+
+@_takes(Declaration)
+def op(type_: str, **fields: Any) -> Callable[[Function], Function]:
+    """Register the decorated function as operator `type_`; see `Declaration` and `Options` for the keyword arguments."""
+    declaration = Declaration(**fields)
+
+    def register(fn: Function) -> Function:
+        positional, attrs = _schema(type_, fn, declaration.rng, declaration.host)
+        slots = len(declaration.ins) + len(declaration.carries)
+        if len(positional) != slots:
+            raise TypeError(f"operator {type_}: {slots} input slots, but parameters {positional}")
         parameters = inspect.signature(fn).parameters
-        _OPS[type_] = OpDef(type_, _with_keywords(fn), in_slots, out_slots, attrs, grad, frozenset(nograd), frozenset(unsaved),
-                            dict(inplace or {}), rng, draws, fold, host, wants_ctx=host and "ctx" in parameters, rows=rows,
-                            row_outs=frozenset(row_outs), wants_rows="rows" in parameters, sparse=sparse,
-                            carries=carries, host_when=host_when, types=types, across=across, fused=fused,
-                            entire=entire, absent=absent)
+        _add(type_, _with_keywords(fn), declaration, attrs, wants_ctx=declaration.host and "ctx" in parameters,
+             wants_rows="rows" in parameters)
         return fn
 
     return register
 
 
-def table(functions: Mapping[str, Callable], **options: Any) -> None:
+def _add(type_: str, fn: Callable[..., Any] | None, declaration: Declaration, attrs: Mapping[str, Attr],
+         wants_ctx: bool = False, wants_rows: bool = False) -> None:
+    if type_ in _OPS:
+        raise ValueError(f"operator {type_} is registered twice")
+    ins, outs = tuple(map(Slot.parse, declaration.ins)), tuple(map(Slot.parse, declaration.outs))
+    unknown = set(declaration.nograd) - {s.name for s in ins}
+    unknown |= {*declaration.inplace, *declaration.row_outs, *declaration.unsaved} - {s.name for s in outs}
+    if unknown:
+        raise TypeError(f"operator {type_}: no slot {sorted(unknown)}")
+    _OPS[type_] = OpDef(type_, fn, ins, outs, attrs, wants_ctx=wants_ctx, wants_rows=wants_rows,
+                        **declaration.options())
+
+
+def table(functions: Mapping[str, Callable[..., Any]], **options: Any) -> None:
     """Register each of `functions` under its key with the same options."""
     for type_, fn in functions.items():
         op(type_, **options)(fn)
 
 
-def declare(type_: str, *, ins: tuple[str, ...] = (), outs: tuple[str, ...] = (),
-            attrs: Mapping[str, tuple[str, Any]] | None = None, grad: bool = False, carries: tuple[str, ...] = ()) -> None:
+def declare(type_: str, attrs: Mapping[str, tuple[str, Any]] | None = None, **fields: Any) -> None:
     """Register an operator that the lowering treats by structure: it has slots and attributes but no function."""
-    if type_ in _OPS:
-        raise ValueError(f"operator {type_} is registered twice")
-    _OPS[type_] = OpDef(type_, None, tuple(map(Slot.parse, ins)), tuple(map(Slot.parse, outs)),
-                        {n: Attr(n, *spec) for n, spec in (attrs or {}).items()}, grad, carries=carries)
+    _add(type_, None, Declaration(**{"grad": False} | fields), {n: Attr(n, *spec) for n, spec in (attrs or {}).items()})
 
 
 def refuse_fused(type_: str, name: str, value: Any) -> None:

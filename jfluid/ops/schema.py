@@ -172,7 +172,7 @@ def _like(out: Variable, source: Variable) -> None:
     out.set_shape_dtype(source.shape, source.dtype)
 
 
-def _infer(op: Operator, definition: OpDef, ins: list[list[Variable]]) -> list:
+def _infer(op: Operator, definition: OpDef, ins: list[list[Variable]]) -> list[Any]:
     """Shapes and dtypes of all output slots: evaluated twice, a dimension that differs is -1."""
     try:
         return _twice(op, definition, ins, static_values.PLACEHOLDERS)
@@ -195,19 +195,19 @@ def _infer(op: Operator, definition: OpDef, ins: list[list[Variable]]) -> list:
                                 f"  {op.callsite}\n  cause: {cause}") from error
 
 
-def _twice(op: Operator, definition: OpDef, ins: list[list[Variable]], sizes: tuple[int, int]) -> list:
+def _twice(op: Operator, definition: OpDef, ins: list[list[Variable]], sizes: tuple[int, int]) -> list[Any]:
     """Evaluated with both placeholders for unknown numbers, and one of `sizes` for unknown dimensions each time."""
     first, second = (_evaluate(op, definition, ins, p, size) for p, size in zip(static_values.PLACEHOLDERS, sizes))
     return [_merge(a, b) for a, b in zip(first, second)]
 
 
-def _evaluate(op: Operator, definition: OpDef, ins: list[list[Variable]], placeholder: int, size: int) -> list:
+def _evaluate(op: Operator, definition: OpDef, ins: list[list[Variable]], placeholder: int, size: int) -> list[Any]:
     values = [[_abstract(v, size) for v in vs] if s.many else (_abstract(vs[0], size) if vs else None)
               for s, vs in zip(definition.ins, ins)]
     values += [None] * len(definition.carries)
     kwargs = {a: op.attrs[a] for a in definition.attrs if a in op.attrs}
 
-    def run(values: list, key: Any) -> Any:
+    def run(values: list[Any], key: Any) -> Any:
         extra = {"key": jax.random.wrap_key_data(key, impl="threefry2x32")} if definition.rng else {}
         return ragged_dispatch.call(definition, values, kwargs | extra)
 
@@ -270,7 +270,7 @@ class _Spec:
             var.type = VarType.LOD_TENSOR
 
 
-def _merge(first: list | None, second: list | None) -> list | None:
+def _merge(first: list[Any] | None, second: list[Any] | None) -> list[Any] | None:
     if first is None or second is None:
         return None
     return [a and replace(a, shape=tuple(x if x == y else -1 for x, y in zip(a.shape, b.shape)))

@@ -22,7 +22,7 @@ def is_unknown(size: int) -> bool:
     return p is not None and size > 0 and size % p == 0
 
 
-def given_ints(listed: Sequence | None, tensor: Any, attr: Sequence[int], what: str) -> tuple[int, ...]:
+def given_ints(listed: Sequence[Any] | None, tensor: Any, attr: Sequence[int], what: str) -> tuple[int, ...]:
     """Integers given as a list of tensors, as one tensor, or as an attribute: the first of these that is there.
 
     While shapes are inferred, a positive number in the attribute tells what the tensors will hold.

@@ -43,7 +43,7 @@ class TensorArray:
         length: int64 scalar, the number of elements of a buffer; else None.
     """
 
-    items: tuple = ()
+    items: tuple[Any, ...] = ()
     buffer: Any = None
     length: Any = None
 

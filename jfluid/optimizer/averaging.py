@@ -10,10 +10,11 @@ from jfluid.ir.block import Block
 from jfluid.ir.program import Program, default_main_program, default_startup_program, name_scope, program_guard
 from jfluid.ir.types import VarType, is_float
 from jfluid.ir.variable import Parameter, Variable
-from jfluid.layers.control_flow import Switch, conditional
+from jfluid.layers.blocks import conditional
+from jfluid.layers.control_flow import Switch
 from jfluid.layers.helper import LayerHelper, emit
 from jfluid.layers.tensor import assign, autoincreased_step_counter, cast
-from jfluid.optimizer.base import Optimizer, ParamGrad, global_variable
+from jfluid.optimizer.base import Optimizer, global_variable
 from jfluid.regularizer import WeightDecayRegularizer
 
 
@@ -84,7 +85,8 @@ class ModelAverage(_Applied, Optimizer):
         self.min_average_window = min_average_window
         self.max_average_window = max_average_window
         self.helper = LayerHelper(type(self).__name__)
-        self.params_grads: list[ParamGrad] = [(p, _backup(p, f"{p.name}.tmp")) for p in _averaged_parameters()]
+        self.params_grads: list[tuple[Parameter, Variable]] = [
+            (p, _backup(p, f"{p.name}.tmp")) for p in _averaged_parameters()]
         for pair in self.params_grads:
             with pair[0].block.program._optimized_guard(pair), name_scope("move_average"):
                 self._append_average_accumulate_op(pair[0])

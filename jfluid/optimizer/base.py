@@ -80,18 +80,18 @@ class Optimizer:
     def backward(self, loss: Variable, startup_program: Program | None = None,
                  parameter_list: Sequence[Parameter | str] | None = None,
                  no_grad_set: Iterable[Variable | str] | None = None,
-                 callbacks: Sequence[Callable] | None = None) -> list[ParamGrad]:
+                 callbacks: Sequence[Callable[..., Any]] | None = None) -> list[ParamGrad]:
         """Append the gradient operators only; see `append_backward` for the arguments."""
         return self._backward(loss, startup_program, parameter_list, no_grad_set, callbacks)
 
     def _backward(self, loss: Variable, startup_program: Program | None,
                   parameter_list: Sequence[Parameter | str] | None, no_grad_set: Iterable[Variable | str] | None,
-                  callbacks: Sequence[Callable] | None,
+                  callbacks: Sequence[Callable[..., Any]] | None,
                   checkpoints: Sequence[Variable | str] | None = None) -> list[ParamGrad]:
         self._dtype = loss.dtype
         with program_guard(loss.block.program, startup_program):
-            return append_backward(loss, parameter_list or self._parameter_list, no_grad_set,
-                                   [error_clip_callback, *(callbacks or ())], checkpoints)
+            return [*append_backward(loss, parameter_list or self._parameter_list, no_grad_set,
+                                     [error_clip_callback, *(callbacks or ())], checkpoints)]
 
     def apply_optimize(self, loss: Variable, startup_program: Program | None,
                        params_grads: Sequence[ParamGrad]) -> list[Operator]:
@@ -185,6 +185,7 @@ class Optimizer:
         if isinstance(factor, Variable):
             return factor
         rate = self._global_learning_rate()
+        assert rate is not None  # it is made before the first update
         if factor == 1.0:
             return rate
         program = default_main_program()

@@ -8,7 +8,7 @@ from jfluid.ir.operator import Operator, OpRole
 from jfluid.ir.program import Program, default_startup_program, program_guard
 from jfluid.ir.types import VarType
 from jfluid.ir.variable import Parameter, Variable
-from jfluid.layers.control_flow import conditional
+from jfluid.layers.blocks import conditional
 from jfluid.layers.helper import emit
 from jfluid.layers.tensor import assign
 from jfluid.optimizer.base import Optimizer, ParamGrad, global_variable
@@ -88,7 +88,7 @@ class RecomputeOptimizer(Optimizer):
     def backward(self, loss: Variable, startup_program: Program | None = None,
                  parameter_list: Sequence[Parameter | str] | None = None,
                  no_grad_set: Iterable[Variable | str] | None = None,
-                 callbacks: Sequence[Callable] | None = None) -> list[ParamGrad]:
+                 callbacks: Sequence[Callable[..., Any]] | None = None) -> list[ParamGrad]:
         """Append the gradient operators, and again the forward operators that they need.
 
         Raises ProgramError before `_set_checkpoints`.

@@ -136,7 +136,7 @@ class DataParallel:
         for grad, param in phases.gradients_of(items).items():
             table = planned.block.find_var_recursive(grad)
             sparse = table is not None and table.type.name == "SELECTED_ROWS"
-            shape = tuple(planned.block.find_var_recursive(param).shape)
+            shape = tuple(planned.block.var_recursive(param).shape)
             dim = dimension_of(shape, len(self.devices), sparse)
             if dim is None:
                 continue
@@ -152,11 +152,11 @@ def _on_host(feeds: Mapping[str, Any]) -> dict[str, Any]:
     return {n: v if not isinstance(v, LoDTensor) or v._lod else v.value for n, v in feeds.items()}
 
 
-def _state_of(items: list, param: str, shape: tuple[int, ...], planned: Plan) -> list[str]:
+def _state_of(items: list[Any], param: str, shape: tuple[int, ...], planned: Plan) -> list[str]:
     """Variables of the parameter's shape that its updates keep from step to step."""
     updates = [op for _, op, _ in items if op.attrs.get("op_role", 0) & OpRole.Optimize and param in op.output_arg_names]
     names = {n for op in updates for n in op.output_arg_names} & set(planned.updated) - {param}
-    return [n for n in sorted(names) if tuple(planned.block.find_var_recursive(n).shape) == shape]
+    return [n for n in sorted(names) if tuple(planned.block.var_recursive(n).shape) == shape]
 
 
 def rewritten(program: Program, build: Any, shares: int) -> tuple[Program, list[str]]:

@@ -10,7 +10,7 @@ from jfluid.places import CPUPlace, CUDAPlace, cpu_places, cuda_places
 
 def prepare_cpus(number: int) -> None:
     """Let JAX split the CPU into `number` devices, if it has not started yet."""
-    if number > 1 and jax.config.jax_num_cpu_devices < number:
+    if number > 1 and jax.config.jax_num_cpu_devices < number:  # type: ignore[attr-defined]  # JAX makes its fields when it is imported
         try:
             jax.config.update("jax_num_cpu_devices", number)
         except RuntimeError:
@@ -34,4 +34,5 @@ def devices_of(places: Sequence[Any] | None, on_gpus: bool) -> list[jax.Device]:
         raise errors.PlaceError(
             f"{len(places)} replicas on the CPU were asked for, and JAX has started with {len(there)} CPU device(s). Set the "
             f"variable CPU_NUM={len(places)} before the program starts, or os.environ['CPU_NUM'] before the first run")
-    return there[:len(places)]
+    chosen: list[jax.Device] = there[:len(places)]
+    return chosen

@@ -42,7 +42,7 @@ class Phase:
 
 def gradients_of(items: Sequence[Item]) -> dict[str, str]:
     """Gradient -> parameter, for all gradients that updates read."""
-    found = {}
+    found: dict[str, str] = {}
     for _, op, _ in items:
         pairs = op.attrs.get("op_role_var", ())
         if op.attrs.get("op_role", 0) & OpRole.Backward:

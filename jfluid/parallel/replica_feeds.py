@@ -61,7 +61,7 @@ class Stacker:
         if self._agree:
             needs, bounds, uneven = _agreed(needs, bounds, uneven)
         sizes = self._buckets.choose(needs) if lods else {}
-        found = {}
+        found: dict[str, Any] = {}
         for name in names:
             values = [p[name] for p in parts]
             if name in lods:
@@ -114,4 +114,5 @@ def _filled(values: Any, lod: list[np.ndarray], size: Size, uneven: bool) -> Rag
 
 
 def _stacked(parts: list[Ragged]) -> Ragged:
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *parts)
+    stacked: Ragged = jax.tree.map(lambda *leaves: np.stack(leaves), *parts)
+    return stacked

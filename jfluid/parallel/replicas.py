@@ -88,7 +88,7 @@ class Replicas(Placement):
     # ---- compiled segments ----
 
     def compiled(self, at: int, function: Function) -> Function:
-        def run(donated: tuple, kept: tuple, key: Any) -> tuple[Any, Any]:
+        def run(donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> tuple[Any, Any]:
             found = function(donated, kept, key)
             # It is there when the program has ended; the values themselves may be donated to the next one by then.
             ended = jnp.zeros((), jnp.int32)
@@ -161,7 +161,8 @@ class Replicas(Placement):
         alike = {n: together[n] for n in phase.reads if n in together and n not in mine}
         watched: list[tuple[Any, str]] = []
 
-        def replica(alike: dict, mine: dict, key: Any) -> tuple[dict, dict, dict, Any]:
+        def replica(alike: dict[str, Any], mine: dict[str, Any],
+                    key: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], Any]:
             own = None if key is None else jax.random.fold_in(key, lax.axis_index(AXIS))
             mine = jax.tree.map(lambda leaf: leaf[0], mine)
             run = self._in_parts if self._repeats > 1 and phase.reduced and phase.items else self._at_once
@@ -200,7 +201,7 @@ class Replicas(Placement):
         parts = {n: _in_equal_parts(n, v, self._repeats) for n, v in mine.items()}
         carried = {n: alike[n] for n in phase.whole_gives if n in alike}
 
-        def part(carry: tuple, given: tuple) -> tuple:
+        def part(carry: tuple[Any, ...], given: tuple[Any, ...]) -> tuple[Any, Any]:
             state, totals = carry
             number, rows = given
             gradients, gives, own, finite = self._at_once(
@@ -249,7 +250,7 @@ def _divided(value: Any, count: int) -> list[Any]:
     return [jax.tree.map(lambda shards, i=i: shards[i], own, is_leaf=_is_shards) for i in range(count)]
 
 
-class _Shards(list):
+class _Shards(list[Any]):
     """One array for each replica of this process."""
 
 

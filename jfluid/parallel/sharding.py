@@ -56,7 +56,8 @@ class ReplicaSharding:
 
     def _agreed(self, name: str, value: Any) -> jax.Array:
         if isinstance(value, jax.Array) and not value.is_fully_addressable:
-            return jax.device_put(value, self.home(name))
+            moved: jax.Array = jax.device_put(value, self.home(name))
+            return moved
         first = np.asarray(processes.broadcast(np.asarray(value)))
         return jax.make_array_from_callback(first.shape, self.home(name), lambda index: first[index])
 

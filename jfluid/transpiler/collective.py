@@ -109,7 +109,7 @@ def _is_divided(param: Variable) -> bool:
 
 
 def _has_role(op: Operator, role: int) -> bool:
-    return op.attrs.get("op_role", 0) & role == role
+    return bool(op.attrs.get("op_role", 0) & role == role)
 
 
 class GradAllReduce(Collective):

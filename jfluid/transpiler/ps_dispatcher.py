@@ -59,4 +59,4 @@ class RoundRobin(PSDispatcher):
 
 def _name(var: Any) -> str:
     """A variable's name; Fluid's own scripts also give objects whose `name` is a method."""
-    return var.name() if callable(var.name) else var.name
+    return str(var.name() if callable(var.name) else var.name)

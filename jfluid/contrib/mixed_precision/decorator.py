@@ -59,7 +59,8 @@ class OptimizerWithMixedPrecision:
 
     def apply_gradients(self, params_grads: Sequence[ParamGrad]) -> list[Operator]:
         """Append the inner optimizer's updates."""
-        return self._optimizer.apply_gradients(params_grads)
+        updates: list[Operator] = self._optimizer.apply_gradients(params_grads)
+        return updates
 
     def apply_optimize(self, loss: Variable, startup_program: Program | None,
                        params_grads: Sequence[ParamGrad]) -> list[Operator]:
@@ -82,6 +83,7 @@ class OptimizerWithMixedPrecision:
         finite = layers.isfinite(layers.reduce_sum(sums))
         zero, one = layers.fill_constant([1], "int32", 0), layers.fill_constant([1], "float32", 1.0)
         scaling = self._loss_scaling
+        assert scaling is not None  # it is made before the gradients
         with conditional(finite):
             layers.increment(good)
             layers.assign(zero, bad)
