@@ -193,6 +193,19 @@ class CompiledProgram:
         return self._program
 
 
+def resolved(program: Any) -> tuple[Program, DataParallel | None]:
+    """The Program to run, and its data parallelism, of what users give."""
+    parallel = getattr(program, "_parallel", None)
+    if parallel is not None:
+        return parallel.program, parallel
+    if isinstance(program, Program):
+        return program, None
+    inner = getattr(program, "_single_program", None)
+    if inner is None:
+        raise TypeError(f"program: expected a Program or a CompiledProgram, found {type(program).__name__}")
+    return inner(), None
+
+
 def _has_servers(program: Program) -> bool:
     """Whether the program is a trainer's, which works with parameter servers."""
     return any(op.attr("op_role") == OpRole.RPC for op in program.global_block().ops)

@@ -75,7 +75,7 @@ class Runner:
         """What a display of progress shows of the servers, newest numbers by name, while it is entered."""
         return nullcontext(dict)
 
-    def ahead(self, batches: Iterable[Any], parallel: DataParallel | None = None) -> Iterable[Any]:
+    def prefetch(self, batches: Iterable[Any], parallel: DataParallel | None = None) -> Iterable[Any]:
         """The batches, to be run one after the other, while what the next ones need comes from servers."""
         return batches
 

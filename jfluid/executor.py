@@ -5,11 +5,11 @@ from typing import Any
 from jfluid import distributed, errors
 from jfluid.compile import fetches as fetching
 from jfluid.compile.step import Repeat
+from jfluid.compiler import resolved
 from jfluid.engine import Engine
 from jfluid.fetch_handler import FetchHandler
-from jfluid.ir.program import Program, default_main_program
+from jfluid.ir.program import default_main_program
 from jfluid.ir.variable import Variable
-from jfluid.parallel.data_parallel import DataParallel
 from jfluid.places import CPUPlace, CUDAPlace, Place, is_compiled_with_cuda
 from jfluid.scope import Scope, global_scope, scope_guard
 
@@ -138,16 +138,3 @@ class Executor:
         """`train_from_dataset` of a program that does not train, such as `program.clone(for_test=True)`. As in Fluid the
         program is run as it is: optimizers that it holds do update parameters."""
         self.train_from_dataset(program, dataset, scope, thread, debug, fetch_list, fetch_info, print_period, fetch_handler)
-
-
-def resolved(program: Any) -> tuple[Program, DataParallel | None]:
-    """The Program to run, and its data parallelism, of what users give."""
-    parallel = getattr(program, "_parallel", None)
-    if parallel is not None:
-        return parallel.program, parallel
-    if isinstance(program, Program):
-        return program, None
-    inner = getattr(program, "_single_program", None)
-    if inner is None:
-        raise TypeError(f"program: expected a Program or a CompiledProgram, found {type(program).__name__}")
-    return inner(), None

@@ -10,7 +10,7 @@ class ScopeVariable:
     """A name in a Scope and the tensor it holds.
 
     Attributes:
-        row_initializer: of a table that is never made whole: (the initializer of its rows, the seed), instead of a tensor.
+        row_initializer: of a table that is never materialized whole: (initializer of its rows, seed), instead of a tensor.
         saved: of such a table: where its rows are that were saved before.
     """
 

@@ -36,7 +36,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "incubate.fleet.parameter_server.distribute_transpiler.distributed_strategy_factory": (
         "fleet.parameter_server.strategies",),  # as Fluid's guide calls it
     "distributed.fs_wrapper": ("fleet.filesystem",),
-    "communicator": ("distributed.communicator",),
+    "communicator": ("distributed.trainer.communicator",),
     "layers.ops": ("layers",),
     "layers.detection": ("layers",),
     "layers.rnn": ("layers",),

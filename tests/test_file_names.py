@@ -1,5 +1,6 @@
 """Names that come with programs stay in the folder that the user named, whichever way they are saved or loaded."""
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -148,13 +149,13 @@ def test_servers_folders_stay_below_the_trainers(tmp_path):
     with Job(net("distributed", "adam"), 1) as job:
         job.begin()
         trainer = job.trainers[0]
-        held = trainer.main.holdings
-        name = next(n for n, kept in held.kept.items() if kept.distributed and kept.parameter)
-        for block in held.origin.blocks:
+        division = trainer.main.division
+        name = next(n for n, saved in division.variables.items() if saved.distributed and saved.parameter)
+        for block in division.origin.blocks:
             if name in block.vars:
                 block.rename_var(name, "../elsewhere")
-        kept = held.kept.pop(name)
-        held.kept["../elsewhere"] = type(kept)(**{**vars(kept), "name": "../elsewhere", "table": "../elsewhere"})
+        saved = division.variables.pop(name)
+        division.variables["../elsewhere"] = replace(saved, name="../elsewhere", table="../elsewhere")
         d = str(tmp_path / "mine")
         with fluid.scope_guard(trainer.scope):
             for way in [lambda: checkpoint.save_persistables(trainer.executor, d, trainer.main),

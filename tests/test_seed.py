@@ -11,8 +11,9 @@ import pytest
 
 import jfluid as fluid
 from jfluid import layers
-from jfluid.distributed import links, work
-from jfluid.distributed.program_store import ProgramStore
+from jfluid.distributed.programs import trainer_program
+from jfluid.distributed.server.program_store import ProgramStore
+from jfluid.distributed.wire import connections
 from jfluid.ir.operator import OpRole
 from jfluid.ps_server.store import BlockUpdate, Change
 from tests.distributed.job import Job, transpile
@@ -31,7 +32,7 @@ def dropped():
 
 
 class Mode:
-    """One way to run a program. `run` runs it once, and returns the random numbers that it drew."""
+    """One row_update to run a program. `run` runs it once, and returns the random numbers that it drew."""
 
     def __init__(self):
         self.scope, self.exe = fluid.Scope(), fluid.Executor(fluid.CPUPlace())
@@ -311,28 +312,29 @@ def test_attributes_are_part_of_a_program_in_full():
     assert program([], 2) == program([], 2) != program([], 1)
 
 
-def test_programs_of_other_holdings_have_runners_of_their_own():
+def test_programs_of_other_divisions_have_runners_of_their_own():
     transpiler, _, _ = transpile(WithServers.build_for_job, ["127.0.0.1:1"])
     program, exe = transpiler.get_trainer_program(wait_port=False), fluid.Executor(fluid.CPUPlace())
     twin = program.clone()
     assert exe.engine.runner(program) is exe.engine.runner(twin)
-    twin.holdings = replace(program.holdings, endpoints=["127.0.0.1:1", "127.0.0.1:2"])
+    layout = replace(program.division.layout, endpoints=("127.0.0.1:1", "127.0.0.1:2"))
+    twin.division = replace(program.division, layout=layout)
     assert twin.fingerprint == program.fingerprint
-    assert [len(exe.engine.runner(p).work.endpoints) for p in (twin, program)] == [2, 1]
+    assert [len(exe.engine.runner(p).program.endpoints) for p in (twin, program)] == [2, 1]
 
 
 def test_an_executor_that_is_gone_is_not_taken_for_a_new_one():
     with Job(WithServers.build_for_job) as job:
         job.begin()
         trainer, = job.trainers
-        link = links.link(work.read(trainer.main))
-        assert list(link.users) == [trainer.executor.engine]
+        connection = connections.connect(trainer_program.read(trainer.main))
+        assert list(connection.users) == [trainer.executor.engine]
         temporary = fluid.Executor(fluid.CPUPlace())
         temporary.run(trainer.main, feed={"x": X}, scope=trainer.scope)
-        assert len(link.users) == 2
+        assert len(connection.users) == 2
         del temporary
         gc.collect()
-        assert list(link.users) == [trainer.executor.engine]
+        assert list(connection.users) == [trainer.executor.engine]
         for _ in range(50):  # one of them may lie where the other lay
             fluid.Executor(fluid.CPUPlace()).close()
         trainer.run({"x": X})  # nobody has said goodbye

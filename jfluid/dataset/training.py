@@ -35,7 +35,7 @@ def run_dataset(engine: Engine, program: Program, parallel: DataParallel | None,
     with Watch(fetch_handler) as watch, runner.counts() as counts, dataset._batches(thread) as batches, \
             Progress(description="step") as progress:
         fetches = [f if isinstance(f, str) else f.name for f in (*fetch_list, *watch.fetches)]
-        source = iter(runner.ahead(batches, parallel))
+        source = iter(runner.prefetch(batches, parallel))
         while True:
             asked = time.perf_counter()
             try:

@@ -1,50 +1,58 @@
 """What runs the programs of `DistributeTranspiler` in mode "pserver".
 
-| module | holds |
-|---|---|
-| `work` | what a trainer's program asks of servers, read from its operators |
-| `trainer` | runs a trainer's program: rows in, compute, gradients out, parameters in |
-| `strategies` | how gradients and parameters travel: synchronous, half-asynchronous, asynchronous, GEO |
-| `communicator` | `fluid.communicator.Communicator`: switches a strategy on |
-| `watch` | what a trainer's progress shows of the servers |
-| `links` | this process's connections to servers |
-| `births` | startup programs of servers: how rows of tables are born |
-| `server_program` | what a server's program does with each gradient, read from its blocks |
-| `program_store` | the tables and blocks of a server's program, updated by its operators |
-| `settings` | what environment variables say of servers and of connections to them |
-| `serving` | runs a server's program until all trainers have left |
-| `snapshots` | what servers write while they serve, to go on from when they are started again |
-| `trainer_state` | what only a trainer has, and gets back when it is started again |
-| `checkpoint` | what servers hold, saved whole and loaded by others |
+| folder | module | holds |
+|---|---|---|
+| `programs` | | what transpiled programs say, read from their operators |
+| | `trainer_program` | what a trainer's program asks of servers, and what is left of it to compute |
+| | `server_program` | what a server's program does with each gradient |
+| | `server_startup` | a server's startup program, and how rows of its tables are initialized |
+| `trainer` | `training` | runs a trainer's program: pull rows, compute, push gradients, pull parameters |
+| | `strategies`, `geo` | how gradients and parameters travel: synchronous, half-asynchronous, asynchronous, GEO |
+| | `communicator` | `fluid.communicator.Communicator`: switches a strategy on |
+| | `local_state` | what only a trainer has, and gets back when it is started again |
+| | `row_count` | how many rows the servers' tables hold, for a trainer's progress |
+| `wire` | `connections` | this process's connections to servers |
+| | `pending_exchange` | parameters that arrive while the next step begins |
+| | `settings` | what environment variables say of servers and of connections to them |
+| `server` | `serving` | runs a server's program until all trainers have left |
+| | `program_store` | the tables and blocks of a server's program, updated by its operators |
+| | `variables_block` | variables of a server's scope as a block, for snapshots and for saving |
+| | `snapshot_writers` | the snapshots that servers write while they serve, and go on from when they are started again |
+| `tables` | `program_table` | a table of a server's program: its optimizer, and its first values |
+| | `row_updates` | how the operators of a server's program update rows of a table |
+| | `compiled_function` | operators as a compiled function without a scope |
+| | `checkpoint` | what servers hold, saved whole and loaded by others |
 
 `runner` is the only door: an Engine asks it what to do with each program. `rounds` tells a trainer that is started again
 where to go on; `skip_trained` has `train_from_dataset` go on there.
 """
 from jfluid import errors
-from jfluid.distributed import births, links, work
 from jfluid.distributed.checkpoint import Notify
-from jfluid.distributed.links import Link
-from jfluid.distributed.serving import Serving
-from jfluid.distributed.trainer import Trainer
+from jfluid.distributed.programs import server_startup, trainer_program
+from jfluid.distributed.server.serving import Serving
+from jfluid.distributed.trainer.training import Trainer
+from jfluid.distributed.wire import connections
+from jfluid.distributed.wire.connections import Connection
 from jfluid.engine import Engine, Runner
 from jfluid.ir.program import Program
+from jfluid.transpiler.parameter_server import layout
 
 __all__ = ["farewell", "leave", "rounds", "runner", "skip_trained"]
 
 
 def runner(program: Program, engine: Engine) -> Runner | None:
-    """What runs a program that works together with other processes through parameter servers; None for other programs."""
+    """The runner of a program that works with parameter servers; None for other programs."""
     types = {op.type for op in program.global_block().ops}
-    if work.SERVE in types:
+    if layout.SERVE in types:
         return Serving(program, engine)
-    if types & work.TRAINERS_OPS:
-        read = work.read(program)
+    if types & layout.TRAINERS_OPS:
+        read = trainer_program.read(program)
         assert read is not None
         return Trainer(read, engine)
     if "checkpoint_notify" in types:
         return Notify(program, engine)
-    if births.bears(program):
-        return births.Startup(program, engine)
+    if server_startup.initializes_rows(program):
+        return server_startup.Startup(program, engine)
     return None
 
 
@@ -59,7 +67,7 @@ def rounds(program: Program) -> int:
 
     Raises ProgramError for another program, ServerError when a server does not answer.
     """
-    return _link(program, "rounds").rounds
+    return _connection(program, "rounds").rounds
 
 
 def skip_trained(program: Program) -> int:
@@ -68,25 +76,25 @@ def skip_trained(program: Program) -> int:
 
     Raises ProgramError for another program, ServerError when a server does not answer.
     """
-    link = _link(program, "skip_trained")
-    link.batches_to_skip = link.rounds
-    return link.rounds
+    connection = _connection(program, "skip_trained")
+    connection.batches_to_skip = connection.rounds
+    return connection.rounds
 
 
-def _link(program: Program, what: str) -> Link:
-    read = work.read(program)
+def _connection(program: Program, what: str) -> Connection:
+    read = trainer_program.read(program)
     if read is None:
         raise errors.ProgramError(f"{what}: expected a trainer's program, that DistributeTranspiler.get_trainer_program gave")
-    return links.link(read)
+    return connections.connect(read)
 
 
 def leave(engine: Engine) -> None:
-    """Say goodbye to all servers that an engine's trainers worked with."""
-    links.leave(engine)
+    """Leave all servers that trainers of this engine are connected to."""
+    connections.leave(engine)
 
 
 def farewell(program: Program) -> None:
-    """Say goodbye to the servers of the trainer that a program is for."""
-    read = work.read(program)
+    """Leave the servers of the trainer that a program belongs to."""
+    read = trainer_program.read(program)
     if read is not None:
-        links.drop(read.key)
+        connections.drop(read.key)

@@ -1,4 +1,4 @@
-"""Saving and loading what parameter servers hold.
+"""Saving and loading the variables that parameter servers hold.
 
 A folder of `save_persistables` has a file for each variable of the program before it was divided, by its name and in Fluid's
 format, the whole of it whichever servers have its pieces: `fluid.io.load_persistables` reads it, and so do as many or other
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from jfluid import errors
-from jfluid.distributed import links
+from jfluid.distributed.wire import connections
 from jfluid.engine import Engine, Fetched, HasEngine, Runner
 from jfluid.files import model as models
 from jfluid.files.storage import path_below, paths_to_write
@@ -23,7 +23,8 @@ from jfluid.files.variables import is_persistable, read_scope
 from jfluid.ir.program import Program
 from jfluid.ir.variable import Variable
 from jfluid.scope import Scope
-from jfluid.transpiler.parameter_server.holdings import Holdings, Kept, Part
+from jfluid.transpiler.parameter_server.division import Division, SavedVariable
+from jfluid.transpiler.parameter_server.layout import Piece
 
 Array = np.ndarray[Any, Any]
 _ASKED_BYTES = 16 << 20  # of rows in one question
@@ -51,11 +52,11 @@ def save_persistables(executor: HasEngine, dirname: str, main_program: Program) 
         FileFormatError: a variable's name leads out of the folder; nothing is written then.
         ServerError: a server does not answer, or cannot write. OSError: this process cannot.
     """
-    held = _holdings(main_program, "save_persistables")
-    asked = _Asked(held, executor)
-    asked.save([v for v in held.origin.list_vars() if is_persistable(v)], dirname)
-    for name in asked.remote():
-        asked.save_table(name, dirname)
+    division = _division_of(main_program, "save_persistables")
+    saver = _Saver(division, executor)
+    saver.save([v for v in division.origin.list_vars() if is_persistable(v)], dirname)
+    for name in saver.remote():
+        saver.save_table(name, dirname)
 
 
 def save_inference_model(executor: HasEngine, dirname: str, feeded_var_names: Sequence[str] | str,
@@ -64,7 +65,7 @@ def save_inference_model(executor: HasEngine, dirname: str, feeded_var_names: Se
     """Save what computes the targets, as `fluid.io.save_inference_model` does, with the parameters that servers hold.
 
     The saved model knows no servers: `fluid.io.load_inference_model` loads it anywhere. Distributed tables become ordinary
-    ones, of their declared height: ids that no trainer has shown have the row that they would be born with.
+    ones, of their declared height: ids that no trainer has shown have the row with which they would be initialized.
 
     Args:
         executor, dirname, feeded_var_names, target_vars, export_for_deployment: as of `fluid.io.save_inference_model`.
@@ -76,8 +77,8 @@ def save_inference_model(executor: HasEngine, dirname: str, feeded_var_names: Se
 
     Raises what `save_persistables` does, and UnsupportedError for a distributed table of more than 64 GiB.
     """
-    held = _holdings(main_program, "save_inference_model")
-    program = _without_servers(origin_program if origin_program is not None else held.origin)
+    division = _division_of(main_program, "save_inference_model")
+    program = _without_servers(origin_program if origin_program is not None else division.origin)
     persistable = [v.name for v in program.list_vars() if is_persistable(v)]
     paths_to_write(dirname, persistable, reserved=["__model__", "__model__.main_program"])
     names = models.save_inference_model(dirname, feeded_var_names, target_vars, executor, program,
@@ -85,12 +86,12 @@ def save_inference_model(executor: HasEngine, dirname: str, feeded_var_names: Se
     saved = program
     if export_for_deployment:
         saved = models.read_program(os.path.join(os.fspath(dirname), "__model__"))
-    _Asked(held, executor, whole=True).save([v for v in saved.list_vars() if is_persistable(v)], dirname)
+    _Saver(division, executor, whole=True).save([v for v in saved.list_vars() if is_persistable(v)], dirname)
     return names
 
 
 def _without_servers(program: Program) -> Program:
-    """A copy whose look-ups read their tables here."""
+    """A copy of a program whose look-ups read tables of the scope."""
     twin = program._copy()
     for op in (op for block in twin.blocks for op in block.ops):
         for name in ("is_distributed", "remote_prefetch"):
@@ -111,14 +112,14 @@ def save_one_table(executor: HasEngine, name: str, dirname: str, program: Progra
 
     Raises ProgramError for a name that is none of a table, and what `save_persistables` does.
     """
-    held = _holdings(program, "save_one_table")
-    table = _table(held, name, "save_one_table")
-    asked = _Asked(held, executor)
+    division = _division_of(program, "save_one_table")
+    table = _table(division, name, "save_one_table")
+    saver = _Saver(division, executor)
     if table.distributed:
-        asked.save_table(name, dirname)
+        saver.save_table(name, dirname)
     else:
-        own = {n for n, kept in held.kept.items() if kept.table == name}
-        asked.save([v for v in held.origin.list_vars() if v.name in own], dirname)
+        own = {n for n, saved in division.variables.items() if saved.table == name}
+        saver.save([v for v in division.origin.list_vars() if v.name in own], dirname)
 
 
 def load_one_table(executor: HasEngine, name: str, dirname: str, program: Program) -> None:
@@ -127,11 +128,11 @@ def load_one_table(executor: HasEngine, name: str, dirname: str, program: Progra
     Their number may be another one than then. Arguments and errors are those of `save_one_table`; UnsupportedError for a table
     that is not distributed, and ServerError when a file is missing or damaged, or is another table's.
     """
-    held = _holdings(program, "load_one_table")
-    if not _table(held, name, "load_one_table").distributed:
+    division = _division_of(program, "load_one_table")
+    if not _table(division, name, "load_one_table").distributed:
         raise errors.UnsupportedError(f"load_one_table: {name} is not distributed: its rows are loaded before servers serve, "
                                       "with fleet.init_server(model_dir)")
-    _Asked(held, executor).client.restore(_folder(dirname, name), tables=[name])
+    _Saver(division, executor).client.restore(_folder(dirname, name), tables=[name])
 
 
 def shrink(executor: HasEngine, name: str | None, age: int, program: Program) -> int:
@@ -148,25 +149,25 @@ def shrink(executor: HasEngine, name: str | None, age: int, program: Program) ->
 
     Raises ProgramError for a name that is none of a distributed table, ServerError for an age below 1.
     """
-    held = _holdings(program, "shrink")
-    asked = _Asked(held, executor)
-    if name is not None and not _table(held, name, "shrink").distributed:
+    division = _division_of(program, "shrink")
+    saver = _Saver(division, executor)
+    if name is not None and not _table(division, name, "shrink").distributed:
         raise errors.ProgramError(f"shrink: {name} is not distributed: all its rows are part of the parameter, and stay")
-    return sum(asked.client.shrink(table, age) for table in ([name] if name is not None else asked.remote()))
+    return sum(saver.client.shrink(table, age) for table in ([name] if name is not None else saver.remote()))
 
 
-def _holdings(program: Program, what: str) -> Holdings:
-    held = getattr(program, "holdings", None)
-    if not isinstance(held, Holdings):
+def _division_of(program: Program, what: str) -> Division:
+    division = getattr(program, "division", None)
+    if not isinstance(division, Division):
         raise errors.ProgramError(f"{what}: expected a trainer's program, that DistributeTranspiler.get_trainer_program (or "
                                   "fleet.main_program) gave in this process: others do not say what servers hold")
-    return held
+    return division
 
 
-def _table(held: Holdings, name: str, what: str) -> Kept:
-    found = held.kept.get(name)
+def _table(division: Division, name: str, what: str) -> SavedVariable:
+    found = division.variables.get(name)
     if found is None or found.table != name:
-        tables = [k for k, kept in held.kept.items() if kept.table == k]
+        tables = [k for k, saved in division.variables.items() if saved.table == k]
         raise errors.ProgramError(f"{what}: {name} is no table; there is: {', '.join(tables) or 'none'}"
                                   + errors.close_to(name, tables))
     return found
@@ -176,89 +177,89 @@ def _folder(dirname: str, table: str) -> str:
     return paths_to_write(os.path.abspath(os.fspath(dirname)), [table])[0]
 
 
-class _Asked:
-    """What servers hold, asked for by a trainer.
+class _Saver:
+    """Pulls and saves, for a trainer, the variables that servers hold.
 
     Args:
-        whole: distributed tables are asked for too, instead of being left to the servers.
+        whole: distributed tables are pulled too, instead of being saved by the servers.
     """
 
-    def __init__(self, held: Holdings, executor: HasEngine, whole: bool = False):
-        self._held, self._whole = held, whole
-        self.client = links.borrowed(held.endpoints, held.trainer, executor.engine).client
+    def __init__(self, division: Division, executor: HasEngine, whole: bool = False):
+        self._division, self._whole = division, whole
+        self.client = connections.borrow(division.layout.endpoints, division.trainer, executor.engine).client
 
     def remote(self) -> list[str]:
         """Distributed tables: servers save them themselves."""
-        return [name for name, kept in self._held.kept.items() if kept.distributed and kept.parameter]
+        return [name for name, saved in self._division.variables.items() if saved.distributed and saved.parameter]
 
     def save_table(self, name: str, dirname: str) -> None:
-        """Have the servers save a table."""
+        """Make the servers save a table."""
         self.client.save(_folder(dirname, name), tables=[name])
 
     def save(self, variables: Iterable[Variable], dirname: str) -> None:
         """Save variables by their names, those that servers do not hold from the scope."""
         variables = list(variables)
         for var, path in zip(variables, paths_to_write(dirname, [v.name for v in variables])):
-            kept = self._held.kept.get(var.name)
-            if kept is None:
+            saved = self._division.variables.get(var.name)
+            if saved is None:
                 save_tensors(path, read_scope([var.name]))
-            elif not kept.table:
-                save_tensors(path, [Stored(self._dense(kept))])
-            elif not kept.distributed:
-                save_in_parts(path, kept.dtype, kept.shape, self._rows(kept))
+            elif not saved.table:
+                save_tensors(path, [Stored(self._dense(saved))])
+            elif not saved.distributed:
+                save_in_parts(path, saved.dtype, saved.shape, self._rows(saved))
             elif self._whole:
-                self._check_size(kept)
-                save_in_parts(path, kept.dtype, kept.shape, self._rows(kept))
+                self._check_size(saved)
+                save_in_parts(path, saved.dtype, saved.shape, self._rows(saved))
 
-    def _check_size(self, kept: Kept) -> None:
-        size = 4 * kept.width * kept.shape[0]
+    def _check_size(self, saved: SavedVariable) -> None:
+        size = 4 * saved.width * saved.shape[0]
         if size > LARGEST_TABLE:
             raise errors.UnsupportedError(
-                f"save_inference_model: table {kept.name} has {kept.shape[0]} rows, {size >> 30} GiB; a model takes tables of "
-                f"up to {LARGEST_TABLE >> 30} GiB. Declare it with the height that ids need, or let servers answer: "
+                f"save_inference_model: table {saved.name} has {saved.shape[0]} rows, {size >> 30} GiB; a model takes tables "
+                f"of up to {LARGEST_TABLE >> 30} GiB. Declare it with the height that ids need, or let servers answer: "
                 "save_persistables, and jfluid.ps_server.client.Client.look_up")
 
-    def _dense(self, kept: Kept) -> Array:
-        parts = [self._part(kept, part) for part in (kept.parts if kept.cut else kept.parts[:1])]
+    def _dense(self, saved: SavedVariable) -> Array:
+        parts = [self._part(saved, piece) for piece in (saved.pieces if saved.cut else saved.pieces[:1])]
         return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
-    def _part(self, kept: Kept, part: Part) -> Array:
+    def _part(self, saved: SavedVariable, piece: Piece) -> Array:
         """What one server has. Parameters travel as they are, other variables as their bytes."""
-        name, dtype = f"{part.name}@{part.server}@saved", np.dtype(kept.dtype)
-        count = int(np.prod(part.shape))
-        words = count if kept.parameter else -(-count * dtype.itemsize // 4)
-        self.client.place_block(name, part.server, (words,), part.name)
+        name, dtype = f"{piece.name}@{piece.server}@saved", np.dtype(saved.dtype)
+        count = int(np.prod(piece.shape))
+        words = count if saved.parameter else -(-count * dtype.itemsize // 4)
+        self.client.place_block(name, piece.server, (words,), piece.name)
         try:
             value = self.client.pull(blocks=[name], train=False).blocks[name]
         finally:
             self.client.forget_block(name)
-        if kept.parameter:
-            return value.astype(dtype, copy=False).reshape(part.shape)
-        return np.frombuffer(value.tobytes()[:count * dtype.itemsize], dtype).reshape(part.shape)
+        if saved.parameter:
+            return value.astype(dtype, copy=False).reshape(piece.shape)
+        return np.frombuffer(value.tobytes()[:count * dtype.itemsize], dtype).reshape(piece.shape)
 
-    def _rows(self, kept: Kept) -> Iterator[Array]:
+    def _rows(self, saved: SavedVariable) -> Iterator[Array]:
         """A table's values, or a part of its optimizer's state, in the order of rows."""
         from jfluid.ps_server.client import RowRange
-        table, own = self._held.kept[kept.table], kept.name != kept.table
-        if kept.distributed:
-            self.client.place_table(kept.table, kept.width)
-            yield from self._looked_up(kept, kept.table, kept.shape[0], kept.name if own else "")
+        table, own = self._division.variables[saved.table], saved.name != saved.table
+        if saved.distributed:
+            self.client.place_table(saved.table, saved.width)
+            yield from self._looked_up(saved, saved.table, saved.shape[0], saved.name if own else "")
             return
-        for there, part in zip(table.parts, kept.parts, strict=True):
+        for there, piece in zip(table.pieces, saved.pieces, strict=True):
             name = f"{there.name}@{there.server}@saved"
-            self.client.place_table(name, kept.width, [RowRange(there.name, there.server, 0, there.shape[0])])
-            yield from self._looked_up(kept, name, there.shape[0], part.name if own else "")
+            self.client.place_table(name, saved.width, [RowRange(there.name, there.server, 0, there.shape[0])])
+            yield from self._looked_up(saved, name, there.shape[0], piece.name if own else "")
 
-    def _looked_up(self, kept: Kept, table: str, rows: int, slot: str) -> Iterator[Array]:
-        step = max(_ASKED_BYTES // (4 * max(kept.width, 1)), 1)
+    def _looked_up(self, saved: SavedVariable, table: str, rows: int, slot: str) -> Iterator[Array]:
+        step = max(_ASKED_BYTES // (4 * max(saved.width, 1)), 1)
         for begin in range(0, rows, step):
             ids = np.arange(begin, min(begin + step, rows), dtype=np.int64)
             values = self.client.look_up(table, ids, slot)
-            yield values.astype(kept.dtype, copy=False).reshape(len(ids), *kept.shape[1:])
+            yield values.astype(saved.dtype, copy=False).reshape(len(ids), *saved.shape[1:])
 
 
 class Notify(Runner):
-    """A program of `checkpoint_notify` operators: each has servers save a table."""
+    """Runs a program of `checkpoint_notify` operators: each makes the servers save a table."""
 
     def __init__(self, program: Program, engine: Engine):
         self._engine, self._ops = engine, program.global_block().ops
@@ -275,7 +276,7 @@ class Notify(Runner):
         if feed or fetches:
             raise errors.FetchError(f"a program of {NOTIFY} has nothing to feed or fetch")
         for op in self._ops:
-            client = links.borrowed(op.attr("epmap"), op.attr("trainer_id"), self._engine).client
+            client = connections.borrow(op.attr("epmap"), op.attr("trainer_id"), self._engine).client
             client.save(_folder(op.attr("dir"), op.attr("lookup_table")), tables=[op.attr("lookup_table")])
         return []
 
@@ -299,51 +300,51 @@ def load(model_dir: str, server_main_program: Program, executor: Any, scope: Sco
         ProgramError: the program is none of a server.
         FileFormatError: a file is missing, damaged, or of another shape. The scope is then as it was.
     """
-    held = _holdings(server_main_program, "load")
+    division = _division_of(server_main_program, "load")
     serving = [op for op in server_main_program.global_block().ops if op.type == "listen_and_serv"]
     if not serving:
         raise errors.ProgramError("load: expected a server's program, that DistributeTranspiler.get_pserver_program gave")
-    _Loading(Path(model_dir), held, serving[0].attr("pserver_id")).into(scope)
+    _Loader(Path(model_dir), division, serving[0].attr("pserver_id")).into(scope)
 
 
-class _Loading:
-    """A folder, for one server."""
+class _Loader:
+    """Loads the variables of one server from a folder."""
 
-    def __init__(self, folder: Path, held: Holdings, server: int):
+    def __init__(self, folder: Path, division: Division, server: int):
         if not folder.is_dir():
             raise errors.FileFormatError(f"{folder}: there is no such folder")
         self._folder = folder
-        mine = [(kept, part) for kept in held.kept.values() for part in kept.parts if part.server == server]
+        mine = [(saved, piece) for saved in division.variables.values() for piece in saved.pieces if piece.server == server]
         self._parameters = [m for m in mine if m[0].parameter]
         self._state = [m for m in mine if not (m[0].parameter or m[0].setting or m[0].distributed)]
 
     def into(self, scope: Scope) -> None:
-        """Set the variables, when all could be read."""
+        """Set the variables, once all of them could be read."""
         there = [m for m in self._state if os.path.exists(self._path(m[0]))]
         if there and len(there) < len(self._state):
-            missing = sorted({kept.name for kept, part in self._state} - {kept.name for kept, _ in there})
+            missing = sorted({saved.name for saved, piece in self._state} - {saved.name for saved, _ in there})
             raise errors.FileFormatError(f"{self._folder}: the optimizer's state is there in part: {', '.join(missing)} "
                                          "missing. Remove the other files of it to begin it anew, or complete the folder")
         if not there and self._state:
             _LOG.info("%s holds parameters only: the optimizer's state begins anew", self._folder)
-        found = [(kept, part, self._read(kept, part)) for kept, part in self._parameters + there]
-        for kept, part, value in found:
+        found = [(saved, piece, self._read(saved, piece)) for saved, piece in self._parameters + there]
+        for saved, piece, value in found:
             if value is None:
-                scope.var(part.name).saved = self._path(kept)
+                scope.var(piece.name).saved = self._path(saved)
                 continue
-            scope.var(part.name).get_tensor().set(value)
-            for i, count in enumerate(kept.counts):
+            scope.var(piece.name).get_tensor().set(value)
+            for i, count in enumerate(saved.counts):
                 scope.var(count).get_tensor().set(value if i == 0 else np.zeros_like(value))
 
-    def _read(self, kept: Kept, part: Part) -> Array | None:
-        """A part of a variable; None for a distributed table, which is read when the server has it."""
-        path = self._path(kept)
-        if kept.distributed:
+    def _read(self, saved: SavedVariable, piece: Piece) -> Array | None:
+        """A piece of a variable; None for a distributed table, which is read when the server has it."""
+        path = self._path(saved)
+        if saved.distributed:
             if not os.path.exists(path):
-                raise errors.FileFormatError(f"{path}: there is no such file or folder, and table {kept.name} needs it")
+                raise errors.FileFormatError(f"{path}: there is no such file or folder, and table {saved.name} needs it")
             return None
-        rows = part.shape[0] if kept.cut else kept.shape[0]
-        return load_rows(path, kept.name, kept.dtype, kept.shape, part.first if kept.cut else 0, rows)
+        rows = piece.shape[0] if saved.cut else saved.shape[0]
+        return load_rows(path, saved.name, saved.dtype, saved.shape, piece.first if saved.cut else 0, rows)
 
-    def _path(self, kept: Kept) -> str:
-        return path_below(self._folder, kept.name)
+    def _path(self, saved: SavedVariable) -> str:
+        return path_below(self._folder, saved.name)

@@ -183,7 +183,7 @@ def save_persistables(
 
 def works_with_servers(program: Program) -> bool:
     """Whether it is a trainer's program, some of whose variables parameter servers hold."""
-    return program.holdings is not None and all(op.type != "listen_and_serv" for op in program.global_block().ops)
+    return program.division is not None and all(op.type != "listen_and_serv" for op in program.global_block().ops)
 
 
 def load_params(executor: Any, dirname: str, main_program: Program | None = None, filename: str | None = None) -> None:

@@ -32,7 +32,7 @@ class Program:
         self.device = ""
         self.release: int | None = _RELEASE  # the Fluid release that the program's file names
         self._trainers_endpoints: list[str] = []  # of the processes that train together, if DistributeTranspiler said so
-        self.holdings: Any = None  # of a program that DistributeTranspiler made: what servers hold of its variables
+        self.division: Any = None  # of a program that DistributeTranspiler made: how it was divided between processes
         self.op_compatibility = b""  # what the file says of operators' versions, kept as read
 
     # Structure
@@ -118,9 +118,9 @@ class Program:
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """What a program that is made from this one, or what runs it, depends on: as a key. It holds on to `holdings`, so that
+        """What a program that is made from this one, or what runs it, depends on: as a key. It holds on to `division`, so that
         none is taken for another."""
-        return self.fingerprint, self._seed, self.holdings
+        return self.fingerprint, self._seed, self.division
 
     def _stamp(self, op: Operator) -> None:
         """Give a new operator the current role, name scope and device."""
@@ -174,7 +174,7 @@ class Program:
         twin = Program()
         twin._seed = self._seed
         twin.release, twin.op_compatibility = self.release, self.op_compatibility
-        twin._trainers_endpoints, twin.holdings = list(self._trainers_endpoints), self.holdings
+        twin._trainers_endpoints, twin.division = list(self._trainers_endpoints), self.division
         twin.blocks = [Block(twin, b.idx, b.parent_idx, b.forward_block_idx) for b in self.blocks]
         for old, new in zip(self.blocks, twin.blocks):
             for var in old.vars.values():

@@ -17,8 +17,9 @@ import numpy as np
 
 import jfluid as fluid
 from jfluid import distributed, layers
-from jfluid.distributed import links, work
-from jfluid.distributed.communicator import Communicator
+from jfluid.distributed.programs import trainer_program
+from jfluid.distributed.trainer.communicator import Communicator
+from jfluid.distributed.wire import connections
 from jfluid.ps_server import kernels
 from jfluid.transpiler.config import DistributedMode
 from tests.chaos import journal
@@ -139,7 +140,7 @@ def train(spec: Mapping[str, Any]) -> None:
     if spec["job"] in MODES:
         # A server that has started again has what idle trainers keep when they have seen that; at a barrier all have.
         wait_to_be_there(folder / "calm")
-        links.link(work.read(main)).client.barrier("all have ended")
+        connections.connect(trainer_program.read(main)).client.barrier("all have ended")
     if number == 0:
         for other in range(spec["trainers"]):
             wait_to_be_there(folder / f"done-{other}")
@@ -174,7 +175,7 @@ def by_marks(spec: Mapping[str, Any], main: Any) -> Iterator[tuple[int, Any]]:
     first = max(journal.read(path).next_mark - number * steps, 0)
     communicator = Communicator(main, MODES[spec["job"]], {"trainers": spec["trainers"], "push_nums": EVERY})
     writer = journal.Writer(path, marks_in)
-    writer.watch(links.link(work.read(main)).calls)
+    writer.watch(connections.connect(trainer_program.read(main)).calls)
     communicator.start()
     logging.info("goes on with step %d", first)
     for step in range(first, steps):
@@ -209,19 +210,19 @@ def wait_for(path: Path, step: int) -> None:
 
 def dump(spec: Mapping[str, Any], executor: Any, main: Any) -> None:
     """Write what servers hold at the end."""
-    folder, link = Path(spec["folder"]), links.link(work.read(main))
-    statuses = link.client.status()
+    folder, connection = Path(spec["folder"]), connections.connect(trainer_program.read(main))
+    statuses = connection.client.status()
     arrays: dict[str, np.ndarray] = {"lost": np.array([s.lost for s in statuses])}
     if spec["job"].startswith("sync"):
         fluid.io.save_persistables(executor, str(folder / "saved"), main)
-        names = [name for name, table in work.read(main).tables.items() if not table.stretches]
+        names = [name for name, table in trainer_program.read(main).tables.items() if table.hashed]
         for name in names:
             ids = np.arange(main.global_block().var(name).shape[0])
             slots = ("", f"{name}_moment1_0", f"{name}_moment2_0")
-            arrays |= {f"{name} {slot}": link.client.look_up(name, ids, slot) for slot in slots}
+            arrays |= {f"{name} {slot}": connection.client.look_up(name, ids, slot) for slot in slots}
     else:
         arrays |= job.served(main)
-        arrays["cut servers"] = servers_of(work.read(main), "cut")
+        arrays["cut servers"] = servers_of(trainer_program.read(main), "cut")
         if "hashed" in arrays:
             arrays["hashed servers"] = kernels.owners_of(np.arange(len(arrays["hashed"])), len(statuses))
     fresh = folder / "final.fresh"
@@ -233,9 +234,5 @@ def dump(spec: Mapping[str, Any], executor: Any, main: Any) -> None:
 
 def servers_of(asked: Any, name: str) -> np.ndarray:
     """Which server has each row of a parameter that is cut."""
-    if name in asked.tables:
-        pieces = [(server, rows) for _, server, _, rows in asked.tables[name].stretches]
-    else:
-        found = links.link(asked).params[name]
-        pieces = [(piece.server, piece.shape[0]) for piece in found.pieces]
-    return np.concatenate([np.full(rows, server) for server, rows in pieces])
+    found = asked.tables.get(name) or connections.connect(asked).params[name]
+    return np.concatenate([np.full(piece.rows, piece.server) for piece in found.pieces])

@@ -7,11 +7,12 @@ there is closed; but those that it has forked hold that open.)
 """
 import numpy as np
 
-from jfluid.distributed import geo, program_store, serving, trainer
+from jfluid.distributed.server import program_store, serving
+from jfluid.distributed.trainer import geo, training
 from jfluid.ps_server import client, kernels, server, specs, table
 from tests.chaos import entry, program
 
-__all__ = ["client", "geo", "program", "program_store", "server", "serving", "trainer"]
+__all__ = ["client", "geo", "program", "program_store", "server", "serving", "training"]
 
 
 def warm() -> None:

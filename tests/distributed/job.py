@@ -10,7 +10,9 @@ import numpy as np
 import jfluid as fluid
 import jfluid.ps_server.kernels  # Numba cannot be imported by two threads at once
 from jfluid import layers
-from jfluid.distributed import checkpoint, links, work
+from jfluid.distributed import checkpoint
+from jfluid.distributed.programs import trainer_program
+from jfluid.distributed.wire import connections
 from tests.ports import free_endpoints
 
 VOCABULARY, ROWS = 40, 12  # of `net`
@@ -179,7 +181,7 @@ class Trainer:
 
 def parameters(program, scope=None):
     """All parameters of a program by name: of a scope (the global one), and tables that trainers have not whole of servers."""
-    scope, asked = scope or fluid.global_scope(), work.read(program)
+    scope, asked = scope or fluid.global_scope(), trainer_program.read(program)
     tables = served(program, asked.tables) if asked else {}
     return {p.name: np.array(scope.find_var(p.name).get_tensor()) for p in program.all_parameters() if p.name not in tables} \
         | tables
@@ -187,13 +189,13 @@ def parameters(program, scope=None):
 
 def served(program, names=None):
     """Parameters (all by default) of a trainer's program by name, as its servers have them."""
-    asked = work.read(program)
-    link = links.link(asked)
+    asked = trainer_program.read(program)
+    connection = connections.connect(asked)
     names = [p.name for p in program.all_parameters()] if names is None else names
-    pieces = [piece.name for n in names if n not in asked.tables for piece in link.params[n].pieces]
-    pulled = link.client.pull(blocks=pieces).blocks if pieces else {}
-    return {n: link.client.look_up(n, np.arange(program.global_block().var(n).shape[0])) if n in asked.tables
-            else link.params[n].joined(pulled) for n in names}
+    pieces = [piece.name for n in names if n not in asked.tables for piece in connection.params[n].pieces]
+    pulled = connection.client.pull(blocks=pieces).blocks if pieces else {}
+    return {n: connection.client.look_up(n, np.arange(program.global_block().var(n).shape[0])) if n in asked.tables
+            else connection.params[n].join(pulled) for n in names}
 
 
 class Job:
@@ -245,8 +247,8 @@ class Job:
         for trainer in self.trainers:
             if kind is None:
                 trainer.executor.close()
-            elif link := links._links.pop((tuple(trainer.endpoints), trainer.number), None):
-                link.client.close()
+            elif connection := connections._connections.pop((tuple(trainer.endpoints), trainer.number), None):
+                connection.client.close()
         if kind is None:
             for thread in self._threads:
                 thread.join(180)  # it takes half a minute where all that a trainer said last was lost

@@ -13,7 +13,7 @@ import numpy as np
 
 import jfluid as fluid
 from jfluid import distributed
-from jfluid.distributed import links
+from jfluid.distributed.wire import connections
 from tests.distributed import job
 
 
@@ -41,13 +41,13 @@ def train(spec):
     print("begins", first, flush=True)
     for step in itertools.takewhile(lambda step: _goes_on(spec, step), itertools.count(first)):
         if step == spec["saves_at"]:
-            _link().client.save(f"{spec['folder']}/snapshots/server-0")
+            _connection().client.save(f"{spec['folder']}/snapshots/server-0")
         batch = (job.wide_batch if spec.get("wide") else job.batch)(step)
         found, = executor.run(main, feed=job.share(batch, spec["number"], spec["trainers"]), fetch_list=[loss])
         print("step", step, float(np.mean(found)), flush=True)
     if spec["number"] == 0:
         fluid.io.save_persistables(executor, f"{spec['folder']}/saved", main)
-        statuses = _link().client.status()
+        statuses = _connection().client.status()
         applied = {table.step for s in statuses for table in s.tables.values()}
         print("lost", sum(s.lost for s in statuses), "applied", applied, flush=True)
     executor.close()
@@ -64,8 +64,8 @@ def _goes_on(spec, step):
     return True
 
 
-def _link():
-    return next(iter(links._links.values()))
+def _connection():
+    return next(iter(connections._connections.values()))
 
 
 def undisturbed(spec):

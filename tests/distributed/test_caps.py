@@ -58,7 +58,7 @@ def test_a_bound_is_a_positive_number(bad):
 
 
 def test_a_wrong_bound_in_the_environment_is_named(monkeypatch):
-    from jfluid.distributed.settings import server_settings
+    from jfluid.distributed.wire.settings import server_settings
     monkeypatch.setenv("JFLUID_PS_MAX_BYTES", "many")
     with pytest.raises(errors.ServerError, match="JFLUID_PS_MAX_BYTES: expected an integer from 1 on, found 'many'"):
         server_settings(0, token="x" * 16)

@@ -6,7 +6,8 @@ import pytest
 
 import jfluid as fluid
 from jfluid import errors
-from jfluid.distributed import checkpoint, links
+from jfluid.distributed import checkpoint
+from jfluid.distributed.wire import connections
 from tests.distributed.job import VOCABULARY, Job, alone, batch, batches, net
 
 KINDS = ["dense", "sparse", "distributed"]
@@ -121,15 +122,15 @@ def test_checkpoint_notify(tmp_path):
 def test_snapshots_of_cut_parameters_are_of_as_many_servers(tmp_path):
     with Job(net("sparse", "adam"), 2) as job:
         job.begin()
-        link = links._links[tuple(job.endpoints), 0]
-        link.client.save(str(tmp_path))
+        connection = connections._connections[tuple(job.endpoints), 0]
+        connection.client.save(str(tmp_path))
     with Job(net("sparse", "adam"), 3) as job:
         job.begin()
         job.steps(batches(1))
         before = job.parameters()
-        link = links._links[tuple(job.endpoints), 0]
+        connection = connections._connections[tuple(job.endpoints), 0]
         with pytest.raises(errors.ServerError, match=r"2 servers.*cut.*3.*save_persistables.*init_server"):
-            link.client.restore(str(tmp_path))
+            connection.client.restore(str(tmp_path))
         for name, value in job.parameters().items():
             np.testing.assert_array_equal(value, before[name])
 

@@ -23,7 +23,7 @@ def test_rows_are_there_when_they_were_shown_often_enough():
     batches = [feed([1, 1, 2], [3, 0, 0]), feed([1], [5])]
     losses, found = in_job(net(sgd, distributed=True, entry=CountEntry(count=3)), batches)
     bias = RATE * 2 * 3 / 3
-    predicted = 4 * 0.3 * 0.5 + bias  # the row of 1 is born when it is shown for the third time
+    predicted = 4 * 0.3 * 0.5 + bias  # the row of 1 is created when it is shown for the third time
     np.testing.assert_allclose(losses, [9 / 3, (predicted - 5) ** 2], rtol=1e-5)
     expected = np.zeros((HEIGHT, 4), np.float32)
     expected[1] = 0.3 - RATE * 2 * (predicted - 5) * 0.5

@@ -14,8 +14,8 @@ import pytest
 
 import jfluid as fluid
 from jfluid import errors
-from jfluid.distributed import snapshots
-from jfluid.distributed.snapshots import Snapshots
+from jfluid.distributed.server.snapshot_writers import Snapshots
+from jfluid.distributed.wire.settings import kept_bytes
 from jfluid.files.tensor_format import load_tensors
 from tests import forked
 from tests.chaos.entry import publish
@@ -338,4 +338,4 @@ def test_a_new_job_does_not_take_up_an_old_one(tmp_path, monkeypatch):
             Snapshots.of_server(0)
     monkeypatch.setenv("JFLUID_PS_KEEP_BYTES", "1 GB")
     with pytest.raises(errors.ServerError, match="JFLUID_PS_KEEP_BYTES: expected an integer from 0 on, found '1 GB'"):
-        snapshots.kept_bytes()
+        kept_bytes()

@@ -3,8 +3,9 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid.distributed import links, work
-from jfluid.distributed.communicator import Communicator
+from jfluid.distributed.programs import trainer_program
+from jfluid.distributed.trainer.communicator import Communicator
+from jfluid.distributed.wire import connections
 from jfluid.transpiler.config import DistributedMode
 from tests.distributed.job import Job, alone, batches, net, parameters, programs, served
 from tests.distributed.test_replicas import assert_same, in_replicas
@@ -26,7 +27,7 @@ def trained(build, devices, trainers, feeds, every, **settings):
             trainer = job.trainers[i % trainers]
             found, = trainer.executor.run(runs[trainer.number], feed=feed, fetch_list=[trainer.built[0]], scope=trainer.scope)
             losses.append(np.mean(found))
-            exchange = links.link(work.read(trainer.main)).strategy._under_way
+            exchange = connections.connect(trainer_program.read(trainer.main)).strategy._under_way
             if exchange is not None:
                 exchange[0].result()
         for communicator in communicators:

@@ -6,7 +6,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid import errors, layers
-from jfluid.distributed.communicator import Communicator
+from jfluid.distributed.trainer.communicator import Communicator
 from jfluid.transpiler.config import DistributedMode
 from tests.distributed.job import HEIGHT, SLOTS, alone, click_model, clicks, parameters, served, trainer_of
 from tests.distributed.test_replicas import assert_same, in_replicas, joined

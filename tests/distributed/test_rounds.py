@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 
-from jfluid.distributed.links import Link
+from jfluid.distributed.wire.connections import Connection
 from jfluid.ps_server import specs
 from jfluid.ps_server.client import Client
 from jfluid.ps_server.errors import RollbackError
@@ -36,13 +36,13 @@ def endpoint(server):
 
 def know(client):
     for i in range(2):
-        client.place_block(f"w{i}", min(i, len(client._channels) - 1), (2,))
+        client.place_block(f"w{i}", min(i, len(client._connections) - 1), (2,))
     return client
 
 
-def link(servers):
+def connect(servers):
     """The connection of a new life of trainer 0."""
-    made = Link([endpoint(s) for s in servers], 0)
+    made = Connection([endpoint(s) for s in servers], 0)
     assert made.careful
     know(made.client)
     return made
@@ -76,7 +76,7 @@ def test_gradients_that_only_some_servers_have_are_dropped(servers):
         thread = step(other, 1, 2)
         until_confirmed(servers, 1)
         assert [s.store.rounds for s in servers] == [0, 0]
-        again = link(servers)
+        again = connect(servers)
         assert again.rounds == 0
         step(again.client, 1, 4).join()
         thread.join()
@@ -94,7 +94,7 @@ def test_gradients_that_were_confirmed_anywhere_are_applied_everywhere(servers):
             to_the_first.pull(round=1, confirm=True)
         assert [s.store.rounds for s in servers] == [1, 0] and thread.is_alive()
         killed.close()
-        again = link(servers)
+        again = connect(servers)
         assert again.rounds == 1
         thread.join()
         assert values(servers) == [-3.0, -3.0]
@@ -104,10 +104,10 @@ def test_gradients_that_were_confirmed_anywhere_are_applied_everywhere(servers):
 def test_servers_that_cannot_agree_are_named(servers):
     servers[0].store.rounds = 3
     with pytest.raises(RollbackError, match=r"\(server 0 has 3, server 1 has 0\), and gradients that .* were lost"):
-        link(servers)
+        connect(servers)
     servers[0].store.rounds = 1
     with pytest.raises(RollbackError, match="round 1 cannot be confirmed: this server has applied 0 rounds, and holds no"):
-        link(servers)
+        connect(servers)
 
 
 def test_a_push_that_is_sent_again_is_held_once(servers):

@@ -2,7 +2,7 @@
 import pytest
 
 from jfluid import errors
-from jfluid.distributed.settings import client_options, server_settings
+from jfluid.distributed.wire.settings import client_options, server_settings
 
 TOKEN = "0123456789-token-of-the-tests"
 

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from jfluid import errors
-from jfluid.distributed.geo import Geo
-from jfluid.distributed.links import Gradients
-from jfluid.distributed.strategies import Async, AsyncSettings, Direct
-from jfluid.distributed.work import Dense, Piece
+from jfluid.distributed.trainer.geo import Geo
+from jfluid.distributed.trainer.strategies import Async, AsyncSettings, Direct
+from jfluid.distributed.wire.connections import Gradients
 from jfluid.ps_server.store import Change
 from jfluid.scope import Scope
+from jfluid.transpiler.parameter_server.layout import ParameterLayout, Piece
 
-W = Dense("w", (Piece("w.block0", 0, (2, 3)), Piece("w.block1", 1, (1, 3))))
+W = ParameterLayout("w", (3, 3), (Piece("w.block0", 0, 0, (2, 3)), Piece("w.block1", 1, 2, (1, 3))))
 WORK = SimpleNamespace(received=[W], dense=[("w@GRAD", W)], rows=[SimpleNamespace(table="t")], synchronous=False)
 
 
@@ -52,13 +52,13 @@ class Servers:
         return SimpleNamespace(rows=rows, blocks={n: self.blocks[n].copy() for n in pull_blocks})
 
 
-def a_link(servers, **params):
+def a_connection(servers, **params):
     return SimpleNamespace(client=servers, calls=servers, endpoints=["a:1", "b:2"], rounds=4, careful=False, recovers=False,
                            params=params, place_rows=lambda p: None)
 
 
 def gradients(value, ids=(1, 2)):
-    dense = W.cut(np.full((3, 3), value, np.float32))
+    dense = W.split(np.full((3, 3), value, np.float32))
     return Gradients(dense, {"t": (np.array(ids, np.int64), np.full((len(ids), 2), value, np.float32))},
                      {"c": np.ones(1, np.float32)})
 
@@ -72,28 +72,28 @@ def until(condition):
 
 def test_direct_sends_counts_then_exchanges():
     servers = Servers(**{"w.block0": np.zeros((2, 3)), "w.block1": np.zeros((1, 3))})
-    fresh = Direct().push(a_link(servers), WORK, gradients(1.0), Scope())
+    fresh = Direct().push(a_connection(servers), WORK, gradients(1.0), Scope())
     assert [c[0] for c in servers.calls] == ["ADD", "GRADIENT"]
     assert set(servers.calls[0][2]) == {"c@0", "c@1"}  # all servers hear of the step
-    np.testing.assert_array_equal(W.joined(fresh), np.full((3, 3), -1.0))
+    np.testing.assert_array_equal(W.join(fresh), np.full((3, 3), -1.0))
 
 
 def test_synchronous_steps_are_rounds():
     servers = Servers(**{"w.block0": np.zeros((2, 3)), "w.block1": np.zeros((1, 3))})
-    link = a_link(servers)
+    connection = a_connection(servers)
     for _ in range(2):
-        Direct(synchronous=True).push(link, WORK, Gradients(gradients(1.0).dense), Scope())
+        Direct(synchronous=True).push(connection, WORK, Gradients(gradients(1.0).dense), Scope())
     assert [c[1] for c in servers.calls] == [5, 6]
-    assert link.rounds == 6
+    assert connection.rounds == 6
 
 
 @pytest.mark.parametrize("sums, expected", [(True, 6.0), (False, 2.0)])
 def test_async_merges_what_waits(sums, expected):
     servers = Servers(**{"w.block0": np.zeros((2, 3)), "w.block1": np.zeros((1, 3))})
     strategy = Async(AsyncSettings(max_merge=3, wait_times=100, sums=sums, before_receive=1000))
-    link = a_link(servers)
+    connection = a_connection(servers)
     for value in (1.0, 2.0, 3.0):
-        assert strategy.push(link, WORK, gradients(value, ids=(1, int(value) + 1)), Scope()) == {}
+        assert strategy.push(connection, WORK, gradients(value, ids=(1, int(value) + 1)), Scope()) == {}
     until(lambda: len(servers.calls) == 2)
     count, push = servers.calls
     np.testing.assert_array_equal(count[2]["c@1"], [3.0])  # counts are added up, whatever gradients are
@@ -108,15 +108,15 @@ def test_async_merges_what_waits(sums, expected):
 def test_async_sends_after_a_while_and_receives_after_so_many_gradients():
     servers = Servers(**{"w.block0": np.zeros((2, 3)), "w.block1": np.zeros((1, 3))})
     strategy = Async(AsyncSettings(max_merge=20, wait_times=1, before_receive=3))  # a step has two gradients
-    link, scope = a_link(servers), Scope()
-    strategy.push(link, WORK, gradients(1.0), scope)
+    connection, scope = a_connection(servers), Scope()
+    strategy.push(connection, WORK, gradients(1.0), scope)
     until(lambda: len(servers.calls) == 2)
     assert servers.calls[1][4] == ()
-    strategy.push(link, WORK, gradients(1.0), scope)
+    strategy.push(connection, WORK, gradients(1.0), scope)
     until(lambda: any(c[0] == "pull" or c[-1] for c in servers.calls))
     until(lambda: strategy._fresh)
-    fresh = strategy.push(link, WORK, gradients(1.0), scope)
-    assert W.joined(fresh).max() <= -1.0
+    fresh = strategy.push(connection, WORK, gradients(1.0), scope)
+    assert W.join(fresh).max() <= -1.0
     strategy.stop()
     np.testing.assert_array_equal(servers.blocks["w.block0"], np.full((2, 3), -3.0))  # stop sends what waits
     np.testing.assert_array_equal(np.array(scope.find_var("w").get_tensor()), np.full((3, 3), -3.0))  # and receives
@@ -127,7 +127,7 @@ def test_async_gradients_are_the_steps_own():
     servers.gate.clear()
     strategy = Async(AsyncSettings(max_merge=1))
     step = gradients(1.0)
-    strategy.push(a_link(servers), WORK, step, Scope())
+    strategy.push(a_connection(servers), WORK, step, Scope())
     for value in step.dense.values():
         value[:] = 99.0  # XLA uses the buffer again
     servers.gate.set()
@@ -143,7 +143,7 @@ def test_async_waits_when_the_queue_is_full():
 
     def train():
         for i in range(5):
-            strategy.push(a_link(servers), WORK, Gradients(gradients(1.0).dense), Scope())
+            strategy.push(a_connection(servers), WORK, Gradients(gradients(1.0).dense), Scope())
             done.append(i)
     thread = threading.Thread(target=train)
     thread.start()
@@ -170,24 +170,24 @@ def test_async_failures_reach_the_trainer():
     servers = Servers()
     servers.failing = errors.ServerError("gone")
     strategy = Async(AsyncSettings(max_merge=1))
-    strategy.push(a_link(servers), WORK, Gradients(gradients(1.0).dense), Scope())
+    strategy.push(a_connection(servers), WORK, Gradients(gradients(1.0).dense), Scope())
     until(lambda: strategy._failed)
     with pytest.raises(errors.ServerError, match="gradients could not be sent: gone"):
-        strategy.push(a_link(servers), WORK, gradients(1.0), Scope())
+        strategy.push(a_connection(servers), WORK, gradients(1.0), Scope())
     with pytest.raises(errors.ServerError, match="gradients could not be sent: gone"):
         strategy.stop()
 
 
-def geo_trainer(scope, link, strategy, step, ids):
+def geo_trainer(scope, connection, strategy, step, ids):
     """One step of training: everything that is touched grows."""
     work = SimpleNamespace(touched=[("ids", "t")])
-    strategy.begin(link, work, scope)
+    strategy.begin(connection, work, scope)
     for name in ("w", "t"):
         tensor = scope.var(name).get_tensor()
         value = np.array(tensor)
         value[ids if name == "t" else slice(None)] += step
         tensor.set(value)
-    strategy.push(link, work, Gradients(touched={"t": np.array(ids, np.int64)}), scope)
+    strategy.push(connection, work, Gradients(touched={"t": np.array(ids, np.int64)}), scope)
 
 
 def geo_scope():
@@ -197,15 +197,15 @@ def geo_scope():
     return scope
 
 
-def geo_link(servers):
-    return a_link(servers, w=W, t=Dense("t", (Piece("t", 0, (10, 2)),)))
+def geo_connection(servers):
+    return a_connection(servers, w=W, t=ParameterLayout("t", (10, 2), (Piece("t", 0, 0, (10, 2)),)))
 
 
 def test_geo_of_one_trainer_is_local_training():
     servers = Servers(**{"w.block0": np.zeros((2, 3)), "w.block1": np.zeros((1, 3))})
-    scope, link, strategy = geo_scope(), geo_link(servers), Geo(every=2, trainers=1)
+    scope, connection, strategy = geo_scope(), geo_connection(servers), Geo(every=2, trainers=1)
     for i in range(5):
-        geo_trainer(scope, link, strategy, 1.0, [i, 9])
+        geo_trainer(scope, connection, strategy, 1.0, [i, 9])
     strategy.stop()
     np.testing.assert_allclose(np.array(scope.find_var("w").get_tensor()), np.full((3, 3), 5.0))
     np.testing.assert_allclose(np.array(scope.find_var("t").get_tensor())[[0, 4, 5, 9], 0], [1, 1, 0, 5])
@@ -216,7 +216,7 @@ def test_geo_of_one_trainer_is_local_training():
 
 def test_geo_trainers_send_their_shares_and_take_over_the_others():
     servers = Servers(**{"w.block0": np.zeros((2, 3)), "w.block1": np.zeros((1, 3))})
-    mine, yours = ((geo_scope(), geo_link(servers), Geo(every=1, trainers=2)) for _ in range(2))
+    mine, yours = ((geo_scope(), geo_connection(servers), Geo(every=1, trainers=2)) for _ in range(2))
     geo_trainer(*mine, 2.0, [1])
     until(lambda: mine[2]._under_way[0].done())
     geo_trainer(*yours, 4.0, [1])

@@ -2,7 +2,7 @@
 import numpy as np
 import pytest
 
-from jfluid.distributed.communicator import Communicator
+from jfluid.distributed.trainer.communicator import Communicator
 from jfluid.transpiler.config import DistributedMode
 from tests.distributed.job import Job, alone, batches, net
 

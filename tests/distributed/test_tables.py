@@ -7,8 +7,8 @@ import pytest
 
 import jfluid as fluid
 from jfluid import errors, layers
-from jfluid.distributed.program_store import ProgramBlock, ProgramStore
-from jfluid.distributed.rows import ByFunction, ByRule
+from jfluid.distributed.server.program_store import ProgramBlock, ProgramStore
+from jfluid.distributed.tables.row_updates import UpdateByFunction, UpdateByRule
 from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate
 from tests.distributed.job import Job, alone, transpile
 
@@ -105,15 +105,16 @@ def push(ids, value=0.1, change=Change.GRADIENT, learning_rate=None):
     return RowsUpdate("table", change, np.array(ids, np.int64), np.full((len(ids), WIDTH), value, np.float32), learning_rate)
 
 
-@pytest.mark.parametrize(("case", "way", "distributed"), [
-    ("clip by value", ByRule, False), ("clip by norm, momentum", ByRule, False), ("scaled schedule", ByRule, True),
-    ("L2, Adam", ByFunction, False), ("betas as variables", ByFunction, False), ("Lamb", ByFunction, False),
-    ("L2, Adam", ByFunction, True)])
-def test_rules_are_kept_where_the_gradient_is_sparse(case, way, distributed):
+@pytest.mark.parametrize(("case", "kind", "distributed"), [
+    ("clip by value", UpdateByRule, False), ("clip by norm, momentum", UpdateByRule, False),
+    ("scaled schedule", UpdateByRule, True), ("L2, Adam", UpdateByFunction, False),
+    ("betas as variables", UpdateByFunction, False), ("Lamb", UpdateByFunction, False),
+    ("L2, Adam", UpdateByFunction, True)])
+def test_rules_are_kept_where_the_gradient_is_sparse(case, kind, distributed):
     optimizer, attr = ONE_BY_ONE[case]
     store = store_of(optimizer, distributed=distributed, **attr)
-    assert type(store._ways["table"]) is way
-    assert (store.tables["table"].spec.optimizer.type == "program") is (way is ByFunction)
+    assert type(store._row_updates["table"]) is kind
+    assert (store.tables["table"].spec.optimizer.type == "program") is (kind is UpdateByFunction)
 
 
 def test_of_a_distributed_table_decay_moves_the_rows_with_a_gradient(caplog):
@@ -152,7 +153,7 @@ def test_what_cannot_be_applied_is_refused_before_anything_changes():
 def test_an_update_that_fails_leaves_rows_and_numbers(monkeypatch):
     store = store_of(lambda: opt.Adamax(0.1, regularization=L2(0.1)))
     table = store.tables["table"]
-    (power,) = [n for n in store._ways["table"]._parts.numbers if "beta1_pow" in n]
+    (power,) = [n for n in store._row_updates["table"]._parts.numbers if "beta1_pow" in n]
     before = table.look_up(np.arange(HEIGHT), train=False), np.array(store.tensor(power))
     monkeypatch.setattr(table, "_checked_values", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):

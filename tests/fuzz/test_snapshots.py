@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from jfluid import errors
-from jfluid.distributed import trainer_state
+from jfluid.distributed.trainer import local_state
 from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server import snapshot, specs, validation, wire
 from jfluid.ps_server.ledger import Call
@@ -109,7 +109,7 @@ def test_states_of_trainers(data):
     scope.var("v").get_tensor().set(np.zeros(2, np.float32))
 
     def read(data):
-        trainer_state.install(wire.parsed(pb.TrainerState, data), scope)
+        local_state.install(wire.parsed(pb.TrainerState, data), scope)
     if isinstance(reads_or_refuses(read, data, errors.ServerError), Refusal):
         assert (np.array(scope.var("v").get_tensor()) == 0).all() and not scope.steps
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jfluid import errors
-from jfluid.distributed.snapshots import Snapshots
+from jfluid.distributed.server.snapshot_writers import Snapshots
 from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server import snapshot, specs
 from jfluid.ps_server.client import Client

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jfluid import errors
-from jfluid.distributed.settings import client_options
+from jfluid.distributed.wire.settings import client_options
 from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server import shared_memory, specs
 from jfluid.ps_server.client import Client

@@ -16,8 +16,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jfluid import distributed, errors, flags
-from jfluid.distributed import checkpoint, links, watch, work
-from jfluid.distributed.communicator import Communicator
+from jfluid.distributed import checkpoint
+from jfluid.distributed.programs import trainer_program
+from jfluid.distributed.trainer import row_count
+from jfluid.distributed.trainer.communicator import Communicator
+from jfluid.distributed.wire import connections
 from jfluid.executor import Executor
 from jfluid.fleet.base import DistributedOptimizer, Fleet, Mode
 from jfluid.fleet.parameter_server.strategies import DistributedStrategy, strategy_of
@@ -127,21 +130,21 @@ class DistributedTranspiler(Fleet):
 
         Raises ProgramError on a server and before a loss was minimised, ServerError when a server does not answer.
         """
-        self._link("barrier_worker").client.barrier("fleet.barrier_worker")
+        self._connection("barrier_worker").client.barrier("fleet.barrier_worker")
 
     def table_rows(self) -> dict[str, int]:
         """How many rows each table has, over all servers; of distributed tables those that some trainer has shown.
 
         Raises ProgramError on a server and before a loss was minimised, ServerError when a server does not answer.
         """
-        return watch.table_rows(self._link("table_rows").client)
+        return row_count.table_rows(self._connection("table_rows").client)
 
-    def _link(self, method: str) -> Any:
+    def _connection(self, method: str) -> Any:
         """This trainer's connection to the servers."""
         executor, program = self._prepared(method, server=False)
-        read = work.read(program)
+        read = trainer_program.read(program)
         assert read is not None  # a trainer's program
-        return links.link(read, executor)
+        return connections.connect(read, executor)
 
     def stop_worker(self) -> None:
         """Stop the communicator, which first sends what it has, and say goodbye to the servers.

@@ -7,7 +7,7 @@ from jfluid.ir.operator import OpRole
 from jfluid.ir.program import Program
 from jfluid.ir.types import VarType
 from jfluid.transpiler.parameter_server import trainer
-from jfluid.transpiler.parameter_server.placement import Held, Placement
+from jfluid.transpiler.parameter_server.placement import Placement, UpdatedPiece
 from jfluid.transpiler.parameter_server.updates import Updates
 
 GEO = 3  # of listen_and_serv's attribute `distributed_mode`
@@ -21,7 +21,7 @@ def check(updates: Updates) -> None:
                                           "updates by itself has to hold all of it; use is_distributed=False")
 
 
-def delta(held: Held) -> str:
+def delta(held: UpdatedPiece) -> str:
     """The name under which a piece's difference comes."""
     return f"{held.param}.delta"
 
@@ -29,7 +29,7 @@ def delta(held: Held) -> str:
 def exchanged(placement: Placement) -> dict[str, dict[str, list[str]]]:
     """What a communicator exchanges: of each parameter its pieces' names, rows and servers, and whether rows go by id."""
     return {name: {"var_names": [h.param for h in held], "sections": [str(h.piece.rows) for h in held],
-                   "epmap": [h.endpoint for h in held], "is_sparse": [str(held[0].update.remote)]}
+                   "epmap": placement.endpoints_of(held), "is_sparse": [str(held[0].update.remote)]}
             for name, held in placement.held.items()}
 
 
@@ -47,7 +47,7 @@ def startup(program: Program, placement: Placement) -> None:
     """Rewrite the startup program of a trainer in place: all trainers begin with the servers' parameters."""
     block = program.global_block()
     for held in placement.held.values():
-        trainer.receive(block, held, None, placement.trainer_id, whole=False)
+        trainer.receive(block, placement, held, None, whole=False)
     block.append_op("fetch_barrier", {}, {"Out": trainer.control(block)}, {
         "endpoints": placement.endpoints, "trainer_id": placement.trainer_id, "op_role": OpRole.RPC})
     trainer.join(block, placement, OpRole.Forward)
@@ -64,7 +64,7 @@ def build(placement: Placement, endpoint: str) -> Program:
     return program.verify(f"DistributeTranspiler, server {endpoint}")
 
 
-def _add(program: Program, root: Block, held: Held) -> Block:
+def _add(program: Program, root: Block, held: UpdatedPiece) -> Block:
     like = {"shape": held.piece.shape, "dtype": held.update.param.dtype, "persistable": True}
     root.create_var(name=held.param, **like)
     root.create_var(name=delta(held), type=VarType.SELECTED_ROWS if held.update.remote else VarType.LOD_TENSOR, **like)
@@ -73,7 +73,7 @@ def _add(program: Program, root: Block, held: Held) -> Block:
     return block
 
 
-def _listen(block: Block, placement: Placement, endpoint: str, blocks: Mapping[Held, Block]) -> None:
+def _listen(block: Block, placement: Placement, endpoint: str, blocks: Mapping[UpdatedPiece, Block]) -> None:
     block.append_op("listen_and_serv", {}, {}, {
         "endpoint": endpoint, "pserver_id": placement.endpoints.index(endpoint), "Fanin": placement.trainers,
         "distributed_mode": GEO, "optimize_blocks": list(blocks.values()),

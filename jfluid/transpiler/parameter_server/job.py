@@ -4,7 +4,7 @@ import logging
 from jfluid import errors
 from jfluid.ir.program import Program
 from jfluid.transpiler.parameter_server import geo, server, startup, trainer
-from jfluid.transpiler.parameter_server.holdings import holdings
+from jfluid.transpiler.parameter_server.division import division
 from jfluid.transpiler.parameter_server.placement import place
 from jfluid.transpiler.parameter_server.ports import wait_until_listening
 from jfluid.transpiler.parameter_server.updates import read_updates
@@ -27,7 +27,7 @@ class ServerJob:
         self._origin, self._startup = request.program.clone(), request.startup.clone()
         self.placement = place(request.config, read_updates(self._origin.global_block()), request.servers(),
                                request.trainer_count(), request.trainer_id, request.sync_mode, self._origin.random_seed)
-        self.holdings = holdings(self.placement, self._origin)
+        self.division = division(self.placement, self._origin)
         self._trainer: Program | None = None
         self._geo = request.config.geo_sgd_mode
         if self._geo:
@@ -46,7 +46,7 @@ class ServerJob:
                 trainer.rewrite(self._request.program, self.placement)
                 startup.of_trainer(self._request.startup, self.placement)
             self._trainer = self._request.program
-            self._trainer.holdings = self._request.startup.holdings = self.holdings
+            self._trainer.division = self._request.startup.division = self.division
         if wait_port and self.placement.config.wait_port:
             wait_until_listening(self.placement.endpoints)
         return self._trainer
@@ -56,7 +56,7 @@ class ServerJob:
         self._check(endpoint)
         program = geo.build(self.placement, endpoint) if self._geo else \
             server.build(self.placement, endpoint, self._request.program.random_seed)
-        program.holdings = self.holdings
+        program.division = self.division
         return program
 
     def server_startup(self, endpoint: str, program: Program | None = None, startup_program: Program | None = None) -> Program:

@@ -1,6 +1,7 @@
 """Which server holds which piece of which parameter."""
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,29 +11,38 @@ from jfluid import errors
 from jfluid.ir import schema
 from jfluid.ir.operator import Operator
 from jfluid.transpiler.config import DistributeTranspilerConfig
-from jfluid.transpiler.parameter_server.slicing import Piece, slices
+from jfluid.transpiler.parameter_server.layout import Layout, ParameterLayout, Piece
+from jfluid.transpiler.parameter_server.slicing import slices
 from jfluid.transpiler.parameter_server.updates import Update, Updates
 from jfluid.transpiler.ps_dispatcher import PSDispatcher
 
 
 @dataclass(frozen=True)
-class Held:
-    """A piece of a parameter, and the server that holds it."""
+class UpdatedPiece:
+    """A piece of a parameter, and the update that its server makes.
+
+    Attributes:
+        index: its position among the parameter's pieces.
+    """
 
     update: Update
     piece: Piece
-    endpoint: str
+    index: int
 
     @property
     def param(self) -> str:
         """The name of the piece: "w", or "w.block0"."""
-        return self.update.param.name + self.piece.label
+        return self.piece.name
+
+    @property
+    def label(self) -> str:
+        """What the names of its parts end in, ".block0"; empty where the parameter is in one piece."""
+        return self.piece.name.removeprefix(self.update.param.name)
 
     @property
     def grad(self) -> str:
         """The name of the piece's gradient: "w@GRAD", "w@GRAD.block0", or of a distributed table "w@GRAD.pserver_0"."""
-        label = f".pserver_{self.piece.index}" if self.update.distributed else self.piece.label
-        return self.update.grad.name + label
+        return self.update.grad.name + (f".pserver_{self.index}" if self.update.distributed else self.label)
 
 
 @dataclass(frozen=True)
@@ -51,7 +61,7 @@ class Placement:
     trainers: int
     trainer_id: int
     sync: bool
-    held: dict[str, list[Held]]
+    held: dict[str, list[UpdatedPiece]]
     sending: list[str]
 
     @property
@@ -70,11 +80,23 @@ class Placement:
         counter = self.counter
         return [f"{counter.output('Out')[0]}.trainer_{t}" for t in range(self.trainers)] if counter is not None else []
 
-    def at(self, endpoint: str) -> list[Held]:
+    def at(self, endpoint: str) -> list[UpdatedPiece]:
         """What one server holds."""
-        return [h for name in self.held for h in self.held[name] if h.endpoint == endpoint]
+        server = self.endpoints.index(endpoint)
+        return [h for name in self.held for h in self.held[name] if h.piece.server == server]
 
-    def sent(self, held: Held, trainer: int) -> str:
+    def endpoints_of(self, held: Sequence[UpdatedPiece]) -> list[str]:
+        """The servers of pieces."""
+        return [self.endpoints[h.piece.server] for h in held]
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Where the parameters are."""
+        return Layout(tuple(self.endpoints), {
+            name: ParameterLayout(name, tuple(held[0].update.param.shape), tuple(h.piece for h in held),
+                                  held[0].update.distributed) for name, held in self.held.items()})
+
+    def sent(self, held: UpdatedPiece, trainer: int) -> str:
         """The name under which a trainer sends a piece's gradient."""
         return f"{held.grad}.trainer_{trainer}" if self.sums else held.grad
 
@@ -102,7 +124,8 @@ def table_options(param: Any) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _pieces(config: DistributeTranspilerConfig, update: Update, servers: int) -> list[Piece]:
+def _pieces(config: DistributeTranspilerConfig, update: Update, servers: int) -> list[tuple[int, tuple[int, ...]]]:
+    """(first row, shape) of each piece."""
     shape = update.param.shape
     if (given := list(table_options(update.param))) and not update.distributed:
         raise errors.UnsupportedError(f"parameter {update.param.name}: {given[0]}: all its rows are there from the beginning; "
@@ -126,12 +149,17 @@ class _Name(str):
         return str(self)
 
 
-def _dispatch(dispatcher: PSDispatcher, update: Update, pieces: list[Piece], endpoints: Sequence[str]) -> list[Held]:
+def _dispatch(dispatcher: PSDispatcher, update: Update, pieces: list[tuple[int, tuple[int, ...]]],
+              endpoints: Sequence[str]) -> list[UpdatedPiece]:
+    name = update.param.name
     if update.distributed:
-        (piece,) = pieces
-        return [Held(update, replace(piece, index=i), endpoint) for i, endpoint in enumerate(endpoints)]
-    given = dispatcher.dispatch([SimpleNamespace(name=_Name(update.grad.name + p.label), shape=p.shape) for p in pieces])
+        ((first, shape),) = pieces
+        return [UpdatedPiece(update, Piece(name, i, first, shape), i) for i in range(len(endpoints))]
+    labels = [f".block{i}" for i in range(len(pieces))] if len(pieces) > 1 else [""]
+    given = dispatcher.dispatch([SimpleNamespace(name=_Name(update.grad.name + label), shape=shape)
+                                 for label, (_, shape) in zip(labels, pieces, strict=True)])
     if len(given) != len(pieces) or not set(given) <= set(endpoints):
         raise errors.ProgramError(f"{type(dispatcher).__name__}.dispatch: expected one of {', '.join(endpoints)} for each of "
                                   f"{len(pieces)} pieces of {update.grad.name}, found {given!r}")
-    return [Held(update, piece, endpoint) for piece, endpoint in zip(pieces, given, strict=True)]
+    return [UpdatedPiece(update, Piece(name + label, list(endpoints).index(endpoint), first, shape), i)
+            for i, (label, (first, shape), endpoint) in enumerate(zip(labels, pieces, given, strict=True))]

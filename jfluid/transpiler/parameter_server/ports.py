@@ -1,4 +1,4 @@
-"""Waiting for servers."""
+"""Waiting until servers accept connections."""
 import logging
 import socket
 import time

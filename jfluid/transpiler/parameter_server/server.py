@@ -1,6 +1,7 @@
 """A parameter server's program: a block for each piece that it holds, run when gradients come."""
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
+from typing import NamedTuple
 
 from jfluid import errors
 from jfluid.ir.block import Block
@@ -8,40 +9,42 @@ from jfluid.ir.operator import Operator, OpRole
 from jfluid.ir.program import Program
 from jfluid.ir.types import VarType
 from jfluid.ir.variable import Variable
-from jfluid.transpiler.parameter_server.placement import Held, Placement
+from jfluid.transpiler.parameter_server.layout import Piece
+from jfluid.transpiler.parameter_server.placement import Placement, UpdatedPiece
 
 # Values of listen_and_serv's attribute `distributed_mode`.
 SYNC, ASYNC, HALF_ASYNC = 0, 1, 2
 _VALUES = (VarType.LOD_TENSOR, VarType.SELECTED_ROWS)  # other kinds (the scopes of a block that runs) are of one run only
 
 
-@dataclass(frozen=True)
-class Home:
+class ServerVariable(NamedTuple):
     """What a variable of the original program is on a server.
 
     Attributes:
-        name, shape: its own there.
-        held: the piece whose rows it has, or None where it is not cut.
-        rows: whether it is a table whose rows appear when they are first looked up.
+        piece: its name and shape there, and which rows it has of the whole.
+        of: the piece of a parameter whose rows it has, or None where it has no rows of one.
     """
 
-    name: str
-    shape: tuple[int, ...]
-    held: Held | None = None
-    rows: bool = False
+    piece: Piece
+    of: UpdatedPiece | None
 
     @property
     def cut(self) -> bool:
         """Whether it has some rows only."""
-        return self.held is not None and self.held.piece.label != ""
+        return self.of is not None and self.of.label != ""
+
+    @property
+    def distributed(self) -> bool:
+        """Whether it is a table whose rows are created when they are first looked up."""
+        return self.of is not None and self.of.update.distributed
 
 
-def homes(placement: Placement, endpoint: str) -> dict[str, list[Home]]:
+def variables_on(placement: Placement, endpoint: str) -> dict[str, list[ServerVariable]]:
     """The variables on a server that outlive a round, by their names in the original program."""
-    found: dict[str, list[Home]] = {}
+    found: dict[str, list[ServerVariable]] = {}
     for held in placement.at(endpoint):
         for name in _own_state(held):
-            found.setdefault(name, []).append(_home(placement, held, name))
+            found.setdefault(name, []).append(_variable(placement, held, name))
     updates = placement.updates
     shared = [n for h in placement.at(endpoint) for op in h.update.ops for n in op.input_arg_names]
     shared += [n for op in updates.schedule for n in op.input_arg_names + op.output_arg_names]
@@ -49,7 +52,7 @@ def homes(placement: Placement, endpoint: str) -> dict[str, list[Home]]:
     for name in shared:
         var = block.find_var_recursive(name)
         if name not in found and name not in _gradients(placement) and var is not None and not _is_temporary(placement, name):
-            found[name] = [Home(name, var.shape)]
+            found[name] = [ServerVariable(Piece(name, placement.endpoints.index(endpoint), 0, tuple(var.shape)), None)]
     return found
 
 
@@ -62,25 +65,26 @@ def _is_temporary(placement: Placement, name: str) -> bool:
     return any(name in u.own and not u.param.block.var_recursive(name).persistable for u in placement.updates.all)
 
 
-def _own_state(held: Held) -> list[str]:
+def _own_state(held: UpdatedPiece) -> list[str]:
     """The parameter and the optimizer's state of it, in the program's order."""
     block, own = held.update.param.block, held.update.own
     names = [held.update.param.name] + [n for op in held.update.ops for n in op.output_arg_names if n in own]
     return [n for n in dict.fromkeys(names) if block.var_recursive(n).persistable]
 
 
-def _suffix(placement: Placement, held: Held) -> str:
+def _suffix(placement: Placement, held: UpdatedPiece) -> str:
     """What tells apart the state of several pieces of one parameter on the same server."""
-    mates = [h for h in placement.held[held.update.param.name] if h.endpoint == held.endpoint]
-    return held.piece.label if len(mates) > 1 else ""
+    mates = [h for h in placement.held[held.update.param.name] if h.piece.server == held.piece.server]
+    return held.label if len(mates) > 1 else ""
 
 
-def _home(placement: Placement, held: Held, name: str) -> Home:
+def _variable(placement: Placement, held: UpdatedPiece, name: str) -> ServerVariable:
     param = held.update.param
-    shape = param.block.var_recursive(name).shape
-    alike = shape == param.shape
-    return Home(held.param if name == param.name else name + _suffix(placement, held),
-                held.piece.shape if alike else shape, held if alike else None, alike and held.update.distributed)
+    there = held.param if name == param.name else name + _suffix(placement, held)
+    shape = tuple(param.block.var_recursive(name).shape)
+    if shape == tuple(param.shape):
+        return ServerVariable(replace(held.piece, name=there), held)
+    return ServerVariable(Piece(there, held.piece.server, 0, shape), None)
 
 
 def build(placement: Placement, endpoint: str, seed: int) -> Program:
@@ -98,11 +102,12 @@ def build(placement: Placement, endpoint: str, seed: int) -> Program:
 def _declare(block: Block, placement: Placement, endpoint: str) -> None:
     """Declare what outlives a round, and the gradients that come."""
     origin = placement.updates.all[0].param.block
-    for name, found in homes(placement, endpoint).items():
-        for home in found:
+    for name, found in variables_on(placement, endpoint).items():
+        for variable in found:
             var = origin.var_recursive(name)
-            block.create_var(name=home.name, shape=home.shape, dtype=var.dtype, persistable=var.type in _VALUES,
-                             type=VarType.SELECTED_ROWS if home.rows else var.type)
+            block.create_var(name=variable.piece.name, shape=variable.piece.shape, dtype=var.dtype,
+                             persistable=var.type in _VALUES,
+                             type=VarType.SELECTED_ROWS if variable.distributed else var.type)
     for name in placement.counts():
         block.create_var(name=name, shape=[1], dtype="int64", persistable=True)
     for held in placement.at(endpoint):
@@ -146,7 +151,7 @@ def _copy_block(source: Block, parent: Block, names: Mapping[str, str]) -> Block
     return block
 
 
-def _optimize(program: Program, placement: Placement, held: Held, parent: int) -> Block:
+def _optimize(program: Program, placement: Placement, held: UpdatedPiece, parent: int) -> Block:
     """The block that updates one piece."""
     block = program.create_block(parent)
     if placement.sums:
@@ -156,7 +161,7 @@ def _optimize(program: Program, placement: Placement, held: Held, parent: int) -
         block.append_op("scale", {"X": held.grad}, {"Out": held.grad},
                         {"scale": 1.0 / placement.trainers, "op_role": OpRole.Forward})
     grad = _compensate(block, placement, held) if placement.config.enable_dc_asgd else held.grad
-    names = {n: _home(placement, held, n).name for n in _own_state(held)} | {held.update.grad.name: grad}
+    names = {n: _variable(placement, held, n).piece.name for n in _own_state(held)} | {held.update.grad.name: grad}
     for op in held.update.ops:
         for name in op.output_arg_names:
             _declare_temporary(block, placement, held, name, names)
@@ -164,21 +169,21 @@ def _optimize(program: Program, placement: Placement, held: Held, parent: int) -
     return block
 
 
-def _declare_temporary(block: Block, placement: Placement, held: Held, name: str, names: Mapping[str, str]) -> None:
+def _declare_temporary(block: Block, placement: Placement, held: UpdatedPiece, name: str, names: Mapping[str, str]) -> None:
     """Declare a value that an update makes for itself."""
     if name in names or block.find_var_recursive(name) is not None:
         return
     origin: Variable = held.update.param.block.var_recursive(name)
-    home = _home(placement, held, name)
-    block.create_var(name=name, shape=home.shape, dtype=origin.dtype, type=origin.type)
+    shape = _variable(placement, held, name).piece.shape
+    block.create_var(name=name, shape=shape, dtype=origin.dtype, type=origin.type)
 
 
-def backups(placement: Placement, held: Held) -> list[str]:
+def backups(placement: Placement, held: UpdatedPiece) -> list[str]:
     """The names of the values that each trainer got last."""
     return [f"{held.param}.trainer_{t}_bak" for t in range(placement.trainers)]
 
 
-def _compensate(block: Block, placement: Placement, held: Held) -> str:
+def _compensate(block: Block, placement: Placement, held: UpdatedPiece) -> str:
     """Correct a late gradient g by g * g * (parameter - what the trainer computed with) (DC-ASGD); its name."""
     if held.update.sparse:
         raise errors.UnsupportedError(f"enable_dc_asgd: the gradient of {held.update.param.name} has sparse rows, for which "
@@ -201,7 +206,7 @@ def _compensate(block: Block, placement: Placement, held: Held) -> str:
     return step("elementwise_add", held.grad, twice)
 
 
-def _listen(block: Block, placement: Placement, endpoint: str, schedule: int, blocks: Mapping[Held, Block]) -> None:
+def _listen(block: Block, placement: Placement, endpoint: str, schedule: int, blocks: Mapping[UpdatedPiece, Block]) -> None:
     trainers = range(placement.trainers if placement.sums else 1)
     config = placement.config
     mode = SYNC if placement.sync or config.completely_not_async else ASYNC if config.runtime_split_send_recv else HALF_ASYNC

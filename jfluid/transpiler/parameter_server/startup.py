@@ -4,7 +4,7 @@ from jfluid.ir.operator import Operator, OpRole
 from jfluid.ir.program import Program
 from jfluid.transpiler.parameter_server import trainer
 from jfluid.transpiler.parameter_server.placement import Placement
-from jfluid.transpiler.parameter_server.server import Home, backups, copy_op, homes
+from jfluid.transpiler.parameter_server.server import ServerVariable, backups, copy_op, variables_on
 
 
 def of_trainer(startup: Program, placement: Placement) -> None:
@@ -19,7 +19,7 @@ def of_trainer(startup: Program, placement: Placement) -> None:
     _start_counts(block, placement, [step] * placement.trainers)
     for held in placement.held.values():
         if not held[0].update.remote:
-            trainer.receive(block, held, None, placement.trainer_id, whole=False)
+            trainer.receive(block, placement, held, None, whole=False)
     block.append_op("fetch_barrier", {}, {"Out": trainer.control(block)}, {
         "endpoints": placement.endpoints, "trainer_id": placement.trainer_id, "op_role": OpRole.RPC})
     trainer.join(block, placement, OpRole.Forward)
@@ -37,7 +37,8 @@ def of_server(startup: Program, server: Program, placement: Placement, endpoint:
     if startup.random_seed:
         program.random_seed = startup.random_seed + placement.endpoints.index(endpoint)
     block, there = program.global_block(), server.global_block().vars
-    found = {name: [h for h in given if h.name in there] for name, given in homes(placement, endpoint).items()}
+    found = {name: [v for v in given if v.piece.name in there]
+             for name, given in variables_on(placement, endpoint).items()}
     for var in there.values():
         block.clone_variable(var, force_persistable=False)
     ops = startup.global_block().ops
@@ -77,21 +78,21 @@ def _needed(ops: list[Operator], names: set[str]) -> set[int]:
     return found
 
 
-def _initialize(block: Block, op: Operator, source: Block, found: dict[str, list[Home]]) -> None:
+def _initialize(block: Block, op: Operator, source: Block, found: dict[str, list[ServerVariable]]) -> None:
     """Copy an initializer for each variable on the server that it makes."""
     outputs = op.output_arg_names
     targets = found.get(outputs[0], []) if len(outputs) == 1 else []
-    if not any(h.cut for h in targets) and all(h.name == outputs[0] for h in targets):
+    if not any(v.cut for v in targets) and all(v.piece.name == outputs[0] for v in targets):
         _declare(block, op, source)
         copy_op(op, block, {})
     elif _fills(op):
-        for home in targets:
-            _fill(block, op, home)
+        for target in targets:
+            _fill(block, op, target)
     else:
         _declare(block, op, source)
         copy_op(op, block, {})
-        for home in targets:
-            _cut(block, outputs[0], home)
+        for target in targets:
+            _cut(block, outputs[0], target)
 
 
 def _declare(block: Block, op: Operator, source: Block) -> None:
@@ -105,18 +106,18 @@ def _fills(op: Operator) -> bool:
     return "shape" in op.attrs and not op.input_arg_names and not any(a.endswith("_values") for a in op.attrs)
 
 
-def _fill(block: Block, op: Operator, home: Home) -> None:
-    twin = copy_op(op, block, {op.output_arg_names[0]: home.name})
-    twin.set_attr("shape", home.shape)
-    if twin.attrs.get("seed") and home.held is not None:
-        twin.set_attr("seed", twin.attrs["seed"] + home.held.piece.index)
+def _fill(block: Block, op: Operator, target: ServerVariable) -> None:
+    twin = copy_op(op, block, {op.output_arg_names[0]: target.piece.name})
+    twin.set_attr("shape", target.piece.shape)
+    if twin.attrs.get("seed") and target.of is not None:
+        twin.set_attr("seed", twin.attrs["seed"] + target.of.index)
 
 
-def _cut(block: Block, whole: str, home: Home) -> None:
+def _cut(block: Block, whole: str, target: ServerVariable) -> None:
     """Take a piece's rows from the initial value of the whole parameter."""
-    if home.held is None or not home.cut:
-        block.append_op("assign", {"X": whole}, {"Out": home.name}, {"op_role": OpRole.Forward})
+    if not target.cut:
+        block.append_op("assign", {"X": whole}, {"Out": target.piece.name}, {"op_role": OpRole.Forward})
         return
-    first = home.held.piece.first
-    block.append_op("slice", {"Input": whole}, {"Out": home.name}, {
-        "axes": [0], "starts": [first], "ends": [first + home.shape[0]], "op_role": OpRole.Forward})
+    block.append_op("slice", {"Input": whole}, {"Out": target.piece.name}, {
+        "axes": [0], "starts": [target.piece.first], "ends": [target.piece.first + target.piece.rows],
+        "op_role": OpRole.Forward})

@@ -7,7 +7,7 @@ from jfluid.ir.operator import Operator, OpRole
 from jfluid.ir.program import Program
 from jfluid.ir.types import VarType
 from jfluid.ir.variable import Variable
-from jfluid.transpiler.parameter_server.placement import Held, Placement
+from jfluid.transpiler.parameter_server.placement import Placement, UpdatedPiece
 from jfluid.transpiler.parameter_server.updates import Update, Updates, read_updates
 
 CONTROL = "__control_var@"
@@ -55,7 +55,7 @@ def answer_look_ups(program: Program, updates: Updates, placement: Placement) ->
             return op.type, op.attr("padding_idx")
         for (version, padding), alike in groupby(sorted(update.look_ups, key=kind), kind):
             for group in _at_once(block, list(alike)):
-                _answer(block, group, placement.held[update.param.name], version, padding, placement.trainer_id)
+                _answer(block, group, placement, placement.held[update.param.name], version, padding)
     program.verify("DistributeTranspiler, look-ups")
 
 
@@ -73,7 +73,8 @@ def _last_writer(block: Block, names: set[str]) -> int:
     return max((i for i, op in enumerate(block.ops) if names & set(op.output_arg_names)), default=-1)
 
 
-def _answer(block: Block, look_ups: list[Operator], held: Sequence[Held], version: str, padding: int, trainer_id: int) -> None:
+def _answer(block: Block, look_ups: list[Operator], placement: Placement, held: Sequence[UpdatedPiece], version: str,
+            padding: int) -> None:
     ids = [n for op in look_ups for n in op.input("Ids")]
     rows = [n for op in look_ups for n in op.output("Out")]
     gone = {id(op) for op in look_ups}
@@ -81,12 +82,12 @@ def _answer(block: Block, look_ups: list[Operator], held: Sequence[Held], versio
     block.ops = [op for op in block.ops if id(op) not in gone]
     at = _last_writer(block, set(ids)) + 1
     block.insert_op(at, "distributed_lookup_table", {"Ids": ids, "W": table}, {"Outputs": rows}, {
-        "table_names": [h.param for h in held], "endpoints": [h.endpoint for h in held],
+        "table_names": [h.param for h in held], "endpoints": placement.endpoints_of(held),
         "height_sections": _sections(held), "lookup_table_version": version, "dtype": int(table.dtype),
-        "padding_idx": padding, "trainer_id": trainer_id, "op_role": OpRole.Forward})
+        "padding_idx": padding, "trainer_id": placement.trainer_id, "op_role": OpRole.Forward})
 
 
-def _sections(held: Sequence[Held]) -> list[int]:
+def _sections(held: Sequence[UpdatedPiece]) -> list[int]:
     """How many rows each piece has; none of a distributed table, whose rows go by their ids."""
     return [] if held[0].update.distributed else [h.piece.rows for h in held]
 
@@ -103,9 +104,9 @@ def send_gradients(program: Program, placement: Placement) -> dict[str, Variable
     return sent
 
 
-def _send(block: Block, placement: Placement, held: Sequence[Held], done: Variable) -> None:
+def _send(block: Block, placement: Placement, held: Sequence[UpdatedPiece], done: Variable) -> None:
     update, names = held[0].update, [placement.sent(h, placement.trainer_id) for h in held]
-    attrs = {"epmap": [h.endpoint for h in held], "trainer_id": placement.trainer_id, "op_role": OpRole.RPC}
+    attrs = {"epmap": placement.endpoints_of(held), "trainer_id": placement.trainer_id, "op_role": OpRole.RPC}
     given = [update.grad.name]
     if placement.config.runtime_split_send_recv:
         attrs |= {"sections": _sections(held), "send_varnames": names}
@@ -130,7 +131,7 @@ def _send_count(block: Block, placement: Placement) -> Variable:
     return done
 
 
-def _split(block: Block, update: Update, held: Sequence[Held], names: list[str]) -> None:
+def _split(block: Block, update: Update, held: Sequence[UpdatedPiece], names: list[str]) -> None:
     """Cut a gradient into the pieces that go to different servers."""
     grad = update.grad
     for h, name in zip(held, names, strict=True):
@@ -155,7 +156,7 @@ def receive_parameters(program: Program, placement: Placement, sent: dict[str, V
         if placement.sync:
             after = dict.fromkeys(after, barrier)
     received = [n for name, held in placement.held.items() if not held[0].update.remote
-                for n in receive(block, held, after[name], placement.trainer_id, config.runtime_split_send_recv)]
+                for n in receive(block, placement, held, after[name], config.runtime_split_send_recv)]
     if placement.sync:
         block.append_op("fetch_barrier", {"X": barrier}, {"Out": received}, common)
     if not config.runtime_split_send_recv:
@@ -163,14 +164,15 @@ def receive_parameters(program: Program, placement: Placement, sent: dict[str, V
     program.verify("DistributeTranspiler, parameters received")
 
 
-def receive(block: Block, held: Sequence[Held], after: Variable | None, trainer_id: int, whole: bool) -> list[str]:
+def receive(block: Block, placement: Placement, held: Sequence[UpdatedPiece], after: Variable | None,
+            whole: bool) -> list[str]:
     """Get one parameter, `whole` or in its pieces; the names that are written."""
     param, names = held[0].update.param, [h.param for h in held]
     if not whole and len(held) > 1:
         for h in held:
             block.create_var(name=h.param, shape=h.piece.shape, dtype=param.dtype, type=VarType.LOD_TENSOR)
     written = [param.name] if whole else names
-    attrs = {"epmap": [h.endpoint for h in held], "trainer_id": trainer_id, "op_role": OpRole.RPC,
+    attrs = {"epmap": placement.endpoints_of(held), "trainer_id": placement.trainer_id, "op_role": OpRole.RPC,
              "op_role_var": [param.name, held[0].update.grad.name]}
     block.append_op("recv", {"X": after} if after is not None else {}, {"Out": written},
                     attrs | ({"recv_varnames": names} if whole else {}))

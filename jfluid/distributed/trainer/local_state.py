@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jfluid import errors
-from jfluid.distributed.work import Work
+from jfluid.distributed.programs.trainer_program import TrainerProgram
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program
 from jfluid.ir.types import ELEMENTS, VarType
@@ -24,11 +24,11 @@ _DTYPES = {str(dtype): dtype for dtype in ELEMENTS}
 _LOG = logging.getLogger(__name__)
 
 
-def names(work: Work) -> list[str]:
+def names(program: TrainerProgram) -> list[str]:
     """The variables that outlive a step of a trainer's program, are written by it, and do not come from servers."""
-    served = {dense.param for dense in work.received} | set(work.tables)
-    found = dict.fromkeys(n for op in _operators(work.local) for n in op.output_arg_names)
-    block = work.local.global_block()
+    served = {dense.name for dense in program.received} | set(program.tables)
+    found = dict.fromkeys(n for op in _operators(program.local) for n in op.output_arg_names)
+    block = program.local.global_block()
     return [n for n in found if n not in served and (var := block.vars.get(n)) is not None and var.persistable
             and var.type == VarType.LOD_TENSOR]
 
@@ -37,11 +37,11 @@ def _operators(program: Program) -> list[Operator]:
     return [op for block in program.blocks for op in block.ops]
 
 
-def packed(work: Work, scope: Scope, round: int) -> bytes:
+def packed(program: TrainerProgram, scope: Scope, round: int) -> bytes:
     """A serialized TrainerState (ps.proto) after the step that makes the gradients of `round`; empty where it is too large."""
     from jfluid.ps_server import ps_pb2 as pb
     state = pb.TrainerState(round=round, runs=scope.steps)
-    for name in names(work):
+    for name in names(program):
         found = scope.find_var(name)
         if found is None or not found.get_tensor()._is_initialized():
             continue

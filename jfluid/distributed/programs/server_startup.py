@@ -1,4 +1,4 @@
-"""First values of tables that are never made whole: startup programs of servers only note how rows are born."""
+"""Startup programs of servers: of a distributed table they only record how its rows are initialized."""
 import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from jfluid.ps_server import specs
 
 
-def bears(program: Program) -> bool:
-    """Whether the program is a server's startup program with tables whose rows appear when they are first looked up."""
-    return any(_is_birth(op) for op in program.global_block().ops)
+def initializes_rows(program: Program) -> bool:
+    """Whether the program is a server's startup program with tables whose rows are created when they are first looked up."""
+    return any(_is_row_initializer(op) for op in program.global_block().ops)
 
 
-def _is_birth(op: Operator) -> bool:
+def _is_row_initializer(op: Operator) -> bool:
     if op.input_arg_names or len(op.output_arg_names) != 1 or "shape" not in op.attrs:
         return False
     var = op.block.vars.get(op.output_arg_names[0])
@@ -27,39 +27,41 @@ def _is_birth(op: Operator) -> bool:
 
 
 def initializer(op: Operator) -> "specs.Initializer":
-    """The law (of jfluid.ps_server.specs) by which an operator fills a variable. Raises UnsupportedError for others."""
+    """The initializer (of jfluid.ps_server.specs) that an operator stands for. Raises UnsupportedError for others."""
     from jfluid.ps_server import specs
-    laws: dict[str, Callable[[], specs.Initializer]] = {
+    known: dict[str, Callable[[], specs.Initializer]] = {
         "fill_constant": lambda: specs.Constant(value=op.attr("value")),
         "uniform_random": lambda: specs.Uniform(low=op.attr("min"), high=op.attr("max")),
         "gaussian_random": lambda: specs.Normal(mean=op.attr("mean"), std=op.attr("std")),
         "truncated_gaussian_random": lambda: specs.TruncatedNormal(mean=op.attr("mean"), std=op.attr("std")),
     }
-    if op.type not in laws:
-        raise errors.UnsupportedError(f"table {op.output_arg_names[0]}: rows of a distributed table cannot begin by "
+    if op.type not in known:
+        raise errors.UnsupportedError(f"table {op.output_arg_names[0]}: rows of a distributed table cannot be initialized by "
                                       f"{op.type}; use a constant, uniform, normal or truncated normal initializer")
-    return laws[op.type]()
+    return known[op.type]()
 
 
 class Startup(Runner):
-    """A server's startup program: what fills tables is noted in the scope (`ScopeVariable.row_initializer`), the rest runs."""
+    """A server's startup program: initializers of tables are recorded in the scope
+    (`ScopeVariable.row_initializer`), the rest runs."""
 
     def __init__(self, program: Program, engine: Engine):
         self._engine = engine
         block = program.global_block()
-        self._laws = {op.output_arg_names[0]: (initializer(op), self._seed(op)) for op in block.ops if _is_birth(op)}
+        self._initializers = {op.output_arg_names[0]: (initializer(op), self._seed(op))
+                              for op in block.ops if _is_row_initializer(op)}
         self._rest = program._copy()
         rest = self._rest.global_block()
-        rest.ops = [twin for op, twin in zip(block.ops, rest.ops, strict=True) if not _is_birth(op)]
+        rest.ops = [twin for op, twin in zip(block.ops, rest.ops, strict=True) if not _is_row_initializer(op)]
         self._rest._touch()
 
     @staticmethod
     def _seed(op: Operator) -> int:
-        """The same in all servers, and when they start again: the row of an id is the same in all of them."""
+        """The seed of the rows, the same on all servers and after a restart: so is the row of an id."""
         given = op.attr("seed") if op.type != "fill_constant" else 0
         return int(given) or zlib.crc32(op.output_arg_names[0].encode())
 
     def run_alone(self, feed: Any, fetches: list[str], scope: Scope) -> list[Fetched]:
-        for name, law in self._laws.items():
-            scope.var(name).row_initializer = law
+        for name, found in self._initializers.items():
+            scope.var(name).row_initializer = found
         return self._engine.run(self._rest, feed, fetches, scope)

@@ -36,3 +36,16 @@ def client_options() -> dict[str, Any]:
             except OSError as error:
                 raise errors.ServerError(f"{told.name_of(field)}: {error}") from None
     return options
+
+
+def writes_snapshots() -> bool:
+    """Whether this job's servers write snapshots, so that processes of it may be killed and started again."""
+    from jfluid.environment.process import SnapshotVariables
+    return SnapshotVariables.from_env().snapshot_folder is not None
+
+
+def kept_bytes() -> int:
+    """How many bytes of its pushes a trainer keeps for each server. Raises ServerError for a variable that is no number."""
+    from jfluid.environment.process import SnapshotVariables
+    told = SnapshotVariables.from_env()
+    return told.keep_bytes if told.snapshot_folder is not None or "keep_bytes" in told.model_fields_set else 0

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from jfluid.distributed.rows import Way, way_of
-from jfluid.distributed.server_program import Update
+from jfluid.distributed.programs.server_program import Update
+from jfluid.distributed.tables.row_updates import RowUpdate, row_update_of
 from jfluid.files.tensor_format import load_rows
 from jfluid.ir.operator import Operator
 from jfluid.ps_server import kernels, specs
@@ -39,7 +39,7 @@ class ProgramTable(SparseTable):
         self.variables: dict[str, str] = {}
         self.powers: dict[str, float] = {}
 
-    def know(self, op: Operator) -> None:
+    def name_variables(self, op: Operator) -> None:
         """Take the variables' names from the operator that the table's rule stands for."""
         rule = RULES.get(op.type)
         if rule is not None:
@@ -75,7 +75,7 @@ class ProgramTable(SparseTable):
 
 
 def make_table(update: Update, scope: Scope, tensor: Callable[[str], Any], seed: int,
-               device: Callable[[], Any], options: Mapping[str, Any] | None = None) -> tuple[ProgramTable, Way]:
+               device: Callable[[], Any], options: Mapping[str, Any] | None = None) -> tuple[ProgramTable, RowUpdate]:
     """The table that a block of a server's program updates, with its first values from the scope, where they are no longer
     needed then; and how it is updated.
 
@@ -87,22 +87,22 @@ def make_table(update: Update, scope: Scope, tensor: Callable[[str], Any], seed:
 
     Raises UnsupportedError for updates that no table can make.
     """
-    way, parts = way_of(update, lambda name: _first_value(name, scope, tensor), tensor, seed, device)
+    row_update, parts = row_update_of(update, lambda name: _first_value(name, scope, tensor), tensor, seed, device)
     found = scope.find_var(update.param)
-    law, first = (found.row_initializer if found is not None else None) or (specs.Constant(), 0)
-    table = ProgramTable(specs.TableSpec(name=update.param, width=parts.shape[1], initializer=law, seed=first,
-                                         optimizer=way.optimizer, shards=_shards(), **(options or {})))
-    table.rate = way.rate
-    if isinstance(way.optimizer, specs.Program):
+    initializer, first = (found.row_initializer if found is not None else None) or (specs.Constant(), 0)
+    table = ProgramTable(specs.TableSpec(name=update.param, width=parts.shape[1], initializer=initializer, seed=first,
+                                         optimizer=row_update.optimizer, shards=_shards(), **(options or {})))
+    table.rate = row_update.rate
+    if isinstance(row_update.optimizer, specs.Program):
         table.variables = {name: name for name in parts.slots}
     elif update.ops:
-        table.know(update.ops[-1])
+        table.name_variables(update.ops[-1])
         table.begin(tensor)
     if found is None or found.row_initializer is None:
         _fill(table, tensor)
         for name in (update.param, *parts.slots):
-            tensor(name).value = None
-    return table, way
+            tensor(name)._value = None
+    return table, row_update
 
 
 def _shards() -> Any:
@@ -111,7 +111,7 @@ def _shards() -> Any:
 
 
 def _fill(table: ProgramTable, tensor: Callable[[str], Any]) -> None:
-    """Put the values in the scope, and the optimizer's state where it is not as rows are born, into a table."""
+    """Put the values in the scope, and the optimizer's state where it differs from that of new rows, into a table."""
     width = table.spec.width
     values = np.array(tensor(table.spec.name), np.float32).reshape(-1, width)
     ids = np.arange(len(values), dtype=np.int64)

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid.distributed import links
-from jfluid.distributed.communicator import Communicator
-from jfluid.distributed.work import read
+from jfluid.distributed.programs.trainer_program import read
+from jfluid.distributed.trainer.communicator import Communicator
+from jfluid.distributed.wire import connections
 from jfluid.ps_server.client import Client
 from tests.distributed.job import SLOTS, click_model, clicks, parameters, trainer_of
 from tests.distributed.test_readers import as_rows
@@ -52,7 +52,7 @@ def trained(folder, depth, calls, mode=HALF_ASYNC):
         communicator.start()
         calls.clear()
         executor.train_from_dataset(program, a_dataset(data, folder))
-        links.link(read(program)).settle()
+        connections.connect(read(program)).settle()
         asked = list(calls)
         communicator.stop()
         return parameters(program), asked
@@ -88,7 +88,7 @@ def test_synchronous_steps_see_all_that_went_before(tmp_path, calls):
 def test_evaluations_leave_the_tables_as_they_are(tmp_path):
     model = functools.partial(click_model, functools.partial(fluid.optimizer.Adam, 0.02), True)
     with trainer_of(model, sync=False) as (executor, program, (_, predicted, data, _)):
-        client = links.link(read(program)).client
+        client = connections.connect(read(program)).client
         executor.infer_from_dataset(program.clone(for_test=True), a_dataset(data, tmp_path), fetch_list=[predicted])
         (value,) = executor.run(program.clone(for_test=True), feed=clicks(0), fetch_list=[predicted])
         assert value.shape == (8, 2)

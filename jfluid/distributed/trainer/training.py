@@ -13,11 +13,12 @@ import numpy as np
 from jfluid import errors
 from jfluid.compile.feeds import named
 from jfluid.compile.padding import ladder
-from jfluid.distributed import links, trainer_state
-from jfluid.distributed.links import Gradients, Link, Strategy
-from jfluid.distributed.strategies import DIRECT, current, install
-from jfluid.distributed.watch import RowCount
-from jfluid.distributed.work import LookUp, RowsSent, Work
+from jfluid.distributed.programs.trainer_program import LookUp, SentRows, TrainerProgram
+from jfluid.distributed.trainer import local_state
+from jfluid.distributed.trainer.row_count import RowCount
+from jfluid.distributed.trainer.strategies import DIRECT, current, install
+from jfluid.distributed.wire import connections
+from jfluid.distributed.wire.connections import Connection, Gradients, Strategy
 from jfluid.engine import Engine, Fetched, Owned, Prepared, Runner
 from jfluid.ir.program import Program
 from jfluid.lod_tensor import LoDTensor, SelectedRows
@@ -34,11 +35,11 @@ Feed = dict[str, Any]
 
 
 @dataclass
-class Read:
+class StepInput:
     """What a step is fed.
 
     Attributes:
-        program: what is run, without operators that read.
+        program: what is run, without operators that step_input.
         feeds: one for all devices, or one for each.
         divides: whether there is one for all.
         owned: nobody writes to them any more.
@@ -51,8 +52,8 @@ class Read:
 
 
 @dataclass
-class Ahead:
-    """A batch whose rows are on their way.
+class PrefetchedBatch:
+    """A batch whose rows were requested ahead of its step.
 
     Attributes:
         batch: as it was given.
@@ -62,7 +63,7 @@ class Ahead:
     """
 
     batch: Mapping[str, Any]
-    read: Read
+    step_input: StepInput
     asked: dict[str, tuple[Array, list[list[LoDTensor]]]]
     rows: "Future[Mapping[str, PulledRows]]"
 
@@ -71,13 +72,13 @@ class Trainer(Runner):
     """Runs one trainer's program.
 
     Args:
-        work: what the program asks of servers.
+        program: what the program asks of servers.
         engine: runs what is left of it.
     """
 
-    def __init__(self, work: Work, engine: Engine):
-        self.work, self._engine = work, engine
-        self._link: Link | None = None
+    def __init__(self, program: TrainerProgram, engine: Engine):
+        self.program, self._engine = program, engine
+        self._connection: Connection | None = None
         self._asking: dict[tuple[str, ...], Program] = {}
 
     def run(self, feed: Any, fetches: list[str], scope: Scope, parallel: DataParallel | None = None) -> list[Fetched]:
@@ -87,11 +88,11 @@ class Trainer(Runner):
         """
         times = parallel.repeats if parallel is not None else 1
         devices = self._devices(parallel)
-        ahead = feed if isinstance(feed, Ahead) else None
-        read = ahead.read if ahead else self._read(feed, devices)
+        ahead = feed if isinstance(feed, PrefetchedBatch) else None
+        step_input = ahead.step_input if ahead else self._read(feed, devices)
         values: list[list[Any]] = []
         for _ in range(times):
-            values = self._step(read, fetches, scope, devices, ahead)
+            values = self._step(step_input, fetches, scope, devices, ahead)
             ahead = None  # the rows have changed since
         return [Fetched(n, v, divided=parallel is not None) for n, v in zip(fetches, values, strict=True)]
 
@@ -101,28 +102,28 @@ class Trainer(Runner):
             self._engine.start(parallel)
         return None if parallel is None or parallel.alone else parallel
 
-    def _read(self, feed: Any, devices: DataParallel | None) -> Read:
+    def _read(self, feed: Any, devices: DataParallel | None) -> StepInput:
         """What is fed. A program's own reader gives its next batch."""
         # Gradients are waited for: by then nothing reads the feeds any more.
-        owned = isinstance(feed, Owned) or bool(self.work.sent)
+        owned = isinstance(feed, Owned) or bool(self.program.sent)
         if devices is not None:
-            program, feed = devices.read(self._engine.reader_feeds, self.work.local, feed)
+            program, feed = devices.read(self._engine.reader_feeds, self.program.local, feed)
             divides = not isinstance(feed, (list, tuple))
-            return Read(program, [named(f) for f in ([feed] if divides else feed)], divides, owned)
+            return StepInput(program, [named(f) for f in ([feed] if divides else feed)], divides, owned)
         if isinstance(feed, (list, tuple)) and len(feed) == 1:
             feed = feed[0]
-        program, feed = self._engine.reader_feeds.feed(self.work.local, feed, self._engine.device)
-        return Read(program, [named(feed)], True, owned)
+        program, feed = self._engine.reader_feeds.feed(self.program.local, feed, self._engine.device)
+        return StepInput(program, [named(feed)], True, owned)
 
     def counts(self) -> AbstractContextManager[Callable[[], dict[str, int]]]:
-        return RowCount(self._linked().client) if self.work.tables else nullcontext(dict)
+        return RowCount(self._connected().client) if self.program.tables else nullcontext(dict)
 
-    def ahead(self, batches: Iterable[Any], parallel: DataParallel | None = None) -> Iterator[Any]:
-        link = self._linked()
-        batches = _untrained(link, batches) if self.work.trains else batches
-        strategy, depth = link.strategy or DIRECT, link.prefetch_depth
-        names = {n for u in self.work.look_ups for n in u.ids}
-        if not (depth and names and (strategy.overlaps(self.work) or not self.work.trains)):
+    def prefetch(self, batches: Iterable[Any], parallel: DataParallel | None = None) -> Iterator[Any]:
+        connection = self._connected()
+        batches = _untrained(connection, batches) if self.program.trains else batches
+        strategy, depth = connection.strategy or DIRECT, connection.prefetch_depth
+        names = {n for u in self.program.look_ups for n in u.ids}
+        if not (depth and names and (strategy.overlaps(self.program) or not self.program.trains)):
             yield from batches
             return
         devices = self._devices(parallel)
@@ -131,100 +132,102 @@ class Trainer(Runner):
             try:
                 for batch in batches:
                     known = names <= set(batch)  # what the program computes itself is known in its step
-                    waiting.append(self._asked_ahead(link, strategy, devices, batch, thread) if known else batch)
+                    waiting.append(self._request(connection, strategy, devices, batch, thread) if known else batch)
                     if len(waiting) > depth:
                         yield waiting.popleft()
                 yield from waiting
             finally:
                 thread.shutdown(wait=False, cancel_futures=True)
 
-    def _asked_ahead(self, link: Link, strategy: Strategy, devices: DataParallel | None, batch: Any,
-                     thread: ThreadPoolExecutor) -> Ahead:
-        read = self._read(Owned(batch), devices)
-        asked = self._ids(read.feeds, Scope())
-        return Ahead(batch, read, asked, thread.submit(self._pull, link, strategy, asked))
+    def _request(self, connection: Connection, strategy: Strategy, devices: DataParallel | None, batch: Any,
+                     thread: ThreadPoolExecutor) -> PrefetchedBatch:
+        step_input = self._read(Owned(batch), devices)
+        asked = self._ids(step_input.feeds, Scope())
+        return PrefetchedBatch(batch, step_input, asked, thread.submit(self._pull, connection, strategy, asked))
 
-    def _pull(self, link: Link, strategy: Strategy, asked: Mapping[str, tuple[Array, Any]]) -> "Mapping[str, PulledRows]":
+    def _pull(self, connection: Connection, strategy: Strategy,
+              asked: Mapping[str, tuple[Array, Any]]) -> "Mapping[str, PulledRows]":
         ids = {table: found for table, (found, _) in asked.items()}
-        if self.work.trains or not ids:
-            return strategy.pull(link, ids)
-        return link.client.pull(ids, train=False).rows  # an evaluation leaves tables as they are
+        if self.program.trains or not ids:
+            return strategy.pull(connection, ids)
+        return connection.client.pull(ids, train=False).rows  # an evaluation leaves tables as they are
 
-    def _step(self, read: Read, fetches: Sequence[str], scope: Scope, devices: DataParallel | None,
-              ahead: Ahead | None) -> list[list[Any]]:
-        work, link = self.work, self._linked()
-        feeds = [dict(f) for f in read.feeds]
-        strategy = link.strategy or DIRECT
-        lap = link.laps.lap
-        link.laps.start()
-        if work.trains:
-            strategy.begin(link, work, scope)
+    def _step(self, step_input: StepInput, fetches: Sequence[str], scope: Scope, devices: DataParallel | None,
+              ahead: PrefetchedBatch | None) -> list[list[Any]]:
+        program, connection = self.program, self._connected()
+        feeds = [dict(f) for f in step_input.feeds]
+        strategy = connection.strategy or DIRECT
+        lap = connection.laps.lap
+        connection.laps.start()
+        if program.trains:
+            strategy.begin(connection, program, scope)
         asked = ahead.asked if ahead else self._ids(feeds, scope)
         brought = None
-        if work.trains and not ahead:
-            brought = link.asked({table: ids for table, (ids, _) in asked.items()})
+        if program.trains and not ahead:
+            brought = connection.asked({table: ids for table, (ids, _) in asked.items()})
             lap("exchange")
-        found = ahead.rows.result() if ahead else brought or self._pull(link, strategy, asked)
+        found = ahead.rows.result() if ahead else brought or self._pull(connection, strategy, asked)
         lap("rows")
         inverse = self._give_rows(feeds, asked, found)
         lap("feed")
-        link.settle()
+        connection.settle()
         lap("exchange")
-        late = {d.param for d in work.received} & set(fetches)
-        touched = [n for n, _ in work.touched if n not in feeds[0]]
-        names = list(dict.fromkeys([n for n in fetches if n not in late] + work.sent + touched))
-        if work.trains:
-            self._resume(link, scope)
-        prepared = self._prepare(read, feeds, names, devices)
+        late = {d.name for d in program.received} & set(fetches)
+        touched = [n for n, _ in program.touched if n not in feeds[0]]
+        names = list(dict.fromkeys([n for n in fetches if n not in late] + program.sent + touched))
+        if program.trains:
+            self._resume(connection, scope)
+        prepared = self._prepare(step_input, feeds, names, devices)
         given = self._engine.execute(prepared, scope)
         values = {f.name: list(f.parts) if f.divided else [f.tensor()] for f in prepared.fetched(given)}
-        if not work.trains:  # a startup program, which has just begun the running statistics anew
-            self._resume(link, scope)
-        if work.trains and self._engine.device.platform != "cpu":  # there they lie where NumPy reads them
-            _start_copies(v for name, _ in work.dense for v in values[name][:1])
-            _start_copies(v for sent in work.rows for _, g in sent.parts for v in values[g])
+        if not program.trains:  # a startup program, which has just begun the running statistics anew
+            self._resume(connection, scope)
+        if program.trains and self._engine.device.platform != "cpu":  # there they lie where NumPy reads them
+            _start_copies(v for name, _ in program.dense for v in values[name][:1])
+            _start_copies(v for sent in program.rows for _, g in sent.parts for v in values[g])
         jax.block_until_ready([v.value for found in values.values() for v in found if isinstance(v, LoDTensor)])
         lap("compute")
-        if work.trains:
+        if program.trains:
             gradients = self._gradients(values, found, inverse, feeds)
             lap("gradients")
-            received = strategy.push(link, work, gradients, scope)
+            received = strategy.push(connection, program, gradients, scope)
             if ahead:  # so has the next step its rows
-                link.begin()
+                connection.begin()
         else:
-            received = current(link, work)
+            received = current(connection, program)
         lap("exchange")
-        install(work, received, scope)
+        install(program, received, scope)
         lap("install")
         for name in late:
             value = LoDTensor(np.asarray(scope.find_var(name).get_tensor()))  # type: ignore[union-attr]
             values[name] = [value] * (1 if devices is None else devices.replicas)
         return [values[n] for n in fetches]
 
-    def _prepare(self, read: Read, feeds: list[Feed], names: list[str], devices: DataParallel | None) -> Prepared:
+    def _prepare(self, step_input: StepInput, feeds: list[Feed], names: list[str], devices: DataParallel | None) -> Prepared:
         """The program without what servers do; replicas bring together what is sent."""
-        feed: Any = feeds[0] if read.divides else feeds
+        feed: Any = feeds[0] if step_input.divides else feeds
         if devices is not None:
-            return self._engine.prepare(read.program, feed, names, devices.other(read.program, self.work.summed))
-        return self._engine.prepare(read.program, Owned(feed) if read.owned else feed, names)
+            spread = devices.other(step_input.program, self.program.summed)
+            return self._engine.prepare(step_input.program, feed, names, spread)
+        return self._engine.prepare(step_input.program, Owned(feed) if step_input.owned else feed, names)
 
-    def _resume(self, link: Link, scope: Scope) -> None:
+    def _resume(self, connection: Connection, scope: Scope) -> None:
         """Before the first step of a trainer that was started again: give it back what only it had."""
-        if link.resumed is not None:
-            trainer_state.install(link.resumed, scope)
-            if self.work.trains:
-                link.resumed = None
+        if connection.resumed is not None:
+            local_state.install(connection.resumed, scope)
+            if self.program.trains:
+                connection.resumed = None
 
-    def _linked(self) -> Link:
-        if self._link is None or not self._link.users:
-            self._link = links.link(self.work, self._engine)
-        return self._link
+    def _connected(self) -> Connection:
+        if self._connection is None or not self._connection.users:
+            self._connection = connections.connect(self.program, self._engine)
+        return self._connection
 
     # ---- rows ----
 
     def _ids(self, feeds: list[Feed], scope: Scope) -> dict[str, tuple[Array, list[list[LoDTensor]]]]:
         """Of each table all ids, and the tensors that each feed has of them; feeds keep what the program itself reads."""
-        look_ups = self.work.look_ups
+        look_ups = self.program.look_ups
         tensors = [self._tensors(feed, scope) for feed in feeds] if look_ups else []
         asked = {}
         for look_up in look_ups:
@@ -239,7 +242,7 @@ class Trainer(Runner):
 
     def _tensors(self, feed: Feed, scope: Scope) -> dict[str, LoDTensor]:
         """The ids of a feed, and those that the program computes from it."""
-        names = dict.fromkeys(n for u in self.work.look_ups for n in u.ids)
+        names = dict.fromkeys(n for u in self.program.look_ups for n in u.ids)
         computed = tuple(n for n in names if n not in feed)
         values = dict(zip(computed, self._compute(computed, feed, scope), strict=True)) if computed else {}
         return {n: _tensor(n, feed[n] if n in feed else values[n]) for n in names}
@@ -247,14 +250,14 @@ class Trainer(Runner):
     @functools.cached_property
     def _only_asked(self) -> set[str]:
         """Names of ids that the program reads for nothing else."""
-        used = {n for b in self.work.local.blocks for op in b.ops for n in op.input_arg_names}
-        return {n for u in self.work.look_ups for n in u.ids} - used
+        used = {n for b in self.program.local.blocks for op in b.ops for n in op.input_arg_names}
+        return {n for u in self.program.look_ups for n in u.ids} - used
 
     def _compute(self, names: tuple[str, ...], feed: Mapping[str, Any], scope: Scope) -> list[Any]:
         """Ids that the program computes: what leads to them is run before."""
         if names not in self._asking:
-            program = self.work.local._prune_with_input(list(feed), list(names))
-            tables = {u.table for u in self.work.look_ups}
+            program = self.program.local._prune_with_input(list(feed), list(names))
+            tables = {u.table for u in self.program.look_ups}
             reading = {n for op in program.global_block().ops for n in op.input_arg_names}
             unknown = [n for n in names if n not in {o for op in program.global_block().ops for o in op.output_arg_names}]
             if unknown:
@@ -273,7 +276,7 @@ class Trainer(Runner):
                    found: "Mapping[str, PulledRows]") -> dict[str, dict[str, list[Array]]]:
         """Put the rows that came, and their positions, into the feeds; the positions of each feed, by table."""
         inverse: dict[str, dict[str, list[Array]]] = {}
-        for look_up in self.work.look_ups:
+        for look_up in self.program.look_ups:
             rows = found[look_up.table]
             values = np.zeros((ladder(len(rows.ids)), rows.values.shape[1]), np.float32)
             values[:len(rows.ids)] = rows.values
@@ -298,18 +301,18 @@ class Trainer(Runner):
     def _gradients(self, values: Mapping[str, list[Any]], found: "Mapping[str, PulledRows]",
                    inverse: Mapping[str, dict[str, list[Array]]], feeds: list[Feed]) -> Gradients:
         gradients = Gradients()
-        for name, dense in self.work.dense:
-            gradients.dense |= dense.cut(_array(values[name][0]))
-        for sent in self.work.rows:
+        for name, dense in self.program.dense:
+            gradients.dense |= dense.split(_array(values[name][0]))
+        for sent in self.program.rows:
             gradients.rows[sent.table] = self._rows(sent, values, found.get(sent.table), inverse.get(sent.table, {}))
-        gradients.counts = {n: _array(values[n][0]).astype(np.float32).reshape(1) for n in self.work.counts}
-        for name, table in self.work.touched:
+        gradients.counts = {n: _array(values[n][0]).astype(np.float32).reshape(1) for n in self.program.counts}
+        for name, table in self.program.touched:
             ids = [_array(v).reshape(-1) for v in (values[name] if name in values else [f[name] for f in feeds])]
             gradients.touched[table] = np.concatenate([gradients.touched.get(table, np.empty(0, np.int64)), *ids])
         return gradients
 
     @staticmethod
-    def _rows(sent: RowsSent, values: Mapping[str, list[Any]], rows: "PulledRows | None",
+    def _rows(sent: SentRows, values: Mapping[str, list[Any]], rows: "PulledRows | None",
               inverse: Mapping[str, list[Array]]) -> tuple[Array, Array]:
         """(ids, gradients) of one table, each id once."""
         from jfluid.ps_server import kernels
@@ -334,11 +337,11 @@ class Trainer(Runner):
         return rows.ids, total
 
 
-def _untrained(link: Link, batches: Iterable[Any]) -> Iterator[Any]:
+def _untrained(connection: Connection, batches: Iterable[Any]) -> Iterator[Any]:
     """The batches without those that were trained before this process was started again."""
     for batch in batches:
-        if link.batches_to_skip:
-            link.batches_to_skip -= 1
+        if connection.batches_to_skip:
+            connection.batches_to_skip -= 1
         else:
             yield batch
 

@@ -1,7 +1,5 @@
-"""Links: this process's connections to the servers of jobs, one for each trainer that it is."""
-import itertools
+"""This process's connections to the servers of jobs, one for each trainer that it is."""
 import logging
-import math
 import threading
 import time
 import weakref
@@ -13,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from jfluid import flags
-from jfluid.distributed import snapshots
-from jfluid.distributed.coming import Exchange
-from jfluid.distributed.settings import client_options
-from jfluid.distributed.work import Dense, Work
+from jfluid.distributed.programs.trainer_program import TrainerProgram
+from jfluid.distributed.wire.pending_exchange import Exchange
+from jfluid.distributed.wire.settings import client_options, kept_bytes, writes_snapshots
 from jfluid.scope import Scope
 from jfluid.security.secret import job_secret
+from jfluid.transpiler.parameter_server.layout import ParameterLayout
 
 if TYPE_CHECKING:
     from jfluid.ps_server import ps_pb2 as pb
@@ -48,19 +46,19 @@ class Gradients:
 class Strategy(Protocol):
     """How a trainer works together with servers."""
 
-    def pull(self, link: "Link", ids: Mapping[str, Array]) -> "dict[str, PulledRows]":
-        """PulledRows of tables for a step. May be called for steps ahead, by other threads."""
+    def pull(self, connection: "Connection", ids: Mapping[str, Array]) -> "dict[str, PulledRows]":
+        """Rows of tables for a step. May be called for steps ahead, by other threads."""
         ...
 
-    def overlaps(self, work: Work) -> bool:
+    def overlaps(self, program: TrainerProgram) -> bool:
         """Whether rows for the next step may be pulled before this one's gradients are applied."""
         ...
 
-    def begin(self, link: "Link", work: Work, scope: Scope) -> None:
+    def begin(self, connection: "Connection", program: TrainerProgram, scope: Scope) -> None:
         """A step begins."""
         ...
 
-    def push(self, link: "Link", work: Work, gradients: Gradients, scope: Scope) -> dict[str, Array]:
+    def push(self, connection: "Connection", program: TrainerProgram, gradients: Gradients, scope: Scope) -> dict[str, Array]:
         """Take a step's gradients; the pieces of parameters that are new since the last one."""
         ...
 
@@ -96,11 +94,11 @@ class Laps:
         self._last = now
 
 
-class Link:
+class Connection:
     """One trainer's connection to all servers of its job.
 
     Attributes:
-        calls: the client, whatever is under way.
+        calls: the client, whatever is in flight.
         rounds: how many rounds of synchronous training this trainer has done.
         recovers: the job writes snapshots, so that its processes may be started again.
         careful: all servers are to have a round's gradients before one of them applies it.
@@ -118,8 +116,8 @@ class Link:
         from jfluid.ps_server.client import Client
         self.endpoints, self.trainer = list(endpoints), trainer
         self.calls = Client(endpoints, job_secret(endpoints), trainer, timeout_s=flags.get("FLAGS_rpc_deadline") / 1000,
-                            keep_bytes=snapshots.kept_bytes(), **client_options())
-        self.recovers = snapshots.wanted()
+                            keep_bytes=kept_bytes(), **client_options())
+        self.recovers = writes_snapshots()
         self.careful = self.recovers and len(endpoints) > 1
         try:
             self.rounds = self._agreed()
@@ -131,7 +129,7 @@ class Link:
         self.strategy: Strategy | None = None
         self.prefetch_depth = 1
         self.laps = Laps()
-        self.params: dict[str, Dense] = {}
+        self.params: dict[str, ParameterLayout] = {}
         self.users = weakref.WeakSet[Any]()
         self._exchange: Exchange | None = None
         self._enters = False
@@ -139,22 +137,23 @@ class Link:
 
     @property
     def client(self) -> "Client":
-        """The client, when what is under way has ended. Raises ServerError where that failed."""
+        """The client, when what is in flight has ended. Raises ServerError where that failed."""
         self.settle()
         return self.calls
 
-    def exchange(self, send: "Callable[[Mapping[str, Any] | None], PullResult]", work: Work, scope: Scope) -> None:
+    def exchange(self, send: "Callable[[Mapping[str, Any] | None], PullResult]", program: TrainerProgram,
+                 scope: Scope) -> None:
         """Let `send` go on while the next step begins (see Exchange); the parameters of `scope` are what it returns."""
         self.settle()
-        self._exchange = Exchange(self._thread.submit, send, work, scope)
+        self._exchange = Exchange(self._thread.submit, send, program, scope)
 
     def begin(self) -> None:
-        """No step is going to ask for rows with the exchange that is under way."""
+        """No step is going to ask for rows with the exchange that is in flight."""
         if self._exchange is not None:
             self._exchange.begin()
 
     def asked(self, ids: Mapping[str, Any]) -> "Mapping[str, PulledRows] | None":
-        """Wait for the exchange that is under way. The rows of these ids, where there was one that could bring them.
+        """Wait for the exchange that is in flight. The rows of these ids, where there was one that could bring them.
 
         Raises ServerError where it failed.
         """
@@ -164,7 +163,7 @@ class Link:
         return exchange.rows if exchange is not None and brings else None
 
     def settle(self) -> None:
-        """Wait for the exchange that is under way. Raises ServerError where it failed."""
+        """Wait for the exchange that is in flight. Raises ServerError where it failed."""
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             exchange.finish()
@@ -187,7 +186,7 @@ class Link:
                 self.calls.close()
 
     def _agreed(self) -> int:
-        """How many rounds all servers have applied.
+        """The number of rounds that all servers have applied.
 
         A trainer that was killed may have left its gradients of one more round at all servers, and confirmed them at some:
         then they are confirmed at the others. Raises RollbackError where servers are further apart: the gradients of the
@@ -221,89 +220,87 @@ class Link:
             return None
         return state
 
-    def know(self, work: Work) -> None:
+    def register(self, program: TrainerProgram) -> None:
         """Tell the client where the tables and pieces of a program are."""
-        from jfluid.ps_server.client import RowRange
-        for table in work.tables.values():
-            self.calls.place_table(table.name, table.width, [RowRange(*s) for s in table.stretches])
-        for dense in [d for _, d in work.dense] + work.received:
-            self.params[dense.param] = dense
+        for table in program.tables.values():
+            self.place_rows(table)
+        for dense in [d for _, d in program.dense] + program.received:
+            self.params[dense.name] = dense
             for piece in dense.pieces:
                 self.calls.place_block(piece.name, piece.server, piece.shape)
-        for name in work.counts:
+        for name in program.counts:
             for server in range(len(self.endpoints)):
                 self.calls.place_block(f"{name}@{server}", server, (1,), there=name)
 
-    def place_rows(self, param: Dense) -> None:
-        """Tell the client that rows of a parameter travel, and not only the whole."""
+    def place_rows(self, param: ParameterLayout) -> None:
+        """Tell the client where the rows of a parameter are, which may then travel by their ids."""
         from jfluid.ps_server.client import RowRange
-        firsts = [0, *itertools.accumulate(p.shape[0] for p in param.pieces)]
-        self.calls.place_table(param.param, math.prod(param.pieces[0].shape[1:]), [
-            RowRange(p.name, p.server, first, p.shape[0]) for p, first in zip(param.pieces, firsts)])
+        self.calls.place_table(param.name, param.width, [] if param.hashed else [
+            RowRange(p.name, p.server, p.first, p.rows) for p in param.pieces])
 
 
-_links: dict[tuple[tuple[str, ...], int], Link] = {}
+_connections: dict[tuple[tuple[str, ...], int], Connection] = {}
 _lock = threading.Lock()
 _making: dict[tuple[tuple[str, ...], int], threading.Lock] = {}
 
 
-def link(work: Work, user: object = None) -> Link:
-    """The link of the trainer that a program is for, made when it is first asked for; `user` leaves it later."""
-    found, _ = _found(work.endpoints, work.trainer_id)
+def connect(program: TrainerProgram, user: object = None) -> Connection:
+    """The connection of the trainer that a program is for, made when it is first asked for; `user` leaves it later."""
+    found, _ = _found(program.endpoints, program.trainer_id)
     found.enter()
     if user is not None:
         found.users.add(user)
-    found.know(work)
+    found.register(program)
     return found
 
 
-def borrowed(endpoints: Sequence[str], trainer: int, user: object) -> Link:
-    """A trainer's link, for one who asks the servers something on the way. `user` leaves it later if nobody else has it.
+def borrow(endpoints: Sequence[str], trainer: int, user: object) -> Connection:
+    """A trainer's connection, for one who asks the servers something in passing. `user` leaves it later if nobody else has it.
 
-    The servers may be named in another order than the job's where the link is there.
+    The servers may be named in another order than the job's where the connection is there.
     """
     with _lock:
-        for (there, number), link in _links.items():
+        for (there, number), connection in _connections.items():
             if number == trainer and sorted(there) == sorted(endpoints):
-                return link
+                return connection
     found, made = _found(endpoints, trainer)
     if made:
         found.users.add(user)
     return found
 
 
-def _found(endpoints: Sequence[str], trainer: int) -> tuple[Link, bool]:
-    """A trainer's link, and whether it was made now."""
+def _found(endpoints: Sequence[str], trainer: int) -> tuple[Connection, bool]:
+    """A trainer's connection, and whether it was made now."""
     key = tuple(endpoints), trainer
     with _lock:
         alone = _making.setdefault(key, threading.Lock())
     with alone:  # servers are asked meanwhile, which other trainers of this process need not wait for
-        found = _links.get(key)
+        found = _connections.get(key)
         if found is not None:
             return found, False
-        made = Link(endpoints, trainer)
+        made = Connection(endpoints, trainer)
         with _lock:
-            _links[key] = made
+            _connections[key] = made
         return made, True
 
 
 def leave(user: object) -> None:
     """Say goodbye for an engine: servers of which it was the last user end when all trainers have left."""
     with _lock:
-        mine = [(key, found) for key, found in _links.items() if user in found.users]
+        mine = [(key, found) for key, found in _connections.items() if user in found.users]
         for key, found in mine:
             found.users.discard(user)
             if not found.users:
-                del _links[key]
+                del _connections[key]
     for _, found in mine:
         if not found.users:
             found.leave()
 
 
 def drop(key: tuple[tuple[str, ...], int]) -> None:
-    """Say goodbye to the servers of one trainer, if it has a link to them."""
+    """Say goodbye to the servers of one trainer, if it has a connection to them."""
     with _lock:
-        found = _links.pop(key, None)
+        found = _connections.pop(key, None)
     if found is not None:
         found.users.clear()
         found.leave()

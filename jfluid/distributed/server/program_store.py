@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from jfluid import errors
-from jfluid.distributed.rows import Way
-from jfluid.distributed.server_program import Update, updates_of
-from jfluid.distributed.state import Variables, packed, unpacked
-from jfluid.distributed.tables import ProgramTable, fill_owned, make_table
+from jfluid.distributed.programs.server_program import Update, updates_of
+from jfluid.distributed.server.variables_block import Variables, packed, unpacked
+from jfluid.distributed.tables.program_table import ProgramTable, fill_owned, make_table
+from jfluid.distributed.tables.row_updates import RowUpdate
 from jfluid.engine import Engine, Owned
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program
@@ -43,7 +43,7 @@ class ProgramBlock:
             return self._value, self.version
 
     def keep(self, value: Array, trainer: int) -> None:
-        """A trainer gets this value, and will compute with it. Within the store's lock."""
+        """Record that a trainer pulled this value (DC-ASGD). The caller holds the store's lock."""
         if self.update.kept:
             self._store.tensor(self.update.kept[trainer]).set(value)
 
@@ -64,7 +64,7 @@ class ProgramBlock:
             return self.changed()
 
     def changed(self) -> int:
-        """The value in the scope is another now."""
+        """Note that the value in the scope has changed; returns the new version."""
         self._value = None
         self.version += 1
         return self.version
@@ -112,13 +112,13 @@ class ProgramStore(Store):
         self._program, self._scope = program, scope
         self._engine = Engine(engine.place, donate=False)  # trainers read the old values meanwhile
         self._compiled: dict[tuple[str, ...], tuple[Program, dict[str, str]]] = {}
-        self._ways: dict[str, Way] = {}
+        self._row_updates: dict[str, RowUpdate] = {}
         sparse = {g.rpartition(":")[0] for g in listen.attr("sparse_grad_to_param")}
         for update in updates_of(program, listen):
             if update.grad in sparse:
-                kept = program.holdings.kept.get(update.param) if program.holdings is not None else None
-                options = kept.table_options if kept is not None else {}
-                self.tables[update.param], self._ways[update.param] = make_table(
+                saved = program.division.variables.get(update.param) if program.division is not None else None
+                options = saved.table_options if saved is not None else {}
+                self.tables[update.param], self._row_updates[update.param] = make_table(
                     update, scope, self.tensor, program.random_seed, lambda: engine.device, options)
             else:
                 self.add_block(ProgramBlock(self, update))
@@ -134,11 +134,11 @@ class ProgramStore(Store):
         self._set_rates()
 
     def _load(self, name: str, server: int) -> None:
-        """Rows of a table that were saved before."""
+        """Load the rows of a table from a checkpoint, where `load` named one."""
         found = self._scope.find_var(name)
         if found is None or not found.saved:
             return
-        servers = len(self._program.holdings.endpoints)
+        servers = len(self._program.division.layout.endpoints)
         if os.path.isdir(found.saved):
             snapshot.restore(self, found.saved, server, servers, tables=[name])
         else:
@@ -189,10 +189,10 @@ class ProgramStore(Store):
             return value, version
 
     def check(self, rows: list[RowsUpdate], blocks: list[BlockUpdate]) -> None:
-        super().check([u for u in rows if u.table not in self._ways], blocks)
+        super().check([u for u in rows if u.table not in self._row_updates], blocks)
         for update in rows:
-            if update.change == Change.GRADIENT and update.table in self._ways:
-                self._ways[update.table].check(update.ids, update.learning_rate)
+            if update.change == Change.GRADIENT and update.table in self._row_updates:
+                self._row_updates[update.table].check(update.ids, update.learning_rate)
         for change in blocks:
             block = self.block(change.block)
             if isinstance(block, WholeTable) and change.change == Change.GRADIENT:
@@ -206,7 +206,7 @@ class ProgramStore(Store):
         in_round = self.synchronous and trainer is None
         counts = [b for b in blocks if b.block in self._counts]
         gradients = {b.block: b.value for b in blocks if b.change == Change.GRADIENT}
-        sparse = [u for u in rows if u.change == Change.GRADIENT and u.table in self._ways]
+        sparse = [u for u in rows if u.change == Change.GRADIENT and u.table in self._row_updates]
         with self.lock:
             super()._apply([], counts, trainer)
             if in_round and self._counts:  # the schedule goes by the sum of the counts: one step for all trainers
@@ -215,15 +215,15 @@ class ProgramStore(Store):
                 self._run(self._schedule, {})
                 self._set_rates()
             # What may fail first, and all of it before the first row changes.
-            ready = [(self._ways[u.table], self._ways[u.table].prepare(self.tables[u.table], u.ids, u.values, u.learning_rate))
-                     for u in sparse]
+            updates = [(self._row_updates[u.table], u) for u in sparse]
+            ready = [(update, update.prepare(self.tables[u.table], u.ids, u.values, u.learning_rate)) for update, u in updates]
             if gradients:
                 self.update(gradients, trainer)
-            for way, change in ready:
-                if way.alone:
+            for update, change in ready:
+                if update.alone:
                     change()
-        for way, change in ready:
-            if not way.alone:
+        for update, change in ready:
+            if not update.alone:
                 change()
         super()._apply([u for u in rows if not any(u is s for s in sparse)],
                        [b for b in blocks if b.change != Change.GRADIENT and b not in counts], trainer)
@@ -253,7 +253,7 @@ class ProgramStore(Store):
         return block
 
     def _alone(self, ops: Sequence[Operator]) -> Program:
-        """A program of these operators, with the variables that they know."""
+        """A program of these operators and their variables."""
         program = Program()
         program.random_seed = self._program.random_seed
         block = program.global_block()
@@ -278,7 +278,7 @@ class ProgramStore(Store):
         return there.empty()
 
     def _set_rates(self) -> None:
-        """Tables take the learning rate that the schedule has made."""
+        """Set the tables' learning rates to those that the schedule computed."""
         for table in self.tables.values():
             found = self._scope.find_var(table.rate) if isinstance(table, ProgramTable) and table.rate else None
             if found is not None and found.get_tensor()._is_initialized():  # a schedule makes it in the first step

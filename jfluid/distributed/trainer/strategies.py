@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jfluid import errors
-from jfluid.distributed import trainer_state
-from jfluid.distributed.links import Gradients, Link
-from jfluid.distributed.work import Work
+from jfluid.distributed.programs.trainer_program import TrainerProgram
+from jfluid.distributed.trainer import local_state
+from jfluid.distributed.wire.connections import Connection, Gradients
 from jfluid.scope import Scope
 
 if TYPE_CHECKING:
@@ -19,35 +19,35 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 
-def send(link: Link, work: Work, gradients: Gradients, receive: bool, round: int = 0,
+def send(connection: Connection, program: TrainerProgram, gradients: Gradients, receive: bool, round: int = 0,
          rows: Mapping[str, Array] | None = None, state: bytes = b"") -> "PullResult":
     """Push gradients and, if asked, pull all parameters and rows by ids, in one call to each server (two for a round of a
-    careful link). `state` goes with a round: what only this trainer has."""
+    careful connection). `state` goes with a round: what only this trainer has."""
     from jfluid.ps_server.client import PullResult
     from jfluid.ps_server.store import Change
-    wanted = [p.name for d in work.received for p in d.pieces] if receive else []
+    wanted = [p.name for d in program.received for p in d.pieces] if receive else []
     if gradients.counts and not round:  # servers count rounds themselves
-        counts = {f"{name}@{i}": value for name, value in gradients.counts.items() for i in range(len(link.endpoints))}
-        link.calls.push(blocks=counts, change=Change.ADD)
-    if round and link.careful:
-        link.calls.push(gradients.rows, gradients.dense, round=round, hold=True, state=state)
-        return link.calls.pull(blocks=wanted, round=round, confirm=True)
+        counts = {f"{name}@{i}": value for name, value in gradients.counts.items() for i in range(len(connection.endpoints))}
+        connection.calls.push(blocks=counts, change=Change.ADD)
+    if round and connection.careful:
+        connection.calls.push(gradients.rows, gradients.dense, round=round, hold=True, state=state)
+        return connection.calls.pull(blocks=wanted, round=round, confirm=True)
     if not wanted and not rows:
-        link.calls.push(gradients.rows, gradients.dense, round=round, state=state)
+        connection.calls.push(gradients.rows, gradients.dense, round=round, state=state)
         return PullResult({}, {}, 0)
-    return link.calls.exchange(gradients.rows, gradients.dense, rows or {}, wanted, round=round, state=state)
+    return connection.calls.exchange(gradients.rows, gradients.dense, rows or {}, wanted, round=round, state=state)
 
 
-def current(link: Link, work: Work) -> dict[str, Array]:
+def current(connection: Connection, program: TrainerProgram) -> dict[str, Array]:
     """The pieces of all parameters as they are now."""
-    return link.client.pull(blocks=[p.name for d in work.received for p in d.pieces]).blocks
+    return connection.client.pull(blocks=[p.name for d in program.received for p in d.pieces]).blocks
 
 
-def install(work: Work, pieces: Mapping[str, Array], scope: Scope) -> None:
+def install(program: TrainerProgram, pieces: Mapping[str, Array], scope: Scope) -> None:
     """Give the trainer the parameters whose pieces are all there."""
-    for dense in work.received:
+    for dense in program.received:
         if all(p.name in pieces for p in dense.pieces):
-            scope.var(dense.param).get_tensor().value = dense.joined(pieces)
+            scope.var(dense.name).get_tensor().value = dense.join(pieces)
 
 
 class Direct:
@@ -61,28 +61,28 @@ class Direct:
     def __init__(self, synchronous: bool | None = None, goes_on: bool = False):
         self._synchronous, self._goes_on = synchronous, goes_on
 
-    def _in_rounds(self, work: Work) -> bool:
-        return work.synchronous if self._synchronous is None else self._synchronous
+    def _in_rounds(self, program: TrainerProgram) -> bool:
+        return program.synchronous if self._synchronous is None else self._synchronous
 
-    def overlaps(self, work: Work) -> bool:
-        return not self._in_rounds(work)
+    def overlaps(self, program: TrainerProgram) -> bool:
+        return not self._in_rounds(program)
 
-    def pull(self, link: Link, ids: Mapping[str, Array]) -> "dict[str, PulledRows]":
-        return link.calls.pull(ids).rows if ids else {}
+    def pull(self, connection: Connection, ids: Mapping[str, Array]) -> "dict[str, PulledRows]":
+        return connection.calls.pull(ids).rows if ids else {}
 
-    def begin(self, link: Link, work: Work, scope: Scope) -> None:
+    def begin(self, connection: Connection, program: TrainerProgram, scope: Scope) -> None:
         pass
 
-    def push(self, link: Link, work: Work, gradients: Gradients, scope: Scope) -> dict[str, Array]:
-        if not self._in_rounds(work):
-            if self._goes_on and link.prefetch_depth:
-                link.exchange(lambda ids: send(link, work, gradients, receive=True, rows=ids), work, scope)
+    def push(self, connection: Connection, program: TrainerProgram, gradients: Gradients, scope: Scope) -> dict[str, Array]:
+        if not self._in_rounds(program):
+            if self._goes_on and connection.prefetch_depth:
+                connection.exchange(lambda ids: send(connection, program, gradients, receive=True, rows=ids), program, scope)
                 return {}
-            return send(link, work, gradients, receive=True).blocks
-        number = link.rounds + 1
-        state = trainer_state.packed(work, scope, number) if link.recovers else b""
-        blocks = send(link, work, gradients, receive=True, round=number, state=state).blocks
-        link.rounds = number
+            return send(connection, program, gradients, receive=True).blocks
+        number = connection.rounds + 1
+        state = local_state.packed(program, scope, number) if connection.recovers else b""
+        blocks = send(connection, program, gradients, receive=True, round=number, state=state).blocks
+        connection.rounds = number
         return blocks
 
     def stop(self) -> None:
@@ -124,32 +124,32 @@ class Async:
 
     def __init__(self, settings: AsyncSettings):
         self._settings = settings
-        self._queue: queue.Queue[tuple[Link, Work, Gradients] | None] = queue.Queue(settings.queue_size)
+        self._queue: queue.Queue[tuple[Connection, TrainerProgram, Gradients] | None] = queue.Queue(settings.queue_size)
         self._fresh: dict[str, Array] = {}
         self._lock = threading.Lock()
-        self._last: tuple[Link, Work, Scope] | None = None
+        self._last: tuple[Connection, TrainerProgram, Scope] | None = None
         self._failed: BaseException | None = None
         self._since = 0  # gradients since parameters were received
         self._thread = threading.Thread(target=self._send_all, name="jfluid-communicator", daemon=True)
         self._thread.start()
 
-    def overlaps(self, work: Work) -> bool:
+    def overlaps(self, program: TrainerProgram) -> bool:
         return True
 
-    def pull(self, link: Link, ids: Mapping[str, Array]) -> "dict[str, PulledRows]":
-        return link.client.pull(ids).rows if ids else {}
+    def pull(self, connection: Connection, ids: Mapping[str, Array]) -> "dict[str, PulledRows]":
+        return connection.client.pull(ids).rows if ids else {}
 
-    def begin(self, link: Link, work: Work, scope: Scope) -> None:
+    def begin(self, connection: Connection, program: TrainerProgram, scope: Scope) -> None:
         pass
 
-    def push(self, link: Link, work: Work, gradients: Gradients, scope: Scope) -> dict[str, Array]:
+    def push(self, connection: Connection, program: TrainerProgram, gradients: Gradients, scope: Scope) -> dict[str, Array]:
         # The thread reads them when this step's buffers may have been used again.
-        self._last = link, work, scope
+        self._last = connection, program, scope
         own = Gradients({n: np.array(v) for n, v in gradients.dense.items()}, gradients.rows, gradients.counts)
         while True:
             self._check()
             try:
-                self._queue.put((link, work, own), timeout=0.5)
+                self._queue.put((connection, program, own), timeout=0.5)
                 break
             except queue.Full:
                 continue
@@ -167,8 +167,8 @@ class Async:
         self._thread.join()
         self._check()
         if self._last is not None:
-            link, work, scope = self._last
-            install(work, current(link, work), scope)
+            connection, program, scope = self._last
+            install(program, current(connection, program), scope)
 
     def _check(self) -> None:
         if self._failed is not None:
@@ -186,13 +186,13 @@ class Async:
         first = self._queue.get()
         if first is None:
             return False
-        (link, work, gradients), ended = first, False
+        (connection, program, gradients), ended = first, False
         merged = Merged(self._settings.sums)
         merged.add(gradients)
-        self._since += merged.count(work)
+        self._since += merged.count(program)
         while merged.steps < self._settings.max_merge and not ended:
             if self._since >= self._settings.before_receive:
-                self._take(current(link, work))
+                self._take(current(connection, program))
             try:
                 step = self._queue.get(timeout=self._settings.wait_times / 100)
             except queue.Empty:
@@ -201,9 +201,9 @@ class Async:
                 ended = True
             else:
                 merged.add(step[2])
-                self._since += merged.count(work)
+                self._since += merged.count(program)
         due = self._since >= self._settings.before_receive
-        fresh = send(link, work, merged.gradients(), due).blocks
+        fresh = send(connection, program, merged.gradients(), due).blocks
         if due:
             self._take(fresh)
         return not ended
@@ -228,9 +228,9 @@ class Merged:
         self._counts: dict[str, Array] = {}
 
     @staticmethod
-    def count(work: Work) -> int:
+    def count(program: TrainerProgram) -> int:
         """How many gradients a step has."""
-        return len(work.dense) + len(work.rows)
+        return len(program.dense) + len(program.rows)
 
     def add(self, step: Gradients) -> None:
         """One step more; its arrays are this object's from now on."""

@@ -9,8 +9,8 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.compile.padding import ladder
-from jfluid.distributed.links import Gradients, Link
-from jfluid.distributed.work import Work
+from jfluid.distributed.programs.trainer_program import TrainerProgram
+from jfluid.distributed.wire.connections import Connection, Gradients
 from jfluid.scope import Scope
 
 if TYPE_CHECKING:
@@ -54,35 +54,35 @@ class Geo:
         self._known: dict[str, Array] = {}  # what was last known of the servers' values, by parameter
         self._tables: set[str] = set()
         self._touched: dict[str, list[Array]] = {}
-        self._under_way: tuple[Future[PullResult], dict[str, Array], Scope, Link] | None = None
-        self._last: tuple[Link, Scope] | None = None
+        self._under_way: tuple[Future[PullResult], dict[str, Array], Scope, Connection] | None = None
+        self._last: tuple[Connection, Scope] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="jfluid-geo")
         self._lock = threading.Lock()
 
-    def overlaps(self, work: Work) -> bool:
+    def overlaps(self, program: TrainerProgram) -> bool:
         return False  # there is nothing to pull
 
-    def pull(self, link: Link, ids: Mapping[str, Array]) -> "dict[str, PulledRows]":
+    def pull(self, connection: Connection, ids: Mapping[str, Array]) -> "dict[str, PulledRows]":
         return {}  # trainers hold their tables
 
-    def begin(self, link: Link, work: Work, scope: Scope) -> None:
+    def begin(self, connection: Connection, program: TrainerProgram, scope: Scope) -> None:
         """Note the servers' values, which are everybody's at first; later take over what has come."""
         if not self._known:
-            self._tables = {table for _, table in work.touched}
-            for name, param in link.params.items():
+            self._tables = {table for _, table in program.touched}
+            for name, param in connection.params.items():
                 self._known[name] = np.array(self._value(scope, name), np.float32)
                 if name in self._tables:
-                    link.place_rows(param)
+                    connection.place_rows(param)
         if self._under_way is not None and self._under_way[0].done():
             self._take()
 
-    def push(self, link: Link, work: Work, gradients: Gradients, scope: Scope) -> dict[str, Array]:
+    def push(self, connection: Connection, program: TrainerProgram, gradients: Gradients, scope: Scope) -> dict[str, Array]:
         for table, ids in gradients.touched.items():
             self._touched.setdefault(table, []).append(ids)
         self._steps += 1
-        self._last = link, scope
+        self._last = connection, scope
         if self._steps % self._every == 0:
-            self._exchange(link, scope)
+            self._exchange(connection, scope)
         return {}
 
     def stop(self) -> None:
@@ -92,14 +92,14 @@ class Geo:
             self._take()
         self._thread.shutdown()
 
-    def _exchange(self, link: Link, scope: Scope) -> None:
+    def _exchange(self, connection: Connection, scope: Scope) -> None:
         if self._under_way is not None:
             self._take()
         share = np.float32(1.0 / self._trainers)
         blocks: dict[str, Array] = {}
         rows: dict[str, tuple[Array, Array]] = {}
         touched: dict[str, Array] = {}
-        for name, param in link.params.items():
+        for name, param in connection.params.items():
             known = self._known[name]
             if name in self._tables:
                 ids = touched[name] = np.unique(np.concatenate(self._touched.pop(name, [np.empty(0, np.int64)])))
@@ -109,21 +109,21 @@ class Geo:
             else:
                 moved = (np.asarray(self._value(scope, name), np.float32) - known) * share
                 known += moved
-                blocks |= param.cut(moved)
+                blocks |= param.split(moved)
 
         def travel() -> "PullResult":
             from jfluid.ps_server.store import Change
-            return link.client.exchange(rows, blocks, touched, list(blocks), change=Change.ADD)
-        self._under_way = self._thread.submit(travel), touched, scope, link
+            return connection.client.exchange(rows, blocks, touched, list(blocks), change=Change.ADD)
+        self._under_way = self._thread.submit(travel), touched, scope, connection
 
     def _take(self) -> None:
         """Take over what the servers' values have become."""
         if self._under_way is None:
             return
-        future, touched, scope, link = self._under_way
+        future, touched, scope, connection = self._under_way
         self._under_way = None
         pulled = future.result()
-        for name, param in link.params.items():
+        for name, param in connection.params.items():
             known, tensor = self._known[name], scope.var(name).get_tensor()
             if name in self._tables:
                 ids = touched[name]
@@ -131,7 +131,7 @@ class Geo:
                 tensor.value = self._added(tensor.value, ids, values - known[ids])
                 known[ids] = values
             else:
-                value = param.joined(pulled.blocks).reshape(known.shape)
+                value = param.join(pulled.blocks).reshape(known.shape)
                 tensor.value = np.asarray(tensor.value) + (value - known)
                 self._known[name] = np.array(value)
 

@@ -1,10 +1,10 @@
-"""How the operators of a server's program update the rows of a table.
+"""How the operators of a server's program update rows of a table.
 
 | way | when | cost of an update |
 |---|---|---|
-| `ByRule` | the optimizer has a compiled rule, and its gradient is sparse rows | by the rows with a gradient |
-| `ByFunction`, all rows | any other, in a table of which the server has a stretch | by the table's height, as in Fluid |
-| `ByFunction`, touched rows | any other, in a distributed table: rows may not be there yet | by the rows with a gradient |
+| `UpdateByRule` | the optimizer has a compiled rule, and its gradient is sparse rows | by the rows with a gradient |
+| `UpdateByFunction`, all rows | any other, in a table of consecutive rows | by the height, as in Fluid |
+| `UpdateByFunction`, all rows | any other, where the server has consecutive rows | by the height, as in Fluid |
 """
 import logging
 from collections.abc import Callable, Sequence
@@ -16,8 +16,8 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.compile.padding import ladder
-from jfluid.distributed.functions import Function, reads_of
-from jfluid.distributed.server_program import Update
+from jfluid.distributed.programs.server_program import Update
+from jfluid.distributed.tables.compiled_function import Function, reads_of
 from jfluid.ir import schema
 from jfluid.ir.operator import Operator
 from jfluid.ir.types import VarType
@@ -77,7 +77,7 @@ class Parts:
         return jax.ShapeDtypeStruct(var.shape, var.np_dtype)
 
 
-class ByRule:
+class UpdateByRule:
     """The table's compiled rule; the operators before the optimizer change the gradient, or make the learning rate.
 
     Attributes:
@@ -122,8 +122,8 @@ class ByRule:
         return lambda: table.push(ids, gradients, learning_rate, merged=True)
 
 
-class ByFunction:
-    """The block's operators, compiled as a function of rows. The attributes are those of `ByRule`."""
+class UpdateByFunction:
+    """The block's operators, compiled as a function of rows. The attributes are those of `UpdateByRule`."""
 
     alone = True
     rate = ""
@@ -198,11 +198,11 @@ class ByFunction:
             self._tensor(name).set(made[name])
 
 
-Way = ByRule | ByFunction
+RowUpdate = UpdateByRule | UpdateByFunction
 
 
-def way_of(update: Update, first_value: Callable[[str], float], tensor: Callable[[str], Any], seed: int,
-           device: Callable[[], Any]) -> tuple[Way, Parts]:
+def row_update_of(update: Update, first_value: Callable[[str], float], tensor: Callable[[str], Any], seed: int,
+           device: Callable[[], Any]) -> tuple[RowUpdate, Parts]:
     """How a block of a server's program updates its table.
 
     Args:
@@ -216,14 +216,14 @@ def way_of(update: Update, first_value: Callable[[str], float], tensor: Callable
     parts = Parts.of(update)
     op = next((o for o in update.ops if o.input("Param")), None)
     if op is None:
-        return ByRule(parts, specs.Sgd(learning_rate=0.0), tensor, device), parts
+        return UpdateByRule(parts, specs.Sgd(learning_rate=0.0), tensor, device), parts
     rule = _rule_for(parts, op)
     if rule is not None:
         firsts = {slot.first: first_value(op.input(slot.input)[0]) for slot in rule.slots if slot.first}
-        return ByRule(parts, rule.settings_of(op.attr).model_copy(update=firsts), tensor, device), parts
+        return UpdateByRule(parts, rule.settings_of(op.attr).model_copy(update=firsts), tensor, device), parts
     if parts.spread:
         _check_touched(parts, op)
-    return ByFunction(parts, first_value, tensor, seed, device), parts
+    return UpdateByFunction(parts, first_value, tensor, seed, device), parts
 
 
 def _is_sparse(parts: Parts, op: Operator) -> bool:
@@ -276,7 +276,7 @@ def _try(parts: Parts, function: Function, rows: dict[str, Any]) -> None:
 
 
 def _padded(values: Array) -> Array:
-    """Rows with zeros after them, to one of few lengths."""
+    """PulledRows with zeros after them, to one of few lengths."""
     out = np.zeros((ladder(len(values)), values.shape[1]), np.float32)
     out[:len(values)] = values
     return out

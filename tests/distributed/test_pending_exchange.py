@@ -8,20 +8,21 @@ import pytest
 
 import jfluid as fluid
 from jfluid import errors
-from jfluid.distributed import coming, links
-from jfluid.distributed.coming import Exchange
-from jfluid.distributed.communicator import Communicator
-from jfluid.distributed.work import Dense, Piece, read
+from jfluid.distributed.programs.trainer_program import read
+from jfluid.distributed.trainer.communicator import Communicator
+from jfluid.distributed.wire import connections, pending_exchange
+from jfluid.distributed.wire.pending_exchange import Exchange
 from jfluid.ps_server.client import Client, PullResult
+from jfluid.transpiler.parameter_server.layout import ParameterLayout, Piece
 from tests.distributed.job import click_model, clicks, parameters, trainer_of
 
 MODEL = functools.partial(click_model, functools.partial(fluid.optimizer.Adam, 0.02))
 HALF_ASYNC, STEPS = 2, 4
-W = Dense("w", (Piece("w.block0", 0, (2, 3)), Piece("w.block1", 1, (1, 3))))
+W = ParameterLayout("w", (3, 3), (Piece("w.block0", 0, 0, (2, 3)), Piece("w.block1", 1, 2, (1, 3))))
 
 
 class Received:
-    """Work of which `Exchange` wants to know only this."""
+    """A trainer's program of which `Exchange` wants to know only this."""
 
     def __init__(self, *received):
         self.received = list(received)
@@ -41,7 +42,7 @@ def is_pending(tensor):
 
 
 def pulled(value):
-    return PullResult({}, W.cut(np.full((3, 3), value, np.float32)), 0)
+    return PullResult({}, W.split(np.full((3, 3), value, np.float32)), 0)
 
 
 def test_who_reads_a_parameter_waits_for_it(under_way):
@@ -88,7 +89,7 @@ def trained(sparse, depth):
         communicator = Communicator(program, HALF_ASYNC, envs={"communicator_prefetch_depth": depth})
         communicator.start()
         losses, seen = [], []
-        names = [d.param for d in read(program).received]
+        names = [d.name for d in read(program).received]
         for step in range(STEPS):
             value, first = executor.run(program, feed=clicks(step), fetch_list=[loss, names[0]])
             losses.append(value)
@@ -101,7 +102,7 @@ def trained(sparse, depth):
 @pytest.mark.parametrize("patience", [0.0, 5.0])
 def test_steps_are_the_same_with_overlap_and_without(sparse, patience, monkeypatch):
     """Also where the next step comes too late to ask for its rows in the same call."""
-    monkeypatch.setattr(coming, "PATIENCE_S", patience)
+    monkeypatch.setattr(pending_exchange, "PATIENCE_S", patience)
     with_overlap, without = trained(sparse, 1), trained(sparse, 0)
     for mine, other in zip(with_overlap[:2], without[:2], strict=True):
         for one, two in zip(mine, other, strict=True):
@@ -122,7 +123,7 @@ def test_a_step_sends_gradients_and_asks_for_its_rows_in_one_call(monkeypatch):
         return noted
     for name in ("pull", "exchange"):
         monkeypatch.setattr(Client, name, noting(name))
-    monkeypatch.setattr(coming, "PATIENCE_S", 20.0)
+    monkeypatch.setattr(pending_exchange, "PATIENCE_S", 20.0)
     with trainer_of(functools.partial(MODEL, True), sync=False) as (executor, program, (loss, *_)):
         communicator = Communicator(program, HALF_ASYNC)
         communicator.start()
@@ -146,5 +147,5 @@ def test_a_failed_exchange_is_told_by_the_next_step(monkeypatch):
             with pytest.raises(errors.ServerError, match="the disk is full"):
                 executor.run(program, feed=clicks(1), fetch_list=[loss])
         assert np.isfinite(executor.run(program, feed=clicks(1), fetch_list=[loss])[0]).all()
-        assert links.link(read(program)).client.status()[0].trainers == [0]
+        assert connections.connect(read(program)).client.status()[0].trainers == [0]
         communicator.stop()

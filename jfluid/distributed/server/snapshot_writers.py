@@ -1,4 +1,4 @@
-"""Snapshots of a serving job: each server writes its own every so often, and goes on from it when it is started again.
+"""Snapshots while servers serve: each server writes its own periodically, and resumes from it when it is started again.
 
 Variables say where and how often (jfluid.environment.process.SnapshotVariables). Trainers need the folder too: with it they
 keep pushes for each server, to send them again, and in synchronous training all servers apply a round or none does, so that a
@@ -14,28 +14,11 @@ from typing import TYPE_CHECKING
 from jfluid import errors
 
 if TYPE_CHECKING:
-    from jfluid.environment.process import SnapshotVariables
     from jfluid.ps_server.recovery import Peers
     from jfluid.ps_server.server import Server
     from jfluid.ps_server.service import Service
 
 _LOG = logging.getLogger(__name__)
-
-
-def _variables() -> "SnapshotVariables":
-    from jfluid.environment.process import SnapshotVariables
-    return SnapshotVariables.from_env()
-
-
-def wanted() -> bool:
-    """Whether this job's servers write snapshots, so that processes of it may be killed and started again."""
-    return _variables().snapshot_folder is not None
-
-
-def kept_bytes() -> int:
-    """How much a trainer keeps of its pushes for each server. Raises ServerError for a variable that is no number."""
-    told = _variables()
-    return told.keep_bytes if told.snapshot_folder is not None or "keep_bytes" in told.model_fields_set else 0
 
 
 class Snapshots:
@@ -53,7 +36,8 @@ class Snapshots:
     @classmethod
     def of_server(cls, number: int) -> "Snapshots | None":
         """Those of server `number`, as the environment says. Raises ServerError for variables that make no sense."""
-        told = _variables()
+        from jfluid.environment.process import SnapshotVariables
+        told = SnapshotVariables.from_env()
         if told.snapshot_folder is None:
             if told.restore:
                 raise errors.ServerError("JFLUID_PS_RESTORE=1: set JFLUID_PS_SNAPSHOT_FOLDER to where snapshots are")
@@ -69,8 +53,8 @@ class Snapshots:
                                      "with that job; otherwise remove the folder, or name another one")
 
     def writer(self, server: "Server", peers: "Peers") -> "Writer":
-        """What writes them: with the other servers, or on its own."""
-        return _OfRounds(self, server, peers) if server.store.synchronous else _OfTimes(self, server)
+        """The writer of them: together with the other servers, or alone."""
+        return _RoundWriter(self, server, peers) if server.store.synchronous else _PeriodicWriter(self, server)
 
 
 class Writer:
@@ -90,8 +74,8 @@ class Writer:
         raise NotImplementedError
 
 
-class _OfTimes(Writer):
-    """Snapshots that this server writes by itself, every so often."""
+class _PeriodicWriter(Writer):
+    """Writes snapshots of this server alone, periodically."""
 
     def __init__(self, snapshots: Snapshots, server: "Server"):
         self._snapshots, self._server = snapshots, server
@@ -140,8 +124,8 @@ class _OfTimes(Writer):
                 _LOG.info("snapshot of %d rows, %d bytes, in %.1f s", saved.rows, saved.bytes, saved.seconds)
 
 
-class _OfRounds(Writer):
-    """Snapshots that all servers of a synchronous job write after the same rounds."""
+class _RoundWriter(Writer):
+    """Writes the snapshots that all servers of a synchronous job take after the same rounds."""
 
     def __init__(self, snapshots: Snapshots, server: "Server", peers: "Peers"):
         from jfluid.ps_server.recovery import Coordinator

@@ -4,7 +4,9 @@ import pytest
 
 import jfluid as fluid
 from jfluid import distributed, errors
-from jfluid.distributed import links, trainer_state, work
+from jfluid.distributed.programs import trainer_program
+from jfluid.distributed.trainer import local_state
+from jfluid.distributed.wire import connections
 from jfluid.ps_server import ps_pb2 as pb
 from tests.distributed.job import Job, batches, net
 
@@ -20,7 +22,7 @@ def own_values(trainer):
 def killed(job):
     """Put a new life in the place of the trainer, without a word to the servers."""
     trainer, = job.trainers
-    links._links.pop((tuple(job.endpoints), 0)).client.close()
+    connections._connections.pop((tuple(job.endpoints), 0)).client.close()
     job.trainers = [job.trainer(0)]
     return trainer
 
@@ -65,14 +67,14 @@ def test_batches_that_were_trained_are_passed_over(snapshots_wanted):
         job.begin()
         trainer, = job.trainers
         assert distributed.skip_trained(trainer.main) == 5
-        epochs = [list(trainer.executor.engine.runner(trainer.main).ahead(["a", "b", "c"])) for _ in range(3)]
+        epochs = [list(trainer.executor.engine.runner(trainer.main).prefetch(["a", "b", "c"])) for _ in range(3)]
         assert epochs == [[], ["c"], ["a", "b", "c"]]
         with pytest.raises(errors.ProgramError, match="skip_trained: expected a trainer's program"):
             distributed.skip_trained(fluid.Program())
 
 
 def test_what_is_too_large_is_said_and_begins_anew(snapshots_wanted, monkeypatch, caplog):
-    monkeypatch.setattr(trainer_state, "LARGEST", 100)
+    monkeypatch.setattr(local_state, "LARGEST", 100)
     with Job(net("dense", "sgd", own_state=True)) as job:
         job.begin()
         run(job, batches(2))
@@ -86,7 +88,7 @@ def test_without_snapshots_nothing_is_sent():
     with Job(net("dense", "sgd", own_state=True)) as job:
         job.begin()
         run(job, batches(2))
-        assert links.link(work.read(job.trainers[0].main)).client.trainer_state() == pb.TrainerState()
+        assert connections.connect(trainer_program.read(job.trainers[0].main)).client.trainer_state() == pb.TrainerState()
 
 
 @pytest.mark.parametrize("variable, message", [
@@ -101,10 +103,10 @@ def test_states_that_do_not_fit_are_refused(variable, message):
     scope = fluid.Scope()
     scope.var("v").get_tensor().set(np.zeros(2, np.float32))
     with pytest.raises(errors.ServerError, match=message):
-        trainer_state.install(pb.TrainerState(variables=[pb.StateVariable(name="v", **variable)]), scope)
+        local_state.install(pb.TrainerState(variables=[pb.StateVariable(name="v", **variable)]), scope)
     good = pb.StateVariable(name="v", dtype="float32", shape=[2], value=b"\0\0\x80\x3f" * 2)
     with pytest.raises(errors.ServerError):  # all of it or nothing
-        trainer_state.install(pb.TrainerState(variables=[good, pb.StateVariable(name="v", **variable)]), scope)
+        local_state.install(pb.TrainerState(variables=[good, pb.StateVariable(name="v", **variable)]), scope)
     with pytest.raises(errors.ServerError, match="no program runs that often"):
-        trainer_state.install(pb.TrainerState(variables=[good], runs={"p": 2**63}), scope)
+        local_state.install(pb.TrainerState(variables=[good], runs={"p": 2**63}), scope)
     assert (np.array(scope.var("v").get_tensor()) == 0).all() and not scope.steps

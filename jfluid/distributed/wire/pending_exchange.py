@@ -1,10 +1,10 @@
-"""Parameters on their way: what is exchanged with the servers after a step goes on while the next one begins."""
+"""Pending parameters: the exchange with the servers after a step goes on while the next step begins."""
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from jfluid.distributed.work import Work
+from jfluid.distributed.programs.trainer_program import TrainerProgram
 from jfluid.scope import Scope
 
 if TYPE_CHECKING:
@@ -26,12 +26,12 @@ class Exchange:
     """
 
     def __init__(self, start: "Callable[[Callable[[], PullResult]], Future[PullResult]]",
-                 send: "Callable[[Mapping[str, Any] | None], PullResult]", work: Work, scope: Scope):
+                 send: "Callable[[Mapping[str, Any] | None], PullResult]", program: TrainerProgram, scope: Scope):
         self._lock, self._begins = threading.Lock(), threading.Condition()
         self._send, self._wanted, self._begun = send, False, False
         self._ids: Mapping[str, Any] | None = None
         self.rows: Mapping[str, PulledRows] = {}
-        self._waiting = {dense.param: (dense, scope.var(dense.param).get_tensor()) for dense in work.received}
+        self._waiting = {dense.name: (dense, scope.var(dense.name).get_tensor()) for dense in program.received}
         self._before = {name: tensor.value for name, (_, tensor) in self._waiting.items()}
         for _, tensor in self._waiting.values():
             tensor.expect(self)
@@ -67,5 +67,5 @@ class Exchange:
             finally:
                 for name, (dense, tensor) in self._waiting.items():
                     whole = all(p.name in blocks for p in dense.pieces)
-                    tensor.settle(self, dense.joined(blocks) if whole else self._before[name])
+                    tensor.settle(self, dense.join(blocks) if whole else self._before[name])
                 self._waiting, self._before = {}, {}

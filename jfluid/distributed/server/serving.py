@@ -3,12 +3,13 @@ import logging
 from typing import Any
 
 from jfluid import errors, flags
-from jfluid.distributed.settings import client_options, server_settings
-from jfluid.distributed.snapshots import Snapshots
+from jfluid.distributed.server.snapshot_writers import Snapshots
+from jfluid.distributed.wire.settings import client_options, server_settings
 from jfluid.engine import Engine, Fetched, Runner
 from jfluid.ir.program import Program
 from jfluid.scope import Scope
 from jfluid.security.secret import job_secret
+from jfluid.transpiler.parameter_server.layout import endpoints_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -20,14 +21,6 @@ class Serving(Runner):
         self._program, self._engine = program, engine
         (self._listen,) = (op for op in program.global_block().ops if op.type == "listen_and_serv")
 
-    def _endpoints(self, number: int, own: str) -> list[str]:
-        """All servers of the job. A program that was read from a file does not name them; then the environment does."""
-        if self._program.holdings is not None:
-            return list(self._program.holdings.endpoints)
-        from jfluid.environment.process import RoleVariables
-        named = list(RoleVariables.from_env().pserver_endpoints)
-        return named if len(named) > number else [own] * (number + 1)
-
     def run_alone(self, feed: Any, fetches: list[str], scope: Scope) -> list[Fetched]:
         """Serve.
 
@@ -38,7 +31,7 @@ class Serving(Runner):
             ServerError: the port is taken, or what the environment says (see jfluid.environment.process) is
                 wrong or cannot be.
         """
-        from jfluid.distributed.program_store import ProgramStore
+        from jfluid.distributed.server.program_store import ProgramStore
         from jfluid.ps_server.__main__ import keep_freed_memory
         from jfluid.ps_server.client import credentials_of
         from jfluid.ps_server.recovery import Peers
@@ -49,7 +42,7 @@ class Serving(Runner):
         endpoint = self._listen.attr("endpoint")
         host, _, port = endpoint.rpartition(":")
         number = max(self._listen.attr("pserver_id"), 0)
-        endpoints = self._endpoints(number, endpoint)
+        endpoints = endpoints_of(self._program)
         keep_freed_memory()
         token = job_secret([endpoint])
         settings = server_settings(number, token=token, host=host.strip("[]"), port=int(port), servers=len(endpoints),

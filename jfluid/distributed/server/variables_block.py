@@ -1,4 +1,4 @@
-"""Variables of a server's scope as blocks: what snapshots keep beside parameters, and what those ask for who save it whole."""
+"""Variables of a server's scope as blocks: snapshots contain them beside the parameters, and checkpoints pull them."""
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager

@@ -2,8 +2,9 @@
 import time
 
 from jfluid import errors
-from jfluid.distributed import links, work
-from jfluid.distributed.watch import RowCount, table_rows
+from jfluid.distributed.programs import trainer_program
+from jfluid.distributed.trainer.row_count import RowCount, table_rows
+from jfluid.distributed.wire import connections
 from jfluid.engine import Runner
 from tests.distributed.job import Job, batch, net
 
@@ -16,7 +17,7 @@ def test_rows_of_all_servers_are_counted():
         for step in range(3):
             trainer.run(batch(step))
             shown |= set(batch(step)["ids"].reshape(-1))
-        client = links.link(work.read(trainer.main)).client
+        client = connections.connect(trainer_program.read(trainer.main)).client
         assert table_rows(client) == {"table": len(shown)}
         with RowCount(client) as count:
             deadline = time.monotonic() + 120

@@ -3,10 +3,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from jfluid import errors, flags
-from jfluid.distributed import links, work
-from jfluid.distributed.geo import Geo
-from jfluid.distributed.links import Strategy
-from jfluid.distributed.strategies import Async, AsyncSettings, Direct
+from jfluid.distributed.programs import trainer_program
+from jfluid.distributed.trainer.geo import Geo
+from jfluid.distributed.trainer.strategies import Async, AsyncSettings, Direct
+from jfluid.distributed.wire import connections
+from jfluid.distributed.wire.connections import Strategy
 from jfluid.ir.program import Program
 from jfluid.transpiler.config import DistributedMode
 
@@ -44,14 +45,14 @@ class Communicator:
     def __init__(self, program: Program, mode: int, kwargs: Mapping[str, Any] | None = None, envs: Mapping[str, Any] = {}):
         if not isinstance(program, Program):
             raise TypeError(f"program: expected a Program, found {type(program).__name__}")
-        read = work.read(program)
+        read = trainer_program.read(program)
         if read is None:
             raise errors.ProgramError("program: it sends nothing to parameter servers; expected what "
                                       "DistributeTranspiler.get_trainer_program returned")
         modes = {n: v for n, v in vars(DistributedMode).items() if n.isupper()}
         if isinstance(mode, bool) or mode not in modes.values():
             raise errors.ProgramError(f"mode: expected DistributedMode.{', '.join(modes)}, found {mode!r}")
-        self._mode, self._work, self._kwargs, self._envs = mode, read, dict(kwargs or {}), dict(envs)
+        self._mode, self._program, self._kwargs, self._envs = mode, read, dict(kwargs or {}), dict(envs)
         self._strategy: Strategy | None = None
 
     def start(self) -> None:
@@ -63,9 +64,9 @@ class Communicator:
             made, depth = self._made(), int(self._setting("prefetch_depth"))
             if depth < 0:
                 raise errors.ProgramError(f"communicator_prefetch_depth: expected at least 0, found {depth}")
-            link = links.link(self._work)
-            self._strategy = link.strategy = made
-            link.prefetch_depth = depth
+            connection = connections.connect(self._program)
+            self._strategy = connection.strategy = made
+            connection.prefetch_depth = depth
 
     def stop(self) -> None:
         """Send what waits, give the trainer the servers' parameters, and go back to what the program's operators say.
@@ -73,11 +74,11 @@ class Communicator:
         Raises ServerError where that failed.
         """
         if self._strategy is not None:
-            link = links.link(self._work)
-            link.strategy = None
+            connection = connections.connect(self._program)
+            connection.strategy = None
             strategy, self._strategy = self._strategy, None
             strategy.stop()
-            link.settle()
+            connection.settle()
 
     def is_running(self) -> bool:
         """Whether it was started, and not stopped."""
@@ -88,7 +89,7 @@ class Communicator:
 
         Raises ServerError when no server answers to a communicator that was never started.
         """
-        return dict(links.link(self._work).laps.seconds)
+        return dict(connections.connect(self._program).laps.seconds)
 
     def _setting(self, name: str) -> Any:
         name = f"communicator_{name}"

@@ -1,67 +1,17 @@
-"""What a trainer's program asks of parameter servers, and what is left of it to compute here.
+"""A trainer's program: what it requests from parameter servers, and the program that is left to compute here.
 
-`DistributeTranspiler` writes it down as operators (`send`, `recv`, `distributed_lookup_table` and so on). They are read once;
+`DistributeTranspiler` expresses the requests as operators (`send`, `recv`, `distributed_lookup_table`), which are read once;
 a step is then one call for rows, one compiled program, and one call that brings gradients out and parameters in.
 """
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from jfluid import errors
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program
 from jfluid.ir.types import VarType
+from jfluid.transpiler.parameter_server.layout import LOOK_UP, RECV, SEND, SPLITS, TRAINERS_OPS, Layout, ParameterLayout
 
-LOOK_UP, SEND, RECV, SERVE = "distributed_lookup_table", "send", "recv", "listen_and_serv"
-_BARRIERS = ("send_barrier", "fetch_barrier")
 _LOOK_UP_GRADS = ("lookup_table_grad", "lookup_table_v2_grad")
-_SPLITS = ("split_byref", "split_selected_rows", "split_ids")
-TRAINERS_OPS = frozenset({LOOK_UP, SEND, RECV, "fake_init", *_BARRIERS})
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Consecutive rows of a dense parameter: their name at the server that holds them, and its number."""
-
-    name: str
-    server: int
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Dense:
-    """A parameter whose gradient is sent and whose value is received whole, in pieces."""
-
-    param: str
-    pieces: tuple[Piece, ...]
-
-    def cut(self, value: np.ndarray) -> dict[str, np.ndarray]:
-        """The pieces of a value of the parameter's shape."""
-        if len(self.pieces) == 1:
-            return {self.pieces[0].name: value.reshape(self.pieces[0].shape)}
-        ends = np.cumsum([p.shape[0] for p in self.pieces])[:-1]
-        return {p.name: part for p, part in zip(self.pieces, np.split(value, ends), strict=True)}
-
-    def joined(self, pieces: Mapping[str, np.ndarray]) -> np.ndarray:
-        """The parameter of which these are the pieces."""
-        if len(self.pieces) == 1:
-            return pieces[self.pieces[0].name]
-        return np.concatenate([pieces[p.name] for p in self.pieces])
-
-
-@dataclass(frozen=True)
-class Table:
-    """A parameter of which trainers see rows only.
-
-    Attributes:
-        stretches: (name there, server, first row, rows) of each; none where hashes of ids say which server has them.
-    """
-
-    name: str
-    width: int
-    height: int
-    stretches: tuple[tuple[str, int, int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -70,7 +20,7 @@ class LookUp:
 
     Attributes:
         ids: names of the tensors of ids.
-        positions: names of where the rows of `ids` stand among the distinct ones.
+        positions: names of the positions of `ids` among the distinct ids.
         paddings: ids whose rows read as zeros in some look-ups. They always stand first.
     """
 
@@ -81,7 +31,7 @@ class LookUp:
 
 
 @dataclass(frozen=True)
-class RowsSent:
+class SentRows:
     """Gradients of rows of a table.
 
     Attributes:
@@ -97,8 +47,8 @@ class RowsSent:
 
 
 @dataclass
-class Work:
-    """What a program asks of servers, and the program without that.
+class TrainerProgram:
+    """What a program requests from servers, and the program without these operators.
 
     Attributes:
         endpoints: of all servers, in the job's order.
@@ -114,11 +64,11 @@ class Work:
     endpoints: list[str]
     trainer_id: int
     local: Program
-    tables: dict[str, Table] = field(default_factory=dict)
+    tables: dict[str, ParameterLayout] = field(default_factory=dict)
     look_ups: list[LookUp] = field(default_factory=list)
-    dense: list[tuple[str, Dense]] = field(default_factory=list)
-    rows: list[RowsSent] = field(default_factory=list)
-    received: list[Dense] = field(default_factory=list)
+    dense: list[tuple[str, ParameterLayout]] = field(default_factory=list)
+    rows: list[SentRows] = field(default_factory=list)
+    received: list[ParameterLayout] = field(default_factory=list)
     counts: list[str] = field(default_factory=list)
     touched: list[tuple[str, str]] = field(default_factory=list)
     synchronous: bool = False
@@ -126,7 +76,7 @@ class Work:
 
     @property
     def key(self) -> tuple[tuple[str, ...], int]:
-        """What programs of one trainer have in common."""
+        """The key that all programs of one trainer share."""
         return tuple(self.endpoints), self.trainer_id
 
     @property
@@ -137,18 +87,18 @@ class Work:
 
     @property
     def summed(self) -> list[str]:
-        """Gradients that several devices bring together before they are sent. Gradients of what was looked up are not: each
-        device has its own rows."""
+        """Gradients that are merged over the replicas before they are sent. Those of looked-up rows are not: each replica
+        has its own rows."""
         return [g for g, _ in self.dense] + [r.grad for r in self.rows if r.grad]
 
     @property
     def trains(self) -> bool:
-        """Whether it is a step of training, and not a startup program or an evaluation."""
+        """Whether the program trains, and is not a startup program or an evaluation."""
         return bool(self.dense or self.rows or self.counts or self.touched)
 
 
-def read(program: Program) -> Work | None:
-    """What a program asks of servers; None when it is no trainer's program.
+def read(program: Program) -> TrainerProgram | None:
+    """The TrainerProgram of a program; None where it is not a trainer's.
 
     Raises UnsupportedError for programs that DistributeTranspiler does not make.
     """
@@ -158,52 +108,34 @@ def read(program: Program) -> Work | None:
     if any(op.type in TRAINERS_OPS for b in program.blocks[1:] for op in b.ops):
         raise errors.UnsupportedError("send, recv and their kind run in the program itself, and not within a block of a "
                                       "loop or a condition")
-    return _Reader(program).work
-
-
-def endpoints_of(program: Program) -> list[str]:
-    """All servers of a program's job, in the job's order.
-
-    DistributeTranspiler notes them. Of a program that was read from a file only its operators tell, some of which name all of
-    them in order and others those that they need, and PADDLE_PSERVERS_IP_PORT_LIST.
-    """
-    if program.holdings is not None:
-        return list(program.holdings.endpoints)
-    ops = program.global_block().ops
-    for op in ops:
-        if op.type in _BARRIERS:
-            return list(op.attr("endpoints"))
-    found = [e for op in ops if op.type == LOOK_UP for e in op.attr("endpoints")]
-    named = list(dict.fromkeys(found + [e for op in ops if op.type in (SEND, RECV) for e in op.attr("epmap")]))
-    from jfluid.environment.process import RoleVariables
-    told = list(RoleVariables.from_env().pserver_endpoints)
-    return told if set(named) <= set(told) else named
+    return _Reader(program).found
 
 
 class _Reader:
-    """Reads one program."""
+    """Builds the TrainerProgram of one program."""
 
     def __init__(self, program: Program):
         self.block = program.global_block()
         ops = self.block.ops
         remote = [op for op in ops if op.type in TRAINERS_OPS]
         trainer = next((op.attr("trainer_id") for op in remote if "trainer_id" in op.attrs), 0)
-        self.work = Work(endpoints_of(program), trainer, program._copy())
-        self.local = self.work.local.global_block()
+        layout = Layout.of_program(program)
+        self.parameters = layout.parameters
+        self.found = TrainerProgram(list(layout.endpoints), trainer, program._copy())
+        self.local = self.found.local.global_block()
         self.written = {n: op for op in ops for n in op.output_arg_names}
-        self.sections: dict[str, list[int]] = {}  # rows of each piece, by parameter
         self.look_ups: dict[str, LookUp] = {}
         self.gone: set[int] = set()  # positions of operators that the local program does not have
         for i, op in enumerate(ops):
-            if op.type in TRAINERS_OPS or op.type in _SPLITS:
+            if op.type in TRAINERS_OPS or op.type in SPLITS:
                 self.gone.add(i)
             if op.type == "send_barrier":
-                self.work.synchronous |= not op.attr("half_async")
-                self.work.waits |= op.attr("half_async")
+                self.found.synchronous |= not op.attr("half_async")
+                self.found.waits |= op.attr("half_async")
         for op in ops:
             if op.type == LOOK_UP:
                 self._look_up(op)
-        self.work.look_ups = list(self.look_ups.values())
+        self.found.look_ups = list(self.look_ups.values())
         for op in ops:
             if op.type == SEND and all(map(self._has_value, op.input("X"))):
                 self._send(op)
@@ -217,12 +149,7 @@ class _Reader:
 
     def _look_up(self, op: Operator) -> None:
         (name,) = op.input("W")
-        height, width = self.block.var_recursive(name).shape
-        rows = op.attr("height_sections")
-        firsts = np.cumsum([0, *rows])
-        stretches = tuple((there, self._server(e), int(first), int(n)) for there, e, first, n in
-                          zip(op.attr("table_names"), op.attr("endpoints"), firsts, rows))
-        self.work.tables[name] = Table(name, width, height, stretches)
+        self.found.tables[name] = self.parameters[name]
         before = self.look_ups.get(name, LookUp(name, (), (), ()))
         ids = tuple(dict.fromkeys((*before.ids, *op.input("Ids"))))
         padding = op.attr("padding_idx")
@@ -233,30 +160,25 @@ class _Reader:
             self.local.create_var(name=f"{n}@{name}", shape=var._shape, dtype=var.dtype, lod_level=var.lod_level,
                                   is_data=True, stop_gradient=True)
 
-    def _server(self, endpoint: str) -> int:
-        return self.work.endpoints.index(endpoint)
-
     # ---- gradients ----
 
     def _send(self, op: Operator) -> None:
         names = op.input("X")
         if "op_role_var" not in op.attrs or not op.attr("op_role_var"):
-            self.work.touched += zip(names, op.attr("send_varnames"), strict=True)
+            self.found.touched += zip(names, op.attr("send_varnames"), strict=True)
             return
         param = op.attr("op_role_var")[0]
         if op.attr("merge_add"):
-            self.work.counts.append(names[0])
+            self.found.counts.append(names[0])
             return
         split = self.written.get(names[0])
-        grad, rows = names[0], list(op.attr("sections"))
-        if split is not None and split.type in _SPLITS:
+        grad = names[0]
+        if split is not None and split.type in SPLITS:
             (grad,) = split.input("Ids" if split.type == "split_ids" else "X")
-            rows = list(split.attrs.get("sections", ()) or split.attrs.get("height_sections", ()))
-        self.sections[param] = rows
         if self.block.var_recursive(grad).type == VarType.SELECTED_ROWS:
-            self._send_rows(op, param, grad, rows)
+            self._send_rows(param, grad)
         else:
-            self.work.dense.append((grad, self._dense(param, op.attr("epmap"))))
+            self.found.dense.append((grad, self.parameters[param]))
 
     def _has_value(self, name: str) -> bool:
         """Whether a variable gets a value; `clone(for_test=True)` leaves sends of gradients that nothing computes any more."""
@@ -264,41 +186,19 @@ class _Reader:
         if maker is None:
             var = self.block.var_recursive(name)
             return bool(var.is_data or var.persistable)
-        return maker.type not in _SPLITS or all(map(self._has_value, maker.input_arg_names))
+        return maker.type not in SPLITS or all(map(self._has_value, maker.input_arg_names))
 
-    def _dense(self, param: str, endpoints: Sequence[str], names: Sequence[str] = ()) -> Dense:
-        shape = self.block.var_recursive(param).shape
-        rows = self.sections.get(param) or [shape[0]] * len(endpoints)
-        names = names or self._names(param, len(endpoints))
-        return Dense(param, tuple(Piece(name, self._server(e), (n, *shape[1:]) if shape else ())
-                                  for name, e, n in zip(names, endpoints, rows, strict=True)))
-
-    @staticmethod
-    def _names(param: str, count: int) -> list[str]:
-        return [param] if count == 1 else [f"{param}.block{i}" for i in range(count)]
-
-    def _send_rows(self, op: Operator, param: str, grad: str, rows: list[int]) -> None:
+    def _send_rows(self, param: str, grad: str) -> None:
         look_up = self.look_ups.get(param)
-        if look_up is None:
-            self._whole_table(op, param, rows)
+        self.found.tables[param] = self.parameters[param]
         direct = self._direct(grad) if look_up is not None else None
         if direct is None:
-            self.work.rows.append(RowsSent(param, grad, (), look_up))
+            self.found.rows.append(SentRows(param, grad, (), look_up))
             return
         ops = [self.block.ops[i] for i in direct[0]]
         parts = tuple((f"{o.input('Ids')[0]}@{param}", o.input("Out@GRAD")[0]) for o in ops)
         self.gone |= {*direct[0], *direct[1]}
-        self.work.rows.append(RowsSent(param, "", parts, look_up))
-
-    def _whole_table(self, op: Operator, param: str, rows: list[int]) -> None:
-        """A parameter that trainers hold whole, and whose gradient has sparse rows."""
-        height, *width = self.block.var_recursive(param).shape
-        endpoints = op.attr("epmap")
-        rows = rows or [height]
-        firsts = np.cumsum([0, *rows])
-        stretches = tuple((there, self._server(e), int(first), n) for there, e, first, n in
-                          zip(self._names(param, len(endpoints)), endpoints, firsts, rows))
-        self.work.tables[param] = Table(param, int(np.prod(width)), height, stretches)
+        self.found.rows.append(SentRows(param, "", parts, look_up))
 
     def _direct(self, grad: str) -> tuple[list[int], list[int]] | None:
         """(gradients of look-ups, sums of them) that make a gradient which is only sent; None where there is more to it."""
@@ -327,15 +227,11 @@ class _Reader:
     # ---- parameters ----
 
     def _receive(self, op: Operator) -> None:
-        param = op.attr("op_role_var")[0]
-        names = list(op.attr("recv_varnames")) or op.output("Out")
-        if not op.attr("recv_varnames") and len(names) > 1:
-            self.sections[param] = [self.block.var_recursive(n).shape[0] for n in names]
-        self.work.received.append(self._dense(param, op.attr("epmap"), names))
+        self.found.received.append(self.parameters[op.attr("op_role_var")[0]])
 
     def _drop_joins(self) -> None:
-        """Pieces are put together as they come."""
-        pieces = {p.name for d in self.work.received if len(d.pieces) > 1 for p in d.pieces}
+        """Remove the operators that join received pieces: pieces are joined when they arrive."""
+        pieces = {p.name for d in self.found.received if len(d.pieces) > 1 for p in d.pieces}
         for i, op in enumerate(self.block.ops):
             if op.type == "concat" and (set(op.input("X")) <= pieces or set(op.input("X")) == set(op.output("Out"))):
                 self.gone.add(i)
@@ -343,7 +239,7 @@ class _Reader:
     # ---- what stays ----
 
     def _rewrite(self) -> None:
-        """Take the operators out, and read rows at positions."""
+        """Remove the operators that servers serve, and read looked-up rows at their positions."""
         ops: list[Operator] = []
         for i, (op, twin) in enumerate(zip(self.block.ops, list(self.local.ops), strict=True)):
             if op.type == LOOK_UP:
@@ -359,8 +255,8 @@ class _Reader:
             var = self.local.var(name)
             var._shape = (-1, *var.shape[1:])
         self._forget_unused()
-        self.work.local._touch()
-        self.work.local.verify("a trainer's program without what servers do")
+        self.found.local._touch()
+        self.found.local.verify("a trainer's program without what servers do")
 
     def _read_here(self, op: Operator, ids: str, out: str) -> Operator:
         (table,) = op.input("W")
@@ -372,9 +268,9 @@ class _Reader:
         return made
 
     def _forget_unused(self) -> None:
-        """Take away variables that only what has gone used."""
-        used = {n for b in self.work.local.blocks for op in b.ops for n in op.input_arg_names + op.output_arg_names}
-        asked = {n for u in self.work.look_ups for n in u.ids}
+        """Remove variables that only removed operators used."""
+        used = {n for b in self.found.local.blocks for op in b.ops for n in op.input_arg_names + op.output_arg_names}
+        asked = {n for u in self.found.look_ups for n in u.ids}
         for name, var in list(self.local.vars.items()):
             if name not in used and not (var.persistable or var.is_data or name in asked):
                 del self.local.vars[name]

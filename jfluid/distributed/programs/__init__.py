@@ -1,0 +1,1 @@
+"""Transpiled programs, read from their operators."""

@@ -1,0 +1,1 @@
+"""Tables of a server's program, and how their rows are updated."""

@@ -1,0 +1,1 @@
+"""Connections between trainers and servers."""
