@@ -2,6 +2,7 @@
 
 What an example needs before it stands in a comment `<!-- python ... -->` above it, which readers of the site do not see.
 """
+import contextlib
 import os
 import re
 import runpy
@@ -19,7 +20,6 @@ from jfluid.ops import registry
 from jfluid.ps_server import validation
 from jfluid.ps_server.__main__ import _Beginning
 from jfluid.ps_server.server import Server, Settings
-from jfluid.security.secret import job_secret
 from tests import forked
 from tests.ports import free_endpoints
 from tests.stated_names import PAGES, READERS_OWN, ROOT
@@ -36,7 +36,8 @@ _OTHER_PROGRAMS = {"pip", "pytest", "mkdocs"}
 
 # What the launcher tells the only process of a job; examples that train together run as such.
 ENVIRONMENT = {"CPU_NUM": "2", "PADDLE_TRAINER_ID": "0", "PADDLE_TRAINERS_NUM": "1",
-               "PADDLE_TRAINER_ENDPOINTS": "127.0.0.1:6170", "PADDLE_CURRENT_ENDPOINT": "127.0.0.1:6170"}
+               "PADDLE_TRAINER_ENDPOINTS": "127.0.0.1:6170", "PADDLE_CURRENT_ENDPOINT": "127.0.0.1:6170",
+               "JFLUID_JOB_TOKEN": "a-secret-of-the-tests"}
 
 
 def blocks(page, language):
@@ -54,12 +55,15 @@ def pages(language):
 
 # ---- Python ----
 
-@pytest.fixture
-def server():
-    """The endpoint of a server as `python -m jfluid.ps_server` runs it."""
-    server = Server(Settings(token=job_secret()))
+@contextlib.contextmanager
+def served(text):
+    """An example that finds a server of the test where the page has `python -m jfluid.ps_server --port 7164`."""
+    if (stated := "127.0.0.1:7164") not in text:
+        yield text
+        return
+    server = Server(Settings(token=ENVIRONMENT["JFLUID_JOB_TOKEN"]))
     server.start()
-    yield f"127.0.0.1:{server.port}"
+    yield text.replace(stated, f"127.0.0.1:{server.port}")
     server.stop()
 
 
@@ -93,7 +97,7 @@ def _read(stream, processes):
 
 @pytest.mark.process
 @pytest.mark.parametrize("page", pages("python"))
-def test_python_runs(page, tmp_path, monkeypatch, server):
+def test_python_runs(page, tmp_path, monkeypatch):
     """In one process, top to bottom. A block with a title is a script, which one server and one trainer run."""
     monkeypatch.chdir(tmp_path)
     for name, value in ENVIRONMENT.items():
@@ -106,8 +110,8 @@ def test_python_runs(page, tmp_path, monkeypatch, server):
             Path(title).write_text(text)
             run_job(title)
             continue
-        code = "\n" * (line - 1) + text.replace("127.0.0.1:7164", server)
-        exec(compile(code, page, "exec"), names)
+        with served("\n" * (line - 1) + text) as code:
+            exec(compile(code, page, "exec"), names)
     for name in [name for name in names if name.startswith("test_")]:
         names[name]()
 
