@@ -5,8 +5,7 @@
 | `validation`, `specs` | what a table is: width, initializer, optimizer, entry rule; plain data, checked |
 | `optimizers` | all that there is to know of each optimizer: its settings, its update of a row, Fluid's operator of it |
 | `kernels`, `row_initializers` | compiled loops: index and pages, first values of rows |
-| `shard`, `table`, `table_view` | `SparseTable`: int64 id -> row, in shards with a lock each; a view of a table at one moment
-|
+| `shard`, `table`, `table_view` | `SparseTable`: int64 id -> row, in shards with a lock each; a view of it |
 | `dense` | `DenseBlock`: a slice of a dense parameter |
 | `snapshot` | files of a consistent view of a server |
 | `ps.proto`, `wire`, `zero_copy`, `service`, `connection`, `client`, `server` | the calls |
