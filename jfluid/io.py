@@ -19,9 +19,9 @@ from jfluid.feeding.reader import (
     shuffle,
     xmap_readers,
 )
-from jfluid.files import model, variables
-from jfluid.files.model import load_inference_model
-from jfluid.files.state import load, load_program_state, save, set_program_state
+from jfluid.files import inference_model, variables
+from jfluid.files.inference_model import load_inference_model
+from jfluid.files.program_state import load, load_program_state, save, set_program_state
 from jfluid.files.variables import (
     get_program_parameter,
     get_program_persistable_vars,
@@ -101,12 +101,13 @@ def save_inference_model(
     """Save what computes the targets from the feeds, and its parameters.
 
     Of a trainer's program (see DistributeTranspiler) it is `jfluid.distributed.checkpoint.save_inference_model`: what the
-    servers hold comes from them. Arguments, value and errors are those of `jfluid.files.model.save_inference_model`; and
-    UnsupportedError where filenames or `program_only` are given for a trainer's program.
+    servers hold comes from them. Arguments, value and errors are those of
+    `jfluid.files.inference_model.save_inference_model`; and UnsupportedError where filenames or `program_only` are given for
+    a trainer's program.
     """
     program = program_of(main_program)
     if not works_with_servers(program):
-        return model.save_inference_model(dirname, feeded_var_names, target_vars, executor, program, model_filename,
+        return inference_model.save_inference_model(dirname, feeded_var_names, target_vars, executor, program, model_filename,
                                           params_filename, export_for_deployment, program_only)
     if (model_filename, params_filename) != (None, None) or program_only:
         raise errors.UnsupportedError("save_inference_model: of a program that works with parameter servers the model is "

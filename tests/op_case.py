@@ -13,7 +13,7 @@ import jfluid as fluid
 from jfluid.compile import padding
 from jfluid.ir.types import is_float, var_type
 from jfluid.lod_tensor import LoDTensor
-from jfluid.ops import derive, ragged_dispatch, registry
+from jfluid.ops import gradients, ragged_dispatch, registry
 from jfluid.ops.ragged import Ragged
 from jfluid.ops.schema import normalise
 
@@ -325,7 +325,7 @@ def _check_padding(op_type: str, inputs: Mapping, attrs: Mapping, expect: Mappin
                 with pytest.raises(ragged_dispatch.NeedsExactRows):
                     ragged_dispatch.call(definition, values, kwargs)
                 return
-            found, pull = derive.vjp(definition, values, kwargs, wanted, used)
+            found, pull = gradients.vjp(definition, values, kwargs, wanted, used)
             seeds = [_cotangents(o, weights.get(s.name)) for s, o in zip(definition.outs, found)]
             results.append((found, pull(seeds)))
     (_, exact_grads), (found, padded_grads) = results

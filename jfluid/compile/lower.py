@@ -12,13 +12,13 @@ from jfluid.compile.plan import live_ops, op_uid, twin_uid
 from jfluid.ir.block import Block
 from jfluid.ir.operator import Operator
 from jfluid.ir.variable import EMPTY_NAME
-from jfluid.ops import batched_random, derive, ragged_dispatch
+from jfluid.ops import batched_random, gradients, ragged_dispatch
 from jfluid.ops.definition import OpDef
 from jfluid.ops.ragged import Ragged
 from jfluid.ops.random import key_of
 
 Item = tuple[int, Operator, OpDef]
-GRAD = derive.GRAD
+GRAD = gradients.GRAD
 
 
 class Lowering:
@@ -106,7 +106,7 @@ class Lowering:
         grad_op = self.items[self.backward[at]][1]
         wanted = [any(n != EMPTY_NAME for n in grad_op.outputs.get(s.name + GRAD, ())) for s in definition.reads]
         used = [bool(grad_op.inputs.get(s.name + GRAD)) for s in definition.outs]
-        outs, pull = derive.vjp(definition, inputs, kwargs, wanted, used)
+        outs, pull = gradients.vjp(definition, inputs, kwargs, wanted, used)
         self.closures[at] = pull
         return outs
 
@@ -136,7 +136,9 @@ class Lowering:
             return tuple(after.get(n) for n in written + others)
 
         wanted = {n for n, w in read if w}
-        outs, pull = derive.vjp_of(function, [env[n] for n in names], [n in wanted for n in names], _Seeded(seeded, written))
+        outs, pull = gradients.vjp_of(
+            function, [env[n] for n in names], [n in wanted for n in names], _Seeded(seeded, written)
+        )
         env.update((n, v) for n, v in zip(written + others, outs) if v is not None)
 
         def backward(cotangents: list[Any]) -> list[Any]:
@@ -173,7 +175,9 @@ class Lowering:
                     continue
                 env[name] = self._stopped(op, name, v)
                 if self.watch is not None:
-                    self.watch += [(op, name, jnp.isfinite(x).all()) for x in jax.tree.leaves(v) if derive.differentiable(x)]
+                    self.watch += [
+                        (op, name, jnp.isfinite(x).all()) for x in jax.tree.leaves(v) if gradients.differentiable(x)
+                    ]
 
     def _stopped(self, op: Operator, name: str, value: Any) -> Any:
         """The value, cut off from gradients where an inner block's variable says so (outside, no operator is made)."""
@@ -202,7 +206,7 @@ class _Seeded:
 
 
 def _stop(leaf: Any) -> Any:
-    return jax.lax.stop_gradient(leaf) if isinstance(leaf, jax.core.Tracer) and derive.differentiable(leaf) else leaf
+    return jax.lax.stop_gradient(leaf) if isinstance(leaf, jax.core.Tracer) and gradients.differentiable(leaf) else leaf
 
 
 def _carried(op: Operator, slot: str, env: Mapping[str, Any]) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 from jfluid import errors
 from jfluid.distributed.wire import connections
 from jfluid.engine import Engine, Fetched, HasEngine, Runner
-from jfluid.files import model as models
+from jfluid.files import inference_model as models
 from jfluid.files.storage import path_below, paths_to_write
 from jfluid.files.tensor_format import Stored, load_rows, save_in_parts, save_tensors
 from jfluid.files.variables import is_persistable, read_scope

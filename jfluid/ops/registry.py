@@ -16,7 +16,7 @@ from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
 
 from jfluid import errors
 from jfluid.ops.definition import FUSED_ATTRS, Attr, Declaration, OpDef, Slot
-from jfluid.ops.derive import gradient
+from jfluid.ops.gradients import gradient
 
 # Attribute types that a default value cannot tell: what a tuple holds, and 64-bit integers.
 Int = Annotated[int, "INT"]

@@ -21,7 +21,7 @@ from jfluid.ps_server.errors import (
     TooLargeError,
     UnknownNameError,
 )
-from jfluid.ps_server.replay_log import LoggedCall, ReplayLog, Sequences
+from jfluid.ps_server.replay_log import LoggedCall, ReplayLog, SequenceNumbers
 from jfluid.ps_server.shared_memory import SMALLEST, SharedBuffer, SharedBuffers
 from jfluid.ps_server.zero_copy import IncomingExchangeReply, IncomingPullReply, OutgoingRequest
 
@@ -71,7 +71,7 @@ class ServerConnection:
                  trainer: int = 0, keep_bytes: int = 0, share_memory: bool = False):
         self.endpoint, self.timeout_s, self._trainer = endpoint, timeout_s, trainer
         self._buffers = SharedBuffers(self._attach, share_memory)
-        self.pushes, self.pulls = Sequences(), Sequences()
+        self.pushes, self.pulls = SequenceNumbers(), SequenceNumbers()
         self._grpc = grpc.secure_channel(endpoint, credentials, _OPTIONS) if credentials else \
             grpc.insecure_channel(endpoint, _OPTIONS)
         self._session = Session(self._grpc, endpoint, token, timeout_s)

@@ -9,7 +9,7 @@ from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server.zero_copy import OutgoingRequest
 
 
-class Sequences:
+class SequenceNumbers:
     """The numbers of the calls to one server, and which of them have no answer yet. Safe for threads."""
 
     def __init__(self) -> None:
