@@ -1,8 +1,8 @@
-"""Client: one trainer's side of all servers of a job.
+"""Client: one trainer's connections to all servers of a job.
 
-Rows go to the server that a hash of their id names, blocks to the server that `create` was told. Ids are made distinct and
-gradients of equal ids added up before they travel. A call that gets no answer is sent again, with the same sequence, until
-`timeout_s` is over: servers apply it once.
+A hash of its id decides which server owns a row; `create` says which server owns a block. The client makes ids distinct and
+sums the gradients of equal ids before it sends them. It sends a call that gets no answer again, with the same sequence
+number, until `timeout_s` is over: servers apply it once.
 """
 import contextlib
 import itertools
@@ -32,7 +32,7 @@ from jfluid.ps_server.zero_copy import IncomingPullReply, OutgoingRequest
 __all__ = ["Client", "PullResult", "PulledRows", "RowRange", "credentials_of"]
 
 Array = np.ndarray[Any, Any]
-# For how long a trainer that has left stays where a server may ask it again for what it has sent.
+# For how long a trainer that has left stays reachable, so that a restarted server can ask it for its last pushes.
 _STAY_S, _STAY_LOOK_S = 60.0, 0.1
 logger = logging.getLogger(__name__)
 
@@ -49,21 +49,23 @@ class Client:
     All methods raise ServerError, or one of its kinds in `jfluid.ps_server.errors`, with the server's reason, or when there
     is no answer.
 
-    A client that pushes, pulls for training, or comes to a barrier is the trainer of its number from then on (see `enter`).
-    One that only looks up, pulls with `train=False`, saves and asks for the status is none, and disturbs none.
+    A client that pushes, pulls for training, or waits at a barrier acts as the trainer of its number from then on (see
+    `enter`). A client that only looks up, pulls with `train=False`, saves or asks for the status is no trainer and does not
+    affect any.
 
     Args:
         endpoints: "host:port" of all servers, in the job's order.
         token: the job's.
         trainer: this trainer's number, from 0.
-        incarnation: higher in each life of the trainer, from 1 to 2**64 - 1; by default higher than any that a server knows.
-        timeout_s: for how long a call is tried. What waits for other trainers (barriers, rounds) is not bounded by it.
-        heartbeat_s: the time between a trainer's signs of life; 0 for none (every call is one, too). They also tell whether a
-            server has started again and needs what was kept.
-        keep_bytes: how much of the pushes since a server's last snapshot is kept, for each server, to be sent again when it is
-            restored from that: then nothing is lost. What is pushed beyond it (oldest first) cannot be sent again.
-        tls_authority: PEM of the authority whose certificates servers have: then connections use TLS.
-        tls_certificate, tls_key: PEM of this client's own, for servers that want one.
+        incarnation: of this trainer process, from 1 to 2**64 - 1; higher than those of its earlier processes. By default it is
+            higher than any that a server knows.
+        timeout_s: for how long a call is retried. It does not bound calls that wait for other trainers (barriers, rounds).
+        heartbeat_s: seconds between a trainer's heartbeats; 0 for none (every call counts as one, too). Their answers also
+            tell whether a server has restarted and needs the calls of the replay log.
+        keep_bytes: size of the replay log of each server: pushes since its last snapshot, which are sent again when it is
+            restored from that snapshot, so that nothing is lost. When the log is full its oldest calls are dropped.
+        tls_authority: PEM of the authority that signed the servers' certificates: then connections use TLS.
+        tls_certificate, tls_key: PEM of this client's own, for servers that require one.
         share_memory: whether large messages to servers on this machine go through memory that both have (see
             shared_memory.py).
     """
@@ -96,14 +98,14 @@ class Client:
 
     @property
     def incarnation(self) -> int:
-        """Which life of the trainer this is; servers are asked when it is first needed."""
+        """The incarnation of this trainer; the servers are asked for it when it is first needed."""
         return self._incarnation or self.enter()
 
     def enter(self) -> int:
-        """Take part in the job as its trainer of this number: earlier lives of it have ended. Entering again is harmless.
+        """Join the job as the trainer of this number; earlier incarnations of it have ended. Repeating this is harmless.
 
-        The incarnation, which is returned, is higher than any that a server knows, and differs from that of another life that
-        begins at the same time, of which one then ends the other. Raises ServerError.
+        Returns the incarnation, which is higher than any that a server knows. Two processes that enter as the same trainer at
+        the same time get different incarnations, and the higher one ends the other. Raises ServerError.
         """
         with self._entering:
             self._begin_beats()
@@ -125,9 +127,9 @@ class Client:
 
     def create(self, tables: Sequence[specs.TableSpec] = (),
                blocks: Mapping[int, Sequence[specs.BlockSpec]] | None = None) -> None:
-        """Make tables on all servers, and the blocks of each server number, unless they are there.
+        """Create tables on all servers, and the blocks of each server number, unless they exist.
 
-        Every trainer does this, with the same specs: it also tells the client where blocks are.
+        Every trainer does this, with the same specs: it also tells the client which server owns which block.
         """
         blocks = blocks or {}
         wrong = [number for number in blocks if not 0 <= number < len(self._connections)]
@@ -147,16 +149,16 @@ class Client:
                 self.place_block(spec.name, number, spec.shape)
 
     def place_block(self, name: str, server: int, shape: Sequence[int], there: str = "") -> None:
-        """Say which server holds a block that it brought itself, and its name `there` if that differs."""
+        """Tell the client which server owns a block that the server created itself, and its name `there` if that differs."""
         self._directory.blocks[name] = Block(server, there or name, tuple(shape))
 
     def forget_block(self, name: str) -> None:
-        """Let go of a block's place and value."""
+        """Forget the owner and the value of a block."""
         self._directory.blocks.pop(name, None)
 
     def place_table(self, name: str, width: int, ranges: Sequence[RowRange] = ()) -> None:
-        """Say how wide a table is that servers brought themselves, and how it is cut; without ranges its rows are where
-        the hashes of their ids say.
+        """Tell the client the width and the row ranges of a table that the servers created themselves. Without ranges the
+        hashes of their ids decide which servers own its rows.
 
         Raises ServerError when the ranges do not follow one another from id 0 on.
         """
@@ -164,12 +166,12 @@ class Client:
 
     def pull(self, rows: Mapping[str, Array] | None = None, blocks: Sequence[str] = (), round: int = 0,
              train: bool = True, confirm: bool = False) -> PullResult:
-        """PulledRows of tables by ids (int64 [n], any number of times), and values of blocks.
+        """Rows of tables by ids (int64 [n], which may repeat), and values of blocks.
 
         Args:
-            round: waits until this round of synchronous training was applied.
-            train: ids without a row get one, and shows are counted; otherwise tables stay as they are.
-            confirm: what was pushed for the round with `hold` is to be applied.
+            round: wait until this round of synchronous training is applied.
+            train: create rows for ids that have none, and count shows; otherwise tables stay as they are.
+            confirm: have the servers apply what was pushed for the round with `hold`.
         """
         requests = [OutgoingRequest() for _ in self._connections]
         pull = ShardedPull(self._directory, requests, rows or {}, blocks)
@@ -181,14 +183,14 @@ class Client:
         """Change rows and blocks.
 
         Args:
-            rows: for each table ids (int64 [n]) and gradients (float32 [n, width]); those of equal ids are added up.
+            rows: for each table ids (int64 [n]) and gradients (float32 [n, width]); those of equal ids are summed.
             blocks: for each block a gradient of its shape.
             learning_rate: in place of that of the tables and blocks.
-            round: 0 applies the push at once; k waits until all trainers have pushed for round k, whose average is applied.
-            change: ADD and ASSIGN add to values and set them, past the optimizer (ids of ASSIGN must be distinct).
-            hold: of a round: do not wait; servers hold the push until a pull of this round confirms it. Then all servers apply
-                the round or none does, also when this trainer is killed meanwhile.
-            state: of a round: what only this trainer has (see trainer_state), for server 0 to keep.
+            round: 0 applies the push at once; k waits until all trainers have pushed for round k and their average is applied.
+            change: ADD adds to the values and ASSIGN sets them, both without the optimizer (ids of ASSIGN must be distinct).
+            hold: of a round: do not wait; servers hold the push until a pull of this round confirms it. So all servers apply
+                the round, or none does, even if this trainer is killed in between.
+            state: of a round: the state that only this trainer has (see trainer_state), for server 0 to store.
         """
         requests = [OutgoingRequest() for _ in self._connections]
         requests[0].push.message.state = state
@@ -207,11 +209,11 @@ class Client:
         )
 
     def look_up(self, table: str, ids: Array, slot: str = "") -> Array:
-        """float32 [n, width]: rows as they are, for evaluation and serving; nothing is born or counted.
+        """float32 [n, width]: rows as they are, for evaluation and serving; no row is created and no show counted.
 
         Args:
-            slot: the name of what the optimizer keeps for each row, to get that instead of the values. Of a table of a
-                server's program it is the variable's.
+            slot: the name of an optimizer slot, to get its numbers instead of the values. For a table of a server's program
+                it is the name of the variable.
         """
         width = self._directory.width(table)
         once, inverse = kernels.distinct(checked_ids(table, ids))
@@ -233,7 +235,7 @@ class Client:
         return rows
 
     def shrink(self, table: str, age: int) -> int:
-        """Drop the rows that none of a table's last `age` updates has touched; returns how many."""
+        """Drop the rows of a table that none of its last `age` updates touched; returns how many."""
         places = self._directory.places(table)
 
         def ask(number: int) -> int:
@@ -249,7 +251,7 @@ class Client:
     # ---- the job -----------------------------------------------------------------------------------------------------
 
     def barrier(self, name: str = "barrier", number: int | None = None) -> None:
-        """Wait until all trainers have come to this passage (by default: one more than the last) of the barrier."""
+        """Wait until all trainers have reached passage `number` of the barrier; by default the one after the last."""
         self.enter()
         if number is None:
             with self._lock:
@@ -264,8 +266,8 @@ class Client:
         """Write a snapshot of all servers, or only of some tables, into a folder (an absolute path on their machines); returns
         its id.
 
-        Training may go on meanwhile: each server writes itself as it was at one moment. In synchronous training save between
-        two rounds, so that all servers are at the same.
+        Training may continue: each server writes its state at one moment. In synchronous training save between two rounds, so
+        that all servers have applied the same rounds.
         """
         snapshot = snapshot or uuid.uuid4().hex
         if self._incarnation:
@@ -275,8 +277,7 @@ class Client:
         return snapshot
 
     def restore(self, folder: str, snapshot: str = "", tables: Sequence[str] = ()) -> str:
-        """Put all servers, or only some tables, into the state of a snapshot (the newest complete one by default); returns its
-        id."""
+        """Restore all servers, or only some tables, from a snapshot (by default the newest complete one); returns its id."""
         replies = self._everywhere(lambda number: self._connections[number].call(
             "Restore", pb.RestoreRequest(folder=folder, snapshot=snapshot, tables=tables), waits=True))
         if tables:
@@ -289,25 +290,25 @@ class Client:
 
     @property
     def restarts(self) -> int:
-        """How often a server was found to have started again, when something was pushed to it."""
+        """How many restarts of servers this client has noticed."""
         return sum(connection.restarts for connection in self._connections)
 
     def status(self) -> list[pb.StatusReply]:
-        """What each server says of itself, and of this trainer's calls."""
+        """The status of each server, and of this trainer's calls there."""
         return self._everywhere(
             lambda number: self._connections[number].call("Status", pb.StatusRequest(trainer=self.trainer))
         )
 
     def trainer_state(self) -> pb.TrainerState:
-        """What only this trainer had after the last round, as it sent it: empty where it sent nothing."""
+        """The state that this trainer sent with the last round; empty if it sent none."""
         reply = self._connections[0].call("TrainerState", pb.TrainerStateRequest(trainer=self.trainer))
         return wire.parsed(pb.TrainerState, reply.state) if reply.state else pb.TrainerState()
 
     def leave(self) -> None:
-        """Tell all servers that this trainer will not come again, and close.
+        """Tell all servers that this trainer has finished, and close.
 
-        Until its last pushes are in a snapshot, or all trainers have left, it stays where it can send them again (where it
-        keeps them, and for at most a minute).
+        A trainer with a replay log first waits, for at most a minute, until its last pushes are in a snapshot or all trainers
+        have left: until then a restarted server may need them again.
         """
         self.enter()
         try:
@@ -325,14 +326,14 @@ class Client:
         connection.gone(self._caller())
 
     def close(self) -> None:
-        """Close all connections without a word."""
+        """Close all connections without telling the servers."""
         self._closed.set()
         for connection in self._connections:
             connection.close()
         self._threads.shutdown(wait=False)
 
     def _end(self, error: RollbackError) -> None:
-        """The whole job has to start again: what waits at other servers would wait for good."""
+        """End all connections, since the whole job has to restart: calls that wait at other servers would wait forever."""
         self._closed.set()
         for connection in self._connections:
             connection.end(error)
@@ -397,7 +398,7 @@ class Client:
         return connection.current([request], lambda: connection.call("LookUp", request))
 
     def _look(self, first: int = 0) -> None:
-        """Send those servers from number `first` on what they lack that have started again."""
+        """Find servers from number `first` on that have restarted, and send them what they lack."""
         def look(number: int) -> None:
             if number >= first:
                 self._connections[number].look(self._caller(), at_once=True)
@@ -405,7 +406,7 @@ class Client:
             self._everywhere(look)
 
     def _tell_passages(self, connection: ServerConnection) -> None:
-        """Server 0 has started again: whom it lets through a barrier depends on who has passed it."""
+        """Tell a restarted server 0 which barriers this trainer has passed: it decides by that whom it lets through."""
         with self._lock:
             passed = dict(self._passed)
         for name, number in passed.items():
@@ -415,18 +416,20 @@ class Client:
         return pb.Caller(trainer=self.trainer, incarnation=self.incarnation, sequence=sequence, outstanding=outstanding)
 
     def _everywhere(self, function: Callable[[int], Any], quick: bool = False) -> list[Any]:
-        """`function` of every server's number, all at the same time.
+        """Call `function` with the number of every server, all at the same time.
 
         Args:
-            quick: none of them waits for other trainers, so that one may be asked by this thread: what another refuses is
-                known only after its answer.
+            quick: no call waits for other trainers, so this thread may make one of them itself, although it then learns of
+                errors of the others only after its own answer.
         """
         *others, last = range(len(self._connections))
         if others and not quick:
             others.append(last)
         futures = {}
         for number in others:
-            with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no threads: then one after the other
+            with contextlib.suppress(
+                RuntimeError
+            ):  # the interpreter is shutting down and starts no threads: one after the other
                 futures[number] = self._threads.submit(function, number)
         found = {number: function(number) for number in range(len(self._connections)) if number not in futures}
         return [futures[n].result() if n in futures else found[n] for n in range(len(self._connections))]

@@ -1,4 +1,4 @@
-"""The connection of a client to one server: calls that are tried again, large ones in chunks; servers that start again."""
+"""The connection of a client to one server: retries, large messages in chunks, recovery of servers that restart."""
 import logging
 import random
 import threading
@@ -31,7 +31,7 @@ _REFUSALS: dict[grpc.StatusCode, type[errors.ServerError]] = {
     grpc.StatusCode.NOT_FOUND: UnknownNameError, grpc.StatusCode.RESOURCE_EXHAUSTED: TooLargeError,
     grpc.StatusCode.FAILED_PRECONDITION: StateError, grpc.StatusCode.DATA_LOSS: RestartedError,
     grpc.StatusCode.ABORTED: JobFailedError, grpc.StatusCode.OUT_OF_RANGE: RollbackError}
-# gRPC takes the second for how long an attempt to connect may last, too: a busy server needs more than the pause before it.
+# gRPC uses the second also as the limit of an attempt to connect, for which a busy server needs more than the first.
 _OPTIONS = [*wire.OPTIONS, ("grpc.initial_reconnect_backoff_ms", 100), ("grpc.min_reconnect_backoff_ms", 5000),
             ("grpc.max_reconnect_backoff_ms", 2000), ("grpc.keepalive_time_ms", 20_000)]
 # Replies that hold arrays.
@@ -40,7 +40,7 @@ _READERS: dict[str, Callable[[bytes], Any]] = {
     "Exchange": IncomingExchangeReply.read,
 }
 _NOTHING = IncomingPullReply(memoryview(b""))
-# For how long an answer is awaited that nothing depends on.
+# How long, and how often, to wait for an answer that nothing depends on.
 _ASIDE_S, _ASIDE_TRIES = 5.0, 3
 logger = logging.getLogger(__name__)
 
@@ -48,23 +48,24 @@ logger = logging.getLogger(__name__)
 class ServerConnection:
     """Calls to one server. Safe for threads.
 
-    A server that is killed and started again goes on from a snapshot, or from the beginning. A trainer's calls say which life
-    of the server they are for, and another refuses them. Then the client mends it: it repeats what it has created and what it
-    has kept of its calls, so that the server has all that it had acknowledged, before anything else changes it.
+    A server that is killed and restarted continues from a snapshot, or empty. A trainer's calls name the incarnation of the
+    server that they are for, and any other refuses them. Then the client repairs the server before anything else changes it:
+    it creates its tables and blocks again and replays the calls of its replay log, so that the server has all that it had
+    acknowledged.
 
     Args:
         credentials: for TLS; None for none.
-        timeout_s: for how long a call is tried, and a lost connection mended.
+        timeout_s: for how long a call is retried, and a lost connection reopened.
         trainer: whose calls these are.
-        keep_bytes: how much of what was pushed since the server's last snapshot is kept, to be sent again when the server
+        keep_bytes: the size of the replay log: calls since the server's last snapshot, which are sent again when the server
             is restored from it.
         share_memory: whether large messages go through memory that both have, where the server is on the same machine.
 
     Attributes:
-        pushes, pulls: the sequences of the mutations and of the pulls that go through here.
-        restarts: how often the server was found to have started again.
-        on_restart: is told, before what was kept is sent again.
-        on_rollback: is told when the server refuses a call because the whole job has to start again.
+        pushes, pulls: the sequence numbers of the mutations and of the pulls of this connection.
+            restarts: how many restarts of the server were noticed.
+            on_restart: called with this connection before the replay log is sent.
+            on_rollback: called with the error when the server refuses a call because the whole job has to restart.
     """
 
     def __init__(self, endpoint: str, token: str, credentials: grpc.ChannelCredentials | None, timeout_s: float,
@@ -75,28 +76,28 @@ class ServerConnection:
         self._grpc = grpc.secure_channel(endpoint, credentials, _OPTIONS) if credentials else \
             grpc.insecure_channel(endpoint, _OPTIONS)
         self._session = Session(self._grpc, endpoint, token, timeout_s)
-        # Requests go in as bytes: their size is asked for before, and asking a message costs as much as making them.
+        # Requests are passed as bytes: their size is needed first, and computing it costs as much as serializing the message.
         self._methods: dict[str, Callable[..., Any]] = {
             name: self._session.unary(f"/{wire.SERVICE}/{name}", _READERS.get(name, reply.FromString))
             for name, (_, reply) in wire.METHODS.items()}
         self._stream = self._session.stream(f"/{wire.SERVICE}/Stream")
         self._closed = threading.Event()
-        self._created: list[pb.CreateRequest] = []  # what is to be repeated when the server has started again
+        self._created: list[pb.CreateRequest] = []  # to be repeated when the server has restarted
         self.replay_log, self.restarts = ReplayLog(keep_bytes), 0
         self.on_restart: Callable[[ServerConnection], None] = lambda connection: None
         self.on_rollback: Callable[[RollbackError], None] = lambda error: None
         self._ended_by: RollbackError | None = None
-        # The incarnation of the server that has all that this client has sent; 0 before it was asked. The lock is held while
-        # another one is mended, and by who takes an answer into account.
+        # The incarnation of the server that has all that this client has sent; 0 while unknown. The lock is held while a
+        # restarted server is repaired, and while an answer is recorded.
         self._life, self._mending = 0, threading.Lock()
-        self._applied = 0  # rounds, as far as answers told
+        self._applied = 0  # rounds applied, as of the last answer
 
     def call(self, method: str, request: Message, waits: bool = False) -> Any:
-        """The reply to a request, which is sent again (with what it holds, so with its sequence) when no answer comes.
+        """Send a request and return the reply. Without an answer the same request, sequence number included, is sent again.
 
         Args:
-            waits: the server answers when other trainers have done their part, which has no limit; `timeout_s` is then for
-                how long a lost connection is mended.
+            waits: the server answers when other trainers have done their part, which may take any time; `timeout_s` then
+                limits only how long a lost connection is retried.
 
         Raises ServerError, or one of its kinds, with the server's reason, or when there is no answer in time.
         """
@@ -111,12 +112,16 @@ class ServerConnection:
     def _attach(self, request: pb.AttachRequest) -> int | None:
         try:
             return int(self._methods["Attach"](request.SerializeToString(), min(self.timeout_s, _ASIDE_S)).lane)
-        except (grpc.RpcError, errors.ServerError, ValueError):  # the call goes over the network, and says what is wrong
+        except (
+            grpc.RpcError,
+            errors.ServerError,
+            ValueError,
+        ):  # the call then goes over the network, and reports what is wrong
             return None
 
     def _locally(self, buffer: SharedBuffer, method: str, parts: list[Any], waits: bool) -> Any:
-        """A call through a buffer. Where it gets no answer it is sent again over the network: a late one may come into the
-        buffer, which is given up."""
+        """A call through shared memory. Without an answer it is sent again over the network, and the buffer is dropped: a
+        late answer may still be written to it."""
         sent = False
 
         def send(timeout_s: float | None) -> Any:
@@ -138,7 +143,7 @@ class ServerConnection:
     # ---- a server that starts again ----
 
     def create(self, request: pb.CreateRequest) -> None:
-        """Make tables and blocks, here and where the server starts again without them."""
+        """Create tables and blocks, now and whenever the server restarts without them."""
         reply = self.call("Create", request)
         with self._mending:
             self._life = self._life or reply.server_incarnation
@@ -152,12 +157,13 @@ class ServerConnection:
         return int(status.latest)
 
     def current(self, told: Sequence[_Told], send: Callable[[], T], keep: Callable[[T], None] = lambda reply: None) -> T:
-        """The answer of a server that has all that this client has sent: one that has started again is mended first.
+        """Send a request to a server that has all that this client has sent: a restarted server is repaired first.
 
         Args:
-            told: of the request what says which life of the server it is for. One who has only read knows none, and means any.
-            send: sends the request, and again when it is called again.
-            keep: takes the answer into account.
+            told: the parts of the request that name the incarnation of the server that it is for. A client that has only
+                read knows none, and accepts any.
+            send: sends the request; may be called again.
+            keep: records the answer.
         """
         while True:
             if not self._life and any(isinstance(part, pb.Caller) for part in told):
@@ -174,10 +180,10 @@ class ServerConnection:
                 if self._life == life:
                     keep(reply)
                     return reply
-            # Another thread has mended the server meanwhile, which does not have what its predecessor has answered here.
+            # Another thread has repaired the server in the meantime: it lacks the call that its predecessor has just answered.
 
     def look(self, caller: pb.Caller, at_once: bool) -> None:
-        """A sign of life. Its answer tells whether the server has started again: then mend it, now or by another thread."""
+        """Send a heartbeat. If its answer shows that the server has restarted, repair it, now or in another thread."""
         reply = self.call("Heartbeat", pb.HeartbeatRequest(caller=caller))
         if not self._life or reply.server_incarnation == self._life:
             return
@@ -189,30 +195,32 @@ class ServerConnection:
     def _mend_aside(self, life: int) -> None:
         try:
             self.mend(life)
-        except errors.ServerError as error:  # the next call, or sign of life, tries again
+        except errors.ServerError as error:  # the next call or heartbeat tries again
             if not self._closed.is_set():
                 logger.warning("%s", error)
 
     def mend(self, life: int) -> None:
-        """The server is no longer in this life. Unless that was seen to, give it what it lacks. Raises ServerError."""
+        """Repair the server, whose incarnation `life` has ended, unless another thread has done so. Raises ServerError."""
         with self._mending:
             if self._life == life:
                 self._mend()
 
     def _mend(self) -> None:
-        """Make again what was created, and send again what was kept and a server that has started again does not have."""
+        """Create tables and blocks again on a restarted server, and replay the logged calls that it lacks."""
         status = self.call("Status", pb.StatusRequest(trainer=self._trainer))
         for create in self._created:
             self.call("Create", create)
         self._buffers.forget()
         self.on_restart(self)
         calls, through = self.replay_log.beyond(0), 0
-        if calls and calls[0].caller.incarnation == status.incarnation:  # what it knows of earlier lives says nothing of this
+        if (
+            calls and calls[0].caller.incarnation == status.incarnation
+        ):  # what it knows of earlier incarnations says nothing about this one
             through = status.through
             calls = self.replay_log.beyond(through)
         logger.warning("server %s has started again; it has the pushes up to %d, %d kept ones are sent again", self.endpoint,
                        through, len(calls))
-        # What is under way elsewhere, or still to be sent again, is not to be taken for lost.
+        # Calls that are in flight in other threads, or still to be replayed, must not be taken for lost.
         lowest = {False: 1 << 63, True: 1 << 63}
         for call in reversed(calls):
             lowest[call.pulls] = call.caller.outstanding = min(lowest[call.pulls], call.caller.sequence)
@@ -222,7 +230,7 @@ class ServerConnection:
             call.caller.server_incarnation = status.server_incarnation
             try:
                 self._again(call)
-            except RestartedError:  # and again: the call that found out will find out once more
+            except RestartedError:  # it has restarted once more: the caller will notice and come back here
                 return
         self._life, self.restarts = status.server_incarnation, self.restarts + 1
 
@@ -231,7 +239,7 @@ class ServerConnection:
             self.call("Shrink", call.request)
             return
         message = call.request.push.message
-        # A round that was applied was confirmed; others wait for that, which is still to come.
+        # An applied round was confirmed; pushes of a later round are held again until it is confirmed.
         message.hold = message.hold and message.round > self._applied
         self._exchange(call.request, call.reply_bytes, waits=bool(message.round))
 
@@ -240,7 +248,7 @@ class ServerConnection:
     def exchange(self, request: OutgoingRequest, reply_bytes: int, waits: bool = False) -> IncomingExchangeReply:
         """Push, pull, or both in one call, in chunks where request or reply (of about `reply_bytes`) are large.
 
-        When the server has started again, what it has lost and what was kept of that is sent first.
+        A server that has restarted gets the logged calls that it has lost first.
         """
         def keep(reply: IncomingExchangeReply) -> None:
             self._applied = max(self._applied, reply.push.rounds, reply.pull.rounds)
@@ -257,15 +265,16 @@ class ServerConnection:
         return int(reply.rows)
 
     def leave(self, caller: pb.Caller) -> bool:
-        """Say goodbye. Whether the trainer may go: nothing that it keeps could be asked for again."""
+        """Tell the server that the trainer leaves. Returns whether it may go: no call of its replay log can be needed
+        again."""
         request = pb.LeaveRequest(caller=caller, client=self._buffers.client)
         reply = self.current([request.caller], lambda: self.call("Leave", request))
         self.replay_log.prune(reply.durable, reply.durable_pulls)
         return bool(reply.over or not len(self.replay_log))
 
     def gone(self, caller: pb.Caller) -> None:
-        """Tell that the answer to the goodbye is known, if the server is still there: one that does not hear of it stays for
-        a while to answer again."""
+        """Confirm that the answer to `leave` has arrived, if the server still runs: without the confirmation it stays for a
+        while to answer again."""
         request = pb.LeaveRequest(caller=caller, client=self._buffers.client, knows=True)
         for _ in range(_ASIDE_TRIES):
             try:
@@ -318,7 +327,7 @@ class ServerConnection:
                     continue
                 now = time.monotonic()
                 if waits and (attempt == 0 or now - start > self.timeout_s):
-                    end = now + self.timeout_s  # until now the server was there
+                    end = now + self.timeout_s  # the server was reachable until now
                 if not _is_lost(error) or now >= end or self._closed.is_set():
                     refusal = self._ended_by or self._refusal(method, error)
                     if isinstance(refusal, RollbackError):
@@ -337,21 +346,21 @@ class ServerConnection:
         return kind(f"server {self.endpoint}: {method}: {error.details()}" + f" ({code})" * (kind is errors.ServerError))
 
     def end(self, error: RollbackError) -> None:
-        """Give the connection up; calls under way, and later ones, raise this error."""
+        """Close the connection; pending calls, and later ones, raise this error."""
         self._ended_by = self._ended_by or error
         self.close()
 
     def close(self) -> None:
-        """Give the connection up; calls under way fail."""
+        """Close the connection; pending calls fail."""
         self._closed.set()
         self._grpc.close()
 
 
 def _is_lost(error: grpc.RpcError) -> bool:
-    """Whether a call has no answer of the service, which may have it or not: it may be sent again."""
+    """Whether a call got no answer of the service, which may have received it or not: it may be sent again."""
     code = error.code()
-    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):  # a server that ends cancels what is under way
+    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):  # a server that ends cancels its pending calls
         return True
-    # Of streams that end in the middle gRPC says one of these; the service says them with a proof.
+    # gRPC reports one of these for streams that end in the middle; from the service they come with a proof.
     return code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN) and \
         not any(key == PROOF for key, _ in error.trailing_metadata() or ())

@@ -52,9 +52,9 @@ class Service:
         save_root: snapshots are written and read below this folder only; None for anywhere.
 
     Attributes:
-        ready: set unless the server still has to find out what it goes on from, or reads it. Until then it only tells its
-            peers about its snapshots.
-        round_snapshots: of a synchronous job that writes them.
+        ready: set once the server has chosen the snapshot that it continues from and has read it. Until then it answers
+                only its peers' questions about its snapshots.
+            round_snapshots: of a synchronous job that writes them.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Service:
         self.store, self.trainer_group, self.server, self.servers = store, trainer_group, server, servers
         self.metrics = metrics or Metrics(store)
         self.save_root = None if save_root is None else Path(os.path.realpath(save_root))
-        self.incarnation = random_name()  # of this life of the server; 0 stands for any
+        self.incarnation = random_name()  # of this process of the server; 0 stands for any
         self.snapshot = ""
         self._buffers = AttachedBuffers(wire.LARGEST_MESSAGE)
         self.ready = threading.Event()
@@ -137,7 +137,7 @@ class Service:
             raise RestartedError(f"this server has started again, as incarnation {self.incarnation}")
 
     def _observe_staleness(self, held: Any, name: str, step: int, trainer: int) -> None:
-        """How many other updates came between what a trainer pulled and this gradient of it, which made `step`."""
+        """Observe how many other updates were applied between a trainer's pull and its gradient, whose update is `step`."""
         pulled = self._pulled.get(held, {}).get(trainer)
         if pulled is not None:
             self.metrics.staleness.labels(name).observe(max(step - 1 - pulled, 0))
@@ -158,7 +158,7 @@ class Service:
         reply = wire.PullReply(self.store.rounds, self.incarnation)
         if call and wanted:
             reply.message.durable = self._durable_pulls.get(call[:2], 0)
-            # Whom an entry rule lets in is to be the same after a restore: shows and their record are in one snapshot.
+            # Entry rules must give the same ids rows after a restore: shows and their record are in one snapshot.
             reply.message.counted = any(table.spec.entry is not None for table, _, _ in wanted)
             once = functools.partial(self.store.once, ledger=self.store.shown) if reply.message.counted else \
                 self.store.shown.once
@@ -218,7 +218,8 @@ class Service:
     # ---- trainers ----
 
     def attach(self, request: pb.AttachRequest, alive: Alive = always) -> pb.AttachReply:
-        # Not heard of as a trainer: one who only reads attaches, too, and must not end the life of the trainer of that number.
+        # Does not count as a trainer's call: readers attach, too, and must not end the incarnation of the trainer of that
+        # number.
         return pb.AttachReply(lane=self._buffers.attach(request))
 
     def barrier(self, request: pb.BarrierRequest, alive: Alive = always) -> pb.BarrierReply:
@@ -249,11 +250,13 @@ class Service:
                 return self._write(folder, request.snapshot, request.tables)[0]
             if self._saved is None or request.snapshot != self.snapshot:
                 self._saved, _ = self._write(folder, request.snapshot)
-                self.snapshot = request.snapshot  # a copy: a restart reads what this server saves by itself (`_durable`)
+                self.snapshot = (
+                    request.snapshot
+                )  # a copy: a restart reads the snapshots that this server saves by itself (`_durable`)
             return self._saved
 
     def save_alone(self, folder: Path) -> pb.SaveReply:
-        """Write a snapshot of this server by itself, and not as a part of one of all servers; the one before stays, too.
+        """Write a snapshot of this server alone, not as a part of one of all servers; the one before is retained, too.
 
         Raises OSError.
         """
@@ -265,7 +268,7 @@ class Service:
 
     def _write(self, folder: Path, name: str, only: Sequence[str] = (),
                alone: bool = False) -> tuple[pb.SaveReply, StoreView]:
-        """(what was written, the view of the store, whose rows are gone)."""
+        """(the reply, the view of the store that was written, whose rows can no longer be read)."""
         start, number = time.monotonic(), (0, 1) if alone else (self.server, self.servers)
         left = self.trainer_group.left()
         with self.store.view(only) as view:
@@ -276,7 +279,7 @@ class Service:
                             seconds=time.monotonic() - start), view
 
     def is_saved(self, name: str, ledger: dict[str, Any], shown: dict[str, Any]) -> None:
-        """A snapshot has all calls that the ledger knows, and the shows of all pulls that `shown` knows (see Store)."""
+        """Note that a snapshot has all calls of this ledger, and the shows of all pulls of `shown` (see Store)."""
         self.snapshot = name
         self._durable, self._durable_pulls = (
             {(int(t), entry["incarnation"]): entry["through"] for t, entry in state.items()} for state in (ledger, shown))
@@ -349,7 +352,7 @@ class Service:
         return answer
 
     def _local(self, functions: dict[str, Callable[..., Any]], data: bytes, context: grpc.ServicerContext) -> bytes:
-        """A call whose request lies in a buffer."""
+        """A call whose request lies in shared memory."""
         buffer: SharedBuffer | None = None
         asked = pb.LocalRequest()
         with contextlib.suppress(errors.ServerError):
@@ -378,7 +381,7 @@ class Service:
         yield from wire.chunked(b"".join(self._answered("Stream", context, 0, exchange)))
 
     def _answered(self, name: str, context: grpc.ServicerContext, size: int, function: Callable[[], Any]) -> list[Any]:
-        """The serialized answer, in pieces; a refusal becomes a status that says why."""
+        """The serialized answer, in pieces; an error becomes a status with its message."""
         start, status = time.perf_counter(), grpc.StatusCode.OK
         try:
             if not (self.ready.is_set() or name == "Recovery"):

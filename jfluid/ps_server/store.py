@@ -1,4 +1,4 @@
-"""Store: the tables and blocks of one server, what was applied to them, and consistent views of all of them."""
+"""Store: the tables and blocks of one server, the record of what was applied to them, and consistent views of all."""
 import contextlib
 import enum
 import threading
@@ -22,7 +22,7 @@ Array = np.ndarray[Any, Any]
 
 
 class SharedExclusiveLock:
-    """Many may be inside at once (`shared`), or one alone (`exclusive`), which is let in before those that ask later."""
+    """A lock that many hold at once (`shared`) or one alone (`exclusive`); an exclusive request goes before later ones."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -67,7 +67,7 @@ class Change(enum.IntEnum):
 
 @dataclass
 class RowsUpdate:
-    """For rows of a table: ids int64 [n], each once, and values float32 [n, width]."""
+    """An update of rows of a table: ids int64 [n], distinct, and values float32 [n, width]."""
 
     table: str
     change: Change
@@ -78,7 +78,7 @@ class RowsUpdate:
 
 @dataclass
 class BlockUpdate:
-    """For a dense block: a value float32 of its shape."""
+    """An update of a dense block: a value float32 of its shape."""
 
     block: str
     change: Change
@@ -95,7 +95,7 @@ def _joined(parts: list[Array]) -> Array:
 
 
 def _together(growths: Sequence[tuple[Size, Callable[[], Size]]]) -> tuple[Size, Callable[[], Size]]:
-    """The growths of several tables as one."""
+    """The total growth of several tables."""
     return Size.total(most for most, _ in growths), lambda: Size.total(exact() for _, exact in growths)
 
 
@@ -121,10 +121,10 @@ class Store:
     Attributes:
         rounds: how many rounds of synchronous training were applied.
         ledger: the mutations that were applied.
-        shown: the pulls whose shows were counted.
-        synchronous: gradients are taken in rounds only.
-        trainer_states: by trainer a serialized TrainerState, what it alone had after the last round.
-        cap: bounds the rows of all tables, and the bytes of these and of the blocks that `create_block` makes, together.
+            shown: the pulls whose shows were counted.
+            synchronous: gradients are accepted in rounds only.
+            trainer_states: by trainer its serialized TrainerState after the last round.
+            cap: bounds the rows of all tables together, and the bytes of these and of the blocks that `create_block` makes.
     """
 
     synchronous = False
@@ -147,29 +147,29 @@ class Store:
         return Size.total([*(table.size for table in list(self.tables.values())), *blocks])
 
     def create_table(self, spec: specs.TableSpec) -> SparseTable:
-        """The table of a spec, made unless it is there; then it takes over the bounds of the spec.
+        """The table of a spec, created unless it exists; an existing one takes over the bounds of the spec.
 
-        Raises ServerError where the name stands for something else.
+        Raises ServerError when the name is taken by something else.
         """
         self.create([spec], [])
         return self.tables[spec.name]
 
     def new_table(self, spec: specs.TableSpec) -> SparseTable:
-        """An empty table of the kind that the one of this name is, to be filled from a snapshot."""
+        """An empty table of the same kind as the existing one of this name, to be filled from a snapshot."""
         return SparseTable(spec)
 
     def put_table(self, name: str, table: SparseTable) -> None:
-        """Take a table that `new_table` made in place of the one of this name. Within `exclusive`."""
+        """Replace the table of this name by one that `new_table` made. Call it within `exclusive`."""
         self.tables[name] = table
 
     def create_block(self, spec: specs.BlockSpec) -> Block:
-        """The block of a spec, made unless it is there. Raises ServerError where the name stands for something else,
-        TooLargeError where the server's bounds leave no room for it."""
+        """The block of a spec, created unless it exists. Raises ServerError when the name is taken by something else,
+        TooLargeError when the server's bounds leave no room for it."""
         self.create([], [spec])
         return self.blocks[spec.name]
 
     def create(self, tables: Sequence[specs.TableSpec], blocks: Sequence[specs.BlockSpec]) -> None:
-        """All of these, as `create_table` and `create_block` make them, or none."""
+        """Create all of these, as `create_table` and `create_block` do, or none."""
         with self._naming:
             named: dict[str, specs.TableSpec | specs.BlockSpec] = {}
             every: list[specs.TableSpec | specs.BlockSpec] = [*tables, *blocks]
@@ -189,14 +189,14 @@ class Store:
                 self.tables[spec.name].bound(spec)
 
     def add_block(self, block: SavedBlock) -> None:
-        """Take in a block of another kind. Raises ServerError where the name is taken."""
+        """Add a block of another kind. Raises ServerError when the name is taken."""
         with self._naming:
             if block.name in self.tables or block.name in self.blocks:
                 raise errors.ServerError(f"{block.name} is there already")
             self.blocks[block.name] = block
 
     def _exists(self, name: str, spec: validation.Spec, kind: dict[str, Any]) -> bool:
-        """Whether `kind` holds it. Raises ServerError where the name stands for something else."""
+        """Whether `kind` holds this name. Raises ServerError when the name is taken by something else."""
         if name not in self.tables and name not in self.blocks:
             return False
         there = getattr(kind.get(name), "spec", None)
@@ -216,17 +216,17 @@ class Store:
         return self.saved_block(name)
 
     def saved_block(self, name: str) -> SavedBlock:
-        """A block that snapshots hold. Raises UnknownNameError for a name that is not such a block's."""
+        """A block that snapshots store. Raises UnknownNameError for a name that is not such a block's."""
         if name not in self.blocks:
             raise UnknownNameError(f"there is no block {name[:512]!r}{close_to(name, self.blocks)}; create it first")
         return self.blocks[name]
 
     def read(self, name: str, trainer: int | None = None) -> tuple[Array, int]:
-        """(value, version) of a block, which a trainer asks for. Raises UnknownNameError."""
+        """(value, version) of a block, for a trainer. Raises UnknownNameError."""
         return self.block(name).read()
 
     def check(self, rows: list[RowsUpdate], blocks: list[BlockUpdate]) -> None:
-        """Raise ServerError for updates, of known tables and blocks and with the right shapes, that cannot be applied."""
+        """Raise ServerError for updates that cannot be applied although their tables, blocks and shapes are right."""
         for update in rows:
             if update.change == Change.GRADIENT and self.tables[update.table].rule.update is None:
                 raise errors.ServerError(f"table {update.table}: its optimizer is a program, which only the server of that "
@@ -243,13 +243,13 @@ class Store:
 
     @contextlib.contextmanager
     def reserve(self, rows: Sequence[RowsUpdate] = (), wanted: Sequence[Wanted] = ()) -> Iterator[None]:
-        """Hold room for the rows that the updates or look-ups of one call add, so that all of it is applied, or nothing.
+        """Reserve memory for the rows that the updates or look-ups of one call add, so that all of it is applied, or nothing.
 
         Raises TooLargeError and MemoryError: then nothing was added.
         """
         with contextlib.ExitStack() as held:
             growths = []
-            # By name, so that no two calls wait for each other.
+            # In the order of names, so that no two calls deadlock.
             for table, ids, counts in sorted(self._adding(rows, wanted), key=lambda part: part[0].spec.name):
                 groups = held.enter_context(table.reserve(ids, counts, assigned=counts is None))
                 if self.cap.bounded:
@@ -258,7 +258,7 @@ class Store:
             yield
 
     def _adding(self, rows: Sequence[RowsUpdate], wanted: Sequence[Wanted]) -> list[Wanted]:
-        """Each table that may get rows, once: the ids, and how often each is shown (None: shown or not, they get rows)."""
+        """Each table that may get rows, once: the ids, and how often each is shown (None: they get rows in any case)."""
         ids: dict[SparseTable, list[Array]] = {}
         shown: dict[SparseTable, list[Array]] = {}
         for update in rows:
@@ -271,7 +271,7 @@ class Store:
         return [(table, _joined(parts), _joined(shown[table]) if table in shown else None) for table, parts in ids.items()]
 
     def apply(self, rows: list[RowsUpdate], blocks: list[BlockUpdate], trainer: int | None = None) -> None:
-        """Apply updates that were checked: a trainer's, or those of a round. Within `once` or `changing`.
+        """Apply checked updates: a trainer's, or those of a round. Call it within `once` or `changing`.
 
         Raises TooLargeError and MemoryError where there is no room for new rows: then nothing was applied.
         """
@@ -300,10 +300,10 @@ class Store:
     def once(
         self, call: Call, alive: cancellation.Alive = cancellation.always, ledger: Ledger | None = None
     ) -> Iterator[bool]:
-        """Yields whether the mutation is to be applied (see `Ledger.once`); no view is opened between that and its record.
+        """Yield whether to apply the mutation (see `Ledger.once`); no view is opened between the mutation and its record.
 
         Args:
-            ledger: where it is recorded, in place of `ledger`.
+            ledger: records it, in place of `self.ledger`.
         """
         ledger = ledger or self.ledger
         if not ledger.begin(call, alive):
@@ -319,7 +319,7 @@ class Store:
 
     @contextlib.contextmanager
     def view(self, only: Sequence[str] = ()) -> Iterator[StoreView]:
-        """Everything (or only these tables) as it is now, between two mutations, to be read while the store goes on changing.
+        """A view of everything (or only of these tables) between two mutations, to be read while the store keeps changing.
 
         Raises UnknownNameError for a name that is not a table's.
         """

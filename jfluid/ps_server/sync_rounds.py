@@ -1,4 +1,4 @@
-"""Where trainers meet: who is there, barriers, and rounds of synchronous training."""
+"""The trainers of a job as one server sees them: membership, barriers, and rounds of synchronous training."""
 import logging
 import threading
 import time
@@ -15,14 +15,14 @@ from jfluid.ps_server.ledger import Call
 from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate, Store
 from jfluid.ps_server.table import merge
 
-# For how long a goodbye is answered again after the last one, where a trainer has not said that it has its answer.
+# How long to answer repeated `Leave` calls after the last one of a trainer that has not confirmed the answer.
 _GOODBYE_S = 30.0
 logger = logging.getLogger(__name__)
 
 
 @dataclass
 class _Deposit:
-    """The gradients of one trainer for the round that comes next; then `applied`, or `refused` for a reason."""
+    """The gradients of one trainer for the next round; later `applied`, or `refused` with a reason."""
 
     call: Call
     rows: list[RowsUpdate]
@@ -38,33 +38,33 @@ class _Trainer:
     heard_s: float
     incarnation: int
     state: Literal["expected", "at work", "silent", "left"] = "at work"
-    knows: bool = False  # that it has left: it has the answer to its goodbye
+    knows: bool = False  # it has the answer to its `Leave`
 
 
 @dataclass
 class _Barrier:
     passed: int = 0
-    waiting: dict[int, int] = field(default_factory=dict)  # trainer -> the number that it waits for
+    waiting: dict[int, int] = field(default_factory=dict)  # trainer -> the passage that it waits for
 
 
 class TrainerGroup:
     """Barriers and rounds of `trainers` trainers, numbered from 0. Safe for threads.
 
-    A barrier, and a round, waits for every trainer but those that have left (and, with "leave out", those that fell silent).
-    In a new job a trainer that was never heard is waited for without limit: it may be starting, or waiting for a host. After a
-    server was restored one that is not heard may also be gone: it has `start_s`.
+    Barriers and rounds wait for every trainer except those that have left (and, with "leave out", those that are silent). In a
+    new job they wait without limit for a trainer that has never called: it may be starting, or waiting for a host. After a
+    server is restored such a trainer may also be dead: they wait `start_s` for it.
 
     Args:
-        silence_s: a trainer not heard for longer than this is silent.
-        on_silence: "fail" fails the job: all that wait, and all that come, are refused with the name of the trainer;
-            "leave out" goes on without it until it is heard again. Gradients that it has left for a round, and not confirmed,
-            are refused when the round is applied without them.
-        start_s: a trainer not heard for longer than this since `resume` is silent, too.
+        silence_s: a trainer that has made no call for longer than this is silent.
+            on_silence: "fail" fails the job: all waiting calls, and all later ones, are refused with the number of the
+                trainer; "leave out" continues without it until it calls again. Gradients that it has deposited and not
+                confirmed are refused when the round is applied without them.
+            start_s: a trainer that has made no call for longer than this since `resume` is silent, too.
 
     Attributes:
         failed: why the job has failed; empty while it has not.
-        on_leave: is told when a trainer has left.
-        on_round: is told the number of each round right after it was applied, before anybody else sees that.
+        on_leave: called when a trainer has left.
+            on_round: called with the number of each round right after it is applied, before any trainer can see that.
     """
 
     def __init__(self, store: Store, trainers: int, silence_s: float = 60.0,
@@ -79,16 +79,16 @@ class TrainerGroup:
         self._known: dict[int, _Trainer] = {}
         self._barriers: dict[str, _Barrier] = {}
         self._deposits: dict[int, _Deposit] = {}
-        self._left_out: dict[int, int] = {}  # trainer -> the last round that was applied without what it had left for it
+        self._left_out: dict[int, int] = {}  # trainer -> the last round that was applied without its deposit
         self._changed = threading.Condition()
 
     # ---- who is there ----
 
     def heard(self, trainer: int, incarnation: int) -> None:
-        """A call of this trainer arrived. Raises ServerError for a number that no trainer has, StateError for an ended
+        """Note a call of this trainer. Raises ServerError for a number that no trainer has, StateError for an ended
         incarnation, JobFailedError when the job has failed.
 
-        Incarnation 0 is one that has yet to ask for its own: what is known of an earlier one stays, and it is not silent.
+        Incarnation 0 is a process that has yet to ask for its own: it counts as a sign of life and changes nothing else.
         """
         if not 0 <= trainer < self.trainers:
             raise errors.ServerError(f"trainer {trainer}: this job has {self.trainers} trainers, numbered from 0")
@@ -115,16 +115,16 @@ class TrainerGroup:
                     known.state = "at work"
 
     def incarnation(self, trainer: int) -> int:
-        """The highest incarnation of a trainer that was ever heard here, also of one that has only pulled; 0 for none."""
+        """The highest incarnation of a trainer that has called here, even if it has only pulled; 0 for none."""
         with self._changed:
             known, ledgers = self._known.get(trainer), (self.store.ledger, self.store.shown)
             return max(known.incarnation if known else 0, *(ledger.through(trainer)[0] for ledger in ledgers))
 
     def leave(self, trainer: int, knows: bool = False) -> None:
-        """This trainer will not come again (in this incarnation). Saying so again is harmless.
+        """This incarnation of the trainer has finished. Repeating the call is harmless.
 
         Args:
-            knows: it has the answer to its goodbye, and will not say it again.
+            knows: the trainer has the answer to its `Leave`, and will not repeat it.
         """
         with self._changed:
             known = self._known.get(trainer)
@@ -136,19 +136,19 @@ class TrainerGroup:
             self.on_leave()
 
     def at_work(self) -> list[int]:
-        """The trainers that were heard and have not left or fallen silent."""
+        """The trainers that have called and have neither left nor become silent."""
         with self._changed:
             return sorted(t for t, known in self._known.items() if known.state == "at work")
 
     @property
     def over(self) -> bool:
-        """Whether all trainers have been there and have left."""
+        """Whether all trainers have joined and left."""
         with self._changed:
             return len(self._known) == self.trainers and all(known.state == "left" for known in self._known.values())
 
     @property
     def finished(self) -> bool:
-        """Whether the job is over and no trainer is going to ask again whether its goodbye has arrived."""
+        """Whether the job is over and no trainer is going to repeat its `Leave`."""
         with self._changed:
             if not self.over:
                 return False
@@ -156,7 +156,7 @@ class TrainerGroup:
             return all(known.knows for known in self._known.values()) or self._clock() - heard_s > _GOODBYE_S
 
     def look_for_silence(self) -> None:
-        """Find trainers that have been silent for too long. To be called every now and then."""
+        """Find trainers that have been silent for too long. To be called regularly."""
         with self._changed:
             for number, known in self._known.items():
                 silent_s = self._clock() - known.heard_s
@@ -185,7 +185,7 @@ class TrainerGroup:
         return {t for t in range(self.trainers) if t not in self._known or self._known[t].state in ("expected", "at work")}
 
     def _advance(self) -> None:
-        """Let those go on for whom nobody is missing any more."""
+        """Release the barriers, and apply the round, that no trainer is missing from any more."""
         if self.failed:
             return
         awaited = self._awaited()
@@ -198,7 +198,7 @@ class TrainerGroup:
         self._changed.notify_all()
 
     def _wait(self, done: Callable[[], bool], alive: cancellation.Alive) -> None:
-        """Wait for `done`, as long as the caller is there. Raises JobFailedError when the job fails meanwhile."""
+        """Wait for `done`, unless the caller goes away. Raises JobFailedError when the job fails in the meantime."""
         def met() -> bool:
             if done():
                 return True
@@ -211,10 +211,10 @@ class TrainerGroup:
     def barrier(
         self, trainer: int, name: str, number: int, alive: cancellation.Alive = cancellation.always, passed: bool = False
     ) -> None:
-        """Wait until all trainers have come to passage `number` (from 1) of the barrier. Coming again is harmless.
+        """Wait until all trainers have reached passage `number` (from 1) of the barrier. Repeating a passage is harmless.
 
         Args:
-            passed: the trainer has passed it, so that all had come, at a server in whose place this one is.
+            passed: the trainer has passed it at the server that this one replaces, so all trainers had reached it.
         """
         if number < 1 or not name or len(name) > 256:
             raise errors.ServerError(f"barrier: expected a name and a number from 1, found {name[:256]!r} and {number}")
@@ -235,13 +235,14 @@ class TrainerGroup:
 
     def deposit(self, call: Call, number: int, rows: list[RowsUpdate], blocks: list[BlockUpdate],
                 alive: cancellation.Alive = cancellation.always, hold: bool = False, state: bytes = b"") -> bool:
-        """Give this trainer's gradients to round `number`, and wait until it was applied; False for a duplicate.
+        """Deposit this trainer's gradients for round `number`, and wait until the round is applied; False for a duplicate.
 
-        With `hold` they wait for `confirm`, and this call does not wait. With the round the store takes the trainer's `state`.
+        With `hold` the gradients wait for `confirm`, and this call returns at once. When the round is applied the store takes
+        over the trainer's `state`.
 
-        The gradients of all trainers are added up in the order of their numbers and divided by how many they are. A trainer
-        that starts again takes the place of its earlier incarnation. Raises StateError when the round is applied without these
-        gradients, or is not the next: RollbackError where those between are missing.
+        The round sums the gradients of all trainers in the order of their numbers and divides by the number of trainers. A
+        trainer that restarts replaces its earlier incarnation. Raises StateError when the round is applied without these
+        gradients, or is not the next one; RollbackError when the rounds in between are missing.
         """
         updates: list[RowsUpdate | BlockUpdate] = [*rows, *blocks]
         if any(update.change != Change.GRADIENT for update in updates):
@@ -271,12 +272,12 @@ class TrainerGroup:
             if earlier:
                 self._refuse(earlier, f"trainer {call.trainer}: incarnation {earlier.call.incarnation} has ended")
             there = self._deposits[call.trainer] = _Deposit(call, rows, blocks, not hold, state)
-            # When the caller goes, its deposit stays: the next attempt finds it.
+            # When the caller goes away its deposit stays: the next attempt finds it.
             self._settle(there, hold, alive)
         return True
 
     def _settle(self, deposit: _Deposit, hold: bool, alive: cancellation.Alive) -> None:
-        """Unless it is to be held, let a deposit be applied, and wait for that. Raises StateError where it was not."""
+        """Confirm a deposit, unless it is to be held, and wait until it is applied. Raises StateError if it is not."""
         if hold:
             return
         deposit.confirmed = True
@@ -287,15 +288,15 @@ class TrainerGroup:
             raise StateError(deposit.refused)
 
     def _refuse(self, deposit: _Deposit, why: str) -> None:
-        """A deposit will not be applied."""
+        """Note that a deposit will not be applied."""
         deposit.refused = why
         self.store.ledger.abort(deposit.call)
 
     def confirm(self, trainer: int, number: int) -> None:
-        """All servers have this trainer's gradients of round `number`: they may be applied. Again, or late, is harmless.
+        """Let this trainer's gradients of round `number` be applied: all servers have them. Repeating this is harmless.
 
-        Raises StateError where they are not here, or the round was applied without them, JobFailedError when the job has
-        failed.
+        Raises StateError when this server does not have them, or has applied the round without them; JobFailedError when the
+        job has failed.
         """
         with self._changed:
             self._check()
@@ -313,7 +314,7 @@ class TrainerGroup:
             self._advance()
 
     def confirmed(self, trainer: int) -> bool:
-        """Whether the gradients of this trainer for the next round are here, and confirmed."""
+        """Whether this trainer has deposited and confirmed gradients for the next round."""
         with self._changed:
             deposit = self._deposits.get(trainer)
             return deposit is not None and deposit.confirmed
@@ -324,8 +325,8 @@ class TrainerGroup:
             return {t: known.incarnation for t, known in self._known.items() if known.state == "left"}
 
     def resume(self, left: Mapping[int, int]) -> None:
-        """This server was started again: those that had left when its snapshot was written have, and of the others, who may
-        have left since, the silence counts from now."""
+        """Continue after a restart. `left` names the trainers that had left when the snapshot was written; the others may have
+        left since, and their silence counts from now."""
         with self._changed:
             for trainer in range(self.trainers):
                 heard = _Trainer(self._clock(), left[trainer], "left", knows=True) if trainer in left else \
@@ -340,7 +341,7 @@ class TrainerGroup:
     def _apply_round(self) -> None:
         deposits = [self._deposits[t] for t in sorted(self._deposits) if self._deposits[t].confirmed]
         for trainer, deposit in self._deposits.items():
-            if not deposit.confirmed:  # of one that is silent, or has left
+            if not deposit.confirmed:  # of a trainer that is silent, or has left
                 self._left_out[trainer] = self.store.rounds + 1
                 self._refuse(deposit, _without(trainer, self.store.rounds + 1))
         self._deposits = {}
@@ -372,7 +373,7 @@ def _rollback(trainer: int, number: int, applied: int) -> RollbackError:
 
 
 def averaged(deposits: Sequence[_Deposit]) -> tuple[list[RowsUpdate], list[BlockUpdate]]:
-    """The updates of several trainers as one: sums in their order, divided by how many trainers they are."""
+    """Merge the updates of several trainers: their sum, in the order of the trainers, over the number of trainers."""
     if len(deposits) == 1:
         return deposits[0].rows, deposits[0].blocks
     share = np.float32(1 / len(deposits))
