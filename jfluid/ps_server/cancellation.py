@@ -1,23 +1,23 @@
-"""Waits of calls: they end when what they wait for is there, or when their caller has gone."""
+"""Waits of calls that end, too, when the caller has gone away."""
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
 from jfluid.ps_server.errors import StateError
 
-# Whether the caller of a call is still there.
+# Whether the caller of a call still waits for the answer.
 Alive = Callable[[], bool]
-# How long a waiting call sleeps before it looks whether its caller is still there.
+# Seconds between two checks of a waiting call that its caller is still there.
 LOOK_S = 0.5
 
 
 def always() -> bool:
-    """A caller that is there."""
+    """A caller that never goes away."""
     return True
 
 
 def wait(changed: threading.Condition, done: Callable[[], bool], alive: Alive) -> None:
-    """Wait until `done`, which is asked again when `changed` is notified; its lock is held.
+    """Wait until `done`, which is evaluated again when `changed` is notified. The caller holds the lock of `changed`.
 
     Raises StateError when the caller has gone, and what `done` raises.
     """
@@ -28,7 +28,7 @@ def wait(changed: threading.Condition, done: Callable[[], bool], alive: Alive) -
 
 @contextlib.contextmanager
 def held(lock: threading.Lock, alive: Alive) -> Iterator[None]:
-    """Hold a lock within. Raises StateError when the caller has gone before the lock is free."""
+    """Hold a lock while the context lasts. Raises StateError when the caller has gone before the lock is free."""
     while not lock.acquire(timeout=LOOK_S):
         _look(alive)
     try:

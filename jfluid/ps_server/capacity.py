@@ -1,7 +1,7 @@
-"""Reservations for new rows: memory, and the caps of a table and of a server.
+"""Memory for new rows: reservations by calls, and the caps of a table and of a server.
 
-A call that may add rows holds room for all of them before the first row changes. What is refused, by a cap or for want of
-memory, has changed nothing.
+A call that may add rows reserves memory for all of them before the first row changes. A call that is refused, by a cap or
+for lack of memory, has changed nothing.
 """
 import contextlib
 import threading
@@ -16,7 +16,7 @@ from jfluid.ps_server.kernels import COUNT, HELD, LIMIT
 from jfluid.ps_server.shard import Shard
 
 Array = np.ndarray[Any, Any]
-# An id, how often it was shown, its last step, and its share of an index at its largest: what a row takes beside its numbers.
+# Bytes of a row beside its numbers: its id, how often it was shown, its last step, and its share of an index at its largest.
 ROW_OVERHEAD = 24
 
 
@@ -38,11 +38,11 @@ class Groups(NamedTuple):
 
 
 class Reservations:
-    """The memory of a table's shards: how many rows there is room for, and how many calls that are under way hold.
+    """The memory of a table's shards: how many rows it is enough for, and how many of them pending calls have reserved.
 
     Attributes:
         state: int64 [3, shards]: COUNT, LIMIT and HELD of each shard.
-        lock: before that of a shard.
+        lock: to be taken before that of a shard.
     """
 
     def __init__(self, shards: int):
@@ -50,9 +50,9 @@ class Reservations:
         self.lock = threading.Lock()
 
     def hold(self, shards: Sequence[Shard], ids: Array, groups: Groups) -> Array:
-        """Get and hold memory for the rows of `ids` that are not there; returns what to `release`.
+        """Reserve memory for those of `ids` that have no row yet; returns what to `release`.
 
-        Raises MemoryError and what `Shard.make_room` raises: then nothing is held.
+        Raises MemoryError and what `Shard.make_room` raises: then nothing is reserved.
         """
         more = np.empty(len(shards), np.int64)
         with self.lock:
@@ -65,20 +65,20 @@ class Reservations:
             return more
 
     def release(self, more: Array) -> None:
-        """The calls that `hold` was for have ended."""
+        """Give back what `hold` reserved, when its calls have ended."""
         with self.lock:
             kernels.release(self.state, more)
 
 
 class Size(NamedTuple):
-    """How much there is, or comes."""
+    """A number of rows and their bytes."""
 
     rows: int
     bytes: int
 
     @staticmethod
     def total(sizes: "Iterable[Size]") -> "Size":
-        """All of them together."""
+        """The sum of the sizes."""
         listed = list(sizes)
         return Size(sum(s.rows for s in listed), sum(s.bytes for s in listed))
 
@@ -87,12 +87,12 @@ NOTHING = Size(0, 0)
 
 
 class Cap:
-    """A bound on rows and bytes, which the calls that add rows keep together. Safe for threads.
+    """A bound on rows and bytes that holds for all calls that add rows together. Safe for threads.
 
     Args:
-        what: that is bounded, for messages.
-        used: what is there now. It may count rows of calls that are under way.
-        hint: what a caller can do about a refusal.
+        what: what is bounded, for error messages.
+        used: the current size. It may count rows of pending calls.
+        hint: what a caller can do about an error.
 
     Attributes:
         most_rows, most_bytes: the bound; None for none.
@@ -112,17 +112,17 @@ class Cap:
         return self.most_rows is not None or self.most_bytes is not None
 
     def check(self, most: Size, exact: Callable[[], Size]) -> None:
-        """Raise TooLargeError for what does not fit beside what is there. See `held` for the arguments."""
+        """Raise TooLargeError when an addition does not fit. See `held` for the arguments."""
         if self.bounded and not self._fits(most, NOTHING) and not self._fits(more := exact(), NOTHING):
             raise self._refusal(more)
 
     @contextlib.contextmanager
     def held(self, most: Size, exact: Callable[[], Size]) -> Iterator[None]:
-        """So much may come within. Raises TooLargeError where there is no room for it.
+        """Reserve a size while the context lasts. Raises TooLargeError when there is no room for it.
 
         Args:
-            most: no more than this will come.
-            exact: computes what will come, for where `most` does not fit.
+            most: an upper bound of what will be added.
+            exact: computes what will be added, for when `most` does not fit.
         """
         if not self.bounded:
             yield
@@ -136,7 +136,7 @@ class Cap:
                     break
                 if not self._held:
                     raise self._refusal(more)
-                self._changed.wait()  # calls under way may need less than they hold, or bring the same rows
+                self._changed.wait()  # pending calls may need less than they reserved, or add the same rows
             self._held.append(more)
         try:
             yield
@@ -147,7 +147,7 @@ class Cap:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Nobody adds rows within: for those who take rows away, which calls under way may count on."""
+        """Let no call add rows while the context lasts, so that rows may be dropped on which pending calls count."""
         with self._changed:
             self._alone += 1
             try:
@@ -159,7 +159,7 @@ class Cap:
 
     def _fits(self, more: Size, held: Size) -> bool:
         if more == NOTHING:
-            return True  # where there is too much already, as after restoring: what is there goes on
+            return True  # when the bound is exceeded already, as after a restore, existing rows stay in use
         after = Size.total([self._used(), held, more])
         return (self.most_rows is None or after.rows <= self.most_rows) and \
             (self.most_bytes is None or after.bytes <= self.most_bytes)

@@ -63,9 +63,9 @@ class ServerConnection:
 
     Attributes:
         pushes, pulls: the sequence numbers of the mutations and of the pulls of this connection.
-            restarts: how many restarts of the server were noticed.
-            on_restart: called with this connection before the replay log is sent.
-            on_rollback: called with the error when the server refuses a call because the whole job has to restart.
+        restarts: how many restarts of the server were noticed.
+        on_restart: called with this connection before the replay log is sent.
+        on_rollback: called with the error when the server refuses a call because the whole job has to restart.
     """
 
     def __init__(self, endpoint: str, token: str, credentials: grpc.ChannelCredentials | None, timeout_s: float,

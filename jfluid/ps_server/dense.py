@@ -1,4 +1,4 @@
-"""DenseBlock: a slice of a dense parameter. Readers get the array itself: an update makes a new one."""
+"""DenseBlock: a slice of a dense parameter. Readers get the array itself, since an update creates a new one."""
 import threading
 from typing import Any, Protocol
 
@@ -13,7 +13,7 @@ _ROW = np.zeros(1, np.int64)
 
 
 class Block(Protocol):
-    """What trainers ask of a dense block. `DenseBlock` is one; a server program may bring its own."""
+    """The interface of dense blocks to trainers. `DenseBlock` implements it; a server program may have its own kind."""
 
     @property
     def name(self) -> str: ...
@@ -28,7 +28,7 @@ class Block(Protocol):
 
 
 class SavedBlock(Block, Protocol):
-    """A block that snapshots hold."""
+    """A block that snapshots store."""
 
     def state(self) -> dict[str, Any]: ...
     def check(self, state: dict[str, Any]) -> None: ...
@@ -41,7 +41,7 @@ class DenseBlock:
     Attributes:
         version: counts the changes of the value, from 0.
         step: counts the updates by the optimizer, from 0.
-        learning_rate: the rate of pushes that bring none.
+        learning_rate: of pushes without one of their own.
     """
 
     def __init__(self, spec: specs.BlockSpec):
@@ -68,7 +68,7 @@ class DenseBlock:
         return value, version
 
     def push(self, gradient: Array, learning_rate: float | None = None) -> int:
-        """One update by a gradient (float32, of the block's shape); returns the version that it makes."""
+        """Update by a gradient (float32, of the block's shape); returns the new version."""
         self._check("gradient", gradient)
         with self._lock:
             assert self.rule.update is not None  # it is None for the optimizer program, which only tables have
@@ -81,7 +81,7 @@ class DenseBlock:
             return self._take(numbers)
 
     def add(self, difference: Array) -> int:
-        """Add to the value, past the optimizer; returns the version that it makes."""
+        """Add to the value, without the optimizer; returns the new version."""
         self._check("difference", difference)
         with self._lock:
             numbers = self._numbers.copy()
@@ -89,7 +89,7 @@ class DenseBlock:
             return self._take(numbers)
 
     def assign(self, value: Array) -> int:
-        """Set the value; the optimizer's slots stay. Returns the version that it makes."""
+        """Set the value; the optimizer's slots stay. Returns the new version."""
         self._check("value", value)
         with self._lock:
             numbers = self._numbers.copy()
@@ -102,7 +102,7 @@ class DenseBlock:
             return {"numbers": self._numbers, "version": self.version, "step": self.step, "learning_rate": self.learning_rate}
 
     def check(self, state: dict[str, Any]) -> None:
-        """Raise ServerError for a `state` of a block of another kind, or with other numbers."""
+        """Raise ServerError for a `state` of a block of another kind or size."""
         if missing := {"version", "step", "learning_rate"} - state.keys():
             raise errors.ServerError(f"block {self.name}: the state is of a block of another kind: it has no "
                                      f"{', '.join(sorted(missing))}")
@@ -111,7 +111,7 @@ class DenseBlock:
                                      f"{state['numbers'].dtype} {list(state['numbers'].shape)}")
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over a `state`. Raises ServerError when it is that of another block."""
+        """Restore a `state`. Raises ServerError when it belongs to another block."""
         self.check(state)
         with self._lock:
             self._numbers = state["numbers"]

@@ -1,4 +1,4 @@
-"""Which server has what, as a client knows it: rows of tables by their ids, and blocks by their names."""
+"""A client's directory of owners: which server has which rows of tables, by id, and which blocks, by name."""
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ _ALL = slice(None)
 
 @dataclass(frozen=True)
 class RowRange:
-    """Rows of a table that is cut by ids: those of ids from `first` on, `rows` many, are table `name` of one server, where
-    they are counted from 0."""
+    """A range of ids of a table, `rows` of them from `first` on, that one server owns as its table `name`, where they count
+    from 0."""
 
     name: str
     server: int
@@ -26,18 +26,18 @@ class RowRange:
 
 @dataclass
 class Block:
-    """Where a block is and what it is called there, and the value that this client has."""
+    """The owner of a block, its name there, and the value that this client has."""
 
     server: int
     name: str
     shape: tuple[int, ...]
     known: int = 0  # the value's version plus 1
-    life: int = 0   # of the server that gave it
+    life: int = 0   # incarnation of the server that sent it
     value: Array | None = None
 
 
 class Part(NamedTuple):
-    """What of a call's ids one server has: positions of them, the table's name there, and the id that is 0 there."""
+    """The ids of a call that one server owns: their positions, the table's name there, and the id that is 0 there."""
 
     server: int
     name: str
@@ -46,26 +46,26 @@ class Part(NamedTuple):
 
 
 class Directory:
-    """Where tables and blocks are.
+    """The owners of tables and blocks.
 
     Args:
-        servers: how many there are.
+        servers: the number of servers.
         widths: asks the servers for the widths of their tables, by name.
 
     Attributes:
-        blocks: by the names that this client has for them.
+        blocks: by the names that this client uses.
         lock: held while a block's value is read together with its version, or set.
     """
 
     def __init__(self, servers: int, widths: Callable[[], Mapping[str, int]]):
         self._servers, self._ask = servers, widths
         self._widths: dict[str, int] = {}
-        self._stretches: dict[str, tuple[list[RowRange], Array]] = {}  # with the id after each stretch's last
+        self._stretches: dict[str, tuple[list[RowRange], Array]] = {}  # with the end of each range
         self.blocks: dict[str, Block] = {}
         self.lock = threading.Lock()
 
     def place_table(self, name: str, width: int, ranges: Sequence[RowRange] = ()) -> None:
-        """Note a table's width, and how it is cut; without ranges its rows are where the hashes of their ids say.
+        """Set a table's width and ranges; without ranges the hashes of ids decide which servers own its rows.
 
         Raises ServerError when the ranges do not follow one another from id 0 on.
         """
@@ -77,7 +77,7 @@ class Directory:
             self._stretches[name] = list(ranges), ends
 
     def width(self, table: str) -> int:
-        """How many numbers a row of a table has. Raises ServerError when no server has the table."""
+        """The width of a table's rows. Raises ServerError when no server has the table."""
         if table not in self._widths:
             self._widths.update(self._ask())
         if table not in self._widths:
@@ -85,7 +85,7 @@ class Directory:
         return self._widths[table]
 
     def block(self, name: str) -> Block:
-        """Where a block is. Raises ServerError when nobody said so."""
+        """The owner of a block. Raises ServerError when it is unknown."""
         if name not in self.blocks:
             raise errors.ServerError(f"there is no block {name!r}{errors.close_to(name, self.blocks)}; create it first")
         return self.blocks[name]
@@ -97,8 +97,8 @@ class Directory:
         return [(number, table) for number in range(self._servers)]
 
     def parts(self, table: str, ids: Array) -> list[Part]:
-        """Which of the ids are where; every server, or every stretch, has a part. Raises ServerError for ids that no stretch
-        of the table holds."""
+        """Split ids by owner: a part for every server, or for every range. Raises ServerError for ids outside all ranges of
+        the table."""
         if table not in self._stretches:
             if self._servers == 1:
                 return [Part(0, table, _ALL)]

@@ -1,4 +1,4 @@
-"""Why a server refuses a call. Each kind becomes a status code of its own on the wire.
+"""Errors with which a server refuses a call. Each kind has a status code of its own on the wire.
 
 A plain ServerError is INVALID_ARGUMENT: something in the call itself is wrong.
 """
@@ -14,27 +14,27 @@ class TooLargeError(errors.ServerError):
 
 
 class StateError(errors.ServerError):
-    """A call that does not fit what went before it: an ended incarnation, a round that is over (FAILED_PRECONDITION)."""
+    """A call that is no longer valid: an incarnation that has ended, a round that is over (FAILED_PRECONDITION)."""
 
 
 class RollbackError(StateError):
-    """What this trainer or server needs is gone: gradients of rounds that nobody keeps any more. All processes of the job have
-    to start again, from the newest snapshots that all servers have (OUT_OF_RANGE)."""
+    """This trainer or server needs gradients of rounds that no process has any more. All processes of the job have to restart
+    from the newest snapshots that all servers have (OUT_OF_RANGE)."""
 
-    restarts_all = True  # tells the launcher that starting this process again by itself does not help
+    restarts_all = True  # tells the launcher that restarting this process alone does not help
 
 
 class DamagedError(errors.ServerError):
-    """A file of a snapshot is missing, or not as it was written (INVALID_ARGUMENT)."""
+    """A file of a snapshot is missing or corrupt (INVALID_ARGUMENT)."""
 
 
 class NotReadyError(errors.ServerError):
-    """The server is finding out which snapshot to go on from, or reads it (UNAVAILABLE: callers try again)."""
+    """The server is choosing the snapshot to continue from, or reading it (UNAVAILABLE: callers retry)."""
 
 
 class RestartedError(errors.ServerError):
-    """The server is not the one that the caller knew: it has started again, from a snapshot or empty (DATA_LOSS)."""
+    """The call is for an earlier incarnation of the server, which has restarted, from a snapshot or empty (DATA_LOSS)."""
 
 
 class JobFailedError(errors.ServerError):
-    """The job has failed, for example because a trainer fell silent (ABORTED)."""
+    """The job has failed, for example because a trainer became silent (ABORTED)."""

@@ -1,10 +1,10 @@
 """The index of a shard: from an id to its row.
 
 Open addressing with 32-bit entries: 0 for empty, else row + 1 in the low `row_bits` and bits of the id's hash above them,
-which spare most of the looks at a wrong row's head. Ids stand in the heads only (see kernels).
+which avoid most reads of the heads of wrong rows. Ids are stored in the heads only (see kernels).
 
-Each kernel that changes an index leaves it, the number of rows (`count` int64 [1]) and the rows themselves consistent: what
-raises in Python between two calls (no memory, Ctrl-C) finds every row whole, or absent.
+Each kernel that changes an index leaves it, the number of rows (`count` int64 [1]) and the rows themselves consistent: after
+an exception in Python between two calls (no memory, Ctrl-C) every row is complete or absent.
 """
 import numpy as np
 
@@ -56,11 +56,11 @@ def locate(
     slots,
     step,
 ):
-    """Put the row of ids[order[i]] into rows[i]; ids without one get one, from number count[0] on, up to `limit` rows.
+    """Write the row of ids[order[i]] to rows[i]; ids without a row get a new one, from number count[0] on, up to `limit` rows.
 
-    New rows begin with the values of `initializer` (width, seed, kind, first, second: see row_initializers.fill), slots[g] in
-    group g of their slots, and `step` as that of their last touch. Returns how many ids were done. With limit -1 unknown ids
-    get row -1.
+    New rows get the values of `initializer` (width, seed, kind, first, second: see row_initializers.fill), slots[g] in group g
+    of their slots, and `step` as the step of their last touch. Returns how many ids were done. With limit -1 unknown ids get
+    row -1.
     """
     capacity = len(index)
     row_mask = np.uint32((1 << row_bits) - 1)
@@ -118,7 +118,7 @@ def rebuild(index, row_bits, shard_bits, heads, page_bits, count, secret):
 
 @kernel
 def expire(index, row_bits, shard_bits, heads, bodies, page_bits, stride, count, oldest, secret):
-    """Move the rows whose step is at least `oldest` together at the front, and drop the others."""
+    """Compact the rows whose step is at least `oldest` at the front, and drop the others."""
     kept = 0
     for row in range(count[0]):
         head = head_of(heads, page_bits, row)

@@ -1,8 +1,8 @@
-"""Compiled loops over the pages of a shard, and how ids are hashed and spread.
+"""Compiled loops over the pages of a shard, and the hashes of ids that choose their server and shard.
 
 A shard keeps a row in two places, both in pages of 2**page_bits rows that never move: a head of 16 bytes (id, times shown,
 step of the last touch) and a body of `stride` float32 (the values, then the optimizer's slots). Kernels get the addresses of
-the pages, so that a table grows without copying a row. The way from an id to its row is in `index`.
+the pages, so that a table grows without copying a row. `index` finds the row of an id.
 """
 import os
 
@@ -16,15 +16,15 @@ kernel = njit(cache=True, nogil=True, error_model="numpy")
 
 HEAD = np.dtype([("id", "<i8"), ("shows", "<u4"), ("step", "<u4")])
 SHOWS_MASK = np.int64(0xFFFFFFFF)
-# What shards and their table know together (int64 [3, shards]): how many rows there are; how many there is memory for; how
-# many the calls that are under way may still add.
+# State that shards share with their table (int64 [3, shards]): the number of rows; how many rows there is memory for; how many
+# rows pending calls may still add.
 COUNT, LIMIT, HELD = range(3)
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-# How many ids ahead of the one in hand memory is asked for.
+# How many ids ahead of the current one to prefetch.
 AHEAD = 8
 _OWNERS = np.uint64(0xD1B54A32D192ED03)
-# The keys of this process's hash of ids. Who chooses ids does not know them, and cannot choose ids that collide. They are
-# given to kernels, whose machine code is kept on the disk, and go nowhere else.
+# The secret keys of this process's hash of ids, so that nobody can choose ids that collide. They are passed to kernels as
+# arguments, since the machine code of kernels is stored on disk, and to nothing else.
 SECRET = (np.uint64(int.from_bytes(os.urandom(8))), np.uint64(int.from_bytes(os.urandom(8))))
 
 
@@ -94,7 +94,7 @@ def mix(z):
 
 @kernel
 def hash_of(id_, secret):
-    """The hash of an id under two keys. One `mix` would let differences of ids that are known to collide through."""
+    """The hash of an id under two keys. With one `mix` ids of a known difference would collide under every key."""
     return mix(mix(np.uint64(id_) ^ secret[0]) + secret[1])
 
 
@@ -161,7 +161,7 @@ def _distinct(ids, secret):
 
 @kernel
 def summed(values, inverse, count):
-    """float32 [count, width]: the rows of `values` [n, width] added up by `inverse`."""
+    """float32 [count, width]: the rows of `values` [n, width] summed by `inverse`."""
     out = np.zeros((count, values.shape[1]), np.float32)
     for i in range(len(inverse)):
         for j in range(values.shape[1]):
@@ -169,11 +169,11 @@ def summed(values, inverse, count):
     return out
 
 
-# ---- room ---------------------------------------------------------------------------------------------------------
+# ---- reservations ---------------------------------------------------------------------------------------------------------
 
 @kernel
 def hold(state, starts, more):
-    """Hold as much `more` in each shard as there are ids, if there is room for it in all; whether there was."""
+    """Reserve `more` rows in each shard, one for each id, if all shards have room for theirs; returns whether they had."""
     fits = True
     for i in range(len(more)):
         more[i] = starts[i + 1] - starts[i]
@@ -186,7 +186,7 @@ def hold(state, starts, more):
 
 @kernel
 def release(state, more):
-    """Give back what `hold` has taken."""
+    """Give back what `hold` reserved."""
     for i in range(len(more)):
         state[HELD, i] -= more[i]
 
@@ -221,7 +221,7 @@ def gather(bodies, page_bits, stride, width, rows, order, out):
 
 @kernel
 def change_values(bodies, page_bits, stride, width, rows, order, values, replace):
-    """Add values[order[i]] to the values of row i, or put it in their place; rows of -1 are left out."""
+    """Add values[order[i]] to the values of row i, or replace them by it; rows of -1 are left out."""
     for i in range(len(rows)):
         if rows[i] >= 0:
             body = body_of(bodies, page_bits, stride, rows[i])
@@ -253,7 +253,7 @@ def read_at(addresses, begin, out):
 
 @kernel
 def write_at(addresses, begin, values):
-    """Put values[i] over the numbers from `begin` on of the body at addresses[i]."""
+    """Overwrite the numbers from `begin` on of the body at addresses[i] by values[i]."""
     width = values.shape[1]
     for i in range(len(addresses)):
         numbers = carray(_float32_at(addresses[i] + 4 * begin), width)

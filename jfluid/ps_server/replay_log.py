@@ -1,4 +1,4 @@
-"""A trainer's calls to one server: which have no answer yet, and which a server that is restored may lack."""
+"""A trainer's calls to one server: those without an answer yet, and those to replay when the server is restored."""
 import contextlib
 import threading
 from collections import deque
@@ -10,14 +10,14 @@ from jfluid.ps_server.zero_copy import OutgoingRequest
 
 
 class SequenceNumbers:
-    """The numbers of the calls to one server, and which of them have no answer yet. Safe for threads."""
+    """The sequence numbers of the calls to one server, and which of these calls are pending. Safe for threads."""
 
     def __init__(self) -> None:
         self._next, self._open, self._lock = 1, set[int](), threading.Lock()
 
     @contextlib.contextmanager
     def next(self) -> Iterator[tuple[int, int]]:
-        """(sequence, lowest one without an answer) of a call."""
+        """Number a call: yields its (sequence, lowest pending sequence). It is pending while the context lasts."""
         with self._lock:
             sequence, self._next = self._next, self._next + 1
             self._open.add(sequence)
@@ -29,19 +29,19 @@ class SequenceNumbers:
                 self._open.discard(sequence)
 
     def outstanding(self, sequence: int) -> int:
-        """The lowest of this sequence and of those without an answer."""
+        """The lowest of this sequence and of those that are pending."""
         with self._lock:
             return min([sequence, *self._open])
 
 
 @dataclass
 class LoggedCall:
-    """A call that was acknowledged: a push, a shrink, or a pull whose shows count.
+    """An acknowledged call: a push, a shrink, or a pull whose shows count.
 
     Attributes:
         caller: of the request.
-        reply_bytes: how large its reply may be.
-        pulls: it is a pull, with a sequence among pulls.
+        reply_bytes: an upper bound of the size of its reply.
+        pulls: it is a pull, whose sequence is one of pulls.
     """
 
     request: OutgoingRequest | pb.ShrinkRequest
@@ -55,7 +55,7 @@ class ReplayLog:
     """Acknowledged calls that no snapshot has yet, in the order of their answers. Safe for threads.
 
     Args:
-        most_bytes: when more are kept the oldest go; 0 keeps none.
+        most_bytes: the oldest calls are dropped when the log is larger than this; 0 logs none.
     """
 
     def __init__(self, most_bytes: int):
@@ -64,10 +64,10 @@ class ReplayLog:
         self._lock = threading.Lock()
 
     def add(self, request: OutgoingRequest, counted: bool, reply_bytes: int) -> None:
-        """A push, a pull or both were acknowledged.
+        """Log an acknowledged push, pull or both.
 
         Args:
-            counted: of the pull: shows were counted on which it depends who gets a row.
+            counted: the server counted shows of the pull that decide which ids get a row.
         """
         if not self.most_bytes:
             return
@@ -81,7 +81,7 @@ class ReplayLog:
             self._add(LoggedCall(pull, pull.pull.caller, pull.pull.ByteSize(), reply_bytes, pulls=True))
 
     def add_shrink(self, request: pb.ShrinkRequest) -> None:
-        """A shrink was acknowledged."""
+        """Log an acknowledged shrink."""
         if self.most_bytes:
             self._add(LoggedCall(request, request.caller, request.ByteSize()))
 
@@ -93,13 +93,13 @@ class ReplayLog:
                 self.bytes -= self._calls.popleft().size
 
     def prune(self, pushes: int = 0, pulls: int = 0) -> None:
-        """Pushes and pulls up to these sequences are in a snapshot."""
+        """Drop the pushes and pulls up to these sequences, which are in a snapshot."""
         with self._lock:
             while self._calls and self._calls[0].caller.sequence <= (pulls if self._calls[0].pulls else pushes):
                 self.bytes -= self._calls.popleft().size
 
     def beyond(self, sequence: int) -> list[LoggedCall]:
-        """The calls in their order, without pushes up to a sequence."""
+        """The logged calls in order, without pushes up to a sequence."""
         with self._lock:
             return [call for call in self._calls if call.pulls or call.caller.sequence > sequence]
 

@@ -1,6 +1,6 @@
-"""First values of rows, from (seed, id) alone: the same row after a restart, on any server, in any order of births.
+"""Initial values of rows, from (seed, id) alone: the same after a restart, on any server, in any order of creation.
 
-The generator counts: element j of a row draws from mix(key(seed, id), j, attempt), so that no draw depends on another.
+The generator is counter-based: element j of a row draws from mix(key(seed, id), j, attempt), so no draw depends on another.
 """
 import math
 
@@ -35,7 +35,7 @@ def _gauss(key, element, attempt):
 
 @kernel
 def fill(values, seed, id_, kind, first, second):
-    """Write the first values of the row of an id. (first, second): value; low, high; or mean, standard deviation."""
+    """Write the initial values of the row of an id. (first, second): value; low, high; or mean, standard deviation."""
     key = _key(seed, id_)
     for j in range(len(values)):
         if kind == CONSTANT:
@@ -53,7 +53,7 @@ def fill(values, seed, id_, kind, first, second):
 
 @kernel
 def fill_absent(rows, order, ids, out, seed, kind, first, second):
-    """The values that ids without a row (-1) would be born with, into out[order[i]]."""
+    """Write the initial values of ids without a row (-1) into out[order[i]]."""
     for i in range(len(rows)):
         if rows[i] < 0:
             fill(out[order[i]], seed, ids[order[i]], kind, first, second)

@@ -53,8 +53,8 @@ class Service:
 
     Attributes:
         ready: set once the server has chosen the snapshot that it continues from and has read it. Until then it answers
-                only its peers' questions about its snapshots.
-            round_snapshots: of a synchronous job that writes them.
+            only its peers' questions about its snapshots.
+        round_snapshots: of a synchronous job that writes them.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""One shard of a table: an index over pages of rows. Its owner holds the lock."""
+"""One shard of a table: an index over pages of rows. Callers hold its lock."""
 import contextlib
 import mmap
 import threading
@@ -17,14 +17,14 @@ _FULLEST, _GROWTH, _SMALLEST = 0.8, 1.4, 64
 _LARGEST = 1 << 31
 _PAGE_BYTES = 1 << 23
 _MOST_ROWS_IN_A_PAGE = 1 << 17
-# Up to so many ids of a call are not looked up to see how many new rows they need: there is room for all.
+# For up to so many ids of a call memory is reserved without looking up which of them have a row.
 _FEW = 1 << 12
 NO_COUNTS = np.zeros(0, np.uint32)
 
 
 def _zeros(capacity: int) -> Array:
-    """uint32 [capacity] in memory of its own, which goes back to the system as a whole: indexes come and go while a table
-    grows, and would leave holes between other things."""
+    """uint32 [capacity] in a mapping of its own, which returns to the system as a whole: indexes are replaced while a table
+    grows, and would fragment the heap."""
     if 4 * capacity < 1 << 20:
         return np.zeros(capacity, np.uint32)
     memory = mmap.mmap(-1, 4 * capacity)
@@ -62,8 +62,8 @@ class Shard:
     Args:
         stride: float32 numbers a row: the values and the optimizer's slots.
         shard_bits: the shards of the table are 2**shard_bits.
-        initializer: how rows begin: (width, seed, kind, first, second), as `index.insert` takes them.
-        slots: the first value of every group of `width` slots.
+        initializer: of new rows: (width, seed, kind, first, second), as `index.locate` takes them.
+        slots: the initial value of every group of `width` slots.
         reserved: int64 [3]: COUNT, LIMIT and HELD of this shard. The latter two change under the lock of the table's
             Reservations, too.
 
@@ -87,7 +87,7 @@ class Shard:
 
     @property
     def count(self) -> int:
-        """The rows that it holds: numbers 0 ... count - 1."""
+        """The number of rows; they are numbered 0 ... count - 1."""
         return int(self._reserved[COUNT])
 
     def _row_bits(self, entries: Array) -> int:
@@ -100,7 +100,7 @@ class Shard:
         self.index = entries
 
     def make_room(self, ids: Array, order: Array) -> int:
-        """Get the memory for the rows that ids[order] may need, beside those that are held; returns how many these are.
+        """Allocate memory for the rows that ids[order] may need, beside those reserved already; returns how many these are.
 
         Needs the lock of the Reservations, too. Raises MemoryError, and ServerError where a shard cannot have so many: then
         the rows are as they were.
@@ -162,7 +162,7 @@ class Shard:
         if self.count < before:
             rows = self.count + int(self._reserved[HELD])
             pages = -(-rows >> self.page_bits)
-            with contextlib.suppress(MemoryError):  # then the index stays as large as it is
+            with contextlib.suppress(MemoryError):  # the index then keeps its size
                 self._new_index(max(int(rows / _FULLEST * 1.2), _SMALLEST))
             self._reserved[LIMIT] = min(int(len(self.index) * _FULLEST), pages << self.page_bits)
             self.heads.keep(pages)
@@ -176,22 +176,22 @@ class Shard:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of index and pages; of the last page the operating system has given out what was touched."""
+        """The bytes of index and pages; of the last page only the touched part takes memory."""
         return self.index.nbytes + self.heads.nbytes + self.bodies.nbytes
 
     # ---- a consistent view while rows change ----
 
     def begin_view(self) -> None:
-        """From here on rows are kept as they are now, until `end_view`."""
+        """From now on preserve rows as they are, until `end_view`."""
         self._saving = _Saving(self.count)
 
     def preserve(self, rows: Array) -> None:
-        """Put aside the rows of the view that are about to change and were not yet read. Rows of -1 are left out."""
+        """Copy the rows of the view that are about to change and were not read yet. Rows of -1 are left out."""
         if self._saving is not None and len(fresh := self._saving.missing(rows)):
             self._saving.take(fresh, self.read(fresh))
 
     def view_rows(self, begin: int, size: int) -> tuple[Array, Array] | None:
-        """The rows begin ... begin + size - 1 of the view that have not changed since; None behind the last."""
+        """The rows begin ... begin + size - 1 of the view that have not changed since; None after the last."""
         if self._saving is None:
             raise RuntimeError("begin_view comes first")
         taken = self._saving.taken[begin:begin + size]
@@ -202,24 +202,24 @@ class Shard:
         return found
 
     def end_view(self) -> list[tuple[Array, Array]]:
-        """Ends the view; returns the rows that were put aside."""
+        """End the view; returns the copied rows."""
         aside, self._saving = self._saving.aside if self._saving else [], None
         return aside
 
 
 class _Saving:
-    """Which rows of a view are taken care of, and those put aside because they changed before they were read."""
+    """The rows of a view that were read or copied, and the copies of those that changed before they were read."""
 
     def __init__(self, count: int):
         self.taken = np.zeros(count, np.bool_)
         self.aside: list[tuple[Array, Array]] = []
 
     def missing(self, rows: Array) -> Array:
-        """Those of `rows` that belong to the view and were not taken, each once."""
+        """Those of `rows` that belong to the view and were neither read nor copied, each once."""
         rows = rows[(rows >= 0) & (rows < len(self.taken))]
         return np.unique(rows[~self.taken[rows]])
 
     def take(self, rows: Array, found: tuple[Array, Array]) -> None:
-        """Put aside what `rows` are now."""
+        """Record a copy of `rows`."""
         self.aside.append(found)
         self.taken[rows] = True

@@ -1,4 +1,4 @@
-"""Pulls of a client: what is asked of each server, and how the answers fit together."""
+"""A client's pull from all servers: the request to each of them, and their answers merged."""
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class PulledRows:
-    """PulledRows as they came: each id once.
+    """Rows that a pull returned: each id once.
 
     Attributes:
         ids: int64 [m].
         values: float32 [m, width]: row i belongs to ids[i]. Not to be written.
-        inverse: int32 [n]: where each id that was asked for stands in `ids`.
+        inverse: int32 [n]: the position in `ids` of each requested id.
     """
 
     ids: Array
@@ -29,13 +29,13 @@ class PulledRows:
     inverse: Array
 
     def all(self) -> Array:
-        """float32 [n, width]: a row for each id that was asked for."""
+        """float32 [n, width]: a row for each requested id."""
         return self.values[self.inverse]
 
 
 @dataclass(frozen=True)
 class PullResult:
-    """What a pull brought: rows by table, values by block (not to be changed), and the rounds applied by then."""
+    """The result of a pull: rows by table, values by block (not to be changed), and the number of rounds applied."""
 
     rows: dict[str, PulledRows]
     blocks: dict[str, Array]
@@ -43,15 +43,15 @@ class PullResult:
 
 
 class ShardedPull:
-    """What is asked of each server, and how the answers fit together."""
+    """A pull from all servers: fills in the request to each, and merges their answers."""
 
     def __init__(
         self, directory: Directory, requests: list[OutgoingRequest], rows: Mapping[str, Array], blocks: Sequence[str]
     ):
         self._directory = directory
-        # Of each table: its ids, where they were asked for, and each part with its place in the request of its server.
+        # Of each table: its ids, their inverse, and each part with its position in the request to its server.
         self._rows: list[tuple[str, Array, Array, list[tuple[Part, int]]]] = []
-        # Of each server the blocks, with the values that this client knows.
+        # Of each server its blocks, with the values that this client has.
         self._blocks: list[list[tuple[str, Array | None]]] = [[] for _ in requests]
         self.sizes = [0] * len(requests)
         for table, asked in rows.items():
@@ -75,7 +75,7 @@ class ShardedPull:
             self.sizes[block.server] += 4 * math.prod(block.shape)
 
     def joined(self, replies: list[IncomingPullReply | None]) -> PullResult:
-        """The answers of all servers, as one."""
+        """Merge the answers of all servers."""
         rows = {table: PulledRows(ids, self._values(table, len(ids), owned, replies), inverse)
                 for table, ids, inverse, owned in self._rows}
         blocks = {name: self._value(name, known, reply.server_incarnation, reply.blocks[i])
@@ -113,5 +113,5 @@ def checked_ids(table: str, ids: Any) -> Array:
 
 
 def described(value: Any) -> str:
-    """What a value is, for an error."""
+    """The type and shape of a value, for an error message."""
     return f"{value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__

@@ -1,14 +1,14 @@
-"""SharedBuffers: memory that a client and a server on the same machine share.
+"""Shared memory as a transport between a client and a server on the same machine.
 
-Through the network stack each byte of a message is copied half a dozen times. In a buffer its client writes a request, the
-call itself says only how large it is, and the server writes the reply beside it.
+The network stack copies each byte of a message half a dozen times. With a shared buffer the client writes the request to
+memory, the call itself carries only its size, and the server writes the reply beside it.
 
-A buffer is an anonymous file (memfd_create(2), so only on Linux) that the server opens through /proc. It belongs to nothing
-else and is gone with the two processes; a server lets go of those of processes that have ended. It takes only a file of its
-own user that cannot shrink any more: what is mapped of one that shrinks is no memory.
+A buffer is an anonymous file (memfd_create(2), so only on Linux) that the server opens through /proc. It has no other owner
+and vanishes with the two processes; a server releases the buffers of processes that have ended. The server accepts only a
+file of its own user that is sealed against shrinking: access to a mapping beyond the end of a file would kill the process.
 
-A buffer is known to one life of one server, by a random name: in another life, and at another server, a call that names it is
-refused, and sent again over the network.
+One incarnation of one server knows a buffer by a random name: after a restart, and on another server, a call that names it is
+refused, and the client sends it again over the network.
 """
 import mmap
 import os
@@ -22,23 +22,23 @@ from jfluid import errors
 from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server.errors import TooLargeError
 
-SMALLEST = 1 << 16  # what is smaller goes over the network just as fast
-MOST = 4            # of one client; as many calls of it may be under way in buffers
+SMALLEST = 1 << 16  # smaller messages are as fast over the network
+MOST = 4            # buffers of one client, and so its concurrent calls through shared memory
 _PROOF = 32
 _HEADER = mmap.PAGESIZE
 _NAME = "jfluid-lane"
 
 
 class BufferLostError(errors.ServerError):
-    """The server does not have this buffer (any more): the call is to be sent over the network."""
+    """The server does not know this buffer (any more): send the call over the network."""
 
 
 class SharedBuffer:
-    """A header with the proof, room for a request, as much for a reply. One call at a time.
+    """A header with the proof, then space for a request, and as much for a reply. It serves one call at a time.
 
     Attributes:
-        capacity: bytes of a request, or of a reply.
-        name: by which the server knows it.
+        capacity: the most bytes of a request, and of a reply.
+        name: identifies the buffer at the server.
     """
 
     def __init__(self, file: int, capacity: int):
@@ -47,14 +47,14 @@ class SharedBuffer:
         self._view = memoryview(self._memory)
 
     def write_request(self, parts: Sequence[Any]) -> int:
-        """Put the parts one after the other; returns the bytes that they have together."""
+        """Write the parts one after the other; returns their total size in bytes."""
         return self._write(_HEADER, parts)
 
     def write_reply(self, parts: Sequence[Any]) -> int:
         return self._write(_HEADER + self.capacity, parts)
 
     def request(self, size: int) -> bytes:
-        """A copy of the request: nobody can change it any more."""
+        """A copy of the request, which the client can no longer change."""
         return self._read(_HEADER, size)
 
     def reply(self, size: int) -> bytes:
@@ -79,12 +79,12 @@ class SharedBuffers:
     """The buffers from one client to one server. Safe for threads.
 
     Args:
-        attach: tells the server of a buffer; returns the name that it gave, 0 where it is on another machine, None where it
-            gave no answer.
-        wanted: False for no buffers.
+        attach: announces a buffer to the server; returns the name that the server gave it, 0 when the server is on another
+            machine, None without an answer.
+        wanted: False disables shared memory.
 
     Attributes:
-        client: the server knows by it whose buffers they are.
+        client: identifies the owner of the buffers at the server.
     """
 
     def __init__(self, attach: Callable[[pb.AttachRequest], int | None], wanted: bool = True):
@@ -96,9 +96,9 @@ class SharedBuffers:
         self._taken: set[SharedBuffer] = set()
 
     def take(self, capacity: int) -> SharedBuffer | None:
-        """A buffer for a call of so many bytes; None where there is none, or another call is making one.
+        """A buffer for a call of so many bytes; None when there is none, or another call is creating one.
 
-        `give` it back after the call; or, when the call had no answer, `drop` it: one may still come.
+        `give` it back after the call. If the call had no answer `drop` it instead: a late one may still be written to it.
         """
         with self._lock:
             if not self._possible or len(self._taken) >= MOST:
@@ -112,7 +112,7 @@ class SharedBuffers:
             return None
         try:
             with self._lock:
-                self._free = []  # a wider one does for all calls
+                self._free = []  # a larger one serves all calls
                 used = [other.name for other in self._taken]
             buffer = self._made(capacity, used)
             if buffer is not None:
@@ -124,7 +124,7 @@ class SharedBuffers:
 
     def give(self, buffer: SharedBuffer) -> None:
         with self._lock:
-            if buffer in self._taken:  # otherwise the server has started again
+            if buffer in self._taken:  # otherwise the server has restarted
                 self._taken.remove(buffer)
                 self._free.append(buffer)
 
@@ -133,13 +133,13 @@ class SharedBuffers:
             self._taken.discard(buffer)
 
     def forget(self) -> None:
-        """The server has started again, and has none of the buffers."""
+        """Forget all buffers: the server has restarted and knows none of them."""
         with self._lock:
             self._free, self._taken = [], set()
 
     def _made(self, capacity: int, used: list[int]) -> SharedBuffer | None:
-        """A new buffer that the server knows, too."""
-        import fcntl  # not on all systems
+        """Create a buffer and announce it to the server."""
+        import fcntl  # not available on all systems
         capacity = max(1 << (capacity - 1).bit_length(), 1 << 20)
         file = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -173,7 +173,7 @@ class AttachedBuffers:
         self._clients: dict[int, tuple[int, set[int]]] = {}  # client -> (process, its buffers)
 
     def attach(self, request: pb.AttachRequest) -> int:
-        """The name of a new buffer; 0 where the file is not found: the caller is on another machine, or is another user."""
+        """The name of a new buffer; 0 when its file is not found: the caller is on another machine, or is another user."""
         if request.capacity > self._largest:
             raise TooLargeError(f"a buffer of {request.capacity} bytes each way; the limit is {self._largest}")
         buffer = _opened(request)
@@ -193,14 +193,14 @@ class AttachedBuffers:
             return buffer.name
 
     def find(self, name: int) -> SharedBuffer:
-        """Raises BufferLostError where there is no such buffer."""
+        """Raises BufferLostError when there is no such buffer."""
         with self._lock:
             if name not in self._buffers:
                 raise BufferLostError(f"there is no buffer {name}")
             return self._buffers[name]
 
     def leave(self, client: int) -> None:
-        """Let go of a client's buffers."""
+        """Release a client's buffers."""
         with self._lock:
             self._forget(self._clients.pop(client, (0, set[int]()))[1])
 
@@ -210,12 +210,12 @@ class AttachedBuffers:
 
 
 def random_name() -> int:
-    """One of 2**63, and not 0."""
+    """A random number from 1 to 2**63."""
     return secrets.randbits(63) + 1
 
 
 def _opened(request: pb.AttachRequest) -> SharedBuffer | None:
-    """The caller's buffer; None where the file that it names is none of this machine and user."""
+    """Open the caller's buffer; None when the file is not one of this machine and user."""
     path = f"/proc/{request.process}/fd/{request.file}"
     try:
         if not os.readlink(path).startswith(f"/memfd:{_NAME} "):

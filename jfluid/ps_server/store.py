@@ -121,10 +121,10 @@ class Store:
     Attributes:
         rounds: how many rounds of synchronous training were applied.
         ledger: the mutations that were applied.
-            shown: the pulls whose shows were counted.
-            synchronous: gradients are accepted in rounds only.
-            trainer_states: by trainer its serialized TrainerState after the last round.
-            cap: bounds the rows of all tables together, and the bytes of these and of the blocks that `create_block` makes.
+        shown: the pulls whose shows were counted.
+        synchronous: gradients are accepted in rounds only.
+        trainer_states: by trainer its serialized TrainerState after the last round.
+        cap: bounds the rows of all tables together, and the bytes of these and of the blocks that `create_block` makes.
     """
 
     synchronous = False

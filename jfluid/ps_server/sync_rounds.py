@@ -56,15 +56,15 @@ class TrainerGroup:
 
     Args:
         silence_s: a trainer that has made no call for longer than this is silent.
-            on_silence: "fail" fails the job: all waiting calls, and all later ones, are refused with the number of the
-                trainer; "leave out" continues without it until it calls again. Gradients that it has deposited and not
-                confirmed are refused when the round is applied without them.
-            start_s: a trainer that has made no call for longer than this since `resume` is silent, too.
+        on_silence: "fail" fails the job: all waiting calls, and all later ones, are refused with the number of the
+            trainer; "leave out" continues without it until it calls again. Gradients that it has deposited and not
+            confirmed are refused when the round is applied without them.
+        start_s: a trainer that has made no call for longer than this since `resume` is silent, too.
 
     Attributes:
         failed: why the job has failed; empty while it has not.
         on_leave: called when a trainer has left.
-            on_round: called with the number of each round right after it is applied, before any trainer can see that.
+        on_round: called with the number of each round right after it is applied, before any trainer can see that.
     """
 
     def __init__(self, store: Store, trainers: int, silence_s: float = 60.0,

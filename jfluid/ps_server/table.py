@@ -1,5 +1,5 @@
-"""SparseTable: rows of float32 by int64 id, which appear when first shown and are updated row by row. It knows nothing of
-calls."""
+"""SparseTable: rows of float32 by int64 id, which are created when first shown and updated row by row. It is independent of
+calls and servers."""
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ from jfluid.ps_server.table_view import TableView, moved
 
 Array = np.ndarray[Any, Any]
 
-# Rows that one kernel call handles: what it touches stays in the processor's cache for the next.
+# Rows per kernel call: few enough that they stay in the processor's cache for the next kernel.
 _BLOCK = 4096
 LAST_STEP = (1 << 32) - 2
 _MOST_SHOWS = (1 << 32) - 1
@@ -28,12 +28,12 @@ Function = Callable[[Array, list[Array], Array], tuple[Any, Sequence[Any]]]
 class SparseTable:
     """Rows of `spec.width` float32 by int64 id. Safe for threads: each shard has a lock.
 
-    A step is one update of the table (`push`); steps are counted from 1, and rows remember the last that touched them.
+    A step is one update of the table (`push`); steps count from 1, and each row stores the last one that touched it.
 
     Attributes:
-        spec: what the table is.
-        step: the updates so far.
-        learning_rate: the rate of pushes that bring none.
+        spec: the definition of the table.
+        step: the number of updates so far.
+        learning_rate: of pushes without one of their own.
     """
 
     def __init__(self, spec: specs.TableSpec):
@@ -47,7 +47,7 @@ class SparseTable:
         self._reservations, self._waiting_reservations = Reservations(spec.shards), Reservations(spec.shards)
         self._shards = [Shard(self.stride, bits, (spec.width, spec.seed, *self._initializer), self.rule.slots, state)
                         for state in self._reservations.state.T]
-        # Ids that were shown and may not enter yet: heads alone.
+        # Ids that were shown and have no row yet: heads alone.
         self._waiting = (
             [
                 Shard(0, bits, (0, 0, *row_initializers.encoded(specs.Constant())), NO_COUNTS.astype(np.float32), state)
@@ -65,7 +65,7 @@ class SparseTable:
         self.bound(spec)
 
     def bound(self, spec: specs.TableSpec) -> None:
-        """Take over `max_rows` and `max_bytes` of a spec. Rows beyond them that are there stay."""
+        """Take over `max_rows` and `max_bytes` of a spec. Existing rows beyond them stay."""
         self.spec = self.spec.bounded_as(spec)
         self.cap.most_rows, self.cap.most_bytes = spec.max_rows, spec.max_bytes
 
@@ -75,12 +75,12 @@ class SparseTable:
 
     @property
     def waiting(self) -> int:
-        """How many ids the entry rule has seen, and not let in when they were last shown."""
+        """How many ids were shown that the entry rule has not given a row."""
         return int(self._waiting_reservations.state[COUNT].sum())
 
     @property
     def size(self) -> Size:
-        """Its rows, and its bytes as `max_bytes` counts them: at most 24 a row beside the numbers, and 24 an id that waits."""
+        """The rows, and the bytes as `max_bytes` counts them: at most 24 a row beside its numbers, and 24 a waiting id."""
         return self._size(len(self), self.waiting)
 
     def _size(self, rows: int, waiting: int) -> Size:
@@ -94,15 +94,15 @@ class SparseTable:
     # ---- rows ------------------------------------------------------------------------------------------------------
 
     def look_up(self, ids: Array, counts: Array | None = None, train: bool = True) -> Array:
-        """float32 [n, width]: the rows of `ids` (int64 [n], any number of times).
+        """float32 [n, width]: the rows of `ids` (int64 [n], which may repeat).
 
         Args:
             counts: uint32 [n]: how often each id was shown; once each by default.
-            train: ids without a row get one, and shows are counted. Otherwise the table stays as it is, and such ids read as
-                the values that they would be born with (zeros in a table with an entry rule).
+            train: create rows for ids that have none, and count shows. Otherwise the table stays as it is, and such ids read
+                as their initial values (zeros in a table with an entry rule).
 
-        Raises ServerError for ids or counts of another shape or type, TooLargeError where ids without a row would not fit the
-        bounds of the spec: then no id has got a row.
+        Raises ServerError for ids or counts of another shape or type, TooLargeError when new rows would exceed the bounds of
+        the spec: then no row is created.
         """
         ids = self._checked_ids(ids)
         if counts is None:
@@ -131,10 +131,10 @@ class SparseTable:
             self._fill_absent(rows, ids, order, out)
 
     def push(self, ids: Array, gradients: Array, learning_rate: float | None = None, merged: bool = False) -> int:
-        """One update of the rows of `ids` (int64 [n]) by `gradients` (float32 [n, width]); returns its step.
+        """Update the rows of `ids` (int64 [n]) by `gradients` (float32 [n, width]); returns the step.
 
-        Gradients of equal ids are added up first, unless `merged` says that none are equal. Ids that an entry rule keeps
-        out are passed over. Raises ServerError for another shape or type, and in a table whose optimizer is a program;
+        Gradients of equal ids are summed first, unless `merged` says that ids are distinct. Ids that an entry rule gives no
+        row are skipped. Raises ServerError for another shape or type, and in a table whose optimizer is a program;
         TooLargeError as `look_up` does.
         """
         if self.rule.update is None:
@@ -153,15 +153,15 @@ class SparseTable:
         return step
 
     def update(self, ids: Array, gradients: Array, function: Function, merged: bool = False) -> int:
-        """One update of the rows of `ids` (int64 [n]), computed by the caller in a table whose optimizer is a program.
+        """Update the rows of `ids` (int64 [n]) in a table whose optimizer is a program: the caller computes the update.
 
-        `function(values, slots, gradients)` is called once with the m rows to be moved: values and gradients float32
-        [m, width], and a list of such for the slots, in the order of the spec. It may change values and slots, not the
-        gradients. It returns the new (values, slots), anything that NumPy takes for float32 arrays of these shapes. It is not
-        called when m is 0. The locks of the rows are held meanwhile: it must not call the table.
+        `function(values, slots, gradients)` is called once with the m rows to be updated: values and gradients float32
+        [m, width], and a list of such arrays for the slots, in the order of the spec. It may change values and slots, not the
+        gradients. It returns the new (values, slots), anything that NumPy converts to float32 arrays of these shapes. It is
+        not called when m is 0. The locks of the rows are held during the call: it must not call the table.
 
-        Gradients of equal ids are added up first, unless `merged` says that none are equal. Ids that an entry rule keeps out
-        are passed over. Rows without a gradient stay as they are. Returns the step of the update.
+        Gradients of equal ids are summed first, unless `merged` says that ids are distinct. Ids that an entry rule gives no
+        row are skipped. Rows without a gradient stay as they are. Returns the step of the update.
 
         Raises ServerError for another shape or type, also of what the function returns, and in a table with another
         optimizer. An exception leaves values, slots and step as they were.
@@ -189,7 +189,7 @@ class SparseTable:
         return step
 
     def _computed(self, function: Function, addresses: Array, gradients: Array) -> list[Array]:
-        """What `function` makes of the values and slots at these addresses, checked."""
+        """The new values and slots that `function` computes for the rows at these addresses, checked."""
         old = [np.empty_like(gradients) for _ in range(1 + len(self.rule.names))]
         for group, out in enumerate(old):
             kernels.read_at(addresses, group * self.spec.width, out)
@@ -203,10 +203,10 @@ class SparseTable:
                 for what, new in zip(("values", *self.rule.names), (values, *slots))]
 
     def slots(self, ids: Array) -> dict[str, Array]:
-        """float32 [n, width] by the name of each slot: what the optimizer keeps for the rows of `ids` (int64 [n]).
+        """The optimizer's slots of the rows of `ids` (int64 [n]), by name, each float32 [n, width].
 
-        The table stays as it is; ids without a row read as a row begins. Names are those of Fluid's accumulators. (Those of
-        one number for the whole parameter, as Adam's powers, follow from `step`.)
+        The table stays as it is; ids without a row read as a new row. Names are those of Fluid's accumulators. (Accumulators
+        with one number for the whole parameter, such as Adam's powers, follow from `step`.)
         """
         ids = self._checked_ids(ids)
         state = np.repeat(np.append(np.float32(0), self.rule.slots), self.spec.width).astype(np.float32)
@@ -238,11 +238,10 @@ class SparseTable:
                         kernels.write_at(addresses, group * self.spec.width, values[order])
 
     def items(self, block: int = 1 << 16) -> Iterator[tuple[Array, Array]]:
-        """(ids int64 [m], values float32 [m, width]) of all rows, each once, in no order, at most `block` at a time.
+        """(ids int64 [m], values float32 [m, width]) of all rows, each once, in any order, at most `block` at a time.
 
-        All as they are at one moment, that of the first `next`, while the table goes on changing. `shrink` and snapshots wait
-        until the iterator is at its end, or closed; its own thread must not ask for either before. Raises ServerError for a
-        block below 1.
+        All are as at the moment of the first `next`, while the table keeps changing. `shrink` and snapshots wait until the
+        iterator is exhausted or closed; its own thread must not call either before. Raises ServerError for a block below 1.
         """
         if block < 1:
             raise errors.ServerError(f"table {self.spec.name}: items: block: expected at least 1 row, found {block}")
@@ -251,20 +250,20 @@ class SparseTable:
                 yield ids, values
 
     def add(self, ids: Array, differences: Array) -> None:
-        """Add `differences` (float32 [n, width]) to the values of the rows of `ids` (int64 [n]), past the optimizer."""
+        """Add `differences` (float32 [n, width]) to the values of the rows of `ids` (int64 [n]), without the optimizer."""
         self._change("differences", ids, differences, replace=False)
 
     def assign(self, ids: Array, values: Array) -> None:
         """Set the values of the rows of `ids` (int64 [n]) to `values` (float32 [n, width]); the optimizer's slots stay.
 
-        An entry rule does not keep these ids out.
+        These ids get rows whatever the entry rule says.
         """
         self._change("values", ids, values, replace=True)
 
     def shrink(self, age: int, alive: cancellation.Alive = cancellation.always) -> int:
-        """Drop the rows (and the ids that wait) that no step of the last `age` has touched; returns how many rows.
+        """Drop the rows (and waiting ids) that no step of the last `age` has touched; returns how many rows.
 
-        Waits for a snapshot that is being written, as long as the caller is `alive`. Raises ServerError for an age below 1,
+        Waits for a snapshot that is being written, while the caller is `alive`. Raises ServerError for an age below 1,
         StateError when the caller has gone.
         """
         if age < 1:
@@ -280,20 +279,20 @@ class SparseTable:
     # ---- one block of rows, under its shard's lock -------------------------------------------------------------------
 
     def _touched(self, number: int, ids: Array, order: Array, counts: Array, step: int, until: int) -> Array:
-        """The rows of ids[order], ready to be read or changed: born where needed, and marked as touched. -1 for ids that may
-        not enter."""
+        """The rows of ids[order], ready to be read or changed: created if needed, and marked as touched. -1 for ids that an
+        entry rule gives no row."""
         rows = self._located(number, ids, order, counts, step)
         self._mark(self._shards[number], rows, order, counts, step, until)
         return rows
 
     def _inserted(self, number: int, ids: Array, order: Array) -> Array:
-        """As _touched, also for ids that an entry rule would keep out."""
+        """As _touched, but ids get rows whatever the entry rule says."""
         rows = self._shards[number].insert(ids, order, self.step)
         self._mark(self._shards[number], rows, order, NO_COUNTS, self.step, self.step)
         return rows
 
     def _located(self, number: int, ids: Array, order: Array, counts: Array, step: int) -> Array:
-        """The rows of ids[order], new ones where needed, -1 for ids that may not enter."""
+        """The rows of ids[order], created if needed, -1 for ids that an entry rule gives no row."""
         if self.spec.entry is None:
             return self._shards[number].insert(ids, order, step)
         rows = self._shards[number].locate(ids, order)
@@ -302,14 +301,14 @@ class SparseTable:
         return rows
 
     def _mark(self, shard: Shard, rows: Array, order: Array, counts: Array, step: int, until: int) -> None:
-        """Put rows aside for a snapshot, move them by the steps up to `until` that they missed, mark them as touched at
+        """Preserve rows for an open view, apply the steps up to `until` that they have missed, mark them as touched at
         `step`."""
         shard.preserve(rows)
         self.rule.catch_up(shard.heads.addresses, *shard.values, self.spec.width, rows, until, self._rates)
         kernels.touch(shard.heads.addresses, shard.page_bits, rows, order, counts, step)
 
     def _admit(self, number: int, ids: Array, order: Array, counts: Array, step: int, rows: Array) -> None:
-        """Count a show of the ids without a row, and give rows to those that the entry rule lets in."""
+        """Count a show of the ids without a row, and create rows for those that the entry rule accepts."""
         absent = np.flatnonzero(rows < 0)
         asking, waiting = order[absent], self._waiting[number]
         with waiting.lock:
@@ -322,12 +321,12 @@ class SparseTable:
             return
         shard = self._shards[number]
         rows[absent[enters]] = new = shard.insert(ids, asking[enters], step)
-        # The row takes over the shows of its time of waiting; those of this call are counted with all the others'.
+        # The row takes over the earlier shows of the waiting id; those of this call are counted with all the others'.
         earlier = shows[enters] - np.minimum(counts[asking[enters]], shows[enters])
         kernels.touch(shard.heads.addresses, shard.page_bits, new, np.arange(len(new)), earlier, step)
 
     def _enters(self, ids: Array, shows: Array) -> Array:
-        """bool [n]: which ids without a row the entry rule lets in that were shown so often (uint32 [n])."""
+        """bool [n]: which ids without a row, shown so often (uint32 [n]), the entry rule accepts."""
         entry = self.spec.entry
         if isinstance(entry, specs.CountEntry):
             enters: Array = shows >= entry.count
@@ -337,7 +336,7 @@ class SparseTable:
         return enters
 
     def _peek(self, shard: Shard, rows: Array, order: Array, out: Array) -> None:
-        """The values of rows into out[order], with the movements that they have missed, which are computed on a copy.
+        """Write the values of rows to out[order], after the steps that they have missed, which are computed on a copy.
 
         `out` may be wider than the values: then it gets slots too.
         """
@@ -369,20 +368,20 @@ class SparseTable:
                         rows = self._touched(number, ids, order, NO_COUNTS, self.step, self.step)
                     kernels.change_values(*shard.values, self.spec.width, rows, order, values, replace)
 
-    # ---- room for new rows -------------------------------------------------------------------------------------------
+    # ---- reservations for new rows -----------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def reserve(self, ids: Array, counts: Array | None = None, assigned: bool = False) -> Iterator[Groups]:
-        """Hold room for the rows that a call may add to the table, and yield `ids` in groups by shard.
+        """Reserve memory for the rows that a call may add to the table, and yield `ids` in groups by shard.
 
-        Every call that may add rows does this by itself; around several, of one thread, it holds for all of them.
+        Every method that may add rows does this itself. A thread that does it around several calls reserves for all of them.
 
         Args:
             ids: int64 [n], of all these calls.
-            counts: uint32 [n]: how often each id is shown, which an entry rule asks for; None: nothing is shown.
-            assigned: an entry rule does not keep these ids out.
+            counts: uint32 [n]: how often each id is shown, for an entry rule; None: nothing is shown.
+            assigned: these ids get rows whatever the entry rule says.
 
-        Raises MemoryError, and TooLargeError where the bounds of the spec leave no room: then no row was added.
+        Raises MemoryError, and TooLargeError when the bounds of the spec leave no room: then no row is added.
         """
         if (around := getattr(self._holding, "ids", None)) is not None:
             yield self._holding.groups if around is ids else self._groups(ids)
@@ -402,7 +401,7 @@ class SparseTable:
                     reserved.release(more)
 
     def _growing(self, counts: Array | None, assigned: bool) -> list[tuple[Reservations, list[Shard]]]:
-        """What a call may add to: for the arguments see `reserve`."""
+        """The reservations and shards that a call may add to; for the arguments see `reserve`."""
         rows, waiting = (self._reservations, self._shards), (self._waiting_reservations, self._waiting)
         if self.spec.entry is None or assigned:
             return [rows]
@@ -410,7 +409,7 @@ class SparseTable:
 
     def growth(self, ids: Array, groups: Groups | None = None, counts: Array | None = None,
                assigned: bool = False) -> tuple[Size, Callable[[], Size]]:
-        """How much a call makes the table grow: at most, and a function that says it exactly. For the arguments see
+        """(an upper bound of the growth of the table by a call, a function that computes it exactly). For the arguments see
         `reserve`."""
         most = [len(ids)] * len(self._growing(counts, assigned)) + [0, 0]
         return self._size(*most[:2]), lambda: self._growth(ids, groups or self._groups(ids), counts, assigned)
@@ -473,7 +472,8 @@ class SparseTable:
 
     @contextlib.contextmanager
     def view(self) -> Iterator[TableView]:
-        """The table as it is now, to be read while it goes on changing. One at a time; `shrink` waits for its end."""
+        """A view of the table as it is now, to be read while the table keeps changing. One at a time; `shrink` waits for
+        it."""
         with self._viewing:
             shards = [*self._shards, *self._waiting]
             with contextlib.ExitStack() as locks:
@@ -493,9 +493,9 @@ class SparseTable:
                         shard.end_view()
 
     def restore_clock(self, step: int, learning_rate: float, steps: Array | None = None, rates: Array | None = None) -> None:
-        """Take over step, rate and history of rates of a view; without a history, as if all steps had had this rate.
+        """Take over the step, learning rate and history of rates of a view; without a history all steps count as of this rate.
 
-        Rows that are there keep the steps that they have seen: to be called before rows are put or assigned.
+        Existing rows keep their steps, so call this before rows are put or assigned.
         """
         if steps is None or rates is None:
             steps, rates = np.ones(1, np.int64), np.array([learning_rate], np.float32)
@@ -504,8 +504,8 @@ class SparseTable:
             self._rates.restore(steps, rates)
 
     def put(self, heads: Array, bodies: Array, waiting: bool = False) -> None:
-        """Insert or replace whole rows: heads [n] of kernels.HEAD and bodies float32 [n, stride], as a view gives them. The
-        bounds of the spec do not hold them up: what was saved is restored."""
+        """Insert or replace whole rows: heads [n] of kernels.HEAD and bodies float32 [n, stride], as a view yields them. The
+        bounds of the spec do not apply: whatever was saved is restored."""
         reserved, shards = (self._waiting_reservations, self._waiting) if waiting else (self._reservations, self._shards)
         ids = np.ascontiguousarray(heads["id"])
         groups = self._groups(ids)

@@ -1,4 +1,4 @@
-"""TableView: a table as it was at one moment, read while it goes on changing."""
+"""TableView: a table as it was at one moment, which can be read while the table keeps changing."""
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,18 +10,18 @@ from jfluid.ps_server.shard import Shard
 
 Array = np.ndarray[Any, Any]
 _BLOCK = 1 << 16
-# Bits of the number of a row in a page that holds all rows.
+# `page_bits` of one page that holds all rows.
 _ONE_PAGE = 48
 
 
 def moved(rule: Rule, heads: Array, bodies: Array, width: int, until: int, rates: Rates) -> None:
-    """Move copied rows (heads [n] of kernels.HEAD, bodies float32 [n, stride]) by the steps that they have missed."""
+    """Apply to copied rows (heads [n] of kernels.HEAD, bodies float32 [n, stride]) the steps that they have missed."""
     pages = np.array([heads.ctypes.data]), np.array([bodies.ctypes.data])
     rule.catch_up(*pages, _ONE_PAGE, bodies.shape[1], width, np.arange(len(heads)), until, rates)
 
 
 class TableView:
-    """A table as it was at one moment. The attributes are those of the table then."""
+    """A table as it was at one moment. The attributes are those of the table at that moment."""
 
     def __init__(self, spec: specs.TableSpec, step: int, learning_rate: float, steps: Array, rates: Array, rows: list[Shard],
                  waiting: list[Shard]):
@@ -30,10 +30,10 @@ class TableView:
         self._rows, self._waiting = rows, waiting
 
     def blocks(self, waiting: bool = False, size: int = _BLOCK) -> Iterator[tuple[Array, Array]]:
-        """(heads [n] of kernels.HEAD, bodies float32 [n, stride]) of all rows, each once, in no order; or of the ids that
-        wait. At most `size` at a time. To be read once.
+        """(heads [n] of kernels.HEAD, bodies float32 [n, stride]) of all rows, each once, in any order; or of the `waiting`
+        ids. At most `size` at a time. To be read once.
 
-        Rows are as the last touch left them: `rows` has them with the movements that they missed.
+        Rows are as their last touch left them: `rows` applies the steps that they have missed.
         """
         for shard in self._waiting if waiting else self._rows:
             for begin in range(0, 1 << 62, size):
@@ -50,8 +50,8 @@ class TableView:
                     yield block
 
     def rows(self, size: int = _BLOCK) -> Iterator[tuple[Array, Array, dict[str, Array]]]:
-        """(ids int64 [n], values float32 [n, width], slots by name, each as values) of all rows, each once, in no order, at
-        most `size` at a time: what look-ups would have given at that moment. To be read once, instead of `blocks`."""
+        """(ids int64 [n], values float32 [n, width], slots by name, each as values) of all rows, each once, in any order, at
+        most `size` at a time: what look-ups would have returned at that moment. To be read once, instead of `blocks`."""
         rule, rates, width = rule_of(self.spec.optimizer), Rates(), self.spec.width
         rates.restore(self.steps, self.rates)
         for heads, bodies in self.blocks(size=size):

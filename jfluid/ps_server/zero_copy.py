@@ -1,8 +1,8 @@
-"""Messages whose arrays are not copied: their bytes are read where they arrived, and written once.
+"""Protobuf messages whose arrays are not copied: received bytes are read in place, and sent ones are written once.
 
-Protocol buffers copy every field of bytes when a message is made or parsed, and once more when it is serialized or read.
-Messages of a step hold megabytes in few fields: those are lifted out, and protobuf gets what is left. Serialized messages that
-stand one after the other are one message, so that fields may come from either hand.
+Protobuf copies every bytes field when a message is made or parsed, and once more when it is serialized or read. Messages of a
+step hold megabytes in few fields: these are encoded and decoded here, and protobuf gets the rest. Concatenated serialized
+messages are one message, so both can write fields of the same one.
 """
 from typing import Any, NamedTuple
 
@@ -12,13 +12,13 @@ from google.protobuf.message import DecodeError
 from jfluid.protobuf_fields import BYTES, VARINT, fields
 from jfluid.ps_server import ps_pb2 as pb
 
-# Of a message: tables and blocks, and what else a message has. Protocol buffers take a hundred bytes for a part of two.
+# Limits of a message: tables and blocks, and other fields. Protobuf takes a hundred bytes for a submessage of two.
 MOST_PARTS, MOST_FIELDS = 1 << 14, 64
 _IDS, _VALUES_OF_ROWS, _VALUES_OF_BLOCK = 3, 4, 3
 
 
 def head(number: int, size: int) -> bytes:
-    """What stands before `size` bytes of a field of bytes."""
+    """The tag and length that precede the `size` bytes of a bytes field."""
     start = bytearray([number << 3 | BYTES])
     while size > 127:
         start.append(size & 127 | 128)
@@ -28,14 +28,14 @@ def head(number: int, size: int) -> bytes:
 
 
 def flat(values: np.ndarray[Any, Any]) -> Any:
-    """The bytes of an array, where they are if they stand in a row."""
+    """The bytes of an array, without a copy if it is contiguous."""
     return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
 
 
-# ---- requests on their way out ----
+# ---- outgoing requests ----
 
 class OutgoingPush:
-    """A PushRequest on its way out.
+    """A PushRequest to be sent.
 
     Attributes:
         message: all but its rows and blocks.
@@ -46,11 +46,11 @@ class OutgoingPush:
         self._changes: list[Any] = []
 
     def add_rows(self, ids: np.ndarray[Any, Any], values: np.ndarray[Any, Any], **fields: Any) -> None:
-        """A RowsChange of these fields."""
+        """Add a RowsChange with these fields."""
         self._add(3, pb.RowsChange(**fields), (_IDS, ids), (_VALUES_OF_ROWS, values))
 
     def add_block(self, values: np.ndarray[Any, Any], **fields: Any) -> None:
-        """A BlockChange of these fields."""
+        """Add a BlockChange with these fields."""
         self._add(4, pb.BlockChange(**fields), (_VALUES_OF_BLOCK, values))
 
     def _add(self, number: int, change: Any, *arrays: tuple[int, np.ndarray[Any, Any]]) -> None:
@@ -68,7 +68,7 @@ class OutgoingPush:
         return sum(map(len, self._changes)) + len(self.message.state)
 
     def own(self) -> None:
-        """Copy what still lies in arrays, which may be written to from now on."""
+        """Copy the arrays that the message still refers to, so that they may be overwritten."""
         self._changes = [b"".join(self._changes)]
 
     def parts(self) -> list[Any]:
@@ -77,7 +77,7 @@ class OutgoingPush:
 
 
 class OutgoingRequest:
-    """An ExchangeRequest, or one of its two parts if the other is empty, on its way out."""
+    """An ExchangeRequest to be sent, or only one of its two parts when the other is empty."""
 
     def __init__(self, push: OutgoingPush | None = None) -> None:
         self.push, self.pull = push or OutgoingPush(), pb.PullRequest()
@@ -88,7 +88,7 @@ class OutgoingRequest:
         return bool(self.pull.rows or self.pull.blocks or self.pull.round)
 
     def single(self) -> tuple[str, list[Any]]:
-        """The call that it is, and its serialized message in pieces: "Push" or "Pull" where that is all."""
+        """(method, serialized message in pieces): "Push" or "Pull" when the other part is empty, else "Exchange"."""
         if not self.push:
             return "Pull", [self.pull.SerializeToString()]
         if not self.pulls:
@@ -105,17 +105,17 @@ class OutgoingRequest:
         return found
 
 
-# ---- requests that came ----
+# ---- incoming requests ----
 
 def flat_message(kind: Any, data: Any) -> Any:
-    """A message of parts that have no parts themselves. Raises DecodeError where it is none, or has too many."""
+    """Parse a message whose submessages have none themselves. Raises DecodeError for bad data, or too many submessages."""
     for _ in fields(memoryview(data), MOST_PARTS):
         pass
     return kind.FromString(bytes(data))
 
 
 class _IncomingChange:
-    """A RowsChange or BlockChange whose arrays stayed where they were."""
+    """A RowsChange or BlockChange whose arrays are read in place."""
 
     def __init__(self, message: Any, ids: Any, values: Any):
         self._message, self.ids, self.values = message, ids, values
@@ -125,7 +125,7 @@ class _IncomingChange:
 
 
 class IncomingPush:
-    """A PushRequest whose arrays stayed where they were; read as the message is."""
+    """A PushRequest whose arrays are read in place. It has the attributes of the message."""
 
     def __init__(self, data: memoryview):
         rest: list[Any] = []
@@ -150,7 +150,7 @@ class IncomingPush:
 
 
 def _lift(data: memoryview, numbers: tuple[int, ...]) -> tuple[bytes, dict[int, Any]]:
-    """A message without some of its fields of bytes, and those by number."""
+    """(a message without some of its bytes fields, these fields by number)."""
     found, rest = {}, []
     for field in fields(data, MOST_FIELDS):
         if field.number in numbers and field.kind == BYTES:
@@ -161,7 +161,7 @@ def _lift(data: memoryview, numbers: tuple[int, ...]) -> tuple[bytes, dict[int, 
 
 
 class IncomingExchange:
-    """An ExchangeRequest whose pushed arrays stayed where they were; read as the message is."""
+    """An ExchangeRequest whose pushed arrays are read in place. It has the attributes of the message."""
 
     def __init__(self, data: memoryview):
         parts: dict[int, memoryview] = {}
@@ -178,17 +178,17 @@ class IncomingExchange:
         return self._parts[name]
 
 
-# ---- replies that came ----
+# ---- incoming replies ----
 
 class BlockValue(NamedTuple):
-    """A block as it came: no bytes where the version is known already."""
+    """A received block: without bytes when the client has this version already."""
 
     version: int
     value: Any
 
 
 class IncomingPullReply:
-    """A PullReply whose arrays stay where they arrived."""
+    """A PullReply whose arrays are read in place."""
 
     def __init__(self, data: memoryview):
         self.rows: list[Any] = []
@@ -209,14 +209,14 @@ class IncomingPullReply:
 
 
 class IncomingExchangeReply:
-    """An ExchangeReply whose arrays stay where they arrived."""
+    """An ExchangeReply whose arrays are read in place."""
 
     def __init__(self, push: Any, pull: IncomingPullReply):
         self.push, self.pull = push, pull
 
     @classmethod
     def read(cls, data: bytes) -> "IncomingExchangeReply":
-        """The reply in `data`. Raises DecodeError where it is none."""
+        """Parse a reply. Raises DecodeError."""
         push, pull = b"", memoryview(b"")
         for field in fields(memoryview(data), MOST_FIELDS):
             if field.number == 1 and field.kind == BYTES:
