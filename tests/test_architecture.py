@@ -101,7 +101,8 @@ def test_pages_list_every_folder_of_the_package(page):
 
 def test_contributing_lists_every_folder():
     text = (stated_names.ROOT / "CONTRIBUTING.md").read_text()
-    for folder in {*stated_names.FOLDERS} - {"jfluid"}:
+    tests = {path.parent.name for path in (stated_names.ROOT / "tests").glob("*/__init__.py")}
+    for folder in {*stated_names.FOLDERS, *tests} - {"jfluid"}:
         assert re.search(rf"^\|.*`{folder}`.*\|", text, re.MULTILINE), folder
 
 
