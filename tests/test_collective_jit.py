@@ -87,7 +87,7 @@ def test_only_parts_that_need_the_others_span_processes(device):
 
     fluid.layers.cond(flag, inside)
     planned = plan(fluid.default_main_program(), ["x"], ["z"])
-    assert [(s.host, s.across) for s in planned.segments] == [(False, False), (True, False), (False, True)]
+    assert [(s.host, s.collective) for s in planned.segments] == [(False, False), (True, False), (False, True)]
     alone = CompiledSegment(2, planned, of_device(planned, device), False, "alone")
     assert not isinstance(alone.call, collective_jit.CollectiveJit)
     together = CompiledSegment(2, planned, Processes(planned, device), False, "together")

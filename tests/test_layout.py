@@ -4,7 +4,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid.transpiler.parameter_server.layout import Layout, ParameterLayout, Piece, endpoints_of
-from tests.parity.pserver import ENDPOINTS, STRATEGIES
+from tests.parity.parameter_server import ENDPOINTS, STRATEGIES
 
 CUT = {"whole": (False, 8192), "sliced": (True, 4), "too small to slice": (True, 8192)}  # slice_var_up, min_block_size
 TABLES = {"dense": {}, "sparse": {"is_sparse": True}, "distributed": {"is_sparse": True, "is_distributed": True}}

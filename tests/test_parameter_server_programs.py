@@ -1,4 +1,4 @@
-"""Programs for parameter servers: their structure against Fluid's (tests/golden/pserver.json), and what they compute."""
+"""Programs for parameter servers: their structure against Fluid's (tests/golden/parameter_server.json), and what they compute."""
 import json
 import socket
 from pathlib import Path
@@ -13,9 +13,9 @@ from jfluid.ir.types import VarType
 from jfluid.ops import registry
 from jfluid.transpiler.parameter_server.server import copy_op
 from jfluid.transpiler.ps_dispatcher import HashName, PSDispatcher
-from tests.parity.pserver import CASES, ENDPOINTS, STRATEGIES, _transpile, key, run, structure
+from tests.parity.parameter_server import CASES, ENDPOINTS, STRATEGIES, _transpile, key, run, structure
 
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "pserver.json").read_text())
+GOLDEN = json.loads((Path(__file__).parent / "golden" / "parameter_server.json").read_text())
 FIRST, SECOND = ENDPOINTS
 
 

@@ -141,7 +141,7 @@ class Processes(OneDevice):
 
     def lower(self, at: int, env: Env, key: Any, watch: list[trace.Watched] | None) -> Env:
         segment = self.plan.segments[at]
-        if not segment.across:
+        if not segment.collective:
             return super().lower(at, env, key, watch)
         own = None if key is None else jax.random.fold_in(trace.random_key(key), jax.lax.axis_index(AXIS))
         return trace.lower(collective_jit.fused(segment.ops), env, own, watch)
@@ -149,7 +149,7 @@ class Processes(OneDevice):
     def compiled(self, at: int, function: Function) -> Function:
         return (
             collective_jit.CollectiveJit(function, self.device)
-            if self.plan.segments[at].across
+            if self.plan.segments[at].collective
             else super().compiled(at, function)
         )
 

@@ -22,14 +22,14 @@ class Segment:
     Attributes:
         reads: names that the segment needs from outside, in order of first use.
         gives: names that later segments, fetches or the Scope need from it.
-        across: whether one of the operators computes with the values of all replicas.
+        collective: whether one of the operators computes with the values of all replicas.
     """
 
     ops: list[tuple[int, Operator, OpDef]]
     host: bool
     reads: list[str] = field(default_factory=list)
     gives: list[str] = field(default_factory=list)
-    across: bool = False
+    collective: bool = False
 
 
 @dataclass
@@ -100,7 +100,7 @@ def _cut(block: Block, feeds: list[str], fetches: list[str], in_loop: bool) -> P
         if host or not segments or segments[-1].host:
             segments.append(Segment([], host))
         segments[-1].ops.append(item)
-        segments[-1].across |= _is_across(item[1], item[2])
+        segments[-1].collective |= _is_collective(item[1], item[2])
     written: set[str] = set()
     state: dict[str, None] = {}
     for segment in segments:
@@ -132,9 +132,11 @@ def _cut(block: Block, feeds: list[str], fetches: list[str], in_loop: bool) -> P
     return Plan(block, segments, feeds, fetches, list(state), updated, rng)
 
 
-def _is_across(op: Operator, definition: OpDef) -> bool:
+def _is_collective(op: Operator, definition: OpDef) -> bool:
     """Whether the operator, or one in its blocks, computes with the values of all replicas."""
-    return definition.across or any(_is_across(inner, registry.get(inner.type)) for b in op.sub_blocks() for inner in b.ops)
+    return definition.collective or any(
+        _is_collective(inner, registry.get(inner.type)) for b in op.sub_blocks() for inner in b.ops
+    )
 
 
 def _runs_on_host(op: Operator) -> bool:

@@ -66,7 +66,7 @@ def _register_reduction(how: str) -> None:
         return _reduced(type_, how, x)
 
     reduce.__doc__ = f"The {how} of all replicas' x, in each of them."
-    op(type_, ins=("X",), outs=("Out",), grad=how == "sum", across=True,
+    op(type_, ins=("X",), outs=("Out",), grad=how == "sum", collective=True,
        fused="fused_allreduce_sum" if how == "sum" else "")(reduce)
 
 
@@ -74,7 +74,7 @@ for _how in _REDUCTIONS:
     _register_reduction(_how)
 
 
-@op("fused_allreduce_sum", ins=("X*",), outs=("Out*",), grad=False, across=True)
+@op("fused_allreduce_sum", ins=("X*",), outs=("Out*",), grad=False, collective=True)
 def fused_allreduce_sum(values):
     """What c_allreduce_sum gives of each value, with few sums of large buckets: a sum costs by its latency first."""
     if not _in_group("c_allreduce_sum"):
@@ -93,7 +93,7 @@ def fused_allreduce_sum(values):
     return found
 
 
-@op("allreduce", ins=("X",), outs=("Out",), grad=False, across=True)
+@op("allreduce", ins=("X",), outs=("Out",), grad=False, collective=True)
 def allreduce(x, *, reduce_type=0, sync_mode=False):
     """The sum (0), product (1), maximum (2) or minimum (3) of all replicas' x."""
     if not 0 <= reduce_type < len(_REDUCTIONS):
@@ -108,13 +108,13 @@ def _broadcast(type_: str, x: Any, root: int) -> Any:
     return x if group == 1 else total(jnp.where(lax.axis_index(AXIS) == root, x, jnp.zeros_like(x))).astype(x.dtype)
 
 
-@op("c_broadcast", ins=("X",), outs=("Out",), grad=False, across=True)
+@op("c_broadcast", ins=("X",), outs=("Out",), grad=False, collective=True)
 def c_broadcast(x, *, root=0, ring_id=0, use_calc_stream=False):
     """Replica `root`'s x, in all of them."""
     return _broadcast("c_broadcast", x, root)
 
 
-@op("broadcast", ins=("X",), outs=("Out",), grad=False, across=True)
+@op("broadcast", ins=("X",), outs=("Out",), grad=False, collective=True)
 def broadcast(x, *, root=0, sync_mode=False):
     """Replica `root`'s x, in all of them."""
     return _broadcast("broadcast", x, root)
@@ -130,7 +130,7 @@ def _group_of(type_: str, nranks: int) -> int:
     return group
 
 
-@op("c_allgather", ins=("X",), outs=("Out",), across=True)
+@op("c_allgather", ins=("X",), outs=("Out",), collective=True)
 def c_allgather(x, *, nranks: Int, ring_id: Int = 0, use_calc_stream: Bool = False):
     """All replicas' x, one after the other along the first dimension."""
     if _group_of("c_allgather", nranks) == nranks:
@@ -138,7 +138,7 @@ def c_allgather(x, *, nranks: Int, ring_id: Int = 0, use_calc_stream: Bool = Fal
     return jnp.concatenate([x] * nranks)
 
 
-@op("c_reducescatter", ins=("X",), outs=("Out",), grad=False, across=True)
+@op("c_reducescatter", ins=("X",), outs=("Out",), grad=False, collective=True)
 def c_reducescatter(x, *, nranks=1, ring_id=0, use_calc_stream=False):
     """The sum of all replicas' x, of which each gets its share of the first dimension."""
     if _group_of("c_reducescatter", nranks) != nranks:

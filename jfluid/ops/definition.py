@@ -83,7 +83,7 @@ class Options:
         carries: output slots whose former value the function gets too, after the inputs (a tensor array that is written).
         host_when: given the operator, whether it runs on the host though others of its type do not.
         types: given the operator, the kinds (`VarType`) of outputs that are no dense tensors, by slot.
-        across: it computes with the values of all replicas: where processes train together they run it as one.
+        collective: it computes with the values of all replicas: where processes train together they run it as one.
         fused: an operator of many inputs and outputs that does the work of several of this one, each of which overwrites
             its input.
         entire: an update whose result depends on the whole tensor (a norm of it): parts of it cannot be updated apart.
@@ -104,7 +104,7 @@ class Options:
     carries: tuple[str, ...] = ()
     host_when: Callable[[Any], bool] | None = None
     types: Callable[[Any], Mapping[str, VarType]] | None = None
-    across: bool = False
+    collective: bool = False
     fused: str = ""
     entire: bool = False
     absent: str = ""

@@ -43,7 +43,7 @@ def gradient(forward: OpDef) -> OpDef:
     # Called as it is: the forward operator inside meets ragged rows by its own rule. One with blocks has no function.
     return OpDef(f"{forward.type}_grad", None if forward.fn is None else run, ins, outs,
                  {n: a for n, a in forward.attrs.items() if a.kind != "BLOCK"}, rng=forward.rng,
-                 forward=forward, rows="sequence", sparse=True, across=forward.across)
+                 forward=forward, rows="sequence", sparse=True, collective=forward.collective)
 
 
 def differentiable(value: Any) -> bool:

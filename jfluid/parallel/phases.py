@@ -21,23 +21,23 @@ class Phase:
     """Operators that run together.
 
     Attributes:
-        apart: whether each replica runs them by itself.
+        per_replica: whether each replica runs them by itself.
         host: whether the host runs them.
         given: gradients that the host has computed in each replica, to be brought together here.
         reads: names that come from outside.
         reduced: gradients that are brought together at the end of the phase.
-        apart_gives: values that each replica has for itself, and that are needed later.
-        whole_gives: values of the Scope that replicas write (all alike, or each its own, as running statistics).
+        per_replica_outputs: values that each replica has for itself, and that are needed later.
+        shared_outputs: values of the Scope that replicas write (all alike, or each its own, as running statistics).
     """
 
     items: list[Item]
-    apart: bool
+    per_replica: bool
     host: bool = False
     given: list[str] = field(default_factory=list)
     reads: list[str] = field(default_factory=list)
     reduced: list[str] = field(default_factory=list)
-    apart_gives: list[str] = field(default_factory=list)
-    whole_gives: list[str] = field(default_factory=list)
+    per_replica_outputs: list[str] = field(default_factory=list)
+    shared_outputs: list[str] = field(default_factory=list)
 
 
 def gradients_of(items: Sequence[Item]) -> dict[str, str]:
@@ -50,7 +50,7 @@ def gradients_of(items: Sequence[Item]) -> dict[str, str]:
     return found
 
 
-def cut(plan: Plan, sums: Sequence[str] = ()) -> list[list[Phase]]:
+def split(plan: Plan, sums: Sequence[str] = ()) -> list[list[Phase]]:
     """The phases of each segment of a plan; `sums` are gradients that are brought together beside those that updates read.
 
     Raises UnsupportedError for updates of what differs by replica, and for programs that bring gradients together themselves.
@@ -58,7 +58,7 @@ def cut(plan: Plan, sums: Sequence[str] = ()) -> list[list[Phase]]:
     items = [item for segment in plan.segments for item in segment.ops]
     gradients = gradients_of(items) | dict.fromkeys(sums, "")
     for _, op, definition in items:
-        if definition.across and not writes_of(op).isdisjoint(gradients):
+        if definition.collective and not writes_of(op).isdisjoint(gradients):
             raise errors.UnsupportedError(f"operator {op.type} brings gradients together, as with_data_parallel does too: run "
                                           "a program of mode 'collective' by Executor.run itself" + _at(op))
     found: list[list[Phase]] = []
@@ -87,15 +87,15 @@ def _grouped(items: list[Item]) -> list[Phase]:
         op = item[1]
         reads, writes = reads_of(op), writes_of(op)
         if _updates(op):
-            if phases[-1].apart:
+            if phases[-1].per_replica:
                 phases.append(Phase([], False))
             phases[-1].items.append(item)
             updated |= writes
             touched |= reads
         elif not (reads & updated or writes & (updated | touched)):
-            next(p for p in reversed(phases) if p.apart).items.append(item)
+            next(p for p in reversed(phases) if p.per_replica).items.append(item)
         else:
-            if not phases[-1].apart:
+            if not phases[-1].per_replica:
                 phases.append(Phase([], True))
                 updated, touched = set(), set()
             phases[-1].items.append(item)
@@ -114,12 +114,12 @@ def _wire(phases: list[Phase], plan: Plan, gradients: dict[str, str]) -> None:
             reads = {*op.input_arg_names, *reads_of(op)} - {EMPTY_NAME}
             needs.update((n, None) for n in sorted(reads & known - inside))
             inside |= writes_of(op)
-            if phase.apart and (reads & differ or definition.rng):
+            if phase.per_replica and (reads & differ or definition.rng):
                 differ |= writes_of(op)
         phase.reads = list(needs)
-        if phase.host and phase.apart and not (differ & (inside | set(phase.reads))):
-            phase.apart = False  # it is the same for all
-        if phase.apart:
+        if phase.host and phase.per_replica and not (differ & (inside | set(phase.reads))):
+            phase.per_replica = False  # it is the same for all
+        if phase.per_replica:
             differ -= set(plan.updated)
         else:
             _refuse_apart(phase, differ - set(gradients))
@@ -128,23 +128,27 @@ def _wire(phases: list[Phase], plan: Plan, gradients: dict[str, str]) -> None:
         written.append(inside)
     later = set(plan.fetches)
     for phase, inside in zip(reversed(phases), reversed(written)):
-        if phase.apart:
-            by_updates = set().union(*(p.reads for p in phases if not p.apart))
+        if phase.per_replica:
+            by_updates = set().union(*(p.reads for p in phases if not p.per_replica))
             # What the host gives is brought together by the next phase.
             phase.reduced = [] if phase.host else sorted(n for n in inside if n in gradients and n in by_updates | later)
-            phase.apart_gives = sorted((inside & later & differ) - set(phase.reduced))
-            phase.whole_gives = sorted((inside & (later | set(plan.updated))) - set(phase.reduced) - set(phase.apart_gives))
+            phase.per_replica_outputs = sorted((inside & later & differ) - set(phase.reduced))
+            phase.shared_outputs = sorted(
+                (inside & (later | set(plan.updated))) - set(phase.reduced) - set(phase.per_replica_outputs)
+            )
         later |= set(phase.reads)
 
 
-def apart_before(segments: Sequence[Sequence[Phase]], fed: set[str]) -> list[set[str]]:
+def per_replica_before(segments: Sequence[Sequence[Phase]], fed: set[str]) -> list[set[str]]:
     """The names of which each replica has a value of its own, before each segment and after the last; `fed` at first."""
     found = [set(fed)]
     for segment in segments:
         now = set(found[-1])
         for phase in segment:
-            now -= {n for _, op, _ in phase.items for n in op.output_arg_names} | set(phase.reduced) | set(phase.whole_gives)
-            now |= set(phase.apart_gives)
+            now -= (
+                {n for _, op, _ in phase.items for n in op.output_arg_names} | set(phase.reduced) | set(phase.shared_outputs)
+            )
+            now |= set(phase.per_replica_outputs)
         found.append(now)
     return found
 

@@ -41,10 +41,10 @@ class Replicas(Placement):
     def __init__(self, plan: Plan, sharding: ReplicaSharding, repeats: int = 1, sums: Sequence[str] = ()):
         super().__init__(plan)
         self.sharding, self._repeats = sharding, repeats
-        self._phases = phases.cut(plan, sums)
+        self._phases = phases.split(plan, sums)
         self._fed_whole = [n for n in plan.feeds if plan.block.vars[n].persistable]
         every = [phase for group in self._phases for phase in group]
-        self._apart = phases.apart_before(self._phases, set(plan.feeds) - set(self._fed_whole))
+        self._per_replica = phases.per_replica_before(self._phases, set(plan.feeds) - set(self._fed_whole))
         sparse = any((v := plan.block.find_var_recursive(n)) is not None and v.type == VarType.SELECTED_ROWS
                      for p in every for n in p.reduced)
         self._devices: list[jax.Device] = list(sharding.mesh.local_devices)
@@ -81,7 +81,7 @@ class Replicas(Placement):
         return lax.with_sharding_constraint(jnp.asarray(value), self.sharding.home(name))
 
     def parts(self, name: str, value: Any) -> list[Any]:
-        if name in self._apart[-1]:
+        if name in self._per_replica[-1]:
             return [padding.trimmed(part) for part in _divided(value, self.hosts)]
         return [padding.trimmed(jax.tree.map(lambda leaf: np.asarray(whole(leaf)), value))] * self.hosts
 
@@ -125,40 +125,44 @@ class Replicas(Placement):
         (phase,) = self._phases[at]
         segment = self.plan.segments[at]
         there = [n for n in phase.reads if n in env]
-        mine = {n: _divided(env[n], self.hosts) for n in there if n in self._apart[at]}
+        mine = {n: _divided(env[n], self.hosts) for n in there if n in self._per_replica[at]}
         alike = {n: jax.tree.map(lambda leaf: np.asarray(whole(leaf)), env[n]) for n in there if n not in mine}
         found = []
-        for number, host in enumerate(hosts if phase.apart else hosts[:1]):
+        for number, host in enumerate(hosts if phase.per_replica else hosts[:1]):
             own = alike | {n: parts[number] for n, parts in mine.items()}
             with jax.default_device(self._devices[number]):
-                host.run(segment, own, _folded(key, number) if phase.apart else key, scope)
+                host.run(segment, own, _folded(key, number) if phase.per_replica else key, scope)
             found.append(own)
         gives = [n for n in segment.gives if n in found[0]]
-        apart = [n for n in gives if n in self._apart[at + 1]]
-        if apart:
-            env.update(self.sharding.spread(self._host_stacker.stack([{n: _fed(n, own[n]) for n in apart} for own in found])))
-        env.update(self.sharding.place({n: found[0][n] for n in gives if n not in apart}))
+        per_replica = [n for n in gives if n in self._per_replica[at + 1]]
+        if per_replica:
+            env.update(
+                self.sharding.spread(self._host_stacker.stack([{n: _fed(n, own[n]) for n in per_replica} for own in found]))
+            )
+        env.update(self.sharding.place({n: found[0][n] for n in gives if n not in per_replica}))
 
     # ---- tracing ----
 
     def lower(self, at: int, env: Env, key: Any, watch: list[trace.Watched] | None) -> Env:
         wrapped = trace.random_key(key)
-        apart = {n: v for n, v in env.items() if n in self._apart[at]}
-        together = {n: v for n, v in env.items() if n not in apart}
+        per_replica = {n: v for n, v in env.items() if n in self._per_replica[at]}
+        shared = {n: v for n, v in env.items() if n not in per_replica}
         for phase in self._phases[at]:
-            if phase.apart:
-                self._replicas(phase, together, apart, wrapped, watch)
+            if phase.per_replica:
+                self._replicas(phase, shared, per_replica, wrapped, watch)
             else:
-                own = {n: together[n] for n in phase.reads if n in together}
-                together.update(trace.lower(phase.items, own, wrapped, watch))
-        env.update(together)
-        env.update((n, v) for n, v in apart.items() if n in self._apart[at + 1])
+                own = {n: shared[n] for n in phase.reads if n in shared}
+                shared.update(trace.lower(phase.items, own, wrapped, watch))
+        env.update(shared)
+        env.update((n, v) for n, v in per_replica.items() if n in self._per_replica[at + 1])
         return env
 
-    def _replicas(self, phase: phases.Phase, together: Env, apart: Env, key: Any, watch: list[trace.Watched] | None) -> None:
+    def _replicas(
+        self, phase: phases.Phase, shared: Env, per_replica: Env, key: Any, watch: list[trace.Watched] | None
+    ) -> None:
         """Run a phase in each replica."""
-        mine = {n: apart[n] for n in phase.reads if n in apart}
-        alike = {n: together[n] for n in phase.reads if n in together and n not in mine}
+        mine = {n: per_replica[n] for n in phase.reads if n in per_replica}
+        alike = {n: shared[n] for n in phase.reads if n in shared and n not in mine}
         watched: list[tuple[Any, str]] = []
 
         def replica(alike: dict[str, Any], mine: dict[str, Any],
@@ -176,9 +180,9 @@ class Replicas(Placement):
         reduced, gives, stacked, finite = jax.shard_map(
             replica, mesh=self.sharding.mesh, in_specs=(everywhere, PartitionSpec(AXIS), everywhere),
             out_specs=(specs, everywhere, PartitionSpec(AXIS), everywhere), check_vma=False)(alike, mine, key)
-        together.update(reduced)
-        together.update(gives)
-        apart.update(stacked)
+        shared.update(reduced)
+        shared.update(gives)
+        per_replica.update(stacked)
         if watch is not None:
             watch += [(op, name, finite[i] > 0) for i, (op, name) in enumerate(watched)]
 
@@ -188,7 +192,7 @@ class Replicas(Placement):
         """One replica's gradients, values of the Scope, values of its own, and which of the `watched` are finite."""
         watch: list[trace.Watched] | None = None if watched is None else []
         env = trace.lower(phase.items, alike | mine, key, watch)
-        names = phase.reduced, phase.whole_gives, phase.apart_gives
+        names = phase.reduced, phase.shared_outputs, phase.per_replica_outputs
         gradients, gives, own = ({n: env[n] for n in group if n in env} for group in names)
         if watched is not None:
             watched[:] = [(op, name) for op, name, _ in watch or ()]
@@ -199,7 +203,7 @@ class Replicas(Placement):
         """As `_at_once`, for one part of the replica's rows after the other. What a part writes the next one reads; gradients
         are added up, values of its own are joined."""
         parts = {n: _in_equal_parts(n, v, self._repeats) for n, v in mine.items()}
-        carried = {n: alike[n] for n in phase.whole_gives if n in alike}
+        carried = {n: alike[n] for n in phase.shared_outputs if n in alike}
 
         def part(carry: tuple[Any, ...], given: tuple[Any, ...]) -> tuple[Any, Any]:
             state, totals = carry

@@ -45,8 +45,8 @@ class ReplicaSharding:
     def spread(self, stacked: Any) -> Any:
         """Values of this process's replicas, stacked, on their devices: part of those of all."""
         if not self.spans_processes:
-            return jax.device_put(stacked, self.apart)
-        return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(self.apart, leaf), stacked)
+            return jax.device_put(stacked, self.per_replica)
+        return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(self.per_replica, leaf), stacked)
 
     def place(self, values: dict[str, Any]) -> dict[str, jax.Array]:
         """Whole values on the devices; of several processes those of the first."""
@@ -71,7 +71,7 @@ class ReplicaSharding:
         return NamedSharding(self.mesh, self.spec(name))
 
     @property
-    def apart(self) -> NamedSharding:
+    def per_replica(self) -> NamedSharding:
         """The sharding of values that are stacked by replica."""
         return NamedSharding(self.mesh, PartitionSpec(AXIS))
 

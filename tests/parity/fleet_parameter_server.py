@@ -8,7 +8,7 @@ import os
 import re
 
 from tests.parity.fleet import SERVERS, _environment, _seen
-from tests.parity.pserver import INSERTED, structure
+from tests.parity.parameter_server import INSERTED, structure
 
 ENDPOINTS = SERVERS.split(",")
 TRAINERS = "127.0.0.1:6170,127.0.0.1:6171"
@@ -171,7 +171,7 @@ def _programs(fluid, strategy, optimizer):
     told["types"] = _types(fleet.main_program)
     told["origin"] = fleet._origin_program.global_block().ops[-1].type
     told["worker"] = _worker(fleet)
-    if strategy != "geo":  # of which tests.parity.pserver tells more
+    if strategy != "geo":  # of which tests.parity.parameter_server tells more
         told["trainer"], told["startup"] = structure(fleet.main_program, INSERTED), structure(fleet.startup_program)
         # Fluid does not tell a `send` which trainer it is for.
         told["trainer"]["operators"] = [re.sub('"trainer_id": [0-9]+, ', "", line) if " send " in line else line
