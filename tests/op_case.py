@@ -60,7 +60,7 @@ def check(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any] | No
         infer: whether inferred shapes are checked (not for operators that run on the host).
         rows: input slots whose first dimension is a batch, and may be unknown when shapes are inferred (None: all).
         ragged: slots of dense inputs whose first dimension is that of ragged rows: as such they must give the same.
-        padded: whether the operator bears padding rows. If so, it must give the same rows, outputs and gradients in a
+        padded: whether the operator supports padding rows. If so, it must give the same rows, outputs and gradients in a
             larger bucket; if not, it must say that it needs exact rows.
 
     Returns the outputs by slot: arrays, and LoDTensors where the lod is not empty.

@@ -1,4 +1,4 @@
-"""Buckets: padding never leaks, streams of different lengths compile few times, and what does not bear padding says so."""
+"""Buckets: padding never leaks, streams of different lengths compile few times, and what does not support padding says so."""
 import warnings
 
 import numpy as np

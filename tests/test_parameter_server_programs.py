@@ -1,4 +1,4 @@
-"""Programs for parameter servers: their structure against Fluid's (tests/golden/parameter_server.json), and what they compute."""
+"""Programs for parameter servers: their structure against Fluid's (tests/golden/parameter_server.json), and their results."""
 import json
 import socket
 from pathlib import Path

@@ -109,7 +109,7 @@ class Buckets:
     """The sizes that one step was compiled for.
 
     Attributes:
-        exact: no padding: an operator of the program does not bear it.
+        exact: no padding: an operator of the program does not support it.
     """
 
     def __init__(self) -> None:

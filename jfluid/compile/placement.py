@@ -115,7 +115,7 @@ class OneDevice(Placement):
         return jax.jit(function, donate_argnums=(0,), compiler_options=options(self.device, quickly=once))
 
     def call(self, segment: Any, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
-        """Call the segment; where an operator does not bear padded rows, without padding from now on."""
+        """Call the segment; when an operator does not support padded rows, without padding from now on."""
         if self._buckets.exact:
             return segment.call(donated, tuple([padding.exact(v) for v in kept]), key)
         try:
@@ -126,7 +126,7 @@ class OneDevice(Placement):
             outs = segment.call(donated, tuple([padding.exact(v) for v in kept]), key)
             self._buckets.exact = True
             warnings.warn(f"this program is compiled anew for each batch of other lengths, because of an operator that does "
-                          f"not bear padded rows: {str(padded).splitlines()[0]}", RuntimeWarning, stacklevel=2)
+                          f"not support padded rows: {str(padded).splitlines()[0]}", RuntimeWarning, stacklevel=2)
             return outs
 
     def inner(self, plan: Plan, number: int) -> Placement:

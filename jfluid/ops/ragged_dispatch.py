@@ -24,7 +24,7 @@ from jfluid.ops.tensor_array import TensorArray
 
 
 class NeedsExactRows(errors.OpError):
-    """An operator that does not bear padding got padded rows. The step is compiled anew with exact shapes."""
+    """An operator that does not support padding got padded rows. The step is compiled again with exact shapes."""
 
 
 @dataclass(frozen=True)
