@@ -37,6 +37,11 @@ def test_links_lead_somewhere(page):
             assert anchor in _anchors(linked.read_text()), target
 
 
+def test_the_site_leads_to_every_page():
+    listed = re.findall(r"([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md"))
+
+
 @pytest.mark.process
 @pytest.mark.skipif(importlib.util.find_spec("mkdocstrings") is None, reason="the extra docs is not installed")
 def test_the_site_is_built_without_warnings(tmp_path):
