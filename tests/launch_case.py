@@ -33,11 +33,25 @@ def write(name, text):
     return name
 
 
+class Clock:
+    """A launcher's clock: the machine's, which the test can set forward; or one that stands still until it is set forward."""
+
+    def __init__(self, stands_still=False):
+        self._stands_still = stands_still
+        self.seconds, self.reads = forked.FORKS.Value("d", 0.0), forked.FORKS.Value("q", 0)
+
+    def __call__(self):
+        with self.reads:
+            self.reads.value += 1
+        return self.seconds.value + (0.0 if self._stands_still else time.monotonic())
+
+
 class Launcher:
     """The command `jfluid-launch`, with what the tests need of `subprocess.Popen`. It is killed when it takes too long."""
 
-    def __init__(self, *arguments):
-        self._process, (self.stdout, self.stderr) = forked.start(_launch, arguments, ENVIRONMENT, streams=2)
+    def __init__(self, *arguments, clock=time.monotonic):
+        self._clock = clock
+        self._process, (self.stdout, self.stderr) = forked.start(_launch, (arguments, clock), ENVIRONMENT, streams=2)
         self._watchdog = threading.Timer(LIMIT, self.kill)
         self._watchdog.daemon = True
         self._watchdog.start()
@@ -52,6 +66,16 @@ class Launcher:
 
     def kill(self):
         self._process.kill()
+
+    def set_clock_forward(self, seconds):
+        """Once the launcher has looked at what has happened so far; it looks again, or has ended, before this returns."""
+        self._wait_for_looks()
+        self._clock.seconds.value += seconds
+        self._wait_for_looks()
+
+    def _wait_for_looks(self):
+        enough = self._clock.reads.value + 3
+        wait_until(lambda: self._clock.reads.value > enough or not self._process.is_alive())
 
     def communicate(self):
         """What it printed until it ended, on both streams."""
@@ -68,8 +92,9 @@ class Launcher:
         self.stderr.close()
 
 
-def _launch(arguments):
-    sys.exit(main(arguments))
+def _launch(given):
+    arguments, clock = given
+    sys.exit(main(arguments, clock))
 
 
 def launched(*arguments):

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch_case import PROLOGUE, Launcher, alive, gang, launched, numbers, wait_until, write
+from jfluid.launch.supervise import SECONDS_TO_END
+from tests.launch_case import PROLOGUE, Clock, Launcher, alive, gang, numbers, wait_until, write
 
 pytestmark = pytest.mark.process
 
@@ -31,7 +32,7 @@ def check_nobody_is_left(count):
 
 
 def test_a_rank_that_raises_ends_all():
-    result = gang("""
+    write("train.py", PROLOGUE + """
 if rank == 1:
     wait_for("pid.0", "pid.2")
     ready()
@@ -39,14 +40,19 @@ if rank == 1:
 if rank == 2:
     # A victim: fails as soon as it is asked to end.
     def fail(*_):
+        pathlib.Path("asked to end").touch()
         raise ConnectionError("lost rank 1")
     signal.signal(signal.SIGTERM, fail)
-""" + STUBBORN.replace("signal.signal", "rank == 0 and signal.signal", 1) + "time.sleep(1000)", "--cpus", "3")
-    assert result.returncode == 1
-    assert "rank 1 failed first (exit code 1)" in result.stderr
-    assert "its log: mylog/workerlog.1" in result.stderr
-    assert "    RuntimeError: out of luck" in result.stderr
-    assert "ConnectionError" not in result.stderr
+""" + STUBBORN.replace("signal.signal", "rank == 0 and signal.signal", 1) + "time.sleep(1000)")
+    with Launcher("--cpus", "3", "train.py", clock=Clock()) as launcher:
+        wait_until(Path("asked to end").exists)
+        launcher.set_clock_forward(SECONDS_TO_END)  # rank 0 does not obey
+        _, errors = launcher.communicate()
+    assert launcher.returncode == 1
+    assert "rank 1 failed first (exit code 1)" in errors
+    assert "its log: mylog/workerlog.1" in errors
+    assert "    RuntimeError: out of luck" in errors
+    assert "ConnectionError" not in errors
     check_nobody_is_left(3)
 
 
@@ -149,29 +155,52 @@ os._exit(9)
 
 
 def test_a_script_on_its_own_may_take_its_time_to_end():
-    write("train.py", "import atexit, time\nimport jfluid\natexit.register(print, 'done')\n"
-                      "atexit.register(time.sleep, 3)\nraise RuntimeError('out of luck')")
-    result = launched("train.py")
-    assert (result.returncode, result.stdout) == (1, "done\n")
+    write("train.py", PROLOGUE.replace('int(os.environ["PADDLE_TRAINER_ID"])', "0") + """
+import atexit
+import jfluid
+atexit.register(print, "done")
+atexit.register(wait_for, "late")
+atexit.register(ready)
+raise RuntimeError("out of luck")
+""")
+    with Launcher("train.py", clock=Clock()) as launcher:
+        wait_until(Path("pid.0").exists)
+        launcher.set_clock_forward(1000.0)
+        Path("late").touch()
+        output, _ = launcher.communicate()
+    assert (launcher.returncode, output) == (1, "done\n")
 
 
 def test_a_rank_that_stalls_ends_all():
-    result = gang("""
+    write("train.py", PROLOGUE + """
 from jfluid.progress import Progress
 def exchange():
+    ready()
     time.sleep(1000)
-ready()
-with Progress(total=5000) as progress:
-    for step in range(5000):
+more = 0
+with Progress(total=50000) as progress:
+    for step in range(50000):
         progress.step(examples=1)
         if rank == 1 and step == 20:
             exchange()
+        if rank == 0 and step == 20:
+            ready()
         time.sleep(0.02)
         print("still talking")
-""", "--cpus", "2", "--stall-timeout", "10")
-    assert result.returncode == 128 + signal.SIGABRT
-    assert "rank 1 failed first (no step for 10 s)" in result.stderr
-    assert ' in exchange\n' in result.stderr, "where it stalled"
+        more += os.path.exists("later")
+        if more == 20:
+            pathlib.Path("went on").touch()
+""")
+    with Launcher("--cpus", "2", "--stall-timeout", "10", "train.py", clock=Clock(stands_still=True)) as launcher:
+        wait_until(lambda: len(list(Path().glob("pid.[01]"))) == 2)
+        launcher.set_clock_forward(6.0)
+        Path("later").touch()
+        wait_until(Path("went on").exists)
+        launcher.set_clock_forward(6.0)  # now rank 1 has made no step for 12 s, and rank 0 for 6 s
+        _, errors = launcher.communicate()
+    assert launcher.returncode == 128 + signal.SIGABRT
+    assert "rank 1 failed first (no step for 10 s)" in errors
+    assert ' in exchange\n' in errors, "where it stalled"
     check_nobody_is_left(2)
 
 
@@ -189,9 +218,10 @@ def test_a_signal_to_the_launcher_ends_all(number):
 
 def test_ranks_that_ignore_a_signal_are_killed():
     write("train.py", PROLOGUE + STUBBORN + "time.sleep(1000)")
-    with Launcher("--cpus", "2", "train.py") as launcher:
+    with Launcher("--cpus", "2", "train.py", clock=Clock()) as launcher:
         wait_until(lambda: len(list(Path().glob("pid.[01]"))) == 2)
         launcher.send_signal(signal.SIGTERM)
+        launcher.set_clock_forward(SECONDS_TO_END)
         launcher.communicate()
     assert launcher.returncode == 128 + signal.SIGKILL
     check_nobody_is_left(2)

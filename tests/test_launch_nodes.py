@@ -1,9 +1,11 @@
 """Several hosts: how a launcher finds its place, and how launchers meet and end together."""
 import contextlib
+import itertools
 import json
 import signal
 import socket
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from jfluid.launch.messages import End, Failed, Finished, Join, Message, Refused
 from jfluid.launch.nodes import Node, NodeOptions, find_node, first_host
 from jfluid.launch.rendezvous import Follower, Head
 from jfluid.security import sockets
-from tests.launch_case import ENVIRONMENT, LIMIT, PROLOGUE, Launcher, alive, launched, numbers, wait_until, write
+from tests.launch_case import ENVIRONMENT, LIMIT, PROLOGUE, Clock, Launcher, alive, launched, numbers, wait_until, write
 from tests.ports import free_port
 
 SECRET = "a-secret-of-the-tests"
@@ -132,8 +134,8 @@ def test_a_variable_that_is_no_number():
 # ---- rendezvous, in this process ------------------------------------------------------------------------------
 
 @contextlib.contextmanager
-def head(count, port, name="job"):
-    launcher = Head(Node(0, count, None, ("127.0.0.1", port)), name, 0, SECRET)
+def head(count, port, name="job", clock=time.monotonic):
+    launcher = Head(Node(0, count, None, ("127.0.0.1", port)), name, 0, SECRET, clock)
     agreed = []
     thread = threading.Thread(target=lambda: agreed.append(launcher.rendezvous([1], lambda: False)), daemon=True)
     thread.start()
@@ -175,17 +177,16 @@ def test_a_launcher_that_does_not_belong(rank, count, name, expected):
         right.close()
 
 
-def test_a_launcher_that_does_not_come(monkeypatch):
-    monkeypatch.setattr(rendezvous, "SECONDS_TO_MEET", 0.3)
-    port = free_port()
-    with contextlib.closing(Head(Node(0, 3, None, ("127.0.0.1", port)), "job", 0, SECRET)) as first:
-        with pytest.raises(JobError, match="host 1, 2 of 3 did not come to the coordinator within 0.3 s"):
+def test_a_launcher_that_does_not_come():
+    port, clock = free_port(), itertools.count(0, 200.0).__next__  # each look at it is 200 s later than the one before
+    with contextlib.closing(Head(Node(0, 3, None, ("127.0.0.1", port)), "job", 0, SECRET, clock)) as first:
+        with pytest.raises(JobError, match="host 1, 2 of 3 did not come to the coordinator within 300 s"):
             first.rendezvous([1], lambda: False)
         with pytest.raises(JobError, match=f"cannot listen at the coordinator's address 127.0.0.1:{port}: "):
             Head(Node(0, 3, None, ("127.0.0.1", port)), "job", 0, SECRET)
         assert first.rendezvous([1], lambda: True) is None
-    with pytest.raises(JobError, match=f"the launcher of host 0 did not answer at 127.0.0.1:{port} within 0.3 s"):
-        follower(1, 3, port).rendezvous([1], lambda: False)
+    with pytest.raises(JobError, match=f"the launcher of host 0 did not answer at 127.0.0.1:{port} within 300 s"):
+        Follower(Node(1, 3, None, ("127.0.0.1", port)), "job", SECRET, clock).rendezvous([1], lambda: False)
 
 
 # ---- strangers at the coordinator --------------------------------------------------------------------------------
@@ -258,14 +259,15 @@ def test_strangers_during_a_run_are_turned_away_and_members_wait_for_the_next():
 
 
 def test_a_member_that_speaks_nonsense_is_as_one_that_is_gone():
-    port = free_port()
-    with head(2, port) as (first, _, thread):
+    port, clock = free_port(), Clock()
+    with head(2, port, clock=clock) as (first, _, thread):
         one = follower(1, 2, port)
         assert one.rendezvous([7], lambda: False) is not None
         thread.join(LIMIT)
         one._connection._connection.send(b"[" * 200_000)
         connection, = first.connections()
         wait_until(lambda: first.receive(connection) or not first.connections())
+        clock.seconds.value += rendezvous.SECONDS_TO_COMPARE
         wait_until(lambda: first.look() or first.verdict is not None)
         assert first.verdict.failure.label == "host 1"
         one.close()

@@ -13,7 +13,8 @@ The exit code is that of the process that failed first (128 + the signal's numbe
 wrong.
 """
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 from jfluid.job import JobError
 from jfluid.launch.command import Command, parse
@@ -22,13 +23,13 @@ from jfluid.launch.logs import give_up_screens
 from jfluid.launch.runs import run
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command `jfluid-launch`; returns the exit code."""
+def main(arguments: Sequence[str] | None = None, clock: Callable[[], float] = time.monotonic) -> int:
+    """The command `jfluid-launch`; returns the exit code. `clock` is as of `run`."""
     try:
         command = parse(sys.argv[1:] if arguments is None else arguments)
         if command.action == "run":
             try:
-                return run(command.job, command.node)
+                return run(command.job, command.node, clock)
             finally:
                 give_up_screens()
         print(_printed(command), end="")

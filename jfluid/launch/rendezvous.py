@@ -24,7 +24,7 @@ _SECONDS_BETWEEN_LOOKS = 0.05
 _SECONDS_BETWEEN_TRIES = 0.2
 _SECONDS_TO_SEND = 5.0
 # A failure on one host makes others fail: those that happened first may be told last.
-_SECONDS_TO_COMPARE = 1.0
+SECONDS_TO_COMPARE = 1.0
 _LONGEST_MESSAGE = 1 << 20
 _PURPOSE = "coordinator"
 _BACKLOG = 128
@@ -87,10 +87,10 @@ class _Connection:
 class Head:
     """The launcher of host 0: decides how the job ends. Only launchers that have the job's secret are heard."""
 
-    def __init__(self, node: Node, name: str, max_restarts: int, secret: str):
+    def __init__(self, node: Node, name: str, max_restarts: int, secret: str, clock: Callable[[], float] = time.monotonic):
         assert node.coordinator is not None  # find_node saw to it
         host, port = node.coordinator
-        self._node, self._name, self._max_restarts = node, name, max_restarts
+        self._node, self._name, self._max_restarts, self._clock = node, name, max_restarts, clock
         self._attempt = -1
         self._connections: list[_Connection] = []
         self._early: list[_Connection] = []  # those that came during a run, for the next one
@@ -121,11 +121,11 @@ class Head:
         self._finished: set[int] = set()
         joined: dict[int, tuple[_Connection, list[str]]] = {}
         waiting: list[_Connection] = []
-        deadline = time.monotonic() + SECONDS_TO_MEET
+        deadline = self._clock() + SECONDS_TO_MEET
         while len(joined) < self._node.count - 1:
             if interrupted():
                 return None
-            if time.monotonic() > deadline:
+            if self._clock() > deadline:
                 missing = [str(node) for node in range(1, self._node.count) if node not in joined]
                 raise JobError(f"jfluid-launch: host {', '.join(missing)} of {self._node.count} did not come to the "
                                f"coordinator within {SECONDS_TO_MEET:g} s; was jfluid-launch started there?")
@@ -199,16 +199,16 @@ class Head:
         self.look()
 
     def _note(self, failure: Failure, age: float) -> None:
-        now = time.monotonic()
+        now = self._clock()
         self._failures.append((now - age, failure))
-        self._decide_at = min(self._decide_at, now + _SECONDS_TO_COMPARE)
+        self._decide_at = min(self._decide_at, now + SECONDS_TO_COMPARE)
 
     def look(self) -> None:
         """Decide, if it is time to; and turn strangers away."""
         self._early = self._accept(0.0)
         if self.verdict is not None:
             return
-        if time.monotonic() >= self._decide_at:
+        if self._clock() >= self._decide_at:
             _, first = min(self._failures, key=lambda item: item[0])
             self._decide(Verdict(first, again=self._attempt < self._max_restarts))
         elif len(self._finished) == self._node.count:
@@ -235,8 +235,9 @@ class Head:
 class Follower:
     """The launcher of another host."""
 
-    def __init__(self, node: Node, name: str, secret: str):
+    def __init__(self, node: Node, name: str, secret: str, clock: Callable[[], float] = time.monotonic):
         assert node.coordinator is not None  # find_node saw to it
+        self._clock = clock
         self._node, self._name, self._coordinator, self._secret = node, name, node.coordinator, secret
         self._connection: _Connection | None = None
         self.verdict: Verdict | None = None
@@ -244,9 +245,9 @@ class Follower:
     def rendezvous(self, ports: Sequence[int], interrupted: Callable[[], bool]) -> RunMembers | None:
         """Join the head; None when `interrupted` says so meanwhile. Raises JobError."""
         self.verdict = None
-        deadline = time.monotonic() + SECONDS_TO_MEET
+        deadline = self._clock() + SECONDS_TO_MEET
         while not interrupted():
-            if time.monotonic() > deadline:
+            if self._clock() > deadline:
                 host, port = self._coordinator
                 raise JobError(f"jfluid-launch: the launcher of host 0 did not answer at {host}:{port} within "
                                f"{SECONDS_TO_MEET:g} s; was jfluid-launch started there?")

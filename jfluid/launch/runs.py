@@ -3,7 +3,7 @@ import signal
 import socket
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -22,12 +22,17 @@ from jfluid.launch.supervise import Peers, Signals, Supervisor
 from jfluid.security import secret
 
 
-def run(job: Job, options: NodeOptions | None = None) -> int:
-    """Run the job to its end and return its exit code. Raises JobError when it cannot start."""
+def run(job: Job, options: NodeOptions | None = None, clock: Callable[[], float] = time.monotonic) -> int:
+    """Run the job to its end and return its exit code. Raises JobError when it cannot start.
+
+    Args:
+        clock: the seconds by which processes are waited for, since a moment that does not matter.
+    """
     start = time.monotonic()
     with ExitStack() as stack:
         signals = stack.enter_context(Signals())
-        runner = _GangRunner(job, options or NodeOptions(), stack) if isinstance(job, GangJob) else _Runner(job)
+        runner = _GangRunner(job, options or NodeOptions(), stack, clock) if isinstance(job, GangJob) else \
+            _Runner(job, clock)
         verdict = runner.run_once(signals)
         while (first := verdict.failure) is not None and verdict.again and not signals.received:
             _say(f"{first.label} failed ({first.reason}); restart {runner.attempt + 1} of {job.max_restarts}")
@@ -43,8 +48,9 @@ def _say(text: str) -> None:
 class _Runner:
     """Runs a script on its own."""
 
-    def __init__(self, job: Job):
+    def __init__(self, job: Job, clock: Callable[[], float]):
         self.job = job
+        self._clock = clock
         self.attempt = -1
 
     def run_once(self, signals: Signals) -> Verdict:
@@ -61,7 +67,8 @@ class _Runner:
         with ExitStack() as stack:
             logs = [stack.enter_context(Log(member.log, self.attempt > 0, self.job.log_max_bytes, self.job.log_backups,
                                             console.note)) for member in members]
-            failure = Supervisor(members, console, logs, signals, self.job.stall_timeout, peers, grace).run()
+            failure = Supervisor(members, console, logs, signals, self.job.stall_timeout, peers, grace,
+                                 self._clock).run()
         if peers is not None and peers.verdict is not None:
             return peers.verdict
         return Verdict(failure, again=peers is None and self.attempt < self.job.max_restarts)
@@ -80,16 +87,16 @@ class _GangRunner(_Runner):
 
     job: GangJob
 
-    def __init__(self, job: GangJob, options: NodeOptions, stack: ExitStack):
-        super().__init__(job)
+    def __init__(self, job: GangJob, options: NodeOptions, stack: ExitStack, clock: Callable[[], float]):
+        super().__init__(job, clock)
         self.node: Node = find_node(job, options)
         self.gpus = [] if job.gpus is None else assigned_gpus(job.gpus, visible_gpus(), self.node.task, self.node.tasks)
         _check_snapshots(job)
         self.secret = _secret(job, self.node)
         self.peers: Head | Follower | None = None
         if self.node.count > 1:
-            self.peers = Follower(self.node, job.name, self.secret) if self.node.rank else \
-                Head(self.node, job.name, job.max_restarts, self.secret)
+            self.peers = Follower(self.node, job.name, self.secret, clock) if self.node.rank else \
+                Head(self.node, job.name, job.max_restarts, self.secret, clock)
             stack.callback(self.peers.close)
 
     def run_once(self, signals: Signals) -> Verdict:

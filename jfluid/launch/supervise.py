@@ -15,7 +15,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from types import FrameType
@@ -88,14 +88,14 @@ class Peers(Protocol):
 class _Running:
     """A member that was started."""
 
-    def __init__(self, member: Member, process: "subprocess.Popen[bytes]", output: MemberOutput):
+    def __init__(self, member: Member, process: "subprocess.Popen[bytes]", output: MemberOutput, now: float):
         self.member = member
         self.process = process
         self.output = output
         self.code: int | None = None
         self.ending_with: int | None = None  # the exit code that it is about to end with, once it says so
         self.restarts_all = False  # says that it cannot go on unless all start again
-        self.last_sign = time.monotonic()
+        self.last_sign = now
         self.counts_steps = False
 
     def signal_group(self, number: int) -> None:
@@ -108,7 +108,8 @@ class Supervisor:
     """One run of a gang, from start to end."""
 
     def __init__(self, members: Sequence[Member], console: Console, logs: Sequence[Any], signals: Signals,
-                 stall_timeout: float | None = None, peers: Peers | None = None, server_grace: float = 0.0):
+                 stall_timeout: float | None = None, peers: Peers | None = None, server_grace: float = 0.0,
+                 clock: Callable[[], float] = time.monotonic):
         self._members = list(zip(members, logs))
         self._console = console
         self._signals = signals
@@ -116,6 +117,7 @@ class Supervisor:
         self._stall_timeout = stall_timeout
         self._peers = peers
         self._server_grace = server_grace
+        self._clock = clock
         self._running: list[_Running] = []
         self._replaced: list[_Running] = []  # members that failed and were started again
         self._end_servers_at = float("inf")
@@ -175,7 +177,7 @@ class Supervisor:
         self._guard.watch(process.pid)
         self._stack.callback(process.stdout.close)
         self._stack.callback(process.stderr.close)
-        running = _Running(member, process, MemberOutput(member, log, self._console))
+        running = _Running(member, process, MemberOutput(member, log, self._console), self._clock())
         for source, take in ((process.stdout, functools.partial(self._text, running, 1)),
                              (process.stderr, functools.partial(self._text, running, 2)),
                              (reports, functools.partial(self._reports, running))):
@@ -191,7 +193,7 @@ class Supervisor:
             return
         assert result is not None  # only WNOHANG gives None
         exited = result.si_code == os.CLD_EXITED
-        self._exits.put((running, result.si_status if exited else -result.si_status, time.monotonic()))
+        self._exits.put((running, result.si_status if exited else -result.si_status, self._clock()))
 
     def _pass_on(self, selector: selectors.BaseSelector, members_only: bool = False) -> bool:
         """Hand on what is ready to be read; whether there was anything."""
@@ -217,7 +219,7 @@ class Supervisor:
 
     def _text(self, running: _Running, descriptor: int, data: bytes) -> None:
         if not running.counts_steps:
-            running.last_sign = time.monotonic()
+            running.last_sign = self._clock()
         running.output.text(descriptor, data)
 
     def _reports(self, running: _Running, data: bytes) -> None:
@@ -225,7 +227,7 @@ class Supervisor:
             if "step" in report:
                 # Between two loops (saving, evaluating) nothing counts steps.
                 running.counts_steps = not report["done"]
-                running.last_sign = time.monotonic()
+                running.last_sign = self._clock()
             elif len(self._running) > 1 or self._peers is not None:
                 # (On its own, a script may take its time in exit handlers.)
                 running.ending_with = report["ending"]
@@ -245,7 +247,7 @@ class Supervisor:
         with contextlib.suppress(queue.Empty):
             while True:
                 self._ended(*self._exits.get_nowait())
-        now = time.monotonic()
+        now = self._clock()
         for number in self._signals.received[self._signals_seen:]:
             self._signals_seen += 1
             self._end(signal.SIGKILL if self._signals_seen > 1 else number)
@@ -276,7 +278,7 @@ class Supervisor:
     def _suspect(self, running: _Running, moment: float) -> None:
         """Note that a member failed, the first time that it shows."""
         if not self._suspects:
-            self._suspected_at = time.monotonic()
+            self._suspected_at = self._clock()
         self._suspects.setdefault(running, moment)
 
     def _judge(self, now: float) -> None:
@@ -303,7 +305,7 @@ class Supervisor:
         if failed.code is None:
             return
         del self._suspects[failed]
-        self._suspected_at = time.monotonic()
+        self._suspected_at = self._clock()
         failed.output.close()
         lives = int(failed.member.env.get("JFLUID_RESTARTS", "0")) + 1
         member = replace(failed.member, restarts=failed.member.restarts - 1, env={
@@ -327,7 +329,7 @@ class Supervisor:
     def _fail(self, running: _Running, reason: str = "", first_signal: int = signal.SIGTERM) -> None:
         """This member failed first: end the gang because of it, unless that has begun already."""
         self._first = running, reason
-        self._decided_at = time.monotonic()
+        self._decided_at = self._clock()
         if not self._ending:
             if first_signal != signal.SIGTERM:
                 with contextlib.suppress(ProcessLookupError):
@@ -362,7 +364,7 @@ class Supervisor:
 
     def _end(self, number: int, leave_out: _Running | None = None) -> None:
         self._ending = True
-        self._kill_at = min(self._kill_at, time.monotonic() + SECONDS_TO_END)
+        self._kill_at = min(self._kill_at, self._clock() + SECONDS_TO_END)
         self._signal_groups(number, leave_out)
 
     def _signal_groups(self, number: int, leave_out: _Running | None = None) -> None:
