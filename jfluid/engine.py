@@ -1,4 +1,4 @@
-"""The engine: programs compiled and run, wherever their steps run. All that runs programs uses it."""
+"""The engine compiles and runs programs on any placement. Everything that runs programs uses it."""
 import functools
 import hashlib
 import os
@@ -39,8 +39,8 @@ class Prepared:
     """A program that is ready to run.
 
     Attributes:
-        program: what is run of it.
-        feeds: checked arrays by name; of a program with data parallelism a list of them, one for each replica.
+        program: the program after pruning and without its reader operators.
+        feeds: checked arrays by name; with data parallelism a list of them, one for each replica.
     """
 
     program: Program
@@ -49,7 +49,7 @@ class Prepared:
     divided: bool = False
 
     def fetched(self, values: Sequence[Any]) -> list[Fetched]:
-        """What a run of the step gave, as fetches."""
+        """The values of a run of the step, as fetches."""
         names, updated, parts = self.step.plan.fetches, self.step.plan.updated, self.step.placement.parts
         return [Fetched(n, parts(n, v), self.divided, n in updated) for n, v in zip(names, values, strict=True)]
 
@@ -58,9 +58,9 @@ class Runner:
     """Runs programs that work together with other processes through parameter servers."""
 
     def run(self, feed: Any, fetches: list[str], scope: Scope, parallel: DataParallel | None = None) -> list[Fetched]:
-        """Run the program once, or as often as the settings of `parallel` say, on the devices of that.
+        """Run the program on the devices of `parallel`, once or as often as its settings say.
 
-        Raises UnsupportedError where there is nothing to divide among devices.
+        Raises UnsupportedError if there is nothing to divide among devices.
         """
         if parallel is not None:
             raise errors.UnsupportedError("with_data_parallel: a server's program and its startup program have nothing to "
@@ -72,11 +72,11 @@ class Runner:
         raise NotImplementedError
 
     def counts(self) -> AbstractContextManager[Callable[[], dict[str, int]]]:
-        """What a display of progress shows of the servers, newest numbers by name, while it is entered."""
+        """A context that yields the servers' latest numbers, by name, for a display of progress."""
         return nullcontext(dict)
 
     def prefetch(self, batches: Iterable[Any], parallel: DataParallel | None = None) -> Iterable[Any]:
-        """The batches, to be run one after the other, while what the next ones need comes from servers."""
+        """The batches in order, while rows for the next ones are pulled from servers ahead of time."""
         return batches
 
 
@@ -84,9 +84,9 @@ class Engine:
     """Compiles programs, once per shapes of their feeds, and runs them.
 
     Args:
-        place: whose device runs programs that have no devices of their own.
-        donate: nobody reads the old values of what programs update, so that their buffers may be used again.
-        runner: finds what runs a program that parameter servers take part in; None for other programs.
+        place: its device runs programs that have no devices of their own.
+        donate: reuse the buffers of values that programs update: nobody reads the old values.
+        runner: finds the Runner of a program that works with parameter servers; None for other programs.
     """
 
     def __init__(self, place: Any, donate: bool = True,
@@ -102,7 +102,7 @@ class Engine:
 
     @functools.cached_property
     def device(self) -> jax.Device:
-        """Where programs run. JAX starts here, at the first run: the CPU gets as many devices as CPU_NUM says by then."""
+        """The device of programs. The first use starts JAX: the CPU gets as many devices as CPU_NUM says at that time."""
         prepare_cpus(cpu_number())
         return self.place.device()
 
@@ -117,12 +117,12 @@ class Engine:
         parallel.start(isinstance(self.place, CUDAPlace))
 
     def runner(self, program: Program) -> Runner | None:
-        """What runs a program that parameter servers take part in; None for others."""
+        """The Runner of a program that works with parameter servers; None for others."""
         return self._runners.get_or_make(program.identity, lambda: self._find_runner(program, self))
 
     def run(self, program: Program, feed: Any, fetches: list[str], scope: Scope,
             parallel: DataParallel | None = None) -> list[Fetched]:
-        """Run a program once, whatever it is. Arguments are as of `prepare`."""
+        """Run any program once. Arguments are those of `prepare`."""
         if (runner := self.runner(program)) is not None:
             return runner.run(feed, fetches, scope, parallel)
         prepared = self.prepare(program, feed, fetches, parallel)
@@ -133,13 +133,13 @@ class Engine:
         """Find, or compile, the step of a program for a feed.
 
         Args:
-            feed: what is fed, by name; with `parallel` also a list of a feed for each replica. An `Owned` one is not copied.
+            feed: arrays by name; with `parallel` also a list with a feed for each replica. An `Owned` one is not copied.
             fetches: names.
             parallel: the program's data parallelism.
-            targets: names and operators; what they do not need is left out.
-            waits: the caller waits for the fetches before anybody writes to the feed.
+            targets: names and operators; operators that they do not need are left out.
+            waits: the caller waits for the fetches before anybody changes the feed.
 
-        Raises what `Executor.run` raises before it runs.
+            Raises what `Executor.run` raises before it runs.
         """
         owned = isinstance(feed, Owned)
         program, feed, parallel = self._read(program, feed, parallel, targets)
@@ -156,12 +156,12 @@ class Engine:
             return Step(planned, placement, self.place, check_finite, name, self.donate)
         step = (self._steps if parallel is None else parallel.steps).get_or_make(key, compiled)
         if parallel is None and not owned and not (waits and fetches and len(step.segments) == 1):
-            # XLA on the CPU reads a NumPy feed where it lies, and nothing waits for it: the user may write to it.
+            # XLA on the CPU reads a NumPy feed in place and asynchronously, and the user may change it: it is copied.
             feeds = {n: feeding.own(v) for n, v in feeds.items()}
         return Prepared(program, step, feeds, parallel is not None)
 
     def execute(self, prepared: Prepared, scope: Scope, times: int = 1) -> list[Any]:
-        """Run a prepared program, once or several times; the values of its last fetches as they lie on devices."""
+        """Run a prepared program, once or several times; returns the values of its last fetches on their devices."""
         step, values = prepared.step, []
         for _ in range(times):
             values = step.run(scope, prepared.feeds, self._key(prepared.program, scope, step) if step.plan.rng else None)
@@ -169,7 +169,7 @@ class Engine:
 
     def _read(self, program: Program, feed: Any, parallel: DataParallel | None,
               targets: Sequence[Any] | None) -> tuple[Program, Any, DataParallel | None]:
-        """The program that runs, without what reads and is not needed, and what is fed to it."""
+        """(the program without reader operators and unneeded ones, its feed, its data parallelism)."""
         if parallel is not None:
             self.start(parallel)
             if targets is not None:
@@ -179,12 +179,12 @@ class Engine:
         if "device" not in vars(self) and (group := process_group(program)) is not None:
             processes.join(*group)  # before JAX starts
         if isinstance(feed, (list, tuple)) and len(feed) == 1:
-            feed = feed[0]  # what a DataLoader with one place gives
+            feed = feed[0]  # the form that a DataLoader with one place yields
         program, feed = self.reader_feeds.feed(program, feed, self.device)
         return program if targets is None else self._prune(program, feed or {}, targets), feed, None
 
     def _key(self, program: Program, scope: Scope, step: Step) -> np.ndarray:
-        """The step's random key: the program's seed, and how often the program ran in this scope.
+        """The step's random key, from the program's seed and the number of its runs in this scope.
 
         A program that reads nothing (a startup program) draws the same numbers each time if it has a seed.
         """
@@ -202,7 +202,7 @@ class Engine:
 
 
 class HasEngine(Protocol):
-    """What runs programs for users: an Executor."""
+    """An object with an engine, such as an Executor."""
 
     engine: Engine
 
@@ -219,6 +219,6 @@ def _use_persistent_cache() -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError:
-        return  # a home that cannot be written: compile each time
+        return  # the home folder is not writable: compile each time
     jax.config.update("jax_compilation_cache_dir", str(path))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)

@@ -1,4 +1,4 @@
-"""The Executor: Fluid's way to run programs against a Scope."""
+"""The Executor: Fluid's interface for running programs against a Scope."""
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -39,7 +39,7 @@ class Executor:
         self._again: Repeat | None = None  # the last step
 
     def close(self) -> None:
-        """Forget all compiled steps, and say goodbye to the parameter servers of a job. The Executor cannot run any more."""
+        """Forget all compiled steps, and leave the parameter servers of a job. The Executor cannot run any more."""
         if not self._closed:
             distributed.leave(self.engine)
         self._closed = True

@@ -1,4 +1,4 @@
-"""The way from a script to the launcher that started it: a pipe for messages, one JSON object a line."""
+"""The pipe from a script to the launcher that started it: messages, one JSON object a line."""
 import atexit
 import contextlib
 import functools
@@ -15,7 +15,7 @@ from jfluid import environment
 
 
 def descriptor() -> int | None:
-    """The pipe, or None where no launcher started this very process.
+    """The pipe, or None if no launcher started this process itself.
 
     The launcher gives each process "<file descriptor>:<launcher's process id>".
     """
@@ -25,16 +25,16 @@ def descriptor() -> int | None:
 
 
 def send(pipe: int, message: dict[str, Any]) -> None:
-    """Send one message. A launcher that went away must not end the training."""
+    """Send one message. A launcher that has died must not end the training."""
     with contextlib.suppress(OSError):
         os.write(pipe, json.dumps(message).encode() + b"\n")
 
 
 def report_ending() -> None:
-    """Have the launcher told, at once, when an exception or sys.exit ends this script with an exit code other than 0.
+    """Report to the launcher at once when an exception or sys.exit ends this script with an exit code other than 0.
 
-    The process itself may end minutes later, after the victims of its failure: in an exit handler jax.distributed
-    waits for the other processes. Without a launcher this does nothing.
+    The process itself may end minutes later, after processes that fail because of it: in an exit handler jax.distributed waits
+    for the other processes. Without a launcher this does nothing.
     """
     if descriptor() is not None:
         sys.excepthook = functools.partial(_show_and_report, sys.excepthook)
@@ -43,7 +43,7 @@ def report_ending() -> None:
 
 def _report(code: int, restarts_all: bool = False) -> None:
     pipe = descriptor()
-    if pipe is not None:  # with a clock that all processes of a host share
+    if pipe is not None:  # by a clock that all processes of a host share
         send(pipe, {"ending": code, "time": time.monotonic(), "restarts_all": restarts_all})
 
 

@@ -14,17 +14,16 @@ _SECONDS_TO_MEET = 300
 
 
 def join(endpoints: Sequence[str], trainer_id: int) -> None:
-    """Become one of the processes at `endpoints` ("ip:port" each); the first one's port serves to coordinate them.
+    """Join the processes at `endpoints` ("ip:port" each); JAX's coordinator uses the first one's port.
 
-    JAX's coordinator asks nobody for a secret, so it listens at that address alone; where processes reach it through another
-    one, the variable JAX_COORDINATOR_BIND_ADDRESS says where it is to listen (docs/security.md).
+    The coordinator does not authenticate anybody, so it listens at that address alone; if processes reach it through another
+    one, the variable JAX_COORDINATOR_BIND_ADDRESS tells it where to listen (docs/security.md).
 
-    It must come before JAX starts, that is before the first program runs. A second call with the same arguments does
-    nothing.
+    Call this before JAX starts, that is before the first program runs. A second call with the same arguments does nothing.
 
     Raises:
         ProgramError: the arguments are wrong, or differ from those of an earlier call.
-        PlaceError: JAX has started already, the other processes do not come, or the first cannot listen at its address.
+        PlaceError: JAX has started already, other processes do not join, or the first cannot listen at its address.
     """
     global _joined
     endpoints = list(endpoints)
@@ -54,7 +53,7 @@ def join(endpoints: Sequence[str], trainer_id: int) -> None:
 
 
 def _check_address(endpoint: str) -> None:
-    """Raises PlaceError for an address at which this machine cannot listen: JAX would end the process without a word."""
+    """Raises PlaceError for an address at which this machine cannot listen: JAX would end the process without a message."""
     host, _, _ = endpoint.rpartition(":")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)[0]
@@ -78,7 +77,7 @@ def joined() -> bool:
 
 
 def endpoints() -> list[str]:
-    """Where the processes are; empty before `join`."""
+    """The endpoints of the processes; empty before `join`."""
     return list(_joined[0]) if _joined else []
 
 
@@ -88,7 +87,7 @@ def count() -> int:
 
 
 def index() -> int:
-    """Which of them this one is."""
+    """The number of this process."""
     return _joined[1] if _joined else 0
 
 
@@ -111,7 +110,7 @@ def all_gather(value: Any) -> np.ndarray:
 
 
 def all_devices(own: Sequence[jax.Device]) -> list[jax.Device]:
-    """The devices of all processes that train together, of which `own` are this one's; each has as many. Raises PlaceError."""
+    """The devices of all processes that train together; `own` are this one's. Raises PlaceError if their numbers differ."""
     if count() == 1:
         return list(own)
     there = jax.local_devices(backend=own[0].platform)

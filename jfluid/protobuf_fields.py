@@ -1,4 +1,4 @@
-"""Serialized protocol buffers, field by field: to count what there is before it is made, to leave arrays where they are."""
+"""Serialized protobuf messages, field by field: to count parts before parsing them, and to read arrays in place."""
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -8,7 +8,7 @@ VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 
 
 class Field(NamedTuple):
-    """One field as it stands in a message: its number, its kind, its value (bytes as a view), and where it begins and ends."""
+    """One field of a serialized message: its number, its kind, its value (bytes as a view), and its begin and end."""
 
     number: int
     kind: int
@@ -18,7 +18,7 @@ class Field(NamedTuple):
 
 
 def fields(data: memoryview, most: int | None = None) -> Iterator[Field]:
-    """The fields of a serialized message, in order. Raises DecodeError where it is none, or has more than `most`."""
+    """The fields of a serialized message, in order. Raises DecodeError for invalid data, or more than `most` fields."""
     at = count = 0
     while at < len(data):
         begin = at

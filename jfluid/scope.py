@@ -11,7 +11,7 @@ class ScopeVariable:
 
     Attributes:
         row_initializer: of a table that is never materialized whole: (initializer of its rows, seed), instead of a tensor.
-        saved: of such a table: where its rows are that were saved before.
+        saved: of such a table: the folder with its saved rows.
     """
 
     def __init__(self, name: str):
@@ -26,17 +26,17 @@ class ScopeVariable:
 
 
 class Scope:
-    """Variables by name; a name not found is looked for in the enclosing scope."""
+    """Variables by name; a name that is not found is looked up in the enclosing scope."""
 
     def __init__(self, parent: "Scope | None" = None):
         self.parent = parent
         self.kids: list[Scope] = []
-        self.epoch = 0  # rises whenever a variable is dropped, so that those who keep tensors look again
-        self.steps: dict[str, int] = {}  # runs of each program so far, by fingerprint: random operators count on
+        self.epoch = 0  # incremented when a variable is dropped, so that holders of tensors look them up again
+        self.steps: dict[str, int] = {}  # runs of each program so far, by fingerprint, for the keys of random operators
         self._vars: dict[str, ScopeVariable] = {}
 
     def var(self, name: str) -> ScopeVariable:
-        """The variable `name` of this scope, made if need be."""
+        """The variable `name` of this scope, created if needed."""
         found = self._vars.get(name)
         if found is None:
             found = self._vars[name] = ScopeVariable(name)

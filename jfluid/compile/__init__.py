@@ -1,1 +1,1 @@
-"""From a program to XLA: plan (cut), lower (trace), step (compile and cache)."""
+"""From a program to XLA: `plan` (segments), `lower` (trace), `step` (compile and run)."""

@@ -1,6 +1,6 @@
 """One XLA program of all processes that train together, each on one device with its own values.
 
-A process keeps its state on its own device, whole. For the call the values of all are seen as one array, of which each
+Each process keeps its whole state on its own device. During the call the values of all processes form one array, of which each
 process holds its part of the first dimension: nothing is copied.
 """
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ class CollectiveJit:
         self._mesh = Mesh(np.array(processes.all_devices([device])), (AXIS,))
         self._divided = NamedSharding(self._mesh, PartitionSpec(AXIS))
         self._programs: dict[Any, Callable[..., Any]] = {}
-        self._seen: dict[int, tuple[Any, jax.Array]] = {}  # the last call's results: what one process, and what all see
+        self._seen: dict[int, tuple[Any, jax.Array]] = {}  # the last call's results: (this process's array, the array of all)
 
     def __call__(self, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
         arguments = donated, kept, key
@@ -43,7 +43,7 @@ class CollectiveJit:
         return self._programs[scalars](jax.tree.map(self._lifted, arguments))
 
     def _lifted(self, own: Any) -> jax.Array:
-        """What all processes see of an array of this one."""
+        """The array of all processes of which this process's array is a part."""
         seen = self._seen.get(id(own))
         if seen is not None and seen[0] is own:
             return seen[1]
@@ -91,7 +91,7 @@ def _without_dimension(tree: Any, scalars: Sequence[bool]) -> Any:
 
 
 def fused(items: Sequence[Item]) -> list[Item]:
-    """The operators, with those that overwrite what they bring together (gradients) done at once, where they are needed."""
+    """The operators, with runs of in-place all-reduces (of gradients) fused into one, placed before the first use."""
     found: list[Item] = []
     waiting: list[Item] = []
 

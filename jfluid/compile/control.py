@@ -18,7 +18,7 @@ from jfluid.ops import static_values
 from jfluid.ops.ragged import Ragged, rows_of
 from jfluid.ops.tensor_array import TensorArray, writing_where
 
-UNROLLED = 4  # a loop of at most so many iterations, known while tracing, is written out
+UNROLLED = 4  # a loop of at most so many iterations, if known while tracing, is unrolled
 Values = dict[str, Any]
 
 
@@ -39,12 +39,12 @@ class BlockLowering(Protocol):
 
 
 def conditional_block(lowering: BlockLowering, op: Operator, env: Values) -> Values:
-    """Run the inner block where the condition holds; else its outputs keep the values they had."""
+    """Run the inner block if the condition holds; otherwise its outputs keep their values."""
     block = op.attrs["sub_block"]
     conditions = [env[n] for n in op.inputs.get("Cond", ())]
     writes = sorted(outer_names(block)[1])
     if not op.attrs.get("is_scalar_condition", False):
-        # A block of IfElse: it runs where rows were chosen. Rows that were not chosen do it no harm.
+        # A block of IfElse: it runs on the selected rows. Other rows do it no harm.
         return _chosen(lowering.block(block, env), writes)
     conditions = [rows_of(c) for c in conditions]
     if all(static_values.is_static(c) and isinstance(c, np.ndarray) for c in conditions):
@@ -65,7 +65,7 @@ def _chosen(values: Values, names: list[str]) -> Values:
 
 
 def _before(lowering: BlockLowering, op: Operator, block: Block, writes: list[str], env: Values) -> Values:
-    """What the block's outputs hold where it does not run. Those of `layers.cond` hold nothing that is ever read."""
+    """The values of the block's outputs when it does not run. Those of `layers.cond` are never read then."""
     missing = [n for n in writes if n not in env]
     if missing:
         readers = {n: {o.type for o in op.block.ops if n in o.input_arg_names} for n in missing}
@@ -84,8 +84,8 @@ def _before(lowering: BlockLowering, op: Operator, block: Block, writes: list[st
 def while_(lowering: BlockLowering, op: Operator, env: Values) -> Values:
     """Run the block while the condition holds.
 
-    A short loop whose length is known is written out. Else it is one compiled loop; where gradients are wanted it runs up to
-    a bound (`jfluid.compile.loop_bounds`), the iterations after the end without effect.
+    A short loop of known length is unrolled. Any other is one compiled loop. If gradients are needed it runs up to a bound
+    (`jfluid.compile.loop_bounds`), and the iterations after its end have no effect.
     """
     block, condition = op.attrs["sub_block"], op.inputs["Condition"][0]
     writes = sorted(outer_names(block)[1])
@@ -151,7 +151,7 @@ def _loop(lowering: BlockLowering, op: Operator, env: Values, state: Values, bou
 
 def _shaped(lowering: BlockLowering, block: Block, env: Values, start: Values, places: dict[str, int | None],
             writes: list[str]) -> Values:
-    """The values that enter the loop, in the form that the body gives them: arrays as buffers with all their places."""
+    """The initial values of the loop, in the form that the body returns: arrays as buffers of their full size."""
     def one(values: Values) -> Values:
         after = lowering.block(block, env | values)
         return {n: after[n] for n in writes if n in after}
@@ -175,7 +175,7 @@ def _shaped(lowering: BlockLowering, block: Block, env: Values, start: Values, p
 
 
 def _matched(value: Any, like: Any, name: str) -> Any:
-    """A loop's value in the form of the one it started with. Raises OpError where the shape changes."""
+    """A loop's value in the form of its initial one. Raises OpError when its shape changes."""
     if isinstance(like, Ragged) and isinstance(value, Ragged):
         value = Ragged(value.values, value.levels, value.total if like.total is not None else None, like.exact)
     elif isinstance(like, Ragged):

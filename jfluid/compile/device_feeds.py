@@ -1,4 +1,4 @@
-"""Bringing batches to a device before the step that takes them, with the padding of ragged rows already done."""
+"""Copies of batches to a device before the step that uses them, with ragged rows padded already."""
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +11,7 @@ from jfluid.ops.ragged import Ragged
 
 
 class DeviceTensor(LoDTensor):
-    """A tensor on the host, as users see it, and on a device, as a step takes it: rows in sequences are padded."""
+    """A tensor on the host, as users see it, and on a device, as a step uses it: rows in sequences are padded."""
 
     def __init__(self, tensor: LoDTensor, device_value: Any):
         super().__init__(tensor.value)
@@ -19,22 +19,22 @@ class DeviceTensor(LoDTensor):
         self._device_value = device_value
 
     def set(self, array: Any, place: Any = None) -> None:
-        """As LoDTensor.set; what is on the device no longer counts."""
+        """As LoDTensor.set; discards the value on the device."""
         super().set(array, place)
         self._device_value = None
 
     def set_lod(self, lod: Sequence[Sequence[int] | np.ndarray[Any, Any]]) -> None:
-        """As LoDTensor.set_lod; what is on the device no longer counts."""
+        """As LoDTensor.set_lod; discards the value on the device."""
         super().set_lod(lod)
         self._device_value = None
 
     def device_value(self) -> Any:
-        """An array or a `Ragged` on the device; None once the tensor was set to something else."""
+        """An array or a `Ragged` on the device; None once the tensor was set."""
         return self._device_value
 
 
 class FeedPlacer:
-    """Brings batches to devices. It remembers the sizes that it padded ragged rows to, as a compiled step does."""
+    """Copies batches to devices. It reuses the sizes to which it has padded ragged rows, as a compiled step does."""
 
     def __init__(self) -> None:
         self._buckets = Buckets()
@@ -49,14 +49,14 @@ class FeedPlacer:
 
 
 def _reads_host_memory(device: jax.Device) -> bool:
-    """Whether NumPy arrays lie where the device's programs read them."""
+    """Whether the device's programs read NumPy arrays in place."""
     return bool(device.platform == "cpu")
 
 
 def ready(feeds: Mapping[str, Any], device: jax.Device, exact: bool) -> dict[str, Any]:
-    """Checked feeds for a step on `device`: of what is placed, the values on the device.
+    """Checked feeds for a step on `device`: the device values of tensors that have one.
 
-    A step that takes `exact` rows gets those of the host.
+    A step that needs `exact` rows gets the host's values.
     """
     return {name: _ready(value, device, exact) for name, value in feeds.items()}
 

@@ -1,4 +1,4 @@
-"""What users feed: held against the program's variables before anything is compiled."""
+"""Users' feeds, checked against the program's variables before anything is compiled."""
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,11 +13,11 @@ from jfluid.lod_tensor import LoDTensor
 
 
 class Owned(dict[str, Any]):
-    """A feed that nobody writes to any more: its arrays need no copy."""
+    """A feed whose arrays nobody will change, so that they need no copy."""
 
 
 def named(feed: Any) -> dict[str, Any]:
-    """A feed by names, where users may give Variables. Raises FeedError for what is no dict."""
+    """A feed by names; users may give Variables as keys. Raises FeedError for anything but a dict."""
     if not feed:
         return {}
     if not isinstance(feed, Mapping):
@@ -27,7 +27,7 @@ def named(feed: Any) -> dict[str, Any]:
 
 
 def checked(program: Program, feed: Any) -> dict[str, Any]:
-    """The feeds as arrays, each held against its variable. Raises FeedError."""
+    """The feeds as arrays, each checked against its variable. Raises FeedError."""
     block = program.global_block()
     found = {}
     for name, value in named(feed).items():
@@ -39,7 +39,7 @@ def checked(program: Program, feed: Any) -> dict[str, Any]:
 
 
 def own(value: Any) -> Any:
-    """A copy of what users may write to."""
+    """A copy of an array that users may change."""
     if isinstance(value, DeviceTensor):
         return value
     if isinstance(value, LoDTensor):

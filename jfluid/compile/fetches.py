@@ -1,4 +1,4 @@
-"""What users fetch: its names, and the values as they see them."""
+"""Users' fetches: their names, and their values as users see them."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,7 +45,7 @@ class Fetched:
     """The value of one fetch.
 
     Attributes:
-        parts: what each device has; one value where the program ran once.
+        parts: the value of each device; a single one if the program ran once.
         divided: whether devices had parts of the batch.
         overwritten: whether the next step overwrites it.
     """
@@ -58,7 +58,7 @@ class Fetched:
     def numpy(self, merged: bool = True) -> Any:
         """A NumPy array (or a list of them, of an array of tensors); with `merged=False` a list of each device's.
 
-        Raises FetchError for what a NumPy array cannot tell.
+        Raises FetchError for a value that no NumPy array can represent.
         """
         if not self.divided:
             return to_numpy(self.name, self.parts[0])
@@ -94,7 +94,7 @@ def to_numpy(name: str, value: Any) -> Any:
 
 
 def to_tensor(value: Any, overwritten: bool) -> Any:
-    """A LoDTensor (or an array of them) for users. What the next step overwrites is copied."""
+    """A LoDTensor (or an array of them) for users; a copy if the next step overwrites the value."""
     value = trimmed(value)
     if isinstance(value, LoDTensorArray):
         return LoDTensorArray(to_tensor(v, overwritten) for v in value)
@@ -104,7 +104,7 @@ def to_tensor(value: Any, overwritten: bool) -> Any:
 
 
 def _merged(parts: list[Any], name: str) -> Any:
-    """One value with the rows of all in order."""
+    """Concatenate the rows of all values in order."""
     if not all(isinstance(p, LoDTensor) for p in parts):
         raise errors.FetchError(f"fetch {name}: each replica has its own {type(parts[0]).__name__}: fetch with "
                                 "return_merged=False, which gives a list of them")

@@ -1,4 +1,4 @@
-"""What runs on the host between XLA segments: host operators, and loops that hold some."""
+"""Execution on the host between XLA segments: host operators, and loops that contain some."""
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -33,7 +33,7 @@ class Host:
         self._steps: dict[int, Any] = {}  # of inner blocks, by index
 
     def run(self, segment: Segment, env: dict[str, Any], key: Any, scope: Any) -> None:
-        """Run the segment's operators on the values in `env`, which gets what they write."""
+        """Run the segment's operators on the values in `env`, and store their outputs there."""
         for position, op, definition in segment.ops:
             try:
                 if op.sub_blocks():
@@ -73,7 +73,7 @@ class Host:
                     env[name] = padding.exact(ragged[0]).like(v) if ragged and definition.rows == "map" else v
 
     def _blocks(self, op: Operator, env: dict[str, Any], key: Any, scope: Any) -> None:
-        """Run a loop, or a condition, whose block holds host operators."""
+        """Run a loop, or a condition, whose block contains host operators."""
         if op.type not in ("while", "conditional_block"):
             raise errors.UnsupportedError(f"{op.type}: its block holds operators that run on the host (print, py_func, "
                                           "beam_search ...), which only While and conditions may")
@@ -99,7 +99,7 @@ def _fold(key: Any, i: int) -> np.ndarray:
 
 
 def _array_operator(op: Operator, definition: OpDef, env: dict[str, Any]) -> None:
-    """An operator on arrays, whose elements stay where they are: nothing is compiled."""
+    """Run an operator on tensor arrays, whose elements stay in place: nothing is compiled."""
     def read(slot: Any, names: list[str]) -> Any:
         found = [None if n == EMPTY_NAME else env.get(n) for n in names]
         return found if slot.many else (found[0] if found else None)

@@ -1,4 +1,4 @@
-"""How often a loop runs at most, and how many places its arrays need: read off its counter."""
+"""Bounds of loops: how often a loop runs at most, and the sizes of its arrays, derived from its counter."""
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class Bound:
     """A loop's iterations.
 
     Attributes:
-        most: how many there are at most.
+        most: their largest number.
         exact: whether there are always so many.
     """
 
@@ -28,7 +28,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class _Counter:
-    """An integer that is `base` of the start of the iteration plus `offset`."""
+    """An integer: the value of `base` at the start of the iteration plus `offset`."""
 
     base: str
     offset: int
@@ -50,7 +50,7 @@ class _Walk:
         return self.now[name] if name in self.now else _Counter(name, 0)
 
     def constant(self, name: str) -> int | None:
-        """The value of a name that the loop does not change."""
+        """The constant value of a name that the loop does not change."""
         if name in self.now:
             return self.constants.get(name)
         return _number(self.env.get(name))
@@ -88,7 +88,7 @@ def _number(value: Any) -> int | None:
 
 
 def bound(block: Block, condition: str, env: Mapping[str, Any]) -> Bound | None:
-    """How often the loop over `block` runs while `condition` holds; None where its counter does not tell."""
+    """How often the loop over `block` runs while `condition` holds; None if its counter does not determine it."""
     return _bound_of(_Walk(block, env), block, condition, len(block.ops))
 
 
@@ -117,7 +117,7 @@ def _bound_of(walk: _Walk, block: Block, name: str, end: int) -> Bound | None:
     if most is None:
         return None
     most += op.type.endswith("equal")
-    slack = at.offset < last.offset  # compared before it was moved on
+    slack = at.offset < last.offset  # compared before it is incremented
     return Bound(max(-(-(most - start) // last.offset), 0) + slack, exact and not slack)
 
 
@@ -140,7 +140,7 @@ def _limit(walk: _Walk, block: Block, name: str) -> tuple[int | None, bool]:
 
 
 def places(block: Block, array: str, env: Mapping[str, Any], bound: Bound | None, held: int) -> int | None:
-    """The places that an array needs in the loop; None where that is not known."""
+    """The size that an array needs in the loop; None if unknown."""
     walk = _Walk(block, env)
     needed = held
     for op, counters in zip(block.ops, walk.before):

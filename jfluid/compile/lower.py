@@ -38,12 +38,12 @@ class Lowering:
         self.pairs = _pairs(self.items)  # position of a gradient operator -> position of its forward operator
         self.backward = {f: g for g, f in self.pairs.items()}
         self.derived: set[str] = set()  # names of gradients that gradient operators wrote
-        self.drawn: dict[int, batched_random.Drawn] = {}  # by position: what operators that draw get
+        self.drawn: dict[int, batched_random.Drawn] = {}  # by position: the random numbers of operators
         self.inner = False  # whether this is a block inside another
         self.reversible = False  # whether gradients are taken through what is being lowered
 
     def run(self, env: dict[str, Any]) -> dict[str, Any]:
-        """Run all operators; `env` maps names to values and gets what they write."""
+        """Run all operators; `env` maps names to values, outputs included."""
         self._draw()
         for at, (position, op, definition) in enumerate(self.items):
             try:
@@ -56,7 +56,7 @@ class Lowering:
         return env
 
     def _draw(self) -> None:
-        """The numbers of operators that do nothing but draw, of all of one distribution at once."""
+        """Draw the numbers of all operators that only draw, all of one distribution at once."""
         if not batched_random.possible(self.key):
             return
         groups: dict[str, list[list[tuple[int, int]]]] = {}
@@ -81,7 +81,7 @@ class Lowering:
             self._structure(at, op, definition, env)
             return None
         inputs = [_gather(op, s, env) for s in definition.ins] + [_carried(op, c, env) for c in definition.carries]
-        # A gradient operator that is itself differentiated is computed anew, as a function of its inputs.
+        # A gradient operator that is itself differentiated is recomputed as a function of its inputs.
         kwargs = {a: op.attrs[a] for a in definition.attrs if a in op.attrs}
         if definition.rng:
             uid = op_uid(op) if definition.forward is None else twin_uid(op, definition.forward)
@@ -92,7 +92,7 @@ class Lowering:
         return ragged_dispatch.call(definition, inputs, kwargs) if outs is None else outs
 
     def _fold(self, definition: OpDef, inputs: list[Any], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
-        """The outputs as NumPy arrays, where all inputs are known and the outputs are small; else None."""
+        """The outputs as NumPy arrays, if all inputs are static and the outputs are small; else None."""
         values = jax.tree.leaves(inputs)
         if not values or not all(isinstance(v, np.ndarray) for v in values):
             return None
@@ -102,7 +102,7 @@ class Lowering:
         return jax.tree.map(np.asarray, outs) if small else None
 
     def _keep(self, at: int, definition: OpDef, inputs: list[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """Run a forward operator so that its gradient operator finds what it needs."""
+        """Run a forward operator, and keep its `jax.vjp` closure for its gradient operator."""
         grad_op = self.items[self.backward[at]][1]
         wanted = [any(n != EMPTY_NAME for n in grad_op.outputs.get(s.name + GRAD, ())) for s in definition.reads]
         used = [bool(grad_op.inputs.get(s.name + GRAD)) for s in definition.outs]
@@ -111,7 +111,7 @@ class Lowering:
         return outs
 
     def _structure(self, at: int, op: Operator, definition: OpDef, env: dict[str, Any]) -> None:
-        """Lower an operator with blocks inside; where its gradient is wanted, so that the gradient finds what it needs."""
+        """Lower an operator with blocks inside; if its gradient is needed, keep the closure for it."""
         lower = control.STRUCTURES[op.type]
         if at not in self.backward:
             env.update(lower(self, op, env))
@@ -158,7 +158,7 @@ class Lowering:
         return tuple(g for s, g in zip(forward.reads, grads) if s.name not in forward.nograd)
 
     def _without_padding(self, names: Iterable[str], cotangent: Any) -> Any:
-        """Gradients that no gradient operator computed (they are fed, or ones) get zeros in padding rows."""
+        """Set padding rows to zero in gradients that no gradient operator computed (fed ones, or ones)."""
         parts = cotangent if isinstance(cotangent, list) else [cotangent]
         found = [v.like(v.zeroed()) if isinstance(v, Ragged) and n not in self.derived else v for n, v in zip(names, parts)]
         return found if isinstance(cotangent, list) else (found[0] if found else None)
@@ -180,7 +180,8 @@ class Lowering:
                     ]
 
     def _stopped(self, op: Operator, name: str, value: Any) -> Any:
-        """The value, cut off from gradients where an inner block's variable says so (outside, no operator is made)."""
+        """The value, without a gradient if an inner block's variable stops it (outside, there is no gradient operator
+        then)."""
         if not self.inner:
             return value
         var = op.block.find_var_recursive(name)
@@ -194,7 +195,7 @@ class Lowering:
 
 
 class _Seeded:
-    """Which of an operator's written names gradients come back for: those of `names`; what is not listed has none."""
+    """Which of an operator's outputs have gradients: those in `names`; outputs that are not listed have none."""
 
     def __init__(self, seeded: set[str], written: list[str]):
         self.flags = [n in seeded for n in written]
@@ -210,7 +211,7 @@ def _stop(leaf: Any) -> Any:
 
 
 def _carried(op: Operator, slot: str, env: Mapping[str, Any]) -> Any:
-    """What an output held before the operator; None where it held nothing."""
+    """The value of an output before the operator; None if it had none."""
     names = op.outputs.get(slot)
     return env.get(names[0]) if names else None
 
@@ -264,7 +265,7 @@ def _matches(op: Operator, grad_op: Operator, forward: OpDef) -> bool:
 
 
 def _located(position: int, op: Operator, env: Mapping[str, Any], error: Exception) -> Exception:
-    """The error with what failed, on which shapes, made by which line of the user. An inner operator's stays as it is."""
+    """The error with the operator, its shapes, and the user's line that made it. An inner operator's error stays as it is."""
     if isinstance(error, errors.JFluidError) and (error.located or isinstance(error, errors.UnsupportedOpError)):
         return error
     found = (type(error) if isinstance(error, errors.JFluidError) else errors.OpError)(_where(position, op, env, error))

@@ -1,4 +1,4 @@
-"""What was made lately, by what it was made for."""
+"""A bounded cache that drops the least recently used entry."""
 import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -8,15 +8,15 @@ T = TypeVar("T")
 
 
 class LruCache(OrderedDict[Hashable, T]):
-    """What was made for the `most` keys that were asked for last."""
+    """The values of the `most` keys that were used last."""
 
     def __init__(self, most: int = 32):
         super().__init__()
         self._most = most
 
     def get_or_make(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What was made for a key, or is made now."""
-        with contextlib.suppress(KeyError):  # of two threads the other may drop it
+        """The value of a key; `make` creates it if it is absent."""
+        with contextlib.suppress(KeyError):  # another thread may drop it
             self.move_to_end(key)
             return self[key]
         made = self[key] = make()

@@ -1,4 +1,4 @@
-"""What XLA is told for each program. The process's own flags (XLA_FLAGS) stay as they are, and go before."""
+"""XLA's options for each program. The process's own flags (XLA_FLAGS) are not changed, and take precedence."""
 import functools
 import platform
 
@@ -30,7 +30,7 @@ def options(device: jax.Device, quickly: bool = False) -> dict[str, str | int]:
 
 @functools.cache
 def _understood(name: str, value: str | int) -> bool:
-    """Whether XLA has an option. Names come and go with its versions, and it refuses those that it does not know."""
+    """Whether XLA has an option. Names change with its versions, and it refuses unknown ones."""
     try:
         jax.jit(lambda: 0, compiler_options={name: value}).lower().compile()
     except jax.errors.JaxRuntimeError:

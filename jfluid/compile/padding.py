@@ -1,7 +1,7 @@
 """Buckets: the sizes that ragged feeds are padded to, so that batches of different lengths share a compiled program.
 
-Sizes come from a geometric ladder. A step remembers the sizes it was compiled for and takes them again where they fit
-and do not waste much; after `MOST` of them a new one holds all earlier ones with room to spare, so that the number of
+Sizes are taken from a geometric ladder. A step remembers the sizes that it was compiled for and uses them again if they fit
+and do not waste much; after `MOST` of them a new size includes all earlier ones with a margin, so that the number of
 compilations stays small however many ragged feeds there are.
 """
 import functools
@@ -33,7 +33,7 @@ def ladder(n: int, rungs: int = 4) -> int:
 
 @dataclass(frozen=True)
 class Size:
-    """What one ragged feed needs, or is padded to.
+    """The size that one ragged feed needs, or is padded to.
 
     Attributes:
         rows: of the values.
@@ -76,7 +76,7 @@ class Size:
                     tuple(map(max, a.longest, b.longest)))
 
     def roomier(self) -> "Size":
-        """A size a rung larger, so that the next batch that needs more of one feed fits too."""
+        """A size one rung larger, so that the next batch that needs more of one feed still fits."""
         if self.uniform:
             return self
         numbers = self.numbers[:1] + tuple(ladder(n + n // 4) for n in self.numbers[1:])
@@ -94,7 +94,7 @@ class Measures:
         self._known: dict[tuple[bytes, ...], tuple[list[np.ndarray], Size]] = {}
 
     def of(self, tensor: LoDTensor) -> tuple[list[np.ndarray], Size]:
-        """(lod, what it needs) of a tensor."""
+        """(lod, needed size) of a tensor."""
         key = tuple(level.tobytes() for level in tensor._lod)
         if key not in self._known:
             lod = [level.astype(np.int32) for level in tensor._lod]
@@ -166,7 +166,7 @@ def _extended(offsets: np.ndarray, number: int) -> np.ndarray:
 
 
 def trimmed(value: Any) -> Any:
-    """A value that leaves a step, as users see it: LoDTensors of NumPy arrays, or lists of them, in place of `Ragged`."""
+    """An output of a step as users see it: LoDTensors of NumPy arrays, or lists of them, in place of `Ragged`."""
     if isinstance(value, TensorArray):
         if value.buffer is not None:
             length = int(np.asarray(value.length))
@@ -215,7 +215,7 @@ def _added_up(rows: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def padded(tensor: LoDTensor) -> Ragged:
-    """What a host operator gave, in a bucket, so that what follows is compiled for few sizes."""
+    """The output of a host operator, padded to a bucket, so that later segments are compiled for few sizes."""
     values = np.asarray(tensor.value)
     lod = [level.astype(np.int32) for level in tensor._lod]
     if lod:

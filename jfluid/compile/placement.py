@@ -24,10 +24,10 @@ Function = Callable[[tuple[Any, ...], tuple[Any, ...], Any], Any]
 
 
 class Placement(ABC):
-    """Where the values of a plan lie, and how its segments are compiled for there.
+    """Where the values of a plan are, and how its segments are compiled for that.
 
     Attributes:
-        hosts: how often the host runs an operator of its own for one step, at most.
+        hosts: how many times the host runs a host operator in one step, at most.
     """
 
     hosts = 1
@@ -37,23 +37,23 @@ class Placement(ABC):
 
     @abstractmethod
     def home(self, name: str) -> jax.sharding.Sharding:
-        """Where the value of a variable of the Scope lies."""
+        """The sharding of a variable of the Scope."""
 
     @abstractmethod
     def place(self, values: Env) -> dict[str, jax.Array]:
-        """Values of the Scope at their homes."""
+        """Move values of the Scope to their devices."""
 
     @abstractmethod
     def enter(self, feeds: Any) -> Env:
-        """Checked feeds, as segments take them."""
+        """Checked feeds in the form that segments take."""
 
     @abstractmethod
     def context(self) -> AbstractContextManager[Any]:
-        """What a step is run in."""
+        """The context in which a step runs."""
 
     @abstractmethod
     def lower(self, at: int, env: Env, key: Any, watch: list[trace.Watched] | None) -> Env:
-        """Trace segment `at` of the plan over values by name, which get what it writes. `key` is uint32 [2]."""
+        """Trace segment `at` of the plan over values by name, and add its outputs to them. `key` is uint32 [2]."""
 
     @abstractmethod
     def compiled(self, at: int, function: Function) -> Function:
@@ -65,18 +65,18 @@ class Placement(ABC):
 
     @abstractmethod
     def inner(self, plan: Plan, number: int) -> "Placement":
-        """Where the host runs a block of the program for device `number`."""
+        """The placement in which the host runs a block of the program for device `number`."""
 
     @abstractmethod
     def run_host(self, at: int, hosts: Sequence[Host], env: Env, key: Any, scope: Any) -> None:
-        """Run host segment `at` on values by name, which get what it writes."""
+        """Run host segment `at` on values by name, and add its outputs to them."""
 
     def settled(self, name: str, value: Any) -> Any:
-        """A traced value of the Scope, where it is to lie."""
+        """A traced value of the Scope, constrained to its sharding."""
         return value
 
     def parts(self, name: str, value: Any) -> list[Any]:
-        """What each device of this process has of a fetch."""
+        """The parts of a fetch on each device of this process."""
         return [value]
 
 
@@ -95,7 +95,7 @@ class OneDevice(Placement):
     def place(self, values: Env) -> dict[str, jax.Array]:
         for name, value in values.items():
             if isinstance(value, jax.Array) and not value.is_fully_addressable:
-                values[name] = np.asarray(whole(value))  # it lies on devices of several processes
+                values[name] = np.asarray(whole(value))  # it is on devices of several processes
         return placed(values, dict.fromkeys(values, self._home))
 
     def enter(self, feeds: Mapping[str, Any]) -> Env:
@@ -163,6 +163,6 @@ def of_device(plan: Plan, device: jax.Device) -> OneDevice:
 
 
 def placed(values: Env, homes: Mapping[str, jax.sharding.Sharding]) -> dict[str, jax.Array]:
-    """Values at their homes. What NumPy holds is copied: users may write to it."""
+    """Move values to their devices. NumPy arrays are copied, since users may change them."""
     aliases = {n: isinstance(v, jax.Array) for n, v in values.items()}
     return jax.device_put(values, dict(homes), may_alias=aliases)  # type: ignore[no-any-return]

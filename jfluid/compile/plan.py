@@ -1,4 +1,4 @@
-"""Cutting a block into XLA segments and the host operators between them."""
+"""Plans: a block split into XLA segments and the host operators between them."""
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,8 +20,8 @@ class Segment:
     """Operators that run together: one XLA program, or one host operator.
 
     Attributes:
-        reads: names that the segment needs from outside, in order of first use.
-        gives: names that later segments, fetches or the Scope need from it.
+        reads: its inputs, in order of first use.
+        gives: its outputs that later segments, fetches or the Scope need.
         collective: whether one of the operators computes with the values of all replicas.
     """
 
@@ -34,10 +34,10 @@ class Segment:
 
 @dataclass
 class Plan:
-    """A block cut into segments.
+    """A block split into segments.
 
     Attributes:
-        state: names read before they are written and not fed: the Scope must hold them.
+        state: names that are read before they are written and not fed: the Scope must have them.
         updated: persistable names that the run writes.
         rng: whether an operator draws random numbers.
     """
@@ -77,7 +77,7 @@ def live_ops(block: Block) -> list[tuple[int, Operator, OpDef]]:
 
 
 def plan(program: Program, feeds: Sequence[str], fetches: Sequence[str]) -> Plan:
-    """Cut the global block of `program`; see Plan.
+    """Split the global block of `program`; see Plan.
 
     Raises UnsupportedOpError for operators that are not registered and FetchError for a fetch that nothing computes.
     """
@@ -89,7 +89,7 @@ def plan(program: Program, feeds: Sequence[str], fetches: Sequence[str]) -> Plan
 
 
 def plan_block(block: Block, needed: Sequence[str]) -> Plan:
-    """Cut a block that the host runs again and again: what it reads is given, and `needed` of what it writes is kept."""
+    """Split a block that the host runs repeatedly: its inputs are given, and the `needed` ones of its outputs are kept."""
     return _cut(block, [], list(needed), in_loop=True)
 
 
@@ -125,7 +125,7 @@ def _cut(block: Block, feeds: list[str], fetches: list[str], in_loop: bool) -> P
         writes = {n for _, op, _ in segment.ops for n in writes_of(op)}
         segment.gives = sorted(writes & needed)
         needed = (needed - writes) | set(segment.reads) | set(updated)
-        # An array that is written is also read: its other elements stay.
+        # Writing to an array reads it, too: its other elements stay.
         needed |= {n for n in segment.gives if (v := block.find_var_recursive(n)) is not None
                    and v.type == VarType.LOD_TENSOR_ARRAY}
     rng = any(d.rng for b in block.program.blocks for _, _, d in live_ops(b))
@@ -140,8 +140,8 @@ def _is_collective(op: Operator, definition: OpDef) -> bool:
 
 
 def _runs_on_host(op: Operator) -> bool:
-    """Whether the host runs the operator's block: it holds operators that run there, or writes an array that is joined,
-    of a length that only the run tells (and no gradient goes through it)."""
+    """Whether the host runs the operator's block: it contains host operators, or writes an array that is concatenated and
+    whose length is known only when it runs (and that needs no gradient)."""
     others = op.block.ops if op.type == "while" else ()
     joined = {n for o in others if o.type == "tensor_array_to_tensor" for n in o.input_arg_names}
     if joined & set(op.output("Out")) and not any(o.type == "while_grad" for o in others):
@@ -156,7 +156,8 @@ def _handles_array(op: Operator) -> bool:
 
 
 def _structure_reads(op: Operator, written: set[str]) -> list[str]:
-    """What an operator with blocks reads that has a value: arrays may begin empty, and what it names may be only written."""
+    """The inputs of an operator with blocks that have a value: arrays may be empty at first, and some names are only
+    written."""
     read = set[str]().union(*(outer_names(b)[0] for b in op.sub_blocks()))
     found = []
     for name in sorted(reads_of(op)):
@@ -176,7 +177,7 @@ def _check_fetches(block: Block, fetches: Sequence[str], written: set[str], feed
 
 
 def op_uid(op: Operator) -> int:
-    """A number that names the operator's random stream: it stays when operators are added, cut or moved."""
+    """A number that identifies the operator's random stream: it stays when operators are added, removed or moved."""
     first = next((n for names in op.outputs.values() for n in names if n != EMPTY_NAME), op.type)
     return zlib.crc32(first.split("@RECOMPUTE")[0].encode())
 

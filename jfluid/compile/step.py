@@ -25,8 +25,8 @@ class CompiledSegment:
         # A checked step may be refused after it ran: its old state must survive.
         self.donated = [n for n in segment.reads if n in owned] if donate and not check_finite else []
         self.kept = [n for n in segment.reads if n not in set(self.donated)]
-        # In the order of the donated: JAX pairs buffers with outputs of equal shape by order, and a value written to
-        # another variable's buffer costs a copy.
+        # In the order of the donated ones: JAX pairs buffers with outputs of equal shape by order, and a value in another
+        # variable's buffer costs a copy.
         self.gives = self.donated + [n for n in segment.gives if n not in set(self.donated)]
         self.watched: list[tuple[Any, str]] = []
         self._at, self._placement, self._check, self._updated = at, placement, check_finite, set(plan.updated)
@@ -69,8 +69,8 @@ class Step:
 
     Args:
         placement: where it runs; of this step only.
-        place: the Executor's, for operators of the host.
-        donate: what the step overwrites is used up by it; otherwise others may go on reading the old values.
+        place: the Executor's, for host operators.
+        donate: donate the values that the step overwrites; otherwise others may keep reading the old ones.
     """
 
     def __init__(self, plan: Plan, placement: Placement, place: Any, check_finite: bool = False, name: str = "fluid",
@@ -80,7 +80,7 @@ class Step:
                          for at, s in enumerate(plan.segments)]
         self.starts_anew = not plan.state and not plan.feeds
         self._states: weakref.WeakKeyDictionary[Scope, StepState] = weakref.WeakKeyDictionary()
-        # Where values in the Scope say on which device to run, no other word is needed.
+        # If values in the Scope determine the device, nothing else has to.
         only = self.segments[0] if len(self.segments) == 1 and plan.state else None
         whole = isinstance(only, CompiledSegment) and not check_finite and set(plan.fetches) <= set(only.gives)
         self.whole = only if whole else None
@@ -105,7 +105,7 @@ class Step:
         return [env[n] for n in self.plan.fetches]
 
     def run_segments(self, env: dict[str, Any], scope: Scope, key: Any, state: StepState | None = None) -> None:
-        """Run all segments on the values in `env`, which gets what they give."""
+        """Run all segments on the values in `env`, and add their outputs to it."""
         for at, segment in enumerate(self.segments):
             if isinstance(segment, CompiledSegment):
                 self._run_xla(segment, env, key)
@@ -123,10 +123,10 @@ class Step:
 
 
 class Repeat:
-    """A step that is run again as it was: the same program, scope and fetches, NumPy feeds of the same names and shapes.
+    """A repeated step: the same program, scope and fetches, NumPy feeds of the same names and shapes.
 
-    All that has to be found out for a step is known then. After a step of XLA the core's caches hold little of the host's
-    code, so that with small steps each function called counts.
+    Everything that a step has to look up is known then. A step of XLA evicts the host's code from the core's caches, so that
+    with small steps every function call counts.
     """
 
     def __init__(self, program: Any, scope: Scope, fetch_list: Sequence[Any], feeds: Mapping[str, np.ndarray], step: Step):
@@ -135,17 +135,17 @@ class Repeat:
         self._fetch_list, self._flag = list(fetch_list), flags.get("FLAGS_check_nan_inf")
         self._feeds = [(n, v.dtype, v.shape) for n, v in feeds.items()]
         self._segment, self._call = step.whole, step.placement.call
-        self._state = weakref.ref(step._states[scope])  # it holds the arrays of the scope, and must go with it
+        self._state = weakref.ref(step._states[scope])  # it refers to the arrays of the scope, and must be dropped with it
 
     @staticmethod
     def possible(step: Step, feeds: Mapping[str, Any], fetch_list: Any) -> bool:
-        """Whether the step is one XLA segment on plain arrays, which draws no numbers, and has fetches in a flat list."""
+        """Whether the step is one XLA segment on plain arrays that draws no random numbers, with fetches in a flat list."""
         plain = type(fetch_list) is list and fetch_list and all(isinstance(f, (Variable, str)) for f in fetch_list)
         plain = plain and all(type(v) is np.ndarray for v in feeds.values())
         return bool(plain) and step.whole is not None and not step.plan.rng
 
     def run(self, program: Any, feed: Any, fetch_list: Any, scope: Scope) -> list[Any] | None:
-        """The fetches; None where something is not as it was."""
+        """The fetches; None if anything has changed."""
         if program is not self._program or program._version != self._version or type(feed) is not dict or \
                 len(feed) != len(self._feeds) or type(fetch_list) is not list or len(fetch_list) != len(self._fetch_list):
             return None

@@ -13,14 +13,14 @@ from jfluid.lod_tensor import LoDTensor
 from jfluid.scope import Scope
 
 _VALUE = attrgetter("value")
-_ABSENT = object()  # is no tensor's value
+_ABSENT = object()  # not the value of any tensor
 
 
 class StepState:
     """The tensors of one Scope that a plan reads and writes, looked up once.
 
     Args:
-        placement: where their values are to lie.
+        placement: where their values belong.
     """
 
     def __init__(self, plan: Plan, scope: Scope, placement: Placement):
@@ -42,7 +42,7 @@ class StepState:
         return bool(self.missing) or scope is None or self.epochs != [s.epoch for s in _chain(scope)]
 
     def run(self, call: Callable[..., Any], segment: Any, feeds: Mapping[str, Any], key: Any) -> list[Any]:
-        """Run a plan that is one XLA segment. The same as `read`, call, `write`, with all names looked up before."""
+        """Run a plan that is one XLA segment: `read`, call and `write`, with all names looked up beforehand."""
         if self.missing:
             self.read({})
         donated, kept, targets, fetches = self._wiring or self._wire(segment)
@@ -61,7 +61,7 @@ class StepState:
         return [gives[i] for i in fetches]
 
     def _wire(self, segment: Any) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
-        """Positions of what the segment takes, of what it gives, and of the fetches."""
+        """Positions of the segment's inputs, of its outputs, and of the fetches."""
         scope = self.scope()
         assert scope is not None  # the caller holds it
         at = {name: i for i, (name, _) in enumerate(self.reads)}
@@ -83,7 +83,7 @@ class StepState:
         env.update((name, tensor.value) for name, tensor in self.reads)
 
     def _admit(self, new: list[int]) -> None:
-        """Bring values that the last step did not leave here to their device or devices, all at once, and check them."""
+        """Check the values that the last step did not write, and move them to their devices, all at once."""
         strange = [i for i in new if self._is_strange(*self.reads[i])]
         if strange:
             with jax.enable_x64(True):
@@ -94,7 +94,7 @@ class StepState:
             self.seen[i] = self.reads[i][1].value
 
     def _is_strange(self, name: str, tensor: LoDTensor) -> bool:
-        """Whether a value is not where it belongs. Raises ProgramError for one of another shape than the variable's."""
+        """Whether a value is on the wrong device. Raises ProgramError for a value of another shape than the variable's."""
         var = self.plan.block.find_var_recursive(name)
         value = tensor.value
         if var is not None and var._shape is not None and var.persistable:

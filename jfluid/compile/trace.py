@@ -9,7 +9,7 @@ import jax
 from jfluid.compile.lower import Lowering
 from jfluid.compile.plan import Item
 
-# Of a floating output: its operator, its slot, whether all of it is finite.
+# A floating output: its operator, its name, whether all of it is finite.
 Watched = tuple[Any, str, Any]
 
 
@@ -19,11 +19,11 @@ def random_key(data: Any) -> Any:
 
 
 def lower(items: Sequence[Item], env: dict[str, Any], key: Any = None, watch: list[Watched] | None = None) -> dict[str, Any]:
-    """Trace operators over values by name, and return the values with what the operators wrote.
+    """Trace operators over values by name, and return the values with the operators' outputs.
 
     Args:
-        key: a JAX key, where one of the operators draws.
-        watch: gets every floating output (see FLAGS_check_nan_inf).
+        key: a JAX key, if one of the operators draws.
+        watch: collects every floating output (see FLAGS_check_nan_inf).
 
     Raises OpError, with the operator's place in the user's script, for one that fails.
     """
@@ -33,7 +33,7 @@ def lower(items: Sequence[Item], env: dict[str, Any], key: Any = None, watch: li
 
 @contextlib.contextmanager
 def _without_collector() -> Iterator[None]:
-    """No garbage collection: tracing makes very many objects, nearly all of which live until its end."""
+    """Pause garbage collection: tracing creates very many objects, nearly all of which live until its end."""
     was = gc.isenabled()
     gc.disable()
     try:

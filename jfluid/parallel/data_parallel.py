@@ -1,4 +1,4 @@
-"""What data parallelism changes in a program, and how a batch is divided among its replicas."""
+"""Data parallelism of a program: how it is rewritten, and how a batch is divided among its replicas."""
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,7 +33,7 @@ class DataParallel:
         build: a BuildStrategy.
         execution: an ExecutionStrategy.
         places: the devices; see `devices_of`.
-        sums: gradients that are brought together beside those that updates read.
+        sums: gradients to be all-reduced beside those that updates read.
     """
 
     def __init__(self, program: Program, build: Any, execution: Any, places: Sequence[Any] | None,
@@ -65,7 +65,7 @@ class DataParallel:
 
     @property
     def repeats(self) -> int:
-        """How often `Executor.run` runs the program."""
+        """How many times `Executor.run` runs the program."""
         return int(self.execution.num_iteration_per_run)
 
     @property
@@ -76,7 +76,7 @@ class DataParallel:
                 and build.gradient_scale_strategy != build.GradientScaleStrategy.Customized)
 
     def other(self, program: Program, sums: Sequence[str] = ()) -> "DataParallel":
-        """Another program on these devices, with the same settings, and what is to be brought together of it."""
+        """Another program on these devices, with the same settings; `sums` are its gradients to be all-reduced."""
         found = self._others.get_or_make((program.fingerprint, *sums),
                                 lambda: DataParallel(program, self.build, self.execution, self.places, sums))
         found._own, found.devices, found.replicas = self._own, self.devices, self.replicas
@@ -84,7 +84,7 @@ class DataParallel:
         return found
 
     def read(self, reader_feeds: ReaderFeeds, program: Program, feed: Any) -> tuple[Program, Any]:
-        """The program without what reads, and the feed; each replica takes the next batch of the program's reader."""
+        """The program without reader operators, and the feed; each replica takes the next batch of the program's reader."""
         if not reader_feeds.reads(program):
             return program, feed
         if feed:
@@ -121,14 +121,14 @@ class DataParallel:
         return self._rewritten[1]
 
     def placement(self, planned: Plan) -> Replicas:
-        """Where a plan of the rewritten program runs."""
+        """The placement of a plan of the rewritten program."""
         sharding = ReplicaSharding(
             Mesh(np.array(self.devices), (AXIS,)), self._shares(planned), self.build.fuse_all_reduce_ops
         )
         return Replicas(planned, sharding, self.build._passes.num_repeats, self._sums)
 
     def _shares(self, planned: Plan) -> dict[str, int]:
-        """With Reduce: gradients, and the optimizer's state of their shape, by the dimension that is divided."""
+        """With Reduce: gradients, and the optimizer's state of their shape, with the dimension that is divided."""
         if self.build.reduce_strategy != self.build.ReduceStrategy.Reduce or len(self.devices) == 1:
             return {}
         items = [item for segment in planned.segments for item in segment.ops]
@@ -153,7 +153,7 @@ def _on_host(feeds: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _state_of(items: list[Any], param: str, shape: tuple[int, ...], planned: Plan) -> list[str]:
-    """Variables of the parameter's shape that its updates keep from step to step."""
+    """Optimizer state of the parameter's shape."""
     updates = [op for _, op, _ in items if op.attrs.get("op_role", 0) & OpRole.Optimize and param in op.output_arg_names]
     names = {n for op in updates for n in op.output_arg_names} & set(planned.updated) - {param}
     return [n for n in sorted(names) if tuple(planned.block.var_recursive(n).shape) == shape]
@@ -162,8 +162,7 @@ def _state_of(items: list[Any], param: str, shape: tuple[int, ...], planned: Pla
 def rewritten(program: Program, build: Any, shares: int) -> tuple[Program, list[str]]:
     """The program that each replica runs on one of the `shares` of a batch, and the gradients that are to be fed.
 
-    Gradients begin with the replica's share of the loss, or with what is fed; batch norm spans replicas where that is asked
-    for.
+    Gradients begin with the replica's share of the loss, or with fed ones; batch norm spans replicas if the settings say so.
     """
     program = program.clone()
     block = program.global_block()

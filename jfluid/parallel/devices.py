@@ -14,7 +14,7 @@ def prepare_cpus(number: int) -> None:
         try:
             jax.config.update("jax_num_cpu_devices", number)
         except RuntimeError:
-            pass  # JAX has started: `devices_of` tells whether there are enough
+            pass  # JAX has started: `devices_of` checks whether there are enough
 
 
 def devices_of(places: Sequence[Any] | None, on_gpus: bool) -> list[jax.Device]:

@@ -1,4 +1,4 @@
-"""Fluid's graph passes, of which one has a meaning here: the others rewrite what XLA plans by itself."""
+"""Fluid's graph passes. Only one has an effect here: the others do what XLA does by itself."""
 from typing import Any
 
 from jfluid import errors
@@ -54,10 +54,10 @@ class PassBuilder:
         return self._passes[position]
 
     def remove_pass(self, position: int) -> None:
-        """Take a pass out."""
+        """Remove a pass."""
         del self._passes[position]
 
     @property
     def num_repeats(self) -> int:
-        """Parts that each replica's batch is divided into."""
+        """The number of parts into which each replica's batch is divided."""
         return next((p._settings.get("num_repeats", 1) for p in self._passes), 1)

@@ -1,7 +1,7 @@
-"""Cutting a step into phases: what each replica does on its share of the batch, and what is done once for all.
+"""Phases of a data-parallel step: the computation of each replica on its share of the batch, and that done once for all.
 
-Replicas compute forward and backward. Then gradients are brought together, and updates (operators of the role Optimize)
-are traced once, over whole arrays, which XLA's partitioner spreads over the devices as their shardings say.
+Replicas compute forward and backward. Then gradients are all-reduced, and updates (operators of the role Optimize) are traced
+once, over whole arrays, which XLA's partitioner distributes over the devices according to their shardings.
 """
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,10 +23,10 @@ class Phase:
     Attributes:
         per_replica: whether each replica runs them by itself.
         host: whether the host runs them.
-        given: gradients that the host has computed in each replica, to be brought together here.
-        reads: names that come from outside.
-        reduced: gradients that are brought together at the end of the phase.
-        per_replica_outputs: values that each replica has for itself, and that are needed later.
+        given: gradients that the host has computed in each replica, to be all-reduced here.
+        reads: its inputs.
+        reduced: gradients that are all-reduced at the end of the phase.
+        per_replica_outputs: outputs that differ by replica and are needed later.
         shared_outputs: values of the Scope that replicas write (all alike, or each its own, as running statistics).
     """
 
@@ -51,9 +51,10 @@ def gradients_of(items: Sequence[Item]) -> dict[str, str]:
 
 
 def split(plan: Plan, sums: Sequence[str] = ()) -> list[list[Phase]]:
-    """The phases of each segment of a plan; `sums` are gradients that are brought together beside those that updates read.
+    """The phases of each segment of a plan; `sums` are gradients to be all-reduced beside those that updates read.
 
-    Raises UnsupportedError for updates of what differs by replica, and for programs that bring gradients together themselves.
+    Raises UnsupportedError for updates of values that differ by replica, and for programs that all-reduce gradients
+    themselves.
     """
     items = [item for segment in plan.segments for item in segment.ops]
     gradients = gradients_of(items) | dict.fromkeys(sums, "")
@@ -79,10 +80,10 @@ def _updates(op: Operator) -> bool:
 
 
 def _grouped(items: list[Item]) -> list[Phase]:
-    """Operators that do not wait for an update go before it, so that there are few phases."""
+    """Move operators that do not depend on an update before it, so that there are few phases."""
     phases = [Phase([], True)]
-    updated: set[str] = set()  # what whole phases have written so far
-    touched: set[str] = set()  # what they have read
+    updated: set[str] = set()  # names that phases over whole arrays have written so far
+    touched: set[str] = set()  # names that they have read
     for item in items:
         op = item[1]
         reads, writes = reads_of(op), writes_of(op)
@@ -103,7 +104,7 @@ def _grouped(items: list[Item]) -> list[Phase]:
 
 
 def _wire(phases: list[Phase], plan: Plan, gradients: dict[str, str]) -> None:
-    # Names whose values differ by replica: they follow from the feeds or from random numbers.
+    # Names whose values differ by replica: they depend on the feeds or on random numbers.
     differ = {n for n in plan.feeds if not plan.block.vars[n].persistable}
     known = set(plan.feeds) | set(plan.state)
     written: list[set[str]] = []
@@ -130,7 +131,7 @@ def _wire(phases: list[Phase], plan: Plan, gradients: dict[str, str]) -> None:
     for phase, inside in zip(reversed(phases), reversed(written)):
         if phase.per_replica:
             by_updates = set().union(*(p.reads for p in phases if not p.per_replica))
-            # What the host gives is brought together by the next phase.
+            # The next phase all-reduces the host's gradients.
             phase.reduced = [] if phase.host else sorted(n for n in inside if n in gradients and n in by_updates | later)
             phase.per_replica_outputs = sorted((inside & later & differ) - set(phase.reduced))
             phase.shared_outputs = sorted(
@@ -140,7 +141,7 @@ def _wire(phases: list[Phase], plan: Plan, gradients: dict[str, str]) -> None:
 
 
 def per_replica_before(segments: Sequence[Sequence[Phase]], fed: set[str]) -> list[set[str]]:
-    """The names of which each replica has a value of its own, before each segment and after the last; `fed` at first."""
+    """The names whose values differ by replica, before each segment and after the last; `fed` at first."""
     found = [set(fed)]
     for segment in segments:
         now = set(found[-1])

@@ -12,7 +12,7 @@ from jfluid.ops.ragged import Level, Ragged
 
 
 def shares(feeds: Mapping[str, Any], replicas: int, whole: set[str]) -> list[dict[str, Any]]:
-    """The feed of each replica: rows, or the sequences of ragged rows, in order; the first replicas get what is over.
+    """The feed of each replica: rows, or the sequences of ragged rows, in order; the first replicas get the remainder.
 
     Those in `whole` (persistable variables) are not divided. Raises FeedError for fewer rows than replicas.
     """
@@ -78,7 +78,7 @@ class Stacker:
 
 def _agreed(needs: dict[str, Size], bounds: dict[str, tuple[int, int]],
             uneven: dict[str, bool]) -> tuple[dict[str, Size], dict[str, tuple[int, int]], dict[str, bool]]:
-    """What all processes need together; each must have the same names."""
+    """The sizes that the feeds of all processes need; each must have the same names."""
     own: list[int] = []
     for name, size in needs.items():
         own += [size.rows, *size.numbers, *size.longest, size.uniform, uneven[name]]
@@ -105,7 +105,7 @@ def _largest(sizes: list[Size]) -> Size:
 
 
 def _filled(values: Any, lod: list[np.ndarray], size: Size, uneven: bool) -> Ragged:
-    """The rows padded to `size`; where replicas have different numbers of sequences, with their own."""
+    """The rows padded to `size`, with the number of sequences if replicas have different numbers."""
     made = fill(values, lod, size, False)
     if not uneven:
         return made

@@ -30,13 +30,13 @@ class Replicas(Placement):
     """The devices of a sharding. Values that differ by replica are stacked along a first dimension.
 
     Args:
-        repeats: the parts that each replica divides its rows into.
-        sums: gradients that are brought together beside those that updates read.
+        repeats: the number of parts into which each replica divides its rows.
+        sums: gradients to be all-reduced beside those that updates read.
 
-    Raises UnsupportedError for programs that replicas cannot run; see `phases.cut`.
+        Raises UnsupportedError for programs that replicas cannot run; see `phases.split`.
     """
 
-    _running: ClassVar[Any] = None  # of the program that this process began last
+    _running: ClassVar[Any] = None  # of the program that this process started last
 
     def __init__(self, plan: Plan, sharding: ReplicaSharding, repeats: int = 1, sums: Sequence[str] = ()):
         super().__init__(plan)
@@ -50,8 +50,8 @@ class Replicas(Placement):
         self._devices: list[jax.Device] = list(sharding.mesh.local_devices)
         self.hosts = len(self._devices)
         on_gpus = self._devices[0].platform != "cpu"
-        # Rows of sparse gradients are gathered, so that there must be as many everywhere; and XLA tunes a program on all GPUs
-        # together. Otherwise each process may pad as it likes: they only exchange gradients, which are alike.
+        # Rows of sparse gradients are gathered, so their number must be the same everywhere; and XLA tunes a program on all
+        # GPUs together. Otherwise each process may choose its padding: they only exchange gradients, whose shapes are equal.
         self._stacker = replica_feeds.Stacker(agree=sharding.spans_processes and (sparse or on_gpus))
         self._host_stacker = replica_feeds.Stacker(agree=sharding.spans_processes)
         self._shapes: Any = None
@@ -90,7 +90,7 @@ class Replicas(Placement):
     def compiled(self, at: int, function: Function) -> Function:
         def run(donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> tuple[Any, Any]:
             found = function(donated, kept, key)
-            # It is there when the program has ended; the values themselves may be donated to the next one by then.
+            # It is ready when the program has ended; the values themselves may have been donated to the next one by then.
             ended = jnp.zeros((), jnp.int32)
             return found, lax.with_sharding_constraint(ended, NamedSharding(self.sharding.mesh, PartitionSpec()))
 
@@ -98,7 +98,7 @@ class Replicas(Placement):
         return jax.jit(run, donate_argnums=(0,), compiler_options=options(self._devices[0]))
 
     def call(self, segment: Any, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
-        # Programs whose replicas wait for each other in XLA's thread pool can block it for good: one at a time.
+        # Programs whose replicas wait for each other in XLA's thread pool can deadlock it: one at a time.
         jax.block_until_ready(Replicas._running)
         self._shapes = self._shapes or (segment, jax.tree.map(_shape, (donated, kept, key)))
         try:
@@ -110,7 +110,7 @@ class Replicas(Placement):
         return found
 
     def lowered(self) -> Any:
-        """The first segment as XLA gets it, for the shapes of its first run."""
+        """The first segment as passed to XLA, for the shapes of its first run."""
         segment, shapes = self._shapes
         with jax.enable_x64(True):
             return segment.call.lower(*shapes)
@@ -121,7 +121,7 @@ class Replicas(Placement):
         return OneDevice(plan, self._devices[number])
 
     def run_host(self, at: int, hosts: Sequence[Host], env: Env, key: Any, scope: Any) -> None:
-        """Run operators of the host: for each replica of this process, or once where all have the same."""
+        """Run host operators: for each replica of this process, or once if their inputs are the same for all."""
         (phase,) = self._phases[at]
         segment = self.plan.segments[at]
         there = [n for n in phase.reads if n in env]
@@ -200,8 +200,8 @@ class Replicas(Placement):
 
     def _in_parts(self, phase: phases.Phase, alike: Env, mine: Env, key: Any,
                   watched: list[tuple[Any, str]] | None) -> tuple[Env, Env, Env, Any]:
-        """As `_at_once`, for one part of the replica's rows after the other. What a part writes the next one reads; gradients
-        are added up, values of its own are joined."""
+        """As `_at_once`, for one part of the replica's rows after the other. Each part reads the previous one's outputs;
+        gradients are summed, values of its own are concatenated."""
         parts = {n: _in_equal_parts(n, v, self._repeats) for n, v in mine.items()}
         carried = {n: alike[n] for n in phase.shared_outputs if n in alike}
 
@@ -234,7 +234,7 @@ def _in_equal_parts(name: str, value: Any, repeats: int) -> Any:
 
 
 def _fed(name: str, value: Any) -> Any:
-    """What an operator of the host gives in one replica, to be stacked."""
+    """The output of a host operator in one replica, to be stacked."""
     value = padding.trimmed(value)
     if isinstance(value, LoDTensor):
         return value if value._lod else np.asarray(value.value)
@@ -249,7 +249,7 @@ def _shape(value: Any) -> Any:
 
 
 def _divided(value: Any, count: int) -> list[Any]:
-    """What each of the `count` replicas of this process has of a stacked value."""
+    """The parts of a stacked value on each of the `count` replicas of this process."""
     own = jax.tree.map(_shards, value)
     return [jax.tree.map(lambda shards, i=i: shards[i], own, is_leaf=_is_shards) for i in range(count)]
 

@@ -1,4 +1,4 @@
-"""Which devices hold what, and how gradients are brought together."""
+"""How values are sharded over replicas, and how gradients are all-reduced."""
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,7 @@ _BUCKET = 32 << 20  # bytes of gradients that are summed in one call
 
 @dataclass(frozen=True)
 class ReplicaSharding:
-    """Where the values of a step lie.
+    """The sharding of the values of a step over its replicas.
 
     Attributes:
         mesh: the replicas' devices, in one dimension.
@@ -34,7 +34,7 @@ class ReplicaSharding:
 
     @property
     def replicas(self) -> int:
-        """How many there are."""
+        """The number of replicas."""
         return int(self.mesh.size)
 
     @property
@@ -43,13 +43,13 @@ class ReplicaSharding:
         return len(self.mesh.local_devices) < self.mesh.size
 
     def spread(self, stacked: Any) -> Any:
-        """Values of this process's replicas, stacked, on their devices: part of those of all."""
+        """Move the stacked values of this process's replicas to their devices: its part of the array of all."""
         if not self.spans_processes:
             return jax.device_put(stacked, self.per_replica)
         return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(self.per_replica, leaf), stacked)
 
     def place(self, values: dict[str, Any]) -> dict[str, jax.Array]:
-        """Whole values on the devices; of several processes those of the first."""
+        """Move whole values to the devices; of several processes those of the first."""
         if not self.spans_processes:
             return placed(values, {n: self.home(n) for n in values})
         return {n: self._agreed(n, v) for n, v in values.items()}
@@ -62,7 +62,7 @@ class ReplicaSharding:
         return jax.make_array_from_callback(first.shape, self.home(name), lambda index: first[index])
 
     def spec(self, name: str) -> PartitionSpec:
-        """How a whole value lies on the devices."""
+        """The partition spec of a whole value."""
         dim = self.shares.get(name)
         return PartitionSpec() if dim is None else PartitionSpec(*[None] * dim, AXIS)
 
@@ -78,7 +78,7 @@ class ReplicaSharding:
 
 def dimension_of(shape: tuple[int, ...], replicas: int, sparse: bool) -> int | None:
     """The dimension by which a value of this shape is divided: the first that divides evenly, the last for a table of rows
-    (so that each replica updates its columns of all rows); None when there is none, or where it is not worth it."""
+    (so that each replica updates its columns of all rows); None when there is none, or when it does not pay."""
     if int(np.prod(shape)) < 2 * replicas:
         return None
     order = range(len(shape) - 1, 0, -1) if sparse else range(len(shape))
@@ -86,8 +86,8 @@ def dimension_of(shape: tuple[int, ...], replicas: int, sparse: bool) -> int | N
 
 
 def summed(values: Mapping[str, Any], sharding: ReplicaSharding) -> dict[str, Any]:
-    """Sums of the replicas' gradients, within a replica: dense ones in fused buckets, those that are divided only in the
-    replica's own share, sparse ones as the rows of all."""
+    """All-reduce gradients, called within a replica: dense ones in fused buckets; divided ones are reduced and scattered, so
+    each replica gets its share; sparse ones become the rows of all."""
     found: dict[str, Any] = {}
     dense: dict[Any, list[str]] = {}
     for name, value in values.items():

@@ -3,14 +3,14 @@
 | module | holds |
 |---|---|
 | `validation`, `specs` | what a table is: width, initializer, optimizer, entry rule; plain data, checked |
-| `optimizers` | all that there is to know of each optimizer: its settings, its update of a row, Fluid's operator of it |
-| `kernels`, `row_initializers` | compiled loops: index and pages, first values of rows |
+| `optimizers` | the definition of each optimizer: its settings, its update of a row, Fluid's operator of it |
+| `kernels`, `row_initializers` | compiled loops: index and pages, initial values of rows |
 | `shard`, `table`, `table_view` | `SparseTable`: int64 id -> row, in shards with a lock each; a view of it |
 | `dense` | `DenseBlock`: a slice of a dense parameter |
 | `snapshot` | files of a consistent view of a server |
 | `ps.proto`, `wire`, `zero_copy`, `service`, `connection`, `client`, `server` | the calls |
-| `directory`, `sharded_pull` | of a client: which server has what; what a pull asks of each server |
-| `sync_rounds` | the trainers of a job at one server: who is there, barriers, rounds of synchronous training |
+| `directory`, `sharded_pull` | of a client: the owners of rows and blocks; a pull from all servers |
+| `sync_rounds` | the trainers of a job as one server sees them: membership, barriers, rounds of synchronous training |
 | `shared_memory` | large messages between processes of one machine |
 | `replay_log` | acknowledged calls that a restored server may lack |
 | `capacity` | memory for new rows, and the caps of tables and servers |
