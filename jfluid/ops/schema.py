@@ -173,7 +173,7 @@ def _like(out: Variable, source: Variable) -> None:
 
 
 def _infer(op: Operator, definition: OpDef, ins: list[list[Variable]]) -> list[Any]:
-    """Shapes and dtypes of all output slots: evaluated twice, a dimension that differs is -1."""
+    """Shapes and dtypes of all output slots: evaluated twice where something is unknown; a dimension that differs is -1."""
     try:
         return _twice(op, definition, ins, static_values.PLACEHOLDERS)
     except errors.UnsupportedError:
@@ -197,11 +197,21 @@ def _infer(op: Operator, definition: OpDef, ins: list[list[Variable]]) -> list[A
 
 def _twice(op: Operator, definition: OpDef, ins: list[list[Variable]], sizes: tuple[int, int]) -> list[Any]:
     """Evaluated with both placeholders for unknown numbers, and one of `sizes` for unknown dimensions each time."""
-    first, second = (_evaluate(op, definition, ins, p, size) for p, size in zip(static_values.PLACEHOLDERS, sizes))
+    first, placeholder_was_read = _evaluate(op, definition, ins, static_values.PLACEHOLDERS[0], sizes[0])
+    if not placeholder_was_read and all(_is_fixed(v) for vs in ins for v in vs):
+        return first
+    second, _ = _evaluate(op, definition, ins, static_values.PLACEHOLDERS[1], sizes[1])
     return [_merge(a, b) for a, b in zip(first, second)]
 
 
-def _evaluate(op: Operator, definition: OpDef, ins: list[list[Variable]], placeholder: int, size: int) -> list[Any]:
+def _is_fixed(v: Variable) -> bool:
+    """Whether the value of `v` has one shape only."""
+    return v.type == VarType.LOD_TENSOR and not v.lod_level and -1 not in v.shape
+
+
+def _evaluate(op: Operator, definition: OpDef, ins: list[list[Variable]], placeholder: int,
+              size: int) -> tuple[list[Any], bool]:
+    """What `_Spec` says of each output slot, and whether an unknown number was read."""
     values = [[_abstract(v, size) for v in vs] if s.many else (_abstract(vs[0], size) if vs else None)
               for s, vs in zip(definition.ins, ins)]
     values += [None] * len(definition.carries)
@@ -211,11 +221,12 @@ def _evaluate(op: Operator, definition: OpDef, ins: list[list[Variable]], placeh
         extra = {"key": jax.random.wrap_key_data(key, impl="threefry2x32")} if definition.rng else {}
         return ragged_dispatch.call(definition, values, kwargs | extra)
 
-    with jax.enable_x64(True), static_values.inferring(placeholder):
+    with jax.enable_x64(True), static_values.inferring(placeholder) as inference:
         outs = jax.eval_shape(run, values, jax.ShapeDtypeStruct((2,), np.uint32))
     if len(outs) != len(definition.outs):
         raise TypeError(f"operator {op.type} returned {len(outs)} outputs, its definition has {len(definition.outs)}")
-    return [None if o is None else [_Spec.of(t) for t in (o if isinstance(o, list) else [o])] for o in outs]
+    specs = [None if o is None else [_Spec.of(t) for t in (o if isinstance(o, list) else [o])] for o in outs]
+    return specs, inference.was_read
 
 
 def _abstract(v: Variable, size: int) -> Any:

@@ -1,12 +1,13 @@
 """Values known while a program is traced: shapes and bounds that Fluid gives as tensors.
 
 While a block is lowered a known value is a NumPy array; everything else is a tracer. While shapes are inferred
-nothing is known, and a placeholder stands for each unknown number: the inference runs twice with different
-placeholders, and a dimension that differs is -1.
+nothing is known, and a placeholder stands for each unknown number: where one was read the inference runs again with a
+different one, and a dimension that differs is -1.
 """
 import contextlib
 import contextvars
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import jax
 import numpy as np
@@ -14,22 +15,42 @@ import numpy as np
 from jfluid import errors
 
 PLACEHOLDERS = (2520, 5040)
-_placeholder: contextvars.ContextVar[int | None] = contextvars.ContextVar("placeholder", default=None)
+
+
+@dataclass
+class Inference:
+    """One evaluation of an operator for its shapes: what unknown numbers read as, and whether one was read."""
+
+    placeholder: int
+    was_read: bool = False
+
+
+_inference: contextvars.ContextVar[Inference | None] = contextvars.ContextVar("inference", default=None)
 
 
 @contextlib.contextmanager
-def inferring(placeholder: int) -> Iterator[None]:
+def inferring(placeholder: int) -> Iterator[Inference]:
     """Within this context unknown numbers read as `placeholder`."""
-    token = _placeholder.set(placeholder)
+    current = Inference(placeholder)
+    token = _inference.set(current)
     try:
-        yield
+        yield current
     finally:
-        _placeholder.reset(token)
+        _inference.reset(token)
+
+
+def inference() -> Inference | None:
+    """The evaluation for shapes that is under way; None while a program is lowered."""
+    return _inference.get()
 
 
 def placeholder() -> int | None:
     """The number that stands for unknown ones while shapes are inferred; None while a program is lowered."""
-    return _placeholder.get()
+    current = inference()
+    if current is None:
+        return None
+    current.was_read = True
+    return current.placeholder
 
 
 def is_static(value: object) -> bool:
