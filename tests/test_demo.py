@@ -7,7 +7,7 @@ import pytest
 
 from tests.example_runs import ROOT, run_example
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
 def test_demo(tmp_path):

@@ -27,6 +27,7 @@ def chaos(*arguments, out):
                           text=True, timeout=1800)
 
 
+@pytest.mark.slow
 @pytest.mark.process
 @pytest.mark.parametrize("first, plans", SEEDS)
 def test_plans(first, plans, tmp_path):

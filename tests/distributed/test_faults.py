@@ -23,7 +23,7 @@ from tests.distributed import process
 from tests.distributed.job import Job, batches, net
 from tests.ports import free_endpoints
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 LIMIT_S = 180
 STEPS = 8
 

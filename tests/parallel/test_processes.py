@@ -19,6 +19,7 @@ NAMES = ["mlp_adam:allreduce", "mlp_clip:reduce", "mlp_lamb:reduce", "conv_momen
          "attention_adam:reduce", "ctr_lazy_adam:allreduce", "ctr_lazy_adam:reduce"]
 
 
+@pytest.mark.slow
 @pytest.mark.process
 @pytest.mark.parametrize("devices", [1, 2])
 def test_two_processes_equal_one_device(devices, tmp_path):
