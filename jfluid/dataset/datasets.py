@@ -86,8 +86,8 @@ class DatasetBase:
         self._source.options = {"user": fs_ugi.partition(",")[0]} if fs_ugi else None
 
     def set_on_bad_lines(self, on_bad_lines: str) -> None:
-        """What a line that is no record does: "error", the default, stops with its file, number and slot; "skip" counts it
-        (`bad_lines`) and goes on. Fluid has no such choice."""
+        """Choose what happens to invalid lines: "error", the default, raises with file, number and slot; "skip" counts them
+        (`bad_lines`) and continues. Fluid has no such choice."""
         if on_bad_lines not in ("error", "skip"):
             raise errors.DataError(f"set_on_bad_lines: expected 'error' or 'skip', found {on_bad_lines!r}")
         self._bad.skip = on_bad_lines == "skip"
@@ -101,7 +101,7 @@ class DatasetBase:
         self._candidates = positive("record_candidate_size", record_candidate_size) if fea_eval else 0
 
     def slots_shuffle(self, slots: Sequence[str]) -> None:
-        """Raises UnsupportedError: only an InMemoryDataset has its records at hand."""
+        """Raises UnsupportedError: only an InMemoryDataset has its records in memory."""
         raise errors.UnsupportedError(f"{type(self).__name__}.slots_shuffle: use InMemoryDataset")
 
     def set_rank_offset(self, rank_offset: str) -> None:
@@ -113,7 +113,7 @@ class DatasetBase:
         positive("set_pv_batch_size", pv_batch_size)
 
     def desc(self) -> str:
-        """What the dataset reads, as prototxt."""
+        """The description of the dataset's slots, as prototxt."""
         return text_of(self._feed, self._batch_size, self._slots, self._source.pipe_command)
 
     def _batches(self, threads: int = 0) -> "ReaderThreads":
@@ -158,7 +158,7 @@ class InMemoryDataset(DatasetBase):
     """Reads its files into memory, where records can be shuffled, also between trainers.
 
     Records, with the copies that reading and shuffling make, take up to FLAGS_dataset_max_bytes (by default three quarters of
-    the memory that the machine has). What would take more raises DataError before it does; records that are there stay.
+    the machine's memory). A method that would need more raises DataError first; records in memory stay.
 
     As in Fluid zeros of ragged slots are left out, but for one where there is nothing else.
     """
@@ -257,7 +257,7 @@ class InMemoryDataset(DatasetBase):
         self._records, self._order = records, draw.permutation(len(records))
 
     def slots_shuffle(self, slots: Sequence[str]) -> None:
-        """Give each record the values of `slots` of a random record, to see what they are worth to a model.
+        """Give each record the values of `slots` of a random record, to measure the importance of the slots for a model.
 
         Each call starts from the records as they were read. Raises DataError unless `set_fea_eval` allowed it.
         """
@@ -281,7 +281,7 @@ class InMemoryDataset(DatasetBase):
         return own if fleet is None else exchange.total(own, fleet)
 
     def get_shuffle_data_size(self, fleet: Any = None) -> int:
-        """How many records the last `global_shuffle` between trainers brought, to all trainers if `fleet` is given."""
+        """How many records the last `global_shuffle` between trainers returned, to all trainers if `fleet` is given."""
         return self._received if fleet is None else exchange.total(self._received, fleet)
 
     # What belongs to Baidu's PaddleBox and pslib: page views, phases, tables that are filled while reading.
@@ -349,7 +349,7 @@ class InMemoryDataset(DatasetBase):
         return self._records
 
     def _budget(self, what: str) -> MemoryBudget:
-        """What may be taken beside the records that are there."""
+        """The memory that may be allocated beside the records in memory."""
         held = {r.values.ctypes.data: r.nbytes for r in (self._records, self._unmixed) if r is not None}
         return MemoryBudget(f"{type(self).__name__}.{what}", sum(held.values()))
 
@@ -379,7 +379,7 @@ class _Loading:
         try:
             with self._reader_threads as items:
                 for i, records in items:
-                    self._budget.take(2 * records.nbytes)  # in the end they are copied behind each other
+                    self._budget.take(2 * records.nbytes)  # in the end they are concatenated
                     self._parts.setdefault(i, []).append(records)
         except BaseException as error:
             self._error = error
@@ -388,7 +388,7 @@ class _Loading:
     def result(self) -> Records:
         try:
             self._thread.join()
-        except BaseException:  # Ctrl-C: no thread goes on behind the caller's back
+        except BaseException:  # Ctrl-C: no thread keeps running in the background
             self._reader_threads.stop()
             raise
         if self._error is not None:

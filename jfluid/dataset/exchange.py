@@ -1,6 +1,6 @@
-"""Records between trainers: each one listens at its endpoint, and sends every other its share.
+"""Exchange of records between trainers: each one listens at its endpoint, and sends every other its share.
 
-Only trainers of the job are let in (jfluid.security.sockets), and what they send is checked before it is used.
+Only trainers of the job can connect (jfluid.security.sockets), and their data is validated before it is used.
 """
 import os
 import re
@@ -29,7 +29,7 @@ _PURPOSE = "exchange between trainers"
 _LONGEST_MESSAGE = 1 << 30
 _OVERHEAD = 64  # bytes that a message costs beside its own
 _BACKLOG = 128
-# What a trainer says first: which exchange it is at, its number, how many there are. And what it is told.
+# A trainer's first message: the number of the exchange, its own number, the number of trainers. Then the answer to it.
 _HELLO = struct.Struct("<QII")
 _WELCOME, _NOT_YET, _REFUSED, _TAKEN, _END = b"welcome", b"not yet", b"refused: ", b"taken", b""
 Share = Iterable[bytes]
@@ -37,17 +37,17 @@ Share = Iterable[bytes]
 
 def shuffled(records: Records, slots: Sequence[Slot], tagged: bool, fleet: Any, draw: np.random.Generator,
              message_size: int, pause: float, take: Callable[[int], None] = lambda size: None) -> Records:
-    """The records that fall to this trainer when all trainers hand theirs out at random.
+    """Distribute the records of all trainers at random; returns this trainer's new ones.
 
     Args:
         slots, tagged: what records have, and whether ids.
         fleet: has worker_index(), worker_num() and worker_endpoints(), in which this process can listen at its own.
         message_size: records in a message.
         pause: seconds between messages.
-        take: is told how many bytes are about to be taken; raises DataError where there are too many.
+        take: called with the number of bytes before they are allocated; raises DataError if they are too many.
 
-    Raises DataError when a trainer does not answer within five minutes, sends more than FLAGS_global_shuffle_peer_bytes, or
-    what are no records of these slots; SecretError when trainers on several machines have no secret.
+        Raises DataError when a trainer does not answer within five minutes, sends more than FLAGS_global_shuffle_peer_bytes,
+        or data that are not records of these slots; SecretError when trainers on several machines have no secret.
     """
     own, number = fleet.worker_index(), fleet.worker_num()
     take(8 * len(records) + records.nbytes)
@@ -57,7 +57,7 @@ def shuffled(records: Records, slots: Sequence[Slot], tagged: bool, fleet: Any, 
                 for share in shares]
 
     def decoded(data: bytes) -> Records:
-        take(3 * len(data))  # with the message, and what is joined in the end
+        take(3 * len(data))  # with the message, and the final concatenation
         return record_encoding.decode(data, slots, tagged)
     received = _exchange([map(record_encoding.encode, to) for to in messages], own, fleet.worker_endpoints(), _most_bytes(),
                          decoded, pause)
@@ -107,7 +107,8 @@ def _described(dtype: "np.dtype[Any]", shape: tuple[int, ...]) -> bytes:
 
 
 def decode_hello(data: bytes) -> tuple[int, int, int]:
-    """(the exchange, counted from 1, the trainer, how many there are) in what a trainer says first. Raises MessageError."""
+    """(the exchange, counted from 1, the trainer, the number of trainers) of a trainer's first message. Raises
+    MessageError."""
     if len(data) != _HELLO.size:
         raise errors.MessageError(f"expected what a trainer says first, {_HELLO.size} bytes, found {len(data)}")
     exchange, sender, number = _HELLO.unpack(data)
@@ -121,7 +122,7 @@ def _only(values: list[Any], sender: int) -> Any:
 
 
 def _most_bytes() -> int:
-    """How many bytes one trainer may send: what was set, or as many as this machine has of memory."""
+    """How many bytes one trainer may send: the limit that was set, or the memory of this machine."""
     return flags.get("FLAGS_global_shuffle_peer_bytes") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
@@ -150,7 +151,7 @@ def _exchange(outgoing: Sequence[Share], own: int, endpoints: list[str], most_by
 
 
 class _Exchange:
-    """One exchange. A trainer may be one ahead: the others turn it away until they are there too."""
+    """One exchange. A trainer may be one exchange ahead: the others reject it until they have begun that one, too."""
 
     _count: ClassVar[Counter[str]] = Counter()  # exchanges so far, by the endpoint of the trainer
 
@@ -167,7 +168,7 @@ class _Exchange:
         self._received: dict[int, list[Any]] = {}
 
     def start(self, work: Callable[..., None], *arguments: Any) -> None:
-        """Work in a thread; what it raises ends the exchange."""
+        """Run a function in a thread; its exception ends the exchange."""
         def guarded() -> None:
             try:
                 work(*arguments)
@@ -176,14 +177,14 @@ class _Exchange:
         threading.Thread(target=guarded, name="jfluid-exchange", daemon=True).start()
 
     def over(self) -> bool:
-        """Whether everything has come and gone, or never will."""
+        """Whether all shares were sent and received, or the exchange has failed."""
         done = len(self._received) == len(self._sent) == len(self.others)
         missing = len(self._came) < len(self.others) or len(self._admitted) < len(self.others)
-        # The threads that wait for those who are missing say why, a moment after the deadline.
+        # The threads that wait for missing trainers report the reason, a moment after the deadline.
         return done or bool(self._failures) or (missing and time.monotonic() > self._deadline + 5 * _SECONDS_BETWEEN_TRIES)
 
     def result(self) -> dict[int, list[Any]]:
-        """What came. Raises DataError when that is not all."""
+        """The received shares. Raises DataError if some are missing."""
         cause = self._failures[0] if self._failures else None
         if isinstance(cause, errors.SecretError):
             raise cause
@@ -194,7 +195,7 @@ class _Exchange:
         return self._received
 
     def close(self) -> None:
-        """End what is still under way."""
+        """End all pending transfers."""
         with self._lock:
             for connection in self._connections:
                 with suppress(OSError):  # a thread that reads from it wakes up
@@ -222,7 +223,7 @@ class _Exchange:
         self._sent.add(to)
 
     def _admission(self, to: int) -> sockets.Connection:
-        """A connection to a trainer that is at this exchange; it may not listen yet."""
+        """Connect to a trainer that takes part in this exchange; it may not listen yet."""
         while True:
             connection = None
             try:
@@ -235,7 +236,7 @@ class _Exchange:
                 if answer != _NOT_YET:
                     raise errors.DataError(f"trainer {to}, {self.endpoints[to]}: {answer.decode(errors='replace')}")
                 problem: Exception = errors.DataError("it is at another exchange than this trainer")
-            except (OSError, errors.MessageError) as error:  # nobody there yet, or someone else
+            except (OSError, errors.MessageError) as error:  # nobody listens yet, or another program does
                 problem = error
             if connection is not None:
                 connection.close()
@@ -249,7 +250,7 @@ class _Exchange:
         self._noted(connection)
         try:
             exchange, sender, number = decode_hello(connection.receive())
-        except (OSError, errors.MessageError):  # a process of the job that is no trainer, or goes away again
+        except (OSError, errors.MessageError):  # a process of the job that is no trainer, or that disconnects
             return connection.close()
         answer = self._answer(exchange, sender, number)
         connection.send(answer)

@@ -1,4 +1,4 @@
-"""How much memory the records of a dataset may take: what would be more is refused before it is there."""
+"""The memory that the records of a dataset may take: more is refused before it is allocated."""
 import os
 import threading
 from pathlib import Path
@@ -6,17 +6,17 @@ from pathlib import Path
 from jfluid import errors, flags
 
 FLAG = "FLAGS_dataset_max_bytes"
-# What the container says that it may have, by version 2 and 1 of Linux's control groups.
+# The container's limit, by version 2 and 1 of Linux's control groups.
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 def most_bytes() -> int:
-    """What was set, or three quarters of the memory that the machine, or the container, has."""
+    """The limit that was set, or three quarters of the memory of the machine or container."""
     return int(flags.get(FLAG)) or memory_bytes() * 3 // 4
 
 
 def memory_bytes() -> int:
-    """The bytes of memory that the machine, or the container, has."""
+    """The bytes of memory of the machine or container."""
     found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for name in _LIMITS:
         try:
@@ -27,11 +27,11 @@ def memory_bytes() -> int:
 
 
 class MemoryBudget:
-    """Bytes that may be taken. Safe for threads.
+    """A number of bytes that may be allocated. Safe for threads.
 
     Args:
-        what: takes them, for messages.
-        used: how many are taken already.
+        what: the method that allocates, for error messages.
+        used: how many are allocated already.
     """
 
     def __init__(self, what: str, used: int = 0):
@@ -39,7 +39,7 @@ class MemoryBudget:
         self._lock = threading.Lock()
 
     def take(self, size: int) -> None:
-        """So many more are about to be taken. Raises DataError where they do not fit."""
+        """Count so many more bytes, before they are allocated. Raises DataError if they do not fit."""
         with self._lock:
             if self._used + size > self._most:
                 raise errors.DataError(

@@ -1,4 +1,4 @@
-"""The MultiSlot text format, parsed by machine code that numba makes.
+"""The MultiSlot text format, with a parser that numba compiles.
 
 A line is one record: for each slot in order a count n >= 1 and then n values, whole numbers or decimal ones,
 separated by spaces or tabs. Values stay in the order of the text, so that shuffling moves only places.
@@ -17,7 +17,7 @@ from numba.extending import intrinsic
 
 from jfluid.lod_tensor import LoDTensor
 
-# What may be wrong with a line; the parser reports one of these numbers.
+# Errors of a line; the parser reports one of these numbers.
 (BLANK, TAG_COUNT, COUNT, NO_VALUES, TOO_MANY, DENSE_SIZE, ENDS, WHOLE, WHOLE_RANGE, DECIMAL, DECIMAL_RANGE,
  REST) = range(1, 13)
 _WRONG = {
@@ -68,13 +68,13 @@ class Slot:
 
 @dataclass
 class Records:
-    """Parsed records, one behind the other.
+    """Parsed records, one after the other.
 
     Attributes:
         values: int64 [m]: the values in the order of the text; of decimal slots the bits of a float64.
         counts: int32 [n, slots].
-        starts: int64 [n + 1]: where each record begins in `values`. A record's values lie together.
-        tags: [n] of bytes: the records' ids, if the lines have them; of one longer than LONGEST_TAG its digest.
+        starts: int64 [n + 1]: where each record begins in `values`. A record's values are contiguous.
+        tags: [n] of bytes: the records' ids, if the lines have them; for an id longer than LONGEST_TAG its digest.
     """
 
     values: Any
@@ -103,7 +103,7 @@ def no_records(slots: int) -> Records:
 
 
 def joined(parts: Sequence[Records]) -> Records:
-    """Records one behind the other."""
+    """Concatenate records."""
     if len(parts) == 1:
         return parts[0]
     ends = np.cumsum([0] + [p.starts[-1] for p in parts])
@@ -113,12 +113,12 @@ def joined(parts: Sequence[Records]) -> Records:
                    np.concatenate([*starts, ends[-1:]]), tags)
 
 
-# The parser reads text by address: an array that is handed to a function costs numba an atomic count of its references,
-# which took six times as long as the parsing. The text ends with a newline, so that none looks for its end within a word.
+# The parser reads text by address: for an array that is passed to a function numba counts references atomically, which took
+# six times as long as the parsing. The text ends with a newline, so that no function has to check for its end within a word.
 
 @intrinsic
 def _load(typing: Any, at: Any, zero: Any) -> Any:
-    """The number of the type of `zero` that lies at an address."""
+    """Load the number of the type of `zero` from an address."""
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer = builder.inttoptr(arguments[0], context.get_value_type(zero).as_pointer())
         return builder.load(pointer, align=1)
@@ -128,7 +128,7 @@ def _load(typing: Any, at: Any, zero: Any) -> Any:
 
 @intrinsic
 def _zero_bits(typing: Any, number: Any) -> Any:
-    """How many zero bits stand below the lowest one bit; 64 for zero."""
+    """The number of zero bits below the lowest one bit; 64 for zero."""
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
 
@@ -152,7 +152,7 @@ def _word(at):
 def _digits(at):
     """(value, number) of the digits at `at`, at most eight of them, all at once and without a branch for each.
 
-    The bytes of digits become 0 to 9; those behind the last digit are shifted out; pairs, then fours, are added up.
+    The bytes of digits become 0 to 9; those after the last digit are shifted out; pairs, then fours, are combined.
     """
     word = _load(at, np.uint64(0)) ^ np.uint64(0x3030303030303030)
     above = ((word & np.uint64(0x7F7F7F7F7F7F7F7F)) + np.uint64(0x7676767676767676)) | word
@@ -280,7 +280,7 @@ def _count(at, end, size):
 
 @njit(cache=True, nogil=True)
 def _tag(at):
-    """(where a text behind a count of 1 begins, where it ends, what is wrong, at which place)."""
+    """(begin of a text after a count of 1, its end, the error, the position of the error)."""
     at = _word(at)
     if _byte(at) == _NEWLINE:
         return at, at, ENDS, at
@@ -296,7 +296,7 @@ def _tag(at):
 def _parse(text, begin, decimals, sizes, kept, tags, drop_zeros, values, floats, counts, starts, tag_places):
     """Parse lines from text[begin]: (records, lines, where it stopped, what is wrong, in which slot, at which place).
 
-    It stops at the end of the text, when `counts` is full, or behind a wrong line, the last one counted.
+    It stops at the end of the text, when `counts` is full, or after a wrong line, which is the last one counted.
     """
     base = np.int64(text.ctypes.data)
     at, end, records, lines = base + begin, base + len(text), 0, 0
@@ -379,7 +379,7 @@ def _gather(values, floats, counts, starts, order, decimals, ends, wholes, numbe
 
 
 class BadLine(Exception):
-    """A line that is no record: its number, counted from 1, the slot's name and what is wrong."""
+    """An invalid line: its number, counted from 1, the slot's name and the error."""
 
     def __init__(self, line: int, slot: str, problem: str):
         super().__init__(f"line {line}, {slot}: {problem}")
@@ -391,8 +391,8 @@ class Parser:
 
     Args:
         slots: what a line holds.
-        tags: how many texts stand in front of the slots, each behind a count of 1; the first one names the record.
-        drop_zeros: leave out zeros of ragged slots, as Fluid's InMemoryDataset does; one stays where there is nothing else.
+        tags: how many texts precede the slots, each after a count of 1; the first one names the record.
+        drop_zeros: leave out zeros of ragged slots, as Fluid's InMemoryDataset does; one stays if a slot has nothing else.
     """
 
     def __init__(self, slots: Sequence[Slot], tags: int = 0, drop_zeros: bool = False):
@@ -425,7 +425,7 @@ class Parser:
         return Records(values[:used].copy(), counts[:found].copy(), starts[:found + 1].copy(), tags), lines
 
     def _room(self, size: int) -> tuple[Any, Any, Any, Any]:
-        """Arrays that hold what `size` bytes of text can hold; they are kept for the next text."""
+        """Arrays large enough for any `size` bytes of text; they are reused for the next text."""
         if self._scratch is None or size > self._scratch[0]:
             most = size // self._shortest + 1
             self._scratch = size, (np.empty(size // 2 + 1, np.int64), np.empty((most, len(self.slots)), np.int32),
@@ -445,17 +445,17 @@ class Parser:
 
     @staticmethod
     def _tags(text: Any, places: Any) -> Any:
-        """The ids. All take the room of the longest, so that a long one is stood for by its digest."""
+        """The ids. All take the space of the longest, so a long one is replaced by its digest."""
         sizes = places[:, 1] - places[:, 0]
         width = min(int(sizes.max(initial=1)), LONGEST_TAG)
         tags = _tokens(text, places, width).view(f"S{width}").reshape(-1)
         for i in np.flatnonzero(sizes > LONGEST_TAG):
             digest = hashlib.blake2b(text[places[i, 0]:places[i, 1]].tobytes(), digest_size=16)
-            tags[i] = b"\x01" + base64.b64encode(digest.digest())[:22]  # no id holds a byte of 1
+            tags[i] = b"\x01" + base64.b64encode(digest.digest())[:22]  # no id contains a byte of 1
         return tags
 
     def batch(self, records: Records, order: Any) -> dict[str, Any]:
-        """What the records at the places `order` (int64 [b]) feed: arrays [b, ...] for dense slots, LoDTensors [n, 1]."""
+        """The feed of the records at positions `order` (int64 [b]): arrays [b, ...] for dense slots, LoDTensors [n, 1]."""
         lengths = records.counts[order]
         totals = lengths.sum(0, dtype=np.int64)
         ends = np.zeros(len(self.slots), np.int64)

@@ -14,7 +14,7 @@ Work = Callable[[Iterator[Any], Processes], Iterator[Any]]
 
 
 class BadLines:
-    """What happens to lines that are no records: the first one is an error, or all are counted and skipped."""
+    """The treatment of invalid lines: the first one is an error, or all are counted and skipped."""
 
     def __init__(self, skip: bool = False):
         self.skip, self.count, self.first = skip, 0, ""
@@ -61,16 +61,16 @@ def batches_of(blocks: Iterator[Records], parser: Parser, size: int) -> Iterator
 
 
 class ReaderThreads:
-    """Threads that work through a list of jobs and hand on what they make, through a queue of bounded length.
+    """Threads that process a list of jobs and put the resulting items into a bounded queue.
 
-    Iterate to get the items as they come; leave the `with` block to end the threads. An exception in a thread is raised
-    where the items are taken, and ends all of them.
+    Iterate to get the items as they become ready; leave the `with` block to end the threads. An exception in a thread is
+    raised in the iteration, and ends all threads.
 
     Args:
-        jobs: what there is to do; each thread takes the next when it is free.
+        jobs: each thread takes the next one when it is free.
         work: turns a thread's jobs into items; the processes that it starts are ended with the threads.
         threads: how many at most.
-        depth: items that may wait.
+        depth: the capacity of the queue.
     """
 
     def __init__(self, jobs: Sequence[Any], work: Work, threads: int, depth: int = 8):
@@ -90,7 +90,7 @@ class ReaderThreads:
         self.stop()
 
     def stop(self) -> None:
-        """End the threads and what they started."""
+        """End the threads and the processes that they started."""
         self._stop.set()
         for thread in self._threads:
             while thread.is_alive():
@@ -114,7 +114,7 @@ class ReaderThreads:
                 if not self._put(item):
                     return
             self._put(_END)
-        except BaseException as error:  # whatever it is, the thread that trains must hear of it
+        except BaseException as error:  # any error must reach the training thread
             self._put(_Failure(error))
 
     def _next_jobs(self) -> Iterator[Any]:

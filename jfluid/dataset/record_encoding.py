@@ -1,4 +1,4 @@
-"""Records as bytes, in which trainers send them to each other.
+"""The encoding of records in messages between trainers.
 
 A header, then the arrays of `Records`, little endian: counts int32 [n, slots], values int64 [m], tags [n] of `width` bytes.
 The counts say where records begin.
@@ -30,8 +30,8 @@ def encode(records: Records) -> bytes:
 def decode(data: bytes, slots: Sequence[Slot], tagged: bool) -> Records:
     """The records in `data`, of a dataset with these slots, whose records have ids if `tagged`.
 
-    Takes memory in proportion to the data. Raises MessageError for what is no such records: each count and size is held
-    against the bytes that are there, and the slots.
+    Takes memory in proportion to the data. Raises MessageError for invalid data: each count and size is checked against the
+    length of the data, and the slots.
     """
     count, values, width = _sizes(data, len(slots), tagged)
     at = _HEADER.size

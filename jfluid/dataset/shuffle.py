@@ -14,7 +14,7 @@ def generator() -> np.random.Generator:
 
 
 def taken(records: Records, order: Any) -> Records:
-    """The records at the places `order`, one behind the other."""
+    """The records at the positions `order`."""
     starts = np.zeros(len(order) + 1, np.int64)
     np.cumsum(records.starts[order + 1] - records.starts[order], out=starts[1:])
     values = np.empty(starts[-1], np.int64)
@@ -54,7 +54,7 @@ def _mix(values, counts, starts, chosen, donors, out):
 
 
 def merged_by_tag(records: Records, dense: Any, size: int) -> tuple[Records, int]:
-    """Records of one id as one: ragged slots one behind the other, dense slots (bool [slots]) of the first record.
+    """Merge the records of each id: ragged slots are concatenated, dense slots (bool [slots]) are those of the first record.
 
     Ids with another number of records than `size` are left out (0: none is). Returns the records, in the order in which
     the ids first occur, and how many were left out.

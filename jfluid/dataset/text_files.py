@@ -25,9 +25,9 @@ class Processes:
         self._running: set[subprocess.Popen[bytes]] = set()
 
     def start(self, command: str, stdin: Any, *arguments: str) -> subprocess.Popen[bytes]:
-        """Start a command in a session of its own: it and its children can be ended, and Ctrl-C leaves that to us.
+        """Start a command in a session of its own, so that Ctrl-C does not reach it, and it can be ended with its children.
 
-        The arguments are its $1, $2 ...: no part of the text that the shell reads, whatever they hold.
+        The arguments are its $1, $2 ...: the shell never parses them.
         """
         process = subprocess.Popen([command, "sh", *arguments], shell=True, stdin=stdin, stdout=subprocess.PIPE, bufsize=0,
                                    start_new_session=True)
@@ -42,7 +42,7 @@ class Processes:
             process.wait()
 
     def kill(self) -> None:
-        """Kill all that run; whoever reads from them ends them."""
+        """Kill all that run; their readers reap them."""
         for process in list(self._running):
             _kill(process)
 
@@ -83,7 +83,7 @@ class FileSource:
         else:
             try:
                 raw = stack.enter_context(self._file(path))
-            except Exception as error:  # each kind of compression, and of file system, has its own
+            except Exception as error:  # each kind of compression, and of file system, has errors of its own
                 raise errors.DataError(f"{path}: cannot be opened: {error}") from error
         if self.pipe_command.strip() in _PLAIN:
             return raw
@@ -101,7 +101,7 @@ class FileSource:
 
 @contextlib.contextmanager
 def _piped(command: str, stdin: BinaryIO | None, path: str, started: Processes) -> Iterator[Any]:
-    """What a shell command prints. Raises DataError when it fails; it is ended when its reader leaves early."""
+    """The output of a shell command. Raises DataError when it fails; it is ended when the iteration ends early."""
     direct = stdin is not None and type(stdin).__name__ == "FileIO"
     given: Any = subprocess.DEVNULL if stdin is None else stdin if direct else subprocess.PIPE
     process = started.start(command, given, path)
@@ -146,7 +146,7 @@ def _whole_lines(stream: Any, path: str) -> Iterator[Any]:
             buffer = np.concatenate([buffer, np.empty(len(buffer), np.uint8)])
         try:
             count = stream.readinto(buffer.data[filled:-1])
-        except Exception as error:  # damaged data: each kind of compression has its own
+        except Exception as error:  # corrupt data: each kind of compression has errors of its own
             raise errors.DataError(f"{path}: cannot be read: {error}") from error
         if not count:
             break
@@ -162,6 +162,6 @@ def _whole_lines(stream: Any, path: str) -> Iterator[Any]:
 
 
 def _last_newline(buffer: Any, begin: int, end: int) -> int:
-    """Where the last line of buffer[:end] begins, which lies behind `begin`; 0 when no line ends there."""
+    """The end of the last complete line of buffer[:end] after `begin`; 0 if there is none."""
     tail = buffer[begin:end].tobytes().rfind(b"\n")
     return begin + tail + 1 if tail >= 0 else 0

@@ -1,4 +1,4 @@
-"""From a user's reader to the batches of an epoch: converted, held against the slots, read ahead."""
+"""Converts a user's reader to the batches of an epoch: values checked against the slots, read ahead by a thread."""
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -17,7 +17,7 @@ Convert = Callable[[Any], Feed]
 
 
 class BatchSource:
-    """The batches that a reader gives for some slots.
+    """The batches that a reader yields for some slots.
 
     Args:
         slots: in the order of a sample's fields.
@@ -50,7 +50,7 @@ class BatchSource:
         self._items = partial(_batches, reader, partial(_feed_of_arrays, tuple(self.slots)))
 
     def set_feeds(self, feeds: Callable[[], Iterator[Feed]]) -> None:
-        """Read what are feeds already, and whose errors say where they happened."""
+        """Read from a reader of finished feeds, whose errors name their position themselves."""
         self._items = feeds
 
     def read(self) -> Prefetch[Feed]:
@@ -71,7 +71,7 @@ def _check_reader(reader: Any) -> None:
 
 
 def _batches(reader: Reader, convert: Convert) -> Iterator[Feed]:
-    """The feeds of one epoch. What fails says which batch it was."""
+    """The feeds of one epoch. Errors name the batch."""
     items: Iterator[Any] | None = None
     try:
         for number in itertools.count():
@@ -104,7 +104,7 @@ def _feed_of_arrays(slots: Sequence[Slot], arrays: Any) -> Feed:
 
 
 def _tensor(slot: Slot, value: Any) -> LoDTensor:
-    """A copy of the value: the reader may use its array again."""
+    """A copy of the value: the reader may reuse its array."""
     lod = value._lod if isinstance(value, LoDTensor) else []
     try:
         array = np.array(value, None if hasattr(value, "dtype") or isinstance(value, LoDTensor) else slot.np_dtype)

@@ -1,4 +1,4 @@
-"""`fluid.DataFeeder`: from the samples of a reader to the feed of an Executor."""
+"""`fluid.DataFeeder`: converts the samples of a reader to the feed of an Executor."""
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,7 @@ Feed = dict[str, LoDTensor]
 
 @dataclass(frozen=True)
 class Slot:
-    """What a fed variable asks of its values. It does not keep the program alive, as a Variable does.
+    """The requirements of a fed variable. Unlike a Variable it does not keep the program alive.
 
     Attributes:
         shape: of a batch; -1 where a dimension varies.

@@ -206,7 +206,7 @@ _AHEAD = 8  # batches of a dataset: it reads ahead itself
 
 
 def _batches_of(dataset: Any, drop_last: bool) -> Iterator[Feed]:
-    """The one place that knows how a dataset gives its batches."""
+    """The feeds of a dataset: the one place that knows how to get them."""
     with dataset._batches() as batches:
         for batch in batches:
             feed = {name: value if isinstance(value, LoDTensor) else LoDTensor(value) for name, value in batch.items()}
@@ -225,7 +225,7 @@ def _list_of_places(places: Any) -> list[Place]:
 
 def _epoch(batches: Prefetch[Feed], places: list[Place], drop_last: bool, return_list: bool,
            placer: FeedPlacer | None) -> Iterator[Batch]:
-    """Groups of batches, one for each place; with a placer on the places' devices, made ahead."""
+    """Groups of batches, one for each place; with a placer they are copied to the places' devices ahead of time."""
     groups: Iterator[list[Feed]] = _groups(batches, len(places), drop_last)
     if placer is not None:
         groups = Prefetch(partial(_placed, placer, groups, [place.device() for place in places]), 1, upstream=batches)

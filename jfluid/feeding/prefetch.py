@@ -1,4 +1,4 @@
-"""Reading ahead: a thread that fills a bounded queue, and ends with whoever reads from it."""
+"""Prefetching: a thread that fills a bounded queue, and ends with its reader."""
 import os
 import threading
 import weakref
@@ -11,13 +11,13 @@ _AT_EXIT = 1.0  # seconds that an exiting process waits for a thread
 
 
 class Closable(Protocol):
-    """What can be told to stop from any thread."""
+    """An object that can be closed from any thread."""
 
     def close(self) -> None: ...
 
 
 class ClosableQueue(Generic[T]):
-    """A queue of at most `capacity` items between threads. Once it is closed, putting is refused and it is empty."""
+    """A queue of at most `capacity` items between threads. Once closed it is empty and refuses items."""
 
     def __init__(self, capacity: int):
         self._capacity = capacity
@@ -46,7 +46,7 @@ class ClosableQueue(Generic[T]):
             return item
 
     def close(self) -> None:
-        """Drop all items and wake who waits."""
+        """Drop all items and wake all waiting threads."""
         with self._changed:
             self._closed = True
             self._items.clear()
@@ -65,7 +65,7 @@ class ClosableQueue(Generic[T]):
 
 
 class _End:
-    """What a thread puts last: what its items raised, or None."""
+    """The last item of a thread: the exception of its iterable, or None."""
 
     def __init__(self, error: BaseException | None):
         self.error = error
@@ -79,7 +79,7 @@ class Prefetch(Iterator[T]):
 
     Args:
         items: makes the iterable, in the thread. It must not refer to this iterator.
-        upstream: closed with this iterator: what the thread may be waiting for.
+        upstream: closed with this iterator, since the thread may be waiting for it.
     """
 
     def __init__(self, items: Callable[[], Iterable[T]], capacity: int, upstream: Closable | None = None):
@@ -123,7 +123,7 @@ def _fill(items: Callable[[], Iterable[Any]], queue: ClosableQueue[Any]) -> None
         for item in iterable:
             if not queue.put(item):
                 break
-    except BaseException as raised:  # handed over to who reads
+    except BaseException as raised:  # raised again in the reader
         error = raised
     try:
         close = getattr(iterable, "close", None)
@@ -136,7 +136,7 @@ def _fill(items: Callable[[], Iterable[Any]], queue: ClosableQueue[Any]) -> None
 
 def _stop(owner: int, thread: threading.Thread, queue: ClosableQueue[Any], upstream: Closable | None) -> None:
     if os.getpid() != owner:
-        return  # collected in a forked process, which has neither the thread nor, maybe, a free lock
+        return  # collected in a forked process, which does not have the thread, and where the lock may be taken
     queue.close()
     if upstream is not None:
         upstream.close()

@@ -115,7 +115,7 @@ class _End:
 
 
 class _Workers:
-    """Threads that fill one bounded queue. Leaving the context stops those that wait for room in it."""
+    """Threads that fill one bounded queue. Leaving the context stops threads that wait for space in it."""
 
     def __init__(self, size: int):
         self._queue: queue.Queue[Any] = queue.Queue(max(1, size))
@@ -123,7 +123,7 @@ class _Workers:
         self._running = 0
 
     def start(self, work: Iterable[Any]) -> None:
-        """Put everything that `work` gives, in a thread of its own."""
+        """Put everything that `work` yields, in a thread of its own."""
         self._running += 1
         threading.Thread(target=self._fill, args=(work,), daemon=True).start()
 
@@ -145,7 +145,7 @@ class _Workers:
         return False
 
     def items(self) -> Iterator[Any]:
-        """What the threads put, until all of them have ended; raises what one of them raised."""
+        """The threads' items, until all threads have ended; raises the exception of any of them."""
         while self._running:
             item = self._queue.get()
             if not isinstance(item, _End):
@@ -177,7 +177,7 @@ def xmap_readers(mapper: Callable[[Any], Any], reader: Reader, process_num: int,
                  order: bool = False) -> Reader:
     """A reader of `mapper(sample)`, computed by `process_num` threads, up to `buffer_size` samples ahead.
 
-    With `order` the samples keep their order; without it they come as they are ready.
+    With `order` the samples keep their order; without it they are yielded as they become ready.
     """
     if process_num < 1:
         raise ValueError(f"process_num must be at least 1, found {process_num!r}")
@@ -185,7 +185,7 @@ def xmap_readers(mapper: Callable[[Any], Any], reader: Reader, process_num: int,
     def mapped() -> Iterator[Any]:
         lock = threading.Lock()
         numbered = enumerate(reader())
-        # Nobody starts a sample this far ahead of the oldest one that is not handed out yet.
+        # No thread starts a sample this far ahead of the oldest one that was not yielded yet.
         room = threading.Semaphore(max(1, buffer_size) + process_num)
         stopped = False
 
@@ -225,7 +225,7 @@ def xmap_readers(mapper: Callable[[Any], Any], reader: Reader, process_num: int,
 # ---- processes -------------------------------------------------------------------------------------------------
 
 def multiprocess_reader(readers: Sequence[Reader], use_pipe: bool = True, queue_size: int = 1000) -> Reader:
-    """A reader of the samples of all `readers`, each of which runs in a process of its own, as they come.
+    """A reader of the samples of all `readers`, each of which runs in a process of its own, in the order of their arrival.
 
     The processes are forked, so a reader may be any function; it must not use jfluid or JAX. With `use_pipe` each
     process sends through a pipe of its own; without it all share one queue of `queue_size` samples. Samples must
@@ -314,7 +314,7 @@ def _send_samples(reader: Reader, send: Callable[[Any], None]) -> None:
             send(sample)
         send(None)
     except BrokenPipeError:
-        pass  # nobody reads any more
+        pass  # the reading end is closed
     except BaseException:
         send(_Failure(traceback.format_exc()))
 

@@ -1,4 +1,4 @@
-"""What an Executor does with programs that read: it takes the reader operators out, and feeds what they would give."""
+"""Programs with reader operators: the engine removes these operators, and feeds the next batch of the readers."""
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,20 +13,20 @@ _READER_OPS = ("create_py_reader", "create_double_buffer_reader", "read")
 
 
 class ReaderFeeds:
-    """What an Executor does with programs that read."""
+    """Replaces the reader operators of programs by feeds."""
 
     def __init__(self) -> None:
         self._without = LruCache[tuple[Program, list[tuple[str, list[str]]]] | None]()
 
     def reads(self, program: Program) -> bool:
-        """Whether the program holds operators that read."""
+        """Whether the program has reader operators."""
         return self._parts(program) is not None
 
     def _parts(self, program: Program) -> tuple[Program, list[tuple[str, list[str]]]] | None:
         return self._without.get_or_make(program.identity, lambda: _split(program))
 
     def feed(self, program: Program, feed: Any, device: jax.Device) -> tuple[Program, Any]:
-        """The program without reader operators, and the feed with what they read."""
+        """The program without reader operators, and the feed with the batches that they read."""
         found = self._parts(program)
         if found is None:
             return program, feed
@@ -46,7 +46,7 @@ class ReaderFeeds:
 
 
 def _split(program: Program) -> tuple[Program, list[tuple[str, list[str]]]] | None:
-    """The program without its reader operators, and what they read: (reader, names that get the values)."""
+    """The program without its reader operators, and of each `read` operator (reader, names of its outputs)."""
     ops = program.global_block().ops
     if not any(op.type in _READER_OPS for op in ops):
         return None
@@ -54,7 +54,7 @@ def _split(program: Program) -> tuple[Program, list[tuple[str, list[str]]]] | No
     plain = program._copy()
     block = plain.global_block()
     block.ops = [op for op in block.ops if op.type not in _READER_OPS]
-    # Names of readers are numbered: without them, a program built again is the same, and compiled already.
+    # Names of readers are numbered: without them a program that is built again has the same fingerprint.
     readers = {n for op in ops for n in op.input_arg_names if op.type in _READER_OPS}
     readers |= {n for op in ops for n in op.output_arg_names if op.type.startswith("create_") and op.type in _READER_OPS}
     block.vars = {n: v for n, v in block.vars.items() if n not in readers}

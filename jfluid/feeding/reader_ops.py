@@ -1,4 +1,4 @@
-"""Programs that read: their `read` operators take the next batch from a reader that is bound to the program."""
+"""Reader operators and variables: `read` operators take the next batch from a reader that is bound to the program."""
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -28,12 +28,12 @@ declare("read", ins=("Reader",), outs=("Out*",),
 
 
 class ReaderSession:
-    """Hands out a source's batches to `Executor.run`, between `start` and `reset`.
+    """Yields a source's batches to `Executor.run`, between `start` and `reset`.
 
     Args:
-        source: whose batches.
-        double_buffer: bring the next batch to the device while the step runs.
-        place: where to; the device of the Executor that asks when None.
+        source: of the batches.
+        double_buffer: copy the next batch to the device while the step runs.
+        place: the device for that; None for the device of the calling Executor.
     """
 
     def __init__(self, source: BatchSource, double_buffer: bool, place: Any = None):
@@ -44,7 +44,7 @@ class ReaderSession:
 
     @property
     def queue(self) -> ClosableQueue[Any] | None:
-        """The batches that wait; None before `start`."""
+        """The batches that were read ahead; None before `start`."""
         return None if self._host is None else self._host.queue
 
     def start(self) -> None:
@@ -96,7 +96,7 @@ class ReaderVariable(Variable):
 
     @property
     def queue(self) -> ClosableQueue[Any] | None:
-        """The batches that wait (`size()`, `capacity()`); None before `start`."""
+        """The batches that were read ahead (`size()`, `capacity()`); None before `start`."""
         return self.session.queue
 
     def start(self) -> None:
@@ -121,7 +121,7 @@ class ReaderVariable(Variable):
 
 
 def create_reader(session: ReaderSession, checks: Sequence[bool], block: Block, name: str | None = None) -> ReaderVariable:
-    """Append the operator that makes a reader to `block`. `checks`: which slots' shapes are held against the program."""
+    """Append the operator that creates a reader to `block`. `checks`: which slots' shapes are checked against the program."""
     slots = session.source.slots
     queue = block.create_var(name=f"{name}_queue" if name else unique_name.generate("lod_tensor_blocking_queue"),
                              type=VarType.RAW, stop_gradient=True)
@@ -134,7 +134,7 @@ def create_reader(session: ReaderSession, checks: Sequence[bool], block: Block, 
 
 
 def double_buffered(reader: ReaderVariable, place: Any = None, name: str | None = None) -> ReaderVariable:
-    """Append the operator that buffers a reader on a device to the main program; the reader it gives shares the batches."""
+    """Append the operator that buffers a reader on a device to the main program; the new reader shares the batches."""
     block = default_main_program().current_block()
     reader.session.double_buffer, reader.session.place = True, place
     buffered = ReaderVariable.make(block, name or unique_name.generate("double_buffer"), reader.session)

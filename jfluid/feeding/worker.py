@@ -1,4 +1,4 @@
-"""A reader in a process of its own: batches come through a pipe, their arrays without a copy by Python."""
+"""A reader in a process of its own, which sends batches through a pipe, arrays without a copy by Python."""
 import contextlib
 import io
 import multiprocessing
@@ -18,7 +18,7 @@ import numpy as np
 
 from jfluid import errors
 
-_ORPHAN_CHECK = 0.5  # seconds between two looks whether the parent lives
+_ORPHAN_CHECK = 0.5  # seconds between two checks that the parent is alive
 _HEADER = struct.Struct("=QQ")  # number of buffers, length of the pickle
 _LENGTH = struct.Struct("=Q")
 
@@ -29,8 +29,8 @@ class Worker:
     The items may be anything that can be pickled. The process must not use JAX. It draws other random numbers each time:
     its generators (`random`, `numpy.random`) are seeded by a number drawn from this process's `random`.
 
-    Raises ReaderError where the items raise (with the traceback), or where the process dies. Raises OSError where the
-    operating system cannot fork.
+    Raises ReaderError when the items raise (with the traceback), or when the process dies. Raises OSError when the operating
+    system cannot fork.
     """
 
     def __init__(self, items: Callable[[], Iterable[Any]]):
@@ -93,7 +93,7 @@ def _rebuilt(text: str, trace: str, is_feed_error: bool) -> errors.JFluidError:
 
 def _work(items: Callable[[], Iterable[Any]], receiver: io.FileIO, sender: int, parent: int, seed: int) -> None:
     receiver.close()
-    # The parent decides what Ctrl-C means. A handler, not SIG_IGN, because commands that the reader starts inherit that.
+    # The parent handles Ctrl-C. A handler, not SIG_IGN, because commands that the reader starts would inherit that.
     signal.signal(signal.SIGINT, lambda *_: None)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
@@ -111,7 +111,7 @@ def _work(items: Callable[[], Iterable[Any]], receiver: io.FileIO, sender: int, 
 
 
 def _end_with(parent: int) -> None:
-    """End the process when the parent is gone, however it went."""
+    """End the process when the parent has ended, for whatever reason."""
     waiting = threading.Event()
     while os.getppid() == parent:
         waiting.wait(_ORPHAN_CHECK)
@@ -121,7 +121,7 @@ def _end_with(parent: int) -> None:
 # ---- the pipe --------------------------------------------------------------------------------------------------
 
 def _send(pipe: io.FileIO, message: Any) -> None:
-    """Arrays travel behind the pickle, as they lie in memory."""
+    """Send a pickle, then its arrays as they are in memory."""
     buffers: list[pickle.PickleBuffer] = []
     data = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
     views = [buffer.raw() for buffer in buffers]

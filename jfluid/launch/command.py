@@ -14,7 +14,7 @@ _USAGE = """%(prog)s [options] job.yaml
 
 @dataclass(frozen=True)
 class Command:
-    """What a command line asks for: `action` is run, print, k8s (with a container `image`) or slurm."""
+    """A parsed command line: `action` is run, print, k8s (with a container `image`) or slurm."""
 
     job: Job
     node: NodeOptions
@@ -23,7 +23,7 @@ class Command:
 
 
 class _Set(argparse.Action):
-    """Notes `key: (the words on the command line, value)` among the options that set a key of the job."""
+    """Records `key: (the text on the command line, value)` of options that set a key of the job."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any,
                  option: str | None = None) -> None:
@@ -117,7 +117,7 @@ def _parser(with_target: bool) -> argparse.ArgumentParser:
 
 
 def parse(arguments: Sequence[str]) -> Command:
-    """What a command line asks for. Raises JobError."""
+    """Parse a command line. Raises JobError."""
     options = _parser(with_target=True).parse_args(arguments)
     is_job_file = re.search(r"\.ya?ml$", options.target) is not None
     if is_job_file:

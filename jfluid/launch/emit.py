@@ -37,8 +37,8 @@ def slurm_script(job: Job) -> str:
 
 
 def kubernetes_manifest(job: Job, image: str) -> str:
-    """A ConfigMap with the job, an Indexed Job that runs it, a Service by which its pods find the first, and what keeps others
-    away from them: a Secret, that of the job's file or a new one, and a NetworkPolicy.
+    """A ConfigMap with the job, an Indexed Job that runs it, a Service by which its pods find the first, and the protection of
+    the pods: a Secret, that of the job's file or a new one, and a NetworkPolicy.
 
     `image` is a container image with jfluid and the script. Raises JobError for a job that names its hosts.
     """
@@ -79,7 +79,7 @@ def _labels(name: str) -> dict[str, str]:
 
 
 def _guards(job: Job, name: str) -> list[dict[str, Any]]:
-    """What keeps others away from the pods of a job: a Secret; and where JAX asks nobody for one, a NetworkPolicy."""
+    """The protection of a job's pods: a Secret; and a NetworkPolicy for jobs whose JAX coordinator does not authenticate."""
     given = job.secret_file if isinstance(job, GangJob) else None
     if given is None and not _needs_secret(job):
         return []
@@ -110,7 +110,7 @@ def _plain_yaml(job: Job) -> str:
 
 
 def _without_hosts(job: Job, scheduler: str) -> Job:
-    """The job as the scheduler runs it, who chooses the hosts."""
+    """The job as the scheduler runs it, which chooses the hosts."""
     if isinstance(job, ParameterServerJob) and (isinstance(job.servers, list) or isinstance(job.trainers, list)):
         raise JobError(f"jfluid-launch: --emit: {scheduler} chooses the hosts; give servers and trainers as numbers")
     if isinstance(job, GangJob):
@@ -125,7 +125,7 @@ def _nodes(job: Job) -> int:
 
 
 def _needs_secret(job: Job) -> bool:
-    """Whether the job's launchers need a secret that nobody gives them yet."""
+    """Whether the job's launchers need a secret that neither the job nor the environment gives them."""
     return isinstance(job, GangJob) and _nodes(job) > 1 and job.secret_file is None
 
 

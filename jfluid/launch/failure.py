@@ -1,4 +1,4 @@
-"""What is known of the member that failed first, and how it is told."""
+"""The failure that ended a gang: the member that failed first, the reason, and the launcher's exit code."""
 import re
 import signal
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ _START = re.compile(r"^(Traceback \(most recent call last\):|Fatal Python error:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a gang ended: who failed first, its return code as `subprocess` gives it, why, and what it wrote last."""
+    """Why a gang ended: the member that failed first, its return code as in `subprocess`, the reason, its last output."""
 
     label: str
     code: int
@@ -29,7 +29,7 @@ def exit_code(code: int) -> int:
 
 
 def how_ended(code: int) -> str:
-    """A return code in words."""
+    """A return code as text."""
     if code >= 0:
         return f"exit code {code}"
     try:

@@ -9,8 +9,8 @@ from jfluid.environment import OLDER_JOB_TOKEN
 from jfluid.environment.process import ASSIGNED, ProcessEnvironment
 from jfluid.job import CollectiveJob, GangJob, Job, JobError, ParameterServerJob, endpoint
 
-# Variables that tell the launcher, not its processes, about the hosts; proxies, which gRPC would use between hosts; the
-# older name of one that members get.
+# Variables about hosts for the launcher alone; proxies, which gRPC would use between hosts; the older name of a variable that
+# members get.
 _NOT_FOR_MEMBERS = ("PADDLE_NUM_TRAINERS", "http_proxy", "https_proxy", OLDER_JOB_TOKEN)
 # A traceback of crashes and stalls; SIGTERM ends the process, which JAX's preemption service would swallow.
 _DEFAULTS = {"PYTHONFAULTHANDLER": "1", "JAX_ENABLE_PREEMPTION_SERVICE": "false"}
@@ -20,8 +20,8 @@ _DEFAULTS = {"PYTHONFAULTHANDLER": "1", "JAX_ENABLE_PREEMPTION_SERVICE": "false"
 class Member:
     """One process: its role ("trainer" or "server"), rank within the role, command line, whole environment, log file.
 
-    When it fails it is started again up to `restarts` times while the others go on. `env_again` is added to its
-    environment whenever it does not start for the first time.
+    When it fails it is restarted up to `restarts` times while the others keep running. `env_again` is added to its
+    environment when it is restarted.
     """
 
     role: str
@@ -53,7 +53,7 @@ def collective_gang(job: CollectiveJob, endpoints: Sequence[Sequence[str]], node
 
 def parameter_server_gang(job: ParameterServerJob, servers: Sequence[str], trainers: Sequence[str], here: Container[str],
                           gpus: Sequence[str], secret: str) -> list[Member]:
-    """Those of the servers and trainers with the given endpoints whose endpoint is `here`; `secret` is the job's."""
+    """The servers and trainers, of those with the given endpoints, whose endpoint is `here`; `secret` is the job's."""
     common = ProcessEnvironment(pserver_endpoints=tuple(servers), trainers_num=len(trainers),
                                 trainer_endpoints=tuple(trainers), job_token=secret)
     snapshots = job.snapshots.variables() if job.snapshots else {}
@@ -73,7 +73,7 @@ def parameter_server_gang(job: ParameterServerJob, servers: Sequence[str], train
 
 
 def _placed(common: ProcessEnvironment, own: str, **fields: Any) -> ProcessEnvironment:
-    """What a process at the endpoint `own` of a job with parameter servers is told."""
+    """The environment of a process at the endpoint `own` of a job with parameter servers."""
     host, port = endpoint(own)
     return common.model_copy(update={"current_endpoint": own, "host": host, "port": port, **fields})
 

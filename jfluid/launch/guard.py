@@ -1,4 +1,4 @@
-"""Sees to it that a gang does not outlive a launcher that was killed and could end nothing itself."""
+"""A guard process that ends a gang when its launcher was killed and could not end it itself."""
 import subprocess
 import sys
 

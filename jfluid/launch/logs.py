@@ -1,4 +1,4 @@
-"""What the launcher writes. A disk that is full, or a reader that has gone, stops a log or a screen, and never the job."""
+"""The launcher's output. A full disk, or a closed terminal or pipe, stops a log or a screen, but never the job."""
 import contextlib
 import errno
 import os
@@ -11,19 +11,19 @@ from typing import TextIO
 
 from jfluid.job import JobError
 
-# How long an outlet that stopped waits before it tries again.
+# Seconds after which an outlet that stopped tries again.
 _SECONDS_TO_RETRY = 5.0
 # Of these a disk may recover; a log that cannot be opened for another reason is a mistake in the job.
 _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 
 class Outlet:
-    """Bytes to something that may refuse them: then they are left out, and counted, until it takes some again.
+    """Writes bytes to a destination that may fail: then they are dropped, and counted, until it accepts some again.
 
     Args:
-        name: what stops, for messages.
+        name: of the destination, for messages.
         put: writes; raises OSError.
-        tell: is told in a sentence that it stopped, and that it goes on.
+        tell: called with a sentence when the destination fails, and when it works again.
     """
 
     def __init__(self, name: str, put: Callable[[bytes], None], tell: Callable[[str], None],
@@ -32,7 +32,7 @@ class Outlet:
         self.missing, self._next = 0, 0.0
 
     def write(self, data: bytes) -> None:
-        """Write, if it can be."""
+        """Write, or drop the bytes."""
         if not data:
             return
         if self.missing and self._clock() < self._next:
@@ -60,10 +60,10 @@ class Log:
     files, of which the oldest goes; then a new one begins. A device is never renamed.
 
     Args:
-        append: go on behind what is there, and not anew (without the backups of an earlier job).
-        tell: is told when the log stops, and when it goes on.
+        append: append to an existing file, rather than begin a new one (without the backups of an earlier job).
+        tell: called when the log stops, and when it continues.
 
-    Raises JobError where it cannot be opened, unless because the disk is full or broken at the moment.
+        Raises JobError when it cannot be opened, unless the disk is full or broken at the moment.
     """
 
     def __init__(self, path: Path, append: bool, max_bytes: int, backups: int, tell: Callable[[str], None]):
@@ -143,10 +143,10 @@ class LogText:
 
 
 class Screen:
-    """One of the launcher's own two streams, as bytes and as text. What it does not take is left out.
+    """One of the launcher's own two streams, as bytes and as text. What it does not accept is dropped.
 
     Args:
-        tell: is told that it stopped; as a rule by way of the other stream.
+        tell: called when it stops; as a rule writes to the other stream.
     """
 
     def __init__(self, stream: TextIO, name: str, tell: Callable[[str], None]):
@@ -173,13 +173,13 @@ class Screen:
 
 
 def say(text: str) -> None:
-    """A line of the launcher's own on standard error, if that takes it."""
+    """Write a line of the launcher's own to standard error, or drop it."""
     with contextlib.suppress(OSError):
         print(text, file=sys.stderr, flush=True)
 
 
 def give_up_screens() -> None:
-    """Have what the streams still hold, and do not take, not become the exit code of the interpreter."""
+    """Discard data that the streams do not accept, so that it does not change the exit code of the interpreter."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

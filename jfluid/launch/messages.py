@@ -1,4 +1,4 @@
-"""What the launchers of several hosts say to each other: JSON objects, by `kind`."""
+"""The messages between the launchers of several hosts: JSON objects, by `kind`."""
 import json
 from typing import Annotated, Literal
 
@@ -19,7 +19,7 @@ class Message(BaseModel):
 
 
 class Join(Message):
-    """A follower comes: to which job, which of how many hosts it is, and where its processes are."""
+    """A follower joins: the job, its number among the hosts and their count, and the endpoints of its processes."""
 
     kind: Literal["join"] = "join"
     job: str
@@ -29,14 +29,14 @@ class Join(Message):
 
 
 class Refused(Message):
-    """It cannot join, and why."""
+    """The follower cannot join, with the reason."""
 
     kind: Literal["refused"] = "refused"
     problem: str
 
 
 class Start(Message):
-    """All are there: the endpoints of each host's processes, and the number of the run, from 0."""
+    """All hosts have joined: the endpoints of each host's processes, and the number of the run, from 0."""
 
     kind: Literal["start"] = "start"
     endpoints: Annotated[list[Endpoints], FailFast()]
@@ -52,7 +52,7 @@ class Failed(Message):
 
 
 class Finished(Message):
-    """The gang of a follower has done its work."""
+    """The gang of a follower has finished."""
 
     kind: Literal["finished"] = "finished"
 
@@ -70,7 +70,7 @@ _ANY: TypeAdapter[Message] = TypeAdapter(
 
 
 def encode(message: Message) -> bytes:
-    # A path may hold what is no text.
+    # A path may contain bytes that are no text.
     return json.dumps(message.model_dump(), ensure_ascii=False).encode("utf-8", errors="replace")
 
 

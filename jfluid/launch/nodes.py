@@ -1,7 +1,7 @@
-"""This launcher's place among those of a job: one on each host, or one for each task of a scheduler.
+"""This launcher's rank among those of a job: one on each host, or one for each task of a scheduler.
 
-What the job and the command line say comes first; then the variables of PaddleCloud (when asked for), Slurm, OpenMPI
-and Kubernetes.
+The job file and the command line take precedence; then the variables of PaddleCloud (if enabled), Slurm, OpenMPI and
+Kubernetes.
 """
 import os
 import re
@@ -26,7 +26,7 @@ _PORTS_OF_JOBS = 61440, 4096  # above those that Linux gives to clients: one for
 
 @dataclass(frozen=True)
 class NodeOptions:
-    """What only the command line says, since it differs between hosts."""
+    """Options that exist on the command line only, since they differ between hosts."""
 
     rank: int | None = None
     ip: str | None = None
@@ -37,8 +37,8 @@ class NodeOptions:
 class Node:
     """Launcher `rank` of `count`. `task` of `tasks` are those on the same host that share its GPUs.
 
-    `host` is this host's address, None when only the way to the coordinator tells it. Its processes get `ports`, or
-    those from `first_port` on, or free ones.
+    `host` is this host's address, None if the route to the coordinator determines it. Its processes get `ports`, or those from
+    `first_port` on, or free ones.
     """
 
     rank: int = 0
@@ -52,7 +52,7 @@ class Node:
 
 
 def find_node(job: GangJob, options: NodeOptions, environment: Mapping[str, str] = os.environ) -> Node:
-    """Where this launcher stands. Raises JobError when something is missing or does not fit."""
+    """Find this launcher's rank. Raises JobError when something is missing or inconsistent."""
     count = job.nodes or FluidVariables.from_env(environment).nodes
     node = Node(options.rank or 0, count or 1, options.ip)
     is_listed = isinstance(job, ParameterServerJob) and job.is_listed
@@ -185,7 +185,7 @@ def _of_openmpi(environment: Mapping[str, str]) -> Node | None:
 
 
 def _of_kubernetes(environment: Mapping[str, str], count: int | None) -> Node | None:
-    """A pod of an Indexed Job, on its own or in a JobSet; the pod's name says how its sisters are called."""
+    """A pod of an Indexed Job, on its own or in a JobSet; the pod's name determines those of its siblings."""
     rank = KubernetesVariables.from_env(environment).rank
     if rank is None or count is None:
         return None

@@ -1,4 +1,4 @@
-"""Where the members' output and progress go: each to its log file, chosen ones to the launcher's own streams too."""
+"""Output and progress of members: each goes to its log file, those of chosen ones to the launcher's own streams, too."""
 import json
 import sys
 from collections.abc import Callable
@@ -14,13 +14,13 @@ _LONGEST_REPORT = 1 << 20
 
 
 class Lines:
-    """Cuts a stream of bytes into whole lines, so that two streams do not meet within one."""
+    """Splits a stream of bytes into whole lines, so that two streams never mix within one."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def whole(self, data: bytes) -> bytes:
-        """The lines that `data` completes; what follows them is kept, unless it grows too long."""
+        """The lines that `data` completes; the rest is kept, unless it grows too long."""
         data = self.rest() + data
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         if len(data) - end < _LONGEST_LINE:
@@ -28,7 +28,7 @@ class Lines:
         return data
 
     def rest(self) -> bytes:
-        """What was kept."""
+        """The kept rest."""
         rest, self._rest = self._rest, b""
         return rest
 
@@ -36,8 +36,8 @@ class Lines:
 class Console:
     """The launcher's own output and error streams, with live progress on the latter.
 
-    `shows` says whose output is passed on. That of a member on its own is passed on as it is; of several, each line
-    has the member's name in front.
+    `shows` says whose output is passed on. The output of a single member is passed on unchanged; that of several has the
+    member's name in front of each line.
     """
 
     def __init__(self, shows: Callable[[Member], bool], prefixed: bool, alone: bool):
@@ -62,7 +62,7 @@ class Console:
         stream.write_bytes(_with_prefix(lines.whole(data), prefix) if prefix else lines.rest() + data)
 
     def progress_of(self, member: Member) -> Callable[[dict[str, Any]], None]:
-        """What shows a member's reports of progress."""
+        """The display of a member's progress reports."""
         if self._bars is not None:
             return lambda report: self._with_bars(lambda bars: bars.show(report))
         return LineDisplay(self._streams[2]).show
@@ -76,7 +76,7 @@ class Console:
             self._bars = None
 
     def name(self, member: Member) -> str:
-        """What stands before a member's lines and progress; nothing for a member on its own."""
+        """The prefix of a member's lines and progress; nothing for a single member."""
         if self._alone:
             return ""
         return f"[{member.rank}] " if member.role == "trainer" else f"[{member.label}] "
@@ -101,7 +101,7 @@ def _with_prefix(data: bytes, prefix: str) -> bytes:
 
 
 class MemberOutput:
-    """What one member writes and reports: to its log file, and to the console if that shows it."""
+    """The output and reports of one member: they go to its log file, and to the console if that shows it."""
 
     def __init__(self, member: Member, log: Log, console: Console):
         self._log = log
@@ -123,7 +123,7 @@ class MemberOutput:
             self._console.text(descriptor, data, self._for_screen[descriptor], self._prefix)
 
     def reports(self, data: bytes) -> list[dict[str, Any]]:
-        """Take what came through the member's channel, show the progress in it, and return all the reports."""
+        """Take data from the member's pipe for reports, show the progress in it, and return all reports."""
         *lines, rest = (self._reports + data).split(b"\n")
         self._reports = rest[-_LONGEST_REPORT:]
         reports: list[dict[str, Any]] = [json.loads(line) for line in lines]

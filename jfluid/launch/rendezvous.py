@@ -1,8 +1,8 @@
-"""How the launchers of several hosts meet, tell each other how their processes fare, and end together.
+"""Rendezvous of the launchers of several hosts: they start together, report failures to each other, and end together.
 
 The launcher of host 0 listens at the coordinator's address; the others keep a connection to it, on which both sides have
-proved that they have the job's secret (jfluid.security.sockets). What they say is in `messages`: a follower `Join`s, all
-`Start`, followers tell what `Failed` or `Finished`, and the `End` is the head's verdict.
+proved that they have the job's secret (jfluid.security.sockets). The messages are in `messages`: a follower `Join`s, all
+`Start`, followers report what `Failed` or `Finished`, and the `End` is the head's verdict.
 """
 import select
 import signal
@@ -23,7 +23,7 @@ SECONDS_TO_MEET = 300.0
 _SECONDS_BETWEEN_LOOKS = 0.05
 _SECONDS_BETWEEN_TRIES = 0.2
 _SECONDS_TO_SEND = 5.0
-# A failure on one host makes others fail: those that happened first may be told last.
+# A failure on one host makes others fail: the first one may be reported last.
 SECONDS_TO_COMPARE = 1.0
 _LONGEST_MESSAGE = 1 << 20
 _PURPOSE = "coordinator"
@@ -41,7 +41,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class RunMembers:
-    """What the launchers agreed on: the endpoints of each host's processes, and the number of the run, from 0."""
+    """The members of a run: the endpoints of each host's processes, and the number of the run, from 0."""
 
     endpoints: list[list[str]]
     attempt: int
@@ -53,7 +53,7 @@ def interruption(node: int, number: int) -> Failure:
 
 
 class _Connection:
-    """One launcher's line to another."""
+    """One launcher's connection to another."""
 
     def __init__(self, connection: sockets.Connection):
         self._connection, self.stream = connection, connection.stream
@@ -67,12 +67,12 @@ class _Connection:
         return self._connection.fileno()
 
     def send(self, message: Message) -> None:
-        """Send a message. A launcher that is gone is noticed when it is read from."""
+        """Send a message. A launcher that has died is noticed when reading."""
         with suppress(OSError):
             self._connection.send(encode(message))
 
     def messages(self, wait: float = 0.0) -> list[Message] | None:
-        """The messages that have arrived; None when the other side is gone or does not speak as a launcher does."""
+        """The messages that have arrived; None when the other side has disconnected or violates the protocol."""
         try:
             if not select.select([self._connection], [], [], wait)[0]:
                 return []
@@ -85,7 +85,7 @@ class _Connection:
 
 
 class Head:
-    """The launcher of host 0: decides how the job ends. Only launchers that have the job's secret are heard."""
+    """The launcher of host 0: decides how the job ends. Only launchers that have the job's secret can connect."""
 
     def __init__(self, node: Node, name: str, max_restarts: int, secret: str, clock: Callable[[], float] = time.monotonic):
         assert node.coordinator is not None  # find_node saw to it
@@ -93,7 +93,7 @@ class Head:
         self._node, self._name, self._max_restarts, self._clock = node, name, max_restarts, clock
         self._attempt = -1
         self._connections: list[_Connection] = []
-        self._early: list[_Connection] = []  # those that came during a run, for the next one
+        self._early: list[_Connection] = []  # those that connected during a run, for the next one
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             own = host.strip("[]")
@@ -112,7 +112,7 @@ class Head:
     # ---- before a run ------------------------------------------------------------------------------------------
 
     def rendezvous(self, ports: Sequence[int], interrupted: Callable[[], bool]) -> RunMembers | None:
-        """Wait for all other launchers; None when `interrupted` says so meanwhile. Raises JobError."""
+        """Wait for all other launchers; None when `interrupted` becomes true. Raises JobError."""
         assert self._node.coordinator is not None
         self._attempt += 1
         self.verdict: Verdict | None = None
@@ -132,7 +132,7 @@ class Head:
             waiting += self._accept(_SECONDS_BETWEEN_LOOKS)
             waiting = [connection for connection in waiting if not self._has_joined(connection, joined)]
             for node, (connection, _) in list(joined.items()):
-                if connection.messages() is None:  # it went away again
+                if connection.messages() is None:  # it has disconnected
                     del joined[node]
         for connection in waiting:
             connection.close()
@@ -144,7 +144,7 @@ class Head:
         return RunMembers(endpoints, self._attempt)
 
     def _has_joined(self, connection: _Connection, joined: dict[int, tuple[_Connection, list[str]]]) -> bool:
-        """Whether a newcomer has said who it is, or is turned away; else it is to be asked again."""
+        """Whether a newcomer was accepted or rejected; if not, its message has not arrived yet."""
         messages = connection.messages()
         if messages == []:
             return False
@@ -191,7 +191,7 @@ class Head:
         self._note(failure, age)
 
     def interrupted(self, number: int) -> None:
-        self._max_restarts = -1  # nobody would answer those who come back
+        self._max_restarts = -1  # nobody would answer those that reconnect
         self._note(interruption(0, number), age=0.0)
 
     def finished(self) -> None:
@@ -204,7 +204,7 @@ class Head:
         self._decide_at = min(self._decide_at, now + SECONDS_TO_COMPARE)
 
     def look(self) -> None:
-        """Decide, if it is time to; and turn strangers away."""
+        """Decide, if it is time to; and reject strangers."""
         self._early = self._accept(0.0)
         if self.verdict is not None:
             return
@@ -243,7 +243,7 @@ class Follower:
         self.verdict: Verdict | None = None
 
     def rendezvous(self, ports: Sequence[int], interrupted: Callable[[], bool]) -> RunMembers | None:
-        """Join the head; None when `interrupted` says so meanwhile. Raises JobError."""
+        """Join the head; None when `interrupted` becomes true. Raises JobError."""
         self.verdict = None
         deadline = self._clock() + SECONDS_TO_MEET
         while not interrupted():
@@ -271,13 +271,16 @@ class Follower:
         host, port = self._coordinator
         try:
             return _Connection(sockets.connect((host.strip("[]"), port), self._secret, _PURPOSE, _LONGEST_MESSAGE))
-        except (OSError, errors.MessageError):  # not there yet, or its name is not known yet; or another program is
+        except (
+            OSError,
+            errors.MessageError,
+        ):  # it does not listen yet, or its name does not resolve yet; or another program listens
             return None
         except errors.SecretError as error:
             raise JobError(f"jfluid-launch: host {self._node.rank} cannot join: {error}") from None
 
     def _wait_for_start(self, connection: _Connection, interrupted: Callable[[], bool]) -> RunMembers | None:
-        """What the head says when all are there; None when it went away."""
+        """The head's `Start` when all have joined; None when it has disconnected."""
         while not interrupted():
             messages = connection.messages(_SECONDS_BETWEEN_LOOKS)
             if messages is None:

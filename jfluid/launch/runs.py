@@ -1,4 +1,4 @@
-"""Runs a job to its end: as often as it may be restarted, with its logs and its last words."""
+"""Runs a job to its end: its restarts, its logs and its final messages."""
 import signal
 import socket
 import textwrap
@@ -26,7 +26,7 @@ def run(job: Job, options: NodeOptions | None = None, clock: Callable[[], float]
     """Run the job to its end and return its exit code. Raises JobError when it cannot start.
 
     Args:
-        clock: the seconds by which processes are waited for, since a moment that does not matter.
+        clock: returns seconds since any fixed moment; timeouts of processes use it.
     """
     start = time.monotonic()
     with ExitStack() as stack:
@@ -165,7 +165,7 @@ def _secret(job: GangJob, node: Node) -> str:
 
 
 def _places(job: ParameterServerJob, endpoints: list[list[str]]) -> tuple[list[str], list[str]]:
-    """The endpoints of all servers and of all trainers: those that the job lists, else each host's."""
+    """The endpoints of all servers and of all trainers: those of the job file, else each host's."""
     found: tuple[list[str], list[str]] = [], []
     for own in endpoints:
         given = iter(own)
@@ -177,7 +177,7 @@ def _places(job: ParameterServerJob, endpoints: list[list[str]]) -> tuple[list[s
 
 
 def _check_snapshots(job: Job) -> None:
-    """Raises JobError when servers would take an earlier job's snapshots for their own."""
+    """Raises JobError when servers would mistake an earlier job's snapshots for their own."""
     snapshots = job.snapshots if isinstance(job, ParameterServerJob) else None
     if snapshots is not None and not snapshots.resume and any(Path(snapshots.folder).glob("server-*/*.json")):
         raise JobError(f"jfluid-launch: snapshots.folder: {snapshots.folder} holds snapshots of an earlier job; go on from "
@@ -185,7 +185,7 @@ def _check_snapshots(job: Job) -> None:
 
 
 def _number_of_ports(job: GangJob, gpus: Sequence[str]) -> int:
-    """How many ports the processes on this host need that the job does not name."""
+    """How many ports the processes on this host need beside those that the job names."""
     if isinstance(job, ParameterServerJob):
         return sum(places for places in (job.servers, job.trainers) if isinstance(places, int))
     assert isinstance(job, CollectiveJob)  # there are no other jobs of several processes

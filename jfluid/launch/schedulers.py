@@ -1,4 +1,4 @@
-"""Variables by which schedulers tell a launcher its place, and Fluid how many hosts there are."""
+"""Variables by which schedulers tell a launcher its rank, and Fluid's variables about hosts."""
 from typing import ClassVar
 
 from jfluid.environment.variables import Count, Names, Natural, Port, Variables, variable

@@ -1,10 +1,10 @@
 """Runs a gang: starts its members, passes their output on, and sees that they end together.
 
-The first member that fails, stalls or is killed ends the gang: SIGTERM to every member's process group, SIGKILL to
-those that are still there some seconds later. A member that may be started again is, while the others go on. Servers
-are ended when all trainers have ended and they have not, some time later. A member that has ended is not reaped before
-the gang is over, so that the number of its process group stays its own. One whose last error says that all have to start
-again (RollbackError of the parameter servers) ends the gang, too, however often it may be started again by itself.
+The first member that fails, stalls or is killed ends the gang: SIGTERM to every member's process group, SIGKILL to those
+that still run some seconds later. A member with restarts left is restarted instead, while the others keep running. Servers
+that still run some time after all trainers have ended are ended. A member that has ended is not reaped before the gang is
+over, so that the number of its process group is not reused. One whose last error says that all have to restart
+(RollbackError of the parameter servers) ends the gang, too, even if it has restarts left.
 """
 import contextlib
 import functools
@@ -29,8 +29,8 @@ from jfluid.launch.output import Console, MemberOutput
 from jfluid.launch.rendezvous import Verdict
 
 SECONDS_TO_END = 5.0
-# How long a member may take to end after it has failed, and how long the kernel may take to clear away one that was
-# killed, while others already fail because its connections are closed.
+# How long a member may take to end after it has failed, and how long the kernel may take to clean up one that was killed,
+# while others already fail because its connections are closed.
 _SECONDS_TO_EXIT = 2.0
 _SECONDS_TO_CLEAR = 1.0
 # Signals that are never the consequence of another member's failure (SIGABRT is: XLA aborts without its peers).
@@ -41,7 +41,7 @@ _SECONDS_BETWEEN_LOOKS = 0.05
 
 
 class Signals:
-    """The signals that ask the launcher to end, noted for the supervisor."""
+    """Records the signals that ask the launcher to end, for the supervisor."""
 
     def __init__(self) -> None:
         self.received: list[int] = []
@@ -64,25 +64,25 @@ class Peers(Protocol):
 
     @property
     def verdict(self) -> Verdict | None:
-        """How the run ends on all hosts, once that is known: then the gang here must end too."""
+        """The verdict on all hosts, once it is known: then the gang on this host must end, too."""
 
     def connections(self) -> Sequence[Any]:
-        """What to listen to."""
+        """The sockets to select on."""
 
     def receive(self, connection: Any) -> None:
-        """Take what has arrived at one of them."""
+        """Receive from one of them."""
 
     def failed(self, failure: Failure, age: float) -> None:
-        """Tell them that the gang here failed, `age` seconds ago."""
+        """Report that the gang on this host failed, `age` seconds ago."""
 
     def interrupted(self, number: int) -> None:
-        """Tell them that the launcher here was asked to end by a signal."""
+        """Report that a signal asked the launcher on this host to end."""
 
     def finished(self) -> None:
-        """Tell them that the gang here has done its work."""
+        """Report that the gang on this host has finished."""
 
     def look(self) -> None:
-        """Act on what was told so far."""
+        """Act on the reports so far."""
 
 
 class _Running:
@@ -93,13 +93,13 @@ class _Running:
         self.process = process
         self.output = output
         self.code: int | None = None
-        self.ending_with: int | None = None  # the exit code that it is about to end with, once it says so
-        self.restarts_all = False  # says that it cannot go on unless all start again
+        self.ending_with: int | None = None  # the exit code that it has reported that it will end with
+        self.restarts_all = False  # has reported that it cannot continue unless all restart
         self.last_sign = now
         self.counts_steps = False
 
     def signal_group(self, number: int) -> None:
-        """Send a signal to the member and all that it started."""
+        """Send a signal to the member and all processes that it started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, number)
 
@@ -119,7 +119,7 @@ class Supervisor:
         self._server_grace = server_grace
         self._clock = clock
         self._running: list[_Running] = []
-        self._replaced: list[_Running] = []  # members that failed and were started again
+        self._replaced: list[_Running] = []  # members that failed and were restarted
         self._end_servers_at = float("inf")
         self._exits: queue.SimpleQueue[tuple[_Running, int, float]] = queue.SimpleQueue()
         self._suspects: dict[_Running, float] = {}  # those that failed, and when
@@ -147,10 +147,10 @@ class Supervisor:
                 self._ending = True
                 raise
             finally:
-                # After success, what the script left in the background stays.
+                # After success, processes that the script left in the background stay.
                 if self._ending:
                     self._signal_groups(signal.SIGKILL)
-                # A process that left its group may hold the pipes open: read what is there, not to their end.
+                # A process that left its group may keep the pipes open: read what has arrived, not to their end.
                 deadline = time.monotonic() + _SECONDS_TO_DRAIN
                 while selector.get_map() and self._pass_on(selector, members_only=True) and time.monotonic() < deadline:
                     pass
@@ -186,7 +186,7 @@ class Supervisor:
         return running
 
     def _wait_for(self, running: _Running) -> None:
-        """Note the end of a member when it comes, without reaping it: the order tells the first from its victims."""
+        """Record the end of a member, without reaping it: the order separates the first failure from its consequences."""
         try:
             result = os.waitid(os.P_PID, running.process.pid, os.WEXITED | os.WNOWAIT)
         except ChildProcessError:  # reaped, because the launcher itself failed
@@ -196,7 +196,7 @@ class Supervisor:
         self._exits.put((running, result.si_status if exited else -result.si_status, self._clock()))
 
     def _pass_on(self, selector: selectors.BaseSelector, members_only: bool = False) -> bool:
-        """Hand on what is ready to be read; whether there was anything."""
+        """Pass on output that is ready to be read; returns whether there was any."""
         if not selector.get_map():
             time.sleep(_SECONDS_BETWEEN_LOOKS)
             return False
@@ -229,7 +229,7 @@ class Supervisor:
                 running.counts_steps = not report["done"]
                 running.last_sign = self._clock()
             elif len(self._running) > 1 or self._peers is not None:
-                # (On its own, a script may take its time in exit handlers.)
+                # (A single script may spend any time in exit handlers.)
                 running.ending_with = report["ending"]
                 running.restarts_all = report["restarts_all"]
                 self._suspect(running, report["time"])
@@ -243,7 +243,7 @@ class Supervisor:
         return self._peers is None or self._peers.verdict is not None or self._killed
 
     def _look(self) -> None:
-        """Act on what has happened since the last look."""
+        """Act on what has happened since the last call."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self._ended(*self._exits.get_nowait())
@@ -267,7 +267,7 @@ class Supervisor:
     def _ended(self, running: _Running, code: int, moment: float) -> None:
         running.code = code
         if code == 0:
-            self._suspects.pop(running, None)  # it only seemed to fail: what it raised was caught
+            self._suspects.pop(running, None)  # it did not fail: its exception was caught
         elif self._job_is_done():
             if not self._ending:
                 self._console.note(f"{running.member.label} ended with {how_ended(code)} after all trainers had finished; "
@@ -276,13 +276,13 @@ class Supervisor:
             self._suspect(running, moment - _SECONDS_TO_CLEAR if -code in _SUDDEN else moment)
 
     def _suspect(self, running: _Running, moment: float) -> None:
-        """Note that a member failed, the first time that it shows."""
+        """Record that a member failed, when that is first seen."""
         if not self._suspects:
             self._suspected_at = self._clock()
         self._suspects.setdefault(running, moment)
 
     def _judge(self, now: float) -> None:
-        """Find the member that failed first, once those that failed before it must have shown."""
+        """Find the member that failed first, once all earlier failures must have been seen."""
         if self._job_is_done():
             self._suspects.clear()  # servers whose work is done
         if self._first is not None or not self._suspects:
@@ -300,8 +300,8 @@ class Supervisor:
             self._fail(first)
 
     def _start_again(self, failed: _Running) -> None:
-        """Put a new process in the place of one that failed, once that has ended."""
-        failed.signal_group(signal.SIGKILL)  # what it started, and itself if it hangs in its exit handlers
+        """Replace a failed process by a new one, once it has ended."""
+        failed.signal_group(signal.SIGKILL)  # the processes that it started, and itself if it hangs in its exit handlers
         if failed.code is None:
             return
         del self._suspects[failed]
@@ -338,17 +338,17 @@ class Supervisor:
 
     def _look_for_stall(self, now: float, timeout: float) -> None:
         working = [running for running in self._running if running.code is None and running.member.role == "trainer"]
-        # In a job that trains in step all stop when one does: that one was silent first.
+        # In a synchronous job all stall when one does: the first to stall is the cause.
         silent = min(working, key=lambda running: running.last_sign, default=None)
         if silent is not None and now - silent.last_sign > timeout:
-            # SIGABRT: Python's fault handler then writes where each thread stands.
+            # SIGABRT: Python's fault handler then writes the stack of each thread.
             self._failed_at = silent.last_sign
             self._fail(silent, f"no step for {timeout:g} s", signal.SIGABRT)
 
     # ---- ending ------------------------------------------------------------------------------------------------
 
     def _see_servers_off(self, now: float) -> None:
-        """All trainers have ended: servers end by themselves, or are ended after their grace."""
+        """All trainers have ended: servers end by themselves, or are ended after their grace period."""
         left = [running for running in self._running if running.code is None]
         self._end_servers_at = min(self._end_servers_at, now + self._server_grace)
         if left and not self._ending and now >= self._end_servers_at:
@@ -373,7 +373,7 @@ class Supervisor:
                 running.signal_group(number)
 
     def _tell(self, peers: Peers, now: float) -> None:
-        """Tell the other hosts how it goes here: of a failure at once, but not before what it wrote has been read."""
+        """Report to the other hosts: a failure at once, but not before its output has been read."""
         peers.look()
         if self._told == "failed" or peers.verdict is not None:
             return
@@ -396,7 +396,7 @@ class Supervisor:
         running, reason = self._first
         code = running.code if running.code is not None else -signal.SIGKILL
         if running.ending_with is not None and code <= 0:
-            # It hung in its exit handlers and was ended from here.
+            # It hung in its exit handlers, and the launcher ended it.
             code = running.ending_with
         reason = reason or how_ended(code)
         return Failure(running.member.label, code, reason, str(running.member.log), excerpt_of(running.output.tail()))

@@ -1,4 +1,4 @@
-"""`python -m jfluid.security`: a new secret for a job, and what follows from one."""
+"""`python -m jfluid.security`: creates a secret for a job, and derives the token for metrics from one."""
 import argparse
 import sys
 from collections.abc import Sequence

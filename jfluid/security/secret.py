@@ -1,4 +1,4 @@
-"""The secret of a job: where it comes from. Those who have it belong to the job; it never travels."""
+"""The secret of a job and its sources. Processes that have it belong to the job; it is never sent."""
 import base64
 import hmac
 import ipaddress
@@ -21,7 +21,7 @@ def job_secret(addresses: Iterable[str] = ()) -> str:
     """The secret of the job that this process belongs to: the variable JFLUID_JOB_TOKEN, which the launcher sets.
 
     Without it processes that listen on this machine only, at `addresses` ("host" or "host:port"), use a secret of this user,
-    which is made when it is first asked for. Raises SecretError where other machines could connect, or the secret is no good.
+    which is created at the first call. Raises SecretError if other machines could connect, or the secret is invalid.
     """
     found = given()
     if found is not None:
@@ -35,7 +35,7 @@ def job_secret(addresses: Iterable[str] = ()) -> str:
 
 
 def given() -> str | None:
-    """The secret that the environment gives; None where it gives none. Raises SecretError for one that is no good."""
+    """The secret of the environment, or None. Raises SecretError for an invalid one."""
     from jfluid.environment.process import SecretVariables
     told = SecretVariables.from_env()
     for text, name in ((told.job_token, VARIABLE), (told.older_job_token, OLDER_VARIABLE)):
@@ -45,7 +45,7 @@ def given() -> str | None:
 
 
 def checked(text: str, source: str) -> str:
-    """A secret that can be used. Raises SecretError, which never shows it."""
+    """Check a secret. Raises SecretError, which never contains it."""
     if not _SHAPE.fullmatch(text):
         raise errors.SecretError(f"{source}: expected 16 to {_LONGEST} printable characters without spaces, found {len(text)} "
                                  "characters")
@@ -63,7 +63,7 @@ def from_file(path: str | os.PathLike[str]) -> str:
     Raises SecretError when it cannot be read, when others than its owner can read or write it, or its owner is another user.
     """
     try:
-        # A pipe without a writer would hold whoever opens it otherwise.
+        # Opening a pipe without a writer would block otherwise.
         with open(path, "rb", opener=lambda name, how: os.open(name, how | os.O_NONBLOCK)) as file:
             about = os.fstat(file.fileno())
             problem = _problem_of(about, os.geteuid())
@@ -87,7 +87,7 @@ def _problem_of(about: os.stat_result, user: int) -> str:
 
 
 def of_this_user() -> str:
-    """The secret of this user's jobs that stay on this machine. Raises SecretError when it can be neither read nor made."""
+    """The secret of this user's jobs on this machine alone. Raises SecretError when it can be neither read nor created."""
     path = _file_of_this_user()
     if not path.exists():
         try:
@@ -126,10 +126,10 @@ def is_loopback(address: str) -> bool:
 
 
 def metrics_token(secret: str) -> str:
-    """With which Prometheus asks the job's servers for their metrics. The secret does not follow from it."""
+    """The token with which Prometheus gets the metrics of the job's servers. It does not reveal the secret."""
     return base64.urlsafe_b64encode(key_for(secret, "metrics")).decode().rstrip("=")
 
 
 def key_for(secret: str, purpose: str) -> bytes:
-    """A key (32 bytes) for one purpose: what one kind of listener is shown is of no use at another."""
+    """A key (32 bytes) for one purpose: proofs for one kind of listener are useless at another."""
     return hmac.digest(secret.encode(), b"jfluid 1 " + purpose.encode(), "sha256")

@@ -5,11 +5,11 @@
                                                <-   greeting, nonce, MAC of both nonces
     another MAC of both nonces, or zeros       ->   (zeros: the connector has another secret)
 
-Then come messages of either side: the length, a MAC, the message. From both nonces follows the key of the MACs, which also
-cover who sends and the message's place among its own: nothing can be changed, left out, repeated or brought in from elsewhere.
-It can be read by whoever hears the network.
+Messages of either side follow: the length, a MAC, the message. Both nonces determine the key of the MACs, which also cover the
+sender and the message's number: nothing can be changed, dropped, repeated or inserted. Messages are not encrypted: anybody on
+the network can read them.
 
-A stranger's connection costs a descriptor, some hundred bytes, and this for a few seconds.
+A stranger's connection costs a descriptor and some hundred bytes, for a few seconds.
 """
 import contextlib
 import hmac
@@ -36,14 +36,14 @@ _MOST_AT_A_TIME = 64
 
 
 def decode_challenge(data: bytes) -> bytes:
-    """The nonce in what a listener says first. Raises MessageError."""
+    """The nonce in a listener's greeting. Raises MessageError."""
     if len(data) != _CHALLENGE.size or not data.startswith(_GREETING):
         raise errors.MessageError(f"expected the greeting of a listener of jfluid, found {data[:20]!r}")
     return data[len(_GREETING):]
 
 
 def decode_response(data: bytes) -> tuple[bytes, bytes]:
-    """(nonce, MAC) in what a connector says first. Raises MessageError."""
+    """(nonce, MAC) in a connector's greeting. Raises MessageError."""
     if len(data) != _RESPONSE.size or not data.startswith(_GREETING):
         raise errors.MessageError(f"expected the greeting of a process of jfluid, found {data[:20]!r}")
     _, nonce, mac = _RESPONSE.unpack(data)
@@ -51,7 +51,7 @@ def decode_response(data: bytes) -> tuple[bytes, bytes]:
 
 
 class _Keys:
-    """What both sides compute from the secret's key and both nonces."""
+    """The keys and proofs that both sides compute from the secret's key and both nonces."""
 
     def __init__(self, key: bytes, listener: bytes, connector: bytes):
         self.of_connector, self.of_listener, self.of_messages = (
@@ -59,7 +59,7 @@ class _Keys:
 
 
 class Frames:
-    """The messages in a stream of bytes that comes in pieces.
+    """Parses messages from a stream of bytes that arrives in pieces.
 
     Args:
         key: of the MACs.
@@ -72,7 +72,7 @@ class Frames:
         self._data, self._number = bytearray(), 0
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The messages that are complete with this piece. Raises MessageError for one that is too long, or altered."""
+        """The messages that this piece completes. Raises MessageError for one that is too long, or altered."""
         self._data += data
         while len(self._data) >= _HEAD.size:
             length, mac = _HEAD.unpack_from(self._data)
@@ -90,7 +90,7 @@ class Frames:
 
     @property
     def begun(self) -> bool:
-        """Whether a part of a message is there."""
+        """Whether part of a message has arrived."""
         return bool(self._data)
 
 
@@ -121,20 +121,21 @@ class Connection:
         return self.stream.fileno()
 
     def send(self, message: bytes) -> None:
-        """Send a message. Raises OSError when the other side is gone, or takes nothing for as long as the timeout."""
+        """Send a message. Raises OSError when the other side has disconnected, or accepts nothing until the timeout."""
         head = _HEAD.pack(len(message), _mac(self._key, self._own, self._sent, message))
         self._sent += 1
         self.stream.sendall(head)
         self.stream.sendall(message)
 
     def receive(self) -> bytes:
-        """The next message. Raises OSError when the other side is gone or silent, MessageError for what is no message."""
+        """The next message. Raises OSError when the other side has disconnected or is silent, MessageError for invalid
+        data."""
         while not self._messages:
             self._read()
         return self._messages.pop(0)
 
     def arrived(self) -> list[bytes]:
-        """The messages in what has arrived, once something has. Raises what `receive` raises."""
+        """The messages that have arrived, after waiting for data. Raises what `receive` raises."""
         if not self._messages:
             self._read()
         messages, self._messages = self._messages, []
@@ -165,8 +166,8 @@ def connect(address: tuple[str, int], secret: str, purpose: str, longest: int,
         longest: bytes that a message may have.
         timeout_s: for connecting, for the proofs, and then of the connection.
 
-    Raises OSError when nobody listens or the proofs do not come, MessageError when who listens is none of jfluid, and
-    SecretError when it has another secret.
+    Raises OSError when nobody listens or the proofs do not arrive, MessageError when another program listens, and SecretError
+    when the listener has another secret.
     """
     stream = socket.create_connection(address, timeout=timeout_s)
     try:
@@ -197,7 +198,7 @@ def _exactly(stream: socket.socket, size: int, timeout_s: float) -> bytes:
 
 
 class _Newcomer:
-    """A connection that has not proved anything yet."""
+    """A connection without a proof yet."""
 
     def __init__(self, stream: socket.socket):
         self.stream, self.nonce, self.data = stream, secrets.token_bytes(_NONCE_SIZE), b""
@@ -205,14 +206,14 @@ class _Newcomer:
 
 
 class Listener:
-    """Lets processes of the job in. Nobody waits for those that prove nothing: they have some seconds, side by side, and when
-    there are too many of them the oldest goes. Not safe for threads.
+    """Accepts connections of processes of the job. Strangers delay nobody: they have some seconds, concurrently, and if there
+    are too many of them the oldest is closed. Not safe for threads.
 
     Args:
         stream: a listening socket, closed by `close`.
         purpose: what it listens for; the same on both sides.
         longest: bytes that a message may have.
-        timeout_s: of the connections that it gives.
+        timeout_s: of the accepted connections.
     """
 
     def __init__(self, stream: socket.socket, secret: str, purpose: str, longest: int, timeout_s: float):
@@ -224,11 +225,11 @@ class Listener:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The address at which it listens."""
         return int(self._stream.getsockname()[1])
 
     def accept(self, wait_s: float) -> list[Connection]:
-        """Those who have proved themselves by now; waits for something to happen for at most so long."""
+        """The connections whose proofs are complete; waits for events for at most so long."""
         ready = self._selector.select(wait_s)
         found = []
         for key, _ in ready:
@@ -247,14 +248,16 @@ class Listener:
                 stream, _ = self._stream.accept()
             except BlockingIOError:
                 return
-            except OSError:  # it is gone again; or this process has no descriptor left, of which strangers give some back
+            except OSError:  # it has disconnected; or this process has no descriptor left, until strangers are closed
                 if self._newcomers:
                     self._drop(next(iter(self._newcomers)))
                 return
             newcomer = _Newcomer(stream)
             try:
                 stream.setblocking(False)
-                stream.send(_CHALLENGE.pack(_GREETING, newcomer.nonce))  # the first bytes of a connection always find room
+                stream.send(
+                    _CHALLENGE.pack(_GREETING, newcomer.nonce)
+                )  # the first bytes of a connection always fit into its buffer
             except OSError:
                 stream.close()
                 continue
@@ -264,7 +267,7 @@ class Listener:
                 self._drop(next(iter(self._newcomers)))
 
     def _heard(self, newcomer: _Newcomer) -> Connection | None:
-        """The connection of a newcomer who proves himself with what has arrived."""
+        """The connection of a newcomer whose proof is complete with the data that has arrived."""
         try:
             data = newcomer.stream.recv(_RESPONSE.size - len(newcomer.data))
         except BlockingIOError:
@@ -293,7 +296,7 @@ class Listener:
             newcomer.stream.close()
 
     def close(self) -> None:
-        """Listen no more; connections that were given stay."""
+        """Stop listening; accepted connections stay open."""
         for newcomer in list(self._newcomers):
             self._drop(newcomer)
         self._selector.close()
