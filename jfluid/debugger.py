@@ -117,7 +117,7 @@ def repr_op(opdesc: Any) -> str:
     alone = pb.ProgramDesc()
     block = alone.blocks.add(idx=0, parent_idx=-1)
     block.ops.add().CopyFrom(opdesc)
-    for attr in opdesc.attrs:  # the blocks that it names are not at hand
+    for attr in opdesc.attrs:  # the blocks that it names are not available
         last = max([attr.block_idx, *attr.blocks_idx])
         while len(alone.blocks) <= last:
             alone.blocks.add(idx=len(alone.blocks), parent_idx=0)

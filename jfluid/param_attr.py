@@ -1,4 +1,4 @@
-"""What a layer is told of its parameters."""
+"""Settings of a layer's parameters."""
 
 from typing import Any
 

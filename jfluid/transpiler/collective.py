@@ -1,4 +1,4 @@
-"""Mode "collective": operators in the program itself bring gradients, or parameters, together.
+"""Mode "collective": operators in the program itself all-reduce gradients, or parameters.
 
 Each process runs its program with `Executor.run`, on one device and its own share of the data.
 """
@@ -38,7 +38,7 @@ class Collective:
             rank: which of the processes this is.
             endpoints: of all processes, a list or "ip:port,ip:port".
             current_endpoint: this process's, `endpoints[rank]`.
-            wait_port: without effect: processes always wait for each other when they meet.
+            wait_port: without effect: processes always wait for each other when they start.
 
         Raises ProgramError when there is only one process, or the arguments contradict each other.
         """
@@ -104,7 +104,7 @@ def _in_place(block: Block, index: int, type_: str, name: str, role: int, **attr
 
 
 def _is_divided(param: Variable) -> bool:
-    """Whether each process holds its own part of the parameter, so that nothing is brought together."""
+    """Whether each process holds its own part of the parameter, so that nothing is all-reduced."""
     return bool(getattr(param, "is_distributed", False))
 
 
@@ -137,7 +137,7 @@ class GradAllReduce(Collective):
 
 
 def _backwards(block: Block, role: int) -> list[int]:
-    """Positions of the operators of a role, the last one first: what is inserted behind one moves no other."""
+    """Positions of the operators of a role, the last one first: insertion after one moves no other."""
     return [i for i in reversed(range(len(block.ops))) if _has_role(block.ops[i], role)]
 
 
@@ -154,7 +154,7 @@ class LocalSGD(Collective):
     snapshot_key = "@SNAPSHOT"
 
     def snapshot_name(self, param_name: str) -> str:
-        """The variable that holds what a parameter was before the step."""
+        """The variable with the value of a parameter before the step."""
         return param_name + self.snapshot_key
 
     def _snapshot(self, block: Block, param: Variable) -> str:

@@ -75,7 +75,7 @@ class DistributeTranspiler:
         With mode "pserver" each server holds some parameters, or pieces of them, and updates them with the gradients that
         trainers send: see `get_trainer_program`, `get_pserver_program` and `get_startup_program`.
 
-        With mode "nccl2" the startup program gets the operator by which trainers meet, and the program is marked: run it
+        With mode "nccl2" the startup program gets the operator that connects the trainers, and the program is marked: run it
         with a ParallelExecutor or CompiledProgram whose BuildStrategy says `num_trainers` and `trainer_id`. With mode
         "collective" the program itself sums gradients (or parameters): run it with `Executor.run`. In both modes run the
         startup program before any other program.
@@ -86,8 +86,8 @@ class DistributeTranspiler:
             pservers: the parameter servers' endpoints, "ip:port,ip:port", of mode "pserver".
             trainers: all trainers' endpoints, "ip:port,ip:port"; the trainer of id 0 is the first. In mode "pserver" how
                 many there are.
-            sync_mode: of mode "pserver": servers update when the gradients of all trainers are there, and with their mean;
-                else with each gradient as it comes.
+            sync_mode: of mode "pserver": servers update with the mean of all trainers' gradients, when all have arrived; else
+                with each gradient when it arrives.
             startup_program: the default startup program when None.
             current_endpoint: this trainer's; without effect in mode "pserver".
             slice_var_up, split_method, min_block_size: the fields of the config with these names, as Fluid's guides and its

@@ -1,4 +1,4 @@
-"""Mode "nccl2": trainers meet when the startup program runs; the engine then spans the devices of all."""
+"""Mode "nccl2": trainers connect when the startup program runs; the engine then spans the devices of all."""
 from jfluid import errors
 from jfluid.ir.program import Program
 from jfluid.ir.types import VarType

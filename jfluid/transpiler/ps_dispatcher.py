@@ -9,7 +9,7 @@ __all__ = ["HashName", "PSDispatcher", "RoundRobin"]
 
 
 class PSDispatcher:
-    """Divides variables among servers; a subclass says by what rule.
+    """Divides variables among servers, by the rule of a subclass.
 
     Args:
         pserver_endpoints: "ip:port" of each server.
@@ -46,7 +46,7 @@ class HashName(PSDispatcher):
 
 
 class RoundRobin(PSDispatcher):
-    """One server after the other; the next call goes on where the last one ended."""
+    """One server after the other; the next call continues where the last one ended."""
 
     def dispatch(self, varlist: Iterable[Any]) -> list[str]:
         """The endpoint of each variable."""

@@ -1,4 +1,4 @@
-"""What `DistributeTranspiler.transpile` was asked for."""
+"""The arguments of `DistributeTranspiler.transpile`, with checks."""
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,7 @@ from jfluid.transpiler.config import DistributeTranspilerConfig
 
 @dataclass
 class Request:
-    """What `transpile` was asked for.
+    """The arguments of `transpile`.
 
     Attributes:
         trainer_id: which trainer this process is.
@@ -26,7 +26,7 @@ class Request:
     current_endpoint: str
 
     def endpoints(self) -> list[str]:
-        """The trainers' endpoints. Raises ProgramError when `trainers` does not tell them."""
+        """The trainers' endpoints. Raises ProgramError when `trainers` does not contain them."""
         given = self.trainers.split(",") if isinstance(self.trainers, str) else self.trainers
         if not isinstance(given, (list, tuple)) or not all(isinstance(e, str) and ":" in e for e in given):
             raise errors.ProgramError(f'trainers: mode {self.config.mode} needs all trainers\' endpoints, such as '
@@ -42,7 +42,7 @@ class Request:
         return found
 
     def servers(self) -> list[str]:
-        """The servers' endpoints. Raises ProgramError when `pservers` does not tell them."""
+        """The servers' endpoints. Raises ProgramError when `pservers` does not contain them."""
         given = self.pservers.split(",") if isinstance(self.pservers, str) else []
         found = [e.strip() for e in given]
         if not found or not all(":" in e and e.rsplit(":", 1)[1].isdigit() for e in found):

@@ -102,7 +102,7 @@ class DistributedTranspiler(Fleet):
 
     # Trainers
     def init_worker(self) -> None:
-        """Start the communicator, which brings gradients and parameters to and from the servers as the strategy says.
+        """Start the communicator, which sends gradients to the servers and receives parameters, as the strategy says.
 
         Raises ProgramError on a server, before a loss was minimised, and when it was started already.
         """
@@ -116,7 +116,7 @@ class DistributedTranspiler(Fleet):
         self._communicator = communicator
 
     def _communicator_arguments(self) -> dict[str, Any] | None:
-        """What a communicator has to know beyond the program."""
+        """The settings of a communicator beside the program."""
         assert self._strategy is not None and self._transpiler is not None
         if self._strategy.mode == DistributedMode.SYNC:
             return {"pserver_endpoints": self.server_endpoints(), "trainer_id": self.worker_index()}
@@ -147,7 +147,7 @@ class DistributedTranspiler(Fleet):
         return connections.connect(read, executor)
 
     def stop_worker(self) -> None:
-        """Stop the communicator, which first sends what it has, and say goodbye to the servers.
+        """Stop the communicator, which first sends its pending gradients, and leave the servers.
 
         After it `fleet.init` begins another job. Raises ProgramError on a server and before a loss was minimised.
         """

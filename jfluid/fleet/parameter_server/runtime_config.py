@@ -22,7 +22,7 @@ _LEAST = {"communicator_max_merge_var_num": 1, "communicator_send_queue_size": 1
 _SWITCHES = ("communicator_independent_recv_thread", "communicator_is_sgd_optimizer")
 _IN_STEP = ("communicator_max_merge_var_num", "communicator_send_wait_times", "communicator_thread_pool_size",
             "communicator_send_queue_size")
-# What a communicator is told in each mode.
+# The fields of a communicator in each mode.
 _TOLD: dict[int | None, tuple[str, ...]] = {
     DistributedMode.SYNC: _IN_STEP,
     DistributedMode.HALF_ASYNC: (*_IN_STEP, PREFETCH_DEPTH),
@@ -45,7 +45,7 @@ def _checked(name: str, value: Any) -> str:
 
 
 class _Fields(UserDict[str, str]):
-    """Values by name; what cannot be is refused."""
+    """Values by name; invalid ones are refused."""
 
     def __setitem__(self, name: str, value: Any) -> None:
         super().__setitem__(name, _checked(name, value))
@@ -55,7 +55,7 @@ class _Fields(UserDict[str, str]):
 
 
 def _first(name: str) -> Any:
-    """What a field begins with."""
+    """The initial value of a field."""
     flag = f"FLAGS_{name}"
     return cpu_number() if name in _OF_REPLICAS and flags.given(flag) is None else flags.get(flag)
 
@@ -75,7 +75,7 @@ class TrainerRuntimeConfig:
                 in synchronous and half-asynchronous training.
             communicator_send_wait_times (5): for how many hundredths of a second the sending thread waits for more to merge
                 before it sends what it has.
-            communicator_min_send_grad_num_before_recv (CPU_NUM): how many gradients go out before parameters come in.
+            communicator_min_send_grad_num_before_recv (CPU_NUM): how many gradients to send before parameters are received.
             communicator_is_sgd_optimizer (1): merged gradients are added up, as suits plain SGD; with 0 their mean is sent.
             rpc_deadline (180000): milliseconds for which a call, and a trainer that waits for servers, waits: the flag gets
                 this value when a loss is minimised.
@@ -121,7 +121,7 @@ class TrainerRuntimeConfig:
         self._fields.update({name: _checked(name, value) for name, value in named.items()})
 
     def get_communicator_flags(self) -> dict[str, str]:
-        """What the communicator is told: the fields that its mode has.
+        """The communicator's settings: the fields that its mode has.
 
         Warns in synchronous and half-asynchronous mode about fields that do not suit it, and sets them to CPU_NUM.
         """

@@ -202,7 +202,7 @@ class SyncStrategy(DistributedStrategy):
 
 
 class HalfAsyncStrategy(DistributedStrategy):
-    """Servers update with each trainer's gradients as they come; a trainer waits for its own step to arrive."""
+    """Servers update with each trainer's gradients when they arrive; a trainer waits until its own have arrived."""
 
     mode = DistributedMode.HALF_ASYNC
     _forced: ClassVar[dict[str, Any]] = {"half_async": True}
@@ -210,7 +210,8 @@ class HalfAsyncStrategy(DistributedStrategy):
 
 
 class AsyncStrategy(DistributedStrategy):
-    """Servers update with each trainer's gradients as they come; a trainer goes on while they travel, several steps as one."""
+    """Servers update with each trainer's gradients when they arrive; trainers do not wait, and merge several steps into one
+    push."""
 
     mode = DistributedMode.ASYNC
 

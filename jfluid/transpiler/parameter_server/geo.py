@@ -22,7 +22,7 @@ def check(updates: Updates) -> None:
 
 
 def delta(held: UpdatedPiece) -> str:
-    """The name under which a piece's difference comes."""
+    """The name of a piece's difference in messages."""
     return f"{held.param}.delta"
 
 
@@ -55,7 +55,7 @@ def startup(program: Program, placement: Placement) -> None:
 
 
 def build(placement: Placement, endpoint: str) -> Program:
-    """The program of the server at `endpoint`: it adds the differences that come."""
+    """The program of the server at `endpoint`: it adds the differences that it receives."""
     program = Program()
     block = program.global_block()
     blocks = {held: _add(program, block, held) for held in placement.at(endpoint)}

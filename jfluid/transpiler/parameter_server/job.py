@@ -14,7 +14,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class ServerJob:
-    """Decides who holds what, and makes the programs from copies of the original ones: in any order, as often as asked.
+    """Decides the layout, and makes the programs from copies of the original ones: in any order, any number of times.
 
     Raises ProgramError or UnsupportedError as `DistributeTranspiler.transpile`.
     """

@@ -1,4 +1,4 @@
-"""The trainers' program: gradients go out, parameters come in, updates are the servers'."""
+"""The trainers' program: it sends gradients and receives parameters; servers do the updates."""
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
