@@ -1,8 +1,11 @@
 """Activation functions. Where they have corners, the gradient there is Fluid's."""
 import functools
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from jfluid import errors
 from jfluid.ops import row_rules
@@ -17,98 +20,98 @@ table({name: unary(compute) for name, compute in _PLAIN.items()}, ins=("X",), ou
 
 
 @op("relu6", ins=("X",), outs=("Out",), rows="map")
-def relu6(x, *, threshold=6.0):
+def relu6(x: Array, *, threshold: float = 6.0) -> Array:
     """x limited to 0..threshold."""
     return between(x, 0.0, threshold)
 
 
 @op("brelu", ins=("X",), outs=("Out",), rows="map")
-def brelu(x, *, t_min=0.0, t_max=24.0):
+def brelu(x: Array, *, t_min: float = 0.0, t_max: float = 24.0) -> Array:
     """x limited to t_min..t_max."""
     return between(x, t_min, t_max)
 
 
 @op("leaky_relu", ins=("X",), outs=("Out",), rows="map")
-def leaky_relu(x, *, alpha=0.02):
+def leaky_relu(x: Array, *, alpha: float = 0.02) -> Array:
     """The larger of x and alpha * x."""
     positive, negative = (x, alpha * x) if alpha <= 1 else (alpha * x, x)
     return jnp.where(x > 0, positive, negative)
 
 
 @op("elu", ins=("X",), outs=("Out",), rows="map")
-def elu(x, *, alpha=1.0):
+def elu(x: Array, *, alpha: float = 1.0) -> Array:
     """x above zero, alpha * (exp(x) - 1) elsewhere."""
     return jax.nn.elu(x, alpha)
 
 
 @op("selu", ins=("X",), outs=("Out",), rows="map")
-def selu(x, *, scale=1.0507009873554805, alpha=1.6732632423543772):
+def selu(x: Array, *, scale: float = 1.0507009873554805, alpha: float = 1.6732632423543772) -> Array:
     """scale * elu(x, alpha)."""
     return scale * jax.nn.elu(x, alpha)
 
 
 @op("gelu", ins=("X",), outs=("Out",), rows="map")
-def gelu(x, *, approximate=False):
+def gelu(x: Array, *, approximate: bool = False) -> Array:
     """x times the normal distribution function of x, or its approximation by tanh."""
     return jax.nn.gelu(x, approximate)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
-def _soft_relu(x, threshold):
+def _soft_relu(x: Array, threshold: float) -> Array:
     return jax.nn.softplus(jnp.clip(x, -threshold, threshold))
 
 
 @_soft_relu.defjvp
-def _soft_relu_jvp(threshold, primals, tangents):
+def _soft_relu_jvp(threshold: float, primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Array, Array]:
     # Fluid takes the gradient from the output: it goes on below -threshold, and stops where the output reaches it.
     out = _soft_relu(primals[0], threshold)
     return out, tangents[0] * jnp.where(out < threshold, -jnp.expm1(-out), 0.0)
 
 
 @op("soft_relu", ins=("X",), outs=("Out",), rows="map")
-def soft_relu(x, *, threshold=40.0):
+def soft_relu(x: Array, *, threshold: float = 40.0) -> Array:
     """log(1 + exp(x)) of x limited to -threshold..threshold."""
     return _soft_relu(x, threshold)
 
 
 @op("softshrink", ins=("X",), outs=("Out",), rows="map")
-def softshrink(x, *, lambda_=0.5):
+def softshrink(x: Array, *, lambda_: float = 0.5) -> Array:
     """x moved towards zero by lambda, zero where it is nearer than that."""
     return jnp.where(x > lambda_, x - lambda_, jnp.where(x < -lambda_, x + lambda_, 0.0))
 
 
 @op("hard_shrink", ins=("X",), outs=("Out",), rows="map")
-def hard_shrink(x, *, threshold=0.5):
+def hard_shrink(x: Array, *, threshold: float = 0.5) -> Array:
     """x, zero where its magnitude is at most the threshold."""
     return jnp.where(jnp.abs(x) > threshold, x, 0.0)
 
 
 @op("thresholded_relu", ins=("X",), outs=("Out",), rows="map")
-def thresholded_relu(x, *, threshold=1.0):
+def thresholded_relu(x: Array, *, threshold: float = 1.0) -> Array:
     """x, zero where it is at most the threshold."""
     return jnp.where(x > threshold, x, 0.0)
 
 
 @op("hard_sigmoid", ins=("X",), outs=("Out",), rows="map")
-def hard_sigmoid(x, *, slope=0.2, offset=0.5):
+def hard_sigmoid(x: Array, *, slope: float = 0.2, offset: float = 0.5) -> Array:
     """slope * x + offset limited to 0..1."""
     return between(slope * x + offset, 0.0, 1.0)
 
 
 @op("hard_swish", ins=("X",), outs=("Out",), rows="map")
-def hard_swish(x, *, threshold=6.0, scale=6.0, offset=3.0):
+def hard_swish(x: Array, *, threshold: float = 6.0, scale: float = 6.0, offset: float = 3.0) -> Array:
     """x times (x + offset limited to 0..threshold), over scale."""
     return x * between(x + offset, 0.0, threshold) / scale
 
 
 @op("swish", ins=("X",), outs=("Out",), rows="map")
-def swish(x, *, beta=1.0):
+def swish(x: Array, *, beta: float = 1.0) -> Array:
     """x * sigmoid(beta * x)."""
     return x * jax.nn.sigmoid(beta * x)
 
 
 @op("mish", ins=("X",), outs=("Out",), rows="map")
-def mish(x, *, threshold=20.0):
+def mish(x: Array, *, threshold: float = 20.0) -> Array:
     """x * tanh(softplus(x)); beyond the threshold softplus is taken as x, below its negative as exp(x)."""
     low, high = x < -threshold, x > threshold
     # The inner selection keeps exp from overflowing where its result is not used, which would spoil the gradient.
@@ -117,13 +120,13 @@ def mish(x, *, threshold=20.0):
 
 
 @op("stanh", ins=("X",), outs=("Out",), rows="map")
-def stanh(x, *, scale_a=0.67, scale_b=1.7159):
+def stanh(x: Array, *, scale_a: float = 0.67, scale_b: float = 1.7159) -> Array:
     """scale_b * tanh(scale_a * x)."""
     return scale_b * jnp.tanh(scale_a * x)
 
 
 @op("maxout", ins=("X",), outs=("Out",), rows=row_rules.by_axis("axis", 1))
-def maxout(x, *, groups: Int, axis: Int = 1):
+def maxout(x: Array, *, groups: Int, axis: Int = 1) -> Array:
     """The largest of each `groups` neighbouring channels; at a tie the gradient goes to the first of them."""
     axis %= x.ndim
     if groups < 1 or x.shape[axis] % groups:
@@ -134,12 +137,12 @@ def maxout(x, *, groups: Int, axis: Int = 1):
     return functools.reduce(lambda best, other: jnp.where(other > best, other, best), members)
 
 
-def _unless_by_element(attrs, ins):
+def _unless_by_element(attrs: Mapping[str, Any], ins: Mapping[str, Any]) -> str | None:
     return None if attrs.get("mode", "all") == "element" else "map"
 
 
 @op("prelu", ins=("X", "Alpha"), outs=("Out",), rows=_unless_by_element)
-def prelu(x, alpha, *, mode="all"):
+def prelu(x: Array, alpha: Array, *, mode: str = "all") -> Array:
     """x above zero, alpha * x elsewhere, with one alpha for all, one a channel, or one an element of a row."""
     if mode not in ("all", "channel", "element"):
         raise errors.ShapeError(f"prelu: mode must be all, channel or element, found {mode!r}")
@@ -155,20 +158,20 @@ def prelu(x, alpha, *, mode="all"):
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
-def _softmax(x, axis):
+def _softmax(x: Array, axis: int) -> Array:
     # As in Fluid no exponent is below -64, so that a logarithm of the result stays finite.
     powers = jnp.exp(jnp.maximum(x - x.max(axis, keepdims=True), -64.0))
     return powers / powers.sum(axis, keepdims=True)
 
 
 @_softmax.defjvp
-def _softmax_jvp(axis, primals, tangents):
+def _softmax_jvp(axis: int, primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Array, Array]:
     out = _softmax(primals[0], axis)
     weighted = out * tangents[0]
     return out, weighted - out * weighted.sum(axis, keepdims=True)
 
 
 @op("softmax", ins=("X",), outs=("Out",), rows=row_rules.by_axis("axis"))
-def softmax(x, *, axis=-1, data_format="AnyLayout"):
+def softmax(x: Array, *, axis: int = -1, data_format: str = "AnyLayout") -> Array:
     """exp(x) normalised to a sum of one along `axis`; the layout of the data makes no difference."""
     return _softmax(x, axis)

@@ -3,38 +3,41 @@
 Fluid shortens the batch from step to step as sequences end. Here every step has a row for each sequence, in the order of
 the rank table, and says how many of them count.
 """
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from jfluid import errors
 from jfluid.ops import static_values
-from jfluid.ops.ragged import Level, Ragged, column, need, rows_of, segments, unpad
+from jfluid.ops.ragged import Level, Ragged, Value, column, need, rows_of, segments, unpad
 from jfluid.ops.registry import op
 from jfluid.ops.tensor_array import RankTable, TensorArray
 
 
 @op("write_to_array", ins=("X", "I"), outs=("Out",), nograd=("I",), rows="sequence", carries=("Out",))
-def write_to_array(x, i, array):
+def write_to_array(x: Value, i: Value, array: Any) -> Value:
     """The array with x at index i."""
     return (array or TensorArray()).write(i, x)
 
 
 @op("read_from_array", ins=("X", "I", "X_W?"), outs=("Out",), nograd=("I", "X_W"), rows="sequence")
-def read_from_array(x, i, _):
+def read_from_array(x: Value, i: Value, _: Value | None) -> Value:
     """The element of the array at index i."""
     return x.read(i)
 
 
 @op("lod_array_length", ins=("X",), outs=("Out",), grad=False, rows="sequence")
-def lod_array_length(x):
+def lod_array_length(x: Value) -> Value:
     """int64 [1]: the number of elements."""
     size = x.size()
     return np.full(1, size, np.int64) if isinstance(size, int) else size.reshape(1)
 
 
 @op("tensor_array_to_tensor", ins=("X",), outs=("Out", "OutIndex"), rows="sequence")
-def tensor_array_to_tensor(x, *, axis=0, use_stack=False):
+def tensor_array_to_tensor(x: Value, *, axis: int = 0, use_stack: bool = False) -> tuple[Value, Value]:
     """The elements joined along an axis (stacked: a new axis), and the size of each along it."""
     if x.buffer is not None:
         if static_values.placeholder() is None:
@@ -50,7 +53,7 @@ def tensor_array_to_tensor(x, *, axis=0, use_stack=False):
 
 
 @op("lod_rank_table", ins=("X",), outs=("Out",), grad=False, rows="sequence")
-def lod_rank_table(x, *, level=0):
+def lod_rank_table(x: Value, *, level: int = 0) -> Value:
     """The sequences of a level by falling length."""
     x = need(x, "lod_rank_table", "X", level + 1)
     chosen = x.levels[level]
@@ -59,13 +62,13 @@ def lod_rank_table(x, *, level=0):
 
 
 @op("max_sequence_len", ins=("RankTable",), outs=("Out",), grad=False, rows="sequence")
-def max_sequence_len(table):
+def max_sequence_len(table: Value) -> Value:
     """int64 [1]: the length of the longest sequence."""
     return table.level.steps().astype(jnp.int64).reshape(1)
 
 
 @op("lod_tensor_to_array", ins=("X", "RankTable"), outs=("Out",), nograd=("RankTable",), rows="sequence")
-def lod_tensor_to_array(x, table):
+def lod_tensor_to_array(x: Value, table: Value) -> Value:
     """The steps of the sequences: element t holds row t of each sequence that has one, in the order of the table."""
     x = _rows_of_table(x, table, "lod_tensor_to_array")
     dense = permute(x.pad(time_major=True), table.order, table.ranks, 1)
@@ -78,7 +81,7 @@ def lod_tensor_to_array(x, table):
 
 
 @op("array_to_lod_tensor", ins=("X", "RankTable"), outs=("Out",), nograd=("RankTable",), rows="sequence")
-def array_to_lod_tensor(x, table):
+def array_to_lod_tensor(x: Value, table: Value) -> Value:
     """The inverse of lod_tensor_to_array: rows in sequences, in their own order."""
     longest = table.level.longest
     dense = rows_of(x.stacked(longest).buffer)[:longest]
@@ -87,7 +90,7 @@ def array_to_lod_tensor(x, table):
 
 
 @op("shrink_rnn_memory", ins=("X", "RankTable", "I"), outs=("Out",), nograd=("RankTable", "I"), rows="sequence")
-def shrink_rnn_memory(x, table, i):
+def shrink_rnn_memory(x: Value, table: Value, i: Value) -> Value:
     """x, in the order of the table, for the sequences that have a step i."""
     count = table.active(i)
     if isinstance(x, Ragged) and x.levels:
@@ -96,7 +99,7 @@ def shrink_rnn_memory(x, table, i):
 
 
 @op("reorder_lod_tensor_by_rank", ins=("X", "RankTable"), outs=("Out",), nograd=("RankTable",), rows="sequence")
-def reorder_lod_tensor_by_rank(x, table):
+def reorder_lod_tensor_by_rank(x: Value, table: Value) -> Value:
     """The rows (or sequences) of x in the order of the table."""
     if not (isinstance(x, Ragged) and x.levels):
         values = rows_of(x)
@@ -106,7 +109,7 @@ def reorder_lod_tensor_by_rank(x, table):
 
 
 @op("split_lod_tensor", ins=("X", "Mask"), outs=("OutTrue", "OutFalse"), nograd=("Mask",), rows="sequence")
-def split_lod_tensor(x, mask, *, level=0):
+def split_lod_tensor(x: Value, mask: Value, *, level: int = 0) -> tuple[Value, Value]:
     """The rows (or sequences) of x where the mask holds, and the others."""
     chosen = rows_of(mask).reshape(-1).astype(bool)
     _one_level("split_lod_tensor", level)
@@ -114,7 +117,7 @@ def split_lod_tensor(x, mask, *, level=0):
 
 
 @op("merge_lod_tensor", ins=("X", "Mask", "InTrue", "InFalse"), outs=("Out",), nograd=("X", "Mask"), rows="sequence")
-def merge_lod_tensor(x, mask, in_true, in_false, *, level=0):
+def merge_lod_tensor(x: Value, mask: Value, in_true: Value, in_false: Value, *, level: int = 0) -> Value:
     """The inverse of split_lod_tensor."""
     chosen = rows_of(mask).reshape(-1).astype(bool)
     _one_level("merge_lod_tensor", level)
@@ -123,7 +126,7 @@ def merge_lod_tensor(x, mask, in_true, in_false, *, level=0):
                                       "sequences; pool them first")
     true, false = rows_of(in_true), rows_of(in_false)
 
-    def rank(mask):
+    def rank(mask: Array) -> Array:
         return jnp.clip(jnp.cumsum(mask) - 1, 0, max(chosen.shape[0] - 1, 0))
 
     out = jnp.where(column(chosen, true.ndim), true[rank(chosen)], false[rank(~chosen)])
@@ -131,7 +134,7 @@ def merge_lod_tensor(x, mask, in_true, in_false, *, level=0):
 
 
 @op("select_input", ins=("X*", "Mask"), outs=("Out",), nograd=("Mask",), rows="sequence")
-def select_input(branches, mask):
+def select_input(branches: list[Value], mask: Value) -> Value:
     """The value of X that Mask, an index, names."""
     if static_values.is_static(mask):
         return branches[int(np.asarray(mask).reshape(()))]
@@ -139,16 +142,16 @@ def select_input(branches, mask):
     return jax.tree.map(lambda *leaves: jax.lax.select_n(index, *map(jnp.asarray, leaves)), *branches)
 
 
-def permute(values, order, inverse, axis):
+def permute(values: Array, order: Array, inverse: Array, axis: int) -> Array:
     """values[order] along an axis, for a permutation; its gradient gathers by the inverse."""
     return _permute(axis, values, order, inverse)
 
 
-def _permute_forward(axis, values, order, inverse):
+def _permute_forward(axis: int, values: Array, order: int, inverse: Array) -> tuple[Array, tuple[Any, ...]]:
     return _permute(axis, values, order, inverse), (order, inverse)
 
 
-def _permute_backward(axis, kept, grad):
+def _permute_backward(axis: int, kept: tuple[Any, ...], grad: Array) -> tuple[Array, None, None]:
     order, inverse = kept
     return _permute(axis, grad, inverse, order), None, None
 
@@ -158,7 +161,7 @@ _permute = jax.custom_vjp(lambda axis, values, order, inverse: jnp.take(values, 
 _permute.defvjp(_permute_forward, _permute_backward)
 
 
-def reorder(x: Ragged, order, inverse) -> Ragged:
+def reorder(x: Ragged, order: Array, inverse: Array) -> Ragged:
     """The sequences of x, of one level, in another order."""
     if len(x.levels) > 1:
         raise errors.UnsupportedError(f"reordering sequences of {len(x.levels)} levels is not supported; "
@@ -167,20 +170,20 @@ def reorder(x: Ragged, order, inverse) -> Ragged:
     new = Level(jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(old.lengths[order], dtype=jnp.int32)]), old.longest)
     rows = jnp.arange(x.capacity, dtype=jnp.int32)
 
-    def source(target: Level, origin: Level, ranks):
+    def source(target: Level, origin: Level, ranks: Array) -> Array:
         sequence = jnp.minimum(segments(target, x.capacity), target.number - 1)
         return jnp.where(rows < target.offsets[-1], origin.starts[ranks[sequence]] + rows - target.starts[sequence], rows)
 
     return Ragged(permute(x.values, source(new, old, order), source(old, new, inverse), 0), (new,), exact=x.exact)
 
 
-def _first(level: Level, count) -> Level:
+def _first(level: Level, count: Array) -> Level:
     """The level with only its first `count` sequences; the others become empty."""
     offsets = level.offsets
     return Level(jnp.minimum(offsets, offsets[jnp.clip(count, 0, level.number)]), level.longest, count=count)
 
 
-def _selected(x, chosen):
+def _selected(x: Array, chosen: Array) -> Array | Ragged:
     """The rows or sequences of x that are chosen, in their order."""
     order = jnp.argsort(~chosen, stable=True).astype(jnp.int32)
     inverse, count = jnp.argsort(order).astype(jnp.int32), jnp.sum(chosen, dtype=jnp.int32)
@@ -190,7 +193,7 @@ def _selected(x, chosen):
     return Ragged(permute(rows_of(x), order, inverse, 0), (), count)
 
 
-def _rows_of_table(x, table: RankTable, op_type: str) -> Ragged:
+def _rows_of_table(x: Value, table: RankTable, op_type: str) -> Ragged:
     x = need(x, op_type, "X")
     if len(x.levels) > 1:
         raise errors.UnsupportedError(f"{op_type}: sequences of {len(x.levels)} levels are not supported; "

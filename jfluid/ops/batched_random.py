@@ -79,7 +79,7 @@ def uniform(bits: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type((bits >> 9) | np.float32(1).view(np.uint32), np.float32) - np.float32(1)
 
 
-def between(fractions: jax.Array, low: float, high: float) -> jax.Array:
+def between(fractions: jax.Array, low: float | np.floating, high: float | np.floating) -> jax.Array:
     """float32 numbers in [low, high), from those in [0, 1)."""
     bottom, top = np.float32(low), np.float32(high)
     return jnp.maximum(fractions * (top - bottom) + bottom, bottom)

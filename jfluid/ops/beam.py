@@ -14,7 +14,8 @@ from jfluid.ops.registry import Int, op
 
 @op("beam_search", ins=("pre_ids", "pre_scores", "ids?", "scores"), outs=("selected_ids", "selected_scores", "parent_idx?"),
     grad=False, host=True, rows="sequence")
-def beam_search(pre_ids, pre_scores, ids, scores, *, level: Int, beam_size: Int, end_id: Int, is_accumulated=True):
+def beam_search(pre_ids: LoDTensor, pre_scores: LoDTensor, ids: LoDTensor | None, scores: LoDTensor, *, level: Int,
+                beam_size: Int, end_id: Int, is_accumulated: bool = True) -> tuple[LoDTensor, LoDTensor, LoDTensor]:
     """The best `beam_size` words of all that may follow the prefixes of a source sentence.
 
     A prefix that ended is followed by the end only, at its own score; a sentence all of whose beams ended drops out.
@@ -49,7 +50,8 @@ def _to_rows(lod: Sequence[Sequence[int]], level: int) -> list[int]:
     return offsets
 
 
-def _best(before, before_scores, words, gain, start, end, beam_size, end_id) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _best(before: np.ndarray, before_scores: np.ndarray, words: np.ndarray, gain: Any, start: int, end: int, beam_size: int,
+          end_id: int) -> tuple[np.ndarray, np.ndarray, Any]:
     """(prefix, word, score) of the best continuations of the prefixes start..end, by prefix, then by falling score."""
     ended = before[start:end] == end_id
     width = gain.shape[1]
@@ -70,7 +72,8 @@ def _best(before, before_scores, words, gain, start, end, beam_size, end_id) -> 
 
 @op("beam_search_decode", ins=("Ids", "Scores"), outs=("SentenceIds", "SentenceScores"), grad=False, host=True,
     rows="sequence")
-def beam_search_decode(ids, scores, *, beam_size: Int, end_id: Int):
+def beam_search_decode(ids: LoDTensorArray, scores: LoDTensorArray, *, beam_size: Int,
+                       end_id: Int) -> tuple[LoDTensor, LoDTensor]:
     """The whole sentences of the beams, best first, from what each step chose."""
     if not len(ids) or len(ids) != len(scores):
         raise errors.OpError(f"beam_search_decode: Ids and Scores need the same steps, found {len(ids)} and {len(scores)}")

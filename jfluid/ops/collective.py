@@ -6,11 +6,12 @@ orders and overlaps collectives by itself, and `ring_id`, `use_calc_stream` and 
 """
 from collections import Counter
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
 from jfluid import errors, processes
 from jfluid.ir.program import Program
@@ -62,7 +63,7 @@ def _reduced(type_: str, how: str, x: Any) -> Any:
 def _register_reduction(how: str) -> None:
     type_ = f"c_allreduce_{how}"
 
-    def reduce(x, *, ring_id=0, use_calc_stream=False):
+    def reduce(x: Array, *, ring_id: int = 0, use_calc_stream: bool = False) -> Array:
         return _reduced(type_, how, x)
 
     reduce.__doc__ = f"The {how} of all replicas' x, in each of them."
@@ -75,12 +76,12 @@ for _how in _REDUCTIONS:
 
 
 @op("fused_allreduce_sum", ins=("X*",), outs=("Out*",), grad=False, collective=True)
-def fused_allreduce_sum(values):
+def fused_allreduce_sum(values: list[Array]) -> list[Array]:
     """What c_allreduce_sum gives of each value, with few sums of large buckets: a sum costs by its latency first."""
     if not _in_group("c_allreduce_sum"):
         return values
     found = list(values)
-    sizes: Counter = Counter()
+    sizes: Counter[Any] = Counter()
     buckets: dict[Any, list[int]] = {}  # in the same order in every process
     for i, value in enumerate(values):
         buckets.setdefault((value.dtype, sizes[value.dtype] // _BUCKET), []).append(i)
@@ -94,7 +95,7 @@ def fused_allreduce_sum(values):
 
 
 @op("allreduce", ins=("X",), outs=("Out",), grad=False, collective=True)
-def allreduce(x, *, reduce_type=0, sync_mode=False):
+def allreduce(x: Array, *, reduce_type: int = 0, sync_mode: bool = False) -> Array:
     """The sum (0), product (1), maximum (2) or minimum (3) of all replicas' x."""
     if not 0 <= reduce_type < len(_REDUCTIONS):
         raise errors.OpError(f"allreduce: reduce_type is 0 (sum), 1 (prod), 2 (max) or 3 (min), found {reduce_type}")
@@ -109,13 +110,13 @@ def _broadcast(type_: str, x: Any, root: int) -> Any:
 
 
 @op("c_broadcast", ins=("X",), outs=("Out",), grad=False, collective=True)
-def c_broadcast(x, *, root=0, ring_id=0, use_calc_stream=False):
+def c_broadcast(x: Array, *, root: int = 0, ring_id: int = 0, use_calc_stream: bool = False) -> Array:
     """Replica `root`'s x, in all of them."""
     return _broadcast("c_broadcast", x, root)
 
 
 @op("broadcast", ins=("X",), outs=("Out",), grad=False, collective=True)
-def broadcast(x, *, root=0, sync_mode=False):
+def broadcast(x: Array, *, root: int = 0, sync_mode: bool = False) -> Array:
     """Replica `root`'s x, in all of them."""
     return _broadcast("broadcast", x, root)
 
@@ -131,7 +132,7 @@ def _group_of(type_: str, nranks: int) -> int:
 
 
 @op("c_allgather", ins=("X",), outs=("Out",), collective=True)
-def c_allgather(x, *, nranks: Int, ring_id: Int = 0, use_calc_stream: Bool = False):
+def c_allgather(x: Array, *, nranks: Int, ring_id: Int = 0, use_calc_stream: Bool = False) -> Array:
     """All replicas' x, one after the other along the first dimension."""
     if _group_of("c_allgather", nranks) == nranks:
         return lax.all_gather(x, AXIS, tiled=True) if nranks > 1 else x
@@ -139,7 +140,7 @@ def c_allgather(x, *, nranks: Int, ring_id: Int = 0, use_calc_stream: Bool = Fal
 
 
 @op("c_reducescatter", ins=("X",), outs=("Out",), grad=False, collective=True)
-def c_reducescatter(x, *, nranks=1, ring_id=0, use_calc_stream=False):
+def c_reducescatter(x: Array, *, nranks: int = 1, ring_id: int = 0, use_calc_stream: bool = False) -> Array:
     """The sum of all replicas' x, of which each gets its share of the first dimension."""
     if _group_of("c_reducescatter", nranks) != nranks:
         return x[:x.shape[0] // nranks]
@@ -149,13 +150,13 @@ def c_reducescatter(x, *, nranks=1, ring_id=0, use_calc_stream=False):
 
 
 @op("c_sync_calc_stream", ins=("X",), outs=("Out",), inplace={"Out": "X"}, grad=False, rows="map")
-def c_sync_calc_stream(x):
+def c_sync_calc_stream(x: Array) -> Array:
     """x: XLA orders what it computes by itself."""
     return x
 
 
 @op("c_sync_comm_stream", ins=("X",), outs=("Out",), inplace={"Out": "X"}, grad=False, rows="map")
-def c_sync_comm_stream(x, *, ring_id=0):
+def c_sync_comm_stream(x: Array, *, ring_id: int = 0) -> Array:
     """x: XLA orders its collectives by itself."""
     return x
 
@@ -168,8 +169,8 @@ def _meet(endpoints: list[str], rank: int) -> np.ndarray:
 
 
 @op("gen_nccl_id", outs=("NCCLID",), host=True, grad=False)
-def gen_nccl_id(*, trainers: Strings = (), trainer_id: Int, nccl_comm_num=1, use_hierarchical_allreduce=False,
-                hierarchical_allreduce_inter_nranks=1):
+def gen_nccl_id(*, trainers: Strings = (), trainer_id: Int, nccl_comm_num: int = 1, use_hierarchical_allreduce: bool = False,
+                hierarchical_allreduce_inter_nranks: int = 1) -> np.ndarray:
     """Meet the other trainers."""
     return _meet(list(trainers), trainer_id)
 
@@ -180,13 +181,13 @@ def _ring(op_: Any) -> tuple[list[str], int]:
 
 
 @op("c_gen_nccl_id", outs=("Out",), host=True, grad=False)
-def c_gen_nccl_id(*, ctx, rank: Int, endpoint: String, other_endpoints: Strings):
+def c_gen_nccl_id(*, ctx: SimpleNamespace, rank: Int, endpoint: String, other_endpoints: Strings) -> np.ndarray:
     """Meet the other trainers."""
     return _meet(*_ring(ctx.op))
 
 
 @op("c_comm_init", ins=("X",), host=True, grad=False)
-def c_comm_init(x, *, nranks: Int, rank: Int, ring_id: Int = 0):
+def c_comm_init(x: np.ndarray, *, nranks: Int, rank: Int, ring_id: Int = 0) -> tuple[()]:
     """Check that the trainers that met are those of this ring."""
     if [rank, nranks] != np.asarray(x).tolist():
         raise errors.OpError(f"c_comm_init: this is rank {rank} of {nranks}, but trainer {x[0]} of {x[1]} met the others")
@@ -194,7 +195,7 @@ def c_comm_init(x, *, nranks: Int, rank: Int, ring_id: Int = 0):
 
 
 @op("c_comm_init_all", host=True, grad=False)
-def c_comm_init_all(*, devices: Ints = (), ring_id=0):
+def c_comm_init_all(*, devices: Ints = (), ring_id: int = 0) -> tuple[()]:
     """Nothing to do: replicas of one process share their devices."""
     return ()
 

@@ -1,10 +1,11 @@
 """Convolutions and transposed convolutions."""
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
 from jfluid import errors
 from jfluid.ops import windows
@@ -52,7 +53,7 @@ def _convolve(op_type: str, x: jax.Array, w: jax.Array, strides: Sequence[int], 
             x, w, tuple(strides), pads, rhs_dilation=tuple(dilations), feature_group_count=groups,
             dimension_numbers=_layout(x.ndim, data_format, "OI"))
 
-    def shifted(x: jax.Array, w: jax.Array) -> jax.Array:
+    def shifted(x: jax.Array, w: jax.Array) -> Array | int:
         return _depthwise(windows.pad(x, axes, pads, 0), w, axes, strides, out, dilations)
 
     # XLA's grouped convolution on CPUs is ten to thirty times slower than shifted products (3x3, 64 channels).
@@ -62,7 +63,7 @@ def _convolve(op_type: str, x: jax.Array, w: jax.Array, strides: Sequence[int], 
 
 
 def _depthwise(x: jax.Array, w: jax.Array, axes: Sequence[int], strides: Sequence[int], out: Sequence[int],
-               dilations: Sequence[int]) -> jax.Array:
+               dilations: Sequence[int]) -> Array | int:
     """Depthwise convolution of a padded image: each tap times its weight, summed."""
     channel = 1 if axes[0] == 2 else x.ndim - 1
     if w.shape[0] != x.shape[channel]:
@@ -80,12 +81,13 @@ def _add(y: jax.Array, bias: jax.Array | None, residual: jax.Array | None, data_
     return y if residual is None else y + residual
 
 
-_CONV2D = {"ins": ("Input", "Filter", "Bias?", "ResidualData?"), "outs": ("Output",)}
+_CONV2D: dict[str, Any] = {"ins": ("Input", "Filter", "Bias?", "ResidualData?"), "outs": ("Output",)}
 
 
 @op("conv2d", **_CONV2D, rows="map")
-def conv2d(x, w, bias, residual, *, strides: Ints = (1, 1), paddings: Ints = (0, 0), dilations: Ints = (1, 1),
-           groups=1, padding_algorithm="EXPLICIT", data_format="NCHW"):
+def conv2d(x: Array, w: Array, bias: Array | None, residual: Array | None, *, strides: Ints = (1, 1), paddings: Ints = (0, 0),
+           dilations: Ints = (1, 1),
+           groups: int = 1, padding_algorithm: str = "EXPLICIT", data_format: str = "NCHW") -> Array:
     """Two-dimensional convolution (cross-correlation) with filters [out, in / groups, height, width]."""
     y = _convolve("conv2d", x, w, strides, paddings, dilations, groups, padding_algorithm, data_format)
     return _add(y, bias, residual, data_format)
@@ -95,8 +97,9 @@ op("depthwise_conv2d", **_CONV2D, rows="map")(conv2d)
 
 
 @op("conv3d", ins=("Input", "Filter", "ResidualData?"), outs=("Output",), rows="map")
-def conv3d(x, w, residual, *, strides: Ints = (1, 1, 1), paddings: Ints = (0, 0, 0), dilations: Ints = (1, 1, 1),
-           groups=1, padding_algorithm="EXPLICIT", data_format="NCDHW"):
+def conv3d(x: Array, w: Array, residual: Array | None, *, strides: Ints = (1, 1, 1), paddings: Ints = (0, 0, 0),
+           dilations: Ints = (1, 1, 1),
+           groups: int = 1, padding_algorithm: str = "EXPLICIT", data_format: str = "NCDHW") -> Array:
     """Three-dimensional convolution with filters [out, in / groups, depth, height, width]."""
     y = _convolve("conv3d", x, w, strides, paddings, dilations, groups, padding_algorithm, data_format)
     return _add(y, None, residual, data_format)
@@ -139,12 +142,14 @@ def _swap(w: jax.Array, groups: int) -> jax.Array:
     return w.reshape(w.shape[0] * w.shape[1], *w.shape[2:])
 
 
-_TRANSPOSE2D = {"ins": ("Input", "Filter", "Bias?"), "outs": ("Output",)}
+_TRANSPOSE2D: dict[str, Any] = {"ins": ("Input", "Filter", "Bias?"), "outs": ("Output",)}
 
 
 @op("conv2d_transpose", **_TRANSPOSE2D, rows="map")
-def conv2d_transpose(x, w, bias, *, strides: Ints = (1, 1), paddings: Ints = (0, 0), dilations: Ints = (1, 1),
-                     groups=1, padding_algorithm="EXPLICIT", data_format="NCHW", output_size: Ints = ()):
+def conv2d_transpose(x: Array, w: Array, bias: Array | None, *, strides: Ints = (1, 1), paddings: Ints = (0, 0),
+                     dilations: Ints = (1, 1),
+                     groups: int = 1, padding_algorithm: str = "EXPLICIT", data_format: str = "NCHW",
+                     output_size: Ints = ()) -> Array:
     """Two-dimensional transposed convolution with filters [in, out / groups, height, width]."""
     y = _transpose("conv2d_transpose", x, w, strides, paddings, dilations, groups, padding_algorithm, data_format,
                    output_size)
@@ -155,8 +160,9 @@ op("depthwise_conv2d_transpose", **_TRANSPOSE2D, rows="map")(conv2d_transpose)
 
 
 @op("conv3d_transpose", ins=("Input", "Filter"), outs=("Output",), rows="map")
-def conv3d_transpose(x, w, *, strides: Ints = (1, 1, 1), paddings: Ints = (0, 0, 0), dilations: Ints = (1, 1, 1),
-                     groups=1, padding_algorithm="EXPLICIT", data_format="NCHW", output_size: Ints = ()):
+def conv3d_transpose(x: Array, w: Array, *, strides: Ints = (1, 1, 1), paddings: Ints = (0, 0, 0), dilations: Ints = (1, 1, 1),
+                     groups: int = 1, padding_algorithm: str = "EXPLICIT", data_format: str = "NCHW",
+                     output_size: Ints = ()) -> Array:
     """Three-dimensional transposed convolution with filters [in, out / groups, depth, height, width]."""
     return _transpose("conv3d_transpose", x, w, strides, paddings, dilations, groups, padding_algorithm, data_format,
                       output_size)

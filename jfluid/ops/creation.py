@@ -1,13 +1,15 @@
 """Operators that make tensors: constants, copies, casts, counters."""
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from jfluid import errors
 from jfluid.ir.types import np_dtype
 from jfluid.ops import static_values
+from jfluid.ops.ragged import Value
 from jfluid.ops.registry import Bool, Floats, Int, Ints, Long, Longs, op
 from jfluid.ops.selected_rows import SelectedRows
 from jfluid.ops.sequence_lod import number_like
@@ -16,7 +18,7 @@ from jfluid.ops.shape import given_ints, is_unknown, numpy_of
 SMALL = 64  # a constant of at most so many elements stays a known value
 
 
-def _constant(shape, dtype: np.dtype, value: Any):
+def _constant(shape: Sequence[int], dtype: np.dtype, value: Any) -> Array:
     small = all(d >= 0 for d in shape) and np.prod(shape, dtype=np.int64) <= SMALL
     return (np if small else jnp).full(shape, value, dtype)
 
@@ -36,20 +38,22 @@ def _parsed(text: str, value: float, dtype: np.dtype) -> Any:
 
 
 @op("fill_constant", ins=("ValueTensor?", "ShapeTensor?", "ShapeTensorList*?"), outs=("Out",), grad=False, fold=True)
-def fill_constant(value_tensor, shape_tensor, shape_tensors, *, shape: Longs = (), dtype=5, value=0.0, str_value=""):
+def fill_constant(value_tensor: Array | None, shape_tensor: Array | None, shape_tensors: list[Array] | None, *,
+                  shape: Longs = (), dtype: int = 5, value: float = 0.0, str_value: str = "") -> Array:
     """A tensor full of one value."""
     dims = given_ints(shape_tensors, shape_tensor, shape, "the shape of fill_constant")
     if any(d < 0 for d in dims):
         raise errors.ShapeError(f"fill_constant: expected a shape without negative numbers, found {dims}")
-    dtype = np_dtype(dtype)
+    elements = np_dtype(dtype)
     if value_tensor is None:
-        return _constant(dims, dtype, _parsed(str_value, value, dtype))
+        return _constant(dims, elements, _parsed(str_value, value, elements))
     if isinstance(value_tensor, np.ndarray):
-        return _constant(dims, dtype, value_tensor.reshape(-1)[0])
-    return jnp.full(dims, value_tensor.reshape(-1)[0], dtype)
+        return _constant(dims, elements, value_tensor.reshape(-1)[0])
+    return jnp.full(dims, value_tensor.reshape(-1)[0], elements)
 
 
-def like_batch(like, shape, input_dim_idx: int, output_dim_idx: int) -> tuple[tuple[int, ...], Callable[..., Any]]:
+def like_batch(like: Array, shape: Sequence[int], input_dim_idx: int, output_dim_idx: int) -> tuple[tuple[int, ...],
+               Callable[..., Any]]:
     """`shape` with one dimension taken from another tensor (of sequences, their number), and what makes rows of the result."""
     dims = list(shape)
     dims[output_dim_idx], source = number_like(like, input_dim_idx)
@@ -58,16 +62,17 @@ def like_batch(like, shape, input_dim_idx: int, output_dim_idx: int) -> tuple[tu
 
 
 @op("fill_constant_batch_size_like", ins=("Input",), outs=("Out",), grad=False, rows="sequence")
-def fill_constant_batch_size_like(like, *, shape: Ints, dtype=5, value=0.0, str_value="", input_dim_idx=0,
-                                  output_dim_idx=0):
+def fill_constant_batch_size_like(like: Value, *, shape: Ints, dtype: int = 5, value: float = 0.0, str_value: str = "",
+                                  input_dim_idx: int = 0,
+                                  output_dim_idx: int = 0) -> Value:
     """A tensor full of one value, one dimension of which is taken from Input."""
-    dtype = np_dtype(dtype)
+    elements = np_dtype(dtype)
     dims, wrap = like_batch(like, shape, input_dim_idx, output_dim_idx)
-    return wrap(jnp.full(dims, _parsed(str_value, value, dtype), dtype))
+    return wrap(jnp.full(dims, _parsed(str_value, value, elements), elements))
 
 
 @op("fill_zeros_like", ins=("X",), outs=("Out",), grad=False, rows="map", sparse=True)
-def fill_zeros_like(x):
+def fill_zeros_like(x: Array) -> Array | SelectedRows:
     """Zeros of the shape and dtype of x; of sparse rows, for the same rows."""
     if isinstance(x, SelectedRows):
         return x.map(jnp.zeros_like)
@@ -75,27 +80,27 @@ def fill_zeros_like(x):
 
 
 @op("fill_zeros_like2", ins=("X",), outs=("Out",), grad=False, rows="map")
-def fill_zeros_like2(x, *, dtype=5):
+def fill_zeros_like2(x: Array, *, dtype: int = 5) -> Array:
     """Zeros of the shape of x."""
     return jnp.zeros(x.shape, np_dtype(dtype))
 
 
 @op("fill_any_like", ins=("X",), outs=("Out",), grad=False, rows="map")
-def fill_any_like(x, *, value=0.0, dtype=-1):
+def fill_any_like(x: Array, *, value: float = 0.0, dtype: int = -1) -> Array:
     """A tensor of the shape of x full of one value; dtype -1 is that of x."""
-    dtype = np.dtype(x.dtype) if dtype < 0 else np_dtype(dtype)
-    return jnp.full(x.shape, _parsed("", value, dtype), dtype)
+    elements = np.dtype(x.dtype) if dtype < 0 else np_dtype(dtype)
+    return jnp.full(x.shape, _parsed("", value, elements), elements)
 
 
 @op("fill", outs=("Out",), grad=False, fold=True)
-def fill(*, value: Floats, shape: Ints, dtype=5):
+def fill(*, value: Floats, shape: Ints, dtype: int = 5) -> np.ndarray:
     """The given values in the given shape."""
     return np.asarray(value).astype(np_dtype(dtype)).reshape(shape)
 
 
 @op("assign_value", outs=("Out",), grad=False, fold=True)
 def assign_value(*, shape: Ints, dtype: Int, bool_values: Ints = (), fp32_values: Floats = (),
-                 int32_values: Ints = (), int64_values: Longs = ()):
+                 int32_values: Ints = (), int64_values: Longs = ()) -> np.ndarray:
     """The given values in the given shape."""
     values = bool_values or fp32_values or int32_values or int64_values
     if len(values) != np.prod(shape, dtype=np.int64):
@@ -104,13 +109,13 @@ def assign_value(*, shape: Ints, dtype: Int, bool_values: Ints = (), fp32_values
 
 
 @op("assign", ins=("X?",), outs=("Out",), fold=True, rows="map", sparse=True)
-def assign(x):
+def assign(x: Array | None) -> Array | None:
     """A copy of x."""
     return x
 
 
 @op("cast", ins=("X",), outs=("Out",), fold=True, rows="map", sparse=True)
-def cast(x, *, in_dtype: Int, out_dtype: Int):
+def cast(x: Array, *, in_dtype: Int, out_dtype: Int) -> Array | SelectedRows:
     """x with another element type; in_dtype only records the first one."""
     if isinstance(x, SelectedRows):
         return x.map(lambda v: v.astype(np_dtype(out_dtype)))
@@ -118,12 +123,12 @@ def cast(x, *, in_dtype: Int, out_dtype: Int):
 
 
 @op("increment", ins=("X",), outs=("Out",), inplace={"Out": "X"}, fold=True, rows="map")
-def increment(x, *, step=1.0):
+def increment(x: Array, *, step: float = 1.0) -> Array:
     """x plus step, which is cut to the type of x."""
     return x + np.asarray(step).astype(x.dtype)
 
 
-def _numbers(values, what: str) -> list[Any] | None:
+def _numbers(values: tuple[Array, Array, Array], what: str) -> list[Any] | None:
     """The numbers in one-element tensors; None while shapes are inferred."""
     if all(map(static_values.is_static, values)):
         return [np.asarray(v).reshape(-1)[0] for v in values]
@@ -134,7 +139,7 @@ def _numbers(values, what: str) -> list[Any] | None:
 
 
 @op("range", ins=("Start", "End", "Step"), outs=("Out",), grad=False, fold=True)
-def range_(start, end, step):
+def range_(start: Array, end: Array, step: Array) -> Array | np.ndarray:
     """Numbers from start up to end, end excluded, by step."""
     numbers = _numbers((start, end, step), "a bound of range")
     if numbers is None:
@@ -146,7 +151,7 @@ def range_(start, end, step):
 
 
 @op("linspace", ins=("Start", "Stop", "Num"), outs=("Out",), grad=False, fold=True)
-def linspace(start, stop, num):
+def linspace(start: Array, stop: Array, num: Array) -> Array:
     """num evenly spaced numbers from start to stop, both included."""
     count = static_values.ints(num, "the number of elements of linspace")[0]
     xp, start, stop = numpy_of(start, stop), start.reshape(-1)[0], stop.reshape(-1)[0]
@@ -156,29 +161,30 @@ def linspace(start, stop, num):
 
 
 @op("eye", outs=("Out",), grad=False)
-def eye(*, num_rows: Long, num_columns: Long = -1, dtype=5):
+def eye(*, num_rows: Long, num_columns: Long = -1, dtype: int = 5) -> Array:
     """Ones on the diagonal, zeros elsewhere."""
     return jnp.eye(num_rows, num_rows if num_columns < 0 else num_columns, dtype=np_dtype(dtype))
 
 
 @op("diag", ins=("Diagonal",), outs=("Out",), grad=False)
-def diag(diagonal):
+def diag(diagonal: Array) -> Array:
     """A square matrix with the vector on its diagonal."""
     return jnp.diag(diagonal)
 
 
-def _diagonal_rows(attrs, ins):
+def _diagonal_rows(attrs: Mapping[str, Any], ins: Mapping[str, Any]) -> str | None:
     axes = attrs.get("dim1", -2), attrs.get("dim2", -1)
     return "map" if ins["Input"].ndim > 1 and all(a % (ins["Input"].ndim + 1) for a in axes) else None
 
 
 @op("diag_embed", ins=("Input",), outs=("Out",), grad=False, rows=_diagonal_rows)
-def diag_embed(x, *, offset=0, dim1=-2, dim2=-1):
+def diag_embed(x: Array, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Array:
     """The last dimension of x on a diagonal of the new dimensions dim1 and dim2."""
     n = x.shape[-1]
     size = n + abs(offset)
-    if is_unknown(n):
-        size = static_values.placeholder()
+    unknown = static_values.placeholder()
+    if unknown is not None and is_unknown(n):
+        size = unknown
         x = jnp.zeros((*x.shape[:-1], size - abs(offset)), x.dtype)
     at = np.arange(size - abs(offset))
     out = jnp.zeros((*x.shape[:-1], size, size), x.dtype)
@@ -187,6 +193,6 @@ def diag_embed(x, *, offset=0, dim1=-2, dim2=-1):
 
 
 @op("tril_triu", ins=("X",), outs=("Out",), rows=lambda attrs, ins: "map" if ins["X"].ndim > 2 else None)
-def tril_triu(x, *, lower: Bool, diagonal=0):
+def tril_triu(x: Array, *, lower: Bool, diagonal: int = 0) -> Array:
     """The lower or upper triangle of the matrices in x, zeros elsewhere."""
     return jnp.tril(x, diagonal) if lower else jnp.triu(x, diagonal)

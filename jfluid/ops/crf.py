@@ -3,16 +3,19 @@
 Lafferty et al., "Conditional Random Fields", 2001. The transition weights [tags + 2, tags] hold the weights of starting with
 a tag, of ending with it, and of going from one (row) to another (column).
 """
+from collections.abc import Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
 from jfluid import errors
-from jfluid.ops.ragged import Level, Ragged, need, offsets_of, positions, rows_of, unpad
+from jfluid.ops.ragged import Level, Ragged, Value, need, offsets_of, positions, rows_of, unpad
 from jfluid.ops.registry import Int, Ints, String, op
 
 
-def _time_major(op_type, emission, length):
+def _time_major(op_type: str, emission: Array, length: Any) -> tuple[Array, Array, Ragged | None]:
     """(emission [time, number, tags], lengths [number], the ragged form of the rows) from either form of input."""
     if length is None:
         x = need(emission, op_type, "Emission")
@@ -21,7 +24,7 @@ def _time_major(op_type, emission, length):
     return dense.swapaxes(0, 1), rows_of(length).reshape(-1).astype(jnp.int32), None
 
 
-def _labels(label, ragged):
+def _labels(label: Value, ragged: Ragged | None) -> Array:
     """[time, number] labels in the form of the emission."""
     if ragged is not None:
         values = rows_of(label).reshape(-1, 1)
@@ -32,7 +35,8 @@ def _labels(label, ragged):
 
 @op("linear_chain_crf", ins=("Emission", "Transition", "Label", "Length?"),
     outs=("Alpha~", "EmissionExps~", "TransitionExps~", "LogLikelihood"), nograd=("Label", "Length"), rows="sequence")
-def linear_chain_crf(emission, transition, label, length):
+def linear_chain_crf(emission: Value, transition: Value, label: Value, length: Value | None) -> tuple[Value, Value, Value,
+                     Value]:
     """The negative log-likelihood of each sequence's labels, [number, 1]."""
     x, lengths, ragged = _time_major("linear_chain_crf", emission, length)
     labels = _labels(label, ragged)
@@ -40,7 +44,7 @@ def linear_chain_crf(emission, transition, label, length):
     times = jnp.arange(x.shape[0], dtype=jnp.int32)[:, None]
     inside = times < lengths
 
-    def advance(alpha, at):
+    def advance(alpha: Array, at: tuple[Array, Array]) -> tuple[Array, Array]:
         now, here = at
         new = jax.nn.logsumexp(alpha[:, :, None] + steps, axis=1) + now
         alpha = jnp.where(here[:, None], new, alpha)
@@ -66,14 +70,14 @@ def linear_chain_crf(emission, transition, label, length):
 
 
 @op("crf_decoding", ins=("Emission", "Transition", "Label?", "Length?"), outs=("ViterbiPath",), grad=False, rows="sequence")
-def crf_decoding(emission, transition, label, length):
+def crf_decoding(emission: Value, transition: Value, label: Value | None, length: Value | None) -> Value:
     """The best tags of each sequence (Viterbi); with labels 1 where they are right, else 0."""
     x, lengths, ragged = _time_major("crf_decoding", emission, length)
     first, last, steps = transition[0], transition[1], transition[2:]
     times = jnp.arange(x.shape[0], dtype=jnp.int32)[:, None]
     inside = times < lengths
 
-    def forward(best, at):
+    def forward(best: Array, at: tuple[Array, Array]) -> tuple[Array, Array]:
         now, here = at
         scores = best[:, :, None] + steps
         came = jnp.argmax(scores, axis=1).astype(jnp.int32)
@@ -83,7 +87,7 @@ def crf_decoding(emission, transition, label, length):
     final, came_from = lax.scan(forward, first + x[0], (x[1:], inside[1:]))
     tag = jnp.argmax(final + last, axis=1).astype(jnp.int32)
 
-    def back(tag, came):
+    def back(tag: Array, came: Array) -> tuple[Array, Array]:
         before = jnp.take_along_axis(came, tag[:, None], axis=1)[:, 0]
         return before, tag
 
@@ -104,13 +108,14 @@ _SCHEMES = {"IOB": (2, 0, 1, None, None), "IOE": (2, None, 0, 1, None), "IOBES":
 @op("chunk_eval", ins=("Inference", "Label", "SeqLength?"),
     outs=("Precision", "Recall", "F1-Score", "NumInferChunks", "NumLabelChunks", "NumCorrectChunks"), grad=False,
     rows="sequence")
-def chunk_eval(inference, label, length, *, num_chunk_types: Int, chunk_scheme: String, excluded_chunk_types: Ints = ()):
+def chunk_eval(inference: Value, label: Value, length: Value | None, *, num_chunk_types: Int, chunk_scheme: String,
+               excluded_chunk_types: Ints = ()) -> tuple[Array, ...]:
     """Precision, recall and F1 of the chunks that tags mark; a chunk is right when its ends and type are."""
     if chunk_scheme not in _SCHEMES:
         raise errors.AttributeTypeError(f"chunk_eval: chunk_scheme is one of {', '.join(_SCHEMES)}, found {chunk_scheme!r}")
     if length is None:
         x = need(inference, "chunk_eval", "Inference")
-        values = rows_of(inference).reshape(-1), rows_of(label).reshape(-1)
+        values: Sequence[Array] = rows_of(inference).reshape(-1), rows_of(label).reshape(-1)
     else:
         dense = rows_of(inference)
         number, steps = dense.shape[:2]
@@ -130,13 +135,15 @@ def chunk_eval(inference, label, length, *, num_chunk_types: Int, chunk_scheme: 
     return precision, recall, score, *counts
 
 
-def _chunks(tags, first, last, real, types, scheme, excluded):
+def _chunks(tags: Array, first: Array, last: Array, real: Array, types: int, scheme: str,
+            excluded: tuple[int, ...]) -> tuple[Array,
+            Array, Array]:
     """For each row: whether a counted chunk begins there, its type, and the row where it ends."""
     number, begin, inside, end, single = _SCHEMES[scheme]
     kind, tag = tags // number, tags % number
     outside = (kind >= types) | ~real
 
-    def is_(value, which):
+    def is_(value: Array, which: int | None) -> Array:
         return jnp.zeros_like(first) if which is None else value == which
 
     before_kind, before_tag = jnp.roll(kind, 1), jnp.roll(tag, 1)

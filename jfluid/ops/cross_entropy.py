@@ -3,14 +3,18 @@
 A label that is neither a class nor `ignore_index` gives NaN: a compiled program cannot raise, and a clamped
 label would train on the wrong class.
 """
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from jfluid import errors
 from jfluid.ops import row_rules
+from jfluid.ops.ragged_dispatch import RowMask
 from jfluid.ops.registry import Long, op
 
 # Fluid bounds logarithms of zero by this number.
@@ -18,18 +22,18 @@ LOG_BOUND = 1e20
 
 
 @jax.custom_jvp
-def bounded_log(x):
+def bounded_log(x: Array) -> Array:
     """log(x), with -LOG_BOUND at 0; its derivative stays 1/x, as in Fluid."""
     y = jnp.log(x)
     return jnp.where(jnp.isneginf(y), jnp.asarray(-LOG_BOUND, x.dtype), y)
 
 
 @bounded_log.defjvp
-def _bounded_log_jvp(primals, tangents):
+def _bounded_log_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Array, Array]:
     return bounded_log(primals[0]), tangents[0] / primals[0]
 
 
-def class_labels(label, shape, axis, name):
+def class_labels(label: Array, shape: Sequence[int], axis: int, name: str) -> Array:
     """Labels for scores of `shape`, with a dimension of 1 at `axis`; the last such dimension may be left out."""
     if not jnp.issubdtype(label.dtype, jnp.integer):
         raise errors.ShapeError(f"{name}: expected labels of an integer type, found {label.dtype}")
@@ -42,24 +46,24 @@ def class_labels(label, shape, axis, name):
     return label
 
 
-def is_label(label, shape, axis):
+def is_label(label: Array, shape: Sequence[int], axis: int) -> Array:
     """Whether each entry of scores of `shape` stands at its label."""
     # 32-bit comparisons are vectorized; no label that fits no class may wrap into one.
     narrow = jnp.where((label >= 0) & (label < shape[axis]), label, -1).astype(jnp.int32)
     return narrow == jax.lax.broadcasted_iota(jnp.int32, shape, axis % len(shape))
 
 
-def take_class(scores, label, axis):
+def take_class(scores: Array, label: Array, axis: int) -> Array:
     """The scores at the labels, NaN where a label is no class. Its gradient is a comparison, not a scatter."""
     shape = scores.shape
 
     @jax.custom_vjp
-    def take(scores, label):
+    def take(scores: Array, label: Array) -> Array:
         valid = (label >= 0) & (label < shape[axis])
         picked = jnp.take_along_axis(scores, jnp.where(valid, label, 0).astype(jnp.int32), axis, mode="clip")
         return jnp.where(valid, picked, jnp.asarray(jnp.nan, scores.dtype))
 
-    def backward(label, cotangent):
+    def backward(label: Array, cotangent: Array) -> tuple[Array, np.ndarray]:
         grad = jnp.where(is_label(label, shape, axis), cotangent, jnp.zeros((), cotangent.dtype))
         return grad, np.zeros(label.shape, jax.dtypes.float0)
 
@@ -67,13 +71,13 @@ def take_class(scores, label, axis):
     return take(scores, label)
 
 
-def at_label(scores, label, ignore_index, axis, ignored):
+def at_label(scores: Array, label: Array, ignore_index: int | Array, axis: int, ignored: int) -> tuple[Array, Array]:
     """(the scores at the labels, `ignored` where the label is `ignore_index`; that mask)."""
     skip = label == ignore_index
     return jnp.where(skip, jnp.asarray(ignored, scores.dtype), take_class(scores, label, axis)), skip
 
 
-def soft_labels(label, shape, name):
+def soft_labels(label: Array, shape: Sequence[int], name: str) -> Array:
     """Checks that soft labels have the shape of the scores."""
     if label.shape != shape:
         raise errors.ShapeError(f"{name}: expected soft labels of shape {list(shape)}, found {list(label.shape)}")
@@ -81,7 +85,7 @@ def soft_labels(label, shape, name):
 
 
 @op("cross_entropy", ins=("X", "Label"), outs=("Y",), nograd=("Label",), rows="map")
-def cross_entropy(x, label, *, soft_label=False, ignore_index=-100):
+def cross_entropy(x: Array, label: Array, *, soft_label: bool = False, ignore_index: int = -100) -> Array:
     """-log of the probability of the label, or -sum(label * log(x)) for soft labels, along the last axis."""
     if soft_label:
         return -jnp.sum(soft_labels(label, x.shape, "cross_entropy") * bounded_log(x), -1, keepdims=True)
@@ -91,7 +95,7 @@ def cross_entropy(x, label, *, soft_label=False, ignore_index=-100):
 
 
 @op("cross_entropy2", ins=("X", "Label"), outs=("Y", "XShape", "MatchX"), nograd=("Label",), rows="map")
-def cross_entropy2(x, label, *, ignore_index=-100):
+def cross_entropy2(x: Array, label: Array, *, ignore_index: int = -100) -> tuple[Array, Array, Array]:
     """cross_entropy of hard labels, with the matched probability (0 where ignored)."""
     labels = class_labels(label, x.shape, x.ndim - 1, "cross_entropy2")
     match, skip = at_label(x, labels, ignore_index, -1, 1)
@@ -100,7 +104,7 @@ def cross_entropy2(x, label, *, ignore_index=-100):
 
 
 @op("cross_entropy_grad2", ins=("Y@GRAD", "MatchX", "XShape", "Label"), outs=("X@GRAD",), grad=False, rows="map")
-def cross_entropy_grad2(y_grad, match, x_shape, label, *, ignore_index=-100):
+def cross_entropy_grad2(y_grad: Array, match: Array, x_shape: Array, label: Array, *, ignore_index: int = -100) -> Array:
     """Gradient of cross_entropy2 under the name that Fluid saves it with."""
     classes = x_shape.shape[-2]
     labels = label.reshape(match.shape)
@@ -110,17 +114,18 @@ def cross_entropy_grad2(y_grad, match, x_shape, label, *, ignore_index=-100):
     return jnp.where(hit, slope, jnp.zeros((), match.dtype)).astype(match.dtype)
 
 
-def _wide(x):
+def _wide(x: Array) -> Array:
     """Half precision is summed in float32."""
     return x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
-def _softmax_loss(logits, label, axis, soft_label, ignore_index):
+def _softmax_loss(logits: Array, label: Array, axis: int, soft_label: Array, ignore_index: Array) -> tuple[Any, ...]:
     return _softmax_loss_forward(logits, label, axis, soft_label, ignore_index)[0]
 
 
-def _softmax_loss_forward(logits, label, axis, soft_label, ignore_index):
+def _softmax_loss_forward(logits: Array, label: Array, axis: int, soft_label: Array,
+                          ignore_index: Array) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     wide = _wide(logits)
     top = wide.max(axis, keepdims=True)
     log_sum = jnp.log(jnp.exp(wide - top).sum(axis, keepdims=True))
@@ -134,7 +139,8 @@ def _softmax_loss_forward(logits, label, axis, soft_label, ignore_index):
     return (softmax.astype(logits.dtype), loss.astype(logits.dtype)), (logits, log_sum, label)
 
 
-def _softmax_loss_backward(axis, soft_label, ignore_index, kept, cotangents):
+def _softmax_loss_backward(axis: int, soft_label: Array, ignore_index: Array, kept: tuple[Any, ...],
+                           cotangents: tuple[Any, ...]) -> tuple[Array, Array] | tuple[Array, np.ndarray]:
     # Fluid lets no gradient through Softmax, and subtracts soft labels that do not sum to 1 just the same.
     logits, log_sum, label = kept
     slope = _wide(cotangents[1])
@@ -151,8 +157,9 @@ _softmax_loss.defvjp(_softmax_loss_forward, _softmax_loss_backward)
 
 @op("softmax_with_cross_entropy", ins=("Logits", "Label"), outs=("Softmax~", "Loss"), nograd=("Label",),
     rows=row_rules.by_axis("axis", slot="Logits"))
-def softmax_with_cross_entropy(logits, label, *, soft_label=False, numeric_stable_mode=True, ignore_index=-100,
-                               axis=-1):
+def softmax_with_cross_entropy(logits: Array, label: Array, *, soft_label: bool = False, numeric_stable_mode: bool = True,
+                               ignore_index: int = -100,
+                               axis: int = -1) -> tuple[Any, ...]:
     """Softmax along `axis` and the cross entropy with it (always computed in the stable way)."""
     axis = axis % logits.ndim
     if soft_label:
@@ -164,7 +171,8 @@ def softmax_with_cross_entropy(logits, label, *, soft_label=False, numeric_stabl
 
 @op("nll_loss", ins=("X", "Label", "Weight?"), outs=("Out", "Total_weight"), nograd=("Label", "Weight"),
     rows=row_rules.by_reduction)
-def nll_loss(x, label, weight, *, ignore_index: Long = -100, reduction="mean", rows=None):
+def nll_loss(x: Array, label: Array, weight: Array | None, *, ignore_index: Long = -100, reduction: str = "mean",
+             rows: RowMask | None = None) -> tuple[Array, Array]:
     """Negative of the log probabilities x [N, C, ...] at the labels [N, ...], weighted by class."""
     labels = class_labels(jnp.expand_dims(label, 1), x.shape, 1, "nll_loss")
     picked, skip = at_label(x, labels, ignore_index, 1, 0)

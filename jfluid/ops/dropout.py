@@ -2,7 +2,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
 from jfluid import errors
 from jfluid.ops.random import key_of
@@ -44,8 +44,9 @@ def _factors(prob: float, is_test: bool, implementation: str) -> float:
 
 
 @op("dropout", ins=("X", "Seed?"), outs=("Out", "Mask~"), nograd=("Seed",), rng=True, rows="map")
-def dropout(x, seed_tensor, *, key, dropout_prob=0.5, is_test=False, fix_seed=False, seed=0,
-            dropout_implementation="downgrade_in_infer"):
+def dropout(x: Array, seed_tensor: Array | None, *, key: Array, dropout_prob: float = 0.5, is_test: bool = False,
+            fix_seed: bool = False, seed: int = 0,
+            dropout_implementation: str = "downgrade_in_infer") -> tuple[Array, Array]:
     """x with each element set to zero with probability dropout_prob; Mask is 1 where an element is kept."""
     factor = _factors(dropout_prob, is_test, dropout_implementation)
     if is_test or dropout_prob == 0:
@@ -63,7 +64,8 @@ def _times(x: jax.Array, factor: float) -> jax.Array:
 
 # Its own gradient, from the mask: a derived one would have to draw the same numbers again.
 @op("dropout_grad", ins=("Mask", "Out@GRAD"), outs=("X@GRAD",), grad=False, rows="map")
-def dropout_grad(mask, grad, *, dropout_prob=0.5, is_test=False, fix_seed=False, seed=0,
-                 dropout_implementation="downgrade_in_infer"):
+def dropout_grad(mask: Array, grad: Array, *, dropout_prob: float = 0.5, is_test: bool = False, fix_seed: bool = False,
+                 seed: int = 0,
+                 dropout_implementation: str = "downgrade_in_infer") -> Array:
     """The gradient of dropout: that of the output where an element was kept."""
     return jnp.where(mask != 0, _times(grad, _factors(dropout_prob, is_test, dropout_implementation)), 0)

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from jfluid import errors
 from jfluid.ops import row_rules
@@ -26,7 +27,7 @@ def _placed(array: Any, rank: int, axis: int, what: str) -> Any:
     return array.reshape((1,) * axis + shape + (1,) * (rank - axis - len(shape)))
 
 
-def aligned(x: Any, y: Any, axis: int, what: str) -> tuple[Any, Any]:
+def aligned(x: Any, y: Any, axis: int, what: str) -> tuple[Any, ...]:
     """`x` and `y` so reshaped that NumPy's broadcasting does what Fluid's `axis` asks for; `what` names the operator.
 
     The tensor with fewer dimensions is placed at `axis` of the other, -1 meaning its last dimensions.
@@ -41,7 +42,7 @@ def aligned(x: Any, y: Any, axis: int, what: str) -> tuple[Any, Any]:
     return _fitted(x, y, what)
 
 
-def _fitted(x: Any, y: Any, what: str) -> tuple[Any, Any]:
+def _fitted(x: Any, y: Any, what: str) -> tuple[Any, ...]:
     """Hold the dimensions against each other; while shapes are inferred an unknown one fits every other."""
     shapes = [list(x.shape), list(y.shape)]
     for i, (a, b) in enumerate(zip(x.shape, y.shape, strict=True)):
@@ -71,35 +72,35 @@ def quotient(x: Any, y: Any) -> Any:
     return jax.lax.div(*jnp.broadcast_arrays(x, y))
 
 
-def _divide(x, y):
+def _divide(x: Array, y: Array) -> Array:
     return x / y if is_float(x) else quotient(x, y)
 
 
-def _remainder(x, y):
+def _remainder(x: Array, y: Array) -> Array:
     """The sign of the divisor for floats, that of the dividend (as in C) for integers."""
     return x % y if is_float(x) else numpy_of(x, y).fmod(x, y)
 
 
-def _power(x, y):
+def _power(x: Array, y: Array) -> Array:
     if is_float(x):
         return numpy_of(x, y).power(x, y)
     module = numpy_of(x, y)
     return module.rint(module.power(x.astype(np.float64), y.astype(np.float64))).astype(x.dtype)
 
 
-def _larger(x, y):
+def _larger(x: Array, y: Array) -> Array:
     # At a tie the whole gradient goes to y, so this is not jnp.maximum.
     return numpy_of(x, y).where(x > y, x, y)
 
 
-def _smaller(x, y):
+def _smaller(x: Array, y: Array) -> Array:
     return numpy_of(x, y).where(x < y, x, y)
 
 
 def binary(name: str, compute: Callable[..., Any]) -> Callable[..., Any]:
     """The function of an operator (X, Y) -> Out with attribute `axis`."""
 
-    def apply(x, y, *, axis=-1):
+    def apply(x: Array, y: Array, *, axis: int = -1) -> Array:
         return compute(*aligned(x, y, axis, name))
 
     apply.__name__ = name
@@ -119,7 +120,7 @@ def _scaled_rows(name: str, compute: Callable[..., Any]) -> Callable[..., Any]:
     """As `binary`, and for sparse rows with one number."""
     dense = binary(name, compute)
 
-    def apply(x, y, *, axis=-1):
+    def apply(x: Array, y: Array, *, axis: int = -1) -> Array | SelectedRows:
         if not isinstance(x, SelectedRows):
             return dense(x, y, axis=axis)
         if y.size != 1:
@@ -135,18 +136,19 @@ table({f"elementwise_{n}": _scaled_rows(f"elementwise_{n}", f) for n, f in {"mul
 
 
 @op("minus", ins=("X", "Y"), outs=("Out",), rows="map")
-def minus(x, y):
+def minus(x: Array, y: Array) -> Array:
     """x - y for equal shapes."""
     return operator.sub(*_equal_shapes("minus", x, y))
 
 
 @op("sum", ins=("X*",), outs=("Out",), fold=True, rows="map", sparse=True)
-def sum_(xs):
+def sum_(xs: list[Array | SelectedRows]) -> Array | SelectedRows:
     """Sum of tensors of one shape; of sparse rows only, the rows of all."""
     if not xs:
         raise errors.ShapeError("sum: the list of tensors is empty")
-    if all(isinstance(x, SelectedRows) for x in xs):
-        return joined(xs)
+    sparse = [x for x in xs if isinstance(x, SelectedRows)]
+    if len(sparse) == len(xs):
+        return joined(sparse)
     xs = [densified(x) for x in xs]
     return functools.reduce(lambda a, b: operator.add(*_equal_shapes("sum", a, b)), xs)
 
@@ -161,14 +163,15 @@ def _equal_shapes(what: str, x: Any, y: Any) -> tuple[Any, Any]:
 
 
 @op("scale", ins=("X", "ScaleTensor?"), outs=("Out",), nograd=("ScaleTensor",), fold=True, rows="map", sparse=True)
-def scale(x, scale_tensor, *, scale=1.0, bias=0.0, bias_after_scale=True):
+def scale(x: Array, scale_tensor: Array | None, *, scale: float = 1.0, bias: float = 0.0,
+          bias_after_scale: bool = True) -> Array | SelectedRows:
     """x * scale + bias, or (x + bias) * scale; integers take the whole part of scale and bias. Of sparse rows their values."""
     if isinstance(x, SelectedRows):
         return (x.settled() if bias else x).map(lambda v: _scaled(v, scale_tensor, scale, bias, bias_after_scale))
     return _scaled(x, scale_tensor, scale, bias, bias_after_scale)
 
 
-def _scaled(x, scale_tensor, scale, bias, bias_after_scale):
+def _scaled(x: Array, scale_tensor: Array | None, scale: float, bias: float, bias_after_scale: bool) -> Array:
     if scale_tensor is not None:
         scale = only(scale_tensor, x.dtype)
     elif not is_float(x):
@@ -179,7 +182,7 @@ def _scaled(x, scale_tensor, scale, bias, bias_after_scale):
 
 
 @op("pow", ins=("X", "FactorTensor?"), outs=("Out",), nograd=("FactorTensor",), rows="map")
-def pow_(x, factor_tensor, *, factor=1.0):
+def pow_(x: Array, factor_tensor: Array | None, *, factor: float = 1.0) -> Array:
     """x to the power of `factor`, element by element."""
     if factor_tensor is not None:
         return jnp.power(x, only(factor_tensor, x.dtype))
@@ -194,7 +197,7 @@ def between(x: Any, low: Any, high: Any) -> Any:
 
 
 @op("clip", ins=("X", "Min?", "Max?"), outs=("Out",), nograd=("Min", "Max"), rows="map", sparse=True)
-def clip(x, low, high, *, min: float, max: float):
+def clip(x: Array, low: Array | None, high: Array | None, *, min: float, max: float) -> Array | SelectedRows:
     """x limited to min..max, given as numbers or as one-element tensors. Of sparse rows their sums."""
     if low is None and high is None and min >= max:
         raise errors.ShapeError(f"clip: min must be less than max, found {min} and {max}")
@@ -206,7 +209,7 @@ def clip(x, low, high, *, min: float, max: float):
 
 
 @op("cumsum", ins=("X",), outs=("Out",), rows=row_rules.by_axis("axis"))
-def cumsum(x, *, axis=-1, exclusive=False, reverse=False):
+def cumsum(x: Array, *, axis: int = -1, exclusive: bool = False, reverse: bool = False) -> Array:
     """Running sums along `axis`; exclusive ones leave the element itself out."""
     axis %= x.ndim
     if exclusive:
@@ -217,7 +220,7 @@ def cumsum(x, *, axis=-1, exclusive=False, reverse=False):
     return jax.lax.cumsum(x, axis, reverse)
 
 
-def _round(x):
+def _round(x: Array) -> Array:
     return jax.lax.round(x, jax.lax.RoundingMethod.AWAY_FROM_ZERO)
 
 

@@ -3,17 +3,20 @@
 An id outside the table gives a row of NaN: a compiled program cannot raise, and a clamped id would train the
 wrong row.
 """
+from typing import Any
+
 import jax.numpy as jnp
+from jax import Array
 
 from jfluid import errors
 from jfluid.ir.types import VarType, np_dtype
 from jfluid.ops import static_values
-from jfluid.ops.ragged import Ragged, rows_of
+from jfluid.ops.ragged import Ragged, Value, rows_of
 from jfluid.ops.registry import Long, Longs, Strings, op
 from jfluid.ops.selected_rows import SelectedRows
 
 
-def look_up(table, ids, padding_idx, is_distributed):
+def look_up(table: Array, ids: Array, padding_idx: int, is_distributed: bool) -> Array:
     """The rows of `table` at `ids`; zeros at `padding_idx`, which also gets no gradient."""
     if is_distributed and static_values.placeholder() is None:
         raise errors.UnsupportedError("a look-up with is_distributed=True runs only after DistributeTranspiler has "
@@ -31,21 +34,23 @@ def look_up(table, ids, padding_idx, is_distributed):
 
 
 @op("lookup_table", ins=("W", "Ids"), outs=("Out",), nograd=("Ids",), rows="map")
-def lookup_table(w, ids, *, is_sparse=False, is_distributed=False, padding_idx: Long = -1, remote_prefetch=False,
-                 trainer_id=0, height_sections: Longs = (), epmap: Strings = (), table_names: Strings = (),
-                 grad_inplace=False):
+def lookup_table(w: Array, ids: Array, *, is_sparse: bool = False, is_distributed: bool = False, padding_idx: Long = -1,
+                 remote_prefetch: bool = False,
+                 trainer_id: int = 0, height_sections: Longs = (), epmap: Strings = (), table_names: Strings = (),
+                 grad_inplace: bool = False) -> Array:
     """Rows of w at ids of shape [..., 1]."""
     return look_up(w, last_one("lookup_table", ids), padding_idx, is_distributed)
 
 
 @op("lookup_table_v2", ins=("W", "Ids"), outs=("Out",), nograd=("Ids",), rows="map")
-def lookup_table_v2(w, ids, *, is_sparse=False, is_distributed=False, padding_idx: Long = -1, remote_prefetch=False,
-                    trainer_id=0, height_sections: Longs = (), epmap: Strings = (), table_names: Strings = ()):
+def lookup_table_v2(w: Array, ids: Array, *, is_sparse: bool = False, is_distributed: bool = False, padding_idx: Long = -1,
+                    remote_prefetch: bool = False,
+                    trainer_id: int = 0, height_sections: Longs = (), epmap: Strings = (), table_names: Strings = ()) -> Array:
     """Rows of w at ids."""
     return look_up(w, ids, padding_idx, is_distributed)
 
 
-def _table_grad(w, ids, grad, is_sparse, padding_idx):
+def _table_grad(w: Array, ids: Value, grad: Value, is_sparse: bool, padding_idx: int) -> Any:
     """The gradient of a table from that of the rows looked up: all rows, or those that were looked up."""
     height = w.shape[0]
     rows, values = rows_of(ids).reshape(-1), rows_of(grad)
@@ -60,33 +65,35 @@ def _table_grad(w, ids, grad, is_sparse, padding_idx):
     return found if is_sparse else found.dense()
 
 
-def _sparse_table(op):
+def _sparse_table(op: Any) -> dict[str, VarType]:
     return {"W@GRAD": VarType.SELECTED_ROWS} if op.attrs.get("is_sparse") else {}
 
 
 @op("lookup_table_grad", ins=("W", "Ids", "Out@GRAD"), outs=("W@GRAD",), rows="sequence", types=_sparse_table)
-def lookup_table_grad(w, ids, grad, *, is_sparse=False, is_distributed=False, padding_idx: Long = -1,
-                      remote_prefetch=False, trainer_id=0, height_sections: Longs = (), epmap: Strings = (),
-                      table_names: Strings = (), grad_inplace=False):
+def lookup_table_grad(w: Value, ids: Value, grad: Value, *, is_sparse: bool = False, is_distributed: bool = False,
+                      padding_idx: Long = -1,
+                      remote_prefetch: bool = False, trainer_id: int = 0, height_sections: Longs = (), epmap: Strings = (),
+                      table_names: Strings = (), grad_inplace: bool = False) -> Value:
     """The gradient of a table: `SelectedRows` when is_sparse."""
     return _table_grad(w, ids, grad, is_sparse, padding_idx)
 
 
 @op("lookup_table_v2_grad", ins=("W", "Ids", "Out@GRAD"), outs=("W@GRAD",), rows="sequence", types=_sparse_table)
-def lookup_table_v2_grad(w, ids, grad, *, is_sparse=False, is_distributed=False, padding_idx: Long = -1,
-                         remote_prefetch=False, trainer_id=0, height_sections: Longs = (), epmap: Strings = (),
-                         table_names: Strings = ()):
+def lookup_table_v2_grad(w: Value, ids: Value, grad: Value, *, is_sparse: bool = False, is_distributed: bool = False,
+                         padding_idx: Long = -1,
+                         remote_prefetch: bool = False, trainer_id: int = 0, height_sections: Longs = (), epmap: Strings = (),
+                         table_names: Strings = ()) -> Value:
     """The gradient of a table: `SelectedRows` when is_sparse."""
     return _table_grad(w, ids, grad, is_sparse, padding_idx)
 
 
-def integer_ids(type_, ids):
+def integer_ids(type_: str, ids: Array) -> None:
     """Raises ShapeError for ids that are no integers."""
     if not jnp.issubdtype(ids.dtype, jnp.integer):
         raise errors.ShapeError(f"{type_}: expected ids of an integer type, found {ids.dtype}")
 
 
-def last_one(type_, ids):
+def last_one(type_: str, ids: Array) -> Array:
     """The ids without their last dimension, which must be 1."""
     if ids.ndim == 0 or ids.shape[-1] != 1:
         raise errors.ShapeError(f"{type_}: expected ids whose last dimension is 1, found shape {list(ids.shape)}; "
@@ -94,7 +101,7 @@ def last_one(type_, ids):
     return ids[..., 0]
 
 
-def hot(ids, depth_tensor, depth, dtype, allow_out_of_range):
+def hot(ids: Array, depth_tensor: Array | None, depth: int, dtype: Any, allow_out_of_range: bool) -> Array:
     """Vectors of length `depth` with a 1 at each id; out of range zeros if allowed, else NaN (integers: -1)."""
     if depth_tensor is not None:
         depth = static_values.ints(depth_tensor, "one_hot's depth_tensor")[0]
@@ -110,12 +117,14 @@ def hot(ids, depth_tensor, depth, dtype, allow_out_of_range):
 
 
 @op("one_hot", ins=("X", "depth_tensor?"), outs=("Out",), grad=False, rows="map")
-def one_hot(x, depth_tensor, *, depth=-1, dtype=5, allow_out_of_range=False):
+def one_hot(x: Array, depth_tensor: Array | None, *, depth: int = -1, dtype: int = 5,
+            allow_out_of_range: bool = False) -> Array:
     """One-hot vectors of ids of shape [..., 1]."""
     return hot(last_one("one_hot", x), depth_tensor, depth, dtype, allow_out_of_range)
 
 
 @op("one_hot_v2", ins=("X", "depth_tensor?"), outs=("Out",), grad=False, rows="map")
-def one_hot_v2(x, depth_tensor, *, depth=-1, dtype=5, allow_out_of_range=False):
+def one_hot_v2(x: Array, depth_tensor: Array | None, *, depth: int = -1, dtype: int = 5,
+               allow_out_of_range: bool = False) -> Array:
     """One-hot vectors of ids, appended as a last dimension."""
     return hot(x, depth_tensor, depth, dtype, allow_out_of_range)

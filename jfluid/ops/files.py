@@ -5,6 +5,7 @@ reader's own code has named theirs.
 """
 import math
 import os
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -17,12 +18,12 @@ def _narrowed(value: np.ndarray, half: bool) -> np.ndarray:
     return value.astype(np.float16) if half and value.dtype.kind == "f" else value
 
 
-def _stored(value: np.ndarray, name: str, half: bool, ctx) -> Stored:
+def _stored(value: np.ndarray, name: str, half: bool, ctx: SimpleNamespace) -> Stored:
     var = ctx.scope.find_var(name)
     return Stored(_narrowed(value, half), var.get_tensor().lod() if var is not None else [])
 
 
-def _refuse_read(path: str, ctx) -> None:
+def _refuse_read(path: str, ctx: SimpleNamespace) -> None:
     if "file_path" in ctx.op.attr_kinds:
         raise errors.FileFormatError(
             f"operator {ctx.op.type} of a program that was read names the file {path!r}: such programs may come from "
@@ -35,7 +36,8 @@ def _refuse_existing(path: str, overwrite: bool) -> None:
 
 
 @op("save", ins=("X",), outs=("kLookupTablePath?",), host=True, grad=False)
-def save(x, *, ctx, file_path: String, overwrite: Bool = True, save_as_fp16: Bool = False):
+def save(x: np.ndarray, *, ctx: SimpleNamespace, file_path: String, overwrite: Bool = True,
+         save_as_fp16: Bool = False) -> None:
     """Write the variable to a file."""
     _refuse_read(file_path, ctx)
     _refuse_existing(file_path, overwrite)
@@ -43,7 +45,8 @@ def save(x, *, ctx, file_path: String, overwrite: Bool = True, save_as_fp16: Boo
 
 
 @op("load", outs=("Out",), host=True, grad=False)
-def load(*, ctx, file_path: String, load_as_fp16: Bool = False, seek: Long = -1, shape: Longs = ()):
+def load(*, ctx: SimpleNamespace, file_path: String, load_as_fp16: Bool = False, seek: Long = -1,
+         shape: Longs = ()) -> np.ndarray:
     """Read the variable from a file; with `seek`, a slice of its elements from there on, in the given shape."""
     _refuse_read(file_path, ctx)
     found = load_tensors(file_path, ctx.op.output("Out"))[0].value
@@ -59,8 +62,9 @@ def load(*, ctx, file_path: String, load_as_fp16: Bool = False, seek: Long = -1,
 
 
 @op("save_combine", ins=("X*",), outs=("Y?",), host=True, grad=False)
-def save_combine(xs, *, ctx, file_path: String, overwrite: Bool = True, save_as_fp16: Bool = False,
-                 save_to_memory: Bool = False):
+def save_combine(xs: list[np.ndarray], *, ctx: SimpleNamespace, file_path: String, overwrite: Bool = True,
+                 save_as_fp16: Bool = False,
+                 save_to_memory: Bool = False) -> None:
     """Write the variables to one file, in order."""
     if save_to_memory:
         raise errors.UnsupportedError("save_combine: save_to_memory is not in this release; save to a file")
@@ -70,7 +74,8 @@ def save_combine(xs, *, ctx, file_path: String, overwrite: Bool = True, save_as_
 
 
 @op("load_combine", outs=("Out*",), host=True, grad=False)
-def load_combine(*, ctx, file_path: String, load_as_fp16: Bool = False, model_from_memory: Bool = False):
+def load_combine(*, ctx: SimpleNamespace, file_path: String, load_as_fp16: Bool = False,
+                 model_from_memory: Bool = False) -> list[np.ndarray]:
     """Read the variables from one file, in order."""
     if model_from_memory:
         raise errors.UnsupportedError("load_combine: model_from_memory is not in this release; give the path of a file")

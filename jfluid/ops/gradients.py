@@ -80,7 +80,8 @@ def vjp_of(function: Callable[..., tuple[Any, ...]], inputs: Sequence[Any], want
         out_leaves, shape["tree"], shape["flags"] = _flatten(outs, used)
         return ([v for f, v in zip(shape["flags"], out_leaves) if f], [v for f, v in zip(shape["flags"], out_leaves) if not f])
 
-    through, pull, rest = jax.vjp(run, [v for f, v in zip(flags, leaves) if f], has_aux=True)
+    vjp_of_run: Any = jax.vjp(run, [v for f, v in zip(flags, leaves) if f], has_aux=True)
+    through, pull, rest = vjp_of_run
     out_flags, moving, still = shape["flags"], iter(through), iter(rest)
     outs = shape["tree"].unflatten([next(moving) if f else next(still) for f in out_flags])
 
@@ -95,7 +96,7 @@ def vjp_of(function: Callable[..., tuple[Any, ...]], inputs: Sequence[Any], want
             for part in parts:
                 n = len(jax.tree.leaves(part))
                 flow = any(flags[at:at + n])
-                grads.append(jax.tree.structure(part).unflatten(merged[at:at + n]) if flow else None)
+                grads.append(jax.tree.unflatten(jax.tree.structure(part), merged[at:at + n]) if flow else None)
                 at += n
             result.append(grads if isinstance(value, list) else grads[0])
         return result

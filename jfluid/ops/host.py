@@ -1,6 +1,7 @@
 """Operators that run in Python between compiled segments: print and py_func."""
 import time
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from jfluid.ops.registry import Bool, Int, String, Strings, op
 _printed: "weakref.WeakKeyDictionary[object, int]" = weakref.WeakKeyDictionary()
 
 
-def _show(value, name, op, first_n, message, summarize, shows):
+def _show(value: np.ndarray, name: str, op: Any, first_n: int, message: str, summarize: int,
+          shows: tuple[bool, bool, bool]) -> None:
     """Print one tensor in Fluid's layout; `shows` is (name, type, shape)."""
     count = _printed.get(op, 0)
     if 0 < first_n <= count:
@@ -30,9 +32,9 @@ def _show(value, name, op, first_n, message, summarize, shows):
 
 
 @op("print", ins=("In",), outs=("Out",), host=True)
-def print_(value, *, ctx, first_n: Int, message: String, summarize: Int, print_tensor_name: Bool,
+def print_(value: np.ndarray, *, ctx: SimpleNamespace, first_n: Int, message: String, summarize: Int, print_tensor_name: Bool,
            print_tensor_type: Bool, print_tensor_shape: Bool, print_tensor_lod: Bool, print_phase: String,
-           is_forward: Bool):
+           is_forward: Bool) -> np.ndarray:
     """Print the tensor and pass it on."""
     if print_phase.upper() in ("BOTH", "FORWARD" if is_forward else "BACKWARD"):
         _show(value, ctx.op.input("In")[0], ctx.op, first_n, message, summarize,
@@ -41,9 +43,10 @@ def print_(value, *, ctx, first_n: Int, message: String, summarize: Int, print_t
 
 
 @op("print_grad", ins=("Out@GRAD",), outs=("In@GRAD",), host=True, grad=False)
-def print_grad(grad, *, ctx, first_n: Int, message: String, summarize: Int, print_tensor_name: Bool,
+def print_grad(grad: np.ndarray, *, ctx: SimpleNamespace, first_n: Int, message: String, summarize: Int,
+               print_tensor_name: Bool,
                print_tensor_type: Bool, print_tensor_shape: Bool, print_tensor_lod: Bool, print_phase: String,
-               is_forward: Bool):
+               is_forward: Bool) -> np.ndarray:
     """Print the gradient and pass it on."""
     if print_phase.upper() in ("BOTH", "BACKWARD"):
         _show(grad, ctx.op.input("Out@GRAD")[0], ctx.op, first_n, message, summarize,
@@ -63,17 +66,19 @@ def _call(number: int, arguments: list[Any], names: list[str], what: str) -> lis
 
 
 @op("py_func", ins=("X*",), outs=("Out*",), host=True)
-def py_func(inputs, *, ctx, forward_callable_id=0, backward_callable_id=-1, backward_skip_vars: Strings = ()):
+def py_func(inputs: list[np.ndarray], *, ctx: SimpleNamespace, forward_callable_id: int = 0, backward_callable_id: int = -1,
+            backward_skip_vars: Strings = ()) -> list[np.ndarray]:
     """Call a Python function on NumPy arrays."""
     return _call(forward_callable_id, inputs, ctx.op.output("Out"), "the function")
 
 
 @op("py_func_grad", ins=("X*", "Out*", "Out@GRAD*?"), outs=("X@GRAD*",), host=True, grad=False)
-def py_func_grad(inputs, outputs, grads, *, ctx, forward_callable_id=0, backward_callable_id=-1,
-                 backward_skip_vars: Strings = ()):
+def py_func_grad(inputs: list[np.ndarray], outputs: list[np.ndarray], grads: list[np.ndarray] | None, *, ctx: SimpleNamespace,
+                 forward_callable_id: int = 0, backward_callable_id: int = -1,
+                 backward_skip_vars: Strings = ()) -> list[np.ndarray]:
     """Call the backward function on the inputs and outputs that it does not skip, and the output gradients."""
     names = ctx.op.input("X") + ctx.op.input("Out")
     kept = [v for n, v in zip(names, [*inputs, *outputs], strict=True) if n not in backward_skip_vars]
-    grads = list(grads) or [None] * len(outputs)
-    filled = [np.zeros_like(o) if g is None else g for o, g in zip(outputs, grads, strict=True)]
+    found: list[Any] = list(grads or ()) or [None] * len(outputs)
+    filled = [np.zeros_like(o) if g is None else g for o, g in zip(outputs, found, strict=True)]
     return _call(backward_callable_id, kept + filled, ctx.op.output("X@GRAD"), "backward_func")

@@ -4,28 +4,29 @@ An index outside its array is an error in Fluid, where the kernel sees it, and u
 compiled program cannot raise: here a read outside gives NaN (the smallest number of an integer type), which shows,
 and a write outside is dropped. Negative indices count as outside.
 """
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from jfluid import errors
 from jfluid.ir.types import np_dtype
 from jfluid.ops import row_rules, static_values
-from jfluid.ops.ragged import Ragged, rows_of
+from jfluid.ops.ragged import Ragged, Value, rows_of
 from jfluid.ops.registry import Int, Ints, Long, op
 from jfluid.ops.shape import given_ints, is_unknown, numpy_of, shaped, unified
 
 
-def take_rows(x, index, axis: int = 0):
+def take_rows(x: Array, index: Array, axis: int = 0) -> Array:
     """Slices of x along axis at the indices; those outside read NaN."""
     where = (slice(None),) * axis + (index,)
     return jnp.asarray(x).at[where].get(mode="fill", wrap_negative_indices=False)
 
 
-def _last_writer(index, rows: int):
+def _last_writer(index: Array, rows: int) -> Array:
     """For each entry of index the position of the last equal entry.
 
     Writes that collide then carry the same value, so that their order, which XLA leaves open, does not matter.
@@ -35,7 +36,7 @@ def _last_writer(index, rows: int):
     return last.at[index].get(mode="clip")
 
 
-def _flat_index(index, what: str):
+def _flat_index(index: Array, what: str) -> Array:
     if index.ndim == 2 and index.shape[1] == 1:
         return index[:, 0]
     if index.ndim != 1:
@@ -45,15 +46,15 @@ def _flat_index(index, what: str):
 
 # Gather's `overwrite` is about its gradient: of equal indices only the last one's gradient reaches the row.
 @jax.custom_vjp
-def _gather_overwriting(x, index, written):
+def _gather_overwriting(x: Array, index: Array, written: Array) -> Array:
     return take_rows(x, index)
 
 
-def _gather_forward(x, index, written):
+def _gather_forward(x: Array, index: Array, written: Array) -> tuple[Array, tuple[Any, ...]]:
     return take_rows(x, index), (jnp.zeros_like(x), written)
 
 
-def _gather_backward(kept, out_grad):
+def _gather_backward(kept: tuple[Any, ...], out_grad: Array) -> tuple[Any, None, None]:
     zeros, written = kept
     rows = out_grad[_last_writer(written, zeros.shape[0])]
     return zeros.at[written].set(rows, mode="drop", wrap_negative_indices=False), None, None
@@ -63,7 +64,7 @@ _gather_overwriting.defvjp(_gather_forward, _gather_backward)
 
 
 @op("gather", ins=("X", "Index"), outs=("Out",), nograd=("Index",), fold=True, rows="sequence")
-def gather(x, index, *, overwrite=True):
+def gather(x: Value, index: Value, *, overwrite: bool = True) -> Value:
     """Rows of x at the indices; overwrite: the gradient of equal indices is the last one's, not the sum."""
     table, at = rows_of(x), _flat_index(rows_of(index), "gather")
     if numpy_of(table, at) is np:
@@ -76,19 +77,19 @@ def gather(x, index, *, overwrite=True):
     return Ragged(out, (), index.count()) if padded else out
 
 
-def _split_index(index):
+def _split_index(index: Array) -> tuple[Array, ...]:
     return tuple(index[..., i] for i in range(index.shape[-1]))
 
 
 @op("gather_nd", ins=("X", "Index"), outs=("Out",), nograd=("Index",), rows=row_rules.unless("X"))
-def gather_nd(x, index):
+def gather_nd(x: Array, index: Array) -> Array:
     """Slices of x at coordinates: the last dimension of index counts the leading dimensions of x."""
     if index.shape[-1] > x.ndim:
         raise errors.ShapeError(f"gather_nd: {index.shape[-1]} coordinates for an input of shape {x.shape}")
     return jnp.asarray(x).at[_split_index(index)].get(mode="fill", wrap_negative_indices=False)
 
 
-def _scatter(x, index, updates, overwrite):
+def _scatter(x: Array, index: Array, updates: Array, overwrite: Array) -> Array:
     if overwrite:
         updates = updates[_last_writer(index, x.shape[0])]
         return x.at[index].set(updates, mode="drop", wrap_negative_indices=False)
@@ -103,7 +104,7 @@ _scatter_like_fluid.defvjp(lambda x, index, updates, overwrite: (_scatter(x, ind
 
 
 @op("scatter", ins=("X", "Ids", "Updates"), outs=("Out",), nograd=("Ids",))
-def scatter(x, ids, updates, *, overwrite=True):
+def scatter(x: Array, ids: Array, updates: Array, *, overwrite: bool = True) -> Array:
     """x with rows ids replaced by updates (the last of equal ids), or by the sum of their updates."""
     ids = _flat_index(ids, "scatter")
     if updates.shape[1:] != x.shape[1:] or updates.shape[0] != ids.shape[0]:
@@ -115,7 +116,7 @@ def scatter(x, ids, updates, *, overwrite=True):
 
 
 @op("scatter_nd_add", ins=("X", "Index", "Updates"), outs=("Out",), nograd=("Index",))
-def scatter_nd_add(x, index, updates):
+def scatter_nd_add(x: Array, index: Array, updates: Array) -> Array:
     """x with updates added at coordinates (see gather_nd); equal coordinates add up."""
     expected = (*index.shape[:-1], *x.shape[index.shape[-1]:])
     if updates.shape != expected:
@@ -125,18 +126,18 @@ def scatter_nd_add(x, index, updates):
     return jnp.asarray(x).at[_split_index(index)].add(updates, mode="drop", wrap_negative_indices=False)
 
 
-def _select_rows(attrs, ins):
+def _select_rows(attrs: Mapping[str, Any], ins: Mapping[str, Any]) -> str | None:
     return None if isinstance(ins["Index"], Ragged) else row_rules.by_axis("dim", 0)(attrs, ins)
 
 
 @op("index_select", ins=("X", "Index"), outs=("Out",), nograd=("Index",), rows=_select_rows)
-def index_select(x, index, *, dim=0):
+def index_select(x: Array, index: Array, *, dim: int = 0) -> Array:
     """Slices of x along dim at the indices."""
     return take_rows(x, _flat_index(index, "index_select"), dim % x.ndim)
 
 
 @op("index_sample", ins=("X", "Index"), outs=("Out",), nograd=("Index",), rows="map")
-def index_sample(x, index):
+def index_sample(x: Array, index: Array) -> Array:
     """For each row of the matrix x its elements at that row of index."""
     rows = unified([x.shape[:1], index.shape[:1]], "index_sample")
     x, index = shaped(x, (*rows, x.shape[1])), shaped(index, (*rows, index.shape[1]))
@@ -145,7 +146,7 @@ def index_sample(x, index):
 
 
 @op("multiplex", ins=("Ids", "X*"), outs=("Out",), nograd=("Ids",), rows="map")
-def multiplex(ids, xs):
+def multiplex(ids: Array, xs: list[Array]) -> Array:
     """Row i of input number ids[i]."""
     common = unified([x.shape for x in xs], "multiplex")
     ids = shaped(ids, (common[0],))
@@ -159,7 +160,7 @@ def _bounds(size: int, start: int, end: int) -> tuple[int, int]:
     return min(max(start, 0), size), min(max(end, 0), size)
 
 
-def _decreased(x, axes: Sequence[int]):
+def _decreased(x: Array, axes: Sequence[int]) -> Array:
     """x without the dimensions axes; never without its last one (Fluid gives [1], not [])."""
     if not axes:
         return x
@@ -167,13 +168,13 @@ def _decreased(x, axes: Sequence[int]):
     return shaped(x, kept or [1])
 
 
-def _one(x, start, axis: int):
+def _one(x: Array, start: Array, axis: int) -> Array:
     """The slice of size 1 at a position that only the run knows."""
     start = start.reshape(-1)[0]
     return jax.lax.dynamic_slice_in_dim(x, jnp.where(start < 0, start + x.shape[axis], start), 1, axis)
 
 
-def _listed(listed, tensor, attr, count: int) -> list[Any]:
+def _listed(listed: list[Array] | None, tensor: Array | None, attr: tuple[int, ...], count: int) -> list[Any]:
     """A start or end per axis: a number, or a tensor of one element."""
     if listed:
         return list(listed)
@@ -183,7 +184,7 @@ def _listed(listed, tensor, attr, count: int) -> list[Any]:
     return list(attr)
 
 
-def _number(value, attr: Sequence[int], i: int, flags: Sequence[int]):
+def _number(value: Any, attr: Sequence[int], i: int, flags: Sequence[int]) -> int | None:
     """The number in value; None while shapes are inferred and only the run knows it."""
     if isinstance(value, int):
         return value
@@ -195,8 +196,9 @@ def _number(value, attr: Sequence[int], i: int, flags: Sequence[int]):
 @op("slice", ins=("Input", "StartsTensor?", "EndsTensor?", "StartsTensorList*?", "EndsTensorList*?"), outs=("Out",),
     nograd=("StartsTensor", "EndsTensor", "StartsTensorList", "EndsTensorList"), fold=True,
     rows=row_rules.other_axes("axes", "Input"))
-def slice_(x, starts_tensor, ends_tensor, start_tensors, end_tensors, *, axes: Ints, starts: Ints = (),
-           ends: Ints = (), infer_flags: Ints = (), decrease_axis: Ints = ()):
+def slice_(x: Array, starts_tensor: Array | None, ends_tensor: Array | None, start_tensors: list[Array] | None,
+           end_tensors: list[Array] | None, *, axes: Ints, starts: Ints = (),
+           ends: Ints = (), infer_flags: Ints = (), decrease_axis: Ints = ()) -> Array:
     """x from starts to ends along axes, without the dimensions decrease_axis."""
     first = _listed(start_tensors, starts_tensor, starts, len(axes))
     last = _listed(end_tensors, ends_tensor, ends, len(axes))
@@ -219,7 +221,7 @@ def slice_(x, starts_tensor, ends_tensor, start_tensors, end_tensors, *, axes: I
     return _decreased(x, decrease_axis)
 
 
-def _resized(x, axis: int, size: int):
+def _resized(x: Array, axis: int, size: int | None) -> Array:
     """An array of the same kind with another size along axis, for shape inference."""
     return jnp.zeros((*x.shape[:axis], size, *x.shape[axis + 1:]), x.dtype)
 
@@ -243,9 +245,10 @@ def _strided(size: int, start: int, end: int, stride: int) -> slice | None:
                           "EndsTensorList*?", "StridesTensorList*?"), outs=("Out",),
     nograd=("StartsTensor", "EndsTensor", "StridesTensor", "StartsTensorList", "EndsTensorList", "StridesTensorList"),
     fold=True, rows=row_rules.other_axes("axes", "Input"))
-def strided_slice(x, starts_tensor, ends_tensor, strides_tensor, start_tensors, end_tensors, stride_tensors, *,
+def strided_slice(x: Array, starts_tensor: Array | None, ends_tensor: Array | None, strides_tensor: Array | None,
+                  start_tensors: list[Array] | None, end_tensors: list[Array] | None, stride_tensors: list[Array] | None, *,
                   axes: Ints, starts: Ints = (), ends: Ints = (), strides: Ints = (), infer_flags: Ints = (),
-                  decrease_axis: Ints = ()):
+                  decrease_axis: Ints = ()) -> Array:
     """x from starts to ends by strides along axes, without the dimensions decrease_axis."""
     n = len(axes)
     groups = ((_listed(start_tensors, starts_tensor, starts, n), starts),
@@ -253,21 +256,21 @@ def strided_slice(x, starts_tensor, ends_tensor, strides_tensor, start_tensors, 
               (_listed(stride_tensors, strides_tensor, strides, n), strides))
     for i, axis in enumerate(axes):
         axis %= x.ndim
-        numbers = [_number(given[i], attr, i, infer_flags) for given, attr in groups]
-        if None in numbers or is_unknown(x.shape[axis]):
+        begin, end, stride = (_number(given[i], attr, i, infer_flags) for given, attr in groups)
+        if begin is None or end is None or stride is None or is_unknown(x.shape[axis]):
             x = _resized(x, axis, 1 if axis in decrease_axis else static_values.placeholder())
             continue
-        part = _strided(x.shape[axis], *numbers)
+        part = _strided(x.shape[axis], begin, end, stride)
         if part is None:
-            raise errors.ShapeError(f"strided_slice: [{':'.join(map(str, numbers))}] of dimension {axis} is empty; "
+            raise errors.ShapeError(f"strided_slice: [{begin}:{end}:{stride}] of dimension {axis} is empty; "
                                     f"the input has shape {x.shape}")
         x = x[(slice(None),) * axis + (part,)]
-        x = numpy_of(x).flip(x, axis) if numbers[2] < 0 else x
+        x = numpy_of(x).flip(x, axis) if stride < 0 else x
     return _decreased(x, decrease_axis)
 
 
 @op("pad", ins=("X",), outs=("Out",), rows=lambda attrs, ins: "map" if not any(attrs["paddings"][:2]) else None)
-def pad(x, *, paddings: Ints, pad_value=0.0):
+def pad(x: Array, *, paddings: Ints, pad_value: float = 0.0) -> Array:
     """x with paddings[2i] values before and paddings[2i+1] after along dimension i."""
     if len(paddings) != 2 * x.ndim:
         raise errors.ShapeError(f"pad: expected {2 * x.ndim} paddings for shape {x.shape}, found {len(paddings)}")
@@ -276,7 +279,8 @@ def pad(x, *, paddings: Ints, pad_value=0.0):
 
 
 @op("pad2d", ins=("X", "Paddings?"), outs=("Out",), nograd=("Paddings",), rows="map")
-def pad2d(x, paddings_tensor, *, paddings: Ints, mode="constant", pad_value=0.0, data_format="NCHW"):
+def pad2d(x: Array, paddings_tensor: Array | None, *, paddings: Ints, mode: str = "constant", pad_value: float = 0.0,
+          data_format: str = "NCHW") -> Array:
     """An image batch padded (top, bottom, left, right) by a value, by reflection or by its edge."""
     if x.ndim != 4:
         raise errors.ShapeError(f"pad2d: expected an image batch of 4 dimensions, found shape {x.shape}")
@@ -291,7 +295,7 @@ def pad2d(x, paddings_tensor, *, paddings: Ints, mode="constant", pad_value=0.0,
 
 
 @op("pad_constant_like", ins=("X", "Y"), outs=("Out",), nograd=("X",))
-def pad_constant_like(x, y, *, pad_value=0.0):
+def pad_constant_like(x: Array, y: Array, *, pad_value: float = 0.0) -> Array:
     """y padded after its end along every dimension until it has the shape of x."""
     if any(map(is_unknown, (*x.shape, *y.shape))):
         return jnp.zeros(x.shape, y.dtype)
@@ -301,20 +305,21 @@ def pad_constant_like(x, y, *, pad_value=0.0):
     return jnp.pad(y, pairs, constant_values=jnp.asarray(pad_value, y.dtype))
 
 
-def _crop(x, dims, offset_tensors, offset_tensor, offsets, what):
-    given = offset_tensors or offset_tensor is not None
+def _crop(x: Array, dims: Sequence[int], offset_tensors: list[Array] | None, offset_tensor: Array | None,
+          offsets: tuple[int, ...], what: str) -> Array:
+    tensors = offset_tensors or ([] if offset_tensor is None else [offset_tensor])
     if (
-        given
+        tensors
         and static_values.placeholder() is None
-        and not all(map(static_values.is_static, offset_tensors or [offset_tensor]))
+        and not all(map(static_values.is_static, tensors))
     ):
-        at = jnp.concatenate([o.reshape(-1) for o in offset_tensors or [offset_tensor]])
+        at = jnp.concatenate([o.reshape(-1) for o in tensors])
         return jax.lax.dynamic_slice(x, list(at), dims)
     offsets = given_ints(offset_tensors, offset_tensor, offsets or (0,) * x.ndim, f"the offsets of {what}")
     if len(dims) != x.ndim or len(offsets) != x.ndim:
         raise errors.ShapeError(f"{what}: expected {x.ndim} sizes and offsets, found {tuple(dims)} and {offsets}")
     dims = [n - o if d == -1 else d for d, n, o in zip(dims, x.shape, offsets, strict=True)]
-    if (given and static_values.placeholder() is not None) or any(map(is_unknown, (*dims, *x.shape))):
+    if (tensors and static_values.placeholder() is not None) or any(map(is_unknown, (*dims, *x.shape))):
         return jnp.zeros(dims, x.dtype)
     if any(o < 0 or d < 1 or o + d > n for o, d, n in zip(offsets, dims, x.shape, strict=True)):
         raise errors.ShapeError(f"{what}: shape {tuple(dims)} at offsets {offsets} is not inside shape {x.shape}")
@@ -322,22 +327,23 @@ def _crop(x, dims, offset_tensors, offset_tensor, offsets, what):
 
 
 @op("crop", ins=("X", "Y?", "Offsets?"), outs=("Out",), nograd=("Y", "Offsets"))
-def crop(x, y, offsets_tensor, *, offsets: Ints = (), shape: Ints = ()):
+def crop(x: Array, y: Array | None, offsets_tensor: Array | None, *, offsets: Ints = (), shape: Ints = ()) -> Array:
     """The part of x at offsets with the given shape, or with the shape of y; -1 is the rest."""
     return _crop(x, shape if y is None else y.shape, None, offsets_tensor, offsets, "crop")
 
 
 @op("crop_tensor", ins=("X", "Shape?", "Offsets?", "ShapeTensor*?", "OffsetsTensor*?"), outs=("Out",),
     nograd=("Shape", "Offsets", "ShapeTensor", "OffsetsTensor"))
-def crop_tensor(x, shape_tensor, offsets_tensor, shape_tensors, offset_tensors, *, offsets: Ints = (),
-                shape: Ints = ()):
+def crop_tensor(x: Array, shape_tensor: Array | None, offsets_tensor: Array | None, shape_tensors: list[Array] | None,
+                offset_tensors: list[Array] | None, *, offsets: Ints = (),
+                shape: Ints = ()) -> Array:
     """The part of x at offsets with the given shape; -1 is the rest."""
     dims = given_ints(shape_tensors, shape_tensor, shape, "the shape of crop_tensor")
     return _crop(x, dims, offset_tensors, offsets_tensor, offsets, "crop_tensor")
 
 
 @op("top_k", ins=("X", "K?"), outs=("Out", "Indices"), nograd=("K",), rows=row_rules.last_axis)
-def top_k(x, k_tensor, *, k=1):
+def top_k(x: Array, k_tensor: Array | None, *, k: int = 1) -> tuple[Array, Array]:
     """The k largest values of each last dimension, largest first, and their positions (the first of equal ones)."""
     if k_tensor is not None:
         k = static_values.ints(k_tensor, "K of top_k")[0]
@@ -350,42 +356,42 @@ def top_k(x, k_tensor, *, k=1):
 
 
 @op("argsort", ins=("X",), outs=("Out", "Indices"), rows=row_rules.by_axis("axis"))
-def argsort(x, *, axis=-1, descending=False):
+def argsort(x: Array, *, axis: int = -1, descending: bool = False) -> tuple[Array, Array]:
     """x sorted along axis, and the positions that sort it."""
     indices = jnp.argsort(x, axis, stable=True, descending=descending)
     return jnp.take_along_axis(x, indices, axis), indices.astype(np.int64)
 
 
-def _arg(find, x, axis, dtype, keepdims):
+def _arg(find: Callable[..., Any], x: Array, axis: int, dtype: Any, keepdims: bool) -> Array:
     return find(x, axis=axis, keepdims=keepdims).astype(np.int64 if dtype < 0 else np_dtype(dtype))
 
 
 @op("arg_max", ins=("X",), outs=("Out",), grad=False, rows=row_rules.by_axis("axis"))
-def arg_max(x, *, axis: Long, keepdims=False, dtype=-1):
+def arg_max(x: Array, *, axis: Long, keepdims: bool = False, dtype: int = -1) -> Array:
     """Positions of the largest elements along axis."""
     return _arg(jnp.argmax, x, axis, dtype, keepdims)
 
 
 @op("arg_min", ins=("X",), outs=("Out",), grad=False, rows=row_rules.by_axis("axis"))
-def arg_min(x, *, axis: Long, keepdims=False, dtype=-1):
+def arg_min(x: Array, *, axis: Long, keepdims: bool = False, dtype: int = -1) -> Array:
     """Positions of the smallest elements along axis."""
     return _arg(jnp.argmin, x, axis, dtype, keepdims)
 
 
 @op("where", ins=("Condition", "X", "Y"), outs=("Out",), nograd=("Condition",), rows="map")
-def where(condition, x, y):
+def where(condition: Array, x: Array, y: Array) -> tuple[Array, ...]:
     """Elements of x where condition holds, of y elsewhere."""
     common = unified([condition.shape, x.shape, y.shape], "where")
     return jnp.where(*(shaped(v, common) for v in (condition, x, y)))
 
 
 @op("where_index", ins=("Condition",), outs=("Out",), grad=False, host=True)
-def where_index(condition):
+def where_index(condition: np.ndarray) -> np.ndarray:
     """Coordinates [n, rank] of the elements that are not zero."""
     return np.argwhere(condition).astype(np.int64)
 
 
-def _unique(x, dtype):
+def _unique(x: np.ndarray, dtype: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     values, first, inverse, counts = np.unique(np.ravel(x), return_index=True, return_inverse=True, return_counts=True)
     order = np.argsort(first)
     rank = np.empty_like(order)
@@ -394,19 +400,19 @@ def _unique(x, dtype):
 
 
 @op("unique", ins=("X",), outs=("Out", "Index"), grad=False, host=True)
-def unique(x, *, dtype: Int):
+def unique(x: np.ndarray, *, dtype: Int) -> tuple[np.ndarray, np.ndarray]:
     """The different values of x in the order of their first appearance, and where each element of x went."""
     return _unique(x, np_dtype(dtype))[:2]
 
 
 @op("unique_with_counts", ins=("X",), outs=("Out", "Index", "Count"), grad=False, host=True)
-def unique_with_counts(x, *, dtype: Int):
+def unique_with_counts(x: np.ndarray, *, dtype: Int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """unique, and how often each value appears."""
     return _unique(x, np_dtype(dtype))
 
 
 @op("shard_index", ins=("X",), outs=("Out",), grad=False, rows="map")
-def shard_index(x, *, index_num: Int, nshards: Int, shard_id: Int, ignore_value=-1):
+def shard_index(x: Array, *, index_num: Int, nshards: Int, shard_id: Int, ignore_value: int = -1) -> Array:
     """Indices within shard shard_id of nshards equal ranges of index_num; those of other shards become ignore_value."""
     width = (index_num + nshards - 1) // nshards
     return jnp.where(x // width == shard_id, x % width, jnp.asarray(ignore_value, x.dtype))

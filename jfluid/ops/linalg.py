@@ -1,8 +1,10 @@
 """Products of matrices and vectors."""
+from collections.abc import Mapping
 from math import prod
 from typing import Any
 
 import jax.numpy as jnp
+from jax import Array
 
 from jfluid import errors
 from jfluid.ops import row_rules
@@ -22,7 +24,7 @@ def _check_equal(what: str, x: Any, y: Any, x_size: int, y_size: int) -> bool:
 
 
 @op("mul", ins=("X", "Y"), outs=("Out",), rows=row_rules.product)
-def mul(x, y, *, x_num_col_dims=1, y_num_col_dims=1):
+def mul(x: Array, y: Array, *, x_num_col_dims: int = 1, y_num_col_dims: int = 1) -> Array:
     """Matrix product of x and y, each flattened to two dimensions."""
     if not 0 < x_num_col_dims < x.ndim or not 0 < y_num_col_dims < y.ndim:
         raise errors.ShapeError(f"mul: num_col_dims must split the dimensions in two, found {x_num_col_dims} for "
@@ -56,8 +58,9 @@ def _batched(x: Any, y: Any) -> Any:
 
 
 @op("matmul", ins=("X", "Y"), outs=("Out",), rows=row_rules.matrix_product)
-def matmul(x, y, *, transpose_X=False, transpose_Y=False, alpha=1.0, head_number=1,
-           fused_reshape_Out: Ints = (), fused_transpose_Out: Ints = ()):
+def matmul(x: Array, y: Array, *, transpose_X: bool = False, transpose_Y: bool = False, alpha: float = 1.0,
+           head_number: int = 1,
+           fused_reshape_Out: Ints = (), fused_transpose_Out: Ints = ()) -> Array:
     """alpha * x @ y over the last two dimensions; a vector is a row of x, a column of y."""
     if head_number != 1:
         raise errors.UnsupportedError(f"matmul: head_number={head_number} exists in Fluid's MKL build only; "
@@ -74,7 +77,7 @@ def matmul(x, y, *, transpose_X=False, transpose_Y=False, alpha=1.0, head_number
 
 
 @op("bmm", ins=("X", "Y"), outs=("Out",), rows="map")
-def bmm(x, y):
+def bmm(x: Array, y: Array) -> Array:
     """Products of the matrices of two batches."""
     if x.ndim != 3 or y.ndim != 3:
         raise errors.ShapeError(f"bmm: both tensors need 3 dimensions, found shapes {x.shape} and {y.shape}")
@@ -84,7 +87,7 @@ def bmm(x, y):
 
 
 @op("dot", ins=("X", "Y"), outs=("Out",), rows=row_rules.last_axis)
-def dot(x, y):
+def dot(x: Array, y: Array) -> Array:
     """Inner product of two vectors, or of each row of two matrices."""
     if x.ndim not in (1, 2) or x.ndim != y.ndim:
         raise errors.ShapeError(f"dot: expected two tensors of one shape with 1 or 2 dimensions, found {x.shape} "
@@ -95,7 +98,7 @@ def dot(x, y):
 
 
 @op("addmm", ins=("Input", "X", "Y"), outs=("Out",), rows=row_rules.product)
-def addmm(addend, x, y, *, Alpha=1.0, Beta=1.0):
+def addmm(addend: Array, x: Array, y: Array, *, Alpha: float = 1.0, Beta: float = 1.0) -> Array:
     """Beta * addend + Alpha * x @ y."""
     if {addend.ndim, x.ndim, y.ndim} != {2}:
         raise errors.ShapeError(f"addmm: expected three matrices, found shapes {addend.shape}, {x.shape} and {y.shape}")
@@ -103,19 +106,19 @@ def addmm(addend, x, y, *, Alpha=1.0, Beta=1.0):
 
 
 @op("kron", ins=("X", "Y"), outs=("Out",))
-def kron(x, y):
+def kron(x: Array, y: Array) -> Array:
     """Kronecker product."""
     return jnp.kron(x, y)
 
 
-def _cross_rows(attrs, ins):
+def _cross_rows(attrs: Mapping[str, Any], ins: Mapping[str, Any]) -> str | None:
     """A map along a dimension that is named and not that of the rows; the first of size 3 might be that."""
     dim = attrs.get("dim", 9)
     return "map" if dim != 9 and dim % ins["X"].ndim else None
 
 
 @op("cross", ins=("X", "Y"), outs=("Out",), rows=_cross_rows)
-def cross(x, y, *, dim=9):
+def cross(x: Array, y: Array, *, dim: int = 9) -> Array:
     """Cross product of vectors of three elements along `dim`; 9 means the first dimension of size 3."""
     if x.shape != y.shape and not any(map(is_unknown, (*x.shape, *y.shape))):
         raise errors.ShapeError(f"cross: the shapes must be equal, found {x.shape} and {y.shape}")
@@ -126,11 +129,11 @@ def cross(x, y, *, dim=9):
     return jnp.cross(x, y, axis=axis) if x.shape == y.shape else x
 
 
-def _trace_rows(attrs, ins):
+def _trace_rows(attrs: Mapping[str, Any], ins: Mapping[str, Any]) -> str | None:
     return "map" if all(attrs.get(d, default) % ins["Input"].ndim for d, default in (("dim1", -2), ("dim2", -1))) else None
 
 
 @op("trace", ins=("Input",), outs=("Out",), rows=_trace_rows)
-def trace(x, *, offset=0, dim1=-2, dim2=-1):
+def trace(x: Array, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Array:
     """Sum of the diagonal `offset` above the main one, of each matrix along dim1 and dim2."""
     return at_least_1d(jnp.trace(x, offset, dim1, dim2, dtype=x.dtype))

@@ -5,10 +5,12 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from jfluid import errors
 from jfluid.ops.elementwise import binary
-from jfluid.ops.ragged import Ragged, rows_of
+from jfluid.ops.ragged import Ragged, Value, rows_of
+from jfluid.ops.ragged_dispatch import RowMask
 from jfluid.ops.registry import op, table
 from jfluid.ops.selected_rows import SelectedRows
 from jfluid.ops.shape import is_unknown, numpy_of
@@ -20,7 +22,7 @@ table({name: binary(name, compute) for name, compute in _COMPARE.items()},
 
 
 def _logical(name: str) -> Callable[..., Any]:
-    def apply(x, y):
+    def apply(x: Array, y: Array) -> Array:
         if any(map(is_unknown, (*x.shape, *y.shape))):
             return jnp.zeros(x.shape, bool)
         if x.size != y.size:
@@ -37,36 +39,36 @@ table({name: _logical(name) for name in ("logical_and", "logical_or", "logical_x
 
 
 @op("logical_not", ins=("X",), outs=("Out",), grad=False, fold=True, rows="map")
-def logical_not(x):
+def logical_not(x: Array) -> Array:
     """The opposite of a boolean tensor."""
     return numpy_of(x).logical_not(x)
 
 
-def _values(x):
+def _values(x: Array) -> Array:
     """The values of sparse rows, which are finite where they are to be ignored; padding rows are copies of real ones."""
     return x.values if isinstance(x, SelectedRows) else x
 
 
 @op("isfinite", ins=("X",), outs=("Out",), grad=False, rows="mask", sparse=True)
-def isfinite(x):
+def isfinite(x: Array) -> Array:
     """Whether no element is infinite or not a number."""
     return jnp.isfinite(_values(x)).all().reshape(1)
 
 
 @op("isinf", ins=("X",), outs=("Out",), grad=False, rows="mask", sparse=True)
-def isinf(x):
+def isinf(x: Array) -> Array:
     """Whether an element is infinite."""
     return jnp.isinf(_values(x)).any().reshape(1)
 
 
 @op("isnan", ins=("X",), outs=("Out",), grad=False, rows="mask", sparse=True)
-def isnan(x):
+def isnan(x: Array) -> Array:
     """Whether an element is not a number."""
     return jnp.isnan(_values(x)).any().reshape(1)
 
 
 @op("is_empty", ins=("X",), outs=("Out",), grad=False, rows="sequence")
-def is_empty(x):
+def is_empty(x: Value) -> Value:
     """Whether the tensor has no elements: known from its shape, unless its rows are padded."""
     if isinstance(x, Ragged) and not x.exact:
         return jnp.reshape(x.count() == 0, 1)
@@ -74,7 +76,8 @@ def is_empty(x):
 
 
 @op("allclose", ins=("Input", "Other"), outs=("Out",), grad=False, rows="mask")
-def allclose(x, other, *, rtol=1e-5, atol=1e-8, equal_nan=False, rows=None):
+def allclose(x: Array, other: Array, *, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False,
+             rows: RowMask | None = None) -> Array:
     """Whether all elements differ by at most atol + rtol * |other|; infinities are close to nothing."""
     if x.ndim != other.ndim or any(a != b and not is_unknown(a) and not is_unknown(b)
                                    for a, b in zip(x.shape, other.shape, strict=True)):

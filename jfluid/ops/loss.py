@@ -1,16 +1,19 @@
 """Losses on numbers, pairs and scores."""
 from math import prod
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from jfluid import errors
 from jfluid.ops import row_rules
 from jfluid.ops.cross_entropy import class_labels, is_label, take_class
+from jfluid.ops.ragged_dispatch import RowMask
 from jfluid.ops.registry import Bool, Float, Int, op
 
 
-def same_shape(type_: str, **tensors) -> None:
+def same_shape(type_: str, **tensors: Any) -> None:
     """Raises ShapeError unless all tensors have one shape."""
     shapes = {name: list(value.shape) for name, value in tensors.items()}
     if len({tuple(s) for s in shapes.values()}) > 1:
@@ -20,7 +23,8 @@ def same_shape(type_: str, **tensors) -> None:
 
 @op("sigmoid_cross_entropy_with_logits", ins=("X", "Label"), outs=("Out",), nograd=("Label",), rows="mask",
     row_outs=("Out",))
-def sigmoid_cross_entropy_with_logits(x, label, *, normalize=False, ignore_index=-100, rows=None):
+def sigmoid_cross_entropy_with_logits(x: Array, label: Array, *, normalize: bool = False, ignore_index: int = -100,
+                                      rows: RowMask | None = None) -> Array:
     """Binary cross entropy of sigmoid(x), element by element; optionally divided by the number of counted labels."""
     same_shape("sigmoid_cross_entropy_with_logits", X=x, Label=label)
     counted = label != ignore_index
@@ -32,32 +36,32 @@ def sigmoid_cross_entropy_with_logits(x, label, *, normalize=False, ignore_index
 
 
 @jax.custom_jvp
-def _binary_cross_entropy(x, label):
+def _binary_cross_entropy(x: Array, label: Array) -> Array:
     return -(label * jnp.maximum(jnp.log(x), -100) + (1 - label) * jnp.maximum(jnp.log1p(-x), -100))
 
 
 @_binary_cross_entropy.defjvp
-def _binary_cross_entropy_jvp(primals, tangents):
+def _binary_cross_entropy_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Array, Array]:
     (x, label), (dx, _) = primals, tangents
     return _binary_cross_entropy(x, label), (x - label) / jnp.maximum((1 - x) * x, 1e-12) * dx
 
 
 @op("bce_loss", ins=("X", "Label"), outs=("Out",), nograd=("Label",), rows="map")
-def bce_loss(x, label):
+def bce_loss(x: Array, label: Array) -> Array:
     """Binary cross entropy of probabilities, logarithms bounded by -100."""
     same_shape("bce_loss", X=x, Label=label)
     return _binary_cross_entropy(x, label)
 
 
 @op("kldiv_loss", ins=("X", "Target"), outs=("Loss",), nograd=("Target",), rows=row_rules.by_reduction)
-def kldiv_loss(x, target, *, reduction="mean", rows=None):
+def kldiv_loss(x: Array, target: Array, *, reduction: str = "mean", rows: RowMask | None = None) -> Array:
     """Kullback-Leibler divergence of log probabilities x from `target`, 0 where the target is not positive."""
     same_shape("kldiv_loss", X=x, Target=target)
     counted = target > 0
     loss = jnp.where(counted, target * (jnp.log(jnp.where(counted, target, 1)) - x), 0)
     if reduction == "none":
         return loss
-    count = x.shape[0]
+    count: Any = x.shape[0]
     if rows is not None:
         loss, count = rows.zero(loss), jnp.maximum(rows.count, 1).astype(x.dtype)
     scale = {"sum": 1, "mean": count * prod(x.shape[1:]), "batchmean": count}
@@ -67,7 +71,7 @@ def kldiv_loss(x, target, *, reduction="mean", rows=None):
 
 
 @op("huber_loss", ins=("X", "Y"), outs=("Residual~", "Out"), rows="map")
-def huber_loss(x, y, *, delta: Float):
+def huber_loss(x: Array, y: Array, *, delta: Float) -> tuple[Array, Array]:
     """Half the squared residual y - x up to `delta`, linear beyond."""
     same_shape("huber_loss", X=x, Y=y)
     residual = y - x
@@ -76,7 +80,7 @@ def huber_loss(x, y, *, delta: Float):
 
 
 @op("modified_huber_loss", ins=("X", "Y"), outs=("IntermediateVal~", "Out"), nograd=("Y",), rows="map")
-def modified_huber_loss(x, y):
+def modified_huber_loss(x: Array, y: Array) -> tuple[Array, Array]:
     """Squared hinge of the margin x * (2y - 1), linear below -1."""
     same_shape("modified_huber_loss", X=x, Y=y)
     margin = x * (2 * y - 1)
@@ -85,7 +89,8 @@ def modified_huber_loss(x, y):
 
 @op("smooth_l1_loss", ins=("X", "Y", "InsideWeight?", "OutsideWeight?"), outs=("Diff~", "Out"),
     nograd=("InsideWeight", "OutsideWeight"), rows="map")
-def smooth_l1_loss(x, y, inside, outside, *, sigma=1.0):
+def smooth_l1_loss(x: Array, y: Array, inside: Array | None, outside: Array | None, *, sigma: float = 1.0) -> tuple[Array,
+                   Array]:
     """Huber-like loss of each row, summed over all but the first dimension."""
     same_shape("smooth_l1_loss", X=x, Y=y)
     diff = x - y if inside is None else (x - y) * inside
@@ -97,28 +102,28 @@ def smooth_l1_loss(x, y, inside, outside, *, sigma=1.0):
 
 
 @op("log_loss", ins=("Predicted", "Labels"), outs=("Loss",), nograd=("Labels",), rows="map")
-def log_loss(predicted, labels, *, epsilon: Float):
+def log_loss(predicted: Array, labels: Array, *, epsilon: Float) -> Array:
     """Binary cross entropy of probabilities, with `epsilon` added to each probability."""
     same_shape("log_loss", Predicted=predicted, Labels=labels)
     return -labels * jnp.log(predicted + epsilon) - (1 - labels) * jnp.log(1 - predicted + epsilon)
 
 
 @op("hinge_loss", ins=("Logits", "Labels"), outs=("Loss",), nograd=("Labels",), rows="map")
-def hinge_loss(logits, labels):
+def hinge_loss(logits: Array, labels: Array) -> Array:
     """max(0, 1 - logits * (2 labels - 1))."""
     same_shape("hinge_loss", Logits=logits, Labels=labels)
     return jax.nn.relu(1 - logits * (2 * labels - 1))
 
 
 @op("rank_loss", ins=("Label", "Left", "Right"), outs=("Out",), nograd=("Label",), rows="map")
-def rank_loss(label, left, right):
+def rank_loss(label: Array, left: Array, right: Array) -> Array:
     """RankNet loss: cross entropy of sigmoid(left - right)."""
     same_shape("rank_loss", Label=label, Left=left, Right=right)
     return jax.nn.softplus(left - right) - label * (left - right)
 
 
 @op("margin_rank_loss", ins=("X1", "X2", "Label"), outs=("Activated~", "Out"), nograd=("Label",), rows="map")
-def margin_rank_loss(x1, x2, label, *, margin=0.0):
+def margin_rank_loss(x1: Array, x2: Array, label: Array, *, margin: float = 0.0) -> tuple[Array, Array]:
     """max(0, margin - label * (x1 - x2)), and where it is positive."""
     same_shape("margin_rank_loss", X1=x1, X2=x2, Label=label)
     out = jax.nn.relu(margin - label * (x1 - x2))
@@ -126,7 +131,7 @@ def margin_rank_loss(x1, x2, label, *, margin=0.0):
 
 
 @op("bpr_loss", ins=("X", "Label"), outs=("Y",), nograd=("Label",), rows="map")
-def bpr_loss(x, label):
+def bpr_loss(x: Array, label: Array) -> Array:
     """Bayesian personalized ranking: mean over the other classes of -log sigmoid(x[label] - x[other])."""
     label = class_labels(label, x.shape, x.ndim - 1, "bpr_loss")
     losses = jax.nn.softplus(x - take_class(x, label, -1))
@@ -134,13 +139,14 @@ def bpr_loss(x, label):
 
 
 @op("label_smooth", ins=("X", "PriorDist?"), outs=("Out",), nograd=("PriorDist",), rows="map")
-def label_smooth(x, prior, *, epsilon=0.0):
+def label_smooth(x: Array, prior: Array | None, *, epsilon: float = 0.0) -> Array:
     """(1 - epsilon) * x + epsilon * prior; without a prior the uniform one."""
     return (1 - epsilon) * x + epsilon * (1 / x.shape[-1] if prior is None else prior)
 
 
 @op("teacher_student_sigmoid_loss", ins=("X", "Label"), outs=("Y",), nograd=("Label",), rows="map")
-def teacher_student_sigmoid_loss(x, label, *, soft_max_up_bound=15.0, soft_max_lower_bound=-15.0):
+def teacher_student_sigmoid_loss(x: Array, label: Array, *, soft_max_up_bound: float = 15.0,
+                                 soft_max_lower_bound: float = -15.0) -> Array:
     """Click loss plus, for labels from 0 on, the loss against the teacher's score that the label carries.
 
     A label is -2 (no click), -1 (click), the score (no click) or 1 + the score (click). No gradient flows where x
@@ -157,7 +163,7 @@ def teacher_student_sigmoid_loss(x, label, *, soft_max_up_bound=15.0, soft_max_l
 
 @op("sigmoid_focal_loss", ins=("X", "Label", "FgNum"), outs=("Out",), nograd=("Label", "FgNum"),
     rows=row_rules.unless("FgNum"))
-def sigmoid_focal_loss(x, label, foreground, *, gamma=2.0, alpha=0.25):
+def sigmoid_focal_loss(x: Array, label: Array, foreground: Array, *, gamma: float = 2.0, alpha: float = 0.25) -> Array:
     """Focal loss of x [N, C] with labels [N, 1]: 0 is background, c the class of column c - 1, -1 ignored."""
     if label.shape != (x.shape[0], 1):
         raise errors.ShapeError(f"sigmoid_focal_loss: expected labels of shape [{x.shape[0]}, 1], "
@@ -173,7 +179,8 @@ def sigmoid_focal_loss(x, label, foreground, *, gamma=2.0, alpha=0.25):
 @op("center_loss", ins=("X", "Label", "Centers", "CenterUpdateRate"), outs=("CentersOut", "SampleCenterDiff", "Loss"),
     nograd=("Label", "Centers", "CenterUpdateRate"), inplace={"CentersOut": "Centers"}, rows="mask",
     row_outs=("SampleCenterDiff", "Loss"))
-def center_loss(x, label, centers, rate, *, cluster_num: Int, need_update: Bool, rows=None):
+def center_loss(x: Array, label: Array, centers: Array, rate: Array, *, cluster_num: Int, need_update: Bool,
+                rows: RowMask | None = None) -> tuple[Array, Array, Array]:
     """Half the squared distance of each row to the centre of its class; centres move towards their rows."""
     if label.size != x.shape[0] or centers.shape != (cluster_num, x.shape[1]):
         raise errors.ShapeError(f"center_loss: expected {x.shape[0]} labels and centers of shape "

@@ -2,14 +2,16 @@
 from functools import partial
 
 import jax.numpy as jnp
+from jax import Array
 
 from jfluid import errors
+from jfluid.ops.ragged_dispatch import RowMask
 from jfluid.ops.registry import Int, op
 
 
 @op("accuracy", ins=("Out", "Indices", "Label"), outs=("Accuracy", "Correct", "Total"), grad=False,
     rows="mask")
-def accuracy(out, indices, label, *, rows=None):
+def accuracy(out: Array, indices: Array, label: Array, *, rows: RowMask | None = None) -> tuple[Array, Array, Array]:
     """The share of rows whose label is among the row's indices."""
     if label.shape != (indices.shape[0], 1):
         raise errors.ShapeError(f"accuracy: expected labels of shape [{indices.shape[0]}, 1], "
@@ -20,7 +22,7 @@ def accuracy(out, indices, label, *, rows=None):
     return (correct / total).astype(jnp.float32).reshape(1), correct.reshape(1), total.reshape(1)
 
 
-def _auc_area(positive, negative):
+def _auc_area(positive: Array, negative: Array) -> Array:
     """Area under the ROC curve of two histograms over thresholds, by the trapezoid rule."""
     positive, negative = positive[::-1].astype(jnp.float64), negative[::-1].astype(jnp.float64)
     true = jnp.cumsum(positive)
@@ -29,7 +31,7 @@ def _auc_area(positive, negative):
     return jnp.where(total > 0, area / jnp.where(total > 0, total, 1), 0)
 
 
-def _slide(state, batch, slide_steps):
+def _slide(state: Array, batch: Array, slide_steps: int) -> tuple[Array, Array]:
     """Push a batch's histogram into `slide_steps` stored ones: [steps histograms | their sum | count of batches]."""
     buckets = batch.size
     history, total, count = state[:-1 - buckets], state[-1 - buckets:-1], state[-1]
@@ -39,7 +41,7 @@ def _slide(state, batch, slide_steps):
     return jnp.concatenate([history.at[slot].set(batch).reshape(-1), total, (count + 1).reshape(1)]), total
 
 
-def _accumulate(state, batch):
+def _accumulate(state: Array, batch: Array) -> tuple[Array, Array]:
     """Add a batch's histogram to the one of all batches."""
     state = state.at[:batch.size].add(batch)
     return state, state[:batch.size]
@@ -47,7 +49,8 @@ def _accumulate(state, batch):
 
 @op("auc", ins=("Predict", "Label", "StatPos", "StatNeg"), outs=("AUC", "StatPosOut", "StatNegOut"), grad=False,
     inplace={"StatPosOut": "StatPos", "StatNegOut": "StatNeg"}, rows="mask")
-def auc(predict, label, stat_pos, stat_neg, *, curve="ROC", num_thresholds=8191, slide_steps=1, rows=None):
+def auc(predict: Array, label: Array, stat_pos: Array, stat_neg: Array, *, curve: str = "ROC", num_thresholds: int = 8191,
+        slide_steps: int = 1, rows: RowMask | None = None) -> tuple[Array, Array, Array]:
     """Area under the ROC curve (for `curve="PR"` too, as in Fluid) of the last `slide_steps` batches; 0 means all.
 
     The score is the last column of `predict`. One outside [0, 1] makes the area NaN.
@@ -72,15 +75,15 @@ def auc(predict, label, stat_pos, stat_neg, *, curve="ROC", num_thresholds=8191,
     return area.reshape(1), pos_out.reshape(stat_pos.shape), neg_out.reshape(stat_neg.shape)
 
 
-def _share(part, rest):
+def _share(part: Array, rest: Array) -> Array:
     """part / (part + rest), 1 where both are 0."""
     total = part + rest
     return jnp.where(total > 0, part / jnp.where(total > 0, total, 1), 1.0)
 
 
-def _precision_recall_f1(states):
+def _precision_recall_f1(states: Array) -> Array:
     """Macro then micro averages of precision, recall and F1, from [class, (TP, FP, TN, FN)]."""
-    def with_f1(precision, recall):
+    def with_f1(precision: Array, recall: Array) -> tuple[Array, Array, Array]:
         both = precision + recall
         return precision, recall, jnp.where(both > 0, 2 * precision * recall / jnp.where(both > 0, both, 1), 0)
 
@@ -92,7 +95,8 @@ def _precision_recall_f1(states):
 
 @op("precision_recall", ins=("MaxProbs", "Indices", "Labels", "Weights?", "StatesInfo?"),
     outs=("BatchMetrics", "AccumMetrics", "AccumStatesInfo"), grad=False, rows="mask")
-def precision_recall(max_probs, indices, labels, weights, states, *, class_number: Int, rows=None):
+def precision_recall(max_probs: Array, indices: Array, labels: Array, weights: Array | None, states: Array | None, *,
+                     class_number: Int, rows: RowMask | None = None) -> tuple[Array, Array, Array]:
     """Macro and micro precision, recall and F1 of the batch and of all batches so far."""
     classes = jnp.arange(class_number)
     found, wanted = indices.reshape(-1, 1) == classes, labels.reshape(-1, 1) == classes
@@ -106,14 +110,15 @@ def precision_recall(max_probs, indices, labels, weights, states, *, class_numbe
 
 @op("mean_iou", ins=("Predictions", "Labels", "InWrongs*?", "InCorrects*?", "InMeanIou*?"),
     outs=("OutMeanIou", "OutWrong", "OutCorrect"), grad=False, rows="mask")
-def mean_iou(predictions, labels, in_wrongs, in_corrects, in_means, *, num_classes: Int, rows=None):
+def mean_iou(predictions: Array, labels: Array, in_wrongs: list[Array] | None, in_corrects: list[Array] | None,
+             in_means: list[Array] | None, *, num_classes: Int, rows: RowMask | None = None) -> tuple[Array, Array, Array]:
     """Mean over the classes that occur of correct / (correct + wrong), plus the means given."""
     if rows is not None:  # a negative class is not counted
         predictions, labels = rows.zero(predictions, -1), rows.zero(labels, -1)
     predicted, label = predictions.reshape(-1).astype(jnp.int32), labels.reshape(-1).astype(jnp.int32)
     hit = predicted == label
 
-    def count(ids, mask):
+    def count(ids: Array, mask: Array) -> Array:
         counted = jnp.where(mask & (ids >= 0), ids, num_classes)
         return jnp.zeros((num_classes,), jnp.int32).at[counted].add(1, mode="drop")
 

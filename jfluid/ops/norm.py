@@ -5,14 +5,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
 from jfluid import errors
 from jfluid.ops import collective, row_rules, windows
+from jfluid.ops.ragged_dispatch import RowMask
 from jfluid.ops.registry import Int, op
 
 
-def _working(dtype) -> jnp.dtype:
+def _working(dtype: Any) -> jnp.dtype:
     """Half precision is normalised in float32."""
     return jnp.promote_types(dtype, jnp.float32)
 
@@ -42,7 +43,8 @@ def _batch_norm(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float,
     return _batch_norm_forward(x, scale, bias, epsilon, axis)[0]
 
 
-def _batch_norm_forward(x, scale, bias, epsilon, axis):
+def _batch_norm_forward(x: Array, scale: Array, bias: Array, epsilon: float, axis: int) -> tuple[tuple[Any, ...],
+                        tuple[Any, ...]]:
     others = tuple(i for i in range(x.ndim) if i != axis)
     along = functools.partial(_along, ndim=x.ndim, axis=axis)
     wide = x.astype(scale.dtype)
@@ -54,7 +56,8 @@ def _batch_norm_forward(x, scale, bias, epsilon, axis):
     return (y, mean, variance, inverse), (x, scale, mean, inverse)
 
 
-def _batch_norm_backward(epsilon, axis, kept, grads):
+def _batch_norm_backward(epsilon: float, axis: int, kept: tuple[Any, ...], grads: tuple[Any, ...]) -> tuple[Array, Array,
+                         Array]:
     x, scale, mean, inverse = kept
     others = tuple(i for i in range(x.ndim) if i != axis)
     along = functools.partial(_along, ndim=x.ndim, axis=axis)
@@ -72,7 +75,7 @@ def _batch_norm_backward(epsilon, axis, kept, grads):
 _batch_norm.defvjp(_batch_norm_forward, _batch_norm_backward)
 
 
-def _masked_norm(x, scale, bias, epsilon, axis, rows) -> tuple[Any, ...]:
+def _masked_norm(x: Array, scale: Array, bias: Array, epsilon: float, axis: int, rows: RowMask) -> tuple[Any, ...]:
     """As `_batch_norm`, by the statistics of the rows that are no padding."""
     others = tuple(i for i in range(x.ndim) if i != axis)
     along = functools.partial(_along, ndim=x.ndim, axis=axis)
@@ -85,7 +88,7 @@ def _masked_norm(x, scale, bias, epsilon, axis, rows) -> tuple[Any, ...]:
     return y, mean, variance, inverse
 
 
-_STATISTICS = {
+_STATISTICS: dict[str, Any] = {
     "ins": ("X", "Scale", "Bias", "Mean", "Variance", "MomentumTensor?"),
     "outs": ("Y", "MeanOut", "VarianceOut", "SavedMean~", "SavedVariance~", "ReserveSpace?"),
     "nograd": ("Mean", "Variance", "MomentumTensor"),
@@ -95,8 +98,10 @@ _STATISTICS = {
 
 
 @op("batch_norm", **_STATISTICS, rows="mask", row_outs=("Y",))
-def batch_norm(x, scale, bias, mean, variance, momentum_tensor, *, momentum=0.9, epsilon=1e-5, data_layout="NCHW",
-               is_test=False, use_global_stats=False, trainable_statistics=False, rows=None):
+def batch_norm(x: Array, scale: Array, bias: Array, mean: Array, variance: Array, momentum_tensor: Array | None, *,
+               momentum: float = 0.9, epsilon: float = 1e-5, data_layout: str = "NCHW",
+               is_test: bool = False, use_global_stats: bool = False, trainable_statistics: bool = False,
+               rows: RowMask | None = None) -> tuple[Array, Array, Array, Array, Array, Array | None]:
     """x normalised for each channel by the batch's statistics (training) or the running ones, scaled and shifted.
 
     SavedVariance is the inverse standard deviation; the running variance takes the biased one.
@@ -115,13 +120,18 @@ def batch_norm(x, scale, bias, mean, variance, momentum_tensor, *, momentum=0.9,
     y, batch_mean, batch_variance, inverse = found[0], *map(lax.stop_gradient, found[1:])
     outs = (y, mean * keep + batch_mean * (1 - keep), variance * keep + batch_variance * (1 - keep), batch_mean, inverse)
     if rows is not None and x.size == x.shape[axis] * x.shape[0]:
-        outs = [jnp.where(rows.count == 1, v, w) for v, w in zip((x, mean, variance, mean, variance), outs)]
+        one = rows.count == 1
+        y, new_mean, new_variance, saved_mean, saved_variance = (
+            jnp.where(one, v, w) for v, w in zip((x, mean, variance, mean, variance), outs))
+        return y, new_mean, new_variance, saved_mean, saved_variance, None
     return (*outs, None)
 
 
 @op("sync_batch_norm", **_STATISTICS, rows="mask", row_outs=("Y",))
-def sync_batch_norm(x, scale, bias, mean, variance, momentum_tensor, *, momentum=0.9, epsilon=1e-5, data_layout="NCHW",
-                    is_test=False, use_global_stats=False, trainable_statistics=False, rows=None):
+def sync_batch_norm(x: Array, scale: Array, bias: Array, mean: Array, variance: Array, momentum_tensor: Array | None, *,
+                    momentum: float = 0.9, epsilon: float = 1e-5, data_layout: str = "NCHW",
+                    is_test: bool = False, use_global_stats: bool = False, trainable_statistics: bool = False,
+                    rows: RowMask | None = None) -> tuple[Array, Array, Array, Array, Array, Array | None]:
     """batch_norm by the statistics of the batch of all replicas."""
     if use_global_stats or (is_test and not trainable_statistics) or not collective.among_replicas():
         return batch_norm(x, scale, bias, mean, variance, momentum_tensor, momentum=momentum, epsilon=epsilon,
@@ -134,7 +144,10 @@ def sync_batch_norm(x, scale, bias, mean, variance, momentum_tensor, *, momentum
     wide = x.astype(mean.dtype)
     own = x.shape[0] if rows is None else rows.count
     count = collective.total(jnp.asarray(own, mean.dtype)) * (x.size // (x.shape[axis] * x.shape[0]))
-    sums = (lambda v: v.sum(others)) if rows is None else (lambda v: rows.zero(v).sum(others))
+
+    def sums(values: Array) -> Array:
+        return (values if rows is None else rows.zero(values)).sum(others)
+
     batch_mean = collective.total(sums(wide)) / count
     batch_variance = collective.total(sums(jnp.square(wide - along(batch_mean)))) / count
     inverse = lax.rsqrt(batch_variance + epsilon)
@@ -145,23 +158,27 @@ def sync_batch_norm(x, scale, bias, mean, variance, momentum_tensor, *, momentum
 
 
 @op("inplace_abn", **_STATISTICS, rows="mask", row_outs=("Y",))
-def inplace_abn(x, scale, bias, mean, variance, momentum_tensor, *, momentum=0.9, epsilon=1e-5, data_layout="NCHW",
-                is_test=False, use_global_stats=False, trainable_statistics=False, activation="", alpha=0.1,
-                use_sync_bn=False, rows=None):
+def inplace_abn(x: Array, scale: Array, bias: Array, mean: Array, variance: Array, momentum_tensor: Array | None, *,
+                momentum: float = 0.9, epsilon: float = 1e-5, data_layout: str = "NCHW",
+                is_test: bool = False, use_global_stats: bool = False, trainable_statistics: bool = False,
+                activation: str = "", alpha: float = 0.1,
+                use_sync_bn: bool = False, rows: RowMask | None = None) -> tuple[Array, Array, Array, Array, Array,
+                Array | None]:
     """Batch normalisation followed by an activation: none, leaky_relu or elu."""
     if use_sync_bn:
         raise errors.UnsupportedError("inplace_abn: use_sync_bn is not provided; use batch_norm with "
                                       "BuildStrategy.sync_batch_norm, followed by the activation")
-    y, *statistics = batch_norm(x, scale, bias, mean, variance, momentum_tensor, momentum=momentum, epsilon=epsilon,
-                                data_layout=data_layout, is_test=is_test, use_global_stats=use_global_stats,
-                                trainable_statistics=trainable_statistics, rows=rows)
+    outs = batch_norm(x, scale, bias, mean, variance, momentum_tensor, momentum=momentum, epsilon=epsilon,
+                      data_layout=data_layout, is_test=is_test, use_global_stats=use_global_stats,
+                      trainable_statistics=trainable_statistics, rows=rows)
+    y = outs[0]
     if activation == "leaky_relu":
         y = jnp.where(y > 0, y, alpha * y)
     elif activation == "elu":
         y = jnp.where(y > 0, y, alpha * jnp.expm1(jnp.minimum(y, 0)))
     elif activation not in ("", "identity"):
         raise errors.ProgramError(f"inplace_abn: activation {activation!r}, expected identity, leaky_relu or elu")
-    return (y, *statistics)
+    return y, *outs[1:]
 
 
 def _moments(x: jax.Array, axes: tuple[int, ...], epsilon: float) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -173,7 +190,8 @@ def _moments(x: jax.Array, axes: tuple[int, ...], epsilon: float) -> tuple[jax.A
 
 
 @op("layer_norm", ins=("X", "Scale?", "Bias?"), outs=("Y", "Mean~", "Variance~"), rows=row_rules.by_axis("begin_norm_axis", 1))
-def layer_norm(x, scale, bias, *, begin_norm_axis=1, epsilon=1e-5):
+def layer_norm(x: Array, scale: Array | None, bias: Array | None, *, begin_norm_axis: int = 1,
+               epsilon: float = 1e-5) -> tuple[Array, Array, Array]:
     """x normalised over its dimensions from begin_norm_axis on, scaled and shifted element by element."""
     if not 0 < begin_norm_axis < x.ndim:
         raise errors.ShapeError(f"layer_norm: begin_norm_axis {begin_norm_axis} for an input of shape "
@@ -187,7 +205,7 @@ def layer_norm(x, scale, bias, *, begin_norm_axis=1, epsilon=1e-5):
 
 
 @op("instance_norm", ins=("X", "Scale", "Bias"), outs=("Y", "SavedMean~", "SavedVariance~"), rows="map")
-def instance_norm(x, scale, bias, *, epsilon=1e-5):
+def instance_norm(x: Array, scale: Array, bias: Array, *, epsilon: float = 1e-5) -> tuple[Array, Array, Array]:
     """x normalised over the plane of each channel of each sample; SavedVariance is the inverse deviation."""
     if x.ndim < 3:
         raise errors.ShapeError(f"instance_norm: expected an input of at least 3 dimensions, found {list(x.shape)}")
@@ -198,7 +216,8 @@ def instance_norm(x, scale, bias, *, epsilon=1e-5):
 
 
 @op("group_norm", ins=("X", "Scale?", "Bias?"), outs=("Y", "Mean~", "Variance~"), rows="map")
-def group_norm(x, scale, bias, *, groups: Int, epsilon=1e-5, data_layout="NCHW"):
+def group_norm(x: Array, scale: Array | None, bias: Array | None, *, groups: Int, epsilon: float = 1e-5,
+               data_layout: str = "NCHW") -> tuple[Array, Array, Array]:
     """x normalised over each group of channels of each sample, scaled and shifted for each channel."""
     axis = _channel_axis(x, data_layout)
     channels = x.shape[axis]
@@ -214,7 +233,8 @@ def group_norm(x, scale, bias, *, groups: Int, epsilon=1e-5, data_layout="NCHW")
 
 
 @op("lrn", ins=("X",), outs=("Out", "MidOut"), rows="map")
-def lrn(x, *, n=5, k=2.0, alpha=1e-4, beta=0.75, data_format="AnyLayout"):
+def lrn(x: Array, *, n: int = 5, k: float = 2.0, alpha: float = 1e-4, beta: float = 0.75,
+        data_format: str = "AnyLayout") -> tuple[Array, Array]:
     """x divided by (k + alpha * sum of squares over n neighbouring channels) ** beta."""
     if n < 1 or n % 2 == 0:
         raise errors.ProgramError(f"lrn: n is {n}, expected an odd number of channels")
@@ -226,7 +246,7 @@ def lrn(x, *, n=5, k=2.0, alpha=1e-4, beta=0.75, data_format="AnyLayout"):
 
 
 @op("affine_channel", ins=("X", "Scale", "Bias"), outs=("Out",), rows="map")
-def affine_channel(x, scale, bias, *, data_layout="AnyLayout"):
+def affine_channel(x: Array, scale: Array, bias: Array, *, data_layout: str = "AnyLayout") -> Array:
     """x scaled and shifted for each channel: the second dimension in NCHW, else the last."""
     axis = 1 if data_layout == "NCHW" else x.ndim - 1
     _check_parameters("affine_channel", x.shape[axis], Scale=scale, Bias=bias)
@@ -234,7 +254,7 @@ def affine_channel(x, scale, bias, *, data_layout="AnyLayout"):
 
 
 @op("spectral_norm", ins=("Weight", "U", "V"), outs=("Out",), nograd=("U", "V"))
-def spectral_norm(weight, u, v, *, dim=0, power_iters=1, eps=1e-12):
+def spectral_norm(weight: Array, u: Array, v: Array, *, dim: int = 0, power_iters: int = 1, eps: float = 1e-12) -> Array:
     """weight divided by its largest singular value, which power_iters steps from u and v estimate."""
     matrix = jnp.moveaxis(weight, dim, 0).reshape(weight.shape[dim], -1)
     fixed = lax.stop_gradient(matrix)

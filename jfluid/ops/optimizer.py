@@ -3,10 +3,15 @@
 Attributes travel as 32-bit floats, and Fluid computes `1 - beta` from the rounded value; `_single` does the same,
 because for beta2 = 0.999 the difference is 1e-5 of the second moment.
 """
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
+from jfluid import errors
 from jfluid.ops.random import key_of
 from jfluid.ops.registry import Float, Long, op
 from jfluid.ops.selected_rows import SelectedRows, densified
@@ -17,16 +22,16 @@ def _single(value: float) -> float:
     return float(np.float32(value))
 
 
-def _scalar(value, like):
+def _scalar(value: Array, like: Array) -> Array:
     """A one-element tensor as a scalar of the dtype of `like`."""
     return jnp.reshape(value, ()).astype(like.dtype)
 
 
-def _norm(value):
+def _norm(value: Array) -> Array:
     return jnp.sqrt(jnp.sum(jnp.square(value)))
 
 
-def _by_rows(update, grad, *tables):
+def _by_rows(update: Callable[..., Any], grad: SelectedRows, *tables: Array) -> tuple[Any, ...]:
     """`update(parameter, gradient, state, ...)` on the rows of a sparse gradient; each row once."""
     grad = grad.merged()
     first, *rest = (grad.of(t) for t in tables)
@@ -34,7 +39,7 @@ def _by_rows(update, grad, *tables):
 
 
 @op("sgd", ins=("Param", "LearningRate", "Grad"), outs=("ParamOut",), grad=False, inplace={"ParamOut": "Param"}, sparse=True)
-def sgd(param, learning_rate, grad):
+def sgd(param: Array, learning_rate: Array, grad: Array) -> Array:
     """param - learning_rate * grad."""
     if isinstance(grad, SelectedRows):
         return grad.map(lambda g: -_scalar(learning_rate, param) * g).added_to(param)
@@ -43,7 +48,8 @@ def sgd(param, learning_rate, grad):
 
 @op("momentum", ins=("Param", "Grad", "Velocity", "LearningRate"), outs=("ParamOut", "VelocityOut"), grad=False,
     inplace={"ParamOut": "Param", "VelocityOut": "Velocity"}, sparse=True)
-def momentum(param, grad, velocity, learning_rate, *, mu: Float, use_nesterov=False):
+def momentum(param: Array, grad: Array, velocity: Array, learning_rate: Array, *, mu: Float,
+             use_nesterov: bool = False) -> tuple[Array, Array]:
     """Gradient descent along a decaying sum of gradients. Sparse rows move all others too, as in Fluid."""
     grad = densified(grad)
     rate = _scalar(learning_rate, param)
@@ -54,7 +60,8 @@ def momentum(param, grad, velocity, learning_rate, *, mu: Float, use_nesterov=Fa
 
 @op("lars_momentum", ins=("Param", "Grad", "Velocity", "LearningRate"), outs=("ParamOut", "VelocityOut"), grad=False,
     inplace={"ParamOut": "Param", "VelocityOut": "Velocity"}, entire=True)
-def lars_momentum(param, grad, velocity, learning_rate, *, mu: Float, lars_coeff=0.001, lars_weight_decay=0.0005):
+def lars_momentum(param: Array, grad: Array, velocity: Array, learning_rate: Array, *, mu: Float, lars_coeff: float = 0.001,
+                  lars_weight_decay: float = 0.0005) -> tuple[Array, Array]:
     """Momentum with a rate scaled by norm(param) / norm(grad), layer by layer."""
     rate, decay = _scalar(learning_rate, param), _single(lars_weight_decay)
     param_norm, grad_norm = _norm(param), _norm(grad)
@@ -70,23 +77,25 @@ def lars_momentum(param, grad, velocity, learning_rate, *, mu: Float, lars_coeff
     outs=("ParamOut", "Moment1Out", "Moment2Out", "Beta1PowOut", "Beta2PowOut"), grad=False,
     inplace={"ParamOut": "Param", "Moment1Out": "Moment1", "Moment2Out": "Moment2", "Beta1PowOut": "Beta1Pow",
              "Beta2PowOut": "Beta2Pow"}, sparse=True)
-def adam(param, grad, learning_rate, moment1, moment2, beta1_pow, beta2_pow, beta1_tensor, beta2_tensor, *,
-         beta1=0.9, beta2=0.999, epsilon=1e-8, lazy_mode=False):
+def adam(param: Array, grad: Array, learning_rate: Array, moment1: Array, moment2: Array, beta1_pow: Array, beta2_pow: Array,
+         beta1_tensor: Array | None, beta2_tensor: Array | None, *,
+         beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8, lazy_mode: bool = False) -> tuple[Array, Array,
+         Array, Array, Array]:
     """Adam; the powers of the betas advance with it.
 
     Of a sparse gradient `lazy_mode` updates the rows that it has, else all; and, as in Fluid, the step is corrected with the
     powers of the next one.
     """
-    beta1 = _single(beta1) if beta1_tensor is None else _scalar(beta1_tensor, param)
-    beta2 = _single(beta2) if beta2_tensor is None else _scalar(beta2_tensor, param)
-    powers = beta1_pow * beta1, beta2_pow * beta2
+    decay1 = _single(beta1) if beta1_tensor is None else _scalar(beta1_tensor, param)
+    decay2 = _single(beta2) if beta2_tensor is None else _scalar(beta2_tensor, param)
+    powers = beta1_pow * decay1, beta2_pow * decay2
     used = powers if isinstance(grad, SelectedRows) else (beta1_pow, beta2_pow)
     corrections = jnp.sqrt(1 - _scalar(used[1], param)) / (1 - _scalar(used[0], param))
     rate = _scalar(learning_rate, param) * corrections
 
-    def update(p, g, first, second):
-        first = beta1 * first + (1 - beta1) * g
-        second = beta2 * second + (1 - beta2) * jnp.square(g)
+    def update(p: Array, g: Array, first: Array, second: Array) -> tuple[Array, Array, Array]:
+        first = decay1 * first + (1 - decay1) * g
+        second = decay2 * second + (1 - decay2) * jnp.square(g)
         return p - rate * (first / (jnp.sqrt(second) + _single(epsilon))), first, second
 
     if isinstance(grad, SelectedRows) and lazy_mode:
@@ -97,7 +106,8 @@ def adam(param, grad, learning_rate, moment1, moment2, beta1_pow, beta2_pow, bet
 @op("adamax", ins=("Param", "Grad", "LearningRate", "Moment", "InfNorm", "Beta1Pow"),
     outs=("ParamOut", "MomentOut", "InfNormOut"), grad=False,
     inplace={"ParamOut": "Param", "MomentOut": "Moment", "InfNormOut": "InfNorm"})
-def adamax(param, grad, learning_rate, moment, inf_norm, beta1_pow, *, beta1=0.9, beta2=0.999, epsilon=1e-8):
+def adamax(param: Array, grad: Array, learning_rate: Array, moment: Array, inf_norm: Array, beta1_pow: Array, *,
+           beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8) -> tuple[Array, Array, Array]:
     """Adam with the decaying maximum of |grad| in place of the second moment."""
     rate = _scalar(learning_rate, param) / (1 - _scalar(beta1_pow, param))
     moment = _single(beta1) * moment + (1 - _single(beta1)) * grad
@@ -107,9 +117,10 @@ def adamax(param, grad, learning_rate, moment, inf_norm, beta1_pow, *, beta1=0.9
 
 @op("adagrad", ins=("Param", "Grad", "Moment", "LearningRate"), outs=("ParamOut", "MomentOut"), grad=False,
     inplace={"ParamOut": "Param", "MomentOut": "Moment"}, sparse=True)
-def adagrad(param, grad, moment, learning_rate, *, epsilon=1e-6):
+def adagrad(param: Array, grad: Array, moment: Array, learning_rate: Array, *,
+            epsilon: float = 1e-6) -> tuple[Array, Array]:
     """Rates that shrink with the sum of squared gradients."""
-    def update(p, g, m):
+    def update(p: Array, g: Array, m: Array) -> tuple[Array, Array]:
         m = m + jnp.square(g)
         return p - _scalar(learning_rate, param) * g / (jnp.sqrt(m) + _single(epsilon)), m
 
@@ -118,7 +129,8 @@ def adagrad(param, grad, moment, learning_rate, *, epsilon=1e-6):
 
 @op("decayed_adagrad", ins=("Param", "Grad", "Moment", "LearningRate"), outs=("ParamOut", "MomentOut"), grad=False,
     inplace={"ParamOut": "Param", "MomentOut": "Moment"})
-def decayed_adagrad(param, grad, moment, learning_rate, *, decay=0.95, epsilon=1e-6):
+def decayed_adagrad(param: Array, grad: Array, moment: Array, learning_rate: Array, *, decay: float = 0.95,
+                    epsilon: float = 1e-6) -> tuple[Array, Array]:
     """Adagrad with a decaying average of squared gradients."""
     moment = _single(decay) * moment + (1 - _single(decay)) * jnp.square(grad)
     return param - _scalar(learning_rate, param) * grad / (jnp.sqrt(moment) + _single(epsilon)), moment
@@ -127,7 +139,8 @@ def decayed_adagrad(param, grad, moment, learning_rate, *, decay=0.95, epsilon=1
 @op("adadelta", ins=("Param", "Grad", "AvgSquaredGrad", "AvgSquaredUpdate"),
     outs=("ParamOut", "AvgSquaredGradOut", "AvgSquaredUpdateOut"), grad=False,
     inplace={"ParamOut": "Param", "AvgSquaredGradOut": "AvgSquaredGrad", "AvgSquaredUpdateOut": "AvgSquaredUpdate"})
-def adadelta(param, grad, squared_grad, squared_update, *, rho=0.95, epsilon=1e-6):
+def adadelta(param: Array, grad: Array, squared_grad: Array, squared_update: Array, *, rho: float = 0.95,
+             epsilon: float = 1e-6) -> tuple[Array, Array, Array]:
     """Steps of the size of earlier steps; there is no learning rate."""
     rho, epsilon = _single(rho), _single(epsilon)
     squared_grad = rho * squared_grad + (1 - rho) * jnp.square(grad)
@@ -142,8 +155,9 @@ def adadelta(param, grad, squared_grad, squared_update, *, rho=0.95, epsilon=1e-
     outs=("ParamOut", "MomentOut", "MeanSquareOut", "MeanGradOut"), grad=False,
     inplace={"ParamOut": "Param", "MomentOut": "Moment", "MeanSquareOut": "MeanSquare", "MeanGradOut": "MeanGrad"},
     sparse=True)
-def rmsprop(param, mean_square, mean_grad, learning_rate, grad, moment, *, epsilon=1e-10, decay=0.9, momentum=0.0,
-            centered=False):
+def rmsprop(param: Array, mean_square: Array, mean_grad: Array | None, learning_rate: Array, grad: Array, moment: Array, *,
+            epsilon: float = 1e-10, decay: float = 0.9, momentum: float = 0.0,
+            centered: bool = False) -> tuple[Array, Array, Array, Array | None]:
     """Rates that shrink with an average of squared gradients, less the squared average if `centered`.
 
     Sparse rows move all others too, as in Fluid.
@@ -153,6 +167,8 @@ def rmsprop(param, mean_square, mean_grad, learning_rate, grad, moment, *, epsil
     mean_square = decay * mean_square + (1 - decay) * jnp.square(grad)
     variance = mean_square
     if centered:
+        if mean_grad is None:
+            raise errors.ProgramError("rmsprop: centered needs the input MeanGrad")
         mean_grad = decay * mean_grad + (1 - decay) * grad
         variance = mean_square - jnp.square(mean_grad)
     step = _scalar(learning_rate, param) * grad / jnp.sqrt(variance + _single(epsilon))
@@ -163,7 +179,8 @@ def rmsprop(param, mean_square, mean_grad, learning_rate, grad, moment, *, epsil
 @op("ftrl", ins=("Param", "SquaredAccumulator", "LinearAccumulator", "Grad", "LearningRate"),
     outs=("ParamOut", "SquaredAccumOut", "LinearAccumOut"), grad=False,
     inplace={"ParamOut": "Param", "SquaredAccumOut": "SquaredAccumulator", "LinearAccumOut": "LinearAccumulator"})
-def ftrl(param, squared, linear, grad, learning_rate, *, l1=0.0, l2=0.0, lr_power=-0.5):
+def ftrl(param: Array, squared: Array, linear: Array, grad: Array, learning_rate: Array, *, l1: float = 0.0, l2: float = 0.0,
+         lr_power: float = -0.5) -> tuple[Array, Array, Array]:
     """Follow the regularized leader; Fluid adds 1e-10 to `l1` and `l2`."""
     rate, power = _scalar(learning_rate, param), -_single(lr_power)
     l1, l2 = _single(l1) + 1e-10, _single(l2) + 1e-10
@@ -177,8 +194,9 @@ def ftrl(param, squared, linear, grad, learning_rate, *, l1=0.0, l2=0.0, lr_powe
 @op("lamb", ins=("Param", "Grad", "LearningRate", "Moment1", "Moment2", "Beta1Pow", "Beta2Pow"),
     outs=("ParamOut", "Moment1Out", "Moment2Out"), grad=False,
     inplace={"ParamOut": "Param", "Moment1Out": "Moment1", "Moment2Out": "Moment2"}, sparse=True, entire=True)
-def lamb(param, grad, learning_rate, moment1, moment2, beta1_pow, beta2_pow, *, weight_decay: Float, beta1=0.9,
-         beta2=0.999, epsilon=1e-6):
+def lamb(param: Array, grad: Array, learning_rate: Array, moment1: Array, moment2: Array, beta1_pow: Array, beta2_pow: Array,
+         *, weight_decay: Float, beta1: float = 0.9,
+         beta2: float = 0.999, epsilon: float = 1e-6) -> tuple[Array, Array, Array]:
     """Adam with a rate scaled by norm(param) / norm(step), layer by layer, from uncorrected moments.
 
     Sparse rows move all others too, as in Fluid.
@@ -196,14 +214,15 @@ def lamb(param, grad, learning_rate, moment1, moment2, beta1_pow, beta2_pow, *, 
 
 @op("dpsgd", ins=("Param", "Grad", "LearningRate"), outs=("ParamOut",), grad=False, inplace={"ParamOut": "Param"},
     rng=True)
-def dpsgd(param, grad, learning_rate, *, clip=10.0, batch_size=16.0, sigma=1.0, seed=0, key):
+def dpsgd(param: Array, grad: Array, learning_rate: Array, *, clip: float = 10.0, batch_size: float = 16.0, sigma: float = 1.0,
+          seed: int = 0, key: Array) -> Array:
     """Differentially private descent: a clipped gradient plus one Gaussian number, shared by all elements."""
     scale = jnp.maximum(_norm(grad) / _single(clip), 1)
     noise = jax.random.normal(key_of(key, seed), (), param.dtype) * (_single(sigma) * _single(clip))
     return param - _scalar(learning_rate, param) * (grad / scale + noise / _single(batch_size))
 
 
-def _proximal(point, rate, l1: float, l2: float):
+def _proximal(point: Array, rate: Array, l1: float, l2: float) -> Array:
     """The proximal step of l1 * |x| + l2 / 2 * x^2."""
     l1, l2 = _single(l1), _single(l2)
     if l1 > 0:
@@ -213,7 +232,7 @@ def _proximal(point, rate, l1: float, l2: float):
 
 @op("proximal_gd", ins=("Param", "Grad", "LearningRate"), outs=("ParamOut",), grad=False,
     inplace={"ParamOut": "Param"})
-def proximal_gd(param, grad, learning_rate, *, l1=0.0, l2=0.0):
+def proximal_gd(param: Array, grad: Array, learning_rate: Array, *, l1: float = 0.0, l2: float = 0.0) -> Array:
     """Gradient descent followed by the proximal step of the penalties."""
     rate = _scalar(learning_rate, param)
     return _proximal(param - rate * grad, rate, l1, l2)
@@ -221,7 +240,8 @@ def proximal_gd(param, grad, learning_rate, *, l1=0.0, l2=0.0):
 
 @op("proximal_adagrad", ins=("Param", "Moment", "Grad", "LearningRate"), outs=("ParamOut", "MomentOut"), grad=False,
     inplace={"ParamOut": "Param", "MomentOut": "Moment"})
-def proximal_adagrad(param, moment, grad, learning_rate, *, l1=0.0, l2=0.0):
+def proximal_adagrad(param: Array, moment: Array, grad: Array, learning_rate: Array, *, l1: float = 0.0,
+                     l2: float = 0.0) -> tuple[Array, Array]:
     """Adagrad followed by the proximal step of the penalties."""
     rate = _scalar(learning_rate, param)
     moment = moment + jnp.square(grad)
@@ -235,8 +255,10 @@ _SUMS = {f"out_{n}": f"in_{n}" for n in
 
 
 @op("average_accumulates", ins=("param", *_SUMS.values()), outs=tuple(_SUMS), grad=False, inplace=_SUMS)
-def average_accumulates(param, sum_1, sum_2, sum_3, num_accumulates, old_num_accumulates, num_updates, *,
-                        average_window=0.0, max_average_window: Long, min_average_window: Long = 10000):
+def average_accumulates(param: Array, sum_1: Array, sum_2: Array, sum_3: Array, num_accumulates: Array,
+                        old_num_accumulates: Array, num_updates: Array, *,
+                        average_window: float = 0.0, max_average_window: Long,
+                        min_average_window: Long = 10000) -> tuple[Array, Array, Array, Array, Array, Array]:
     """Add a parameter to the sums that ModelAverage divides; a full window becomes sum_3."""
     num_updates, num_accumulates = num_updates + 1, num_accumulates + 1
     sum_1 = sum_1 + param

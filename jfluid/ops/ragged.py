@@ -136,6 +136,11 @@ class Ragged:
         return self.like(unpad(dense, self.last, self.capacity, time_major))
 
 
+# What an operator that works by sequences takes and gives: an array or `Ragged`, sparse rows, an array of tensors. Its first
+# lines say which (`need`).
+Value = Any
+
+
 def column(vector: Any, ndim: int) -> Any:
     """[n] as [n, 1, ..., 1] of `ndim` dimensions."""
     return vector.reshape(vector.shape + (1,) * (ndim - 1))

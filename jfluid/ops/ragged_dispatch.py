@@ -123,5 +123,5 @@ def _plain(value: Any) -> Any:
 def _wrap(out: Any, source: Ragged) -> Any:
     if isinstance(out, list):
         return [_wrap(o, source) for o in out]
-    by_rows = out is not None and getattr(out, "ndim", 0) and out.shape[0] == source.capacity
+    by_rows = out is not None and getattr(out, "ndim", 0) > 0 and out.shape[0] == source.capacity
     return source.like(out) if by_rows else out

@@ -5,23 +5,26 @@ written by hand: everything that does not depend on the step before is computed 
 backward loop is one matrix product and few elementwise operations, and the gradient of the weights is one product for all.
 """
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
 from jfluid import errors
-from jfluid.ops.ragged import Ragged, need, rows_of
+from jfluid.ops.ragged import Ragged, Value, need, rows_of
 from jfluid.ops.random import key_of
 from jfluid.ops.registry import op
 from jfluid.ops.shape import is_unknown
 
-ACTIVATIONS = {"identity": lambda x: x, "": lambda x: x, "sigmoid": jax.nn.sigmoid, "tanh": jnp.tanh,
-               "relu": lambda x: jnp.maximum(x, 0)}
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "identity": lambda x: x, "": lambda x: x, "sigmoid": jax.nn.sigmoid, "tanh": jnp.tanh,
+    "relu": lambda x: jnp.maximum(x, 0)}
 # The derivative, by the activation's output.
-_SLOPES = {"identity": jnp.ones_like, "": jnp.ones_like, "sigmoid": lambda y: y * (1 - y), "tanh": lambda y: 1 - y * y,
-           "relu": lambda y: (y > 0).astype(y.dtype)}
+_SLOPES: dict[str, Callable[[Array], Array]] = {
+    "identity": jnp.ones_like, "": jnp.ones_like, "sigmoid": lambda y: y * (1 - y), "tanh": lambda y: 1 - y * y,
+    "relu": lambda y: (y > 0).astype(y.dtype)}
 _NUMBERED = ("identity", "sigmoid", "tanh", "relu")
 
 
@@ -78,12 +81,13 @@ def _steps(mask: Any) -> Any:
     return jnp.sum(jnp.any(mask[..., 0], axis=1), dtype=jnp.int32)
 
 
-def _lstm_forward(x, weight, peepholes, h0, c0, mask, backwards, acts):
+def _lstm_forward(x: Array, weight: Array, peepholes: Array, h0: Array, c0: Array, mask: Array, backwards: bool,
+                  acts: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     gate, cell, candidate = (ACTIVATIONS[n] for n in acts)
     width, steps = h0.shape[1], _steps(mask)
     by_input, by_forget, by_output = peepholes
 
-    def body(t, state):
+    def body(t: Array, state: Array) -> tuple[Array, Array, Array, Array, Array]:
         h, c, hidden, cells, gates = state  # where a step's gates will be, there is its input until then
         pre = _at(gates, t) + h @ weight
         a = candidate(pre[:, :width])
@@ -101,7 +105,8 @@ def _lstm_forward(x, weight, peepholes, h0, c0, mask, backwards, acts):
     return (hidden, cells), (weight, peepholes, h0, c0, mask, hidden, cells, gates)
 
 
-def _lstm_backward(backwards, acts, kept, grads):
+def _lstm_backward(backwards: bool, acts: tuple[Any, ...], kept: tuple[Any, ...],
+                   grads: tuple[Any, ...]) -> tuple[Array, Array, Array, Array, Array, None]:
     weight, peepholes, h0, c0, mask, hidden, cells, gates = kept
     slope_gate, slope_cell, slope_candidate = (_SLOPES[n] for n in acts)
     by_input, by_forget, by_output = peepholes
@@ -118,7 +123,7 @@ def _lstm_backward(backwards, acts, kept, grads):
     grad_hidden, grad_cells = grads
     transposed = weight.T
 
-    def body(t, state):
+    def body(t: Array, state: Array) -> tuple[Array, Array, Array]:
         dh, dc, grad_gates = state
         dh = dh + _at(grad_hidden, t)
         dc = dc + _at(grad_cells, t) + dh * _at(through, t)
@@ -147,8 +152,9 @@ def _time_mask(x: Ragged) -> Any:
 
 @op("lstm", ins=("Input", "H0?", "C0?", "Weight", "Bias"), outs=("Hidden", "Cell", "BatchGate~", "BatchCellPreAct~"),
     rows="sequence")
-def lstm(x, h0, c0, weight, bias, *, use_peepholes=True, is_reverse=False, gate_activation="sigmoid",
-         cell_activation="tanh", candidate_activation="tanh"):
+def lstm(x: Value, h0: Value | None, c0: Value | None, weight: Value, bias: Value, *, use_peepholes: bool = True,
+         is_reverse: bool = False, gate_activation: str = "sigmoid",
+         cell_activation: str = "tanh", candidate_activation: str = "tanh") -> tuple[Value, Value, Value | None, Value | None]:
     """Hidden states and cells of an LSTM over each sequence of projected inputs [rows, 4 width].
 
     Gers et al., "Learning Precise Timing with LSTM Recurrent Networks", 2002. Columns: candidate, input, forget, output.
@@ -169,8 +175,10 @@ def lstm(x, h0, c0, weight, bias, *, use_peepholes=True, is_reverse=False, gate_
 
 @op("lstmp", ins=("Input", "H0?", "C0?", "Weight", "ProjWeight", "Bias"),
     outs=("Projection", "Cell", "BatchGate~", "BatchCellPreAct~", "BatchHidden~"), rows="sequence")
-def lstmp(x, h0, c0, weight, projection, bias, *, use_peepholes=True, is_reverse=False, gate_activation="sigmoid",
-          cell_activation="tanh", candidate_activation="tanh", proj_activation="tanh", cell_clip=0.0, proj_clip=0.0):
+def lstmp(x: Value, h0: Value | None, c0: Value | None, weight: Value, projection: Value, bias: Value, *,
+          use_peepholes: bool = True, is_reverse: bool = False, gate_activation: str = "sigmoid",
+          cell_activation: str = "tanh", candidate_activation: str = "tanh", proj_activation: str = "tanh",
+          cell_clip: float = 0.0, proj_clip: float = 0.0) -> tuple[Value, Value, Value | None, Value | None, Value | None]:
     """An LSTM whose recurrent state is a projection of the hidden one.
 
     Sak et al., "Long Short-Term Memory Based Recurrent Neural Network Architectures", 2014.
@@ -187,7 +195,7 @@ def lstmp(x, h0, c0, weight, projection, bias, *, use_peepholes=True, is_reverse
                                       else jnp.zeros((3, width), x.dtype))
     dense = x.like(x.values + bias[:4 * width]).pad(time_major=True)
 
-    def step(state, at):
+    def step(state: tuple[Array, Array], at: tuple[Array, Array]) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
         r, c = state
         pre, here = at[0] + r @ weight, at[1]
         a = candidate(pre[:, :width])
@@ -219,11 +227,12 @@ def _gru(x: Any, to_gates: Any, to_candidate: Any, h0: Any, mask: Any, backwards
     return _gru_forward(x, to_gates, to_candidate, h0, mask, backwards, origin, acts)[0]
 
 
-def _gru_forward(x, to_gates, to_candidate, h0, mask, backwards, origin, acts):
+def _gru_forward(x: Array, to_gates: Array, to_candidate: Array, h0: Array, mask: Array, backwards: bool, origin: bool,
+                 acts: tuple[Any, ...]) -> tuple[Array, tuple[Any, ...]]:
     gate, candidate = (ACTIVATIONS[n] for n in acts)
     width, steps = h0.shape[1], _steps(mask)
 
-    def body(t, state):
+    def body(t: Array, state: Array) -> tuple[Array, Array, Array]:
         h, hidden, saved = state  # where a step's gates will be, there is its input until then
         now = _at(saved, t)
         gates = gate(now[:, :2 * width] + h @ to_gates)
@@ -238,7 +247,8 @@ def _gru_forward(x, to_gates, to_candidate, h0, mask, backwards, origin, acts):
     return hidden, (to_gates, to_candidate, h0, mask, hidden, saved)
 
 
-def _gru_backward(backwards, origin, acts, kept, grad_hidden):
+def _gru_backward(backwards: bool, origin: bool, acts: tuple[Any, ...], kept: tuple[Any, ...],
+                  grad_hidden: Array) -> tuple[Array, Array, Array, Array, Array] | tuple[Any, Any, Any, Any, None]:
     to_gates, to_candidate, h0, mask, hidden, saved = kept
     slope_gate, slope_candidate = (_SLOPES[n] for n in acts)
     steps, width = _steps(mask), h0.shape[1]
@@ -251,7 +261,7 @@ def _gru_backward(backwards, origin, acts, kept, grad_hidden):
     straight = jnp.where(mask, kept_part, 1)
     gates_transposed, candidate_transposed = to_gates.T, to_candidate.T
 
-    def body(t, state):
+    def body(t: Array, state: Array) -> tuple[Array, Array]:
         dh, grad_x = state
         dh, factor = dh + _at(grad_hidden, t), _at(grad_x, t)
         dc = dh * factor[:, 2 * width:]
@@ -278,7 +288,9 @@ def _gru_weights(weight: Any) -> tuple[Any, Any]:
 
 @op("gru", ins=("Input", "H0?", "Weight", "Bias?"), outs=("BatchGate~", "BatchResetHiddenPrev~", "BatchHidden~", "Hidden"),
     rows="sequence")
-def gru(x, h0, weight, bias, *, activation="tanh", gate_activation="sigmoid", is_reverse=False, origin_mode=False):
+def gru(x: Value, h0: Value | None, weight: Value, bias: Value | None, *, activation: str = "tanh",
+        gate_activation: str = "sigmoid", is_reverse: bool = False, origin_mode: bool = False) -> tuple[Value | None,
+        Value | None, Value | None, Value]:
     """Hidden states of a GRU over each sequence of projected inputs [rows, 3 width]: update, reset, candidate.
 
     Cho et al., "Learning Phrase Representations using RNN Encoder-Decoder", 2014 (origin_mode).
@@ -294,7 +306,8 @@ def gru(x, h0, weight, bias, *, activation="tanh", gate_activation="sigmoid", is
 
 
 @op("gru_unit", ins=("Input", "HiddenPrev", "Weight", "Bias?"), outs=("Gate~", "ResetHiddenPrev~", "Hidden"), rows="map")
-def gru_unit(x, h, weight, bias, *, activation=2, gate_activation=1, origin_mode=False):
+def gru_unit(x: Array, h: Array, weight: Array, bias: Array | None, *, activation: int = 2, gate_activation: int = 1,
+             origin_mode: bool = False) -> tuple[Array, Array, Array]:
     """One step of a GRU: gates and candidate [rows, 3 width], reset state, new state."""
     if not (0 <= activation < 4 and 0 <= gate_activation < 4):
         raise errors.AttributeTypeError("gru_unit: an activation is 0 (identity), 1 (sigmoid), 2 (tanh) or 3 (relu), found "
@@ -311,7 +324,7 @@ def gru_unit(x, h, weight, bias, *, activation=2, gate_activation=1, origin_mode
 
 
 @op("lstm_unit", ins=("X", "C_prev"), outs=("C", "H"), rows="map")
-def lstm_unit(x, c, *, forget_bias=0.0):
+def lstm_unit(x: Array, c: Array, *, forget_bias: float = 0.0) -> tuple[Array, Array]:
     """One step of an LSTM from projected inputs [rows, 4 width]: input, forget, output, candidate."""
     _sizes("lstm_unit", "X", x.shape[1], 4 * c.shape[1])
     i, f, o, a = jnp.split(x, 4, axis=1)
@@ -320,17 +333,17 @@ def lstm_unit(x, c, *, forget_bias=0.0):
 
 
 @op("rnn_memory_helper", ins=("X",), outs=("Out",), rows="map")
-def rnn_memory_helper(x, *, dtype=5):
+def rnn_memory_helper(x: Array, *, dtype: int = 5) -> Array:
     """x itself: how `recurrent` names a state."""
     return x
 
 
 @op("gather_tree", ins=("Ids", "Parents"), outs=("Out",), grad=False)
-def gather_tree(ids, parents):
+def gather_tree(ids: Array, parents: Array) -> Array:
     """Whole sequences [time, batch, beam] from the ids that each step chose and the beams they came from."""
     beams = jnp.broadcast_to(jnp.arange(ids.shape[2], dtype=parents.dtype), ids.shape[1:])
 
-    def step(beam, at):
+    def step(beam: Array, at: tuple[Array, Array]) -> tuple[Array, Array]:
         words, came_from = at
         return jnp.take_along_axis(came_from, beam, axis=1), jnp.take_along_axis(words, beam, axis=1)
 
@@ -339,8 +352,9 @@ def gather_tree(ids, parents):
 
 @op("cudnn_lstm", ins=("Input", "InitH", "InitC", "W", "Cache?"), outs=("Out", "last_h", "last_c"), nograd=("Cache",),
     rng=True)
-def cudnn_lstm(x, h0, c0, weights, _, *, max_len=20, dropout_prob=0.0, is_bidirec=False, input_size=10, hidden_size=100,
-               num_layers=1, is_test=False, seed=-1, key):
+def cudnn_lstm(x: Array, h0: Array, c0: Array, weights: Array, _: Array | None, *, max_len: int = 20,
+               dropout_prob: float = 0.0, is_bidirec: bool = False, input_size: int = 10, hidden_size: int = 100,
+               num_layers: int = 1, is_test: bool = False, seed: int = -1, key: Array) -> tuple[Array, Array, Array]:
     """Layers of LSTM over x [time, batch, inputs], all weights in one vector in cuDNN's order."""
     directions = 2 if is_bidirec else 1
     shapes = [(4 * hidden_size, n) for layer in range(num_layers) for _ in range(directions)
@@ -371,7 +385,7 @@ def _dense_lstm(x: Any, h: Any, c: Any, matrices: list[Any], bias: Any, backward
     """((last h, last c), outputs [time, batch, width]); gates in the order input, forget, candidate, output."""
     projected = x @ matrices[0].T + bias
 
-    def step(state, now):
+    def step(state: tuple[Array, Array], now: Array) -> tuple[tuple[Array, Array], Array]:
         h, c = state
         i, f, a, o = jnp.split(now + h @ matrices[1].T, 4, axis=-1)
         c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(a)

@@ -1,16 +1,18 @@
 """Reductions and norms. A full reduction has shape (1,), as everywhere in Fluid."""
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from jfluid import errors
 from jfluid.ir.types import np_dtype
 from jfluid.ops import row_rules
 from jfluid.ops.elementwise import aligned, is_float, magnitude, quotient
+from jfluid.ops.ragged_dispatch import RowMask
 from jfluid.ops.registry import Float, Int, Ints, op, table
 from jfluid.ops.selected_rows import SelectedRows
 
@@ -30,12 +32,13 @@ def at_least_1d(x: Any) -> Any:
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 2, 3))
-def _extreme(reduce: str, x, axes, keep):
+def _extreme(reduce: str, x: Array, axes: Sequence[int], keep: bool) -> Array:
     return getattr(x, reduce)(axis=axes, keepdims=keep)
 
 
 @_extreme.defjvp
-def _extreme_jvp(reduce, axes, keep, primals, tangents):
+def _extreme_jvp(reduce: str, axes: Sequence[int], keep: bool, primals: tuple[Any, ...],
+                 tangents: tuple[Any, ...]) -> tuple[Array, Array]:
     # Each of several equal extremes gets the whole gradient.
     x, = primals
     out = _extreme(reduce, x, axes, True)
@@ -80,7 +83,8 @@ def _neutral(name: str, dtype: Any) -> Any:
 def reduction(name: str, compute: Callable[..., Any]) -> Callable[..., Any]:
     """The function of a reducing operator."""
 
-    def apply(x, *, dim: Ints = (0,), keep_dim=False, reduce_all=False, in_dtype=-1, out_dtype=-1, rows=None):
+    def apply(x: Array, *, dim: Ints = (0,), keep_dim: bool = False, reduce_all: bool = False, in_dtype: int = -1,
+              out_dtype: int = -1, rows: RowMask | None = None) -> Array:
         if out_dtype >= 0:
             x = x.astype(np_dtype(out_dtype))
         elif in_dtype >= 0:
@@ -104,7 +108,7 @@ table({f"reduce_{n}": reduction(f"reduce_{n}", _REDUCE[n]) for n in ("all", "any
 
 
 @op("mean", ins=("X",), outs=("Out",), rows="mask")
-def mean(x, *, rows=None):
+def mean(x: Array, *, rows: RowMask | None = None) -> Array:
     """Mean of all elements."""
     if rows is None:
         return jnp.mean(x).reshape(1)
@@ -138,7 +142,7 @@ def _power_sum(x: Any, order: float, axis: Any, keep: bool) -> Any:
 
 
 @op("p_norm", ins=("X",), outs=("Out",), rows=row_rules.by_axis("axis"))
-def p_norm(x, *, porder=2.0, axis=-1, epsilon=1e-12, keepdim=False):
+def p_norm(x: Array, *, porder: float = 2.0, axis: int = -1, epsilon: float = 1e-12, keepdim: bool = False) -> Array:
     """Norm of order `porder` along one axis; no gradient where it is zero, so that epsilon has nothing to guard."""
     if not 0 < porder < float("inf"):
         raise errors.ShapeError(f"p_norm: porder must be positive and finite, found {porder}")
@@ -146,7 +150,7 @@ def p_norm(x, *, porder=2.0, axis=-1, epsilon=1e-12, keepdim=False):
 
 
 @op("dist", ins=("X", "Y"), outs=("Out",))
-def dist(x, y, *, p=2.0):
+def dist(x: Array, y: Array, *, p: float = 2.0) -> Array:
     """Norm of order p of x - y, broadcast against each other."""
     x, y = aligned(x, y, -1, "dist")
     away = (x - y).reshape(-1)
@@ -158,33 +162,33 @@ def dist(x, y, *, p=2.0):
 
 
 @op("l1_norm", ins=("X",), outs=("Out",), rows="mask")
-def l1_norm(x, *, rows=None):
+def l1_norm(x: Array, *, rows: RowMask | None = None) -> Array:
     """Sum of magnitudes."""
     return magnitude(x if rows is None else rows.zero(x)).sum().reshape(1)
 
 
 @op("squared_l2_norm", ins=("X",), outs=("Out",), rows="mask")
-def squared_l2_norm(x, *, rows=None):
+def squared_l2_norm(x: Array, *, rows: RowMask | None = None) -> Array:
     """Sum of squares."""
     return jnp.square(x if rows is None else rows.zero(x)).sum().reshape(1)
 
 
 @op("norm", ins=("X",), outs=("Norm~", "Out"), rows=row_rules.by_axis("axis"))
-def norm(x, *, axis: Int, epsilon: Float = 1e-10):
+def norm(x: Array, *, axis: Int, epsilon: Float = 1e-10) -> tuple[Array, Array]:
     """x over its Euclidean norm along `axis`; epsilon is added to the sum of squares."""
     length = jnp.sqrt(jnp.square(x).sum(axis, keepdims=True) + epsilon)
     return length, x / length
 
 
 @op("clip_by_norm", ins=("X",), outs=("Out",), grad=False, sparse=True, rows="mask", row_outs=("Out",), entire=True)
-def clip_by_norm(x, *, max_norm: Float, rows=None):
+def clip_by_norm(x: Array, *, max_norm: Float, rows: RowMask | None = None) -> Array | SelectedRows:
     """x scaled down to the Euclidean norm `max_norm` where its own is larger. Of sparse rows their sums."""
     if isinstance(x, SelectedRows):
         return x.merged().map(lambda v: _clipped_to_norm(v, v, max_norm))
     return _clipped_to_norm(x, x if rows is None else rows.zero(x), max_norm)
 
 
-def _clipped_to_norm(x, measured, max_norm):
+def _clipped_to_norm(x: Array, measured: Array, max_norm: float) -> Array:
     """x, scaled by the norm of `measured`."""
     length = jnp.sqrt(jnp.square(measured).sum())
     return jnp.where(length > max_norm, x * (max_norm / jnp.maximum(length, max_norm)), x)
@@ -196,14 +200,14 @@ def _rows(x: Any) -> Any:
 
 
 @op("squared_l2_distance", ins=("X", "Y"), outs=("sub_result~", "Out"), rows="map")
-def squared_l2_distance(x, y):
+def squared_l2_distance(x: Array, y: Array) -> tuple[Array, Array]:
     """Squared Euclidean distance of each row of x from that of y, which may have one row."""
     x, y = aligned(_rows(x), _rows(y), -1, "squared_l2_distance")
     return x - y, jnp.square(x - y).sum(1, keepdims=True)
 
 
 @op("cos_sim", ins=("X", "Y"), outs=("Out", "XNorm~", "YNorm~"), rows="map")
-def cos_sim(x, y):
+def cos_sim(x: Array, y: Array) -> tuple[Array, Array, Array]:
     """Cosine of the angle between each row of x and that of y, which may have one row."""
     x, y = aligned(_rows(x), _rows(y), -1, "cos_sim")
     # Fluid's 1e-8 keeps the norm of a zero row away from zero.

@@ -8,7 +8,8 @@ from typing import Any
 
 from jfluid.ops.ragged import Ragged
 
-Attrs, Ins = Mapping[str, Any], Mapping[str, Any]
+Attrs = Mapping[str, Any]
+Ins = Mapping[str, Any]
 Rule = Callable[[Attrs, Ins], str | None]
 
 

@@ -1,31 +1,34 @@
 """Softmax over many classes without computing all of them: noise-contrastive estimation, trees, samples."""
 import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from jfluid import errors
 from jfluid.ir.types import VarType
 from jfluid.ops import static_values
-from jfluid.ops.ragged import Ragged, rows_of
+from jfluid.ops.ragged import Ragged, Value, rows_of
 from jfluid.ops.random import key_of
 from jfluid.ops.registry import Bool, Int, Ints, Longs, Strings, op
 from jfluid.ops.selected_rows import SelectedRows
 
 
-def _log_uniform(values, total: int):
+def _log_uniform(values: Array, total: int) -> Array:
     """The probabilities of classes by Zipf's law: log((k + 2) / (k + 1)) / log(total), of `total` - 1 classes."""
     values = values.astype(jnp.float32)
     return jnp.log((values + 2) / (values + 1)) / math.log(total)
 
 
-def _draw_log_uniform(key, shape, classes: int):
+def _draw_log_uniform(key: Array, shape: Sequence[int], classes: int) -> Array:
     draws = jnp.exp(jax.random.uniform(key, shape) * math.log(classes)).astype(jnp.int64) - 1
     return jnp.clip(draws, 0, classes - 1)
 
 
-def _draw_aliased(key, shape, alias, shares):
+def _draw_aliased(key: Array, shape: Sequence[int], alias: Array | None, shares: Array | None) -> Array:
     """Classes by Walker's method: one at random, or with the chance 1 - its share the alias of it."""
     if alias is None or shares is None:
         raise errors.OpError("nce: sampler 2 needs CustomDistProbs, CustomDistAlias and CustomDistAliasProbs")
@@ -39,10 +42,11 @@ def _draw_aliased(key, shape, alias, shares):
                 "CustomDistAliasProbs?"),
     outs=("Cost", "SampleLogits~", "SampleLabels~"), rng=True, rows="map",
     nograd=("Label", "SampleWeight", "CustomDistProbs", "CustomDistAlias", "CustomDistAliasProbs"))
-def nce(x, label, weight, bias, sample_weight, probabilities, alias, alias_probabilities, *, num_total_classes: Int,
+def nce(x: Array, label: Array, weight: Array, bias: Array | None, sample_weight: Array | None, probabilities: Array | None,
+        alias: Array | None, alias_probabilities: Array | None, *, num_total_classes: Int,
         num_neg_samples: Int = 10, sampler: Int = 0, seed: Int = 0, custom_neg_classes: Ints = (), is_sparse: Bool = False,
         remote_prefetch: Bool = False, trainer_id: Int = 0, epmap: Strings = (), height_sections: Longs = (),
-        table_names: Strings = (), key):
+        table_names: Strings = (), key: Array) -> tuple[Array, Array, Array]:
     """Noise-contrastive estimation: the labels told from `num_neg_samples` noise classes a row. Cost is [rows, 1].
 
     Gutmann and Hyvarinen, 2010; Mnih and Teh, 2012. The noise: 0 uniform, 1 log-uniform, 2 by CustomDistProbs.
@@ -65,7 +69,7 @@ def nce(x, label, weight, bias, sample_weight, probabilities, alias, alias_proba
                       sample_weight), samples
 
 
-def _expected(samples, probabilities, sampler: int, num_total_classes: int, dtype):
+def _expected(samples: Array, probabilities: Any, sampler: int, num_total_classes: int, dtype: Any) -> Array:
     """The probability of each sampled class under the noise."""
     if sampler == 0:
         return jnp.full(samples.shape, 1 / num_total_classes, dtype)
@@ -76,7 +80,8 @@ def _expected(samples, probabilities, sampler: int, num_total_classes: int, dtyp
     raise errors.AttributeTypeError(f"nce: sampler is 0, 1 or 2, found {sampler}")
 
 
-def _nce_cost(x, weights, biases, expected, true: int, sample_weight):
+def _nce_cost(x: Array, weights: Array, biases: Array | None, expected: Array, true: int, sample_weight: Any) -> tuple[Array,
+              Array]:
     """(cost, sigmoids of the scores) from the weights [rows, samples, width] and biases of each row's samples."""
     scores = jnp.einsum("nd,nsd->ns", x, weights)
     out = jax.nn.sigmoid(scores if biases is None else scores + biases)
@@ -85,11 +90,12 @@ def _nce_cost(x, weights, biases, expected, true: int, sample_weight):
     return cost if sample_weight is None else cost * sample_weight.reshape(-1, 1), out
 
 
-def _sparse_weight(slot: str):
+def _sparse_weight(slot: str) -> Callable[..., Any]:
     return lambda op: {slot: VarType.SELECTED_ROWS} if op.attrs.get("is_sparse") else {}
 
 
-def _gradient_of_rows(function, x, weight, bias, index, grad, is_sparse: bool, ignored=None):
+def _gradient_of_rows(function: Any, x: Array, weight: Array, bias: Any, index: Array, grad: Array, is_sparse: bool,
+                      ignored: Array | None = None) -> tuple[Value, Any, Array | None]:
     """Gradients of `function(x, weight[index], bias[index])` by x, the weight (sparse if asked) and the bias."""
     plain = rows_of(x)
     biases = None if bias is None else bias.reshape(-1)[index]
@@ -101,16 +107,18 @@ def _gradient_of_rows(function, x, weight, bias, index, grad, is_sparse: bool, i
     found = SelectedRows(rows.reshape(-1), values.reshape(-1, weight.shape[1]), weight.shape[0])
     grad_bias = None if bias is None else jnp.zeros(bias.size, bias.dtype).at[rows].add(grad_biases, mode="drop")
     return (x.like(grad_x) if isinstance(x, Ragged) else grad_x, found if is_sparse else found.dense(),
-            None if bias is None else grad_bias.reshape(bias.shape))
+            None if bias is None or grad_bias is None else grad_bias.reshape(bias.shape))
 
 
 @op("nce_grad", ins=("Input", "Label", "Weight", "Bias?", "SampleWeight?", "CustomDistProbs?", "CustomDistAlias?",
                      "CustomDistAliasProbs?", "SampleLogits?", "SampleLabels?", "Cost@GRAD"),
     outs=("Input@GRAD", "Weight@GRAD", "Bias@GRAD?"), grad=False, rows="sequence", types=_sparse_weight("Weight@GRAD"))
-def nce_grad(x, label, weight, bias, sample_weight, probabilities, alias, alias_probabilities, logits, samples, grad, *,
+def nce_grad(x: Value, label: Value, weight: Value, bias: Value | None, sample_weight: Value | None,
+             probabilities: Value | None, alias: Value | None, alias_probabilities: Value | None, logits: Value | None,
+             samples: Value | None, grad: Value, *,
              num_total_classes: Int, num_neg_samples: Int = 10, sampler: Int = 0, seed: Int = 0,
              custom_neg_classes: Ints = (), is_sparse: Bool = False, remote_prefetch: Bool = False, trainer_id: Int = 0,
-             epmap: Strings = (), height_sections: Longs = (), table_names: Strings = ()):
+             epmap: Strings = (), height_sections: Longs = (), table_names: Strings = ()) -> tuple[Value, Value, Value | None]:
     """The gradients of nce for the noise that was drawn; `SelectedRows` of the weight when is_sparse."""
     label = rows_of(label).reshape(rows_of(x).shape[0], -1).astype(jnp.int64)
     if samples is None and not custom_neg_classes:
@@ -125,7 +133,7 @@ def nce_grad(x, label, weight, bias, sample_weight, probabilities, alias, alias_
 
 
 @jax.custom_vjp
-def _held(scores):
+def _held(scores: Array) -> Array:
     """Scores between -40 and 40; as in Fluid the gradient is that of scores that are not held."""
     return jnp.clip(scores, -40, 40)
 
@@ -135,9 +143,11 @@ _held.defvjp(lambda scores: (_held(scores), None), lambda _, grad: (grad,))
 
 @op("hierarchical_sigmoid", ins=("X", "W", "Label", "PathTable?", "PathCode?", "Bias?"), outs=("Out", "PreOut~", "W_Out~"),
     nograd=("Label", "PathTable", "PathCode"), rows="map")
-def hierarchical_sigmoid(x, weight, label, path_table, path_code, bias, *, num_classes=2, is_sparse=False,
-                         remote_prefetch=False, trainer_id=0, epmap: Strings = (), height_sections: Longs = (),
-                         table_names: Strings = ()):
+def hierarchical_sigmoid(x: Array, weight: Array, label: Array, path_table: Array | None, path_code: Array | None,
+                         bias: Array | None, *, num_classes: int = 2, is_sparse: bool = False,
+                         remote_prefetch: bool = False, trainer_id: int = 0, epmap: Strings = (),
+                              height_sections: Longs = (),
+                         table_names: Strings = ()) -> tuple[Array, Array, Array | None]:
     """The loss [rows, 1] of the binary decisions on the way to each label in a tree: a complete one, or given paths.
 
     Morin and Bengio, "Hierarchical Probabilistic Neural Network Language Model", 2005.
@@ -147,7 +157,7 @@ def hierarchical_sigmoid(x, weight, label, path_table, path_code, bias, *, num_c
     return out, jax.lax.stop_gradient(pre), None
 
 
-def _path(label, path_table, path_code, num_classes: int):
+def _path(label: Array, path_table: Array | None, path_code: Array | None, num_classes: int) -> tuple[Array, Array, Array]:
     """Inner nodes (0 behind the end), decisions and whether they count, [rows, depth], on the way to each label."""
     if path_table is None:
         code = label.reshape(-1).astype(jnp.int64) + num_classes
@@ -155,12 +165,14 @@ def _path(label, path_table, path_code, num_classes: int):
         node, bit = (code[:, None] >> (bits + 1)) - 1, (code[:, None] >> bits) & 1
         on_path = node >= 0
     else:
+        if path_code is None:
+            raise errors.ProgramError("hierarchical_sigmoid: PathTable needs PathCode")
         node, bit = path_table, path_code
         on_path = jnp.cumprod(node >= 0, axis=1).astype(bool)
     return jnp.where(on_path, node, 0), bit, on_path
 
 
-def _path_loss(x, weights, biases, bit, on_path):
+def _path_loss(x: Array, weights: Array, biases: Array | None, bit: Array, on_path: Array) -> tuple[Array, Array]:
     """(loss, softplus of the scores) from the weights [rows, depth, width] and biases of the nodes on the way."""
     pre = jnp.einsum("nd,nbd->nb", x, weights)
     pre = jnp.where(on_path, _held(pre if biases is None else pre + biases), 0)
@@ -171,17 +183,20 @@ def _path_loss(x, weights, biases, bit, on_path):
 
 @op("hierarchical_sigmoid_grad", ins=("X", "W", "Label", "PathTable?", "PathCode?", "Bias?", "PreOut?", "Out@GRAD"),
     outs=("X@GRAD", "W@GRAD", "Bias@GRAD?"), grad=False, rows="sequence", types=_sparse_weight("W@GRAD"))
-def hierarchical_sigmoid_grad(x, weight, label, path_table, path_code, bias, pre, grad, *, num_classes=2, is_sparse=False,
-                              remote_prefetch=False, trainer_id=0, epmap: Strings = (), height_sections: Longs = (),
-                              table_names: Strings = ()):
+def hierarchical_sigmoid_grad(x: Value, weight: Value, label: Value, path_table: Value | None, path_code: Value | None,
+                              bias: Value | None, pre: Value | None, grad: Value, *, num_classes: int = 2,
+                              is_sparse: bool = False,
+                              remote_prefetch: bool = False, trainer_id: int = 0, epmap: Strings = (),
+                              height_sections: Longs = (),
+                              table_names: Strings = ()) -> tuple[Value, Value, Value | None]:
     """The gradients of hierarchical_sigmoid; `SelectedRows` of the weight when is_sparse."""
-    tables = (None if t is None else rows_of(t) for t in (path_table, path_code))
-    node, bit, on_path = _path(rows_of(label), *tables, num_classes)
+    table, code = (None if t is None else rows_of(t) for t in (path_table, path_code))
+    node, bit, on_path = _path(rows_of(label), table, code, num_classes)
     return _gradient_of_rows(lambda x, w, b: _path_loss(x, w, b, bit, on_path)[0], x, weight, bias, node, grad, is_sparse,
                              ~on_path)
 
 
-def _draw_different(key, labels, classes: int, number: int):
+def _draw_different(key: Array, labels: Array, classes: int, number: int) -> tuple[Array, Array]:
     """The labels and `number` different log-uniform classes in each row, and how often each class is expected.
 
     Fluid draws until it has so many different classes. Here the classes come in the order in which they would be met
@@ -200,8 +215,10 @@ def _draw_different(key, labels, classes: int, number: int):
 @op("sample_logits", ins=("Logits", "Labels", "CustomizedSamples?", "CustomizedProbabilities?"),
     outs=("Samples~", "Probabilities~", "LogitsDim~", "LabelsDim~", "SampledLogits~", "SampledLabels"), rng=True, rows="map",
     nograd=("Labels", "CustomizedSamples", "CustomizedProbabilities"))
-def sample_logits(logits, labels, samples, probabilities, *, num_samples: Int, use_customized_samples: Bool = False,
-                  uniq: Bool = True, remove_accidental_hits: Bool = True, seed: Int = 0, key):
+def sample_logits(logits: Array, labels: Array, samples: Array | None, probabilities: Array | None, *, num_samples: Int,
+                  use_customized_samples: Bool = False,
+                  uniq: Bool = True, remove_accidental_hits: Bool = True, seed: Int = 0, key: Array) -> tuple[Array, Array,
+                  Array, Array, Array, Array]:
     """The logits of the labels and of classes drawn log-uniformly, less the logarithm of their expected counts.
 
     Jean et al., "On Using Very Large Target Vocabulary", 2014. The drawn classes are the same for all rows and differ.
@@ -214,6 +231,9 @@ def sample_logits(logits, labels, samples, probabilities, *, num_samples: Int, u
             raise errors.ShapeError(f"sample_logits: {num_samples} different samples of {classes} classes cannot be drawn")
         samples, probabilities = _draw_different(key_of(key, seed), labels, classes, min(num_samples, classes))
         probabilities = probabilities.astype(logits.dtype)
+    elif samples is None or probabilities is None:
+        raise errors.ProgramError("sample_logits: use_customized_samples needs the inputs CustomizedSamples and "
+                                  "CustomizedProbabilities")
     picked = jnp.take_along_axis(logits, samples, axis=1)
     if remove_accidental_hits:
         hit = (samples[:, None, true:] == labels[:, :, None]).any(1)
@@ -221,4 +241,4 @@ def sample_logits(logits, labels, samples, probabilities, *, num_samples: Int, u
     sampled = picked - jnp.log(jnp.clip(probabilities, 1e-20, None)).astype(picked.dtype)
     positions = jnp.broadcast_to(jnp.arange(true, dtype=jnp.int64), labels.shape)
     dims = [jnp.asarray(np.array(v.shape), jnp.int64) for v in (logits, labels)]
-    return samples, jax.lax.stop_gradient(probabilities), *dims, sampled, positions
+    return samples, jax.lax.stop_gradient(probabilities), dims[0], dims[1], sampled, positions

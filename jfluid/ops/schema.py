@@ -52,7 +52,7 @@ def normalise(value: Any, kind: str) -> Any:
 class RegistrySchema:
     """The registry seen through the IR's hook (`jfluid.ir.schema.Schema`)."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._inferred: dict[Any, Any] = {}
 
     def check(self, op: Operator) -> None:

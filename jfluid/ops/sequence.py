@@ -1,17 +1,21 @@
 """Operators within sequences: each sequence is pooled, normalised, convolved or searched by itself."""
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from jfluid import errors
 from jfluid.ir.types import np_dtype
 from jfluid.ops import static_values
-from jfluid.ops.ragged import Level, Ragged, column, grouped, moved, need, offsets_of, positions, rows_of, totals
+from jfluid.ops.ragged import Level, Ragged, Value, column, grouped, moved, need, offsets_of, positions, rows_of, totals
 from jfluid.ops.registry import Bool, Int, Ints, op
 
 
 @op("sequence_pool", ins=("X",), outs=("Out", "MaxIndex~"), rows="sequence")
-def sequence_pool(x, *, pooltype="AVERAGE", pad_value=0.0, is_test=False):
+def sequence_pool(x: Value, *, pooltype: str = "AVERAGE", pad_value: float = 0.0, is_test: bool = False) -> tuple[Value,
+                  Value | None]:
     """One row for each sequence: the sum, mean, sum / sqrt(length), maximum, first or last row."""
     x = need(x, "sequence_pool", "X")
     level, index = x.last, None
@@ -36,7 +40,7 @@ def sequence_pool(x, *, pooltype="AVERAGE", pad_value=0.0, is_test=False):
     return grouped(x, out), None if index is None else grouped(x, index)
 
 
-def _maximum(x: Ragged):
+def _maximum(x: Ragged) -> tuple[Array, Array]:
     """The largest of each column, and its row; of several equal ones the first, which gets the gradient."""
     level, values = x.last, jax.lax.stop_gradient(x.values)
     _, position, _ = positions(level, x.capacity)
@@ -55,7 +59,7 @@ def _maximum(x: Ragged):
 
 
 @jax.custom_vjp
-def _first_maximum(dense):
+def _first_maximum(dense: Array) -> tuple[Array, Array]:
     """The maximum over the second dimension and where it is first. Two plain reductions: XLA:CPU is slow at argmax."""
     best = jnp.max(dense, axis=1)
     times = jnp.arange(dense.shape[1], dtype=jnp.int32).reshape(1, -1, *[1] * (dense.ndim - 2))
@@ -63,12 +67,12 @@ def _first_maximum(dense):
     return best, first
 
 
-def _first_maximum_forward(dense):
+def _first_maximum_forward(dense: Array) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     best, first = _first_maximum(dense)
     return (best, first), (first, jnp.zeros((0, dense.shape[1]), jnp.int8))
 
 
-def _first_maximum_backward(kept, grads):
+def _first_maximum_backward(kept: tuple[Any, ...], grads: tuple[Any, ...]) -> tuple[Array]:
     first, like = kept
     times = jnp.arange(like.shape[1], dtype=jnp.int32).reshape(1, -1, *[1] * (first.ndim - 1))
     return (jnp.where(times == first[:, None], grads[0][:, None], 0),)
@@ -77,12 +81,12 @@ def _first_maximum_backward(kept, grads):
 _first_maximum.defvjp(_first_maximum_forward, _first_maximum_backward)
 
 
-def _lowest(dtype):
+def _lowest(dtype: Any) -> float:
     return -jnp.inf if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype).min
 
 
 @op("sequence_softmax", ins=("X",), outs=("Out",), rows="sequence")
-def sequence_softmax(x, *, data_format="AnyLayout"):
+def sequence_softmax(x: Value, *, data_format: str = "AnyLayout") -> Value:
     """softmax over the rows of each sequence, which hold one number each."""
     x = need(x, "sequence_softmax", "X")
     if x.ndim > 1 and any(d != 1 and not static_values.placeholder() for d in x.shape[1:]):
@@ -94,7 +98,7 @@ def sequence_softmax(x, *, data_format="AnyLayout"):
     return x.unpad(powers / jnp.maximum(powers.sum(axis=1, keepdims=True), jnp.finfo(x.dtype).tiny))
 
 
-def shifted(x: Ragged, by: int):
+def shifted(x: Ragged, by: int) -> Array:
     """Row j is row j + by of x where that is in the same sequence, else zeros."""
     _, position, _ = positions(x.last, x.capacity)
     capacity = x.capacity
@@ -108,15 +112,16 @@ def shifted(x: Ragged, by: int):
     return jnp.where(column(inside, x.ndim), rolled, 0)
 
 
-def spread_lengths(x: Ragged):
+def spread_lengths(x: Ragged) -> Array:
     """int32 [capacity]: the length of each row's sequence."""
     sequence, _, _ = positions(x.last, x.capacity)
     return x.last.lengths[sequence]
 
 
 @op("sequence_conv", ins=("X", "PaddingData?", "Filter"), outs=("Out",), rows="sequence")
-def sequence_conv(x, padding, weight, *, contextLength: Int, contextStart: Int = 0, contextStride: Int = 1,
-                  paddingTrainable: Bool = False):
+def sequence_conv(x: Value, padding: Value | None, weight: Value, *, contextLength: Int, contextStart: Int = 0,
+                  contextStride: Int = 1,
+                  paddingTrainable: Bool = False) -> Value:
     """Each row with its neighbours in the sequence, laid side by side, times the filter."""
     x = need(x, "sequence_conv", "X")
     if paddingTrainable or padding is not None:
@@ -131,13 +136,13 @@ def sequence_conv(x, padding, weight, *, contextLength: Int, contextStart: Int =
     return _real(x, context @ weight)
 
 
-def _real(x: Ragged, values):
+def _real(x: Ragged, values: Array) -> Ragged:
     """Rows of x with other values; padding rows become copies of the first."""
     return x.like(values).refilled()
 
 
 @op("row_conv", ins=("X", "Filter"), outs=("Out",), rows="sequence")
-def row_conv(x, weight):
+def row_conv(x: Value, weight: Value) -> Value:
     """Row t is the sum of the rows t, t + 1, ... of its sequence times the rows of the filter."""
     if not isinstance(x, Ragged) and x.ndim == 3:
         padded = jnp.pad(x, ((0, 0), (0, weight.shape[0] - 1), (0, 0)))
@@ -147,7 +152,7 @@ def row_conv(x, weight):
 
 
 @op("sequence_enumerate", ins=("X",), outs=("Out",), grad=False, rows="sequence")
-def sequence_enumerate(x, *, win_size: Int, pad_value: Int = 0):
+def sequence_enumerate(x: Value, *, win_size: Int, pad_value: Int = 0) -> Value:
     """For each id the `win_size` ids that start there, `pad_value` behind the end."""
     x = need(x, "sequence_enumerate", "X")
     ids = x.like(x.values.reshape(x.capacity, 1))
@@ -158,7 +163,7 @@ def sequence_enumerate(x, *, win_size: Int, pad_value: Int = 0):
 
 
 @op("sequence_scatter", ins=("X", "Ids", "Updates"), outs=("Out",), nograd=("Ids",), rows="sequence")
-def sequence_scatter(x, ids, updates):
+def sequence_scatter(x: Value, ids: Value, updates: Value) -> Value:
     """Row i of x with the updates of sequence i added at its ids."""
     ids, updates = need(ids, "sequence_scatter", "Ids"), need(updates, "sequence_scatter", "Updates")
     if ids.last.number != x.shape[0] and not static_values.placeholder():
@@ -170,7 +175,7 @@ def sequence_scatter(x, ids, updates):
 
 @op("sequence_mask", ins=("X", "MaxLenTensor?"), outs=("Y",), grad=False, rows="map",
     host_when=lambda op: op.attr("maxlen") < 0 and not op.input("MaxLenTensor"))
-def sequence_mask(x, longest, *, maxlen: Int = -1, out_dtype: Int = 3):
+def sequence_mask(x: Array, longest: Array | None, *, maxlen: Int = -1, out_dtype: Int = 3) -> Array:
     """[..., maxlen]: 1 for the first x of each row, 0 behind. Without maxlen it is the largest x."""
     if longest is not None:
         maxlen = static_values.ints(longest, "sequence_mask's maxlen")[0]
@@ -180,7 +185,7 @@ def sequence_mask(x, longest, *, maxlen: Int = -1, out_dtype: Int = 3):
 
 
 @op("add_position_encoding", ins=("X",), outs=("Out",), rows="sequence")
-def add_position_encoding(x, *, alpha=1.0, beta=1.0):
+def add_position_encoding(x: Value, *, alpha: float = 1.0, beta: float = 1.0) -> Value:
     """alpha x + beta (sines and cosines of the position), for x [batch, time, width] or ragged [rows, width].
 
     Vaswani et al., "Attention Is All You Need", 2017, section 3.5, the sines in the first half of the width.
@@ -198,7 +203,8 @@ def add_position_encoding(x, *, alpha=1.0, beta=1.0):
 
 
 @op("sequence_topk_avg_pooling", ins=("X", "ROW", "COLUMN"), outs=("Out", "pos~"), nograd=("ROW", "COLUMN"), rows="sequence")
-def sequence_topk_avg_pooling(x, row, column_, *, topks: Ints, channel_num: Int):
+def sequence_topk_avg_pooling(x: Value, row: Value, column_: Value, *, topks: Ints, channel_num: Int) -> tuple[Value,
+                              Value | None]:
     """For each row of the matrix of each sequence and channel: sums of the k largest entries over k, for all k of topks.
 
     A sequence of X holds [channel, row, column] in one column; ROW and COLUMN tell the sizes.
@@ -219,8 +225,8 @@ def sequence_topk_avg_pooling(x, row, column_, *, topks: Ints, channel_num: Int)
 
 
 @op("im2sequence", ins=("X", "Y?"), outs=("Out",), nograd=("Y",), rows="sequence")
-def im2sequence(x, sizes, *, kernels: Ints, strides: Ints = (1, 1), paddings: Ints = (0, 0, 0, 0),
-                out_stride: Ints = (1, 1)):
+def im2sequence(x: Value, sizes: Value | None, *, kernels: Ints, strides: Ints = (1, 1), paddings: Ints = (0, 0, 0, 0),
+                out_stride: Ints = (1, 1)) -> Value:
     """The patches of each image as a sequence of rows [channels * height * width of the kernel]."""
     top, left, bottom, right = paddings
     patches = jax.lax.conv_general_dilated_patches(x, kernels, strides, ((top, bottom), (left, right)))
@@ -231,7 +237,8 @@ def im2sequence(x, sizes, *, kernels: Ints, strides: Ints = (1, 1), paddings: In
     return _real_patches(rows, sizes, (height, across), kernels, strides, paddings, out_stride)
 
 
-def _real_patches(rows, sizes, full, kernels, strides, paddings, out_stride):
+def _real_patches(rows: Array, sizes: Array, full: tuple[int, int], kernels: tuple[int, ...], strides: tuple[int, ...],
+                  paddings: tuple[int, ...], out_stride: tuple[int, ...]) -> Ragged:
     """Of the patches [number * height * width, ...] those that lie in the real image of each, whose size is given."""
     real = jnp.ceil(sizes / jnp.asarray(out_stride, sizes.dtype)).astype(jnp.int32)
     room = jnp.asarray([paddings[0] + paddings[2], paddings[1] + paddings[3]], jnp.int32) - jnp.asarray(kernels, jnp.int32)

@@ -1,12 +1,16 @@
 """Operators that change which rows belong to which sequence."""
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from jfluid import errors
 from jfluid.ops import static_values
 from jfluid.ops.ragged import (
     Level,
     Ragged,
+    Value,
     moved,
     need,
     offsets_of,
@@ -21,7 +25,7 @@ from jfluid.ops.registry import Int, Ints, op
 
 
 @op("sequence_expand", ins=("X", "Y"), outs=("Out",), nograd=("Y",), rows="sequence")
-def sequence_expand(x, y, *, ref_level=-1):
+def sequence_expand(x: Value, y: Value, *, ref_level: int = -1) -> Value:
     """Row (or sequence) i of x as often as sequence i of a level of y has entries."""
     y = need(y, "sequence_expand", "Y")
     if not -1 <= ref_level < len(y.levels):
@@ -57,7 +61,7 @@ def _repeated(x: Ragged, times: Level, copies: int) -> Ragged:
 
 
 @op("sequence_expand_as", ins=("X", "Y"), outs=("Out",), nograd=("Y",), rows="sequence")
-def sequence_expand_as(x, y):
+def sequence_expand_as(x: Value, y: Value) -> Value:
     """Row i of x as often as sequence i of y has rows, with the LoD of y."""
     y = need(y, "sequence_expand_as", "Y")
     values = rows_of(x)
@@ -66,7 +70,7 @@ def sequence_expand_as(x, y):
 
 
 @op("sequence_concat", ins=("X*",), outs=("Out",), rows="sequence")
-def sequence_concat(xs):
+def sequence_concat(xs: list[Value]) -> Value:
     """Sequence i of the first, then of the second ... as one sequence."""
     xs = [need(x, "sequence_concat", "X") for x in xs]
     numbers = {x.last.number for x in xs}
@@ -75,7 +79,8 @@ def sequence_concat(xs):
     level = Level(sum(x.last.offsets for x in xs), sum(x.last.longest for x in xs), count=xs[0].last.count)
     capacity = sum(x.capacity for x in xs)
     sequence, position, _ = positions(level, capacity)
-    source, before, base, back, real = jnp.zeros(capacity, jnp.int32), 0, 0, [], []
+    source, base, back, real = jnp.zeros(capacity, jnp.int32), 0, [], []
+    before: Any = 0  # of each sequence, the rows that it has from the inputs so far
     for x in xs:
         lengths = x.last.lengths
         start = before[sequence] if base else 0
@@ -91,7 +96,7 @@ def sequence_concat(xs):
 
 
 @op("sequence_reverse", ins=("X",), outs=("Y",), rows="sequence")
-def sequence_reverse(x):
+def sequence_reverse(x: Value) -> Value:
     """The rows of each sequence in reverse order."""
     x = need(x, "sequence_reverse", "X")
     if len(x.levels) != 1:
@@ -103,7 +108,7 @@ def sequence_reverse(x):
 
 
 @op("sequence_slice", ins=("X", "Offset", "Length"), outs=("Out",), nograd=("Offset", "Length"), rows="sequence")
-def sequence_slice(x, offset, length):
+def sequence_slice(x: Value, offset: Value, length: Value) -> Value:
     """`Length` rows of each sequence, from `Offset` on. What reaches over a sequence's end is cut off."""
     x = need(x, "sequence_slice", "X")
     offset, length = (rows_of(v).reshape(-1).astype(jnp.int32) for v in (offset, length))
@@ -119,7 +124,7 @@ def sequence_slice(x, offset, length):
 
 
 @op("sequence_pad", ins=("X", "PadValue"), outs=("Out", "Length"), nograd=("PadValue",), rows="sequence")
-def sequence_pad(x, pad_value, *, padded_length=-1):
+def sequence_pad(x: Value, pad_value: Value, *, padded_length: int = -1) -> tuple[Value, Value]:
     """[number, padded_length, ...] with PadValue behind each sequence, and the lengths. -1 is the longest sequence's."""
     x = need(x, "sequence_pad", "X")
     level = x.last
@@ -140,7 +145,7 @@ def sequence_pad(x, pad_value, *, padded_length=-1):
 
 
 @op("sequence_unpad", ins=("X", "Length"), outs=("Out",), nograd=("Length",), rows="sequence")
-def sequence_unpad(x, length):
+def sequence_unpad(x: Value, length: Value) -> Value:
     """The first `Length` steps of each row of x [number, steps, ...], as sequences."""
     number, steps = x.shape[:2]
     lengths = jnp.clip(rows_of(length).reshape(-1), 0, steps).astype(jnp.int32)
@@ -150,7 +155,7 @@ def sequence_unpad(x, length):
 
 
 @op("sequence_reshape", ins=("X",), outs=("Out",), rows="sequence")
-def sequence_reshape(x, *, new_dim: Int):
+def sequence_reshape(x: Value, *, new_dim: Int) -> Value:
     """Rows of another width: a sequence keeps its numbers, and gets more or fewer rows."""
     x = need(x, "sequence_reshape", "X")
     width = x.shape[1]
@@ -165,7 +170,7 @@ def sequence_reshape(x, *, new_dim: Int):
 
 
 @op("sequence_erase", ins=("X",), outs=("Out",), grad=False, rows="sequence")
-def sequence_erase(x, *, tokens: Ints):
+def sequence_erase(x: Value, *, tokens: Ints) -> Value:
     """The sequences without the ids `tokens`."""
     x = need(x, "sequence_erase", "X")
     _, _, real = positions(x.last, x.capacity)
@@ -177,7 +182,7 @@ def sequence_erase(x, *, tokens: Ints):
 
 
 @op("lod_reset", ins=("X", "Y?"), outs=("Out",), nograd=("Y",), rows="sequence")
-def lod_reset(x, y, *, target_lod: Ints = (), append=False):
+def lod_reset(x: Value, y: Value | None, *, target_lod: Ints = (), append: bool = False) -> Value:
     """x with another LoD: that of Y, the offsets that Y holds, or those of `target_lod`; `append` adds them as a level."""
     values, exact = rows_of(x), not isinstance(x, Ragged) or x.exact
     levels = x.levels if isinstance(x, Ragged) and append else ()
@@ -203,7 +208,7 @@ def lod_reset(x, y, *, target_lod: Ints = (), append=False):
     return Ragged(values, (*levels, level), exact=exact)
 
 
-def number_like(x, input_dim_idx: int) -> tuple[int, Ragged | None]:
+def number_like(x: Array, input_dim_idx: int) -> tuple[int, Ragged | None]:
     """What `*_batch_size_like` takes for the batch: the sequences of x, or its dimension; and whose rows they are."""
     if not isinstance(x, Ragged) or input_dim_idx != 0:
         return x.shape[input_dim_idx], None

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from jfluid import errors
 from jfluid.ops import row_rules, static_values
@@ -22,7 +23,7 @@ def is_unknown(size: int) -> bool:
     return p is not None and size > 0 and size % p == 0
 
 
-def given_ints(listed: Sequence[Any] | None, tensor: Any, attr: Sequence[int], what: str) -> tuple[int, ...]:
+def given_ints(listed: Sequence[Any] | Array | None, tensor: Any, attr: Sequence[int], what: str) -> tuple[int, ...]:
     """Integers given as a list of tensors, as one tensor, or as an attribute: the first of these that is there.
 
     While shapes are inferred, a positive number in the attribute tells what the tensors will hold.
@@ -35,7 +36,7 @@ def given_ints(listed: Sequence[Any] | None, tensor: Any, attr: Sequence[int], w
     return numbers
 
 
-def shaped(x, shape: Sequence[int]):
+def shaped(x: Array, shape: Sequence[int]) -> Array:
     """`x` with the given shape. While shapes are inferred an unknown size fits every other."""
     if prod(x.shape) != prod(shape) and any(map(is_unknown, (*x.shape, *shape))):
         return jnp.zeros(shape, x.dtype)
@@ -58,11 +59,11 @@ def unified(shapes: Sequence[tuple[int, ...]], what: str, apart_from: int | None
     return tuple(sizes)
 
 
-def _x_shape(x):
+def _x_shape(x: Array) -> Array:
     return jnp.zeros((0, *x.shape), x.dtype)
 
 
-def _reshape(x, shape_tensor, shape_tensors, target):
+def _reshape(x: Array, shape_tensor: Array | None, shape_tensors: list[Array] | None, target: tuple[int, ...]) -> Array:
     dims = list(given_ints(shape_tensors, shape_tensor, target, "the shape of reshape"))
     if dims.count(-1) > 1 or any(d < -1 for d in dims) or any(d == 0 and i >= x.ndim for i, d in enumerate(dims)):
         raise errors.ShapeError("reshape: the shape may hold one -1, and 0 where the input has a dimension to copy; "
@@ -72,7 +73,7 @@ def _reshape(x, shape_tensor, shape_tensors, target):
     if -1 in dims:
         rest = prod(d for d in dims if d != -1)
         size, left = divmod(prod(x.shape), rest) if rest else (0, 0)
-        dims[dims.index(-1)] = static_values.placeholder() if left and unknown else size
+        dims[dims.index(-1)] = (static_values.placeholder() or size) if left and unknown else size
     if prod(dims) != prod(x.shape) and not unknown:
         raise errors.ShapeError(f"reshape: the {prod(x.shape)} elements of shape {x.shape} do not fit shape {dims}")
     return shaped(x, dims)
@@ -80,37 +81,38 @@ def _reshape(x, shape_tensor, shape_tensors, target):
 
 @op("reshape", ins=("X", "Shape?", "ShapeTensor*?"), outs=("Out",), nograd=("Shape", "ShapeTensor"), fold=True,
     rows=row_rules.reshape)
-def reshape(x, shape_tensor, shape_tensors, *, shape: Ints = ()):
+def reshape(x: Array, shape_tensor: Array | None, shape_tensors: list[Array] | None, *, shape: Ints = ()) -> Array:
     """x with another shape: 0 copies a dimension, -1 is worked out."""
     return _reshape(x, shape_tensor, shape_tensors, shape)
 
 
 @op("reshape2", ins=("X", "Shape?", "ShapeTensor*?"), outs=("Out", "XShape~"), nograd=("Shape", "ShapeTensor"),
     fold=True, rows=row_rules.reshape)
-def reshape2(x, shape_tensor, shape_tensors, *, shape: Ints = ()):
+def reshape2(x: Array, shape_tensor: Array | None, shape_tensors: list[Array] | None, *, shape: Ints = ()) -> tuple[Array,
+             Array]:
     """reshape, which also keeps the shape of x."""
     return _reshape(x, shape_tensor, shape_tensors, shape), _x_shape(x)
 
 
-def _transpose(x, axis):
+def _transpose(x: Array, axis: tuple[int, ...]) -> Array:
     if sorted(a % max(x.ndim, 1) for a in axis) != list(range(x.ndim)):
         raise errors.ShapeError(f"transpose: expected axis to permute the {x.ndim} dimensions, found {tuple(axis)}")
     return numpy_of(x).transpose(x, axis)
 
 
 @op("transpose", ins=("X",), outs=("Out",), fold=True, rows=row_rules.transpose)
-def transpose(x, *, axis: Ints, data_format="AnyLayout"):
+def transpose(x: Array, *, axis: Ints, data_format: str = "AnyLayout") -> Array:
     """x with its dimensions in the order axis."""
     return _transpose(x, axis)
 
 
 @op("transpose2", ins=("X",), outs=("Out", "XShape~"), fold=True, rows=row_rules.transpose)
-def transpose2(x, *, axis: Ints, data_format="AnyLayout"):
+def transpose2(x: Array, *, axis: Ints, data_format: str = "AnyLayout") -> tuple[Array, Array]:
     """transpose, which also keeps the shape of x."""
     return _transpose(x, axis), _x_shape(x)
 
 
-def _squeeze(x, axes):
+def _squeeze(x: Array, axes: Sequence[int]) -> Array:
     gone = {a % x.ndim for a in axes} if axes else {a for a, d in enumerate(x.shape) if d == 1}
     wrong = [a for a in gone if x.shape[a] != 1 and not is_unknown(x.shape[a])]
     if wrong:
@@ -119,18 +121,18 @@ def _squeeze(x, axes):
 
 
 @op("squeeze", ins=("X",), outs=("Out",), fold=True, rows=row_rules.other_axes("axes"))
-def squeeze(x, *, axes: Ints = ()):
+def squeeze(x: Array, *, axes: Ints = ()) -> Array:
     """x without the dimensions axes, all of size 1; without every such dimension when axes is empty."""
     return _squeeze(x, axes)
 
 
 @op("squeeze2", ins=("X",), outs=("Out", "XShape~"), fold=True, rows=row_rules.other_axes("axes"))
-def squeeze2(x, *, axes: Ints = ()):
+def squeeze2(x: Array, *, axes: Ints = ()) -> tuple[Array, Array]:
     """squeeze, which also keeps the shape of x."""
     return _squeeze(x, axes), _x_shape(x)
 
 
-def _unsqueeze(x, axes_tensor, axes_tensors, axes):
+def _unsqueeze(x: Array, axes_tensor: Array | None, axes_tensors: list[Array] | None, axes: Sequence[int]) -> Array:
     unknown = static_values.placeholder() is not None and (axes_tensors or axes_tensor is not None)
     axes = given_ints(axes_tensors, axes_tensor, axes, "the axes of unsqueeze")
     if unknown:
@@ -145,37 +147,38 @@ def _unsqueeze(x, axes_tensor, axes_tensors, axes):
 
 @op("unsqueeze", ins=("X", "AxesTensor?", "AxesTensorList*?"), outs=("Out",),
     nograd=("AxesTensor", "AxesTensorList"), fold=True, rows=row_rules.new_axes)
-def unsqueeze(x, axes_tensor, axes_tensors, *, axes: Ints = ()):
+def unsqueeze(x: Array, axes_tensor: Array | None, axes_tensors: list[Array] | None, *, axes: Ints = ()) -> Array:
     """x with dimensions of size 1 inserted at axes, one after another."""
     return _unsqueeze(x, axes_tensor, axes_tensors, axes)
 
 
 @op("unsqueeze2", ins=("X", "AxesTensor?", "AxesTensorList*?"), outs=("Out", "XShape~"),
     nograd=("AxesTensor", "AxesTensorList"), fold=True, rows=row_rules.new_axes)
-def unsqueeze2(x, axes_tensor, axes_tensors, *, axes: Ints = ()):
+def unsqueeze2(x: Array, axes_tensor: Array | None, axes_tensors: list[Array] | None, *, axes: Ints = ()) -> tuple[Array,
+               Array]:
     """unsqueeze, which also keeps the shape of x."""
     return _unsqueeze(x, axes_tensor, axes_tensors, axes), _x_shape(x)
 
 
-def _flatten(x, axis):
+def _flatten(x: Array, axis: int) -> Array:
     if not 0 <= axis <= x.ndim:
         raise errors.ShapeError(f"flatten: expected an axis from 0 to {x.ndim}, found {axis}")
     return x.reshape(prod(x.shape[:axis]), prod(x.shape[axis:]))
 
 
 @op("flatten", ins=("X",), outs=("Out",), rows=row_rules.flatten)
-def flatten(x, *, axis=1):
+def flatten(x: Array, *, axis: int = 1) -> Array:
     """x as a matrix: the dimensions before axis are rows."""
     return _flatten(x, axis)
 
 
 @op("flatten2", ins=("X",), outs=("Out", "XShape~"), rows=row_rules.flatten)
-def flatten2(x, *, axis=1):
+def flatten2(x: Array, *, axis: int = 1) -> tuple[Array, Array]:
     """flatten, which also keeps the shape of x."""
     return _flatten(x, axis), _x_shape(x)
 
 
-def _known_axis(axis_tensor, axis):
+def _known_axis(axis_tensor: Array | None, axis: int) -> int | None:
     """The axis as a number; None while shapes are inferred and a tensor gives it."""
     if axis_tensor is None:
         return axis
@@ -185,12 +188,12 @@ def _known_axis(axis_tensor, axis):
 
 
 @op("concat", ins=("X*", "AxisTensor?"), outs=("Out",), nograd=("AxisTensor",), fold=True, rows=row_rules.by_axis("axis", 0))
-def concat(xs, axis_tensor, *, axis=0):
+def concat(xs: list[Array], axis_tensor: Array | None, *, axis: int = 0) -> Array:
     """The arrays joined along axis."""
-    axis = _known_axis(axis_tensor, axis)
-    if axis is None:
+    known = _known_axis(axis_tensor, axis)
+    if known is None:
         return jnp.zeros((static_values.placeholder(),) * xs[0].ndim, xs[0].dtype)
-    axis %= max(xs[0].ndim, 1)
+    axis = known % max(xs[0].ndim, 1)
     common = unified([x.shape for x in xs], "concat", apart_from=axis)
     xs = [shaped(x, (*common[:axis], x.shape[axis], *common[axis + 1:])) for x in xs]
     return numpy_of(*xs).concatenate(xs, axis)
@@ -198,11 +201,13 @@ def concat(xs, axis_tensor, *, axis=0):
 
 @op("split", ins=("X", "AxisTensor?", "SectionsTensorList*?"), outs=("Out*",),
     nograd=("AxisTensor", "SectionsTensorList"), fold=True, rows=row_rules.by_axis("axis", 0))
-def split(x, axis_tensor, section_tensors, *, axis=0, num=0, sections: Ints = ()):
+def split(x: Array, axis_tensor: Array | None, section_tensors: list[Array] | None, *, axis: int = 0, num: int = 0,
+          sections: Ints = ()) -> list[Array]:
     """x cut along axis into num equal parts or into sections, one of which may be -1 (the rest)."""
-    axis = _known_axis(axis_tensor, axis)
-    if axis is None:
+    known = _known_axis(axis_tensor, axis)
+    if known is None:
         return [jnp.zeros((static_values.placeholder(),) * x.ndim, x.dtype)] * (num or len(sections))
+    axis = known
     sizes = list(given_ints(section_tensors, None, sections, "the sections of split"))
     total = x.shape[axis]
     if num:
@@ -219,20 +224,20 @@ def split(x, axis_tensor, section_tensors, *, axis=0, num=0, sections: Ints = ()
 
 
 @op("stack", ins=("X*",), outs=("Y",), fold=True, rows=row_rules.stack)
-def stack(xs, *, axis=0):
+def stack(xs: list[Array], *, axis: int = 0) -> Array:
     """The arrays, all of one shape, joined along a new dimension."""
     common = unified([x.shape for x in xs], "stack")
     return numpy_of(*xs).stack([shaped(x, common) for x in xs], axis)
 
 
-def _unstack(x, axis):
+def _unstack(x: Array, axis: int) -> list[Any]:
     if is_unknown(x.shape[axis]):  # as many slices as anyone names
         return [jnp.zeros(np.delete(x.shape, axis), x.dtype)] * x.shape[axis]
     return [v.squeeze(axis) for v in numpy_of(x).split(x, x.shape[axis], axis)]
 
 
 @op("unstack", ins=("X",), outs=("Y*",), fold=True, rows=row_rules.by_axis("axis", 0))
-def unstack(x, *, axis=0, num: Int):
+def unstack(x: Array, *, axis: int = 0, num: Int) -> list[Array]:
     """The num slices of x along axis, without that dimension."""
     if x.shape[axis] != num and not is_unknown(x.shape[axis]):
         raise errors.ShapeError(f"unstack: dimension {axis} of shape {x.shape} is not of size num = {num}")
@@ -240,14 +245,14 @@ def unstack(x, *, axis=0, num: Int):
 
 
 @op("unbind", ins=("X",), outs=("Out*",), fold=True, rows=row_rules.by_axis("axis", 0))
-def unbind(x, *, axis=0):
+def unbind(x: Array, *, axis: int = 0) -> list[Array]:
     """The slices of x along axis, without that dimension."""
     return _unstack(x, axis)
 
 
 @op("expand", ins=("X", "ExpandTimes?", "expand_times_tensor*?"), outs=("Out",),
     nograd=("ExpandTimes", "expand_times_tensor"), rows=row_rules.expand)
-def expand(x, times_tensor, times_tensors, *, expand_times: Ints = ()):
+def expand(x: Array, times_tensor: Array | None, times_tensors: list[Array] | None, *, expand_times: Ints = ()) -> Array:
     """x repeated expand_times[i] times along dimension i."""
     times = given_ints(times_tensors, times_tensor, expand_times, "the times of expand")
     if len(times) != x.ndim or min(times, default=1) < 1:
@@ -256,7 +261,7 @@ def expand(x, times_tensor, times_tensors, *, expand_times: Ints = ()):
 
 
 @op("expand_as", ins=("X", "target_tensor"), outs=("Out",), nograd=("target_tensor",))
-def expand_as(x, target):
+def expand_as(x: Array, target: Array) -> Array:
     """x repeated until it has the shape of target."""
     if any(map(is_unknown, (*x.shape, *target.shape))):
         return jnp.zeros(target.shape, x.dtype)
@@ -266,43 +271,43 @@ def expand_as(x, target):
 
 
 @op("reverse", ins=("X",), outs=("Out",), rows=row_rules.other_axes("axis"))
-def reverse(x, *, axis: Ints):
+def reverse(x: Array, *, axis: Ints) -> Array:
     """x backwards along each of axis."""
     return jnp.flip(x, axis)
 
 
 @op("flip", ins=("X",), outs=("Out",), rows=row_rules.other_axes("dims"))
-def flip(x, *, dims: Ints):
+def flip(x: Array, *, dims: Ints) -> Array:
     """x backwards along each of dims."""
     return jnp.flip(x, dims)
 
 
 @op("roll", ins=("X",), outs=("Out",), rows=row_rules.other_axes("dims"))
-def roll(x, *, shifts: Longs = (), dims: Longs = ()):
+def roll(x: Array, *, shifts: Longs = (), dims: Longs = ()) -> Array:
     """x rotated by shifts along dims; as one long row when dims is empty."""
     return jnp.roll(x, shifts, dims) if dims else jnp.roll(x, shifts[0])
 
 
 @op("meshgrid", ins=("X*",), outs=("Out*",))
-def meshgrid(xs):
+def meshgrid(xs: list[Array]) -> list[Array]:
     """For each vector an array with one dimension per vector, constant along all but its own."""
     return list(jnp.meshgrid(*xs, indexing="ij"))
 
 
 @op("shape", ins=("Input",), outs=("Out",), grad=False, fold=True)
-def shape(x):
+def shape(x: Array) -> np.ndarray:
     """The shape of x as int32."""
     return np.array(x.shape, np.int32)
 
 
 @op("size", ins=("Input",), outs=("Out",), grad=False, fold=True)
-def size(x):
+def size(x: Array) -> np.ndarray:
     """The number of elements of x as int64."""
     return np.array([prod(x.shape)], np.int64)
 
 
 @op("pixel_shuffle", ins=("X",), outs=("Out",), rows="map")
-def pixel_shuffle(x, *, upscale_factor=1):
+def pixel_shuffle(x: Array, *, upscale_factor: int = 1) -> Array:
     """Channels of an image batch [N, C*r*r, H, W] moved into space: [N, C, H*r, W*r]."""
     n, c, h, w = x.shape
     r = upscale_factor
@@ -310,14 +315,14 @@ def pixel_shuffle(x, *, upscale_factor=1):
 
 
 @op("shuffle_channel", ins=("X",), outs=("Out",), rows="map")
-def shuffle_channel(x, *, group=1):
+def shuffle_channel(x: Array, *, group: int = 1) -> Array:
     """The channels of [N, C, H, W], in group groups, interleaved."""
     n, c, h, w = x.shape
     return x.reshape(n, group, c // group, h, w).swapaxes(1, 2).reshape(x.shape)
 
 
 @op("temporal_shift", ins=("X",), outs=("Out",))
-def temporal_shift(x, *, seg_num: Int, shift_ratio=0.25):
+def temporal_shift(x: Array, *, seg_num: Int, shift_ratio: float = 0.25) -> Array:
     """Of [N*T, C, H, W] the first share of channels read from the step before, the next share from the step after."""
     v = x.reshape(-1, seg_num, *x.shape[1:])
     first, second = int(x.shape[1] * shift_ratio), int(x.shape[1] * 2 * shift_ratio)

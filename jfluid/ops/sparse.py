@@ -1,15 +1,17 @@
 """Operators on sparse rows."""
+from jax import Array
+
 from jfluid.ops.registry import op
 from jfluid.ops.selected_rows import SelectedRows
 
 
 @op("merge_selected_rows", ins=("X",), outs=("Out",), grad=False, sparse=True)
-def merge_selected_rows(x):
+def merge_selected_rows(x: Array) -> SelectedRows | Array:
     """The rows of x, each once, with the sum of its values."""
     return x.merged() if isinstance(x, SelectedRows) else x
 
 
 @op("get_tensor_from_selected_rows", ins=("X",), outs=("Out",), grad=False, sparse=True)
-def get_tensor_from_selected_rows(x):
+def get_tensor_from_selected_rows(x: Array) -> Array:
     """The values of the rows as a tensor [n, ...]."""
     return x.settled().tensor() if isinstance(x, SelectedRows) else x

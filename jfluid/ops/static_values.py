@@ -8,6 +8,7 @@ import contextlib
 import contextvars
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
@@ -58,7 +59,7 @@ def is_static(value: object) -> bool:
     return not isinstance(value, jax.core.Tracer)
 
 
-def ints(value, what: str) -> tuple[int, ...]:
+def ints(value: Any, what: str) -> tuple[int, ...]:
     """The integers of a tensor (or of a list of one-element tensors) that must be known; `what` names it in errors.
 
     While shapes are inferred, unknown entries are `placeholder()`.
@@ -67,13 +68,14 @@ def ints(value, what: str) -> tuple[int, ...]:
         return tuple(n for v in value for n in ints(v, what))
     if is_static(value):
         return tuple(int(n) for n in np.asarray(value).ravel())
-    if placeholder() is not None:
-        return (placeholder(),) * int(np.prod(value.shape))
+    unknown = placeholder()
+    if unknown is not None:
+        return (unknown,) * int(np.prod(value.shape))
     raise errors.OpError(
         f"{what} depends on data, but XLA needs it when the program is compiled. Compute it from shapes and "
         f"constants (shape, slice, fill_constant, integer arithmetic), or give it as a number.")
 
 
-def flag(value, what: str) -> bool:
+def flag(value: float, what: str) -> bool:
     """The truth of a one-element tensor that must be known."""
     return bool(ints(value, what)[0])

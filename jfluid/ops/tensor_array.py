@@ -64,8 +64,8 @@ class TensorArray:
                 raise errors.OpError(f"the array holds nothing at {at}; it has {len(self.items)} elements")
             return self.items[at]
         stacked = self.stacked(self.capacity)
-        at = jnp.clip(jnp.asarray(index).reshape(()).astype(jnp.int32), 0, stacked.capacity - 1)
-        return jax.tree.map(lambda b: jax.lax.dynamic_index_in_dim(b, at, 0, keepdims=False), stacked.buffer)
+        traced = jnp.clip(jnp.asarray(index).reshape(()).astype(jnp.int32), 0, stacked.capacity - 1)
+        return jax.tree.map(lambda b: jax.lax.dynamic_index_in_dim(b, traced, 0, keepdims=False), stacked.buffer)
 
     def write(self, index: Any, value: Any) -> "TensorArray":
         """The array with `value` at `index`."""
@@ -76,8 +76,7 @@ class TensorArray:
         if self.buffer is None and not self.items:  # the first look at a loop's body: what an element is like
             return TensorArray(buffer=jax.tree.map(lambda v: jnp.asarray(v)[None], value), length=jnp.int64(1))
         stacked = self.stacked(self.capacity)
-        at = jnp.asarray(index).reshape(()).astype(jnp.int32)
-        at = jnp.clip(at, 0, stacked.capacity - 1)
+        place = jnp.clip(jnp.asarray(index).reshape(()).astype(jnp.int32), 0, stacked.capacity - 1)
         active = _active.get()
 
         if isinstance(value, Ragged) and not isinstance(stacked.buffer, Ragged):
@@ -87,13 +86,13 @@ class TensorArray:
 
         def put(buffer: Any, new: Any) -> Any:
             if active is not None:
-                new = jnp.where(active, new, jax.lax.dynamic_index_in_dim(buffer, at, 0, keepdims=False))
+                new = jnp.where(active, new, jax.lax.dynamic_index_in_dim(buffer, place, 0, keepdims=False))
             if buffer.shape[1:] != jnp.shape(new):
                 raise errors.ShapeError(f"write_to_array in a loop: expected an element of shape {list(buffer.shape[1:])}, "
                                         f"found {list(jnp.shape(new))}")
-            return jax.lax.dynamic_update_index_in_dim(buffer, jnp.asarray(new, buffer.dtype), at, 0)
+            return jax.lax.dynamic_update_index_in_dim(buffer, jnp.asarray(new, buffer.dtype), place, 0)
 
-        length = jnp.maximum(stacked.length, at.astype(jnp.int64) + 1)
+        length = jnp.maximum(stacked.length, place.astype(jnp.int64) + 1)
         return TensorArray(buffer=jax.tree.map(put, stacked.buffer, value),
                            length=length if active is None else jnp.where(active, length, stacked.length))
 

@@ -1,8 +1,8 @@
-"""`python -m jfluid.ps_server`: one parameter server, started by hand.
+"""`python -m jfluid.ps_server`: one parameter server, by hand.
 
-Prints one line, `listening on HOST:PORT`, when it accepts calls. The job's secret comes from a file or the environment
-variable JFLUID_JOB_TOKEN; without them a server on 127.0.0.1 uses that of this user, which
-`jfluid.security.secret.job_secret()` returns. SIGTERM and SIGINT end the server after its pending calls.
+Prints one line, `listening on HOST:PORT`, when it takes calls. The job's secret comes from a file or the environment
+variable JFLUID_JOB_TOKEN; without them a server on 127.0.0.1 takes that of this user, which
+`jfluid.security.secret.job_secret()` returns. SIGTERM and SIGINT end the server after the calls under way.
 """
 import argparse
 import contextlib
@@ -53,9 +53,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc reuse the memory of messages (up to 4 MB) instead of returning it to the system after each.
+    """Let glibc keep the memory of messages (up to 4 MB) for the next ones, instead of asking the system each time.
 
-    New memory costs a page fault for every 4 KB; a call of 13000 rows took 1.4 times as long.
+    Asking costs a page fault for every 4 KB; a call of 13000 rows took 1.4 times as long.
     """
     with contextlib.suppress(OSError, AttributeError):  # another C library
         option = ctypes.CDLL("libc.so.6").mallopt
@@ -70,7 +70,7 @@ class _Beginning(validation.Spec):
 
 
 def _store(options: argparse.Namespace) -> tuple[Store, Manifest | None]:
-    """The tables and blocks with which the server begins, and the snapshot that it was restored from."""
+    """What the server begins with, and what it was restored from."""
     store = Store()
     if options.tables is not None:
         beginning = validation.read(_Beginning, read_yaml(options.tables), str(options.tables))

@@ -1,13 +1,12 @@
-"""Authentication with the job's secret on gRPC: every call proves that its caller has it, every answer that its server does.
+"""The job's secret on gRPC: every call proves that its caller has it, and every answer that its server does.
 
 A client begins a session with a call named Begin. It sends a nonce; the server answers with a challenge, random in each of
-its processes, and a proof that it has the secret. Nonce and challenge determine the session's key. The metadata of each call
-then carry a number and half of a MAC of it and of the method's name; a number is accepted once, so a recorded header cannot be
-replayed. The answer carries the other half of the MAC. Messages themselves are neither encrypted nor authenticated: that takes
-TLS.
+its lives, and a proof that it has the secret. From nonce and challenge follows the session's key. Each call then brings a
+number and half of a MAC of it and of the method's name, in its metadata; a number is good once, so a recorded header opens
+nothing. The answer brings the MAC's other half. Messages themselves are neither hidden nor sealed: that takes TLS.
 
-A caller without a proof is refused as soon as the headers of its call have arrived, by the thread that accepts calls from the
-network: the server waits for no message of it, and uses none of the threads that serve trainers.
+Who proves nothing is refused when the headers of his call have come, by the thread that takes calls from the network: no
+message of his is awaited, and none of the threads that work for trainers is taken.
 """
 import hashlib
 import hmac
@@ -31,17 +30,17 @@ _PURPOSE = "parameter server"
 _NONCE_SIZE, _CHALLENGE_SIZE, _MAC_SIZE = 16, 32, 32
 _PROOF = struct.Struct(f"<{_NONCE_SIZE}sQ{_MAC_SIZE}s")
 _BEGUN = struct.Struct(f"<{_CHALLENGE_SIZE}s{_MAC_SIZE}s")
-# How far the calls of one session may arrive out of order.
+# How far the calls of one session may overtake each other.
 _WINDOW = 4096
 _SESSIONS = 4096
-# Statuses that only the service itself returns, and on which clients act.
+# Statuses that only the service gives, and on which clients act.
 _OF_THE_SERVICE = {grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.DATA_LOSS,
                    grpc.StatusCode.ABORTED, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.OUT_OF_RANGE}
 Metadata = tuple[tuple[str, bytes], ...]
 
 
 def decode_proof(data: bytes) -> tuple[bytes, int, bytes]:
-    """(the session's nonce, the call's number, its MAC) of a call's header. Raises MessageError."""
+    """(the session's nonce, the call's number, its MAC) in what a call brings. Raises MessageError."""
     if len(data) != _PROOF.size:
         raise errors.MessageError(f"{PROOF}: expected {_PROOF.size} bytes, found {len(data)}")
     nonce, number, mac = _PROOF.unpack(data)
@@ -61,16 +60,16 @@ def _mac(key: bytes, what: bytes, *parts: bytes) -> bytes:
 
 
 class _Keys:
-    """The computations of both sides of a session."""
+    """What both sides of a session compute."""
 
     def __init__(self, key: bytes, nonce: bytes, challenge: bytes):
         self.nonce = nonce
         self._key = _mac(key, b"session", nonce, challenge)
 
     def macs(self, number: int, path: str) -> tuple[bytes, bytes]:
-        """(the proof of a call, the proof of its answer): the halves of one MAC, neither of which reveals the other.
+        """What a call brings, and what its answer brings: the halves of one MAC, neither of which tells the other.
 
-        BLAKE2b with a key takes 2 microseconds; HMAC takes 10 to 15.
+        BLAKE2b with a key takes 2 microseconds where HMAC takes 10 to 15.
         """
         message = number.to_bytes(8, "little") + path.encode()
         both = hashlib.blake2b(message, key=self._key, digest_size=2 * _MAC_SIZE).digest()
@@ -80,33 +79,32 @@ class _Keys:
 # ---- of a server ----
 
 class _AtOnce(ThreadPoolExecutor):
-    """An executor that runs work at once, in the thread that accepted the call: for handlers that never wait."""
+    """Runs what never waits in the thread that has taken the call: it is answered whatever the pool does."""
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> "Future[Any]":
         future: Future[Any] = Future()
         try:
             future.set_result(function(*arguments, **named))
-        except BaseException as error:  # as a thread pool does
+        except BaseException as error:  # as a thread of a pool does
             future.set_exception(error)
         return future
 
 
 def _at_once(answer: Callable[[Iterator[bytes], grpc.ServicerContext], bytes]) -> grpc.RpcMethodHandler:
-    """A handler that answers as soon as the headers have arrived. As a stream handler it receives only messages it asks
-    for."""
+    """A handler that answers when the headers are there. As one of a stream it gets no message that it did not ask for."""
     answer.experimental_thread_pool = _AtOnce(1)  # type: ignore[attr-defined]
     return grpc.stream_unary_rpc_method_handler(answer)
 
 
 class _Session(_Keys):
-    """A client's session, and the numbers of calls that it has used."""
+    """A client's session, and which numbers of calls were used."""
 
     def __init__(self, key: bytes, nonce: bytes, challenge: bytes):
         super().__init__(key, nonce, challenge)
         self._highest = self._used = 0  # bit i of `used`: the number i below the highest
 
     def take(self, number: int) -> bool:
-        """Mark a number as used; returns whether this was the first time."""
+        """Whether this number is used for the first time."""
         if number > self._highest:
             self._used = (self._used << min(number - self._highest, _WINDOW) | 1) & ((1 << _WINDOW) - 1)
             self._highest = number
@@ -119,10 +117,10 @@ class _Session(_Keys):
 
 
 class Guard(grpc.ServerInterceptor):
-    """Refuses calls without a proof of the secret. gRPC calls it in one thread, one call after the other.
+    """Refuses calls that do not prove to know the secret. gRPC asks it in one thread, one call after the other.
 
     Args:
-        sessions: how many are remembered. When there are more the challenge changes, and every client begins a new session.
+        sessions: how many are remembered. When there are more a new challenge begins, and every client a new session.
     """
 
     def __init__(self, secret: str, sessions: int = _SESSIONS):
@@ -142,7 +140,7 @@ class Guard(grpc.ServerInterceptor):
         self._begin, self._refuse = _at_once(begin), _at_once(refuse)
 
     def _forget(self) -> None:
-        """A new challenge, which makes all earlier proofs invalid."""
+        """With another challenge no earlier proof is good."""
         self._challenge = secrets.token_bytes(_CHALLENGE_SIZE)
         self._sessions: dict[bytes, _Session] = {}
 
@@ -156,7 +154,7 @@ class Guard(grpc.ServerInterceptor):
         return handler and _answering(handler, ((PROOF, proven),))
 
     def _proven(self, proof: bytes, path: str) -> bytes | None:
-        """The proof for the answer to a call, or None for a call to be refused."""
+        """The proof that goes with the answer to a call, or None for a call that has to be refused."""
         try:
             nonce, number, mac = decode_proof(proof)
         except errors.MessageError:
@@ -178,7 +176,7 @@ def _value(metadata: Any, key: str) -> bytes:
 
 
 def _answering(handler: grpc.RpcMethodHandler, metadata: Metadata) -> grpc.RpcMethodHandler:
-    """A handler whose answers and errors carry metadata."""
+    """A handler whose answers, and refusals, carry metadata."""
     function = handler.stream_stream or handler.unary_unary
 
     def answer(request: Any, context: grpc.ServicerContext) -> Any:
@@ -198,7 +196,7 @@ class _Numbered(_Keys):
         self._numbers = itertools.count(1)
 
     def next(self, path: str) -> tuple[Metadata, bytes]:
-        """(the proof for the next call of a method, the proof expected with its answer)."""
+        """What the next call of a method brings, and what its answer has to."""
         number = next(self._numbers)
         mac, answer = self.macs(number, path)
         return ((PROOF, _PROOF.pack(self.nonce, number, mac)),), answer
@@ -208,7 +206,7 @@ class Session:
     """A client's proofs to one server, and the server's to it. Safe for threads.
 
     Args:
-        timeout_s: how long Begin waits for its answer.
+        timeout_s: for how long Begin waits for its answer.
     """
 
     def __init__(self, channel: grpc.Channel, endpoint: str, secret: str, timeout_s: float):
@@ -218,7 +216,7 @@ class Session:
         self._current: _Numbered | None = None
 
     def unary(self, path: str, read: Callable[[bytes], Any]) -> Callable[[bytes, float | None], Any]:
-        """A callable for a method: (serialized request, timeout in seconds) -> reply.
+        """A method: its reply to a serialized request within so many seconds.
 
         It raises RpcError, and ServerError when the server does not prove itself.
         """
@@ -267,7 +265,7 @@ class Session:
         self._current = None
 
     def _check_refusal(self, error: Any, expected: bytes) -> None:
-        """Check the proof of an error: those of the service must have one; those of gRPC itself have none."""
+        """What the service says must come with a proof; what gRPC itself says has none."""
         if error.code() in _OF_THE_SERVICE:
             self._check(error, expected)
 

@@ -1,4 +1,4 @@
-"""Exactly-once semantics: which mutations of which trainer were applied."""
+"""Exactly once: which mutations of which trainer were applied."""
 import contextlib
 import logging
 import threading
@@ -10,20 +10,20 @@ from jfluid import errors
 from jfluid.ps_server import cancellation
 from jfluid.ps_server.errors import StateError, TooLargeError
 
-# How far a sequence may run ahead of the trainer's first pending one.
+# How far a sequence may run ahead of the first that the trainer has no answer for.
 WINDOW = 1 << 16
 MOST_TRAINERS = 1 << 16
 logger = logging.getLogger(__name__)
 
 
 class Call(NamedTuple):
-    """The identity of a mutation.
+    """Whose mutation it is, and which.
 
     Attributes:
         trainer: its number.
-        incarnation: higher for each process of the trainer.
+        incarnation: higher for each life of the trainer.
         sequence: from 1 in each incarnation; a call that is sent again keeps it.
-        outstanding: the trainer's lowest pending sequence; all before it were acknowledged.
+        outstanding: the lowest sequence that the trainer has no answer for; all before it were acknowledged.
     """
 
     trainer: int
@@ -36,15 +36,15 @@ class Call(NamedTuple):
 class _Trainer:
     incarnation: int
     through: int = 0  # all sequences up to here were applied
-    beyond: set[int] = field(default_factory=set)  # and these, too
+    beyond: set[int] = field(default_factory=set)  # and these
     running: set[int] = field(default_factory=set)
-    refused: set[int] = field(default_factory=set)  # were not applied
+    refused: set[int] = field(default_factory=set)  # of those that were not applied
 
     def applied(self, sequence: int) -> bool:
         return sequence <= self.through or sequence in self.beyond
 
     def record(self, sequence: int) -> None:
-        if sequence > self.through:  # otherwise the trainer has given it up in the meantime
+        if sequence > self.through:  # otherwise the trainer has given it up meanwhile
             self.beyond.add(sequence)
         self.refused.discard(sequence)
         while self.through + 1 in self.beyond:
@@ -52,7 +52,7 @@ class _Trainer:
             self.beyond.remove(self.through)
 
     def forget(self, outstanding: int) -> int:
-        """Advance `through` to the sequence before `outstanding`; returns how many sequences in between never arrived here."""
+        """Move `through` up to before `outstanding`; returns how many sequences of those never came here."""
         if outstanding - 1 <= self.through:
             return 0
         known = {s for s in self.beyond | self.running | self.refused if self.through < s < outstanding}
@@ -66,15 +66,15 @@ class _Trainer:
 class Ledger:
     """The applied (trainer, incarnation, sequence).
 
-    Sequences may arrive in any order. A trainer that restarts takes a higher incarnation, and nothing of the earlier one is
-    applied from then on. Acknowledged calls that are unknown here were lost when a server was restored from a snapshot: they
-    are counted.
+    Sequences may come in any order. A trainer that starts again takes a higher incarnation, and nothing of its earlier life
+    is applied from then on. Calls that were acknowledged and are not known here were lost when a server was restored from a
+    snapshot: they are counted.
 
     Args:
-        count_lost: whether to log lost calls.
+        count_lost: whether that is worth telling.
 
     Attributes:
-        lost: the number of acknowledged calls that this server does not have.
+        lost: acknowledged calls that this server does not have.
     """
 
     def __init__(self, count_lost: bool = True) -> None:
@@ -86,8 +86,8 @@ class Ledger:
     def begin(self, call: Call, alive: cancellation.Alive = cancellation.always) -> bool:
         """Whether the mutation is to be applied; then `commit` or `abort` must follow.
 
-        A duplicate of a mutation in progress waits for its end. Raises StateError for an earlier incarnation, or when the
-        caller has gone, and ServerError for impossible sequences.
+        A duplicate of one that is being applied waits for its end. Raises StateError for an earlier incarnation, or when the
+        caller has gone, and ServerError for sequences that cannot be.
         """
         with self._changed:
             entry = self._entry(call)
@@ -100,7 +100,7 @@ class Ledger:
             return True
 
     def commit(self, calls: Iterable[Call]) -> None:
-        """Record that these calls were applied."""
+        """These were applied."""
         with self._changed:
             for call in calls:
                 entry = self._end(call)
@@ -109,14 +109,14 @@ class Ledger:
             self._changed.notify_all()
 
     def abort(self, call: Call) -> None:
-        """Record that this call was not applied, and may be sent again."""
+        """This was not applied, and may be sent again."""
         with self._changed:
             self._end(call)
             self._changed.notify_all()
 
     @contextlib.contextmanager
     def refusing(self, call: Call) -> Iterator[None]:
-        """If the body raises, the call is refused: it does not count as lost when its trainer continues without it, and it may
+        """When the block raises, the call is refused, and not among the lost ones when its trainer goes on without it. It may
         be sent again."""
         try:
             yield
@@ -127,7 +127,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def once(self, call: Call, alive: cancellation.Alive = cancellation.always) -> Iterator[bool]:
-        """Yield whether to apply the mutation; then commit it, or abort it if the body raises."""
+        """Yields whether the mutation is to be applied, and commits it, or aborts it when the block raises."""
         if not self.begin(call, alive):
             yield False
             return
@@ -158,7 +158,7 @@ class Ledger:
         return entry
 
     def _end(self, call: Call) -> _Trainer | None:
-        """The entry of a call in progress; None when a new incarnation has replaced it."""
+        """The entry of a call that ran; None when a new incarnation has taken its place."""
         entry = self._trainers[call.trainer]
         if entry.incarnation != call.incarnation:
             return None
@@ -172,24 +172,24 @@ class Ledger:
             return (entry.incarnation, entry.through) if entry else (0, 0)
 
     def trainers(self) -> list[int]:
-        """The numbers of all trainers that have sent a mutation."""
+        """The numbers of all trainers that ever sent a mutation."""
         with self._changed:
             return sorted(self._trainers)
 
     def state(self) -> dict[str, Any]:
-        """The state for a snapshot, as JSON values."""
+        """What a snapshot needs, as JSON knows it."""
         with self._changed:
             return {str(number): {"incarnation": t.incarnation, "through": t.through, "beyond": sorted(t.beyond)}
                     for number, t in self._trainers.items()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore a `state`."""
+        """Take over a `state`."""
         with self._changed:
             self._trainers = {int(number): _Trainer(t["incarnation"], t["through"], set(t["beyond"]))
                               for number, t in state.items()}
 
     def restore_ended(self, states: list[dict[str, Any]]) -> None:
-        """Restore from the states of other servers, whose sequences mean nothing here: all incarnations in them have ended."""
+        """Take over the states of other servers, whose sequences mean nothing here: all their incarnations have ended."""
         with self._changed:
             self._trainers = {}
             for number in {n for state in states for n in state}:

@@ -1,7 +1,7 @@
-"""Manifests: one server's part of a snapshot (see snapshot.py), as validated plain data.
+"""Manifests: what one server wrote of a snapshot (see snapshot.py), as checked plain data.
 
-Everything in a manifest is checked when it is read, so that code that uses it cannot fail because of it: numbers are within
-their bounds, files are its own, and a checksum covers all of it.
+All that a manifest says is held against bounds when it is read, so that what uses it cannot fail by it: numbers that fit their
+place, files of its own only, and a checksum over all of it.
 """
 import math
 import re
@@ -24,7 +24,7 @@ LAST_NUMBER = 2**62
 _MOST_SERVERS = 99_999
 _LARGEST = 1 << 28  # bytes of a manifest
 Natural = Annotated[int, Field(ge=0, lt=2**63)]
-Unsigned = Annotated[int, Field(ge=0, lt=2**64)]  # as sequence numbers of calls
+Unsigned = Annotated[int, Field(ge=0, lt=2**64)]  # as numbers of calls are
 Trainer = Annotated[int, Field(ge=0, lt=2**32)]
 
 
@@ -57,7 +57,7 @@ class TablePart(validation.Spec):
 
 
 def _state(value: dict[str, Any]) -> dict[str, Any]:
-    """A block's state: counts, its learning rate, and descriptions of its variables, which are checked against the store's."""
+    """A block's state: counts, its rate, and what its variables are, which is held against those that are there."""
     for name in ("version", "step"):
         if name in value and (type(value[name]) is not int or not 0 <= value[name] < 2**63):
             raise ValueError(f"{name}: expected a whole number, found {str(value[name])[:40]}")
@@ -66,7 +66,7 @@ def _state(value: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"learning_rate: expected a finite number, found {str(rate)[:40]}")
     if unknown := value.keys() - {"version", "step", "learning_rate", "variables"}:
         raise ValueError(f"a block has no {', '.join(sorted(unknown))[:100]}")
-    if not value.keys() & {"version", "variables"}:  # variables that other blocks change have no version of their own
+    if not value.keys() & {"version", "variables"}:  # variables that others change have no version of their own
         raise ValueError("it has no version")
     return value
 
@@ -81,14 +81,14 @@ class BlockPart(validation.Spec):
 
 
 class StatePart(validation.Spec):
-    """The state that only this trainer had (see TrainerState in ps.proto)."""
+    """What only this trainer had (see TrainerState in ps.proto)."""
 
     trainer: Trainer
     file: File
 
 
 class _Calls(validation.Spec):
-    """The calls of a trainer that were applied (see Ledger.state)."""
+    """Which calls of a trainer were applied (see Ledger.state)."""
 
     incarnation: Unsigned
     through: Unsigned
@@ -108,13 +108,13 @@ def _ledger(value: dict[str, Any]) -> dict[str, Any]:
                          f"{error.error_count()} are wrong") from None
 
 
-# In the format of Ledger.state and Ledger.restore.
+# As Ledger.state gives it, and Ledger.restore takes it.
 LedgerState = Annotated[dict[str, Any], AfterValidator(_ledger)]
 
 
 class Manifest(validation.Spec):
-    """One server's part of a snapshot. `created_ns` is for people; `number` orders the snapshots of a folder; `crc32` is the
-    checksum of the manifest as it would be written with a `crc32` of 0."""
+    """What one server wrote. `created_ns` is for people; `number` says which snapshot of a folder is the newer one; `crc32` is
+    that of the manifest as it would be written with a `crc32` of 0."""
 
     format: int
     id: Annotated[str, Field(pattern=ID)]
@@ -125,7 +125,7 @@ class Manifest(validation.Spec):
     blocks: Annotated[list[BlockPart], FailFast()]
     ledger: LedgerState
     shown: LedgerState = Field(default_factory=dict)  # the pulls whose shows are counted in the tables
-    lost: Unsigned = 0  # acknowledged calls that the server had lost
+    lost: Unsigned = 0  # acknowledged calls that the server did not have any more
     rounds: Natural
     left: dict[Trainer, Unsigned] = Field(default_factory=dict)  # the trainers that had left, with their incarnations
     number: Annotated[int, Field(ge=0, le=LAST_NUMBER)] = 0
@@ -134,7 +134,7 @@ class Manifest(validation.Spec):
 
     @property
     def stem(self) -> str:
-        """The common prefix of the names of its files, its own included."""
+        """How the names of its files begin, its own too."""
         return f"{self.id}.{self.server:05d}-of-{self.servers:05d}"
 
     @property
@@ -144,18 +144,18 @@ class Manifest(validation.Spec):
         return tables + [block.file for block in self.blocks] + [state.file for state in self.states]
 
     def text(self) -> bytes:
-        """Its bytes in the file."""
+        """As it is written."""
         return self.model_dump_json(indent=1).encode()
 
     def checked(self) -> "Manifest":
-        """A copy with its checksum."""
+        """With its checksum."""
         return self.model_copy(update={"crc32": zlib.crc32(self.model_copy(update={"crc32": 0}).text())})
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read the manifest in a file; one of another format is not checked any further.
+    """The manifest in a file; of another format it is not looked at any closer.
 
-    Raises DamagedError when it cannot be read, its checksum is wrong, or it names files that are not its own.
+    Raises DamagedError where it cannot be read, is not as it was written, or names files that are not its own.
     """
     try:
         if path.stat().st_size > _LARGEST:

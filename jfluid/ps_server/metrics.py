@@ -1,4 +1,4 @@
-"""A server's metrics for Prometheus."""
+"""What a server counts, for Prometheus."""
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -30,7 +30,7 @@ class Metrics:
         self.registry.register(_State(store))
 
     def waiting(self, kind: str) -> "_Wait":
-        """A context whose duration counts as waiting for other trainers."""
+        """A context whose duration is counted as waiting for other trainers."""
         return _Wait(self.waited.labels(kind))
 
 
@@ -46,7 +46,7 @@ class _Wait:
 
 
 class _State:
-    """The sizes of the store at the time of the request."""
+    """What the store holds at the moment of asking."""
 
     def __init__(self, store: Store):
         self._store = store

@@ -1,4 +1,4 @@
-"""The HTTP endpoint of a server's metrics for Prometheus: for clients with the token that is derived from the job's secret."""
+"""The address where Prometheus asks a server for its metrics: for those with the token that follows from the job's secret."""
 import hmac
 import socket
 import ssl
@@ -22,7 +22,7 @@ _NO_TOKEN = (b"expected the header `Authorization: Bearer TOKEN`, with what `pyt
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One request, which must arrive within the timeout."""
+    """One request. What a connection says is waited for only so long."""
 
     server: "MetricsServer"
     timeout = _SECONDS_TO_ASK
@@ -49,7 +49,7 @@ class MetricsServer(ThreadingHTTPServer):
     """Answers at http://host:port/metrics, or https with `tls`, in threads of its own.
 
     Args:
-        tokens: a request must carry one of them.
+        tokens: any of which a request must bring.
 
     Raises ServerError when the port is taken.
     """
@@ -74,7 +74,7 @@ class MetricsServer(ThreadingHTTPServer):
         threading.Thread(target=self.serve_forever, name="jfluid-ps-metrics", daemon=True).start()
 
     def server_bind(self) -> None:
-        """Bind without looking up the host's name, as HTTPServer does."""
+        """Bind, and ask no name server for the host's name, as HTTPServer does."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
@@ -84,7 +84,7 @@ class MetricsServer(ThreadingHTTPServer):
         return any(hmac.compare_digest(found, token) for token in self._tokens)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Start a thread for a connection; when there are too many the oldest is closed."""
+        """Give a connection a thread; when there are too many the oldest ends."""
         with self._lock:
             self._connections[request] = None
             if len(self._connections) > _MOST_CONNECTIONS:
@@ -103,6 +103,6 @@ class MetricsServer(ThreadingHTTPServer):
         """Strangers write nothing into the job's log."""
 
     def stop(self) -> None:
-        """Stop answering."""
+        """Answer no more."""
         self.shutdown()
         self.server_close()

@@ -1,9 +1,9 @@
-"""Optimizers of tables and blocks. The `RuleDef` of an optimizer defines all of it: a new one changes this file only.
+"""Optimizers of tables and blocks. All that there is to know of one stands in its `RuleDef`: a new one touches this file only.
 
-The rules are FTRL and those that support sparse rows in Fluid and need nothing but the row. Fluid's momentum, Adam and RMSProp
-also change rows that have no gradient in a step. A table cannot touch all its rows at every step; instead `idle` applies the
-missed steps, with their learning rates, when a row is next touched, so that rows equal Fluid's. With `lazy_mode` rows without
-a gradient stay as they are.
+A rule is one of those that take sparse rows in Fluid and need nothing but the row, or FTRL. Fluid's momentum, Adam and RMSProp
+also move the rows that a step has no gradient for. A table cannot touch all its rows at every step; `idle` makes up for what a
+row has missed when it is next touched, from the rates of the missed steps, so that the rows are those of Fluid. With
+`lazy_mode` rows without a gradient stay as they are.
 
 Constants are 32-bit floats, as Fluid's attributes are, and `1 - beta` is taken from the rounded value.
 """
@@ -21,12 +21,12 @@ from pydantic import Field, FiniteFloat, field_validator
 from jfluid.ps_server.kernels import body_of, head_of, kernel
 from jfluid.ps_server.validation import NAME, Spec
 
-# `specs` exports these, too.
+# What `specs` offers, too.
 __all__ = ["Adagrad", "Adam", "Ftrl", "Momentum", "Program", "RMSProp", "Sgd", "Slot"]
 
 Array = np.ndarray[Any, Any]
 MOST_SLOTS = 16
-# A momentum that has decayed by this factor no longer changes a float32.
+# A movement that has decayed by this factor adds nothing to a float32 any more.
 _NEGLIGIBLE = 1e-10
 _ZERO, _HALF, _ONE = np.float32(0), np.float32(0.5), np.float32(1)
 _MOST_CONSTANTS = 4
@@ -35,7 +35,7 @@ Positive = Annotated[FiniteFloat, Field(gt=0)]
 
 
 class Optimizer(Spec):
-    """The base class: every optimizer has a learning rate, which a push may override."""
+    """The base: every optimizer has a learning rate, which a push may replace."""
 
     learning_rate: FiniteFloat
     type: str
@@ -50,7 +50,7 @@ def _over_rows(element: Callable[..., None]) -> Callable[..., None]:
     """The kernel of one update: `element` on all elements of row i, with gradients[order[i]]; rows of -1 are left out."""
     @kernel
     def update(bodies, page_bits, stride, width, rows, order, gradients, rate, hyper):
-        # Read once: the compiler cannot know that rows do not alias the constants.
+        # Read once: the compiler cannot know that rows do not lie over the constants.
         constants = (hyper[0], hyper[1], hyper[2], hyper[3])
         for i in range(len(rows)):
             if rows[i] < 0:
@@ -63,13 +63,13 @@ def _over_rows(element: Callable[..., None]) -> Callable[..., None]:
 
 @dataclass(frozen=True)
 class SlotDef:
-    """State that a rule stores beside the values of a row: as many numbers.
+    """What a rule keeps beside the values of a row: as many numbers.
 
     Attributes:
-        name: in snapshots and exports.
+        name: what snapshots and exports call it.
         input: the input of Fluid's operator that holds it.
-        first: the setting with its initial value; zero without one.
-        needs: the setting that enables the slot; without one it is always there.
+        first: the setting that says what the numbers begin with; without one they begin with zero.
+        needs: the setting that is true where there is such a slot; without one it is always there.
     """
 
     name: str
@@ -83,16 +83,16 @@ class RuleDef:
     """One optimizer whose updates are compiled.
 
     Attributes:
-        settings: the class of its settings in specs; its `type` is that of Fluid's operator.
-        element: the update of element j of a row. `numbers` are the row's values and slots, group after group of `width`, and
-            `hyper` the constants.
-        constants: settings -> the constants (at most 4) for `element` and `idle`.
-        attributes: setting -> the name of the attribute of Fluid's operator, for the settings that it has, too.
-        slots: in the order in which rows store them.
-        powers: inputs of Fluid's operator that hold a power of a setting, which the number of steps determines.
+        settings: what may be set of it, as specs hold it; its `type` is that of Fluid's operator.
+        element: what an update does to element j of a row. `numbers` are the row's values and slots, group after group of
+            `width`, and `hyper` the constants.
+        constants: the constants (at most 4) that `element` and `idle` get, of the settings.
+        attributes: of each setting that Fluid's operator has, too, the attribute's name.
+        slots: in the order in which rows hold them.
+        powers: inputs of Fluid's operator that hold a power of a setting, which follows from the number of steps.
         rate: (settings, learning rate, number of a step) -> the rate of the step; without it that is the learning rate.
-        idle: the kernel that applies missed steps; None when such steps change nothing, as with `lazy_mode`.
-        horizon: settings -> the number of steps without a gradient after which a row no longer changes.
+        idle: the kernel for the steps that rows have missed; None where such steps change nothing, as with `lazy_mode`.
+        horizon: of the settings: after so many steps without a gradient a row stands still.
         update: the kernel of one update of rows with gradients.
     """
 
@@ -117,7 +117,7 @@ class RuleDef:
 
     @property
     def inputs(self) -> set[str]:
-        """The inputs of Fluid's operator that the rule implements. An operator with others computes something else."""
+        """The inputs of Fluid's operator that the rule stands for. One with others computes something else."""
         return {"Param", "Grad", "LearningRate", *(slot.input for slot in self.slots), *self.powers}
 
     def settings_of(self, attribute: Callable[[str], Any]) -> Optimizer:
@@ -133,7 +133,7 @@ def _horizon(decay: float) -> int:
 
 @kernel
 def _segment(steps, count, step):
-    """The segment of the history of rates that contains `step`: the last that does not begin after it."""
+    """Which segment of the history of rates holds `step`: the last that does not begin after it."""
     low, high = 0, count - 1
     while low < high:
         middle = (low + high + 1) // 2
@@ -146,9 +146,9 @@ def _segment(steps, count, step):
 
 @kernel
 def _rest(heads, page_bits, row, now):
-    """(last, missed): the last step applied to a row, and the number of steps since, up to `now`; none for row -1.
+    """(last, missed): the last step that a row has seen, and how many since, up to `now`; none for row -1.
 
-    They count as applied from now on, so that a row which occurs twice gets them once.
+    From now on it has seen them, so that a row which occurs twice moves once.
     """
     if row < 0:
         return np.int64(now), np.int64(0)
@@ -176,7 +176,7 @@ _SGD = RuleDef(Sgd, _sgd)
 
 
 class Momentum(Optimizer):
-    """Descent along a decaying sum of gradients. Rows without a gradient keep changing, unless `lazy_mode`."""
+    """Descent along a decaying sum of gradients. Rows without a gradient go on moving, unless `lazy_mode`."""
 
     type: Literal["momentum"] = "momentum"
     mu: Decay
@@ -241,7 +241,7 @@ _ADAGRAD = RuleDef(
 
 
 class Adam(Optimizer):
-    """Adam. Rows without a gradient keep changing, unless `lazy_mode`."""
+    """Adam. Rows without a gradient go on moving, unless `lazy_mode`."""
 
     type: Literal["adam"] = "adam"
     beta1: Decay = 0.9
@@ -300,7 +300,7 @@ _ADAM = RuleDef(
 
 
 class RMSProp(Optimizer):
-    """Rates that shrink with an average of squared gradients. Rows without a gradient keep changing, unless `lazy_mode`."""
+    """Rates that shrink with an average of squared gradients. Rows without a gradient go on moving, unless `lazy_mode`."""
 
     type: Literal["rmsprop"] = "rmsprop"
     rho: Decay = 0.95
@@ -353,7 +353,7 @@ _RMSPROP = RuleDef(
 
 
 class Ftrl(Optimizer):
-    """Follow the regularized leader. A row's slots determine its values: the first gradient overwrites the initial values.
+    """Follow the regularized leader. A row's values follow from its slots: the first gradient overwrites the first values.
 
     Fluid 1.8.5 has it for whole parameters only, where a step makes rows zero that never had a gradient; here they stay.
     """
@@ -387,7 +387,7 @@ RULES = {rule.operator: rule for rule in (_SGD, _MOMENTUM, _ADAGRAD, _ADAM, _RMS
 # ---- an optimizer that the caller computes -------------------------------------------------------------------------
 
 class Slot(Spec):
-    """State that an optimizer stores beside the values of a row: `width` numbers, initially `initial`."""
+    """What an optimizer keeps beside the values of a row: `width` numbers that begin as `initial`."""
 
     name: Annotated[str, Field(pattern=NAME)]
     initial: FiniteFloat = 0.0
@@ -396,7 +396,7 @@ class Slot(Spec):
 class Program(Optimizer):
     """An optimizer that the caller of a table computes: see `SparseTable.update`. Only tables have it.
 
-    The table stores `slots` with each row, in this order, and `learning_rate` for the caller to read and to set.
+    The table keeps `slots` with each row, in this order, and `learning_rate` for the caller to read and to set.
     """
 
     type: Literal["program"] = "program"
@@ -434,7 +434,7 @@ class Rates:
         self.count = 1
 
     def add(self, step: int, rate: float) -> None:
-        """Add the learning rate of step number `step`, which follows the last one added."""
+        """Step number `step`, one after the last added, had this rate."""
         if self.rates[self.count - 1] == np.float32(rate) and step > 1:
             return
         if step > 1:
@@ -446,7 +446,7 @@ class Rates:
         self.rates[self.count - 1] = rate
 
     def restore(self, steps: Array, rates: Array) -> None:
-        """Restore segments from copies of `steps[:count]` and `rates[:count]`."""
+        """Take over segments that `steps[:count]` and `rates[:count]` gave."""
         self.count = len(steps)
         self.steps = np.concatenate([steps, np.ones(16, np.int64)]).astype(np.int64)
         self.rates = np.concatenate([rates, np.zeros(16, np.float32)]).astype(np.float32)
@@ -458,12 +458,12 @@ class Rule:
 
     Attributes:
         settings: of the optimizer.
-        definition: of the rule; None when the caller of the table computes updates.
+        definition: of the rule; None where the caller of the table brings a function.
         names: of the slots.
-        slots: the initial value of every group of `width` slots.
-        hyper: the constants of the kernels, float32 [4].
-        idle: the kernel that applies missed steps; None when such steps change nothing.
-        horizon: the number of steps without a gradient after which a row no longer changes.
+        slots: the first value of every group of `width` slots.
+        hyper: the constants that the kernels take, float32 [4].
+        idle: the kernel for the steps that rows have missed; None where such steps change nothing.
+        horizon: after so many steps without a gradient a row stands still.
     """
 
     settings: Optimizer
@@ -476,18 +476,18 @@ class Rule:
 
     @property
     def update(self) -> Callable[..., None] | None:
-        """The kernel of one update of rows with gradients; None when the caller of the table computes updates."""
+        """The kernel of one update of rows with gradients; None where the caller of the table brings a function."""
         return self.definition.update if self.definition is not None else None
 
     def rate(self, learning_rate: float, step: int, sparse: bool = True) -> np.float32:
-        """The learning rate of update number `step` (from 1). As in Fluid, sparse rows use that of the step after it."""
+        """The rate of update number `step` (from 1). As in Fluid, sparse rows take that of the step after it."""
         if self.definition is None or self.definition.rate is None:
             return np.float32(learning_rate)
         return np.float32(self.definition.rate(self.settings, learning_rate, step + 1 if sparse else step))
 
     def catch_up(self, heads: Array, bodies: Array, page_bits: int, stride: int, width: int, rows: Array, until: int,
                  rates: Rates) -> None:
-        """Apply the steps up to `until` that rows (in pages at the addresses `heads` and `bodies`) have missed."""
+        """Move rows (in pages at the addresses `heads` and `bodies`) by the steps up to `until` that they have missed."""
         if self.idle is not None:
             # The count first: arrays only grow.
             count = rates.count

@@ -1,10 +1,9 @@
-"""The recovery line of a synchronous job: the snapshots from which its servers continue, and the rounds at which they write
-them.
+"""The recovery line of a synchronous job: which snapshots its servers begin with, and at which rounds they write them.
 
-Server 0 decides for all. When servers restart it asks each of them for its snapshots and chooses one; the others ask server 0.
-While they serve it names a round, a little ahead; each server takes a snapshot right after that round; when all have written
-it, all are told to retain it and its predecessor. So there is always a round to which every server can go back, whichever
-processes are lost, and a server that restarts alone finds a snapshot from which trainers can bring it up to date.
+Server 0 speaks for all. When servers start again it asks each for its snapshots and decides; the others ask it. While they
+serve it names a round, a little ahead; each server cuts right after that round; when all have written, all are told to retain
+it and the one before. So there is always a round that every server can go back to, whichever processes are lost, and a server
+that is started again by itself finds snapshots that the trainers can bring up to date.
 """
 import logging
 import math
@@ -22,19 +21,19 @@ from jfluid.ps_server.round_snapshots import RoundSnapshots, newest_common
 from jfluid.ps_server.service import Service
 
 _LOOK_S = 0.1
-# How far ahead to name the round of a snapshot: at least so many rounds, and as many as pass during so many exchanges with all
-# servers, so that the plan reaches all in time; twice as many after it did not.
+# How far ahead the round of a snapshot is named: at least so many rounds, and those of so many exchanges with all servers, so
+# that all hear of it in time; twice as many when they did not.
 _LEAST_LEAD, _LEAD_EXCHANGES, _TRIES = 2, 3, 8
 logger = logging.getLogger(__name__)
 
 
 class Peers:
-    """Connections from one server of a job to the others.
+    """The servers of a job, as one of them sees the others.
 
     Args:
         endpoints: of all servers, in the job's order.
         server: the number of this one.
-        timeout_s: how long to wait for the others when all start.
+        timeout_s: for how long the others are awaited when all start.
     """
 
     def __init__(self, endpoints: Sequence[str], server: int, token: str, credentials: grpc.ChannelCredentials | None,
@@ -44,7 +43,7 @@ class Peers:
                           for number, endpoint in enumerate(endpoints) if number != server}
 
     def recovery(self, number: int) -> pb.RecoveryReply:
-        """The state of a peer. Raises ServerError when it does not answer in time."""
+        """Where a peer stands. Raises ServerError when it does not answer in time."""
         reply: pb.RecoveryReply = self._connections[number].call("Recovery", pb.RecoveryRequest())
         return reply
 
@@ -53,9 +52,9 @@ class Peers:
         return [connection.call(method, request) for connection in self._connections.values()]
 
     def agree(self, own: RoundSnapshots) -> int:
-        """The round from which this server continues after a restart: 0 for the beginning.
+        """The round that this server goes on from, when it starts again: 0 for the beginning.
 
-        Raises ServerError when the others do not answer in time, or when servers have lost snapshots.
+        Raises ServerError when the others do not answer in time, or when servers have lost snapshots that they had.
         """
         rounds = list(own.status().snapshots)
         if self.server:
@@ -82,7 +81,7 @@ class Peers:
         return reply
 
     def close(self) -> None:
-        """Close the connections."""
+        """Give the connections up."""
         for connection in self._connections.values():
             connection.close()
 
@@ -91,7 +90,7 @@ class Coordinator:
     """Plans the snapshots of all servers, in a thread of server 0.
 
     Args:
-        every_s: seconds between two snapshots.
+        every_s: seconds between two.
     """
 
     def __init__(self, service: Service, peers: Peers, every_s: float):
@@ -101,18 +100,18 @@ class Coordinator:
         self._seen = time.monotonic(), service.store.rounds
 
     def start(self) -> None:
-        """Start the thread."""
+        """Begin."""
         self._thread.start()
 
     def hurry(self) -> None:
-        """Plan the next snapshot now."""
+        """Plan the next one now."""
         self._due.set()
 
     def stop(self) -> None:
-        """Stop planning snapshots."""
+        """Plan no more."""
         self._ended.set()
         self._due.set()
-        self._peers.close()  # what it waits for may never happen
+        self._peers.close()  # what it waits for may never come any more
         self._thread.join()
 
     def _run(self) -> None:
@@ -132,7 +131,7 @@ class Coordinator:
                 logger.exception("no snapshot of all servers")
 
     def _planned(self) -> int:
-        """The round after which all servers will take a snapshot; 0 when they could not agree on one."""
+        """The round that all servers are going to cut at; 0 where none could be agreed upon."""
         rate, lead = self._rate(), _LEAST_LEAD
         for _ in range(_TRIES):
             start = time.monotonic()
@@ -149,19 +148,19 @@ class Coordinator:
         return 0
 
     def _where_they_stand(self) -> list[pb.RecoveryReply]:
-        """Wait until no server writes a snapshot any more; returns the states of all."""
+        """What all servers say when none of them writes any more."""
         while True:
             replies = self._all("Recovery", pb.RecoveryRequest(), self._service.recovery)
             if not any(reply.writing for reply in replies) or self._ended.wait(_LOOK_S):
                 return replies
 
     def _rate(self) -> float:
-        """Rounds per second since the last call."""
+        """Rounds per second since it was last asked."""
         (before, rounds), self._seen = self._seen, (time.monotonic(), self._service.store.rounds)
         return (self._seen[1] - rounds) / max(self._seen[0] - before, 1e-3)
 
     def _written(self, number: int) -> bool:
-        """Wait until all servers have a snapshot of a round; False when one could not write it."""
+        """Wait until all servers have a snapshot of a round; False where one could not write it."""
         while not self._ended.wait(_LOOK_S):
             replies = self._all("Recovery", pb.RecoveryRequest(), self._service.recovery)
             if all(number in reply.snapshots for reply in replies):
@@ -172,7 +171,7 @@ class Coordinator:
         return False
 
     def _retain(self, number: int) -> None:
-        """Tell all servers to retain this round, and the newest before it that all have."""
+        """Have all servers keep this round, and the newest before it that all have."""
         replies = self._all("Recovery", pb.RecoveryRequest(), self._service.recovery)
         common = set[int].intersection(*(set(reply.snapshots) for reply in replies))
         rounds = sorted(r for r in common if r <= number)[-2:]

@@ -1,8 +1,8 @@
-"""Snapshots of one server of a synchronous job, each taken right after a round.
+"""Snapshots of one server of a synchronous job, each of the moment right after a round.
 
-Servers that all have a snapshot of the same round can continue from it together, whatever was lost: this is the job's recovery
-line. One server (see recovery.py) chooses the round; each server takes its snapshot after applying it; when all have written
-theirs, all are told to retain it and its predecessor.
+Servers of a job that all have a snapshot of one round can go on from it together, whatever was lost: that is the job's
+recovery line. One server (see recovery.py) plans the round; each takes its snapshot when it has applied it; when all have
+written theirs, all are told to retain it and its predecessor.
 """
 import contextlib
 import logging
@@ -32,8 +32,8 @@ class RoundSnapshots:
 
     Args:
         folder: this server's own.
-        left: returns the trainers that have left, with their incarnations; called right after a round, as `on_round` is.
-        on_durable: called with the snapshot's id and its ledgers of calls and of pulls (see Store), when all servers have a
+        left: tells which trainers have left, with their incarnations. It is asked where `on_round` is.
+        on_durable: is told the snapshot's id, and the calls and the pulls that it knows (see Store), when all servers have a
             snapshot of its round.
     """
 
@@ -41,7 +41,7 @@ class RoundSnapshots:
                  on_durable: Callable[[str, dict[str, Any], dict[str, Any]], None]):
         self.folder, self._store, self._left, self._on_durable = folder, store, left, on_durable
         self._decided = False
-        self._rounds = 0  # the rounds that the server will have applied when it is restored
+        self._rounds = 0  # that the server will have applied when it has restored
         self._planned = self._writing = 0
         self._found: dict[int, str] = {}  # round -> id of a complete snapshot
         self._ledgers: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
@@ -49,7 +49,7 @@ class RoundSnapshots:
         self._changed = threading.Condition()
 
     def status(self) -> pb.RecoveryReply:
-        """The state of this server's snapshots and rounds, for its peers."""
+        """Where this server stands."""
         with self._changed:
             rounds = max(self._store.rounds, self._rounds)
             return pb.RecoveryReply(decided=self._decided, rounds=rounds, snapshots=sorted(self._found), planned=self._planned,
@@ -65,8 +65,8 @@ class RoundSnapshots:
         return sorted(found)
 
     def decide(self, rounds: int) -> None:
-        """Continue from the snapshot of this round; 0 for a server that begins empty. Snapshots of later rounds no longer
-        apply and are removed. Raises ServerError when the snapshot does not fit the program."""
+        """Go on from the snapshot of this round; 0 for a server that begins anew. Later ones are of a past that is not coming
+        back, and are removed. Raises ServerError where the snapshot does not fit the program."""
         with self._changed:
             self._decided, self._rounds = True, rounds
             self._found = {number: name for number, name in self._found.items() if number <= rounds}
@@ -84,7 +84,7 @@ class RoundSnapshots:
         self._on_durable(chosen, manifest.ledger, manifest.shown)
 
     def left(self) -> dict[int, int]:
-        """The trainers that had left when the snapshot was written from which this server continues."""
+        """The trainers that had left when the snapshot was written that this server goes on from."""
         with self._changed:
             chosen = self._found.get(self._rounds)
         return snapshot.latest(self.folder, chosen)[0].left if chosen else {}
@@ -92,8 +92,7 @@ class RoundSnapshots:
     # ---- while it serves ----
 
     def plan(self, number: int) -> bool:
-        """Plan a snapshot right after this round. False when the round is over already, or another snapshot is being
-        written."""
+        """Write a snapshot right after this round. False where that is over, or another is being written."""
         with self._changed:
             if number <= self._store.rounds or self._writing:
                 return False
@@ -101,7 +100,7 @@ class RoundSnapshots:
             return True
 
     def on_round(self, number: int) -> None:
-        """Called when a round was applied and no other change is in progress."""
+        """A round was applied, and no other change goes on."""
         with self._changed:
             if number != self._planned:
                 if number > self._planned:
@@ -123,7 +122,7 @@ class RoundSnapshots:
         try:
             with open_view:
                 manifest = snapshot.write(view, self.folder, name, 0, 1, left, keep=None)
-        except OSError as error:  # the earlier ones are unchanged
+        except OSError as error:  # the earlier ones are as they were
             logger.error("no snapshot could be written into %s: %s", self.folder, error)
         except Exception:
             logger.exception("no snapshot could be written into %s", self.folder)
@@ -147,7 +146,7 @@ class RoundSnapshots:
             return self._changed.wait_for(lambda: not self._writing, timeout_s)
 
     def retain(self, rounds: Sequence[int]) -> None:
-        """All servers have snapshots of these rounds: remove this server's others, except for its newest."""
+        """All servers have snapshots of these rounds: others but the newest of this server may go."""
         with self._changed:
             missing = [r for r in rounds if r not in self._found]
             if missing or not rounds:
@@ -162,14 +161,14 @@ class RoundSnapshots:
             self._on_durable(name, *ledgers)
 
     def _prune(self) -> None:
-        """Remove the snapshots that are neither the newest nor retained."""
+        """Remove what is neither the newest nor retained."""
         with self._changed:
             keep = {*self._retained, max(self._found)}
             self._found = {number: name for number, name in self._found.items() if number in keep}
             self._ledgers = {number: ledgers for number, ledgers in self._ledgers.items() if number in keep}
             names = list(self._found.values())
             busy = self._writing and self._writing not in self._found
-        if not busy:  # files without a manifest yet would look abandoned
+        if not busy:  # what has no manifest yet would look as if nobody wrote it any more
             snapshot.retain(self.folder, names, 0)
 
     # ---- what all servers are known to have ----
@@ -185,7 +184,7 @@ class RoundSnapshots:
             return []
 
     def _write_retained(self) -> None:
-        """Raises OSError when writing fails."""
+        """Raises OSError when the disk does not take it."""
         path = self.folder / _RETAINED
         fresh = path.with_suffix(".partial")
         fresh.write_text(_Line(rounds=self._retained).model_dump_json())
@@ -193,10 +192,10 @@ class RoundSnapshots:
 
 
 def newest_common(own: Iterable[int], peers: Sequence[pb.RecoveryReply]) -> int:
-    """The newest round from which this server and its peers can continue together; 0 for the beginning.
+    """The newest round that this server and its peers can go on from together; 0 for the beginning.
 
-    A peer that has decided (it serves, or restores) has applied a number of rounds: newer rounds do not fit. For the others
-    their snapshots count.
+    A peer that has decided (it serves, or restores) has applied a number of rounds: what is newer than that does not fit. Of
+    the others the snapshots count.
     """
     common = {0, *own}
     for peer in peers:

@@ -1,4 +1,4 @@
-"""A parameter server: its settings, its port, and the thread that finds silent trainers."""
+"""A server: settings, the port, the watch over silent trainers."""
 import logging
 import ssl
 import threading
@@ -21,9 +21,9 @@ from jfluid.ps_server.sync_rounds import TrainerGroup
 from jfluid.security import secret
 
 logger = logging.getLogger(__name__)
-# Connections that never speak HTTP/2, and those without a call for long, are closed: clients connect again. So are those whose
-# client answers no ping: it has died silently, and its calls must not wait forever. Calls of a client beyond so many at a time
-# wait on its side.
+# Connections that never speak HTTP/2, and those without a call for long, are closed: a client connects again. So are those
+# whose client answers no ping: it has gone without a word, and its calls must not wait for ever. What a client asks for beyond
+# so many calls at a time waits on its side.
 MOST_CALLS = 256
 _OPTIONS = [*wire.OPTIONS, ("grpc.server_handshake_timeout_ms", 10_000), ("grpc.max_connection_idle_ms", 300_000),
             ("grpc.keepalive_time_ms", 20_000), ("grpc.keepalive_timeout_ms", 20_000),
@@ -32,28 +32,28 @@ _BY_DEFAULT = ServerVariables()
 
 
 class Settings(validation.Spec):
-    """Settings of a server.
+    """How a server runs.
 
     Attributes:
-        token: the job's secret; every call must prove that its caller has it; 16 to 1024 characters.
+        token: the job's secret, which every call must prove to know; 16 to 1024 characters.
         host, port: where it listens; port 0 takes a free one.
         server, servers: this is server number `server` (from 0) of `servers`.
-        trainers: the number of trainers of the job.
-        silence_s: a trainer without a call for longer than this many seconds is silent.
-        on_silence: what then happens: the job fails, or continues without it.
-        start_s: a trainer without a call for longer than this many seconds since the server was restored is silent, too. (In a
-            new job the server waits without limit for a trainer's first call.)
+        trainers: how many there are in the job.
+        silence_s: a trainer not heard for longer than this many seconds is silent.
+        on_silence: then the job fails, or goes on without it.
+        start_s: a trainer not heard for longer than this many seconds since the server was restored is silent, too. (In a new
+            job a trainer may come as late as it likes.)
         end_with_trainers: whether `Server.wait` returns when all trainers have left.
         save_root: snapshots are written and read below this folder only, whatever a call asks for; None for anywhere.
-        max_rows, max_bytes: bounds for all tables of this server together; None for no bound. The bounds of specs.TableSpec
-            are those of one table. Blocks that clients create count, too.
-        metrics_port: answers Prometheus on http://host:metrics_port/metrics (https with TLS), if its request has the token
-            that is derived from the secret; None for no such port.
-        tls_certificate, tls_key: PEM files; both or none. With them only TLS connections are accepted.
-        tls_clients: a PEM file of authorities; clients must present a certificate signed by one of them.
+        max_rows, max_bytes: what the tables of this server may hold together; None for no bound. See specs.TableSpec, whose
+            bounds are those of one table. Blocks that clients create count, too.
+        metrics_port: answers Prometheus on http://host:metrics_port/metrics (https with TLS), if it brings the token that
+            follows from the secret; None for no such port.
+        tls_certificate, tls_key: PEM files; both or none. With them only TLS connections are taken.
+        tls_clients: a PEM file of authorities; clients must show a certificate of one of them.
     """
 
-    model_config = ConfigDict(hide_input_in_errors=True)  # it may contain the secret
+    model_config = ConfigDict(hide_input_in_errors=True)  # it may be the secret
 
     token: Annotated[str, Field(min_length=16, max_length=1024, pattern=r"^[\x21-\x7e]+$", repr=False)]
     host: str = "127.0.0.1"
@@ -78,7 +78,7 @@ class Server:
     """A running parameter server; `store` holds its tables and blocks.
 
     Args:
-        store: None for an empty one. Another kind of store may have blocks and updates of its own.
+        store: None for an empty one. Another kind of store may bring blocks and updates of its own.
 
     Attributes:
         port: where it listens.
@@ -94,7 +94,7 @@ class Server:
                                start_s=settings.start_s)
         self.service = Service(self.store, self.trainer_group, settings.server, settings.servers,
                                save_root=settings.save_root)
-        # A call that waits for other trainers occupies its thread while its caller is there.
+        # A call that waits for other trainers keeps its thread, as long as its caller is there.
         threads = ThreadPoolExecutor(16 + 4 * settings.trainers, thread_name_prefix="jfluid-ps")
         self._grpc = grpc.server(threads, interceptors=[Guard(settings.token)], options=_OPTIONS)
         self._grpc.add_generic_rpc_handlers((self.service.handlers(),))
@@ -118,7 +118,7 @@ class Server:
         return port
 
     def start(self) -> "Server":
-        """Start answering calls."""
+        """Begin to answer calls."""
         if self.settings.metrics_port is not None:
             self._metrics_server = MetricsServer(
                 self.settings.host, self.settings.metrics_port, self.service.metrics.registry, _metrics_tokens(self.settings),
@@ -139,12 +139,12 @@ class Server:
                 self._ended.set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until all trainers have left or the job has failed (with `end_with_trainers`), or `stop` is called; False
-        after the timeout."""
+        """Wait until all trainers have left or the job has failed (with `end_with_trainers`), or `stop` was called; False
+        when the time is up."""
         return self._ended.wait(timeout_s)
 
     def stop(self, grace_s: float = 5.0) -> None:
-        """Accept no more calls; pending ones get `grace_s` seconds."""
+        """Take no more calls; those under way have `grace_s` seconds."""
         self._ended.set()
         self._grpc.stop(grace_s).wait()
         if self._metrics_server is not None:
@@ -158,8 +158,8 @@ class Server:
 
 
 def _metrics_tokens(settings: Settings) -> list[str]:
-    """The tokens that give access to metrics: the one derived from the job's secret; and on this machine the one derived from
-    this user's secret, since users do not know the secrets that launchers create."""
+    """The tokens with which metrics may be asked for: what follows from the job's secret; and on this machine from that of
+    this user, who need not know the secrets that launchers make."""
     tokens = [secret.metrics_token(settings.token)]
     if secret.is_loopback(settings.host):
         try:
@@ -170,7 +170,7 @@ def _metrics_tokens(settings: Settings) -> list[str]:
 
 
 def _tls_context(settings: Settings) -> ssl.SSLContext | None:
-    """Metrics require TLS whenever calls do, with the same client certificates."""
+    """Metrics take TLS connections only where calls do, of the same clients."""
     if settings.tls_certificate is None:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -179,7 +179,7 @@ def _tls_context(settings: Settings) -> ssl.SSLContext | None:
         if settings.tls_clients is not None:
             context.load_verify_locations(settings.tls_clients)
             context.verify_mode = ssl.CERT_REQUIRED
-    except OSError as error:  # the same type as ssl's own errors
+    except OSError as error:  # as ssl's own errors are
         raise errors.ServerError(f"TLS: {error}") from None
     return context
 

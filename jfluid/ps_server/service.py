@@ -338,8 +338,8 @@ class Service:
             "Recovery": self.recovery, "PlanSnapshot": self.plan_snapshot, "RetainSnapshots": self.retain_snapshots,
             "TrainerState": self.trainer_state}
         methods = {n: grpc.unary_unary_rpc_method_handler(self._unary(n, function)) for n, function in functions.items()}
-        through_shared_memory = {name: functions[name] for name in ("Pull", "Push", "Exchange")}
-        methods["Local"] = grpc.unary_unary_rpc_method_handler(functools.partial(self._local, through_shared_memory))
+        through_lanes = {name: functions[name] for name in ("Pull", "Push", "Exchange")}
+        methods["Local"] = grpc.unary_unary_rpc_method_handler(functools.partial(self._local, through_lanes))
         methods["Stream"] = grpc.stream_stream_rpc_method_handler(self._stream)
         return grpc.method_handlers_generic_handler(wire.SERVICE, methods)
 

@@ -11,8 +11,8 @@ A file of rows holds records: id int64, times shown uint32, step of the last tou
 endian. A file of numbers holds arrays end to end, as the manifest lists them. A file of a trainer's state holds a serialized
 TrainerState of ps.proto.
 
-Each snapshot has a number, one more than its predecessor's in the folder, that tells which of two is the newer one: clocks of
-hosts differ, and may be changed.
+Which of two snapshots is the newer one is told by a number that each has, one more than its predecessor's in the folder:
+clocks of hosts differ, and are set.
 """
 import contextlib
 import logging
@@ -60,7 +60,7 @@ def _record(stride: int) -> np.dtype[Any]:
 # ---- writing ---------------------------------------------------------------------------------------------------------
 
 class _Writer:
-    """Writes the files of one server's part. A file gets its name only when it is completely on disk."""
+    """Files of one server's part. A file is under its name only when all of it is on the disk."""
 
     def __init__(self, folder: Path, stem: str):
         self.folder, self.stem, self.names = folder, stem, list[str]()
@@ -104,9 +104,9 @@ def write(view: StoreView, folder: str | Path, snapshot: str, server: int, serve
           left: Mapping[int, int] | None = None, keep: int | None = 1) -> Manifest:
     """Write the part of server number `server` of `servers` of the snapshot with this id.
 
-    When this completes the snapshot, files of earlier ones in the folder are removed, except for the newest `keep` - 1
-    complete ones; with None all stay. Raises OSError when writing fails: then nothing of this part remains, and earlier
-    snapshots are unchanged.
+    When this makes the snapshot complete, files of earlier ones in the folder are removed, but for the newest `keep` - 1
+    complete ones; with None all stay. Raises OSError when the disk does not take it: then nothing of this part stays behind,
+    and earlier snapshots are as they were.
     """
     if not re.match(ID, snapshot):
         raise errors.ServerError(f"snapshot: expected an id of letters, digits, - and _ (64 at most), found {snapshot!r}")
@@ -193,10 +193,10 @@ def _sync(folder: Path) -> None:
 
 
 def retain(folder: str | Path, snapshots: Sequence[str], server: int, before: int | None = None) -> None:
-    """Remove the files of all other snapshots from a folder: those whose number is below `before` (all without it), and files
-    that this server left behind when it was killed while writing.
+    """Remove the files of other snapshots than these from a folder: those whose number is below `before` (all without it), and
+    what this server left behind when it was killed while it wrote.
 
-    A server writes one snapshot after the other, so files of it that have no manifest yet will never have one.
+    A server writes one snapshot after the other, so that what has no manifest of it yet will never have one.
     """
     folder = Path(folder)
     numbers = {name: max(map(_number, parts.values())) for (name, _), parts in _manifests(folder).items()}
@@ -209,7 +209,7 @@ def retain(folder: str | Path, snapshots: Sequence[str], server: int, before: in
 
 
 def _number(manifest: Path) -> int:
-    """The number in a manifest; 0 when it cannot be read."""
+    """The number in a manifest; 0 where it cannot be read."""
     try:
         return read_manifest(manifest).number
     except DamagedError:
@@ -259,7 +259,7 @@ def latest(folder: str | Path, snapshot: str = "") -> list[Manifest]:
 
 def sound(folder: str | Path) -> list[Manifest]:
     """The manifests of this folder's complete snapshots of one server that are not damaged, the newest first. All their files
-    are read to check that; snapshots with a missing file or a wrong checksum are logged."""
+    are read for that; those of which a file is missing or has another checksum are named in the log."""
     folder, found = Path(folder), list[Manifest]()
     for (name, servers), parts in _manifests(folder).items() if folder.is_dir() else ():
         if servers != 1 or 0 not in parts:
@@ -277,15 +277,15 @@ def sound(folder: str | Path) -> list[Manifest]:
 
 def restore(store: Store, folder: str | Path, server: int, servers: int, snapshot: str = "",
             tables: Sequence[str] = ()) -> Manifest:
-    """Restore server number `server` of `servers` from a snapshot, which any number of servers may have written.
+    """Put server number `server` of `servers` into the state of a snapshot, which as many or other servers wrote.
 
-    With `tables` only these are restored, and everything else stays, the ledger of the trainers' calls included.
+    With `tables` only these are taken from it, and everything else stays: also what is known of the trainers' calls.
 
-    With another number of servers each row goes to its new owner, and the trainers must restart (calls of their earlier
-    incarnations are refused). Tables and blocks of the store that the snapshot does not have stay.
+    With another number of servers the rows go to the servers that they now belong to, and the trainers must start anew
+    (calls of their earlier incarnations are refused). Tables and blocks of the store that the snapshot does not have stay.
 
     Returns the manifest of one of the parts. Raises DamagedError when a file is missing or damaged, ServerError when it does
-    not fit the tables and blocks of the store: then the store is unchanged.
+    not fit what the store holds: then the store is as it was.
     """
     folder, manifests = Path(folder), latest(folder, snapshot)
     same = len(manifests) == servers
@@ -396,7 +396,7 @@ def _block(spec: specs.BlockSpec, state: dict[str, Any], store: Store) -> DenseB
     if there != spec:
         raise errors.ServerError(f"block {spec.name}: the snapshot holds another block: expected {there!r}, found {spec!r}")
     expected = spec.size * (1 + len(rule_of(spec.optimizer).slots))
-    if len(state["numbers"]) != expected:  # before allocating as many as the spec says
+    if len(state["numbers"]) != expected:  # before memory is taken for as many as the spec says
         raise errors.ServerError(f"block {spec.name}: expected {expected} numbers float32, found float32 "
                                  f"[{len(state['numbers'])}]")
     block = DenseBlock(spec)
@@ -413,7 +413,7 @@ def _checked_size(folder: Path, file: File) -> Path:
 
 
 def _check(folder: Path, file: File) -> None:
-    """Raises DamagedError for a file whose size or checksum is wrong."""
+    """Raises DamagedError unless a file is as it was written."""
     path, crc32 = _checked_size(folder, file), 0
     with open(path, "rb") as raw:
         while data := raw.read(1 << 22):

@@ -1,4 +1,4 @@
-"""Validated plain data: in calls, in snapshots and in files."""
+"""Checked plain data: what travels in calls, stands in snapshots and is read from files."""
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -7,13 +7,13 @@ from pydantic_core import from_json
 from jfluid import errors
 
 _MOST_FIELDS, _MOST_MISTAKES = 64, 16
-# Bytes of memory: what any JSON may take; of a list or mapping; of a value in one.
+# Bytes of memory: what any JSON may take, a list or mapping, a value in one.
 _LEAST, _BRACKET, _VALUE = 1 << 18, 90, 60
 NAME = r"^[^\x00-\x1f\x7f]{1,512}$"
 
 
 class Spec(BaseModel):
-    """A validated, immutable model; unknown fields are refused."""
+    """Checked and immutable; unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -30,7 +30,7 @@ Kind = TypeVar("Kind", bound=Spec)
 
 
 def read(kind: type[Kind], value: Any, what: str) -> Kind:
-    """Validate `value` (a mapping, or JSON as text or bytes) as a `kind`.
+    """`value` (a mapping, or JSON as text or bytes) as a `kind`.
 
     Raises ServerError that names `what` and the fields that are wrong, also for JSON that would take more than ten times its
     size in memory.
@@ -48,7 +48,7 @@ def read(kind: type[Kind], value: Any, what: str) -> Kind:
 
 
 def _from_json(data: bytes, what: str) -> Any:
-    """Parse JSON. The memory of the values is bounded beforehand, by counting the characters that each of them needs."""
+    """Plain values. The memory that they take is bounded beforehand, by the characters that each of them needs."""
     most = max(10 * len(data), _LEAST)
     if _BRACKET * (data.count(b"{") + data.count(b"[")) + _VALUE * data.count(b",") > most:
         raise errors.ServerError(f"{what}: these {len(data)} bytes of JSON would take more than {most} bytes of memory")

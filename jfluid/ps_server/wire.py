@@ -1,4 +1,4 @@
-"""Conversion between messages and arrays, and the limits of messages from outside."""
+"""Between messages and arrays; and the limits of what is taken from outside."""
 import math
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -17,11 +17,11 @@ from jfluid.ps_server.zero_copy import flat, head
 Array = np.ndarray[Any, Any]
 
 SERVICE = "jfluid.ps.ParameterServer"
-# Of one message; larger ones go through Stream, in chunks.
+# One message; what is larger goes through Stream, in chunks.
 LARGEST_MESSAGE = 64 << 20
 CHUNK = 16 << 20
-_SMALLEST_CHUNK = 1 << 12  # except the last one
-# Of a request, or a reply, in chunks. Protobuf's limit is 2 GiB.
+_SMALLEST_CHUNK = 1 << 12  # but for the last one
+# A request, or a reply, in chunks. Protocol buffers end at 2 GiB.
 LARGEST_CALL = (2 << 30) - (1 << 20)
 # Beside values: names, lengths, tags.
 OVERHEAD = 1 << 16
@@ -30,17 +30,17 @@ METHODS = {name: (getattr(pb, f"{name}Request"), getattr(pb, f"{name}Reply")) fo
     "Create", "Pull", "Push", "Exchange", "LookUp", "Attach", "Local", "Barrier", "Heartbeat", "Shrink", "Save", "Restore",
     "Status", "Leave", "Recovery", "PlanSnapshot", "RetainSnapshots", "TrainerState")}
 
-# HTTP/2 frames as large as the messages of a step, and an error for a second server on the same port.
+# HTTP/2 frames as large as messages of a step, and no second server silently on the same port.
 OPTIONS = [("grpc.max_receive_message_length", LARGEST_MESSAGE + OVERHEAD), ("grpc.max_send_message_length", -1),
            ("grpc.http2.max_frame_size", (1 << 24) - 1), ("grpc.http2.lookahead_bytes", 1 << 24), ("grpc.so_reuseport", 0),
-           # A call may wait long for other trainers: pings tell each side when the other has died.
+           # A call may wait long for other trainers: each side finds out by pings when the other is there no more.
            ("grpc.http2.max_pings_without_data", 0)]
 
 
 def numbers(data: bytes, dtype: str, what: str, count: int | None = None, copy: bool = True) -> Array:
     """The array in `data`. Raises ServerError when the bytes are not `count` (or any number of) numbers.
 
-    By default it is a copy: kernels are compiled for writable arrays, and would be compiled again for others.
+    By default it is a copy: kernels are compiled for arrays that may be written, and would be compiled anew for others.
     """
     size = np.dtype(dtype).itemsize
     if len(data) % size or count not in (None, len(data) // size):
@@ -51,7 +51,7 @@ def numbers(data: bytes, dtype: str, what: str, count: int | None = None, copy: 
 
 
 def call_of(caller: pb.Caller) -> Call:
-    """The trainer, incarnation and sequence of a call. Raises ServerError when they are missing."""
+    """The call's place in its trainer's order. Raises ServerError when it has none."""
     if not caller.incarnation or not caller.sequence:
         raise errors.ServerError("caller: expected trainer, incarnation and sequence; a mutation without them could be "
                                  "applied twice")
@@ -74,7 +74,7 @@ def _rate(message: pb.RowsChange | pb.BlockChange, what: str) -> float | None:
 
 
 def updates_of(request: pb.PushRequest, store: Store) -> tuple[list[RowsUpdate], list[BlockUpdate]]:
-    """The updates of a push, checked against the store's tables and blocks, so that applying them cannot fail half-way."""
+    """The updates of a push, checked against what the store holds, so that applying them cannot fail half-way."""
     rows, blocks = [], []
     for message in request.rows:
         table, what = store.table(message.table), f"table {message.table}"
@@ -105,11 +105,11 @@ def wanted_rows(request: pb.PullRequest, store: Store, limit: int) -> list[Wante
 
 
 class PullReply:
-    """A reply to a pull whose rows are serialized without another copy (see zero_copy).
+    """A reply to a pull that goes into its message without a copy of the rows on the way (see lifting).
 
     Attributes:
-        rows: of each requested table.
-        blocks: (version, value) of each requested block; None for a value that the caller has already.
+        rows: of each table that was asked for.
+        blocks: (version, value) of each block that was asked for; None for a value that the caller knows.
     """
 
     def __init__(self, rounds: int, server_incarnation: int):
@@ -160,15 +160,15 @@ def parts_of(reply: Any) -> list[Any]:
 _ZERO_COPY: dict[Any, Any] = {pb.PushRequest: zero_copy.IncomingPush, pb.ExchangeRequest: zero_copy.IncomingExchange}
 
 
-# Messages that may be large; all others hold names and numbers, and have at most so many bytes.
+# What may be large; all others are names and numbers, and have at most so many bytes.
 _LARGE = {pb.CreateRequest, pb.PullRequest, pb.LookUpRequest, pb.Chunk, pb.TrainerState}
 LARGEST_OF_NUMBERS = 1 << 16
 
 
 def parsed(kind: type[Message], data: bytes) -> Any:
-    """Parse the message in `data`; arrays of a push are read in place.
+    """The message in `data`; arrays of a push stay where they are.
 
-    Raises ServerError when it is invalid, or has more parts than any job needs, which would take far more memory than bytes.
+    Raises ServerError when there is none, or one of more parts than a job has, which would take far more memory than bytes.
     """
     try:
         if kind in _ZERO_COPY:
@@ -181,7 +181,7 @@ def parsed(kind: type[Message], data: bytes) -> Any:
 
 
 def joined(chunks: Iterable[bytes]) -> bytes:
-    """Join the chunks of a message. Raises TooLargeError or ServerError when the sizes are not as announced."""
+    """The message that came in chunks. Raises TooLargeError or ServerError when the sizes are not as announced."""
     parts, size, total = [], 0, None
     for data in chunks:
         chunk = parsed(pb.Chunk, data)
@@ -192,14 +192,14 @@ def joined(chunks: Iterable[bytes]) -> bytes:
         parts.append(chunk.data)
         size += len(chunk.data)
         if size > total or (len(chunk.data) < _SMALLEST_CHUNK and size != total):
-            break  # more than announced, or chunks so small that they might never end
+            break  # more than announced; or chunks so small that they might never end
     if size != total:
         raise errors.ServerError(f"chunks: expected {total} bytes together, found {size}")
     return b"".join(parts)
 
 
 def chunked(data: bytes) -> Iterator[bytes]:
-    """Split a serialized message into chunks."""
+    """The chunks of a serialized message."""
     for begin in range(0, max(len(data), 1), CHUNK):
         total = len(data) if begin == 0 else 0
         yield pb.Chunk(total=total, data=data[begin:begin + CHUNK]).SerializeToString()

@@ -63,7 +63,7 @@ class DistributeTranspilerConfig:
             modes, whose trainers always wait for each other when they meet.
 
     Attributes of mode "pserver":
-        slice_var_up: cut large parameters, so that each server holds a range of rows. Parameters whose update needs the
+        slice_var_up: cut large parameters, so that each server holds a stretch of rows. Parameters whose update needs the
             whole tensor (LAMB, LARS, a clip by the norm) stay in one piece.
         min_block_size: the fewest elements of a piece, at least 8192.
         split_method: RoundRobin (None means it), HashName or another PSDispatcher: which server gets which piece.

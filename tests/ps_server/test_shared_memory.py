@@ -80,7 +80,7 @@ def test_the_same_numbers_as_over_the_network(server, client_of, monkeypatch):
     np.testing.assert_array_equal(block, block_there)
 
 
-def test_what_came_stays_when_the_buffer_is_used_again(client_of):
+def test_what_came_stays_when_the_lane_is_used_again(client_of):
     client = client_of()
     first = client.pull({"t": IDS}, ["w"])
     kept = first.rows["t"].values.copy(), first.blocks["w"].copy()
@@ -89,7 +89,7 @@ def test_what_came_stays_when_the_buffer_is_used_again(client_of):
     np.testing.assert_array_equal(first.blocks["w"], kept[1])
 
 
-def test_calls_at_the_same_time_have_buffers_of_their_own(server, client_of):
+def test_calls_at_the_same_time_have_lanes_of_their_own(server, client_of):
     client = client_of()
     failures = []
 
@@ -145,7 +145,7 @@ def test_a_call_without_an_answer_is_sent_again_over_the_network_and_applied_onc
     assert len(lost) == 1 and used[0] is lost[0] and used[1] is used[2] is not lost[0]
 
 
-def test_a_buffer_that_the_server_lost(server, client_of, monkeypatch):
+def test_a_lane_that_the_server_lost(server, client_of, monkeypatch):
     """The call goes over the network, the next one has a new buffer."""
     client = client_of()
     trained(client)
@@ -158,7 +158,7 @@ def test_a_buffer_that_the_server_lost(server, client_of, monkeypatch):
     assert len(server.service._buffers._buffers) == 1 and sum(size > 300_000 for size in sizes) == 0
 
 
-def test_buffers_grow_and_go_with_their_trainer(server, client_of):
+def test_lanes_grow_and_go_with_their_trainer(server, client_of):
     client = client_of()
     buffers = server.service._buffers._buffers
     trained(client)
@@ -222,7 +222,7 @@ def test_only_files_of_this_kind_are_attached(asked, tmp_path):
         attached.attach(pb.AttachRequest(capacity=LARGEST + 1))
 
 
-def test_a_buffer_of_another_user_is_not_taken(asked):
+def test_a_lane_of_another_user_is_not_taken(asked):
     seal(asked)
     if os.geteuid() != 0:
         pytest.skip("only root can give a file to another user")
@@ -230,7 +230,7 @@ def test_a_buffer_of_another_user_is_not_taken(asked):
     assert AttachedBuffers(LARGEST).attach(asked) == 0
 
 
-def test_a_caller_has_few_buffers(asked):
+def test_a_caller_has_few_lanes(asked):
     seal(asked)
     attached = AttachedBuffers(LARGEST)
     for _ in range(shared_memory.MOST):
@@ -247,7 +247,7 @@ def test_a_caller_has_few_buffers(asked):
     assert list(attached._buffers) == others
 
 
-def test_no_two_servers_know_buffers_by_the_same_names(asked):
+def test_no_two_servers_know_lanes_by_the_same_names(asked):
     """A name from one life of a server means nothing to the next, whatever both have attached."""
     seal(asked)
     lives = [AttachedBuffers(LARGEST) for _ in range(2)]
@@ -257,7 +257,7 @@ def test_no_two_servers_know_buffers_by_the_same_names(asked):
         lives[1].find(names[0].pop())
 
 
-def test_buffers_are_given_up_when_the_server_has_started_again(asked):
+def test_lanes_are_given_up_when_the_server_has_started_again(asked):
     names = iter(range(1, 9))
     buffers = SharedBuffers(lambda request: next(names))
     under_way, free = buffers.take(10), buffers.take(10)
@@ -267,13 +267,13 @@ def test_buffers_are_given_up_when_the_server_has_started_again(asked):
     assert buffers.take(10).name == 3
 
 
-def test_no_answer_to_the_question_for_a_buffer_means_no_buffer_this_time():
+def test_no_answer_to_the_question_for_a_lane_means_no_lane_this_time():
     answers = [None, 7]
     buffers = SharedBuffers(lambda request: answers.pop(0))
     assert buffers.take(10) is None and buffers.take(10).name == 7
 
 
-def test_no_call_waits_for_the_buffer_of_another():
+def test_no_call_waits_for_the_lane_of_another():
     asked, answered = threading.Event(), threading.Event()
 
     def slow(request):
@@ -289,7 +289,7 @@ def test_no_call_waits_for_the_buffer_of_another():
     assert len(buffers._taken) == 1
 
 
-def test_sizes_beyond_a_buffer_are_refused(asked):
+def test_sizes_beyond_a_lane_are_refused(asked):
     seal(asked)
     attached = AttachedBuffers(LARGEST)
     found = attached.find(attached.attach(asked))
@@ -307,7 +307,7 @@ def test_a_server_elsewhere_is_asked_once():
     assert SharedBuffers(lambda request: 1, wanted=False).take(10) is None
 
 
-def test_no_memory_for_a_buffer(monkeypatch):
+def test_no_memory_for_a_lane(monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
     monkeypatch.setattr(os, "posix_fallocate", full)
