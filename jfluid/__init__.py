@@ -69,6 +69,21 @@ from jfluid.places import (
 from jfluid.scope import Scope, global_scope, scope_guard
 from jfluid.transpiler import DistributeTranspiler, DistributeTranspilerConfig, HashName, RoundRobin
 
+# Names of Fluid that are not here, and modules under Fluid's other paths, are found by `surface`.
+__all__ = [
+    "BuildStrategy", "CPUPlace", "CUDAPinnedPlace", "CUDAPlace", "CompiledProgram", "DataFeeder", "DistributeTranspiler",
+    "DistributeTranspilerConfig", "ExecutionStrategy", "Executor", "HashName", "LoDTensor", "LoDTensorArray",
+    "ParallelExecutor", "ParamAttr", "Program", "RoundRobin", "Scope", "Tensor", "Variable", "WeightNormParamAttr",
+    "append_backward", "average", "backward", "batch", "clip", "compiler", "contrib", "core", "cpu_places",
+    "create_lod_tensor", "create_random_int_lodtensor", "cuda_pinned_places", "cuda_places", "data", "debugger",
+    "default_main_program", "default_startup_program", "device_guard", "disable_dygraph", "disable_imperative",
+    "embedding", "enable_dygraph", "enable_imperative", "evaluator", "executor", "get_flags", "global_scope", "gradients",
+    "in_dygraph_mode", "initializer", "install_check", "installation", "io", "is_compiled_with_cuda", "layers", "load",
+    "load_op_library", "load_program_state", "lod_tensor", "memory_optimize", "metrics", "name_scope", "nets", "one_hot",
+    "optimizer", "parallel_executor", "param_attr", "profiler", "program_guard", "regularizer", "release_memory",
+    "require_version", "save", "scope_guard", "set_flags", "set_program_state", "to_jax", "transpiler", "unique_name",
+]
+
 enable_imperative, disable_imperative = enable_dygraph, disable_dygraph
 surface.install()
 launcher_pipe.report_ending()
