@@ -182,9 +182,8 @@ def diag_embed(x: Array, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> 
     """The last dimension of x on a diagonal of the new dimensions dim1 and dim2."""
     n = x.shape[-1]
     size = n + abs(offset)
-    unknown = static_values.placeholder()
-    if unknown is not None and is_unknown(n):
-        size = unknown
+    if is_unknown(n):
+        size = static_values.placeholder() or size
         x = jnp.zeros((*x.shape[:-1], size - abs(offset)), x.dtype)
     at = np.arange(size - abs(offset))
     out = jnp.zeros((*x.shape[:-1], size, size), x.dtype)
