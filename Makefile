@@ -31,6 +31,7 @@ site: $(VENV)/.test
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check
+	$(BIN)/ruff format --check --quiet
 	$(BIN)/mypy
 
 # One rule for every set of extras: .venv/.demo holds jfluid[demo], .venv/.test holds jfluid[test].

@@ -1,10 +1,13 @@
-"""How fast datasets are read: the parser alone, a QueueDataset against Fluid 1.8.5's, and waiting in CTR-DNN training.
+"""How fast datasets are read: the parser alone, a QueueDataset against Fluid 1.8.5's, and waiting
+in CTR-DNN training.
 
     python benchmarks/dataset.py [--lines N] [--fluid PYTHON]
 
-Files hold lines of 13 decimal numbers, 26 slots of ids and a label. `--fluid` names an interpreter that can import
-paddle.fluid; it reads the same files in a process of its own. `--one ENGINE FOLDER` does that for one engine.
+Files hold lines of 13 decimal numbers, 26 slots of ids and a label. `--fluid` names an interpreter
+that can import paddle.fluid; it reads the same files in a process of its own. `--one ENGINE FOLDER`
+does that for one engine.
 """
+
 import argparse
 import importlib
 import json
@@ -51,7 +54,9 @@ def dataset(fluid, kept, paths):
 
 
 def read(engine, paths):
-    """Seconds of an epoch of a program that hardly computes, one trainer thread. The first epoch does not count."""
+    """Seconds of an epoch of a program that hardly computes, one trainer thread. The first epoch
+    does not count.
+    """
     fluid = importlib.import_module(engine)
     dense, ids, label = variables(fluid)
     fluid.layers.mean(dense)
@@ -72,7 +77,11 @@ def parser_speed(paths):
     from jfluid.dataset.reader_threads import Processes
     from jfluid.dataset.text_files import FileSource
 
-    slots = [Slot("dense", True, (13,)), *(Slot("C%d" % i, False) for i in range(SLOTS)), Slot("label", False, (1,))]
+    slots = [
+        Slot("dense", True, (13,)),
+        *(Slot("C%d" % i, False) for i in range(SLOTS)),
+        Slot("label", False, (1,)),
+    ]
     parser, best = Parser(slots), 0.0
     blocks = [block.copy() for path in paths for block in FileSource().blocks(path, Processes())]
     for _ in range(5):
@@ -84,23 +93,36 @@ def parser_speed(paths):
 
 
 def waiting(paths):
-    """What the second epoch of CTR-DNN training prints of itself: steps, seconds, and how much went by waiting."""
+    """What the second epoch of CTR-DNN training prints of itself: steps, seconds, and how much went
+    by waiting.
+    """
     import jfluid as fluid
 
     dense, ids, label = variables(fluid)
     table = fluid.ParamAttr(name="table", initializer=fluid.initializer.Uniform())
-    rows = [fluid.layers.sequence_pool(fluid.layers.embedding(i, [VOCABULARY, 10], is_sparse=True, param_attr=table), "sum")
-            for i in ids]
+    rows = [
+        fluid.layers.sequence_pool(
+            fluid.layers.embedding(i, [VOCABULARY, 10], is_sparse=True, param_attr=table), "sum"
+        )
+        for i in ids
+    ]
     x = fluid.layers.concat([*rows, dense], axis=1)
     for _ in range(3):
         x = fluid.layers.fc(x, 400, act="relu")
-    loss = fluid.layers.mean(fluid.layers.cross_entropy(fluid.layers.fc(x, 2, act="softmax"), label))
+    loss = fluid.layers.mean(
+        fluid.layers.cross_entropy(fluid.layers.fc(x, 2, act="softmax"), label)
+    )
     fluid.optimizer.SGD(1e-3).minimize(loss)
     exe = fluid.Executor(fluid.CPUPlace())
     exe.run(fluid.default_startup_program())
     for debug in (False, True):
-        exe.train_from_dataset(fluid.default_main_program(), dataset(fluid, [dense, *ids, label], paths), debug=debug,
-                               fetch_list=[loss], print_period=1000000)
+        exe.train_from_dataset(
+            fluid.default_main_program(),
+            dataset(fluid, [dense, *ids, label], paths),
+            debug=debug,
+            fetch_list=[loss],
+            print_period=1000000,
+        )
 
 
 def main():
@@ -119,10 +141,18 @@ def main():
         print("parser alone: %.0f MB/s" % parser_speed(paths))
         for engine, python in [("jfluid", sys.executable), ("paddle.fluid", args.fluid)] * 2:
             if python:
-                found = subprocess.run([python, os.path.abspath(__file__), "--one", engine, folder], stdout=subprocess.PIPE,
-                                       stderr=subprocess.DEVNULL, check=True, env=dict(os.environ, PYTHONWARNINGS="ignore"))
+                found = subprocess.run(
+                    [python, os.path.abspath(__file__), "--one", engine, folder],
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    check=True,
+                    env=dict(os.environ, PYTHONWARNINGS="ignore"),
+                )
                 seconds = json.loads(found.stdout.decode().splitlines()[-1])
-                print("%-12s %9.0f lines/s %6.1f MB/s" % (engine, args.lines / seconds, size / seconds))
+                print(
+                    "%-12s %9.0f lines/s %6.1f MB/s"
+                    % (engine, args.lines / seconds, size / seconds)
+                )
         print("CTR-DNN training: ", end="", flush=True)
         waiting(paths)
 

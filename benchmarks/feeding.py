@@ -2,9 +2,11 @@
 
     python benchmarks/feeding.py [--steps N] [--fluid PYTHON]
 
-A model trains from a DataLoader whose reader takes a given part of a step's time for a batch. The wait is the time in
-which the training loop stands in the loader. `--fluid` names an interpreter with the real Fluid 1.8.5, which runs the same.
+A model trains from a DataLoader whose reader takes a given part of a step's time for a batch. The
+wait is the time in which the training loop stands in the loader. `--fluid` names an interpreter
+with the real Fluid 1.8.5, which runs the same.
 """
+
 import argparse
 import importlib
 import json
@@ -18,7 +20,8 @@ import numpy as np
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import fluid_models
 
-BUSY = (0.0, 0.25, 0.5, 0.9)  # of a step's time that the reader takes for a batch, without using the processor
+# of a step's time that the reader takes for a batch, without using the processor
+BUSY = (0.0, 0.25, 0.5, 0.9)
 
 
 def _median_step(exe, main, loss, feeds, steps):
@@ -31,7 +34,9 @@ def _median_step(exe, main, loss, feeds, steps):
 
 
 def train(engine, model, steps):
-    """Milliseconds of a step that is fed, of one from the loader, and the part of the loop that waits, for each of BUSY."""
+    """Milliseconds of a step that is fed, of one from the loader, and the part of the loop that
+    waits, for each of BUSY.
+    """
     fluid = importlib.import_module(engine)
     main, startup = fluid.Program(), fluid.Program()
     with fluid.program_guard(main, startup), fluid.unique_name.guard():
@@ -44,6 +49,7 @@ def train(engine, model, steps):
         step = _median_step(exe, main, loss, feeds, steps)
         rows = []
         for busy in BUSY:
+
             def reader(busy=busy):
                 for i in range(steps + 3):
                     time.sleep(busy * step)
@@ -70,6 +76,7 @@ def train(engine, model, steps):
 def crossing(megabytes=32, count=20):
     """Megabytes a second that come from a reader's process."""
     from jfluid.feeding.worker import Worker
+
     array = np.zeros(megabytes << 18, np.float32)
     items = iter(Worker(lambda: (array for _ in range(count))))
     next(items)
@@ -81,24 +88,39 @@ def crossing(megabytes=32, count=20):
 
 def _print(found):
     for row in found["loaders"]:
-        print(f"| {found['model']} | {found['engine']} | {found['fed_ms']:.2f} | {100 * row['busy']:.0f}% | {row['ms']:.2f} | "
-              f"{100 * row['waits']:.1f}% |", flush=True)
+        print(
+            f"| {found['model']} | {found['engine']} | {found['fed_ms']:.2f} | {100 * row['busy']:.0f}% | {row['ms']:.2f} | "
+            f"{100 * row['waits']:.1f}% |",
+            flush=True,
+        )
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--fluid")
-    parser.add_argument("--one", nargs=2, metavar=("ENGINE", "MODEL"), help="print one result as JSON")
+    parser.add_argument(
+        "--one", nargs=2, metavar=("ENGINE", "MODEL"), help="print one result as JSON"
+    )
     args = parser.parse_args()
     if args.one:
         print(json.dumps(train(*args.one, args.steps)))
         return
-    print("| model | engine | fed ms | reader busy | from the loader ms | waits |\n|---|---|---|---|---|---|")
+    print(
+        "| model | engine | fed ms | reader busy | from the loader ms | waits |\n|---|---|---|---|---|---|"
+    )
     for model in ("mnist_conv", "stacked_lstm", "ctr_dnn"):
         _print(train("jfluid", model, args.steps))
         if args.fluid:
-            command = [args.fluid, __file__, "--one", "paddle.fluid", model, "--steps", str(args.steps)]
+            command = [
+                args.fluid,
+                __file__,
+                "--one",
+                "paddle.fluid",
+                model,
+                "--steps",
+                str(args.steps),
+            ]
             output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
             _print(json.loads(output.splitlines()[-1]))
     print(f"\nfrom a reader's process: {crossing():.0f} MB/s")

@@ -1,4 +1,5 @@
-"""The benchmarked models as Fluid programs, for any engine that offers the Fluid API (Python 3.7 syntax).
+"""The benchmarked models as Fluid programs, for any engine that offers the Fluid API (Python 3.7
+syntax).
 
 Each builder takes the engine and returns (loss, feed), where feed(rng) makes one batch.
 """
@@ -13,28 +14,44 @@ def _classifier(fluid, hidden, classes, optimizer):
 
 
 def _images(name, batch, shape, classes):
-    return lambda r: {name: r.randn(batch, *shape).astype("float32"),
-                      "label": r.randint(0, classes, (batch, 1)).astype("int64")}
+    return lambda r: {
+        name: r.randn(batch, *shape).astype("float32"),
+        "label": r.randint(0, classes, (batch, 1)).astype("int64"),
+    }
 
 
 def mlp(fluid, batch=256):
     h = fluid.layers.data(name="x", shape=[784], dtype="float32")
     for _ in range(2):
         h = fluid.layers.fc(h, 200, act="tanh")
-    return _classifier(fluid, h, 10, fluid.optimizer.SGD(learning_rate=0.01)), _images("x", batch, (784,), 10)
+    return _classifier(fluid, h, 10, fluid.optimizer.SGD(learning_rate=0.01)), _images(
+        "x", batch, (784,), 10
+    )
 
 
 def mnist_conv(fluid, batch=128):
     img = fluid.layers.data(name="img", shape=[1, 28, 28], dtype="float32")
-    t = fluid.nets.simple_img_conv_pool(img, num_filters=20, filter_size=5, pool_size=2, pool_stride=2, act="relu")
+    t = fluid.nets.simple_img_conv_pool(
+        img, num_filters=20, filter_size=5, pool_size=2, pool_stride=2, act="relu"
+    )
     t = fluid.layers.batch_norm(t)
-    t = fluid.nets.simple_img_conv_pool(t, num_filters=50, filter_size=5, pool_size=2, pool_stride=2, act="relu")
-    return _classifier(fluid, t, 10, fluid.optimizer.Adam(learning_rate=0.001)), _images("img", batch, (1, 28, 28), 10)
+    t = fluid.nets.simple_img_conv_pool(
+        t, num_filters=50, filter_size=5, pool_size=2, pool_stride=2, act="relu"
+    )
+    return _classifier(fluid, t, 10, fluid.optimizer.Adam(learning_rate=0.001)), _images(
+        "img", batch, (1, 28, 28), 10
+    )
 
 
 def _conv_bn(fluid, x, channels, kernel, stride, act="relu"):
-    t = fluid.layers.conv2d(x, filter_size=kernel, num_filters=channels, stride=stride, padding=(kernel - 1) // 2,
-                            bias_attr=False)
+    t = fluid.layers.conv2d(
+        x,
+        filter_size=kernel,
+        num_filters=channels,
+        stride=stride,
+        padding=(kernel - 1) // 2,
+        bias_attr=False,
+    )
     return fluid.layers.batch_norm(t, act=act)
 
 
@@ -62,7 +79,11 @@ def resnet50(fluid, batch=4):
             stride = 2 if i == 0 and stage else 1
             u = _conv_bn(fluid, _conv_bn(fluid, t, channels, 1, 1), channels, 3, stride)
             u = _conv_bn(fluid, u, channels * 4, 1, 1, act=None)
-            short = t if inside == channels * 4 else _conv_bn(fluid, t, channels * 4, 1, stride, act=None)
+            short = (
+                t
+                if inside == channels * 4
+                else _conv_bn(fluid, t, channels * 4, 1, stride, act=None)
+            )
             t, inside = fluid.layers.elementwise_add(u, short, act="relu"), channels * 4
     t = fluid.layers.pool2d(t, pool_size=7, pool_type="avg", global_pooling=True)
     optimizer = fluid.optimizer.Momentum(learning_rate=0.1, momentum=0.9)
@@ -74,19 +95,38 @@ def transformer_encoder(fluid, batch=8, seq=64, d=256, heads=4, layers=4, vocab=
     y = fluid.layers.data(name="y", shape=[batch * seq, 1], append_batch_size=False, dtype="int64")
     h = fluid.layers.reshape(fluid.layers.embedding(x, size=[vocab, d]), [batch, seq, d])
     for _ in range(layers):
-        q, k, v = (fluid.layers.transpose(fluid.layers.reshape(
-            fluid.layers.fc(h, d, num_flatten_dims=2), [0, 0, heads, d // heads]), [0, 2, 1, 3]) for _ in range(3))
-        w = fluid.layers.softmax(fluid.layers.matmul(q, k, transpose_y=True, alpha=(d // heads) ** -0.5))
+        q, k, v = (
+            fluid.layers.transpose(
+                fluid.layers.reshape(
+                    fluid.layers.fc(h, d, num_flatten_dims=2), [0, 0, heads, d // heads]
+                ),
+                [0, 2, 1, 3],
+            )
+            for _ in range(3)
+        )
+        w = fluid.layers.softmax(
+            fluid.layers.matmul(q, k, transpose_y=True, alpha=(d // heads) ** -0.5)
+        )
         w = fluid.layers.dropout(w, 0.1, dropout_implementation="upscale_in_train")
-        o = fluid.layers.reshape(fluid.layers.transpose(fluid.layers.matmul(w, v), [0, 2, 1, 3]), [0, 0, d])
-        h = fluid.layers.layer_norm(h + fluid.layers.fc(o, d, num_flatten_dims=2), begin_norm_axis=2)
+        o = fluid.layers.reshape(
+            fluid.layers.transpose(fluid.layers.matmul(w, v), [0, 2, 1, 3]), [0, 0, d]
+        )
+        h = fluid.layers.layer_norm(
+            h + fluid.layers.fc(o, d, num_flatten_dims=2), begin_norm_axis=2
+        )
         f = fluid.layers.fc(h, 4 * d, num_flatten_dims=2, act="relu")
-        h = fluid.layers.layer_norm(h + fluid.layers.fc(f, d, num_flatten_dims=2), begin_norm_axis=2)
-    logits = fluid.layers.reshape(fluid.layers.fc(h, vocab, num_flatten_dims=2), [batch * seq, vocab])
+        h = fluid.layers.layer_norm(
+            h + fluid.layers.fc(f, d, num_flatten_dims=2), begin_norm_axis=2
+        )
+    logits = fluid.layers.reshape(
+        fluid.layers.fc(h, vocab, num_flatten_dims=2), [batch * seq, vocab]
+    )
     loss = fluid.layers.mean(fluid.layers.softmax_with_cross_entropy(logits, y))
     fluid.optimizer.Adam(learning_rate=0.001).minimize(loss)
-    return loss, lambda r: {"x": r.randint(0, vocab, (batch, seq, 1)).astype("int64"),
-                            "y": r.randint(0, vocab, (batch * seq, 1)).astype("int64")}
+    return loss, lambda r: {
+        "x": r.randint(0, vocab, (batch, seq, 1)).astype("int64"),
+        "y": r.randint(0, vocab, (batch * seq, 1)).astype("int64"),
+    }
 
 
 def stacked_lstm(fluid, batch=32, vocab=5000, width=128, stacked=3):
@@ -101,18 +141,27 @@ def stacked_lstm(fluid, batch=32, vocab=5000, width=128, stacked=3):
     def feed(r):
         lengths = r.randint(20, 120, batch)
         ids = r.randint(0, vocab, (int(lengths.sum()), 1)).astype("int64")
-        return {"words": fluid.create_lod_tensor(ids, [lengths.tolist()], fluid.CPUPlace()),
-                "label": r.randint(0, 2, (batch, 1)).astype("int64")}
+        return {
+            "words": fluid.create_lod_tensor(ids, [lengths.tolist()], fluid.CPUPlace()),
+            "label": r.randint(0, 2, (batch, 1)).astype("int64"),
+        }
 
     return _classifier(fluid, pooled, 2, fluid.optimizer.Adagrad(learning_rate=0.01)), feed
 
 
 def ctr_dnn(fluid, batch=1024, slots=26, vocab=1000001, width=10, optimizer=None):
     dense = fluid.layers.data(name="dense", shape=[13], dtype="float32")
-    ids = [fluid.layers.data(name="slot_%d" % i, shape=[1], lod_level=1, dtype="int64") for i in range(slots)]
+    ids = [
+        fluid.layers.data(name="slot_%d" % i, shape=[1], lod_level=1, dtype="int64")
+        for i in range(slots)
+    ]
     table = fluid.ParamAttr(name="table", initializer=fluid.initializer.Uniform())
-    x = [fluid.layers.sequence_pool(fluid.layers.embedding(s, size=[vocab, width], is_sparse=True, param_attr=table), "sum")
-         for s in ids]
+    x = [
+        fluid.layers.sequence_pool(
+            fluid.layers.embedding(s, size=[vocab, width], is_sparse=True, param_attr=table), "sum"
+        )
+        for s in ids
+    ]
     x = fluid.layers.concat(x + [dense], axis=1)
     for _ in range(3):
         x = fluid.layers.fc(x, 400, act="relu")
@@ -132,8 +181,18 @@ def ctr_dnn_lazy_adam(fluid):
     return ctr_dnn(fluid, optimizer=fluid.optimizer.Adam(learning_rate=0.001, lazy_mode=True))
 
 
-MODELS = {f.__name__: f for f in (mlp, mnist_conv, resnet_cifar, transformer_encoder, stacked_lstm, ctr_dnn,
-                                  ctr_dnn_lazy_adam)}
+MODELS = {
+    f.__name__: f
+    for f in (
+        mlp,
+        mnist_conv,
+        resnet_cifar,
+        transformer_encoder,
+        stacked_lstm,
+        ctr_dnn,
+        ctr_dnn_lazy_adam,
+    )
+}
 
 
 def trainer(fluid, name):

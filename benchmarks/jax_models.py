@@ -1,7 +1,9 @@
 """The same models in hand-written JAX: what the compiled programs are held against.
 
-Each builder returns (parameters, loss(parameters, *batch), optimizer) and reads the batches of fluid_models.
+Each builder returns (parameters, loss(parameters, *batch), optimizer) and reads the batches of
+fluid_models.
 """
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,7 +39,11 @@ def momentum(rate, mu=0.9):
 
 def adam(rate, b1=0.9, b2=0.999, eps=1e-8):
     def init(p):
-        return jax.tree.map(jnp.zeros_like, p), jax.tree.map(jnp.zeros_like, p), jnp.zeros((), jnp.float32)
+        return (
+            jax.tree.map(jnp.zeros_like, p),
+            jax.tree.map(jnp.zeros_like, p),
+            jnp.zeros((), jnp.float32),
+        )
 
     def update(p, g, s):
         m, v, t = s[0], s[1], s[2] + 1
@@ -50,7 +56,9 @@ def adam(rate, b1=0.9, b2=0.999, eps=1e-8):
 
 
 def _conv(x, w, stride=1, padding="SAME"):
-    return lax.conv_general_dilated(x, w, (stride, stride), padding, dimension_numbers=("NCHW", "OIHW", "NCHW"))
+    return lax.conv_general_dilated(
+        x, w, (stride, stride), padding, dimension_numbers=("NCHW", "OIHW", "NCHW")
+    )
 
 
 def _max_pool(x):
@@ -76,8 +84,16 @@ def mlp():
 
 def mnist_conv():
     w = _Weights()
-    p = {"w1": w(20, 1, 5, 5), "b1": jnp.zeros(20), "g": jnp.ones(20), "b": jnp.zeros(20), "w2": w(50, 20, 5, 5),
-         "b2": jnp.zeros(50), "w3": w(800, 10), "b3": jnp.zeros(10)}
+    p = {
+        "w1": w(20, 1, 5, 5),
+        "b1": jnp.zeros(20),
+        "g": jnp.ones(20),
+        "b": jnp.zeros(20),
+        "w2": w(50, 20, 5, 5),
+        "b2": jnp.zeros(50),
+        "w3": w(800, 10),
+        "b3": jnp.zeros(10),
+    }
 
     def loss(p, img, label):
         x = _max_pool(jax.nn.relu(_conv(img, p["w1"], 1, "VALID") + p["b1"][:, None, None]))
@@ -118,9 +134,24 @@ def resnet_cifar(blocks=3):
 
 def transformer_encoder(batch=8, seq=64, d=256, heads=4, layers=4, vocab=8000):
     w = _Weights()
-    p = {"embedding": w(vocab, d), "out": w(d, vocab), "bias": jnp.zeros(vocab),
-         "layers": [{"q": w(d, d), "k": w(d, d), "v": w(d, d), "p": w(d, d), "f": w(d, 4 * d), "g": w(4 * d, d),
-                     "s1": jnp.ones(d), "s2": jnp.ones(d)} for _ in range(layers)]}
+    p = {
+        "embedding": w(vocab, d),
+        "out": w(d, vocab),
+        "bias": jnp.zeros(vocab),
+        "layers": [
+            {
+                "q": w(d, d),
+                "k": w(d, d),
+                "v": w(d, d),
+                "p": w(d, d),
+                "f": w(d, 4 * d),
+                "g": w(4 * d, d),
+                "s1": jnp.ones(d),
+                "s2": jnp.ones(d),
+            }
+            for _ in range(layers)
+        ],
+    }
 
     def norm(x, s):
         m, v = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
@@ -129,7 +160,10 @@ def transformer_encoder(batch=8, seq=64, d=256, heads=4, layers=4, vocab=8000):
     def loss(p, x, y):
         h = p["embedding"][x[..., 0]]
         for layer in p["layers"]:
-            q, k, v = ((h @ layer[n]).reshape(batch, seq, heads, d // heads).transpose(0, 2, 1, 3) for n in "qkv")
+            q, k, v = (
+                (h @ layer[n]).reshape(batch, seq, heads, d // heads).transpose(0, 2, 1, 3)
+                for n in "qkv"
+            )
             a = jax.nn.softmax(jnp.einsum("bhqd,bhkd->bhqk", q, k) * (d // heads) ** -0.5)
             o = jnp.einsum("bhqk,bhkd->bhqd", a, v).transpose(0, 2, 1, 3).reshape(batch, seq, d)
             h = norm(h + o @ layer["p"], layer["s1"])
@@ -141,8 +175,13 @@ def transformer_encoder(batch=8, seq=64, d=256, heads=4, layers=4, vocab=8000):
 
 def stacked_lstm(width=128, vocab=5000):
     w, hidden = _Weights(), width // 4
-    p = {"table": w(vocab, width), "fc": w(width, width), "w": [w(hidden, width) for _ in range(3)],
-         "mix": [(w(width, width), w(hidden, width)) for _ in range(2)], "out": (w(width, 2), w(hidden, 2))}
+    p = {
+        "table": w(vocab, width),
+        "fc": w(width, width),
+        "w": [w(hidden, width) for _ in range(3)],
+        "mix": [(w(width, width), w(hidden, width)) for _ in range(2)],
+        "out": (w(width, 2), w(hidden, 2)),
+    }
 
     def lstm(x, mask, weight, backwards):
         def cell(state, at):
@@ -155,7 +194,9 @@ def stacked_lstm(width=128, vocab=5000):
             return state, state[0]
 
         start = jnp.zeros((x.shape[0], hidden))
-        return lax.scan(cell, (start, start), (x.swapaxes(0, 1), mask.T), reverse=backwards)[1].swapaxes(0, 1)
+        return lax.scan(cell, (start, start), (x.swapaxes(0, 1), mask.T), reverse=backwards)[
+            1
+        ].swapaxes(0, 1)
 
     def loss(p, words, mask, label):
         fc = p["table"][words] @ p["fc"]
@@ -175,12 +216,14 @@ def _padded(feed, longest=120):
     words = np.zeros((len(offsets) - 1, longest), np.int32)
     lengths = np.diff(offsets)
     for i, start in enumerate(offsets[:-1]):
-        words[i, :lengths[i]] = rows[start:start + lengths[i], 0]
+        words[i, : lengths[i]] = rows[start : start + lengths[i], 0]
     return words, np.arange(longest) < lengths[:, None], feed["label"]
 
 
 def _ctr_dnn(slots=26, vocab=1000001, width=10):
-    """SGD on the rows that were looked up: differentiated with respect to the gathered rows, added where they came from."""
+    """SGD on the rows that were looked up: differentiated with respect to the gathered rows, added
+    where they came from.
+    """
     w, sizes = _Weights(), (slots * width + 13, 400, 400, 400, 2)
     p = [(w(a, b), jnp.zeros(b)) for a, b in zip(sizes, sizes[1:])]
     table = jax.random.uniform(jax.random.PRNGKey(1), (vocab, width), minval=-1, maxval=1)
@@ -194,7 +237,11 @@ def _ctr_dnn(slots=26, vocab=1000001, width=10):
     def step(p, table, ids, dense, label):
         flat = ids.reshape(-1)
         value, (g, rows) = jax.value_and_grad(loss, (0, 1))(p, table[flat], dense, label)
-        return jax.tree.map(lambda a, b: a - 0.01 * b, p, g), table.at[flat].add(-0.01 * rows), value
+        return (
+            jax.tree.map(lambda a, b: a - 0.01 * b, p, g),
+            table.at[flat].add(-0.01 * rows),
+            value,
+        )
 
     compiled, state = jax.jit(step, donate_argnums=(0, 1)), [p, table]
 
@@ -207,7 +254,9 @@ def _ctr_dnn(slots=26, vocab=1000001, width=10):
 
 def _joined(feed):
     """The slots of ctr_dnn as hand-written JAX takes them: one array of ids."""
-    ids = np.concatenate([np.array(v) for n, v in feed.items() if n.startswith("slot")], 1).astype(np.int32)
+    ids = np.concatenate([np.array(v) for n, v in feed.items() if n.startswith("slot")], 1).astype(
+        np.int32
+    )
     return ids, feed["dense"], feed["label"]
 
 

@@ -1,9 +1,11 @@
-"""Milliseconds a step in replicas on the CPU: jfluid's modes, and Fluid 1.8.5's where it is at hand.
+"""Milliseconds a step in replicas on the CPU: jfluid's modes, and Fluid 1.8.5's where it is at
+hand.
 
     python benchmarks/replicas.py [MODEL ...] [--replicas 1 2 4 8] [--steps N] [--fluid PYTHON]
 
 Each figure is the median of one process's steps. 0 replicas: `Executor.run` of the program itself.
 """
+
 import argparse
 import importlib
 import json
@@ -30,7 +32,9 @@ def one(engine, model, replicas, reduce, steps):
         build = fluid.BuildStrategy()
         if reduce:
             build.reduce_strategy = fluid.BuildStrategy.ReduceStrategy.Reduce
-        program = fluid.CompiledProgram(program).with_data_parallel(loss_name=loss.name, build_strategy=build)
+        program = fluid.CompiledProgram(program).with_data_parallel(
+            loss_name=loss.name, build_strategy=build
+        )
     rng, times = np.random.RandomState(0), []
     feeds = [feed(rng) for _ in range(4)]
     for i in range(steps + 3):
@@ -58,13 +62,36 @@ def main():
             for engine, python in engines:
                 found = []
                 for mode in ("allreduce", "reduce") if replicas > 1 else ("allreduce",):
-                    command = [python, os.path.abspath(__file__), "--steps", str(args.steps), "--one", engine, model,
-                               str(replicas), mode]
-                    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False,
-                                          env=dict(os.environ, PYTHONWARNINGS="ignore"))
+                    command = [
+                        python,
+                        os.path.abspath(__file__),
+                        "--steps",
+                        str(args.steps),
+                        "--one",
+                        engine,
+                        model,
+                        str(replicas),
+                        mode,
+                    ]
+                    done = subprocess.run(
+                        command,
+                        stdout=subprocess.PIPE,
+                        stderr=subprocess.DEVNULL,
+                        check=False,
+                        env=dict(os.environ, PYTHONWARNINGS="ignore"),
+                    )
                     lines = done.stdout.decode().splitlines()
-                    found.append("%s %s" % (mode, "%.1f ms" % json.loads(lines[-1]) if done.returncode == 0 else "failed"))
-                print("%-13s %d replicas  %-12s %s" % (model, replicas, engine, ", ".join(found)), flush=True)
+                    found.append(
+                        "%s %s"
+                        % (
+                            mode,
+                            "%.1f ms" % json.loads(lines[-1]) if done.returncode == 0 else "failed",
+                        )
+                    )
+                print(
+                    "%-13s %d replicas  %-12s %s" % (model, replicas, engine, ", ".join(found)),
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

@@ -2,10 +2,12 @@
 
     python benchmarks/servers.py [--fluid PYTHON] [--servers N] [--trainers N] [--strategies sync,geo] [--times 3]
 
-Trains a click model (26 slots of ids below a million, 13 numbers, three layers of 400) in each strategy, over real sockets
-on this machine, one process for each server and trainer. `--fluid` names an interpreter that can import paddle.fluid: the
-same script then trains there too, turn by turn, and the ratio of examples a second is printed.
+Trains a click model (26 slots of ids below a million, 13 numbers, three layers of 400) in each
+strategy, over real sockets on this machine, one process for each server and trainer. `--fluid`
+names an interpreter that can import paddle.fluid: the same script then trains there too, turn by
+turn, and the ratio of examples a second is printed.
 """
+
 import argparse
 import importlib
 import json
@@ -29,8 +31,13 @@ def model(fluid):
     ids = [fluid.layers.data("C%d" % i, [1], dtype="int64", lod_level=1) for i in range(SLOTS)]
     label = fluid.layers.data("label", [1], dtype="int64")
     table = fluid.ParamAttr(name="table", initializer=fluid.initializer.Uniform())
-    rows = [fluid.layers.embedding(i, [VOCABULARY, WIDTH], is_sparse=True, param_attr=table) for i in ids]
-    hidden = fluid.layers.concat([fluid.layers.sequence_pool(r, "sum") for r in rows] + [dense], axis=1)
+    rows = [
+        fluid.layers.embedding(i, [VOCABULARY, WIDTH], is_sparse=True, param_attr=table)
+        for i in ids
+    ]
+    hidden = fluid.layers.concat(
+        [fluid.layers.sequence_pool(r, "sum") for r in rows] + [dense], axis=1
+    )
     for _ in range(3):
         hidden = fluid.layers.fc(hidden, 400, act="relu")
     predicted = fluid.layers.fc(hidden, 2, act="softmax")
@@ -57,9 +64,14 @@ def role(engine, strategy, kind, number, endpoints, trainers, steps):
     fleet = importlib.import_module(base).fleet
     factory = importlib.import_module(base + ".distributed_strategy").StrategyFactory
     chosen = getattr(factory, "create_%s_strategy" % strategy)()
-    fleet.init(makers.UserDefinedRoleMaker(
-        current_id=number, role=makers.Role.SERVER if kind == "server" else makers.Role.WORKER, worker_num=trainers,
-        server_endpoints=endpoints.split(",")))
+    fleet.init(
+        makers.UserDefinedRoleMaker(
+            current_id=number,
+            role=makers.Role.SERVER if kind == "server" else makers.Role.WORKER,
+            worker_num=trainers,
+            server_endpoints=endpoints.split(","),
+        )
+    )
     loss = model(fluid)
     fleet.distributed_optimizer(fluid.optimizer.SGD(0.01), chosen).minimize(loss)
     exe = fluid.Executor(fluid.CPUPlace())
@@ -70,7 +82,10 @@ def role(engine, strategy, kind, number, endpoints, trainers, steps):
     fleet.init_worker()
     exe.run(fleet.startup_program)
     program = fluid.compiler.CompiledProgram(fleet.main_program).with_data_parallel(
-        loss_name=loss.name, build_strategy=chosen.get_build_strategy(), exec_strategy=chosen.get_execute_strategy())
+        loss_name=loss.name,
+        build_strategy=chosen.get_build_strategy(),
+        exec_strategy=chosen.get_execute_strategy(),
+    )
     feeds = list(batches(fluid, number))
     parts = getattr(fleet._communicator, "seconds", dict)
     for step in range(10 + steps):
@@ -79,8 +94,16 @@ def role(engine, strategy, kind, number, endpoints, trainers, steps):
         exe.run(program, feed=feeds[step % len(feeds)], fetch_list=[loss.name])
     seconds = time.time() - begin
     after = parts()
-    print(json.dumps({"examples_s": steps * BATCH / seconds, "ms": seconds / steps * 1e3,
-                      "parts": {p: (after[p] - before.get(p, 0)) / steps * 1e3 for p in after}}), flush=True)
+    print(
+        json.dumps(
+            {
+                "examples_s": steps * BATCH / seconds,
+                "ms": seconds / steps * 1e3,
+                "parts": {p: (after[p] - before.get(p, 0)) / steps * 1e3 for p in after},
+            }
+        ),
+        flush=True,
+    )
     fleet.stop_worker()
 
 
@@ -103,9 +126,20 @@ def job(python, engine, strategy, servers, trainers, steps):
         env["PYTHONPATH"] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
     def start(kind, number):
-        command = [python, os.path.abspath(__file__), "--role", engine, strategy, kind, str(number), endpoints,
-                   str(trainers), str(steps)]
+        command = [
+            python,
+            os.path.abspath(__file__),
+            "--role",
+            engine,
+            strategy,
+            kind,
+            str(number),
+            endpoints,
+            str(trainers),
+            str(steps),
+        ]
         return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=log, text=True)
+
     with tempfile.TemporaryFile("w+") as log:
         serving = [start("server", i) for i in range(servers)]
         training = [start("trainer", i) for i in range(trainers)]
@@ -115,7 +149,9 @@ def job(python, engine, strategy, servers, trainers, steps):
             for process in serving + training:
                 process.terminate()
                 process.wait()
-        lines = [line for text in texts for line in text.splitlines() if line.startswith('{"examples_s"')]
+        lines = [
+            line for text in texts for line in text.splitlines() if line.startswith('{"examples_s"')
+        ]
         if len(lines) < trainers:
             log.seek(0)
             raise SystemExit("a job of %s failed:\n%s" % (engine, log.read()[-3000:]))
@@ -131,17 +167,34 @@ def compare(strategy, options):
     """Train in both engines in turn; print the medians."""
     ours, theirs = [], []
     for _ in range(options.times):
-        ours.append(job(sys.executable, "jfluid", strategy, options.servers, options.trainers, options.steps))
+        ours.append(
+            job(
+                sys.executable, "jfluid", strategy, options.servers, options.trainers, options.steps
+            )
+        )
         if options.fluid:
-            theirs.append(job(options.fluid, "paddle.fluid", strategy, options.servers, options.trainers, options.steps))
+            theirs.append(
+                job(
+                    options.fluid,
+                    "paddle.fluid",
+                    strategy,
+                    options.servers,
+                    options.trainers,
+                    options.steps,
+                )
+            )
     middle = sorted(ours, key=lambda found: mean(found, "examples_s"))[len(ours) // 2]
     line = "%-11s %9.0f examples/s of each trainer" % (strategy, mean(middle, "examples_s"))
     if theirs:
         fluid = float(np.median([mean(found, "examples_s") for found in theirs]))
         line += ", Fluid %7.0f: %.2f times" % (fluid, mean(middle, "examples_s") / fluid)
     parts = {p: sum(f["parts"].get(p, 0.0) for f in middle) / len(middle) for p in PARTS}
-    print(line + "\n            ms a step: %.1f = " % mean(middle, "ms")
-          + " + ".join("%s %.1f" % (p, parts[p]) for p in PARTS), flush=True)
+    print(
+        line
+        + "\n            ms a step: %.1f = " % mean(middle, "ms")
+        + " + ".join("%s %.1f" % (p, parts[p]) for p in PARTS),
+        flush=True,
+    )
 
 
 def main():

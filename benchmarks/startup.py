@@ -1,9 +1,11 @@
-"""Seconds until the first step: building a program, and a second start that finds compiled programs on disk.
+"""Seconds until the first step: building a program, and a second start that finds compiled programs
+on disk.
 
     python benchmarks/startup.py
 
 Each figure is taken in a process of its own; the last row is the second run of the same command.
 """
+
 import json
 import os
 import subprocess
@@ -36,7 +38,9 @@ def seconds(model, run, cache):
     code = ONE.format(here=os.path.dirname(os.path.abspath(__file__)), model=model, run=run)
     env = {**os.environ, "FLAGS_compilation_cache_dir": cache}
     env.pop("PYTHONDONTWRITEBYTECODE", None)  # a second start finds bytecode, too
-    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True, text=True, env=env)
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, check=True, text=True, env=env
+    )
     return json.loads(done.stdout)
 
 
@@ -44,9 +48,15 @@ def main():
     with tempfile.TemporaryDirectory() as cache:
         print("| what | seconds |\n|---|---|")
         imported, built, _ = seconds("resnet50", False, cache)
-        print("| import jfluid | %.2f |\n| build the ResNet-50 training program | %.2f |" % (imported, built))
+        print(
+            "| import jfluid | %.2f |\n| build the ResNet-50 training program | %.2f |"
+            % (imported, built)
+        )
         for which in ("first", "second"):
-            print("| resnet_cifar, %s start to the end of step 1 | %.2f |" % (which, seconds("resnet_cifar", True, cache)[2]))
+            print(
+                "| resnet_cifar, %s start to the end of step 1 | %.2f |"
+                % (which, seconds("resnet_cifar", True, cache)[2])
+            )
 
 
 if __name__ == "__main__":

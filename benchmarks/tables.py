@@ -1,11 +1,13 @@
-"""Rows a second of a sparse table, in this process and behind a server on this machine, and what a row costs in memory.
+"""Rows a second of a sparse table, in this process and behind a server on this machine, and what a
+row costs in memory.
 
     python benchmarks/tables.py [--rows 1000000] [--seconds 3]
     python benchmarks/tables.py --grow 100000000        also fill a table so far: rate of inserts, bytes a row
 
-Rows have 16 floats (8 with --grow) and Adagrad. In process, two threads share the table, as two cores can; the server is a
-process of its own, asked by one client for 13000 distinct ids at a time.
+Rows have 16 floats (8 with --grow) and Adagrad. In process, two threads share the table, as two
+cores can; the server is a process of its own, asked by one client for 13000 distinct ids at a time.
 """
+
 import argparse
 import os
 import subprocess
@@ -25,8 +27,12 @@ BATCH = 13_000
 
 
 def spec(width, optimizer=None):
-    return specs.TableSpec(name="t", width=width, initializer=specs.Uniform(low=-0.1, high=0.1),
-                           optimizer=optimizer or specs.Adagrad(learning_rate=0.1))
+    return specs.TableSpec(
+        name="t",
+        width=width,
+        initializer=specs.Uniform(low=-0.1, high=0.1),
+        optimizer=optimizer or specs.Adagrad(learning_rate=0.1),
+    )
 
 
 def ids_of(rows):
@@ -34,7 +40,9 @@ def ids_of(rows):
 
 
 def rate(function, seconds, threads=1):
-    """Rows a second of `function(random state)`, which returns how many rows it handled; the median of five parts."""
+    """Rows a second of `function(random state)`, which returns how many rows it handled; the median
+    of five parts.
+    """
     rates = []
     for part in range(5):
         done, end = [0] * threads, time.perf_counter() + seconds / 5
@@ -43,6 +51,7 @@ def rate(function, seconds, threads=1):
             rng = np.random.RandomState(10 * part + i)
             while time.perf_counter() < end:
                 done[i] += function(rng)
+
         start = time.perf_counter()
         workers = [threading.Thread(target=work, args=[i]) for i in range(threads)]
         for worker in workers:
@@ -63,7 +72,11 @@ def row(what, value, goal=None):
 
 
 def in_process(ids, seconds):
-    table, batches, gradients = SparseTable(spec(16)), batches_of(ids), np.ones((BATCH, 16), np.float32)
+    table, batches, gradients = (
+        SparseTable(spec(16)),
+        batches_of(ids),
+        np.ones((BATCH, 16), np.float32),
+    )
     for part in np.array_split(ids, 50):
         table.look_up(part)
     table.push(batches[0], gradients, merged=True)
@@ -74,10 +87,19 @@ def in_process(ids, seconds):
     def push(rng):
         table.push(batches[rng.randint(len(batches))], gradients, merged=True)
         return BATCH
+
     for threads in (1, 2):
         of = "in process, %d thread%s" % (threads, "s" * (threads > 1))
-        row("look-ups, " + of, "%.1f M rows/s" % (rate(look_up, seconds, threads) / 1e6), "10" * (threads == 2))
-        row("Adagrad pushes, " + of, "%.1f M rows/s" % (rate(push, seconds, threads) / 1e6), "6" * (threads == 2))
+        row(
+            "look-ups, " + of,
+            "%.1f M rows/s" % (rate(look_up, seconds, threads) / 1e6),
+            "10" * (threads == 2),
+        )
+        row(
+            "Adagrad pushes, " + of,
+            "%.1f M rows/s" % (rate(push, seconds, threads) / 1e6),
+            "6" * (threads == 2),
+        )
 
 
 def descent(values, slots, gradients):
@@ -88,7 +110,11 @@ def descent(values, slots, gradients):
 def by_function(ids, seconds):
     """Updates that the caller computes: what gathering, calling and writing back cost."""
     optimizer = specs.Program(learning_rate=0.1, slots=[specs.Slot(name="moment")])
-    table, batches, gradients = SparseTable(spec(16, optimizer)), batches_of(ids), np.ones((BATCH, 16), np.float32)
+    table, batches, gradients = (
+        SparseTable(spec(16, optimizer)),
+        batches_of(ids),
+        np.ones((BATCH, 16), np.float32),
+    )
     for part in np.array_split(ids, 50):
         table.look_up(part)
     table.update(batches[0], gradients, descent, merged=True)
@@ -96,7 +122,11 @@ def by_function(ids, seconds):
     def update(rng):
         table.update(batches[rng.randint(len(batches))], gradients, descent, merged=True)
         return BATCH
-    row("updates by a NumPy function, in process, 1 thread", "%.1f M rows/s" % (rate(update, seconds) / 1e6))
+
+    row(
+        "updates by a NumPy function, in process, 1 thread",
+        "%.1f M rows/s" % (rate(update, seconds) / 1e6),
+    )
 
 
 def whole_tables(ids):
@@ -105,15 +135,22 @@ def whole_tables(ids):
     for what in ("to new rows", "again"):
         start = time.perf_counter()
         table.assign(ids, values)
-        row("assign %d rows of 10 floats at once, %s" % (len(ids), what), "%.2f s" % (time.perf_counter() - start))
+        row(
+            "assign %d rows of 10 floats at once, %s" % (len(ids), what),
+            "%.2f s" % (time.perf_counter() - start),
+        )
     start = time.perf_counter()
     count = sum(len(some) for some, _ in table.items())
     row("read all %d rows of it (`items`)" % count, "%.2f s" % (time.perf_counter() - start))
 
 
 def behind_a_server(ids, seconds):
-    server = subprocess.Popen([sys.executable, "-m", "jfluid.ps_server"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                              text=True)
+    server = subprocess.Popen(
+        [sys.executable, "-m", "jfluid.ps_server"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
     try:
         endpoint = server.stdout.readline().split()[-1]
         batches, gradients = batches_of(ids), np.ones((BATCH, 16), np.float32)
@@ -134,15 +171,29 @@ def behind_a_server(ids, seconds):
                 batch = batches[rng.randint(len(batches))]
                 client.exchange({"t": (batch, gradients)}, {}, {"t": batch})
                 return BATCH
-            row("look-ups, one server over loopback", "%.1f M rows/s" % (rate(look_up, seconds) / 1e6), "3")
-            row("Adagrad pushes, one server over loopback", "%.1f M rows/s" % (rate(push, seconds) / 1e6), "2")
+
+            row(
+                "look-ups, one server over loopback",
+                "%.1f M rows/s" % (rate(look_up, seconds) / 1e6),
+                "3",
+            )
+            row(
+                "Adagrad pushes, one server over loopback",
+                "%.1f M rows/s" % (rate(push, seconds) / 1e6),
+                "2",
+            )
             row("push and look-up in one call", "%.1f M rows/s each" % (rate(both, seconds) / 1e6))
             with tempfile.TemporaryDirectory() as folder:
                 start = time.perf_counter()
                 client.save(folder)
                 seconds = time.perf_counter() - start
-                size = sum(os.path.getsize(os.path.join(folder, name)) for name in os.listdir(folder))
-            row("snapshot of %d rows" % len(ids), "%.2f s, %.0f MB/s" % (seconds, size / seconds / 1e6))
+                size = sum(
+                    os.path.getsize(os.path.join(folder, name)) for name in os.listdir(folder)
+                )
+            row(
+                "snapshot of %d rows" % len(ids),
+                "%.2f s, %.0f MB/s" % (seconds, size / seconds / 1e6),
+            )
     finally:
         server.terminate()
         server.wait()
@@ -154,24 +205,36 @@ def resident_bytes():
 
 
 def grow(rows, width=8, batch=1_000_000):
-    """Fill a table: the rate of inserts in each tenth, and the memory that a row takes beyond values and slots."""
+    """Fill a table: the rate of inserts in each tenth, and the memory that a row takes beyond
+    values and slots.
+    """
     SparseTable(spec(width)).look_up(np.arange(10))
     table, before, rates, overhead = SparseTable(spec(width)), resident_bytes(), [], 0.0
     for tenth in range(10):
         start, spent = tenth * rows // 10, 0.0
         for begin in range(start, (tenth + 1) * rows // 10, batch):
             # Multiplied by an odd number: distinct, and all over the range of int64.
-            numbers = np.arange(begin, min(begin + batch, (tenth + 1) * rows // 10), dtype=np.uint64)
+            numbers = np.arange(
+                begin, min(begin + batch, (tenth + 1) * rows // 10), dtype=np.uint64
+            )
             ids = (numbers * np.uint64(0x9E3779B97F4A7C15)).view(np.int64)
             begun = time.perf_counter()
             table.look_up(ids)
             spent += time.perf_counter() - begun
         rates.append(((tenth + 1) * rows // 10 - start) / spent)
         overhead = (resident_bytes() - before) / len(table) - 4 * table.stride
-        print("    %d rows: %.2f M inserts/s, %.1f bytes a row beyond values and slots"
-              % (len(table), rates[-1] / 1e6, overhead), file=sys.stderr, flush=True)
-    row("inserts up to %d rows of %d floats with Adagrad: last tenth against first" % (rows, width),
-        "%.2f against %.2f M rows/s (%.2f)" % (rates[-1] / 1e6, rates[0] / 1e6, rates[-1] / rates[0]), "0.5")
+        print(
+            "    %d rows: %.2f M inserts/s, %.1f bytes a row beyond values and slots"
+            % (len(table), rates[-1] / 1e6, overhead),
+            file=sys.stderr,
+            flush=True,
+        )
+    row(
+        "inserts up to %d rows of %d floats with Adagrad: last tenth against first" % (rows, width),
+        "%.2f against %.2f M rows/s (%.2f)"
+        % (rates[-1] / 1e6, rates[0] / 1e6, rates[-1] / rates[0]),
+        "0.5",
+    )
     row("resident memory of it", "%.2f GB" % ((resident_bytes() - before) / 1e9), "24 (100 M rows)")
     row("beyond values and slots", "%.1f bytes a row" % overhead, "24")
 

@@ -3,8 +3,10 @@
     jfluid-launch configs/collective_digits.yaml
     jfluid-launch --cpus 2 examples/collective_digits.py --epochs 20
 
-Each process feeds its own share of every batch; gradients are summed, so that all hold the same parameters.
+Each process feeds its own share of every batch; gradients are summed, so that all hold the same
+parameters.
 """
+
 import argparse
 import sys
 
@@ -21,9 +23,13 @@ from jfluid.progress import Progress
 def load_data(seed):
     """The digits as (images, labels) to train with and to test with."""
     digits = load_digits()
-    images, labels = (digits.data / 8 - 1).astype("float32"), digits.target[:, np.newaxis].astype("int64")
+    images, labels = (
+        (digits.data / 8 - 1).astype("float32"),
+        digits.target[:, np.newaxis].astype("int64"),
+    )
     train_images, test_images, train_labels, test_labels = train_test_split(
-        images, labels, test_size=0.2, random_state=seed, stratify=labels)
+        images, labels, test_size=0.2, random_state=seed, stratify=labels
+    )
     return (train_images, train_labels), (test_images, test_labels)
 
 
@@ -48,7 +54,9 @@ def main():
 
     fleet.init(role_maker.PaddleCloudRoleMaker(is_collective=True))
     rank, trainers = fleet.worker_index(), fleet.worker_num()
-    fluid.default_main_program().random_seed = fluid.default_startup_program().random_seed = args.seed + 1
+    fluid.default_main_program().random_seed = fluid.default_startup_program().random_seed = (
+        args.seed + 1
+    )
     loss, accuracy = network()
     test_program = fluid.default_main_program().clone(for_test=True)
     fleet.distributed_optimizer(fluid.optimizer.Adam(args.learning_rate)).minimize(loss)
@@ -64,11 +72,16 @@ def main():
             order = shuffled.permutation(len(images))
             for step in range(steps):
                 begin = step * args.batch_size + rank * share
-                mine = order[begin:begin + share]
-                value, = executor.run(fleet.main_program, feed={"image": images[mine], "label": labels[mine]},
-                                      fetch_list=[loss])
+                mine = order[begin : begin + share]
+                (value,) = executor.run(
+                    fleet.main_program,
+                    feed={"image": images[mine], "label": labels[mine]},
+                    fetch_list=[loss],
+                )
                 progress.step(examples=share, loss=value.mean())
-    reached, = executor.run(test_program, feed={"image": test_images, "label": test_labels}, fetch_list=[accuracy])
+    (reached,) = executor.run(
+        test_program, feed={"image": test_images, "label": test_labels}, fetch_list=[accuracy]
+    )
     if fleet.is_first_worker():
         print(f"{trainers} processes, test accuracy {reached.item():.4f}")
     return int(reached.item() < args.minimum_accuracy)

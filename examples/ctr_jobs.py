@@ -1,14 +1,21 @@
 """Who trains in ctr_dnn.py: one process on its own, or trainers that share parameter servers."""
+
 import os
 
 from jfluid.incubate.fleet.base import role_maker
 from jfluid.incubate.fleet.parameter_server.distribute_transpiler import fleet
-from jfluid.incubate.fleet.parameter_server.distribute_transpiler.distributed_strategy import StrategyFactory
+from jfluid.incubate.fleet.parameter_server.distribute_transpiler.distributed_strategy import (
+    StrategyFactory,
+)
 
 import jfluid as fluid
 
-STRATEGIES = {"sync": StrategyFactory.create_sync_strategy, "half_async": StrategyFactory.create_half_async_strategy,
-              "async": StrategyFactory.create_async_strategy, "geo": StrategyFactory.create_geo_strategy}
+STRATEGIES = {
+    "sync": StrategyFactory.create_sync_strategy,
+    "half_async": StrategyFactory.create_half_async_strategy,
+    "async": StrategyFactory.create_async_strategy,
+    "geo": StrategyFactory.create_geo_strategy,
+}
 
 
 def this_job(strategy, push_every):
@@ -39,7 +46,9 @@ class Alone:
         return None
 
     def save(self, executor, folder, feeds, targets):
-        fluid.io.save_inference_model(folder, feeds, targets, executor, main_program=self.test_program)
+        fluid.io.save_inference_model(
+            folder, feeds, targets, executor, main_program=self.test_program
+        )
 
     def all_here(self):
         """Wait for the other trainers."""
@@ -62,7 +71,10 @@ class Served:
     def minimize(self, optimizer, loss):
         fleet.distributed_optimizer(optimizer, self._strategy).minimize(loss)
         if not self.is_server:
-            self.program, self.test_program = fleet.main_program, fleet.main_program.clone(for_test=True)
+            self.program, self.test_program = (
+                fleet.main_program,
+                fleet.main_program.clone(for_test=True),
+            )
 
     def serve(self):
         """Serve until all trainers have left."""

@@ -1,8 +1,10 @@
-"""Recognize handwritten digits: trains a convolutional network, saves it, reloads it and draws what it sees.
+"""Recognize handwritten digits: trains a convolutional network, saves it, reloads it and draws what
+it sees.
 
     jfluid-launch configs/recognize_digits.yaml
     python examples/recognize_digits.py --epochs 40
 """
+
 import argparse
 import random
 import sys
@@ -17,12 +19,28 @@ from jfluid.progress import Progress
 
 
 def convolutional_network(image):
-    """Fluid's network for digits, with filters sized for 8x8 pixels: probabilities of the ten classes."""
+    """Fluid's network for digits, with filters sized for 8x8 pixels: probabilities of the ten
+    classes.
+    """
     hidden = fluid.nets.simple_img_conv_pool(
-        input=image, num_filters=20, filter_size=3, conv_padding=1, pool_size=2, pool_stride=2, act="relu")
+        input=image,
+        num_filters=20,
+        filter_size=3,
+        conv_padding=1,
+        pool_size=2,
+        pool_stride=2,
+        act="relu",
+    )
     hidden = fluid.layers.batch_norm(hidden)
     hidden = fluid.nets.simple_img_conv_pool(
-        input=hidden, num_filters=50, filter_size=3, conv_padding=1, pool_size=2, pool_stride=2, act="relu")
+        input=hidden,
+        num_filters=50,
+        filter_size=3,
+        conv_padding=1,
+        pool_size=2,
+        pool_stride=2,
+        act="relu",
+    )
     return fluid.layers.fc(input=hidden, size=10, act="softmax")
 
 
@@ -32,20 +50,24 @@ def load_data(seed):
     images = (digits.images[:, np.newaxis] / 8 - 1).astype("float32")
     labels = digits.target[:, np.newaxis].astype("int64")
     train_images, test_images, train_labels, test_labels = train_test_split(
-        images, labels, test_size=0.2, random_state=seed, stratify=labels)
+        images, labels, test_size=0.2, random_state=seed, stratify=labels
+    )
     return (train_images, train_labels), (test_images, test_labels)
 
 
 def train(executor, program, loss, samples, args):
     """Runs the epochs; returns the loss of every step."""
     reader = fluid.io.batch(
-        fluid.io.shuffle(lambda: zip(*samples, strict=True), buf_size=len(samples[0])), args.batch_size, drop_last=True)
+        fluid.io.shuffle(lambda: zip(*samples, strict=True), buf_size=len(samples[0])),
+        args.batch_size,
+        drop_last=True,
+    )
     feeder = fluid.DataFeeder(feed_list=["image", "label"], place=fluid.CPUPlace(), program=program)
     losses = []
     with Progress(total=args.epochs * (len(samples[0]) // args.batch_size)) as progress:
         for _ in range(args.epochs):
             for batch in reader():
-                value, = executor.run(program, feed=feeder.feed(batch), fetch_list=[loss])
+                (value,) = executor.run(program, feed=feeder.feed(batch), fetch_list=[loss])
                 losses.append(value.item())
                 progress.step(examples=len(batch), loss=value)
     return losses
@@ -54,6 +76,7 @@ def train(executor, program, loss, samples, args):
 def draw(path, images, labels, probabilities, losses):
     """A picture of the first digits with what the network takes them for, and of the loss."""
     import matplotlib
+
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
@@ -74,7 +97,9 @@ def draw(path, images, labels, probabilities, losses):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--batch_size", type=int, default=64)
     parser.add_argument("--learning_rate", type=float, default=2e-3)
@@ -100,14 +125,19 @@ def main():
     executor.run(startup_program)
     losses = train(executor, main_program, loss, training, args)
     probabilities, reached = executor.run(
-        test_program, feed={"image": test_images, "label": test_labels}, fetch_list=[prediction, accuracy])
+        test_program,
+        feed={"image": test_images, "label": test_labels},
+        fetch_list=[prediction, accuracy],
+    )
     print(f"test accuracy: {reached.item():.2%} of {len(test_labels)} digits")
 
     model_dir = str(args.output_dir / "model")
-    fluid.io.save_inference_model(model_dir, ["image"], [prediction], executor, main_program=test_program)
+    fluid.io.save_inference_model(
+        model_dir, ["image"], [prediction], executor, main_program=test_program
+    )
     with fluid.scope_guard(fluid.Scope()):
         program, feed_names, targets = fluid.io.load_inference_model(model_dir, executor)
-        reloaded, = executor.run(program, feed={feed_names[0]: test_images}, fetch_list=targets)
+        (reloaded,) = executor.run(program, feed={feed_names[0]: test_images}, fetch_list=targets)
     np.testing.assert_allclose(reloaded, probabilities, rtol=1e-5, atol=1e-6)
     print(f"inference model: {model_dir}, reloaded with the same predictions")
 

@@ -1,4 +1,5 @@
 """`fluid.average.WeightedAverage`: a mean of values that arrive one by one."""
+
 from numbers import Number
 from typing import Any
 
@@ -24,12 +25,17 @@ class WeightedAverage:
         """Count `value` with `weight`. Raises ValueError for a value that is no number or array."""
         for what, given in (("value", value), ("weight", weight)):
             if not isinstance(given, (Number, np.ndarray)):
-                raise errors.ProgramError(f"WeightedAverage.add, {what}: expected a number or an array, "
-                                          f"found {type(given).__name__}")
+                raise errors.ProgramError(
+                    f"WeightedAverage.add, {what}: expected a number or an array, "
+                    f"found {type(given).__name__}"
+                )
         if self.numerator is None:
             self.numerator, self.denominator = value * weight, weight
         else:
-            self.numerator, self.denominator = self.numerator + value * weight, self.denominator + weight
+            self.numerator, self.denominator = (
+                self.numerator + value * weight,
+                self.denominator + weight,
+            )
 
     def eval(self) -> float | np.ndarray:
         """The mean. Raises ValueError when nothing was added."""

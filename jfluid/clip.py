@@ -1,4 +1,5 @@
 """Clipping of gradients, and of errors on their way back."""
+
 import copy
 import warnings
 from collections import defaultdict
@@ -12,8 +13,13 @@ from jfluid.ir.types import VarType
 from jfluid.ir.variable import Parameter, Variable
 from jfluid.layers.helper import emit
 
-__all__ = ["ErrorClipByValue", "GradientClipByGlobalNorm", "GradientClipByNorm", "GradientClipByValue",
-           "set_gradient_clip"]
+__all__ = [
+    "ErrorClipByValue",
+    "GradientClipByGlobalNorm",
+    "GradientClipByNorm",
+    "GradientClipByValue",
+    "set_gradient_clip",
+]
 
 ParamGrad = tuple[Parameter, Variable | None]
 NeedClip = Callable[[Parameter], bool]
@@ -27,7 +33,8 @@ class BaseErrorClipAttr:
 
 
 class ErrorClipByValue(BaseErrorClipAttr):
-    """Hold every element of a variable's gradient within [min, max]; given to `Variable.set_error_clip`.
+    """Hold every element of a variable's gradient within [min, max]; given to
+    `Variable.set_error_clip`.
 
     Args:
         max: the upper bound.
@@ -38,7 +45,9 @@ class ErrorClipByValue(BaseErrorClipAttr):
         self.max, self.min = _bounds(max, min)
 
     def _append_clip_op(self, block: Block, grad_name: str) -> None:
-        block.append_op("clip", {"X": grad_name}, {"Out": grad_name}, {"min": self.min, "max": self.max})
+        block.append_op(
+            "clip", {"X": grad_name}, {"Out": grad_name}, {"min": self.min, "max": self.max}
+        )
 
     def __str__(self) -> str:
         return f"ByValue, min={self.min:f}, max={self.max:f}"
@@ -53,14 +62,18 @@ def _bounds(high: float, low: float | None) -> tuple[float, float]:
 
 
 def error_clip_callback(block: Block, context: Mapping[str, str]) -> None:
-    """For `append_backward`: clip the gradients that the last operator wrote, where their variables ask for it."""
+    """For `append_backward`: clip the gradients that the last operator wrote, where their variables
+    ask for it.
+    """
     for name in block.ops[-1].output_arg_names:
         var = block.find_var_recursive(context[name]) if name in context else None
         if var is None or (clip := var.error_clip) is None:
             continue
         if not isinstance(clip, BaseErrorClipAttr):
-            raise TypeError(f"variable {var.name}, error_clip: expected an ErrorClipByValue, "
-                            f"found {type(clip).__name__}")
+            raise TypeError(
+                f"variable {var.name}, error_clip: expected an ErrorClipByValue, "
+                f"found {type(clip).__name__}"
+            )
         clip._append_clip_op(block, name)
 
 
@@ -73,7 +86,9 @@ class GradientClipBase:
 
     def __init__(self, need_clip: NeedClip | None = None):
         if need_clip is not None and not callable(need_clip):
-            raise TypeError(f"need_clip: expected a function of a parameter, found {type(need_clip).__name__}")
+            raise TypeError(
+                f"need_clip: expected a function of a parameter, found {type(need_clip).__name__}"
+            )
         self._need_clip_func = need_clip
 
     def __call__(self, params_grads: Sequence[ParamGrad]) -> list[ParamGrad]:
@@ -93,7 +108,9 @@ class GradientClipBase:
     def _clip_one(self, grad: Variable) -> Variable:
         raise NotImplementedError
 
-    def _wanted(self, params_grads: Sequence[ParamGrad]) -> Iterator[tuple[int, tuple[Parameter, Variable]]]:
+    def _wanted(
+        self, params_grads: Sequence[ParamGrad]
+    ) -> Iterator[tuple[int, tuple[Parameter, Variable]]]:
         """The pairs to clip, with their positions."""
         for at, (param, grad) in enumerate(params_grads):
             if grad is not None and (self._need_clip_func is None or self._need_clip_func(param)):
@@ -101,9 +118,14 @@ class GradientClipBase:
 
 
 def _note_clipped(before: Sequence[ParamGrad], after: Sequence[ParamGrad]) -> None:
-    """Let `op_role_var` of the clipping operators name the clipped gradient: transpilers look there."""
-    renamed = {(p.name, g.name): (p.name, c.name) for (p, g), (_, c) in zip(before, after, strict=True)
-               if g is not None and c is not None and c is not g}
+    """Let `op_role_var` of the clipping operators name the clipped gradient: transpilers look
+    there.
+    """
+    renamed = {
+        (p.name, g.name): (p.name, c.name)
+        for (p, g), (_, c) in zip(before, after, strict=True)
+        if g is not None and c is not None and c is not g
+    }
     for block in {id(p.block): p.block for p, _ in before}.values():
         for op in block.ops:
             pair = tuple(op.attrs.get("op_role_var", ()))
@@ -157,10 +179,13 @@ class GradientClipByGlobalNorm(GradientClipBase):
     Args:
         clip_norm: the greatest norm.
         group_name: with `set_gradient_clip`, which parameters are taken together.
-        need_clip: tells of a parameter whether its gradient is clipped and counted; all are when None.
+        need_clip: tells of a parameter whether its gradient is clipped and counted; all are when
+            None.
     """
 
-    def __init__(self, clip_norm: float, group_name: str = "default_group", need_clip: NeedClip | None = None):
+    def __init__(
+        self, clip_norm: float, group_name: str = "default_group", need_clip: NeedClip | None = None
+    ):
         super().__init__(need_clip)
         self.clip_norm = float(clip_norm)
         self.group_name = group_name
@@ -169,7 +194,9 @@ class GradientClipByGlobalNorm(GradientClipBase):
         wanted = list(self._wanted(params_grads))
         return self._scale_all(params_grads, wanted, [grad for _, (_, grad) in wanted])
 
-    def _scale_all(self, params_grads: Sequence[ParamGrad], wanted: list[Any], counted: list[Variable]) -> list[ParamGrad]:
+    def _scale_all(
+        self, params_grads: Sequence[ParamGrad], wanted: list[Any], counted: list[Variable]
+    ) -> list[ParamGrad]:
         """Scale the `wanted` gradients by the norm of the `counted` ones."""
         result = list(params_grads)
         if not counted:
@@ -178,12 +205,27 @@ class GradientClipByGlobalNorm(GradientClipBase):
         squares = []
         for grad in counted:
             with grad.block.program._optimized_guard(pair_of[grad.name]):
-                squares.append(emit("reduce_sum", {"X": emit("square", {"X": _merged(grad)})}, {"reduce_all": True}))
+                squares.append(
+                    emit(
+                        "reduce_sum",
+                        {"X": emit("square", {"X": _merged(grad)})},
+                        {"reduce_all": True},
+                    )
+                )
         last = pair_of[counted[-1].name]
         with last[0].block.program._optimized_guard(last):
             norm = emit("sqrt", {"X": emit("sum", {"X": squares})})
-            bound = emit("fill_constant", {}, {"shape": norm.shape, "dtype": int(norm.dtype), "value": self.clip_norm,
-                                               "str_value": str(self.clip_norm)}, stop_gradient=True)
+            bound = emit(
+                "fill_constant",
+                {},
+                {
+                    "shape": norm.shape,
+                    "dtype": int(norm.dtype),
+                    "value": self.clip_norm,
+                    "str_value": str(self.clip_norm),
+                },
+                stop_gradient=True,
+            )
             larger = emit("elementwise_max", {"X": bound, "Y": norm})
             factor = emit("elementwise_div", {"X": bound, "Y": larger})
         for at, (param, grad) in wanted:
@@ -196,12 +238,17 @@ class GradientClipByGlobalNorm(GradientClipBase):
         return f"Gradient Clip By GlobalNorm, global_norm={self.clip_norm:f}"
 
 
-def set_gradient_clip(clip: GradientClipBase, param_list: Sequence[Parameter | str] | None = None,
-                      program: Program | None = None) -> None:
-    """Attach `clip` to parameters; an optimizer without `grad_clip` of its own applies it in `minimize`.
+def set_gradient_clip(
+    clip: GradientClipBase,
+    param_list: Sequence[Parameter | str] | None = None,
+    program: Program | None = None,
+) -> None:
+    """Attach `clip` to parameters; an optimizer without `grad_clip` of its own applies it in
+    `minimize`.
 
-    As in Fluid 1.8, nothing is clipped unless every parameter has a clip, and where they differ, that of the last
-    parameter (by name) is applied to all. The optimizer's `grad_clip` argument has neither of these traps.
+    As in Fluid 1.8, nothing is clipped unless every parameter has a clip, and where they differ,
+    that of the last parameter (by name) is applied to all. The optimizer's `grad_clip` argument has
+    neither of these traps.
 
     Args:
         clip: the clip.
@@ -209,8 +256,10 @@ def set_gradient_clip(clip: GradientClipBase, param_list: Sequence[Parameter | s
         program: where they are; the default main program when None.
     """
     if not isinstance(clip, GradientClipBase):
-        raise TypeError(f"clip: expected a GradientClipByValue, GradientClipByNorm or GradientClipByGlobalNorm, "
-                        f"found {type(clip).__name__}")
+        raise TypeError(
+            f"clip: expected a GradientClipByValue, GradientClipByNorm or GradientClipByGlobalNorm, "
+            f"found {type(clip).__name__}"
+        )
     block = (program or default_main_program()).global_block()
     for item in block.all_parameters() if param_list is None else param_list:
         param = block.var(item) if isinstance(item, str) else item
@@ -227,8 +276,11 @@ def append_gradient_clip_ops(params_grads: Sequence[ParamGrad]) -> list[ParamGra
         return list(params_grads)
     if not all(clips):
         without = ", ".join(p.name for p, _ in pairs if p.gradient_clip_attr is None)
-        warnings.warn("set_gradient_clip: nothing is clipped, as in Fluid, because these parameters have no clip: "
-                      f"{without}. Give the optimizer grad_clip with need_clip instead.", stacklevel=2)
+        warnings.warn(
+            "set_gradient_clip: nothing is clipped, as in Fluid, because these parameters have no clip: "
+            f"{without}. Give the optimizer grad_clip with need_clip instead.",
+            stacklevel=2,
+        )
         return list(params_grads)
     groups: dict[str, set[float]] = defaultdict(set)
     for clip in clips:
@@ -236,22 +288,36 @@ def append_gradient_clip_ops(params_grads: Sequence[ParamGrad]) -> list[ParamGra
             groups[clip.group_name].add(clip.clip_norm)
     for name, norms in groups.items():
         if len(norms) > 1:
-            raise errors.ProgramError(f"gradient clip group {name}: expected one clip_norm, found {sorted(norms)}")
+            raise errors.ProgramError(
+                f"gradient clip group {name}: expected one clip_norm, found {sorted(norms)}"
+            )
     last = clips[-1]
     if len({(type(c), str(c), getattr(c, "group_name", None)) for c in clips}) > 1:
-        warnings.warn("set_gradient_clip: the parameters have different clips; as in Fluid, the one of "
-                      f"{pairs[-1][0].name} ({last}) is applied to all of them.", stacklevel=2)
+        warnings.warn(
+            "set_gradient_clip: the parameters have different clips; as in Fluid, the one of "
+            f"{pairs[-1][0].name} ({last}) is applied to all of them.",
+            stacklevel=2,
+        )
     if not isinstance(last, GradientClipByGlobalNorm):
         clipped: list[ParamGrad] = last(params_grads)
         return clipped
-    counted = [g for (_, g), c in zip(pairs, clips, strict=True) if getattr(c, "group_name", None) == last.group_name]
+    counted = [
+        g
+        for (_, g), c in zip(pairs, clips, strict=True)
+        if getattr(c, "group_name", None) == last.group_name
+    ]
     with name_scope("gradient_clip"):
-        return last._scale_all(params_grads, [(at, (p, g)) for at, (p, g) in enumerate(params_grads) if g is not None],
-                               counted)
+        return last._scale_all(
+            params_grads,
+            [(at, (p, g)) for at, (p, g) in enumerate(params_grads) if g is not None],
+            counted,
+        )
 
 
 def _merged(grad: Variable) -> Variable:
-    """A gradient whose sum of squares is its norm: of sparse rows, the sums of those that occur several times."""
+    """A gradient whose sum of squares is its norm: of sparse rows, the sums of those that occur
+    several times.
+    """
     if grad.type != VarType.SELECTED_ROWS:
         return grad
     return emit("get_tensor_from_selected_rows", {"X": emit("merge_selected_rows", {"X": grad})})

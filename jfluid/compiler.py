@@ -1,4 +1,5 @@
 """CompiledProgram and the settings of Fluid's strategies."""
+
 import enum
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -21,16 +22,21 @@ class _Settings:
     _defaults: ClassVar[dict[str, Any]] = {}
 
     if TYPE_CHECKING:
+
         def __getattr__(self, name: str) -> Any:
             """A field."""
 
     def __init__(self) -> None:
         for name, value in self._defaults.items():
-            object.__setattr__(self, name, type(value)(value) if isinstance(value, (set, list)) else value)
+            object.__setattr__(
+                self, name, type(value)(value) if isinstance(value, (set, list)) else value
+            )
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self._defaults:
-            raise errors.ProgramError(f"{type(self).__name__} has no field {name}" + errors.close_to(name, self._defaults))
+            raise errors.ProgramError(
+                f"{type(self).__name__} has no field {name}" + errors.close_to(name, self._defaults)
+            )
         object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
@@ -53,14 +59,16 @@ class BuildStrategy(_Settings):
         num_trainers, trainer_id, trainers_endpoints: processes that train together, this one's place among them, and where
             they are ("ip:port" each; by default what PADDLE_TRAINER_ENDPOINTS says).
 
-    Without effect, because XLA does it for every program: enable_auto_fusion, fuse_all_optimizer_ops, fuse_bn_act_ops,
-    fuse_elewise_add_act_ops, fuse_relu_depthwise_conv, fuse_broadcast_ops, enable_inplace, memory_optimize,
-    cache_runtime_context, remove_unnecessary_lock, mkldnn_enabled_op_types. Without effect, because a step is one XLA program
-    in which nothing else can be: enable_sequential_execution, enable_backward_optimizer_op_deps, is_distribution. NCCL
-    chooses rings and trees by itself: nccl_comm_num, use_hierarchical_allreduce, hierarchical_allreduce_inter_nranks.
+    Without effect, because XLA does it for every program: enable_auto_fusion,
+    fuse_all_optimizer_ops, fuse_bn_act_ops, fuse_elewise_add_act_ops, fuse_relu_depthwise_conv,
+    fuse_broadcast_ops, enable_inplace, memory_optimize, cache_runtime_context,
+    remove_unnecessary_lock, mkldnn_enabled_op_types. Without effect, because a step is one XLA
+    program in which nothing else can be: enable_sequential_execution,
+    enable_backward_optimizer_op_deps, is_distribution. NCCL chooses rings and trees by itself:
+    nccl_comm_num, use_hierarchical_allreduce, hierarchical_allreduce_inter_nranks.
 
-    async_mode is what trainers of parameter servers set: their replicas step together all the same, and bring their gradients
-    together before these go out. For other programs it is an error.
+    async_mode is what trainers of parameter servers set: their replicas step together all the same,
+    and bring their gradients together before these go out. For other programs it is an error.
 
     Raises ProgramError when a field is set that Fluid does not have.
     """
@@ -85,14 +93,32 @@ class BuildStrategy(_Settings):
         Customized = 2
 
     _defaults: ClassVar[dict[str, Any]] = {
-        "async_mode": False, "cache_runtime_context": False, "debug_graphviz_path": "", "enable_auto_fusion": False,
-        "enable_backward_optimizer_op_deps": True, "enable_inplace": True, "enable_sequential_execution": False,
-        "fuse_all_optimizer_ops": False, "fuse_all_reduce_ops": True, "fuse_bn_act_ops": False,
-        "fuse_broadcast_ops": True, "fuse_elewise_add_act_ops": False, "fuse_relu_depthwise_conv": False,
-        "gradient_scale_strategy": GradientScaleStrategy.CoeffNumDevice, "hierarchical_allreduce_inter_nranks": 0,
-        "is_distribution": False, "memory_optimize": None, "mkldnn_enabled_op_types": set(), "nccl_comm_num": 1,
-        "num_trainers": 1, "reduce_strategy": ReduceStrategy.AllReduce, "remove_unnecessary_lock": True,
-        "sync_batch_norm": False, "trainer_id": 0, "trainers_endpoints": [], "use_hierarchical_allreduce": False,
+        "async_mode": False,
+        "cache_runtime_context": False,
+        "debug_graphviz_path": "",
+        "enable_auto_fusion": False,
+        "enable_backward_optimizer_op_deps": True,
+        "enable_inplace": True,
+        "enable_sequential_execution": False,
+        "fuse_all_optimizer_ops": False,
+        "fuse_all_reduce_ops": True,
+        "fuse_bn_act_ops": False,
+        "fuse_broadcast_ops": True,
+        "fuse_elewise_add_act_ops": False,
+        "fuse_relu_depthwise_conv": False,
+        "gradient_scale_strategy": GradientScaleStrategy.CoeffNumDevice,
+        "hierarchical_allreduce_inter_nranks": 0,
+        "is_distribution": False,
+        "memory_optimize": None,
+        "mkldnn_enabled_op_types": set(),
+        "nccl_comm_num": 1,
+        "num_trainers": 1,
+        "reduce_strategy": ReduceStrategy.AllReduce,
+        "remove_unnecessary_lock": True,
+        "sync_batch_norm": False,
+        "trainer_id": 0,
+        "trainers_endpoints": [],
+        "use_hierarchical_allreduce": False,
     }
 
     def _finalize_strategy_and_create_passes(self) -> PassBuilder:
@@ -106,9 +132,9 @@ class ExecutionStrategy(_Settings):
     Attributes with an effect:
         num_iteration_per_run: how often `Executor.run` runs a program with data parallelism on one feed.
 
-    Without effect, because XLA schedules a step by itself, on a pool of threads of its own, and frees its memory at its end:
-    num_threads, allow_op_delay, num_iteration_per_drop_scope, use_cuda (places decide), use_experimental_executor,
-    use_thread_barrier.
+    Without effect, because XLA schedules a step by itself, on a pool of threads of its own, and
+    frees its memory at its end: num_threads, allow_op_delay, num_iteration_per_drop_scope, use_cuda
+    (places decide), use_experimental_executor, use_thread_barrier.
 
     Raises ProgramError when a field is set that Fluid does not have.
     """
@@ -120,8 +146,13 @@ class ExecutionStrategy(_Settings):
         Experimental = 1
 
     _defaults: ClassVar[dict[str, Any]] = {
-        "allow_op_delay": False, "num_iteration_per_drop_scope": 100, "num_iteration_per_run": 1, "num_threads": 0,
-        "use_cuda": True, "use_experimental_executor": True, "use_thread_barrier": False,
+        "allow_op_delay": False,
+        "num_iteration_per_drop_scope": 100,
+        "num_iteration_per_run": 1,
+        "num_threads": 0,
+        "use_cuda": True,
+        "use_experimental_executor": True,
+        "use_thread_barrier": False,
     }
 
 
@@ -139,26 +170,35 @@ class CompiledProgram:
 
     def __init__(self, program_or_graph: Program, build_strategy: BuildStrategy | None = None):
         if not isinstance(program_or_graph, Program):
-            raise TypeError(f"CompiledProgram: expected a Program, found {type(program_or_graph).__name__}")
+            raise TypeError(
+                f"CompiledProgram: expected a Program, found {type(program_or_graph).__name__}"
+            )
         self._program = program_or_graph
         self._build_strategy = _checked(build_strategy, BuildStrategy)
         self._parallel: DataParallel | None = None
 
-    def with_data_parallel(self, loss_name: str | None = None, build_strategy: BuildStrategy | None = None,
-                           exec_strategy: ExecutionStrategy | None = None,
-                           share_vars_from: "CompiledProgram | None" = None,
-                           places: Sequence[Any] | None = None) -> "CompiledProgram":
+    def with_data_parallel(
+        self,
+        loss_name: str | None = None,
+        build_strategy: BuildStrategy | None = None,
+        exec_strategy: ExecutionStrategy | None = None,
+        share_vars_from: "CompiledProgram | None" = None,
+        places: Sequence[Any] | None = None,
+    ) -> "CompiledProgram":
         """Run the program in replicas, each on a device with its share of the batch.
 
         Args:
-            loss_name: the loss of a program that trains. Replicas' gradients are added up; with N of them each begins with
-                1/N (see `BuildStrategy.gradient_scale_strategy`). None for a program that only predicts.
+            loss_name: the loss of a program that trains. Replicas' gradients are added up; with N
+                of them each begins with 1/N (see `BuildStrategy.gradient_scale_strategy`). None for
+                a program that only predicts.
             build_strategy: settings; those given to the constructor by default.
             exec_strategy: settings of how it is run.
-            share_vars_from: a program with data parallelism that has run and whose variables this one uses. All programs of
-                a scope use the same variables here, so that this only has to be one.
-            places: the devices, such as `fluid.cpu_places(4)` or `fluid.cuda_places()`. By default all GPUs (or those of
-                CUDA_VISIBLE_DEVICES) for an Executor on a GPU, else as many CPU devices as the variable CPU_NUM says.
+            share_vars_from: a program with data parallelism that has run and whose variables this
+                one uses. All programs of a scope use the same variables here, so that this only has
+                to be one.
+            places: the devices, such as `fluid.cpu_places(4)` or `fluid.cuda_places()`. By default
+                all GPUs (or those of CUDA_VISIBLE_DEVICES) for an Executor on a GPU, else as many
+                CPU devices as the variable CPU_NUM says.
 
         Returns:
             This program.
@@ -168,23 +208,35 @@ class CompiledProgram:
             TypeError: an argument of another type.
         """
         if self._parallel is not None:
-            raise errors.ProgramError("with_data_parallel: this CompiledProgram has data parallelism already: make a new one")
+            raise errors.ProgramError(
+                "with_data_parallel: this CompiledProgram has data parallelism already: make a new one"
+            )
         if share_vars_from is not None and getattr(share_vars_from, "_parallel", None) is None:
-            raise errors.ProgramError("share_vars_from: expected a CompiledProgram with data parallelism")
+            raise errors.ProgramError(
+                "share_vars_from: expected a CompiledProgram with data parallelism"
+            )
         if loss_name is not None and not self._program.global_block().has_var(loss_name):
-            raise errors.ProgramError(f"loss_name: the program has no variable {loss_name}"
-                                      + errors.close_to(loss_name, self._program.global_block().vars))
+            raise errors.ProgramError(
+                f"loss_name: the program has no variable {loss_name}"
+                + errors.close_to(loss_name, self._program.global_block().vars)
+            )
         build = _checked(build_strategy, BuildStrategy) or self._build_strategy or BuildStrategy()
         execution = _checked(exec_strategy, ExecutionStrategy) or ExecutionStrategy()
         has_servers = _has_servers(self._program)
         if has_servers and build.num_trainers > 1:
-            raise errors.UnsupportedError("BuildStrategy.num_trainers: trainers of parameter servers bring their gradients "
-                                          "together on the servers: leave it at 1")
+            raise errors.UnsupportedError(
+                "BuildStrategy.num_trainers: trainers of parameter servers bring their gradients "
+                "together on the servers: leave it at 1"
+            )
         if build.async_mode and not has_servers:
-            raise errors.UnsupportedError("BuildStrategy.async_mode: replicas of one process step together; asynchronous "
-                                          "training is what parameter servers do")
+            raise errors.UnsupportedError(
+                "BuildStrategy.async_mode: replicas of one process step together; asynchronous "
+                "training is what parameter servers do"
+            )
         if execution.num_iteration_per_run < 1:
-            raise errors.ProgramError(f"num_iteration_per_run: expected 1 or more, found {execution.num_iteration_per_run}")
+            raise errors.ProgramError(
+                f"num_iteration_per_run: expected 1 or more, found {execution.num_iteration_per_run}"
+            )
         self._parallel = DataParallel(self._program, build, execution, places)
         return self
 
@@ -202,7 +254,9 @@ def resolved(program: Any) -> tuple[Program, DataParallel | None]:
         return program, None
     inner = getattr(program, "_single_program", None)
     if inner is None:
-        raise TypeError(f"program: expected a Program or a CompiledProgram, found {type(program).__name__}")
+        raise TypeError(
+            f"program: expected a Program or a CompiledProgram, found {type(program).__name__}"
+        )
     return inner(), None
 
 

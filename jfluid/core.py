@@ -1,17 +1,42 @@
 """`fluid.core`: what scripts touch of Fluid's C++ module."""
+
 from jfluid.errors import EOFException, JFluidError
 from jfluid.ir.operator import OpRole
 from jfluid.ir.types import VarType
 from jfluid.ir.variable import EMPTY_NAME, GRAD_SUFFIX
 from jfluid.lod_tensor import LoDTensor, LoDTensorArray, SelectedRows, Tensor
-from jfluid.places import CPUPlace, CUDAPinnedPlace, CUDAPlace, get_cuda_device_count, is_compiled_with_cuda
+from jfluid.places import (
+    CPUPlace,
+    CUDAPinnedPlace,
+    CUDAPlace,
+    get_cuda_device_count,
+    is_compiled_with_cuda,
+)
 from jfluid.scope import Scope
 
 __all__ = [
-    "CPUPlace", "CUDAPinnedPlace", "CUDAPlace", "EOFException", "EnforceNotMet", "LoDTensor", "LoDTensorArray",
-    "Scope", "SelectedRows", "Tensor", "VarDesc", "empty_var_name", "get_cuda_device_count", "grad_var_suffix",
-    "is_compiled_with_brpc", "is_compiled_with_cuda", "is_compiled_with_dist", "is_compiled_with_mkldnn",
-    "kEmptyVarName", "kGradVarSuffix", "kTempVarName", "op_proto_and_checker_maker",
+    "CPUPlace",
+    "CUDAPinnedPlace",
+    "CUDAPlace",
+    "EOFException",
+    "EnforceNotMet",
+    "LoDTensor",
+    "LoDTensorArray",
+    "Scope",
+    "SelectedRows",
+    "Tensor",
+    "VarDesc",
+    "empty_var_name",
+    "get_cuda_device_count",
+    "grad_var_suffix",
+    "is_compiled_with_brpc",
+    "is_compiled_with_cuda",
+    "is_compiled_with_dist",
+    "is_compiled_with_mkldnn",
+    "kEmptyVarName",
+    "kGradVarSuffix",
+    "kTempVarName",
+    "op_proto_and_checker_maker",
 ]
 
 EnforceNotMet = JFluidError  # what Fluid's C++ raises; here every error on purpose

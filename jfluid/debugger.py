@@ -1,4 +1,5 @@
 """Looking into programs: Fluid's `fluid.debugger`."""
+
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -30,7 +31,9 @@ __all__ = [
 ]
 
 
-def draw_block_graphviz(block: Block, highlights: Sequence[str] | None = None, path: str = "./temp.dot") -> None:
+def draw_block_graphviz(
+    block: Block, highlights: Sequence[str] | None = None, path: str = "./temp.dot"
+) -> None:
     """Write a drawing of the block to `path`, as Graphviz DOT (`dot -Tsvg temp.dot` renders it).
 
     `highlights` are regular expressions; what one of them matches from its start stands out.
@@ -47,7 +50,9 @@ def pprint_program_codes(program_desc: Program) -> str:
 
 
 def pprint_block_codes(block_desc: Block, show_backward: bool = False) -> str:
-    """The block in a form like code: its variables, then its operators; gradients only with `show_backward`."""
+    """The block in a form like code: its variables, then its operators; gradients only with
+    `show_backward`.
+    """
     return block_to_code(block_desc, show_backward)
 
 
@@ -74,7 +79,11 @@ def repr_lodtensor(proto: pb.VarDesc) -> str | None:
     """A VarDesc message of a LoDTensor in one line; None for other kinds."""
     desc = proto.type.lod_tensor
     return _repr_holder(
-        proto, VarType.LOD_TENSOR, "LoDTensor" if desc.lod_level else "Tensor", desc.tensor, desc.lod_level
+        proto,
+        VarType.LOD_TENSOR,
+        "LoDTensor" if desc.lod_level else "Tensor",
+        desc.tensor,
+        desc.lod_level,
     )
 
 
@@ -99,9 +108,20 @@ def repr_var(vardesc: pb.VarDesc | Variable) -> str:
 
 def repr_attr(desc: pb.OpDesc.Attr) -> tuple[str, tuple[str, Any]]:
     """An attribute's message as (`name=value`, (name, value))."""
-    field = {pb.INT: "i", pb.FLOAT: "f", pb.STRING: "s", pb.BOOLEAN: "b", pb.LONG: "l", pb.BLOCK: "block_idx",
-             pb.INTS: "ints", pb.FLOATS: "floats", pb.STRINGS: "strings", pb.BOOLEANS: "bools", pb.LONGS: "longs",
-             pb.BLOCKS: "blocks_idx"}[desc.type]
+    field = {
+        pb.INT: "i",
+        pb.FLOAT: "f",
+        pb.STRING: "s",
+        pb.BOOLEAN: "b",
+        pb.LONG: "l",
+        pb.BLOCK: "block_idx",
+        pb.INTS: "ints",
+        pb.FLOATS: "floats",
+        pb.STRINGS: "strings",
+        pb.BOOLEANS: "bools",
+        pb.LONGS: "longs",
+        pb.BLOCKS: "blocks_idx",
+    }[desc.type]
     value = getattr(desc, field)
     if not isinstance(value, (bool, int, float, str)):
         value = list(value)
@@ -121,30 +141,49 @@ def repr_op(opdesc: Any) -> str:
         last = max([attr.block_idx, *attr.blocks_idx])
         while len(alone.blocks) <= last:
             alone.blocks.add(idx=len(alone.blocks), parent_idx=0)
-    return operator_to_code(Program.parse_from_string(alone.SerializeToString()).global_block().ops[0])
+    return operator_to_code(
+        Program.parse_from_string(alone.SerializeToString()).global_block().ops[0]
+    )
 
 
 def prepare_fast_nan_inf_debug(_program: Program | None) -> None:
-    """Nothing to prepare: `run_fast_nan_inf_debug` compiles the checks of every operator into the step.
+    """Nothing to prepare: `run_fast_nan_inf_debug` compiles the checks of every operator into the
+    step.
 
     The program stays as it is.
     """
 
 
-def run_fast_nan_inf_debug(executor: Any, program: Program | None = None, feed: Any = None, fetch_list: Any = None,
-                           feed_var_name: str = "feed", fetch_var_name: str = "fetch", scope: Any = None,
-                           return_numpy: bool = True, use_program_cache: bool = False, dump_core: bool = True) -> Any:
+def run_fast_nan_inf_debug(
+    executor: Any,
+    program: Program | None = None,
+    feed: Any = None,
+    fetch_list: Any = None,
+    feed_var_name: str = "feed",
+    fetch_var_name: str = "fetch",
+    scope: Any = None,
+    return_numpy: bool = True,
+    use_program_cache: bool = False,
+    dump_core: bool = True,
+) -> Any:
     """Run a program as `executor.run` does, every operator's outputs held against NaN and infinity.
 
-    `dump_core` has no effect: a bad value raises OpError, which names the operator and the line that made it, and the
-    process lives on.
+    `dump_core` has no effect: a bad value raises OpError, which names the operator and the line
+    that made it, and the process lives on.
     """
     flag = "FLAGS_check_nan_inf"
     before = get_flags(flag)
     set_flags({flag: True})
     try:
         return executor.run(
-            program, feed, fetch_list, feed_var_name, fetch_var_name, scope, return_numpy, use_program_cache
+            program,
+            feed,
+            fetch_list,
+            feed_var_name,
+            fetch_var_name,
+            scope,
+            return_numpy,
+            use_program_cache,
         )
     finally:
         set_flags(before)

@@ -1,4 +1,5 @@
 """The engine compiles and runs programs on any placement. Everything that runs programs uses it."""
+
 import functools
 import hashlib
 import os
@@ -50,21 +51,32 @@ class Prepared:
 
     def fetched(self, values: Sequence[Any]) -> list[Fetched]:
         """The values of a run of the step, as fetches."""
-        names, updated, parts = self.step.plan.fetches, self.step.plan.updated, self.step.placement.parts
-        return [Fetched(n, parts(n, v), self.divided, n in updated) for n, v in zip(names, values, strict=True)]
+        names, updated, parts = (
+            self.step.plan.fetches,
+            self.step.plan.updated,
+            self.step.placement.parts,
+        )
+        return [
+            Fetched(n, parts(n, v), self.divided, n in updated)
+            for n, v in zip(names, values, strict=True)
+        ]
 
 
 class Runner:
     """Runs programs that work together with other processes through parameter servers."""
 
-    def run(self, feed: Any, fetches: list[str], scope: Scope, parallel: DataParallel | None = None) -> list[Fetched]:
+    def run(
+        self, feed: Any, fetches: list[str], scope: Scope, parallel: DataParallel | None = None
+    ) -> list[Fetched]:
         """Run the program on the devices of `parallel`, once or as often as its settings say.
 
         Raises UnsupportedError if there is nothing to divide among devices.
         """
         if parallel is not None:
-            raise errors.UnsupportedError("with_data_parallel: a server's program and its startup program have nothing to "
-                                          "divide among devices: run the program itself")
+            raise errors.UnsupportedError(
+                "with_data_parallel: a server's program and its startup program have nothing to "
+                "divide among devices: run the program itself"
+            )
         return self.run_alone(feed, fetches, scope)
 
     def run_alone(self, feed: Any, fetches: list[str], scope: Scope) -> list[Fetched]:
@@ -75,8 +87,12 @@ class Runner:
         """A context that yields the servers' latest numbers, by name, for a display of progress."""
         return nullcontext(dict)
 
-    def prefetch(self, batches: Iterable[Any], parallel: DataParallel | None = None) -> Iterable[Any]:
-        """The batches in order, while rows for the next ones are pulled from servers ahead of time."""
+    def prefetch(
+        self, batches: Iterable[Any], parallel: DataParallel | None = None
+    ) -> Iterable[Any]:
+        """The batches in order, while rows for the next ones are pulled from servers ahead of
+        time.
+        """
         return batches
 
 
@@ -86,11 +102,16 @@ class Engine:
     Args:
         place: its device runs programs that have no devices of their own.
         donate: reuse the buffers of values that programs update: nobody reads the old values.
-        runner: finds the Runner of a program that works with parameter servers; None for other programs.
+        runner: finds the Runner of a program that works with parameter servers; None for other
+            programs.
     """
 
-    def __init__(self, place: Any, donate: bool = True,
-                 runner: Callable[[Program, "Engine"], Runner | None] = lambda program, engine: None):
+    def __init__(
+        self,
+        place: Any,
+        donate: bool = True,
+        runner: Callable[[Program, "Engine"], Runner | None] = lambda program, engine: None,
+    ):
         self.place, self.donate = place, donate
         self.reader_feeds = ReaderFeeds()
         self._find_runner = runner
@@ -102,7 +123,9 @@ class Engine:
 
     @functools.cached_property
     def device(self) -> jax.Device:
-        """The device of programs. The first use starts JAX: the CPU gets as many devices as CPU_NUM says at that time."""
+        """The device of programs. The first use starts JAX: the CPU gets as many devices as CPU_NUM
+        says at that time.
+        """
         prepare_cpus(cpu_number())
         return self.place.device()
 
@@ -120,20 +143,36 @@ class Engine:
         """The Runner of a program that works with parameter servers; None for others."""
         return self._runners.get_or_make(program.identity, lambda: self._find_runner(program, self))
 
-    def run(self, program: Program, feed: Any, fetches: list[str], scope: Scope,
-            parallel: DataParallel | None = None) -> list[Fetched]:
+    def run(
+        self,
+        program: Program,
+        feed: Any,
+        fetches: list[str],
+        scope: Scope,
+        parallel: DataParallel | None = None,
+    ) -> list[Fetched]:
         """Run any program once. Arguments are those of `prepare`."""
         if (runner := self.runner(program)) is not None:
             return runner.run(feed, fetches, scope, parallel)
         prepared = self.prepare(program, feed, fetches, parallel)
-        return prepared.fetched(self.execute(prepared, scope, parallel.repeats if parallel is not None else 1))
+        return prepared.fetched(
+            self.execute(prepared, scope, parallel.repeats if parallel is not None else 1)
+        )
 
-    def prepare(self, program: Program, feed: Any, fetches: list[str], parallel: DataParallel | None = None,
-                targets: Sequence[Any] | None = None, waits: bool = False) -> Prepared:
+    def prepare(
+        self,
+        program: Program,
+        feed: Any,
+        fetches: list[str],
+        parallel: DataParallel | None = None,
+        targets: Sequence[Any] | None = None,
+        waits: bool = False,
+    ) -> Prepared:
         """Find, or compile, the step of a program for a feed.
 
         Args:
-            feed: arrays by name; with `parallel` also a list with a feed for each replica. An `Owned` one is not copied.
+            feed: arrays by name; with `parallel` also a list with a feed for each replica. An
+                `Owned` one is not copied.
             fetches: names.
             parallel: the program's data parallelism.
             targets: names and operators; operators that they do not need are left out.
@@ -143,33 +182,52 @@ class Engine:
         """
         owned = isinstance(feed, Owned)
         program, feed, parallel = self._read(program, feed, parallel, targets)
-        feeds: Any = feeding.checked(program, feed) if parallel is None else parallel.parts(program, feed)
+        feeds: Any = (
+            feeding.checked(program, feed) if parallel is None else parallel.parts(program, feed)
+        )
         names = list(feeds if parallel is None else feeds[0])
         check_finite = flags.get("FLAGS_check_nan_inf")
         key = (program.fingerprint, tuple(names), tuple(fetches), check_finite, self.donate)
 
         def compiled() -> Step:
             planned = plan(program, names, fetches)
-            placement = of_device(planned, self.device) if parallel is None else parallel.placement(planned)
+            placement = (
+                of_device(planned, self.device) if parallel is None else parallel.placement(planned)
+            )
             count = 1 if parallel is None else len(parallel.devices)
             name = "fluid_" + hashlib.sha256(repr((key, count)).encode()).hexdigest()[:12]
             return Step(planned, placement, self.place, check_finite, name, self.donate)
+
         step = (self._steps if parallel is None else parallel.steps).get_or_make(key, compiled)
         if parallel is None and not owned and not (waits and fetches and len(step.segments) == 1):
-            # XLA on the CPU reads a NumPy feed in place and asynchronously, and the user may change it: it is copied.
+            # XLA on the CPU reads a NumPy feed in place and asynchronously, and the user may change
+            # it: it is copied.
             feeds = {n: feeding.own(v) for n, v in feeds.items()}
         return Prepared(program, step, feeds, parallel is not None)
 
     def execute(self, prepared: Prepared, scope: Scope, times: int = 1) -> list[Any]:
-        """Run a prepared program, once or several times; returns the values of its last fetches on their devices."""
+        """Run a prepared program, once or several times; returns the values of its last fetches on
+        their devices.
+        """
         step, values = prepared.step, []
         for _ in range(times):
-            values = step.run(scope, prepared.feeds, self._key(prepared.program, scope, step) if step.plan.rng else None)
+            values = step.run(
+                scope,
+                prepared.feeds,
+                self._key(prepared.program, scope, step) if step.plan.rng else None,
+            )
         return values
 
-    def _read(self, program: Program, feed: Any, parallel: DataParallel | None,
-              targets: Sequence[Any] | None) -> tuple[Program, Any, DataParallel | None]:
-        """(the program without reader operators and unneeded ones, its feed, its data parallelism)."""
+    def _read(
+        self,
+        program: Program,
+        feed: Any,
+        parallel: DataParallel | None,
+        targets: Sequence[Any] | None,
+    ) -> tuple[Program, Any, DataParallel | None]:
+        """(the program without reader operators and unneeded ones, its feed, its data
+        parallelism).
+        """
         if parallel is not None:
             self.start(parallel)
             if targets is not None:
@@ -186,7 +244,8 @@ class Engine:
     def _key(self, program: Program, scope: Scope, step: Step) -> np.ndarray:
         """The step's random key, from the program's seed and the number of its runs in this scope.
 
-        A program that reads nothing (a startup program) draws the same numbers each time if it has a seed.
+        A program that reads nothing (a startup program) draws the same numbers each time if it has
+        a seed.
         """
         seed = program.random_seed
         count = scope.steps.get(program.fingerprint, 0)
@@ -197,7 +256,11 @@ class Engine:
         return np.array([(seed or self._entropy) & 0xFFFFFFFF, count & 0xFFFFFFFF], np.uint32)
 
     def _prune(self, program: Program, feed: Mapping[str, Any], targets: Sequence[Any]) -> Program:
-        key = (program.identity, tuple(sorted(feed)), tuple(t.idx if isinstance(t, Operator) else t for t in targets))
+        key = (
+            program.identity,
+            tuple(sorted(feed)),
+            tuple(t.idx if isinstance(t, Operator) else t for t in targets),
+        )
         return self._pruned.get_or_make(key, lambda: program._prune_with_input(list(feed), targets))
 
 
@@ -208,7 +271,8 @@ class HasEngine(Protocol):
 
 
 def _use_persistent_cache() -> None:
-    """Keep compiled programs on disk, unless the user has set JAX's cache or FLAGS_compilation_cache_dir is empty.
+    """Keep compiled programs on disk, unless the user has set JAX's cache or
+    FLAGS_compilation_cache_dir is empty.
 
     JAX keys its entries by jaxlib's version, the host's CPU and the program.
     """

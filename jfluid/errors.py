@@ -1,8 +1,10 @@
 """The named errors. Each says what was expected, what was found, where, and what to do."""
+
 import difflib
 from collections.abc import Iterable
 
-_LONGEST_LIKENED = 512  # characters: names from elsewhere may have millions, and comparing them takes that squared
+# characters: names from elsewhere may have millions, and comparing them takes that squared
+_LONGEST_LIKENED = 512
 
 
 class JFluidError(Exception):
@@ -20,10 +22,14 @@ class UnsupportedOpError(UnsupportedError):
 
     def __init__(self, *op_types: str, suggestions: str = "", where: Iterable[str] = ()):
         self.op_types = op_types
-        lines = [f"{'operators' if len(op_types) > 1 else 'operator'} not supported: {', '.join(op_types)}{suggestions}"]
+        lines = [
+            f"{'operators' if len(op_types) > 1 else 'operator'} not supported: {', '.join(op_types)}{suggestions}"
+        ]
         lines += [f"  {line}" for line in where]
-        lines.append("Rewrite the program without them, or register them with jfluid.ops.registry.op "
-                     "(CONTRIBUTING.md shows how).")
+        lines.append(
+            "Rewrite the program without them, or register them with jfluid.ops.registry.op "
+            "(CONTRIBUTING.md shows how)."
+        )
         super().__init__("\n".join(lines))
 
 
@@ -72,11 +78,15 @@ class DataError(JFluidError, ValueError):
 
 
 class ServerError(JFluidError, RuntimeError):
-    """A parameter server, or a call to one: refused, not reachable, or at odds with what the server holds."""
+    """A parameter server, or a call to one: refused, not reachable, or at odds with what the server
+    holds.
+    """
 
 
 class SecretError(JFluidError, RuntimeError):
-    """The job's secret is missing where others could connect, lies where others can read it, or the other side has another."""
+    """The job's secret is missing where others could connect, lies where others can read it, or the
+    other side has another.
+    """
 
 
 class MessageError(JFluidError, ValueError):

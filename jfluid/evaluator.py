@@ -1,4 +1,7 @@
-"""`fluid.evaluator`: metrics whose counts are variables of the program. `fluid.metrics` is what Fluid recommends instead."""
+"""`fluid.evaluator`: metrics whose counts are variables of the program. `fluid.metrics` is what
+Fluid recommends instead.
+"""
+
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,26 +17,37 @@ __all__ = ["ChunkEvaluator"]
 
 
 class ChunkEvaluator:
-    """Precision, recall and F1 of chunks over all batches since the last `reset`, which has to be called first.
+    """Precision, recall and F1 of chunks over all batches since the last `reset`, which has to be
+    called first.
 
     Args:
-        input, label, chunk_scheme, num_chunk_types, excluded_chunk_types: as in `layers.chunk_eval`, on rows with a LoD.
+        input, label, chunk_scheme, num_chunk_types, excluded_chunk_types: as in
+            `layers.chunk_eval`, on rows with a LoD.
 
     Attributes:
         metrics: the Variables of precision, recall and F1 of the batch, to be fetched.
         states: the int64 [1] Variables of the chunks counted so far: inferred, labelled, right.
     """
 
-    def __init__(self, input: Variable, label: Variable, chunk_scheme: str, num_chunk_types: int,
-                 excluded_chunk_types: Sequence[int] | None = None):
+    def __init__(
+        self,
+        input: Variable,
+        label: Variable,
+        chunk_scheme: str,
+        num_chunk_types: int,
+        excluded_chunk_types: Sequence[int] | None = None,
+    ):
         self.helper = LayerHelper("chunk_eval")
         self.states: list[Variable] = []
         for what in ("infer", "label", "correct"):
             name = f"{unique_name.generate(self.helper.name)}_num_{what}_chunks"
-            self.states.append(self.helper.create_variable(name=name, persistable=True, dtype="int64", shape=[1]))
+            self.states.append(
+                self.helper.create_variable(name=name, persistable=True, dtype="int64", shape=[1])
+            )
         self.num_infer_chunks, self.num_label_chunks, self.num_correct_chunks = self.states
-        *self.metrics, inferred, labelled, right = layers.chunk_eval(input, label, chunk_scheme, num_chunk_types,
-                                                                     excluded_chunk_types)
+        *self.metrics, inferred, labelled, right = layers.chunk_eval(
+            input, label, chunk_scheme, num_chunk_types, excluded_chunk_types
+        )
         for state, count in zip(self.states, (inferred, labelled, right), strict=True):
             layers.sums([state, count], out=state)
 
@@ -42,18 +56,32 @@ class ChunkEvaluator:
         program = reset_program or Program()
         with program_guard(program):
             for state in self.states:
-                layers.fill_constant(shape=[1], dtype="int64", value=0, out=self._in(program, state))
+                layers.fill_constant(
+                    shape=[1], dtype="int64", value=0, out=self._in(program, state)
+                )
         executor.run(program)
 
-    def eval(self, executor: Executor, eval_program: Program | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(precision, recall, F1), float32 [1] each, of what was counted; 0 where there were no chunks."""
+    def eval(
+        self, executor: Executor, eval_program: Program | None = None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(precision, recall, F1), float32 [1] each, of what was counted; 0 where there were no
+        chunks.
+        """
         program = eval_program or Program()
-        counts = executor.run(program, fetch_list=[self._in(program, state) for state in self.states])
+        counts = executor.run(
+            program, fetch_list=[self._in(program, state) for state in self.states]
+        )
         inferred, labelled, right = (int(c[0]) for c in counts)
         precision, recall = right / max(inferred, 1), right / max(labelled, 1)
         score = 2 * precision * recall / (precision + recall) if right else 0
-        return np.array([precision], np.float32), np.array([recall], np.float32), np.array([score], np.float32)
+        return (
+            np.array([precision], np.float32),
+            np.array([recall], np.float32),
+            np.array([score], np.float32),
+        )
 
     @staticmethod
     def _in(program: Program, state: Variable) -> Variable:
-        return program.global_block().create_var(name=state.name, shape=state.shape, dtype=state.dtype, persistable=True)
+        return program.global_block().create_var(
+            name=state.name, shape=state.shape, dtype=state.dtype, persistable=True
+        )

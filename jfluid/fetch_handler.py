@@ -1,4 +1,5 @@
 """FetchHandler: what a user sees of a program while a dataset trains it."""
+
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,21 +19,27 @@ class FetchHandler:
 
     def __init__(self, var_dict: Mapping[str, Any] | None = None, period_secs: float = 60):
         if not var_dict:
-            raise errors.FetchError("FetchHandler: var_dict is empty: name the variables to look at")
+            raise errors.FetchError(
+                "FetchHandler: var_dict is empty: name the variables to look at"
+            )
         self.var_dict, self.period_secs = dict(var_dict), period_secs
 
     def handler(self, res_dict: dict[str, Any]) -> None:
-        """Called with the values of the newest step, NumPy arrays by name (None before the first step)."""
+        """Called with the values of the newest step, NumPy arrays by name (None before the first
+        step).
+        """
         for name, value in res_dict.items():
             print(f"{name}: {value}")
 
     @staticmethod
     def help() -> None:
         """Print an example."""
-        print("class Losses(fluid.executor.FetchHandler):\n"
-              "    def handler(self, res_dict):\n"
-              "        print(res_dict['loss'])\n"
-              "exe.train_from_dataset(program, dataset, fetch_handler=Losses({'loss': loss}, period_secs=10))")
+        print(
+            "class Losses(fluid.executor.FetchHandler):\n"
+            "    def handler(self, res_dict):\n"
+            "        print(res_dict['loss'])\n"
+            "exe.train_from_dataset(program, dataset, fetch_handler=Losses({'loss': loss}, period_secs=10))"
+        )
 
 
 class Watch:
@@ -66,7 +73,11 @@ class Watch:
         names = list(self._handler.var_dict)
         try:
             while not self._stop.wait(self._handler.period_secs):
-                values = [None] * len(names) if self._values is None else [np.array(v) for v in self._values]
+                values = (
+                    [None] * len(names)
+                    if self._values is None
+                    else [np.array(v) for v in self._values]
+                )
                 self._handler.handler(dict(zip(names, values)))
         except BaseException as error:
             self._error = error

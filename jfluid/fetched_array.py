@@ -1,4 +1,7 @@
-"""FetchedArray: what a run returns converts to numbers as arrays did with the NumPy of Fluid's days."""
+"""FetchedArray: what a run returns converts to numbers as arrays did with the NumPy of Fluid's
+days.
+"""
+
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -7,9 +10,10 @@ import numpy as np
 class FetchedArray(np.ndarray[Any, Any]):
     """An array that `Executor.run` returned.
 
-    NumPy 2.4 takes `float(array)` for an error unless the array has no dimensions, and Fluid's losses have shape [1]. Here an
-    array of one element converts with `float`, `int`, `complex`, `%` and `format`, whatever its shape. In all else it is
-    an ndarray; pickled it is one and nothing more.
+    NumPy 2.4 takes `float(array)` for an error unless the array has no dimensions, and Fluid's
+    losses have shape [1]. Here an array of one element converts with `float`, `int`, `complex`, `%`
+    and `format`, whatever its shape. In all else it is an ndarray; pickled it is one and nothing
+    more.
     """
 
     def __float__(self) -> float:

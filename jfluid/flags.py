@@ -1,4 +1,5 @@
 """Flags: settings by name, from the environment (`FLAGS_x=...`) or `fluid.set_flags`."""
+
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -16,38 +17,75 @@ class Flag(NamedTuple):
 
 
 EFFECTIVE = {
-    "FLAGS_check_nan_inf": Flag(False, "hold every floating output of every operator against NaN and infinity"),
-    "FLAGS_compilation_cache_dir": Flag(os.path.join("~", ".cache", "jfluid", "xla"),
-                                        "where compiled programs are kept; empty: each process compiles anew"),
-    "FLAGS_communicator_is_sgd_optimizer": Flag(True, "gradients of several steps are added up, else averaged"),
+    "FLAGS_check_nan_inf": Flag(
+        False, "hold every floating output of every operator against NaN and infinity"
+    ),
+    "FLAGS_compilation_cache_dir": Flag(
+        os.path.join("~", ".cache", "jfluid", "xla"),
+        "where compiled programs are kept; empty: each process compiles anew",
+    ),
+    "FLAGS_communicator_is_sgd_optimizer": Flag(
+        True, "gradients of several steps are added up, else averaged"
+    ),
     "FLAGS_communicator_max_merge_var_num": Flag(20, "steps whose gradients are sent together"),
-    "FLAGS_communicator_min_send_grad_num_before_recv": Flag(20, "gradients before parameters are received again"),
-    "FLAGS_communicator_prefetch_depth": Flag(1, "batches of a dataset whose rows of tables are pulled ahead"),
+    "FLAGS_communicator_min_send_grad_num_before_recv": Flag(
+        20, "gradients before parameters are received again"
+    ),
+    "FLAGS_communicator_prefetch_depth": Flag(
+        1, "batches of a dataset whose rows of tables are pulled ahead"
+    ),
     "FLAGS_communicator_send_queue_size": Flag(20, "steps whose gradients may wait to be sent"),
-    "FLAGS_communicator_send_wait_times": Flag(5, "hundredths of a second after which no more gradients are waited for"),
-    "FLAGS_dataset_max_bytes": Flag(0, "bytes of an InMemoryDataset's records, copies while shuffling included; 0: three "
-                                    "quarters of the memory"),
-    "FLAGS_global_shuffle_peer_bytes": Flag(0, "bytes that one trainer may send another; 0: as many as the machine has of "
-                                            "memory"),
-    "FLAGS_rpc_deadline": Flag(180000, "milliseconds for which a trainer waits until parameter servers listen"),
+    "FLAGS_communicator_send_wait_times": Flag(
+        5, "hundredths of a second after which no more gradients are waited for"
+    ),
+    "FLAGS_dataset_max_bytes": Flag(
+        0,
+        "bytes of an InMemoryDataset's records, copies while shuffling included; 0: three "
+        "quarters of the memory",
+    ),
+    "FLAGS_global_shuffle_peer_bytes": Flag(
+        0, "bytes that one trainer may send another; 0: as many as the machine has of memory"
+    ),
+    "FLAGS_rpc_deadline": Flag(
+        180000, "milliseconds for which a trainer waits until parameter servers listen"
+    ),
     "FLAGS_selected_gpus": Flag("", "what fluid.cuda_places() returns by default"),
 }
-# Settings of Fluid's memory allocator, garbage collector and kernels (XLA has its own), and of its communicator's threads
-# (one thread sends and receives). These are kept and returned, and change nothing.
+# Settings of Fluid's memory allocator, garbage collector and kernels (XLA has its own), and of its
+# communicator's threads (one thread sends and receives). These are kept and returned, and change
+# nothing.
 NO_EFFECT: dict[str, Any] = {
-    "FLAGS_allocator_strategy": "auto_growth", "FLAGS_benchmark": False,
-    "FLAGS_communicator_fake_rpc": False, "FLAGS_communicator_independent_recv_thread": True,
+    "FLAGS_allocator_strategy": "auto_growth",
+    "FLAGS_benchmark": False,
+    "FLAGS_communicator_fake_rpc": False,
+    "FLAGS_communicator_independent_recv_thread": True,
     "FLAGS_communicator_merge_sparse_grad": True,
-    "FLAGS_communicator_thread_pool_size": 5, "FLAGS_rpc_retry_times": 3, "FLAGS_conv_workspace_size_limit": 512,
-    "FLAGS_cpu_deterministic": False, "FLAGS_cudnn_batchnorm_spatial_persistent": False, "FLAGS_cudnn_deterministic": False,
-    "FLAGS_cudnn_exhaustive_search": False, "FLAGS_eager_delete_scope": True, "FLAGS_eager_delete_tensor_gb": 0.0,
-    "FLAGS_enable_parallel_graph": False, "FLAGS_fast_eager_deletion_mode": True,
-    "FLAGS_fraction_of_cpu_memory_to_use": 1.0, "FLAGS_fraction_of_gpu_memory_to_use": 0.92,
-    "FLAGS_fuse_parameter_groups_size": 3, "FLAGS_fuse_parameter_memory_size": -1.0,
-    "FLAGS_initial_cpu_memory_in_mb": 500, "FLAGS_initial_gpu_memory_in_mb": 0, "FLAGS_init_allocated_mem": False,
-    "FLAGS_max_inplace_grad_add": 0, "FLAGS_memory_fraction_of_eager_deletion": 1.0, "FLAGS_paddle_num_threads": 1,
-    "FLAGS_reader_queue_speed_test_mode": False, "FLAGS_reallocate_gpu_memory_in_mb": 0,
-    "FLAGS_sync_nccl_allreduce": True, "FLAGS_use_mkldnn": False, "FLAGS_use_pinned_memory": True,
+    "FLAGS_communicator_thread_pool_size": 5,
+    "FLAGS_rpc_retry_times": 3,
+    "FLAGS_conv_workspace_size_limit": 512,
+    "FLAGS_cpu_deterministic": False,
+    "FLAGS_cudnn_batchnorm_spatial_persistent": False,
+    "FLAGS_cudnn_deterministic": False,
+    "FLAGS_cudnn_exhaustive_search": False,
+    "FLAGS_eager_delete_scope": True,
+    "FLAGS_eager_delete_tensor_gb": 0.0,
+    "FLAGS_enable_parallel_graph": False,
+    "FLAGS_fast_eager_deletion_mode": True,
+    "FLAGS_fraction_of_cpu_memory_to_use": 1.0,
+    "FLAGS_fraction_of_gpu_memory_to_use": 0.92,
+    "FLAGS_fuse_parameter_groups_size": 3,
+    "FLAGS_fuse_parameter_memory_size": -1.0,
+    "FLAGS_initial_cpu_memory_in_mb": 500,
+    "FLAGS_initial_gpu_memory_in_mb": 0,
+    "FLAGS_init_allocated_mem": False,
+    "FLAGS_max_inplace_grad_add": 0,
+    "FLAGS_memory_fraction_of_eager_deletion": 1.0,
+    "FLAGS_paddle_num_threads": 1,
+    "FLAGS_reader_queue_speed_test_mode": False,
+    "FLAGS_reallocate_gpu_memory_in_mb": 0,
+    "FLAGS_sync_nccl_allreduce": True,
+    "FLAGS_use_mkldnn": False,
+    "FLAGS_use_pinned_memory": True,
 }
 _values: dict[str, Any] = {}
 
@@ -57,10 +95,14 @@ def _parse(name: str, text: Any) -> Any:
     default = _known(name)
     try:
         if isinstance(default, bool):
-            return {"1": True, "true": True, "0": False, "false": False, "": False}[str(text).lower()]
+            return {"1": True, "true": True, "0": False, "false": False, "": False}[
+                str(text).lower()
+            ]
         return type(default)(text)
     except (KeyError, ValueError):
-        raise errors.AttributeTypeError(f"{name}: expected {type(default).__name__}, found {text!r}") from None
+        raise errors.AttributeTypeError(
+            f"{name}: expected {type(default).__name__}, found {text!r}"
+        ) from None
 
 
 def _known(name: str) -> Any:
@@ -72,7 +114,9 @@ def _known(name: str) -> Any:
 
 
 def given(name: str) -> Any:
-    """The value of one flag if somebody gave one: what was set, else the environment's; None where it has its default."""
+    """The value of one flag if somebody gave one: what was set, else the environment's; None where
+    it has its default.
+    """
     if name in _values:
         return _values[name]
     _known(name)
@@ -92,7 +136,9 @@ def get_flags(flags: str | Iterable[str]) -> dict[str, Any]:
 
 
 def set_flags(flags: Mapping[str, Any]) -> None:
-    """Set flags by name. Raises ProgramError for an unknown one, AttributeTypeError for a wrong type."""
+    """Set flags by name. Raises ProgramError for an unknown one, AttributeTypeError for a wrong
+    type.
+    """
     if not isinstance(flags, Mapping):
         raise TypeError(f"set_flags: expected a dict, found {type(flags).__name__}")
     _values.update({name: _parse(name, value) for name, value in flags.items()})

@@ -1,4 +1,7 @@
-"""How parameters get their first values: each initializer puts one operator into the startup program."""
+"""How parameters get their first values: each initializer puts one operator into the startup
+program.
+"""
+
 import math
 from typing import Any
 
@@ -33,42 +36,66 @@ _HALVES = (VarType.FP16, VarType.BF16)
 
 
 class Initializer:
-    """The base of all initializers: `initializer(var, block)` makes `block` compute the first value of `var`.
+    """The base of all initializers: `initializer(var, block)` makes `block` compute the first value
+    of `var`.
 
-    The operator goes to the front of the block. Its `seed` attribute is the user's own, 0 by default: then the
-    numbers follow from the program's `random_seed`.
+    The operator goes to the front of the block. Its `seed` attribute is the user's own, 0 by
+    default: then the numbers follow from the program's `random_seed`.
     """
 
     def __call__(self, var: Variable, block: Block) -> Operator:
         raise NotImplementedError
 
 
-def _prepend(block: Block, var: Variable, op_type: str, tag: str, attrs: dict[str, Any]) -> Operator:
+def _prepend(
+    block: Block, var: Variable, op_type: str, tag: str, attrs: dict[str, Any]
+) -> Operator:
     """The operator in front of the block; a 16-bit variable is computed in 32 bits and cast."""
     if not isinstance(block, Block):
         raise TypeError(f"block: expected a Block, found {type(block).__name__}")
     dtype, target = var.dtype, var
     if dtype in _HALVES:
         dtype = VarType.FP32
-        target = block.create_var(name=unique_name.generate(f"{tag}.{var.name}.tmp"), shape=var.shape, dtype=dtype,
-                                  type=VarType.LOD_TENSOR, persistable=False)
-    op = block.prepend_op(op_type, outputs={"Out": target}, attrs={"shape": var.shape, "dtype": int(dtype)} | attrs)
+        target = block.create_var(
+            name=unique_name.generate(f"{tag}.{var.name}.tmp"),
+            shape=var.shape,
+            dtype=dtype,
+            type=VarType.LOD_TENSOR,
+            persistable=False,
+        )
+    op = block.prepend_op(
+        op_type, outputs={"Out": target}, attrs={"shape": var.shape, "dtype": int(dtype)} | attrs
+    )
     if target is not var:
-        block.append_op("cast", {"X": target}, {"Out": var}, {"in_dtype": int(dtype), "out_dtype": int(var.dtype)})
+        block.append_op(
+            "cast",
+            {"X": target},
+            {"Out": var},
+            {"in_dtype": int(dtype), "out_dtype": int(var.dtype)},
+        )
     return op
 
 
 class ConstantInitializer(Initializer):
-    """Every element is `value`. `force_cpu` stays with the program; XLA runs a program on one device."""
+    """Every element is `value`. `force_cpu` stays with the program; XLA runs a program on one
+    device.
+    """
 
     def __init__(self, value: float = 0.0, force_cpu: bool = False):
         self.value = value
         self.force_cpu = force_cpu
 
     def __call__(self, var: Variable, block: Block) -> Operator:
-        return block.prepend_op("fill_constant", outputs={"Out": var},
-                                attrs={"shape": var.shape, "dtype": int(var.dtype), "value": float(self.value),
-                                       "force_cpu": self.force_cpu})
+        return block.prepend_op(
+            "fill_constant",
+            outputs={"Out": var},
+            attrs={
+                "shape": var.shape,
+                "dtype": int(var.dtype),
+                "value": float(self.value),
+                "force_cpu": self.force_cpu,
+            },
+        )
 
 
 class UniformInitializer(Initializer):
@@ -81,19 +108,39 @@ class UniformInitializer(Initializer):
         diag_val: their value.
     """
 
-    def __init__(self, low: float = -1.0, high: float = 1.0, seed: int = 0, diag_num: int = 0, diag_step: int = 0,
-                 diag_val: float = 1.0):
+    def __init__(
+        self,
+        low: float = -1.0,
+        high: float = 1.0,
+        seed: int = 0,
+        diag_num: int = 0,
+        diag_step: int = 0,
+        diag_val: float = 1.0,
+    ):
         if high < low:
             raise ValueError(f"Uniform: expected low <= high, found low={low}, high={high}")
         if diag_num < 0 or diag_step < 0:
-            raise ValueError(f"Uniform: diag_num and diag_step must not be negative, found {diag_num} and {diag_step}")
+            raise ValueError(
+                f"Uniform: diag_num and diag_step must not be negative, found {diag_num} and {diag_step}"
+            )
         self.low, self.high, self.seed = low, high, seed
         self.diag_num, self.diag_step, self.diag_val = diag_num, diag_step, diag_val
 
     def __call__(self, var: Variable, block: Block) -> Operator:
-        return _prepend(block, var, "uniform_random", "uniform_random",
-                        {"min": self.low, "max": self.high, "seed": self.seed, "diag_num": self.diag_num,
-                         "diag_step": self.diag_step, "diag_val": self.diag_val})
+        return _prepend(
+            block,
+            var,
+            "uniform_random",
+            "uniform_random",
+            {
+                "min": self.low,
+                "max": self.high,
+                "seed": self.seed,
+                "diag_num": self.diag_num,
+                "diag_step": self.diag_step,
+                "diag_val": self.diag_val,
+            },
+        )
 
 
 class NormalInitializer(Initializer):
@@ -107,8 +154,13 @@ class NormalInitializer(Initializer):
         self.loc, self.scale, self.seed = loc, scale, seed
 
     def __call__(self, var: Variable, block: Block) -> Operator:
-        return _prepend(block, var, self.op_type, self.op_type,
-                        {"mean": self.loc, "std": self.scale, "seed": self.seed})
+        return _prepend(
+            block,
+            var,
+            self.op_type,
+            self.op_type,
+            {"mean": self.loc, "std": self.scale, "seed": self.seed},
+        )
 
 
 class TruncatedNormalInitializer(NormalInitializer):
@@ -118,7 +170,9 @@ class TruncatedNormalInitializer(NormalInitializer):
 
 
 def _fans(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Inputs and outputs of one element of the layer: of a matrix its rows and columns, of a filter by its area."""
+    """Inputs and outputs of one element of the layer: of a matrix its rows and columns, of a filter
+    by its area.
+    """
     if len(shape) < 2:
         size = shape[0] if shape else 1
         return size, size
@@ -128,11 +182,17 @@ def _fans(shape: tuple[int, ...]) -> tuple[int, int]:
     return shape[1] * area, shape[0] * area
 
 
-def _scaled(var: Variable, block: Block, tag: str, variance: float, uniform: bool, seed: int) -> Operator:
+def _scaled(
+    var: Variable, block: Block, tag: str, variance: float, uniform: bool, seed: int
+) -> Operator:
     if uniform:
         limit = math.sqrt(3.0 * variance)
-        return _prepend(block, var, "uniform_random", tag, {"min": -limit, "max": limit, "seed": seed})
-    return _prepend(block, var, "gaussian_random", tag, {"mean": 0.0, "std": math.sqrt(variance), "seed": seed})
+        return _prepend(
+            block, var, "uniform_random", tag, {"min": -limit, "max": limit, "seed": seed}
+        )
+    return _prepend(
+        block, var, "gaussian_random", tag, {"mean": 0.0, "std": math.sqrt(variance), "seed": seed}
+    )
 
 
 class XavierInitializer(Initializer):
@@ -143,7 +203,13 @@ class XavierInitializer(Initializer):
         fan_out: the outputs of one input element; from the shape when None.
     """
 
-    def __init__(self, uniform: bool = True, fan_in: float | None = None, fan_out: float | None = None, seed: int = 0):
+    def __init__(
+        self,
+        uniform: bool = True,
+        fan_in: float | None = None,
+        fan_out: float | None = None,
+        seed: int = 0,
+    ):
         self.uniform, self.fan_in, self.fan_out, self.seed = uniform, fan_in, fan_out, seed
 
     def __call__(self, var: Variable, block: Block) -> Operator:
@@ -154,7 +220,9 @@ class XavierInitializer(Initializer):
 
 
 class MSRAInitializer(Initializer):
-    """Variance 2 / fan_in, uniform or Gaussian (He et al., 2015). `fan_in` comes from the shape when None."""
+    """Variance 2 / fan_in, uniform or Gaussian (He et al., 2015). `fan_in` comes from the shape
+    when None.
+    """
 
     def __init__(self, uniform: bool = True, fan_in: float | None = None, seed: int = 0):
         self.uniform, self.fan_in, self.seed = uniform, fan_in, seed
@@ -165,16 +233,21 @@ class MSRAInitializer(Initializer):
 
 
 def _assign(var: Variable, block: Block, tag: str, values: np.ndarray) -> Operator:
-    slots = {np.dtype(np.float32): "fp32_values", np.dtype(np.int32): "int32_values",
-             np.dtype(np.int64): "int64_values", np.dtype(np.bool_): "bool_values"}
+    slots = {
+        np.dtype(np.float32): "fp32_values",
+        np.dtype(np.int32): "int32_values",
+        np.dtype(np.int64): "int64_values",
+        np.dtype(np.bool_): "bool_values",
+    }
     return _prepend(block, var, "assign_value", tag, {slots[values.dtype]: values.ravel().tolist()})
 
 
 class BilinearInitializer(Initializer):
-    """The kernel of an upsampling transposed convolution, for a filter of shape [out, in, size, size].
+    """The kernel of an upsampling transposed convolution, for a filter of shape [out, in, size,
+    size].
 
-    The numbers are those of Fluid 1.8 on Python 3: there the row coordinate keeps its fraction, so rows are not
-    quite the ones of plain bilinear interpolation.
+    The numbers are those of Fluid 1.8 on Python 3: there the row coordinate keeps its fraction, so
+    rows are not quite the ones of plain bilinear interpolation.
 
     Raises ShapeError for another rank or a filter that is not square.
     """
@@ -182,8 +255,9 @@ class BilinearInitializer(Initializer):
     def __call__(self, var: Variable, block: Block) -> Operator:
         shape = var.shape
         if len(shape) != 4 or shape[2] != shape[3]:
-            raise errors.ShapeError(f"Bilinear, {var.name}: expected a shape [out, in, size, size], "
-                                    f"found {list(shape)}")
+            raise errors.ShapeError(
+                f"Bilinear, {var.name}: expected a shape [out, in, size, size], found {list(shape)}"
+            )
         size = shape[3]
         factor = math.ceil(size / 2.0)
         center = (2 * factor - 1 - factor % 2) / (2.0 * factor)
@@ -196,24 +270,31 @@ class BilinearInitializer(Initializer):
 class NumpyArrayInitializer(Initializer):
     """The elements of a NumPy array of float16, float32, int32, int64 or bool.
 
-    The array becomes part of the startup program: for a large one, set the variable in the Scope instead.
+    The array becomes part of the startup program: for a large one, set the variable in the Scope
+    instead.
     """
 
     def __init__(self, value: np.ndarray):
         if not isinstance(value, np.ndarray):
-            raise TypeError(f"NumpyArrayInitializer: expected a NumPy array, found {type(value).__name__}")
+            raise TypeError(
+                f"NumpyArrayInitializer: expected a NumPy array, found {type(value).__name__}"
+            )
         self._value = value
 
     def __call__(self, var: Variable, block: Block) -> Operator:
         value = self._value
         if value.shape != var.shape:
-            raise errors.ShapeError(f"NumpyArrayInitializer, {var.name}: expected shape {list(var.shape)}, "
-                                    f"found {list(value.shape)}")
+            raise errors.ShapeError(
+                f"NumpyArrayInitializer, {var.name}: expected shape {list(var.shape)}, "
+                f"found {list(value.shape)}"
+            )
         if var.dtype in _HALVES or value.dtype == np.float16:
             value = value.astype(np.float32)
         if value.dtype not in (np.float32, np.int32, np.int64, np.bool_):
-            raise ValueError(f"NumpyArrayInitializer, {var.name}: expected float16, float32, int32, int64 or bool, "
-                             f"found {value.dtype}; convert the array")
+            raise ValueError(
+                f"NumpyArrayInitializer, {var.name}: expected float16, float32, int32, int64 or bool, "
+                f"found {value.dtype}; convert the array"
+            )
         return _assign(var, block, "numpy_array_init", value)
 
 

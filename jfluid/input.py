@@ -1,4 +1,7 @@
-"""`fluid.data`, `fluid.embedding` and `fluid.one_hot`: as in `layers`, but shapes are given whole."""
+"""`fluid.data`, `fluid.embedding` and `fluid.one_hot`: as in `layers`, but shapes are given
+whole.
+"""
+
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +12,9 @@ from jfluid.layers.io import declare
 __all__ = ["data", "embedding", "one_hot"]
 
 
-def data(name: str, shape: Sequence[int | None], dtype: str = "float32", lod_level: int = 0) -> Variable:
+def data(
+    name: str, shape: Sequence[int | None], dtype: str = "float32", lod_level: int = 0
+) -> Variable:
     """Declare a variable that is fed; every feed is held against `shape` and `dtype`.
 
     Args:
@@ -21,13 +26,22 @@ def data(name: str, shape: Sequence[int | None], dtype: str = "float32", lod_lev
     return declare(name, [-1 if d is None else int(d) for d in shape], dtype, lod_level)
 
 
-def embedding(input: Variable, size: Sequence[int], is_sparse: bool = False, is_distributed: bool = False,
-              padding_idx: int | None = None, param_attr: Any = None, dtype: str = "float32") -> Variable:
+def embedding(
+    input: Variable,
+    size: Sequence[int],
+    is_sparse: bool = False,
+    is_distributed: bool = False,
+    padding_idx: int | None = None,
+    param_attr: Any = None,
+    dtype: str = "float32",
+) -> Variable:
     """Rows of a table at the ids `input`: the shape of `input` with size[1] appended.
 
     Arguments and errors are those of `layers.embedding`.
     """
-    return look_up("lookup_table_v2", input, size, is_sparse, is_distributed, padding_idx, param_attr, dtype)
+    return look_up(
+        "lookup_table_v2", input, size, is_sparse, is_distributed, padding_idx, param_attr, dtype
+    )
 
 
 def one_hot(input: Variable, depth: int | Variable, allow_out_of_range: bool = False) -> Variable:

@@ -1,4 +1,5 @@
 """Whether the installation works: Fluid's `fluid.install_check`."""
+
 import numpy as np
 
 from jfluid import errors, layers
@@ -13,7 +14,9 @@ __all__ = ["run_check"]
 
 
 def run_check() -> None:
-    """Train a small program on the default device, and print which device that is. Raises OpError when it fails."""
+    """Train a small program on the default device, and print which device that is. Raises OpError
+    when it fails.
+    """
     main, startup = Program(), Program()
     with program_guard(main, startup), scope_guard(Scope()), unique_name.guard():
         x = data(name="x", shape=[None, 2], dtype="float32")
@@ -21,7 +24,7 @@ def run_check() -> None:
         SGD(learning_rate=0.01).minimize(loss)
         exe = Executor()
         exe.run(startup)
-        value, = exe.run(main, feed={"x": np.ones((4, 2), "float32")}, fetch_list=[loss])
+        (value,) = exe.run(main, feed={"x": np.ones((4, 2), "float32")}, fetch_list=[loss])
         if not np.isfinite(value).all():
             raise errors.OpError(f"run_check: the loss of a small program is {value}")
         print(f"jfluid works on {exe.place}.")

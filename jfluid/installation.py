@@ -1,20 +1,33 @@
 """What a script may ask about the installation: versions, modes."""
+
 from typing import Any
 
 from jfluid import errors
 
-__all__ = ["FLUID_VERSION", "disable_dygraph", "enable_dygraph", "in_dygraph_mode", "load_op_library", "memory_optimize",
-           "release_memory", "require_version"]
+__all__ = [
+    "FLUID_VERSION",
+    "disable_dygraph",
+    "enable_dygraph",
+    "in_dygraph_mode",
+    "load_op_library",
+    "memory_optimize",
+    "release_memory",
+    "require_version",
+]
 
 FLUID_VERSION = "1.8.5"  # the release whose interface this is
 
 
 def _numbers(version: str, what: str) -> tuple[int, ...]:
     if not isinstance(version, str):
-        raise TypeError(f"require_version, {what}: expected a string such as '1.8.0', found {type(version).__name__}")
+        raise TypeError(
+            f"require_version, {what}: expected a string such as '1.8.0', found {type(version).__name__}"
+        )
     parts = version.split(".")
     if not 1 <= len(parts) <= 4 or not all(p.isdigit() for p in parts):
-        raise errors.ProgramError(f"require_version, {what}: expected one to four numbers with dots, found {version!r}")
+        raise errors.ProgramError(
+            f"require_version, {what}: expected one to four numbers with dots, found {version!r}"
+        )
     return tuple(map(int, parts)) + (0,) * (4 - len(parts))
 
 
@@ -27,8 +40,10 @@ def require_version(min_version: str, max_version: str | None = None) -> None:
     low = _numbers(min_version, "min_version")
     high = _numbers(max_version, "max_version") if max_version is not None else have
     if not low <= have <= high:
-        raise errors.UnsupportedError(f"Fluid {min_version}{f' to {max_version}' if max_version else ' or newer'} is asked "
-                                      f"for; this package has the interface of Fluid {FLUID_VERSION}")
+        raise errors.UnsupportedError(
+            f"Fluid {min_version}{f' to {max_version}' if max_version else ' or newer'} is asked "
+            f"for; this package has the interface of Fluid {FLUID_VERSION}"
+        )
 
 
 def in_dygraph_mode() -> bool:
@@ -38,17 +53,26 @@ def in_dygraph_mode() -> bool:
 
 def enable_dygraph(place: Any = None) -> None:
     """Raises UnsupportedError: there is no imperative mode in this release."""
-    raise errors.UnsupportedError("fluid.enable_dygraph: imperative mode is not in this release: build a Program and run it "
-                                  "with Executor.run")
+    raise errors.UnsupportedError(
+        "fluid.enable_dygraph: imperative mode is not in this release: build a Program and run it "
+        "with Executor.run"
+    )
 
 
 def disable_dygraph() -> None:
     """No effect: imperative mode is never on."""
 
 
-def memory_optimize(input_program: Any, skip_opt_set: Any = None, print_log: bool = False, level: int = 0,
-                    skip_grads: bool = True) -> None:
-    """No effect, as in Fluid 1.8: XLA plans a step's memory, and the Executor donates the state that it overwrites."""
+def memory_optimize(
+    input_program: Any,
+    skip_opt_set: Any = None,
+    print_log: bool = False,
+    level: int = 0,
+    skip_grads: bool = True,
+) -> None:
+    """No effect, as in Fluid 1.8: XLA plans a step's memory, and the Executor donates the state
+    that it overwrites.
+    """
 
 
 def release_memory(input_program: Any, skip_opt_set: Any = None) -> None:
@@ -57,5 +81,7 @@ def release_memory(input_program: Any, skip_opt_set: Any = None) -> None:
 
 def load_op_library(lib_filename: str) -> None:
     """Raises UnsupportedError: operators are Python functions here."""
-    raise errors.UnsupportedError(f"fluid.load_op_library({lib_filename!r}): compiled operators of Fluid cannot be loaded; "
-                                  "register a JAX function with jfluid.ops.registry.op (CONTRIBUTING.md shows how)")
+    raise errors.UnsupportedError(
+        f"fluid.load_op_library({lib_filename!r}): compiled operators of Fluid cannot be loaded; "
+        "register a JAX function with jfluid.ops.registry.op (CONTRIBUTING.md shows how)"
+    )

@@ -1,4 +1,5 @@
 """Saving and loading, readers and loaders: Fluid's `fluid.io`."""
+
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,19 +72,24 @@ __all__ = [
 ]
 
 
-def save_persistables(executor: Any, dirname: str, main_program: Program | None = None, filename: str | None = None) -> None:
+def save_persistables(
+    executor: Any, dirname: str, main_program: Program | None = None, filename: str | None = None
+) -> None:
     """`save_vars` of all that outlives a run: parameters, running statistics, optimizer state.
 
-    Of a trainer's program (see DistributeTranspiler) it is `jfluid.distributed.checkpoint.save_persistables`: what the servers
-    hold comes from them. Raises UnsupportedError for that with one file for all.
+    Of a trainer's program (see DistributeTranspiler) it is
+    `jfluid.distributed.checkpoint.save_persistables`: what the servers hold comes from them. Raises
+    UnsupportedError for that with one file for all.
     """
     program = program_of(main_program)
     if not works_with_servers(program):
         variables.save_persistables(executor, dirname, program, filename)
         return
     if filename is not None:
-        raise errors.UnsupportedError("save_persistables: what parameter servers hold is saved as a file for each variable; "
-                                      "leave filename out")
+        raise errors.UnsupportedError(
+            "save_persistables: what parameter servers hold is saved as a file for each variable; "
+            "leave filename out"
+        )
     checkpoint.save_persistables(executor, dirname, program)
 
 
@@ -100,17 +106,30 @@ def save_inference_model(
 ) -> list[str]:
     """Save what computes the targets from the feeds, and its parameters.
 
-    Of a trainer's program (see DistributeTranspiler) it is `jfluid.distributed.checkpoint.save_inference_model`: what the
-    servers hold comes from them. Arguments, value and errors are those of
-    `jfluid.files.inference_model.save_inference_model`; and UnsupportedError where filenames or `program_only` are given for
-    a trainer's program.
+    Of a trainer's program (see DistributeTranspiler) it is
+    `jfluid.distributed.checkpoint.save_inference_model`: what the servers hold comes from them.
+    Arguments, value and errors are those of `jfluid.files.inference_model.save_inference_model`;
+    and UnsupportedError where filenames or `program_only` are given for a trainer's program.
     """
     program = program_of(main_program)
     if not works_with_servers(program):
-        return inference_model.save_inference_model(dirname, feeded_var_names, target_vars, executor, program, model_filename,
-                                          params_filename, export_for_deployment, program_only)
+        return inference_model.save_inference_model(
+            dirname,
+            feeded_var_names,
+            target_vars,
+            executor,
+            program,
+            model_filename,
+            params_filename,
+            export_for_deployment,
+            program_only,
+        )
     if (model_filename, params_filename) != (None, None) or program_only:
-        raise errors.UnsupportedError("save_inference_model: of a program that works with parameter servers the model is "
-                                      "saved as __model__ and a file for each variable; leave model_filename, params_filename "
-                                      "and program_only out")
-    return checkpoint.save_inference_model(executor, dirname, feeded_var_names, target_vars, program, export_for_deployment)
+        raise errors.UnsupportedError(
+            "save_inference_model: of a program that works with parameter servers the model is "
+            "saved as __model__ and a file for each variable; leave model_filename, params_filename "
+            "and program_only out"
+        )
+    return checkpoint.save_inference_model(
+        executor, dirname, feeded_var_names, target_vars, program, export_for_deployment
+    )

@@ -1,4 +1,5 @@
 """The pipe from a script to the launcher that started it: messages, one JSON object a line."""
+
 import atexit
 import contextlib
 import functools
@@ -31,10 +32,11 @@ def send(pipe: int, message: dict[str, Any]) -> None:
 
 
 def report_ending() -> None:
-    """Report to the launcher at once when an exception or sys.exit ends this script with an exit code other than 0.
+    """Report to the launcher at once when an exception or sys.exit ends this script with an exit
+    code other than 0.
 
-    The process itself may end minutes later, after processes that fail because of it: in an exit handler jax.distributed waits
-    for the other processes. Without a launcher this does nothing.
+    The process itself may end minutes later, after processes that fail because of it: in an exit
+    handler jax.distributed waits for the other processes. Without a launcher this does nothing.
     """
     if descriptor() is not None:
         sys.excepthook = functools.partial(_show_and_report, sys.excepthook)
@@ -47,8 +49,12 @@ def _report(code: int, restarts_all: bool = False) -> None:
         send(pipe, {"ending": code, "time": time.monotonic(), "restarts_all": restarts_all})
 
 
-def _show_and_report(show: Callable[..., None], kind: type[BaseException], error: BaseException,
-                     trace: TracebackType | None) -> None:
+def _show_and_report(
+    show: Callable[..., None],
+    kind: type[BaseException],
+    error: BaseException,
+    trace: TracebackType | None,
+) -> None:
     show(kind, error, trace)
     if not issubclass(kind, KeyboardInterrupt):
         _report(1, getattr(error, "restarts_all", False))

@@ -1,4 +1,5 @@
 """LoDTensor: an array with the offsets of its ragged rows."""
+
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -11,13 +12,20 @@ from jfluid.ir.types import VarType, var_type
 
 def is_divided(value: Any) -> bool:
     """Whether a device array is divided among processes."""
-    return isinstance(value, jax.Array) and not value.is_fully_addressable and not value.is_fully_replicated
+    return (
+        isinstance(value, jax.Array)
+        and not value.is_fully_addressable
+        and not value.is_fully_replicated
+    )
 
 
 def whole(value: Any) -> Any:
-    """A value as it is, but a device array that is divided among processes as NumPy: all of them must ask for it."""
+    """A value as it is, but a device array that is divided among processes as NumPy: all of them
+    must ask for it.
+    """
     if is_divided(value):
         from jax.experimental import multihost_utils
+
         return multihost_utils.process_allgather(value, tiled=True)
     return value
 
@@ -26,11 +34,15 @@ class Pending(Protocol):
     """What brings the values of tensors later."""
 
     def finish(self) -> None:
-        """Wait until the values are there, and `settle` the tensors, also where it raises what went wrong."""
+        """Wait until the values are there, and `settle` the tensors, also where it raises what went
+        wrong.
+        """
 
 
 class _Value:
-    """A tensor's `value` where the tensor itself has none, because it is pending. An ordinary read costs no call."""
+    """A tensor's `value` where the tensor itself has none, because it is pending. An ordinary read
+    costs no call.
+    """
 
     def __get__(self, tensor: "LoDTensor", owner: "type[LoDTensor]") -> Any:
         pending = tensor._pending
@@ -42,11 +54,12 @@ class _Value:
 class LoDTensor:
     """A tensor, and the offsets (LoD) that group its rows into sequences, level by level.
 
-    Reading it (`np.array(t)`) gives a copy: the Executor overwrites the buffers that a step updates.
+    Reading it (`np.array(t)`) gives a copy: the Executor overwrites the buffers that a step
+    updates.
 
     Attributes:
-        value: the array itself, of NumPy or on a device; None for a tensor that holds nothing yet. While it is pending, who
-            reads it waits for it, and who sets it does not.
+        value: the array itself, of NumPy or on a device; None for a tensor that holds nothing yet.
+            While it is pending, who reads it waits for it, and who sets it does not.
     """
 
     value = _Value()
@@ -68,8 +81,8 @@ class LoDTensor:
             self._pending = None
 
     def set(self, array: Any, place: Any = None) -> None:
-        """Hold a copy of `array` (any array-like). `place` is accepted for Fluid's sake: the Executor that reads
-        the tensor brings it to its own device."""
+        """Hold a copy of `array` (any array-like). `place` is accepted for Fluid's sake: the
+        Executor that reads the tensor brings it to its own device."""
         value = np.array(array, copy=True)
         var_type(value.dtype)
         self.value = value
@@ -91,16 +104,21 @@ class LoDTensor:
         return [level.tolist() for level in self._lod]
 
     def set_lod(self, lod: Sequence[Sequence[int] | np.ndarray[Any, Any]]) -> None:
-        """Set the offsets. Raises ProgramError when a level does not start at 0, falls, or does not add up to the
-        sequences of the level below it or to the rows of the tensor, if it holds any yet."""
+        """Set the offsets. Raises ProgramError when a level does not start at 0, falls, or does not
+        add up to the sequences of the level below it or to the rows of the tensor, if it holds any
+        yet."""
         levels = [np.array(level, np.int64) for level in lod]
         for level in levels:
             if len(level) == 0 or level[0] != 0 or (level[1:] < level[:-1]).any():
-                raise errors.ProgramError(f"lod: each level must start at 0 and never fall, found {level.tolist()}")
+                raise errors.ProgramError(
+                    f"lod: each level must start at 0 and never fall, found {level.tolist()}"
+                )
         if not self._fits(levels):
             rows = "" if self.value is None else f"; the tensor has {len(self)} rows"
-            raise errors.ProgramError("lod: each level must end at the number of sequences of the next, the last one at "
-                                      f"the number of rows, found {[level.tolist() for level in levels]}{rows}")
+            raise errors.ProgramError(
+                "lod: each level must end at the number of sequences of the next, the last one at "
+                f"the number of rows, found {[level.tolist() for level in levels]}{rows}"
+            )
         self._lod = levels
 
     def recursive_sequence_lengths(self) -> list[list[int]]:
@@ -109,19 +127,25 @@ class LoDTensor:
 
     def set_recursive_sequence_lengths(self, lengths: Sequence[Sequence[int]]) -> None:
         """Set the offsets by the lengths of the sequences."""
-        self.set_lod([np.concatenate([[0], np.cumsum(np.asarray(level, np.int64))]) for level in lengths])
+        self.set_lod(
+            [np.concatenate([[0], np.cumsum(np.asarray(level, np.int64))]) for level in lengths]
+        )
 
     def has_valid_recursive_sequence_lengths(self) -> bool:
         """Whether each level's sequences add up to the rows of the level below."""
         return self._fits(self._lod)
 
     def _fits(self, levels: Sequence[np.ndarray]) -> bool:
-        below = [len(level) - 1 for level in levels[1:]] + ([] if self.value is None else [len(self)])
+        below = [len(level) - 1 for level in levels[1:]] + (
+            [] if self.value is None else [len(self)]
+        )
         return all(level[-1] == n for level, n in zip(levels, below, strict=False))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if self.value is None:
-            raise errors.UninitializedError("the tensor holds no value yet: run the startup program, or set it")
+            raise errors.UninitializedError(
+                "the tensor holds no value yet: run the startup program, or set it"
+            )
         return np.array(whole(self.value), dtype=dtype)
 
     def __len__(self) -> int:
@@ -136,7 +160,9 @@ Tensor = LoDTensor
 
 
 class SelectedRows:
-    """Some rows of a table, each with its values; all others are zero. A row may occur several times."""
+    """Some rows of a table, each with its values; all others are zero. A row may occur several
+    times.
+    """
 
     def __init__(self, rows: Sequence[int], values: Any, height: int):
         self._rows, self._height = [int(r) for r in rows], height
@@ -168,11 +194,14 @@ class LoDTensorArray(list[Any]):
     """A list of LoDTensors."""
 
 
-def create_lod_tensor(data: Any, recursive_seq_lens: Sequence[Sequence[int]], place: Any = None) -> LoDTensor:
+def create_lod_tensor(
+    data: Any, recursive_seq_lens: Sequence[Sequence[int]], place: Any = None
+) -> LoDTensor:
     """A LoDTensor of `data` whose sequences have the given lengths.
 
     Args:
-        data: an array of all rows; a list of sequences of integers; or a LoDTensor, whose rows are grouped anew.
+        data: an array of all rows; a list of sequences of integers; or a LoDTensor, whose rows are
+            grouped anew.
         recursive_seq_lens: lengths, one list a level.
         place: accepted for Fluid's sake; the Executor brings the rows to its own device.
 
@@ -181,7 +210,9 @@ def create_lod_tensor(data: Any, recursive_seq_lens: Sequence[Sequence[int]], pl
     if isinstance(data, list):
         lengths = [len(s) for s in data]
         if [lengths] != [list(level) for level in recursive_seq_lens]:
-            raise errors.ProgramError(f"recursive_seq_lens {recursive_seq_lens} do not match the lists, of lengths {lengths}")
+            raise errors.ProgramError(
+                f"recursive_seq_lens {recursive_seq_lens} do not match the lists, of lengths {lengths}"
+            )
         data = np.concatenate([np.asarray(s, np.int64) for s in data]).reshape(-1, 1)
     tensor = LoDTensor()
     tensor.set(data, place)
@@ -189,8 +220,13 @@ def create_lod_tensor(data: Any, recursive_seq_lens: Sequence[Sequence[int]], pl
     return tensor
 
 
-def create_random_int_lodtensor(recursive_seq_lens: Sequence[Sequence[int]], base_shape: Sequence[int], place: Any,
-                                low: int, high: int) -> LoDTensor:
+def create_random_int_lodtensor(
+    recursive_seq_lens: Sequence[Sequence[int]],
+    base_shape: Sequence[int],
+    place: Any,
+    low: int,
+    high: int,
+) -> LoDTensor:
     """A LoDTensor of random int64 in [low, high], each row of shape `base_shape`."""
     rows = sum(recursive_seq_lens[-1])
     # The global generator, so that np.random.seed makes it repeat, as in Fluid.

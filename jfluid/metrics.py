@@ -1,4 +1,5 @@
 """`fluid.metrics`: metrics that accumulate in Python what batches report."""
+
 import copy
 from numbers import Number
 from typing import Any
@@ -7,8 +8,17 @@ import numpy as np
 
 from jfluid import errors
 
-__all__ = ["Accuracy", "Auc", "ChunkEvaluator", "CompositeMetric", "DetectionMAP", "EditDistance", "MetricBase",
-           "Precision", "Recall"]
+__all__ = [
+    "Accuracy",
+    "Auc",
+    "ChunkEvaluator",
+    "CompositeMetric",
+    "DetectionMAP",
+    "EditDistance",
+    "MetricBase",
+    "Precision",
+    "Recall",
+]
 
 
 def _array(value: Any, what: str) -> np.ndarray:
@@ -19,7 +29,9 @@ def _array(value: Any, what: str) -> np.ndarray:
 
 def _number(value: Any, what: str) -> Any:
     if not isinstance(value, (Number, np.ndarray)):
-        raise errors.ProgramError(f"{what}: expected a number or a numpy array, found {type(value).__name__}")
+        raise errors.ProgramError(
+            f"{what}: expected a number or a numpy array, found {type(value).__name__}"
+        )
     return value
 
 
@@ -76,8 +88,9 @@ class CompositeMetric(MetricBase):
     def add_metric(self, metric: MetricBase) -> None:
         """Add a metric. Raises ValueError for anything else."""
         if not isinstance(metric, MetricBase):
-            raise errors.ProgramError("CompositeMetric.add_metric: expected a MetricBase, "
-                                      f"found {type(metric).__name__}")
+            raise errors.ProgramError(
+                f"CompositeMetric.add_metric: expected a MetricBase, found {type(metric).__name__}"
+            )
         self._metrics.append(metric)
 
     def reset(self) -> None:
@@ -154,20 +167,25 @@ class Accuracy(MetricBase):
         """Count a batch of accuracy `value`; `weight` is its number of rows."""
         _number(value, "Accuracy.update, value")
         if np.any(np.asarray(_number(weight, "Accuracy.update, weight")) < 0):
-            raise errors.ProgramError(f"Accuracy.update, weight: expected a number from 0 on, found {weight}")
+            raise errors.ProgramError(
+                f"Accuracy.update, weight: expected a number from 0 on, found {weight}"
+            )
         self.value = self.value + value * weight
         self.weight = self.weight + weight
 
     def eval(self) -> float | np.ndarray:
         """The mean accuracy. Raises ValueError when no batch was counted."""
         if np.all(self.weight == 0):
-            raise errors.ProgramError("Accuracy.eval: no batch was counted; call update with what layers.accuracy "
-                                      "gives")
+            raise errors.ProgramError(
+                "Accuracy.eval: no batch was counted; call update with what layers.accuracy gives"
+            )
         return self.value / self.weight
 
 
 class ChunkEvaluator(MetricBase):
-    """Precision, recall and F1 of chunks, from the counts that `layers.chunk_eval` gives for batches."""
+    """Precision, recall and F1 of chunks, from the counts that `layers.chunk_eval` gives for
+    batches.
+    """
 
     def __init__(self, name: str | None = None):
         super().__init__(name)
@@ -175,12 +193,22 @@ class ChunkEvaluator(MetricBase):
         self.num_label_chunks = 0
         self.num_correct_chunks = 0
 
-    def update(self, num_infer_chunks: int | np.ndarray, num_label_chunks: int | np.ndarray,
-               num_correct_chunks: int | np.ndarray) -> None:
+    def update(
+        self,
+        num_infer_chunks: int | np.ndarray,
+        num_label_chunks: int | np.ndarray,
+        num_correct_chunks: int | np.ndarray,
+    ) -> None:
         """Count a batch: chunks found, chunks in the labels, chunks found rightly."""
-        self.num_infer_chunks += _number(num_infer_chunks, "ChunkEvaluator.update, num_infer_chunks")
-        self.num_label_chunks += _number(num_label_chunks, "ChunkEvaluator.update, num_label_chunks")
-        self.num_correct_chunks += _number(num_correct_chunks, "ChunkEvaluator.update, num_correct_chunks")
+        self.num_infer_chunks += _number(
+            num_infer_chunks, "ChunkEvaluator.update, num_infer_chunks"
+        )
+        self.num_label_chunks += _number(
+            num_label_chunks, "ChunkEvaluator.update, num_label_chunks"
+        )
+        self.num_correct_chunks += _number(
+            num_correct_chunks, "ChunkEvaluator.update, num_correct_chunks"
+        )
 
     def eval(self) -> tuple[Any, Any, Any]:
         """(precision, recall, F1), each 0 where its denominator is."""
@@ -207,10 +235,14 @@ class EditDistance(MetricBase):
         self.instance_error += seq_num - int((distances == 0).sum())
 
     def eval(self) -> tuple[Any, Any]:
-        """(mean distance, share of inexact sequences). Raises ValueError when no sequence was counted."""
+        """(mean distance, share of inexact sequences). Raises ValueError when no sequence was
+        counted.
+        """
         if np.all(self.seq_num == 0):
-            raise errors.ProgramError("EditDistance.eval: no sequence was counted; call update with what "
-                                      "layers.edit_distance gives")
+            raise errors.ProgramError(
+                "EditDistance.eval: no sequence was counted; call update with what "
+                "layers.edit_distance gives"
+            )
         return self.total_distance / self.seq_num, self.instance_error / self.seq_num
 
 
@@ -246,11 +278,15 @@ class Auc(MetricBase):
             ValueError: the shapes differ from these or a score is outside [0, 1].
         """
         if _array(preds, "Auc.update, preds").ndim != 2 or preds.shape[1] != 2:
-            raise errors.ProgramError(f"Auc.update, preds: expected shape [rows, 2], found {list(preds.shape)}")
+            raise errors.ProgramError(
+                f"Auc.update, preds: expected shape [rows, 2], found {list(preds.shape)}"
+            )
         positive = _array(labels, "Auc.update, labels").ravel().astype(bool)
         scores = preds[:, 1].astype(np.float64)
         if scores.size != positive.size:
-            raise errors.ProgramError(f"Auc.update: {scores.size} predictions, but {positive.size} labels")
+            raise errors.ProgramError(
+                f"Auc.update: {scores.size} predictions, but {positive.size} labels"
+            )
         if not np.all((scores >= 0) & (scores <= 1)):
             raise errors.ProgramError("Auc.update, preds: expected scores in [0, 1]")
         buckets = (scores * self._num_thresholds).astype(np.int64)
@@ -274,8 +310,19 @@ class Auc(MetricBase):
 class DetectionMAP:
     """Raises UnsupportedError: the operator detection_map is not in this release."""
 
-    def __init__(self, input: Any, gt_label: Any, gt_box: Any, gt_difficult: Any = None, class_num: int | None = None,
-                 background_label: int = 0, overlap_threshold: float = 0.5, evaluate_difficult: bool = True,
-                 ap_version: str = "integral"):
-        raise errors.UnsupportedError("metrics.DetectionMAP needs the operator detection_map, which this release does "
-                                      "not have; fetch the detections and score them with a tool of your choice")
+    def __init__(
+        self,
+        input: Any,
+        gt_label: Any,
+        gt_box: Any,
+        gt_difficult: Any = None,
+        class_num: int | None = None,
+        background_label: int = 0,
+        overlap_threshold: float = 0.5,
+        evaluate_difficult: bool = True,
+        ap_version: str = "integral",
+    ):
+        raise errors.UnsupportedError(
+            "metrics.DetectionMAP needs the operator detection_map, which this release does "
+            "not have; fetch the detections and score them with a tool of your choice"
+        )

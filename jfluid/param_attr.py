@@ -12,33 +12,50 @@ class ParamAttr:
     """Attributes of one parameter.
 
     Args:
-        name: the parameter's name; made from the layer's when None. Layers that name the same one share it.
+        name: the parameter's name; made from the layer's when None. Layers that name the same one
+            share it.
         initializer: how it starts; the layer's own choice when None.
         learning_rate: factor on the optimizer's learning rate.
         regularizer: its own weight decay, instead of the optimizer's.
         trainable: whether it is trained.
         do_model_average: whether `ModelAverage` averages it.
-        entry: which ids of a distributed table (`embedding(is_distributed=True)`) get a row on the parameter servers: a
-            `CountEntry` or `ProbabilityEntry` of `jfluid.ps_server.specs`, None for all. Until then they read as zeros. Not
-            in Fluid. Without servers it has no effect: the table is whole.
-        max_rows, max_bytes: how many rows, and bytes, of a distributed table one parameter server may hold; None for any
-            number. A step that needs more is refused with TooLargeError (see `jfluid.ps_server.specs.TableSpec`). Not in
-            Fluid. Without servers they have no effect, as `entry`.
+        entry: which ids of a distributed table (`embedding(is_distributed=True)`) get a row on the
+            parameter servers: a `CountEntry` or `ProbabilityEntry` of `jfluid.ps_server.specs`,
+            None for all. Until then they read as zeros. Not in Fluid. Without servers it has no
+            effect: the table is whole.
+        max_rows, max_bytes: how many rows, and bytes, of a distributed table one parameter server
+            may hold; None for any number. A step that needs more is refused with TooLargeError (see
+            `jfluid.ps_server.specs.TableSpec`). Not in Fluid. Without servers they have no effect,
+            as `entry`.
     """
 
-    def __init__(self, name: str | None = None, initializer: Any = None, learning_rate: float = 1.0,
-                 regularizer: Any = None, trainable: bool = True, do_model_average: bool = True, entry: Any = None,
-                 max_rows: int | None = None, max_bytes: int | None = None):
+    def __init__(
+        self,
+        name: str | None = None,
+        initializer: Any = None,
+        learning_rate: float = 1.0,
+        regularizer: Any = None,
+        trainable: bool = True,
+        do_model_average: bool = True,
+        entry: Any = None,
+        max_rows: int | None = None,
+        max_bytes: int | None = None,
+    ):
         if name == "":
             raise ValueError("ParamAttr: the name must not be empty")
         if entry is not None:
             from jfluid.ps_server import specs
+
             if not isinstance(entry, (specs.CountEntry, specs.ProbabilityEntry)):
-                raise TypeError("ParamAttr: entry: expected a CountEntry or ProbabilityEntry of jfluid.ps_server.specs, found "
-                                f"{type(entry).__name__}")
+                raise TypeError(
+                    "ParamAttr: entry: expected a CountEntry or ProbabilityEntry of jfluid.ps_server.specs, found "
+                    f"{type(entry).__name__}"
+                )
         for what, bound in (("max_rows", max_rows), ("max_bytes", max_bytes)):
             if bound is not None and (type(bound) is not int or bound < 1):
-                raise TypeError(f"ParamAttr: {what}: expected a positive whole number or None, found {bound!r}")
+                raise TypeError(
+                    f"ParamAttr: {what}: expected a positive whole number or None, found {bound!r}"
+                )
         self.name = name
         self.initializer = initializer
         self.learning_rate = learning_rate
@@ -53,7 +70,9 @@ class ParamAttr:
 
     @staticmethod
     def _to_attr(arg: Any) -> "ParamAttr | list[Any] | bool":
-        """A ParamAttr of what users write: None, a name, an initializer, a regularizer, False (no parameter) or a list."""
+        """A ParamAttr of what users write: None, a name, an initializer, a regularizer, False (no
+        parameter) or a list.
+        """
         if arg is None or arg is True:
             return ParamAttr()
         if isinstance(arg, (list, tuple)):
@@ -66,13 +85,22 @@ class ParamAttr:
             return ParamAttr(initializer=arg)
         if isinstance(arg, WeightDecayRegularizer):
             return ParamAttr(regularizer=arg)
-        raise TypeError(f"param_attr: expected a ParamAttr, a name, an initializer, a regularizer, a bool or None, "
-                        f"found {type(arg).__name__}")
+        raise TypeError(
+            f"param_attr: expected a ParamAttr, a name, an initializer, a regularizer, a bool or None, "
+            f"found {type(arg).__name__}"
+        )
 
     def _to_kwargs(self, with_initializer: bool = False) -> dict[str, Any]:
-        kwargs = {"name": self.name, "optimize_attr": {"learning_rate": self.learning_rate},
-                  "regularizer": self.regularizer, "trainable": self.trainable, "do_model_average": self.do_model_average,
-                  "entry": self.entry, "max_rows": self.max_rows, "max_bytes": self.max_bytes}
+        kwargs = {
+            "name": self.name,
+            "optimize_attr": {"learning_rate": self.learning_rate},
+            "regularizer": self.regularizer,
+            "trainable": self.trainable,
+            "do_model_average": self.do_model_average,
+            "entry": self.entry,
+            "max_rows": self.max_rows,
+            "max_bytes": self.max_bytes,
+        }
         if with_initializer:
             kwargs["initializer"] = self.initializer
         return kwargs
@@ -86,8 +114,15 @@ class WeightNormParamAttr(ParamAttr):
         The others are ParamAttr's.
     """
 
-    def __init__(self, dim: int | None = None, name: str | None = None, initializer: Any = None,
-                 learning_rate: float = 1.0, regularizer: Any = None, trainable: bool = True,
-                 do_model_average: bool = False):
+    def __init__(
+        self,
+        dim: int | None = None,
+        name: str | None = None,
+        initializer: Any = None,
+        learning_rate: float = 1.0,
+        regularizer: Any = None,
+        trainable: bool = True,
+        do_model_average: bool = False,
+    ):
         super().__init__(name, initializer, learning_rate, regularizer, trainable, do_model_average)
         self.dim = dim

@@ -1,4 +1,5 @@
 """Places: the devices that programs run on."""
+
 from dataclasses import dataclass
 
 import jax
@@ -27,8 +28,10 @@ class CUDAPlace:
         """The JAX device. Raises PlaceError when there is no such GPU."""
         gpus = _gpus()
         if not 0 <= self.id < len(gpus):
-            raise errors.PlaceError(f"CUDAPlace({self.id}): JAX sees {len(gpus)} GPU(s) here. Use CPUPlace(), or install "
-                                    "JAX with CUDA (pip install 'jax[cuda13]') on a machine that has one.")
+            raise errors.PlaceError(
+                f"CUDAPlace({self.id}): JAX sees {len(gpus)} GPU(s) here. Use CPUPlace(), or install "
+                "JAX with CUDA (pip install 'jax[cuda13]') on a machine that has one."
+            )
         return gpus[self.id]
 
     def get_device_id(self) -> int:
@@ -40,7 +43,9 @@ class CUDAPlace:
 
 @dataclass(frozen=True)
 class CUDAPinnedPlace:
-    """Page-locked host memory in Fluid; XLA stages its own transfers, so this is host memory like any other."""
+    """Page-locked host memory in Fluid; XLA stages its own transfers, so this is host memory like
+    any other.
+    """
 
     def device(self) -> jax.Device:
         return jax.local_devices(backend="cpu")[0]
@@ -68,19 +73,27 @@ def get_cuda_device_count() -> int:
 
 
 def cpu_number() -> int:
-    """How many replicas the variable CPU_NUM asks for on the CPU; 1 when it is not set. Raises PlaceError."""
+    """How many replicas the variable CPU_NUM asks for on the CPU; 1 when it is not set. Raises
+    PlaceError.
+    """
     if not environment.text("CPU_NUM"):
         return environment.DEFAULT_CPU_NUM
     from jfluid.environment.process import DeviceVariables
+
     return DeviceVariables.from_env().cpu_num
 
 
 def selected_gpus() -> tuple[int, ...]:
-    """The numbers of the GPUs that FLAGS_selected_gpus names; none when it is not set. Raises PlaceError."""
+    """The numbers of the GPUs that FLAGS_selected_gpus names; none when it is not set. Raises
+    PlaceError.
+    """
     if not flags.get("FLAGS_selected_gpus"):
         return ()
     from jfluid.environment.process import DeviceVariables
-    return DeviceVariables.from_env({"FLAGS_selected_gpus": flags.get("FLAGS_selected_gpus")}).selected_gpus
+
+    return DeviceVariables.from_env(
+        {"FLAGS_selected_gpus": flags.get("FLAGS_selected_gpus")}
+    ).selected_gpus
 
 
 def cpu_places(device_count: int | None = None) -> list[CPUPlace]:
@@ -89,12 +102,16 @@ def cpu_places(device_count: int | None = None) -> list[CPUPlace]:
 
 
 def cuda_places(device_ids: list[int] | None = None) -> list[CUDAPlace]:
-    """A CUDAPlace for each id; by default those of FLAGS_selected_gpus, else all. Raises PlaceError without GPUs."""
+    """A CUDAPlace for each id; by default those of FLAGS_selected_gpus, else all. Raises PlaceError
+    without GPUs.
+    """
     if device_ids is None:
         device_ids = list(selected_gpus() or range(get_cuda_device_count()))
     places = [CUDAPlace(i) for i in device_ids]
     if not places:
-        raise errors.PlaceError("cuda_places: JAX sees no GPU here. Use cpu_places(), or install JAX with CUDA.")
+        raise errors.PlaceError(
+            "cuda_places: JAX sees no GPU here. Use cpu_places(), or install JAX with CUDA."
+        )
     for place in places:
         place.device()
     return places

@@ -1,4 +1,7 @@
-"""Several processes that train together, through `jax.distributed`: NCCL between GPUs, gloo between CPUs."""
+"""Several processes that train together, through `jax.distributed`: NCCL between GPUs, gloo between
+CPUs.
+"""
+
 import socket
 from collections.abc import Sequence
 from typing import Any
@@ -14,56 +17,79 @@ _SECONDS_TO_MEET = 300
 
 
 def join(endpoints: Sequence[str], trainer_id: int) -> None:
-    """Join the processes at `endpoints` ("ip:port" each); JAX's coordinator uses the first one's port.
+    """Join the processes at `endpoints` ("ip:port" each); JAX's coordinator uses the first one's
+    port.
 
-    The coordinator does not authenticate anybody, so it listens at that address alone; if processes reach it through another
-    one, the variable JAX_COORDINATOR_BIND_ADDRESS tells it where to listen (docs/security.md).
+    The coordinator does not authenticate anybody, so it listens at that address alone; if processes
+    reach it through another one, the variable JAX_COORDINATOR_BIND_ADDRESS tells it where to listen
+    (docs/security.md).
 
-    Call this before JAX starts, that is before the first program runs. A second call with the same arguments does nothing.
+    Call this before JAX starts, that is before the first program runs. A second call with the same
+    arguments does nothing.
 
     Raises:
         ProgramError: the arguments are wrong, or differ from those of an earlier call.
-        PlaceError: JAX has started already, other processes do not join, or the first cannot listen at its address.
+        PlaceError: JAX has started already, other processes do not join, or the first cannot listen
+            at its address.
     """
     global _joined
     endpoints = list(endpoints)
     if len(set(endpoints)) < len(endpoints) or not 0 <= trainer_id < len(endpoints):
-        raise errors.ProgramError(f"expected different endpoints and an id among them, found id {trainer_id} of {endpoints}")
+        raise errors.ProgramError(
+            f"expected different endpoints and an id among them, found id {trainer_id} of {endpoints}"
+        )
     if _joined is not None:
         if _joined != (endpoints, trainer_id):
-            raise errors.ProgramError(f"this process is trainer {_joined[1]} of {_joined[0]} already, and cannot be trainer "
-                                      f"{trainer_id} of {endpoints} too")
+            raise errors.ProgramError(
+                f"this process is trainer {_joined[1]} of {_joined[0]} already, and cannot be trainer "
+                f"{trainer_id} of {endpoints} too"
+            )
         return
     if len(endpoints) == 1:
         _joined = endpoints, trainer_id
         return
     from jfluid.environment.process import DeviceVariables
+
     listen = DeviceVariables.from_env().coordinator_bind_address or endpoints[0]
     if trainer_id == 0:
         _check_address(listen)
     try:
-        jax.distributed.initialize(endpoints[0], len(endpoints), trainer_id, initialization_timeout=_SECONDS_TO_MEET,
-                                   coordinator_bind_address=listen, **_gpus_of_this_process())
+        jax.distributed.initialize(
+            endpoints[0],
+            len(endpoints),
+            trainer_id,
+            initialization_timeout=_SECONDS_TO_MEET,
+            coordinator_bind_address=listen,
+            **_gpus_of_this_process(),
+        )
     except RuntimeError as error:
         if "before" in str(error):
-            raise errors.PlaceError("JAX has started before this process joined the others: run the startup program that "
-                                    "transpile() prepared, or call fleet.init(), before any other program runs") from error
+            raise errors.PlaceError(
+                "JAX has started before this process joined the others: run the startup program that "
+                "transpile() prepared, or call fleet.init(), before any other program runs"
+            ) from error
         raise errors.PlaceError(f"the trainers at {endpoints} did not meet: {error}") from error
     _joined = endpoints, trainer_id
 
 
 def _check_address(endpoint: str) -> None:
-    """Raises PlaceError for an address at which this machine cannot listen: JAX would end the process without a message."""
+    """Raises PlaceError for an address at which this machine cannot listen: JAX would end the
+    process without a message.
+    """
     host, _, _ = endpoint.rpartition(":")
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)[0]
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host.strip("[]"), 0, type=socket.SOCK_STREAM
+        )[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.bind(address)
     except OSError as error:
-        raise errors.PlaceError(f"{endpoint}, where the first trainer is to listen to the others, is no address of this "
-                                f"machine ({error.strerror}): name one of its addresses, or say with "
-                                "JAX_COORDINATOR_BIND_ADDRESS=HOST:PORT where "
-                                "it listens when the others reach it there") from None
+        raise errors.PlaceError(
+            f"{endpoint}, where the first trainer is to listen to the others, is no address of this "
+            f"machine ({error.strerror}): name one of its addresses, or say with "
+            "JAX_COORDINATOR_BIND_ADDRESS=HOST:PORT where "
+            "it listens when the others reach it there"
+        ) from None
 
 
 def _gpus_of_this_process() -> dict[str, Any]:
@@ -96,6 +122,7 @@ def broadcast(value: Any) -> Any:
     if count() == 1:
         return value
     from jax.experimental import multihost_utils
+
     with jax.enable_x64(True):
         return multihost_utils.broadcast_one_to_all(value)
 
@@ -105,18 +132,23 @@ def all_gather(value: Any) -> np.ndarray:
     if count() == 1:
         return np.asarray(value)[None]
     from jax.experimental import multihost_utils
+
     with jax.enable_x64(True):
         return np.asarray(multihost_utils.process_allgather(np.asarray(value)))
 
 
 def all_devices(own: Sequence[jax.Device]) -> list[jax.Device]:
-    """The devices of all processes that train together; `own` are this one's. Raises PlaceError if their numbers differ."""
+    """The devices of all processes that train together; `own` are this one's. Raises PlaceError if
+    their numbers differ.
+    """
     if count() == 1:
         return list(own)
     there = jax.local_devices(backend=own[0].platform)
     found = all_gather(np.array([len(own), *(there.index(d) for d in own)]))
     if (found[:, 0] != len(own)).any():
-        raise errors.PlaceError(f"each process needs the same number of devices, found {found[:, 0].tolist()}")
+        raise errors.PlaceError(
+            f"each process needs the same number of devices, found {found[:, 0].tolist()}"
+        )
     by_process: dict[int, list[jax.Device]] = {}
     for device in jax.devices(own[0].platform):
         by_process.setdefault(device.process_index, []).append(device)

@@ -1,8 +1,9 @@
 """Profiling: a trace for Perfetto or TensorBoard, and a table of the time each operator type takes.
 
-XLA fuses operators, so a row of the table is the time of the XLA instructions whose root comes from operators of
-that type; what was fused into them counts there too.
+XLA fuses operators, so a row of the table is the time of the XLA instructions whose root comes from
+operators of that type; what was fused into them counts there too.
 """
+
 import contextlib
 import re
 import shutil
@@ -23,11 +24,14 @@ __all__ = ["cuda_profiler", "profiler", "reset_profiler", "start_profiler", "sto
 _STATES = ("CPU", "GPU", "All")
 _SORTS = (None, "default", "calls", "total", "max", "min", "ave")
 _OPTIONS = ("Default", "OpDetail", "AllOpDetail")
-_INSTRUCTION = re.compile(r'^\s*(?:ROOT )?%?([\w.\-]+) = .*metadata=\{[^}]*op_name="([^"]+)"', re.MULTILINE)
+_INSTRUCTION = re.compile(
+    r'^\s*(?:ROOT )?%?([\w.\-]+) = .*metadata=\{[^}]*op_name="([^"]+)"', re.MULTILINE
+)
 
 _PATH = "/tmp/profile"  # Fluid's default
 
-_trace_dir: str | None = None  # where the running trace will be written; a process has one trace at a time
+# where the running trace will be written; a process has one trace at a time
+_trace_dir: str | None = None
 
 
 def start_profiler(state: str, tracer_option: str = "Default") -> None:
@@ -43,9 +47,13 @@ def start_profiler(state: str, tracer_option: str = "Default") -> None:
     if _trace_dir is not None:
         return
     if state not in _STATES:
-        raise errors.ProgramError(f"profiler: state {state!r}, expected one of {', '.join(_STATES)}")
+        raise errors.ProgramError(
+            f"profiler: state {state!r}, expected one of {', '.join(_STATES)}"
+        )
     if tracer_option not in _OPTIONS:
-        raise errors.ProgramError(f"profiler: tracer_option {tracer_option!r}, expected one of {', '.join(_OPTIONS)}")
+        raise errors.ProgramError(
+            f"profiler: tracer_option {tracer_option!r}, expected one of {', '.join(_OPTIONS)}"
+        )
     folder = tempfile.mkdtemp(prefix="jfluid-profile-")
     try:
         jax.profiler.start_trace(folder)
@@ -59,8 +67,8 @@ def stop_profiler(sorted_key: str | None = None, profile_path: str = _PATH) -> N
     """Stop the trace, write it and print the table. Nothing to do when profiling is off.
 
     Args:
-        sorted_key: "calls", "total", "max", "min" or "ave": the column to sort by, largest first; "default" or None
-            keeps the order of first use.
+        sorted_key: "calls", "total", "max", "min" or "ave": the column to sort by, largest first;
+            "default" or None keeps the order of first use.
         profile_path: the folder to write the trace into (Fluid writes a file of its own format).
 
     Raises ProgramError for another key, and for a path that is a file; profiling then stays on.
@@ -73,23 +81,35 @@ def stop_profiler(sorted_key: str | None = None, profile_path: str = _PATH) -> N
     try:
         jax.profiler.stop_trace()
         shutil.copytree(folder, profile_path, dirs_exist_ok=True)
-        trace, = (path for path in Path(folder).rglob("*.xplane.pb"))
-        _print(operator_times(str(trace)), sorted_key, str(Path(profile_path) / trace.relative_to(folder)))
+        (trace,) = (path for path in Path(folder).rglob("*.xplane.pb"))
+        _print(
+            operator_times(str(trace)),
+            sorted_key,
+            str(Path(profile_path) / trace.relative_to(folder)),
+        )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _check_outcome(sorted_key: str | None, profile_path: str) -> None:
     if sorted_key not in _SORTS:
-        raise errors.ProgramError(f"profiler: sorted_key {sorted_key!r}, expected None or one of "
-                                  + ", ".join(key for key in _SORTS if key))
+        raise errors.ProgramError(
+            f"profiler: sorted_key {sorted_key!r}, expected None or one of "
+            + ", ".join(key for key in _SORTS if key)
+        )
     if Path(profile_path).exists() and not Path(profile_path).is_dir():
-        raise errors.ProgramError(f"profiler: profile_path {profile_path} is a file, expected a folder for the trace")
+        raise errors.ProgramError(
+            f"profiler: profile_path {profile_path} is a file, expected a folder for the trace"
+        )
 
 
 @contextlib.contextmanager
-def profiler(state: str, sorted_key: str | None = None, profile_path: str = _PATH,
-             tracer_option: str = "Default") -> Iterator[None]:
+def profiler(
+    state: str,
+    sorted_key: str | None = None,
+    profile_path: str = _PATH,
+    tracer_option: str = "Default",
+) -> Iterator[None]:
     """Profile what runs within; see `start_profiler` and `stop_profiler` for the arguments."""
     _check_outcome(sorted_key, profile_path)
     start_profiler(state, tracer_option)
@@ -108,15 +128,23 @@ def reset_profiler() -> None:
 
 
 @contextlib.contextmanager
-def cuda_profiler(output_file: str, output_mode: str | None = None, config: list[str] | None = None) -> Iterator[None]:
-    """Raises UnsupportedError: nvprof is gone from CUDA. Use `profiler("GPU")`, or run the script under Nsight Systems."""
-    raise errors.UnsupportedError('fluid.profiler.cuda_profiler drove nvprof, which current CUDA does not have: use '
-                                  'fluid.profiler.profiler("GPU"), or run the script under Nsight Systems (nsys profile)')
+def cuda_profiler(
+    output_file: str, output_mode: str | None = None, config: list[str] | None = None
+) -> Iterator[None]:
+    """Raises UnsupportedError: nvprof is gone from CUDA. Use `profiler("GPU")`, or run the script
+    under Nsight Systems.
+    """
+    raise errors.UnsupportedError(
+        "fluid.profiler.cuda_profiler drove nvprof, which current CUDA does not have: use "
+        'fluid.profiler.profiler("GPU"), or run the script under Nsight Systems (nsys profile)'
+    )
     yield
 
 
 def operator_times(trace: str) -> dict[str, list[float]]:
-    """Milliseconds of each XLA instruction in a trace file, by the type of the operator it comes from."""
+    """Milliseconds of each XLA instruction in a trace file, by the type of the operator it comes
+    from.
+    """
     runs: dict[tuple[str, int], list[tuple[str, float]]] = defaultdict(list)
     for plane in jax.profiler.ProfileData.from_file(trace).planes:
         for line in plane.lines:
@@ -124,12 +152,15 @@ def operator_times(trace: str) -> dict[str, list[float]]:
                 stats = dict(event.stats)
                 module, instruction = str(stats.get("hlo_module")), stats.get("hlo_op")
                 if instruction is not None and module.startswith("jit_fluid_"):
-                    runs[module, stats.get("program_id", 0)].append((instruction, event.duration_ns / 1e6))
+                    runs[module, stats.get("program_id", 0)].append(
+                        (instruction, event.duration_ns / 1e6)
+                    )
     executables = _operators_of_instructions()
     times: dict[str, list[float]] = defaultdict(list)
     for (module, _), events in runs.items():
         ran = {instruction for instruction, _ in events}
-        # A program is compiled once per shapes and fetches, always under its one name: take what fits the instructions.
+        # A program is compiled once per shapes and fetches, always under its one name: take what
+        # fits the instructions.
         types = max(executables.get(module, [{}]), key=lambda known: len(ran & known.keys()))
         for instruction, duration in events:
             times[types.get(instruction, "(XLA)")].append(duration)
@@ -137,34 +168,54 @@ def operator_times(trace: str) -> dict[str, list[float]]:
 
 
 def _operators_of_instructions() -> dict[str, list[dict[str, str]]]:
-    """Instruction -> operator type, of each executable of a module, for all programs compiled in this process."""
+    """Instruction -> operator type, of each executable of a module, for all programs compiled in
+    this process.
+    """
     found: dict[str, list[dict[str, str]]] = defaultdict(list)
     for device in {d.client: d for d in jax.devices()}.values():
         for executable in device.client.live_executables():
             for module in executable.hlo_modules():
                 if module.name.startswith("jit_fluid_"):
                     instructions = _INSTRUCTION.findall(module.to_string())
-                    found[module.name].append({name: _operator_type(path) for name, path in instructions})
+                    found[module.name].append(
+                        {name: _operator_type(path) for name, path in instructions}
+                    )
     return found
 
 
 def _operator_type(path: str) -> str:
-    """The scope that the lowering ran the operator under: the first part of the path behind `jit(...)`."""
+    """The scope that the lowering ran the operator under: the first part of the path behind
+    `jit(...)`.
+    """
     parts = [p for p in path.split("/") if p and not p.startswith("jit(")]
     return re.sub(r"^(?:\w+\()*|\)+$", "", parts[0]) if len(parts) > 1 else "(XLA)"
 
 
 def _print(times: dict[str, list[float]], sorted_by: str | None, trace: str) -> None:
     total = sum(map(sum, times.values())) or 1.0
-    rows: list[dict[str, Any]] = [{"event": name, "calls": len(t), "total": sum(t), "min": min(t), "max": max(t),
-                                   "ave": sum(t) / len(t), "ratio": sum(t) / total} for name, t in times.items()]
+    rows: list[dict[str, Any]] = [
+        {
+            "event": name,
+            "calls": len(t),
+            "total": sum(t),
+            "min": min(t),
+            "max": max(t),
+            "ave": sum(t) / len(t),
+            "ratio": sum(t) / total,
+        }
+        for name, t in times.items()
+    ]
     if sorted_by not in (None, "default"):
         rows.sort(key=lambda row: -row[sorted_by])
     table = Table(title="Time by operator type (ms)")
     for column in ("Event", "Calls", "Total", "Min.", "Max.", "Ave.", "Ratio."):
         table.add_column(column, justify="left" if column == "Event" else "right")
     for row in rows:
-        table.add_row(row["event"], str(row["calls"]), *(f"{row[k]:.4f}" for k in ("total", "min", "max", "ave", "ratio")))
+        table.add_row(
+            row["event"],
+            str(row["calls"]),
+            *(f"{row[k]:.4f}" for k in ("total", "min", "max", "ave", "ratio")),
+        )
     console = Console(width=110)
     console.print(table)
     console.print(f"trace for Perfetto and TensorBoard: {trace}", soft_wrap=True, highlight=False)

@@ -5,9 +5,10 @@
             loss, = executor.run(...)
             progress.step(examples=len(batch), loss=loss)
 
-On a terminal this is a bar; elsewhere a line every few seconds. Under `jfluid-launch` the launcher draws it and
-writes the lines to the log file too.
+On a terminal this is a bar; elsewhere a line every few seconds. Under `jfluid-launch` the launcher
+draws it and writes the lines to the log file too.
 """
+
 import sys
 import time
 from collections import deque
@@ -77,8 +78,13 @@ class BarDisplay:
 
         console = Console(file=stream)
         self._bars = RichProgress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-            TextColumn("{task.fields[status]}"), TimeRemainingColumn(), console=console)
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[status]}"),
+            TimeRemainingColumn(),
+            console=console,
+        )
         self._tasks: dict[str, Any] = {}
 
     def show(self, report: dict[str, Any]) -> None:
@@ -87,7 +93,9 @@ class BarDisplay:
             self._tasks[name] = self._bars.add_task(name, total=report["total"], status="")
             self._bars.start()
         status = line_of(report | {"description": "", "step": "", "total": None}).strip()
-        self._bars.update(self._tasks[name], completed=report["step"], total=report["total"], status=status)
+        self._bars.update(
+            self._tasks[name], completed=report["step"], total=report["total"], status=status
+        )
         if report["done"]:
             del self._tasks[name]
             if not self._tasks:
@@ -148,9 +156,9 @@ class Progress:
     def step(self, examples: int, **metrics: Any) -> None:
         """Report one finished step over `examples` examples.
 
-        Metrics such as `loss` are numbers or arrays of one element; an array of another size raises ValueError.
-        They are read only when shown, a few times a second, so passing an array that is still being computed
-        does not slow the loop.
+        Metrics such as `loss` are numbers or arrays of one element; an array of another size raises
+        ValueError. They are read only when shown, a few times a second, so passing an array that is
+        still being computed does not slow the loop.
         """
         self.steps += 1
         self._examples += examples
@@ -167,10 +175,18 @@ class Progress:
     def _show(self, metrics: dict[str, Any], done: bool) -> None:
         self._metrics = metrics
         (start, before), (end, after) = self._recent[0], self._recent[-1]
-        self._display.show({
-            "description": self.description, "step": self.steps, "total": self.total,
-            "rate": (after - before) / (end - start) if end > start else 0.0,
-            "metrics": {name: float(np.asarray(value).item()) for name, value in metrics.items()}, "done": done})
+        self._display.show(
+            {
+                "description": self.description,
+                "step": self.steps,
+                "total": self.total,
+                "rate": (after - before) / (end - start) if end > start else 0.0,
+                "metrics": {
+                    name: float(np.asarray(value).item()) for name, value in metrics.items()
+                },
+                "done": done,
+            }
+        )
 
     def close(self) -> None:
         """Show the last step and end the display."""

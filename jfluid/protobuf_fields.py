@@ -1,4 +1,7 @@
-"""Serialized protobuf messages, field by field: to count parts before parsing them, and to read arrays in place."""
+"""Serialized protobuf messages, field by field: to count parts before parsing them, and to read
+arrays in place.
+"""
+
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -8,7 +11,9 @@ VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 
 
 class Field(NamedTuple):
-    """One field of a serialized message: its number, its kind, its value (bytes as a view), and its begin and end."""
+    """One field of a serialized message: its number, its kind, its value (bytes as a view), and its
+    begin and end.
+    """
 
     number: int
     kind: int
@@ -18,7 +23,9 @@ class Field(NamedTuple):
 
 
 def fields(data: memoryview, most: int | None = None) -> Iterator[Field]:
-    """The fields of a serialized message, in order. Raises DecodeError for invalid data, or more than `most` fields."""
+    """The fields of a serialized message, in order. Raises DecodeError for invalid data, or more
+    than `most` fields.
+    """
     at = count = 0
     while at < len(data):
         begin = at
@@ -31,11 +38,13 @@ def fields(data: memoryview, most: int | None = None) -> Iterator[Field]:
         if kind == VARINT:
             value, at = _varint(data, at)
         elif kind == BYTES:
-            size, at = (data[at], at + 1) if at < len(data) and data[at] < 128 else _varint(data, at)
-            value, at = data[at:at + size], at + size
+            size, at = (
+                (data[at], at + 1) if at < len(data) and data[at] < 128 else _varint(data, at)
+            )
+            value, at = data[at : at + size], at + size
         elif kind in (FIXED32, FIXED64):
             size = 4 if kind == FIXED32 else 8
-            value, at = data[at:at + size], at + size
+            value, at = data[at : at + size], at + size
         else:
             raise DecodeError(f"a field of kind {kind}")
         if at > len(data):
@@ -55,4 +64,3 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
         if byte < 128:
             return result, at
     raise DecodeError("a number does not end")
-

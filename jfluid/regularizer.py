@@ -1,4 +1,5 @@
 """Weight decay: penalties that are added to gradients."""
+
 import logging
 from collections.abc import Sequence
 
@@ -14,7 +15,9 @@ ParamGrad = tuple[Parameter, Variable | None]
 
 
 class WeightDecayRegularizer:
-    """The base of all regularizers: `regularizer(param, grad, block)` returns the gradient of its penalty."""
+    """The base of all regularizers: `regularizer(param, grad, block)` returns the gradient of its
+    penalty.
+    """
 
     def __init__(self, regularization_coeff: float = 0.0):
         self._regularization_coeff = float(regularization_coeff)
@@ -54,9 +57,11 @@ class L1DecayRegularizer(WeightDecayRegularizer):
         return self._scaled(decay, decay, block)
 
 
-def append_regularization_ops(parameters_and_grads: Sequence[ParamGrad],
-                              regularization: WeightDecayRegularizer | None = None) -> list[ParamGrad]:
-    """Add each parameter's penalty to its gradient: in place, or, as the sum is dense, beside a sparse gradient.
+def append_regularization_ops(
+    parameters_and_grads: Sequence[ParamGrad], regularization: WeightDecayRegularizer | None = None
+) -> list[ParamGrad]:
+    """Add each parameter's penalty to its gradient: in place, or, as the sum is dense, beside a
+    sparse gradient.
 
     Args:
         parameters_and_grads: pairs of a parameter and its gradient (or None).
@@ -65,9 +70,15 @@ def append_regularization_ops(parameters_and_grads: Sequence[ParamGrad],
     Returns:
         The pairs, with the variables that now hold the gradients.
     """
-    own = [p.name for p, _ in parameters_and_grads if regularization is not None and getattr(p, "regularizer", None)]
+    own = [
+        p.name
+        for p, _ in parameters_and_grads
+        if regularization is not None and getattr(p, "regularizer", None)
+    ]
     if own:
-        _log.info("these parameters keep their own regularizer, not the optimizer's: %s", ", ".join(own))
+        _log.info(
+            "these parameters keep their own regularizer, not the optimizer's: %s", ", ".join(own)
+        )
     result = []
     with name_scope("regularization"):
         for param, grad in parameters_and_grads:
@@ -83,7 +94,9 @@ def append_regularization_ops(parameters_and_grads: Sequence[ParamGrad],
 
 
 def _holder(grad: Variable) -> Variable:
-    """The variable for the sum of a gradient and a penalty, by Fluid's name where the gradient is sparse."""
+    """The variable for the sum of a gradient and a penalty, by Fluid's name where the gradient is
+    sparse.
+    """
     if grad.type != VarType.SELECTED_ROWS:
         return grad
     return grad.block.create_var(name=f"{grad.name}@NEWGRAD@", shape=grad.shape, dtype=grad.dtype)

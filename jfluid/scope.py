@@ -1,4 +1,5 @@
 """Scopes: where variables keep their values between runs."""
+
 import contextlib
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +11,8 @@ class ScopeVariable:
     """A name in a Scope and the tensor it holds.
 
     Attributes:
-        row_initializer: of a table that is never materialized whole: (initializer of its rows, seed), instead of a tensor.
+        row_initializer: of a table that is never materialized whole: (initializer of its rows,
+            seed), instead of a tensor.
         saved: of such a table: the folder with its saved rows.
     """
 
@@ -31,8 +33,10 @@ class Scope:
     def __init__(self, parent: "Scope | None" = None):
         self.parent = parent
         self.kids: list[Scope] = []
-        self.epoch = 0  # incremented when a variable is dropped, so that holders of tensors look them up again
-        self.steps: dict[str, int] = {}  # runs of each program so far, by fingerprint, for the keys of random operators
+        # incremented when a variable is dropped, so that holders of tensors look them up again
+        self.epoch = 0
+        # runs of each program so far, by fingerprint, for the keys of random operators
+        self.steps: dict[str, int] = {}
         self._vars: dict[str, ScopeVariable] = {}
 
     def var(self, name: str) -> ScopeVariable:
@@ -43,7 +47,9 @@ class Scope:
         return found
 
     def find_var(self, name: str) -> ScopeVariable | None:
-        """The variable `name` of this scope or of the nearest enclosing one; None when there is none."""
+        """The variable `name` of this scope or of the nearest enclosing one; None when there is
+        none.
+        """
         scope: Scope | None = self
         while scope is not None:
             if name in scope._vars:

@@ -1,9 +1,10 @@
 """Fluid's module paths and names, by one table.
 
-`fluid_names.txt` lists the public names of each of Fluid's modules. A path that is no file here becomes a module
-that looks its names up where they live; a name that this release does not have becomes an object that raises
-UnsupportedError when it is called.
+`fluid_names.txt` lists the public names of each of Fluid's modules. A path that is no file here
+becomes a module that looks its names up where they live; a name that this release does not have
+becomes an object that raises UnsupportedError when it is called.
 """
+
 import importlib
 import sys
 from collections.abc import Sequence
@@ -15,9 +16,18 @@ from typing import Any
 
 from jfluid import errors
 
-# Fluid's path (behind "jfluid.") -> the modules that hold its names. What is not found there is looked for in jfluid itself.
+# Fluid's path (behind "jfluid.") -> the modules that hold its names. What is not found there is
+# looked for in jfluid itself.
 ALIASES: dict[str, tuple[str, ...]] = {
-    "framework": ("ir.program", "ir.variable", "ir.operator", "ir.block", "ir.types", "places", "flags"),
+    "framework": (
+        "ir.program",
+        "ir.variable",
+        "ir.operator",
+        "ir.block",
+        "ir.types",
+        "places",
+        "flags",
+    ),
     "backward": ("ir.backward",),
     "unique_name": ("ir.unique_name",),
     "reader": ("feeding.reader", "io"),
@@ -30,11 +40,17 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "incubate.fleet.base.mode": ("fleet.base",),
     "incubate.fleet.collective": ("fleet.collective",),
     "incubate.fleet.parameter_server.distribute_transpiler": (
-        "fleet.parameter_server.fleet", "fleet.parameter_server.strategies", "fleet.parameter_server.runtime_config"),
+        "fleet.parameter_server.fleet",
+        "fleet.parameter_server.strategies",
+        "fleet.parameter_server.runtime_config",
+    ),
     "incubate.fleet.parameter_server.distribute_transpiler.distributed_strategy": (
-        "fleet.parameter_server.strategies", "fleet.parameter_server.runtime_config"),
+        "fleet.parameter_server.strategies",
+        "fleet.parameter_server.runtime_config",
+    ),
     "incubate.fleet.parameter_server.distribute_transpiler.distributed_strategy_factory": (
-        "fleet.parameter_server.strategies",),  # as Fluid's guide calls it
+        "fleet.parameter_server.strategies",
+    ),  # as Fluid's guide calls it
     "distributed.fs_wrapper": ("fleet.filesystem",),
     "communicator": ("distributed.trainer.communicator",),
     "layers.ops": ("layers",),
@@ -44,8 +60,15 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "contrib.layers": ("layers.sequence_lod",),
 }
 # Files here that Fluid has too, with more in them: what they lack is looked for in the package.
-_WIDER = {"layers.nn": "layers", "layers.tensor": "layers", "layers.control_flow": "layers", "layers.io": "layers",
-          "layers.loss": "layers", "layers.metric_op": "layers", "layers.learning_rate_scheduler": "layers"}
+_WIDER = {
+    "layers.nn": "layers",
+    "layers.tensor": "layers",
+    "layers.control_flow": "layers",
+    "layers.io": "layers",
+    "layers.loss": "layers",
+    "layers.metric_op": "layers",
+    "layers.learning_rate_scheduler": "layers",
+}
 
 # Names of Fluid's top level whose modules cost time to import.
 _LAZY = {
@@ -60,9 +83,9 @@ _HINTS = {
     "dygraph": "imperative mode is not in this release: build a Program and run it with Executor.run",
     "contrib": "this extension is not in this release",
     "incubate.fleet.utils.hdfs": "files elsewhere are reached through fsspec: give datasets addresses such as "
-                                 "hdfs://host/path, and checkpoints a fluid.distributed.fs_wrapper.BDFS",
+    "hdfs://host/path, and checkpoints a fluid.distributed.fs_wrapper.BDFS",
     "incubate.fleet": "fluid.incubate.fleet.collective and .parameter_server.distribute_transpiler have what this release has "
-                      "of the fleet",
+    "of the fleet",
     "transpiler": "DistributeTranspiler cuts and places variables by itself; this helper of Fluid's is not in this release",
     "layers": "this layer (detection, CTC ...) is not in this release",
 }
@@ -91,13 +114,18 @@ _PACKAGES = _packages()
 
 
 class Missing:
-    """A public name of Fluid that this release does not have; it raises UnsupportedError when called or subclassed."""
+    """A public name of Fluid that this release does not have; it raises UnsupportedError when
+    called or subclassed.
+    """
 
     def __init__(self, path: str):
         self._path = path
 
     def _refuse(self) -> errors.UnsupportedError:
-        hint = next((h for start, h in _HINTS.items() if self._path.startswith(start)), "it is not in this release")
+        hint = next(
+            (h for start, h in _HINTS.items() if self._path.startswith(start)),
+            "it is not in this release",
+        )
         return errors.UnsupportedError(f"fluid.{self._path}: {hint}")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -116,7 +144,9 @@ class Missing:
 
 
 def look_up(path: str, name: str, sources: Sequence[str] = ()) -> Any:
-    """What Fluid calls `name` in module `path`. Raises AttributeError when Fluid has no such name there."""
+    """What Fluid calls `name` in module `path`. Raises AttributeError when Fluid has no such name
+    there.
+    """
     if not name.startswith("__"):
         for source in sources:
             holder = importlib.import_module(f"jfluid.{source}")
@@ -129,24 +159,33 @@ def look_up(path: str, name: str, sources: Sequence[str] = ()) -> Any:
             return importlib.import_module(f"jfluid.{child}")
         if name in NAMES.get(path, ()):
             top = vars(sys.modules["jfluid"])
-            return top[name] if path and name in top else Missing(f"{path}.{name}" if path else name)
-    raise AttributeError(f"module 'jfluid{'.' + path if path else ''}' has no attribute {name!r}"
-                         + errors.close_to(name, NAMES.get(path, ())))
+            return (
+                top[name] if path and name in top else Missing(f"{path}.{name}" if path else name)
+            )
+    raise AttributeError(
+        f"module 'jfluid{'.' + path if path else ''}' has no attribute {name!r}"
+        + errors.close_to(name, NAMES.get(path, ()))
+    )
 
 
 def complete(module: ModuleType, path: str, sources: Sequence[str] = ()) -> None:
     """Give a module all of Fluid's names of `path`."""
+
     def get(name: str) -> Any:
         return look_up(path, name, sources)
 
     def names() -> list[str]:
-        return sorted({n for n in vars(module) if not n.startswith("_")} | NAMES.get(path, frozenset()))
+        return sorted(
+            {n for n in vars(module) if not n.startswith("_")} | NAMES.get(path, frozenset())
+        )
 
     module.__dict__.update(__getattr__=get, __dir__=names)
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Makes the modules of the table that are no files. It stands last, so that files come first."""
+    """Makes the modules of the table that are no files. It stands last, so that files come
+    first.
+    """
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         inner = fullname.removeprefix("jfluid.")

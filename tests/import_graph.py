@@ -1,7 +1,9 @@
-"""The imports of jfluid's modules, read from their source: those in functions, and for types alone, count too.
+"""The imports of jfluid's modules, read from their source: those in functions, and for types alone,
+count too.
 
     python -m tests.import_graph        # prints the figures
 """
+
 import ast
 import functools
 from collections.abc import Iterator, Mapping
@@ -10,11 +12,23 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent.parent / "jfluid"
 Graph = Mapping[str, set[str]]
 
-# Folders and modules of the package, from the bottom up: each imports from those of earlier lines only.
+# Folders and modules of the package, from the bottom up: each imports from those of earlier lines
+# only.
 LAYERS = (
     {"errors", "fetched_array", "field_types", "protobuf_fields"},
     {"environment"},
-    {"average", "fetch_handler", "flags", "installation", "ir", "launcher_pipe", "metrics", "profiler", "security", "surface"},
+    {
+        "average",
+        "fetch_handler",
+        "flags",
+        "installation",
+        "ir",
+        "launcher_pipe",
+        "metrics",
+        "profiler",
+        "security",
+        "surface",
+    },
     {"places", "progress"},
     {"processes"},
     {"initializer", "job", "lod_tensor", "regularizer", "transpiler"},
@@ -46,29 +60,42 @@ def nodes(path: Path) -> tuple[ast.AST, ...]:
 
 
 def imports(path: Path) -> Iterator[tuple[str, str]]:
-    """What a file imports: (module, name) for each name that it takes from a module, (module, "") for a whole one."""
+    """What a file imports: (module, name) for each name that it takes from a module, (module, "")
+    for a whole one.
+    """
     for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from ((alias.name, "") for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.module and not node.level, f"{path}, line {node.lineno}: write imports with the package's name"
+            assert node.module and not node.level, (
+                f"{path}, line {node.lineno}: write imports with the package's name"
+            )
             yield from ((node.module, alias.name) for alias in node.names)
 
 
 def read(package: Path = PACKAGE) -> dict[str, set[str]]:
-    """Of each module of a package the modules of it that it imports: `from a import b` is an import of a.b where that is a
-    module, else of a."""
-    paths = {".".join(path.relative_to(package.parent).with_suffix("").parts).removesuffix(".__init__"): path
-             for path in sorted(package.rglob("*.py"))}
+    """Of each module of a package the modules of it that it imports: `from a import b` is an import
+    of a.b where that is a module, else of a."""
+    paths = {
+        ".".join(path.relative_to(package.parent).with_suffix("").parts).removesuffix(
+            ".__init__"
+        ): path
+        for path in sorted(package.rglob("*.py"))
+    }
     graph = {}
     for module, path in paths.items():
-        found = {f"{source}.{name}" if f"{source}.{name}" in paths else source for source, name in imports(path)}
+        found = {
+            f"{source}.{name}" if f"{source}.{name}" in paths else source
+            for source, name in imports(path)
+        }
         graph[module] = found & set(paths) - {module}
     return graph
 
 
 def circles(graph: Graph) -> list[set[str]]:
-    """The largest sets of modules that all lead to each other by imports (Tarjan's strongly connected components)."""
+    """The largest sets of modules that all lead to each other by imports (Tarjan's strongly
+    connected components).
+    """
     number: dict[str, int] = {}
     lowest: dict[str, int] = {}
     path: list[str] = []
@@ -101,14 +128,22 @@ def place(module: str) -> str:
 
 
 def upward(graph: Graph) -> list[str]:
-    """Imports between folders that do not lead to a lower layer. Raises KeyError for a folder without a layer."""
+    """Imports between folders that do not lead to a lower layer. Raises KeyError for a folder
+    without a layer.
+    """
     layer = {name: i for i, names in enumerate(LAYERS) for name in names}
-    return [f"{module}: {other}" for module, others in graph.items() for other in sorted(others)
-            if place(module) != place(other) and layer[place(module)] <= layer[place(other)]]
+    return [
+        f"{module}: {other}"
+        for module, others in graph.items()
+        for other in sorted(others)
+        if place(module) != place(other) and layer[place(module)] <= layer[place(other)]
+    ]
 
 
 if __name__ == "__main__":
     modules = read()
     sizes = sorted(map(len, circles(modules)), reverse=True)
-    print(f"{len(modules)} modules, {sum(map(len, modules.values()))} imports of one by another, circles of {sizes} modules, "
-          f"{len(upward(modules))} imports upward")
+    print(
+        f"{len(modules)} modules, {sum(map(len, modules.values()))} imports of one by another, circles of {sizes} modules, "
+        f"{len(upward(modules))} imports upward"
+    )

@@ -1,4 +1,5 @@
 """What tests of the launcher share: real launchers, and what became of their processes."""
+
 import os
 import pty
 import subprocess
@@ -12,9 +13,19 @@ from jfluid.launch import main
 from tests import forked
 
 COMMAND = [sys.executable, "-m", "jfluid.launch"]
-ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("PADDLE_", "SLURM_", "OMPI_"))} | {
-    "PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": "200", "TERM": "xterm", "JFLUID_JOB_TOKEN": "a-secret-of-the-tests"}
-LIMIT = 300  # seconds, far above what a busy machine takes, and less than what scripts sleep that are to be ended
+ENVIRONMENT = {
+    name: value
+    for name, value in os.environ.items()
+    if not name.startswith(("PADDLE_", "SLURM_", "OMPI_"))
+} | {
+    "PYTHONPATH": os.pathsep.join(sys.path),
+    "COLUMNS": "200",
+    "TERM": "xterm",
+    "JFLUID_JOB_TOKEN": "a-secret-of-the-tests",
+}
+# seconds, far above what a busy machine takes, and less than what scripts sleep that are to be
+# ended
+LIMIT = 300
 # Each process writes its number to pid.RANK once it is at work.
 PROLOGUE = """
 import os, pathlib, signal, sys, time
@@ -34,7 +45,9 @@ def write(name, text):
 
 
 class Clock:
-    """A launcher's clock: the machine's, which the test can set forward; or one that stands still until it is set forward."""
+    """A launcher's clock: the machine's, which the test can set forward; or one that stands still
+    until it is set forward.
+    """
 
     def __init__(self, stands_still=False):
         self._stands_still = stands_still
@@ -47,11 +60,15 @@ class Clock:
 
 
 class Launcher:
-    """The command `jfluid-launch`, with what the tests need of `subprocess.Popen`. It is killed when it takes too long."""
+    """The command `jfluid-launch`, with what the tests need of `subprocess.Popen`. It is killed
+    when it takes too long.
+    """
 
     def __init__(self, *arguments, clock=time.monotonic):
         self._clock = clock
-        self._process, (self.stdout, self.stderr) = forked.start(_launch, (arguments, clock), ENVIRONMENT, streams=2)
+        self._process, (self.stdout, self.stderr) = forked.start(
+            _launch, (arguments, clock), ENVIRONMENT, streams=2
+        )
         self._watchdog = threading.Timer(LIMIT, self.kill)
         self._watchdog.daemon = True
         self._watchdog.start()
@@ -68,7 +85,9 @@ class Launcher:
         self._process.kill()
 
     def set_clock_forward(self, seconds):
-        """Once the launcher has looked at what has happened so far; it looks again, or has ended, before this returns."""
+        """Once the launcher has looked at what has happened so far; it looks again, or has ended,
+        before this returns.
+        """
         self._wait_for_looks()
         self._clock.seconds.value += seconds
         self._wait_for_looks()
@@ -112,7 +131,9 @@ def gang(script, *arguments):
 def on_terminal(*arguments):
     """The exit code of a launcher on a terminal, and what it put on the screen."""
     main, other = pty.openpty()
-    process = subprocess.Popen([*COMMAND, *arguments], env=ENVIRONMENT, stdin=other, stdout=other, stderr=other)
+    process = subprocess.Popen(
+        [*COMMAND, *arguments], env=ENVIRONMENT, stdin=other, stdout=other, stderr=other
+    )
     os.close(other)
     screen = b""
     while True:

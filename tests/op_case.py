@@ -1,10 +1,12 @@
-"""`check`: one operator held against expected values, numeric gradients, inferred shapes, itself without jit, and itself
-with padding rows.
+"""`check`: one operator held against expected values, numeric gradients, inferred shapes, itself
+without jit, and itself with padding rows.
 
-XLA compiles a case once in float32, and in float64 once for all numeric differences and once for the gradients.
-Without jit it compiles every primitive by itself, so that is done in one case of each operator of a file; in each
-case of operators that compute with static values, which they may do in another way.
+XLA compiles a case once in float32, and in float64 once for all numeric differences and once for
+the gradients. Without jit it compiles every primitive by itself, so that is done in one case of
+each operator of a file; in each case of operators that compute with static values, which they may
+do in another way.
 """
+
 import os
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -27,8 +29,13 @@ EPS = 1e-6
 _ran_without_jit: set[tuple[str, str]] = set()  # a test's file and an operator
 
 
-def _build(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any], outs: Mapping[str, int],
-           unknown_rows: Collection[str] = ()) -> tuple[Any, dict, dict]:
+def _build(
+    op_type: str,
+    inputs: Mapping[str, Any],
+    attrs: Mapping[str, Any],
+    outs: Mapping[str, int],
+    unknown_rows: Collection[str] = (),
+) -> tuple[Any, dict, dict]:
     """A program of the one operator: (program, feeds, output slot -> names).
 
     `unknown_rows`: the input slots whose first dimension is declared unknown.
@@ -44,7 +51,13 @@ def _build(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any], ou
             shape = list(array.shape)
             if shape and (slot in unknown_rows or isinstance(given, LoDTensor)):
                 shape[0] = -1
-            block.create_var(name=name, shape=shape, dtype=var_type(array.dtype), lod_level=len(_lod(given)), is_data=True)
+            block.create_var(
+                name=name,
+                shape=shape,
+                dtype=var_type(array.dtype),
+                lod_level=len(_lod(given)),
+                is_data=True,
+            )
             feeds[name] = given
             in_names[slot].append(name)
     out_names = {slot: [f"{slot}_out_{i}" for i in range(n)] for slot, n in outs.items()}
@@ -52,23 +65,36 @@ def _build(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any], ou
     return program, feeds, out_names
 
 
-def check(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any] | None = None, *,
-          expect: Mapping[str, Any], grad: Sequence[str] = (), rtol: float = 1e-5, atol: float = 1e-6,
-          grad_rtol: float = 1e-5, infer: bool = True, rows: Collection[str] | None = None,
-          ragged: Collection[str] = (), padded: bool = True) -> dict[str, list]:
+def check(
+    op_type: str,
+    inputs: Mapping[str, Any],
+    attrs: Mapping[str, Any] | None = None,
+    *,
+    expect: Mapping[str, Any],
+    grad: Sequence[str] = (),
+    rtol: float = 1e-5,
+    atol: float = 1e-6,
+    grad_rtol: float = 1e-5,
+    infer: bool = True,
+    rows: Collection[str] | None = None,
+    ragged: Collection[str] = (),
+    padded: bool = True,
+) -> dict[str, list]:
     """Run operator `op_type` through a program and hold it against `expect`.
 
     Args:
         inputs: slot -> array or LoDTensor, or list of them for a slot of many.
-        expect: output slot -> array or LoDTensor (or list); outputs not named are not compared. A slot that maps to None is
-            produced and has its inferred shape checked, but not its value. Of a ragged output an array holds the rows;
-            a LoDTensor holds the lod too.
+        expect: output slot -> array or LoDTensor (or list); outputs not named are not compared. A
+            slot that maps to None is produced and has its inferred shape checked, but not its
+            value. Of a ragged output an array holds the rows; a LoDTensor holds the lod too.
         grad: input slots whose gradients are held against central differences in float64.
         infer: whether inferred shapes are checked (not for operators that run on the host).
-        rows: input slots whose first dimension is a batch, and may be unknown when shapes are inferred (None: all).
-        ragged: slots of dense inputs whose first dimension is that of ragged rows: as such they must give the same.
-        padded: whether the operator supports padding rows. If so, it must give the same rows, outputs and gradients in a
-            larger bucket; if not, it must say that it needs exact rows.
+        rows: input slots whose first dimension is a batch, and may be unknown when shapes are
+            inferred (None: all).
+        ragged: slots of dense inputs whose first dimension is that of ragged rows: as such they
+            must give the same.
+        padded: whether the operator supports padding rows. If so, it must give the same rows,
+            outputs and gradients in a larger bucket; if not, it must say that it needs exact rows.
 
     Returns the outputs by slot: arrays, and LoDTensors where the lod is not empty.
     """
@@ -104,7 +130,10 @@ def _list(value: Any) -> list:
 
 def _each(inputs: Mapping[str, Any], function: Callable[[Any], Any]) -> dict[str, Any]:
     """`function` of every value of every slot."""
-    return {s: [function(a) for a in v] if isinstance(v, list) else function(v) for s, v in inputs.items()}
+    return {
+        s: [function(a) for a in v] if isinstance(v, list) else function(v)
+        for s, v in inputs.items()
+    }
 
 
 def _rows(value: Any) -> Any:
@@ -120,25 +149,37 @@ def _holds_lod(values: Mapping[str, Any]) -> bool:
     return any(isinstance(v, LoDTensor) for given in values.values() for v in _list(given))
 
 
-def _run(program: Any, feeds: Mapping[str, Any], fetches: list, values: Mapping[str, Any], padded: bool) -> list:
-    """The fetches: arrays; where one of `values` has a lod, LoDTensors for those that have one too."""
+def _run(
+    program: Any, feeds: Mapping[str, Any], fetches: list, values: Mapping[str, Any], padded: bool
+) -> list:
+    """The fetches: arrays; where one of `values` has a lod, LoDTensors for those that have one
+    too.
+    """
     exe = fluid.Executor(fluid.CPUPlace())
     if not _holds_lod(values):
         return exe.run(program, feed=feeds, fetch_list=fetches, scope=fluid.Scope())
     with warnings.catch_warnings():
         if not padded:
             warnings.filterwarnings("ignore", "this program is compiled anew", RuntimeWarning)
-        found = exe.run(program, feed=feeds, fetch_list=fetches, scope=fluid.Scope(), return_numpy=False)
+        found = exe.run(
+            program, feed=feeds, fetch_list=fetches, scope=fluid.Scope(), return_numpy=False
+        )
     return [v if _lod(v) else np.array(v) for v in found]
 
 
 def _check_inferred(slot: str, var: Any, have: Any, unknown: bool) -> None:
-    """The inferred shape, dtype and number of levels against the real ones; `unknown`: a dimension may be -1."""
+    """The inferred shape, dtype and number of levels against the real ones; `unknown`: a dimension
+    may be -1.
+    """
     shape, dtype = _rows(have).shape, _rows(have).dtype
-    fits = len(var.shape) == len(shape) and all(i == r or (unknown and i == -1) for i, r in zip(var.shape, shape))
+    fits = len(var.shape) == len(shape) and all(
+        i == r or (unknown and i == -1) for i, r in zip(var.shape, shape)
+    )
     assert fits, f"{slot}: inferred {var.shape}, got {shape}"
     assert var.np_dtype == dtype, f"{slot}: inferred {var.np_dtype}, got {dtype}"
-    assert var.lod_level == len(_lod(have)), f"{slot}: inferred {var.lod_level} levels, got lod {_lod(have)}"
+    assert var.lod_level == len(_lod(have)), (
+        f"{slot}: inferred {var.lod_level} levels, got lod {_lod(have)}"
+    )
 
 
 def _compare(what: str, have: Any, target: Any, rtol: float, atol: float) -> None:
@@ -146,14 +187,20 @@ def _compare(what: str, have: Any, target: Any, rtol: float, atol: float) -> Non
         assert _lod(have) == target.lod(), f"{what}: expected lod {target.lod()}, got {_lod(have)}"
     have, target = np.asarray(_rows(have)), np.asarray(_rows(target))
     assert have.shape == target.shape, f"{what}: expected shape {target.shape}, got {have.shape}"
-    assert target.dtype in (have.dtype, np.float64), f"{what}: expected {target.dtype}, got {have.dtype}"
+    assert target.dtype in (have.dtype, np.float64), (
+        f"{what}: expected {target.dtype}, got {have.dtype}"
+    )
     np.testing.assert_allclose(have, target, rtol=rtol, atol=atol, err_msg=what)
 
 
-def _arguments(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any]) -> tuple[Any, list, dict]:
+def _arguments(
+    op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any]
+) -> tuple[Any, list, dict]:
     """The operator's definition, its inputs in the order of its slots, and its keywords."""
     definition = registry.get(op_type)
-    kwargs = {n: normalise(v, definition.attrs[n].kind) for n, v in attrs.items() if n in definition.attrs}
+    kwargs = {
+        n: normalise(v, definition.attrs[n].kind) for n, v in attrs.items() if n in definition.attrs
+    }
     if definition.rng:
         kwargs["key"] = jax.random.key(0)
     return definition, [inputs.get(s.name, [] if s.many else None) for s in definition.ins], kwargs
@@ -185,25 +232,42 @@ def _check_eager(op_type: str, inputs: Mapping, attrs: Mapping, got: Mapping[str
         for a, b in zip(values, map(padding.trimmed, _list(outs[slot]))):
             assert _lod(a) == _lod(b), f"{slot}: jitted {_lod(a)}, else {_lod(b)}"
             a, b = _rows(a), _rows(b)
-            assert a.shape == b.shape and a.dtype == b.dtype, f"{slot}: jitted {a.dtype}{a.shape}, else {b.dtype}{b.shape}"
+            assert a.shape == b.shape and a.dtype == b.dtype, (
+                f"{slot}: jitted {a.dtype}{a.shape}, else {b.dtype}{b.shape}"
+            )
             if not definition.rng:
                 np.testing.assert_allclose(np.asarray(b, a.dtype), a, rtol=1e-4, atol=1e-5)
 
 
-def _check_unknown_rows(op_type: str, inputs: Mapping, attrs: Mapping, counts: Mapping, got: Mapping[str, list],
-                        rows: Collection[str]) -> None:
+def _check_unknown_rows(
+    op_type: str,
+    inputs: Mapping,
+    attrs: Mapping,
+    counts: Mapping,
+    got: Mapping[str, list],
+    rows: Collection[str],
+) -> None:
     """With an unknown first dimension each inferred dimension is the real one or -1."""
     program, _, out_names = _build(op_type, inputs, attrs, counts, rows)
     for slot, names in out_names.items():
         for name, have in zip(names, got[slot]):
             shape, real = program.global_block().var(name).shape, _rows(have).shape
-            assert len(shape) == len(real) and all(i in (-1, r) for i, r in zip(shape, real)), \
+            assert len(shape) == len(real) and all(i in (-1, r) for i, r in zip(shape, real)), (
                 f"{slot}: inferred {shape} with unknown rows, real {real}"
+            )
 
 
-def _check_gradient(op_type: str, inputs: Mapping, attrs: Mapping, expect: Mapping, slots: Sequence[str],
-                    rtol: float) -> None:
-    """Gradients of a weighted sum of the outputs, by gradient operators, against central differences in float64."""
+def _check_gradient(
+    op_type: str,
+    inputs: Mapping,
+    attrs: Mapping,
+    expect: Mapping,
+    slots: Sequence[str],
+    rtol: float,
+) -> None:
+    """Gradients of a weighted sum of the outputs, by gradient operators, against central
+    differences in float64.
+    """
     wide = _each(inputs, _wide)
     sources = [(s, i) for s in slots for i in range(len(_list(wide[s])))]
     forward = _compiled(op_type, wide, attrs, sources)
@@ -212,8 +276,12 @@ def _check_gradient(op_type: str, inputs: Mapping, attrs: Mapping, expect: Mappi
 
     def loss(values: Mapping) -> float:
         found = forward(values)  # not trimmed: padding rows come last
-        return sum(float((_front(np.asarray(_ragged_rows(a)), w) * w).sum()) for s, ws in weights.items()
-                   for a, w in zip(_list(found[s]), ws) if w is not None)
+        return sum(
+            float((_front(np.asarray(_ragged_rows(a)), w) * w).sum())
+            for s, ws in weights.items()
+            for a, w in zip(_list(found[s]), ws)
+            if w is not None
+        )
 
     counts = {s: len(ws) for s, ws in weights.items()}
     program, feeds, out_names = _build(op_type, wide, attrs, counts)
@@ -222,31 +290,52 @@ def _check_gradient(op_type: str, inputs: Mapping, attrs: Mapping, expect: Mappi
     for slot, ws in weights.items():
         for name, w, out in zip(out_names[slot], ws, outs[slot]):
             if w is not None:
-                seed = block.create_var(name=f"{name}_seed", shape=block.var(name).shape, dtype="float64",
-                                        lod_level=len(_lod(out)), is_data=True)
+                seed = block.create_var(
+                    name=f"{name}_seed",
+                    shape=block.var(name).shape,
+                    dtype="float64",
+                    lod_level=len(_lod(out)),
+                    is_data=True,
+                )
                 feeds[seed.name] = LoDTensor(w, out.lod()) if _lod(out) else w
                 targets.append(block.var(name))
                 seeds.append(seed)
     grads = fluid.gradients(targets, [block.var(f"{s}_{i}") for s, i in sources], seeds)
     assert all(g is not None for g in grads), f"no gradient for some of {slots}"
-    # A fed seed is padded on its own, perhaps to other rows than the output: the step may have to be exact.
+    # A fed seed is padded on its own, perhaps to other rows than the output: the step may have to
+    # be exact.
     found = _run(program, feeds, grads, {**wide, **outs}, False)
     for (slot, i), analytic in zip(sources, found):
         numeric = _numeric(loss, wide, slot, i)
-        np.testing.assert_allclose(_rows(analytic), numeric, rtol=rtol, atol=1e-6, err_msg=f"gradient of {op_type}.{slot}")
+        np.testing.assert_allclose(
+            _rows(analytic), numeric, rtol=rtol, atol=1e-6, err_msg=f"gradient of {op_type}.{slot}"
+        )
 
 
-def _compiled(op_type: str, inputs: Mapping, attrs: Mapping, sources: Sequence[tuple[str, int]]) -> Callable[[Mapping], dict]:
-    """The outputs by slot as a function of the inputs, compiled once; only those at `sources` may differ from `inputs`."""
+def _compiled(
+    op_type: str, inputs: Mapping, attrs: Mapping, sources: Sequence[tuple[str, int]]
+) -> Callable[[Mapping], dict]:
+    """The outputs by slot as a function of the inputs, compiled once; only those at `sources` may
+    differ from `inputs`.
+    """
     with jax.enable_x64(True):  # an array of NumPy cannot be indexed with one that is traced
-        fixed = _each(inputs, lambda v: jnp.asarray(v) if isinstance(v, np.ndarray) and is_float(v.dtype) else v)
+        fixed = _each(
+            inputs,
+            lambda v: jnp.asarray(v) if isinstance(v, np.ndarray) and is_float(v.dtype) else v,
+        )
 
     def outputs(arrays: Sequence[Any]) -> dict[str, Any]:
         changed = {slot: list(_list(value)) for slot, value in fixed.items()}
         for (slot, i), array in zip(sources, arrays):
             given = changed[slot][i]
-            changed[slot][i] = LoDTensor(array, given.lod()) if isinstance(given, LoDTensor) else array
-        return _call(op_type, {s: v if isinstance(inputs[s], list) else v[0] for s, v in changed.items()}, attrs)
+            changed[slot][i] = (
+                LoDTensor(array, given.lod()) if isinstance(given, LoDTensor) else array
+            )
+        return _call(
+            op_type,
+            {s: v if isinstance(inputs[s], list) else v[0] for s, v in changed.items()},
+            attrs,
+        )
 
     function = outputs if registry.get(op_type).host else jax.jit(outputs)
 
@@ -268,10 +357,17 @@ def _outputs(op_type: str, inputs: Mapping, attrs: Mapping, expect: Mapping) -> 
 
 
 def _weights(outs: Mapping[str, list]) -> dict[str, list]:
-    """A random weight for each element of each output; None for outputs that no gradient flows from."""
+    """A random weight for each element of each output; None for outputs that no gradient flows
+    from.
+    """
     rng = np.random.RandomState(7)
-    return {s: [rng.uniform(0.5, 1.5, _rows(a).shape) if is_float(_rows(a).dtype) else None for a in values]
-            for s, values in outs.items()}
+    return {
+        s: [
+            rng.uniform(0.5, 1.5, _rows(a).shape) if is_float(_rows(a).dtype) else None
+            for a in values
+        ]
+        for s, values in outs.items()
+    }
 
 
 def _ragged_rows(value: Any) -> Any:
@@ -280,7 +376,7 @@ def _ragged_rows(value: Any) -> Any:
 
 def _front(array: Any, like: Any) -> Any:
     """As many rows of `array` as `like` has."""
-    return array[:like.shape[0]] if like.ndim else array
+    return array[: like.shape[0]] if like.ndim else array
 
 
 def _wide(value: Any) -> Any:
@@ -312,14 +408,26 @@ def _padded(value: Any) -> Any:
         return value
     lod = [np.asarray(level, np.int32) for level in value.lod()]
     need = padding.Size.of(lod)
-    size = padding.Size(2 * need.rows + 3, need.numbers[:1] + tuple(n + 2 for n in need.numbers[1:]),
-                        tuple(n + 3 for n in need.longest))
+    size = padding.Size(
+        2 * need.rows + 3,
+        need.numbers[:1] + tuple(n + 2 for n in need.numbers[1:]),
+        tuple(n + 3 for n in need.longest),
+    )
     return jax.tree.map(jnp.asarray, padding.fill(value.value, lod, size, False))
 
 
-def _check_padding(op_type: str, inputs: Mapping, attrs: Mapping, expect: Mapping, grad: Sequence[str],
-                   ragged: Collection[str], padded: bool) -> None:
-    """In a larger bucket: the same rows, outputs and gradients; no gradient reaches a padding row."""
+def _check_padding(
+    op_type: str,
+    inputs: Mapping,
+    attrs: Mapping,
+    expect: Mapping,
+    grad: Sequence[str],
+    ragged: Collection[str],
+    padded: bool,
+) -> None:
+    """In a larger bucket: the same rows, outputs and gradients; no gradient reaches a padding
+    row.
+    """
     wide = _each(inputs, _wide)
     grouped = {s: _each({s: v}, _one_level)[s] if s in ragged else v for s, v in wide.items()}
     definition, given, kwargs = _arguments(op_type, grouped, attrs)
@@ -332,11 +440,16 @@ def _check_padding(op_type: str, inputs: Mapping, attrs: Mapping, expect: Mappin
     @jax.jit
     def found_and_gradients(values: list) -> tuple[list, list]:
         found, pull = gradients.vjp(definition, values, kwargs, wanted, used)
-        return found, pull([_cotangents(o, weights.get(s.name)) for s, o in zip(definition.outs, found)])
+        return found, pull(
+            [_cotangents(o, weights.get(s.name)) for s, o in zip(definition.outs, found)]
+        )
 
     with jax.enable_x64(True):
         for bucket in (_exact, _padded):
-            values = [[bucket(v) for v in slot] if isinstance(slot, list) else bucket(slot) for slot in given]
+            values = [
+                [bucket(v) for v in slot] if isinstance(slot, list) else bucket(slot)
+                for slot in given
+            ]
             if bucket is _padded and not padded:
                 with pytest.raises(ragged_dispatch.NeedsExactRows):
                     ragged_dispatch.call(definition, values, kwargs)
@@ -346,16 +459,30 @@ def _check_padding(op_type: str, inputs: Mapping, attrs: Mapping, expect: Mappin
     for slot, out in zip(definition.outs, found):
         for have, target in zip(map(padding.trimmed, _list(out)), outs.get(slot.name, [])):
             if not ragged:
-                assert _lod(have) == _lod(target), f"{op_type}.{slot.name} padded: lod {_lod(have)}, exact {_lod(target)}"
-            np.testing.assert_allclose(np.asarray(_rows(have)), np.asarray(_rows(target)), rtol=1e-6, atol=1e-9,
-                                       err_msg=f"{op_type}.{slot.name} with padding rows")
+                assert _lod(have) == _lod(target), (
+                    f"{op_type}.{slot.name} padded: lod {_lod(have)}, exact {_lod(target)}"
+                )
+            np.testing.assert_allclose(
+                np.asarray(_rows(have)),
+                np.asarray(_rows(target)),
+                rtol=1e-6,
+                atol=1e-9,
+                err_msg=f"{op_type}.{slot.name} with padding rows",
+            )
     for slot, small, large in zip(definition.ins, exact_grads, padded_grads):
         for a, b in zip(_list(small), _list(large)):
             if a is not None:
                 a, b = np.asarray(_ragged_rows(a)), np.asarray(_ragged_rows(b))
-                np.testing.assert_allclose(_front(b, a), a, rtol=1e-6, atol=1e-9,
-                                           err_msg=f"gradient of {op_type}.{slot.name} with padding rows")
-                assert not a.ndim or not b[len(a):].any(), f"{op_type}.{slot.name}: padding rows have a gradient"
+                np.testing.assert_allclose(
+                    _front(b, a),
+                    a,
+                    rtol=1e-6,
+                    atol=1e-9,
+                    err_msg=f"gradient of {op_type}.{slot.name} with padding rows",
+                )
+                assert not a.ndim or not b[len(a) :].any(), (
+                    f"{op_type}.{slot.name}: padding rows have a gradient"
+                )
 
 
 def _one_level(array: np.ndarray) -> LoDTensor:

@@ -1,7 +1,9 @@
-"""Programs that train a small net with every optimizer: run by the tests, and by the real Fluid for golden values.
+"""Programs that train a small net with every optimizer: run by the tests, and by the real Fluid for
+golden values.
 
 Everything takes the engine as `fluid`. Kept to Python 3.7: the real Fluid runs there.
 """
+
 import numpy as np
 
 STEPS = 5
@@ -27,17 +29,24 @@ def optimizers(fluid):
         "rmsprop": lambda: o.RMSPropOptimizer(0.02, momentum=0.5),
         "rmsprop_centered": lambda: o.RMSPropOptimizer(0.02, centered=True),
         "ftrl": lambda: o.Ftrl(0.1, l1=0.01, l2=0.02),
-        "lamb": lambda: o.LambOptimizer(0.05, exclude_from_weight_decay_fn=lambda p: p.name.endswith("b_0")),
+        "lamb": lambda: o.LambOptimizer(
+            0.05, exclude_from_weight_decay_fn=lambda p: p.name.endswith("b_0")
+        ),
         "dpsgd": lambda: o.Dpsgd(0.1, clip=0.2, batch_size=4.0, sigma=0.0),
         "named": lambda: o.Adam(0.05, name="mine"),
         "l1": lambda: o.SGD(0.1, regularization=decay.L1Decay(0.05)),
         "l2": lambda: o.SGD(0.1, regularization=decay.L2Decay(0.05)),
         "clip_value": lambda: o.SGD(0.1, grad_clip=clip.GradientClipByValue(0.1)),
         "clip_norm": lambda: o.SGD(0.1, grad_clip=clip.GradientClipByNorm(0.2)),
-        "clip_global_norm": lambda: o.SGD(0.1, regularization=decay.L2Decay(0.05),
-                                          grad_clip=clip.GradientClipByGlobalNorm(0.2)),
-        "clip_some": lambda: o.SGD(0.1, grad_clip=clip.GradientClipByGlobalNorm(
-            0.1, need_clip=lambda p: p.name.endswith("w_0"))),
+        "clip_global_norm": lambda: o.SGD(
+            0.1, regularization=decay.L2Decay(0.05), grad_clip=clip.GradientClipByGlobalNorm(0.2)
+        ),
+        "clip_some": lambda: o.SGD(
+            0.1,
+            grad_clip=clip.GradientClipByGlobalNorm(
+                0.1, need_clip=lambda p: p.name.endswith("w_0")
+            ),
+        ),
         "scheduled": lambda: o.SGD(fluid.layers.exponential_decay(0.2, 2, 0.5)),
         "param_attr": lambda: o.Momentum(0.1, 0.9, regularization=decay.L2Decay(0.05)),
     }
@@ -53,7 +62,9 @@ def build(fluid, case, make):
     with fluid.program_guard(main, startup), fluid.unique_name.guard():
         x = fluid.data("x", [4, 3])
         y = fluid.data("y", [4, 2])
-        hidden = fluid.layers.fc(x, 4, act="tanh", param_attr=fluid.ParamAttr(initializer=constant(W0), **own))
+        hidden = fluid.layers.fc(
+            x, 4, act="tanh", param_attr=fluid.ParamAttr(initializer=constant(W0), **own)
+        )
         out = fluid.layers.fc(hidden, 2, param_attr=fluid.ParamAttr(initializer=constant(W1)))
         loss = fluid.layers.mean(fluid.layers.square_error_cost(out, y))
         optimizer = make()
@@ -66,8 +77,14 @@ def train(fluid, main, startup, loss, steps=STEPS):
     executor, scope = fluid.Executor(fluid.CPUPlace()), fluid.Scope()
     with fluid.scope_guard(scope):
         executor.run(startup)
-        losses = [float(np.asarray(executor.run(main, feed={"x": X, "y": Y}, fetch_list=[loss])[0]).ravel()[0])
-                  for _ in range(steps)]
+        losses = [
+            float(
+                np.asarray(executor.run(main, feed={"x": X, "y": Y}, fetch_list=[loss])[0]).ravel()[
+                    0
+                ]
+            )
+            for _ in range(steps)
+        ]
     return losses, scope
 
 
@@ -93,7 +110,9 @@ def schedules(fluid):
         "cosine": lambda: layers.cosine_decay(0.1, 3, 4),
         "piecewise": lambda: layers.piecewise_decay([3, 6], [1.0, 0.5, 0.1]),
         "warmup": lambda: layers.linear_lr_warmup(0.1, 5, 0.01, 0.1),
-        "warmup_scheduled": lambda: layers.linear_lr_warmup(layers.exponential_decay(0.1, 4, 0.5), 5, 0.01, 0.1),
+        "warmup_scheduled": lambda: layers.linear_lr_warmup(
+            layers.exponential_decay(0.1, 4, 0.5), 5, 0.01, 0.1
+        ),
     }
 
 
@@ -110,30 +129,58 @@ def rates(fluid, main, startup, rate, steps=10):
     executor, scope = fluid.Executor(fluid.CPUPlace()), fluid.Scope()
     with fluid.scope_guard(scope):
         executor.run(startup)
-        return [float(np.asarray(executor.run(main, fetch_list=[rate])[0]).ravel()[0]) for _ in range(steps)]
+        return [
+            float(np.asarray(executor.run(main, fetch_list=[rate])[0]).ravel()[0])
+            for _ in range(steps)
+        ]
 
 
-HIDDEN_ATTRS = {"op_callstack", "op_namescope", "op_device", "with_quant_attr", "use_mkldnn", "use_cudnn",
-                "x_data_format", "y_data_format", "str_value", "sub_block", "skip_eager_deletion_vars"}
+HIDDEN_ATTRS = {
+    "op_callstack",
+    "op_namescope",
+    "op_device",
+    "with_quant_attr",
+    "use_mkldnn",
+    "use_cudnn",
+    "x_data_format",
+    "y_data_format",
+    "str_value",
+    "sub_block",
+    "skip_eager_deletion_vars",
+}
 
 
 def describe(program, roles):
-    """The operators of all blocks whose role has one of the bits `roles`: [type, inputs, outputs, attributes]."""
+    """The operators of all blocks whose role has one of the bits `roles`: [type, inputs, outputs,
+    attributes].
+    """
     found = []
     for block in program.blocks:
         for op in block.ops:
             if not op.has_attr("op_role") or not int(op.attr("op_role")) & roles:
                 continue
-            slots = [{s: sorted(get(s)) for s in names if get(s)}
-                     for names, get in ((op.input_names, op.input), (op.output_names, op.output))]
+            slots = [
+                {s: sorted(get(s)) for s in names if get(s)}
+                for names, get in ((op.input_names, op.input), (op.output_names, op.output))
+            ]
             attrs = {a: op.attr(a) for a in sorted(op.attr_names) if a not in HIDDEN_ATTRS}
-            found.append([op.type] + slots + [{a: list(v) if isinstance(v, (list, tuple)) else v
-                                               for a, v in attrs.items() if v != [] and v != ()}])
+            found.append(
+                [op.type]
+                + slots
+                + [
+                    {
+                        a: list(v) if isinstance(v, (list, tuple)) else v
+                        for a, v in attrs.items()
+                        if v != [] and v != ()
+                    }
+                ]
+            )
     return found
 
 
 def averages(fluid):
     """Case name -> a function that, after `minimize`, makes something with `apply`."""
+
     def exponential(**kwargs):
         average = fluid.optimizer.ExponentialMovingAverage(0.5, **kwargs)
         average.update()
@@ -144,7 +191,8 @@ def averages(fluid):
         "exponential": exponential,
         "exponential_named": lambda: exponential(name="mine_"),
         "exponential_scheduled": lambda: exponential(
-            thres_steps=fluid.layers.cast(fluid.layers.autoincreased_step_counter(), "float32")),
+            thres_steps=fluid.layers.cast(fluid.layers.autoincreased_step_counter(), "float32")
+        ),
     }
 
 

@@ -1,17 +1,23 @@
-"""Ports for processes whose endpoints are told before they listen; where that can be avoided, bind port 0 instead.
+"""Ports for processes whose endpoints are told before they listen; where that can be avoided, bind
+port 0 instead.
 
-Each process of tests hands out ports of blocks of its own, which no other process takes while it lives.
+Each process of tests hands out ports of blocks of its own, which no other process takes while it
+lives.
 """
+
 import random
 import socket
 
-# Below those that the kernel gives to connections: one of these could take the port of a server that does not listen yet.
+# Below those that the kernel gives to connections: one of these could take the port of a server
+# that does not listen yet.
 _FIRST, _END, _BLOCK = 10_000, 32_000, 200
 _ports = iter(range(0))  # what is left of this process's last block
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports at which nobody listens, and which no other test is given, in whatever process of this machine."""
+    """Ports at which nobody listens, and which no other test is given, in whatever process of this
+    machine.
+    """
     found: list[int] = []
     while len(found) < count:
         port = next(_ports, None)
@@ -31,14 +37,17 @@ def free_endpoints(count: int) -> list[str]:
 
 
 def _take_block() -> None:
-    """Reserve a block: this process binds a Unix socket of its name until it ends, however it ends."""
+    """Reserve a block: this process binds a Unix socket of its name until it ends, however it
+    ends.
+    """
     global _ports
     firsts = list(range(_FIRST, _END, _BLOCK))
     random.SystemRandom().shuffle(firsts)
     for first in firsts:
         reserved = socket.socket(socket.AF_UNIX)
         try:
-            reserved.bind(f"\0jfluid-tests-ports-{first}")  # an abstract name, of which there is one as there is of a port
+            # an abstract name, of which there is one as there is of a port
+            reserved.bind(f"\0jfluid-tests-ports-{first}")
         except OSError:
             reserved.close()
             continue

@@ -1,7 +1,9 @@
-"""Files, modules and variables that pages, docstrings and comments name, and which of them the tree does not have.
+"""Files, modules and variables that pages, docstrings and comments name, and which of them the tree
+does not have.
 
     python -m tests.stated_names        # prints what is stale
 """
+
 import functools
 import pkgutil
 import re
@@ -13,14 +15,29 @@ PACKAGE = ROOT / "jfluid"
 # The changelog is left out: it tells of what was.
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FOLDERS = ("jfluid", "tests", "docs", "benchmarks", "scripts", "examples", "configs")
-SOURCES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py")) if not path.stem.endswith("_pb2")]
+SOURCES = [
+    path
+    for folder in FOLDERS
+    for path in sorted((ROOT / folder).rglob("*.py"))
+    if not path.stem.endswith("_pb2")
+]
 
 # What readers have themselves.
-READERS_OWN = {"train.py", "script.py", "job.yaml", "clicks.py", "digits.py", "examples/digits.py", "jfluid/job.yaml",
-               "jfluid/secret"}
+READERS_OWN = {
+    "train.py",
+    "script.py",
+    "job.yaml",
+    "clicks.py",
+    "digits.py",
+    "examples/digits.py",
+    "jfluid/job.yaml",
+    "jfluid/secret",
+}
 
 _FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
-_FILE = re.compile(r"(?<![\w/~.:$*>-])((?:[\w.<>*-]+/)*[\w<>*-]+\.(?:py|md|yaml|yml|json|proto|toml|txt))(?:::(\w+))?\b")
+_FILE = re.compile(
+    r"(?<![\w/~.:$*>-])((?:[\w.<>*-]+/)*[\w<>*-]+\.(?:py|md|yaml|yml|json|proto|toml|txt))(?:::(\w+))?\b"
+)
 _FOLDER = re.compile(rf"(?<![\w/~.:$*>-])((?:{'|'.join(FOLDERS)})/[\w/<>*-]+)(?![\w.<>*/-])")
 # `jfluid.ps` is no module, but the package of the protocol.
 _DOTTED = re.compile(r"(?<![\w./-])((?:jfluid(?!\.ps\b)|fluid|scripts|tests)(?:\.[A-Za-z_]\w*)+)")
@@ -31,29 +48,51 @@ def stale_in_pages() -> Iterator[str]:
     """`page: name` for each name that a page states and that there is not."""
     variables = set(_VARIABLE.findall((ROOT / "docs" / "variables.md").read_text()))
     for page in PAGES:
-        yield from (f"{page.relative_to(ROOT)}: {name}" for name in stale(page.read_text(), variables))
+        yield from (
+            f"{page.relative_to(ROOT)}: {name}" for name in stale(page.read_text(), variables)
+        )
 
 
 def stale(text: str, variables: set[str]) -> list[str]:
-    """The files, tests, modules, attributes and environment variables that a page has in backticks and that there are not."""
+    """The files, tests, modules, attributes and environment variables that a page has in backticks
+    and that there are not.
+    """
     spans = re.findall(r"`([^`]+)`", _FENCE.sub("", text))
-    found = [f"{name}{test and f'::{test}'}" for span in spans for name, test in _files(span) if not _is_file(name, test)]
-    found += [name for span in spans for name in _DOTTED.findall(span) if not _FILE.fullmatch(name) and not importable(name)]
+    found = [
+        f"{name}{test and f'::{test}'}"
+        for span in spans
+        for name, test in _files(span)
+        if not _is_file(name, test)
+    ]
+    found += [
+        name
+        for span in spans
+        for name in _DOTTED.findall(span)
+        if not _FILE.fullmatch(name) and not importable(name)
+    ]
     found += [name for span in spans for name in _VARIABLE.findall(span) if name not in variables]
     return list(dict.fromkeys(found))
 
 
 def stale_in_sources() -> Iterator[str]:
-    """`file: name` for each file below one of FOLDERS, and each name of a module, that code, docstrings or comments state.
+    """`file: name` for each file below one of FOLDERS, and each name of a module, that code,
+    docstrings or comments state.
 
     Names of modules in tests are left out: a test may state one that there is not.
     """
     for source in SOURCES:
         text = source.read_text()
-        names = [name for name, _ in _FILE.findall(text) if name.partition("/")[0] in FOLDERS and not _is_file(name)]
+        names = [
+            name
+            for name, _ in _FILE.findall(text)
+            if name.partition("/")[0] in FOLDERS and not _is_file(name)
+        ]
         if not source.is_relative_to(ROOT / "tests"):
-            names += [name for name in set(re.findall(r"\bjfluid(?!\.(?:py|ps)\b)(?:\.[A-Za-z_]\w*)+", text))
-                      if not _stated_by_its_file(name) and not importable(name)]
+            names += [
+                name
+                for name in set(re.findall(r"\bjfluid(?!\.(?:py|ps)\b)(?:\.[A-Za-z_]\w*)+", text))
+                if not _stated_by_its_file(name) and not importable(name)
+            ]
         yield from (f"{source.relative_to(ROOT)}: {name}" for name in dict.fromkeys(names))
 
 
@@ -64,8 +103,8 @@ def _files(span: str) -> Iterator[tuple[str, str]]:
 
 @functools.cache
 def _is_file(name: str, test: str = "") -> bool:
-    """Whether the tree, or the package, has a file of this path (with a function of that name). A name without a folder may
-    stand anywhere in the package; `<family>` stands for any name."""
+    """Whether the tree, or the package, has a file of this path (with a function of that name). A
+    name without a folder may stand anywhere in the package; `<family>` stands for any name."""
     if name in READERS_OWN:
         return True
     pattern = re.sub(r"<[^>]*>", "*", name.rstrip("/"))
@@ -87,7 +126,9 @@ def importable(name: str) -> bool:
 
 @functools.cache
 def _stated_by_its_file(name: str) -> bool:
-    """Whether the file that a dotted name begins with has the word that follows; no import is needed."""
+    """Whether the file that a dotted name begins with has the word that follows; no import is
+    needed.
+    """
     path, words = PACKAGE, name.split(".")[1:]
     while words and (path / words[0]).is_dir():
         path /= words.pop(0)

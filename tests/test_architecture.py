@@ -1,4 +1,5 @@
 """The rules of the house: imports run one way, and what pages and docstrings name is there."""
+
 import ast
 import re
 
@@ -15,7 +16,8 @@ FORBIDDEN = {
     "optimizer": ("jax", "jfluid.ops", "jfluid.compile"),
     "ps_server": ("jax",),
 }
-# A variable and an operator know their block, a block knows its program and makes both: one thing, in four files.
+# A variable and an operator know their block, a block knows its program and makes both: one thing,
+# in four files.
 PROGRAM = {"jfluid.ir.block", "jfluid.ir.operator", "jfluid.ir.program", "jfluid.ir.variable"}
 
 
@@ -30,7 +32,9 @@ def test_modules_do_not_import_each_other_in_circles(graph):
 
 def test_every_folder_has_one_layer(graph):
     listed = [name for names in LAYERS for name in names]
-    assert sorted(listed) == sorted({place(module) for module in graph}), "say where it belongs in tests/import_graph.py"
+    assert sorted(listed) == sorted({place(module) for module in graph}), (
+        "say where it belongs in tests/import_graph.py"
+    )
 
 
 def test_imports_lead_to_lower_layers(graph):
@@ -39,38 +43,61 @@ def test_imports_lead_to_lower_layers(graph):
 
 @pytest.mark.parametrize("folder", FORBIDDEN)
 def test_folders_leave_out_what_is_not_theirs(folder):
-    wrong = sorted({f"{path.relative_to(PACKAGE)}: {name}" for path in (PACKAGE / folder).rglob("*.py")
-                    for source, taken in imports(path) for name in (source, f"{source}.{taken}")
-                    if any(name == f or name.startswith(f + ".") for f in FORBIDDEN[folder])})
+    wrong = sorted(
+        {
+            f"{path.relative_to(PACKAGE)}: {name}"
+            for path in (PACKAGE / folder).rglob("*.py")
+            for source, taken in imports(path)
+            for name in (source, f"{source}.{taken}")
+            if any(name == f or name.startswith(f + ".") for f in FORBIDDEN[folder])
+        }
+    )
     assert wrong == []
 
 
 @pytest.mark.parametrize("heavy", ["flax", "matplotlib", "sklearn", "grpc", "numba", "pydantic"])
 def test_heavy_libraries_are_imported_where_they_are_used(heavy):
-    # Parameter servers and datasets are imported by none of the rest when it is imported (test_import.py sees to it).
-    used_by = {"grpc": ("ps_server",), "numba": ("ps_server", "dataset"),
-               "pydantic": ("environment", "field_types.py", "job", "launch", "ps_server")}.get(heavy, ())
+    # Parameter servers and datasets are imported by none of the rest when it is imported
+    # (test_import.py sees to it).
+    used_by = {
+        "grpc": ("ps_server",),
+        "numba": ("ps_server", "dataset"),
+        "pydantic": ("environment", "field_types.py", "job", "launch", "ps_server"),
+    }.get(heavy, ())
     for path in PACKAGE.rglob("*.py"):
         if any(path.is_relative_to(PACKAGE / folder) for folder in used_by):
             continue
         for node in import_graph.syntax(path).body:
-            names = [a.name for a in node.names] if isinstance(node, ast.Import) else \
-                [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names = (
+                [a.name for a in node.names]
+                if isinstance(node, ast.Import)
+                else [node.module or ""]
+                if isinstance(node, ast.ImportFrom)
+                else []
+            )
             if path.name != f"{heavy}.py":
                 assert not any(n.split(".")[0] == heavy for n in names), path
 
 
 def test_imports_in_functions_and_for_types_count(tmp_path):
     package = tmp_path / "jfluid"
-    files = {"__init__.py": "", "errors.py": "", "ops/__init__.py": "from jfluid import errors\n",
-             "ops/a.py": "import os\nif TYPE_CHECKING:\n    from jfluid.ops.b import B\n",
-             "ops/b.py": "def f():\n    def g():\n        from jfluid.ops import a\n",
-             "ir/__init__.py": "from jfluid.ops.b import f\n", "ir/c.py": "import jfluid.errors\nfrom jfluid.ir import ir\n"}
+    files = {
+        "__init__.py": "",
+        "errors.py": "",
+        "ops/__init__.py": "from jfluid import errors\n",
+        "ops/a.py": "import os\nif TYPE_CHECKING:\n    from jfluid.ops.b import B\n",
+        "ops/b.py": "def f():\n    def g():\n        from jfluid.ops import a\n",
+        "ir/__init__.py": "from jfluid.ops.b import f\n",
+        "ir/c.py": "import jfluid.errors\nfrom jfluid.ir import ir\n",
+    }
     for name, text in files.items():
         (package / name).parent.mkdir(parents=True, exist_ok=True)
         (package / name).write_text(text)
     found = import_graph.read(package)
-    assert found["jfluid.ops"] == {"jfluid.errors"} and found["jfluid.ir.c"] == {"jfluid.errors", "jfluid.ir"}
+    assert found["jfluid.ops"] == {"jfluid.errors"} and found["jfluid.ir.c"] == {
+        "jfluid.errors",
+        "jfluid.ir",
+    }
     assert circles(found) == [{"jfluid.ops.a", "jfluid.ops.b"}]
     assert upward(found) == ["jfluid.ir: jfluid.ops.b"]
 
@@ -78,8 +105,13 @@ def test_imports_in_functions_and_for_types_count(tmp_path):
 def test_environment_variables_are_read_in_one_place():
     for path in PACKAGE.rglob("*.py"):
         if not any(path.is_relative_to(PACKAGE / folder) for folder in ("environment", "launch")):
-            names = {node.attr for node in import_graph.nodes(path) if isinstance(node, ast.Attribute)
-                     and isinstance(node.value, ast.Name) and node.value.id == "os"}
+            names = {
+                node.attr
+                for node in import_graph.nodes(path)
+                if isinstance(node, ast.Attribute)
+                and isinstance(node.value, ast.Name)
+                and node.value.id == "os"
+            }
             names |= {name for source, name in imports(path) if source == "os"}
             assert not names & {"environ", "environb", "getenv", "putenv"}, path
 
@@ -116,5 +148,11 @@ def test_stale_names_are_found():
         ```"""
     stale = stated_names.stale(page.replace("HERE", "jfluid"), {"JFLUID_PS_RESTORE"})
     assert {name.replace("jfluid/", "HERE/") for name in stale} == {
-        "HERE/gone.py", "HERE/no_folder", "missing.py", "jfluid.gone", "fluid.layers.gone", "JFLUID_GONE",
-        "tests/test_architecture.py::test_gone"}
+        "HERE/gone.py",
+        "HERE/no_folder",
+        "missing.py",
+        "jfluid.gone",
+        "fluid.layers.gone",
+        "JFLUID_GONE",
+        "tests/test_architecture.py::test_gone",
+    }

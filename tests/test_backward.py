@@ -1,4 +1,5 @@
 """Gradients as operators: names, accumulation, no_grad_set, targets, higher orders."""
+
 import numpy as np
 import pytest
 
@@ -19,7 +20,11 @@ def _op(op_type, ins, attrs=None, out="Out"):
 
 
 def _param(name, shape):
-    return fluid.default_main_program().global_block().create_parameter(name=name, shape=shape, dtype="float32")
+    return (
+        fluid.default_main_program()
+        .global_block()
+        .create_parameter(name=name, shape=shape, dtype="float32")
+    )
 
 
 def _run(feed, fetch):
@@ -37,12 +42,14 @@ def square_loss():
 
 def test_gradients_of_a_reused_variable_are_summed_under_fluids_names(square_loss):
     w, _, loss = square_loss
-    (param, grad), = fluid.append_backward(loss)
+    ((param, grad),) = fluid.append_backward(loss)
     assert param is w and grad.name == "w@GRAD"
     ops = fluid.default_main_program().global_block().ops
-    assert [op.input("X") for op in ops if op.type == "sum"] == [["w@GRAD@RENAME@block0@0", "w@GRAD@RENAME@block0@1"]]
+    assert [op.input("X") for op in ops if op.type == "sum"] == [
+        ["w@GRAD@RENAME@block0@0", "w@GRAD@RENAME@block0@1"]
+    ]
     fluid.global_scope().var("w").get_tensor().set(np.array([1, 2, 3], "float32"))
-    got, = _run({"x": np.array([4, 5, 6], "float32")}, [grad])
+    (got,) = _run({"x": np.array([4, 5, 6], "float32")}, [grad])
     np.testing.assert_allclose(got, 2 * np.array([1, 2, 3]) * [4, 5, 6] / 3, rtol=1e-6)
 
 
@@ -61,7 +68,7 @@ def test_roles_of_backward_operators(square_loss):
     ops = fluid.default_main_program().global_block().ops
     seed = next(op for op in ops if op.type == "fill_constant")
     assert seed.attr("op_role") == 1 | 256 and seed.output("Out") == [loss.name + "@GRAD"]
-    assert all(op.attr("op_role") & 1 for op in ops[ops.index(seed):])
+    assert all(op.attr("op_role") & 1 for op in ops[ops.index(seed) :])
     assert ops[-1].attr("op_role_var") == ("w", "w@GRAD")
 
 
@@ -70,15 +77,15 @@ def test_no_grad_set_and_stop_gradient_cut(square_loss):
     middle = loss.block.var("elementwise_mul_0")
     fluid.append_backward(loss, no_grad_set={middle.name})
     fluid.global_scope().var("w").get_tensor().set(np.array([1, 2, 3], "float32"))
-    got, = _run({"x": np.array([4, 5, 6], "float32")}, ["w@GRAD"])
+    (got,) = _run({"x": np.array([4, 5, 6], "float32")}, ["w@GRAD"])
     np.testing.assert_allclose(got, np.array([1, 2, 3]) * [4, 5, 6] / 3, rtol=1e-6)
 
 
 def test_gradients_with_target_gradients_and_of_gradients():
     x = _data("x", [4])
     y = _op("square", {"X": x})
-    g, = fluid.gradients(y, x, _op("scale", {"X": x}, {"scale": 3.0}))
-    second, = fluid.gradients(g, x)
+    (g,) = fluid.gradients(y, x, _op("scale", {"X": x}, {"scale": 3.0}))
+    (second,) = fluid.gradients(g, x)
     value = np.array([1, 2, 3, 4], "float32")
     first, again = _run({"x": value}, [g, second])
     np.testing.assert_allclose(first, 6 * value**2, rtol=1e-6)
@@ -95,9 +102,9 @@ def test_unused_outputs_get_zero_gradients():
     block = x.block
     parts = [block.create_var(name=f"part{i}") for i in range(2)]
     block.append_op("split", {"X": x}, {"Out": parts}, {"num": 2, "axis": 1})
-    g, = fluid.gradients(_op("square", {"X": parts[0]}), x)
+    (g,) = fluid.gradients(_op("square", {"X": parts[0]}), x)
     value = np.arange(8, dtype="float32").reshape(2, 4)
-    got, = _run({"x": value}, [g])
+    (got,) = _run({"x": value}, [g])
     np.testing.assert_allclose(got, np.where(np.arange(4) < 2, 2 * value, 0))
 
 
@@ -107,18 +114,30 @@ def test_a_variable_written_twice_keeps_its_versions_apart():
     y = _op("scale", {"X": x}, {"scale": 2.0})
     block.append_op("square", {"X": y}, {"Out": y})
     block.append_op("scale", {"X": y}, {"Out": y}, {"scale": 5.0})
-    g, = fluid.gradients(y, x)
+    (g,) = fluid.gradients(y, x)
     value = np.array([1, 2, 3], "float32")
-    got, = _run({"x": value}, [g])
+    (got,) = _run({"x": value}, [g])
     np.testing.assert_allclose(got, 5 * 8 * value)
 
 
-@pytest.mark.parametrize("make, text", [
-    (lambda: fluid.append_backward(_data("x", [3])), "expected one element"),
-    (lambda: fluid.append_backward(_op("mean", {"X": _data("x", [3])})), "no trainable parameter"),
-    (lambda: fluid.gradients(_data("x", [3]), [], [None, None]), "1 targets, but 2 target_gradients"),
-    (lambda: fluid.append_backward(_op("mean", {"X": _param("weight", [3])}), ["wieght"]), "did you mean weight"),
-])
+@pytest.mark.parametrize(
+    "make, text",
+    [
+        (lambda: fluid.append_backward(_data("x", [3])), "expected one element"),
+        (
+            lambda: fluid.append_backward(_op("mean", {"X": _data("x", [3])})),
+            "no trainable parameter",
+        ),
+        (
+            lambda: fluid.gradients(_data("x", [3]), [], [None, None]),
+            "1 targets, but 2 target_gradients",
+        ),
+        (
+            lambda: fluid.append_backward(_op("mean", {"X": _param("weight", [3])}), ["wieght"]),
+            "did you mean weight",
+        ),
+    ],
+)
 def test_bad_arguments(make, text):
     with pytest.raises(errors.ProgramError, match=text):
         make()
@@ -130,8 +149,12 @@ def _deep_net(depth=24):
     for i in range(depth):
         h = _op("mul", {"X": h, "Y": _param(f"w{i}", [64, 64])})
         dropped = x.block.create_var(name=f"h{i}")
-        x.block.append_op("dropout", {"X": _op("tanh", {"X": h})}, {"Out": dropped, "Mask": f"mask{i}"},
-                          {"dropout_prob": 0.1, "dropout_implementation": "upscale_in_train"})
+        x.block.append_op(
+            "dropout",
+            {"X": _op("tanh", {"X": h})},
+            {"Out": dropped, "Mask": f"mask{i}"},
+            {"dropout_prob": 0.1, "dropout_implementation": "upscale_in_train"},
+        )
         h = dropped
         if i % 6 == 5:
             marks.append(h)
@@ -139,7 +162,11 @@ def _deep_net(depth=24):
 
 
 def _deep_grads(checkpointed):
-    with fluid.program_guard(fluid.Program(), fluid.Program()), fluid.scope_guard(fluid.Scope()), fluid.unique_name.guard():
+    with (
+        fluid.program_guard(fluid.Program(), fluid.Program()),
+        fluid.scope_guard(fluid.Scope()),
+        fluid.unique_name.guard(),
+    ):
         fluid.default_main_program().random_seed = 1
         loss, marks = _deep_net()
         pairs = fluid.append_backward(loss, checkpoints=marks if checkpointed else None)
@@ -147,10 +174,16 @@ def _deep_grads(checkpointed):
         for p, _ in pairs:
             fluid.global_scope().var(p.name).get_tensor().set(r.randn(64, 64).astype("float32") / 8)
         exe = fluid.Executor(fluid.CPUPlace())
-        values = exe.run(feed={"x": r.randn(256, 64).astype("float32")}, fetch_list=[loss] + [g for _, g in pairs])
-        step, = exe.engine._steps.values()
+        values = exe.run(
+            feed={"x": r.randn(256, 64).astype("float32")},
+            fetch_list=[loss] + [g for _, g in pairs],
+        )
+        (step,) = exe.engine._steps.values()
         segment = step.segments[0]
-        shapes = [np.zeros((256, 64), "float32") if n == "x" else np.zeros((64, 64), "float32") for n in segment.kept]
+        shapes = [
+            np.zeros((256, 64), "float32") if n == "x" else np.zeros((64, 64), "float32")
+            for n in segment.kept
+        ]
         return values, segment.call.lower((), tuple(shapes), np.zeros(2, "uint32")).as_text()
 
 
@@ -174,7 +207,7 @@ def test_an_operator_that_reads_a_variable_twice():
     x.stop_gradient = False
     product = fluid.layers.elementwise_mul(x, x)
     stacked = fluid.layers.stack([x, product, x], axis=0)
-    grad, = fluid.gradients(fluid.layers.reduce_sum(stacked), [x])
+    (grad,) = fluid.gradients(fluid.layers.reduce_sum(stacked), [x])
     values = np.arange(6, dtype="float32").reshape(2, 3)
-    found, = fluid.Executor(fluid.CPUPlace()).run(feed={"x": values}, fetch_list=[grad])
+    (found,) = fluid.Executor(fluid.CPUPlace()).run(feed={"x": values}, fetch_list=[grad])
     np.testing.assert_allclose(found, 2 + 2 * values)

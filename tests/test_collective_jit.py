@@ -1,4 +1,7 @@
-"""Steps of all processes: what stands in them, and how values come in and out. Here with one process."""
+"""Steps of all processes: what stands in them, and how values come in and out. Here with one
+process.
+"""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,7 +28,11 @@ def test_values_come_in_and_out(device):
         traces.append(1)
         state, scale = donated
         total = jax.lax.psum(state.sum(), AXIS)
-        noise = None if key is None else jax.random.uniform(jax.random.wrap_key_data(key, impl="threefry2x32"), (2,))
+        noise = (
+            None
+            if key is None
+            else jax.random.uniform(jax.random.wrap_key_data(key, impl="threefry2x32"), (2,))
+        )
         return (state * scale + kept["shift"], scale + 1), {"total": total, "noise": noise}
 
     call = collective_jit.CollectiveJit(function, device)
@@ -37,10 +44,15 @@ def test_values_come_in_and_out(device):
         assert new.sharding == jax.sharding.SingleDeviceSharding(device)
         assert i == 0 or state.is_deleted()  # it was donated
         state = new
-    (state, _), _ = call((jnp.zeros((3, 2)), scale), {"shift": np.float32(9)}, None)  # what the user sets counts
+    # what the user sets counts
+    (state, _), _ = call((jnp.zeros((3, 2)), scale), {"shift": np.float32(9)}, None)
     assert (np.asarray(state) == 9).all() and len(traces) == 1
-    noise = [call((jnp.ones((3, 2)), scale), {"shift": np.float32(0)}, np.array([0, seed], np.uint32))[1]["noise"]
-             for seed in (1, 1, 2)]
+    noise = [
+        call((jnp.ones((3, 2)), scale), {"shift": np.float32(0)}, np.array([0, seed], np.uint32))[
+            1
+        ]["noise"]
+        for seed in (1, 1, 2)
+    ]
     assert (noise[0] == noise[1]).all() and (noise[0] != noise[2]).all()
 
 
@@ -54,10 +66,14 @@ def test_sums_are_done_at_once_where_they_are_needed():
     before = live_ops(fluid.default_main_program().global_block())
     types = [op.type for _, op, _ in collective_jit.fused(before)]
     assert "c_allreduce_sum" not in types and types.count("fused_allreduce_sum") == 1
-    assert types.index("mul_grad") < types.index("fused_allreduce_sum") < types.index("square")  # the clip reads gradients
+    # the clip reads gradients
+    assert types.index("mul_grad") < types.index("fused_allreduce_sum") < types.index("square")
     many = next(op for _, op, _ in collective_jit.fused(before) if op.type == "fused_allreduce_sum")
-    assert sorted(many.input("X")) == sorted(many.output("Out")) == [
-        "fc_0.b_0@GRAD", "fc_0.w_0@GRAD", "fc_1.b_0@GRAD", "fc_1.w_0@GRAD"]
+    assert (
+        sorted(many.input("X"))
+        == sorted(many.output("Out"))
+        == ["fc_0.b_0@GRAD", "fc_0.w_0@GRAD", "fc_1.b_0@GRAD", "fc_1.w_0@GRAD"]
+    )
     assert len(types) == len(before) - 3
 
 
@@ -72,22 +88,36 @@ def test_values_that_are_read_between_are_not_put_off():
     block.append_op("c_allreduce_sum", {"X": "c"}, {"Out": "c"})
     block.append_op("c_allreduce_max", {"X": "c"}, {"Out": "c"})
     types = [op.type for _, op, _ in collective_jit.fused(live_ops(block))]
-    assert types == ["scale", "fused_allreduce_sum", "elementwise_add", "c_allreduce_sum", "c_allreduce_max"]
+    assert types == [
+        "scale",
+        "fused_allreduce_sum",
+        "elementwise_add",
+        "c_allreduce_sum",
+        "c_allreduce_max",
+    ]
 
 
 def test_only_parts_that_need_the_others_span_processes(device):
     x = fluid.data("x", [4])
     block = fluid.default_main_program().global_block()
     y = fluid.layers.scale(x, 2.0)
-    z = fluid.layers.py_func(lambda v: v + 1, y, block.create_var(name="z", shape=[4], dtype="float32"))
-    flag = fluid.layers.less_than(fluid.layers.reduce_sum(z), fluid.layers.fill_constant([1], "float32", 100.0))
+    z = fluid.layers.py_func(
+        lambda v: v + 1, y, block.create_var(name="z", shape=[4], dtype="float32")
+    )
+    flag = fluid.layers.less_than(
+        fluid.layers.reduce_sum(z), fluid.layers.fill_constant([1], "float32", 100.0)
+    )
 
     def inside():
         block.program.current_block().append_op("c_allreduce_sum", {"X": z}, {"Out": z})
 
     fluid.layers.cond(flag, inside)
     planned = plan(fluid.default_main_program(), ["x"], ["z"])
-    assert [(s.host, s.collective) for s in planned.segments] == [(False, False), (True, False), (False, True)]
+    assert [(s.host, s.collective) for s in planned.segments] == [
+        (False, False),
+        (True, False),
+        (False, True),
+    ]
     alone = CompiledSegment(2, planned, of_device(planned, device), False, "alone")
     assert not isinstance(alone.call, collective_jit.CollectiveJit)
     together = CompiledSegment(2, planned, Processes(planned, device), False, "together")

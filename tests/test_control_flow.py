@@ -1,4 +1,7 @@
-"""Loops, conditions, arrays and cells: the real Fluid's values and gradients (tests/golden/control.json), and our own."""
+"""Loops, conditions, arrays and cells: the real Fluid's values and gradients
+(tests/golden/control.json), and our own.
+"""
+
 import json
 from pathlib import Path
 
@@ -31,7 +34,9 @@ def test_while_loop_has_the_gradient_of_its_iterations():
     # Fluid itself gives zeros here.
     _, x, feed = _batch(fluid)
     i, ten = layers.fill_constant([1], "int64", 0), layers.fill_constant([1], "int64", 10)
-    i, y = layers.while_loop(lambda i, y: layers.less_than(i, ten), lambda i, y: [i + 1, layers.scale(y, 1.1)], [i, x])
+    i, y = layers.while_loop(
+        lambda i, y: layers.less_than(i, ten), lambda i, y: [i + 1, layers.scale(y, 1.1)], [i, x]
+    )
     grad = fluid.append_backward(layers.mean(y))[0][1]
     i, y, grad = _fetch(feed, [i, y, grad])
     assert i == [10]
@@ -61,7 +66,9 @@ def test_a_gradient_needs_a_bound():
         layers.assign(layers.scale(total, 2.0), total)
         layers.less_than(total, limit, cond=going)
     grad = fluid.append_backward(layers.mean(total))[0][1]
-    with pytest.raises(errors.OpError, match="gradients need a bound on the iterations of the loop"):
+    with pytest.raises(
+        errors.OpError, match="gradients need a bound on the iterations of the loop"
+    ):
         _fetch(feed, [grad])
 
 
@@ -72,13 +79,17 @@ def test_arrays_joined_and_stacked():
     array = layers.array_write(layers.square(x), layers.increment(i), array=array)
     joined, sizes = layers.tensor_array_to_tensor(array, axis=1)
     stacked, _ = layers.tensor_array_to_tensor(array, axis=0, use_stack=True)
-    grad = fluid.append_backward(layers.mean(joined) + layers.scale(layers.reduce_sum(stacked), 0.1))[0][1]
+    grad = fluid.append_backward(
+        layers.mean(joined) + layers.scale(layers.reduce_sum(stacked), 0.1)
+    )[0][1]
     joined, sizes, stacked, grad = _fetch(feed, [joined, sizes, stacked, grad])
     np.testing.assert_allclose(joined, np.concatenate([BATCH, BATCH**2], 1), rtol=1e-6)
     np.testing.assert_allclose(stacked, np.stack([BATCH, BATCH**2]), rtol=1e-6)
     assert sizes.tolist() == [4, 4]
     # Fluid counts only one of the two gradients of the array.
-    np.testing.assert_allclose(grad, BATCH.T @ ((1 + 2 * BATCH) * (1 / 24 + 0.1)), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        grad, BATCH.T @ ((1 + 2 * BATCH) * (1 / 24 + 0.1)), rtol=1e-4, atol=1e-6
+    )
 
 
 def test_an_element_that_was_never_written():
@@ -102,7 +113,7 @@ def test_loops_that_hold_host_operators_run_on_the_host():
         layers.assign(spied, out)
         layers.increment(i)
         layers.less_than(i, limit, cond=going)
-    found, = _fetch({"v": np.array([1, 2], "float32")}, [out])
+    (found,) = _fetch({"v": np.array([1, 2], "float32")}, [out])
     assert found.tolist() == [3, 6] and [s.tolist() for s in seen] == [[1, 2], [2, 4], [3, 6]]
 
 
@@ -110,21 +121,30 @@ def test_wrong_use():
     v, x, _ = _batch(fluid)
     with pytest.raises(TypeError, match="While, cond: expected a boolean Variable, found FP32"):
         layers.While(x)
-    with pytest.raises(errors.ProgramError, match="the block never writes the condition"), \
-            layers.While(layers.reduce_sum(x) > 0.0).block():
+    with (
+        pytest.raises(errors.ProgramError, match="the block never writes the condition"),
+        layers.While(layers.reduce_sum(x) > 0.0).block(),
+    ):
         layers.scale(x, 2.0)
     with pytest.raises(errors.ProgramError, match="cond: the branches return different structures"):
         layers.cond(layers.reduce_sum(x) > 0.0, lambda: [x, x], lambda: x)
     with pytest.raises(errors.ProgramError, match="body returns another structure"):
         i = layers.fill_constant([1], "int64", 0)
-        layers.while_loop(lambda i: layers.less_than(i, layers.fill_constant([1], "int64", 2)), lambda i: [i, i], [i])
+        layers.while_loop(
+            lambda i: layers.less_than(i, layers.fill_constant([1], "int64", 2)),
+            lambda i: [i, i],
+            [i],
+        )
     rnn = layers.DynamicRNN()
     with pytest.raises(errors.ProgramError, match=r"DynamicRNN\.step_input: call it inside"):
         rnn.step_input(x)
     with pytest.raises(errors.ProgramError, match="call step_input first"), rnn.block():
         rnn.memory(shape=[3])
     static = layers.StaticRNN()
-    with pytest.raises(errors.ProgramError, match="is never updated; call update_memory"), static.step():
+    with (
+        pytest.raises(errors.ProgramError, match="is never updated; call update_memory"),
+        static.step(),
+    ):
         static.step_input(layers.reshape(x, [1, 3, 4]))
         static.memory(init=v)
     with pytest.raises(TypeError, match="array: expected an array made by layers.create_array"):
@@ -141,5 +161,7 @@ def test_switch_passes_the_gradient_of_the_value_that_stays(taken):
     with layers.Switch() as switch, switch.case(layers.reduce_sum(x) > limit):
         layers.assign(layers.scale(x, 5.0), out)
     grad = fluid.append_backward(layers.reduce_sum(out))[0][1]
-    found, = _fetch(feed, [grad])
-    np.testing.assert_allclose(found, BATCH.sum(0)[:, None] * np.full(4, 5.0 if taken else 3.0), rtol=1e-5)
+    (found,) = _fetch(feed, [grad])
+    np.testing.assert_allclose(
+        found, BATCH.sum(0)[:, None] * np.full(4, 5.0 if taken else 3.0), rtol=1e-5
+    )

@@ -1,4 +1,5 @@
 """Data generators: the text is that of Fluid 1.8.5 for the same samples."""
+
 import io
 import sys
 
@@ -19,6 +20,7 @@ class Words(dg.MultiSlotDataGenerator):
                 return
             yield [("w", [int(x) for x in line.split()]), ("l", [1])]
             yield None
+
         return read
 
 
@@ -26,6 +28,7 @@ class Backwards(Words):
     def generate_batch(self, samples):
         def read():
             yield from reversed(samples)
+
         return read
 
 
@@ -42,7 +45,9 @@ def stdin(monkeypatch):
 LINES = ["2 4 5 1 1", "1 6 1 1", "3 7 8 9 1 1"]
 
 
-@pytest.mark.parametrize("kind, want", [(Words, LINES), (Backwards, [LINES[1], LINES[0], LINES[2]]), (Texts, LINES)])
+@pytest.mark.parametrize(
+    "kind, want", [(Words, LINES), (Backwards, [LINES[1], LINES[0], LINES[2]]), (Texts, LINES)]
+)
 def test_lines_of_the_standard_input(stdin, capsys, kind, want):
     made = kind()
     made.set_batch(2)
@@ -54,20 +59,30 @@ def test_samples_from_memory(capsys):
     made = Backwards()
     made.set_batch(2)
     made.run_from_memory()
-    assert capsys.readouterr().out.splitlines() == ["3 1 2 1 1 0.5", "3 1 2 0 1 0.5", "3 1 2 2 1 0.5"]
+    assert capsys.readouterr().out.splitlines() == [
+        "3 1 2 1 1 0.5",
+        "3 1 2 0 1 0.5",
+        "3 1 2 2 1 0.5",
+    ]
     assert made._proto_info == [("w", "uint64"), ("l", "float")]
 
 
-@pytest.mark.parametrize("samples, problem", [
-    ([("w", [1])], r"expected \(name, list of values\), found 'w'"),
-    ([[("w", [])]], "slot 'w' is empty: write a padding value"),
-    ([[("w", "12")]], r"expected \(name, list of values\), found \('w', '12'\)"),
-    ([[(3, [1])]], r"expected \(name, list of values\)"),
-    ([[("w", ["x"])]], "slot 'w': expected numbers, found 'x'"),
-    ([{"w": 1}], r"expected a list of \(name, values\)"),
-    ([[("w", [1])], [("v", [1])]], r"a sample has the slots \['v'\], the first one had \['w'\]"),
-    ([[("w", [1])], [("w", [1]), ("v", [1])]], r"a sample has the slots \['w', 'v'\]"),
-])
+@pytest.mark.parametrize(
+    "samples, problem",
+    [
+        ([("w", [1])], r"expected \(name, list of values\), found 'w'"),
+        ([[("w", [])]], "slot 'w' is empty: write a padding value"),
+        ([[("w", "12")]], r"expected \(name, list of values\), found \('w', '12'\)"),
+        ([[(3, [1])]], r"expected \(name, list of values\)"),
+        ([[("w", ["x"])]], "slot 'w': expected numbers, found 'x'"),
+        ([{"w": 1}], r"expected a list of \(name, values\)"),
+        (
+            [[("w", [1])], [("v", [1])]],
+            r"a sample has the slots \['v'\], the first one had \['w'\]",
+        ),
+        ([[("w", [1])], [("w", [1]), ("v", [1])]], r"a sample has the slots \['w', 'v'\]"),
+    ],
+)
 def test_what_is_no_sample(stdin, samples, problem):
     class Wrong(dg.MultiSlotDataGenerator):
         def generate_sample(self, line):
@@ -75,7 +90,9 @@ def test_what_is_no_sample(stdin, samples, problem):
 
     with pytest.raises(errors.DataError, match=problem):
         Wrong().run_from_stdin()
-    with pytest.raises(errors.DataError, match="set_batch: expected a whole number above 0, found 0"):
+    with pytest.raises(
+        errors.DataError, match="set_batch: expected a whole number above 0, found 0"
+    ):
         Wrong().set_batch(0)
     with pytest.raises(NotImplementedError, match="must override generate_sample"):
         dg.MultiSlotDataGenerator().run_from_memory()
@@ -104,10 +121,15 @@ def test_as_a_pipe_command_and_through_a_loader(tmp_path):
     made.set_batch_size(2)
     made.set_filelist([str(tmp_path / "data.txt")])
     made.set_pipe_command(f"{sys.executable} {tmp_path / 'gen.py'}")
-    found = [np.array(batch[0]["x"])[:, 0].tolist()
-             for batch in fluid.io.DataLoader.from_dataset(made, fluid.cpu_places(1), drop_last=False)]
+    found = [
+        np.array(batch[0]["x"])[:, 0].tolist()
+        for batch in fluid.io.DataLoader.from_dataset(made, fluid.cpu_places(1), drop_last=False)
+    ]
     assert found == [[0, 2], [4, 6], [8]]
     exe = fluid.Executor(fluid.CPUPlace())
     double = x * 2
     loader = fluid.io.DataLoader.from_dataset(made, fluid.cpu_places(1), drop_last=True)
-    assert [exe.run(feed=feed, fetch_list=[double])[0][:, 0].tolist() for feed in loader] == [[0, 4], [8, 12]]
+    assert [exe.run(feed=feed, fetch_list=[double])[0][:, 0].tolist() for feed in loader] == [
+        [0, 4],
+        [8, 12],
+    ]

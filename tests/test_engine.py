@@ -1,4 +1,5 @@
 """The engine: one way to XLA for everything that runs programs."""
+
 import sys
 from pathlib import Path
 
@@ -30,7 +31,9 @@ def frames(monkeypatch, run):
             if frame is not None:
                 found.append([n for n in names if "<listcomp>" not in n])
             return call(*arguments)
+
         self.call = counted
+
     monkeypatch.setattr(CompiledSegment, "__init__", init)
     run()
     return found
@@ -46,6 +49,7 @@ def test_the_way_to_xla_is_short(monkeypatch):
     def run():
         for _ in range(2):
             exe.run(feed={"x": np.ones((2, 4), "float32")}, fetch_list=[loss])
+
     first, again = frames(monkeypatch, run)
     assert again == ["OneDevice.call", "StepState.run", "Repeat.run", "Executor.run"]
     assert len(first) <= 5
@@ -54,10 +58,13 @@ def test_the_way_to_xla_is_short(monkeypatch):
 def test_the_way_to_xla_is_short_with_servers(monkeypatch):
     with Job(net("sparse", "sgd")) as job:
         job.begin()
-        trainer, = job.trainers
+        (trainer,) = job.trainers
 
         def run():
-            trainer.executor.run(trainer.main, feed=batch(0), fetch_list=[trainer.built[0]], scope=trainer.scope)
+            trainer.executor.run(
+                trainer.main, feed=batch(0), fetch_list=[trainer.built[0]], scope=trainer.scope
+            )
+
         longest = max(frames(monkeypatch, run), key=len)
         assert longest[-1] == "Executor.run" and len(longest) <= 7
 
@@ -65,13 +72,24 @@ def test_the_way_to_xla_is_short_with_servers(monkeypatch):
 @pytest.mark.parametrize("text", ["wrap_key_data(", "Lowering("])
 def test_one_place_traces(text):
     """Outside operators, and what lowers them."""
-    found = [str(p.relative_to(SOURCE)) for p in SOURCE.rglob("*.py") for _ in range(p.read_text().count(text))]
-    assert [f for f in found if not f.startswith("ops/") and f not in ("compile/lower.py", "compile/control.py")] == [
-        "compile/trace.py"]
+    found = [
+        str(p.relative_to(SOURCE))
+        for p in SOURCE.rglob("*.py")
+        for _ in range(p.read_text().count(text))
+    ]
+    assert [
+        f
+        for f in found
+        if not f.startswith("ops/") and f not in ("compile/lower.py", "compile/control.py")
+    ] == ["compile/trace.py"]
 
 
 def test_nobody_reaches_into_an_executor():
     """What is behind the Executor is its engine, for everybody."""
-    found = [p.name for p in SOURCE.rglob("*.py") if p.name not in ("executor.py", "parallel_executor.py")
-             and any(f"{name}._" in p.read_text() for name in ("executor", "exe"))]
+    found = [
+        p.name
+        for p in SOURCE.rglob("*.py")
+        if p.name not in ("executor.py", "parallel_executor.py")
+        and any(f"{name}._" in p.read_text() for name in ("executor", "exe"))
+    ]
     assert found == []

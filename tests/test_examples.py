@@ -1,4 +1,5 @@
 """The examples in small, run by their job files, and what they are made of."""
+
 import importlib
 import os
 import re
@@ -31,6 +32,7 @@ def is_picture(path):
 
 # ---- digits ----
 
+
 @pytest.mark.process
 def test_recognize_digits(tmp_path):
     result = run_example("recognize_digits", tmp_path)
@@ -52,16 +54,36 @@ def test_recognize_digits_fails_below_the_accuracy_it_wants(tmp_path):
 
 # ---- clicks ----
 
-CLICKS = {"lines": 10240, "test_lines": 2048, "files": 2, "rows": 5001, "epochs": 2, "learning_rate": "1e-2"}
+CLICKS = {
+    "lines": 10240,
+    "test_lines": 2048,
+    "files": 2,
+    "rows": 5001,
+    "epochs": 2,
+    "learning_rate": "1e-2",
+}
 
 
 @pytest.mark.process
 def test_ctr_dnn_in_one_process_fails_below_the_auc_it_wants(tmp_path):
-    result = run_example("ctr_dnn_local", tmp_path, **CLICKS, text="multislot", dataset="queue", largest_gap=0)
-    auc, best, gap = map(float, printed(result, r"test AUC: ([\d.]+); best reachable: ([\d.]+); gap: (-?[\d.]+)"))
+    result = run_example(
+        "ctr_dnn_local", tmp_path, **CLICKS, text="multislot", dataset="queue", largest_gap=0
+    )
+    auc, best, gap = map(
+        float, printed(result, r"test AUC: ([\d.]+); best reachable: ([\d.]+); gap: (-?[\d.]+)")
+    )
     assert auc > 0.65 and 0.75 < best < 0.85
     assert gap == pytest.approx(best - auc, abs=2e-4)
-    assert len(re.findall(r"^epoch .*: test AUC 0\.\d+, at best 0\.\d+; [\d,]+ lines/s$", result.stdout, re.MULTILINE)) == 4
+    assert (
+        len(
+            re.findall(
+                r"^epoch .*: test AUC 0\.\d+, at best 0\.\d+; [\d,]+ lines/s$",
+                result.stdout,
+                re.MULTILINE,
+            )
+        )
+        == 4
+    )
     assert len(re.findall(r"^ +[01] +0\.\d+ +0\.\d+$", result.stdout, re.MULTILINE)) == 10
     assert is_picture(tmp_path / "ctr_dnn.png")
     assert (tmp_path / "model" / "__model__").is_file()
@@ -71,7 +93,15 @@ def test_ctr_dnn_in_one_process_fails_below_the_auc_it_wants(tmp_path):
 
 @pytest.mark.process
 def test_ctr_dnn_with_a_whole_table_in_another_strategy(tmp_path):
-    result = run_example("ctr_dnn", tmp_path, **CLICKS, strategy="geo", push_every=4, is_distributed="false", largest_gap=0.15)
+    result = run_example(
+        "ctr_dnn",
+        tmp_path,
+        **CLICKS,
+        strategy="geo",
+        push_every=4,
+        is_distributed="false",
+        largest_gap=0.15,
+    )
     assert result.returncode == 0, result.stdout + result.stderr
     assert float(*printed(result, r"test AUC: ([\d.]+)")) > 0.65
     assert "; 5,001 rows in the tables" in result.stdout
@@ -83,7 +113,9 @@ def test_files_of_clicks_are_the_same_whoever_makes_them(example, tmp_path):
     parts = [criteo_data.clicks_of(model, f"train-{number}.txt", 1000, 3) for number in range(3)]
     assert [len(part.labels) for part in parts] == [333, 333, 334]
     again = criteo_data.clicks_of(criteo_data.ClickModel(3), tmp_path / "train-1.txt", 1000, 3)
-    assert list(again.lines()) == list(parts[1].lines()) and list(again.lines()) != list(parts[0].lines())
+    assert list(again.lines()) == list(parts[1].lines()) and list(again.lines()) != list(
+        parts[0].lines()
+    )
     assert list(criteo_data.clicks_of(model, "test-1.txt", 1000, 3).lines()) != list(again.lines())
     criteo_data.write(tmp_path / "data" / "train-1.txt", again)
     assert (tmp_path / "data" / "train-1.txt").read_text().splitlines() == list(again.lines())
@@ -106,7 +138,9 @@ def test_clicks_follow_the_probabilities_and_the_seed(example):
     assert clicks.labels.mean() == pytest.approx(criteo_data.CLICK_RATE, abs=0.02)
     order = np.argsort(clicks.probabilities)
     for part in np.split(order, 10):
-        assert clicks.labels[part].mean() == pytest.approx(clicks.probabilities[part].mean(), abs=0.04)
+        assert clicks.labels[part].mean() == pytest.approx(
+            clicks.probabilities[part].mean(), abs=0.04
+        )
     again = criteo_data.ClickModel(3).draw(20000, np.random.default_rng(4))
     assert list(again.lines()) == list(clicks.lines())
     fields = [line.split("\t") for line in list(clicks.lines())[:500]]
@@ -135,17 +169,24 @@ def test_slots_of_a_line(example):
 
 # ---- words ----
 
+
 @pytest.mark.process
 @pytest.mark.parametrize("loss", ["nce", "hsigmoid"])
 def test_word2vec(tmp_path, loss):
-    few = {"epochs": 1, "width": 32, "frequent": 2e-4, "words": "[day, encode]", "minimum_pairs": 0.4}
+    few = {
+        "epochs": 1,
+        "width": 32,
+        "frequent": 2e-4,
+        "words": "[day, encode]",
+        "minimum_pairs": 0.4,
+    }
     result = run_example("word2vec", tmp_path, **few, loss=loss)
     assert result.returncode == 0, result.stdout + result.stderr
     found, known = map(int, printed(result, r"pairs that are neighbours: (\d+) of (\d+)"))
     assert known > 30 and found >= 0.4 * known  # by chance a pair in a hundred
-    near_day, = printed(result, r"day: (.*)")
+    (near_day,) = printed(result, r"day: (.*)")
     assert {"month", "year", "week", "weekday", "hour"} & set(near_day.split())
-    near_encode, = printed(result, r"encode: (.*)")
+    (near_encode,) = printed(result, r"encode: (.*)")
     assert {"decode", "encoded", "codec"} & set(near_encode.split())
     assert is_picture(tmp_path / "words.png")
     saved = np.load(tmp_path / "vectors.npz")
@@ -153,7 +194,9 @@ def test_word2vec(tmp_path, loss):
 
 
 def test_word2vec_names_unknown_words(example, tmp_path, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["word2vec.py", "--words", "day", "qwertyuiop", "--output_dir", str(tmp_path)])
+    monkeypatch.setattr(
+        "sys.argv", ["word2vec.py", "--words", "day", "qwertyuiop", "--output_dir", str(tmp_path)]
+    )
     with pytest.raises(SystemExit, match="--words: the corpus does not hold qwertyuiop 20 times"):
         example("word2vec").main()
 
@@ -164,15 +207,27 @@ def test_words_of_names(example):
         """No word of this."""
         return self.parse(b'no', r"\\" "word") or _URL2path
     '''
-    assert example("word2vec").words_of(source) == "read http header self max size self parse url path".split()
+    assert (
+        example("word2vec").words_of(source)
+        == "read http header self max size self parse url path".split()
+    )
 
 
 # ---- reviews ----
 
+
 @pytest.mark.process
 def test_sentiment(tmp_path):
-    few = {"reviews": 1600, "test_reviews": 400, "clauses": 1, "levels": 2, "width": 16, "epochs": 6, "learning_rate": 0.01,
-           "minimum_accuracy": 0.9}
+    few = {
+        "reviews": 1600,
+        "test_reviews": 400,
+        "clauses": 1,
+        "levels": 2,
+        "width": 16,
+        "epochs": 6,
+        "learning_rate": 0.01,
+        "minimum_accuracy": 0.9,
+    }
     result = run_example("sentiment", tmp_path, **few)
     assert result.returncode == 0, result.stdout + result.stderr
     pattern = r"stacked LSTM: test accuracy ([\d.]+)%; bag of words: test accuracy ([\d.]+)%"
@@ -187,14 +242,17 @@ def test_labels_of_reviews_follow_their_clauses(example):
     chance = sentiment.random.Random(5)
     blame, praise = map(set, sentiment.ADJECTIVES)
     assert not blame & praise
-    openings = {True: set(), False: set()}  # the words in front of a praising adjective, by what the clause says
+    # the words in front of a praising adjective, by what the clause says
+    openings = {True: set(), False: set()}
     for _ in range(400):
         text, positive = sentiment.clause(chance)
         *words, adjective = text.split()
         assert adjective in blame | praise
         kept = [w for w in words if w not in {*sentiment.SUBJECTS, *sentiment.ADVERBS}]
         openings[positive == (adjective in praise)].add(" ".join(kept))
-    assert len(openings[True]) == len(sentiment.STRAIGHT) and len(openings[False]) == len(sentiment.TURNED)
+    assert len(openings[True]) == len(sentiment.STRAIGHT) and len(openings[False]) == len(
+        sentiment.TURNED
+    )
     assert not openings[True] & openings[False]
     texts, labels = zip(*(sentiment.review(chance, 5) for _ in range(400)))
     assert 0.4 < np.mean(labels) < 0.6 and len(set(texts)) > 390
@@ -202,10 +260,22 @@ def test_labels_of_reviews_follow_their_clauses(example):
 
 @pytest.mark.process
 def test_collective_digits(tmp_path):
-    command = [sys.executable, "-m", "jfluid.launch", "configs/collective_digits.yaml", "--set=args.epochs=8",
-               f"--set=log_dir={tmp_path}"]
-    result = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-                            capture_output=True, text=True, timeout=200)
+    command = [
+        sys.executable,
+        "-m",
+        "jfluid.launch",
+        "configs/collective_digits.yaml",
+        "--set=args.epochs=8",
+        f"--set=log_dir={tmp_path}",
+    ]
+    result = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
     assert result.returncode == 0, result.stdout + result.stderr
-    accuracy, = map(float, printed(result, r"2 processes, test accuracy ([\d.]+)"))
+    (accuracy,) = map(float, printed(result, r"2 processes, test accuracy ([\d.]+)"))
     assert accuracy >= 0.95

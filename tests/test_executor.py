@@ -1,4 +1,5 @@
 """Executor and Scope: feeds, fetches, state, and every error at the door."""
+
 import numpy as np
 import pytest
 
@@ -9,7 +10,10 @@ from jfluid import errors
 @pytest.fixture
 def net():
     """loss = mean(x @ w), with one step of SGD."""
-    main, startup = fluid.default_main_program().global_block(), fluid.default_startup_program().global_block()
+    main, startup = (
+        fluid.default_main_program().global_block(),
+        fluid.default_startup_program().global_block(),
+    )
     x = main.create_var(name="x", shape=[-1, 4], dtype="float32", is_data=True)
     for block in (main, startup):
         block.create_parameter(name="w", shape=[4, 2], dtype="float32")
@@ -18,7 +22,7 @@ def net():
     startup.append_op("fill_constant", outputs={"Out": "lr"}, attrs={"shape": [1], "value": 0.1})
     main.append_op("mul", {"X": x, "Y": "w"}, {"Out": "h"})
     main.append_op("mean", {"X": "h"}, {"Out": "loss"})
-    (w, g), = fluid.append_backward(main.var("loss"))
+    ((w, g),) = fluid.append_backward(main.var("loss"))
     main.append_op("sgd", {"Param": w, "Grad": g, "LearningRate": "lr"}, {"ParamOut": w})
     return fluid.Executor(fluid.CPUPlace())
 
@@ -45,8 +49,8 @@ def test_fetches_and_tensors_are_copies(net):
     net.run(fluid.default_startup_program())
     tensor = fluid.global_scope().find_var("w").get_tensor()
     held = np.array(tensor)
-    fetched, = net.run(feed={"x": X}, fetch_list=["w"])
-    lazy, = net.run(feed={"x": X}, fetch_list=["w"], return_numpy=False)
+    (fetched,) = net.run(feed={"x": X}, fetch_list=["w"])
+    (lazy,) = net.run(feed={"x": X}, fetch_list=["w"], return_numpy=False)
     fetched[:] = 7
     kept = np.array(lazy)
     net.run(feed={"x": X})
@@ -70,31 +74,50 @@ def test_scopes_keep_values_apart_and_inherit(net):
         net.run(feed={"x": X})
     inner = outer.new_scope()
     net.run(feed={"x": X}, scope=inner)
-    assert inner.local_var_names() == [] and not (np.array(outer.find_var("w").get_tensor()) == 0.5).all()
+    assert (
+        inner.local_var_names() == []
+        and not (np.array(outer.find_var("w").get_tensor()) == 0.5).all()
+    )
 
 
 def test_set_tensor_is_seen_and_checked(net):
     net.run(fluid.default_startup_program())
     tensor = fluid.global_scope().find_var("w").get_tensor()
     tensor.set(np.ones((4, 2), "float32"), fluid.CPUPlace())
-    loss, = net.run(feed={"x": X}, fetch_list=["loss"])
+    (loss,) = net.run(feed={"x": X}, fetch_list=["loss"])
     np.testing.assert_allclose(loss, [X.sum() / 3], rtol=1e-6)
     tensor.set(np.ones((3, 2), "float32"))
-    with pytest.raises(errors.ProgramError, match=r"variable w: the scope holds shape \[3, 2\], the program expects \[4, 2\]"):
+    with pytest.raises(
+        errors.ProgramError,
+        match=r"variable w: the scope holds shape \[3, 2\], the program expects \[4, 2\]",
+    ):
         net.run(feed={"x": X})
 
 
-@pytest.mark.parametrize("feed, fetch, error, text", [
-    ({"y": X}, [], errors.FeedError, "feed y: the program has no such variable"),
-    ({}, ["loss"], errors.FeedError, "the program reads x, which the feed does not hold"),
-    ({"x": X.astype("float64")}, [], errors.FeedError, r"expected dtype float32, found float64.*astype"),
-    ({"x": X[0]}, [], errors.FeedError, r"feed x: expected rank 2 \(shape \[-1, 4\]\), found shape \[4\]"),
-    ({"x": "text"}, [], errors.FeedError, "feed x: expected an array of float32, found str"),
-    ([{"x": X}, {"x": X}], [], errors.FeedError, "needs with_data_parallel"),
-    ({"x": X[:, :3]}, [], errors.ShapeError, r"operator mul.*failed.*\n.*x float32\[3, 3\]"),
-    ({"x": X}, ["lost"], errors.FetchError, "fetch lost: .*did you mean"),
-    ({"x": X}, [3], errors.FetchError, "expected Variables or names, found int"),
-])
+@pytest.mark.parametrize(
+    "feed, fetch, error, text",
+    [
+        ({"y": X}, [], errors.FeedError, "feed y: the program has no such variable"),
+        ({}, ["loss"], errors.FeedError, "the program reads x, which the feed does not hold"),
+        (
+            {"x": X.astype("float64")},
+            [],
+            errors.FeedError,
+            r"expected dtype float32, found float64.*astype",
+        ),
+        (
+            {"x": X[0]},
+            [],
+            errors.FeedError,
+            r"feed x: expected rank 2 \(shape \[-1, 4\]\), found shape \[4\]",
+        ),
+        ({"x": "text"}, [], errors.FeedError, "feed x: expected an array of float32, found str"),
+        ([{"x": X}, {"x": X}], [], errors.FeedError, "needs with_data_parallel"),
+        ({"x": X[:, :3]}, [], errors.ShapeError, r"operator mul.*failed.*\n.*x float32\[3, 3\]"),
+        ({"x": X}, ["lost"], errors.FetchError, "fetch lost: .*did you mean"),
+        ({"x": X}, [3], errors.FetchError, "expected Variables or names, found int"),
+    ],
+)
 def test_bad_input_is_refused_and_the_scope_stays(net, feed, fetch, error, text):
     net.run(fluid.default_startup_program())
     with pytest.raises(error, match=text):
@@ -111,6 +134,7 @@ def test_an_operators_error_names_the_users_line(net):
 
 def test_all_unsupported_operators_come_in_one_error(net):
     from jfluid.ir.operator import Operator
+
     program = fluid.Program()
     for name in ("no_such_op", "nor_this", "no_such_op"):
         program.global_block().adopt_op(Operator(program.global_block(), name))

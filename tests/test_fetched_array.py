@@ -1,4 +1,5 @@
 """Fetches convert to numbers as they did with NumPy of 2020; in all else they are arrays."""
+
 import copy
 import io
 import math
@@ -12,9 +13,15 @@ from jfluid import layers
 from jfluid.fetched_array import FetchedArray, fetched
 
 LINES = {
-    "float": lambda v: float(v), "int": lambda v: int(v * 4), "complex": lambda v: complex(v),
-    "percent": lambda v: "%.2f" % v, "digits": lambda v: "%d" % (v * 4),  # noqa: UP031, as scripts have it
-    "format": lambda v: f"{v:6.3f}", "math": lambda v: math.isnan(v), "of an expression": lambda v: float(v * 2 + 1)}
+    "float": lambda v: float(v),
+    "int": lambda v: int(v * 4),
+    "complex": lambda v: complex(v),
+    "percent": lambda v: "%.2f" % v,  # noqa: UP031, as scripts have it
+    "digits": lambda v: "%d" % (v * 4),  # noqa: UP031, as scripts have it
+    "format": lambda v: f"{v:6.3f}",
+    "math": lambda v: math.isnan(v),
+    "of an expression": lambda v: float(v * 2 + 1),
+}
 
 
 @pytest.mark.parametrize("line", LINES)
@@ -34,12 +41,16 @@ def test_several_elements_are_none(convert):
 def test_in_all_else_it_is_an_array():
     plain = np.arange(6, dtype=np.int64).reshape(2, 3)
     value = fetched(plain)
-    assert isinstance(value, np.ndarray) and value.dtype == plain.dtype and value.shape == plain.shape
+    assert (
+        isinstance(value, np.ndarray) and value.dtype == plain.dtype and value.shape == plain.shape
+    )
     assert repr(value) == repr(plain) and str(value) == str(plain) and f"{value}" == f"{plain}"
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         again = pickle.loads(pickle.dumps(value, protocol))
         assert type(again) is np.ndarray and (again == plain).all()
-    assert (copy.deepcopy(value) == plain).all() and (np.concatenate([value, plain]) == np.concatenate([plain, plain])).all()
+    assert (copy.deepcopy(value) == plain).all() and (
+        np.concatenate([value, plain]) == np.concatenate([plain, plain])
+    ).all()
     assert type(value.sum()) is type(value[0, 0]) is type(np.max(value)) is np.int64
     assert value.tolist() == plain.tolist() and value.flags.writeable and value.base is not plain
     file = io.BytesIO()
@@ -66,5 +77,6 @@ def test_the_commonest_line_of_old_scripts(replicas, monkeypatch):
             assert found[0].shape == (1,) and float(found[0]) == found[0].item() and f"{found[0]:f}"
         else:
             assert found[0].shape == (2,) and float(found[0][:1]) == found[0][0]
-    again = exe.run(program, feed={"x": fetched(feed)}, fetch_list=[loss])  # what was fetched may be fed
+    # what was fetched may be fed
+    again = exe.run(program, feed={"x": fetched(feed)}, fetch_list=[loss])
     assert np.isfinite(again[0]).all()

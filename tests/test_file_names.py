@@ -1,4 +1,7 @@
-"""Names that come with programs stay in the folder that the user named, whichever way they are saved or loaded."""
+"""Names that come with programs stay in the folder that the user named, whichever way they are
+saved or loaded.
+"""
+
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +16,28 @@ from jfluid.files.storage import bounded_reader, path_below, paths_to_write
 from jfluid.files.tensor_format import Stored, load_tensors, save_tensors
 from tests.distributed.job import Job, net
 
-BAD = ["/outside/w", "../w", "a/../../w", "a/./w", "./w", "a//w", "a/", "", ".", "..", "w\0", "w\n", "..\\w", "a\\w", "C:w",
-       "c:/w", "w" * 256, "é" * 128, "w/" * 600 + "w", "\udc80"]
+BAD = [
+    "/outside/w",
+    "../w",
+    "a/../../w",
+    "a/./w",
+    "./w",
+    "a//w",
+    "a/",
+    "",
+    ".",
+    "..",
+    "w\0",
+    "w\n",
+    "..\\w",
+    "a\\w",
+    "C:w",
+    "c:/w",
+    "w" * 256,
+    "é" * 128,
+    "w/" * 600 + "w",
+    "\udc80",
+]
 GOOD = ["w", "fc_0.w_0@GRAD", "encoder/layer_0/w", "..w", "w..", ".w", "ab:c", "é" * 127, "w w"]
 
 
@@ -24,7 +47,9 @@ def exe():
 
 
 def program_of(*names):
-    """A program with persistable variables of these names, which have values, as a program that was read may have them."""
+    """A program with persistable variables of these names, which have values, as a program that was
+    read may have them.
+    """
     program = fluid.Program()
     for name in names:
         program.global_block().create_parameter(name=name, shape=[2], dtype="float32")
@@ -39,7 +64,9 @@ def everything_below(folder):
 @pytest.mark.parametrize("name", BAD)
 def test_names_that_lead_out_or_stand_for_two_files_are_refused(name):
     for paths in (path_below, lambda folder, name: paths_to_write(folder, ["ok", name])):
-        with pytest.raises(errors.FileFormatError, match="Expected a name that stays in the folder"):
+        with pytest.raises(
+            errors.FileFormatError, match="Expected a name that stays in the folder"
+        ):
             paths("/folder", name)
 
 
@@ -56,16 +83,23 @@ def test_no_way_of_saving_follows_a_name_out_of_the_folder(name, exe, tmp_path):
     outside.write_text("precious")
     name, d = name.format(outside=str(outside)[1:]), str(tmp_path / "mine")
     program = program_of("w", name)
-    ways = [lambda: io.save_vars(exe, d, program, predicate=io.is_persistable),
-            lambda: io.save_vars(exe, d, program, vars=[name]),
-            lambda: io.save_params(exe, d, program), lambda: io.save_persistables(exe, d, program)]
+    ways = [
+        lambda: io.save_vars(exe, d, program, predicate=io.is_persistable),
+        lambda: io.save_vars(exe, d, program, vars=[name]),
+        lambda: io.save_params(exe, d, program),
+        lambda: io.save_persistables(exe, d, program),
+    ]
     block = program.global_block()
     out = block.create_var(name="out", shape=[2], dtype="float32")
     block.append_op("elementwise_add", {"X": "w", "Y": name}, {"Out": "out"})
     ways.append(lambda: io.save_inference_model(d, [], [out], exe, program))
-    ways.append(lambda: io.save_inference_model(d, [], [out], exe, program, export_for_deployment=False))
+    ways.append(
+        lambda: io.save_inference_model(d, [], [out], exe, program, export_for_deployment=False)
+    )
     for way in ways:
-        with pytest.raises(errors.FileFormatError, match="Expected a name that stays in the folder"):
+        with pytest.raises(
+            errors.FileFormatError, match="Expected a name that stays in the folder"
+        ):
             way()
         assert outside.read_text() == "precious" and everything_below(tmp_path) == ["outside"]
     io.save_persistables(exe, d, program, "all")  # holds no names
@@ -80,10 +114,15 @@ def test_no_way_of_loading_follows_a_name_out_of_the_folder(exe, tmp_path):
     (d / "__model__").write_bytes(program.serialize_to_string())
     (d / "w").write_bytes((tmp_path / "outside").read_bytes())
     variables = list(program.list_vars())
-    for way in [lambda: io.load_vars(exe, str(d), program), lambda: io.load_params(exe, str(d), program),
-                lambda: io.load_persistables(exe, str(d), program), lambda: io.load_inference_model(str(d), exe),
-                lambda: io.load(program, str(d)), lambda: io.load(program, str(d), var_list=variables),
-                lambda: io.load_program_state(str(d), variables)]:
+    for way in [
+        lambda: io.load_vars(exe, str(d), program),
+        lambda: io.load_params(exe, str(d), program),
+        lambda: io.load_persistables(exe, str(d), program),
+        lambda: io.load_inference_model(str(d), exe),
+        lambda: io.load(program, str(d)),
+        lambda: io.load(program, str(d), var_list=variables),
+        lambda: io.load_program_state(str(d), variables),
+    ]:
         with pytest.raises(errors.FileFormatError, match=r"variable '\.\./outside': a path with"):
             way()
     assert fluid.global_scope().find_var("../outside") is None
@@ -94,12 +133,18 @@ def test_a_loaded_model_is_saved_into_the_folder_or_not_at_all(exe, tmp_path):
     name = str(tmp_path / "bashrc")
     Path(name).write_text("precious")
     program = program_of("w", name)
-    x = program.global_block().create_var(name="x", shape=[2], dtype="float32", need_check_feed=True)
+    x = program.global_block().create_var(
+        name="x", shape=[2], dtype="float32", need_check_feed=True
+    )
     out = program.global_block().create_var(name="out", shape=[2], dtype="float32")
     program.global_block().append_op("elementwise_add", {"X": x, "Y": name}, {"Out": out})
-    io.save_inference_model(str(tmp_path / "theirs"), ["x"], [out], exe, program, params_filename="params")
+    io.save_inference_model(
+        str(tmp_path / "theirs"), ["x"], [out], exe, program, params_filename="params"
+    )
     with fluid.scope_guard(fluid.Scope()):
-        loaded, feeds, fetches = io.load_inference_model(str(tmp_path / "theirs"), exe, params_filename="params")
+        loaded, feeds, fetches = io.load_inference_model(
+            str(tmp_path / "theirs"), exe, params_filename="params"
+        )
         with pytest.raises(errors.FileFormatError, match="bashrc': an absolute path"):
             io.save_inference_model(str(tmp_path / "mine"), feeds, fetches, exe, loaded)
     assert Path(name).read_text() == "precious" and not (tmp_path / "mine").exists()
@@ -111,17 +156,27 @@ def test_links_that_lead_out_are_not_written_through(exe, tmp_path):
     (tmp_path / "mine" / "sub").symlink_to(tmp_path / "outside")
     (tmp_path / "mine" / "inside").mkdir()
     (tmp_path / "mine" / "link").symlink_to("inside")
-    with pytest.raises(errors.FileFormatError, match="variable sub/w: a link in the folder leads out of it, to .*outside"):
+    with pytest.raises(
+        errors.FileFormatError,
+        match="variable sub/w: a link in the folder leads out of it, to .*outside",
+    ):
         io.save_params(exe, str(tmp_path / "mine"), program_of("link/w", "sub/w"))
-    assert everything_below(tmp_path / "outside") == everything_below(tmp_path / "mine" / "inside") == []
+    assert (
+        everything_below(tmp_path / "outside")
+        == everything_below(tmp_path / "mine" / "inside")
+        == []
+    )
     io.save_params(exe, str(tmp_path / "mine"), program_of("link/w"))
     assert everything_below(tmp_path / "mine" / "inside") == ["w"]
     (tmp_path / "outside" / "w").write_text("precious")
     (tmp_path / "mine" / "w").symlink_to(tmp_path / "outside" / "w")
     io.save_params(exe, str(tmp_path / "mine"), program_of("w"))  # replaces the link
-    assert (tmp_path / "outside" / "w").read_text() == "precious" and not (tmp_path / "mine" / "w").is_symlink()
+    assert (tmp_path / "outside" / "w").read_text() == "precious" and not (
+        tmp_path / "mine" / "w"
+    ).is_symlink()
     (tmp_path / "folder").symlink_to(tmp_path / "mine")
-    io.save_params(exe, str(tmp_path / "folder"), program_of("inside/w"))  # the user's own way to the folder
+    # the user's own way to the folder
+    io.save_params(exe, str(tmp_path / "folder"), program_of("inside/w"))
 
 
 def test_a_file_has_one_variable_and_a_folder_no_other_meaning(exe, tmp_path):
@@ -130,7 +185,9 @@ def test_a_file_has_one_variable_and_a_folder_no_other_meaning(exe, tmp_path):
     program = program_of("__model__")
     out = program.global_block().create_var(name="out", shape=[2], dtype="float32")
     program.global_block().append_op("relu", {"X": "__model__"}, {"Out": out})
-    with pytest.raises(errors.FileFormatError, match="variable __model__: another file of the folder has this name"):
+    with pytest.raises(
+        errors.FileFormatError, match="variable __model__: another file of the folder has this name"
+    ):
         io.save_inference_model(str(tmp_path / "m"), [], [out], exe, program)
     assert everything_below(tmp_path) == []
 
@@ -139,7 +196,10 @@ def test_variables_in_folders_come_back(exe, tmp_path):
     program = program_of("encoder/w", "b")
     io.save_persistables(exe, str(tmp_path), program)
     (tmp_path / "encoder" / "notes.txt").write_text("no tensor")
-    assert {n: v.tolist() for n, v in io.load_program_state(str(tmp_path)).items()} == {"encoder/w": [1, 1], "b": [1, 1]}
+    assert {n: v.tolist() for n, v in io.load_program_state(str(tmp_path)).items()} == {
+        "encoder/w": [1, 1],
+        "b": [1, 1],
+    }
     with fluid.scope_guard(fluid.Scope()):
         io.load_persistables(exe, str(tmp_path), program)
         assert fluid.global_scope().find_var("encoder/w").get_tensor().shape() == [2]
@@ -150,19 +210,30 @@ def test_servers_folders_stay_below_the_trainers(tmp_path):
         job.begin()
         trainer = job.trainers[0]
         division = trainer.main.division
-        name = next(n for n, saved in division.variables.items() if saved.distributed and saved.parameter)
+        name = next(
+            n for n, saved in division.variables.items() if saved.distributed and saved.parameter
+        )
         for block in division.origin.blocks:
             if name in block.vars:
                 block.rename_var(name, "../elsewhere")
         saved = division.variables.pop(name)
-        division.variables["../elsewhere"] = replace(saved, name="../elsewhere", table="../elsewhere")
+        division.variables["../elsewhere"] = replace(
+            saved, name="../elsewhere", table="../elsewhere"
+        )
         d = str(tmp_path / "mine")
         with fluid.scope_guard(trainer.scope):
-            for way in [lambda: checkpoint.save_persistables(trainer.executor, d, trainer.main),
-                        lambda: checkpoint.save_one_table(trainer.executor, "../elsewhere", d, trainer.main),
-                        lambda: checkpoint.load_one_table(trainer.executor, "../elsewhere", d, trainer.main),
-                        lambda: checkpoint.save_inference_model(trainer.executor, d, ["x", "ids"], [trainer.built[1]],
-                                                                trainer.main)]:
+            for way in [
+                lambda: checkpoint.save_persistables(trainer.executor, d, trainer.main),
+                lambda: checkpoint.save_one_table(
+                    trainer.executor, "../elsewhere", d, trainer.main
+                ),
+                lambda: checkpoint.load_one_table(
+                    trainer.executor, "../elsewhere", d, trainer.main
+                ),
+                lambda: checkpoint.save_inference_model(
+                    trainer.executor, d, ["x", "ids"], [trainer.built[1]], trainer.main
+                ),
+            ]:
                 with pytest.raises(errors.FileFormatError, match="elsewhere': a path with"):
                     way()
         assert everything_below(tmp_path) == []
@@ -185,8 +256,12 @@ def test_what_is_no_file_is_refused_at_once(kind, tmp_path):
 # Operators
 def operators(path):
     """Programs of one operator each, that writes or reads `path`."""
-    for type_, slots in [("save", ({"X": "w"}, {})), ("save_combine", ({"X": ["w"]}, {})), ("load", ({}, {"Out": "w"})),
-                         ("load_combine", ({}, {"Out": ["w"]}))]:
+    for type_, slots in [
+        ("save", ({"X": "w"}, {})),
+        ("save_combine", ({"X": ["w"]}, {})),
+        ("load", ({}, {"Out": "w"})),
+        ("load_combine", ({}, {"Out": ["w"]})),
+    ]:
         program = program_of("w")
         program.global_block().append_op(type_, *slots, {"file_path": str(path)})
         yield program
@@ -200,7 +275,10 @@ def test_programs_that_were_read_do_not_choose_files(exe, tmp_path):
         read = fluid.Program.parse_from_string(program.serialize_to_string())
         op = read.global_block().ops[0]
         for copy in (read, read.clone(), read._prune([op])):
-            with pytest.raises(errors.FileFormatError, match=f"operator {op.type} of a program that was read names the file"):
+            with pytest.raises(
+                errors.FileFormatError,
+                match=f"operator {op.type} of a program that was read names the file",
+            ):
                 exe.run(copy)
         assert path.read_bytes() == before
         exe.run(program)  # the user's own

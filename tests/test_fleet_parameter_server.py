@@ -1,4 +1,7 @@
-"""The fleet of jobs with parameter servers, up to the network; as Fluid's by tests/golden/fleet_parameter_server.json."""
+"""The fleet of jobs with parameter servers, up to the network; as Fluid's by
+tests/golden/fleet_parameter_server.json.
+"""
+
 import importlib
 import json
 import warnings
@@ -35,7 +38,14 @@ from jfluid.incubate.fleet.parameter_server.distribute_transpiler.distributed_st
 import jfluid as fluid
 from jfluid import errors, flags
 from tests.parity.fleet import _environment
-from tests.parity.fleet_parameter_server import CASES, ENDPOINTS, FACTORY, Communicator, _network, run
+from tests.parity.fleet_parameter_server import (
+    CASES,
+    ENDPOINTS,
+    FACTORY,
+    Communicator,
+    _network,
+    run,
+)
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "fleet_parameter_server.json").read_text())
 STRATEGIES = (SyncStrategy, HalfAsyncStrategy, AsyncStrategy, GeoStrategy)
@@ -52,6 +62,7 @@ class Recorder:
         def note(*arguments, **named):
             self._calls.append((name, arguments, named))
             return 7
+
         return note
 
 
@@ -68,16 +79,20 @@ def calls(monkeypatch):
 
 
 def of_job(role=Role.WORKER, index=0, strategy=None, optimizer=None, wait_port=False, trainers=2):
-    """`fleet` in one process of a job, after a loss was minimised; (what minimize returned, the loss)."""
+    """`fleet` in one process of a job, after a loss was minimised; (what minimize returned, the
+    loss).
+    """
     fleet.init(UserDefinedRoleMaker(index, role, trainers, ENDPOINTS))
     strategy = strategy if strategy is not None else StrategyFactory.create_async_strategy()
     strategy.set_program_config({"wait_port": wait_port})
     loss = _network(fluid)
-    found = fleet.distributed_optimizer(optimizer or fluid.optimizer.SGD(0.1), strategy).minimize(loss)
+    found = fleet.distributed_optimizer(optimizer or fluid.optimizer.SGD(0.1), strategy).minimize(
+        loss
+    )
     return found, loss
 
 
-# ---- as Fluid --------------------------------------------------------------------------------------------------
+# ---- as Fluid ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -90,26 +105,36 @@ def test_equals_fluids(case, calls):
 
 def test_the_factory_has_two_names():
     assert DistributedStrategyFactory is StrategyFactory
-    assert [type(getattr(DistributedStrategyFactory, f)()) for f in FACTORY.values()] == list(STRATEGIES)
+    assert [type(getattr(DistributedStrategyFactory, f)()) for f in FACTORY.values()] == list(
+        STRATEGIES
+    )
 
 
-# ---- configurations --------------------------------------------------------------------------------------------
+# ---- configurations ------------------------------------------------------------------------------
 
 
 def test_how_far_trainers_look_ahead(calls, monkeypatch):
     for make in STRATEGIES:
         told = make().get_trainer_runtime_config().get_communicator_flags()
-        assert told.get("communicator_prefetch_depth") == ("1" if make in (AsyncStrategy, HalfAsyncStrategy) else None)
+        assert told.get("communicator_prefetch_depth") == (
+            "1" if make in (AsyncStrategy, HalfAsyncStrategy) else None
+        )
     strategy = AsyncStrategy()
     strategy.set_trainer_runtime_config({"prefetch_depth": 3, "communicator_max_merge_var_num": 20})
     assert strategy.get_trainer_runtime_config().prefetch_depth == 3
     strategy.get_trainer_runtime_config().prefetch_depth = 0
     told = strategy.get_trainer_runtime_config().get_communicator_flags()
-    assert told["communicator_prefetch_depth"] == "0" and told["communicator_max_merge_var_num"] == "20"
+    assert (
+        told["communicator_prefetch_depth"] == "0"
+        and told["communicator_max_merge_var_num"] == "20"
+    )
     monkeypatch.setenv("FLAGS_communicator_prefetch_depth", "2")
     assert TrainerRuntimeConfig().prefetch_depth == 2
     for make in (SyncStrategy, GeoStrategy):
-        with pytest.raises(errors.ProgramError, match=f"prefetch_depth: {make.__name__} does not look rows up ahead.*found 2"):
+        with pytest.raises(
+            errors.ProgramError,
+            match=f"prefetch_depth: {make.__name__} does not look rows up ahead.*found 2",
+        ):
             make()
 
 
@@ -117,8 +142,15 @@ def test_fields_begin_with_flags(calls, monkeypatch):
     monkeypatch.setenv("FLAGS_communicator_max_merge_var_num", "6")
     fluid.set_flags({"FLAGS_rpc_deadline": 7000, "FLAGS_communicator_is_sgd_optimizer": False})
     config = TrainerRuntimeConfig()
-    found = [config.runtime_configs[n] for n in ("communicator_max_merge_var_num", "communicator_is_sgd_optimizer",
-                                                 "communicator_send_queue_size", "rpc_deadline")]
+    found = [
+        config.runtime_configs[n]
+        for n in (
+            "communicator_max_merge_var_num",
+            "communicator_is_sgd_optimizer",
+            "communicator_send_queue_size",
+            "rpc_deadline",
+        )
+    ]
     assert found == ["6", "0", "1", "7000"]
     config.runtime_configs["rpc_deadline"] = 8000
     strategy = AsyncStrategy()
@@ -130,31 +162,123 @@ def test_fields_begin_with_flags(calls, monkeypatch):
 def test_steps_are_not_merged_in_step():
     strategy = SyncStrategy()
     strategy.get_trainer_runtime_config().runtime_configs["communicator_send_queue_size"] = 8
-    with pytest.warns(RuntimeWarning, match=f"communicator_send_queue_size: {IN_STEP}, so it is CPU_NUM .1., not 8"):
+    with pytest.warns(
+        RuntimeWarning,
+        match=f"communicator_send_queue_size: {IN_STEP}, so it is CPU_NUM .1., not 8",
+    ):
         told = strategy.get_trainer_runtime_config().get_communicator_flags()
     assert told["communicator_send_queue_size"] == "1"
     assert "communicator_send_queue_size    1" in repr(strategy.get_trainer_runtime_config())
 
 
-@pytest.mark.parametrize(("method", "value", "error", "said"), [
-    ("set_program_config", {"min_blok_size": 9000}, errors.ProgramError, "field min_blok_size.*did you mean min_block_size"),
-    ("set_program_config", {"geo_sgd_mode": 1}, errors.ProgramError, "geo_sgd_mode: expected True or False, found 1"),
-    ("set_program_config", {"geo_sgd_mode": True}, errors.ProgramError, "AsyncStrategy.*geo_sgd_mode is for another strategy"),
-    ("set_program_config", {"half_async": True}, errors.ProgramError, "AsyncStrategy.*half_async is for another strategy"),
-    ("set_program_config", {"mode": "nccl2"}, errors.ProgramError, "expected mode \"pserver\", found 'nccl2'"),
-    ("set_program_config", [1], TypeError, "expected a DistributeTranspilerConfig or a dict of its fields, found list"),
-    ("set_trainer_runtime_config", {"send_queue_size": 3}, errors.ProgramError, "did you mean communicator_send_queue_size"),
-    ("set_trainer_runtime_config", {"rpc_deadline": 0}, errors.ProgramError, "rpc_deadline: expected a whole number, .* 1"),
-    ("set_trainer_runtime_config", {"communicator_is_sgd_optimizer": 2}, errors.ProgramError, "expected 0 or 1, found 2"),
-    ("set_trainer_runtime_config", {"prefetch_depth": -1}, errors.ProgramError, "prefetch_depth: .*at least 0, found -1"),
-    ("set_trainer_runtime_config", None, TypeError, "expected a TrainerRuntimeConfig or a dict of its fields, found NoneType"),
-    ("set_server_runtime_config", {"_rpc_send_thread_nm": 3}, errors.ProgramError, "did you mean _rpc_send_thread_num"),
-    ("set_server_runtime_config", {"_rpc_send_thread_num": 0}, errors.ProgramError, "a whole number above 0, found 0"),
-    ("set_build_strategy", {"asyn_mode": True}, errors.ProgramError, "no field asyn_mode.*did you mean async_mode"),
-    ("set_execute_strategy", fluid.BuildStrategy(), TypeError, "expected a ExecutionStrategy or a dict of its fields"),
-    ("set_debug_opt", {"dump_slots": True}, errors.ProgramError, "no field dump_slots.*did you mean dump_slot"),
-    ("set_debug_opt", {"dump_fields": ["x"]}, errors.UnsupportedError, "dump_fields: trainers do not dump values to files"),
-    ("set_debug_opt", 3, TypeError, "debug_opt: expected a dict, found int")])
+@pytest.mark.parametrize(
+    ("method", "value", "error", "said"),
+    [
+        (
+            "set_program_config",
+            {"min_blok_size": 9000},
+            errors.ProgramError,
+            "field min_blok_size.*did you mean min_block_size",
+        ),
+        (
+            "set_program_config",
+            {"geo_sgd_mode": 1},
+            errors.ProgramError,
+            "geo_sgd_mode: expected True or False, found 1",
+        ),
+        (
+            "set_program_config",
+            {"geo_sgd_mode": True},
+            errors.ProgramError,
+            "AsyncStrategy.*geo_sgd_mode is for another strategy",
+        ),
+        (
+            "set_program_config",
+            {"half_async": True},
+            errors.ProgramError,
+            "AsyncStrategy.*half_async is for another strategy",
+        ),
+        (
+            "set_program_config",
+            {"mode": "nccl2"},
+            errors.ProgramError,
+            "expected mode \"pserver\", found 'nccl2'",
+        ),
+        (
+            "set_program_config",
+            [1],
+            TypeError,
+            "expected a DistributeTranspilerConfig or a dict of its fields, found list",
+        ),
+        (
+            "set_trainer_runtime_config",
+            {"send_queue_size": 3},
+            errors.ProgramError,
+            "did you mean communicator_send_queue_size",
+        ),
+        (
+            "set_trainer_runtime_config",
+            {"rpc_deadline": 0},
+            errors.ProgramError,
+            "rpc_deadline: expected a whole number, .* 1",
+        ),
+        (
+            "set_trainer_runtime_config",
+            {"communicator_is_sgd_optimizer": 2},
+            errors.ProgramError,
+            "expected 0 or 1, found 2",
+        ),
+        (
+            "set_trainer_runtime_config",
+            {"prefetch_depth": -1},
+            errors.ProgramError,
+            "prefetch_depth: .*at least 0, found -1",
+        ),
+        (
+            "set_trainer_runtime_config",
+            None,
+            TypeError,
+            "expected a TrainerRuntimeConfig or a dict of its fields, found NoneType",
+        ),
+        (
+            "set_server_runtime_config",
+            {"_rpc_send_thread_nm": 3},
+            errors.ProgramError,
+            "did you mean _rpc_send_thread_num",
+        ),
+        (
+            "set_server_runtime_config",
+            {"_rpc_send_thread_num": 0},
+            errors.ProgramError,
+            "a whole number above 0, found 0",
+        ),
+        (
+            "set_build_strategy",
+            {"asyn_mode": True},
+            errors.ProgramError,
+            "no field asyn_mode.*did you mean async_mode",
+        ),
+        (
+            "set_execute_strategy",
+            fluid.BuildStrategy(),
+            TypeError,
+            "expected a ExecutionStrategy or a dict of its fields",
+        ),
+        (
+            "set_debug_opt",
+            {"dump_slots": True},
+            errors.ProgramError,
+            "no field dump_slots.*did you mean dump_slot",
+        ),
+        (
+            "set_debug_opt",
+            {"dump_fields": ["x"]},
+            errors.UnsupportedError,
+            "dump_fields: trainers do not dump values to files",
+        ),
+        ("set_debug_opt", 3, TypeError, "debug_opt: expected a dict, found int"),
+    ],
+)
 def test_configurations_that_cannot_be(method, value, error, said):
     strategy = AsyncStrategy()
     with pytest.raises(error, match=said):
@@ -173,39 +297,61 @@ def test_nothing_changes_when_a_field_is_refused():
 
 def test_wrong_fields_of_configurations(monkeypatch):
     config = TrainerRuntimeConfig()
-    with pytest.raises(errors.ProgramError, match=r"no attribute rpc_deadline: set runtime_configs\['rpc_deadline'\]"):
+    with pytest.raises(
+        errors.ProgramError,
+        match=r"no attribute rpc_deadline: set runtime_configs\['rpc_deadline'\]",
+    ):
         config.rpc_deadline = 5
     with pytest.raises(errors.ProgramError, match="rpc_deadline always has a value"):
         del config.runtime_configs["rpc_deadline"]
-    with pytest.raises(errors.ProgramError, match="no field rpc_dedline.*did you mean rpc_deadline"):
+    with pytest.raises(
+        errors.ProgramError, match="no field rpc_dedline.*did you mean rpc_deadline"
+    ):
         config.runtime_configs["rpc_dedline"] = 5
     with pytest.raises(errors.ProgramError, match="no field send_thread_num"):
         ServerRuntimeConfig().send_thread_num = 3
     assert repr(ServerRuntimeConfig()).startswith("ServerRuntimeConfig(_rpc_send_thread_num=12, ")
     monkeypatch.setenv("FLAGS_communicator_send_queue_size", "many")
-    with pytest.raises(errors.ProgramError, match="FLAGS_communicator_send_queue_size: expected int, found 'many'"):
+    with pytest.raises(
+        errors.ProgramError, match="FLAGS_communicator_send_queue_size: expected int, found 'many'"
+    ):
         TrainerRuntimeConfig()
 
 
 @pytest.mark.parametrize("frequency", [0, -1, 2.5, True, "9"])
 def test_how_often_geo_trainers_push(frequency):
-    with pytest.raises(errors.ProgramError, match="update_frequency: expected after how many steps"):
+    with pytest.raises(
+        errors.ProgramError, match="update_frequency: expected after how many steps"
+    ):
         StrategyFactory.create_geo_strategy(frequency)
     assert GeoStrategy(9).get_program_config().geo_sgd_need_push_nums == 9
 
 
-@pytest.mark.parametrize("what", ["program_config", "trainer_runtime_config", "server_runtime_config", "build_strategy",
-                                  "execute_strategy"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        "program_config",
+        "trainer_runtime_config",
+        "server_runtime_config",
+        "build_strategy",
+        "execute_strategy",
+    ],
+)
 def test_what_strategies_have_in_common_is_none(what):
-    with pytest.raises(NotImplementedError, match=f"DistributedStrategy.check_{what}: .*StrategyFactory"):
+    with pytest.raises(
+        NotImplementedError, match=f"DistributedStrategy.check_{what}: .*StrategyFactory"
+    ):
         getattr(DistributedStrategy(), f"check_{what}")()
 
 
-# ---- the fleet -------------------------------------------------------------------------------------------------
+# ---- the fleet -----------------------------------------------------------------------------------
 
 
 def test_role_makers_that_do_not_fit(calls):
-    with pytest.raises(errors.UnsupportedError, match=r"give a role maker: PaddleCloudRoleMaker\(\).*UserDefinedRoleMaker"):
+    with pytest.raises(
+        errors.UnsupportedError,
+        match=r"give a role maker: PaddleCloudRoleMaker\(\).*UserDefinedRoleMaker",
+    ):
         fleet.init()
     with pytest.raises(TypeError, match="expected a role maker, found str"):
         fleet.init("worker")
@@ -217,10 +363,16 @@ def test_roles_by_the_environment(calls):
     job = {"PADDLE_PSERVERS_IP_PORT_LIST": ",".join(ENDPOINTS), "PADDLE_TRAINERS_NUM": "3"}
     with _environment(job | {"TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": "2"}):
         fleet.init(PaddleCloudRoleMaker())
-    assert fleet.is_worker() and not fleet.is_first_worker() and (fleet.worker_index(), fleet.worker_num()) == (2, 3)
+    assert (
+        fleet.is_worker()
+        and not fleet.is_first_worker()
+        and (fleet.worker_index(), fleet.worker_num()) == (2, 3)
+    )
     assert fleet.server_num() == 2 and fleet.server_endpoints(to_string=True) == ",".join(ENDPOINTS)
     assert fleet.split_files(list("abcd")) == ["d"]
-    with _environment(job | {"TRAINING_ROLE": "PSERVER", "POD_IP": "127.0.0.1", "PADDLE_PORT": "6002"}):
+    with _environment(
+        job | {"TRAINING_ROLE": "PSERVER", "POD_IP": "127.0.0.1", "PADDLE_PORT": "6002"}
+    ):
         fleet.init(PaddleCloudRoleMaker())
     assert fleet.is_server() and fleet.server_index() == 1
 
@@ -233,19 +385,33 @@ def test_a_server(calls, monkeypatch):
     fleet.init_server()
     fleet.init_server("model")
     fleet.run_server()
-    assert calls == [("run", (fleet.startup_program,), {}), ("run", (fleet.startup_program,), {}),
-                     ("load", ("model", fleet.main_program, executor, fluid.global_scope()), {}),
-                     ("run", (fleet.main_program,), {})]
-    for method in (fleet.init_worker, fleet.stop_worker, fleet.barrier_worker, fleet.table_rows,
-                   lambda: fleet.shrink(None, 3)):
-        with pytest.raises(errors.ProgramError, match=r"for a trainer, and this process is a server: ask fleet\.is_server"):
+    assert calls == [
+        ("run", (fleet.startup_program,), {}),
+        ("run", (fleet.startup_program,), {}),
+        ("load", ("model", fleet.main_program, executor, fluid.global_scope()), {}),
+        ("run", (fleet.main_program,), {}),
+    ]
+    for method in (
+        fleet.init_worker,
+        fleet.stop_worker,
+        fleet.barrier_worker,
+        fleet.table_rows,
+        lambda: fleet.shrink(None, 3),
+    ):
+        with pytest.raises(
+            errors.ProgramError,
+            match=r"for a trainer, and this process is a server: ask fleet\.is_server",
+        ):
             method()
 
 
 def test_a_trainer(calls, monkeypatch):
     (updates, pairs), loss = of_job()
     assert [op.type for op in updates] == ["sgd"] * len(pairs) and len(pairs) == 6
-    assert fleet.main_program is loss.block.program and fleet.startup_program is fluid.default_startup_program()
+    assert (
+        fleet.main_program is loss.block.program
+        and fleet.startup_program is fluid.default_startup_program()
+    )
     assert "sgd" not in [op.type for op in fleet.main_program.global_block().ops]
     fleet.init_worker()
     with pytest.raises(errors.ProgramError, match="init_worker: the communicator runs already"):
@@ -255,7 +421,9 @@ def test_a_trainer(calls, monkeypatch):
     fleet.stop_worker()
     assert [name for name, _, _ in calls] == ["stop", "close"] and fleet._communicator is None
     for method in (fleet.init_server, fleet.run_server):
-        with pytest.raises(errors.ProgramError, match="it is for a server, and this process is a trainer"):
+        with pytest.raises(
+            errors.ProgramError, match="it is for a server, and this process is a trainer"
+        ):
             method()
 
 
@@ -281,10 +449,15 @@ def test_replicas_of_a_trainer(calls):
     strategy = AsyncStrategy()
     _, loss = of_job(strategy=strategy)
     compiled = fluid.CompiledProgram(fleet.main_program).with_data_parallel(
-        loss_name=loss.name, build_strategy=strategy.get_build_strategy(), exec_strategy=strategy.get_execute_strategy())
+        loss_name=loss.name,
+        build_strategy=strategy.get_build_strategy(),
+        exec_strategy=strategy.get_execute_strategy(),
+    )
     assert compiled._program is fleet.main_program
     with pytest.raises(errors.UnsupportedError, match="async_mode"):
-        fluid.CompiledProgram(fleet._origin_program).with_data_parallel(build_strategy=strategy.get_build_strategy())
+        fluid.CompiledProgram(fleet._origin_program).with_data_parallel(
+            build_strategy=strategy.get_build_strategy()
+        )
 
 
 class Step:
@@ -304,23 +477,47 @@ def test_saving(calls):
     fleet.save_persistables(exe, "model")
     fleet.save_persistables(exe, "model", other)
     for program in (None, fleet.main_program, other):
-        fleet.save_inference_model(exe, "served", ["dense"], [loss], program, export_for_deployment=False)
+        fleet.save_inference_model(
+            exe, "served", ["dense"], [loss], program, export_for_deployment=False
+        )
     assert fleet.shrink(None, 3) == 7
     fleet.save_one_table("shared", "folder")
     fleet.load_one_table("shared", "folder")
     trainer, own = fleet.main_program, fleet._executor
-    assert calls[:2] == [("save_persistables", (exe, "model", trainer), {}), ("save_persistables", (exe, "model", other), {})]
-    assert [named["origin_program"] for _, _, named in calls[2:5]] == [fleet._origin_program] * 2 + [other]
-    assert calls[2] == ("save_inference_model", (exe, "served", ["dense"], [loss]), {
-        "main_program": trainer, "origin_program": fleet._origin_program, "export_for_deployment": False})
-    assert calls[5:] == [("shrink", (own, None, 3, trainer), {}), ("save_one_table", (own, "shared", "folder", trainer), {}),
-                         ("load_one_table", (own, "shared", "folder", trainer), {})]
+    assert calls[:2] == [
+        ("save_persistables", (exe, "model", trainer), {}),
+        ("save_persistables", (exe, "model", other), {}),
+    ]
+    assert [named["origin_program"] for _, _, named in calls[2:5]] == [
+        fleet._origin_program
+    ] * 2 + [other]
+    assert calls[2] == (
+        "save_inference_model",
+        (exe, "served", ["dense"], [loss]),
+        {
+            "main_program": trainer,
+            "origin_program": fleet._origin_program,
+            "export_for_deployment": False,
+        },
+    )
+    assert calls[5:] == [
+        ("shrink", (own, None, 3, trainer), {}),
+        ("save_one_table", (own, "shared", "folder", trainer), {}),
+        ("load_one_table", (own, "shared", "folder", trainer), {}),
+    ]
     types = [op.type for op in fleet._origin_program.global_block().ops]
     assert types.count("lookup_table") == 3 and "send" not in types
-    with pytest.raises(TypeError, match="save_persistables, executor: expected an Executor, found NoneType"):
+    with pytest.raises(
+        TypeError, match="save_persistables, executor: expected an Executor, found NoneType"
+    ):
         fleet.save_persistables(None, "model")
-    with pytest.raises(TypeError, match="save_inference_model, main_program: expected a Program, found CompiledProgram"):
-        fleet.save_inference_model(exe, "served", ["dense"], [loss], fluid.CompiledProgram(fleet.main_program))
+    with pytest.raises(
+        TypeError,
+        match="save_inference_model, main_program: expected a Program, found CompiledProgram",
+    ):
+        fleet.save_inference_model(
+            exe, "served", ["dense"], [loss], fluid.CompiledProgram(fleet.main_program)
+        )
 
 
 def test_out_of_turn(calls):
@@ -329,10 +526,18 @@ def test_out_of_turn(calls):
         fleet.distributed_optimizer(optimizer)
     fleet.init(UserDefinedRoleMaker(0, Role.WORKER, 2, ENDPOINTS))
     executor = fluid.Executor(fluid.CPUPlace())
-    for method in (fleet.init_worker, fleet.stop_worker, lambda: fleet.save_persistables(executor, "model")):
-        with pytest.raises(errors.ProgramError, match="minimize a loss with fleet.distributed_optimizer first"):
+    for method in (
+        fleet.init_worker,
+        fleet.stop_worker,
+        lambda: fleet.save_persistables(executor, "model"),
+    ):
+        with pytest.raises(
+            errors.ProgramError, match="minimize a loss with fleet.distributed_optimizer first"
+        ):
             method()
-    with pytest.raises(TypeError, match="optimizer: expected an Optimizer, found OptimizerWithMixedPrecision"):
+    with pytest.raises(
+        TypeError, match="optimizer: expected an Optimizer, found OptimizerWithMixedPrecision"
+    ):
         fleet.distributed_optimizer(fluid.contrib.mixed_precision.decorate(optimizer))
     for strategy in ({"sync_mode": False}, "sync", DistributedStrategy(), fluid.BuildStrategy()):
         with pytest.raises(TypeError, match="strategy: expected what StrategyFactory makes"):
@@ -340,22 +545,31 @@ def test_out_of_turn(calls):
     assert isinstance(TranspilerOptimizer(optimizer)._strategy, SyncStrategy)
 
 
-@pytest.mark.parametrize(("arguments", "error", "said"), [
-    ({"loss": []}, TypeError, "loss: expected one Variable, found list"),
-    ({"startup_program": []}, TypeError, "startup_program: expected one Program, found list"),
-    ({"scopes": []}, errors.UnsupportedError, "scopes: programs run in the scope")])
+@pytest.mark.parametrize(
+    ("arguments", "error", "said"),
+    [
+        ({"loss": []}, TypeError, "loss: expected one Variable, found list"),
+        ({"startup_program": []}, TypeError, "startup_program: expected one Program, found list"),
+        ({"scopes": []}, errors.UnsupportedError, "scopes: programs run in the scope"),
+    ],
+)
 def test_what_cannot_be_minimised(arguments, error, said, calls):
     fleet.init(UserDefinedRoleMaker(0, Role.WORKER, 2, ENDPOINTS))
     loss = _network(fluid)
     before = len(loss.block.ops)
     with pytest.raises(error, match=said):
-        fleet.distributed_optimizer(fluid.optimizer.SGD(0.1)).minimize(**{"loss": loss, **arguments})
+        fleet.distributed_optimizer(fluid.optimizer.SGD(0.1)).minimize(
+            **{"loss": loss, **arguments}
+        )
     assert len(loss.block.ops) == before and fleet.main_program is None
 
 
 def test_a_config_decides_the_strategy(calls):
-    for fields, kind in (({}, SyncStrategy), ({"sync_mode": False, "completely_not_async": True}, SyncStrategy),
-                         ({"sync_mode": False, "geo_sgd_mode": True}, GeoStrategy)):
+    for fields, kind in (
+        ({}, SyncStrategy),
+        ({"sync_mode": False, "completely_not_async": True}, SyncStrategy),
+        ({"sync_mode": False, "geo_sgd_mode": True}, GeoStrategy),
+    ):
         config = fluid.DistributeTranspilerConfig()
         for name, value in fields.items():
             setattr(config, name, value)

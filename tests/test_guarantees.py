@@ -1,4 +1,5 @@
 """docs/guarantees.md names tests that there are, and one for each cell."""
+
 import re
 from pathlib import Path
 
@@ -21,4 +22,7 @@ def test_every_cell_names_tests():
     for fault, *cells in rows:
         assert len(cells) == 3
         for cell in cells:
-            assert {int(number) for number in re.findall(r"\[(\d+)\](?!\()", cell)} & numbers, (fault, cell)
+            assert {int(number) for number in re.findall(r"\[(\d+)\](?!\()", cell)} & numbers, (
+                fault,
+                cell,
+            )

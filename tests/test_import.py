@@ -1,4 +1,5 @@
 """Importing jfluid: how long it takes, and that it leaves JAX and the process as they were."""
+
 import json
 import os
 import subprocess
@@ -30,23 +31,41 @@ print(json.dumps({
 
 def run(code, **variables):
     # Without what makes coverage measure processes that tests start.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("COV")} | variables
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("COV")
+    } | variables
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True,
-                          timeout=120).stdout
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    ).stdout
 
 
 def test_import_leaves_everything_as_it_was():
     assert json.loads(run(SCRIPT)) == {
-        "changed": [], "backends": [], "x64": False, "filters": False, "threads": 1, "handlers": 0, "interrupt": True,
-        "heavy": []}
+        "changed": [],
+        "backends": [],
+        "x64": False,
+        "filters": False,
+        "threads": 1,
+        "handlers": 0,
+        "interrupt": True,
+        "heavy": [],
+    }
 
 
 def test_import_takes_at_most_twice_what_jax_takes(tmp_path):
-    # Processor time, since other tests run at the same time, and against JAX at the same moment, since a busy or slow machine
-    # takes longer for both; with bytecode kept, as an installed package has it.
+    # Processor time, since other tests run at the same time, and against JAX at the same moment,
+    # since a busy or slow machine takes longer for both; with bytecode kept, as an installed
+    # package has it.
     kept = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(tmp_path)}
     code = "import time; start = time.process_time(); import {}; print(time.process_time() - start)"
-    pairs = [[float(run(code.format(name), **kept)) for name in ("jfluid", "jax")] for _ in range(4)]
+    pairs = [
+        [float(run(code.format(name), **kept)) for name in ("jfluid", "jax")] for _ in range(4)
+    ]
     ours, jax = (min(column) for column in zip(*pairs, strict=True))
     assert ours <= 2 * jax, f"import jfluid took {ours:.2f} s, import jax {jax:.2f} s"

@@ -1,10 +1,20 @@
 """Initializers: the operators they put into the startup program, and the numbers that come out."""
+
 import numpy as np
 import pytest
 
 import jfluid as fluid
 from jfluid import errors
-from jfluid.initializer import MSRA, Bilinear, Constant, Normal, NumpyArrayInitializer, TruncatedNormal, Uniform, Xavier
+from jfluid.initializer import (
+    MSRA,
+    Bilinear,
+    Constant,
+    Normal,
+    NumpyArrayInitializer,
+    TruncatedNormal,
+    Uniform,
+    Xavier,
+)
 
 
 def make(initializer, shape=(4, 6), dtype="float32", name="p"):
@@ -20,7 +30,7 @@ def value(name="p"):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int64"])
 def test_constant(dtype):
-    op, = make(Constant(2, force_cpu=True), dtype=dtype)
+    (op,) = make(Constant(2, force_cpu=True), dtype=dtype)
     assert op.type == "fill_constant" and op.attr("force_cpu") and tuple(op.attr("shape")) == (4, 6)
     found = value()
     assert found.dtype == dtype and (found == 2).all()
@@ -31,11 +41,16 @@ def test_the_last_one_stands_first():
     assert [op.output("Out") for op in ops[1]] == [["b"], ["a"]]
 
 
-@pytest.mark.parametrize("initializer, mean, spread, bound", [
-    (Uniform(-2.0, 4.0, seed=5), 1.0, np.sqrt(3.0), 3.0), (Normal(1.0, 2.0, seed=3), 1.0, 2.0, None),
-    (TruncatedNormal(1.0, 2.0, seed=3), 1.0, 2.0 * 0.8796, 4.0)])
+@pytest.mark.parametrize(
+    "initializer, mean, spread, bound",
+    [
+        (Uniform(-2.0, 4.0, seed=5), 1.0, np.sqrt(3.0), 3.0),
+        (Normal(1.0, 2.0, seed=3), 1.0, 2.0, None),
+        (TruncatedNormal(1.0, 2.0, seed=3), 1.0, 2.0 * 0.8796, 4.0),
+    ],
+)
 def test_distributions(initializer, mean, spread, bound):
-    op, = make(initializer, (100, 100))
+    (op,) = make(initializer, (100, 100))
     assert op.attr("seed") == initializer.seed
     found = value()
     assert abs(found.mean() - mean) < 0.1 and abs(found.std() / spread - 1) < 0.03
@@ -44,18 +59,26 @@ def test_distributions(initializer, mean, spread, bound):
 
 
 def test_uniform_diagonal():
-    op, = make(Uniform(diag_num=2, diag_step=3, diag_val=4.0))
+    (op,) = make(Uniform(diag_num=2, diag_step=3, diag_val=4.0))
     assert (op.attr("diag_num"), op.attr("diag_step"), op.attr("diag_val")) == (2, 3, 4.0)
     assert (value() == 4.0).sum() == 2
 
 
-@pytest.mark.parametrize("initializer, shape, uniform, normal", [
-    (Xavier, (4, 6), 0.7745967, 0.4472136), (MSRA, (4, 6), 1.2247449, 0.7071068),
-    (Xavier, (8, 4, 3, 3), 0.23570226, 0.13608277), (MSRA, (8, 4, 3, 3), 0.4082483, 0.23570226),
-    (Xavier, (5,), 0.7745967, 0.4472136), (MSRA, (5,), 1.0954452, 0.6324555),
-    (Xavier, (2, 3, 4), 0.5477226, 0.31622776), (MSRA, (2, 3, 4), 0.7071068, 0.40824828)])
+@pytest.mark.parametrize(
+    "initializer, shape, uniform, normal",
+    [
+        (Xavier, (4, 6), 0.7745967, 0.4472136),
+        (MSRA, (4, 6), 1.2247449, 0.7071068),
+        (Xavier, (8, 4, 3, 3), 0.23570226, 0.13608277),
+        (MSRA, (8, 4, 3, 3), 0.4082483, 0.23570226),
+        (Xavier, (5,), 0.7745967, 0.4472136),
+        (MSRA, (5,), 1.0954452, 0.6324555),
+        (Xavier, (2, 3, 4), 0.5477226, 0.31622776),
+        (MSRA, (2, 3, 4), 0.7071068, 0.40824828),
+    ],
+)
 def test_fans(initializer, shape, uniform, normal):
-    even, = make(initializer(), shape, name="even")
+    (even,) = make(initializer(), shape, name="even")
     assert (even.type, even.attr("seed")) == ("uniform_random", 0)
     np.testing.assert_allclose([even.attr("min"), even.attr("max")], [-uniform, uniform], rtol=1e-6)
     bell = make(initializer(uniform=False), shape, name="bell")[0]
@@ -71,12 +94,19 @@ def test_given_fans():
     np.testing.assert_allclose(make(MSRA(fan_in=3), name="r")[0].attr("max"), np.sqrt(2))
 
 
-@pytest.mark.parametrize("shape, start", [
-    ((2, 2, 4, 4), [0.0625, 0.28125, 0.375, 0.15625, 0.1875, 0.65625, 0.75, 0.21875, 0.1875, 0.46875]),
-    ((1, 1, 3, 3), [0.0625, 0.3125, 0.4375, 0.1875, 0.6875, 0.6875, 0.1875, 0.4375, 0.3125])])
+@pytest.mark.parametrize(
+    "shape, start",
+    [
+        (
+            (2, 2, 4, 4),
+            [0.0625, 0.28125, 0.375, 0.15625, 0.1875, 0.65625, 0.75, 0.21875, 0.1875, 0.46875],
+        ),
+        ((1, 1, 3, 3), [0.0625, 0.3125, 0.4375, 0.1875, 0.6875, 0.6875, 0.1875, 0.4375, 0.3125]),
+    ],
+)
 def test_bilinear(shape, start):
     make(Bilinear(), shape)
-    np.testing.assert_array_equal(value().ravel()[:len(start)], np.array(start, "float32"))
+    np.testing.assert_array_equal(value().ravel()[: len(start)], np.array(start, "float32"))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int32", "int64", "float16"])
@@ -98,7 +128,7 @@ def test_programs_seed_decides_without_a_seed():
         program, scope = fluid.Program(), fluid.Scope()
         program.random_seed = seed
         with fluid.program_guard(fluid.Program(), program), fluid.scope_guard(scope):
-            op, = make(Normal())
+            (op,) = make(Normal())
             assert op.attr("seed") == 0
             return value()
 
@@ -107,16 +137,24 @@ def test_programs_seed_decides_without_a_seed():
     assert not np.array_equal(first, other)
 
 
-@pytest.mark.parametrize("attempt, error, text", [
-    (lambda: make(Bilinear()), errors.ShapeError, "Bilinear, p"),
-    (lambda: make(Bilinear(), (2, 2, 4, 3)), errors.ShapeError, "size, size"),
-    (lambda: NumpyArrayInitializer([1.0]), TypeError, "NumPy array"),
-    (lambda: make(NumpyArrayInitializer(np.zeros((4, 5), "float32"))), errors.ShapeError, r"found \[4, 5\]"),
-    (lambda: make(NumpyArrayInitializer(np.zeros((4, 6)))), ValueError, "float64; convert"),
-    (lambda: Uniform(1.0, -1.0), ValueError, "low <= high"), (lambda: Uniform(diag_num=-1), ValueError, "diag_num"),
-    (lambda: Normal(scale=-1.0), ValueError, "scale"),
-    (lambda: Normal()(None, 3), TypeError, "block: expected a Block"),
-])
+@pytest.mark.parametrize(
+    "attempt, error, text",
+    [
+        (lambda: make(Bilinear()), errors.ShapeError, "Bilinear, p"),
+        (lambda: make(Bilinear(), (2, 2, 4, 3)), errors.ShapeError, "size, size"),
+        (lambda: NumpyArrayInitializer([1.0]), TypeError, "NumPy array"),
+        (
+            lambda: make(NumpyArrayInitializer(np.zeros((4, 5), "float32"))),
+            errors.ShapeError,
+            r"found \[4, 5\]",
+        ),
+        (lambda: make(NumpyArrayInitializer(np.zeros((4, 6)))), ValueError, "float64; convert"),
+        (lambda: Uniform(1.0, -1.0), ValueError, "low <= high"),
+        (lambda: Uniform(diag_num=-1), ValueError, "diag_num"),
+        (lambda: Normal(scale=-1.0), ValueError, "scale"),
+        (lambda: Normal()(None, 3), TypeError, "block: expected a Block"),
+    ],
+)
 def test_errors(attempt, error, text):
     with pytest.raises(error, match=text):
         attempt()

@@ -1,4 +1,7 @@
-"""Manifests for Kubernetes and Slurm: what they hold, and that the launcher inside finds its place."""
+"""Manifests for Kubernetes and Slurm: what they hold, and that the launcher inside finds its
+place.
+"""
+
 import os
 import socket
 import subprocess
@@ -32,19 +35,43 @@ def emitted(capsys, *arguments):
 
 
 def test_kubernetes(capsys, monkeypatch):
-    text = emitted(capsys, "--emit", "k8s", "--image", "registry/train:1", "--max-restarts", "3",
-                   job("mode: collective\ngpus: [0, 1]\nips: [10.0.0.1, 10.0.0.2]"))
+    text = emitted(
+        capsys,
+        "--emit",
+        "k8s",
+        "--image",
+        "registry/train:1",
+        "--max-restarts",
+        "3",
+        job("mode: collective\ngpus: [0, 1]\nips: [10.0.0.1, 10.0.0.2]"),
+    )
     documents = list(yaml.safe_load_all(text))
-    assert [document["kind"] for document in documents] == ["Secret", "NetworkPolicy", "ConfigMap", "Service", "Job"]
+    assert [document["kind"] for document in documents] == [
+        "Secret",
+        "NetworkPolicy",
+        "ConfigMap",
+        "Service",
+        "Job",
+    ]
     _, policy, config, service, indexed = documents
     labels = indexed["spec"]["template"]["metadata"]["labels"]
-    assert policy["spec"] == {"podSelector": {"matchLabels": labels}, "policyTypes": ["Ingress"],
-                              "ingress": [{"from": [{"podSelector": {"matchLabels": labels}}]}]}
+    assert policy["spec"] == {
+        "podSelector": {"matchLabels": labels},
+        "policyTypes": ["Ingress"],
+        "ingress": [{"from": [{"podSelector": {"matchLabels": labels}}]}],
+    }
     spec, pod = indexed["spec"], indexed["spec"]["template"]["spec"]
-    assert (spec["completionMode"], spec["completions"], spec["parallelism"], spec["backoffLimit"]) == ("Indexed", 2, 2, 3)
-    assert pod["subdomain"] == service["metadata"]["name"] == indexed["metadata"]["name"] == "big-job"
+    assert (
+        spec["completionMode"],
+        spec["completions"],
+        spec["parallelism"],
+        spec["backoffLimit"],
+    ) == ("Indexed", 2, 2, 3)
+    assert (
+        pod["subdomain"] == service["metadata"]["name"] == indexed["metadata"]["name"] == "big-job"
+    )
     assert service["spec"]["selector"] == spec["template"]["metadata"]["labels"]
-    container, = pod["containers"]
+    (container,) = pod["containers"]
     assert container["image"] == "registry/train:1"
     assert container["resources"] == {"limits": {"nvidia.com/gpu": 2}}
     folder = container["volumeMounts"][0]["mountPath"]
@@ -58,32 +85,59 @@ def test_kubernetes(capsys, monkeypatch):
 
 
 def test_kubernetes_with_one_pod(capsys):
-    config, indexed = yaml.safe_load_all(emitted(capsys, "--emit", "k8s", "--image", "i", "train.py"))
+    config, indexed = yaml.safe_load_all(
+        emitted(capsys, "--emit", "k8s", "--image", "i", "train.py")
+    )
     assert indexed["spec"]["completions"] == 1
     assert "resources" not in indexed["spec"]["template"]["spec"]["containers"][0]
     assert "mode: local" in config["data"]["job.yaml"]
 
 
 def test_slurm(capsys):
-    text = emitted(capsys, "--emit", "slurm", job("mode: collective\ngpus: 4\nnodes: 2\nlog_dir: a b"))
-    assert text.startswith("#!/bin/bash\n#SBATCH --job-name=Big_Job\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n"
-                           "#SBATCH --gpus-per-node=4\n")
-    assert "#SBATCH --cpus-per-task=3\n" in emitted(capsys, "--emit", "slurm", "--cpus", "3", "train.py")
+    text = emitted(
+        capsys, "--emit", "slurm", job("mode: collective\ngpus: 4\nnodes: 2\nlog_dir: a b")
+    )
+    assert text.startswith(
+        "#!/bin/bash\n#SBATCH --job-name=Big_Job\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n"
+        "#SBATCH --gpus-per-node=4\n"
+    )
+    assert "#SBATCH --cpus-per-task=3\n" in emitted(
+        capsys, "--emit", "slurm", "--cpus", "3", "train.py"
+    )
     assert "#SBATCH --cpus-per-task=5\n" in emitted(
-        capsys, "--emit", "slurm", "--servers", "2", "--trainers", "3", "train.py")
+        capsys, "--emit", "slurm", "--servers", "2", "--trainers", "3", "train.py"
+    )
 
 
 def test_servers_in_pods_and_batch_scripts(capsys, monkeypatch):
     described = job("mode: ps\nservers: 2\ntrainers: 2\nnodes: 3\nsnapshots: {folder: /data/cuts}")
-    _, config, service, indexed = yaml.safe_load_all(emitted(capsys, "--emit", "k8s", "--image", "i", described))
+    _, config, service, indexed = yaml.safe_load_all(
+        emitted(capsys, "--emit", "k8s", "--image", "i", described)
+    )
     assert indexed["spec"]["completions"] == 3 and service["spec"]["clusterIP"] == "None"
     inside = read_job(write("inside.yaml", config["data"]["job.yaml"]))
-    assert (inside.servers, inside.trainers, inside.nodes, inside.snapshots.folder) == (2, 2, 3, "/data/cuts")
+    assert (inside.servers, inside.trainers, inside.nodes, inside.snapshots.folder) == (
+        2,
+        2,
+        3,
+        "/data/cuts",
+    )
     monkeypatch.setattr(socket, "getfqdn", lambda: "big-job-2.big-job.default.svc.cluster.local")
-    assert find_node(inside, NodeOptions(), {"JOB_COMPLETION_INDEX": "2"}) == Node(2, 3, None, ("big-job-0.big-job", 6069))
+    assert find_node(inside, NodeOptions(), {"JOB_COMPLETION_INDEX": "2"}) == Node(
+        2, 3, None, ("big-job-0.big-job", 6069)
+    )
     text = emitted(capsys, "--emit", "slurm", described)
-    assert "#SBATCH --nodes=3\n" in text and "#SBATCH --cpus-per-task=4\n" in text and "\nservers: 2\ntrainers: 2\n" in text
-    task = {"SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": "1", "SLURM_STEP_NODELIST": "cpu[1-3]", "SLURM_NODEID": "1"}
+    assert (
+        "#SBATCH --nodes=3\n" in text
+        and "#SBATCH --cpus-per-task=4\n" in text
+        and "\nservers: 2\ntrainers: 2\n" in text
+    )
+    task = {
+        "SLURM_STEP_NUM_TASKS": "3",
+        "SLURM_PROCID": "1",
+        "SLURM_STEP_NODELIST": "cpu[1-3]",
+        "SLURM_NODEID": "1",
+    }
     node = find_node(inside.model_copy(update={"coordinator": None}), NodeOptions(), task)
     assert (node.rank, node.count, node.coordinator[0]) == (1, 3, "cpu1")
 
@@ -91,8 +145,11 @@ def test_servers_in_pods_and_batch_scripts(capsys, monkeypatch):
 @pytest.mark.process
 def test_the_script_for_slurm_runs(folder, monkeypatch):
     """With an srun of its own, which starts the command once for each host, as Slurm's does."""
-    write("train.py", "from os import environ\n"
-                      "print(*map(environ.get, ['PADDLE_TRAINER_ID', 'PADDLE_TRAINERS_NUM', 'JFLUID_JOB_TOKEN']))")
+    write(
+        "train.py",
+        "from os import environ\n"
+        "print(*map(environ.get, ['PADDLE_TRAINER_ID', 'PADDLE_TRAINERS_NUM', 'JFLUID_JOB_TOKEN']))",
+    )
     os.mkdir("bin")
     srun = Path("bin/srun")
     srun.write_text("""#!/bin/bash
@@ -102,12 +159,17 @@ SLURM_PROCID=0 SLURM_NODEID=0 "$@" & SLURM_PROCID=1 SLURM_NODEID=1 "$@" & wait -
 """)
     srun.chmod(0o755)
     script = slurm_script(read_job(job("mode: collective\nprocesses: 2\nnodes: 2\nlog_dir: a b")))
-    environment = ENVIRONMENT | {"PATH": f"{folder}/bin:{os.environ['PATH']}", "SLURM_JOB_ID": str(os.getpid())}
+    environment = ENVIRONMENT | {
+        "PATH": f"{folder}/bin:{os.environ['PATH']}",
+        "SLURM_JOB_ID": str(os.getpid()),
+    }
     del environment["JFLUID_JOB_TOKEN"]
     subprocess.run(["bash", write("script.sh", script)], env=environment, check=True, timeout=LIMIT)
     lines = [Path(f"a b/workerlog.{rank}").read_text().split() for rank in range(4)]
     assert [line[:2] for line in lines] == [[str(rank), "4"] for rank in range(4)]
-    assert len({line[2] for line in lines}) == 1 and len(lines[0][2]) == 32, "a new secret, the same for all"
+    assert len({line[2] for line in lines}) == 1 and len(lines[0][2]) == 32, (
+        "a new secret, the same for all"
+    )
 
 
 def test_secrets_of_manifests(capsys, monkeypatch):
@@ -120,9 +182,15 @@ def test_secrets_of_manifests(capsys, monkeypatch):
     assert made[0] != made[1] and all(secret.checked(text, "the manifest") for text in made)
     for text, found, own in zip(texts, documents, made):
         assert text.count(own) == 1, "in the Secret, and nowhere else"
-        container, = found[-1]["spec"]["template"]["spec"]["containers"]
-        assert container["env"] == [{"name": "JFLUID_JOB_TOKEN", "valueFrom": {"secretKeyRef": {
-            "name": found[0]["metadata"]["name"], "key": "secret"}}}]
+        (container,) = found[-1]["spec"]["template"]["spec"]["containers"]
+        assert container["env"] == [
+            {
+                "name": "JFLUID_JOB_TOKEN",
+                "valueFrom": {
+                    "secretKeyRef": {"name": found[0]["metadata"]["name"], "key": "secret"}
+                },
+            }
+        ]
     assert "of-who-emits-it" not in texts[0] + emitted(capsys, *slurm, plain)
 
     write("secret", "the-secret-of-the-file")
@@ -133,15 +201,32 @@ def test_secrets_of_manifests(capsys, monkeypatch):
     assert "secret_file" not in found[1]["data"]["job.yaml"], "the file is not in the container"
     text = emitted(capsys, *slurm, own)
     assert "secret_file: secret" in text and "the-secret" not in text and "security new" not in text
-    assert [d["kind"] for d in yaml.safe_load_all(emitted(capsys, *k8s, "--cpus", "2", "train.py"))] == ["ConfigMap", "Job"]
+    assert [
+        d["kind"] for d in yaml.safe_load_all(emitted(capsys, *k8s, "--cpus", "2", "train.py"))
+    ] == ["ConfigMap", "Job"]
 
 
-@pytest.mark.parametrize(("arguments", "expected"), [
-    (["--emit", "k8s", "train.py"], "--emit k8s and --image NAME (a container image with jfluid and the script) go together"),
-    (["--image", "x", "train.py"], "--emit k8s and --image NAME (a container image with jfluid and the script) go together"),
-    (["--emit", "slurm", "--gpus", "all", "train.py"], "say how many GPUs of a host the job needs: --gpus N"),
-    (["--emit", "slurm", "--servers", "a:1,b:1", "--workers", "a:2", "train.py"], "Slurm chooses the hosts; give servers"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (
+            ["--emit", "k8s", "train.py"],
+            "--emit k8s and --image NAME (a container image with jfluid and the script) go together",
+        ),
+        (
+            ["--image", "x", "train.py"],
+            "--emit k8s and --image NAME (a container image with jfluid and the script) go together",
+        ),
+        (
+            ["--emit", "slurm", "--gpus", "all", "train.py"],
+            "say how many GPUs of a host the job needs: --gpus N",
+        ),
+        (
+            ["--emit", "slurm", "--servers", "a:1,b:1", "--workers", "a:2", "train.py"],
+            "Slurm chooses the hosts; give servers",
+        ),
+    ],
+)
 def test_mistakes(capsys, arguments, expected):
     assert launch.main(arguments) == 2
     assert expected in capsys.readouterr().err

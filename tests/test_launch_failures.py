@@ -1,4 +1,5 @@
 """A gang ends together, whatever ends it, and the member that failed first is named."""
+
 import signal
 from pathlib import Path
 
@@ -32,7 +33,10 @@ def check_nobody_is_left(count):
 
 
 def test_a_rank_that_raises_ends_all():
-    write("train.py", PROLOGUE + """
+    write(
+        "train.py",
+        PROLOGUE
+        + """
 if rank == 1:
     wait_for("pid.0", "pid.2")
     ready()
@@ -43,7 +47,10 @@ if rank == 2:
         pathlib.Path("asked to end").touch()
         raise ConnectionError("lost rank 1")
     signal.signal(signal.SIGTERM, fail)
-""" + STUBBORN.replace("signal.signal", "rank == 0 and signal.signal", 1) + "time.sleep(1000)")
+"""
+        + STUBBORN.replace("signal.signal", "rank == 0 and signal.signal", 1)
+        + "time.sleep(1000)",
+    )
     with Launcher("--cpus", "3", "train.py", clock=Clock()) as launcher:
         wait_until(Path("asked to end").exists)
         launcher.set_clock_forward(SECONDS_TO_END)  # rank 0 does not obey
@@ -56,30 +63,44 @@ if rank == 2:
     check_nobody_is_left(3)
 
 
-@pytest.mark.parametrize(("script", "code", "reason"), [
-    ("os.kill(os.getpid(), signal.SIGKILL)", 128 + 9, "signal SIGKILL"),
-    ("os.kill(os.getpid(), signal.SIGSEGV)", 128 + 11, "signal SIGSEGV"),
-    ("sys.exit(7)", 7, "exit code 7"),
-])
+@pytest.mark.parametrize(
+    ("script", "code", "reason"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", 128 + 9, "signal SIGKILL"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", 128 + 11, "signal SIGSEGV"),
+        ("sys.exit(7)", 7, "exit code 7"),
+    ],
+)
 def test_a_rank_that_dies_ends_all(script, code, reason):
-    result = gang(f"""
+    result = gang(
+        f"""
 ready()
 if rank == 1:
     wait_for("pid.0")
     {script}
 time.sleep(1000)
-""", "--cpus", "2")
+""",
+        "--cpus",
+        "2",
+    )
     assert result.returncode == code
     assert f"rank 1 failed first ({reason})" in result.stderr
     if reason == "signal SIGSEGV":
-        assert "Fatal Python error: Segmentation fault" in result.stderr, "where it was comes from Python's fault handler"
+        assert "Fatal Python error: Segmentation fault" in result.stderr, (
+            "where it was comes from Python's fault handler"
+        )
     check_nobody_is_left(2)
 
 
-@pytest.mark.parametrize(("ending", "code"), [("raise RuntimeError('out of luck')", 1), ("sys.exit(5)", 5)])
+@pytest.mark.parametrize(
+    ("ending", "code"), [("raise RuntimeError('out of luck')", 1), ("sys.exit(5)", 5)]
+)
 def test_an_error_counts_when_it_is_raised_not_when_the_process_ends(ending, code):
-    """jax.distributed waits in an exit handler for the other processes; they fail meanwhile, or wait too."""
-    result = gang(f"""
+    """jax.distributed waits in an exit handler for the other processes; they fail meanwhile, or
+    wait too.
+    """
+    result = gang(
+        f"""
 import atexit
 import jfluid
 ready()
@@ -88,7 +109,10 @@ if rank == 1:
     atexit.register(time.sleep, 100)
     {ending}
 time.sleep(1000)
-""", "--cpus", "2")
+""",
+        "--cpus",
+        "2",
+    )
     assert result.returncode == code
     assert f"rank 1 failed first (exit code {code})" in result.stderr
     assert ("    RuntimeError: out of luck" in result.stderr) == (code == 1)
@@ -96,7 +120,8 @@ time.sleep(1000)
 
 
 def test_a_caught_exit_is_no_failure():
-    result = gang("""
+    result = gang(
+        """
 import jfluid
 try:
     sys.exit(3)
@@ -109,13 +134,19 @@ else:
     import atexit
     import subprocess
     atexit.register(subprocess.Popen, ["sh", "-c", "sleep 3; touch late"], stdout=-3, stderr=-3)
-""", "--cpus", "2")
+""",
+        "--cpus",
+        "2",
+    )
     assert result.returncode == 0, result.stderr
 
 
 def test_jax_distributed():
-    """A rank that is killed in the middle of the others' collective operations, which raise at once."""
-    result = gang("""
+    """A rank that is killed in the middle of the others' collective operations, which raise at
+    once.
+    """
+    result = gang(
+        """
 import jfluid
 import jax
 import jax.numpy as jnp
@@ -129,15 +160,21 @@ for step in range(1000):
     assert total == 6, total
     if rank == 1 and step == 5:
         os.kill(os.getpid(), signal.SIGKILL)
-""", "--cpus", "3")
+""",
+        "--cpus",
+        "3",
+    )
     assert result.returncode == 128 + 9
     assert "rank 1 failed first (signal SIGKILL)" in result.stderr
     check_nobody_is_left(3)
 
 
 def test_victims_that_end_before_the_cause():
-    """A rank that raises, and takes a while to end; the others fail when its connections close, and end before it."""
-    result = gang("""
+    """A rank that raises, and takes a while to end; the others fail when its connections close, and
+    end before it.
+    """
+    result = gang(
+        """
 import atexit
 import jfluid
 ready()
@@ -149,20 +186,27 @@ if rank == 1:
 wait_for("closed")
 time.sleep(0.1)
 os._exit(9)
-""", "--cpus", "3")
+""",
+        "--cpus",
+        "3",
+    )
     assert result.returncode == 1
     assert "rank 1 failed first (exit code 1)" in result.stderr
 
 
 def test_a_script_on_its_own_may_take_its_time_to_end():
-    write("train.py", PROLOGUE.replace('int(os.environ["PADDLE_TRAINER_ID"])', "0") + """
+    write(
+        "train.py",
+        PROLOGUE.replace('int(os.environ["PADDLE_TRAINER_ID"])', "0")
+        + """
 import atexit
 import jfluid
 atexit.register(print, "done")
 atexit.register(wait_for, "late")
 atexit.register(ready)
 raise RuntimeError("out of luck")
-""")
+""",
+    )
     with Launcher("train.py", clock=Clock()) as launcher:
         wait_until(Path("pid.0").exists)
         launcher.set_clock_forward(1000.0)
@@ -172,7 +216,10 @@ raise RuntimeError("out of luck")
 
 
 def test_a_rank_that_stalls_ends_all():
-    write("train.py", PROLOGUE + """
+    write(
+        "train.py",
+        PROLOGUE
+        + """
 from jfluid.progress import Progress
 def exchange():
     ready()
@@ -190,8 +237,11 @@ with Progress(total=50000) as progress:
         more += os.path.exists("later")
         if more == 20:
             pathlib.Path("went on").touch()
-""")
-    with Launcher("--cpus", "2", "--stall-timeout", "10", "train.py", clock=Clock(stands_still=True)) as launcher:
+""",
+    )
+    with Launcher(
+        "--cpus", "2", "--stall-timeout", "10", "train.py", clock=Clock(stands_still=True)
+    ) as launcher:
         wait_until(lambda: len(list(Path().glob("pid.[01]"))) == 2)
         launcher.set_clock_forward(6.0)
         Path("later").touch()
@@ -200,7 +250,7 @@ with Progress(total=50000) as progress:
         _, errors = launcher.communicate()
     assert launcher.returncode == 128 + signal.SIGABRT
     assert "rank 1 failed first (no step for 10 s)" in errors
-    assert ' in exchange\n' in errors, "where it stalled"
+    assert " in exchange\n" in errors, "where it stalled"
     check_nobody_is_left(2)
 
 
@@ -237,7 +287,8 @@ def test_a_launcher_that_is_killed_takes_all_with_it():
 
 
 def test_restarts():
-    result = gang("""
+    result = gang(
+        """
 attempt = int(os.environ["JFLUID_RESTARTS"])
 checkpoint = pathlib.Path(f"checkpoint.{rank}")
 step = int(checkpoint.read_text()) if checkpoint.exists() else 0
@@ -248,7 +299,12 @@ if rank == 1 and attempt < 2:
     sys.exit(3)
 if attempt < 2:
     time.sleep(1000)
-""", "--cpus", "2", "--max-restarts", "2")
+""",
+        "--cpus",
+        "2",
+        "--max-restarts",
+        "2",
+    )
     assert result.returncode == 0, result.stderr
     assert "rank 1 failed (exit code 3); restart 1 of 2" in result.stderr
     assert "restart 2 of 2" in result.stderr

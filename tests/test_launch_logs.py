@@ -1,4 +1,5 @@
 """Logs of bounded size, and disks that do not take them: the job goes on, and says so."""
+
 import errno
 import os
 import subprocess
@@ -14,7 +15,9 @@ from jfluid.launch.output import Console, MemberOutput
 from tests.launch_case import COMMAND, ENVIRONMENT, LIMIT, PROLOGUE, launched, write
 
 FULL = "No space left on device"
-needs_full_device = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+needs_full_device = pytest.mark.skipif(
+    not os.path.exists("/dev/full"), reason="this system has no /dev/full"
+)
 
 
 @pytest.fixture
@@ -30,6 +33,7 @@ def clock(monkeypatch):
 
         def __call__(self):
             return self.now
+
     return Clock()
 
 
@@ -49,7 +53,8 @@ def contents(name):
     return {path.name: path.read_text() for path in sorted(Path().glob(f"{name}*"))}
 
 
-# ---- one log --------------------------------------------------------------------------------------------------------
+# ---- one log -------------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EPIPE, errno.EDQUOT])
 def test_an_outlet_stops_says_so_once_and_goes_on(clock, error):
@@ -77,11 +82,19 @@ def test_a_log_is_rotated_and_keeps_its_backups(folder):
     with Log(Path("a/log.0"), False, 10, 2, print) as log:
         for i in range(8):
             log.write(b"line %d\n" % i)
-    assert contents("a/log.0") == {"log.0": "line 7\n", "log.0.1": "line 6\n", "log.0.2": "line 5\n"}
+    assert contents("a/log.0") == {
+        "log.0": "line 7\n",
+        "log.0.1": "line 6\n",
+        "log.0.2": "line 5\n",
+    }
     with Log(Path("a/log.0"), True, 20, 2, print) as log:
         log.write(b"line 8\n")
         log.write(b"line 9\n")
-    assert contents("a/log.0") == {"log.0": "line 9\n", "log.0.1": "line 7\nline 8\n", "log.0.2": "line 6\n"}
+    assert contents("a/log.0") == {
+        "log.0": "line 9\n",
+        "log.0.1": "line 7\nline 8\n",
+        "log.0.2": "line 6\n",
+    }
     Path("a/log.0.old").write_text("of the user")
     with Log(Path("a/log.0"), False, 10, 0, print) as log:
         log.write(b"a line longer than that\n")
@@ -89,8 +102,12 @@ def test_a_log_is_rotated_and_keeps_its_backups(folder):
     assert contents("a/log.0") == {"log.0": "the last\n", "log.0.old": "of the user"}
     with Log(Path("a/log.0"), False, 15, 3, print) as log:
         log.write(b"many\nlines\nthat\ncome\nat\nonce\n")
-    assert contents("a/log.0") == {"log.0": "once\n", "log.0.1": "that\ncome\nat\n", "log.0.2": "many\nlines\n",
-                                   "log.0.old": "of the user"}
+    assert contents("a/log.0") == {
+        "log.0": "once\n",
+        "log.0.1": "that\ncome\nat\n",
+        "log.0.2": "many\nlines\n",
+        "log.0.old": "of the user",
+    }
 
 
 def test_a_log_that_cannot_be_renamed_stops_and_grows_no_more(folder, monkeypatch):
@@ -98,6 +115,7 @@ def test_a_log_that_cannot_be_renamed_stops_and_grows_no_more(folder, monkeypatc
 
     def refused(*_):
         raise PermissionError(errno.EACCES, "Permission denied")
+
     with Log(Path("log.0"), False, 10, 1, told.append) as log:
         log.write(b"line 1\n")
         monkeypatch.setattr(os, "replace", refused)
@@ -114,7 +132,9 @@ def test_a_device_is_written_and_never_renamed(folder):
     with Log(Path("log.0"), False, 4, 1, told.append) as log:
         for _ in range(3):
             log.write(b"many bytes\n")
-    assert told == [f"the log log.0 has stopped ({FULL}); the job goes on without it"] and os.path.islink("log.0")
+    assert told == [
+        f"the log log.0 has stopped ({FULL}); the job goes on without it"
+    ] and os.path.islink("log.0")
     os.unlink("log.0")
     os.symlink("/dev/null", "log.0")
     with Log(Path("log.0"), False, 4, 1, told.append) as log:
@@ -123,7 +143,9 @@ def test_a_device_is_written_and_never_renamed(folder):
     assert os.listdir() == ["log.0"] and len(told) == 1
 
 
-def test_a_log_that_cannot_be_opened_is_a_mistake_in_the_job_unless_the_disk_is_full(folder, monkeypatch):
+def test_a_log_that_cannot_be_opened_is_a_mistake_in_the_job_unless_the_disk_is_full(
+    folder, monkeypatch
+):
     Path("file").write_text("")
     with pytest.raises(JobError, match="file/log.0: cannot write the log: File exists"):
         Log(Path("file/log.0"), False, 10, 1, print)
@@ -131,6 +153,7 @@ def test_a_log_that_cannot_be_opened_is_a_mistake_in_the_job_unless_the_disk_is_
 
     def full(*_, **__):
         raise OSError(errno.ENOSPC, FULL)
+
     monkeypatch.setattr(Path, "mkdir", full)
     monkeypatch.setattr(logs, "_SECONDS_TO_RETRY", 0.0)
     with Log(Path("new/log.0"), False, 1000, 1, told.append) as log:
@@ -144,8 +167,12 @@ def test_a_log_that_cannot_be_opened_is_a_mistake_in_the_job_unless_the_disk_is_
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small file system")
 def test_a_small_disk_that_gets_room_again(folder, monkeypatch):
     Path("disk").mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", "disk"], capture_output=True).returncode:
-        pytest.skip("this machine does not let root mount a file system (a container without that right)")
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", "disk"], capture_output=True
+    ).returncode:
+        pytest.skip(
+            "this machine does not let root mount a file system (a container without that right)"
+        )
     try:
         told = []
         monkeypatch.setattr(logs, "_SECONDS_TO_RETRY", 0.0)
@@ -157,12 +184,16 @@ def test_a_small_disk_that_gets_room_again(folder, monkeypatch):
             Path("disk/other").unlink()
             log.write(b"the last\n")
         found = Path("disk/log.0").read_text()
-        assert found.startswith("line            0\n") and "bytes are missing here\nthe last\n" in found
+        assert (
+            found.startswith("line            0\n")
+            and "bytes are missing here\nthe last\n" in found
+        )
     finally:
         subprocess.run(["umount", "disk"], check=True)
 
 
-# ---- what a member writes -------------------------------------------------------------------------------------------
+# ---- what a member writes ------------------------------------------------------------------------
+
 
 def test_output_goes_to_the_console_and_into_the_excerpt_while_the_log_is_stopped(folder, capfd):
     console = Console(lambda member: True, prefixed=False, alone=True)
@@ -172,7 +203,9 @@ def test_output_goes_to_the_console_and_into_the_excerpt_while_the_log_is_stoppe
     log._outlet._put = disk.put
     output = MemberOutput(Member("trainer", 0, [], {}, Path("log.0")), log, console)
     output.text(1, b"step 1\n")
-    output.reports(b'{"step": 1, "total": null, "rate": 0, "metrics": {}, "done": true, "description": "train"}\n')
+    output.reports(
+        b'{"step": 1, "total": null, "rate": 0, "metrics": {}, "done": true, "description": "train"}\n'
+    )
     output.text(2, b"RuntimeError: out of luck\n")
     output.close()
     found = capfd.readouterr()
@@ -182,7 +215,11 @@ def test_output_goes_to_the_console_and_into_the_excerpt_while_the_log_is_stoppe
 
 def test_a_report_without_end_does_not_fill_memory(folder):
     console = Console(lambda member: True, prefixed=False, alone=True)
-    output = MemberOutput(Member("trainer", 0, [], {}, Path("log.0")), Log(Path("log.0"), False, 99, 1, print), console)
+    output = MemberOutput(
+        Member("trainer", 0, [], {}, Path("log.0")),
+        Log(Path("log.0"), False, 99, 1, print),
+        console,
+    )
     for _ in range(40):
         assert output.reports(b"x" * (1 << 16)) == []
     assert len(output._reports) == 1 << 20
@@ -195,6 +232,7 @@ def test_a_screen_that_refuses_is_left_out(capfd):
 
         def isatty(self):
             return False
+
     told = []
     screen = Screen(Broken(), "standard output", told.append)
     screen.write("one\n")
@@ -202,12 +240,16 @@ def test_a_screen_that_refuses_is_left_out(capfd):
     assert told == ["standard output has stopped (Broken pipe); the job goes on without it"]
 
 
-# ---- jobs -----------------------------------------------------------------------------------------------------------
+# ---- jobs ----------------------------------------------------------------------------------------
+
 
 def test_a_job_says_how_large_its_logs_are(folder):
     job = script_job(write("train.py", ""), [], ["log_max_bytes=10000", "log_backups=3"])
     assert (job.log_max_bytes, job.log_backups) == (10000, 3)
-    assert (script_job("train.py", []).log_max_bytes, script_job("train.py", []).log_backups) == (256 << 20, 1)
+    assert (script_job("train.py", []).log_max_bytes, script_job("train.py", []).log_backups) == (
+        256 << 20,
+        1,
+    )
     with pytest.raises(JobError, match="log_max_bytes"):
         script_job("train.py", [], ["log_max_bytes=0"])
 
@@ -218,38 +260,56 @@ class TestJobs:
     def test_a_full_log_ends_no_job(self, folder):
         Path("log").mkdir()
         os.symlink("/dev/full", "log/workerlog.1")
-        write("train.py", PROLOGUE + """
+        write(
+            "train.py",
+            PROLOGUE
+            + """
 for i in range(3):
     print("line", i, flush=True)
 ready()
 wait_for("pid.0", "pid.1")
 pathlib.Path(f"done.{rank}").touch()
-""")
+""",
+        )
         result = launched("--cpus", "2", "--log_dir", "log", "--console", "all", "train.py")
         assert result.returncode == 0 and Path("done.0").exists() and Path("done.1").exists()
-        assert result.stderr.count(f"the log log/workerlog.1 has stopped ({FULL}); the job goes on without it\n") == 1
+        assert (
+            result.stderr.count(
+                f"the log log/workerlog.1 has stopped ({FULL}); the job goes on without it\n"
+            )
+            == 1
+        )
         assert "[1] line 2\n" in result.stdout
         assert Path("log/workerlog.0").read_text() == "line 0\nline 1\nline 2\n"
 
     def test_a_failure_is_shown_though_its_log_is_full(self, folder):
         Path("log").mkdir()
         os.symlink("/dev/full", "log/workerlog.1")
-        write("train.py", PROLOGUE + """
+        write(
+            "train.py",
+            PROLOGUE
+            + """
 ready()
 wait_for("pid.0", "pid.1")
 if rank == 1:
     raise RuntimeError("out of luck")
-""")
+""",
+        )
         result = launched("--cpus", "2", "--log_dir", "log", "train.py")
         assert result.returncode == 1 and "RuntimeError: out of luck" in result.stderr
 
     @pytest.mark.parametrize("closed", ["stdout", "stderr"])
     def test_a_console_that_goes_to_a_full_disk_ends_no_job(self, folder, closed):
-        write("train.py", "import sys\nfor i in range(99):\n    print('line', i)\n    print('error', i, file=sys.stderr)\n"
-                          "open('done', 'w')")
+        write(
+            "train.py",
+            "import sys\nfor i in range(99):\n    print('line', i)\n    print('error', i, file=sys.stderr)\n"
+            "open('done', 'w')",
+        )
         with open("/dev/full", "wb") as full:
             streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | {closed: full}
-            result = subprocess.run([*COMMAND, "train.py"], env=ENVIRONMENT, timeout=LIMIT, text=True, **streams)
+            result = subprocess.run(
+                [*COMMAND, "train.py"], env=ENVIRONMENT, timeout=LIMIT, text=True, **streams
+            )
         assert result.returncode == 0 and Path("done").exists()
         assert len(Path("mylog/workerlog.0").read_text().splitlines()) == 198
         if closed == "stdout":
@@ -261,5 +321,9 @@ if rank == 1:
         assert launched("job.yaml").returncode == 0
         found = contents("mylog/workerlog.0")
         assert sorted(found) == ["workerlog.0", "workerlog.0.1", "workerlog.0.2"]
-        assert found["workerlog.0"].endswith("line 999\n") and all(len(text) <= 4096 for text in found.values())
-        assert all(line.startswith("line ") for text in found.values() for line in text.splitlines())
+        assert found["workerlog.0"].endswith("line 999\n") and all(
+            len(text) <= 4096 for text in found.values()
+        )
+        assert all(
+            line.startswith("line ") for text in found.values() for line in text.splitlines()
+        )

@@ -1,4 +1,5 @@
 """What launchers say to each other, and what nobody should say."""
+
 import tracemalloc
 
 import pytest
@@ -7,10 +8,15 @@ from jfluid import errors
 from jfluid.launch import messages
 
 
-@pytest.mark.parametrize("data", [
-    b'{"kind":"join","job":"a","node":1,"count":2,"endpoints":[' + b"1," * 20_000 + b"1]}",
-    b'{"kind":"start","attempt":0,"endpoints":[' + b"[1]," * 20_000 + b"[1]]}",
-    b'{"kind":"finished"' + b"".join(b',"a%d":1' % i for i in range(10_000)) + b"}"], ids=["endpoints", "hosts", "fields"])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"kind":"join","job":"a","node":1,"count":2,"endpoints":[' + b"1," * 20_000 + b"1]}",
+        b'{"kind":"start","attempt":0,"endpoints":[' + b"[1]," * 20_000 + b"[1]]}",
+        b'{"kind":"finished"' + b"".join(b',"a%d":1' % i for i in range(10_000)) + b"}",
+    ],
+    ids=["endpoints", "hosts", "fields"],
+)
 def test_very_many_mistakes_are_one(data):
     """A mistake takes hundreds of bytes of memory, for two in the message."""
     tracemalloc.start()

@@ -1,4 +1,7 @@
-"""Learning-rate schedules and Switch, against golden values of the real Fluid (tests/oracle/optimizer.py)."""
+"""Learning-rate schedules and Switch, against golden values of the real Fluid
+(tests/oracle/optimizer.py).
+"""
+
 import json
 from pathlib import Path
 
@@ -18,7 +21,9 @@ def test_schedule(case):
     main, startup, rate = cases.schedule_program(fluid, cases.schedules(fluid)[case])
     assert rate.name == GOLDEN[case]["name"] and rate.shape == (1,)
     same_operators(cases.describe(main, 16), GOLDEN[case]["operators"])
-    np.testing.assert_allclose(cases.rates(fluid, main, startup, rate), GOLDEN[case]["rates"], rtol=1e-5)
+    np.testing.assert_allclose(
+        cases.rates(fluid, main, startup, rate), GOLDEN[case]["rates"], rtol=1e-5
+    )
 
 
 def test_two_schedules_share_the_counter():
@@ -26,8 +31,11 @@ def test_two_schedules_share_the_counter():
     second = fluid.layers.noam_decay(16, 5)
     main, startup = fluid.default_main_program(), fluid.default_startup_program()
     assert [op.type for op in main.global_block().ops].count("increment") == 1
-    np.testing.assert_allclose(cases.rates(fluid, main, startup, second, 3),
-                               2 * np.array(cases.rates(fluid, main, startup, first, 3)), rtol=1e-6)
+    np.testing.assert_allclose(
+        cases.rates(fluid, main, startup, second, 3),
+        2 * np.array(cases.rates(fluid, main, startup, first, 3)),
+        rtol=1e-6,
+    )
 
 
 def test_wrong_arguments():
@@ -49,7 +57,9 @@ def test_switch_runs_the_first_case_that_holds(x, expect):
                 fluid.layers.assign(fluid.layers.fill_constant([1], "float32", value), out)
         with switch.default():
             fluid.layers.assign(fluid.layers.fill_constant([1], "float32", 3.0), out)
-    found, = fluid.Executor(fluid.CPUPlace()).run(feed={"given": np.array([x], "float32")}, fetch_list=[out])
+    (found,) = fluid.Executor(fluid.CPUPlace()).run(
+        feed={"given": np.array([x], "float32")}, fetch_list=[out]
+    )
     np.testing.assert_array_equal(found, [expect])
 
 

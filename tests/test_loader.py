@@ -1,4 +1,7 @@
-"""DataLoader, PyReader and py_reader: reading ahead, placing on the device, errors with their position, and no leaks."""
+"""DataLoader, PyReader and py_reader: reading ahead, placing on the device, errors with their
+position, and no leaks.
+"""
+
 import contextlib
 import gc
 import threading
@@ -72,7 +75,8 @@ def total_of(name="x"):
     return fluid.layers.reduce_sum(fluid.default_main_program().global_block().var(name))
 
 
-# ---- reading ahead ---------------------------------------------------------------------------------------------
+# ---- reading ahead -------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("buffered", [False, True])
 def test_reads_as_far_ahead_as_the_capacity(buffered):
@@ -85,7 +89,8 @@ def test_reads_as_far_ahead_as_the_capacity(buffered):
 
     iterator = loader_of(reader, capacity=3, use_double_buffer=buffered)()
     next(iterator)
-    # One taken, three that wait, one that the reading thread holds; on the device one that waits, and one in hand.
+    # One taken, three that wait, one that the reading thread holds; on the device one that waits,
+    # and one in hand.
     ahead = 5 + 2 * buffered
     wait_until(lambda: len(made) == ahead)
     threading.Event().wait(0.05)
@@ -102,18 +107,21 @@ def puts(request, monkeypatch):
 
 
 def test_values_are_on_the_device_before_the_step(puts):
-    (feed,), = loader_of(batches(1))()
+    ((feed,),) = loader_of(batches(1))()
     for name, dtype in (("x", np.float32), ("y", np.int64)):
         value = feed[name].device_value()
         assert value.dtype == dtype and isinstance(value, jax.Array) == puts
         assert not puts or value.devices() == {jax.devices("cpu")[0]}
-    (feed,), = loader_of(batches(1), use_double_buffer=False)()
+    ((feed,),) = loader_of(batches(1), use_double_buffer=False)()
     assert not isinstance(feed["x"], device_feeds.DeviceTensor)
 
 
 def test_a_reader_may_use_its_arrays_again():
     def reader():
-        image, label = np.zeros((3, 2), np.float32), fluid.create_lod_tensor(np.zeros((3, 1), np.int64), [[1, 2]], PLACE)
+        image, label = (
+            np.zeros((3, 2), np.float32),
+            fluid.create_lod_tensor(np.zeros((3, 1), np.int64), [[1, 2]], PLACE),
+        )
         for i in range(20):
             image[:] = i
             label.value[:] = i
@@ -139,7 +147,9 @@ def ragged(count):
 
 def bag():
     y = fluid.default_main_program().global_block().var("y")
-    constant = fluid.initializer.NumpyArrayInitializer(np.arange(15, dtype=np.float32).reshape(5, 3))
+    constant = fluid.initializer.NumpyArrayInitializer(
+        np.arange(15, dtype=np.float32).reshape(5, 3)
+    )
     rows = fluid.layers.embedding(y, [5, 3], param_attr=fluid.ParamAttr(initializer=constant))
     return fluid.layers.sequence_pool(rows, "sum")
 
@@ -151,24 +161,33 @@ def test_ragged_rows_are_padded_ahead(puts):
     table = np.arange(15.0).reshape(5, 3)
     for feed in loader():
         tensor = feed[0]["y"]
-        assert len(tensor.device_value().values) >= len(tensor) and isinstance(tensor.device_value().values, jax.Array) == puts
+        assert (
+            len(tensor.device_value().values) >= len(tensor)
+            and isinstance(tensor.device_value().values, jax.Array) == puts
+        )
         ids, offsets = np.array(tensor)[:, 0], tensor.lod()[0]
-        got, = exe.run(feed=feed, fetch_list=[pooled])
-        np.testing.assert_array_equal(got, [table[ids[a:b]].sum(0) for a, b in zip(offsets, offsets[1:])])
+        (got,) = exe.run(feed=feed, fetch_list=[pooled])
+        np.testing.assert_array_equal(
+            got, [table[ids[a:b]].sum(0) for a, b in zip(offsets, offsets[1:])]
+        )
 
 
 def test_a_placed_tensor_that_is_set_counts_as_set(puts):
     loader = loader_of(ragged(1), lod_level=1)
     pooled, exe = bag(), fluid.Executor(PLACE)
     exe.run(fluid.default_startup_program())
-    (feed,), = loader()
+    ((feed,),) = loader()
     feed["x"].set(np.full((4, 2), 3, np.float32))
     assert exe.run(feed=feed, fetch_list=["x"])[0].tolist() == [[3, 3]] * 4
     rows = len(feed["y"])
     feed["y"].set(np.full((rows, 1), 4))
-    np.testing.assert_array_equal(exe.run(feed=feed, fetch_list=[pooled])[0].sum(0), rows * np.array([12, 13, 14]))
+    np.testing.assert_array_equal(
+        exe.run(feed=feed, fetch_list=[pooled])[0].sum(0), rows * np.array([12, 13, 14])
+    )
     feed["y"].set_lod([[0, rows]])
-    np.testing.assert_array_equal(exe.run(feed=feed, fetch_list=[pooled])[0], [rows * np.array([12, 13, 14])])
+    np.testing.assert_array_equal(
+        exe.run(feed=feed, fetch_list=[pooled])[0], [rows * np.array([12, 13, 14])]
+    )
 
 
 def test_a_program_that_does_not_bear_padding_gets_exact_rows(puts):
@@ -179,22 +198,27 @@ def test_a_program_that_does_not_bear_padding_gets_exact_rows(puts):
     exe, want = fluid.Executor(PLACE), [batch[1] for batch in ragged(4)()]
     loader.start()
     with pytest.warns(RuntimeWarning, match="compiled anew"):
-        first, = exe.run(fetch_list=[padded])
-    for got, tensor in zip([first] + [exe.run(fetch_list=[padded])[0] for _ in range(3)], want, strict=True):
+        (first,) = exe.run(fetch_list=[padded])
+    for got, tensor in zip(
+        [first] + [exe.run(fetch_list=[padded])[0] for _ in range(3)], want, strict=True
+    ):
         ids, offsets = np.array(tensor), tensor.lod()[0]
         for row, a, b in zip(got, offsets[:-1], offsets[1:], strict=True):
-            np.testing.assert_array_equal(row[:b - a], ids[a:b])
-            assert (row[b - a:] == -1).all()
+            np.testing.assert_array_equal(row[: b - a], ids[a:b])
+            assert (row[b - a :] == -1).all()
     loader.reset()
 
 
-# ---- errors ----------------------------------------------------------------------------------------------------
+# ---- errors --------------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("buffered", [False, True])
 def test_a_reader_that_fails_says_at_which_batch_and_another_epoch_can_start(buffered):
     loader = loader_of(failing_once(3, KeyError("broken")), use_double_buffer=buffered)
     given = []
-    with pytest.raises(errors.ReaderError, match=r"at batch 3 \(counted from 0\) of the epoch: KeyError: 'broken'") as e:
+    with pytest.raises(
+        errors.ReaderError, match=r"at batch 3 \(counted from 0\) of the epoch: KeyError: 'broken'"
+    ) as e:
         for feed in loader():
             given.append(feed)
     assert len(given) == 3
@@ -204,7 +228,9 @@ def test_a_reader_that_fails_says_at_which_batch_and_another_epoch_can_start(buf
 
 @pytest.mark.parametrize("buffered", [False, True])
 def test_run_raises_what_the_reader_of_the_program_raised(buffered):
-    loader = loader_of(failing_once(2, OSError("disk gone")), iterable=False, use_double_buffer=buffered)
+    loader = loader_of(
+        failing_once(2, OSError("disk gone")), iterable=False, use_double_buffer=buffered
+    )
     total, exe = total_of(), fluid.Executor(PLACE)
     loader.start()
     assert [float(exe.run(fetch_list=[total])[0][0]) for _ in range(2)] == [0, 6]
@@ -231,26 +257,50 @@ def test_a_reader_that_fails_at_once():
         next(loader_of(lambda: 3)())
 
 
-@pytest.mark.parametrize(("batch", "message"), [
-    ((np.zeros((3, 2)), np.zeros((3, 1), np.int64)), "feed x: expected dtype float32, found float64"),
-    ((np.zeros(3, np.float32), np.zeros((3, 1), np.int64)), r"feed x: expected rank 2 \(shape \[-1, 2\]\), found shape \[3\]"),
-    ((np.zeros((3, 2), np.float32), [["one"]]), "feed y: expected an array of int64, found list"),
-    ((np.zeros((3, 2), np.float32),), r"expected a list or tuple of 2 arrays \(x, y\), found 1 values"),
-    (np.zeros((3, 2), np.float32), "expected a list or tuple of 2 arrays .* found a ndarray"),
-    ((np.zeros((3, 2), np.float32), fluid.LoDTensor(np.zeros((3, 1), np.int64), [[0, 5]])), "feed y: the lod .* 3 rows"),
-])
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (
+            (np.zeros((3, 2)), np.zeros((3, 1), np.int64)),
+            "feed x: expected dtype float32, found float64",
+        ),
+        (
+            (np.zeros(3, np.float32), np.zeros((3, 1), np.int64)),
+            r"feed x: expected rank 2 \(shape \[-1, 2\]\), found shape \[3\]",
+        ),
+        (
+            (np.zeros((3, 2), np.float32), [["one"]]),
+            "feed y: expected an array of int64, found list",
+        ),
+        (
+            (np.zeros((3, 2), np.float32),),
+            r"expected a list or tuple of 2 arrays \(x, y\), found 1 values",
+        ),
+        (np.zeros((3, 2), np.float32), "expected a list or tuple of 2 arrays .* found a ndarray"),
+        (
+            (np.zeros((3, 2), np.float32), fluid.LoDTensor(np.zeros((3, 1), np.int64), [[0, 5]])),
+            "feed y: the lod .* 3 rows",
+        ),
+    ],
+)
 def test_a_batch_that_does_not_fit_is_named(batch, message):
     good = (np.zeros((3, 2), np.float32), np.zeros((3, 1), np.int64))
     iterator = loader_of(lambda: iter([good, batch]))()
     next(iterator)
-    with pytest.raises(errors.FeedError, match=r"batch 1 \(counted from 0\) of the epoch: " + message):
+    with pytest.raises(
+        errors.FeedError, match=r"batch 1 \(counted from 0\) of the epoch: " + message
+    ):
         next(iterator)
 
 
 def test_samples_that_do_not_fit_are_named():
     loader = fluid.io.DataLoader.from_generator(variables(), 2)
-    loader.set_sample_generator(lambda: iter([([1, 2], [3]), ([1, 2], [3]), ([1, 2], [3]), ([1, 2],)]), 2, places=PLACE)
-    with pytest.raises(errors.FeedError, match=r"batch 1 .*: sample 1: expected 2 fields \(x, y\), found 1 fields"):
+    loader.set_sample_generator(
+        lambda: iter([([1, 2], [3]), ([1, 2], [3]), ([1, 2], [3]), ([1, 2],)]), 2, places=PLACE
+    )
+    with pytest.raises(
+        errors.FeedError, match=r"batch 1 .*: sample 1: expected 2 fields \(x, y\), found 1 fields"
+    ):
         list(loader())
 
 
@@ -270,7 +320,9 @@ def test_wrong_use_is_refused():
         make([x, y], 2).set_batch_generator(batches(1))
     with pytest.raises(errors.ReaderError, match="no reader was set"):
         make([x, y], 2)()
-    with pytest.raises(errors.ReaderError, match=r"start\(\) is for loaders made with iterable=False"):
+    with pytest.raises(
+        errors.ReaderError, match=r"start\(\) is for loaders made with iterable=False"
+    ):
         loader_of(batches(1)).start()
     with pytest.raises(errors.UnsupportedError, match="DataLoader.from_generator"):
         fluid.io.DataLoader([1, 2, 3])
@@ -300,7 +352,8 @@ def test_programs_that_read_are_used_in_turn():
         exe.run(again, fetch_list=[total.name])
 
 
-# ---- leaving off -----------------------------------------------------------------------------------------------
+# ---- leaving off ---------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("buffered", [False, True])
 def test_a_loop_that_is_left_ends_the_threads(buffered):
@@ -346,8 +399,9 @@ def test_a_dropped_program_ends_the_threads():
 
 def test_epochs_may_run_side_by_side():
     loader = loader_of(batches(3))
-    assert [(np.array(a[0]["x"])[0, 0], np.array(b[0]["x"])[0, 0]) for a in loader for b in loader()] \
-        == [(i, j) for i in range(3) for j in range(3)]
+    assert [
+        (np.array(a[0]["x"])[0, 0], np.array(b[0]["x"])[0, 0]) for a in loader for b in loader()
+    ] == [(i, j) for i in range(3) for j in range(3)]
 
 
 def test_the_loader_itself_hands_out_batches():
@@ -360,7 +414,8 @@ def test_the_loader_itself_hands_out_batches():
     assert reader.queue.capacity() == 2 and reader.queue.is_closed() and reader.iterable
 
 
-# ---- programs --------------------------------------------------------------------------------------------------
+# ---- programs ------------------------------------------------------------------------------------
+
 
 def test_reading_programs_train_and_save_as_fed_ones(tmp_path, puts):
     x, y = variables()
@@ -376,7 +431,13 @@ def test_reading_programs_train_and_save_as_fed_ones(tmp_path, puts):
         loader.start()
         with pytest.raises(fluid.core.EOFException):
             while True:
-                losses.append(float(exe.run(fluid.CompiledProgram(fluid.default_main_program()), fetch_list=[loss])[0][0]))
+                losses.append(
+                    float(
+                        exe.run(
+                            fluid.CompiledProgram(fluid.default_main_program()), fetch_list=[loss]
+                        )[0][0]
+                    )
+                )
         loader.reset()
     assert len(losses) == 20 and losses[-1] < losses[4] / 10
     fluid.io.save_inference_model(str(tmp_path), ["x"], [out], exe)
@@ -389,11 +450,29 @@ def test_reading_programs_train_and_save_as_fed_ones(tmp_path, puts):
 def test_a_program_that_reads_holds_fluids_operators():
     loader_of(batches(1), lod_level=1, iterable=False)
     make, buffer, read = fluid.default_main_program().global_block().ops
-    assert (make.type, buffer.type, read.type) == ("create_py_reader", "create_double_buffer_reader", "read")
-    assert {n: make.attr(n) for n in ("shape_concat", "ranks", "lod_levels", "dtypes", "need_check_feed")} == {
-        "shape_concat": (-1, 2, -1, 1), "ranks": (2, 2), "lod_levels": (0, 1), "dtypes": (5, 3), "need_check_feed": (1, 1)}
-    assert make.output("Out") == buffer.input("UnderlyingReader") and buffer.output("Out") == read.input("Reader")
-    assert buffer.attr("place") == "AUTO" and read.output("Out") == ["x", "y"] and read.attr("drop_last") is True
+    assert (make.type, buffer.type, read.type) == (
+        "create_py_reader",
+        "create_double_buffer_reader",
+        "read",
+    )
+    assert {
+        n: make.attr(n)
+        for n in ("shape_concat", "ranks", "lod_levels", "dtypes", "need_check_feed")
+    } == {
+        "shape_concat": (-1, 2, -1, 1),
+        "ranks": (2, 2),
+        "lod_levels": (0, 1),
+        "dtypes": (5, 3),
+        "need_check_feed": (1, 1),
+    }
+    assert make.output("Out") == buffer.input("UnderlyingReader") and buffer.output(
+        "Out"
+    ) == read.input("Reader")
+    assert (
+        buffer.attr("place") == "AUTO"
+        and read.output("Out") == ["x", "y"]
+        and read.attr("drop_last") is True
+    )
 
 
 def test_two_readers_and_pruning():
@@ -414,18 +493,22 @@ def test_two_readers_and_pruning():
 def test_a_program_built_again_is_compiled_already():
     exe = fluid.Executor(PLACE)
     for _ in range(2):
-        with fluid.program_guard(fluid.Program(), fluid.Program()):  # without a guard of names: those of readers go on
+        # without a guard of names: those of readers go on
+        with fluid.program_guard(fluid.Program(), fluid.Program()):
             loader = loader_of(batches(1), iterable=False)
             x = fluid.default_main_program().global_block().var("x")
             total = fluid.default_main_program().global_block().create_var(name="total")
-            fluid.default_main_program().global_block().append_op("reduce_sum", {"X": x}, {"Out": total}, {"reduce_all": True})
+            fluid.default_main_program().global_block().append_op(
+                "reduce_sum", {"X": x}, {"Out": total}, {"reduce_all": True}
+            )
             loader.start()
             exe.run(fetch_list=[total])
             loader.reset()
     assert len(exe.engine._steps) == 1
 
 
-# ---- datasets --------------------------------------------------------------------------------------------------
+# ---- datasets ------------------------------------------------------------------------------------
+
 
 class Dataset:
     """Stands for a dataset of slots: seven samples, three a batch."""
@@ -445,12 +528,21 @@ class Dataset:
         for first, last in ((0, 3), (3, 6), (6, 7)):
             rows = np.repeat(np.arange(first, last), 2)
             lod = 2 * np.arange(last - first + 1)
-            yield {"ids": fluid.LoDTensor(rows[:, None], [lod]), "click": np.arange(first, last, dtype=np.float32)[:, None]}
+            yield {
+                "ids": fluid.LoDTensor(rows[:, None], [lod]),
+                "click": np.arange(first, last, dtype=np.float32)[:, None],
+            }
 
 
-@pytest.mark.parametrize(("places", "drop_last", "sizes"), [
-    (1, True, [[3], [3]]), (1, False, [[3], [3], [1]]), (2, True, [[3, 3]]), (2, False, [[3, 3], [1]]),
-])
+@pytest.mark.parametrize(
+    ("places", "drop_last", "sizes"),
+    [
+        (1, True, [[3], [3]]),
+        (1, False, [[3], [3], [1]]),
+        (2, True, [[3, 3]]),
+        (2, False, [[3, 3], [1]]),
+    ],
+)
 def test_from_dataset(places, drop_last, sizes):
     dataset = Dataset()
     loader = fluid.io.DataLoader.from_dataset(dataset, fluid.cpu_places(places), drop_last)

@@ -1,4 +1,7 @@
-"""Loaders whose reader runs in a process: what it gives, how it fails, and that nothing outlives its reader."""
+"""Loaders whose reader runs in a process: what it gives, how it fails, and that nothing outlives
+its reader.
+"""
+
 import os
 import random
 import signal
@@ -56,17 +59,24 @@ def test_another_process_gives_the_same_batches():
 
     given = []
     for separate in (False, True):
-        loader = fluid.io.DataLoader.from_generator(x, 2, use_multiprocess=separate).set_sample_list_generator(reader, PLACE)
-        given.append([{n: (np.array(t).tolist(), t.lod(), t.shape()) for n, t in feed[0].items()} for feed in loader()])
+        loader = fluid.io.DataLoader.from_generator(
+            x, 2, use_multiprocess=separate
+        ).set_sample_list_generator(reader, PLACE)
+        given.append(
+            [
+                {n: (np.array(t).tolist(), t.lod(), t.shape()) for n, t in feed[0].items()}
+                for feed in loader()
+            ]
+        )
     assert given[0] == given[1] and len(given[0]) == 5
-    pid, = set(values(loader_of(pids(3))()))
+    (pid,) = set(values(loader_of(pids(3))()))
     assert pid != os.getpid()
     wait_until(lambda: not alive(pid))
 
 
 def test_large_arrays_arrive_whole_and_can_be_written():
     want = np.random.default_rng(0).integers(0, 1 << 40, (1500, 1000))
-    for got, in Worker(lambda: ((want + i,) for i in range(3))):
+    for (got,) in Worker(lambda: ((want + i,) for i in range(3))):
         got -= got[0, 0] - want[0, 0]
         np.testing.assert_array_equal(got, want)
 
@@ -78,7 +88,10 @@ def test_an_error_arrives_with_its_traceback(iterable):
         raise KeyError("broken line")
 
     loader = loader_of(reader, iterable=iterable)
-    exe, total = fluid.Executor(PLACE), fluid.layers.reduce_sum(fluid.default_main_program().global_block().var("x"))
+    exe, total = (
+        fluid.Executor(PLACE),
+        fluid.layers.reduce_sum(fluid.default_main_program().global_block().var("x")),
+    )
     for _ in range(2):
         if iterable:
             batches = loader()
@@ -87,21 +100,32 @@ def test_an_error_arrives_with_its_traceback(iterable):
             loader.start()
             step = lambda: int(exe.run(fetch_list=[total])[0][0])  # noqa: E731
         assert step() == 7
-        with pytest.raises(errors.ReaderError, match="(?s)at batch 1 .*KeyError: 'broken line'.*in reader\n.*raise KeyError"):
+        with pytest.raises(
+            errors.ReaderError,
+            match="(?s)at batch 1 .*KeyError: 'broken line'.*in reader\n.*raise KeyError",
+        ):
             step()
         if not iterable:
             loader.reset()
 
 
 def test_a_wrong_batch_stays_a_feed_error():
-    with pytest.raises(errors.FeedError, match="batch 0 .*feed x: expected dtype int64, found float32"):
+    with pytest.raises(
+        errors.FeedError, match="batch 0 .*feed x: expected dtype int64, found float32"
+    ):
         next(loader_of(lambda: iter([(np.zeros((3, 1), np.float32),)]))())
 
 
-@pytest.mark.parametrize(("how", "message"), [
-    (lambda: os.kill(os.getpid(), signal.SIGKILL), r"died \(killed by SIGKILL\) before it gave batch 1 "),
-    (lambda: os._exit(3), r"died \(exit status 3\) before it gave batch 1 "),
-])
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        (
+            lambda: os.kill(os.getpid(), signal.SIGKILL),
+            r"died \(killed by SIGKILL\) before it gave batch 1 ",
+        ),
+        (lambda: os._exit(3), r"died \(exit status 3\) before it gave batch 1 "),
+    ],
+)
 def test_a_process_that_dies_is_an_error(how, message):
     def reader():
         yield ([[1]],)
@@ -173,7 +197,13 @@ for i in range({steps}):
 
 def start(reader="pass", separate=True, steps=3, end=""):
     code = SCRIPT.format(reader=reader, separate=separate, steps=steps, end=end)
-    return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 @pytest.mark.parametrize("separate", [False, True])
@@ -234,7 +264,9 @@ print([feed[n].device_value().devices() if n == "y" else feed[n].device_value().
 
 
 def test_each_place_gets_its_batch_and_an_executor_takes_it_from_anywhere():
-    script = subprocess.run([sys.executable, "-c", TWO_DEVICES], cwd=ROOT, text=True, capture_output=True, timeout=120)
+    script = subprocess.run(
+        [sys.executable, "-c", TWO_DEVICES], cwd=ROOT, text=True, capture_output=True, timeout=120
+    )
     assert script.stderr == ""
     devices, sums = script.stdout.splitlines()
     assert devices == "[{CpuDevice(id=0)}, {CpuDevice(id=0)}, {CpuDevice(id=1)}, {CpuDevice(id=1)}]"

@@ -1,4 +1,5 @@
 """LoDTensor and places, as scripts use them."""
+
 import numpy as np
 import pytest
 
@@ -7,9 +8,18 @@ from jfluid import errors
 
 
 def test_lengths_and_offsets():
-    tensor = fluid.create_lod_tensor(np.arange(6).reshape(6, 1), [[2, 1], [1, 2, 3]], fluid.CPUPlace())
-    assert tensor.lod() == [[0, 2, 3], [0, 1, 3, 6]] and tensor.recursive_sequence_lengths() == [[2, 1], [1, 2, 3]]
-    assert tensor.has_valid_recursive_sequence_lengths() and tensor.shape() == [6, 1] and len(tensor) == 6
+    tensor = fluid.create_lod_tensor(
+        np.arange(6).reshape(6, 1), [[2, 1], [1, 2, 3]], fluid.CPUPlace()
+    )
+    assert tensor.lod() == [[0, 2, 3], [0, 1, 3, 6]] and tensor.recursive_sequence_lengths() == [
+        [2, 1],
+        [1, 2, 3],
+    ]
+    assert (
+        tensor.has_valid_recursive_sequence_lengths()
+        and tensor.shape() == [6, 1]
+        and len(tensor) == 6
+    )
     with pytest.raises(errors.ProgramError, match="the tensor has 6 rows"):
         tensor.set_lod([[0, 5]])
     assert tensor.lod() == [[0, 2, 3], [0, 1, 3, 6]]
@@ -48,7 +58,7 @@ def test_ragged_rows_through_the_executor():
     for lengths in ([1, 2], [4, 0, 9]):
         rows = np.arange(sum(lengths)).reshape(-1, 1)
         ragged = fluid.create_lod_tensor(rows, [lengths], fluid.CPUPlace())
-        found, = exe.run(feed={"x": ragged}, fetch_list=[y], return_numpy=False)
+        (found,) = exe.run(feed={"x": ragged}, fetch_list=[y], return_numpy=False)
         assert found.recursive_sequence_lengths() == [lengths]
         np.testing.assert_array_equal(np.array(found), 2 * rows)
     with pytest.raises(errors.FetchError, match=r"lod \[\[0, 4, 4, 13\]\].*return_numpy=False"):

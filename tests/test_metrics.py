@@ -1,11 +1,12 @@
 """fluid.metrics and fluid.average. Numbers are worked out by hand or are Fluid 1.8.5's."""
+
 import numpy as np
 import pytest
 
 from jfluid import errors, metrics
 from jfluid.average import WeightedAverage
 
-PREDS = np.array([[.1], [.7], [.8], [.9], [.2], [.5]])
+PREDS = np.array([[0.1], [0.7], [0.8], [0.9], [0.2], [0.5]])
 LABELS = np.array([[0], [1], [1], [0], [1], [1]])
 
 
@@ -17,9 +18,20 @@ def test_metric_base_knows_its_states():
 
     metric = Mine()
     config = metric.get_config()
-    assert str(metric) == config["name"] == "mine" and set(config["states"]) == {"count", "mean", "sums", "note"}
+    assert str(metric) == config["name"] == "mine" and set(config["states"]) == {
+        "count",
+        "mean",
+        "sums",
+        "note",
+    }
     metric.reset()
-    assert (metric.count, metric.mean, metric.sums.tolist(), metric.note, metric._hidden) == (0, 0.0, [0] * 3, None, 1)
+    assert (metric.count, metric.mean, metric.sums.tolist(), metric.note, metric._hidden) == (
+        0,
+        0.0,
+        [0] * 3,
+        None,
+        1,
+    )
     assert config["states"]["count"] == 3
     for call in (lambda: metric.update(1, 2), metric.eval):
         with pytest.raises(NotImplementedError, match="Mine"):
@@ -49,10 +61,10 @@ def test_accuracy():
     metric = metrics.Accuracy()
     with pytest.raises(ValueError, match="no batch was counted"):
         metric.eval()
-    metric.update(np.array([.5]), 2)
-    metric.update(.2, 4)
-    np.testing.assert_allclose(metric.eval(), [.3])
-    for value, weight, message in (("x", 2, "value"), (.1, "x", "weight"), (.1, -1, "from 0 on")):
+    metric.update(np.array([0.5]), 2)
+    metric.update(0.2, 4)
+    np.testing.assert_allclose(metric.eval(), [0.3])
+    for value, weight, message in (("x", 2, "value"), (0.1, "x", "weight"), (0.1, -1, "from 0 on")):
         with pytest.raises(ValueError, match=message):
             metric.update(value, weight)
 
@@ -61,7 +73,7 @@ def test_chunk_evaluator():
     metric = metrics.ChunkEvaluator()
     assert metric.eval() == (0, 0, 0)
     metric.update(10, 9, 8)
-    np.testing.assert_allclose(metric.eval(), (.8, 8 / 9, 16 / 19))
+    np.testing.assert_allclose(metric.eval(), (0.8, 8 / 9, 16 / 19))
     metric.update(np.array([1]), np.array([2]), np.array([1]))
     np.testing.assert_allclose(metric.eval(), np.full((3, 1), 9 / 11))
     with pytest.raises(ValueError, match="num_infer_chunks"):
@@ -72,17 +84,17 @@ def test_edit_distance():
     metric = metrics.EditDistance("distance")
     with pytest.raises(ValueError, match="no sequence was counted"):
         metric.eval()
-    metric.update(np.array([[0.], [2.], [1.]]), np.array([3]))
+    metric.update(np.array([[0.0], [2.0], [1.0]]), np.array([3]))
     np.testing.assert_allclose(metric.eval(), [[1], [2 / 3]])
-    metric.update(np.array([1.]), 1)
+    metric.update(np.array([1.0]), 1)
     np.testing.assert_allclose(metric.eval(), [[1], [3 / 4]])
     with pytest.raises(ValueError, match="distances: expected a numpy array"):
-        metric.update([1.], 1)
+        metric.update([1.0], 1)
 
 
 @pytest.mark.parametrize("curve", ["ROC", "PR"])
 def test_auc(curve):
-    preds = np.array([[.9, .1], [.2, .8], [.35, .65], [.5, .5], [.7, .3], [.0, 1.]])
+    preds = np.array([[0.9, 0.1], [0.2, 0.8], [0.35, 0.65], [0.5, 0.5], [0.7, 0.3], [0.0, 1.0]])
     metric = metrics.Auc("auc", curve, num_thresholds=8)
     assert metric.eval() == 0.0
     metric.update(preds[:3], LABELS[[0, 1, 1]])
@@ -95,9 +107,13 @@ def test_auc(curve):
 
 def test_auc_refuses_what_is_no_score():
     metric = metrics.Auc("auc")
-    good = np.array([[.5, .5]])
-    for preds, labels, message in ((good + .6, LABELS[:1], r"scores in \[0, 1\]"), (good[:, 1:], LABELS[:1], "rows, 2"),
-                                   (good, LABELS, "1 predictions, but 6 labels"), ([[.5, .5]], LABELS[:1], "array")):
+    good = np.array([[0.5, 0.5]])
+    for preds, labels, message in (
+        (good + 0.6, LABELS[:1], r"scores in \[0, 1\]"),
+        (good[:, 1:], LABELS[:1], "rows, 2"),
+        (good, LABELS, "1 predictions, but 6 labels"),
+        ([[0.5, 0.5]], LABELS[:1], "array"),
+    ):
         with pytest.raises(ValueError, match=message):
             metric.update(preds, labels)
     with pytest.raises(ValueError, match="'ROC' or 'PR', found 'XX'"):
@@ -113,15 +129,15 @@ def test_weighted_average():
     average = WeightedAverage()
     with pytest.raises(ValueError, match="no value was added"):
         average.eval()
-    average.add(2., 1)
-    average.add(4., 2)
+    average.add(2.0, 1)
+    average.add(4.0, 2)
     assert average.eval() == 10 / 3
     average.reset()
-    values = np.array([1., 2.])
+    values = np.array([1.0, 2.0])
     average.add(values, 2)
     average.add(values * 4, 1)
     np.testing.assert_allclose(average.eval(), [2, 4])
     assert values.tolist() == [1, 2]
-    for value, weight in (("a", 1), (1., "a")):
+    for value, weight in (("a", 1), (1.0, "a")):
         with pytest.raises(ValueError, match="expected a number or an array, found str"):
             average.add(value, weight)

@@ -1,4 +1,7 @@
-"""Optimizers through the public API, against golden values of the real Fluid (tests/oracle/optimizer.py)."""
+"""Optimizers through the public API, against golden values of the real Fluid
+(tests/oracle/optimizer.py).
+"""
+
 import json
 from pathlib import Path
 
@@ -25,9 +28,13 @@ def same_state(main, scope, expect):
 
 
 def same_operators(found, expect):
-    """The same operators in the same order with the same variables; attributes as far as Fluid writes them."""
+    """The same operators in the same order with the same variables; attributes as far as Fluid
+    writes them.
+    """
     assert [op[0] for op in found] == [op[0] for op in expect]
-    for (kind, ins, outs, attrs), (_, want_ins, want_outs, want_attrs) in zip(found, expect, strict=True):
+    for (kind, ins, outs, attrs), (_, want_ins, want_outs, want_attrs) in zip(
+        found, expect, strict=True
+    ):
         want_outs = {s: n for s, n in want_outs.items() if s != "Scope"}
         assert ins == want_ins, kind
         assert {s: n for s, n in outs.items() if s != "Scope"} == want_outs, kind
@@ -58,8 +65,14 @@ def test_ftrl_says_what_it_does_with_l2():
 def test_every_optimizer_has_a_case():
     covered = {type(cases.build(fluid, n, m)[3]) for n, m in cases.optimizers(fluid).items()}
     classes = {getattr(fluid.optimizer, n) for n in fluid.optimizer.__all__}
-    others = {"ModelAverage", "ExponentialMovingAverage", "LookaheadOptimizer", "RecomputeOptimizer",
-              "DGCMomentumOptimizer", "PipelineOptimizer"}
+    others = {
+        "ModelAverage",
+        "ExponentialMovingAverage",
+        "LookaheadOptimizer",
+        "RecomputeOptimizer",
+        "DGCMomentumOptimizer",
+        "PipelineOptimizer",
+    }
     assert classes == covered | {getattr(fluid.optimizer, n) for n in others}
 
 
@@ -68,7 +81,11 @@ def test_lookahead():
     losses, scope = cases.train(fluid, main, startup, loss)
     np.testing.assert_allclose(losses, GOLDEN["lookahead"]["losses"], rtol=1e-4)
     same_state(main, scope, GOLDEN["lookahead"]["state"])
-    assert not any("SLOW" in n for op in main.clone(for_test=True).global_block().ops for n in op.output_arg_names)
+    assert not any(
+        "SLOW" in n
+        for op in main.clone(for_test=True).global_block().ops
+        for n in op.output_arg_names
+    )
 
 
 @pytest.mark.parametrize("case", sorted(GOLDEN["averages"]))
@@ -77,7 +94,9 @@ def test_averages(case):
     np.testing.assert_allclose(found["values"], expect["values"], rtol=1e-4, atol=1e-6)
     assert {n for n in expect["state"] if "average" in n or "ema" in n} <= set(found["state"])
     for name in expect["state"]:
-        np.testing.assert_allclose(found["state"][name], expect["state"][name], rtol=1e-4, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(
+            found["state"][name], expect["state"][name], rtol=1e-4, atol=1e-6, err_msg=name
+        )
 
 
 def test_averages_can_stay_until_restore():
@@ -129,7 +148,9 @@ def net():
     return fluid.layers.mean(fluid.layers.fc(fluid.data("x", [4, 3]), 2))
 
 
-@pytest.mark.parametrize("arguments", [{"parameter_list": ["fc_0.w_0"]}, {"no_grad_set": {"fc_0.b_0"}}])
+@pytest.mark.parametrize(
+    "arguments", [{"parameter_list": ["fc_0.w_0"]}, {"no_grad_set": {"fc_0.b_0"}}]
+)
 def test_part_of_the_parameters(arguments):
     _, pairs = fluid.optimizer.SGD(0.1).minimize(net(), **arguments)
     assert [p.name for p, _ in pairs] == ["fc_0.w_0"]
@@ -163,7 +184,12 @@ def test_backward_and_apply_gradients_are_the_parts_of_minimize():
     before = len(loss.block.ops)
     ops = optimizer.apply_gradients(pairs)
     assert [op.type for op in ops] == ["sgd", "sgd"]
-    assert [op.type for op in loss.block.ops[before:]] == ["clip_by_norm", "clip_by_norm", "sgd", "sgd"]
+    assert [op.type for op in loss.block.ops[before:]] == [
+        "clip_by_norm",
+        "clip_by_norm",
+        "sgd",
+        "sgd",
+    ]
     assert fluid.optimizer.SGD(0.1).apply_gradients([]) == []
 
 
@@ -182,14 +208,20 @@ def test_the_same_optimizer_twice():
 
 
 def test_two_losses_that_share_parameters():
-    """Golden losses of the real Fluid: the second loss sees the parameters as the first optimizer left them."""
+    """Golden losses of the real Fluid: the second loss sees the parameters as the first optimizer
+    left them.
+    """
+
     def attr(name, value):
         return fluid.ParamAttr(name=name, initializer=fluid.initializer.Constant(value))
 
     def net(x):
         hidden = fluid.layers.fc(x, 2, param_attr=attr("a", 0.3), bias_attr=attr("ab", 0.1))
-        return fluid.layers.mean(fluid.layers.fc(hidden, 2, param_attr=attr("b", 0.2), bias_attr=attr("bb", 0.0),
-                                                 act="tanh"))
+        return fluid.layers.mean(
+            fluid.layers.fc(
+                hidden, 2, param_attr=attr("b", 0.2), bias_attr=attr("bb", 0.0), act="tanh"
+            )
+        )
 
     x = fluid.data("x", [4, 3])
     first = net(x)
@@ -200,9 +232,19 @@ def test_two_losses_that_share_parameters():
     executor = fluid.Executor(fluid.CPUPlace())
     executor.run(fluid.default_startup_program())
     feed = {"x": np.arange(12).reshape(4, 3).astype("float32") / 10}
-    losses = [[float(v[0]) for v in executor.run(feed=feed, fetch_list=[first, second])] for _ in range(4)]
-    np.testing.assert_allclose(losses, [[0.23043221, 0.13040887], [0.0585252, -0.03861032],
-                                        [-0.15528321, -0.24061432], [-0.38699731, -0.45826393]], rtol=1e-4)
+    losses = [
+        [float(v[0]) for v in executor.run(feed=feed, fetch_list=[first, second])] for _ in range(4)
+    ]
+    np.testing.assert_allclose(
+        losses,
+        [
+            [0.23043221, 0.13040887],
+            [0.0585252, -0.03861032],
+            [-0.15528321, -0.24061432],
+            [-0.38699731, -0.45826393],
+        ],
+        rtol=1e-4,
+    )
 
 
 def test_recompute_changes_no_number():
@@ -212,8 +254,12 @@ def test_recompute_changes_no_number():
             x, y = fluid.data("x", [4, 3]), fluid.data("y", [4, 2])
             hidden = [fluid.layers.fc(x, 4, act="tanh")]
             for _ in range(2):
-                hidden.append(fluid.layers.fc(fluid.layers.fc(hidden[-1], 4, act="relu"), 4, act="tanh"))
-            loss = fluid.layers.mean(fluid.layers.square_error_cost(fluid.layers.fc(hidden[-1], 2), y))
+                hidden.append(
+                    fluid.layers.fc(fluid.layers.fc(hidden[-1], 4, act="relu"), 4, act="tanh")
+                )
+            loss = fluid.layers.mean(
+                fluid.layers.square_error_cost(fluid.layers.fc(hidden[-1], 2), y)
+            )
             startup.random_seed = 4
             optimizer = wrap(fluid.optimizer.Momentum(0.1, 0.9), hidden)
             optimizer.minimize(loss)
@@ -240,24 +286,51 @@ def test_float64_parameters_get_float64_state():
     assert kinds == {np.dtype("float64")}
 
 
-@pytest.mark.parametrize("make, error, text", [
-    (lambda o: o.SGD(1), TypeError, "learning_rate: expected a float or a Variable, found int"),
-    (lambda o: o.SGD("fast"), TypeError, "found str"),
-    (lambda o: o.SGD(0.1, grad_clip=3), TypeError, "grad_clip: expected a gradient clip"),
-    (lambda o: o.SGD(0.1).minimize(3), TypeError, "loss: expected a Variable"),
-    (lambda o: o.SGD(0.1).state_dict(), errors.UnsupportedError, "fluid.save"),
-    (lambda o: o.SGD(0.1).set_dict({}), errors.UnsupportedError, "fluid.load"),
-    (lambda o: o.SGD(0.1).clear_gradients(), errors.UnsupportedError, "anew"),
-    (lambda o: o.SGD(0.1).current_step_lr(), errors.UnsupportedError, "Fetch the learning rate"),
-    (lambda o: o.LookaheadOptimizer(None), TypeError, "inner_optimizer"),
-    (lambda o: o.LookaheadOptimizer(o.SGD(0.1), alpha=2.0), ValueError, "alpha"),
-    (lambda o: o.LookaheadOptimizer(o.SGD(0.1), k=1.5), ValueError, "k: expected a positive integer"),
-    (lambda o: o.RecomputeOptimizer(o.SGD(0.1))._set_checkpoints("a"), TypeError, "checkpoints"),
-    (lambda o: o.RecomputeOptimizer(o.SGD(0.1)).minimize(net()), errors.ProgramError, "_set_checkpoints"),
-    (lambda o: o.RecomputeOptimizer(o.SGD(0.1)).load({}), errors.UnsupportedError, "fluid.load"),
-    (lambda o: o.DGCMomentumOptimizer(0.1, 0.9, 0), errors.UnsupportedError, "fluid.optimizer.Momentum"),
-    (lambda o: o.PipelineOptimizer(o.SGD(0.1)), errors.UnsupportedError, "RecomputeOptimizer"),
-])
+@pytest.mark.parametrize(
+    "make, error, text",
+    [
+        (lambda o: o.SGD(1), TypeError, "learning_rate: expected a float or a Variable, found int"),
+        (lambda o: o.SGD("fast"), TypeError, "found str"),
+        (lambda o: o.SGD(0.1, grad_clip=3), TypeError, "grad_clip: expected a gradient clip"),
+        (lambda o: o.SGD(0.1).minimize(3), TypeError, "loss: expected a Variable"),
+        (lambda o: o.SGD(0.1).state_dict(), errors.UnsupportedError, "fluid.save"),
+        (lambda o: o.SGD(0.1).set_dict({}), errors.UnsupportedError, "fluid.load"),
+        (lambda o: o.SGD(0.1).clear_gradients(), errors.UnsupportedError, "anew"),
+        (
+            lambda o: o.SGD(0.1).current_step_lr(),
+            errors.UnsupportedError,
+            "Fetch the learning rate",
+        ),
+        (lambda o: o.LookaheadOptimizer(None), TypeError, "inner_optimizer"),
+        (lambda o: o.LookaheadOptimizer(o.SGD(0.1), alpha=2.0), ValueError, "alpha"),
+        (
+            lambda o: o.LookaheadOptimizer(o.SGD(0.1), k=1.5),
+            ValueError,
+            "k: expected a positive integer",
+        ),
+        (
+            lambda o: o.RecomputeOptimizer(o.SGD(0.1))._set_checkpoints("a"),
+            TypeError,
+            "checkpoints",
+        ),
+        (
+            lambda o: o.RecomputeOptimizer(o.SGD(0.1)).minimize(net()),
+            errors.ProgramError,
+            "_set_checkpoints",
+        ),
+        (
+            lambda o: o.RecomputeOptimizer(o.SGD(0.1)).load({}),
+            errors.UnsupportedError,
+            "fluid.load",
+        ),
+        (
+            lambda o: o.DGCMomentumOptimizer(0.1, 0.9, 0),
+            errors.UnsupportedError,
+            "fluid.optimizer.Momentum",
+        ),
+        (lambda o: o.PipelineOptimizer(o.SGD(0.1)), errors.UnsupportedError, "RecomputeOptimizer"),
+    ],
+)
 def test_errors(make, error, text):
     with pytest.raises(error, match=text):
         make(fluid.optimizer)

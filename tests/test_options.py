@@ -1,4 +1,5 @@
 """What XLA is told for each program."""
+
 import jax
 import pytest
 
@@ -30,5 +31,7 @@ def test_xla_has_all_of_them_or_does_without(monkeypatch):
     for name, value in options.options(CPU, quickly=True).items():
         assert options._understood(name, value)
     monkeypatch.setattr(options, "_KNOWN", (0, 0))
-    monkeypatch.setattr(options, "_LIBRARIES", {"xla_cpu_no_such_option": "a", NAME: "LIBRARY_FUSION_TYPE_REDUCE"})
+    monkeypatch.setattr(
+        options, "_LIBRARIES", {"xla_cpu_no_such_option": "a", NAME: "LIBRARY_FUSION_TYPE_REDUCE"}
+    )
     assert set(options.options(CPU)) == {NAME}

@@ -1,4 +1,7 @@
-"""Buckets: padding never leaks, streams of different lengths compile few times, and what does not support padding says so."""
+"""Buckets: padding never leaks, streams of different lengths compile few times, and what does not
+support padding says so.
+"""
+
 import warnings
 
 import numpy as np
@@ -14,7 +17,9 @@ from tests.parity.ragged import PROGRAMS
 
 
 def _everything(build):
-    """Names to fetch of a program: its loss, gradients of parameters, metrics, and all rows in sequences."""
+    """Names to fetch of a program: its loss, gradients of parameters, metrics, and all rows in
+    sequences.
+    """
     main, startup = fluid.Program(), fluid.Program()
     with fluid.program_guard(main, startup), fluid.unique_name.guard():
         loss, feed = build(fluid)
@@ -29,7 +34,9 @@ def _everything(build):
                 var = block.var(name)
                 if not slot.intermediate and not var.persistable and (metric or var.lod_level):
                     names[name] = None
-    names |= {p.name + "@GRAD": None for p in main.all_parameters() if block.has_var(p.name + "@GRAD")}
+    names |= {
+        p.name + "@GRAD": None for p in main.all_parameters() if block.has_var(p.name + "@GRAD")
+    }
     return main, startup, feed, list(names)
 
 
@@ -40,10 +47,16 @@ def _run(build):
         exe = fluid.Executor(fluid.CPUPlace())
         exe.run(startup)
         set_parameters(fluid, main, scope)
-        return names, exe.run(main, feed=feed(np.random.RandomState(3)), fetch_list=names, return_numpy=False)
+        return names, exe.run(
+            main, feed=feed(np.random.RandomState(3)), fetch_list=names, return_numpy=False
+        )
 
 
-@pytest.mark.parametrize("build", [b for b in PROGRAMS if not b.__name__.startswith("word2vec")], ids=lambda b: b.__name__)
+@pytest.mark.parametrize(
+    "build",
+    [b for b in PROGRAMS if not b.__name__.startswith("word2vec")],
+    ids=lambda b: b.__name__,
+)
 def test_padding_never_leaks(build, monkeypatch):
     rounded = padding.ladder
     names, small = _run(build)
@@ -61,7 +74,9 @@ def _batches(count, batch=32, low=20, high=120):
     rng = np.random.RandomState(0)
     for _ in range(count):
         lengths = rng.randint(low, high, batch)
-        yield fluid.create_lod_tensor(rng.randint(0, 50, (lengths.sum(), 1)), [lengths.tolist()], fluid.CPUPlace())
+        yield fluid.create_lod_tensor(
+            rng.randint(0, 50, (lengths.sum(), 1)), [lengths.tolist()], fluid.CPUPlace()
+        )
 
 
 def test_a_stream_of_lengths_compiles_a_handful_of_times():
@@ -88,7 +103,9 @@ def test_many_ragged_feeds_do_not_multiply_the_compilations():
         feeds = {}
         for slot in range(20):
             lengths = rng.randint(0, 30, 64)
-            feeds[f"slot_{slot}"] = fluid.create_lod_tensor(np.zeros((lengths.sum(), 1), "int64"), [lengths.tolist()], None)
+            feeds[f"slot_{slot}"] = fluid.create_lod_tensor(
+                np.zeros((lengths.sum(), 1), "int64"), [lengths.tolist()], None
+            )
         found = sizes.pad(feeds)
         seen.add(tuple((v.capacity, v.last.longest) for v in found.values()))
     assert len(seen) <= 8
@@ -110,19 +127,23 @@ def test_what_does_not_bear_padding_says_so_once():
     x = layers.data("x", [2], lod_level=1)
     turned = layers.reverse(x, axis=0)  # the last row first
     exe = fluid.Executor(fluid.CPUPlace())
-    with pytest.warns(RuntimeWarning, match="compiled anew for each batch of other lengths.*operator reverse") as seen:
+    with pytest.warns(
+        RuntimeWarning, match="compiled anew for each batch of other lengths.*operator reverse"
+    ) as seen:
         for n in (3, 5, 6):
             rows = np.arange(2.0 * n, dtype="float32").reshape(n, 2)
             feed = {"x": fluid.create_lod_tensor(rows, [[1, n - 1]], None)}
-            found, = exe.run(feed=feed, fetch_list=[turned], return_numpy=False)
+            (found,) = exe.run(feed=feed, fetch_list=[turned], return_numpy=False)
             np.testing.assert_array_equal(np.array(found), rows[::-1])
     assert len(seen) == 1
 
 
 def test_a_gradient_that_is_fed_has_no_padding():
     x = layers.data("x", [2], lod_level=1)
-    weight = layers.create_parameter([2, 2], "float32", attr=fluid.ParamAttr(initializer=fluid.initializer.Constant(1.0)))
-    grad, = fluid.gradients(layers.mul(x, weight), [weight])
+    weight = layers.create_parameter(
+        [2, 2], "float32", attr=fluid.ParamAttr(initializer=fluid.initializer.Constant(1.0))
+    )
+    (grad,) = fluid.gradients(layers.mul(x, weight), [weight])
     exe = fluid.Executor(fluid.CPUPlace())
     exe.run(fluid.default_startup_program())
     feed = {"x": fluid.create_lod_tensor(np.ones((3, 2), "float32"), [[1, 2]], None)}
@@ -132,8 +153,14 @@ def test_a_gradient_that_is_fed_has_no_padding():
 def test_rows_that_do_not_fit_together():
     x, y = layers.data("x", [2], lod_level=1), layers.data("y", [2], lod_level=1)
     total = layers.elementwise_add(x, y)
-    feed = {n: fluid.create_lod_tensor(np.ones((rows, 2), "float32"), [[rows]], None) for n, rows in (("x", 30), ("y", 9))}
-    with warnings.catch_warnings(), pytest.raises(errors.ShapeError, match="inputs of different numbers of rows"):
+    feed = {
+        n: fluid.create_lod_tensor(np.ones((rows, 2), "float32"), [[rows]], None)
+        for n, rows in (("x", 30), ("y", 9))
+    }
+    with (
+        warnings.catch_warnings(),
+        pytest.raises(errors.ShapeError, match="inputs of different numbers of rows"),
+    ):
         warnings.simplefilter("ignore")
         fluid.Executor(fluid.CPUPlace()).run(feed=feed, fetch_list=[total])
 
@@ -141,5 +168,9 @@ def test_rows_that_do_not_fit_together():
 def test_a_sequence_operator_needs_sequences():
     x = layers.data("x", [2], lod_level=1)
     pooled = layers.sequence_pool(x, "sum")
-    with pytest.raises(errors.OpError, match="X needs a LoD of 1 level, found none.*create_lod_tensor"):
-        fluid.Executor(fluid.CPUPlace()).run(feed={"x": np.ones((3, 2), "float32")}, fetch_list=[pooled])
+    with pytest.raises(
+        errors.OpError, match="X needs a LoD of 1 level, found none.*create_lod_tensor"
+    ):
+        fluid.Executor(fluid.CPUPlace()).run(
+            feed={"x": np.ones((3, 2), "float32")}, fetch_list=[pooled]
+        )

@@ -1,7 +1,10 @@
-"""Examples in pages run: their Python, their job files, and their commands, whose files and options there are.
+"""Examples in pages run: their Python, their job files, and their commands, whose files and options
+there are.
 
-What an example needs before it stands in a comment `<!-- python ... -->` above it, which readers of the site do not see.
+What an example needs before it stands in a comment `<!-- python ... -->` above it, which readers of
+the site do not see.
 """
+
 import contextlib
 import os
 import re
@@ -24,24 +27,39 @@ from tests import forked
 from tests.ports import free_endpoints
 from tests.stated_names import PAGES, READERS_OWN, ROOT
 
-_BLOCK = re.compile(r'^( *)(?:```(\w+)(?: title="(.*?)")?\n(.*?)^ *```|<!-- python\n(.*?)^ *-->)', re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(
+    r'^( *)(?:```(\w+)(?: title="(.*?)")?\n(.*?)^ *```|<!-- python\n(.*?)^ *-->)',
+    re.MULTILINE | re.DOTALL,
+)
 # Keys of other programs' files that pages show.
 _OTHERS = {"scrape_configs"}
-# What the options of a command are read from; those of other programs are not held against anything.
-_SOURCES = {"jfluid-launch": "jfluid/launch/command.py", "jfluid.ps_server": "jfluid/ps_server/__main__.py",
-            "jfluid.security": "jfluid/security/__main__.py", "scripts.pages": "scripts/pages/__main__.py",
-            "tests.chaos": "tests/chaos/__main__.py"}
+# What the options of a command are read from; those of other programs are not held against
+# anything.
+_SOURCES = {
+    "jfluid-launch": "jfluid/launch/command.py",
+    "jfluid.ps_server": "jfluid/ps_server/__main__.py",
+    "jfluid.security": "jfluid/security/__main__.py",
+    "scripts.pages": "scripts/pages/__main__.py",
+    "tests.chaos": "tests/chaos/__main__.py",
+}
 _OTHER_PROGRAMS = {"pip", "pytest", "mkdocs"}
 
 
 # What the launcher tells the only process of a job; examples that train together run as such.
-ENVIRONMENT = {"CPU_NUM": "2", "PADDLE_TRAINER_ID": "0", "PADDLE_TRAINERS_NUM": "1",
-               "PADDLE_TRAINER_ENDPOINTS": "127.0.0.1:6170", "PADDLE_CURRENT_ENDPOINT": "127.0.0.1:6170",
-               "JFLUID_JOB_TOKEN": "a-secret-of-the-tests"}
+ENVIRONMENT = {
+    "CPU_NUM": "2",
+    "PADDLE_TRAINER_ID": "0",
+    "PADDLE_TRAINERS_NUM": "1",
+    "PADDLE_TRAINER_ENDPOINTS": "127.0.0.1:6170",
+    "PADDLE_CURRENT_ENDPOINT": "127.0.0.1:6170",
+    "JFLUID_JOB_TOKEN": "a-secret-of-the-tests",
+}
 
 
 def blocks(page, language):
-    """(first line, title, text) of each example of a page in a language; Python's with what they need before."""
+    """(first line, title, text) of each example of a page in a language; Python's with what they
+    need before.
+    """
     text = page.read_text()
     for found in _BLOCK.finditer(text):
         _, kind, title, shown, hidden = found.groups()
@@ -50,14 +68,21 @@ def blocks(page, language):
 
 
 def pages(language):
-    return [pytest.param(page, id=str(page.relative_to(ROOT))) for page in PAGES if any(blocks(page, language))]
+    return [
+        pytest.param(page, id=str(page.relative_to(ROOT)))
+        for page in PAGES
+        if any(blocks(page, language))
+    ]
 
 
 # ---- Python ----
 
+
 @contextlib.contextmanager
 def served(text):
-    """An example that finds a server of the test where the page has `python -m jfluid.ps_server --port 7164`."""
+    """An example that finds a server of the test where the page has `python -m jfluid.ps_server
+    --port 7164`.
+    """
     if (stated := "127.0.0.1:7164") not in text:
         yield text
         return
@@ -75,9 +100,19 @@ def run_job(script):
     """Run a script as `jfluid-launch --servers 1 --trainers 1` does, in forked processes."""
     server, trainer = free_endpoints(2)
     host, port = server.split(":")
-    job = {**os.environ, "PADDLE_PSERVERS_IP_PORT_LIST": server, "PADDLE_TRAINER_ENDPOINTS": trainer, "POD_IP": host,
-           "PADDLE_PORT": port}
-    processes, outputs = zip(*[forked.start(_run, script, {**job, "TRAINING_ROLE": role}) for role in ("PSERVER", "TRAINER")])
+    job = {
+        **os.environ,
+        "PADDLE_PSERVERS_IP_PORT_LIST": server,
+        "PADDLE_TRAINER_ENDPOINTS": trainer,
+        "POD_IP": host,
+        "PADDLE_PORT": port,
+    }
+    processes, outputs = zip(
+        *[
+            forked.start(_run, script, {**job, "TRAINING_ROLE": role})
+            for role in ("PSERVER", "TRAINER")
+        ]
+    )
     with ThreadPoolExecutor(2) as threads:
         said = "\n".join(threads.map(lambda streams: _read(*streams, processes), outputs))
     for process in processes:
@@ -98,7 +133,9 @@ def _read(stream, processes):
 @pytest.mark.process
 @pytest.mark.parametrize("page", pages("python"))
 def test_python_runs(page, tmp_path, monkeypatch):
-    """In one process, top to bottom. A block with a title is a script, which one server and one trainer run."""
+    """In one process, top to bottom. A block with a title is a script, which one server and one
+    trainer run.
+    """
     monkeypatch.chdir(tmp_path)
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
@@ -117,6 +154,7 @@ def test_python_runs(page, tmp_path, monkeypatch):
 
 
 # ---- job files ----
+
 
 def _parts(text):
     """The job files in an example: a new one begins with each `mode:` behind an empty line."""
@@ -145,6 +183,7 @@ def test_job_files_are_valid(page, tmp_path, monkeypatch):
 
 # ---- commands ----
 
+
 def _commands(page):
     """The command lines of a page: in its examples, in indented blocks, and in the text."""
     text = page.read_text()
@@ -153,10 +192,17 @@ def _commands(page):
     shown += re.findall(r"^    (\S.*)$", rest, re.MULTILINE)
     shown += [re.sub(r"[\[\]]", "", span) for span in re.findall(r"`([^`\n]+)`", rest)]
     for line in shown:
-        words = shlex.split(line, comments=True) if line.count('"') % 2 == 0 and "'" not in line else line.split()
+        words = (
+            shlex.split(line, comments=True)
+            if line.count('"') % 2 == 0 and "'" not in line
+            else line.split()
+        )
         while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
             words.pop(0)
-        if words and (words[0] in ("jfluid-launch", "make", *_OTHER_PROGRAMS) or words[0].rsplit("/", 1)[-1] == "python"):
+        if words and (
+            words[0] in ("jfluid-launch", "make", *_OTHER_PROGRAMS)
+            or words[0].rsplit("/", 1)[-1] == "python"
+        ):
             yield words
 
 
@@ -165,7 +211,11 @@ def _stale(words):
     program, *rest = words
     if program == "make":
         targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-        return [word for word in rest if "=" not in word and not word.startswith("-") and word not in targets]
+        return [
+            word
+            for word in rest
+            if "=" not in word and not word.startswith("-") and word not in targets
+        ]
     if program != "jfluid-launch" and rest[:1] == ["-m"]:
         program, rest = rest[1], rest[2:]
     elif program != "jfluid-launch" and rest and rest[0].endswith(".py"):
@@ -176,14 +226,20 @@ def _stale(words):
     if not source.is_file():
         return [program]
     ends = [at for at, word in enumerate(rest) if word.endswith(".py")]
-    own = rest[:ends[0]] if program == "jfluid-launch" and ends else rest  # what follows is the script's
+    # what follows is the script's
+    own = rest[: ends[0]] if program == "jfluid-launch" and ends else rest
     options = [word.split("=")[0] for word in own if word.startswith("--")]
-    files = [word for word in own if re.search(r"\w\.(py|ya?ml)$", word) and word not in READERS_OWN]
-    return [option for option in options if f'"{option}"' not in source.read_text()] + \
-        [name for name in files if not (ROOT / name).exists()]
+    files = [
+        word for word in own if re.search(r"\w\.(py|ya?ml)$", word) and word not in READERS_OWN
+    ]
+    return [option for option in options if f'"{option}"' not in source.read_text()] + [
+        name for name in files if not (ROOT / name).exists()
+    ]
 
 
-@pytest.mark.parametrize("page", [pytest.param(p, id=str(p.relative_to(ROOT))) for p in PAGES if any(_commands(p))])
+@pytest.mark.parametrize(
+    "page", [pytest.param(p, id=str(p.relative_to(ROOT))) for p in PAGES if any(_commands(p))]
+)
 def test_commands_have_files_and_options_that_there_are(page):
     for words in _commands(page):
         assert _stale(words) == [], words
@@ -194,12 +250,15 @@ def test_options_named_alone_are_those_of_some_command():
     known += "".join(path.read_text() for path in (ROOT / "benchmarks").glob("*.py"))
     for page in PAGES:
         for option in re.findall(r"`(--[\w-]+)", _BLOCK.sub("", page.read_text())):
-            assert f'"{option}"' in known or option == "--epochs", (page.name, option)  # of a script
+            # of a script
+            assert f'"{option}"' in known or option == "--epochs", (page.name, option)
 
 
 def test_stale_commands_are_found():
     assert _stale(["jfluid-launch", "--gone", "train.py", "--epochs"]) == ["--gone"]
     assert _stale(["jfluid-launch", "gone.yaml"]) == ["gone.yaml"]
     assert _stale(["python", "-m", "jfluid.ps_server", "--gone"]) == ["--gone"]
-    assert _stale(["python", "-m", "jfluid.gone"]) == ["jfluid.gone"] and _stale(["make", "gone"]) == ["gone"]
+    assert _stale(["python", "-m", "jfluid.gone"]) == ["jfluid.gone"] and _stale(
+        ["make", "gone"]
+    ) == ["gone"]
     assert _stale(["python", "benchmarks/steps.py", "--steps", "1", "--gone"]) == ["--gone"]

@@ -1,4 +1,5 @@
 """Pages of docs/ that are made from the code, and what pages say of each other."""
+
 import importlib.util
 import os
 import re
@@ -9,19 +10,28 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
+    (ROOT / "docs").rglob("*.md")
+)
 
 
 @pytest.mark.process
 def test_committed_pages_are_what_the_code_makes():
     # In a process of its own: tests register operators.
-    result = subprocess.run([sys.executable, "-m", "scripts.pages", "--check"], cwd=ROOT, capture_output=True, text=True)
-    assert result.returncode == 0, f"run `python -m scripts.pages` and commit docs/:\n{result.stdout}\n{result.stderr}"
+    result = subprocess.run(
+        [sys.executable, "-m", "scripts.pages", "--check"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert result.returncode == 0, (
+        f"run `python -m scripts.pages` and commit docs/:\n{result.stdout}\n{result.stderr}"
+    )
 
 
 def _anchors(text):
     """What headings of a page are linked as."""
-    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
+    return {
+        re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+        for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    }
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -39,13 +49,23 @@ def test_links_lead_somewhere(page):
 
 def test_the_site_leads_to_every_page():
     listed = re.findall(r"([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
-    assert sorted(listed) == sorted(str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md"))
+    assert sorted(listed) == sorted(
+        str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")
+    )
 
 
 @pytest.mark.process
-@pytest.mark.skipif(importlib.util.find_spec("mkdocstrings") is None, reason="the extra docs is not installed")
+@pytest.mark.skipif(
+    importlib.util.find_spec("mkdocstrings") is None, reason="the extra docs is not installed"
+)
 def test_the_site_is_built_without_warnings(tmp_path):
-    result = subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)], cwd=ROOT,
-                            env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout + result.stderr  # with --quiet warnings would not count
+    result = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+    )
+    # with --quiet warnings would not count
+    assert result.returncode == 0, result.stdout + result.stderr
     assert 'id="jfluid.layers.nn.fc"' in (tmp_path / "api" / "layers" / "index.html").read_text()

@@ -1,4 +1,5 @@
 """ParamAttr in all its forms, and weight normalisation."""
+
 import numpy as np
 import pytest
 
@@ -7,14 +8,20 @@ import jfluid as fluid
 # Losses at the third step and parameters after it, by the real Fluid 1.8.5.
 WEIGHT_NORM = {
     None: (1.355973243713379, [0.00396947, 0.09920566, 0.19444188, 0.28967807], [1.3806921]),
-    1: (3.7972073554992676, [-0.486943, -0.307962, -0.11291566, 0.07020725], [1.6026195, 1.4983592, 1.4234347, 1.3726039]),
+    1: (
+        3.7972073554992676,
+        [-0.486943, -0.307962, -0.11291566, 0.07020725],
+        [1.6026195, 1.4983592, 1.4234347, 1.3726039],
+    ),
 }
 
 
 @pytest.mark.parametrize("dim", WEIGHT_NORM)
 def test_weight_norm_trains_as_in_fluid(dim):
     x = fluid.data("x", [None, 3])
-    y = fluid.layers.fc(x, 4, param_attr=fluid.WeightNormParamAttr(dim=dim, name="w"), bias_attr=False)
+    y = fluid.layers.fc(
+        x, 4, param_attr=fluid.WeightNormParamAttr(dim=dim, name="w"), bias_attr=False
+    )
     loss = fluid.layers.mean(fluid.layers.square(y))
     fluid.optimizer.SGD(0.1).minimize(loss)
     names = {p.name: p.shape for p in fluid.default_main_program().all_parameters()}
@@ -23,11 +30,13 @@ def test_weight_norm_trains_as_in_fluid(dim):
     exe.run(fluid.default_startup_program())
     direction, length = (scope.find_var(n).get_tensor() for n in ("w_v", "w_g"))
     axis = None if dim is None else 0
-    np.testing.assert_allclose(np.array(length).ravel(), np.linalg.norm(np.array(direction), axis=axis), rtol=1e-5)
+    np.testing.assert_allclose(
+        np.array(length).ravel(), np.linalg.norm(np.array(direction), axis=axis), rtol=1e-5
+    )
     direction.set(np.arange(12, dtype="float32").reshape(3, 4) / 10 + np.float32(0.1))
     length.set(np.full(names["w_g"], 2, "float32"))
     for _ in range(3):
-        value, = exe.run(feed={"x": np.ones((2, 3), "float32")}, fetch_list=[loss])
+        (value,) = exe.run(feed={"x": np.ones((2, 3), "float32")}, fetch_list=[loss])
     want, first, lengths = WEIGHT_NORM[dim]
     np.testing.assert_allclose(value, [want], rtol=1e-5)
     np.testing.assert_allclose(np.array(direction).ravel()[:4], first, rtol=1e-5)
@@ -36,8 +45,13 @@ def test_weight_norm_trains_as_in_fluid(dim):
 
 def test_what_users_write_for_param_attr():
     x = fluid.data("x", [None, 3])
-    for attr in ("named", fluid.initializer.Constant(0.5), fluid.regularizer.L2Decay(0.1), fluid.ParamAttr(trainable=False),
-                 None):
+    for attr in (
+        "named",
+        fluid.initializer.Constant(0.5),
+        fluid.regularizer.L2Decay(0.1),
+        fluid.ParamAttr(trainable=False),
+        None,
+    ):
         fluid.layers.fc(x, 2, param_attr=attr, bias_attr=False)
     params = fluid.default_main_program().all_parameters()
     assert [p.name for p in params] == ["named", "fc_1.w_0", "fc_2.w_0", "fc_3.w_0", "fc_4.w_0"]

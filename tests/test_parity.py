@@ -1,4 +1,7 @@
-"""The real Fluid's losses over 20 steps, and the norms of all state after them (tests/golden/parity.json)."""
+"""The real Fluid's losses over 20 steps, and the norms of all state after them
+(tests/golden/parity.json).
+"""
+
 import json
 from pathlib import Path
 
@@ -19,6 +22,9 @@ def test_losses_and_state_equal_fluids(build):
     rtol = TOLERANCE.get(build.__name__, 1e-4)
     losses, norms = train(fluid, build)
     np.testing.assert_allclose(losses, want["losses"], rtol=rtol)
-    # A bias in front of batch norm has no gradient but rounding, and steep velocities amplify what differs.
+    # A bias in front of batch norm has no gradient but rounding, and steep velocities amplify what
+    # differs.
     noisy = build.__name__ in ("vgg", "resnet")
-    assert norms == pytest.approx(want["persistables"], rel=2e-2 if noisy else rtol, abs=5e-3 if noisy else 1e-6)
+    assert norms == pytest.approx(
+        want["persistables"], rel=2e-2 if noisy else rtol, abs=5e-3 if noisy else 1e-6
+    )

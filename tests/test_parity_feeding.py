@@ -1,4 +1,5 @@
 """Loaders give what the real Fluid's give (tests/golden/feeding.json)."""
+
 import json
 from pathlib import Path
 

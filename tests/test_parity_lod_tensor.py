@@ -1,4 +1,5 @@
 """LoDTensors, DataFeeder and fetches as the real Fluid has them (tests/golden/lod_tensor.json)."""
+
 import json
 from pathlib import Path
 

@@ -1,4 +1,7 @@
-"""The real Fluid's numbers on sequences, from the same parameters and data (tests/golden/parity.json)."""
+"""The real Fluid's numbers on sequences, from the same parameters and data
+(tests/golden/parity.json).
+"""
+
 import json
 from pathlib import Path
 
@@ -21,8 +24,11 @@ def test_losses_and_state_equal_fluids(build):
     assert norms == pytest.approx(want["persistables"], rel=1e-4, abs=1e-6)
 
 
-@pytest.mark.parametrize(("build", "trained"), [(translation_decode, None), (translation_decode_trained, translation)],
-                         ids=["untrained", "trained"])
+@pytest.mark.parametrize(
+    ("build", "trained"),
+    [(translation_decode, None), (translation_decode_trained, translation)],
+    ids=["untrained", "trained"],
+)
 def test_beam_search_decodes_fluids_sentences(build, trained):
     found = infer(fluid, build, trained)
     for batch, wanted in zip(found, GOLDEN[build.__name__], strict=True):

@@ -1,4 +1,5 @@
 """The profiler: a trace on disk and a table by operator type."""
+
 import gzip
 import json
 
@@ -16,7 +17,9 @@ def _run(times=2):
     fluid.optimizer.SGD(0.1).minimize(loss)
     exe = fluid.Executor(fluid.CPUPlace())
     exe.run(fluid.default_startup_program())
-    return lambda: [exe.run(feed={"x": np.ones((64, 64), "float32")}, fetch_list=[loss]) for _ in range(times)]
+    return lambda: [
+        exe.run(feed={"x": np.ones((64, 64), "float32")}, fetch_list=[loss]) for _ in range(times)
+    ]
 
 
 def test_table_and_trace(tmp_path, capsys):
@@ -26,11 +29,11 @@ def test_table_and_trace(tmp_path, capsys):
         step()
     text = capsys.readouterr().out
     assert "Time by operator type" in text and "mul" in text and "Ratio." in text
-    trace, = tmp_path.rglob("*.xplane.pb")
+    (trace,) = tmp_path.rglob("*.xplane.pb")
     times = profiler.operator_times(str(trace))
     assert {"mul", "mul_grad"} <= set(times) and all(t >= 0 for row in times.values() for t in row)
     assert len(times["mul"]) % 2 == 0
-    chrome, = tmp_path.rglob("*.trace.json.gz")
+    (chrome,) = tmp_path.rglob("*.trace.json.gz")
     assert json.loads(gzip.decompress(chrome.read_bytes()))["traceEvents"]
 
 
@@ -39,11 +42,16 @@ def test_executables_of_one_program_are_told_apart(tmp_path, monkeypatch):
     step()
     with profiler.profiler("All", None, str(tmp_path)):
         step()
-    trace, = tmp_path.rglob("*.xplane.pb")
+    (trace,) = tmp_path.rglob("*.xplane.pb")
     real = profiler._operators_of_instructions()
-    # The same program compiled for other shapes: it shares one instruction's name and has others of its own.
-    others = {module: [dict.fromkeys([*list(known)[:1], "else.1", "else.2"], "other") for known in executables]
-              for module, executables in real.items()}
+    # The same program compiled for other shapes: it shares one instruction's name and has others of
+    # its own.
+    others = {
+        module: [
+            dict.fromkeys([*list(known)[:1], "else.1", "else.2"], "other") for known in executables
+        ]
+        for module, executables in real.items()
+    }
     for order in ((others, real), (real, others)):
         both = {module: order[0][module] + order[1][module] for module in real}
         monkeypatch.setattr(profiler, "_operators_of_instructions", lambda both=both: both)
@@ -62,7 +70,7 @@ def test_start_reset_stop(tmp_path, capsys):
         profiler.stop_profiler("name")
     profiler.stop_profiler("calls", str(tmp_path / "here"))
     text = capsys.readouterr().out
-    trace, = (tmp_path / "here").rglob("*.xplane.pb")
+    (trace,) = (tmp_path / "here").rglob("*.xplane.pb")
     assert "mul" in text and str(trace) in text.replace("\n", "")
     profiler.stop_profiler()
     profiler.reset_profiler()
@@ -73,7 +81,11 @@ def test_rows_are_sorted(capsys):
     profiler._print({"a": [1.0, 1.0, 1.0], "b": [5.0], "c": [0.5, 2.0]}, "total", "t")
     profiler._print({"a": [1.0, 1.0, 1.0], "b": [5.0], "c": [0.5, 2.0]}, "calls", "t")
     profiler._print({"a": [1.0, 1.0, 1.0], "b": [5.0], "c": [0.5, 2.0]}, "default", "t")
-    rows = [line.replace("│", " ").split() for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    rows = [
+        line.replace("│", " ").split()
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("│")
+    ]
     assert "".join(row[0] for row in rows) == "bacacbabc"
     assert rows[0] == ["b", "1", "5.0000", "5.0000", "5.0000", "5.0000", "0.4762"]
 
@@ -83,11 +95,16 @@ def test_bad_arguments(tmp_path):
         profiler.start_profiler("TPU")
     with pytest.raises(errors.ProgramError, match="tracer_option 'Fast'"):
         profiler.start_profiler("CPU", "Fast")
-    with pytest.raises(errors.ProgramError, match="sorted_key 'name'"), profiler.profiler("CPU", "name", str(tmp_path)):
+    with (
+        pytest.raises(errors.ProgramError, match="sorted_key 'name'"),
+        profiler.profiler("CPU", "name", str(tmp_path)),
+    ):
         pass
     (tmp_path / "file").touch()
-    with (pytest.raises(errors.ProgramError, match="is a file, expected a folder"),
-          profiler.profiler("CPU", None, str(tmp_path / "file"))):
+    with (
+        pytest.raises(errors.ProgramError, match="is a file, expected a folder"),
+        profiler.profiler("CPU", None, str(tmp_path / "file")),
+    ):
         pass
     with pytest.raises(errors.UnsupportedError, match="Nsight"), profiler.cuda_profiler("out"):
         pass

@@ -1,4 +1,5 @@
 """Programs, blocks, names, scopes of names, roles, copies, pruning, the verifier."""
+
 import numpy as np
 import pytest
 
@@ -23,8 +24,14 @@ def test_append_op_infers_shapes_and_checks_slots_and_attributes():
         (("mul", {"X": "x", "Z": "w"}, {"Out": "o"}), "no input slot Z"),
         (("mul", {"X": "x"}, {"Out": "o"}), "input Y is missing"),
         (("mul", {"X": "x", "Y": "nope"}, {"Out": "o"}), "reads nope, which no block declares"),
-        (("mul", {"X": "x", "Y": "w"}, {"Out": "o"}, {"x_num_col_dim": 1}), "did you mean x_num_col_dims"),
-        (("mul", {"X": "x", "Y": "w"}, {"Out": "o"}, {"x_num_col_dims": "one"}), "expected INT, found 'one'"),
+        (
+            ("mul", {"X": "x", "Y": "w"}, {"Out": "o"}, {"x_num_col_dim": 1}),
+            "did you mean x_num_col_dims",
+        ),
+        (
+            ("mul", {"X": "x", "Y": "w"}, {"Out": "o"}, {"x_num_col_dims": "one"}),
+            "expected INT, found 'one'",
+        ),
         (("mul", {"X": "w", "Y": "w"}, {"Out": "o"}), "w\\[4, 2\\] FP32"),
     ]:
         with pytest.raises(errors.ProgramError, match=text):
@@ -35,7 +42,9 @@ def test_append_op_infers_shapes_and_checks_slots_and_attributes():
 
 def test_shape_errors_name_the_users_line():
     block = _net()
-    with pytest.raises(errors.ShapeError, match=r"test_program\.py.*test_shape_errors_name_the_users_line"):
+    with pytest.raises(
+        errors.ShapeError, match=r"test_program\.py.*test_shape_errors_name_the_users_line"
+    ):
         block.append_op("mul", {"X": "w", "Y": "w"}, {"Out": "o"})
 
 
@@ -62,7 +71,9 @@ def test_fingerprint_follows_structure_not_identity():
 def test_prune_keeps_what_targets_need():
     block = _net()
     pruned = fluid.default_main_program()._prune(["h"])
-    assert [op.type for op in pruned.global_block().ops] == ["mul"] and set(pruned.global_block().vars) == {"x", "w", "h"}
+    assert [op.type for op in pruned.global_block().ops] == ["mul"] and set(
+        pruned.global_block().vars
+    ) == {"x", "w", "h"}
     fed = fluid.default_main_program()._prune_with_input(["h"], ["loss"])
     assert [op.type for op in fed.global_block().ops] == ["dropout", "mean"]
     with pytest.raises(errors.ProgramError, match="no variable losss.*did you mean loss"):
@@ -75,7 +86,11 @@ def test_nested_blocks_see_outer_variables():
     with fluid.program_guard(program):
         _net()
         inner = program.create_block()
-        assert program.current_block() is inner and inner.parent is program.global_block() and program.num_blocks == 2
+        assert (
+            program.current_block() is inner
+            and inner.parent is program.global_block()
+            and program.num_blocks == 2
+        )
         assert inner.find_var_recursive("w").name == "w" and not inner.has_var("w")
         program.rollback()
         assert program.current_block() is program.global_block()
@@ -108,11 +123,16 @@ def test_the_verifier_finds_broken_programs():
     program = fluid.default_main_program()
     assert program.verify() is program
     del block.vars["h"]
-    with pytest.raises(errors.ProgramError, match="operator mul.*it names h, which no block declares"):
+    with pytest.raises(
+        errors.ProgramError, match="operator mul.*it names h, which no block declares"
+    ):
         program.verify("test rewrite")
     block.create_var(name="h", shape=[-1, 2], dtype="float32")
     block.ops.insert(0, block.ops.pop())
-    with pytest.raises(errors.ProgramError, match="test rewrite: operator mean.*reads d before an operator writes it"):
+    with pytest.raises(
+        errors.ProgramError,
+        match="test rewrite: operator mean.*reads d before an operator writes it",
+    ):
         program.verify("test rewrite")
 
 
@@ -152,5 +172,8 @@ def test_random_seed_makes_runs_repeat_and_steps_differ():
 def test_unknown_rows_do_not_hide_a_wrong_width():
     block = _net()
     block.append_op("concat", {"X": ["h", "h", "h"]}, {"Out": "wide"}, {"axis": 1})
-    with pytest.raises(errors.ShapeError, match=r"x\[-1, 4\] FP32, Y: wide\[-1, 6\].*\n.*\n.*\n.*\(-1, 4\) and \(-1, 6\)"):
+    with pytest.raises(
+        errors.ShapeError,
+        match=r"x\[-1, 4\] FP32, Y: wide\[-1, 6\].*\n.*\n.*\n.*\(-1, 4\) and \(-1, 6\)",
+    ):
         block.append_op("elementwise_add", {"X": "x", "Y": "wide"}, {"Out": "sum"})

@@ -1,4 +1,5 @@
 """Progress of a training loop: what is shown and how often."""
+
 import io
 
 import numpy as np
@@ -53,7 +54,14 @@ def test_a_metric_must_be_one_number():
 def test_bar():
     stream = Terminal()
     bar = BarDisplay(stream)
-    report = {"description": "train", "step": 1, "total": 2, "rate": 1234.5, "metrics": {"loss": 0.25}, "done": False}
+    report = {
+        "description": "train",
+        "step": 1,
+        "total": 2,
+        "rate": 1234.5,
+        "metrics": {"loss": 0.25},
+        "done": False,
+    }
     bar.show(report)
     assert bar.live
     bar.print_above("a line of the script")

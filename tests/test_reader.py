@@ -1,4 +1,5 @@
 """Reader decorators: what each gives, in which order, and what happens to errors."""
+
 import os
 import random
 import threading
@@ -27,12 +28,15 @@ def listed(reader):
     return list(reader())
 
 
-@pytest.mark.parametrize(("size", "drop_last", "expected"), [
-    (2, False, [[0, 1], [2, 3], [4]]),
-    (2, True, [[0, 1], [2, 3]]),
-    (5, True, [[0, 1, 2, 3, 4]]),
-    (9, False, [[0, 1, 2, 3, 4]]),
-])
+@pytest.mark.parametrize(
+    ("size", "drop_last", "expected"),
+    [
+        (2, False, [[0, 1], [2, 3], [4]]),
+        (2, True, [[0, 1], [2, 3]]),
+        (5, True, [[0, 1, 2, 3, 4]]),
+        (9, False, [[0, 1, 2, 3, 4]]),
+    ],
+)
 def test_batch(size, drop_last, expected):
     reader = readers.batch(count(5), size, drop_last)
     assert listed(reader) == expected
@@ -41,7 +45,9 @@ def test_batch(size, drop_last, expected):
 
 @pytest.mark.parametrize("size", [0, -1, 1.5])
 def test_batch_refuses_a_size_that_is_none(size):
-    with pytest.raises(ValueError, match=f"batch_size must be a positive whole number, found {size}"):
+    with pytest.raises(
+        ValueError, match=f"batch_size must be a positive whole number, found {size}"
+    ):
         readers.batch(count(5), size)
 
 
@@ -60,7 +66,9 @@ def test_chain_compose_map_firstn():
 
 
 def test_compose_says_which_reader_is_short():
-    with pytest.raises(readers.ComposeNotAligned, match=r"not aligned: readers \[0\] \(of 2, from 0\) ended"):
+    with pytest.raises(
+        readers.ComposeNotAligned, match=r"not aligned: readers \[0\] \(of 2, from 0\) ended"
+    ):
         listed(readers.compose(count(2), count(3)))
     assert listed(readers.compose(count(2), count(3), check_alignment=False)) == [(0, 0), (1, 1)]
 
@@ -85,7 +93,10 @@ def test_buffered_keeps_order_and_hands_errors_over():
 
 def test_a_loop_that_is_left_ends_the_threads():
     before = threading.active_count()
-    for reader in (readers.buffered(count(1000), 2), readers.xmap_readers(abs, count(1000), 3, 2, order=True)):
+    for reader in (
+        readers.buffered(count(1000), 2),
+        readers.xmap_readers(abs, count(1000), 3, 2, order=True),
+    ):
         samples = iter(reader())
         assert next(samples) == 0
         samples.close()
@@ -145,11 +156,13 @@ class TestMultiprocess:
         assert len({os.getpid(), *reader()}) == 3
 
     def test_arrays(self, use_pipe):
-        sample, = readers.multiprocess_reader([lambda: iter([np.eye(200)])], use_pipe)()
+        (sample,) = readers.multiprocess_reader([lambda: iter([np.eye(200)])], use_pipe)()
         np.testing.assert_array_equal(sample, np.eye(200))
 
     def test_errors(self, use_pipe):
-        with pytest.raises(ValueError, match=r"multiprocess reader raises an exception(.|\n)*broken sample"):
+        with pytest.raises(
+            ValueError, match=r"multiprocess reader raises an exception(.|\n)*broken sample"
+        ):
             listed(readers.multiprocess_reader([failing], use_pipe))
         with pytest.raises(ValueError, match="a sample is None"):
             listed(readers.multiprocess_reader([lambda: iter([None])], use_pipe))

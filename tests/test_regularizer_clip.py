@@ -1,4 +1,5 @@
 """Penalties and clips on their own; with an optimizer they are in tests/test_optimizer.py."""
+
 import warnings
 
 import numpy as np
@@ -35,7 +36,10 @@ def updated(optimizer, loss=None):
     executor = fluid.Executor(fluid.CPUPlace())
     executor.run(fluid.default_startup_program())
     executor.run(feed={"x": X})
-    return [0.5 - np.array(fluid.global_scope().find_var(n).get_tensor()) for n in ("fc_0.w_0", "fc_0.b_0")]
+    return [
+        0.5 - np.array(fluid.global_scope().find_var(n).get_tensor())
+        for n in ("fc_0.w_0", "fc_0.b_0")
+    ]
 
 
 def close(found, *expect):
@@ -44,31 +48,45 @@ def close(found, *expect):
 
 
 def norm(*arrays):
-    return np.sqrt(sum((a ** 2).sum() for a in arrays))
+    return np.sqrt(sum((a**2).sum() for a in arrays))
 
 
 def test_l2_decay():
-    close(updated(fluid.optimizer.SGD(1.0, regularization=L2Decay(0.2))), W_GRAD + 0.1, B_GRAD + 0.1)
+    close(
+        updated(fluid.optimizer.SGD(1.0, regularization=L2Decay(0.2))), W_GRAD + 0.1, B_GRAD + 0.1
+    )
 
 
 def test_l1_decay():
-    close(updated(fluid.optimizer.SGD(1.0, regularization=L1Decay(0.2))), W_GRAD + 0.2, B_GRAD + 0.2)
+    close(
+        updated(fluid.optimizer.SGD(1.0, regularization=L1Decay(0.2))), W_GRAD + 0.2, B_GRAD + 0.2
+    )
 
 
 def test_a_parameters_own_decay_goes_first():
     loss = net()
     loss.block.var("fc_0.w_0").regularizer = L1Decay(0.4)
-    close(updated(fluid.optimizer.SGD(1.0, regularization=L2Decay(0.2)), loss), W_GRAD + 0.4, B_GRAD + 0.1)
+    close(
+        updated(fluid.optimizer.SGD(1.0, regularization=L2Decay(0.2)), loss),
+        W_GRAD + 0.4,
+        B_GRAD + 0.1,
+    )
 
 
 def test_clip_by_value():
-    close(updated(fluid.optimizer.SGD(1.0, grad_clip=GradientClipByValue(0.3, -0.1))),
-          np.clip(W_GRAD, -0.1, 0.3), np.clip(B_GRAD, -0.1, 0.3))
+    close(
+        updated(fluid.optimizer.SGD(1.0, grad_clip=GradientClipByValue(0.3, -0.1))),
+        np.clip(W_GRAD, -0.1, 0.3),
+        np.clip(B_GRAD, -0.1, 0.3),
+    )
 
 
 def test_clip_by_norm():
-    close(updated(fluid.optimizer.SGD(1.0, grad_clip=GradientClipByNorm(0.6))),
-          W_GRAD * min(1, 0.6 / norm(W_GRAD)), B_GRAD * min(1, 0.6 / norm(B_GRAD)))
+    close(
+        updated(fluid.optimizer.SGD(1.0, grad_clip=GradientClipByNorm(0.6))),
+        W_GRAD * min(1, 0.6 / norm(W_GRAD)),
+        B_GRAD * min(1, 0.6 / norm(B_GRAD)),
+    )
 
 
 @pytest.mark.parametrize("bound", [0.3, 100.0])
@@ -102,8 +120,11 @@ def test_set_gradient_clip():
 def test_grad_clip_goes_before_set_gradient_clip():
     loss = net()
     set_gradient_clip(GradientClipByValue(1e-3))
-    close(updated(fluid.optimizer.SGD(1.0, grad_clip=GradientClipByValue(0.1)), loss),
-          np.clip(W_GRAD, -0.1, 0.1), np.clip(B_GRAD, -0.1, 0.1))
+    close(
+        updated(fluid.optimizer.SGD(1.0, grad_clip=GradientClipByValue(0.1)), loss),
+        np.clip(W_GRAD, -0.1, 0.1),
+        np.clip(B_GRAD, -0.1, 0.1),
+    )
 
 
 def test_set_gradient_clip_of_some_parameters_clips_nothing_as_in_fluid():
@@ -145,10 +166,16 @@ def test_error_clip_of_a_wrong_type():
         fluid.optimizer.SGD(1.0).minimize(loss)
 
 
-@pytest.mark.parametrize("attempt, error", [
-    (lambda: GradientClipByValue(-1.0), ValueError), (lambda: ErrorClipByValue(1.0, 2.0), ValueError),
-    (lambda: GradientClipByNorm(1.0, need_clip=3), TypeError), (lambda: set_gradient_clip(3), TypeError),
-    (lambda: L2Decay("a"), ValueError)])
+@pytest.mark.parametrize(
+    "attempt, error",
+    [
+        (lambda: GradientClipByValue(-1.0), ValueError),
+        (lambda: ErrorClipByValue(1.0, 2.0), ValueError),
+        (lambda: GradientClipByNorm(1.0, need_clip=3), TypeError),
+        (lambda: set_gradient_clip(3), TypeError),
+        (lambda: L2Decay("a"), ValueError),
+    ],
+)
 def test_errors(attempt, error):
     with pytest.raises(error):
         attempt()

@@ -1,4 +1,7 @@
-"""A step that is run again as it was takes a short way through the Executor; whatever differs takes the long one."""
+"""A step that is run again as it was takes a short way through the Executor; whatever differs takes
+the long one.
+"""
+
 import gc
 import weakref
 
@@ -13,7 +16,9 @@ X = np.arange(12, dtype="float32").reshape(3, 4)
 
 
 class Counted:
-    """An Executor that trains w by the mean of x @ w, and how many of its runs took the long way."""
+    """An Executor that trains w by the mean of x @ w, and how many of its runs took the long
+    way.
+    """
 
     def __init__(self, monkeypatch):
         self.long = 0
@@ -29,12 +34,15 @@ class Counted:
         def counted(program, feed):
             self.long += 1
             return check(program, feed)
+
         monkeypatch.setattr(feeds, "checked", counted)
 
     def run(self, x=X, fetch=None, **options):
         """(the first fetch, whether the run took the long way)."""
         before = self.long
-        value, *_ = self.exe.run(feed={"x": x}, fetch_list=[self.loss] if fetch is None else fetch, **options)
+        value, *_ = self.exe.run(
+            feed={"x": x}, fetch_list=[self.loss] if fetch is None else fetch, **options
+        )
         return np.asarray(value), self.long > before
 
 

@@ -1,5 +1,6 @@
-"""A program's random_seed may be changed between two runs, however the program is run; and nothing is taken for another
-program's, or another executor's."""
+"""A program's random_seed may be changed between two runs, however the program is run; and nothing
+is taken for another program's, or another executor's."""
+
 import gc
 import subprocess
 from dataclasses import replace
@@ -26,13 +27,20 @@ def dropped():
     """What dropout leaves of x [N, 64], in a program that trains a parameter."""
     x = fluid.data("x", [None, 64])
     y = layers.dropout(x, 0.5)
-    predicted = layers.fc(y, 1, param_attr=fluid.ParamAttr("w", initializer=fluid.initializer.Constant(0.1)), bias_attr="b")
+    predicted = layers.fc(
+        y,
+        1,
+        param_attr=fluid.ParamAttr("w", initializer=fluid.initializer.Constant(0.1)),
+        bias_attr="b",
+    )
     fluid.optimizer.SGD(0.01).minimize(layers.mean(predicted))
     return y
 
 
 class Mode:
-    """One row_update to run a program. `run` runs it once, and returns the random numbers that it drew."""
+    """One row_update to run a program. `run` runs it once, and returns the random numbers that it
+    drew.
+    """
 
     def __init__(self):
         self.scope, self.exe = fluid.Scope(), fluid.Executor(fluid.CPUPlace())
@@ -52,13 +60,17 @@ class Mode:
 
 class Pruned(Mode):
     def run(self):
-        return self.exe.run(self.main, feed={"x": X}, fetch_list=[self.y], scope=self.scope, use_prune=True)[0]
+        return self.exe.run(
+            self.main, feed={"x": X}, fetch_list=[self.y], scope=self.scope, use_prune=True
+        )[0]
 
 
 class Startup(Mode):
     @staticmethod
     def build():
-        layers.create_parameter([4, 64], "float32", name="noise", default_initializer=fluid.initializer.Normal())
+        layers.create_parameter(
+            [4, 64], "float32", name="noise", default_initializer=fluid.initializer.Normal()
+        )
 
     def run(self):
         self.startup.random_seed = self.main.random_seed
@@ -84,7 +96,9 @@ class Reader(Mode):
 class InReplicas(Mode):
     def __init__(self):
         super().__init__()
-        self.compiled = fluid.CompiledProgram(self.main).with_data_parallel(places=fluid.cpu_places(2))
+        self.compiled = fluid.CompiledProgram(self.main).with_data_parallel(
+            places=fluid.cpu_places(2)
+        )
 
     def run(self):
         return self.exe.run(self.compiled, feed={"x": X}, fetch_list=[self.y], scope=self.scope)[0]
@@ -99,7 +113,9 @@ class OfADataset(Mode):
     def build(self):
         x = fluid.data("x", [None, 64])
         y = layers.dropout(x, 0.5)
-        layers.assign(y, layers.create_global_var([4, 64], 0.0, "float32", persistable=True, name="kept"))
+        layers.assign(
+            y, layers.create_global_var([4, 64], 0.0, "float32", persistable=True, name="kept")
+        )
         Path("ones.txt").write_text(("64" + " 1" * 64 + "\n") * 4)
         self.dataset = fluid.DatasetFactory().create_dataset("QueueDataset")
         self.dataset.set_use_var([x])
@@ -113,17 +129,27 @@ class OfADataset(Mode):
 
 
 class WithServers(Mode):
-    """A trainer; its numbers come from what is left of its program when servers' part is taken out."""
+    """A trainer; its numbers come from what is left of its program when servers' part is taken
+    out.
+    """
 
     replicas = False
 
     def __init__(self):
         self.job = Job(self.build_for_job).__enter__()
         self.job.begin()
-        trainer, = self.job.trainers
-        self.exe, self.scope, self.main, (self.y,) = trainer.executor, trainer.scope, trainer.main, trainer.built
-        self.program = fluid.CompiledProgram(self.main).with_data_parallel(places=fluid.cpu_places(2)) if self.replicas \
+        (trainer,) = self.job.trainers
+        self.exe, self.scope, self.main, (self.y,) = (
+            trainer.executor,
+            trainer.scope,
+            trainer.main,
+            trainer.built,
+        )
+        self.program = (
+            fluid.CompiledProgram(self.main).with_data_parallel(places=fluid.cpu_places(2))
+            if self.replicas
             else self.main
+        )
 
     @staticmethod
     def build_for_job():
@@ -141,7 +167,9 @@ class WithServersInReplicas(WithServers):
 
 
 class BlockOfAServer(Mode):
-    """The noise that an update on a server adds (Dpsgd); a store is made whenever a server begins to serve."""
+    """The noise that an update on a server adds (Dpsgd); a store is made whenever a server begins
+    to serve.
+    """
 
     def __init__(self):
         transpiler, *_ = transpile(self.build_for_job, ["127.0.0.1:1"])
@@ -151,19 +179,33 @@ class BlockOfAServer(Mode):
 
     @staticmethod
     def build_for_job():
-        loss = layers.mean(layers.fc(fluid.data("x", [None, 64]), 4, param_attr="w", bias_attr=False))
+        loss = layers.mean(
+            layers.fc(fluid.data("x", [None, 64]), 4, param_attr="w", bias_attr=False)
+        )
         fluid.optimizer.Dpsgd(0.1, clip=1.0, batch_size=4.0, sigma=1.0).minimize(loss)
         return (loss,)
 
     def run(self):
-        store = ProgramStore(self.exe.engine.runner(self.main)._program, self.scope, self.exe.engine)
+        store = ProgramStore(
+            self.exe.engine.runner(self.main)._program, self.scope, self.exe.engine
+        )
         before = np.array(store.block("w").read()[0])
         store.apply([], [BlockUpdate("w", Change.GRADIENT, np.ones((64, 4), np.float32))])
         return np.array(store.block("w").read()[0]) - before
 
 
-MODES = [Mode, Pruned, Startup, Reader, InReplicas, ReaderOfReplicas, OfADataset, WithServers, WithServersInReplicas,
-         BlockOfAServer]
+MODES = [
+    Mode,
+    Pruned,
+    Startup,
+    Reader,
+    InReplicas,
+    ReaderOfReplicas,
+    OfADataset,
+    WithServers,
+    WithServersInReplicas,
+    BlockOfAServer,
+]
 
 
 @pytest.fixture
@@ -183,9 +225,11 @@ def test_a_seed_that_is_changed_takes_effect(mode, folder):
         finally:
             running.close()
         return found
+
     same, changed, other = draws(1, 1, 1), draws(1, 2, 1), draws(2, 2)
     np.testing.assert_allclose(changed[0], same[0], atol=1e-5)
-    np.testing.assert_allclose(changed[1], other[1], atol=1e-5)  # as if the seed had been this one from the beginning
+    # as if the seed had been this one from the beginning
+    np.testing.assert_allclose(changed[1], other[1], atol=1e-5)
     np.testing.assert_allclose(changed[2], same[2], atol=1e-5)
     assert (np.abs(changed[1] - same[1]) > 1e-3).any()
 
@@ -202,6 +246,7 @@ def test_a_clone_has_the_seed_of_its_time_and_then_its_own():
         program.random_seed = program.random_seed if seed is None else seed
         scope.steps.clear()
         return exe.run(program, feed={"x": X}, fetch_list=[running.y.name], scope=scope)[0]
+
     first, second = draw(twin), draw(running.main)
     assert (first != second).any() and twin.random_seed == 1
     np.testing.assert_array_equal(draw(twin, 2), second)
@@ -210,14 +255,19 @@ def test_a_clone_has_the_seed_of_its_time_and_then_its_own():
 
 def test_a_function_of_jax_draws_by_its_key_alone():
     running = Mode()
-    apply, params = fluid.to_jax(running.main, feeds=["x"], fetches=[running.y], scope=running.scope)
+    apply, params = fluid.to_jax(
+        running.main, feeds=["x"], fetches=[running.y], scope=running.scope
+    )
 
     def draw():
         return np.asarray(apply(params, X, key=jax.random.key(3))[0])
+
     before = draw()
     running.main.random_seed = 5
     np.testing.assert_array_equal(draw(), before)
-    again, params = fluid.to_jax(running.main, feeds=["x"], fetches=[running.y], scope=running.scope)
+    again, params = fluid.to_jax(
+        running.main, feeds=["x"], fetches=[running.y], scope=running.scope
+    )
     np.testing.assert_array_equal(np.asarray(again(params, X, key=jax.random.key(3))[0]), before)
     assert (np.asarray(apply(params, X, key=jax.random.key(4))[0]) != before).any()
 
@@ -258,7 +308,9 @@ np.save(f"draws.{build.trainer_id}.npy", found)
 def test_a_seed_that_is_changed_takes_effect_across_processes(folder):
     Path("train.py").write_text(PROCESS)
     command = [*COMMAND, "--cpus", "2", "train.py"]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=3 * LIMIT)
+    done = subprocess.run(
+        command, env=ENVIRONMENT, capture_output=True, text=True, timeout=3 * LIMIT
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     for rank in range(2):
         ones, changed, twos = np.load(f"draws.{rank}.npy").reshape(3, 2, -1)
@@ -266,7 +318,8 @@ def test_a_seed_that_is_changed_takes_effect_across_processes(folder):
         assert (ones[1] != twos[1]).any()
 
 
-# ---- what is not to be taken for something else ---------------------------------------------------------------------
+# ---- what is not to be taken for something else --------------------------------------------------
+
 
 def test_roles_decide_what_replicas_run_and_are_part_of_the_program():
     running = InReplicas()
@@ -276,11 +329,17 @@ def test_roles_decide_what_replicas_run_and_are_part_of_the_program():
         before = w()
         running.run()
         return np.abs(w() - before).sum()
+
     running.main.random_seed = 1
     halves = moved()
     before = running.main.fingerprint
-    seed, = (op for op in running.main.global_block().ops if op.attr("op_role") == OpRole.Backward | OpRole.Loss)
-    seed.set_attr("op_role", OpRole.Backward)  # gradients are no longer those of a replica's share of the loss
+    (seed,) = (
+        op
+        for op in running.main.global_block().ops
+        if op.attr("op_role") == OpRole.Backward | OpRole.Loss
+    )
+    # gradients are no longer those of a replica's share of the loss
+    seed.set_attr("op_role", OpRole.Backward)
     assert running.main.fingerprint != before
     assert moved() > 1.5 * halves
 
@@ -298,13 +357,17 @@ def test_parameters_of_updates_are_part_of_the_program():
 def test_attributes_are_part_of_a_program_in_full():
     def program(values, block=None):
         made = fluid.Program()
-        op = made.global_block().append_op("fill_constant", outputs={"Out": made.global_block().create_var(name="x")},
-                                           attrs={"shape": [1]})
+        op = made.global_block().append_op(
+            "fill_constant",
+            outputs={"Out": made.global_block().create_var(name="x")},
+            attrs={"shape": [1]},
+        )
         op.attrs["values"] = values
         if block is not None:
             op.attrs["blocks"] = [made.create_block(), made.create_block()][:block]
         made._touch()
         return made.fingerprint
+
     large = np.zeros(5000)
     changed = large.copy()
     changed[2500] = 1  # what the text of an array leaves out
@@ -326,7 +389,7 @@ def test_programs_of_other_divisions_have_runners_of_their_own():
 def test_an_executor_that_is_gone_is_not_taken_for_a_new_one():
     with Job(WithServers.build_for_job) as job:
         job.begin()
-        trainer, = job.trainers
+        (trainer,) = job.trainers
         connection = connections.connect(trainer_program.read(trainer.main))
         assert list(connection.users) == [trainer.executor.engine]
         temporary = fluid.Executor(fluid.CPUPlace())

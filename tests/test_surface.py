@@ -1,4 +1,7 @@
-"""Every public name of Fluid under jfluid: it works, or says when called that it is not in this release."""
+"""Every public name of Fluid under jfluid: it works, or says when called that it is not in this
+release.
+"""
+
 import importlib
 import subprocess
 import sys
@@ -24,12 +27,37 @@ def test_every_path_imports_and_has_every_name(path):
 
 
 def test_what_this_release_is_for_is_there():
-    for name in ("fc", "conv2d", "batch_norm", "embedding", "softmax_with_cross_entropy", "accuracy", "auc", "matmul",
-                 "noam_decay", "layer_norm", "dropout", "py_func", "Switch", "piecewise_decay", "gaussian_random"):
+    for name in (
+        "fc",
+        "conv2d",
+        "batch_norm",
+        "embedding",
+        "softmax_with_cross_entropy",
+        "accuracy",
+        "auc",
+        "matmul",
+        "noam_decay",
+        "layer_norm",
+        "dropout",
+        "py_func",
+        "Switch",
+        "piecewise_decay",
+        "gaussian_random",
+    ):
         assert not isinstance(getattr(fluid.layers, name), surface.Missing), name
-    for path in ("optimizer", "initializer", "regularizer", "clip", "unique_name", "backward", "param_attr"):
+    for path in (
+        "optimizer",
+        "initializer",
+        "regularizer",
+        "clip",
+        "unique_name",
+        "backward",
+        "param_attr",
+    ):
         module = importlib.import_module(f"jfluid.{path}")
-        missing = [n for n in surface.NAMES[path] if isinstance(getattr(module, n), surface.Missing)]
+        missing = [
+            n for n in surface.NAMES[path] if isinstance(getattr(module, n), surface.Missing)
+        ]
         assert missing == [], path
 
 
@@ -40,27 +68,43 @@ def test_names_live_once():
     from jfluid.layers.ops import relu
 
     from jfluid.layers import nn
+
     assert Program is fluid.Program and Variable is fluid.Variable and relu is fluid.layers.relu
     assert nn.conv2d is fluid.layers.conv2d and nn.fc is fluid.layers.fc
     assert default_main_program() is fluid.default_main_program()
-    assert jfluid.unique_name.generate("surface") == "surface_0" and fluid.unique_name.generate("surface") == "surface_1"
+    assert (
+        jfluid.unique_name.generate("surface") == "surface_0"
+        and fluid.unique_name.generate("surface") == "surface_1"
+    )
 
 
 def test_missing_names_refuse_to_be_used():
-    with pytest.raises(errors.UnsupportedError, match=r"fluid\.dygraph\.Layer: imperative mode is not in this release"):
+    with pytest.raises(
+        errors.UnsupportedError,
+        match=r"fluid\.dygraph\.Layer: imperative mode is not in this release",
+    ):
+
         class Net(fluid.dygraph.Layer):
             pass
+
     with pytest.raises(errors.UnsupportedError, match=r"fluid\.layers\.multiclass_nms: this layer"):
         fluid.layers.multiclass_nms(None, None, 0.1, 10, 10)
-    with pytest.raises(errors.UnsupportedError, match=r"fluid\.contrib\.QuantizeTranspiler: this extension"):
+    with pytest.raises(
+        errors.UnsupportedError, match=r"fluid\.contrib\.QuantizeTranspiler: this extension"
+    ):
         fluid.contrib.QuantizeTranspiler()
     assert "not in this release" in repr(fluid.layers.multiclass_nms)
 
 
 def test_unknown_names_are_attribute_errors():
-    with pytest.raises(AttributeError, match=r"module 'jfluid\.layers' has no attribute 'conv2dd'.*did you mean conv2d"):
+    with pytest.raises(
+        AttributeError,
+        match=r"module 'jfluid\.layers' has no attribute 'conv2dd'.*did you mean conv2d",
+    ):
         fluid.layers.conv2dd  # noqa: B018
-    with pytest.raises(AttributeError, match="module 'jfluid' has no attribute 'Exekutor'.*did you mean Executor"):
+    with pytest.raises(
+        AttributeError, match="module 'jfluid' has no attribute 'Exekutor'.*did you mean Executor"
+    ):
         fluid.Exekutor  # noqa: B018
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("jfluid.nothing")
@@ -88,7 +132,9 @@ def test_compiled_program_runs_as_the_program():
     x = fluid.data("x", [None, 2])
     y = fluid.layers.scale(x, 3.0)
     compiled = fluid.CompiledProgram(fluid.default_main_program(), fluid.BuildStrategy())
-    got, = fluid.Executor(fluid.CPUPlace()).run(compiled, feed={"x": np.ones((1, 2), "float32")}, fetch_list=[y])
+    (got,) = fluid.Executor(fluid.CPUPlace()).run(
+        compiled, feed={"x": np.ones((1, 2), "float32")}, fetch_list=[y]
+    )
     assert (got == 3).all()
     with pytest.raises(errors.ProgramError, match="no variable loss"):
         compiled.with_data_parallel(loss_name="loss")
@@ -99,8 +145,13 @@ def test_compiled_program_runs_as_the_program():
 def test_strategies_are_settings():
     build = fluid.BuildStrategy()
     build.reduce_strategy = fluid.BuildStrategy.ReduceStrategy.Reduce
-    assert repr(build) == f"BuildStrategy(reduce_strategy={fluid.BuildStrategy.ReduceStrategy.Reduce!r})"
-    with pytest.raises(errors.ProgramError, match="no field fuse_all_reduce_op.*did you mean fuse_all_reduce_ops"):
+    assert (
+        repr(build)
+        == f"BuildStrategy(reduce_strategy={fluid.BuildStrategy.ReduceStrategy.Reduce!r})"
+    )
+    with pytest.raises(
+        errors.ProgramError, match="no field fuse_all_reduce_op.*did you mean fuse_all_reduce_ops"
+    ):
         build.fuse_all_reduce_op = True
     execution = fluid.ExecutionStrategy()
     execution.num_threads = 4
@@ -131,5 +182,10 @@ print(exe.run(feed=dict(x=numpy.ones((1, 4), "float32")), fetch_list=[y])[0].tol
 
 @pytest.mark.process
 def test_a_script_changes_its_import_line_only():
-    done = subprocess.run([sys.executable, "-c", SCRIPT.format(engine="jfluid")], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT.format(engine="jfluid")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout == "[[2.0, 2.0]]\n"

@@ -1,4 +1,7 @@
-"""Pickles of arrays: those of all picklers are read, and none takes more time or memory than its size explains."""
+"""Pickles of arrays: those of all picklers are read, and none takes more time or memory than its
+size explains.
+"""
+
 import collections
 import io
 import pickle
@@ -30,13 +33,26 @@ def test_hostile_pickles_take_little_time_and_memory(name, tmp_path):
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert time.process_time() - started < 20 and peak < max(700_000, 10 * len(data) + 50_000), (peak, len(data))
+    assert time.process_time() - started < 20 and peak < max(700_000, 10 * len(data) + 50_000), (
+        peak,
+        len(data),
+    )
 
 
-@pytest.mark.parametrize("target", [
-    "_codecs\nencode", "numpy.core.multiarray\nscalar", "numpy.core.multiarray\n_reconstruct", "numpy\ndtype",
-    "numpy\nndarray", "collections\nOrderedDict"])
-@pytest.mark.parametrize("state", [b"}U\x08__name__U\x01xs", b"N}U\x04callK\x01s\x86", b"}U\x01xK\x01s"])
+@pytest.mark.parametrize(
+    "target",
+    [
+        "_codecs\nencode",
+        "numpy.core.multiarray\nscalar",
+        "numpy.core.multiarray\n_reconstruct",
+        "numpy\ndtype",
+        "numpy\nndarray",
+        "collections\nOrderedDict",
+    ],
+)
+@pytest.mark.parametrize(
+    "state", [b"}U\x08__name__U\x01xs", b"N}U\x04callK\x01s\x86", b"}U\x01xK\x01s"]
+)
 def test_a_pickle_changes_nothing_of_the_process(target, state, tmp_path):
     (tmp_path / "p").write_bytes(HEAD + b"c" + target.encode() + b"\n" + state + b"b.")
     with pytest.raises(errors.FileFormatError, match="expected a PendingArray on the stack"):
@@ -46,17 +62,42 @@ def test_a_pickle_changes_nothing_of_the_process(target, state, tmp_path):
 
 
 VALUES = {
-    "arrays": {"a": np.arange(6.0).reshape(2, 3), "f": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
-               "none": np.zeros((0, 3)), "big": np.arange(3, dtype=">i4"), "half": np.ones(2, "float16"), "one": np.array(2.5),
-               "flags": np.array([True, False])},
-    "numbers": {"a": np.float32(2.5), "b": np.bool_(True), "c": 2 ** 62, "d": -1, "e": 2.5, "f": None, "g": True, "h": 300,
-                "i": 70000},
-    "texts": {"a": "x" * 1000, "b": "ä€\U0001F600", "c": b"\0\xff" * 200, "d": ""},
-    "containers": {"a": [np.zeros(2), (1, None), {"b": [1.5, ()]}], "b": Ordered(x="y", z=np.ones(1)), "c": (1,),
-                   "d": (1, 2, 3, 4)},
+    "arrays": {
+        "a": np.arange(6.0).reshape(2, 3),
+        "f": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        "none": np.zeros((0, 3)),
+        "big": np.arange(3, dtype=">i4"),
+        "half": np.ones(2, "float16"),
+        "one": np.array(2.5),
+        "flags": np.array([True, False]),
+    },
+    "numbers": {
+        "a": np.float32(2.5),
+        "b": np.bool_(True),
+        "c": 2**62,
+        "d": -1,
+        "e": 2.5,
+        "f": None,
+        "g": True,
+        "h": 300,
+        "i": 70000,
+    },
+    "texts": {"a": "x" * 1000, "b": "ä€\U0001f600", "c": b"\0\xff" * 200, "d": ""},
+    "containers": {
+        "a": [np.zeros(2), (1, None), {"b": [1.5, ()]}],
+        "b": Ordered(x="y", z=np.ones(1)),
+        "c": (1,),
+        "d": (1, 2, 3, 4),
+    },
 }
 SHARED = np.arange(3)
-VALUES["shared"] = {"a": SHARED, "b": SHARED, "c": [SHARED, SHARED], "d": VALUES["texts"], "e": VALUES["texts"]}
+VALUES["shared"] = {
+    "a": SHARED,
+    "b": SHARED,
+    "c": [SHARED, SHARED],
+    "d": VALUES["texts"],
+    "e": VALUES["texts"],
+}
 
 
 def same(a, b):
@@ -67,7 +108,10 @@ def same(a, b):
 
 
 # NumPy pickles arrays in protocol 5 by other functions, which neither Fluid nor Paddle uses.
-@pytest.mark.parametrize(("name", "protocol"), [(n, p) for n in VALUES for p in (2, 3, 4)] + [("numbers", 5), ("texts", 5)])
+@pytest.mark.parametrize(
+    ("name", "protocol"),
+    [(n, p) for n in VALUES for p in (2, 3, 4)] + [("numbers", 5), ("texts", 5)],
+)
 @pytest.mark.parametrize("pickler", [pickle.Pickler, pickle._Pickler])
 def test_what_picklers_write_is_read(pickler, name, protocol, tmp_path):
     with open(tmp_path / "p", "wb") as file:
@@ -75,12 +119,17 @@ def test_what_picklers_write_is_read(pickler, name, protocol, tmp_path):
     found = load_arrays(tmp_path / "p")
     assert same(found, VALUES[name])
     for value in found.values():
-        assert not isinstance(value, np.ndarray) or (value.flags.writeable and value.flags.owndata and value.dtype.isnative)
+        assert not isinstance(value, np.ndarray) or (
+            value.flags.writeable and value.flags.owndata and value.dtype.isnative
+        )
 
 
 def test_what_python_2_writes_is_read():
     """OrderedDict by its pairs, texts as bytes, numbers behind 1."""
-    data = (HEAD + b"}q\x01U\x01aq\x02ccollections\nOrderedDict\nq\x03]q\x04]q\x05(U\x01bq\x06K\x05ea\x85q\x07Rq\x08s.")
+    data = (
+        HEAD
+        + b"}q\x01U\x01aq\x02ccollections\nOrderedDict\nq\x03]q\x04]q\x05(U\x01bq\x06K\x05ea\x85q\x07Rq\x08s."
+    )
     assert unpickling.load(data) == {"a": Ordered(b=5)}
 
 
@@ -92,7 +141,10 @@ def test_many_arrays_are_no_bomb():
 
 
 def test_time_grows_with_size():
-    """Sixteen times the arrays: sixteen times the instructions, and no more than that in time (as CPU time, generously)."""
+    """Sixteen times the arrays: sixteen times the instructions, and no more than that in time (as
+    CPU time, generously).
+    """
+
     def seconds(count):
         out = io.BytesIO()
         pickle.Pickler(out, 2).dump({str(i): np.ones(1) for i in range(count)})
@@ -102,4 +154,5 @@ def test_time_grows_with_size():
             unpickling.load(out.getvalue())
             best.append(time.process_time() - started)
         return min(best)
+
     assert seconds(3200) < 16 * 4 * seconds(200)

@@ -1,4 +1,7 @@
-"""A script as its users write it. `make lint` holds the types that it gets from the package; nothing runs it."""
+"""A script as its users write it. `make lint` holds the types that it gets from the package;
+nothing runs it.
+"""
+
 from collections.abc import Iterator
 from typing import Any, assert_type
 
@@ -16,7 +19,9 @@ from jfluid.ops import registry
 def network() -> Variable:
     x = fluid.data("x", [None, 4])
     assert_type(x, Variable)
-    hidden = layers.fc(x, 3, act="relu", param_attr=fluid.ParamAttr(initializer=fluid.initializer.Xavier()))
+    hidden = layers.fc(
+        x, 3, act="relu", param_attr=fluid.ParamAttr(initializer=fluid.initializer.Xavier())
+    )
     assert_type(layers.topk(hidden, 2), tuple[Variable, Variable])
     assert_type(layers.split(hidden, 3), list[Variable])
     assert_type(hidden * 2.0 + 1.0, Variable)
@@ -32,8 +37,11 @@ def reader() -> Iterator[tuple[np.ndarray]]:
 
 def train() -> list[Any]:
     loss = network()
-    optimizer = fluid.optimizer.Adam(0.1, regularization=fluid.regularizer.L2Decay(1e-4),
-                                     grad_clip=fluid.clip.GradientClipByNorm(1.0))
+    optimizer = fluid.optimizer.Adam(
+        0.1,
+        regularization=fluid.regularizer.L2Decay(1e-4),
+        grad_clip=fluid.clip.GradientClipByNorm(1.0),
+    )
     updates, gradients = optimizer.minimize(loss)
     assert_type(updates, list[Operator])
     assert_type(gradients, list[tuple[Parameter, Variable | None]])

@@ -1,8 +1,9 @@
 """One XLA program of all processes that train together, each on one device with its own values.
 
-Each process keeps its whole state on its own device. During the call the values of all processes form one array, of which each
-process holds its part of the first dimension: nothing is copied.
+Each process keeps its whole state on its own device. During the call the values of all processes
+form one array, of which each process holds its part of the first dimension: nothing is copied.
 """
+
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,20 +21,24 @@ from jfluid.ops.collective import AXIS
 
 
 class CollectiveJit:
-    """`jax.jit(function)` whose collectives reach all processes; each must call it with arrays of its own.
+    """`jax.jit(function)` whose collectives reach all processes; each must call it with arrays of
+    its own.
 
     Args:
         function: `(donated, kept, key)` -> a tree of arrays.
         device: this process's.
     """
 
-    def __init__(self, function: Callable[[tuple[Any, ...], tuple[Any, ...], Any], Any], device: jax.Device):
+    def __init__(
+        self, function: Callable[[tuple[Any, ...], tuple[Any, ...], Any], Any], device: jax.Device
+    ):
         self._function = function
         self._home = jax.sharding.SingleDeviceSharding(device)
         self._mesh = Mesh(np.array(processes.all_devices([device])), (AXIS,))
         self._divided = NamedSharding(self._mesh, PartitionSpec(AXIS))
         self._programs: dict[Any, Callable[..., Any]] = {}
-        self._seen: dict[int, tuple[Any, jax.Array]] = {}  # the last call's results: (this process's array, the array of all)
+        # the last call's results: (this process's array, the array of all)
+        self._seen: dict[int, tuple[Any, jax.Array]] = {}
 
     def __call__(self, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
         arguments = donated, kept, key
@@ -73,13 +78,18 @@ class CollectiveJit:
 
         part.__name__ = part.__qualname__ = getattr(self._function, "__name__", "fluid")
         spec = PartitionSpec(AXIS)
-        mapped = jax.jit(jax.shard_map(part, mesh=self._mesh, in_specs=spec, out_specs=spec, check_vma=False),
-                         donate_argnums=(0,), compiler_options=options(self._mesh.devices.flat[0]))
+        mapped = jax.jit(
+            jax.shard_map(part, mesh=self._mesh, in_specs=spec, out_specs=spec, check_vma=False),
+            donate_argnums=(0,),
+            compiler_options=options(self._mesh.devices.flat[0]),
+        )
 
         def call(arguments: tuple[Any, ...]) -> Any:
             leaves, structure = jax.tree.flatten(mapped(*arguments))
             self._seen.clear()
-            return jax.tree.unflatten(structure, [self._own(leaf, s) for leaf, s in zip(leaves, results, strict=True)])
+            return jax.tree.unflatten(
+                structure, [self._own(leaf, s) for leaf, s in zip(leaves, results, strict=True)]
+            )
 
         return call
 
@@ -87,11 +97,16 @@ class CollectiveJit:
 def _without_dimension(tree: Any, scalars: Sequence[bool]) -> Any:
     """The tree, with leaves that are scalars without the dimension that they were given."""
     leaves, structure = jax.tree.flatten(tree)
-    return jax.tree.unflatten(structure, [leaf.reshape(()) if s else leaf for leaf, s in zip(leaves, scalars, strict=True)])
+    return jax.tree.unflatten(
+        structure,
+        [leaf.reshape(()) if s else leaf for leaf, s in zip(leaves, scalars, strict=True)],
+    )
 
 
 def fused(items: Sequence[Item]) -> list[Item]:
-    """The operators, with runs of in-place all-reduces (of gradients) fused into one, placed before the first use."""
+    """The operators, with runs of in-place all-reduces (of gradients) fused into one, placed before
+    the first use.
+    """
     found: list[Item] = []
     waiting: list[Item] = []
 
@@ -101,14 +116,19 @@ def fused(items: Sequence[Item]) -> list[Item]:
         else:
             position, first, definition = waiting[0]
             names = [n for _, op, _ in waiting for n in op.input("X")]
-            many = Operator(first.block, definition.fused, {"X": names}, {"Out": names}, callsite=False)
+            many = Operator(
+                first.block, definition.fused, {"X": names}, {"Out": names}, callsite=False
+            )
             found.append((position, many, registry.get(definition.fused)))
         waiting.clear()
 
     for item in items:
         _, op, definition = item
         names = reads_of(op) | writes_of(op)
-        if any(names & set(other.input("X")) or definition.fused not in ("", kind.fused) for _, other, kind in waiting):
+        if any(
+            names & set(other.input("X")) or definition.fused not in ("", kind.fused)
+            for _, other, kind in waiting
+        ):
             flush()
         (waiting if definition.fused and op.input("X") == op.output("Out") else found).append(item)
     flush()

@@ -1,8 +1,9 @@
 """Operators with blocks inside: how each is lowered.
 
-Each function takes the lowering, the operator and the values by name, and returns the values of what the operator writes.
-It changes nothing else, so that gradients can be taken through it.
+Each function takes the lowering, the operator and the values by name, and returns the values of
+what the operator writes. It changes nothing else, so that gradients can be taken through it.
 """
+
 from typing import Any, Protocol
 
 import jax
@@ -48,7 +49,11 @@ def conditional_block(lowering: BlockLowering, op: Operator, env: Values) -> Val
         return _chosen(lowering.block(block, env), writes)
     conditions = [rows_of(c) for c in conditions]
     if all(static_values.is_static(c) and isinstance(c, np.ndarray) for c in conditions):
-        return _chosen(lowering.block(block, env), writes) if all(bool(np.all(c)) for c in conditions) else {}
+        return (
+            _chosen(lowering.block(block, env), writes)
+            if all(bool(np.all(c)) for c in conditions)
+            else {}
+        )
     before = _before(lowering, op, block, writes, env)
 
     def taken(values: Values) -> Values:
@@ -64,16 +69,22 @@ def _chosen(values: Values, names: list[str]) -> Values:
     return {n: values[n] for n in names if n in values}
 
 
-def _before(lowering: BlockLowering, op: Operator, block: Block, writes: list[str], env: Values) -> Values:
-    """The values of the block's outputs when it does not run. Those of `layers.cond` are never read then."""
+def _before(
+    lowering: BlockLowering, op: Operator, block: Block, writes: list[str], env: Values
+) -> Values:
+    """The values of the block's outputs when it does not run. Those of `layers.cond` are never read
+    then.
+    """
     missing = [n for n in writes if n not in env]
     if missing:
         readers = {n: {o.type for o in op.block.ops if n in o.input_arg_names} for n in missing}
         allowed = {"select_input", "select_input_grad", "conditional_block_grad"}
         lost = [n for n in missing if "select_input" not in readers[n] or not readers[n] <= allowed]
         if lost:
-            raise errors.OpError(f"{', '.join(lost)} would have no value where the condition does not hold: "
-                                 "give it one before, for example with layers.fill_constant")
+            raise errors.OpError(
+                f"{', '.join(lost)} would have no value where the condition does not hold: "
+                "give it one before, for example with layers.fill_constant"
+            )
     found = {n: jax.tree.map(jnp.asarray, env[n]) for n in writes if n in env}
     if missing:
         shapes = jax.eval_shape(lambda: _chosen(lowering.block(block, env), missing))
@@ -84,8 +95,9 @@ def _before(lowering: BlockLowering, op: Operator, block: Block, writes: list[st
 def while_(lowering: BlockLowering, op: Operator, env: Values) -> Values:
     """Run the block while the condition holds.
 
-    A short loop of known length is unrolled. Any other is one compiled loop. If gradients are needed it runs up to a bound
-    (`jfluid.compile.loop_bounds`), and the iterations after its end have no effect.
+    A short loop of known length is unrolled. Any other is one compiled loop. If gradients are
+    needed it runs up to a bound (`jfluid.compile.loop_bounds`), and the iterations after its end
+    have no effect.
     """
     block, condition = op.attrs["sub_block"], op.inputs["Condition"][0]
     writes = sorted(outer_names(block)[1])
@@ -107,34 +119,59 @@ def _bears_loop(block: Block, state: Values) -> bool:
     """Whether a compiled loop can hold the arrays: elements of one shape."""
     for value in state.values():
         if isinstance(value, TensorArray) and value.buffer is None:
-            shapes = {tuple(jnp.shape(x) for x in jax.tree.leaves(v)) for v in value.items if v is not None}
+            shapes = {
+                tuple(jnp.shape(x) for x in jax.tree.leaves(v))
+                for v in value.items
+                if v is not None
+            }
             if len(shapes) > 1:
                 return False
     return True
 
 
-def _loop(lowering: BlockLowering, op: Operator, env: Values, state: Values, bound: loop_bounds.Bound | None) -> Values:
+def _loop(
+    lowering: BlockLowering,
+    op: Operator,
+    env: Values,
+    state: Values,
+    bound: loop_bounds.Bound | None,
+) -> Values:
     block, condition = op.attrs["sub_block"], op.inputs["Condition"][0]
     writes = sorted(outer_names(block)[1])
     outer = {n: op.block.find_var_recursive(n) for n in writes}
     arrays = {n for n, v in outer.items() if v is not None and v.type == VarType.LOD_TENSOR_ARRAY}
-    start = {n: state.get(n, TensorArray()) for n in arrays} | {n: v for n, v in state.items() if n not in arrays}
-    places = {n: loop_bounds.places(block, n, env | state, bound, start[n].capacity) for n in arrays}
+    start = {n: state.get(n, TensorArray()) for n in arrays} | {
+        n: v for n, v in state.items() if n not in arrays
+    }
+    places = {
+        n: loop_bounds.places(block, n, env | state, bound, start[n].capacity) for n in arrays
+    }
     if bound is None and any(places[n] is None for n in arrays):
-        raise errors.OpError(f"a loop that writes arrays needs a bound on its iterations, which {condition} does not tell: "
-                             "compare a counter with a constant, or with the length of sequences")
+        raise errors.OpError(
+            f"a loop that writes arrays needs a bound on its iterations, which {condition} does not tell: "
+            "compare a counter with a constant, or with the length of sequences"
+        )
     start = _shaped(lowering, block, env, start, places, writes)
 
     def step(values: Values, i: Any) -> Values:
-        after = lowering.block(block, env | values, jax.random.fold_in(lowering.key, i) if lowering.key is not None else None)
+        after = lowering.block(
+            block,
+            env | values,
+            jax.random.fold_in(lowering.key, i) if lowering.key is not None else None,
+        )
         return {n: _matched(after[n], v, n) for n, v in values.items()}
 
     if not lowering.reversible or bound is None:
         if lowering.reversible:
-            raise errors.OpError(f"gradients need a bound on the iterations of the loop, which {condition} does not tell: "
-                                 "compare a counter with a constant, or with the length of sequences")
-        return jax.lax.while_loop(lambda c: jnp.all(rows_of(c[1][condition])), lambda c: (c[0] + 1, step(c[1], c[0])),
-                                  (jnp.uint32(0), start))[1]
+            raise errors.OpError(
+                f"gradients need a bound on the iterations of the loop, which {condition} does not tell: "
+                "compare a counter with a constant, or with the length of sequences"
+            )
+        return jax.lax.while_loop(
+            lambda c: jnp.all(rows_of(c[1][condition])),
+            lambda c: (c[0] + 1, step(c[1], c[0])),
+            (jnp.uint32(0), start),
+        )[1]
 
     def guarded(values: Values, i: Any) -> tuple[Values, None]:
         if bound.exact:
@@ -143,21 +180,38 @@ def _loop(lowering: BlockLowering, op: Operator, env: Values, state: Values, bou
         with writing_where(active):
             after = step(values, i)
         # Arrays are not selected, which would copy them: they were written only where active.
-        return {n: a if n in arrays else jax.tree.map(lambda x, y: jnp.where(active, x, y), a, values[n])
-                for n, a in after.items()}, None
+        return {
+            n: a
+            if n in arrays
+            else jax.tree.map(lambda x, y: jnp.where(active, x, y), a, values[n])
+            for n, a in after.items()
+        }, None
 
     return jax.lax.scan(guarded, start, jnp.arange(bound.most, dtype=jnp.uint32))[0]
 
 
-def _shaped(lowering: BlockLowering, block: Block, env: Values, start: Values, places: dict[str, int | None],
-            writes: list[str]) -> Values:
-    """The initial values of the loop, in the form that the body returns: arrays as buffers of their full size."""
+def _shaped(
+    lowering: BlockLowering,
+    block: Block,
+    env: Values,
+    start: Values,
+    places: dict[str, int | None],
+    writes: list[str],
+) -> Values:
+    """The initial values of the loop, in the form that the body returns: arrays as buffers of their
+    full size.
+    """
+
     def one(values: Values) -> Values:
         after = lowering.block(block, env | values)
         return {n: after[n] for n in writes if n in after}
 
-    start = {n: v.stacked(places[n] or v.capacity) if isinstance(v, TensorArray) and v.capacity else
-             (v if isinstance(v, TensorArray) else jax.tree.map(jnp.asarray, v)) for n, v in start.items()}
+    start = {
+        n: v.stacked(places[n] or v.capacity)
+        if isinstance(v, TensorArray) and v.capacity
+        else (v if isinstance(v, TensorArray) else jax.tree.map(jnp.asarray, v))
+        for n, v in start.items()
+    }
     probe = jax.eval_shape(one, start)
     shaped = {}
     for name, like in probe.items():
@@ -177,36 +231,48 @@ def _shaped(lowering: BlockLowering, block: Block, env: Values, start: Values, p
 def _matched(value: Any, like: Any, name: str) -> Any:
     """A loop's value in the form of its initial one. Raises OpError when its shape changes."""
     if isinstance(like, Ragged) and isinstance(value, Ragged):
-        value = Ragged(value.values, value.levels, value.total if like.total is not None else None, like.exact)
+        value = Ragged(
+            value.values, value.levels, value.total if like.total is not None else None, like.exact
+        )
     elif isinstance(like, Ragged):
         value = like.like(value)
     elif isinstance(value, Ragged) and not isinstance(like, Ragged):
         value = value.values
     ours, theirs = jax.tree.leaves(value), jax.tree.leaves(like)
     shapes = [[tuple(jnp.shape(x)) for x in leaves] for leaves in (ours, theirs)]
-    if shapes[0] != shapes[1] and [int(np.prod(s)) for s in shapes[0]] != [int(np.prod(s)) for s in shapes[1]]:
-        raise errors.OpError(f"{name} changes its shape in a loop or condition, from {shapes[1][0]} to {shapes[0][0]}")
+    if shapes[0] != shapes[1] and [int(np.prod(s)) for s in shapes[0]] != [
+        int(np.prod(s)) for s in shapes[1]
+    ]:
+        raise errors.OpError(
+            f"{name} changes its shape in a loop or condition, from {shapes[1][0]} to {shapes[0][0]}"
+        )
     leaves = [jnp.asarray(x, y.dtype).reshape(y.shape) for x, y in zip(ours, theirs)]
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
 def recurrent(lowering: BlockLowering, op: Operator, env: Values) -> Values:
-    """Run the block once for each step of the inputs, along their first dimension; outputs are stacked along it."""
+    """Run the block once for each step of the inputs, along their first dimension; outputs are
+    stacked along it.
+    """
     block, names = op.attrs["sub_block"], op.inputs.get("inputs", [])
     outputs = op.outputs.get("outputs", [])
     before, after = op.attrs["ex_states"], op.attrs["states"]
     sequences = {n: jnp.asarray(rows_of(env[n])) for n in names}
     lengths = {v.shape[0] for v in sequences.values()}
     if len(lengths) != 1:
-        raise errors.ShapeError("StaticRNN: step inputs of one length are needed, found "
-                                + ", ".join(f"{n} {list(v.shape)}" for n, v in sequences.items()))
+        raise errors.ShapeError(
+            "StaticRNN: step inputs of one length are needed, found "
+            + ", ".join(f"{n} {list(v.shape)}" for n, v in sequences.items())
+        )
     start = dict(zip(before, (env[n] for n in op.inputs.get("initial_states", []))))
 
     def step(state: Values, at: tuple[Any, ...]) -> tuple[Values, Values]:
         i, inputs = at
         key = jax.random.fold_in(lowering.key, i) if lowering.key is not None else None
         done = lowering.block(block, env | inputs | state, key)
-        return {b: _matched(done[a], state[b], a) for b, a in zip(before, after)}, {n: rows_of(done[n]) for n in outputs}
+        return {b: _matched(done[a], state[b], a) for b, a in zip(before, after)}, {
+            n: rows_of(done[n]) for n in outputs
+        }
 
     steps = jnp.arange(lengths.pop(), dtype=jnp.uint32)
     start = {n: jax.tree.map(jnp.asarray, v) for n, v in start.items()}

@@ -1,4 +1,5 @@
 """Copies of batches to a device before the step that uses them, with ragged rows padded already."""
+
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,9 @@ from jfluid.ops.ragged import Ragged
 
 
 class DeviceTensor(LoDTensor):
-    """A tensor on the host, as users see it, and on a device, as a step uses it: rows in sequences are padded."""
+    """A tensor on the host, as users see it, and on a device, as a step uses it: rows in sequences
+    are padded.
+    """
 
     def __init__(self, tensor: LoDTensor, device_value: Any):
         super().__init__(tensor.value)
@@ -34,14 +37,18 @@ class DeviceTensor(LoDTensor):
 
 
 class FeedPlacer:
-    """Copies batches to devices. It reuses the sizes to which it has padded ragged rows, as a compiled step does."""
+    """Copies batches to devices. It reuses the sizes to which it has padded ragged rows, as a
+    compiled step does.
+    """
 
     def __init__(self) -> None:
         self._buckets = Buckets()
 
     def place(self, batch: Mapping[str, LoDTensor], device: jax.Device) -> dict[str, LoDTensor]:
         """The batch with its values on the device. Nothing else may hold the arrays of `batch`."""
-        values = self._buckets.pad({name: tensor if tensor._lod else tensor.value for name, tensor in batch.items()})
+        values = self._buckets.pad(
+            {name: tensor if tensor._lod else tensor.value for name, tensor in batch.items()}
+        )
         if not _reads_host_memory(device):
             with jax.enable_x64(True):
                 values = jax.device_put(values, device)

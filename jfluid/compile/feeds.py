@@ -1,4 +1,5 @@
 """Users' feeds, checked against the program's variables before anything is compiled."""
+
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,13 +18,19 @@ class Owned(dict[str, Any]):
 
 
 def named(feed: Any) -> dict[str, Any]:
-    """A feed by names; users may give Variables as keys. Raises FeedError for anything but a dict."""
+    """A feed by names; users may give Variables as keys. Raises FeedError for anything but a
+    dict.
+    """
     if not feed:
         return {}
     if not isinstance(feed, Mapping):
-        raise errors.FeedError(f"feed: expected a dict from names to arrays, found {type(feed).__name__}; a list of feeds, "
-                               "one per device, needs with_data_parallel")
-    return {name.name if isinstance(name, Variable) else name: value for name, value in feed.items()}
+        raise errors.FeedError(
+            f"feed: expected a dict from names to arrays, found {type(feed).__name__}; a list of feeds, "
+            "one per device, needs with_data_parallel"
+        )
+    return {
+        name.name if isinstance(name, Variable) else name: value for name, value in feed.items()
+    }
 
 
 def checked(program: Program, feed: Any) -> dict[str, Any]:
@@ -33,7 +40,10 @@ def checked(program: Program, feed: Any) -> dict[str, Any]:
     for name, value in named(feed).items():
         var = block.vars.get(name)
         if var is None:
-            raise errors.FeedError(f"feed {name}: the program has no such variable" + errors.close_to(str(name), block.vars))
+            raise errors.FeedError(
+                f"feed {name}: the program has no such variable"
+                + errors.close_to(str(name), block.vars)
+            )
         found[name] = _checked(var, value)
     return found
 
@@ -59,26 +69,38 @@ def _checked(var: Variable, value: Any) -> Any:
         try:
             value = np.asarray(value, var.np_dtype)
         except (TypeError, ValueError) as e:
-            raise errors.FeedError(f"feed {var.name}: expected an array of {var.np_dtype}, found "
-                                   f"{type(value).__name__}: {e}") from None
+            raise errors.FeedError(
+                f"feed {var.name}: expected an array of {var.np_dtype}, found "
+                f"{type(value).__name__}: {e}"
+            ) from None
     return _checked_array(var, value)
 
 
 def _checked_sequences(var: Variable, tensor: LoDTensor) -> LoDTensor:
     if not tensor.has_valid_recursive_sequence_lengths():
-        raise errors.FeedError(f"feed {var.name}: the lod {tensor.lod()} does not describe its {len(tensor)} rows")
+        raise errors.FeedError(
+            f"feed {var.name}: the lod {tensor.lod()} does not describe its {len(tensor)} rows"
+        )
     if tensor.value.shape[0] >= 2**31:
-        raise errors.FeedError(f"feed {var.name}: {len(tensor)} rows; at most 2**31 - 1 can be fed with a lod")
+        raise errors.FeedError(
+            f"feed {var.name}: {len(tensor)} rows; at most 2**31 - 1 can be fed with a lod"
+        )
     return LoDTensor(_checked_array(var, tensor.value), tensor._lod)
 
 
 def _checked_array(var: Variable, value: Any) -> Any:
     if value.dtype != var.np_dtype:
-        raise errors.FeedError(f"feed {var.name}: expected dtype {var.np_dtype}, found {value.dtype}; "
-                               f'convert it with .astype("{var.np_dtype}")')
+        raise errors.FeedError(
+            f"feed {var.name}: expected dtype {var.np_dtype}, found {value.dtype}; "
+            f'convert it with .astype("{var.np_dtype}")'
+        )
     if var._shape is not None and len(var._shape) != value.ndim:
-        raise errors.FeedError(f"feed {var.name}: expected rank {len(var._shape)} (shape {list(var._shape)}), "
-                               f"found shape {list(value.shape)}")
+        raise errors.FeedError(
+            f"feed {var.name}: expected rank {len(var._shape)} (shape {list(var._shape)}), "
+            f"found shape {list(value.shape)}"
+        )
     if var.need_check_feed and any(w not in (-1, g) for w, g in zip(var._shape or (), value.shape)):
-        raise errors.FeedError(f"feed {var.name}: expected shape {list(var.shape)} (-1 is any), found {list(value.shape)}")
+        raise errors.FeedError(
+            f"feed {var.name}: expected shape {list(var.shape)} (-1 is any), found {list(value.shape)}"
+        )
     return value

@@ -1,4 +1,7 @@
-"""Lowering: operators to a traced function, gradients through the closures of their forward operators."""
+"""Lowering: operators to a traced function, gradients through the closures of their forward
+operators.
+"""
+
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -27,7 +30,8 @@ class Lowering:
     Args:
         items: the operators, in order.
         key: the step's random key; None when no operator draws.
-        watch: collects (operator, slot, all finite) of every floating output, for FLAGS_check_nan_inf.
+        watch: collects (operator, slot, all finite) of every floating output, for
+            FLAGS_check_nan_inf.
     """
 
     def __init__(self, items: Iterable[Item], key: Any = None, watch: list[Any] | None = None):
@@ -35,10 +39,12 @@ class Lowering:
         self.key = key
         self.watch = watch
         self.closures: dict[int, Any] = {}
-        self.pairs = _pairs(self.items)  # position of a gradient operator -> position of its forward operator
+        # position of a gradient operator -> position of its forward operator
+        self.pairs = _pairs(self.items)
         self.backward = {f: g for g, f in self.pairs.items()}
         self.derived: set[str] = set()  # names of gradients that gradient operators wrote
-        self.drawn: dict[int, batched_random.Drawn] = {}  # by position: the random numbers of operators
+        # by position: the random numbers of operators
+        self.drawn: dict[int, batched_random.Drawn] = {}
         self.inner = False  # whether this is a block inside another
         self.reversible = False  # whether gradients are taken through what is being lowered
 
@@ -61,7 +67,9 @@ class Lowering:
             return
         groups: dict[str, list[list[tuple[int, int]]]] = {}
         for at, (_, op, definition) in enumerate(self.items):
-            size = batched_random.size(op.attrs) if definition.draws and not op.input_arg_names else 0
+            size = (
+                batched_random.size(op.attrs) if definition.draws and not op.input_arg_names else 0
+            )
             if size:
                 batches = groups.setdefault(definition.draws, [[]])
                 if sum(n for _, n in batches[-1]) + size > batched_random.MOST:
@@ -71,28 +79,49 @@ class Lowering:
             for batch in batches:
                 uids = np.array([op_uid(self.items[at][1]) for at, _ in batch], np.uint32)
                 folded = jax.vmap(jax.random.fold_in, (None, 0))(self.key, uids)
-                keys = [key_of(folded[i], self.items[at][1].attrs.get("seed", 0)) for i, (at, _) in enumerate(batch)]
-                self.drawn.update(zip([at for at, _ in batch], batched_random.standard(kind, keys, [n for _, n in batch])))
+                keys = [
+                    key_of(folded[i], self.items[at][1].attrs.get("seed", 0))
+                    for i, (at, _) in enumerate(batch)
+                ]
+                self.drawn.update(
+                    zip(
+                        [at for at, _ in batch],
+                        batched_random.standard(kind, keys, [n for _, n in batch]),
+                    )
+                )
 
-    def _apply(self, at: int, op: Operator, definition: OpDef, env: dict[str, Any]) -> tuple[Any, ...] | None:
+    def _apply(
+        self, at: int, op: Operator, definition: OpDef, env: dict[str, Any]
+    ) -> tuple[Any, ...] | None:
         if at in self.pairs and at not in self.backward:
             return self._pull(at, op, definition, env)
         if definition.fn is None:
             self._structure(at, op, definition, env)
             return None
-        inputs = [_gather(op, s, env) for s in definition.ins] + [_carried(op, c, env) for c in definition.carries]
-        # A gradient operator that is itself differentiated is recomputed as a function of its inputs.
+        inputs = [_gather(op, s, env) for s in definition.ins] + [
+            _carried(op, c, env) for c in definition.carries
+        ]
+        # A gradient operator that is itself differentiated is recomputed as a function of its
+        # inputs.
         kwargs = {a: op.attrs[a] for a in definition.attrs if a in op.attrs}
         if definition.rng:
             uid = op_uid(op) if definition.forward is None else twin_uid(op, definition.forward)
-            kwargs["key"] = self.drawn.pop(at) if at in self.drawn else jax.random.fold_in(self.key, np.uint32(uid))
+            kwargs["key"] = (
+                self.drawn.pop(at)
+                if at in self.drawn
+                else jax.random.fold_in(self.key, np.uint32(uid))
+            )
         if at in self.backward:
             return self._keep(at, definition, inputs, kwargs)
         outs = self._fold(definition, inputs, kwargs) if definition.fold else None
         return ragged_dispatch.call(definition, inputs, kwargs) if outs is None else outs
 
-    def _fold(self, definition: OpDef, inputs: list[Any], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
-        """The outputs as NumPy arrays, if all inputs are static and the outputs are small; else None."""
+    def _fold(
+        self, definition: OpDef, inputs: list[Any], kwargs: dict[str, Any]
+    ) -> tuple[Any, ...] | None:
+        """The outputs as NumPy arrays, if all inputs are static and the outputs are small; else
+        None.
+        """
         values = jax.tree.leaves(inputs)
         if not values or not all(isinstance(v, np.ndarray) for v in values):
             return None
@@ -101,29 +130,43 @@ class Lowering:
         small = all(v.size <= 64 for v in jax.tree.leaves(outs))
         return jax.tree.map(np.asarray, outs) if small else None
 
-    def _keep(self, at: int, definition: OpDef, inputs: list[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    def _keep(
+        self, at: int, definition: OpDef, inputs: list[Any], kwargs: dict[str, Any]
+    ) -> tuple[Any, ...]:
         """Run a forward operator, and keep its `jax.vjp` closure for its gradient operator."""
         grad_op = self.items[self.backward[at]][1]
-        wanted = [any(n != EMPTY_NAME for n in grad_op.outputs.get(s.name + GRAD, ())) for s in definition.reads]
+        wanted = [
+            any(n != EMPTY_NAME for n in grad_op.outputs.get(s.name + GRAD, ()))
+            for s in definition.reads
+        ]
         used = [bool(grad_op.inputs.get(s.name + GRAD)) for s in definition.outs]
         outs, pull = gradients.vjp(definition, inputs, kwargs, wanted, used)
         self.closures[at] = pull
         return outs
 
     def _structure(self, at: int, op: Operator, definition: OpDef, env: dict[str, Any]) -> None:
-        """Lower an operator with blocks inside; if its gradient is needed, keep the closure for it."""
+        """Lower an operator with blocks inside; if its gradient is needed, keep the closure for
+        it.
+        """
         lower = control.STRUCTURES[op.type]
         if at not in self.backward:
             env.update(lower(self, op, env))
             return
         grad_op = self.items[self.backward[at]][1]
         slots = [op.inputs.get(s.name) or op.outputs.get(s.name) or [] for s in definition.reads]
-        read = [(n, g != EMPTY_NAME) for s, given in zip(definition.reads, slots)
-                for n, g in zip(given, grad_op.outputs.get(s.name + GRAD, ()))]
+        read = [
+            (n, g != EMPTY_NAME)
+            for s, given in zip(definition.reads, slots)
+            for n, g in zip(given, grad_op.outputs.get(s.name + GRAD, ()))
+        ]
         names = list(dict.fromkeys(n for n, _ in read if n in env))
         written = [n for s in definition.outs for n in op.outputs.get(s.name, ())]
-        seeded = {n for s in definition.outs for n, g in zip(op.outputs.get(s.name, ()), grad_op.inputs.get(s.name + GRAD, ()))
-                  if g != EMPTY_NAME}
+        seeded = {
+            n
+            for s in definition.outs
+            for n, g in zip(op.outputs.get(s.name, ()), grad_op.inputs.get(s.name + GRAD, ()))
+            if g != EMPTY_NAME
+        }
         others: list[str] = []
 
         def function(*values: Any) -> tuple[Any, ...]:
@@ -137,7 +180,10 @@ class Lowering:
 
         wanted = {n for n, w in read if w}
         outs, pull = gradients.vjp_of(
-            function, [env[n] for n in names], [n in wanted for n in names], _Seeded(seeded, written)
+            function,
+            [env[n] for n in names],
+            [n in wanted for n in names],
+            _Seeded(seeded, written),
         )
         env.update((n, v) for n, v in zip(written + others, outs) if v is not None)
 
@@ -148,22 +194,36 @@ class Lowering:
 
         self.closures[at] = backward
 
-    def _pull(self, at: int, op: Operator, definition: OpDef, env: dict[str, Any]) -> tuple[Any, ...]:
+    def _pull(
+        self, at: int, op: Operator, definition: OpDef, env: dict[str, Any]
+    ) -> tuple[Any, ...]:
         """Run a gradient operator through the closure of its forward operator."""
         forward = definition.forward
         assert forward is not None
-        cotangents = [_gather(op, s, env) for s in definition.ins[len(definition.ins) - len(forward.outs):]]
-        cotangents = [self._without_padding(op.inputs.get(s.name + GRAD, ()), c) for s, c in zip(forward.outs, cotangents)]
+        cotangents = [
+            _gather(op, s, env) for s in definition.ins[len(definition.ins) - len(forward.outs) :]
+        ]
+        cotangents = [
+            self._without_padding(op.inputs.get(s.name + GRAD, ()), c)
+            for s, c in zip(forward.outs, cotangents)
+        ]
         grads = self.closures.pop(self.pairs[at])(cotangents)
         return tuple(g for s, g in zip(forward.reads, grads) if s.name not in forward.nograd)
 
     def _without_padding(self, names: Iterable[str], cotangent: Any) -> Any:
-        """Set padding rows to zero in gradients that no gradient operator computed (fed ones, or ones)."""
+        """Set padding rows to zero in gradients that no gradient operator computed (fed ones, or
+        ones).
+        """
         parts = cotangent if isinstance(cotangent, list) else [cotangent]
-        found = [v.like(v.zeroed()) if isinstance(v, Ragged) and n not in self.derived else v for n, v in zip(names, parts)]
+        found = [
+            v.like(v.zeroed()) if isinstance(v, Ragged) and n not in self.derived else v
+            for n, v in zip(names, parts)
+        ]
         return found if isinstance(cotangent, list) else (found[0] if found else None)
 
-    def _store(self, op: Operator, definition: OpDef, outs: tuple[Any, ...], env: dict[str, Any]) -> None:
+    def _store(
+        self, op: Operator, definition: OpDef, outs: tuple[Any, ...], env: dict[str, Any]
+    ) -> None:
         if definition.forward is not None or op.type == "sum":
             self.derived.update(op.output_arg_names)
         for slot, value in zip(definition.outs, outs):
@@ -176,26 +236,32 @@ class Lowering:
                 env[name] = self._stopped(op, name, v)
                 if self.watch is not None:
                     self.watch += [
-                        (op, name, jnp.isfinite(x).all()) for x in jax.tree.leaves(v) if gradients.differentiable(x)
+                        (op, name, jnp.isfinite(x).all())
+                        for x in jax.tree.leaves(v)
+                        if gradients.differentiable(x)
                     ]
 
     def _stopped(self, op: Operator, name: str, value: Any) -> Any:
-        """The value, without a gradient if an inner block's variable stops it (outside, there is no gradient operator
-        then)."""
+        """The value, without a gradient if an inner block's variable stops it (outside, there is no
+        gradient operator then)."""
         if not self.inner:
             return value
         var = op.block.find_var_recursive(name)
         return jax.tree.map(_stop, value) if var is not None and var.stop_gradient else value
 
     def block(self, block: Block, env: dict[str, Any], key: Any = None) -> dict[str, Any]:
-        """Lower an inner block over a copy of `env`; returns that copy. It may run conditionally: nothing is watched."""
+        """Lower an inner block over a copy of `env`; returns that copy. It may run conditionally:
+        nothing is watched.
+        """
         inner = Lowering(live_ops(block), self.key if key is None else key)
         inner.inner, inner.reversible = True, self.reversible
         return inner.run(dict(env))
 
 
 class _Seeded:
-    """Which of an operator's outputs have gradients: those in `names`; outputs that are not listed have none."""
+    """Which of an operator's outputs have gradients: those in `names`; outputs that are not listed
+    have none.
+    """
 
     def __init__(self, seeded: set[str], written: list[str]):
         self.flags = [n in seeded for n in written]
@@ -207,7 +273,11 @@ class _Seeded:
 
 
 def _stop(leaf: Any) -> Any:
-    return jax.lax.stop_gradient(leaf) if isinstance(leaf, jax.core.Tracer) and gradients.differentiable(leaf) else leaf
+    return (
+        jax.lax.stop_gradient(leaf)
+        if isinstance(leaf, jax.core.Tracer) and gradients.differentiable(leaf)
+        else leaf
+    )
 
 
 def _carried(op: Operator, slot: str, env: Mapping[str, Any]) -> Any:
@@ -234,7 +304,9 @@ def _read(op: Operator, name: str, env: Mapping[str, Any], optional: bool) -> An
 
 
 def _pairs(items: list[Item]) -> dict[int, int]:
-    """For each derived gradient operator the position of its forward operator, where both are in `items`."""
+    """For each derived gradient operator the position of its forward operator, where both are in
+    `items`.
+    """
     open_: dict[str, list[int]] = {}
     for at, (_, op, _) in enumerate(items):
         open_.setdefault(op.type, []).append(at)
@@ -245,7 +317,11 @@ def _pairs(items: list[Item]) -> dict[int, int]:
         if forward is None:
             continue
         for candidate in reversed(open_.get(forward.type, ())):
-            if candidate < at and candidate not in taken and _matches(items[candidate][1], op, forward):
+            if (
+                candidate < at
+                and candidate not in taken
+                and _matches(items[candidate][1], op, forward)
+            ):
                 pairs[at] = candidate
                 taken.add(candidate)
                 break
@@ -265,10 +341,16 @@ def _matches(op: Operator, grad_op: Operator, forward: OpDef) -> bool:
 
 
 def _located(position: int, op: Operator, env: Mapping[str, Any], error: Exception) -> Exception:
-    """The error with the operator, its shapes, and the user's line that made it. An inner operator's error stays as it is."""
-    if isinstance(error, errors.JFluidError) and (error.located or isinstance(error, errors.UnsupportedOpError)):
+    """The error with the operator, its shapes, and the user's line that made it. An inner
+    operator's error stays as it is.
+    """
+    if isinstance(error, errors.JFluidError) and (
+        error.located or isinstance(error, errors.UnsupportedOpError)
+    ):
         return error
-    found = (type(error) if isinstance(error, errors.JFluidError) else errors.OpError)(_where(position, op, env, error))
+    found = (type(error) if isinstance(error, errors.JFluidError) else errors.OpError)(
+        _where(position, op, env, error)
+    )
     found.located = True
     return found
 
@@ -278,7 +360,9 @@ def _where(position: int, op: Operator, env: Mapping[str, Any], error: Exception
         v = env.get(name)
         return name if v is None or not hasattr(v, "shape") else f"{name} {v.dtype}{list(v.shape)}"
 
-    ins = "; ".join(f"{s}: {', '.join(map(show, names))}" for s, names in op.inputs.items() if names)
+    ins = "; ".join(
+        f"{s}: {', '.join(map(show, names))}" for s, names in op.inputs.items() if names
+    )
     first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     site = f"\n  made at: {op.callsite}" if op.callsite else ""
     return f"operator {op.type} (position {position} of its block) failed: {first}\n  inputs: {ins}{site}"

@@ -1,4 +1,5 @@
 """A bounded cache that drops the least recently used entry."""
+
 import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Hashable

@@ -1,4 +1,7 @@
-"""XLA's options for each program. The process's own flags (XLA_FLAGS) are not changed, and take precedence."""
+"""XLA's options for each program. The process's own flags (XLA_FLAGS) are not changed, and take
+precedence.
+"""
+
 import functools
 import platform
 
@@ -6,8 +9,8 @@ import jax
 
 from jfluid import environment
 
-# With it XLA gives only reductions to YNNPACK. Matrix products and convolutions then go to oneDNN and Eigen, which are faster
-# on x86: see "XLA's options" in docs/performance.md.
+# With it XLA gives only reductions to YNNPACK. Matrix products and convolutions then go to oneDNN
+# and Eigen, which are faster on x86: see "XLA's options" in docs/performance.md.
 _LIBRARIES = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"}
 # LLVM's last passes take most of the time to compile a program for the CPU.
 _QUICK: dict[str, str | int] = {"xla_backend_optimization_level": 1}
@@ -24,8 +27,16 @@ def options(device: jax.Device, quickly: bool = False) -> dict[str, str | int]:
         return {}
     found = dict(_QUICK) if quickly else {}
     if platform.machine().lower() in ("x86_64", "amd64"):
-        found |= {name: value for name, value in _LIBRARIES.items() if name not in environment.text("XLA_FLAGS", "")}
-    return found if jax.__version_info__[:2] == _KNOWN else {n: v for n, v in found.items() if _understood(n, v)}
+        found |= {
+            name: value
+            for name, value in _LIBRARIES.items()
+            if name not in environment.text("XLA_FLAGS", "")
+        }
+    return (
+        found
+        if jax.__version_info__[:2] == _KNOWN
+        else {n: v for n, v in found.items() if _understood(n, v)}
+    )
 
 
 @functools.cache

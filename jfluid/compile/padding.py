@@ -1,9 +1,12 @@
-"""Buckets: the sizes that ragged feeds are padded to, so that batches of different lengths share a compiled program.
+"""Buckets: the sizes that ragged feeds are padded to, so that batches of different lengths share a
+compiled program.
 
-Sizes are taken from a geometric ladder. A step remembers the sizes that it was compiled for and uses them again if they fit
-and do not waste much; after `MOST` of them a new size includes all earlier ones with a margin, so that the number of
-compilations stays small however many ragged feeds there are.
+Sizes are taken from a geometric ladder. A step remembers the sizes that it was compiled for and
+uses them again if they fit and do not waste much; after `MOST` of them a new size includes all
+earlier ones with a margin, so that the number of compilations stays small however many ragged feeds
+there are.
 """
+
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -72,23 +75,30 @@ class Size:
         if self.uniform and self == other:
             return self
         a, b = self.plain(), other.plain()
-        return Size(max(a.rows, b.rows), a.numbers[:1] + tuple(map(max, a.numbers[1:], b.numbers[1:])),
-                    tuple(map(max, a.longest, b.longest)))
+        return Size(
+            max(a.rows, b.rows),
+            a.numbers[:1] + tuple(map(max, a.numbers[1:], b.numbers[1:])),
+            tuple(map(max, a.longest, b.longest)),
+        )
 
     def roomier(self) -> "Size":
         """A size one rung larger, so that the next batch that needs more of one feed still fits."""
         if self.uniform:
             return self
         numbers = self.numbers[:1] + tuple(ladder(n + n // 4) for n in self.numbers[1:])
-        return Size(ladder(self.rows + self.rows // 4), numbers, tuple(ladder(n + n // 4, 2) for n in self.longest))
+        return Size(
+            ladder(self.rows + self.rows // 4),
+            numbers,
+            tuple(ladder(n + n // 4, 2) for n in self.longest),
+        )
 
     def plain(self) -> "Size":
         return Size(self.rows, self.numbers, self.longest).rounded() if self.uniform else self
 
 
 class Measures:
-    """The lods of a batch as int32, and their sizes: click models feed the same sequences to dozens of slots, and each is
-    measured once."""
+    """The lods of a batch as int32, and their sizes: click models feed the same sequences to dozens
+    of slots, and each is measured once."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[bytes, ...], tuple[list[np.ndarray], Size]] = {}
@@ -123,9 +133,15 @@ class Buckets:
             return dict(feeds)
         measures = Measures()
         found = {n: measures.of(v) for n, v in ragged.items()}
-        lods, need = {n: lod for n, (lod, _) in found.items()}, {n: size for n, (_, size) in found.items()}
+        lods, need = (
+            {n: lod for n, (lod, _) in found.items()},
+            {n: size for n, (_, size) in found.items()},
+        )
         sizes = need if self.exact else self.choose(need)
-        return {n: fill(v.value, lods[n], sizes[n], self.exact) if n in ragged else v for n, v in feeds.items()}
+        return {
+            n: fill(v.value, lods[n], sizes[n], self.exact) if n in ragged else v
+            for n, v in feeds.items()
+        }
 
     def choose(self, need: Sizes) -> Sizes:
         """The sizes to pad feeds to that need `need`."""
@@ -151,7 +167,10 @@ def fill(values: Any, lod: list[np.ndarray], size: Size, exact: bool) -> Ragged:
     """The rows padded to `size`, with copies of the first row."""
     if size.uniform:
         return Ragged(values, (Level(None, size.longest[0], size.numbers[0]),), exact=True)
-    levels = tuple(Level(_extended(offsets, n), longest) for offsets, n, longest in zip(lod, size.numbers, size.longest))
+    levels = tuple(
+        Level(_extended(offsets, n), longest)
+        for offsets, n, longest in zip(lod, size.numbers, size.longest)
+    )
     missing = size.rows - values.shape[0]
     if missing:
         values = np.asarray(values)
@@ -162,15 +181,21 @@ def fill(values: Any, lod: list[np.ndarray], size: Size, exact: bool) -> Ragged:
 
 def _extended(offsets: np.ndarray, number: int) -> np.ndarray:
     missing = number + 1 - len(offsets)
-    return np.concatenate([offsets, np.full(missing, offsets[-1], np.int32)]) if missing else offsets
+    return (
+        np.concatenate([offsets, np.full(missing, offsets[-1], np.int32)]) if missing else offsets
+    )
 
 
 def trimmed(value: Any) -> Any:
-    """An output of a step as users see it: LoDTensors of NumPy arrays, or lists of them, in place of `Ragged`."""
+    """An output of a step as users see it: LoDTensors of NumPy arrays, or lists of them, in place
+    of `Ragged`.
+    """
     if isinstance(value, TensorArray):
         if value.buffer is not None:
             length = int(np.asarray(value.length))
-            return LoDTensorArray(trimmed(jax.tree.map(lambda b, i=i: b[i], value.buffer)) for i in range(length))
+            return LoDTensorArray(
+                trimmed(jax.tree.map(lambda b, i=i: b[i], value.buffer)) for i in range(length)
+            )
         return LoDTensorArray(map(trimmed, value.items))
     if isinstance(value, ops_rows.SelectedRows):
         rows = np.asarray(value.rows)
@@ -189,7 +214,7 @@ def trimmed(value: Any) -> Any:
             offsets = np.asarray(level.given)
         if level.count is not None:
             number = int(np.asarray(level.count))
-        offsets = offsets if number is None else offsets[:number + 1]
+        offsets = offsets if number is None else offsets[: number + 1]
         lod.append(offsets)
         number = int(offsets[-1])
     if value.total is not None:
@@ -215,7 +240,9 @@ def _added_up(rows: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def padded(tensor: LoDTensor) -> Ragged:
-    """The output of a host operator, padded to a bucket, so that later segments are compiled for few sizes."""
+    """The output of a host operator, padded to a bucket, so that later segments are compiled for
+    few sizes.
+    """
     values = np.asarray(tensor.value)
     lod = [level.astype(np.int32) for level in tensor._lod]
     if lod:

@@ -1,4 +1,7 @@
-"""Where a step runs: one device, one device of each process, or (in `parallel`) replicas on several."""
+"""Where a step runs: one device, one device of each process, or (in `parallel`) replicas on
+several.
+"""
+
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -53,7 +56,9 @@ class Placement(ABC):
 
     @abstractmethod
     def lower(self, at: int, env: Env, key: Any, watch: list[trace.Watched] | None) -> Env:
-        """Trace segment `at` of the plan over values by name, and add its outputs to them. `key` is uint32 [2]."""
+        """Trace segment `at` of the plan over values by name, and add its outputs to them. `key` is
+        uint32 [2].
+        """
 
     @abstractmethod
     def compiled(self, at: int, function: Function) -> Function:
@@ -81,7 +86,9 @@ class Placement(ABC):
 
 
 class OneDevice(Placement):
-    """A device of this process. Sequences are padded to few sizes, unless an operator needs exact rows."""
+    """A device of this process. Sequences are padded to few sizes, unless an operator needs exact
+    rows.
+    """
 
     def __init__(self, plan: Plan, device: jax.Device):
         super().__init__(plan)
@@ -112,10 +119,14 @@ class OneDevice(Placement):
 
     def compiled(self, at: int, function: Function) -> Function:
         once = not self.plan.state and not self.plan.feeds  # a program that reads nothing
-        return jax.jit(function, donate_argnums=(0,), compiler_options=options(self.device, quickly=once))
+        return jax.jit(
+            function, donate_argnums=(0,), compiler_options=options(self.device, quickly=once)
+        )
 
     def call(self, segment: Any, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
-        """Call the segment; when an operator does not support padded rows, without padding from now on."""
+        """Call the segment; when an operator does not support padded rows, without padding from now
+        on.
+        """
         if self._buckets.exact:
             return segment.call(donated, tuple([padding.exact(v) for v in kept]), key)
         try:
@@ -125,8 +136,12 @@ class OneDevice(Placement):
                 raise
             outs = segment.call(donated, tuple([padding.exact(v) for v in kept]), key)
             self._buckets.exact = True
-            warnings.warn(f"this program is compiled anew for each batch of other lengths, because of an operator that does "
-                          f"not support padded rows: {str(padded).splitlines()[0]}", RuntimeWarning, stacklevel=2)
+            warnings.warn(
+                f"this program is compiled anew for each batch of other lengths, because of an operator that does "
+                f"not support padded rows: {str(padded).splitlines()[0]}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
             return outs
 
     def inner(self, plan: Plan, number: int) -> Placement:
@@ -137,13 +152,19 @@ class OneDevice(Placement):
 
 
 class Processes(OneDevice):
-    """A device of each process: segments whose operators compute with the values of all are one program of all processes."""
+    """A device of each process: segments whose operators compute with the values of all are one
+    program of all processes.
+    """
 
     def lower(self, at: int, env: Env, key: Any, watch: list[trace.Watched] | None) -> Env:
         segment = self.plan.segments[at]
         if not segment.collective:
             return super().lower(at, env, key, watch)
-        own = None if key is None else jax.random.fold_in(trace.random_key(key), jax.lax.axis_index(AXIS))
+        own = (
+            None
+            if key is None
+            else jax.random.fold_in(trace.random_key(key), jax.lax.axis_index(AXIS))
+        )
         return trace.lower(collective_jit.fused(segment.ops), env, own, watch)
 
     def compiled(self, at: int, function: Function) -> Function:

@@ -1,4 +1,5 @@
 """Plans: a block split into XLA segments and the host operators between them."""
+
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -62,41 +63,63 @@ def unsupported(program: Program) -> None:
         for i, op in enumerate(block.ops):
             definition = registry.find(op.type)
             if definition is None and op.type not in missing:
-                missing[op.type] = f"{op.type}: block {block.idx}, position {i}" + (f", {op.callsite}" if op.callsite else "")
+                missing[op.type] = f"{op.type}: block {block.idx}, position {i}" + (
+                    f", {op.callsite}" if op.callsite else ""
+                )
             elif definition is not None and definition.absent:
                 absent[op.type] = definition.absent
     if missing:
         raise errors.UnsupportedOpError(*missing, where=missing.values())
     for why in dict.fromkeys(absent.values()):
-        raise errors.UnsupportedError(f"operators {', '.join(t for t in absent if absent[t] == why)}: {why}")
+        raise errors.UnsupportedError(
+            f"operators {', '.join(t for t in absent if absent[t] == why)}: {why}"
+        )
 
 
 def live_ops(block: Block) -> list[tuple[int, Operator, OpDef]]:
-    """Operators with their positions and definitions, without the feed and fetch operators of a saved model."""
-    return [(i, op, registry.get(op.type)) for i, op in enumerate(block.ops) if op.type not in ("feed", "fetch")]
+    """Operators with their positions and definitions, without the feed and fetch operators of a
+    saved model.
+    """
+    return [
+        (i, op, registry.get(op.type))
+        for i, op in enumerate(block.ops)
+        if op.type not in ("feed", "fetch")
+    ]
 
 
 def plan(program: Program, feeds: Sequence[str], fetches: Sequence[str]) -> Plan:
     """Split the global block of `program`; see Plan.
 
-    Raises UnsupportedOpError for operators that are not registered and FetchError for a fetch that nothing computes.
+    Raises UnsupportedOpError for operators that are not registered and FetchError for a fetch that
+    nothing computes.
     """
     unsupported(program)
     block = program.global_block()
     found = _cut(block, list(feeds), list(fetches), in_loop=False)
-    _check_fetches(block, fetches, {n for s in found.segments for _, op, _ in s.ops for n in writes_of(op)}, feeds)
+    _check_fetches(
+        block,
+        fetches,
+        {n for s in found.segments for _, op, _ in s.ops for n in writes_of(op)},
+        feeds,
+    )
     return found
 
 
 def plan_block(block: Block, needed: Sequence[str]) -> Plan:
-    """Split a block that the host runs repeatedly: its inputs are given, and the `needed` ones of its outputs are kept."""
+    """Split a block that the host runs repeatedly: its inputs are given, and the `needed` ones of
+    its outputs are kept.
+    """
     return _cut(block, [], list(needed), in_loop=True)
 
 
 def _cut(block: Block, feeds: list[str], fetches: list[str], in_loop: bool) -> Plan:
     segments: list[Segment] = []
     for item in live_ops(block):
-        host = item[2].on_host(item[1]) or _runs_on_host(item[1]) or (in_loop and _handles_array(item[1]))
+        host = (
+            item[2].on_host(item[1])
+            or _runs_on_host(item[1])
+            or (in_loop and _handles_array(item[1]))
+        )
         if host or not segments or segments[-1].host:
             segments.append(Segment([], host))
         segments[-1].ops.append(item)
@@ -106,7 +129,9 @@ def _cut(block: Block, feeds: list[str], fetches: list[str], in_loop: bool) -> P
     for segment in segments:
         inside: set[str] = set()
         for _, op, _ in segment.ops:
-            for name in _structure_reads(op, inside | written) if op.sub_blocks() else op.input_arg_names:
+            for name in (
+                _structure_reads(op, inside | written) if op.sub_blocks() else op.input_arg_names
+            ):
                 if name in inside or name == EMPTY_NAME or name in segment.reads:
                     continue
                 if op.type.endswith("_grad") and block.find_var_recursive(name) is None:
@@ -119,15 +144,22 @@ def _cut(block: Block, feeds: list[str], fetches: list[str], in_loop: bool) -> P
     for name in fetches:
         if name not in written and name not in feeds:
             state[name] = None
-    updated = [n for n in sorted(written) if (v := block.find_var_recursive(n)) is not None and v.persistable]
+    updated = [
+        n
+        for n in sorted(written)
+        if (v := block.find_var_recursive(n)) is not None and v.persistable
+    ]
     needed = set(fetches) | set(updated)
     for segment in reversed(segments):
         writes = {n for _, op, _ in segment.ops for n in writes_of(op)}
         segment.gives = sorted(writes & needed)
         needed = (needed - writes) | set(segment.reads) | set(updated)
         # Writing to an array reads it, too: its other elements stay.
-        needed |= {n for n in segment.gives if (v := block.find_var_recursive(n)) is not None
-                   and v.type == VarType.LOD_TENSOR_ARRAY}
+        needed |= {
+            n
+            for n in segment.gives
+            if (v := block.find_var_recursive(n)) is not None and v.type == VarType.LOD_TENSOR_ARRAY
+        }
     rng = any(d.rng for b in block.program.blocks for _, _, d in live_ops(b))
     return Plan(block, segments, feeds, fetches, list(state), updated, rng)
 
@@ -140,44 +172,64 @@ def _is_collective(op: Operator, definition: OpDef) -> bool:
 
 
 def _runs_on_host(op: Operator) -> bool:
-    """Whether the host runs the operator's block: it contains host operators, or writes an array that is concatenated and
-    whose length is known only when it runs (and that needs no gradient)."""
+    """Whether the host runs the operator's block: it contains host operators, or writes an array
+    that is concatenated and whose length is known only when it runs (and that needs no
+    gradient)."""
     others = op.block.ops if op.type == "while" else ()
     joined = {n for o in others if o.type == "tensor_array_to_tensor" for n in o.input_arg_names}
     if joined & set(op.output("Out")) and not any(o.type == "while_grad" for o in others):
         return True
-    return any(registry.get(inner.type).on_host(inner) or _runs_on_host(inner) for b in op.sub_blocks() for inner in b.ops)
+    return any(
+        registry.get(inner.type).on_host(inner) or _runs_on_host(inner)
+        for b in op.sub_blocks()
+        for inner in b.ops
+    )
 
 
 def _handles_array(op: Operator) -> bool:
-    """Whether the operator reads or writes arrays, which grow from one iteration of a host's loop to the next."""
+    """Whether the operator reads or writes arrays, which grow from one iteration of a host's loop
+    to the next.
+    """
     found = [op.block.find_var_recursive(n) for n in op.input_arg_names + op.output_arg_names]
     return any(v is not None and v.type == VarType.LOD_TENSOR_ARRAY for v in found)
 
 
 def _structure_reads(op: Operator, written: set[str]) -> list[str]:
-    """The inputs of an operator with blocks that have a value: arrays may be empty at first, and some names are only
-    written."""
+    """The inputs of an operator with blocks that have a value: arrays may be empty at first, and
+    some names are only written."""
     read = set[str]().union(*(outer_names(b)[0] for b in op.sub_blocks()))
     found = []
     for name in sorted(reads_of(op)):
         var = op.block.find_var_recursive(name)
-        if name in written or var is None or var.persistable or (name in read and var.type != VarType.LOD_TENSOR_ARRAY):
+        if (
+            name in written
+            or var is None
+            or var.persistable
+            or (name in read and var.type != VarType.LOD_TENSOR_ARRAY)
+        ):
             found.append(name)
     return found
 
 
-def _check_fetches(block: Block, fetches: Sequence[str], written: set[str], feeds: Sequence[str]) -> None:
+def _check_fetches(
+    block: Block, fetches: Sequence[str], written: set[str], feeds: Sequence[str]
+) -> None:
     for name in fetches:
         var = block.find_var_recursive(name)
         if name not in written and name not in feeds and (var is None or not var.persistable):
             known = written | set(feeds)
-            what = "the program computes no such variable" if var is None else "no operator of the program writes it"
+            what = (
+                "the program computes no such variable"
+                if var is None
+                else "no operator of the program writes it"
+            )
             raise errors.FetchError(f"fetch {name}: {what}" + errors.close_to(name, known))
 
 
 def op_uid(op: Operator) -> int:
-    """A number that identifies the operator's random stream: it stays when operators are added, removed or moved."""
+    """A number that identifies the operator's random stream: it stays when operators are added,
+    removed or moved.
+    """
     first = next((n for names in op.outputs.values() for n in names if n != EMPTY_NAME), op.type)
     return zlib.crc32(first.split("@RECOMPUTE")[0].encode())
 
@@ -185,7 +237,9 @@ def op_uid(op: Operator) -> int:
 def twin_uid(op: Operator, forward: OpDef) -> int:
     """As `op_uid` of the forward operator that gradient operator `op` belongs to."""
     for slot in forward.outs:
-        names = op.inputs.get(slot.name) or [n.removesuffix("@GRAD") for n in op.inputs.get(slot.name + "@GRAD", ())]
+        names = op.inputs.get(slot.name) or [
+            n.removesuffix("@GRAD") for n in op.inputs.get(slot.name + "@GRAD", ())
+        ]
         if names:
             return zlib.crc32(names[0].split("@RECOMPUTE")[0].encode())
     return 0

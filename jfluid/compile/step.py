@@ -1,4 +1,5 @@
 """A compiled step: a plan whose XLA segments are jitted for where it runs."""
+
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,26 +20,48 @@ from jfluid.scope import Scope
 class CompiledSegment:
     """One XLA segment as a jitted function `(donated, kept, key) -> (gives, flags)`."""
 
-    def __init__(self, at: int, plan: Plan, placement: Placement, check_finite: bool, name: str, donate: bool = True):
+    def __init__(
+        self,
+        at: int,
+        plan: Plan,
+        placement: Placement,
+        check_finite: bool,
+        name: str,
+        donate: bool = True,
+    ):
         segment = plan.segments[at]
         owned = set(plan.state) & set(plan.updated) & set(segment.gives)
         # A checked step may be refused after it ran: its old state must survive.
-        self.donated = [n for n in segment.reads if n in owned] if donate and not check_finite else []
+        self.donated = (
+            [n for n in segment.reads if n in owned] if donate and not check_finite else []
+        )
         self.kept = [n for n in segment.reads if n not in set(self.donated)]
-        # In the order of the donated ones: JAX pairs buffers with outputs of equal shape by order, and a value in another
-        # variable's buffer costs a copy.
+        # In the order of the donated ones: JAX pairs buffers with outputs of equal shape by order,
+        # and a value in another variable's buffer costs a copy.
         self.gives = self.donated + [n for n in segment.gives if n not in set(self.donated)]
         self.watched: list[tuple[Any, str]] = []
-        self._at, self._placement, self._check, self._updated = at, placement, check_finite, set(plan.updated)
+        self._at, self._placement, self._check, self._updated = (
+            at,
+            placement,
+            check_finite,
+            set(plan.updated),
+        )
 
-        def run(donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        def run(
+            donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any
+        ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
             return self._trace(donated, kept, key)
 
-        run.__name__ = run.__qualname__ = name  # XLA's name of the module: profiles tell programs apart by it
+        # XLA's name of the module: profiles tell programs apart by it
+        run.__name__ = run.__qualname__ = name
         self.call = placement.compiled(at, run)
 
-    def _trace(self, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        env = dict(zip(self.donated, donated)) | {n: v for n, v in zip(self.kept, kept) if v is not None}
+    def _trace(
+        self, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        env = dict(zip(self.donated, donated)) | {
+            n: v for n, v in zip(self.kept, kept) if v is not None
+        }
         entered = {id(v) for v in jax.tree.leaves(env)}
         watch: list[Any] | None = [] if self._check else None
         self._placement.lower(self._at, env, key, watch)
@@ -46,11 +69,15 @@ class CompiledSegment:
         for name in self.gives:
             value = env[name] if name in env else None
             if value is None:
-                raise errors.FetchError(f"{name} has no value after the step: no operator gave it one")
+                raise errors.FetchError(
+                    f"{name} has no value after the step: no operator gave it one"
+                )
             if name in self._updated:
                 if not isinstance(value, (jax.Array, np.ndarray)):
-                    raise errors.UnsupportedError(f"persistable variable {name} would hold a {type(value).__name__}: "
-                                                  "only dense tensors stay in a scope")
+                    raise errors.UnsupportedError(
+                        f"persistable variable {name} would hold a {type(value).__name__}: "
+                        "only dense tensors stay in a scope"
+                    )
                 value = self._placement.settled(name, value)
 
             # Each name owns its buffer: one that is donated later must not be another's too.
@@ -70,28 +97,51 @@ class Step:
     Args:
         placement: where it runs; of this step only.
         place: the Executor's, for host operators.
-        donate: donate the values that the step overwrites; otherwise others may keep reading the old ones.
+        donate: donate the values that the step overwrites; otherwise others may keep reading the
+            old ones.
     """
 
-    def __init__(self, plan: Plan, placement: Placement, place: Any, check_finite: bool = False, name: str = "fluid",
-                 donate: bool = True):
+    def __init__(
+        self,
+        plan: Plan,
+        placement: Placement,
+        place: Any,
+        check_finite: bool = False,
+        name: str = "fluid",
+        donate: bool = True,
+    ):
         self.plan, self.placement = plan, placement
-        self.segments = [s if s.host else CompiledSegment(at, plan, placement, check_finite, f"{name}_{at}", donate)
-                         for at, s in enumerate(plan.segments)]
+        self.segments = [
+            s
+            if s.host
+            else CompiledSegment(at, plan, placement, check_finite, f"{name}_{at}", donate)
+            for at, s in enumerate(plan.segments)
+        ]
         self.starts_anew = not plan.state and not plan.feeds
         self._states: weakref.WeakKeyDictionary[Scope, StepState] = weakref.WeakKeyDictionary()
         # If values in the Scope determine the device, nothing else has to.
         only = self.segments[0] if len(self.segments) == 1 and plan.state else None
-        whole = isinstance(only, CompiledSegment) and not check_finite and set(plan.fetches) <= set(only.gives)
+        whole = (
+            isinstance(only, CompiledSegment)
+            and not check_finite
+            and set(plan.fetches) <= set(only.gives)
+        )
         self.whole = only if whole else None
 
         def host(number: int) -> Host:
-            return Host(lambda plan: Step(plan, placement.inner(plan, number), place, check_finite, name, donate), place)
+            return Host(
+                lambda plan: Step(
+                    plan, placement.inner(plan, number), place, check_finite, name, donate
+                ),
+                place,
+            )
 
         self._hosts = [host(number) for number in range(placement.hosts)]
 
     def run(self, scope: Scope, feeds: Any, key: np.ndarray | None) -> list[Any]:
-        """Run the step: read state from `scope`, write updated variables back, return the fetches (device or NumPy)."""
+        """Run the step: read state from `scope`, write updated variables back, return the fetches
+        (device or NumPy).
+        """
         state = self._states.get(scope)
         if state is None or state.stale():
             state = self._states[scope] = StepState(self.plan, scope, self.placement)
@@ -104,7 +154,9 @@ class Step:
             self.run_segments(env, scope, key, state)
         return [env[n] for n in self.plan.fetches]
 
-    def run_segments(self, env: dict[str, Any], scope: Scope, key: Any, state: StepState | None = None) -> None:
+    def run_segments(
+        self, env: dict[str, Any], scope: Scope, key: Any, state: StepState | None = None
+    ) -> None:
         """Run all segments on the values in `env`, and add their outputs to it."""
         for at, segment in enumerate(self.segments):
             if isinstance(segment, CompiledSegment):
@@ -115,7 +167,10 @@ class Step:
                 state.write(env, segment.gives)
 
     def _run_xla(self, segment: CompiledSegment, env: dict[str, Any], key: Any) -> None:
-        donated, kept = tuple([env[n] for n in segment.donated]), tuple([env.get(n) for n in segment.kept])
+        donated, kept = (
+            tuple([env[n] for n in segment.donated]),
+            tuple([env.get(n) for n in segment.kept]),
+        )
         gives, flags = self.placement.call(segment, donated, kept, key)
         if flags:
             _refuse_infinite(segment, flags)
@@ -123,31 +178,52 @@ class Step:
 
 
 class Repeat:
-    """A repeated step: the same program, scope and fetches, NumPy feeds of the same names and shapes.
+    """A repeated step: the same program, scope and fetches, NumPy feeds of the same names and
+    shapes.
 
-    Everything that a step has to look up is known then. A step of XLA evicts the host's code from the core's caches, so that
-    with small steps every function call counts.
+    Everything that a step has to look up is known then. A step of XLA evicts the host's code from
+    the core's caches, so that with small steps every function call counts.
     """
 
-    def __init__(self, program: Any, scope: Scope, fetch_list: Sequence[Any], feeds: Mapping[str, np.ndarray], step: Step):
+    def __init__(
+        self,
+        program: Any,
+        scope: Scope,
+        fetch_list: Sequence[Any],
+        feeds: Mapping[str, np.ndarray],
+        step: Step,
+    ):
         assert step.whole is not None  # `possible`
         self._program, self._version = program, program._version
         self._fetch_list, self._flag = list(fetch_list), flags.get("FLAGS_check_nan_inf")
         self._feeds = [(n, v.dtype, v.shape) for n, v in feeds.items()]
         self._segment, self._call = step.whole, step.placement.call
-        self._state = weakref.ref(step._states[scope])  # it refers to the arrays of the scope, and must be dropped with it
+        # it refers to the arrays of the scope, and must be dropped with it
+        self._state = weakref.ref(step._states[scope])
 
     @staticmethod
     def possible(step: Step, feeds: Mapping[str, Any], fetch_list: Any) -> bool:
-        """Whether the step is one XLA segment on plain arrays that draws no random numbers, with fetches in a flat list."""
-        plain = type(fetch_list) is list and fetch_list and all(isinstance(f, (Variable, str)) for f in fetch_list)
+        """Whether the step is one XLA segment on plain arrays that draws no random numbers, with
+        fetches in a flat list.
+        """
+        plain = (
+            type(fetch_list) is list
+            and fetch_list
+            and all(isinstance(f, (Variable, str)) for f in fetch_list)
+        )
         plain = plain and all(type(v) is np.ndarray for v in feeds.values())
         return bool(plain) and step.whole is not None and not step.plan.rng
 
     def run(self, program: Any, feed: Any, fetch_list: Any, scope: Scope) -> list[Any] | None:
         """The fetches; None if anything has changed."""
-        if program is not self._program or program._version != self._version or type(feed) is not dict or \
-                len(feed) != len(self._feeds) or type(fetch_list) is not list or len(fetch_list) != len(self._fetch_list):
+        if (
+            program is not self._program
+            or program._version != self._version
+            or type(feed) is not dict
+            or len(feed) != len(self._feeds)
+            or type(fetch_list) is not list
+            or len(fetch_list) != len(self._fetch_list)
+        ):
             return None
         for fetch, before in zip(fetch_list, self._fetch_list):
             if fetch is not before:
@@ -157,8 +233,12 @@ class Repeat:
             if type(value) is not np.ndarray or value.dtype != dtype or value.shape != shape:
                 return None
         state = self._state()
-        if state is None or state.scope() is not scope or state.stale() or \
-                flags.get("FLAGS_check_nan_inf") != self._flag:
+        if (
+            state is None
+            or state.scope() is not scope
+            or state.stale()
+            or flags.get("FLAGS_check_nan_inf") != self._flag
+        ):
             return None
         return state.run(self._call, self._segment, feed, None)
 
@@ -166,5 +246,7 @@ class Repeat:
 def _refuse_infinite(segment: CompiledSegment, flags: tuple[Any, ...]) -> None:
     for (op, name), finite in zip(segment.watched, jax.device_get(flags)):
         if not finite:
-            raise errors.OpError(f"FLAGS_check_nan_inf: operator {op.type} gave a value that is not finite: {name}"
-                                 + (f"\n  made at: {op.callsite}" if op.callsite else ""))
+            raise errors.OpError(
+                f"FLAGS_check_nan_inf: operator {op.type} gave a value that is not finite: {name}"
+                + (f"\n  made at: {op.callsite}" if op.callsite else "")
+            )

@@ -1,4 +1,5 @@
 """A step's state: the tensors of a Scope that it reads and writes."""
+
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter, is_
@@ -31,18 +32,27 @@ class StepState:
         found = {n: scope.find_var(n) for n in plan.state}
         self.missing = [n for n, v in found.items() if v is None]
         self.plan = plan
-        self.reads: list[tuple[str, LoDTensor]] = [(n, v.tensor) for n, v in found.items() if v is not None]
+        self.reads: list[tuple[str, LoDTensor]] = [
+            (n, v.tensor) for n, v in found.items() if v is not None
+        ]
         self._tensors = [tensor for _, tensor in self.reads]
-        self.seen: list[Any] = [_ABSENT] * len(self.reads)  # their values as the last step left them
+        # their values as the last step left them
+        self.seen: list[Any] = [_ABSENT] * len(self.reads)
         self.writes: dict[str, LoDTensor] = {}
         self._wiring: tuple[list[Any], list[Any], list[Any], list[Any]] | None = None
 
     def stale(self) -> bool:
         scope = self.scope()
-        return bool(self.missing) or scope is None or self.epochs != [s.epoch for s in _chain(scope)]
+        return (
+            bool(self.missing) or scope is None or self.epochs != [s.epoch for s in _chain(scope)]
+        )
 
-    def run(self, call: Callable[..., Any], segment: Any, feeds: Mapping[str, Any], key: Any) -> list[Any]:
-        """Run a plan that is one XLA segment: `read`, call and `write`, with all names looked up beforehand."""
+    def run(
+        self, call: Callable[..., Any], segment: Any, feeds: Mapping[str, Any], key: Any
+    ) -> list[Any]:
+        """Run a plan that is one XLA segment: `read`, call and `write`, with all names looked up
+        beforehand.
+        """
         if self.missing:
             self.read({})
         donated, kept, targets, fetches = self._wiring or self._wire(segment)
@@ -51,8 +61,12 @@ class StepState:
         if not all(map(is_, map(_VALUE, self._tensors), seen)):
             self.read({})
         with jax.enable_x64(True):
-            gives, _ = call(segment, tuple([seen[i] for i in donated]),
-                            tuple([feeds.get(n) if i is None else seen[i] for n, i in kept]), key)
+            gives, _ = call(
+                segment,
+                tuple([seen[i] for i in donated]),
+                tuple([feeds.get(n) if i is None else seen[i] for n, i in kept]),
+                key,
+            )
         for tensor, i, value in zip(*targets, gives):
             if tensor is not None:
                 tensor.value = value
@@ -66,10 +80,16 @@ class StepState:
         assert scope is not None  # the caller holds it
         at = {name: i for i, (name, _) in enumerate(self.reads)}
         updated = set(self.plan.updated)
-        tensors = [(scope.find_var(n) or scope.var(n)).tensor if n in updated else None for n in segment.gives]
-        self._wiring = ([at[n] for n in segment.donated], [(n, at.get(n)) for n in segment.kept],
-                        [tensors, [at.get(n) for n in segment.gives]],
-                        [segment.gives.index(n) for n in self.plan.fetches])
+        tensors = [
+            (scope.find_var(n) or scope.var(n)).tensor if n in updated else None
+            for n in segment.gives
+        ]
+        self._wiring = (
+            [at[n] for n in segment.donated],
+            [(n, at.get(n)) for n in segment.kept],
+            [tensors, [at.get(n) for n in segment.gives]],
+            [segment.gives.index(n) for n in self.plan.fetches],
+        )
         return self._wiring
 
     def read(self, env: dict[str, Any]) -> None:
@@ -83,28 +103,39 @@ class StepState:
         env.update((name, tensor.value) for name, tensor in self.reads)
 
     def _admit(self, new: list[int]) -> None:
-        """Check the values that the last step did not write, and move them to their devices, all at once."""
+        """Check the values that the last step did not write, and move them to their devices, all at
+        once.
+        """
         strange = [i for i in new if self._is_strange(*self.reads[i])]
         if strange:
             with jax.enable_x64(True):
-                placed = self._placement.place({self.reads[i][0]: self.reads[i][1].value for i in strange})
+                placed = self._placement.place(
+                    {self.reads[i][0]: self.reads[i][1].value for i in strange}
+                )
             for i in strange:
                 self.reads[i][1].value = placed[self.reads[i][0]]
         for i in new:
             self.seen[i] = self.reads[i][1].value
 
     def _is_strange(self, name: str, tensor: LoDTensor) -> bool:
-        """Whether a value is on the wrong device. Raises ProgramError for a value of another shape than the variable's."""
+        """Whether a value is on the wrong device. Raises ProgramError for a value of another shape
+        than the variable's.
+        """
         var = self.plan.block.find_var_recursive(name)
         value = tensor.value
         if var is not None and var._shape is not None and var.persistable:
             want = var.shape
             if len(want) != value.ndim or any(w not in (-1, g) for w, g in zip(want, value.shape)):
-                raise errors.ProgramError(f"variable {name}: the scope holds shape {list(value.shape)}, "
-                                          f"the program expects {list(want)}")
+                raise errors.ProgramError(
+                    f"variable {name}: the scope holds shape {list(value.shape)}, "
+                    f"the program expects {list(want)}"
+                )
         home = self._placement.home(name)
-        return not isinstance(value, jax.Array) or not value.committed or \
-            not value.sharding.is_equivalent_to(home, value.ndim)
+        return (
+            not isinstance(value, jax.Array)
+            or not value.committed
+            or not value.sharding.is_equivalent_to(home, value.ndim)
+        )
 
     def write(self, env: dict[str, Any], names: Sequence[str]) -> None:
         scope = self.scope()
@@ -132,8 +163,12 @@ def _chain(scope: Scope) -> list[Scope]:
 def _refuse_absent(plan: Plan, names: list[str]) -> None:
     data = [n for n in names if (v := plan.block.find_var_recursive(n)) is not None and v.is_data]
     if data:
-        raise errors.FeedError(f"the program reads {', '.join(data)}, which the feed does not hold; "
-                               f"it holds: {', '.join(plan.feeds) or 'nothing'}")
-    raise errors.UninitializedError(f"{', '.join(names[:8])}{' ...' if len(names) > 8 else ''} "
-                                    f"{'has' if len(names) == 1 else 'have'} no value in the scope: run the startup program "
-                                    "first (exe.run(fluid.default_startup_program())), or load the parameters")
+        raise errors.FeedError(
+            f"the program reads {', '.join(data)}, which the feed does not hold; "
+            f"it holds: {', '.join(plan.feeds) or 'nothing'}"
+        )
+    raise errors.UninitializedError(
+        f"{', '.join(names[:8])}{' ...' if len(names) > 8 else ''} "
+        f"{'has' if len(names) == 1 else 'have'} no value in the scope: run the startup program "
+        "first (exe.run(fluid.default_startup_program())), or load the parameters"
+    )

@@ -1,4 +1,5 @@
 """Operators as a pure function of values: the only place that lowers them for XLA."""
+
 import contextlib
 import gc
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,9 @@ def random_key(data: Any) -> Any:
     return None if data is None else jax.random.wrap_key_data(data, impl="threefry2x32")
 
 
-def lower(items: Sequence[Item], env: dict[str, Any], key: Any = None, watch: list[Watched] | None = None) -> dict[str, Any]:
+def lower(
+    items: Sequence[Item], env: dict[str, Any], key: Any = None, watch: list[Watched] | None = None
+) -> dict[str, Any]:
     """Trace operators over values by name, and return the values with the operators' outputs.
 
     Args:
@@ -33,7 +36,9 @@ def lower(items: Sequence[Item], env: dict[str, Any], key: Any = None, watch: li
 
 @contextlib.contextmanager
 def _without_collector() -> Iterator[None]:
-    """Pause garbage collection: tracing creates very many objects, nearly all of which live until its end."""
+    """Pause garbage collection: tracing creates very many objects, nearly all of which live until
+    its end.
+    """
     was = gc.isenabled()
     gc.disable()
     try:

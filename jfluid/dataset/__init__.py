@@ -1,4 +1,7 @@
-"""Datasets of slots: files of MultiSlot text that train a program (`Executor.train_from_dataset`)."""
+"""Datasets of slots: files of MultiSlot text that train a program
+(`Executor.train_from_dataset`).
+"""
+
 from jfluid.dataset.datasets import DatasetFactory, InMemoryDataset, QueueDataset
 
 __all__ = ["DatasetFactory", "InMemoryDataset", "QueueDataset"]

@@ -1,4 +1,5 @@
 """DataFeedDesc: the slots of a dataset's lines, as a prototxt."""
+
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,12 +32,16 @@ class DataFeedDesc:
         self.proto_desc.batch_size = positive("batch_size", batch_size)
 
     def set_dense_slots(self, dense_slots_name: Sequence[str]) -> None:
-        """Make slots dense: each record has the same number of values. Raises KeyError for a name that no slot has."""
+        """Make slots dense: each record has the same number of values. Raises KeyError for a name
+        that no slot has.
+        """
         for name in dense_slots_name:
             self._slot(name).is_dense = True
 
     def set_use_slots(self, use_slots_name: Sequence[str]) -> None:
-        """Let slots feed their variables; all others are read and dropped. Raises KeyError for a name that no slot has."""
+        """Let slots feed their variables; all others are read and dropped. Raises KeyError for a
+        name that no slot has.
+        """
         for name in use_slots_name:
             self._slot(name).is_used = True
 
@@ -63,7 +68,9 @@ def text_of(feed: str, batch_size: int, slots: Sequence[Slot], pipe_command: str
     """The prototxt of a dataset."""
     desc = proto.DataFeedDesc(name=feed, batch_size=batch_size, pipe_command=pipe_command)
     for slot in slots:
-        line = desc.multi_slot_desc.slots.add(name=slot.name, type="float" if slot.decimal else "uint64", is_used=slot.used)
+        line = desc.multi_slot_desc.slots.add(
+            name=slot.name, type="float" if slot.decimal else "uint64", is_used=slot.used
+        )
         if slot.shape is not None:
             line.is_dense = True
             line.shape.extend((-1, *slot.shape))

@@ -1,4 +1,7 @@
-"""QueueDataset, which reads its files while training, and InMemoryDataset, which reads them before."""
+"""QueueDataset, which reads its files while training, and InMemoryDataset, which reads them
+before.
+"""
+
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -20,13 +23,19 @@ class DatasetFactory:
     """Makes datasets by the name of their class."""
 
     def create_dataset(self, datafeed_class: str = "QueueDataset") -> "DatasetBase":
-        """A new dataset: "QueueDataset" or "InMemoryDataset". Raises ValueError for another name."""
+        """A new dataset: "QueueDataset" or "InMemoryDataset". Raises ValueError for another
+        name.
+        """
         classes = {"QueueDataset": QueueDataset, "InMemoryDataset": InMemoryDataset}
         if datafeed_class in ("BoxPSDataset", "PaddleBoxDataFeed", "FileInstantDataset"):
-            raise errors.UnsupportedError(f"{datafeed_class} belongs to systems inside Baidu: use InMemoryDataset")
+            raise errors.UnsupportedError(
+                f"{datafeed_class} belongs to systems inside Baidu: use InMemoryDataset"
+            )
         if datafeed_class not in classes:
-            raise ValueError(f"datafeed_class: expected one of {sorted(classes)}, found {datafeed_class!r}"
-                             f"{errors.close_to(str(datafeed_class), classes)}")
+            raise ValueError(
+                f"datafeed_class: expected one of {sorted(classes)}, found {datafeed_class!r}"
+                f"{errors.close_to(str(datafeed_class), classes)}"
+            )
         return classes[datafeed_class]()
 
 
@@ -45,8 +54,9 @@ class DatasetBase:
     def set_use_var(self, var_list: Sequence[Variable]) -> None:
         """Set the variables that the slots of a line feed, in order.
 
-        int64 variables hold whole numbers, float32 ones decimal numbers; with `lod_level` 1 the number of values may
-        differ from record to record, with 0 it is that of the shape behind the first dimension.
+        int64 variables hold whole numbers, float32 ones decimal numbers; with `lod_level` 1 the
+        number of values may differ from record to record, with 0 it is that of the shape behind the
+        first dimension.
 
         Raises DataError for a variable of another dtype, level or shape.
         """
@@ -61,7 +71,9 @@ class DatasetBase:
         self._batch_size = positive("set_batch_size", batch_size)
 
     def set_thread(self, thread_num: int) -> None:
-        """Set how many threads read, at most one for each file. With one, batches follow the order of the files."""
+        """Set how many threads read, at most one for each file. With one, batches follow the order
+        of the files.
+        """
         self._threads = positive("set_thread", thread_num)
 
     def set_filelist(self, filelist: Sequence[str]) -> None:
@@ -72,7 +84,9 @@ class DatasetBase:
         self._files = list(filelist)
 
     def set_pipe_command(self, pipe_command: str) -> None:
-        """Set the shell command that turns a file, on its standard input, into lines; "cat" for none."""
+        """Set the shell command that turns a file, on its standard input, into lines; "cat" for
+        none.
+        """
         self._source.pipe_command = pipe_command
 
     def set_download_cmd(self, download_cmd: str) -> None:
@@ -86,10 +100,12 @@ class DatasetBase:
         self._source.options = {"user": fs_ugi.partition(",")[0]} if fs_ugi else None
 
     def set_on_bad_lines(self, on_bad_lines: str) -> None:
-        """Choose what happens to invalid lines: "error", the default, raises with file, number and slot; "skip" counts them
-        (`bad_lines`) and continues. Fluid has no such choice."""
+        """Choose what happens to invalid lines: "error", the default, raises with file, number and
+        slot; "skip" counts them (`bad_lines`) and continues. Fluid has no such choice."""
         if on_bad_lines not in ("error", "skip"):
-            raise errors.DataError(f"set_on_bad_lines: expected 'error' or 'skip', found {on_bad_lines!r}")
+            raise errors.DataError(
+                f"set_on_bad_lines: expected 'error' or 'skip', found {on_bad_lines!r}"
+            )
         self._bad.skip = on_bad_lines == "skip"
 
     def bad_lines(self) -> int:
@@ -98,7 +114,9 @@ class DatasetBase:
 
     def set_fea_eval(self, record_candidate_size: int, fea_eval: bool = True) -> None:
         """Allow `slots_shuffle`, which draws values from `record_candidate_size` records."""
-        self._candidates = positive("record_candidate_size", record_candidate_size) if fea_eval else 0
+        self._candidates = (
+            positive("record_candidate_size", record_candidate_size) if fea_eval else 0
+        )
 
     def slots_shuffle(self, slots: Sequence[str]) -> None:
         """Raises UnsupportedError: only an InMemoryDataset has its records in memory."""
@@ -109,7 +127,9 @@ class DatasetBase:
         _box_only("set_rank_offset", rank_offset)
 
     def set_pv_batch_size(self, pv_batch_size: int) -> None:
-        """Set the page views of a batch. Page views are not supported, so only the number is checked."""
+        """Set the page views of a batch. Page views are not supported, so only the number is
+        checked.
+        """
         positive("set_pv_batch_size", pv_batch_size)
 
     def desc(self) -> str:
@@ -122,9 +142,13 @@ class DatasetBase:
 
     def _ready(self) -> None:
         if not self._slots:
-            raise errors.DataError(f"{type(self).__name__}: call set_use_var first: no slot feeds a variable")
+            raise errors.DataError(
+                f"{type(self).__name__}: call set_use_var first: no slot feeds a variable"
+            )
         if not self._files:
-            raise errors.DataError(f"{type(self).__name__}: the list of files is empty: call set_filelist")
+            raise errors.DataError(
+                f"{type(self).__name__}: the list of files is empty: call set_filelist"
+            )
 
     def _parser(self) -> Parser:
         return Parser(self._slots)
@@ -137,18 +161,26 @@ class QueueDataset(DatasetBase):
 
     def local_shuffle(self) -> None:
         """Raises UnsupportedError: use InMemoryDataset."""
-        raise errors.UnsupportedError("QueueDataset.local_shuffle: records pass by only once: use InMemoryDataset")
+        raise errors.UnsupportedError(
+            "QueueDataset.local_shuffle: records pass by only once: use InMemoryDataset"
+        )
 
     def global_shuffle(self, fleet: Any = None) -> None:
         """Raises UnsupportedError: use InMemoryDataset."""
-        raise errors.UnsupportedError("QueueDataset.global_shuffle: records pass by only once: use InMemoryDataset")
+        raise errors.UnsupportedError(
+            "QueueDataset.global_shuffle: records pass by only once: use InMemoryDataset"
+        )
 
     def _batches(self, threads: int = 0) -> ReaderThreads:
         self._ready()
 
         def work(files: Iterator[str], started: Processes) -> Iterator[Any]:
             parser = self._parser()
-            blocks = (r for file in files for r in records_of(file, self._source, parser, self._bad, started))
+            blocks = (
+                r
+                for file in files
+                for r in records_of(file, self._source, parser, self._bad, started)
+            )
             return batches_of(blocks, parser, self._batch_size)
 
         return ReaderThreads(self._files, work, threads or self._threads)
@@ -157,8 +189,9 @@ class QueueDataset(DatasetBase):
 class InMemoryDataset(DatasetBase):
     """Reads its files into memory, where records can be shuffled, also between trainers.
 
-    Records, with the copies that reading and shuffling make, take up to FLAGS_dataset_max_bytes (by default three quarters of
-    the machine's memory). A method that would need more raises DataError first; records in memory stay.
+    Records, with the copies that reading and shuffling make, take up to FLAGS_dataset_max_bytes (by
+    default three quarters of the machine's memory). A method that would need more raises DataError
+    first; records in memory stay.
 
     As in Fluid zeros of ragged slots are left out, but for one where there is nothing else.
     """
@@ -176,7 +209,9 @@ class InMemoryDataset(DatasetBase):
         self._received = 0
 
     def set_queue_num(self, queue_num: int) -> None:
-        """Set the queues between readers and trainers. There is one here, so the number has no effect."""
+        """Set the queues between readers and trainers. There is one here, so the number has no
+        effect.
+        """
         positive("set_queue_num", queue_num)
 
     def set_parse_ins_id(self, parse_ins_id: bool) -> None:
@@ -188,10 +223,13 @@ class InMemoryDataset(DatasetBase):
         self._tags = 2 if parse_content else min(self._tags, 1)
 
     def set_merge_by_lineid(self, merge_size: int = 2) -> None:
-        """Let `global_shuffle` make one record of those that have one id: ragged slots one behind the other, dense ones
-        of the first. Ids with another number of records than `merge_size` are dropped (0: none is)."""
+        """Let `global_shuffle` make one record of those that have one id: ragged slots one behind
+        the other, dense ones of the first. Ids with another number of records than `merge_size` are
+        dropped (0: none is)."""
         if merge_size < 0:
-            raise errors.DataError(f"set_merge_by_lineid: expected a number of records, found {merge_size}")
+            raise errors.DataError(
+                f"set_merge_by_lineid: expected a number of records, found {merge_size}"
+            )
         self._merge_size = merge_size
         self.set_parse_ins_id(True)
 
@@ -204,7 +242,9 @@ class InMemoryDataset(DatasetBase):
         self._message_pause = float(fleet_send_sleep_seconds)
 
     def load_into_memory(self) -> None:
-        """Read all files. Raises DataError for a file or a line that cannot be read; the dataset is empty then."""
+        """Read all files. Raises DataError for a file or a line that cannot be read; the dataset is
+        empty then.
+        """
         self.preload_into_memory()
         self.wait_preload_done()
 
@@ -237,13 +277,22 @@ class InMemoryDataset(DatasetBase):
 
         Args:
             fleet: tells this trainer's place among the trainers; None for a single one.
-            thread_num: threads that send. One per trainer is enough here, so the number has no effect.
+            thread_num: threads that send. One per trainer is enough here, so the number has no
+                effect.
         """
         records = self._loaded("global_shuffle")
         draw, budget = shuffle.generator(), self._budget("global_shuffle")
         if fleet is not None and fleet.worker_num() > 1:
-            records = exchange.shuffled(records, self._slots, self._tags > 0, fleet, draw, self._message_size,
-                                        self._message_pause, budget.take)
+            records = exchange.shuffled(
+                records,
+                self._slots,
+                self._tags > 0,
+                fleet,
+                draw,
+                self._message_size,
+                self._message_pause,
+                budget.take,
+            )
             self._received = len(records)
         if self._merge_size >= 0:
             dense = np.array([s.shape is not None for s in self._slots])
@@ -251,25 +300,34 @@ class InMemoryDataset(DatasetBase):
             records, dropped = shuffle.merged_by_tag(records, dense, self._merge_size)
             if dropped:
                 import warnings
-                warnings.warn(f"global_shuffle: {dropped} records dropped whose id has not {self._merge_size} of them",
-                              RuntimeWarning, stacklevel=2)
+
+                warnings.warn(
+                    f"global_shuffle: {dropped} records dropped whose id has not {self._merge_size} of them",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
         budget.take(8 * len(records))
         self._records, self._order = records, draw.permutation(len(records))
 
     def slots_shuffle(self, slots: Sequence[str]) -> None:
-        """Give each record the values of `slots` of a random record, to measure the importance of the slots for a model.
+        """Give each record the values of `slots` of a random record, to measure the importance of
+        the slots for a model.
 
-        Each call starts from the records as they were read. Raises DataError unless `set_fea_eval` allowed it.
+        Each call starts from the records as they were read. Raises DataError unless `set_fea_eval`
+        allowed it.
         """
         if not self._candidates:
-            raise errors.DataError("slots_shuffle: call set_fea_eval(record_candidate_size, True) first")
+            raise errors.DataError(
+                "slots_shuffle: call set_fea_eval(record_candidate_size, True) first"
+            )
         names = [s.name for s in self._slots]
         unknown = sorted(set(slots) - set(names))
         if unknown:
             raise errors.DataError(f"slots_shuffle: no slots {unknown}; the slots are {names}")
         if self._unmixed is None:
             self._unmixed = self._loaded("slots_shuffle")
-        self._budget("slots_shuffle").take(2 * self._unmixed.nbytes)  # a record may get more values than it had
+        # a record may get more values than it had
+        self._budget("slots_shuffle").take(2 * self._unmixed.nbytes)
         draw, count = shuffle.generator(), len(self._unmixed)
         candidates = draw.choice(count, min(self._candidates, count), replace=False)
         donors = candidates[draw.integers(0, len(candidates), count)] if count else candidates
@@ -281,13 +339,18 @@ class InMemoryDataset(DatasetBase):
         return own if fleet is None else exchange.total(own, fleet)
 
     def get_shuffle_data_size(self, fleet: Any = None) -> int:
-        """How many records the last `global_shuffle` between trainers returned, to all trainers if `fleet` is given."""
+        """How many records the last `global_shuffle` between trainers returned, to all trainers if
+        `fleet` is given.
+        """
         return self._received if fleet is None else exchange.total(self._received, fleet)
 
-    # What belongs to Baidu's PaddleBox and pslib: page views, phases, tables that are filled while reading.
+    # What belongs to Baidu's PaddleBox and pslib: page views, phases, tables that are filled while
+    # reading.
 
     def set_feed_type(self, data_feed_type: str) -> None:
-        """Set the reader's class: "MultiSlotInMemoryDataFeed". Raises UnsupportedError for "PaddleBoxDataFeed"."""
+        """Set the reader's class: "MultiSlotInMemoryDataFeed". Raises UnsupportedError for
+        "PaddleBoxDataFeed".
+        """
         if data_feed_type != self._feed:
             _box_only("set_feed_type", data_feed_type)
 
@@ -304,7 +367,9 @@ class InMemoryDataset(DatasetBase):
         _box_only("set_enable_pv_merge", enable_pv_merge)
 
     def set_current_phase(self, current_phase: int) -> None:
-        """Raises UnsupportedError for the join phase, 1; 0 is the update phase, which every dataset is in."""
+        """Raises UnsupportedError for the join phase, 1; 0 is the update phase, which every dataset
+        is in.
+        """
         _box_only("set_current_phase", current_phase)
 
     def preprocess_instance(self) -> None:
@@ -317,21 +382,31 @@ class InMemoryDataset(DatasetBase):
 
     def get_pv_data_size(self) -> int:
         """Raises UnsupportedError: counts page views."""
-        raise errors.UnsupportedError("get_pv_data_size: page views belong to PaddleBox; get_memory_data_size counts records")
+        raise errors.UnsupportedError(
+            "get_pv_data_size: page views belong to PaddleBox; get_memory_data_size counts records"
+        )
 
     def set_generate_unique_feasigns(self, generate_uni_feasigns: bool, shard_num: int) -> None:
-        """Raises UnsupportedError unless False: tables are filled when their rows are first used."""
+        """Raises UnsupportedError unless False: tables are filled when their rows are first
+        used.
+        """
         _box_only("set_generate_unique_feasigns", generate_uni_feasigns)
 
-    def generate_local_tables_unlock(self, table_id: int, fea_dim: int, read_thread_num: int, consume_thread_num: int,
-                                     shard_num: int) -> None:
+    def generate_local_tables_unlock(
+        self,
+        table_id: int,
+        fea_dim: int,
+        read_thread_num: int,
+        consume_thread_num: int,
+        shard_num: int,
+    ) -> None:
         """Raises UnsupportedError: tables are filled when their rows are first used."""
         _box_only("generate_local_tables_unlock", f"table {table_id}")
 
     def _batches(self, threads: int = 0) -> ReaderThreads:
         records = self._loaded("training")
         order = np.arange(len(records)) if self._order is None else self._order
-        places = [order[i:i + self._batch_size] for i in range(0, len(order), self._batch_size)]
+        places = [order[i : i + self._batch_size] for i in range(0, len(order), self._batch_size)]
 
         def work(jobs: Iterator[Any], started: Processes) -> Iterator[Any]:
             parser = self._parser()
@@ -344,13 +419,17 @@ class InMemoryDataset(DatasetBase):
 
     def _loaded(self, what: str) -> Records:
         if self._records is None:
-            raise errors.DataError(f"{what}: no records in memory: call load_into_memory"
-                                   + (" (wait_preload_done is still to be called)" if self._loading else ""))
+            raise errors.DataError(
+                f"{what}: no records in memory: call load_into_memory"
+                + (" (wait_preload_done is still to be called)" if self._loading else "")
+            )
         return self._records
 
     def _budget(self, what: str) -> MemoryBudget:
         """The memory that may be allocated beside the records in memory."""
-        held = {r.values.ctypes.data: r.nbytes for r in (self._records, self._unmixed) if r is not None}
+        held = {
+            r.values.ctypes.data: r.nbytes for r in (self._records, self._unmixed) if r is not None
+        }
         return MemoryBudget(f"{type(self).__name__}.{what}", sum(held.values()))
 
     def _drop(self) -> None:
@@ -359,7 +438,9 @@ class InMemoryDataset(DatasetBase):
 
 
 class _Loading:
-    """Reads the files of a dataset in the background, and puts their records into the order of the files."""
+    """Reads the files of a dataset in the background, and puts their records into the order of the
+    files.
+    """
 
     def __init__(self, dataset: InMemoryDataset, threads: int):
         self._parts: dict[int, list[Records]] = {}
@@ -369,7 +450,11 @@ class _Loading:
 
         def work(jobs: Iterator[tuple[int, str]], started: Processes) -> Iterator[Any]:
             parser = dataset._parser()
-            return ((i, r) for i, file in jobs for r in records_of(file, dataset._source, parser, dataset._bad, started))
+            return (
+                (i, r)
+                for i, file in jobs
+                for r in records_of(file, dataset._source, parser, dataset._bad, started)
+            )
 
         self._reader_threads = ReaderThreads(list(enumerate(dataset._files)), work, threads)
         self._thread = threading.Thread(target=self._run, name="jfluid-load", daemon=True)
@@ -399,19 +484,27 @@ class _Loading:
 
 def _slot_of(var: Variable) -> Slot:
     if var.dtype not in (VarType.INT64, VarType.FP32):
-        raise errors.DataError(f"set_use_var: {var.name}: expected dtype int64 or float32, found {var.dtype.name}")
+        raise errors.DataError(
+            f"set_use_var: {var.name}: expected dtype int64 or float32, found {var.dtype.name}"
+        )
     shape = tuple(var.shape[1:])
     if var.lod_level > 1 or (var.lod_level == 1 and shape not in ((), (1,))):
-        raise errors.DataError(f"set_use_var: {var.name}: a ragged slot is [None, 1] with lod_level 1, found shape "
-                               f"{list(var.shape)} with lod_level {var.lod_level}")
+        raise errors.DataError(
+            f"set_use_var: {var.name}: a ragged slot is [None, 1] with lod_level 1, found shape "
+            f"{list(var.shape)} with lod_level {var.lod_level}"
+        )
     if var.lod_level == 0 and any(d < 1 for d in shape):
-        raise errors.DataError(f"set_use_var: {var.name}: a dense slot must know all dimensions but the first, found shape "
-                               f"{list(var.shape)}")
+        raise errors.DataError(
+            f"set_use_var: {var.name}: a dense slot must know all dimensions but the first, found shape "
+            f"{list(var.shape)}"
+        )
     return Slot(var.name, var.dtype == VarType.FP32, shape if var.lod_level == 0 else None)
 
 
 def _box_only(name: str, value: Any) -> None:
     """Refuse what only PaddleBox or pslib have, unless the value turns it off."""
     if value:
-        raise errors.UnsupportedError(f"{name}({value!r}): page views, log keys and tables filled while reading belong to "
-                                      "PaddleBox and pslib, which Fluid's own release does not have either")
+        raise errors.UnsupportedError(
+            f"{name}({value!r}): page views, log keys and tables filled while reading belong to "
+            "PaddleBox and pslib, which Fluid's own release does not have either"
+        )

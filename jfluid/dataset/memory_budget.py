@@ -1,4 +1,5 @@
 """The memory that the records of a dataset may take: more is refused before it is allocated."""
+
 import os
 import threading
 from pathlib import Path
@@ -39,11 +40,14 @@ class MemoryBudget:
         self._lock = threading.Lock()
 
     def take(self, size: int) -> None:
-        """Count so many more bytes, before they are allocated. Raises DataError if they do not fit."""
+        """Count so many more bytes, before they are allocated. Raises DataError if they do not
+        fit.
+        """
         with self._lock:
             if self._used + size > self._most:
                 raise errors.DataError(
                     f"{self._what}: the records, and the copies that are made of them, would take {self._used + size:,} bytes "
                     f"of memory, and may take {self._most:,} ({FLAG}; by default three quarters of the machine's): give each "
-                    "trainer fewer files, more memory, or use QueueDataset, which keeps no records")
+                    "trainer fewer files, more memory, or use QueueDataset, which keeps no records"
+                )
             self._used += size

@@ -1,8 +1,10 @@
 """The MultiSlot text format, with a parser that numba compiles.
 
-A line is one record: for each slot in order a count n >= 1 and then n values, whole numbers or decimal ones,
-separated by spaces or tabs. Values stay in the order of the text, so that shuffling moves only places.
+A line is one record: for each slot in order a count n >= 1 and then n values, whole numbers or
+decimal ones, separated by spaces or tabs. Values stay in the order of the text, so that shuffling
+moves only places.
 """
+
 import base64
 import hashlib
 import re
@@ -18,8 +20,20 @@ from numba.extending import intrinsic
 from jfluid.lod_tensor import LoDTensor
 
 # Errors of a line; the parser reports one of these numbers.
-(BLANK, TAG_COUNT, COUNT, NO_VALUES, TOO_MANY, DENSE_SIZE, ENDS, WHOLE, WHOLE_RANGE, DECIMAL, DECIMAL_RANGE,
- REST) = range(1, 13)
+(
+    BLANK,
+    TAG_COUNT,
+    COUNT,
+    NO_VALUES,
+    TOO_MANY,
+    DENSE_SIZE,
+    ENDS,
+    WHOLE,
+    WHOLE_RANGE,
+    DECIMAL,
+    DECIMAL_RANGE,
+    REST,
+) = range(1, 13)
 _WRONG = {
     BLANK: "the line is blank; expected a count",
     TAG_COUNT: "expected the count 1 of an instance id or its content, found {found}",
@@ -34,11 +48,13 @@ _WRONG = {
     DECIMAL_RANGE: "{found} does not fit a 32-bit float",
     REST: "the line goes on after the last slot: {found}",
 }
-_LARGEST = float(np.finfo(np.float32).max) * (1 + 2.0 ** -25)
+_LARGEST = float(np.finfo(np.float32).max) * (1 + 2.0**-25)
 _POWERS = 10.0 ** np.arange(23)
 _WHOLE_POWERS = 10 ** np.arange(9)
 _TENTH, _MOST_VALUES = np.uint64((1 << 64) // 10), 1 << 30
-_TAB, _NEWLINE, _RETURN, _SPACE, _PLUS, _MINUS, _DOT, _ZERO, _CAPITAL_E, _E = (np.uint8(ord(c)) for c in "\t\n\r +-.0Ee")
+_TAB, _NEWLINE, _RETURN, _SPACE, _PLUS, _MINUS, _DOT, _ZERO, _CAPITAL_E, _E = (
+    np.uint8(ord(c)) for c in "\t\n\r +-.0Ee"
+)
 
 
 LONGEST_TAG = 24  # bytes of an id; a line has 8 at least
@@ -71,10 +87,13 @@ class Records:
     """Parsed records, one after the other.
 
     Attributes:
-        values: int64 [m]: the values in the order of the text; of decimal slots the bits of a float64.
+        values: int64 [m]: the values in the order of the text; of decimal slots the bits of a
+            float64.
         counts: int32 [n, slots].
-        starts: int64 [n + 1]: where each record begins in `values`. A record's values are contiguous.
-        tags: [n] of bytes: the records' ids, if the lines have them; for an id longer than LONGEST_TAG its digest.
+        starts: int64 [n + 1]: where each record begins in `values`. A record's values are
+            contiguous.
+        tags: [n] of bytes: the records' ids, if the lines have them; for an id longer than
+            LONGEST_TAG its digest.
     """
 
     values: Any
@@ -88,13 +107,19 @@ class Records:
     @property
     def nbytes(self) -> int:
         """Memory held, in bytes."""
-        return sum(a.nbytes for a in (self.values, self.counts, self.starts, self.tags) if a is not None)
+        return sum(
+            a.nbytes for a in (self.values, self.counts, self.starts, self.tags) if a is not None
+        )
 
     def part(self, begin: int, end: int) -> "Records":
         """Records begin..end, without copying."""
         first, last = self.starts[begin], self.starts[end]
-        return Records(self.values[first:last], self.counts[begin:end], self.starts[begin:end + 1] - first,
-                       None if self.tags is None else self.tags[begin:end])
+        return Records(
+            self.values[first:last],
+            self.counts[begin:end],
+            self.starts[begin : end + 1] - first,
+            None if self.tags is None else self.tags[begin:end],
+        )
 
 
 def no_records(slots: int) -> Records:
@@ -109,16 +134,23 @@ def joined(parts: Sequence[Records]) -> Records:
     ends = np.cumsum([0] + [p.starts[-1] for p in parts])
     starts = [p.starts[:-1] + end for p, end in zip(parts, ends)]
     tags = None if parts[0].tags is None else np.concatenate([p.tags for p in parts])
-    return Records(np.concatenate([p.values for p in parts]), np.concatenate([p.counts for p in parts]),
-                   np.concatenate([*starts, ends[-1:]]), tags)
+    return Records(
+        np.concatenate([p.values for p in parts]),
+        np.concatenate([p.counts for p in parts]),
+        np.concatenate([*starts, ends[-1:]]),
+        tags,
+    )
 
 
-# The parser reads text by address: for an array that is passed to a function numba counts references atomically, which took
-# six times as long as the parsing. The text ends with a newline, so that no function has to check for its end within a word.
+# The parser reads text by address: for an array that is passed to a function numba counts
+# references atomically, which took six times as long as the parsing. The text ends with a newline,
+# so that no function has to check for its end within a word.
+
 
 @intrinsic
 def _load(typing: Any, at: Any, zero: Any) -> Any:
     """Load the number of the type of `zero` from an address."""
+
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer = builder.inttoptr(arguments[0], context.get_value_type(zero).as_pointer())
         return builder.load(pointer, align=1)
@@ -129,6 +161,7 @@ def _load(typing: Any, at: Any, zero: Any) -> Any:
 @intrinsic
 def _zero_bits(typing: Any, number: Any) -> Any:
     """The number of zero bits below the lowest one bit; 64 for zero."""
+
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
 
@@ -150,9 +183,11 @@ def _word(at):
 
 @njit(cache=True, nogil=True)
 def _digits(at):
-    """(value, number) of the digits at `at`, at most eight of them, all at once and without a branch for each.
+    """(value, number) of the digits at `at`, at most eight of them, all at once and without a
+    branch for each.
 
-    The bytes of digits become 0 to 9; those after the last digit are shifted out; pairs, then fours, are combined.
+    The bytes of digits become 0 to 9; those after the last digit are shifted out; pairs, then
+    fours, are combined.
     """
     word = _load(at, np.uint64(0)) ^ np.uint64(0x3030303030303030)
     above = ((word & np.uint64(0x7F7F7F7F7F7F7F7F)) + np.uint64(0x7676767676767676)) | word
@@ -162,14 +197,18 @@ def _digits(at):
     word = word << (np.uint64(8 - number) << np.uint64(3))
     word = word * np.uint64(10) + (word >> np.uint64(8))
     pairs = np.uint64(0x000000FF000000FF)
-    value = ((word & pairs) * np.uint64(0x000F424000000064)
-             + ((word >> np.uint64(16)) & pairs) * np.uint64(0x0000271000000001)) >> np.uint64(32)
+    value = (
+        (word & pairs) * np.uint64(0x000F424000000064)
+        + ((word >> np.uint64(16)) & pairs) * np.uint64(0x0000271000000001)
+    ) >> np.uint64(32)
     return np.int64(value), number
 
 
 @njit(cache=True, nogil=True)
 def _whole(at, end):
-    """(value, where it ends, what is wrong) of a whole number from -2**63 to 2**64 - 1, which wraps as in C."""
+    """(value, where it ends, what is wrong) of a whole number from -2**63 to 2**64 - 1, which wraps
+    as in C.
+    """
     if at + 8 < end:
         value, number = _digits(at)
         if 0 < number < 8 and _byte(at + number) <= _SPACE:
@@ -204,7 +243,11 @@ def _decimal(at, end):
         if 0 < number < 8 and _byte(point) == _DOT:
             behind, places = _digits(point + 1)
             if places < 8 and _byte(point + 1 + places) <= _SPACE:
-                return np.float64(whole * _WHOLE_POWERS[places] + behind) / _POWERS[places], point + 1 + places, 0
+                return (
+                    np.float64(whole * _WHOLE_POWERS[places] + behind) / _POWERS[places],
+                    point + 1 + places,
+                    0,
+                )
         elif 0 < number < 8 and _byte(point) <= _SPACE:
             return np.float64(whole), point, 0
     return _any_decimal(at)
@@ -293,10 +336,14 @@ def _tag(at):
 
 
 @njit(cache=True, nogil=True)
-def _parse(text, begin, decimals, sizes, kept, tags, drop_zeros, values, floats, counts, starts, tag_places):
-    """Parse lines from text[begin]: (records, lines, where it stopped, what is wrong, in which slot, at which place).
+def _parse(
+    text, begin, decimals, sizes, kept, tags, drop_zeros, values, floats, counts, starts, tag_places
+):
+    """Parse lines from text[begin]: (records, lines, where it stopped, what is wrong, in which
+    slot, at which place).
 
-    It stops at the end of the text, when `counts` is full, or after a wrong line, which is the last one counted.
+    It stops at the end of the text, when `counts` is full, or after a wrong line, which is the last
+    one counted.
     """
     base = np.int64(text.ctypes.data)
     at, end, records, lines = base + begin, base + len(text), 0, 0
@@ -328,7 +375,8 @@ def _parse(text, begin, decimals, sizes, kept, tags, drop_zeros, values, floats,
                     whole, at, wrong = _whole(place, end)
                     values[used] = whole
                     used += not (dropping and whole == 0)
-            if used == before and not wrong:  # nothing but zeros, all dropped: one stays, as in Fluid
+            # nothing but zeros, all dropped: one stays, as in Fluid
+            if used == before and not wrong:
                 values[used] = 0
                 used += 1
             if not kept[slot]:
@@ -350,7 +398,9 @@ def _parse(text, begin, decimals, sizes, kept, tags, drop_zeros, values, floats,
 
 @njit(cache=True, nogil=True)
 def _tokens(text, places, width):
-    """[n, width]: the bytes from begin to end of each pair of places, as many as fit, filled with zeros."""
+    """[n, width]: the bytes from begin to end of each pair of places, as many as fit, filled with
+    zeros.
+    """
     out = np.zeros((len(places), width), np.uint8)
     for i in range(len(places)):
         for j in range(min(places[i, 1] - places[i, 0], width)):
@@ -360,7 +410,8 @@ def _tokens(text, places, width):
 
 @njit(cache=True, nogil=True)
 def _gather(values, floats, counts, starts, order, decimals, ends, wholes, numbers):
-    """Values of the records in `order`, slot by slot: whole ones into `wholes`, decimal ones into `numbers`.
+    """Values of the records in `order`, slot by slot: whole ones into `wholes`, decimal ones into
+    `numbers`.
 
     `ends` [slots] holds where each slot begins in its array.
     """
@@ -391,8 +442,10 @@ class Parser:
 
     Args:
         slots: what a line holds.
-        tags: how many texts precede the slots, each after a count of 1; the first one names the record.
-        drop_zeros: leave out zeros of ragged slots, as Fluid's InMemoryDataset does; one stays if a slot has nothing else.
+        tags: how many texts precede the slots, each after a count of 1; the first one names the
+            record.
+        drop_zeros: leave out zeros of ragged slots, as Fluid's InMemoryDataset does; one stays if a
+            slot has nothing else.
     """
 
     def __init__(self, slots: Sequence[Slot], tags: int = 0, drop_zeros: bool = False):
@@ -415,25 +468,45 @@ class Parser:
         found = at = lines = 0
         while at < len(text):
             records, seen, at, wrong, slot, place = _parse(
-                text, at, self._decimals, self._sizes, self._kept, self.tags, self.drop_zeros,
-                values, values.view(np.float64), counts[found:], starts[found:], places[found:])
+                text,
+                at,
+                self._decimals,
+                self._sizes,
+                self._kept,
+                self.tags,
+                self.drop_zeros,
+                values,
+                values.view(np.float64),
+                counts[found:],
+                starts[found:],
+                places[found:],
+            )
             found, lines = found + records, lines + seen
             if wrong:
                 bad(self._bad_line(text, line + lines, wrong, slot, place))
         used = starts[found]
         tags = self._tags(text, places[:found, 0]) if self.tags else None
-        return Records(values[:used].copy(), counts[:found].copy(), starts[:found + 1].copy(), tags), lines
+        return Records(
+            values[:used].copy(), counts[:found].copy(), starts[: found + 1].copy(), tags
+        ), lines
 
     def _room(self, size: int) -> tuple[Any, Any, Any, Any]:
         """Arrays large enough for any `size` bytes of text; they are reused for the next text."""
         if self._scratch is None or size > self._scratch[0]:
             most = size // self._shortest + 1
-            self._scratch = size, (np.empty(size // 2 + 1, np.int64), np.empty((most, len(self.slots)), np.int32),
-                                   np.zeros(most + 1, np.int64), np.empty((most, self.tags, 2), np.int64))
+            self._scratch = (
+                size,
+                (
+                    np.empty(size // 2 + 1, np.int64),
+                    np.empty((most, len(self.slots)), np.int32),
+                    np.zeros(most + 1, np.int64),
+                    np.empty((most, self.tags, 2), np.int64),
+                ),
+            )
         return cast(tuple[Any, Any, Any, Any], self._scratch[1])
 
     def _bad_line(self, text: Any, line: int, wrong: int, slot: int, place: int) -> BadLine:
-        token = re.match(rb"[^ \t\r\n]{0,41}", bytes(text[place:place + 41]))
+        token = re.match(rb"[^ \t\r\n]{0,41}", bytes(text[place : place + 41]))
         shown = (token.group() if token else b"").decode(errors="backslashreplace")
         if slot < len(self.slots):
             chosen = self.slots[slot]
@@ -450,12 +523,14 @@ class Parser:
         width = min(int(sizes.max(initial=1)), LONGEST_TAG)
         tags = _tokens(text, places, width).view(f"S{width}").reshape(-1)
         for i in np.flatnonzero(sizes > LONGEST_TAG):
-            digest = hashlib.blake2b(text[places[i, 0]:places[i, 1]].tobytes(), digest_size=16)
+            digest = hashlib.blake2b(text[places[i, 0] : places[i, 1]].tobytes(), digest_size=16)
             tags[i] = b"\x01" + base64.b64encode(digest.digest())[:22]  # no id contains a byte of 1
         return tags
 
     def batch(self, records: Records, order: Any) -> dict[str, Any]:
-        """The feed of the records at positions `order` (int64 [b]): arrays [b, ...] for dense slots, LoDTensors [n, 1]."""
+        """The feed of the records at positions `order` (int64 [b]): arrays [b, ...] for dense
+        slots, LoDTensors [n, 1].
+        """
         lengths = records.counts[order]
         totals = lengths.sum(0, dtype=np.int64)
         ends = np.zeros(len(self.slots), np.int64)
@@ -465,14 +540,26 @@ class Parser:
         wholes = np.empty(totals[~self._decimals].sum(), np.int64)
         numbers = np.empty(totals[self._decimals].sum(), np.float32)
         begins = ends.copy()
-        _gather(records.values, records.values.view(np.float64), records.counts, records.starts, order, self._decimals,
-                ends, wholes, numbers)
+        _gather(
+            records.values,
+            records.values.view(np.float64),
+            records.counts,
+            records.starts,
+            order,
+            self._decimals,
+            ends,
+            wholes,
+            numbers,
+        )
         offsets = np.zeros((len(self.slots), len(order) + 1), np.int64)
         np.cumsum(lengths.T, axis=1, out=offsets[:, 1:])
         feed: dict[str, Any] = {}
         for i, slot in enumerate(self.slots):
             if slot.used:
-                rows = (numbers if slot.decimal else wholes)[begins[i]:ends[i]]
-                feed[slot.name] = (LoDTensor(rows.reshape(-1, 1), [offsets[i]]) if slot.shape is None
-                                   else rows.reshape(len(order), *slot.shape))
+                rows = (numbers if slot.decimal else wholes)[begins[i] : ends[i]]
+                feed[slot.name] = (
+                    LoDTensor(rows.reshape(-1, 1), [offsets[i]])
+                    if slot.shape is None
+                    else rows.reshape(len(order), *slot.shape)
+                )
         return feed

@@ -1,4 +1,5 @@
 """Threads that read and parse files while others compute."""
+
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -31,11 +32,15 @@ class BadLines:
             self.first = self.first or text
 
 
-def records_of(path: str, source: FileSource, parser: Parser, bad: BadLines, started: Processes) -> Iterator[Records]:
+def records_of(
+    path: str, source: FileSource, parser: Parser, bad: BadLines, started: Processes
+) -> Iterator[Records]:
     """The records of a file, block by block."""
     lines = 0
     for text in source.blocks(path, started):
-        records, count = parser.parse(text, lines, lambda line: bad.take(path, source.pipe_command, line))
+        records, count = parser.parse(
+            text, lines, lambda line: bad.take(path, source.pipe_command, line)
+        )
         lines += count
         if len(records):
             yield records
@@ -63,12 +68,13 @@ def batches_of(blocks: Iterator[Records], parser: Parser, size: int) -> Iterator
 class ReaderThreads:
     """Threads that process a list of jobs and put the resulting items into a bounded queue.
 
-    Iterate to get the items as they become ready; leave the `with` block to end the threads. An exception in a thread is
-    raised in the iteration, and ends all threads.
+    Iterate to get the items as they become ready; leave the `with` block to end the threads. An
+    exception in a thread is raised in the iteration, and ends all threads.
 
     Args:
         jobs: each thread takes the next one when it is free.
-        work: turns a thread's jobs into items; the processes that it starts are ended with the threads.
+        work: turns a thread's jobs into items; the processes that it starts are ended with the
+            threads.
         threads: how many at most.
         depth: the capacity of the queue.
     """
@@ -78,8 +84,10 @@ class ReaderThreads:
         self._items: queue.Queue[Any] = queue.Queue(max(depth, 1))
         self._lock, self._stop, self._processes = threading.Lock(), threading.Event(), Processes()
         self._running = max(1, min(threads, len(jobs)))
-        self._threads = [threading.Thread(target=self._run, name=f"jfluid-producer-{i}", daemon=True)
-                         for i in range(self._running)]
+        self._threads = [
+            threading.Thread(target=self._run, name=f"jfluid-producer-{i}", daemon=True)
+            for i in range(self._running)
+        ]
 
     def __enter__(self) -> "ReaderThreads":
         for thread in self._threads:

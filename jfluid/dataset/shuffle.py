@@ -1,4 +1,5 @@
 """Rearranging records in memory: slots from other records, records of one id into one."""
+
 import random
 from typing import Any
 
@@ -19,17 +20,21 @@ def taken(records: Records, order: Any) -> Records:
     np.cumsum(records.starts[order + 1] - records.starts[order], out=starts[1:])
     values = np.empty(starts[-1], np.int64)
     _take(records.values, records.starts, order, starts, values)
-    return Records(values, records.counts[order], starts, None if records.tags is None else records.tags[order])
+    return Records(
+        values, records.counts[order], starts, None if records.tags is None else records.tags[order]
+    )
 
 
 @njit(cache=True, nogil=True)
 def _take(values, starts, order, to, out):
     for i in range(len(order)):
-        out[to[i]:to[i + 1]] = values[starts[order[i]]:starts[order[i] + 1]]
+        out[to[i] : to[i + 1]] = values[starts[order[i]] : starts[order[i] + 1]]
 
 
 def with_slots_of(records: Records, chosen: Any, donors: Any) -> Records:
-    """Each record with the slots in `chosen` (bool [slots]) of the record that `donors` (int64 [n]) names for it."""
+    """Each record with the slots in `chosen` (bool [slots]) of the record that `donors` (int64 [n])
+    names for it.
+    """
     counts = np.where(chosen, records.counts[donors], records.counts)
     starts = np.zeros(len(records) + 1, np.int64)
     np.cumsum(counts.sum(1, dtype=np.int64), out=starts[1:])
@@ -45,7 +50,9 @@ def _mix(values, counts, starts, chosen, donors, out):
         donor = donors[record]
         mine, other = starts[record], starts[donor]
         for slot in range(len(chosen)):
-            at, count = (other, counts[donor, slot]) if chosen[slot] else (mine, counts[record, slot])
+            at, count = (
+                (other, counts[donor, slot]) if chosen[slot] else (mine, counts[record, slot])
+            )
             for i in range(count):
                 out[to + i] = values[at + i]
             to += count
@@ -54,12 +61,15 @@ def _mix(values, counts, starts, chosen, donors, out):
 
 
 def merged_by_tag(records: Records, dense: Any, size: int) -> tuple[Records, int]:
-    """Merge the records of each id: ragged slots are concatenated, dense slots (bool [slots]) are those of the first record.
+    """Merge the records of each id: ragged slots are concatenated, dense slots (bool [slots]) are
+    those of the first record.
 
-    Ids with another number of records than `size` are left out (0: none is). Returns the records, in the order in which
-    the ids first occur, and how many were left out.
+    Ids with another number of records than `size` are left out (0: none is). Returns the records,
+    in the order in which the ids first occur, and how many were left out.
     """
-    _, first, group, number = np.unique(records.tags, return_index=True, return_inverse=True, return_counts=True)
+    _, first, group, number = np.unique(
+        records.tags, return_index=True, return_inverse=True, return_counts=True
+    )
     by_first = np.argsort(first)
     rank = np.empty_like(by_first)
     rank[by_first] = np.arange(len(by_first))
@@ -74,7 +84,7 @@ def merged_by_tag(records: Records, dense: Any, size: int) -> tuple[Records, int
     starts = np.zeros(len(ids) + 1, np.int64)
     offsets = records.starts[:-1, None] + np.cumsum(records.counts, 1) - records.counts
     _merge(records.values, records.counts, offsets, flat, ends, dense, counts, starts, values)
-    found = Records(values[:starts[-1]], counts, starts, records.tags[first[ids]])
+    found = Records(values[: starts[-1]], counts, starts, records.tags[first[ids]])
     return found, len(records) - len(flat)
 
 

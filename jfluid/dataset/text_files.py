@@ -1,4 +1,7 @@
-"""Files of records as blocks of text: local, compressed or remote (fsspec), through a pipe command."""
+"""Files of records as blocks of text: local, compressed or remote (fsspec), through a pipe
+command.
+"""
+
 import contextlib
 import os
 import shutil
@@ -25,12 +28,19 @@ class Processes:
         self._running: set[subprocess.Popen[bytes]] = set()
 
     def start(self, command: str, stdin: Any, *arguments: str) -> subprocess.Popen[bytes]:
-        """Start a command in a session of its own, so that Ctrl-C does not reach it, and it can be ended with its children.
+        """Start a command in a session of its own, so that Ctrl-C does not reach it, and it can be
+        ended with its children.
 
         The arguments are its $1, $2 ...: the shell never parses them.
         """
-        process = subprocess.Popen([command, "sh", *arguments], shell=True, stdin=stdin, stdout=subprocess.PIPE, bufsize=0,
-                                   start_new_session=True)
+        process = subprocess.Popen(
+            [command, "sh", *arguments],
+            shell=True,
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+        )
         self._running.add(process)
         return process
 
@@ -57,8 +67,10 @@ class FileSource:
     """How to open the files of a dataset.
 
     Attributes:
-        pipe_command: a shell command that turns a file, on its standard input, into MultiSlot text; "cat" for none.
-        download_cmd: a shell command that prints a file whose name is its last argument; "" to open the file itself.
+        pipe_command: a shell command that turns a file, on its standard input, into MultiSlot text;
+            "cat" for none.
+        download_cmd: a shell command that prints a file whose name is its last argument; "" to open
+            the file itself.
         filesystem: the address in front of names that have none, such as "hdfs://host:9000"; "" for this machine.
         options: what fsspec needs to open the filesystem.
     """
@@ -69,7 +81,9 @@ class FileSource:
     options: dict[str, Any] | None = None
 
     def blocks(self, path: str, started: Processes) -> Iterator[Any]:
-        """The text as uint8 arrays of whole lines, each valid until the next one is asked for. Raises DataError."""
+        """The text as uint8 arrays of whole lines, each valid until the next one is asked for.
+        Raises DataError.
+        """
         with contextlib.ExitStack() as stack:
             yield from _whole_lines(self._open(path, stack, started), path)
 
@@ -77,13 +91,16 @@ class FileSource:
         raw: BinaryIO | None
         if self.download_cmd:
             if path.startswith("-") or "\0" in path:
-                raise errors.DataError(f"{path!r}: no name of a file for the command {self.download_cmd!r}, which would take "
-                                       "it for an option; write ./ in front of it")
+                raise errors.DataError(
+                    f"{path!r}: no name of a file for the command {self.download_cmd!r}, which would take "
+                    "it for an option; write ./ in front of it"
+                )
             raw = stack.enter_context(_piped(f'{self.download_cmd} "$1"', None, path, started))
         else:
             try:
                 raw = stack.enter_context(self._file(path))
-            except Exception as error:  # each kind of compression, and of file system, has errors of its own
+            # each kind of compression, and of file system, has errors of its own
+            except Exception as error:
                 raise errors.DataError(f"{path}: cannot be opened: {error}") from error
         if self.pipe_command.strip() in _PLAIN:
             return raw
@@ -91,9 +108,14 @@ class FileSource:
         return piped
 
     def _file(self, path: str) -> Any:
-        if "://" not in path and not self.filesystem and not path.endswith((".gz", ".bz2", ".xz", ".zst", ".zip")):
+        if (
+            "://" not in path
+            and not self.filesystem
+            and not path.endswith((".gz", ".bz2", ".xz", ".zst", ".zip"))
+        ):
             return open(path, "rb", buffering=0)
         import fsspec
+
         base = self.filesystem + "/" * (not self.filesystem.endswith("/"))
         address = path if "://" in path or not self.filesystem else base + path.lstrip("/")
         return fsspec.open(address, "rb", compression="infer", **(self.options or {}))
@@ -101,7 +123,9 @@ class FileSource:
 
 @contextlib.contextmanager
 def _piped(command: str, stdin: BinaryIO | None, path: str, started: Processes) -> Iterator[Any]:
-    """The output of a shell command. Raises DataError when it fails; it is ended when the iteration ends early."""
+    """The output of a shell command. Raises DataError when it fails; it is ended when the iteration
+    ends early.
+    """
     direct = stdin is not None and type(stdin).__name__ == "FileIO"
     given: Any = subprocess.DEVNULL if stdin is None else stdin if direct else subprocess.PIPE
     process = started.start(command, given, path)
@@ -122,7 +146,11 @@ def _piped(command: str, stdin: BinaryIO | None, path: str, started: Processes) 
     if failure:
         raise errors.DataError(f"{path}: cannot be read: {failure[0]}") from failure[0]
     if code:
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
+        how = (
+            f"was ended by {signal.Signals(-code).name}"
+            if code < 0
+            else f"failed with exit code {code}"
+        )
         raise errors.DataError(f"{path}: the command {command!r} {how}")
 
 
@@ -154,11 +182,11 @@ def _whole_lines(stream: Any, path: str) -> Iterator[Any]:
         end = _last_newline(buffer, new, filled)
         if end:
             yield buffer[:end]
-            buffer[:filled - end] = buffer[end:filled].copy()
+            buffer[: filled - end] = buffer[end:filled].copy()
             filled -= end
     if filled:
         buffer[filled] = ord("\n")
-        yield buffer[:filled + 1]
+        yield buffer[: filled + 1]
 
 
 def _last_newline(buffer: Any, begin: int, end: int) -> int:

@@ -23,9 +23,10 @@
 | | `compiled_function` | operators as a compiled function without a scope |
 | | `checkpoint` | what servers hold, saved whole and loaded by others |
 
-`runner` is the only door: an Engine asks it what to do with each program. `rounds` tells a trainer that is started again
-where to go on; `skip_trained` has `train_from_dataset` go on there.
+`runner` is the only door: an Engine asks it what to do with each program. `rounds` tells a trainer
+that is started again where to go on; `skip_trained` has `train_from_dataset` go on there.
 """
+
 from jfluid import errors
 from jfluid.distributed.checkpoint import Notify
 from jfluid.distributed.programs import server_startup, trainer_program
@@ -57,10 +58,11 @@ def runner(program: Program, engine: Engine) -> Runner | None:
 
 
 def rounds(program: Program) -> int:
-    """How many rounds of synchronous training the servers have applied: the next step is that of round `rounds(...)`, from 0.
+    """How many rounds of synchronous training the servers have applied: the next step is that of
+    round `rounds(...)`, from 0.
 
-    A trainer that is started again begins there: with as many batches of its data passed over it goes on as if it had never
-    stopped. In other modes it is 0.
+    A trainer that is started again begins there: with as many batches of its data passed over it
+    goes on as if it had never stopped. In other modes it is 0.
 
     Args:
         program: a trainer's: its main program, or its startup program.
@@ -71,8 +73,9 @@ def rounds(program: Program) -> int:
 
 
 def skip_trained(program: Program) -> int:
-    """Have `train_from_dataset` of a trainer that was started again pass over the batches that were trained before, in however
-    many epochs; returns how many. The dataset has to give the same batches in the same order again.
+    """Have `train_from_dataset` of a trainer that was started again pass over the batches that were
+    trained before, in however many epochs; returns how many. The dataset has to give the same
+    batches in the same order again.
 
     Raises ProgramError for another program, ServerError when a server does not answer.
     """
@@ -84,7 +87,9 @@ def skip_trained(program: Program) -> int:
 def _connection(program: Program, what: str) -> Connection:
     read = trainer_program.read(program)
     if read is None:
-        raise errors.ProgramError(f"{what}: expected a trainer's program, that DistributeTranspiler.get_trainer_program gave")
+        raise errors.ProgramError(
+            f"{what}: expected a trainer's program, that DistributeTranspiler.get_trainer_program gave"
+        )
     return connections.connect(read)
 
 

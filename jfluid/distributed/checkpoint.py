@@ -1,10 +1,12 @@
 """Saving and loading the variables that parameter servers hold.
 
-A folder of `save_persistables` has a file for each variable of the program before it was divided, by its name and in Fluid's
-format, the whole of it whichever servers have its pieces: `fluid.io.load_persistables` reads it, and so do as many or other
-servers. Only the rows of distributed tables, which no process needs to hold, are written by the servers themselves, each its
+A folder of `save_persistables` has a file for each variable of the program before it was divided,
+by its name and in Fluid's format, the whole of it whichever servers have its pieces:
+`fluid.io.load_persistables` reads it, and so do as many or other servers. Only the rows of
+distributed tables, which no process needs to hold, are written by the servers themselves, each its
 own, while they serve: in a folder with the table's name, which has to be the same for all servers.
 """
+
 import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -35,16 +37,18 @@ _LOG = logging.getLogger(__name__)
 
 
 def save_persistables(executor: HasEngine, dirname: str, main_program: Program) -> None:
-    """Save all variables that outlive a run, with those that servers hold: parameters, the optimizer's state, counts of steps.
+    """Save all variables that outlive a run, with those that servers hold: parameters, the
+    optimizer's state, counts of steps.
 
-    In synchronous training the servers stand still while a trainer saves between two of its steps; else each variable is as it
-    is when it is asked for.
+    In synchronous training the servers stand still while a trainer saves between two of its steps;
+    else each variable is as it is when it is asked for.
 
     Args:
         executor: a trainer's; what servers do not hold comes from the global scope.
-        dirname: the folder, made if need be; an absolute path for servers on other machines, that is the same folder for all,
-            where the program has distributed tables.
-        main_program: a trainer's program, that `DistributeTranspiler.get_trainer_program` returned, or a clone of it.
+        dirname: the folder, made if need be; an absolute path for servers on other machines, that
+            is the same folder for all, where the program has distributed tables.
+        main_program: a trainer's program, that `DistributeTranspiler.get_trainer_program` returned,
+            or a clone of it.
 
     Raises:
         ProgramError: the program is none of a trainer.
@@ -59,34 +63,54 @@ def save_persistables(executor: HasEngine, dirname: str, main_program: Program) 
         saver.save_table(name, dirname)
 
 
-def save_inference_model(executor: HasEngine, dirname: str, feeded_var_names: Sequence[str] | str,
-                         target_vars: Sequence[Variable] | Variable, main_program: Program,
-                         export_for_deployment: bool = True, origin_program: Program | None = None) -> list[str]:
-    """Save what computes the targets, as `fluid.io.save_inference_model` does, with the parameters that servers hold.
+def save_inference_model(
+    executor: HasEngine,
+    dirname: str,
+    feeded_var_names: Sequence[str] | str,
+    target_vars: Sequence[Variable] | Variable,
+    main_program: Program,
+    export_for_deployment: bool = True,
+    origin_program: Program | None = None,
+) -> list[str]:
+    """Save what computes the targets, as `fluid.io.save_inference_model` does, with the parameters
+    that servers hold.
 
-    The saved model knows no servers: `fluid.io.load_inference_model` loads it anywhere. Distributed tables become ordinary
-    ones, of their declared height: ids that no trainer has shown have the row with which they would be initialized.
+    The saved model knows no servers: `fluid.io.load_inference_model` loads it anywhere. Distributed
+    tables become ordinary ones, of their declared height: ids that no trainer has shown have the
+    row with which they would be initialized.
 
     Args:
-        executor, dirname, feeded_var_names, target_vars, export_for_deployment: as of `fluid.io.save_inference_model`.
+        executor, dirname, feeded_var_names, target_vars, export_for_deployment: as of
+            `fluid.io.save_inference_model`.
         main_program: a trainer's program.
-        origin_program: what to save; by default the trainer's program as it was before it was divided.
+        origin_program: what to save; by default the trainer's program as it was before it was
+            divided.
 
     Returns:
         Names of the targets in the saved program.
 
-    Raises what `save_persistables` does, and UnsupportedError for a distributed table of more than 64 GiB.
+    Raises what `save_persistables` does, and UnsupportedError for a distributed table of more than
+    64 GiB.
     """
     division = _division_of(main_program, "save_inference_model")
     program = _without_servers(origin_program if origin_program is not None else division.origin)
     persistable = [v.name for v in program.list_vars() if is_persistable(v)]
     paths_to_write(dirname, persistable, reserved=["__model__", "__model__.main_program"])
-    names = models.save_inference_model(dirname, feeded_var_names, target_vars, executor, program,
-                                        export_for_deployment=export_for_deployment, program_only=True)
+    names = models.save_inference_model(
+        dirname,
+        feeded_var_names,
+        target_vars,
+        executor,
+        program,
+        export_for_deployment=export_for_deployment,
+        program_only=True,
+    )
     saved = program
     if export_for_deployment:
         saved = models.read_program(os.path.join(os.fspath(dirname), "__model__"))
-    _Saver(division, executor, whole=True).save([v for v in saved.list_vars() if is_persistable(v)], dirname)
+    _Saver(division, executor, whole=True).save(
+        [v for v in saved.list_vars() if is_persistable(v)], dirname
+    )
     return names
 
 
@@ -123,20 +147,25 @@ def save_one_table(executor: HasEngine, name: str, dirname: str, program: Progra
 
 
 def load_one_table(executor: HasEngine, name: str, dirname: str, program: Program) -> None:
-    """Put a distributed table into the state in which `save_one_table`, or `save_persistables`, saved it, while servers serve.
+    """Put a distributed table into the state in which `save_one_table`, or `save_persistables`,
+    saved it, while servers serve.
 
-    Their number may be another one than then. Arguments and errors are those of `save_one_table`; UnsupportedError for a table
-    that is not distributed, and ServerError when a file is missing or damaged, or is another table's.
+    Their number may be another one than then. Arguments and errors are those of `save_one_table`;
+    UnsupportedError for a table that is not distributed, and ServerError when a file is missing or
+    damaged, or is another table's.
     """
     division = _division_of(program, "load_one_table")
     if not _table(division, name, "load_one_table").distributed:
-        raise errors.UnsupportedError(f"load_one_table: {name} is not distributed: its rows are loaded before servers serve, "
-                                      "with fleet.init_server(model_dir)")
+        raise errors.UnsupportedError(
+            f"load_one_table: {name} is not distributed: its rows are loaded before servers serve, "
+            "with fleet.init_server(model_dir)"
+        )
     _Saver(division, executor).client.restore(_folder(dirname, name), tables=[name])
 
 
 def shrink(executor: HasEngine, name: str | None, age: int, program: Program) -> int:
-    """Drop rows of distributed tables that none of the last `age` updates of their server has touched.
+    """Drop rows of distributed tables that none of the last `age` updates of their server has
+    touched.
 
     Args:
         executor: a trainer's.
@@ -147,20 +176,28 @@ def shrink(executor: HasEngine, name: str | None, age: int, program: Program) ->
     Returns:
         How many rows were dropped.
 
-    Raises ProgramError for a name that is none of a distributed table, ServerError for an age below 1.
+    Raises ProgramError for a name that is none of a distributed table, ServerError for an age below
+    1.
     """
     division = _division_of(program, "shrink")
     saver = _Saver(division, executor)
     if name is not None and not _table(division, name, "shrink").distributed:
-        raise errors.ProgramError(f"shrink: {name} is not distributed: all its rows are part of the parameter, and stay")
-    return sum(saver.client.shrink(table, age) for table in ([name] if name is not None else saver.remote()))
+        raise errors.ProgramError(
+            f"shrink: {name} is not distributed: all its rows are part of the parameter, and stay"
+        )
+    return sum(
+        saver.client.shrink(table, age)
+        for table in ([name] if name is not None else saver.remote())
+    )
 
 
 def _division_of(program: Program, what: str) -> Division:
     division = getattr(program, "division", None)
     if not isinstance(division, Division):
-        raise errors.ProgramError(f"{what}: expected a trainer's program, that DistributeTranspiler.get_trainer_program (or "
-                                  "fleet.main_program) gave in this process: others do not say what servers hold")
+        raise errors.ProgramError(
+            f"{what}: expected a trainer's program, that DistributeTranspiler.get_trainer_program (or "
+            "fleet.main_program) gave in this process: others do not say what servers hold"
+        )
     return division
 
 
@@ -168,8 +205,10 @@ def _table(division: Division, name: str, what: str) -> SavedVariable:
     found = division.variables.get(name)
     if found is None or found.table != name:
         tables = [k for k, saved in division.variables.items() if saved.table == k]
-        raise errors.ProgramError(f"{what}: {name} is no table; there is: {', '.join(tables) or 'none'}"
-                                  + errors.close_to(name, tables))
+        raise errors.ProgramError(
+            f"{what}: {name} is no table; there is: {', '.join(tables) or 'none'}"
+            + errors.close_to(name, tables)
+        )
     return found
 
 
@@ -186,11 +225,17 @@ class _Saver:
 
     def __init__(self, division: Division, executor: HasEngine, whole: bool = False):
         self._division, self._whole = division, whole
-        self.client = connections.borrow(division.layout.endpoints, division.trainer, executor.engine).client
+        self.client = connections.borrow(
+            division.layout.endpoints, division.trainer, executor.engine
+        ).client
 
     def remote(self) -> list[str]:
         """Distributed tables: servers save them themselves."""
-        return [name for name, saved in self._division.variables.items() if saved.distributed and saved.parameter]
+        return [
+            name
+            for name, saved in self._division.variables.items()
+            if saved.distributed and saved.parameter
+        ]
 
     def save_table(self, name: str, dirname: str) -> None:
         """Make the servers save a table."""
@@ -217,10 +262,13 @@ class _Saver:
             raise errors.UnsupportedError(
                 f"save_inference_model: table {saved.name} has {saved.shape[0]} rows, {size >> 30} GiB; a model takes tables "
                 f"of up to {LARGEST_TABLE >> 30} GiB. Declare it with the height that ids need, or let servers answer: "
-                "save_persistables, and jfluid.ps_server.client.Client.look_up")
+                "save_persistables, and jfluid.ps_server.client.Client.look_up"
+            )
 
     def _dense(self, saved: SavedVariable) -> Array:
-        parts = [self._part(saved, piece) for piece in (saved.pieces if saved.cut else saved.pieces[:1])]
+        parts = [
+            self._part(saved, piece) for piece in (saved.pieces if saved.cut else saved.pieces[:1])
+        ]
         return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
     def _part(self, saved: SavedVariable, piece: Piece) -> Array:
@@ -235,19 +283,24 @@ class _Saver:
             self.client.forget_block(name)
         if saved.parameter:
             return value.astype(dtype, copy=False).reshape(piece.shape)
-        return np.frombuffer(value.tobytes()[:count * dtype.itemsize], dtype).reshape(piece.shape)
+        return np.frombuffer(value.tobytes()[: count * dtype.itemsize], dtype).reshape(piece.shape)
 
     def _rows(self, saved: SavedVariable) -> Iterator[Array]:
         """A table's values, or a part of its optimizer's state, in the order of rows."""
         from jfluid.ps_server.client import RowRange
+
         table, own = self._division.variables[saved.table], saved.name != saved.table
         if saved.distributed:
             self.client.place_table(saved.table, saved.width)
-            yield from self._looked_up(saved, saved.table, saved.shape[0], saved.name if own else "")
+            yield from self._looked_up(
+                saved, saved.table, saved.shape[0], saved.name if own else ""
+            )
             return
         for there, piece in zip(table.pieces, saved.pieces, strict=True):
             name = f"{there.name}@{there.server}@saved"
-            self.client.place_table(name, saved.width, [RowRange(there.name, there.server, 0, there.shape[0])])
+            self.client.place_table(
+                name, saved.width, [RowRange(there.name, there.server, 0, there.shape[0])]
+            )
             yield from self._looked_up(saved, name, there.shape[0], piece.name if own else "")
 
     def _looked_up(self, saved: SavedVariable, table: str, rows: int, slot: str) -> Iterator[Array]:
@@ -265,30 +318,44 @@ class Notify(Runner):
         self._engine, self._ops = engine, program.global_block().ops
         others = {op.type for op in self._ops} - {NOTIFY}
         if others:
-            raise errors.UnsupportedError(f"{NOTIFY} runs in a program of its own; found {', '.join(sorted(others))} too")
+            raise errors.UnsupportedError(
+                f"{NOTIFY} runs in a program of its own; found {', '.join(sorted(others))} too"
+            )
         for op in self._ops:
-            for name, what in (("epmap", "the servers"), ("dir", "a folder"), ("lookup_table", "a table")):
+            for name, what in (
+                ("epmap", "the servers"),
+                ("dir", "a folder"),
+                ("lookup_table", "a table"),
+            ):
                 if not op.attr(name):
                     raise errors.ProgramError(f"{NOTIFY}, {name}: expected {what}")
 
     def run_alone(self, feed: Any, fetches: list[str], scope: Scope) -> list[Fetched]:
-        """Save. Raises FetchError for feeds and fetches, ServerError when a server does not answer, or cannot write."""
+        """Save. Raises FetchError for feeds and fetches, ServerError when a server does not answer,
+        or cannot write.
+        """
         if feed or fetches:
             raise errors.FetchError(f"a program of {NOTIFY} has nothing to feed or fetch")
         for op in self._ops:
-            client = connections.borrow(op.attr("epmap"), op.attr("trainer_id"), self._engine).client
-            client.save(_folder(op.attr("dir"), op.attr("lookup_table")), tables=[op.attr("lookup_table")])
+            client = connections.borrow(
+                op.attr("epmap"), op.attr("trainer_id"), self._engine
+            ).client
+            client.save(
+                _folder(op.attr("dir"), op.attr("lookup_table")), tables=[op.attr("lookup_table")]
+            )
         return []
 
 
-# ---- servers -----------------------------------------------------------------------------------------------------------
+# ---- servers -------------------------------------------------------------------------------------
+
 
 def load(model_dir: str, server_main_program: Program, executor: Any, scope: Scope) -> None:
-    """Put what a server holds into the state in which it was saved, before it serves and after its startup program.
+    """Put what a server holds into the state in which it was saved, before it serves and after its
+    startup program.
 
-    The folder is one of `save_persistables`, here or of Fluid, whichever number of servers there was; or one with the
-    parameters alone, such as a saved inference model: then the optimizer's state begins anew. Learning rates are those of the
-    program.
+    The folder is one of `save_persistables`, here or of Fluid, whichever number of servers there
+    was; or one with the parameters alone, such as a saved inference model: then the optimizer's
+    state begins anew. Learning rates are those of the program.
 
     Args:
         model_dir: the folder.
@@ -298,12 +365,15 @@ def load(model_dir: str, server_main_program: Program, executor: Any, scope: Sco
 
     Raises:
         ProgramError: the program is none of a server.
-        FileFormatError: a file is missing, damaged, or of another shape. The scope is then as it was.
+        FileFormatError: a file is missing, damaged, or of another shape. The scope is then as it
+            was.
     """
     division = _division_of(server_main_program, "load")
     serving = [op for op in server_main_program.global_block().ops if op.type == "listen_and_serv"]
     if not serving:
-        raise errors.ProgramError("load: expected a server's program, that DistributeTranspiler.get_pserver_program gave")
+        raise errors.ProgramError(
+            "load: expected a server's program, that DistributeTranspiler.get_pserver_program gave"
+        )
     _Loader(Path(model_dir), division, serving[0].attr("pserver_id")).into(scope)
 
 
@@ -314,7 +384,12 @@ class _Loader:
         if not folder.is_dir():
             raise errors.FileFormatError(f"{folder}: there is no such folder")
         self._folder = folder
-        mine = [(saved, piece) for saved in division.variables.values() for piece in saved.pieces if piece.server == server]
+        mine = [
+            (saved, piece)
+            for saved in division.variables.values()
+            for piece in saved.pieces
+            if piece.server == server
+        ]
         self._parameters = [m for m in mine if m[0].parameter]
         self._state = [m for m in mine if not (m[0].parameter or m[0].setting or m[0].distributed)]
 
@@ -322,12 +397,18 @@ class _Loader:
         """Set the variables, once all of them could be read."""
         there = [m for m in self._state if os.path.exists(self._path(m[0]))]
         if there and len(there) < len(self._state):
-            missing = sorted({saved.name for saved, piece in self._state} - {saved.name for saved, _ in there})
-            raise errors.FileFormatError(f"{self._folder}: the optimizer's state is there in part: {', '.join(missing)} "
-                                         "missing. Remove the other files of it to begin it anew, or complete the folder")
+            missing = sorted(
+                {saved.name for saved, piece in self._state} - {saved.name for saved, _ in there}
+            )
+            raise errors.FileFormatError(
+                f"{self._folder}: the optimizer's state is there in part: {', '.join(missing)} "
+                "missing. Remove the other files of it to begin it anew, or complete the folder"
+            )
         if not there and self._state:
             _LOG.info("%s holds parameters only: the optimizer's state begins anew", self._folder)
-        found = [(saved, piece, self._read(saved, piece)) for saved, piece in self._parameters + there]
+        found = [
+            (saved, piece, self._read(saved, piece)) for saved, piece in self._parameters + there
+        ]
         for saved, piece, value in found:
             if value is None:
                 scope.var(piece.name).saved = self._path(saved)
@@ -337,14 +418,20 @@ class _Loader:
                 scope.var(count).get_tensor().set(value if i == 0 else np.zeros_like(value))
 
     def _read(self, saved: SavedVariable, piece: Piece) -> Array | None:
-        """A piece of a variable; None for a distributed table, which is read when the server has it."""
+        """A piece of a variable; None for a distributed table, which is read when the server has
+        it.
+        """
         path = self._path(saved)
         if saved.distributed:
             if not os.path.exists(path):
-                raise errors.FileFormatError(f"{path}: there is no such file or folder, and table {saved.name} needs it")
+                raise errors.FileFormatError(
+                    f"{path}: there is no such file or folder, and table {saved.name} needs it"
+                )
             return None
         rows = piece.shape[0] if saved.cut else saved.shape[0]
-        return load_rows(path, saved.name, saved.dtype, saved.shape, piece.first if saved.cut else 0, rows)
+        return load_rows(
+            path, saved.name, saved.dtype, saved.shape, piece.first if saved.cut else 0, rows
+        )
 
     def _path(self, saved: SavedVariable) -> str:
         return path_below(self._folder, saved.name)

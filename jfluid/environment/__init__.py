@@ -1,8 +1,10 @@
 """The environment variables of a process: the only place, beside the launcher, where they are read.
 
-`jfluid.environment.process` has them all as typed fields. Its models take a tenth of a second to load, for which a program's
-start does not wait: what each start reads is asked for as plain text by `text`, and by a model where it is set.
+`jfluid.environment.process` has them all as typed fields. Its models take a tenth of a second to
+load, for which a program's start does not wait: what each start reads is asked for as plain text by
+`text`, and by a model where it is set.
 """
+
 import os
 
 JOB_TOKEN = "JFLUID_JOB_TOKEN"

@@ -1,4 +1,5 @@
 """Environment variables as fields of pydantic models, with errors that name the variable."""
+
 import os
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Self
@@ -37,21 +38,39 @@ Natural = Annotated[field_types.Natural, BeforeValidator(_integer)]
 Count = Annotated[field_types.Count, BeforeValidator(_integer)]
 Port = Annotated[field_types.Port, BeforeValidator(_integer)]
 Switch = Annotated[bool, BeforeValidator(_switch), Expected("0 or 1")]
-Names = Annotated[tuple[str, ...], BeforeValidator(_parts), Expected("names with commas between them")]
-Gpus = Annotated[tuple[Natural, ...], BeforeValidator(_parts), Expected("numbers of GPUs such as 0,1")]
-Endpoints = Annotated[tuple[str, ...], BeforeValidator(_endpoints),
-                      Expected("different endpoints such as 10.0.0.1:6170,10.0.0.2:6170")]
+Names = Annotated[
+    tuple[str, ...], BeforeValidator(_parts), Expected("names with commas between them")
+]
+Gpus = Annotated[
+    tuple[Natural, ...], BeforeValidator(_parts), Expected("numbers of GPUs such as 0,1")
+]
+Endpoints = Annotated[
+    tuple[str, ...],
+    BeforeValidator(_endpoints),
+    Expected("different endpoints such as 10.0.0.1:6170,10.0.0.2:6170"),
+]
 
 
-def variable(name: str, description: str, default: Any = None, by_launcher: bool = False, secret: bool = False) -> Any:
+def variable(
+    name: str,
+    description: str,
+    default: Any = None,
+    by_launcher: bool = False,
+    secret: bool = False,
+) -> Any:
     """A field that the variable `name` sets.
 
     Args:
         by_launcher: jfluid-launch gives it to each process, so that a job file must not.
         secret: it is not shown with the others.
     """
-    return Field(default, validation_alias=name, description=description, repr=not secret,
-                 json_schema_extra={"by_launcher": by_launcher})
+    return Field(
+        default,
+        validation_alias=name,
+        description=description,
+        repr=not secret,
+        json_schema_extra={"by_launcher": by_launcher},
+    )
 
 
 class Variables(BaseModel):
@@ -64,25 +83,42 @@ class Variables(BaseModel):
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> Self:
-        """The variables' values. Raises the error of this class, with a line for each variable that is wrong."""
-        found = {name: environ[name] for name in cls.fields() if environ.get(name) or (cls.empty_counts and name in environ)}
+        """The variables' values. Raises the error of this class, with a line for each variable that
+        is wrong.
+        """
+        found = {
+            name: environ[name]
+            for name in cls.fields()
+            if environ.get(name) or (cls.empty_counts and name in environ)
+        }
         try:
             return cls.model_validate(found)
         except ValidationError as error:
-            wrong = dict.fromkeys(str(mistake["loc"][0]) for mistake in error.errors(include_url=False))
-        raise cls.error("\n".join(
-            f"{name}: expected {expected(cls.fields()[name])}, found {found[name]!r}" for name in wrong))
+            wrong = dict.fromkeys(
+                str(mistake["loc"][0]) for mistake in error.errors(include_url=False)
+            )
+        raise cls.error(
+            "\n".join(
+                f"{name}: expected {expected(cls.fields()[name])}, found {found[name]!r}"
+                for name in wrong
+            )
+        )
 
     def to_env(self) -> dict[str, str]:
         """The variables of the fields that were given a value."""
-        return {self.name_of(field): to_text(getattr(self, field)) for field in type(self).model_fields
-                if field in self.model_fields_set}
+        return {
+            self.name_of(field): to_text(getattr(self, field))
+            for field in type(self).model_fields
+            if field in self.model_fields_set
+        }
 
     def required(self, field: str) -> Any:
         """A field's value. Raises the error of this class when its variable is not set."""
         if field not in self.model_fields_set:
-            raise self.error(f"the environment variable {self.name_of(field)} is not set: start the script with "
-                             "jfluid-launch, or set the variables of the job")
+            raise self.error(
+                f"the environment variable {self.name_of(field)} is not set: start the script with "
+                "jfluid-launch, or set the variables of the job"
+            )
         return getattr(self, field)
 
     @classmethod

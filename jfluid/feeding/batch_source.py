@@ -1,4 +1,7 @@
-"""Converts a user's reader to the batches of an epoch: values checked against the slots, read ahead by a thread."""
+"""Converts a user's reader to the batches of an epoch: values checked against the slots, read ahead
+by a thread.
+"""
+
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -29,15 +32,21 @@ class BatchSource:
 
     def __init__(self, slots: Sequence[Slot], capacity: int | None, use_multiprocess: bool = False):
         if isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1:
-            raise errors.FeedError(f"capacity: expected how many batches to read ahead, a positive whole number, found "
-                                   f"{capacity!r}")
+            raise errors.FeedError(
+                f"capacity: expected how many batches to read ahead, a positive whole number, found "
+                f"{capacity!r}"
+            )
         self.slots, self.capacity, self.use_multiprocess = list(slots), capacity, use_multiprocess
         self._items: Callable[[], Iterator[Feed]] | None = None
 
     def set_samples(self, reader: Reader, batch_size: int, drop_last: bool) -> None:
         """Read from a reader of samples, `batch_size` at a time."""
         _check_reader(reader)
-        self._items = partial(_batches, batch(reader, batch_size, drop_last), partial(feed_of_samples, tuple(self.slots)))
+        self._items = partial(
+            _batches,
+            batch(reader, batch_size, drop_last),
+            partial(feed_of_samples, tuple(self.slots)),
+        )
 
     def set_sample_lists(self, reader: Reader) -> None:
         """Read from a reader of lists of samples."""
@@ -56,8 +65,10 @@ class BatchSource:
     def read(self) -> Prefetch[Feed]:
         """Begin an epoch. Raises ReaderError when no reader was set."""
         if self._items is None:
-            raise errors.ReaderError("no reader was set: call set_sample_generator, set_sample_list_generator or "
-                                     "set_batch_generator (decorate_... of a PyReader) first")
+            raise errors.ReaderError(
+                "no reader was set: call set_sample_generator, set_sample_list_generator or "
+                "set_batch_generator (decorate_... of a PyReader) first"
+            )
         if not self.use_multiprocess:
             return Prefetch(self._items, self.capacity)
         worker = Worker(self._items)
@@ -66,8 +77,10 @@ class BatchSource:
 
 def _check_reader(reader: Any) -> None:
     if not callable(reader):
-        raise TypeError(f"reader: expected a function that returns an iterable, found {type(reader).__name__}; of a "
-                        "generator, give the function that makes it")
+        raise TypeError(
+            f"reader: expected a function that returns an iterable, found {type(reader).__name__}; of a "
+            "generator, give the function that makes it"
+        )
 
 
 def _batches(reader: Reader, convert: Convert) -> Iterator[Feed]:
@@ -82,12 +95,16 @@ def _batches(reader: Reader, convert: Convert) -> Iterator[Feed]:
             except StopIteration:
                 return
             except BaseException as error:
-                raise errors.ReaderError(f"the reader failed at batch {number} (counted from 0) of the epoch: "
-                                         f"{type(error).__name__}: {error}") from error
+                raise errors.ReaderError(
+                    f"the reader failed at batch {number} (counted from 0) of the epoch: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
             try:
                 feed = convert(item)
             except errors.FeedError as error:
-                raise errors.FeedError(f"batch {number} (counted from 0) of the epoch: {error}") from error
+                raise errors.FeedError(
+                    f"batch {number} (counted from 0) of the epoch: {error}"
+                ) from error
             yield feed
     finally:
         close = getattr(items, "close", None)
@@ -97,9 +114,15 @@ def _batches(reader: Reader, convert: Convert) -> Iterator[Feed]:
 
 def _feed_of_arrays(slots: Sequence[Slot], arrays: Any) -> Feed:
     if not isinstance(arrays, list | tuple) or len(arrays) != len(slots):
-        found = f"{len(arrays)} values" if isinstance(arrays, list | tuple) else f"a {type(arrays).__name__}"
-        raise errors.FeedError(f"expected a list or tuple of {len(slots)} arrays ({', '.join(s.name for s in slots)}), found "
-                               f"{found}; lists of samples go to set_sample_list_generator")
+        found = (
+            f"{len(arrays)} values"
+            if isinstance(arrays, list | tuple)
+            else f"a {type(arrays).__name__}"
+        )
+        raise errors.FeedError(
+            f"expected a list or tuple of {len(slots)} arrays ({', '.join(s.name for s in slots)}), found "
+            f"{found}; lists of samples go to set_sample_list_generator"
+        )
     return {slot.name: _tensor(slot, value) for slot, value in zip(slots, arrays)}
 
 
@@ -107,18 +130,29 @@ def _tensor(slot: Slot, value: Any) -> LoDTensor:
     """A copy of the value: the reader may reuse its array."""
     lod = value._lod if isinstance(value, LoDTensor) else []
     try:
-        array = np.array(value, None if hasattr(value, "dtype") or isinstance(value, LoDTensor) else slot.np_dtype)
+        array = np.array(
+            value,
+            None if hasattr(value, "dtype") or isinstance(value, LoDTensor) else slot.np_dtype,
+        )
     except (TypeError, ValueError, OverflowError) as error:
-        raise errors.FeedError(f"feed {slot.name}: expected an array of {slot.np_dtype}, found {type(value).__name__}: "
-                               f"{error}") from None
+        raise errors.FeedError(
+            f"feed {slot.name}: expected an array of {slot.np_dtype}, found {type(value).__name__}: "
+            f"{error}"
+        ) from None
     if array.dtype != slot.np_dtype:
-        raise errors.FeedError(f"feed {slot.name}: expected dtype {slot.np_dtype}, found {array.dtype}; convert it with "
-                               f'.astype("{slot.np_dtype}")')
+        raise errors.FeedError(
+            f"feed {slot.name}: expected dtype {slot.np_dtype}, found {array.dtype}; convert it with "
+            f'.astype("{slot.np_dtype}")'
+        )
     if array.ndim != len(slot.shape):
-        raise errors.FeedError(f"feed {slot.name}: expected rank {len(slot.shape)} (shape {list(slot.shape)}), found shape "
-                               f"{list(array.shape)}")
+        raise errors.FeedError(
+            f"feed {slot.name}: expected rank {len(slot.shape)} (shape {list(slot.shape)}), found shape "
+            f"{list(array.shape)}"
+        )
     tensor = LoDTensor(array)
     tensor._lod = [level.copy() for level in lod]
     if not tensor.has_valid_recursive_sequence_lengths():
-        raise errors.FeedError(f"feed {slot.name}: the lod {tensor.lod()} does not describe its {len(tensor)} rows")
+        raise errors.FeedError(
+            f"feed {slot.name}: the lod {tensor.lod()} does not describe its {len(tensor)} rows"
+        )
     return tensor

@@ -1,4 +1,5 @@
 """`fluid.DataFeeder`: converts the samples of a reader to the feed of an Executor."""
+
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,13 +41,17 @@ class DataFeeder:
 
     Args:
         feed_list: variables, or names of variables of `program`, in the order of a sample's fields.
-        place: where the program runs; decides how many devices `feed_parallel` and `decorate_reader` count.
+        place: where the program runs; decides how many devices `feed_parallel` and
+            `decorate_reader` count.
         program: default: the default main program.
 
-    Raises ValueError for a name that the program does not have, TypeError for what is neither a name nor a Variable.
+    Raises ValueError for a name that the program does not have, TypeError for what is neither a
+    name nor a Variable.
     """
 
-    def __init__(self, feed_list: Sequence[Variable | str], place: Any, program: Program | None = None):
+    def __init__(
+        self, feed_list: Sequence[Variable | str], place: Any, program: Program | None = None
+    ):
         block = (program or default_main_program()).global_block()
         variables = [block.var(item) if isinstance(item, str) else item for item in feed_list]
         for variable in variables:
@@ -58,28 +63,41 @@ class DataFeeder:
     def feed(self, iterable: Iterable[Sequence[Any]]) -> Feed:
         """The feed of one mini-batch.
 
-        A field has the variable's shape without the first dimension, or the same numbers in another rank, where that
-        shape has no -1. The sizes of a field of the right rank are left for the Executor to check. A field of a
-        variable with lod_level n is nested in n lists, and becomes rows with their LoD. Raises FeedError when a sample
-        has another number of fields, or a field cannot be brought to the shape and dtype.
+        A field has the variable's shape without the first dimension, or the same numbers in another
+        rank, where that shape has no -1. The sizes of a field of the right rank are left for the
+        Executor to check. A field of a variable with lod_level n is nested in n lists, and becomes
+        rows with their LoD. Raises FeedError when a sample has another number of fields, or a field
+        cannot be brought to the shape and dtype.
         """
         return feed_of_samples(self._slots, iterable)
 
-    def feed_parallel(self, iterable: Iterable[Iterable[Sequence[Any]]], num_places: int | None = None) -> Iterator[Feed]:
-        """The feeds of several mini-batches, one for each device. Raises FeedError when their numbers differ."""
+    def feed_parallel(
+        self, iterable: Iterable[Iterable[Sequence[Any]]], num_places: int | None = None
+    ) -> Iterator[Feed]:
+        """The feeds of several mini-batches, one for each device. Raises FeedError when their
+        numbers differ.
+        """
         batches = list(iterable)
         devices = self._number_of_devices(num_places)
         if len(batches) != devices:
-            raise errors.FeedError(f"expected one mini-batch for each of {devices} devices, found {len(batches)}")
+            raise errors.FeedError(
+                f"expected one mini-batch for each of {devices} devices, found {len(batches)}"
+            )
         return map(self.feed, batches)
 
-    def decorate_reader(self, reader: Callable[[], Iterable[Any]], multi_devices: bool, num_places: int | None = None,
-                        drop_last: bool = True) -> Callable[[], Iterator[Any]]:
+    def decorate_reader(
+        self,
+        reader: Callable[[], Iterable[Any]],
+        multi_devices: bool,
+        num_places: int | None = None,
+        drop_last: bool = True,
+    ) -> Callable[[], Iterator[Any]]:
         """A reader of feeds from a reader of mini-batches.
 
-        With `multi_devices` it gives lists with a feed for each device; mini-batches at the end that do not suffice for
-        all devices are dropped, or raise FeedError without `drop_last`.
+        With `multi_devices` it gives lists with a feed for each device; mini-batches at the end
+        that do not suffice for all devices are dropped, or raise FeedError without `drop_last`.
         """
+
         def feeds() -> Iterator[Any]:
             if not multi_devices:
                 yield from map(self.feed, reader())
@@ -92,8 +110,10 @@ class DataFeeder:
                     yield list(self.feed_parallel(waiting, devices))
                     waiting = []
             if waiting and not drop_last:
-                raise errors.FeedError(f"the last {len(waiting)} mini-batches do not suffice for {devices} devices; "
-                                       "use drop_last=True, or a number of mini-batches that divides")
+                raise errors.FeedError(
+                    f"the last {len(waiting)} mini-batches do not suffice for {devices} devices; "
+                    "use drop_last=True, or a number of mini-batches that divides"
+                )
 
         return feeds
 
@@ -109,9 +129,14 @@ def feed_of_samples(slots: Sequence[Slot], batch: Iterable[Sequence[Any]]) -> Fe
     for number, sample in enumerate(samples):
         if not isinstance(sample, Sequence | np.ndarray) or len(sample) != len(slots):
             found = f"{len(sample)} fields" if hasattr(sample, "__len__") else repr(sample)
-            raise errors.FeedError(f"sample {number}: expected {len(slots)} fields ({', '.join(s.name for s in slots)}), "
-                                   f"found {found}")
-    return {slot.name: _tensor(slot, [sample[field] for sample in samples]) for field, slot in enumerate(slots)}
+            raise errors.FeedError(
+                f"sample {number}: expected {len(slots)} fields ({', '.join(s.name for s in slots)}), "
+                f"found {found}"
+            )
+    return {
+        slot.name: _tensor(slot, [sample[field] for sample in samples])
+        for field, slot in enumerate(slots)
+    }
 
 
 def _tensor(slot: Slot, fields: list[Any]) -> LoDTensor:
@@ -119,8 +144,10 @@ def _tensor(slot: Slot, fields: list[Any]) -> LoDTensor:
     for level in range(slot.lod_level):
         flat = next((field for field in fields if not hasattr(field, "__len__")), None)
         if flat is not None:
-            raise errors.FeedError(f"feed {slot.name}: its lod_level is {slot.lod_level}, expected a sequence at "
-                                   f"level {level}, found {flat!r}")
+            raise errors.FeedError(
+                f"feed {slot.name}: its lod_level is {slot.lod_level}, expected a sequence at "
+                f"level {level}, found {flat!r}"
+            )
         lod.append(np.cumsum([0, *map(len, fields)]).tolist())
         fields = [item for field in fields for item in field]
     shape = [len(fields), *slot.shape[1:]]
@@ -129,6 +156,8 @@ def _tensor(slot: Slot, fields: list[Any]) -> LoDTensor:
         if value.ndim != len(shape) and -1 not in shape:
             value = value.reshape(shape)
     except (TypeError, ValueError, OverflowError) as error:
-        raise errors.FeedError(f"feed {slot.name}: expected {len(fields)} fields of shape {shape[1:]} and dtype "
-                               f"{slot.np_dtype}: {error}") from None
+        raise errors.FeedError(
+            f"feed {slot.name}: expected {len(fields)} fields of shape {shape[1:]} and dtype "
+            f"{slot.np_dtype}: {error}"
+        ) from None
     return LoDTensor(value, lod)

@@ -1,4 +1,5 @@
 """Prefetching: a thread that fills a bounded queue, and ends with its reader."""
+
 import os
 import threading
 import weakref
@@ -17,7 +18,9 @@ class Closable(Protocol):
 
 
 class ClosableQueue(Generic[T]):
-    """A queue of at most `capacity` items between threads. Once closed it is empty and refuses items."""
+    """A queue of at most `capacity` items between threads. Once closed it is empty and refuses
+    items.
+    """
 
     def __init__(self, capacity: int):
         self._capacity = capacity
@@ -74,18 +77,23 @@ class _End:
 class Prefetch(Iterator[T]):
     """The items of an iterable, up to `capacity` of them read ahead by a thread.
 
-    What the iterable raises is raised here, after the items before it, and again whenever more is asked for. The thread
-    ends with the iterable, and when this iterator is closed, interrupted or collected, or the process exits.
+    What the iterable raises is raised here, after the items before it, and again whenever more is
+    asked for. The thread ends with the iterable, and when this iterator is closed, interrupted or
+    collected, or the process exits.
 
     Args:
         items: makes the iterable, in the thread. It must not refer to this iterator.
         upstream: closed with this iterator, since the thread may be waiting for it.
     """
 
-    def __init__(self, items: Callable[[], Iterable[T]], capacity: int, upstream: Closable | None = None):
+    def __init__(
+        self, items: Callable[[], Iterable[T]], capacity: int, upstream: Closable | None = None
+    ):
         self.queue: ClosableQueue[T | _End] = ClosableQueue(capacity)
         self._end: _End | None = None
-        self._thread = threading.Thread(target=_fill, args=(items, self.queue), daemon=True, name="jfluid-prefetch")
+        self._thread = threading.Thread(
+            target=_fill, args=(items, self.queue), daemon=True, name="jfluid-prefetch"
+        )
         self._stop = weakref.finalize(self, _stop, os.getpid(), self._thread, self.queue, upstream)
         self._thread.start()
 
@@ -105,7 +113,9 @@ class Prefetch(Iterator[T]):
         raise StopIteration
 
     def close(self) -> None:
-        """Tell the thread to end; it does when the iterable's next item is ready. Nothing more is read here."""
+        """Tell the thread to end; it does when the iterable's next item is ready. Nothing more is
+        read here.
+        """
         self._stop()
         self._end = self._end or _End(None)
 
@@ -134,9 +144,13 @@ def _fill(items: Callable[[], Iterable[Any]], queue: ClosableQueue[Any]) -> None
     queue.put(_End(error))
 
 
-def _stop(owner: int, thread: threading.Thread, queue: ClosableQueue[Any], upstream: Closable | None) -> None:
+def _stop(
+    owner: int, thread: threading.Thread, queue: ClosableQueue[Any], upstream: Closable | None
+) -> None:
     if os.getpid() != owner:
-        return  # collected in a forked process, which does not have the thread, and where the lock may be taken
+        # collected in a forked process, which does not have the thread, and where the lock may be
+        # taken
+        return
     queue.close()
     if upstream is not None:
         upstream.close()

@@ -1,4 +1,5 @@
 """`fluid.io.PyReader`: the older name of a DataLoader from a generator."""
+
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -12,11 +13,21 @@ Reader = Callable[[], Iterable[Any]]
 
 
 class PyReader:
-    """Loads what a generator yields; see `fluid.io.DataLoader.from_generator` for the arguments and the errors."""
+    """Loads what a generator yields; see `fluid.io.DataLoader.from_generator` for the arguments and
+    the errors.
+    """
 
-    def __init__(self, feed_list: Sequence[Variable] | None = None, capacity: int | None = None,
-                 use_double_buffer: bool = True, iterable: bool = True, return_list: bool = False):
-        self._loader = GeneratorLoader(feed_list, capacity, use_double_buffer, iterable, return_list)
+    def __init__(
+        self,
+        feed_list: Sequence[Variable] | None = None,
+        capacity: int | None = None,
+        use_double_buffer: bool = True,
+        iterable: bool = True,
+        return_list: bool = False,
+    ):
+        self._loader = GeneratorLoader(
+            feed_list, capacity, use_double_buffer, iterable, return_list
+        )
 
     @property
     def iterable(self) -> bool:
@@ -25,11 +36,14 @@ class PyReader:
 
     @property
     def queue(self) -> ClosableQueue[Any] | None:
-        """The batches that were read ahead (`size()`, `capacity()`); None before the first epoch."""
+        """The batches that were read ahead (`size()`, `capacity()`); None before the first
+        epoch.
+        """
         return self._loader.queue
 
-    def decorate_sample_generator(self, sample_generator: Reader, batch_size: int, drop_last: bool = True,
-                                  places: Any = None) -> None:
+    def decorate_sample_generator(
+        self, sample_generator: Reader, batch_size: int, drop_last: bool = True, places: Any = None
+    ) -> None:
         """Read samples; see `GeneratorLoader.set_sample_generator`."""
         self._loader.set_sample_generator(sample_generator, batch_size, drop_last, places)
 

@@ -1,8 +1,10 @@
 """Reader decorators: functions that make readers from readers.
 
-A reader is a function without arguments that returns an iterable of samples, a new one each time it is called.
-A mistake inside a reader that runs in a thread or a process is raised in the loop that reads from it.
+A reader is a function without arguments that returns an iterable of samples, a new one each time it
+is called. A mistake inside a reader that runs in a thread or a process is raised in the loop that
+reads from it.
 """
+
 import contextlib
 import itertools
 import multiprocessing
@@ -17,8 +19,17 @@ from multiprocessing.connection import wait as wait_for_connections
 from typing import Any
 
 __all__ = [
-    "ComposeNotAligned", "batch", "buffered", "cache", "chain", "compose", "firstn", "map_readers",
-    "multiprocess_reader", "shuffle", "xmap_readers",
+    "ComposeNotAligned",
+    "batch",
+    "buffered",
+    "cache",
+    "chain",
+    "compose",
+    "firstn",
+    "map_readers",
+    "multiprocess_reader",
+    "shuffle",
+    "xmap_readers",
 ]
 
 Reader = Callable[[], Iterable[Any]]
@@ -31,8 +42,8 @@ class ComposeNotAligned(ValueError):
 def batch(reader: Reader, batch_size: int, drop_last: bool = False) -> Reader:
     """A reader of lists of `batch_size` samples.
 
-    The last list is shorter when the samples do not divide, or is left out with `drop_last`. Raises ValueError
-    when `batch_size` is not a positive whole number.
+    The last list is shorter when the samples do not divide, or is left out with `drop_last`. Raises
+    ValueError when `batch_size` is not a positive whole number.
     """
     if batch_size != int(batch_size) or batch_size <= 0:
         raise ValueError(f"batch_size must be a positive whole number, found {batch_size!r}")
@@ -48,7 +59,9 @@ def batch(reader: Reader, batch_size: int, drop_last: bool = False) -> Reader:
 
 
 def shuffle(reader: Reader, buf_size: int) -> Reader:
-    """A reader of the same samples, each run of `buf_size` of them shuffled with Python's `random`."""
+    """A reader of the same samples, each run of `buf_size` of them shuffled with Python's
+    `random`.
+    """
 
     def shuffled() -> Iterator[Any]:
         samples = iter(reader())
@@ -70,9 +83,11 @@ def chain(*readers: Reader) -> Reader:
 
 
 def compose(*readers: Reader, check_alignment: bool = True) -> Reader:
-    """A reader whose samples join one sample of each reader into one tuple: (1, 2) and 3 give (1, 2, 3).
+    """A reader whose samples join one sample of each reader into one tuple: (1, 2) and 3 give (1,
+    2, 3).
 
-    Readers of different lengths raise ComposeNotAligned, or, with `check_alignment=False`, end at the shortest.
+    Readers of different lengths raise ComposeNotAligned, or, with `check_alignment=False`, end at
+    the shortest.
     """
 
     def composed() -> Iterator[tuple[Any, ...]]:
@@ -81,10 +96,14 @@ def compose(*readers: Reader, check_alignment: bool = True) -> Reader:
             if any(sample is missing for sample in samples):
                 if check_alignment:
                     ended = [number for number, sample in enumerate(samples) if sample is missing]
-                    raise ComposeNotAligned(f"outputs of readers are not aligned: readers {ended} (of "
-                                            f"{len(readers)}, from 0) ended before the others")
+                    raise ComposeNotAligned(
+                        f"outputs of readers are not aligned: readers {ended} (of "
+                        f"{len(readers)}, from 0) ended before the others"
+                    )
                 return
-            yield sum((sample if isinstance(sample, tuple) else (sample,) for sample in samples), ())
+            yield sum(
+                (sample if isinstance(sample, tuple) else (sample,) for sample in samples), ()
+            )
 
     return composed
 
@@ -100,12 +119,15 @@ def firstn(reader: Reader, n: int) -> Reader:
 
 
 def cache(reader: Reader) -> Reader:
-    """A reader of the same samples, kept in memory. The given reader is read at once, and only this once."""
+    """A reader of the same samples, kept in memory. The given reader is read at once, and only this
+    once.
+    """
     samples = tuple(reader())
     return lambda: iter(samples)
 
 
-# ---- threads ---------------------------------------------------------------------------------------------------
+# ---- threads -------------------------------------------------------------------------------------
+
 
 class _End:
     """What a worker sends last: its error, or None."""
@@ -115,7 +137,9 @@ class _End:
 
 
 class _Workers:
-    """Threads that fill one bounded queue. Leaving the context stops threads that wait for space in it."""
+    """Threads that fill one bounded queue. Leaving the context stops threads that wait for space in
+    it.
+    """
 
     def __init__(self, size: int):
         self._queue: queue.Queue[Any] = queue.Queue(max(1, size))
@@ -173,9 +197,15 @@ def buffered(reader: Reader, size: int) -> Reader:
     return read_ahead
 
 
-def xmap_readers(mapper: Callable[[Any], Any], reader: Reader, process_num: int, buffer_size: int,
-                 order: bool = False) -> Reader:
-    """A reader of `mapper(sample)`, computed by `process_num` threads, up to `buffer_size` samples ahead.
+def xmap_readers(
+    mapper: Callable[[Any], Any],
+    reader: Reader,
+    process_num: int,
+    buffer_size: int,
+    order: bool = False,
+) -> Reader:
+    """A reader of `mapper(sample)`, computed by `process_num` threads, up to `buffer_size` samples
+    ahead.
 
     With `order` the samples keep their order; without it they are yielded as they become ready.
     """
@@ -222,27 +252,35 @@ def xmap_readers(mapper: Callable[[Any], Any], reader: Reader, process_num: int,
     return mapped
 
 
-# ---- processes -------------------------------------------------------------------------------------------------
+# ---- processes -----------------------------------------------------------------------------------
 
-def multiprocess_reader(readers: Sequence[Reader], use_pipe: bool = True, queue_size: int = 1000) -> Reader:
-    """A reader of the samples of all `readers`, each of which runs in a process of its own, in the order of their arrival.
 
-    The processes are forked, so a reader may be any function; it must not use jfluid or JAX. With `use_pipe` each
-    process sends through a pipe of its own; without it all share one queue of `queue_size` samples. Samples must
-    not be None. An error in a process raises ValueError with its traceback.
+def multiprocess_reader(
+    readers: Sequence[Reader], use_pipe: bool = True, queue_size: int = 1000
+) -> Reader:
+    """A reader of the samples of all `readers`, each of which runs in a process of its own, in the
+    order of their arrival.
+
+    The processes are forked, so a reader may be any function; it must not use jfluid or JAX. With
+    `use_pipe` each process sends through a pipe of its own; without it all share one queue of
+    `queue_size` samples. Samples must not be None. An error in a process raises ValueError with its
+    traceback.
     """
     if not isinstance(readers, list | tuple) or not readers:
         raise ValueError(f"readers must be a list with at least one reader, found {readers!r}")
     if queue_size < 1:
         raise ValueError(f"queue_size must be at least 1, found {queue_size!r}")
     if "fork" not in multiprocessing.get_all_start_methods():
-        raise OSError("multiprocess_reader needs an operating system that can fork processes; use xmap_readers")
+        raise OSError(
+            "multiprocess_reader needs an operating system that can fork processes; use xmap_readers"
+        )
     context = multiprocessing.get_context("fork")
 
     def start(target: Callable[..., None], *arguments: Any) -> multiprocessing.process.BaseProcess:
         process = context.Process(target=target, args=arguments, daemon=True)
         with warnings.catch_warnings():
-            # Python and JAX warn of forking while other threads run. The child only runs the reader.
+            # Python and JAX warn of forking while other threads run. The child only runs the
+            # reader.
             warnings.filterwarnings("ignore", message=".*fork", category=RuntimeWarning)
             warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)
             process.start()

@@ -1,4 +1,7 @@
-"""Programs with reader operators: the engine removes these operators, and feeds the next batch of the readers."""
+"""Programs with reader operators: the engine removes these operators, and feeds the next batch of
+the readers.
+"""
+
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,13 +35,17 @@ class ReaderFeeds:
             return program, feed
         plain, reads = found
         if not isinstance(feed or {}, Mapping):
-            raise errors.FeedError(f"feed: expected a dict from names to arrays beside what the program reads, found "
-                                   f"{type(feed).__name__}")
+            raise errors.FeedError(
+                f"feed: expected a dict from names to arrays beside what the program reads, found "
+                f"{type(feed).__name__}"
+            )
         given = feed or {}
         twice = [name for _, names in reads for name in names if name in given]
         if twice:
-            raise errors.FeedError(f"feed {', '.join(twice)}: the program reads this from a DataLoader or py_reader; feed a "
-                                   "program that was built with iterable=True, or leave it out of the feed")
+            raise errors.FeedError(
+                f"feed {', '.join(twice)}: the program reads this from a DataLoader or py_reader; feed a "
+                "program that was built with iterable=True, or leave it out of the feed"
+            )
         values = dict(given)
         for name, outs in reads:
             values |= zip(outs, _session(program, name).next(device).values())
@@ -46,7 +53,9 @@ class ReaderFeeds:
 
 
 def _split(program: Program) -> tuple[Program, list[tuple[str, list[str]]]] | None:
-    """The program without its reader operators, and of each `read` operator (reader, names of its outputs)."""
+    """The program without its reader operators, and of each `read` operator (reader, names of its
+    outputs).
+    """
     ops = program.global_block().ops
     if not any(op.type in _READER_OPS for op in ops):
         return None
@@ -54,9 +63,15 @@ def _split(program: Program) -> tuple[Program, list[tuple[str, list[str]]]] | No
     plain = program._copy()
     block = plain.global_block()
     block.ops = [op for op in block.ops if op.type not in _READER_OPS]
-    # Names of readers are numbered: without them a program that is built again has the same fingerprint.
+    # Names of readers are numbered: without them a program that is built again has the same
+    # fingerprint.
     readers = {n for op in ops for n in op.input_arg_names if op.type in _READER_OPS}
-    readers |= {n for op in ops for n in op.output_arg_names if op.type.startswith("create_") and op.type in _READER_OPS}
+    readers |= {
+        n
+        for op in ops
+        for n in op.output_arg_names
+        if op.type.startswith("create_") and op.type in _READER_OPS
+    }
     block.vars = {n: v for n, v in block.vars.items() if n not in readers}
     plain._touch()
     return plain, reads
@@ -65,7 +80,9 @@ def _split(program: Program) -> tuple[Program, list[tuple[str, list[str]]]] | No
 def _session(program: Program, name: str) -> ReaderSession:
     reader = program.global_block().vars.get(name)
     if not isinstance(reader, ReaderVariable):
-        raise errors.ReaderError(f"the program reads from {name}, a reader of the process that built the program: saved "
-                                 "programs do not carry readers. Build the program here, or save it with "
-                                 "save_inference_model and feed it")
+        raise errors.ReaderError(
+            f"the program reads from {name}, a reader of the process that built the program: saved "
+            "programs do not carry readers. Build the program here, or save it with "
+            "save_inference_model and feed it"
+        )
     return reader.session

@@ -1,4 +1,7 @@
-"""Reader operators and variables: `read` operators take the next batch from a reader that is bound to the program."""
+"""Reader operators and variables: `read` operators take the next batch from a reader that is bound
+to the program.
+"""
+
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -18,13 +21,37 @@ from jfluid.ir.variable import Variable
 from jfluid.ops.definition import REQUIRED
 from jfluid.ops.registry import declare
 
-declare("create_py_reader", ins=("blocking_queue",), outs=("Out*",),
-        attrs={"device_count": ("INT", 1), "device_index": ("INT", 0), "use_data_config": ("BOOLEAN", True),
-               "dtypes": ("INTS", REQUIRED), "lod_levels": ("INTS", REQUIRED), "need_check_feed": ("INTS", REQUIRED),
-               "ranks": ("INTS", REQUIRED), "shape_concat": ("INTS", REQUIRED)})
-declare("create_double_buffer_reader", ins=("UnderlyingReader",), outs=("Out",), attrs={"place": ("STRING", "AUTO")})
-declare("read", ins=("Reader",), outs=("Out*",),
-        attrs={"drop_last": ("BOOLEAN", True), "infer_out": ("BOOLEAN", True), "throw_eof_exp": ("BOOLEAN", True)})
+declare(
+    "create_py_reader",
+    ins=("blocking_queue",),
+    outs=("Out*",),
+    attrs={
+        "device_count": ("INT", 1),
+        "device_index": ("INT", 0),
+        "use_data_config": ("BOOLEAN", True),
+        "dtypes": ("INTS", REQUIRED),
+        "lod_levels": ("INTS", REQUIRED),
+        "need_check_feed": ("INTS", REQUIRED),
+        "ranks": ("INTS", REQUIRED),
+        "shape_concat": ("INTS", REQUIRED),
+    },
+)
+declare(
+    "create_double_buffer_reader",
+    ins=("UnderlyingReader",),
+    outs=("Out",),
+    attrs={"place": ("STRING", "AUTO")},
+)
+declare(
+    "read",
+    ins=("Reader",),
+    outs=("Out*",),
+    attrs={
+        "drop_last": ("BOOLEAN", True),
+        "infer_out": ("BOOLEAN", True),
+        "throw_eof_exp": ("BOOLEAN", True),
+    },
+)
 
 
 class ReaderSession:
@@ -50,7 +77,9 @@ class ReaderSession:
     def start(self) -> None:
         """Begin an epoch. Raises ReaderError while one runs, or when no reader was set."""
         if self._host is not None:
-            raise errors.ReaderError("the reader was started already: call reset() before the next start()")
+            raise errors.ReaderError(
+                "the reader was started already: call reset() before the next start()"
+            )
         self._host = self.source.read()
 
     def reset(self) -> None:
@@ -61,17 +90,25 @@ class ReaderSession:
         self._host = self._batches = None
 
     def next(self, device: jax.Device) -> Feed:
-        """The next batch. Raises EOFException when there is none, ReaderError or FeedError when the reader failed."""
+        """The next batch. Raises EOFException when there is none, ReaderError or FeedError when the
+        reader failed.
+        """
         if self._host is None:
-            raise errors.ReaderError("the program reads from a reader that was not started: call its start() first")
+            raise errors.ReaderError(
+                "the program reads from a reader that was not started: call its start() first"
+            )
         if self._batches is None:
             self._batches = self._host
             if self.double_buffer:
                 target = device if self.place is None else self.place.device()
-                self._batches = Prefetch(partial(_placed, self._placer, self._host, target), 1, upstream=self._host)
+                self._batches = Prefetch(
+                    partial(_placed, self._placer, self._host, target), 1, upstream=self._host
+                )
         for batch in self._batches:
             return batch
-        raise errors.EOFException("the reader has no more batches: call reset(), and start() for another epoch")
+        raise errors.EOFException(
+            "the reader has no more batches: call reset(), and start() for another epoch"
+        )
 
 
 def _placed(placer: FeedPlacer, batches: Iterable[Feed], device: jax.Device) -> Iterator[Feed]:
@@ -79,10 +116,11 @@ def _placed(placer: FeedPlacer, batches: Iterable[Feed], device: jax.Device) -> 
 
 
 class ReaderVariable(Variable):
-    """A program's reader: the variable that `read` operators name. Copies of the program share the reader.
+    """A program's reader: the variable that `read` operators name. Copies of the program share the
+    reader.
 
-    It is what `layers.py_reader` returns: set where batches come from, then `start()` each epoch, run the program until
-    `fluid.core.EOFException`, and `reset()`.
+    It is what `layers.py_reader` returns: set where batches come from, then `start()` each epoch,
+    run the program until `fluid.core.EOFException`, and `reset()`.
     """
 
     session: ReaderSession
@@ -120,26 +158,53 @@ class ReaderVariable(Variable):
     decorate_tensor_provider = decorate_batch_generator
 
 
-def create_reader(session: ReaderSession, checks: Sequence[bool], block: Block, name: str | None = None) -> ReaderVariable:
-    """Append the operator that creates a reader to `block`. `checks`: which slots' shapes are checked against the program."""
+def create_reader(
+    session: ReaderSession, checks: Sequence[bool], block: Block, name: str | None = None
+) -> ReaderVariable:
+    """Append the operator that creates a reader to `block`. `checks`: which slots' shapes are
+    checked against the program.
+    """
     slots = session.source.slots
-    queue = block.create_var(name=f"{name}_queue" if name else unique_name.generate("lod_tensor_blocking_queue"),
-                             type=VarType.RAW, stop_gradient=True)
-    reader = ReaderVariable.make(block, f"{name}_reader" if name else unique_name.generate("create_py_reader"), session)
-    block.append_op("create_py_reader", {"blocking_queue": queue}, {"Out": reader}, {
-        "shape_concat": [d for slot in slots for d in slot.shape], "ranks": [len(slot.shape) for slot in slots],
-        "lod_levels": [slot.lod_level for slot in slots], "dtypes": [int(var_type(slot.np_dtype)) for slot in slots],
-        "need_check_feed": [int(check) for check in checks]})
+    queue = block.create_var(
+        name=f"{name}_queue" if name else unique_name.generate("lod_tensor_blocking_queue"),
+        type=VarType.RAW,
+        stop_gradient=True,
+    )
+    reader = ReaderVariable.make(
+        block, f"{name}_reader" if name else unique_name.generate("create_py_reader"), session
+    )
+    block.append_op(
+        "create_py_reader",
+        {"blocking_queue": queue},
+        {"Out": reader},
+        {
+            "shape_concat": [d for slot in slots for d in slot.shape],
+            "ranks": [len(slot.shape) for slot in slots],
+            "lod_levels": [slot.lod_level for slot in slots],
+            "dtypes": [int(var_type(slot.np_dtype)) for slot in slots],
+            "need_check_feed": [int(check) for check in checks],
+        },
+    )
     return reader
 
 
-def double_buffered(reader: ReaderVariable, place: Any = None, name: str | None = None) -> ReaderVariable:
-    """Append the operator that buffers a reader on a device to the main program; the new reader shares the batches."""
+def double_buffered(
+    reader: ReaderVariable, place: Any = None, name: str | None = None
+) -> ReaderVariable:
+    """Append the operator that buffers a reader on a device to the main program; the new reader
+    shares the batches.
+    """
     block = default_main_program().current_block()
     reader.session.double_buffer, reader.session.place = True, place
-    buffered = ReaderVariable.make(block, name or unique_name.generate("double_buffer"), reader.session)
-    block.append_op("create_double_buffer_reader", {"UnderlyingReader": reader}, {"Out": buffered},
-                    {} if place is None else {"place": str(place).upper()})
+    buffered = ReaderVariable.make(
+        block, name or unique_name.generate("double_buffer"), reader.session
+    )
+    block.append_op(
+        "create_double_buffer_reader",
+        {"UnderlyingReader": reader},
+        {"Out": buffered},
+        {} if place is None else {"place": str(place).upper()},
+    )
     return buffered
 
 
@@ -148,5 +213,6 @@ def append_read(reader: ReaderVariable, outs: Sequence[Variable], drop_last: boo
     for slot, out in zip(reader.session.source.slots, outs, strict=True):
         out.set_shape_dtype(slot.shape, var_type(slot.np_dtype))
         out.lod_level, out.stop_gradient = slot.lod_level, True
-    default_main_program().current_block().append_op("read", {"Reader": reader}, {"Out": list(outs)},
-                                                     {"drop_last": drop_last})
+    default_main_program().current_block().append_op(
+        "read", {"Reader": reader}, {"Out": list(outs)}, {"drop_last": drop_last}
+    )

@@ -1,4 +1,7 @@
-"""A reader in a process of its own, which sends batches through a pipe, arrays without a copy by Python."""
+"""A reader in a process of its own, which sends batches through a pipe, arrays without a copy by
+Python.
+"""
+
 import contextlib
 import io
 import multiprocessing
@@ -26,26 +29,32 @@ _LENGTH = struct.Struct("=Q")
 class Worker:
     """Iterates over the items of `items()`, which runs in a forked process that ends with this one.
 
-    The items may be anything that can be pickled. The process must not use JAX. It draws other random numbers each time:
-    its generators (`random`, `numpy.random`) are seeded by a number drawn from this process's `random`.
+    The items may be anything that can be pickled. The process must not use JAX. It draws other
+    random numbers each time: its generators (`random`, `numpy.random`) are seeded by a number drawn
+    from this process's `random`.
 
-    Raises ReaderError when the items raise (with the traceback), or when the process dies. Raises OSError when the operating
-    system cannot fork.
+    Raises ReaderError when the items raise (with the traceback), or when the process dies. Raises
+    OSError when the operating system cannot fork.
     """
 
     def __init__(self, items: Callable[[], Iterable[Any]]):
         if "fork" not in multiprocessing.get_all_start_methods():
-            raise OSError("use_multiprocess needs an operating system that can fork processes; leave it off")
+            raise OSError(
+                "use_multiprocess needs an operating system that can fork processes; leave it off"
+            )
         receiver, sender = os.pipe()
         context = multiprocessing.get_context("fork")
         self._owner = os.getpid()
         self._receiver = io.FileIO(receiver, "rb")
         self._process: BaseProcess = context.Process(
-            target=_work, args=(items, self._receiver, sender, self._owner, random.getrandbits(64)), daemon=True
+            target=_work,
+            args=(items, self._receiver, sender, self._owner, random.getrandbits(64)),
+            daemon=True,
         )
         try:
             with warnings.catch_warnings():
-                # Python and JAX warn of forking while other threads run. The child only runs the reader.
+                # Python and JAX warn of forking while other threads run. The child only runs the
+                # reader.
                 warnings.filterwarnings("ignore", message=".*fork", category=RuntimeWarning)
                 warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)
                 self._process.start()
@@ -65,8 +74,10 @@ class Worker:
                     count += 1
                     yield content
                 self._process.join()
-                raise errors.ReaderError(f"the reader's process died ({_death(self._process.exitcode)}) before it gave batch "
-                                         f"{count} (counted from 0)")
+                raise errors.ReaderError(
+                    f"the reader's process died ({_death(self._process.exitcode)}) before it gave batch "
+                    f"{count} (counted from 0)"
+                )
             finally:
                 self.close()
                 self._process.join()
@@ -89,11 +100,15 @@ def _rebuilt(text: str, trace: str, is_feed_error: bool) -> errors.JFluidError:
     return kind(f"{text}\n\nIn the reader's process:\n{trace}")
 
 
-# ---- in the process --------------------------------------------------------------------------------------------
+# ---- in the process ------------------------------------------------------------------------------
 
-def _work(items: Callable[[], Iterable[Any]], receiver: io.FileIO, sender: int, parent: int, seed: int) -> None:
+
+def _work(
+    items: Callable[[], Iterable[Any]], receiver: io.FileIO, sender: int, parent: int, seed: int
+) -> None:
     receiver.close()
-    # The parent handles Ctrl-C. A handler, not SIG_IGN, because commands that the reader starts would inherit that.
+    # The parent handles Ctrl-C. A handler, not SIG_IGN, because commands that the reader starts
+    # would inherit that.
     signal.signal(signal.SIGINT, lambda *_: None)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
@@ -107,7 +122,13 @@ def _work(items: Callable[[], Iterable[Any]], receiver: io.FileIO, sender: int, 
         except BrokenPipeError:
             raise
         except BaseException as error:
-            _send(pipe, ("error", (str(error), traceback.format_exc(), isinstance(error, errors.FeedError))))
+            _send(
+                pipe,
+                (
+                    "error",
+                    (str(error), traceback.format_exc(), isinstance(error, errors.FeedError)),
+                ),
+            )
 
 
 def _end_with(parent: int) -> None:
@@ -118,17 +139,20 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
-# ---- the pipe --------------------------------------------------------------------------------------------------
+# ---- the pipe ------------------------------------------------------------------------------------
+
 
 def _send(pipe: io.FileIO, message: Any) -> None:
     """Send a pickle, then its arrays as they are in memory."""
     buffers: list[pickle.PickleBuffer] = []
     data = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
     views = [buffer.raw() for buffer in buffers]
-    head = _HEADER.pack(len(views), len(data)) + b"".join(_LENGTH.pack(view.nbytes) for view in views)
+    head = _HEADER.pack(len(views), len(data)) + b"".join(
+        _LENGTH.pack(view.nbytes) for view in views
+    )
     for part in (memoryview(head + data), *views):
         while part.nbytes:
-            part = part[pipe.write(part):]
+            part = part[pipe.write(part) :]
 
 
 def _receive(pipe: io.FileIO) -> Any:

@@ -1,4 +1,5 @@
 """Inference models: a pruned program (`__model__`) beside its parameters."""
+
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -42,7 +43,8 @@ def save_inference_model(
         main_program: by default the default main program; it stays as it is.
         model_filename: by default `__model__`.
         params_filename: one file for all parameters; by default a file each.
-        export_for_deployment: False saves the whole program, for training on, as `<model_filename>.main_program`.
+        export_for_deployment: False saves the whole program, for training on, as
+            `<model_filename>.main_program`.
         program_only: leave the parameters out.
 
     Returns:
@@ -53,7 +55,9 @@ def save_inference_model(
         UninitializedError: a parameter has no value.
         FileFormatError: a parameter's name leads out of the folder, or is the model's.
     """
-    feeds = [feeded_var_names] if isinstance(feeded_var_names, str) else list(feeded_var_names or ())
+    feeds = (
+        [feeded_var_names] if isinstance(feeded_var_names, str) else list(feeded_var_names or ())
+    )
     targets = [target_vars] if isinstance(target_vars, Variable) else list(target_vars)
     if not all(isinstance(f, str) for f in feeds):
         raise TypeError(f"feeded_var_names: expected names, found {feeded_var_names!r}")
@@ -63,8 +67,10 @@ def save_inference_model(
     block = program.global_block()
     for name in [*feeds, *(t.name for t in targets)]:
         if not block.has_var(name):
-            raise errors.ProgramError(f"save_inference_model: the program has no variable {name}"
-                                      + errors.close_to(name, block.vars))
+            raise errors.ProgramError(
+                f"save_inference_model: the program has no variable {name}"
+                + errors.close_to(name, block.vars)
+            )
     model, names = _inference_program(program, feeds, targets)
     path = os.path.join(os.fspath(dirname), os.path.basename(model_filename or _MODEL))
     if not export_for_deployment:
@@ -72,15 +78,23 @@ def save_inference_model(
     if not program_only:
         params = None if params_filename is None else os.path.basename(params_filename)
         if params is None:
-            paths_to_write(dirname, [v.name for v in get_program_persistable_vars(model)], [os.path.basename(path)])
+            paths_to_write(
+                dirname,
+                [v.name for v in get_program_persistable_vars(model)],
+                [os.path.basename(path)],
+            )
         save_persistables(executor, dirname, model, params)
     with atomic_write(path) as file:
         file.write(model.serialize_to_string())
     return names
 
 
-def _inference_program(program: Program, feeds: list[str], targets: list[Variable]) -> tuple[Program, list[str]]:
-    """A copy in test form that computes the targets, each under a name of its own, from the feeds."""
+def _inference_program(
+    program: Program, feeds: list[str], targets: list[Variable]
+) -> tuple[Program, list[str]]:
+    """A copy in test form that computes the targets, each under a name of its own, from the
+    feeds.
+    """
     model = program._copy()
     block = model.global_block()
     block.ops = [op for op in block.ops if op.type not in ("feed", "fetch", *_READER_OPS)]
@@ -89,9 +103,15 @@ def _inference_program(program: Program, feeds: list[str], targets: list[Variabl
         name = unique_name.generate(f"save_infer_model/scale_{i}.tmp")
         while block.has_var(name):  # a program that was read may hold the name already
             name = unique_name.generate(f"save_infer_model/scale_{i}.tmp")
-        out = block.create_var(name=name, shape=target.shape, dtype=target.dtype, lod_level=target.lod_level)
-        block.append_op("scale", {"X": block.vars[target.name]}, {"Out": out},
-                        {"scale": 1.0, "bias": 0.0, "bias_after_scale": True})
+        out = block.create_var(
+            name=name, shape=target.shape, dtype=target.dtype, lod_level=target.lod_level
+        )
+        block.append_op(
+            "scale",
+            {"X": block.vars[target.name]},
+            {"Out": out},
+            {"scale": 1.0, "bias": 0.0, "bias_after_scale": True},
+        )
         outputs.append(name)
     model = model._prune_with_input(feeds, outputs)._inference_optimize()
     block = model.global_block()
@@ -111,7 +131,8 @@ def load_inference_model(
     params_filename: str | None = None,
     pserver_endpoints: Sequence[str] | None = None,
 ) -> list[Any]:
-    """Load a model that `save_inference_model`, or Fluid, saved; its parameters go to the global scope.
+    """Load a model that `save_inference_model`, or Fluid, saved; its parameters go to the global
+    scope.
 
     Args:
         dirname: the model's folder.
@@ -123,8 +144,8 @@ def load_inference_model(
     Returns:
         [the Program, names to feed, Variables to fetch].
 
-    Raises FileFormatError, naming the file (and the variable), where one is missing, truncated, oversized, damaged, or
-    of another shape than the program declares.
+    Raises FileFormatError, naming the file (and the variable), where one is missing, truncated,
+    oversized, damaged, or of another shape than the program declares.
     """
     if pserver_endpoints:
         raise errors.UnsupportedError(
@@ -143,10 +164,16 @@ def load_inference_model(
                 f"{dirname}: the program feeds or fetches {name}, but declares no such variable"
             )
     load_persistables(
-        executor, dirname, program, None if params_filename is None else os.path.basename(params_filename)
+        executor,
+        dirname,
+        program,
+        None if params_filename is None else os.path.basename(params_filename),
     )
-    return [program, [n for col in sorted(feeds) for n in feeds[col]],
-            [block.vars[n] for col in sorted(fetches) for n in fetches[col]]]
+    return [
+        program,
+        [n for col in sorted(feeds) for n in feeds[col]],
+        [block.vars[n] for col in sorted(fetches) for n in fetches[col]],
+    ]
 
 
 def read_program(path: str | os.PathLike[str]) -> Program:

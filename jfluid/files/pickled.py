@@ -1,4 +1,7 @@
-"""Pickled dicts of arrays (`.pdparams`, `.pdopt`), written as Fluid writes them and read without trust (`unpickling`)."""
+"""Pickled dicts of arrays (`.pdparams`, `.pdopt`), written as Fluid writes them and read without
+trust (`unpickling`).
+"""
+
 import os
 import pickle
 from collections.abc import Mapping
@@ -44,20 +47,26 @@ class _Pickler(pickle._Pickler):  # the C pickler cannot be told another name
 
 
 def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays by name to a pickle that Fluid reads. Raises FileFormatError for one of 4 GiB and more."""
+    """Write arrays by name to a pickle that Fluid reads. Raises FileFormatError for one of 4 GiB
+    and more.
+    """
     with atomic_write(path) as file:
         try:
-            _Pickler(file, _PROTOCOL).dump({n: np.ascontiguousarray(a).reshape(np.shape(a)) for n, a in arrays.items()})
+            _Pickler(file, _PROTOCOL).dump(
+                {n: np.ascontiguousarray(a).reshape(np.shape(a)) for n, a in arrays.items()}
+            )
         except OverflowError as e:
-            raise errors.FileFormatError(f"{os.fspath(path)}: Fluid's pickles cannot hold an array of 4 GiB; use "
-                                         "fluid.io.save_persistables") from e
+            raise errors.FileFormatError(
+                f"{os.fspath(path)}: Fluid's pickles cannot hold an array of 4 GiB; use "
+                "fluid.io.save_persistables"
+            ) from e
 
 
 def load_arrays(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The dict that a pickle of arrays holds.
 
-    Raises FileFormatError when the file is missing, damaged, no dict by text, holds anything but numbers, texts, containers
-    and arrays, or would take more than ten times its size in memory.
+    Raises FileFormatError when the file is missing, damaged, no dict by text, holds anything but
+    numbers, texts, containers and arrays, or would take more than ten times its size in memory.
     """
     name = os.fspath(path)
     with bounded_reader(path) as reader:
@@ -67,5 +76,7 @@ def load_arrays(path: str | os.PathLike[str]) -> dict[str, Any]:
     except unpickling.Refused as e:
         raise errors.FileFormatError(f"{name}: no pickle of arrays: {e}") from e
     if not isinstance(found, dict) or not all(isinstance(k, str) for k in found):
-        raise errors.FileFormatError(f"{name}: expected a dict of arrays by name, found {type(found).__name__}")
+        raise errors.FileFormatError(
+            f"{name}: expected a dict of arrays by name, found {type(found).__name__}"
+        )
     return found

@@ -1,4 +1,7 @@
-"""Writing files whole or not at all, reading them within their bounds, and names that stay in their folder."""
+"""Writing files whole or not at all, reading them within their bounds, and names that stay in their
+folder.
+"""
+
 import contextlib
 import errno
 import os
@@ -12,28 +15,36 @@ from typing import Any, BinaryIO
 
 from jfluid import errors
 
-_LONGEST_PART, _LONGEST_NAME = 255, 1024  # bytes of a file's name, as nearly all file systems have it, and with its folders
-# What a path may not be for its file to be missing or unreadable, rather than this process to lack something.
-_WRONG_PATH = frozenset({errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.ENXIO})
+# bytes of a file's name, as nearly all file systems have it, and with its folders
+_LONGEST_PART, _LONGEST_NAME = 255, 1024
+# What a path may not be for its file to be missing or unreadable, rather than this process to lack
+# something.
+_WRONG_PATH = frozenset(
+    {errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.ENXIO}
+)
 
 
 def path_below(folder: str | os.PathLike[str], name: str) -> str:
     """The path of the file of variable (or table) `name` in a folder.
 
-    Names come with programs, and programs from anywhere. One may have folders in it, as Fluid's may ("encoder/w"), but it
-    never leads out of the folder, and no two names stand for one file. Raises FileFormatError that says what is wrong.
+    Names come with programs, and programs from anywhere. One may have folders in it, as Fluid's may
+    ("encoder/w"), but it never leads out of the folder, and no two names stand for one file. Raises
+    FileFormatError that says what is wrong.
     """
     found = _fault_of(name)
     if found:
         shown = f"{name[:80]!r}{' ...' if len(name) > 80 else ''}"
         raise errors.FileFormatError(
             f"{os.fspath(folder)}, variable {shown}: {found}. Expected a name that stays in the folder, such as w or "
-            "encoder/w: rename the variable, or save all variables as one file (filename, params_filename), without names")
+            "encoder/w: rename the variable, or save all variables as one file (filename, params_filename), without names"
+        )
     return os.path.join(os.fspath(folder), name)
 
 
 def _fault_of(name: str) -> str:
-    """Why a name cannot be a file's in a folder; empty when it can. The same on all systems, so that folders can be moved."""
+    """Why a name cannot be a file's in a folder; empty when it can. The same on all systems, so
+    that folders can be moved.
+    """
     if not name:
         return "an empty name"
     if "\\" in name or re.match("[A-Za-z]:", name):
@@ -52,11 +63,14 @@ def _fault_of(name: str) -> str:
     return ""
 
 
-def paths_to_write(folder: str | os.PathLike[str], names: Iterable[str], reserved: Iterable[str] = ()) -> list[str]:
+def paths_to_write(
+    folder: str | os.PathLike[str], names: Iterable[str], reserved: Iterable[str] = ()
+) -> list[str]:
     """The paths of the files of variables (see `path_below`) that are about to be written.
 
-    Raises FileFormatError also where links lead out of the folder, where one variable's file would be another's folder, and
-    for `reserved` names, which other files of the folder have. Nothing is written then.
+    Raises FileFormatError also where links lead out of the folder, where one variable's file would
+    be another's folder, and for `reserved` names, which other files of the folder have. Nothing is
+    written then.
     """
     names, others = list(names), set(reserved)
     paths = [path_below(folder, name) for name in names]
@@ -64,13 +78,19 @@ def paths_to_write(folder: str | os.PathLike[str], names: Iterable[str], reserve
     for name, path in zip(names, paths):
         where = f"{os.fspath(folder)}, variable {name}"
         if name in others:
-            raise errors.FileFormatError(f"{where}: another file of the folder has this name; rename the variable")
+            raise errors.FileFormatError(
+                f"{where}: another file of the folder has this name; rename the variable"
+            )
         parents = [name[:i] for i, c in enumerate(name) if c == "/"]
         if above := [p for p in parents if p in taken or p in others]:
-            raise errors.FileFormatError(f"{where}: {above[0]} is a file of the folder, no folder; rename one of the two")
+            raise errors.FileFormatError(
+                f"{where}: {above[0]} is a file of the folder, no folder; rename one of the two"
+            )
         if parents and not Path(os.path.realpath(os.path.dirname(path))).is_relative_to(root):
-            raise errors.FileFormatError(f"{where}: a link in the folder leads out of it, to "
-                                         f"{os.path.realpath(os.path.dirname(path))}; remove the link, or save elsewhere")
+            raise errors.FileFormatError(
+                f"{where}: a link in the folder leads out of it, to "
+                f"{os.path.realpath(os.path.dirname(path))}; remove the link, or save elsewhere"
+            )
     return paths
 
 
@@ -82,7 +102,9 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name[:32]}.", suffix=".tmp", dir=path.parent)
+    handle, temporary = tempfile.mkstemp(
+        prefix=f".{path.name[:32]}.", suffix=".tmp", dir=path.parent
+    )
     try:
         with os.fdopen(handle, "wb") as file:
             yield file
@@ -117,7 +139,8 @@ def _sync_folder(folder: Path) -> None:
 
 
 class BoundedReader:
-    """Reads a file piece by piece; a piece that reaches beyond the end is refused before memory is taken for it.
+    """Reads a file piece by piece; a piece that reaches beyond the end is refused before memory is
+    taken for it.
 
     Attributes:
         what: the variable being read; it shows in errors.
@@ -140,8 +163,10 @@ class BoundedReader:
     def need(self, count: int, what: str) -> None:
         """Raise FileFormatError unless `count` more bytes are there for `what`."""
         if not 0 <= count <= self.remaining:
-            raise self.refuse(f"truncated: {what} takes {count} bytes at offset {self._position}, "
-                              f"the file has {self.remaining} left")
+            raise self.refuse(
+                f"truncated: {what} takes {count} bytes at offset {self._position}, "
+                f"the file has {self.remaining} left"
+            )
 
     def take(self, count: int, what: str) -> bytes:
         """The next `count` bytes."""
@@ -183,8 +208,8 @@ class BoundedReader:
 
 @contextlib.contextmanager
 def bounded_reader(path: str | os.PathLike[str]) -> Iterator[BoundedReader]:
-    """Open `path` for reading. Raises FileFormatError when it is missing or no regular file (a pipe or device would be
-    waited for, or not end)."""
+    """Open `path` for reading. Raises FileFormatError when it is missing or no regular file (a pipe
+    or device would be waited for, or not end)."""
     name = os.fspath(path)
     try:
         file = open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK))

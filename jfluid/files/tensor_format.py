@@ -14,6 +14,7 @@ SelectedRows are
 
 A combined file holds such streams one after the other, without names.
 """
+
 import math
 import os
 import struct
@@ -42,7 +43,8 @@ class Stored:
     Attributes:
         value: the elements.
         lod: offsets of its sequences, one list a level.
-        rows, height: for SelectedRows, the row that each of `value`'s rows stands for, and the rows of the whole.
+        rows, height: for SelectedRows, the row that each of `value`'s rows stands for, and the rows
+            of the whole.
     """
 
     value: np.ndarray
@@ -59,7 +61,9 @@ def write_dense(file: BinaryIO, value: Any) -> None:
 
 
 def _write_head(file: BinaryIO, dtype: np.dtype[Any], shape: Sequence[int]) -> None:
-    desc = pb.VarType.TensorDesc(data_type=number_of(var_type(dtype)), dims=shape).SerializeToString()
+    desc = pb.VarType.TensorDesc(
+        data_type=number_of(var_type(dtype)), dims=shape
+    ).SerializeToString()
     file.write(struct.pack("<Ii", 0, len(desc)) + desc)
 
 
@@ -68,7 +72,9 @@ def _write_elements(file: BinaryIO, value: np.ndarray) -> None:
     file.write(value.reshape(-1).view(np.uint8).data)
 
 
-def save_in_parts(path: str | os.PathLike[str], dtype: Any, shape: Sequence[int], parts: Iterable[np.ndarray]) -> None:
+def save_in_parts(
+    path: str | os.PathLike[str], dtype: Any, shape: Sequence[int], parts: Iterable[np.ndarray]
+) -> None:
     """Write a file of one LoDTensor whose rows come in parts, one after the other.
 
     Raises ValueError, and leaves no file, when the parts are not the rows of that shape.
@@ -79,18 +85,23 @@ def save_in_parts(path: str | os.PathLike[str], dtype: Any, shape: Sequence[int]
         _write_head(file, dtype, shape)
         for part in parts:
             if part.shape[1:] != tuple(shape[1:]) or part.dtype != dtype:
-                raise ValueError(f"{os.fspath(path)}: expected rows of {dtype}{list(shape[1:])}, found {part.dtype}"
-                                 f"{list(part.shape[1:])}")
+                raise ValueError(
+                    f"{os.fspath(path)}: expected rows of {dtype}{list(shape[1:])}, found {part.dtype}"
+                    f"{list(part.shape[1:])}"
+                )
             _write_elements(file, part)
             rows += len(part)
         if rows != shape[0]:
             raise ValueError(f"{os.fspath(path)}: expected {shape[0]} rows, found {rows}")
 
 
-def load_rows(path: str | os.PathLike[str], name: str, dtype: Any, shape: Sequence[int], first: int, rows: int) -> np.ndarray:
+def load_rows(
+    path: str | os.PathLike[str], name: str, dtype: Any, shape: Sequence[int], first: int, rows: int
+) -> np.ndarray:
     """`rows` rows from `first` on of the one LoDTensor that a file holds; the others are not read.
 
-    Raises FileFormatError, naming file and variable, where the file is truncated or damaged, or holds another tensor.
+    Raises FileFormatError, naming file and variable, where the file is truncated or damaged, or
+    holds another tensor.
     """
     dtype = np.dtype(dtype)
     with bounded_reader(path) as reader:
@@ -122,7 +133,9 @@ def write_selected_rows(file: BinaryIO, rows: Any, height: int, value: Any) -> N
 
 
 def read_dense(reader: BoundedReader) -> np.ndarray:
-    """Read a dense tensor. Raises FileFormatError before memory is taken for what the file does not hold."""
+    """Read a dense tensor. Raises FileFormatError before memory is taken for what the file does not
+    hold.
+    """
     dtype, shape = _head(reader)
     value = np.empty(shape, dtype.newbyteorder("<"))
     reader.take_into(value.reshape(-1).view(np.uint8), f"{dtype}{list(shape)}")
@@ -135,7 +148,9 @@ def _head(reader: BoundedReader) -> tuple[np.dtype[Any], tuple[int, ...]]:
     """(dtype, shape) of a dense tensor, whose elements follow, and are there."""
     version = reader.number("<I", "the version of the tensor")
     if version != 0:
-        raise reader.refuse(f"unknown version {version} of the tensor, expected 0: this is no file of Fluid 1.x")
+        raise reader.refuse(
+            f"unknown version {version} of the tensor, expected 0: this is no file of Fluid 1.x"
+        )
     length = reader.number("<i", "the length of the tensor's description")
     if not 0 < length <= _MAX_DESC:
         raise reader.refuse(f"the tensor's description has an impossible length, {length}")
@@ -148,18 +163,26 @@ def _head(reader: BoundedReader) -> tuple[np.dtype[Any], tuple[int, ...]]:
     if len(shape) > _MAX_RANK or any(d < 0 for d in shape):
         raise reader.refuse(f"impossible shape {list(shape)[:8]}")
     reader.need(math.prod(shape) * dtype.itemsize, f"{dtype}{list(shape)[:8]}")
-    if math.prod(d or 1 for d in shape) >= _MOST_ELEMENTS:  # NumPy multiplies what stands beside a dimension of 0, too
+    # NumPy multiplies what stands beside a dimension of 0, too
+    if math.prod(d or 1 for d in shape) >= _MOST_ELEMENTS:
         raise reader.refuse(f"impossible shape {list(shape)[:8]}")
     return dtype, shape
 
 
 def read_tensor(reader: BoundedReader) -> Stored:
-    """Read a LoDTensor. Raises FileFormatError where the stream is truncated or contradicts itself."""
+    """Read a LoDTensor. Raises FileFormatError where the stream is truncated or contradicts
+    itself.
+    """
     lod = _lod(reader)
     value = read_dense(reader)
     for i, level in enumerate(lod):
         below = len(lod[i + 1]) - 1 if i + 1 < len(lod) else (value.shape or (1,))[0]
-        if not level or level[0] != 0 or level[-1] != below or any(b < a for a, b in zip(level, level[1:])):
+        if (
+            not level
+            or level[0] != 0
+            or level[-1] != below
+            or any(b < a for a, b in zip(level, level[1:]))
+        ):
             raise reader.refuse(f"lod level {i} does not divide the {below} rows below it")
     return Stored(value, lod)
 
@@ -180,7 +203,9 @@ def _lod(reader: BoundedReader) -> list[list[int]]:
 
 
 def read_selected_rows(reader: BoundedReader) -> Stored:
-    """Read SelectedRows. Raises FileFormatError where the stream is truncated or contradicts itself."""
+    """Read SelectedRows. Raises FileFormatError where the stream is truncated or contradicts
+    itself.
+    """
     _version(reader, "SelectedRows")
     count = reader.number("<Q", "the number of rows")
     rows = np.frombuffer(reader.take(count * 8, "the row numbers"), "<i8").astype(np.int64)
@@ -196,7 +221,9 @@ def read_selected_rows(reader: BoundedReader) -> Stored:
 def _version(reader: BoundedReader, kind: str) -> None:
     version = reader.number("<I", f"the version of the {kind}")
     if version != 0:
-        raise reader.refuse(f"unknown version {version} of the {kind}, expected 0: this is no file of Fluid 1.x")
+        raise reader.refuse(
+            f"unknown version {version} of the {kind}, expected 0: this is no file of Fluid 1.x"
+        )
 
 
 def save_tensors(path: str | os.PathLike[str], tensors: Sequence[Stored]) -> None:
@@ -214,13 +241,15 @@ def load_tensors(
 ) -> list[Stored]:
     """The tensors of a file that holds exactly those of `names`, in that order.
 
-    `selected_rows` are the names among them that are stored as SelectedRows. Raises FileFormatError naming the file
-    and the variable where it is truncated, oversized or damaged.
+    `selected_rows` are the names among them that are stored as SelectedRows. Raises FileFormatError
+    naming the file and the variable where it is truncated, oversized or damaged.
     """
     found = []
     with bounded_reader(path) as reader:
         for name in names:
             reader.what = name
-            found.append(read_selected_rows(reader) if name in selected_rows else read_tensor(reader))
+            found.append(
+                read_selected_rows(reader) if name in selected_rows else read_tensor(reader)
+            )
         reader.finish()
     return found

@@ -1,10 +1,12 @@
 """Reading pickles of arrays without trust.
 
-A pickle is a program for a stack machine: it may call any function, let one byte stand for a container of any size, and nest
-without end. This machine knows the instructions that arrays, numbers, texts and containers need, and the handful of names
-that NumPy's pickles use, which stand for functions of ours. It has a budget: whatever a pickle says, it takes memory for a few
-times its own size at most, and time in proportion to it.
+A pickle is a program for a stack machine: it may call any function, let one byte stand for a
+container of any size, and nest without end. This machine knows the instructions that arrays,
+numbers, texts and containers need, and the handful of names that NumPy's pickles use, which stand
+for functions of ours. It has a budget: whatever a pickle says, it takes memory for a few times its
+own size at most, and time in proportion to it.
 """
+
 import math
 import re
 import struct
@@ -22,9 +24,10 @@ _MOST_DIMENSIONS = 64  # NumPy's own limit
 _LONGEST_WHOLE = 16  # bytes of a whole number
 _LONGEST_NAME = 64  # bytes of the name of a module or function
 _DTYPE = re.compile(r"[<>=|]?(b1|[iu][1248]|f[248])")
-_ATOMS = (type(None), bool, int, float, str, bytes)  # also what a key may be: tuples of tuples of ... take for ever to hash
-# Bytes of memory: a place on the stack, a small object, an entry of a dict (an OrderedDict has twice as much), an array, what
-# is noted of a container that stands in several places.
+# also what a key may be: tuples of tuples of ... take for ever to hash
+_ATOMS = (type(None), bool, int, float, str, bytes)
+# Bytes of memory: a place on the stack, a small object, an entry of a dict (an OrderedDict has
+# twice as much), an array, what is noted of a container that stands in several places.
 _PLACE, _OBJECT, _ENTRY, _ARRAY, _NOTE = 18, 32, 60, 160, 200
 _NOTHING = object()
 
@@ -34,7 +37,8 @@ class Refused(Exception):
 
 
 def load(data: bytes) -> Any:
-    """What a pickle of protocol 2 or above holds: numbers, texts, bytes, arrays, and dicts, lists and tuples of them.
+    """What a pickle of protocol 2 or above holds: numbers, texts, bytes, arrays, and dicts, lists
+    and tuples of them.
 
     Raises Refused, which says why.
     """
@@ -45,7 +49,8 @@ def load(data: bytes) -> Any:
         raise Refused(f"a damaged text: {e.reason}") from None
 
 
-# ---- what names in a pickle stand for -------------------------------------------------------------------------------
+# ---- what names in a pickle stand for ------------------------------------------------------------
+
 
 class _Function:
     """A pickle can call it, and change nothing of it.
@@ -71,7 +76,11 @@ class _PendingDtype:
         self.dtype = np.dtype(text)
 
     def build(self, state: Any) -> None:
-        if type(state) is not tuple or len(state) < 5 or not all(type(part) in _ATOMS for part in state):
+        if (
+            type(state) is not tuple
+            or len(state) < 5
+            or not all(type(part) in _ATOMS for part in state)
+        ):
             raise Refused("a dtype with fields")
         order = state[1].decode("latin1") if isinstance(state[1], bytes) else state[1]
         if order not in ("<", ">", "=", "|") or state[2:5] != (None, None, None):
@@ -89,16 +98,27 @@ class _PendingArray:
         self.value: np.ndarray | None = None
 
     def build(self, state: Any) -> None:
-        if type(state) is not tuple or len(state) != 5 or type(state[1]) is not tuple or type(state[2]) is not _PendingDtype:
+        if (
+            type(state) is not tuple
+            or len(state) != 5
+            or type(state[1]) is not tuple
+            or type(state[2]) is not _PendingDtype
+        ):
             raise Refused("an array without shape and dtype")
         _, shape, pending, fortran, data = state
         data, dtype = _bytes_of(data), pending.dtype
-        if len(shape) > _MOST_DIMENSIONS or not all(type(d) is int and 0 <= d < 1 << 48 for d in shape):
+        if len(shape) > _MOST_DIMENSIONS or not all(
+            type(d) is int and 0 <= d < 1 << 48 for d in shape
+        ):
             raise Refused(f"an array of an impossible shape, of {len(shape)} dimensions")
         # NumPy multiplies all dimensions but zeros, too.
-        if math.prod(d or 1 for d in shape) >= 1 << 56 or math.prod(shape) * dtype.itemsize != len(data):
+        if math.prod(d or 1 for d in shape) >= 1 << 56 or math.prod(shape) * dtype.itemsize != len(
+            data
+        ):
             raise Refused(f"an array of {dtype}{list(shape)} does not have {len(data)} bytes")
-        found = np.frombuffer(data, np.uint8 if dtype.kind == "b" else dtype).reshape(shape, order="F" if fortran else "C")
+        found = np.frombuffer(data, np.uint8 if dtype.kind == "b" else dtype).reshape(
+            shape, order="F" if fortran else "C"
+        )
         # A copy in this machine's byte order; of bool, where any byte but 0 is true.
         self.value = found != 0 if dtype.kind == "b" else np.array(found, dtype.newbyteorder("="))
 
@@ -110,7 +130,12 @@ def _bytes_of(data: Any) -> bytes:
 
 
 def _reconstruct(machine: "_Machine", arguments: tuple[Any, ...]) -> _PendingArray:
-    if len(arguments) != 3 or arguments[0] is not _NDARRAY or arguments[1] != (0,) or type(arguments[2]) not in (bytes, str):
+    if (
+        len(arguments) != 3
+        or arguments[0] is not _NDARRAY
+        or arguments[1] != (0,)
+        or type(arguments[2]) not in (bytes, str)
+    ):
         raise Refused("an array that does not begin as one")
     return _PendingArray()
 
@@ -133,7 +158,11 @@ def _scalar(machine: "_Machine", arguments: tuple[Any, ...]) -> Any:
 
 
 def _encode(machine: "_Machine", arguments: tuple[Any, ...]) -> bytes:
-    if not arguments or type(arguments[0]) is not str or arguments[1:] not in ((), ("latin1",), ("latin-1",)):
+    if (
+        not arguments
+        or type(arguments[0]) is not str
+        or arguments[1:] not in ((), ("latin1",), ("latin-1",))
+    ):
         raise Refused("bytes in another encoding than latin1")
     return arguments[0].encode("latin1")
 
@@ -147,8 +176,11 @@ def _no_bytes(machine: "_Machine", arguments: tuple[Any, ...]) -> bytes:
 def _ordered(machine: "_Machine", arguments: tuple[Any, ...]) -> OrderedDict[Any, Any]:
     found: OrderedDict[Any, Any] = OrderedDict()
     pairs = arguments[0] if len(arguments) == 1 else []
-    if len(arguments) > 1 or type(pairs) not in (list, tuple) or \
-            any(type(pair) not in (list, tuple) or len(pair) != 2 for pair in pairs):
+    if (
+        len(arguments) > 1
+        or type(pairs) not in (list, tuple)
+        or any(type(pair) not in (list, tuple) or len(pair) != 2 for pair in pairs)
+    ):
         raise Refused("an OrderedDict of something else than pairs")
     machine.fill(found, [part for pair in pairs for part in pair])
     return found
@@ -159,19 +191,28 @@ def _no_call(machine: "_Machine", arguments: tuple[Any, ...]) -> Any:
 
 
 _NDARRAY = _Function(_no_call)
-_NAMES = {("numpy", "ndarray"): _NDARRAY, ("numpy", "dtype"): _Function(_dtype), ("_codecs", "encode"): _Function(_encode),
-          ("__builtin__", "bytes"): _Function(_no_bytes),
-          ("collections", "OrderedDict"): _Function(_ordered, keeps=True)}
+_NAMES = {
+    ("numpy", "ndarray"): _NDARRAY,
+    ("numpy", "dtype"): _Function(_dtype),
+    ("_codecs", "encode"): _Function(_encode),
+    ("__builtin__", "bytes"): _Function(_no_bytes),
+    ("collections", "OrderedDict"): _Function(_ordered, keeps=True),
+}
 for _module in ("numpy.core.multiarray", "numpy._core.multiarray"):
-    _NAMES |= {(_module, "_reconstruct"): _Function(_reconstruct), (_module, "scalar"): _Function(_scalar)}
+    _NAMES |= {
+        (_module, "_reconstruct"): _Function(_reconstruct),
+        (_module, "scalar"): _Function(_scalar),
+    }
 
 
-# ---- the machine ----------------------------------------------------------------------------------------------------
+# ---- the machine ---------------------------------------------------------------------------------
+
 
 class _Machine:
     """Runs one pickle. Raises Refused.
 
-    Each value on the stack has a cost, the bytes of memory that it takes; what is popped and not kept gives its cost back.
+    Each value on the stack has a cost, the bytes of memory that it takes; what is popped and not
+    kept gives its cost back.
     """
 
     def __init__(self, data: bytes):
@@ -196,11 +237,15 @@ class _Machine:
         return self._stack[0]
 
     def _look_through(self) -> None:
-        """Check instructions, lengths and numbers before anything is made; note what is remembered in vain, as most is."""
+        """Check instructions, lengths and numbers before anything is made; note what is remembered
+        in vain, as most is.
+        """
         while (code := self._take(1)[0]) != _STOP:
             instruction = _INSTRUCTIONS.get(code)
             if instruction is None:
-                raise Refused(f"instruction {code:#04x} at offset {self._at - 1}, which arrays have no use for")
+                raise Refused(
+                    f"instruction {code:#04x} at offset {self._at - 1}, which arrays have no use for"
+                )
             argument = self._argument(instruction)
             if instruction.work is _Machine.put:
                 self._remember(argument)
@@ -225,28 +270,36 @@ class _Machine:
         """Take from the budget."""
         self._left -= cost
         if self._left < 0:
-            raise Refused(f"it would take more than {self._most} bytes of memory, and has {len(self._data)} itself: numbers "
-                          "in lists, and very many small arrays, are better saved as larger arrays")
+            raise Refused(
+                f"it would take more than {self._most} bytes of memory, and has {len(self._data)} itself: numbers "
+                "in lists, and very many small arrays, are better saved as larger arrays"
+            )
 
     # Bytes
 
     def _take(self, count: int) -> memoryview:
         begin = self._at
         if not 0 <= count <= len(self._data) - begin:
-            raise Refused(f"truncated: {count} bytes at offset {begin}, {len(self._data) - begin} are left")
+            raise Refused(
+                f"truncated: {count} bytes at offset {begin}, {len(self._data) - begin} are left"
+            )
         self._at = begin + count
-        return self._data[begin:self._at]
+        return self._data[begin : self._at]
 
     def _argument(self, instruction: "_Instruction") -> Any:
         """The number, bytes or two lines behind an instruction."""
         layout = instruction.layout
         if layout is None:
-            return (self._line(), self._line()) if instruction.work is _Machine.name else instruction.argument
+            return (
+                (self._line(), self._line())
+                if instruction.work is _Machine.name
+                else instruction.argument
+            )
         number = layout.unpack(self._take(layout.size))[0]
         return self._take(number) if instruction.sized else number
 
     def _line(self) -> str:
-        begin = bytes(self._data[self._at:self._at + _LONGEST_NAME])
+        begin = bytes(self._data[self._at : self._at + _LONGEST_NAME])
         end = begin.find(b"\n")
         if end < 0:
             raise Refused(f"a name of more than {_LONGEST_NAME} bytes")
@@ -274,7 +327,10 @@ class _Machine:
         return values, cost
 
     def _top(self, *kinds: type) -> Any:
-        if len(self._stack) <= (self._marks[-1] if self._marks else 0) or type(self._stack[-1]) not in kinds:
+        if (
+            len(self._stack) <= (self._marks[-1] if self._marks else 0)
+            or type(self._stack[-1]) not in kinds
+        ):
             raise Refused(f"expected a {kinds[0].__name__.strip('_')} on the stack")
         return self._stack[-1]
 
@@ -362,7 +418,9 @@ class _Machine:
     def name(self, lines: tuple[str, str]) -> None:
         found = _NAMES.get(lines)
         if found is None:
-            raise Refused(f"it names {'.'.join(lines)}, which a file of arrays has no use for; not loaded")
+            raise Refused(
+                f"it names {'.'.join(lines)}, which a file of arrays has no use for; not loaded"
+            )
         self._push(found)
 
     def name_on_stack(self, _: None) -> None:
@@ -385,7 +443,12 @@ class _Machine:
     def build(self, _: None) -> None:
         (state,), cost = self._pop(1)
         target = self._top(_PendingArray, _PendingDtype)
-        if type(target) is _PendingArray and type(state) is tuple and state and type(state[-1]) in (bytes, str):
+        if (
+            type(target) is _PendingArray
+            and type(state) is tuple
+            and state
+            and type(state[-1]) in (bytes, str)
+        ):
             self.spend(len(state[-1]))
         target.build(state)
         self._left += cost
@@ -399,7 +462,9 @@ class _Machine:
 
 
 class _Instruction(NamedTuple):
-    """What it does; what stands behind it: a number of a layout, or as many bytes; else its argument."""
+    """What it does; what stands behind it: a number of a layout, or as many bytes; else its
+    argument.
+    """
 
     work: Callable[[_Machine, Any], None]
     layout: struct.Struct | None = None
@@ -407,38 +472,73 @@ class _Instruction(NamedTuple):
     argument: Any = None
 
 
-_B, _H, _I32, _U32, _U64, _DOUBLE = (struct.Struct(layout) for layout in ("<B", "<H", "<i", "<I", "<Q", ">d"))
+_B, _H, _I32, _U32, _U64, _DOUBLE = (
+    struct.Struct(layout) for layout in ("<B", "<H", "<i", "<I", "<Q", ">d")
+)
 _STOP = ord(".")
 _M, _I = _Machine, _Instruction
-_INSTRUCTIONS = {ord(code): instruction for code, instruction in {
-    "\x80": _I(_M.protocol, _B), "\x95": _I(_M.frame, _U64), "(": _I(_M.mark),
-    "N": _I(_M.constant), "\x88": _I(_M.constant, argument=True), "\x89": _I(_M.constant, argument=False),
-    ")": _I(_M.constant, argument=()),
-    "K": _I(_M.number, _B), "M": _I(_M.number, _H), "J": _I(_M.number, _I32), "G": _I(_M.number, _DOUBLE),
-    "\x8a": _I(_M.whole, _B, True), "\x8b": _I(_M.whole, _I32, True),
-    "\x8c": _I(_M.text, _B, True), "X": _I(_M.text, _U32, True), "\x8d": _I(_M.text, _U64, True),
-    "U": _I(_M.latin1, _B, True), "T": _I(_M.latin1, _I32, True),  # what Python 2 calls a str
-    "C": _I(_M.make_bytes, _B, True), "B": _I(_M.make_bytes, _U32, True), "\x8e": _I(_M.make_bytes, _U64, True),
-    "]": _I(_M.make_list), "}": _I(_M.make_dict), "t": _I(_M.make_tuple),
-    "\x85": _I(_M.make_tuple, argument=1), "\x86": _I(_M.make_tuple, argument=2), "\x87": _I(_M.make_tuple, argument=3),
-    "a": _I(_M.extend, argument=1), "e": _I(_M.extend), "s": _I(_M.set_items, argument=2), "u": _I(_M.set_items),
-    "q": _I(_M.put, _B), "r": _I(_M.put, _U32), "\x94": _I(_M.put), "h": _I(_M.get, _B), "j": _I(_M.get, _U32),
-    "c": _I(_M.name), "\x93": _I(_M.name_on_stack), "R": _I(_M.call), "b": _I(_M.build),
-}.items()}
+_INSTRUCTIONS = {
+    ord(code): instruction
+    for code, instruction in {
+        "\x80": _I(_M.protocol, _B),
+        "\x95": _I(_M.frame, _U64),
+        "(": _I(_M.mark),
+        "N": _I(_M.constant),
+        "\x88": _I(_M.constant, argument=True),
+        "\x89": _I(_M.constant, argument=False),
+        ")": _I(_M.constant, argument=()),
+        "K": _I(_M.number, _B),
+        "M": _I(_M.number, _H),
+        "J": _I(_M.number, _I32),
+        "G": _I(_M.number, _DOUBLE),
+        "\x8a": _I(_M.whole, _B, True),
+        "\x8b": _I(_M.whole, _I32, True),
+        "\x8c": _I(_M.text, _B, True),
+        "X": _I(_M.text, _U32, True),
+        "\x8d": _I(_M.text, _U64, True),
+        "U": _I(_M.latin1, _B, True),
+        "T": _I(_M.latin1, _I32, True),  # what Python 2 calls a str
+        "C": _I(_M.make_bytes, _B, True),
+        "B": _I(_M.make_bytes, _U32, True),
+        "\x8e": _I(_M.make_bytes, _U64, True),
+        "]": _I(_M.make_list),
+        "}": _I(_M.make_dict),
+        "t": _I(_M.make_tuple),
+        "\x85": _I(_M.make_tuple, argument=1),
+        "\x86": _I(_M.make_tuple, argument=2),
+        "\x87": _I(_M.make_tuple, argument=3),
+        "a": _I(_M.extend, argument=1),
+        "e": _I(_M.extend),
+        "s": _I(_M.set_items, argument=2),
+        "u": _I(_M.set_items),
+        "q": _I(_M.put, _B),
+        "r": _I(_M.put, _U32),
+        "\x94": _I(_M.put),
+        "h": _I(_M.get, _B),
+        "j": _I(_M.get, _U32),
+        "c": _I(_M.name),
+        "\x93": _I(_M.name_on_stack),
+        "R": _I(_M.call),
+        "b": _I(_M.build),
+    }.items()
+}
 
 
-# ---- after the machine ----------------------------------------------------------------------------------------------
+# ---- after the machine ---------------------------------------------------------------------------
+
 
 class _Settled:
     """Puts arrays in the place of what stands for them.
 
-    A container may stand in several places, but not within itself. Where all of them together would have more values than the
-    pickle has bytes, it is one that multiplies (ten lists, each of which has the one before ten times).
+    A container may stand in several places, but not within itself. Where all of them together would
+    have more values than the pickle has bytes, it is one that multiplies (ten lists, each of which
+    has the one before ten times).
     """
 
     def __init__(self, most: int, shared: set[int]):
         self._most, self._shared = most, shared
-        self._known: dict[int, tuple[Any, int]] = {}  # shared containers by id: what they became, how many values they hold
+        # shared containers by id: what they became, how many values they hold
+        self._known: dict[int, tuple[Any, int]] = {}
 
     def of(self, value: Any, depth: int = 0) -> tuple[Any, int]:
         """(the value, how many values it holds)."""

@@ -1,8 +1,9 @@
 """Saving and loading a program's variables: a file each, or all in one.
 
-`executor` is an argument because Fluid runs programs of save and load operators; here the values move between the
-files and the global scope directly.
+`executor` is an argument because Fluid runs programs of save and load operators; here the values
+move between the files and the global scope directly.
 """
+
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -27,21 +28,29 @@ def is_parameter(var: Variable) -> bool:
 
 
 def is_persistable(var: Variable) -> bool:
-    """Whether files hold the variable: it outlives a run, and is no holder of feeds, fetches or readers."""
+    """Whether files hold the variable: it outlives a run, and is no holder of feeds, fetches or
+    readers.
+    """
     return var.persistable and var.type not in _HOLDERS
 
 
 def is_optimizer_state(var: Variable) -> bool:
-    """Whether the variable belongs to a `.pdopt` file: persistable, but no parameter and no input."""
+    """Whether the variable belongs to a `.pdopt` file: persistable, but no parameter and no
+    input.
+    """
     return is_persistable(var) and not is_parameter(var) and not var.need_check_feed
 
 
 def program_of(program: Any) -> Program:
-    """The Program itself, the default main program for None, or the one that a CompiledProgram holds."""
+    """The Program itself, the default main program for None, or the one that a CompiledProgram
+    holds.
+    """
     program = default_main_program() if program is None else program
     program = getattr(program, "_program", program)
     if not isinstance(program, Program):
-        raise TypeError(f"main_program: expected a Program or a CompiledProgram, found {type(program).__name__}")
+        raise TypeError(
+            f"main_program: expected a Program or a CompiledProgram, found {type(program).__name__}"
+        )
     return program
 
 
@@ -51,12 +60,16 @@ def get_program_parameter(program: Program) -> list[Variable]:
 
 
 def get_program_persistable_vars(program: Program) -> list[Variable]:
-    """The program's variables that outlive a run: parameters, running statistics, optimizer state."""
+    """The program's variables that outlive a run: parameters, running statistics, optimizer
+    state.
+    """
     return [v for v in program.list_vars() if is_persistable(v)]
 
 
 def read_scope(names: Iterable[str]) -> list[Stored]:
-    """The tensors of the global scope by name. Raises UninitializedError naming those without a value."""
+    """The tensors of the global scope by name. Raises UninitializedError naming those without a
+    value.
+    """
     scope, found, absent = global_scope(), [], []
     for name in names:
         var = scope.find_var(name)
@@ -83,28 +96,42 @@ def write_scope(tensors: Iterable[tuple[str, Stored]]) -> None:
 
 
 def check_fits(var: Variable, value: np.ndarray, path: str) -> None:
-    """Raise FileFormatError, naming file and variable, unless `value` has the variable's shape and element type."""
-    if len(var.shape) != value.ndim or any(w not in (-1, g) for w, g in zip(var.shape, value.shape)):
-        raise errors.FileFormatError(f"{path}, variable {var.name}: expected shape {list(var.shape)}, "
-                                     f"the file holds {list(value.shape)}")
+    """Raise FileFormatError, naming file and variable, unless `value` has the variable's shape and
+    element type.
+    """
+    if len(var.shape) != value.ndim or any(
+        w not in (-1, g) for w, g in zip(var.shape, value.shape)
+    ):
+        raise errors.FileFormatError(
+            f"{path}, variable {var.name}: expected shape {list(var.shape)}, "
+            f"the file holds {list(value.shape)}"
+        )
     if var_type(value.dtype) != var.dtype:
-        raise errors.FileFormatError(f"{path}, variable {var.name}: expected dtype {var.np_dtype}, "
-                                     f"the file holds {value.dtype}")
+        raise errors.FileFormatError(
+            f"{path}, variable {var.name}: expected dtype {var.np_dtype}, "
+            f"the file holds {value.dtype}"
+        )
 
 
 def _chosen(
-    program: Program, chosen: Sequence[Variable | str] | None, predicate: Callable[[Variable], bool] | None
+    program: Program,
+    chosen: Sequence[Variable | str] | None,
+    predicate: Callable[[Variable], bool] | None,
 ) -> list[Variable]:
     """The variables to save or load, once each, in the program's order."""
     if chosen is not None:
-        found = [program.global_block().var_recursive(v) if isinstance(v, str) else v for v in chosen]
+        found = [
+            program.global_block().var_recursive(v) if isinstance(v, str) else v for v in chosen
+        ]
     else:
         found = [v for v in program.list_vars() if predicate is None or predicate(v)]
     for var in found:
         if not isinstance(var, Variable):
             raise TypeError(f"vars: expected Variables or their names, found {type(var).__name__}")
         if var.type == VarType.SELECTED_ROWS:
-            raise errors.UnsupportedError(f"variable {var.name} holds SelectedRows, which this release does not save")
+            raise errors.UnsupportedError(
+                f"variable {var.name} holds SelectedRows, which this release does not save"
+            )
     return list({v.name: v for v in found if v.type != VarType.RAW}.values())
 
 
@@ -114,20 +141,28 @@ def _single_file(dirname: str, filename: str) -> str:
     return os.path.join(dirname, filename)
 
 
-def save_vars(executor: Any, dirname: str, main_program: Program | None = None, vars: Sequence[Variable] | None = None,
-              predicate: Callable[[Variable], bool] | None = None, filename: str | None = None) -> None:
+def save_vars(
+    executor: Any,
+    dirname: str,
+    main_program: Program | None = None,
+    vars: Sequence[Variable] | None = None,
+    predicate: Callable[[Variable], bool] | None = None,
+    filename: str | None = None,
+) -> None:
     """Save variables of the global scope in Fluid's format.
 
     Args:
         executor: an Executor; values come from the global scope.
         dirname: the folder, made if need be.
         main_program: the program that declares them; by default the default main program.
-        vars: which variables; by default those of the program that `predicate` accepts (all, without one).
+        vars: which variables; by default those of the program that `predicate` accepts (all,
+            without one).
         predicate: a function from a Variable to bool.
-        filename: one file for all of them, in the order of their names; by default a file each, by name.
+        filename: one file for all of them, in the order of their names; by default a file each, by
+            name.
 
-    Raises UninitializedError when a variable has no value, FileFormatError when a file each is wanted and a variable's name
-    leads out of the folder. Each file is written whole or not at all.
+    Raises UninitializedError when a variable has no value, FileFormatError when a file each is
+    wanted and a variable's name leads out of the folder. Each file is written whole or not at all.
     """
     dirname = os.fspath(dirname)
     found = _chosen(program_of(main_program), vars, predicate)
@@ -144,32 +179,50 @@ def save_vars(executor: Any, dirname: str, main_program: Program | None = None, 
         save_tensors(path, [tensor])
 
 
-def load_vars(executor: Any, dirname: str, main_program: Program | None = None, vars: Sequence[Variable] | None = None,
-              predicate: Callable[[Variable], bool] | None = None, filename: str | None = None) -> None:
-    """Load variables that `save_vars`, or Fluid, saved, into the global scope; the arguments are those of `save_vars`.
+def load_vars(
+    executor: Any,
+    dirname: str,
+    main_program: Program | None = None,
+    vars: Sequence[Variable] | None = None,
+    predicate: Callable[[Variable], bool] | None = None,
+    filename: str | None = None,
+) -> None:
+    """Load variables that `save_vars`, or Fluid, saved, into the global scope; the arguments are
+    those of `save_vars`.
 
-    Raises FileFormatError, naming file and variable, for a file that is missing, truncated, oversized or damaged, or
-    holds another shape or dtype than the program declares, and for a variable whose name leads out of the folder. The scope
-    is then as it was.
+    Raises FileFormatError, naming file and variable, for a file that is missing, truncated,
+    oversized or damaged, or holds another shape or dtype than the program declares, and for a
+    variable whose name leads out of the folder. The scope is then as it was.
     """
     dirname = os.fspath(dirname)
     found = _chosen(program_of(main_program), vars, predicate)
     write_scope((v.name, t) for v, t in _load(dirname, found, filename))
 
 
-def _load(dirname: str, found: list[Variable], filename: str | None) -> list[tuple[Variable, Stored]]:
+def _load(
+    dirname: str, found: list[Variable], filename: str | None
+) -> list[tuple[Variable, Stored]]:
     if filename is not None:
         found = sorted(found, key=lambda v: v.name)
         path = _single_file(dirname, filename)
-        loaded = [(v, t, path) for v, t in zip(found, load_tensors(path, [v.name for v in found]) if found else [])]
+        loaded = [
+            (v, t, path)
+            for v, t in zip(found, load_tensors(path, [v.name for v in found]) if found else [])
+        ]
     else:
-        loaded = [(v, load_tensors(path, [v.name])[0], path) for v in found for path in [path_below(dirname, v.name)]]
+        loaded = [
+            (v, load_tensors(path, [v.name])[0], path)
+            for v in found
+            for path in [path_below(dirname, v.name)]
+        ]
     for var, tensor, path in loaded:
         check_fits(var, tensor.value, path)
     return [(v, t) for v, t, _ in loaded]
 
 
-def save_params(executor: Any, dirname: str, main_program: Program | None = None, filename: str | None = None) -> None:
+def save_params(
+    executor: Any, dirname: str, main_program: Program | None = None, filename: str | None = None
+) -> None:
     """`save_vars` of the program's parameters."""
     save_vars(executor, dirname, main_program, predicate=is_parameter, filename=filename)
 
@@ -183,10 +236,14 @@ def save_persistables(
 
 def works_with_servers(program: Program) -> bool:
     """Whether it is a trainer's program, some of whose variables parameter servers hold."""
-    return program.division is not None and all(op.type != "listen_and_serv" for op in program.global_block().ops)
+    return program.division is not None and all(
+        op.type != "listen_and_serv" for op in program.global_block().ops
+    )
 
 
-def load_params(executor: Any, dirname: str, main_program: Program | None = None, filename: str | None = None) -> None:
+def load_params(
+    executor: Any, dirname: str, main_program: Program | None = None, filename: str | None = None
+) -> None:
     """`load_vars` of the program's parameters."""
     load_vars(executor, dirname, main_program, predicate=is_parameter, filename=filename)
 
@@ -199,6 +256,8 @@ def load_persistables(
     Raises UnsupportedError for a trainer's program, whose variables parameter servers hold.
     """
     if works_with_servers(program_of(main_program)):
-        raise errors.UnsupportedError("load_persistables: parameter servers hold this program's variables; load them there, "
-                                      "before they serve: fleet.init_server(model_dir)")
+        raise errors.UnsupportedError(
+            "load_persistables: parameter servers hold this program's variables; load them there, "
+            "before they serve: fleet.init_server(model_dir)"
+        )
     load_vars(executor, dirname, main_program, predicate=is_persistable, filename=filename)

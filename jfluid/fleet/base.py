@@ -1,4 +1,5 @@
 """Fleet and DistributedOptimizer: what all kinds of jobs share."""
+
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -40,7 +41,9 @@ class Fleet:
         Raises TypeError for something else than a role maker, and what its `generate_role` raises.
         """
         if not isinstance(role_maker, RoleMakerBase):
-            raise TypeError(f"fleet.init, role_maker: expected a role maker, found {type(role_maker).__name__}")
+            raise TypeError(
+                f"fleet.init, role_maker: expected a role maker, found {type(role_maker).__name__}"
+            )
         role_maker.generate_role()
         self._role_maker = role_maker
         self._is_initialized = True
@@ -69,7 +72,11 @@ class Fleet:
 
     def worker_endpoints(self, to_string: bool = False) -> list[str] | str:
         """ "ip:port" of each trainer, as a list or with commas between them."""
-        return ",".join(self._role.get_trainer_endpoints()) if to_string else self._role.get_trainer_endpoints()
+        return (
+            ",".join(self._role.get_trainer_endpoints())
+            if to_string
+            else self._role.get_trainer_endpoints()
+        )
 
     def server_num(self) -> int:
         """How many parameter servers there are."""
@@ -81,14 +88,19 @@ class Fleet:
 
     def server_endpoints(self, to_string: bool = False) -> list[str] | str:
         """ "ip:port" of each parameter server, as a list or with commas between them."""
-        return ",".join(self._role.get_pserver_endpoints()) if to_string else self._role.get_pserver_endpoints()
+        return (
+            ",".join(self._role.get_pserver_endpoints())
+            if to_string
+            else self._role.get_pserver_endpoints()
+        )
 
     def is_server(self) -> bool:
         """Whether this process is a parameter server."""
         return self._role.is_server()
 
     def split_files(self, files: list[str]) -> list[str]:
-        """This trainer's share of files: neighbours, and one more for the first trainers where it does not come out even.
+        """This trainer's share of files: neighbours, and one more for the first trainers where it
+        does not come out even.
 
         Raises TypeError when it is not a list.
         """
@@ -96,7 +108,7 @@ class Fleet:
             raise TypeError(f"split_files: expected a list of files, found {type(files).__name__}")
         share, more = divmod(len(files), self.worker_num())
         start = self.worker_index() * share + min(self.worker_index(), more)
-        return files[start:start + share + (self.worker_index() < more)]
+        return files[start : start + share + (self.worker_index() < more)]
 
     def all_reduce_worker(self, input: Any, output: Any) -> None:
         """Add up numbers of all trainers. See `RoleMakerBase.all_reduce_worker`."""
@@ -107,7 +119,9 @@ class Fleet:
         self._role.barrier_worker()
 
     def _missing(self, method: str) -> NotImplementedError:
-        return NotImplementedError(f"{type(self).__name__}.{method}: a subclass of Fleet has to define it")
+        return NotImplementedError(
+            f"{type(self).__name__}.{method}: a subclass of Fleet has to define it"
+        )
 
     def init_worker(self) -> None:
         """Get ready to train."""
@@ -129,13 +143,21 @@ class Fleet:
         """An optimizer that trains with all processes."""
         raise self._missing("distributed_optimizer")
 
-    def save_inference_model(self, executor: Any, dirname: str, feeded_var_names: Sequence[str],
-                             target_vars: Sequence[Variable], main_program: Program | None = None,
-                             export_for_deployment: bool = True) -> Any:
+    def save_inference_model(
+        self,
+        executor: Any,
+        dirname: str,
+        feeded_var_names: Sequence[str],
+        target_vars: Sequence[Variable],
+        main_program: Program | None = None,
+        export_for_deployment: bool = True,
+    ) -> Any:
         """Save what predicts."""
         raise self._missing("save_inference_model")
 
-    def save_persistables(self, executor: Any, dirname: str, main_program: Program | None = None) -> None:
+    def save_persistables(
+        self, executor: Any, dirname: str, main_program: Program | None = None
+    ) -> None:
         """Save what trains on."""
         raise self._missing("save_persistables")
 
@@ -152,22 +174,38 @@ class DistributedOptimizer:
 
     def __init__(self, optimizer: Any, strategy: Any = None):
         if not isinstance(optimizer, (Optimizer, OptimizerWithMixedPrecision)):
-            raise TypeError(f"distributed_optimizer: expected an optimizer, found {type(optimizer).__name__}")
+            raise TypeError(
+                f"distributed_optimizer: expected an optimizer, found {type(optimizer).__name__}"
+            )
         self._optimizer = optimizer
         self._strategy = strategy
 
-    def backward(self, loss: Variable, startup_program: Program | None = None,
-                 parameter_list: Sequence[Parameter | str] | None = None,
-                 no_grad_set: Iterable[Variable | str] | None = None,
-                 callbacks: Sequence[Callable[..., Any]] | None = None) -> list[ParamGrad]:
+    def backward(
+        self,
+        loss: Variable,
+        startup_program: Program | None = None,
+        parameter_list: Sequence[Parameter | str] | None = None,
+        no_grad_set: Iterable[Variable | str] | None = None,
+        callbacks: Sequence[Callable[..., Any]] | None = None,
+    ) -> list[ParamGrad]:
         """The first part of `minimize`: append gradients."""
-        return self._optimizer.backward(loss, startup_program, parameter_list, no_grad_set, callbacks)
+        return self._optimizer.backward(
+            loss, startup_program, parameter_list, no_grad_set, callbacks
+        )
 
     def apply_gradients(self, params_grads: Sequence[ParamGrad]) -> list[Operator]:
         """The second part of `minimize`: append updates."""
         return self._optimizer.apply_gradients(params_grads)
 
-    def minimize(self, losses: Any, scopes: Any = None, startup_programs: Any = None, parameter_list: Any = None,
-                 no_grad_set: Any = None) -> Any:
+    def minimize(
+        self,
+        losses: Any,
+        scopes: Any = None,
+        startup_programs: Any = None,
+        parameter_list: Any = None,
+        no_grad_set: Any = None,
+    ) -> Any:
         """Append gradients and updates, and prepare the programs for all processes."""
-        raise NotImplementedError(f"{type(self).__name__}.minimize: a subclass of DistributedOptimizer has to define it")
+        raise NotImplementedError(
+            f"{type(self).__name__}.minimize: a subclass of DistributedOptimizer has to define it"
+        )

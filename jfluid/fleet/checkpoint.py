@@ -1,8 +1,9 @@
 """Numbered checkpoints in a folder, laid out as Fluid's.
 
-    <path>/__paddle_fleet_checkpoint__.<number>/_paddle_fleet_param__   all persistable variables
-    <path>/__paddle_fleet_checkpoint__.<number>/fleet_train_status      {"epoch_no": ...}
+<path>/__paddle_fleet_checkpoint__.<number>/_paddle_fleet_param__   all persistable variables
+<path>/__paddle_fleet_checkpoint__.<number>/fleet_train_status      {"epoch_no": ...}
 """
+
 import json
 import os
 from collections.abc import Callable
@@ -43,7 +44,11 @@ class TrainStatus:
 def numbers(path: str, fs: FS) -> list[int]:
     """The numbers of a folder's checkpoints, in order."""
     named = (name.split(".") for name in fs.list_dirs(path))
-    return sorted(int(parts[1]) for parts in named if len(parts) == 2 and parts[0] == PREFIX and parts[1].isdecimal())
+    return sorted(
+        int(parts[1])
+        for parts in named
+        if len(parts) == 2 and parts[0] == PREFIX and parts[1].isdecimal()
+    )
 
 
 def clean(path: str, fs: FS, keep: int) -> None:
@@ -80,7 +85,9 @@ def save(path: str, status: TrainStatus, fs: FS, cache: str, write: Callable[[st
     fs.mv(unfinished, final)
 
 
-def load(path: str, trainer_id: int, fs: FS, cache: str, read: Callable[[str], None]) -> TrainStatus | None:
+def load(
+    path: str, trainer_id: int, fs: FS, cache: str, read: Callable[[str], None]
+) -> TrainStatus | None:
     """Read the newest checkpoint; None when there is none.
 
     Args:
@@ -114,5 +121,7 @@ def _status(name: str) -> TrainStatus:
     except (ValueError, KeyError, TypeError, RecursionError) as e:
         raise errors.FileFormatError(f'{name}: expected {{"epoch_no": number}}: {e}') from e
     if isinstance(epoch, bool) or not isinstance(epoch, int) or not -1 <= epoch < 2**63:
-        raise errors.FileFormatError(f"{name}: epoch_no: expected a whole number below 2**63, found {repr(epoch)[:40]}")
+        raise errors.FileFormatError(
+            f"{name}: epoch_no: expected a whole number below 2**63, found {repr(epoch)[:40]}"
+        )
     return TrainStatus(epoch)

@@ -1,11 +1,12 @@
 """The fleet of a collective job: all processes train, each on its share of the data.
 
-    fleet.init(role_maker.PaddleCloudRoleMaker(is_collective=True))
-    optimizer = fleet.distributed_optimizer(fluid.optimizer.Adam(0.001), DistributedStrategy())
-    optimizer.minimize(loss)
-    exe.run(fluid.default_startup_program())
-    exe.run(fleet.main_program, feed=..., fetch_list=[loss])
+fleet.init(role_maker.PaddleCloudRoleMaker(is_collective=True))
+optimizer = fleet.distributed_optimizer(fluid.optimizer.Adam(0.001), DistributedStrategy())
+optimizer.minimize(loss)
+exe.run(fluid.default_startup_program())
+exe.run(fleet.main_program, feed=..., fetch_list=[loss])
 """
+
 import tempfile
 import warnings
 from collections.abc import Iterable, Sequence
@@ -32,8 +33,16 @@ from jfluid.optimizer.base import Optimizer, ParamGrad
 from jfluid.scope import global_scope
 from jfluid.transpiler import DistributeTranspiler, DistributeTranspilerConfig
 
-__all__ = ["Collective", "CollectiveOpBasedOptimizer", "CollectiveOptimizer", "DistFCConfig", "DistributedStrategy",
-           "LambConfig", "TrainStatus", "fleet"]
+__all__ = [
+    "Collective",
+    "CollectiveOpBasedOptimizer",
+    "CollectiveOptimizer",
+    "DistFCConfig",
+    "DistributedStrategy",
+    "LambConfig",
+    "TrainStatus",
+    "fleet",
+]
 
 
 class LambConfig:
@@ -48,32 +57,46 @@ class DistFCConfig:
 
 
 def _no_dist_fc() -> errors.UnsupportedError:
-    return errors.UnsupportedError("use_dist_fc: a fully connected layer is not divided among processes in this release: each "
-                                   "holds all of it; with BuildStrategy.ReduceStrategy.Reduce its updates are divided")
+    return errors.UnsupportedError(
+        "use_dist_fc: a fully connected layer is not divided among processes in this release: each "
+        "holds all of it; with BuildStrategy.ReduceStrategy.Reduce its updates are divided"
+    )
 
 
 class DistributedStrategy(BuildStrategy):
     """How a fleet trains: all fields of BuildStrategy, and these.
 
     Attributes:
-        mode: "nccl2": replicas of all processes run as one step, as `CompiledProgram.with_data_parallel`. "collective": each
-            process runs its program, in which operators bring gradients or parameters together (see `collective_mode`).
+        mode: "nccl2": replicas of all processes run as one step, as
+            `CompiledProgram.with_data_parallel`. "collective": each process runs its program, in
+            which operators bring gradients or parameters together (see `collective_mode`).
         collective_mode: with "collective", "grad_allreduce" or "local_sgd".
         use_local_sgd: the same as mode "collective" with "local_sgd".
-        forward_recompute, recompute_checkpoints: keep only the checkpoints of the forward pass (RecomputeOptimizer).
-        use_amp, amp_loss_scaling: train in 16 bits, with dynamic loss scaling that starts there (mixed_precision.decorate).
+        forward_recompute, recompute_checkpoints: keep only the checkpoints of the forward pass
+            (RecomputeOptimizer).
+        use_amp, amp_loss_scaling: train in 16 bits, with dynamic loss scaling that starts there
+            (mixed_precision.decorate).
         exec_strategy: an ExecutionStrategy.
-        nccl_comm_num, use_hierarchical_allreduce: see DistributeTranspilerConfig: XLA orders collectives by itself. On a
-            single host they become 1 and False, as in Fluid.
+        nccl_comm_num, use_hierarchical_allreduce: see DistributeTranspilerConfig: XLA orders
+            collectives by itself. On a single host they become 1 and False, as in Fluid.
         use_dist_fc, dist_fc_config: not in this release; setting them raises UnsupportedError.
 
     Raises ProgramError when a field is set that Fluid does not have.
     """
 
     _defaults: ClassVar[dict[str, Any]] = BuildStrategy._defaults | {
-        "use_local_sgd": False, "use_dist_fc": False, "dist_fc_config": None, "mode": "nccl2", "collective_mode": None,
-        "forward_recompute": False, "recompute_checkpoints": [], "use_amp": False, "amp_loss_scaling": 2**15,
-        "exec_strategy": None, "_ut4grad_allreduce": False}
+        "use_local_sgd": False,
+        "use_dist_fc": False,
+        "dist_fc_config": None,
+        "mode": "nccl2",
+        "collective_mode": None,
+        "forward_recompute": False,
+        "recompute_checkpoints": [],
+        "use_amp": False,
+        "amp_loss_scaling": 2**15,
+        "exec_strategy": None,
+        "_ut4grad_allreduce": False,
+    }
 
     use_local_sgd: bool
     mode: str
@@ -95,7 +118,8 @@ class DistributedStrategy(BuildStrategy):
         super().__setattr__(name, value)
 
     def collective(self) -> str | None:
-        """The collective mode, which operators in the program do; None where the engine spans the processes.
+        """The collective mode, which operators in the program do; None where the engine spans the
+        processes.
 
         Raises ProgramError for fields that contradict each other.
         """
@@ -104,15 +128,21 @@ class DistributedStrategy(BuildStrategy):
         if self._ut4grad_allreduce:
             return "grad_allreduce"
         if self.mode not in ("nccl2", "collective"):
-            raise errors.ProgramError(f'DistributedStrategy, mode: expected "nccl2" or "collective", found {self.mode!r}')
+            raise errors.ProgramError(
+                f'DistributedStrategy, mode: expected "nccl2" or "collective", found {self.mode!r}'
+            )
         if self.mode == "nccl2":
             if self.collective_mode is not None:
-                raise errors.ProgramError(f"DistributedStrategy: collective_mode {self.collective_mode!r} needs mode "
-                                          '"collective", found "nccl2"')
+                raise errors.ProgramError(
+                    f"DistributedStrategy: collective_mode {self.collective_mode!r} needs mode "
+                    '"collective", found "nccl2"'
+                )
             return None
         if self.collective_mode not in ("grad_allreduce", "local_sgd"):
-            raise errors.ProgramError('DistributedStrategy, collective_mode: mode "collective" needs "grad_allreduce" or '
-                                      f'"local_sgd", found {self.collective_mode!r}')
+            raise errors.ProgramError(
+                'DistributedStrategy, collective_mode: mode "collective" needs "grad_allreduce" or '
+                f'"local_sgd", found {self.collective_mode!r}'
+            )
         return self.collective_mode
 
 
@@ -137,17 +167,23 @@ class Collective(Fleet):
         Args:
             role_maker: PaddleCloudRoleMaker(is_collective=True) when None.
 
-        Raises what `Fleet.init` does, ProgramError for a job with parameter servers, and PlaceError when the other processes
-        do not come or JAX has started already.
+        Raises what `Fleet.init` does, ProgramError for a job with parameter servers, and PlaceError
+        when the other processes do not come or JAX has started already.
         """
         super().init(PaddleCloudRoleMaker(is_collective=True) if role_maker is None else role_maker)
         if self.server_num():
-            raise errors.ProgramError("fleet.init: this is the fleet of collective jobs, and the role maker tells of "
-                                      "parameter servers: give PaddleCloudRoleMaker(is_collective=True)")
+            raise errors.ProgramError(
+                "fleet.init: this is the fleet of collective jobs, and the role maker tells of "
+                "parameter servers: give PaddleCloudRoleMaker(is_collective=True)"
+            )
         processes.join(self._role.get_trainer_endpoints(), self.worker_index())
 
     def _needless(self, method: str) -> None:
-        warnings.warn(f"fleet.{method}: a collective job has nothing to do there", RuntimeWarning, stacklevel=3)
+        warnings.warn(
+            f"fleet.{method}: a collective job has nothing to do there",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
     def init_worker(self) -> None:
         """Nothing to do in a collective job; warns, as Fluid does."""
@@ -169,7 +205,9 @@ class Collective(Fleet):
         """Nothing to do in a collective job; warns, as Fluid does."""
         self._needless("stop_worker")
 
-    def distributed_optimizer(self, optimizer: Any, strategy: DistributedStrategy | None = None) -> "CollectiveOptimizer":
+    def distributed_optimizer(
+        self, optimizer: Any, strategy: DistributedStrategy | None = None
+    ) -> "CollectiveOptimizer":
         """An optimizer that trains with all processes. See CollectiveOptimizer."""
         self._optimizer = found = CollectiveOptimizer(optimizer, strategy, self)
         return found
@@ -177,13 +215,21 @@ class Collective(Fleet):
     def _program(self, given: Any, own: Program | None, method: str) -> Any:
         program = given if given is not None else own
         if program is None:
-            raise errors.ProgramError(f"fleet.{method}: give main_program, or minimize a loss with "
-                                      "fleet.distributed_optimizer first")
+            raise errors.ProgramError(
+                f"fleet.{method}: give main_program, or minimize a loss with "
+                "fleet.distributed_optimizer first"
+            )
         return program
 
-    def save_inference_model(self, executor: Executor, dirname: str, feeded_var_names: Sequence[str] | None = None,
-                             target_vars: Sequence[Variable] | None = None, main_program: Program | None = None,
-                             export_for_deployment: bool = True) -> list[str]:
+    def save_inference_model(
+        self,
+        executor: Executor,
+        dirname: str,
+        feeded_var_names: Sequence[str] | None = None,
+        target_vars: Sequence[Variable] | None = None,
+        main_program: Program | None = None,
+        export_for_deployment: bool = True,
+    ) -> list[str]:
         """`fluid.io.save_inference_model` of the program before it was prepared for all processes.
 
         Returns:
@@ -193,26 +239,53 @@ class Collective(Fleet):
         """
         program = self._program(main_program, self._origin_program, "save_inference_model")
         if not isinstance(program, Program):
-            raise TypeError(f"fleet.save_inference_model, main_program: expected a Program, found {type(program).__name__}")
+            raise TypeError(
+                f"fleet.save_inference_model, main_program: expected a Program, found {type(program).__name__}"
+            )
         if feeded_var_names is None or target_vars is None:
-            raise errors.ProgramError("fleet.save_inference_model: say which variables are fed (feeded_var_names) and which "
-                                      "are predicted (target_vars)")
-        return files.save_inference_model(dirname, feeded_var_names, target_vars, executor, program,
-                                          export_for_deployment=export_for_deployment)
+            raise errors.ProgramError(
+                "fleet.save_inference_model: say which variables are fed (feeded_var_names) and which "
+                "are predicted (target_vars)"
+            )
+        return files.save_inference_model(
+            dirname,
+            feeded_var_names,
+            target_vars,
+            executor,
+            program,
+            export_for_deployment=export_for_deployment,
+        )
 
-    def save_persistables(self, executor: Executor, dirname: str, main_program: Program | None = None,
-                          filename: str | None = None) -> None:
+    def save_persistables(
+        self,
+        executor: Executor,
+        dirname: str,
+        main_program: Program | None = None,
+        filename: str | None = None,
+    ) -> None:
         """`fluid.io.save_persistables` of the program before it was prepared for all processes."""
-        files.save_persistables(executor, dirname, self._program(main_program, self._origin_program, "save_persistables"),
-                                filename)
+        files.save_persistables(
+            executor,
+            dirname,
+            self._program(main_program, self._origin_program, "save_persistables"),
+            filename,
+        )
 
-    def save_check_point(self, executor: Executor, path: str, train_status: TrainStatus, main_program: Program | None = None,
-                         fs: FS | None = None, local_cache_path: str = ".cache",
-                         remain_all_checkpoint: bool = True) -> None:
+    def save_check_point(
+        self,
+        executor: Executor,
+        path: str,
+        train_status: TrainStatus,
+        main_program: Program | None = None,
+        fs: FS | None = None,
+        local_cache_path: str = ".cache",
+        remain_all_checkpoint: bool = True,
+    ) -> None:
         """Add a checkpoint to a folder: all persistable variables, and how far training came.
 
-        One process does it for all. Where the optimizer's state is divided among processes (ReduceStrategy.Reduce) all of them
-        must call it, because it takes all to read that; the first one writes, and none returns before it has.
+        One process does it for all. Where the optimizer's state is divided among processes
+        (ReduceStrategy.Reduce) all of them must call it, because it takes all to read that; the
+        first one writes, and none returns before it has.
 
         Args:
             path: the folder, in `fs`.
@@ -239,9 +312,16 @@ class Collective(Fleet):
         if divided:
             self.barrier_worker()
 
-    def load_check_point(self, executor: Executor, path: str, trainer_id: int, main_program: Program | None = None,
-                         fs: FS | None = None, local_cache_path: str = ".cache",
-                         ignore_empty: bool = True) -> TrainStatus | None:
+    def load_check_point(
+        self,
+        executor: Executor,
+        path: str,
+        trainer_id: int,
+        main_program: Program | None = None,
+        fs: FS | None = None,
+        local_cache_path: str = ".cache",
+        ignore_empty: bool = True,
+    ) -> TrainStatus | None:
         """Read the newest checkpoint of a folder. Every process does it.
 
         Args:
@@ -252,16 +332,26 @@ class Collective(Fleet):
         Returns:
             How far training came; None when there is no checkpoint.
 
-        Raises FileFormatError for a checkpoint that cannot be read, and for none with `ignore_empty=False`.
+        Raises FileFormatError for a checkpoint that cannot be read, and for none with
+        `ignore_empty=False`.
         """
         program = self._program(main_program, self._transpiled_program, "load_check_point")
-        found = checkpoint.load(path, trainer_id, fs if fs is not None else LocalFS(), local_cache_path,
-                                lambda folder: files.load_persistables(executor, folder, program, checkpoint.PARAMETERS))
+        found = checkpoint.load(
+            path,
+            trainer_id,
+            fs if fs is not None else LocalFS(),
+            local_cache_path,
+            lambda folder: files.load_persistables(
+                executor, folder, program, checkpoint.PARAMETERS
+            ),
+        )
         if found is None and not ignore_empty:
             raise errors.FileFormatError(f"{path}: there is no checkpoint")
         return found
 
-    def clean_redundant_check_points(self, root_path: str, fs: FS | None = None, checkpoint_num: int = 1) -> None:
+    def clean_redundant_check_points(
+        self, root_path: str, fs: FS | None = None, checkpoint_num: int = 1
+    ) -> None:
         """Remove all but the newest `checkpoint_num` checkpoints (at least one) of a folder."""
         checkpoint.clean(root_path, fs if fs is not None else LocalFS(), checkpoint_num)
 
@@ -274,7 +364,9 @@ class CollectiveOpBasedOptimizer(DistributedOptimizer):
 
     def __init__(self, optimizer: Any, strategy: DistributedStrategy | None = None):
         if not isinstance(strategy, DistributedStrategy):
-            raise TypeError(f"strategy: expected a DistributedStrategy, found {type(strategy).__name__}")
+            raise TypeError(
+                f"strategy: expected a DistributedStrategy, found {type(strategy).__name__}"
+            )
         super().__init__(optimizer, strategy)
 
 
@@ -286,16 +378,26 @@ class CollectiveOptimizer(DistributedOptimizer):
         strategy: how; the defaults of DistributedStrategy when None.
         owner: the fleet; `fleet` when None.
 
-    Raises TypeError for arguments of other types, ProgramError for a strategy that contradicts itself.
+    Raises TypeError for arguments of other types, ProgramError for a strategy that contradicts
+    itself.
     """
 
-    def __init__(self, optimizer: Any, strategy: DistributedStrategy | None = None, owner: Collective | None = None):
+    def __init__(
+        self,
+        optimizer: Any,
+        strategy: DistributedStrategy | None = None,
+        owner: Collective | None = None,
+    ):
         strategy = strategy if strategy is not None else DistributedStrategy()
         if not isinstance(strategy, DistributedStrategy):
-            raise TypeError(f"strategy: expected a DistributedStrategy, found {type(strategy).__name__}")
+            raise TypeError(
+                f"strategy: expected a DistributedStrategy, found {type(strategy).__name__}"
+            )
         if not isinstance(strategy.recompute_checkpoints, list):
-            raise errors.ProgramError("DistributedStrategy, recompute_checkpoints: expected a list of Variables, found "
-                                      f"{type(strategy.recompute_checkpoints).__name__}")
+            raise errors.ProgramError(
+                "DistributedStrategy, recompute_checkpoints: expected a list of Variables, found "
+                f"{type(strategy.recompute_checkpoints).__name__}"
+            )
         super().__init__(optimizer, strategy)
         self._fleet = owner if owner is not None else fleet
         self.print_config = False
@@ -306,21 +408,33 @@ class CollectiveOptimizer(DistributedOptimizer):
         name = type(found).__name__
         if strategy.forward_recompute:
             if not strategy.recompute_checkpoints:
-                raise errors.ProgramError("DistributedStrategy: forward_recompute needs recompute_checkpoints, the variables "
-                                          "to keep")
+                raise errors.ProgramError(
+                    "DistributedStrategy: forward_recompute needs recompute_checkpoints, the variables "
+                    "to keep"
+                )
             if isinstance(found, (RecomputeOptimizer, OptimizerWithMixedPrecision)):
-                raise errors.ProgramError(f"DistributedStrategy, forward_recompute: give the optimizer inside, not a {name}")
+                raise errors.ProgramError(
+                    f"DistributedStrategy, forward_recompute: give the optimizer inside, not a {name}"
+                )
             found = RecomputeOptimizer(found)
             found._set_checkpoints(strategy.recompute_checkpoints)
         if strategy.use_amp:
             if isinstance(found, OptimizerWithMixedPrecision):
-                raise errors.ProgramError(f"DistributedStrategy, use_amp: give the optimizer inside, not a {name}")
-            found = decorate(found, init_loss_scaling=strategy.amp_loss_scaling, use_dynamic_loss_scaling=True)
+                raise errors.ProgramError(
+                    f"DistributedStrategy, use_amp: give the optimizer inside, not a {name}"
+                )
+            found = decorate(
+                found, init_loss_scaling=strategy.amp_loss_scaling, use_dynamic_loss_scaling=True
+            )
         return found
 
-    def minimize(self, loss: Variable, startup_program: Program | None = None,  # type: ignore[override]  # as in Fluid
-                 parameter_list: Sequence[Parameter | str] | None = None,
-                 no_grad_set: Iterable[Variable | str] | None = None) -> tuple[list[Operator], list[ParamGrad]]:
+    def minimize(  # type: ignore[override]  # as in Fluid
+        self,
+        loss: Variable,
+        startup_program: Program | None = None,
+        parameter_list: Sequence[Parameter | str] | None = None,
+        no_grad_set: Iterable[Variable | str] | None = None,
+    ) -> tuple[list[Operator], list[ParamGrad]]:
         """Append gradients and updates, and prepare the programs for all processes.
 
         Afterwards `fleet.main_program` is what to run, after the startup program.
@@ -335,7 +449,9 @@ class CollectiveOptimizer(DistributedOptimizer):
         optimizer = self._wrapped()
         main = loss.block.program
         startup = startup_program if startup_program is not None else default_startup_program()
-        result = optimizer.minimize(loss, startup_program=startup, parameter_list=parameter_list, no_grad_set=no_grad_set)
+        result = optimizer.minimize(
+            loss, startup_program=startup, parameter_list=parameter_list, no_grad_set=no_grad_set
+        )
         self._fleet.startup_program = startup
         self._fleet._origin_program = main.clone()
         self._fleet._transpiled_program = main
@@ -346,7 +462,9 @@ class CollectiveOptimizer(DistributedOptimizer):
     def _transpile(self, startup: Program, main: Program, mode: str | None) -> None:
         endpoints, index = self._fleet._role.get_trainer_endpoints(), self._fleet.worker_index()
         if self.print_config:
-            print(f"worker_endpoints: {endpoints} trainer_id: {index} mode: {mode or 'nccl2'} {self._strategy!r}")
+            print(
+                f"worker_endpoints: {endpoints} trainer_id: {index} mode: {mode or 'nccl2'} {self._strategy!r}"
+            )
         if len(_hosts(endpoints)) == 1:  # as Fluid does
             self._strategy.nccl_comm_num, self._strategy.use_hierarchical_allreduce = 1, False
         if mode and len(endpoints) == 1:
@@ -355,21 +473,35 @@ class CollectiveOptimizer(DistributedOptimizer):
         config.mode, config.collective_mode = ("collective" if mode else "nccl2"), mode
         config.nccl_comm_num = self._strategy.nccl_comm_num
         config.use_hierarchical_allreduce = self._strategy.use_hierarchical_allreduce
-        config.hierarchical_allreduce_inter_nranks = self._strategy.hierarchical_allreduce_inter_nranks
-        DistributeTranspiler(config).transpile(index, main, trainers=",".join(endpoints), startup_program=startup,
-                                               current_endpoint=endpoints[index])
+        config.hierarchical_allreduce_inter_nranks = (
+            self._strategy.hierarchical_allreduce_inter_nranks
+        )
+        DistributeTranspiler(config).transpile(
+            index,
+            main,
+            trainers=",".join(endpoints),
+            startup_program=startup,
+            current_endpoint=endpoints[index],
+        )
 
     def _compiled(self, main: Program, loss: str) -> CompiledProgram:
         strategy = self._strategy
-        strategy.num_trainers, strategy.trainer_id = self._fleet.worker_num(), self._fleet.worker_index()
+        strategy.num_trainers, strategy.trainer_id = (
+            self._fleet.worker_num(),
+            self._fleet.worker_index(),
+        )
         strategy.trainers_endpoints = list(self._fleet._role.get_trainer_endpoints())
-        return CompiledProgram(main).with_data_parallel(loss_name=loss, build_strategy=strategy,
-                                                        exec_strategy=strategy.exec_strategy)
+        return CompiledProgram(main).with_data_parallel(
+            loss_name=loss, build_strategy=strategy, exec_strategy=strategy.exec_strategy
+        )
 
 
 def _is_divided(program: Any) -> bool:
     """Whether a variable of the program is divided among processes."""
-    found = (global_scope().find_var(v.name) for v in files.get_program_persistable_vars(program_of(program)))
+    found = (
+        global_scope().find_var(v.name)
+        for v in files.get_program_persistable_vars(program_of(program))
+    )
     return any(is_divided(var.get_tensor().value) for var in found if var is not None)
 
 

@@ -1,4 +1,5 @@
 """File systems that checkpoints go to: this host's, or a remote one through fsspec."""
+
 import os
 import shutil
 from typing import Any
@@ -12,7 +13,9 @@ class FS:
     """What checkpoints need of a file system. A subclass defines all of it."""
 
     def _missing(self, method: str) -> NotImplementedError:
-        return NotImplementedError(f"{type(self).__name__}.{method}: a subclass of FS has to define it")
+        return NotImplementedError(
+            f"{type(self).__name__}.{method}: a subclass of FS has to define it"
+        )
 
     def list_dirs(self, fs_path: str) -> list[str]:
         """Names of the folders in a folder; empty when it does not exist."""
@@ -63,7 +66,11 @@ class LocalFS(FS):
     """This host's file system."""
 
     def list_dirs(self, fs_path: str) -> list[str]:
-        return [f for f in self.ls_dir(fs_path) if os.path.isdir(os.path.join(fs_path, f))] if self.stat(fs_path) else []
+        return (
+            [f for f in self.ls_dir(fs_path) if os.path.isdir(os.path.join(fs_path, f))]
+            if self.stat(fs_path)
+            else []
+        )
 
     def ls_dir(self, fs_path: str) -> list[str]:
         return os.listdir(fs_path)
@@ -72,7 +79,9 @@ class LocalFS(FS):
         return os.path.exists(fs_path)
 
     def upload(self, local_path: str, fs_path: str) -> None:
-        shutil.copytree(local_path, fs_path) if os.path.isdir(local_path) else shutil.copy(local_path, fs_path)
+        shutil.copytree(local_path, fs_path) if os.path.isdir(local_path) else shutil.copy(
+            local_path, fs_path
+        )
 
     def download(self, fs_path: str, local_path: str) -> None:
         self.upload(fs_path, local_path)
@@ -111,6 +120,7 @@ class RemoteFS(FS):
 
     def __init__(self, address: str, **options: Any):
         import fsspec
+
         try:
             self._fs, self._root = fsspec.core.url_to_fs(address, **options)
         except (ImportError, ValueError) as e:
@@ -152,7 +162,9 @@ class RemoteFS(FS):
         self._fs.makedirs(self._at(fs_path), exist_ok=True)
 
     def mv(self, fs_src_path: str, fs_dst_path: str) -> None:
-        self._fs.mv(self._at(fs_src_path), self._at(fs_dst_path), recursive=self.is_dir(fs_src_path))
+        self._fs.mv(
+            self._at(fs_src_path), self._at(fs_dst_path), recursive=self.is_dir(fs_src_path)
+        )
 
     def rmr(self, fs_path: str) -> None:
         self._fs.rm(self._at(fs_path), recursive=True)
@@ -173,16 +185,24 @@ class BDFS(RemoteFS):
 
     Args:
         hdfs_name: "hdfs://host:port", or another address such as "s3://bucket".
-        hdfs_ugi: "user,password"; HDFS takes the user, and has no passwords. Empty for the one that runs the script.
-        time_out, sleep_inter: how long, and how often, Fluid's hadoop commands are tried again. fsspec's clients wait by rules
-            of their own: other values than the defaults raise UnsupportedError.
+        hdfs_ugi: "user,password"; HDFS takes the user, and has no passwords. Empty for the one that
+            runs the script.
+        time_out, sleep_inter: how long, and how often, Fluid's hadoop commands are tried again.
+            fsspec's clients wait by rules of their own: other values than the defaults raise
+            UnsupportedError.
 
     Raises UnsupportedError when fsspec lacks a package for it (HDFS needs pyarrow).
     """
 
-    def __init__(self, hdfs_name: str, hdfs_ugi: str, time_out: int = 20 * 60 * 1000, sleep_inter: int = 1000):
+    def __init__(
+        self, hdfs_name: str, hdfs_ugi: str, time_out: int = 20 * 60 * 1000, sleep_inter: int = 1000
+    ):
         if (time_out, sleep_inter) != (20 * 60 * 1000, 1000):
-            raise errors.UnsupportedError("BDFS, time_out and sleep_inter: fsspec's clients repeat calls by rules of their "
-                                          "own: leave them out")
+            raise errors.UnsupportedError(
+                "BDFS, time_out and sleep_inter: fsspec's clients repeat calls by rules of their "
+                "own: leave them out"
+            )
         user = hdfs_ugi.split(",")[0]
-        super().__init__(hdfs_name, **({"user": user} if user and hdfs_name.startswith("hdfs:") else {}))
+        super().__init__(
+            hdfs_name, **({"user": user} if user and hdfs_name.startswith("hdfs:") else {})
+        )

@@ -1,4 +1,5 @@
 """Role makers: which process of a job this is, and where the others are."""
+
 import socket
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,8 +11,15 @@ from jfluid import errors, processes
 if TYPE_CHECKING:
     from jfluid.environment.process import RoleVariables
 
-__all__ = ["GeneralRoleMaker", "MPISymetricRoleMaker", "PaddleCloudRoleMaker", "Role", "RoleMakerBase",
-           "UserDefinedCollectiveRoleMaker", "UserDefinedRoleMaker"]
+__all__ = [
+    "GeneralRoleMaker",
+    "MPISymetricRoleMaker",
+    "PaddleCloudRoleMaker",
+    "Role",
+    "RoleMakerBase",
+    "UserDefinedCollectiveRoleMaker",
+    "UserDefinedRoleMaker",
+]
 
 _REDUCTIONS: dict[str, Callable[..., Any]] = {"sum": np.sum, "min": np.min, "max": np.max}
 
@@ -37,10 +45,14 @@ class RoleMakerBase:
 
     def _generate(self) -> None:
         """Set the fields. A subclass defines it."""
-        raise NotImplementedError(f"{type(self).__name__}.generate_role: a subclass of RoleMakerBase has to define it")
+        raise NotImplementedError(
+            f"{type(self).__name__}.generate_role: a subclass of RoleMakerBase has to define it"
+        )
 
     def generate_role(self) -> None:
-        """Find out the role, once; every other method does it too. Raises ProgramError when the job is not described."""
+        """Find out the role, once; every other method does it too. Raises ProgramError when the job
+        is not described.
+        """
         if not self._role_is_generated:
             self._generate()
             self._role_is_generated = True
@@ -84,8 +96,10 @@ class RoleMakerBase:
     def to_string(self) -> str:
         """All of it, as a line."""
         self.generate_role()
-        return (f"role: {self._role}, current_id: {self._current_id}, worker_endpoints: {self._worker_endpoints}, "
-                f"server_endpoints: {self._server_endpoints}")
+        return (
+            f"role: {self._role}, current_id: {self._current_id}, worker_endpoints: {self._worker_endpoints}, "
+            f"server_endpoints: {self._server_endpoints}"
+        )
 
     # What processes tell each other
     def _gather(self, value: Any, what: str) -> np.ndarray:
@@ -93,13 +107,16 @@ class RoleMakerBase:
         if self.worker_num() == 1:
             return np.asarray(value)[None]
         if not self._is_collective:
-            raise errors.UnsupportedError(f"{what}: a {type(self).__name__} does not tell where the trainers are; use "
-                                          "GeneralRoleMaker, or a collective job")
+            raise errors.UnsupportedError(
+                f"{what}: a {type(self).__name__} does not tell where the trainers are; use "
+                "GeneralRoleMaker, or a collective job"
+            )
         processes.join(self._worker_endpoints, self._current_id)
         return processes.all_gather(np.asarray(value))
 
     def all_gather(self, input: Any) -> list[Any]:
-        """The numbers of all trainers (in a collective job these are all processes). All of them must call it.
+        """The numbers of all trainers (in a collective job these are all processes). All of them
+        must call it.
 
         Raises UnsupportedError where processes cannot reach each other.
         """
@@ -116,19 +133,27 @@ class RoleMakerBase:
         Raises UnsupportedError where trainers cannot reach each other.
         """
         if mode not in _REDUCTIONS:
-            raise errors.ProgramError(f"all_reduce_worker, mode: expected {', '.join(_REDUCTIONS)}, found {mode!r}")
+            raise errors.ProgramError(
+                f"all_reduce_worker, mode: expected {', '.join(_REDUCTIONS)}, found {mode!r}"
+            )
         result = _REDUCTIONS[mode](self._gather(input, "all_reduce_worker"), axis=0)
         output[:] = result if isinstance(output, np.ndarray) else result.tolist()
 
     def barrier_worker(self) -> None:
-        """Wait until all trainers are here. Raises UnsupportedError where they cannot reach each other."""
+        """Wait until all trainers are here. Raises UnsupportedError where they cannot reach each
+        other.
+        """
         self._gather(0, "barrier_worker")
 
     def barrier_all(self) -> None:
-        """Wait until all processes are here. Raises UnsupportedError where there are parameter servers."""
+        """Wait until all processes are here. Raises UnsupportedError where there are parameter
+        servers.
+        """
         if self.get_pserver_endpoints():
-            raise errors.UnsupportedError("barrier_all: trainers and parameter servers wait for each other when they start "
-                                          "and stop; use barrier_worker among trainers")
+            raise errors.UnsupportedError(
+                "barrier_all: trainers and parameter servers wait for each other when they start "
+                "and stop; use barrier_worker among trainers"
+            )
         self.barrier_worker()
 
 
@@ -140,7 +165,9 @@ def _number(environment: "RoleVariables", field: str, below: int) -> int:
     """The value of a field that is one of `below` numbers."""
     number = int(environment.required(field))
     if number >= below:
-        raise errors.ProgramError(f"{environment.name_of(field)}: expected an integer from 0 to {below - 1}, found {number}")
+        raise errors.ProgramError(
+            f"{environment.name_of(field)}: expected an integer from 0 to {below - 1}, found {number}"
+        )
     return number
 
 
@@ -148,20 +175,22 @@ def _place_of_server(environment: "RoleVariables", endpoints: Sequence[str]) -> 
     """The server's number, by its own endpoint."""
     own = f"{environment.required('host')}:{environment.required('port')}"
     if own not in endpoints:
-        raise errors.ProgramError(f"POD_IP and PADDLE_PORT say {own}, which is not in PADDLE_PSERVERS_IP_PORT_LIST: "
-                                  f"{list(endpoints)}")
+        raise errors.ProgramError(
+            f"POD_IP and PADDLE_PORT say {own}, which is not in PADDLE_PSERVERS_IP_PORT_LIST: "
+            f"{list(endpoints)}"
+        )
     return list(endpoints).index(own)
 
 
 class PaddleCloudRoleMaker(RoleMakerBase):
     """The role by environment variables, which jfluid-launch sets.
 
-    Of a collective job: PADDLE_TRAINER_ENDPOINTS, and PADDLE_TRAINER_ID (0 without it). Of a job with parameter servers:
-    PADDLE_PSERVERS_IP_PORT_LIST, PADDLE_TRAINERS_NUM, TRAINING_ROLE (TRAINER or PSERVER), PADDLE_TRAINER_ID of a trainer,
-    POD_IP and PADDLE_PORT of a server.
+    Of a collective job: PADDLE_TRAINER_ENDPOINTS, and PADDLE_TRAINER_ID (0 without it). Of a job
+    with parameter servers: PADDLE_PSERVERS_IP_PORT_LIST, PADDLE_TRAINERS_NUM, TRAINING_ROLE
+    (TRAINER or PSERVER), PADDLE_TRAINER_ID of a trainer, POD_IP and PADDLE_PORT of a server.
 
-    Unlike Fluid's, the processes of a collective job are workers, and the one of number 0 the first: there `is_worker` and
-    `is_first_worker` are always False.
+    Unlike Fluid's, the processes of a collective job are workers, and the one of number 0 the
+    first: there `is_worker` and `is_first_worker` are always False.
 
     Args:
         is_collective: whether all processes train, and there are no servers.
@@ -173,14 +202,21 @@ class PaddleCloudRoleMaker(RoleMakerBase):
 
     def _generate(self) -> None:
         from jfluid.environment.process import RoleVariables
+
         environment = RoleVariables.from_env()
         if self._is_collective:
             if environment.collective_role != "TRAINER":
-                raise errors.ProgramError("the environment variable PADDLE_TRAINING_ROLE: a collective job has only TRAINERs, "
-                                          f"found {environment.collective_role!r}")
+                raise errors.ProgramError(
+                    "the environment variable PADDLE_TRAINING_ROLE: a collective job has only TRAINERs, "
+                    f"found {environment.collective_role!r}"
+                )
             self._worker_endpoints = list(environment.required("trainer_endpoints"))
             self._trainers_num, self._role = len(self._worker_endpoints), Role.WORKER
-            self._current_id = 0 if environment.trainer_id is None else _number(environment, "trainer_id", self._trainers_num)
+            self._current_id = (
+                0
+                if environment.trainer_id is None
+                else _number(environment, "trainer_id", self._trainers_num)
+            )
             return
         servers = list(environment.required("pserver_endpoints"))
         number = int(environment.required("trainers_num"))
@@ -193,32 +229,49 @@ class PaddleCloudRoleMaker(RoleMakerBase):
 
 
 class GeneralRoleMaker(RoleMakerBase):
-    """The role by environment variables, in a job with parameter servers whose trainers can reach each other.
+    """The role by environment variables, in a job with parameter servers whose trainers can reach
+    each other.
 
-    PADDLE_PSERVERS_IP_PORT_LIST, PADDLE_TRAINER_ENDPOINTS, TRAINING_ROLE (TRAINER or PSERVER), PADDLE_TRAINER_ID of a
-    trainer, PADDLE_PSERVER_ID (or POD_IP and PADDLE_PORT) of a server. Trainers meet at their endpoints.
+    PADDLE_PSERVERS_IP_PORT_LIST, PADDLE_TRAINER_ENDPOINTS, TRAINING_ROLE (TRAINER or PSERVER),
+    PADDLE_TRAINER_ID of a trainer, PADDLE_PSERVER_ID (or POD_IP and PADDLE_PORT) of a server.
+    Trainers meet at their endpoints.
 
     Args:
-        kwargs: of Fluid's, which tell where processes find each other (`http_ip_port`, `hdfs_name`, `hdfs_ugi`, `path`) and
-            how long they wait (`init_timeout_seconds`, `run_timeout_seconds`). Endpoints tell that here: with one of them set
-            it raises UnsupportedError, with an unknown one ProgramError.
+        kwargs: of Fluid's, which tell where processes find each other (`http_ip_port`, `hdfs_name`,
+            `hdfs_ugi`, `path`) and how long they wait (`init_timeout_seconds`,
+            `run_timeout_seconds`). Endpoints tell that here: with one of them set it raises
+            UnsupportedError, with an unknown one ProgramError.
     """
 
-    _FLUIDS = ("hdfs_name", "hdfs_ugi", "path", "http_ip_port", "init_timeout_seconds", "run_timeout_seconds")
+    _FLUIDS = (
+        "hdfs_name",
+        "hdfs_ugi",
+        "path",
+        "http_ip_port",
+        "init_timeout_seconds",
+        "run_timeout_seconds",
+    )
 
     def __init__(self, **kwargs: Any):
         super().__init__()
         for name, value in kwargs.items():
             if name not in self._FLUIDS:
-                raise errors.ProgramError(f"GeneralRoleMaker has no argument {name}" + errors.close_to(name, self._FLUIDS))
+                raise errors.ProgramError(
+                    f"GeneralRoleMaker has no argument {name}" + errors.close_to(name, self._FLUIDS)
+                )
             if value:
-                raise errors.UnsupportedError(f"GeneralRoleMaker, {name}: trainers find each other by "
-                                              "PADDLE_TRAINER_ENDPOINTS: leave it out")
+                raise errors.UnsupportedError(
+                    f"GeneralRoleMaker, {name}: trainers find each other by "
+                    "PADDLE_TRAINER_ENDPOINTS: leave it out"
+                )
 
     def _generate(self) -> None:
         from jfluid.environment.process import RoleVariables
+
         environment = RoleVariables.from_env()
-        servers, trainers = (list(environment.required(f"{who}_endpoints")) for who in ("pserver", "trainer"))
+        servers, trainers = (
+            list(environment.required(f"{who}_endpoints")) for who in ("pserver", "trainer")
+        )
         role = _role(environment)
         if role == Role.WORKER:
             self._current_id = _number(environment, "trainer_id", len(trainers))
@@ -235,12 +288,15 @@ class GeneralRoleMaker(RoleMakerBase):
 
     def get_local_endpoint(self) -> str:
         """This process's own "ip:port"."""
-        return (self.get_trainer_endpoints() if self.is_worker() else self.get_pserver_endpoints())[self._current_id]
+        return (self.get_trainer_endpoints() if self.is_worker() else self.get_pserver_endpoints())[
+            self._current_id
+        ]
 
     def _gather(self, value: Any, what: str) -> np.ndarray:
         if not self.is_worker():
             raise errors.UnsupportedError(f"{what}: only trainers tell each other numbers")
         from jfluid.dataset.exchange import gathered
+
         return gathered(np.asarray(value), self._current_id, self._worker_endpoints)
 
 
@@ -248,8 +304,10 @@ class MPISymetricRoleMaker(RoleMakerBase):
     """Raises UnsupportedError: roles come from endpoints here, not from an MPI communicator."""
 
     def __init__(self) -> None:
-        raise errors.UnsupportedError("MPISymetricRoleMaker is not supported: use PaddleCloudRoleMaker, and start the job "
-                                      "with jfluid-launch, which recognises Open MPI's variables under mpirun")
+        raise errors.UnsupportedError(
+            "MPISymetricRoleMaker is not supported: use PaddleCloudRoleMaker, and start the job "
+            "with jfluid-launch, which recognises Open MPI's variables under mpirun"
+        )
 
     @staticmethod
     def get_local_ip() -> str:
@@ -259,9 +317,13 @@ class MPISymetricRoleMaker(RoleMakerBase):
 
 def _checked_endpoints(what: str, value: Any) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(e, str) for e in value):
-        raise TypeError(f"{what}: expected a list of strings such as \"10.0.0.1:6170\", found {value!r}")
+        raise TypeError(
+            f'{what}: expected a list of strings such as "10.0.0.1:6170", found {value!r}'
+        )
     if not value or len(set(value)) < len(value):
-        raise errors.ProgramError(f"{what}: expected at least one endpoint and none twice, found {value}")
+        raise errors.ProgramError(
+            f"{what}: expected at least one endpoint and none twice, found {value}"
+        )
     return value
 
 
@@ -269,8 +331,11 @@ def _checked_number(what: str, value: Any, low: int, below: int | None = None) -
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{what}: expected a whole number, found {value!r}")
     if value < low or (below is not None and value >= below):
-        raise errors.ProgramError(f"{what}: expected " + (f"{low} to {below - 1}" if below is not None else f"at least {low}")
-                                  + f", found {value}")
+        raise errors.ProgramError(
+            f"{what}: expected "
+            + (f"{low} to {below - 1}" if below is not None else f"at least {low}")
+            + f", found {value}"
+        )
     return value
 
 
@@ -286,16 +351,25 @@ class UserDefinedRoleMaker(RoleMakerBase):
     Raises TypeError for an argument of another type, ProgramError for one that cannot be.
     """
 
-    def __init__(self, current_id: int = 0, role: int = Role.WORKER, worker_num: int = 0,
-                 server_endpoints: list[str] | None = None):
+    def __init__(
+        self,
+        current_id: int = 0,
+        role: int = Role.WORKER,
+        worker_num: int = 0,
+        server_endpoints: list[str] | None = None,
+    ):
         super().__init__()
         self._server_endpoints = _checked_endpoints("server_endpoints", server_endpoints)
         if role not in (Role.WORKER, Role.SERVER):
             raise TypeError(f"role: expected Role.WORKER or Role.SERVER, found {role!r}")
         self._role = role
         self._trainers_num = _checked_number("worker_num", worker_num, 1)
-        self._current_id = _checked_number("current_id", current_id, 0,
-                                           len(self._server_endpoints) if role == Role.SERVER else None)
+        self._current_id = _checked_number(
+            "current_id",
+            current_id,
+            0,
+            len(self._server_endpoints) if role == Role.SERVER else None,
+        )
 
     def _generate(self) -> None:
         """It is known from the start."""

@@ -1,4 +1,5 @@
 """Programs as Flax modules, and back."""
+
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,21 +20,34 @@ __all__ = ["FluidModule", "to_scope"]
 
 
 class FluidModule(nnx.Module):
-    """A program as a `flax.nnx.Module`: called on the feeds (in order, or one dict by name), it returns the fetches.
+    """A program as a `flax.nnx.Module`: called on the feeds (in order, or one dict by name), it
+    returns the fetches.
 
-    Trainable parameters are `nnx.Param`; what else the program keeps (running statistics, ...) is `nnx.BatchStat`,
-    which a call in training form updates. Names with dots become keys of the dicts `params` and `stats`.
+    Trainable parameters are `nnx.Param`; what else the program keeps (running statistics, ...) is
+    `nnx.BatchStat`, which a call in training form updates. Names with dots become keys of the dicts
+    `params` and `stats`.
 
     Args:
         program, feeds, fetches, scope: as for `jfluid.to_jax`.
         rngs: needed by a program that draws random numbers; its "dropout" stream is used.
     """
 
-    def __init__(self, program: Program, feeds: Sequence[Variable | str], fetches: Sequence[Variable | str],
-                 scope: Scope | None = None, *, rngs: nnx.Rngs | None = None):
+    def __init__(
+        self,
+        program: Program,
+        feeds: Sequence[Variable | str],
+        fetches: Sequence[Variable | str],
+        scope: Scope | None = None,
+        *,
+        rngs: nnx.Rngs | None = None,
+    ):
         apply, values = to_jax(program, feeds, fetches, scope)
         block = program.global_block()
-        trained = {n for n in values if isinstance(v := block.find_var_recursive(n), Parameter) and v.trainable}
+        trained = {
+            n
+            for n in values
+            if isinstance(v := block.find_var_recursive(n), Parameter) and v.trainable
+        }
         self.params = nnx.Dict({n: nnx.Param(v) for n, v in values.items() if n in trained})
         self.stats = nnx.Dict({n: nnx.BatchStat(v) for n, v in values.items() if n not in trained})
         self.rngs = rngs
@@ -56,7 +70,9 @@ def to_scope(module: FluidModule, scope: Scope) -> None:
     """
     if not isinstance(module, FluidModule):
         raise TypeError(f"to_scope: expected a FluidModule, found {type(module).__name__}")
-    values = {n: np.asarray(v[...]) for group in (module.params, module.stats) for n, v in group.items()}
+    values = {
+        n: np.asarray(v[...]) for group in (module.params, module.stats) for n, v in group.items()
+    }
     odd = [n for n, v in values.items() if v.dtype == object]
     if odd:
         raise errors.ProgramError(f"to_scope: {', '.join(odd)} hold no arrays")

@@ -1,4 +1,5 @@
 """Gradients as operators: `append_backward` and `gradients`."""
+
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
@@ -14,18 +15,24 @@ __all__ = ["append_backward", "gradients"]
 Callback = Callable[..., Any]  # called as callback(block=..., context=...)
 
 
-def append_backward(loss: Variable, parameter_list: Sequence[Parameter | str] | None = None,
-                    no_grad_set: Iterable[Variable | str] | None = None,
-                    callbacks: Sequence[Callback] | None = None,
-                    checkpoints: Sequence[Variable | str] | None = None) -> list[tuple[Parameter, Variable]]:
+def append_backward(
+    loss: Variable,
+    parameter_list: Sequence[Parameter | str] | None = None,
+    no_grad_set: Iterable[Variable | str] | None = None,
+    callbacks: Sequence[Callback] | None = None,
+    checkpoints: Sequence[Variable | str] | None = None,
+) -> list[tuple[Parameter, Variable]]:
     """Append the operators that compute the gradient of `loss`.
 
     Args:
         loss: a variable with one element.
-        parameter_list: parameters (or their names) to differentiate with respect to; all trainable ones by default.
+        parameter_list: parameters (or their names) to differentiate with respect to; all trainable
+            ones by default.
         no_grad_set: variables (or their names) that gradients do not pass through.
-        callbacks: called as `callback(block=..., context={gradient name: variable name})` after each gradient operator.
-        checkpoints: variables to keep; what lies between two of them is computed again in the backward pass.
+        callbacks: called as `callback(block=..., context={gradient name: variable name})` after
+            each gradient operator.
+        checkpoints: variables to keep; what lies between two of them is computed again in the
+            backward pass.
 
     Returns:
         (parameter, gradient) for each parameter that the loss depends on.
@@ -39,8 +46,10 @@ def append_backward(loss: Variable, parameter_list: Sequence[Parameter | str] | 
     for d in loss.shape:
         size *= d
     if size != 1:
-        raise errors.ProgramError(f"loss {loss.name}: expected one element, found shape {list(loss.shape)}; "
-                                  "reduce it first, for example with layers.mean")
+        raise errors.ProgramError(
+            f"loss {loss.name}: expected one element, found shape {list(loss.shape)}; "
+            "reduce it first, for example with layers.mean"
+        )
     block = loss.block
     program = block.program
     params = _parameters(program.global_block(), parameter_list)
@@ -51,8 +60,11 @@ def append_backward(loss: Variable, parameter_list: Sequence[Parameter | str] | 
     builder = _Builder(block, _stopped(program, no_grad_set), callbacks)
     with program.role_guard(OpRole.Backward):
         seed = builder.new_grad_var(loss)
-        op = block.append_op("fill_constant", outputs={"Out": seed},
-                             attrs={"shape": loss.shape or (1,), "value": 1.0, "dtype": int(loss.dtype)})
+        op = block.append_op(
+            "fill_constant",
+            outputs={"Out": seed},
+            attrs={"shape": loss.shape or (1,), "value": 1.0, "dtype": int(loss.dtype)},
+        )
         op.attrs["op_role"] = OpRole.Backward | OpRole.Loss
         builder.run(_path(block, [loss.name], None), {loss.name: seed}, checkpoints or ())
         result = []
@@ -65,15 +77,19 @@ def append_backward(loss: Variable, parameter_list: Sequence[Parameter | str] | 
     return result
 
 
-def gradients(targets: Variable | Sequence[Variable], inputs: Variable | Sequence[Variable],
-              target_gradients: Variable | Sequence[Variable | None] | None = None,
-              no_grad_set: Iterable[Variable | str] | None = None) -> list[Variable | None]:
+def gradients(
+    targets: Variable | Sequence[Variable],
+    inputs: Variable | Sequence[Variable],
+    target_gradients: Variable | Sequence[Variable | None] | None = None,
+    no_grad_set: Iterable[Variable | str] | None = None,
+) -> list[Variable | None]:
     """Append the operators that compute the gradients of `targets` with respect to `inputs`.
 
     Args:
         targets: variables to differentiate; several are summed.
         inputs: variables to differentiate with respect to.
-        target_gradients: for each target the gradient that comes from behind; ones where it is None.
+        target_gradients: for each target the gradient that comes from behind; ones where it is
+            None.
         no_grad_set: variables (or their names) that gradients do not pass through.
 
     Returns:
@@ -85,7 +101,9 @@ def gradients(targets: Variable | Sequence[Variable], inputs: Variable | Sequenc
     targets, inputs = _as_list(targets), _as_list(inputs)
     seeds = _as_list(target_gradients) if target_gradients is not None else [None] * len(targets)
     if len(seeds) != len(targets):
-        raise errors.ProgramError(f"gradients: {len(targets)} targets, but {len(seeds)} target_gradients")
+        raise errors.ProgramError(
+            f"gradients: {len(targets)} targets, but {len(seeds)} target_gradients"
+        )
     block = targets[0].block
     program = block.program
     stopped = _stopped(program, no_grad_set) - {v.name for v in inputs}
@@ -97,14 +115,28 @@ def gradients(targets: Variable | Sequence[Variable], inputs: Variable | Sequenc
             if seed is None:
                 grad = builder.new_grad_var(target)
                 if -1 in target.shape:
-                    block.append_op("fill_any_like", {"X": target}, {"Out": grad}, {"value": 1.0, "dtype": int(target.dtype)})
+                    block.append_op(
+                        "fill_any_like",
+                        {"X": target},
+                        {"Out": grad},
+                        {"value": 1.0, "dtype": int(target.dtype)},
+                    )
                 else:
-                    block.append_op("fill_constant", outputs={"Out": grad},
-                                    attrs={"shape": target.shape or (1,), "value": 1.0, "dtype": int(target.dtype)})
+                    block.append_op(
+                        "fill_constant",
+                        outputs={"Out": grad},
+                        attrs={
+                            "shape": target.shape or (1,),
+                            "value": 1.0,
+                            "dtype": int(target.dtype),
+                        },
+                    )
                 start[target.name] = grad
             elif tuple(seed.shape) != tuple(target.shape):
-                raise errors.ProgramError(f"gradients: the gradient of {target.name} has shape {list(seed.shape)}, "
-                                          f"expected {list(target.shape)}")
+                raise errors.ProgramError(
+                    f"gradients: the gradient of {target.name} has shape {list(seed.shape)}, "
+                    f"expected {list(target.shape)}"
+                )
             else:
                 start[target.name] = seed.name
         builder.keep = {v.name for v in inputs}
@@ -119,8 +151,8 @@ calc_gradient = gradients
 class _Builder:
     """Walks the forward operators backwards and appends their gradient operators.
 
-    `pending` holds, for each variable, the names its gradient has been written to so far; when an operator
-    needs the gradient, several of them are summed.
+    `pending` holds, for each variable, the names its gradient has been written to so far; when an
+    operator needs the gradient, several of them are summed.
     """
 
     def __init__(self, block: Block, stopped: set[str], callbacks: Sequence[Callback] | None):
@@ -135,7 +167,9 @@ class _Builder:
         self.done: dict[str, str | None] = {}
 
     def new_grad_var(self, var: Variable) -> str:
-        """Declare the gradient of `var`, under another name if an earlier backward pass took the usual one."""
+        """Declare the gradient of `var`, under another name if an earlier backward pass took the
+        usual one.
+        """
         name = grad_name(var.name)
         if self.block.has_var(name):
             name = unique_name.generate(name)
@@ -144,17 +178,24 @@ class _Builder:
         return name
 
     def declare(self, name: str, var: Variable) -> None:
-        grad = self.block.create_var(name=name, shape=var._shape, dtype=var.dtype, type=var.type, lod_level=var.lod_level)
+        grad = self.block.create_var(
+            name=name, shape=var._shape, dtype=var.dtype, type=var.type, lod_level=var.lod_level
+        )
         grad.stop_gradient = False
         self.grad_to_var[name] = var.name
 
-    def run(self, path: list[Operator], start: dict[str, str], checkpoints: Sequence[Variable | str] = ()) -> None:
+    def run(
+        self,
+        path: list[Operator],
+        start: dict[str, str],
+        checkpoints: Sequence[Variable | str] = (),
+    ) -> None:
         """Append the gradient operators of `path`, given the gradients of its ends."""
         for name, grad in start.items():
             self.pending.setdefault(name, []).append(grad)
             self.canonical.setdefault(name, grad)
         parts = recompute.segments(self.block, path, checkpoints) if checkpoints else []
-        for op in reversed(path[sum(len(p.ops) for p in parts):]):
+        for op in reversed(path[sum(len(p.ops) for p in parts) :]):
             self.step(op, {})
         for part in reversed(parts):
             recompute.replay(self.block, part, self.finish)
@@ -172,22 +213,43 @@ class _Builder:
         if not any(any(w) for w in wanted.values()):
             self.forget(op)
             return
-        grads_out = {s: [self.finish(n) if self.floating(n) else None for n in names] for s, names in op.outputs.items()}
+        grads_out = {
+            s: [self.finish(n) if self.floating(n) else None for n in names]
+            for s, names in op.outputs.items()
+        }
         self.forget(op)
         if not any(g for names in grads_out.values() for g in names):
             return
         known_in, known_out = schema.current().grad_slots(op)
-        inputs = {s: [renamed.get(n, n) for n in names] for s, names in (op.inputs | op.outputs).items() if s in known_in}
-        inputs |= {s + GRAD_SUFFIX: [g or EMPTY_NAME for g in names]
-                   for s, names in grads_out.items() if any(names) and s + GRAD_SUFFIX in known_in}
+        inputs = {
+            s: [renamed.get(n, n) for n in names]
+            for s, names in (op.inputs | op.outputs).items()
+            if s in known_in
+        }
+        inputs |= {
+            s + GRAD_SUFFIX: [g or EMPTY_NAME for g in names]
+            for s, names in grads_out.items()
+            if any(names) and s + GRAD_SUFFIX in known_in
+        }
         outputs = {}
         for s, flags in wanted.items():
             if any(flags) and s + GRAD_SUFFIX in known_out:
-                outputs[s + GRAD_SUFFIX] = [self.add(n) if w else EMPTY_NAME for n, w in zip(read[s], flags)]
+                outputs[s + GRAD_SUFFIX] = [
+                    self.add(n) if w else EMPTY_NAME for n, w in zip(read[s], flags)
+                ]
         self.rename_first(read, outputs)
-        grad_op = Operator(self.block, op.type + "_grad", inputs, outputs,
-                           {k: v for k, v in op.attrs.items()
-                            if k not in ("op_role", "op_role_var") and not isinstance(v, Block)}, callsite=False)
+        grad_op = Operator(
+            self.block,
+            op.type + "_grad",
+            inputs,
+            outputs,
+            {
+                k: v
+                for k, v in op.attrs.items()
+                if k not in ("op_role", "op_role_var") and not isinstance(v, Block)
+            },
+            callsite=False,
+        )
         self.block.program._stamp(grad_op)
         self.block.adopt_op(grad_op)
         schema.current().set_types(grad_op)
@@ -198,7 +260,9 @@ class _Builder:
             callback(block=self.block, context=self.grad_to_var)
 
     def rename_first(self, read: dict[str, list[str]], outputs: dict[str, list[str]]) -> None:
-        """Where an operator reads a variable twice, its first contribution was renamed when the second came."""
+        """Where an operator reads a variable twice, its first contribution was renamed when the
+        second came.
+        """
         for slot, names in read.items():
             given = outputs.get(slot + GRAD_SUFFIX, [])
             for i, (name, grad) in enumerate(zip(names, given)):
@@ -230,7 +294,9 @@ class _Builder:
             self.block.var(first).type = self.block.var(base).type
             start = self.first_writer.get(name, len(self.block.ops))
             for i, op in enumerate(self.block.ops[start:]):
-                if i:  # what the first writer reads under this name is the gradient of a later value of the variable
+                # what the first writer reads under this name is the gradient of a later value of
+                # the variable
+                if i:
                     op.rename_input(base, first)
                 op.rename_output(base, first)
             names[0] = first
@@ -239,7 +305,9 @@ class _Builder:
         return names[-1]
 
     def finish(self, name: str) -> str | None:
-        """The name of the whole gradient of `name` so far, after summing; None when there is none."""
+        """The name of the whole gradient of `name` so far, after summing; None when there is
+        none.
+        """
         if name in self.done:
             return self.done[name]
         names = self.pending.get(name)
@@ -271,7 +339,9 @@ def _parameters(block: Block, parameter_list: Sequence[Parameter | str] | None) 
         name = p if isinstance(p, str) else p.name
         var = block.find_var_recursive(name)
         if var is None:
-            raise errors.ProgramError(f"append_backward: no parameter {name}" + errors.close_to(name, block.vars))
+            raise errors.ProgramError(
+                f"append_backward: no parameter {name}" + errors.close_to(name, block.vars)
+            )
         found.append(cast(Parameter, var))  # or any other variable whose gradient is wanted
     return found
 
@@ -299,7 +369,8 @@ def _path(block: Block, targets: list[str], inputs: list[str] | None) -> list[Op
     for i in range(len(block.ops) - 1, -1, -1):
         op = block.ops[i]
         if op.attrs.get("op_role", 0) & OpRole.Optimize:
-            continue  # an update made for an earlier loss: the gradient is taken at the updated parameter
+            # an update made for an earlier loss: the gradient is taken at the updated parameter
+            continue
         if writes_of(op) & needed:
             needed |= reads_of(op)
             if reached is None or i in reached:
@@ -308,10 +379,15 @@ def _path(block: Block, targets: list[str], inputs: list[str] | None) -> list[Op
 
 
 def _mark_roles(block: Block, params_grads: list[tuple[Parameter, Variable]]) -> None:
-    """Note on the operator that finishes each gradient which parameter it is for, as transpilers expect."""
+    """Note on the operator that finishes each gradient which parameter it is for, as transpilers
+    expect.
+    """
     for param, grad in params_grads:
         for op in reversed(block.ops):
             if grad.name in op.output_arg_names:
-                op.attrs["op_role_var"] = tuple(op.attrs.get("op_role_var", ())) + (param.name, grad.name)
+                op.attrs["op_role_var"] = tuple(op.attrs.get("op_role_var", ())) + (
+                    param.name,
+                    grad.name,
+                )
                 break
     block.program._touch()

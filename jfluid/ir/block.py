@@ -1,4 +1,5 @@
 """Blocks: a list of operators and the variables they name."""
+
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
@@ -14,9 +15,13 @@ if TYPE_CHECKING:
 
 
 class Block:
-    """A list of operators with the variables declared beside them; a name not found here is the parent's."""
+    """A list of operators with the variables declared beside them; a name not found here is the
+    parent's.
+    """
 
-    def __init__(self, program: "Program", idx: int, parent_idx: int = -1, forward_block_idx: int = -1):
+    def __init__(
+        self, program: "Program", idx: int, parent_idx: int = -1, forward_block_idx: int = -1
+    ):
         self.program = program
         self.idx = idx
         self.parent_idx = parent_idx
@@ -34,14 +39,18 @@ class Block:
         if not isinstance(name, str):
             raise TypeError(f"the name of a variable is a string, found {type(name).__name__}")
         if name not in self.vars:
-            raise errors.ProgramError(f"block {self.idx} has no variable {name}" + errors.close_to(name, self.vars))
+            raise errors.ProgramError(
+                f"block {self.idx} has no variable {name}" + errors.close_to(name, self.vars)
+            )
         return self.vars[name]
 
     def has_var(self, name: str) -> bool:
         return name in self.vars
 
     def find_var_recursive(self, name: str) -> Variable | None:
-        """The variable `name` of this block or of the nearest enclosing one; None when there is none."""
+        """The variable `name` of this block or of the nearest enclosing one; None when there is
+        none.
+        """
         block: Block | None = self
         while block is not None:
             if name in block.vars:
@@ -53,13 +62,17 @@ class Block:
         """As `find_var_recursive`, but raises ProgramError when there is none."""
         found = self.find_var_recursive(name)
         if found is None:
-            raise errors.ProgramError(f"neither block {self.idx} nor an enclosing one has a variable {name}")
+            raise errors.ProgramError(
+                f"neither block {self.idx} nor an enclosing one has a variable {name}"
+            )
         return found
 
     _find_var_recursive, _var_recursive = find_var_recursive, var_recursive
 
     def create_var(self, *args: Any, **kwargs: Any) -> Variable:
-        """Declare a variable (see Variable). One of the same name that exists already is returned."""
+        """Declare a variable (see Variable). One of the same name that exists already is
+        returned.
+        """
         if kwargs.get("name") in self.vars:
             return self.vars[kwargs["name"]]
         var = Variable(self, *args, **kwargs)
@@ -77,9 +90,13 @@ class Block:
             if known.shape != param.shape or known.dtype != param.dtype:
                 raise errors.ProgramError(
                     f"parameter {param.name} exists with shape {list(known.shape)} and dtype {known.dtype.name}; "
-                    f"it cannot be shared with shape {list(param.shape)} and dtype {param.dtype.name}")
-            if initializer is not None and any(param.name in op.output_arg_names for op in block.ops):
-                return cast(Parameter, known)  # a plain variable in a startup program that was read from a file
+                    f"it cannot be shared with shape {list(param.shape)} and dtype {param.dtype.name}"
+                )
+            if initializer is not None and any(
+                param.name in op.output_arg_names for op in block.ops
+            ):
+                # a plain variable in a startup program that was read from a file
+                return cast(Parameter, known)
         block.vars[param.name] = param
         if initializer is not None:
             initializer(param, block)
@@ -112,32 +129,52 @@ class Block:
     _remove_var = remove_var
 
     # Operators
-    def append_op(self, type: str, inputs: Mapping[str, Any] | None = None, outputs: Mapping[str, Any] | None = None,
-                  attrs: Mapping[str, Any] | None = None, stop_gradient: bool = False) -> Operator:
+    def append_op(
+        self,
+        type: str,
+        inputs: Mapping[str, Any] | None = None,
+        outputs: Mapping[str, Any] | None = None,
+        attrs: Mapping[str, Any] | None = None,
+        stop_gradient: bool = False,
+    ) -> Operator:
         """Append an operator; its outputs get their shapes and dtypes.
 
         Raises:
             UnsupportedOpError: there is no operator of that type.
-            ProgramError: a slot or an attribute is unknown, missing or of a wrong type, or a variable is not declared.
+            ProgramError: a slot or an attribute is unknown, missing or of a wrong type, or a
+                variable is not declared.
             ShapeError: the shapes of the inputs do not fit.
         """
         return self.insert_op(len(self.ops), type, inputs, outputs, attrs, stop_gradient)
 
-    def prepend_op(self, type: str, inputs: Mapping[str, Any] | None = None, outputs: Mapping[str, Any] | None = None,
-                   attrs: Mapping[str, Any] | None = None) -> Operator:
+    def prepend_op(
+        self,
+        type: str,
+        inputs: Mapping[str, Any] | None = None,
+        outputs: Mapping[str, Any] | None = None,
+        attrs: Mapping[str, Any] | None = None,
+    ) -> Operator:
         """As `append_op`, at the front of the block."""
         return self.insert_op(0, type, inputs, outputs, attrs)
 
-    def insert_op(self, index: int, type: str, inputs: Mapping[str, Any] | None = None,
-                  outputs: Mapping[str, Any] | None = None, attrs: Mapping[str, Any] | None = None,
-                  stop_gradient: bool = False) -> Operator:
+    def insert_op(
+        self,
+        index: int,
+        type: str,
+        inputs: Mapping[str, Any] | None = None,
+        outputs: Mapping[str, Any] | None = None,
+        attrs: Mapping[str, Any] | None = None,
+        stop_gradient: bool = False,
+    ) -> Operator:
         """As `append_op`, before the operator that stands at `index`."""
         op = Operator(self, type, inputs, outputs, attrs)
         self.program._stamp(op)
         schema.current().check(op)
         for name in op.input_arg_names:
             if name != EMPTY_NAME and self.find_var_recursive(name) is None:
-                raise errors.ProgramError(f"operator {type} reads {name}, which no block declares\n  {op.callsite}")
+                raise errors.ProgramError(
+                    f"operator {type} reads {name}, which no block declares\n  {op.callsite}"
+                )
         for name in op.output_arg_names:
             if name != EMPTY_NAME and self.find_var_recursive(name) is None:
                 self.create_var(name=name)
@@ -174,28 +211,47 @@ class Block:
         return self.insert_op(index, *args, **kwargs)
 
     def clone_variable(self, var: Variable, force_persistable: bool = True) -> Variable:
-        """Declare here a variable like `var` of another block, persistable unless told otherwise."""
-        twin = self.create_var(name=var.name, shape=var._shape, dtype=var._dtype, type=var.type,
-                               lod_level=var.lod_level, persistable=True if force_persistable else var.persistable,
-                               is_data=var.is_data, need_check_feed=var.need_check_feed)
+        """Declare here a variable like `var` of another block, persistable unless told
+        otherwise.
+        """
+        twin = self.create_var(
+            name=var.name,
+            shape=var._shape,
+            dtype=var._dtype,
+            type=var.type,
+            lod_level=var.lod_level,
+            persistable=True if force_persistable else var.persistable,
+            is_data=var.is_data,
+            need_check_feed=var.need_check_feed,
+        )
         return twin
 
     _clone_variable = clone_variable
 
     def to_string(self, throw_on_error: bool, with_details: bool = False) -> str:
-        """The block in Fluid's format of program files, as text; `with_details` adds what no file holds of its variables."""
+        """The block in Fluid's format of program files, as text; `with_details` adds what no file
+        holds of its variables.
+        """
         message = codec.text_of(self.to_message(), throw_on_error, with_details)
         if not with_details:
             return message
         parts = [("vars", v.to_string(throw_on_error, True)) for v in self.vars.values()]
         parts += [("ops", op.to_string(throw_on_error)) for op in self.ops]
-        body = "".join(f"  {name} {{\n{textwrap.indent(text, '    ')}  }}\n" for name, text in parts)
+        body = "".join(
+            f"  {name} {{\n{textwrap.indent(text, '    ')}  }}\n" for name, text in parts
+        )
         return f"blocks {{\n  idx: {self.idx}\n  parent_idx: {self.parent_idx}\n{body}}}"
 
     def to_message(self) -> pb.BlockDesc:
-        """The block in Fluid's format of program files. Raises AttributeTypeError for an attribute that it cannot hold."""
-        return codec.block_message(self.idx, codec.BlockRecord(self.parent_idx, self.forward_block_idx),
-                                   [v.to_message() for v in self.vars.values()], [op.to_message() for op in self.ops])
+        """The block in Fluid's format of program files. Raises AttributeTypeError for an attribute
+        that it cannot hold.
+        """
+        return codec.block_message(
+            self.idx,
+            codec.BlockRecord(self.parent_idx, self.forward_block_idx),
+            [v.to_message() for v in self.vars.values()],
+            [op.to_message() for op in self.ops],
+        )
 
     def __str__(self) -> str:
         return self.to_string(False)
@@ -207,7 +263,9 @@ class Block:
     def verify(self, what: str) -> None:
         """Check the operators of this block, and the names that they use; see `Program.verify`."""
         if self.idx and not 0 <= self.parent_idx < len(self.program.blocks):
-            raise errors.ProgramError(f"{what}: block {self.idx} has no parent block {self.parent_idx}")
+            raise errors.ProgramError(
+                f"{what}: block {self.idx} has no parent block {self.parent_idx}"
+            )
         for i, op in enumerate(self.ops):
             try:
                 schema.current().check(op)
@@ -218,7 +276,9 @@ class Block:
                 raise errors.ProgramError(f"{self._where(what, op, i)}: {e}") from e
 
     def verify_order(self, what: str) -> None:
-        """What is neither kept in the Scope nor fed must be written before it is read, if the block writes it at all."""
+        """What is neither kept in the Scope nor fed must be written before it is read, if the block
+        writes it at all.
+        """
         last_write = {name: i for i, op in enumerate(self.ops) for name in op.output_arg_names}
         written: set[str] = set()
         for i, op in enumerate(self.ops):
@@ -226,14 +286,19 @@ class Block:
                 if name not in written and last_write.get(name, -1) > i:
                     var = self.find_var_recursive(name)
                     if var is not None and not var.persistable and not var.is_data:
-                        raise errors.ProgramError(f"{self._where(what, op, i)} reads {name} before an operator writes it")
+                        raise errors.ProgramError(
+                            f"{self._where(what, op, i)} reads {name} before an operator writes it"
+                        )
             written.update(op.output_arg_names)
 
     def _where(self, what: str, op: Operator, position: int) -> str:
         return f"{what}: operator {op.type} (block {self.idx}, position {position}, {op.callsite or 'no source line'})"
 
-    def needed(self, targets: Iterable[Variable | str | Operator], feeds: set[str]) -> tuple[list[int], set[str]]:
-        """(positions of the operators that compute the targets from the feeds, names of the targets that are variables).
+    def needed(
+        self, targets: Iterable[Variable | str | Operator], feeds: set[str]
+    ) -> tuple[list[int], set[str]]:
+        """(positions of the operators that compute the targets from the feeds, names of the targets
+        that are variables).
 
         Raises ProgramError for a target that the block does not know.
         """
@@ -245,7 +310,9 @@ class Block:
                 continue
             name = target.name if isinstance(target, Variable) else target
             if self.find_var_recursive(name) is None:
-                raise errors.ProgramError(f"prune: the program has no variable {name}" + errors.close_to(name, self.vars))
+                raise errors.ProgramError(
+                    f"prune: the program has no variable {name}" + errors.close_to(name, self.vars)
+                )
             wanted.add(name)
         keep: list[int] = []
         reads = wanted - feeds
@@ -262,23 +329,33 @@ def outer_names(block: Block) -> tuple[set[str], set[str]]:
     writes: set[str] = set()
     for op in block.ops:
         inner = [outer_names(b) for b in op.sub_blocks()]
-        reads |= {n for n in op.input_arg_names if n not in block.vars}.union(*(r - set(block.vars) for r, _ in inner))
+        reads |= {n for n in op.input_arg_names if n not in block.vars}.union(
+            *(r - set(block.vars) for r, _ in inner)
+        )
         reads |= _kept(op) - set(block.vars)
-        writes |= {n for n in op.output_arg_names if n not in block.vars}.union(*(w - set(block.vars) for _, w in inner))
+        writes |= {n for n in op.output_arg_names if n not in block.vars}.union(
+            *(w - set(block.vars) for _, w in inner)
+        )
     return reads - {EMPTY_NAME}, writes - {EMPTY_NAME}
 
 
 def _kept(op: Operator) -> set[str]:
-    """Persistable names that the blocks of the operator write: where a block does not run, they keep what they hold."""
+    """Persistable names that the blocks of the operator write: where a block does not run, they
+    keep what they hold.
+    """
     found = [op.block.find_var_recursive(n) for b in op.sub_blocks() for n in outer_names(b)[1]]
     return {v.name for v in found if v is not None and v.persistable}
 
 
 def reads_of(op: Operator) -> set[str]:
     """Names that the operator reads, those that its blocks read (or may leave alone) included."""
-    return set(op.input_arg_names).union(_kept(op), *(outer_names(b)[0] for b in op.sub_blocks())) - {EMPTY_NAME}
+    return set(op.input_arg_names).union(
+        _kept(op), *(outer_names(b)[0] for b in op.sub_blocks())
+    ) - {EMPTY_NAME}
 
 
 def writes_of(op: Operator) -> set[str]:
     """Names that the operator writes, those that its blocks write included."""
-    return set(op.output_arg_names).union(*(outer_names(b)[1] for b in op.sub_blocks())) - {EMPTY_NAME}
+    return set(op.output_arg_names).union(*(outer_names(b)[1] for b in op.sub_blocks())) - {
+        EMPTY_NAME
+    }

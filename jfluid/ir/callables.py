@@ -1,8 +1,9 @@
 """The Python functions that programs call by number.
 
-A program names a function by its place in this table, as in Fluid: such a program runs only in the process that
-built it.
+A program names a function by its place in this table, as in Fluid: such a program runs only in the
+process that built it.
 """
+
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +24,8 @@ def register(function: Callable[..., Any]) -> int:
 def find(number: int) -> Callable[..., Any]:
     """Function `number`. Raises OpError when this process registered no such function."""
     if not 0 <= number < len(_functions):
-        raise errors.OpError(f"no Python function has the number {number} in this process; build the program here, "
-                             "because saved programs do not carry functions")
+        raise errors.OpError(
+            f"no Python function has the number {number} in this process; build the program here, "
+            "because saved programs do not carry functions"
+        )
     return _functions[number]

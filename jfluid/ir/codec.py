@@ -1,8 +1,10 @@
-"""Fluid's format of program files: ProgramDesc messages, to and from plain records of what they hold.
+"""Fluid's format of program files: ProgramDesc messages, to and from plain records of what they
+hold.
 
-A program that was read keeps what it was read with: order of operators, slots, attributes and their types, and the
-release that the file names. Reading needs no definitions of operators; running does.
+A program that was read keeps what it was read with: order of operators, slots, attributes and their
+types, and the release that the file names. Reading needs no definitions of operators; running does.
 """
+
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
@@ -15,15 +17,28 @@ from jfluid.ir import framework_pb2 as pb
 from jfluid.ir.types import VarType
 from jfluid.protobuf_fields import BYTES, fields
 
-# The field of OpDesc.Attr that holds a value of each type, and whether it is a list. Blocks go by index.
+# The field of OpDesc.Attr that holds a value of each type, and whether it is a list. Blocks go by
+# index.
 _FIELDS = {
-    "INT": ("i", False), "FLOAT": ("f", False), "STRING": ("s", False), "BOOLEAN": ("b", False), "LONG": ("l", False),
-    "BLOCK": ("block_idx", False), "INTS": ("ints", True), "FLOATS": ("floats", True), "STRINGS": ("strings", True),
-    "BOOLEANS": ("bools", True), "LONGS": ("longs", True), "BLOCKS": ("blocks_idx", True),
+    "INT": ("i", False),
+    "FLOAT": ("f", False),
+    "STRING": ("s", False),
+    "BOOLEAN": ("b", False),
+    "LONG": ("l", False),
+    "BLOCK": ("block_idx", False),
+    "INTS": ("ints", True),
+    "FLOATS": ("floats", True),
+    "STRINGS": ("strings", True),
+    "BOOLEANS": ("bools", True),
+    "LONGS": ("longs", True),
+    "BLOCKS": ("blocks_idx", True),
 }
 # The field of VarType that describes the tensors of each kind of variable.
-_HOLDERS = {VarType.LOD_TENSOR: "lod_tensor", VarType.LOD_TENSOR_ARRAY: "tensor_array",
-            VarType.SELECTED_ROWS: "selected_rows"}
+_HOLDERS = {
+    VarType.LOD_TENSOR: "lod_tensor",
+    VarType.LOD_TENSOR_ARRAY: "tensor_array",
+    VarType.SELECTED_ROWS: "selected_rows",
+}
 # Kinds of variables whose description the IR does not model; it is kept as read.
 _OPAQUE = (VarType.READER, VarType.TUPLE)
 
@@ -49,8 +64,8 @@ class VariableRecord(NamedTuple):
 
 
 class OperatorRecord(NamedTuple):
-    """What a file holds of an operator. One that is read names blocks by their numbers, one to be written has them
-    (something with an `idx`)."""
+    """What a file holds of an operator. One that is read names blocks by their numbers, one to be
+    written has them (something with an `idx`)."""
 
     type: str
     inputs: Mapping[str, list[str]]
@@ -59,7 +74,9 @@ class OperatorRecord(NamedTuple):
     attr_kinds: Mapping[str, str]
 
 
-def program_message(blocks: Iterable[pb.BlockDesc], op_compatibility: bytes, release: int | None) -> pb.ProgramDesc:
+def program_message(
+    blocks: Iterable[pb.BlockDesc], op_compatibility: bytes, release: int | None
+) -> pb.ProgramDesc:
     """The message of a program."""
     desc = pb.ProgramDesc()
     for block in blocks:
@@ -71,8 +88,9 @@ def program_message(blocks: Iterable[pb.BlockDesc], op_compatibility: bytes, rel
     return desc
 
 
-def block_message(number: int, block: BlockRecord, variables: Iterable[pb.VarDesc],
-                  operators: Iterable[pb.OpDesc]) -> pb.BlockDesc:
+def block_message(
+    number: int, block: BlockRecord, variables: Iterable[pb.VarDesc], operators: Iterable[pb.OpDesc]
+) -> pb.BlockDesc:
     """The message of a block."""
     desc = pb.BlockDesc(idx=number, parent_idx=block.parent_idx)
     if block.forward_block_idx != -1:
@@ -114,10 +132,16 @@ def _tensor_of(desc: pb.VarType) -> pb.VarType.TensorDesc | None:
 
 
 def operator_message(op: OperatorRecord) -> pb.OpDesc:
-    """The message of an operator. Raises AttributeTypeError for an attribute that the format cannot hold."""
+    """The message of an operator. Raises AttributeTypeError for an attribute that the format cannot
+    hold.
+    """
     desc = pb.OpDesc(type=op.type)
-    desc.inputs.extend(pb.OpDesc.Var(parameter=s, arguments=names) for s, names in op.inputs.items())
-    desc.outputs.extend(pb.OpDesc.Var(parameter=s, arguments=names) for s, names in op.outputs.items())
+    desc.inputs.extend(
+        pb.OpDesc.Var(parameter=s, arguments=names) for s, names in op.inputs.items()
+    )
+    desc.outputs.extend(
+        pb.OpDesc.Var(parameter=s, arguments=names) for s, names in op.outputs.items()
+    )
     for name, value in op.attrs.items():
         kind = op.attr_kinds[name]
         attr = desc.attrs.add(name=name, type=pb.AttrType.Value(kind))
@@ -129,8 +153,10 @@ def operator_message(op: OperatorRecord) -> pb.OpDesc:
                 setattr(attr, field, value.idx if kind == "BLOCK" else value)
         except (TypeError, ValueError, AttributeError) as e:
             made = (op.attrs.get("op_callstack") or ("",))[-1].strip()
-            raise errors.AttributeTypeError(f"operator {op.type}, attribute {name}: {value!r} does not fit {kind} "
-                                            f"of Fluid's program format\n  {made}") from e
+            raise errors.AttributeTypeError(
+                f"operator {op.type}, attribute {name}: {value!r} does not fit {kind} "
+                f"of Fluid's program format\n  {made}"
+            ) from e
     return desc
 
 
@@ -149,8 +175,8 @@ def text_of(message: Message, throw_on_error: bool, with_details: bool = False) 
 def reading(data: bytes) -> Iterator["ProgramFile"]:
     """The serialized ProgramDesc, to be read within the context.
 
-    There FileFormatError is raised when the bytes are no such message, contradict themselves, or stand for far more than
-    their size.
+    There FileFormatError is raised when the bytes are no such message, contradict themselves, or
+    stand for far more than their size.
     """
     try:
         yield ProgramFile(data)
@@ -158,23 +184,34 @@ def reading(data: bytes) -> Iterator["ProgramFile"]:
         raise errors.FileFormatError(f"these {len(data)} bytes are no Fluid program: {e}") from e
 
 
-# What a program may take: bytes of memory for each byte of its file, and what the smallest may. Fluid's take five to eight;
-# lists of whole numbers, up to fourteen, are let pass.
+# What a program may take: bytes of memory for each byte of its file, and what the smallest may.
+# Fluid's take five to eight; lists of whole numbers, up to fourteen, are let pass.
 _FACTOR, _LEAST = 10, 1 << 19
-# Bytes of memory: a block, variable, operator, slot, attribute, a name that comes for the first time, a place in a list, a
-# number in a list.
-_BLOCK, _VARIABLE, _OPERATOR, _SLOT, _ATTRIBUTE, _NAME, _PLACE, _NUMBER = 500, 320, 400, 160, 60, 100, 10, 28
+# Bytes of memory: a block, variable, operator, slot, attribute, a name that comes for the first
+# time, a place in a list, a number in a list.
+_BLOCK, _VARIABLE, _OPERATOR, _SLOT, _ATTRIBUTE, _NAME, _PLACE, _NUMBER = (
+    500,
+    320,
+    400,
+    160,
+    60,
+    100,
+    10,
+    28,
+)
 _MOST_DEPTH = 64  # of blocks within blocks
 _LARGEST_PART = 1 << 12  # bytes of a message that may be parsed before its parts are counted
 _LONGEST_NAME = 1 << 12
-_MOST_OTHERS = 1000  # parts of a program, or block, that are neither blocks, variables nor operators
+# parts of a program, or block, that are neither blocks, variables nor operators
+_MOST_OTHERS = 1000
 # Kinds of attributes by Fluid's numbers.
 _KINDS = {number: name for name, number in pb.AttrType.items()}
 Kind = TypeVar("Kind", bound=Message)
 
 
 class ProgramFile:
-    """One program, read message by message: so that no more is made than its size explains, whatever it says.
+    """One program, read message by message: so that no more is made than its size explains,
+    whatever it says.
 
     Attributes:
         blocks: of each block what it says of itself.
@@ -187,12 +224,17 @@ class ProgramFile:
         self._left = max(_FACTOR * len(data), _LEAST)
         self._lent = 0  # what the message being read takes
         self._texts: dict[str, str] = {}  # each name and text once: most come many times
-        self._kinds: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}  # as do operators' sets of attributes
+        # as do operators' sets of attributes
+        self._kinds: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}
         self._parts: list[memoryview] = []
         about = self._message(pb.ProgramDesc, self._others(self._data, {1: _BLOCK}, self._parts))
         self.blocks = self._declared(self._parts)
         self.release = about.version.version if about.HasField("version") else None
-        self.op_compatibility = about.op_compatible_map.SerializeToString() if about.HasField("op_compatible_map") else b""
+        self.op_compatibility = (
+            about.op_compatible_map.SerializeToString()
+            if about.HasField("op_compatible_map")
+            else b""
+        )
 
     def variables(self, block: int) -> Iterator[VariableRecord]:
         """The variables that a block declares."""
@@ -213,11 +255,17 @@ class ProgramFile:
     def _spend(self, cost: int) -> None:
         self._left -= cost
         if self._left < 0:
-            raise errors.FileFormatError(f"the program would take more than {max(_FACTOR * len(self._data), _LEAST)} bytes of "
-                                         f"memory, and its file has {len(self._data)}")
+            raise errors.FileFormatError(
+                f"the program would take more than {max(_FACTOR * len(self._data), _LEAST)} bytes of "
+                f"memory, and its file has {len(self._data)}"
+            )
 
-    def _others(self, data: memoryview, costs: dict[int, int], found: list[memoryview] | None = None) -> bytes:
-        """The fields of a message whose numbers have no cost; what the others take is spent, and they go to `found`."""
+    def _others(
+        self, data: memoryview, costs: dict[int, int], found: list[memoryview] | None = None
+    ) -> bytes:
+        """The fields of a message whose numbers have no cost; what the others take is spent, and
+        they go to `found`.
+        """
         others, count = bytearray(), 0
         for field in fields(data):
             cost = costs.get(field.number, 0) if field.kind == BYTES else 0
@@ -226,10 +274,12 @@ class ProgramFile:
                 if found is not None:
                     found.append(field.value)
                 continue
-            others += data[field.begin:field.end]
+            others += data[field.begin : field.end]
             count += 1
             if count > _MOST_OTHERS:
-                raise DecodeError(f"more than {_MOST_OTHERS} parts that are neither blocks, variables nor operators")
+                raise DecodeError(
+                    f"more than {_MOST_OTHERS} parts that are neither blocks, variables nor operators"
+                )
         return bytes(others)
 
     def _message(self, kind: type[Kind], data: "bytes | memoryview") -> Kind:
@@ -241,7 +291,8 @@ class ProgramFile:
         self._lent = before - self._left
         message = kind.FromString(bytes(data))
         if not message.IsInitialized():
-            raise DecodeError(f"fields are missing: {', '.join(message.FindInitializationErrors()[:4])}")  # type: ignore[attr-defined]
+            missing = message.FindInitializationErrors()  # type: ignore[attr-defined]
+            raise DecodeError(f"fields are missing: {', '.join(missing[:4])}")
         return message
 
     def _count(self, data: memoryview, kind: Any) -> None:
@@ -260,13 +311,17 @@ class ProgramFile:
     def _name(self, text: Any) -> str:
         """A name, as one object wherever it comes."""
         if len(text) > _LONGEST_NAME:
-            raise errors.FileFormatError(f"a name of the program has {len(text)} bytes, more than {_LONGEST_NAME}")
+            raise errors.FileFormatError(
+                f"a name of the program has {len(text)} bytes, more than {_LONGEST_NAME}"
+            )
         return self._text(text)
 
     def _text(self, text: Any) -> str:
         """A text, as one object wherever it comes."""
         if not isinstance(text, str):  # protobuf's way to say that it is no UTF-8
-            raise errors.FileFormatError(f"a name or text of the program is no UTF-8: {bytes(text[:40])!r}")
+            raise errors.FileFormatError(
+                f"a name or text of the program is no UTF-8: {bytes(text[:40])!r}"
+            )
         known = self._texts.get(text)
         if known is None:
             self._spend(_NAME + len(text))
@@ -287,13 +342,17 @@ class ProgramFile:
                 raise errors.FileFormatError(f"block {i} of the program calls itself {desc.idx}")
             if not (desc.parent_idx == -1 if i == 0 else 0 <= desc.parent_idx < i):
                 raise errors.FileFormatError(
-                    f"block {i} of the program names block {desc.parent_idx} as the one around it")
+                    f"block {i} of the program names block {desc.parent_idx} as the one around it"
+                )
             if not -1 <= desc.forward_block_idx < len(parts):
                 raise errors.FileFormatError(
-                    f"block {i} of the program names block {desc.forward_block_idx} as its forward one")
+                    f"block {i} of the program names block {desc.forward_block_idx} as its forward one"
+                )
             depths.append(0 if i == 0 else depths[desc.parent_idx] + 1)
             if depths[i] > _MOST_DEPTH:
-                raise errors.FileFormatError(f"block {i} of the program lies in more than {_MOST_DEPTH} others")
+                raise errors.FileFormatError(
+                    f"block {i} of the program lies in more than {_MOST_DEPTH} others"
+                )
             blocks.append(BlockRecord(desc.parent_idx, desc.forward_block_idx))
         return blocks
 
@@ -303,28 +362,40 @@ class ProgramFile:
         if tensor is not None:
             self._spend(_NUMBER * len(tensor.dims))
             if any(d < -1 for d in tensor.dims):
-                raise errors.FileFormatError(f"variable {name} has an impossible shape, {list(tensor.dims)[:8]}")
+                raise errors.FileFormatError(
+                    f"variable {name} has an impossible shape, {list(tensor.dims)[:8]}"
+                )
         shape = dtype = None
         level = 0
         if tensor is not None and desc.type.HasField(_HOLDERS[kind]):
             shape, dtype = tuple(tensor.dims), VarType(tensor.data_type)
             level = max(desc.type.lod_tensor.lod_level, desc.type.tensor_array.lod_level)
         opaque = desc.type.SerializeToString() if kind in _OPAQUE else b""
-        return VariableRecord(name, kind, shape, dtype, level, desc.persistable, desc.need_check_feed, opaque)
+        return VariableRecord(
+            name, kind, shape, dtype, level, desc.persistable, desc.need_check_feed, opaque
+        )
 
     # ---- operators
 
     def _operator(self, block: int, position: int, desc: pb.OpDesc) -> OperatorRecord:
         if not desc.type:
-            raise errors.FileFormatError(f"operator {position} of block {block} of the program has no type")
-        type_, inputs, outputs = self._name(desc.type), self._slots(desc.inputs), self._slots(desc.outputs)
+            raise errors.FileFormatError(
+                f"operator {position} of block {block} of the program has no type"
+            )
+        type_, inputs, outputs = (
+            self._name(desc.type),
+            self._slots(desc.inputs),
+            self._slots(desc.outputs),
+        )
         attrs, kinds = {}, {}
         for attr in desc.attrs:
             self._spend(_ATTRIBUTE)
             name = self._name(attr.name)
             kinds[name] = _KINDS[attr.type]
             attrs[name] = self._value(block, type_, name, attr)
-        return OperatorRecord(type_, inputs, outputs, attrs, self._kinds.setdefault(tuple(kinds.items()), kinds))
+        return OperatorRecord(
+            type_, inputs, outputs, attrs, self._kinds.setdefault(tuple(kinds.items()), kinds)
+        )
 
     def _slots(self, slots: Iterable[pb.OpDesc.Var]) -> dict[str, list[str]]:
         found = {}
@@ -340,9 +411,14 @@ class ProgramFile:
         if many:
             self._spend(len(value) * (_PLACE if kind in ("STRINGS", "BOOLEANS") else _NUMBER))
         if kind in ("STRING", "STRINGS"):
-            readable = name == "op_callstack"  # where the operator was made; whatever its maker's files are called
-            texts = [self._text(t.decode(errors="backslashreplace") if readable and isinstance(t, bytes) else t)
-                     for t in (value if many else [value])]
+            # where the operator was made; whatever its maker's files are called
+            readable = name == "op_callstack"
+            texts = [
+                self._text(
+                    t.decode(errors="backslashreplace") if readable and isinstance(t, bytes) else t
+                )
+                for t in (value if many else [value])
+            ]
             return tuple(texts) if many else texts[0]
         if kind in ("BLOCK", "BLOCKS"):
             self._check_blocks(block, op_type, name, value if many else [value])
@@ -352,5 +428,7 @@ class ProgramFile:
         """Refuse numbers in an attribute that are of no inner block."""
         for number in numbers:
             if not 0 < number < len(self.blocks):
-                raise errors.FileFormatError(f"operator {op_type} of block {block} names block {number} in attribute {name}; "
-                                             f"the program has {len(self.blocks)} blocks")
+                raise errors.FileFormatError(
+                    f"operator {op_type} of block {block} names block {number} in attribute {name}; "
+                    f"the program has {len(self.blocks)} blocks"
+                )

@@ -1,4 +1,5 @@
 """Blocks as Graphviz drawings (DOT text; `dot -Tsvg` renders it)."""
+
 import re
 from collections.abc import Sequence
 
@@ -20,7 +21,8 @@ def _quote(text: str) -> str:
 def block_to_dot(block: Block, highlights: Sequence[str] | None = None) -> str:
     """The block as DOT text: operators and the variables they read and write, with shapes.
 
-    `highlights` are regular expressions; names and operator types that one of them matches from the start stand out.
+    `highlights` are regular expressions; names and operator types that one of them matches from the
+    start stand out.
     """
     patterns = [re.compile(h) for h in highlights or ()]
 

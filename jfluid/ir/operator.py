@@ -1,4 +1,5 @@
 """Operators: one instruction of a program."""
+
 import os
 import sys
 from collections.abc import Iterable, Mapping
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
 
 
 class OpRole:
-    """What part of a step an operator belongs to; the bits are Fluid's and travel in saved programs."""
+    """What part of a step an operator belongs to; the bits are Fluid's and travel in saved
+    programs.
+    """
 
     Forward = 0x0000
     Backward = 0x0001
@@ -27,9 +30,15 @@ class OpRole:
     NotSpecified = 0x1000
 
 
-# Fluid's gradient operators must hold these, whether or not their kernels exist: forward operators get them by default.
-_GRADIENT_HINTS = {"use_cudnn": False, "use_mkldnn": False, "is_test": False, "exhaustive_search": False,
-                   "workspace_size_MB": 512}
+# Fluid's gradient operators must hold these, whether or not their kernels exist: forward operators
+# get them by default.
+_GRADIENT_HINTS = {
+    "use_cudnn": False,
+    "use_mkldnn": False,
+    "is_test": False,
+    "exhaustive_search": False,
+    "workspace_size_MB": 512,
+}
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _MAX_FRAMES = 4
 
@@ -58,7 +67,9 @@ def _names(values: Any, what: str) -> list[str]:
         elif isinstance(v, (str, bytes)):
             names.append(v.decode() if isinstance(v, bytes) else v)
         else:
-            raise errors.ProgramError(f"{what}: expected a Variable or a name, found {type(v).__name__}")
+            raise errors.ProgramError(
+                f"{what}: expected a Variable or a name, found {type(v).__name__}"
+            )
     return names
 
 
@@ -68,17 +79,32 @@ class Operator:
     `attrs` holds what was set; `attr(name)` also knows the defaults of the operator's definition.
     """
 
-    def __init__(self, block: "Block", type: str, inputs: Mapping[str, Any] | None = None,
-                 outputs: Mapping[str, Any] | None = None, attrs: Mapping[str, Any] | None = None,
-                 callsite: bool = True):
+    def __init__(
+        self,
+        block: "Block",
+        type: str,
+        inputs: Mapping[str, Any] | None = None,
+        outputs: Mapping[str, Any] | None = None,
+        attrs: Mapping[str, Any] | None = None,
+        callsite: bool = True,
+    ):
         if not type:
             raise errors.ProgramError("append_op needs the type of the operator")
         self.block = block
         self.type = type
-        self.inputs = {s: _names(v, f"operator {type}, input {s}") for s, v in (inputs or {}).items() if v is not None}
-        self.outputs = {s: _names(v, f"operator {type}, output {s}") for s, v in (outputs or {}).items() if v is not None}
+        self.inputs = {
+            s: _names(v, f"operator {type}, input {s}")
+            for s, v in (inputs or {}).items()
+            if v is not None
+        }
+        self.outputs = {
+            s: _names(v, f"operator {type}, output {s}")
+            for s, v in (outputs or {}).items()
+            if v is not None
+        }
         self.attrs: dict[str, Any] = {k: v for k, v in (attrs or {}).items() if v is not None}
-        self.attr_kinds: Mapping[str, str] = {}  # Fluid's type of the attributes that were read from a file; it may be shared
+        # Fluid's type of the attributes that were read from a file; it may be shared
+        self.attr_kinds: Mapping[str, str] = {}
         if callsite and "op_callstack" not in self.attrs:
             self.attrs["op_callstack"] = _user_frames()
 
@@ -117,12 +143,16 @@ class Operator:
 
     def rename_input(self, old: str, new: str) -> None:
         """Read `new` wherever `old` was read."""
-        self.inputs = {s: [new if n == old else n for n in names] for s, names in self.inputs.items()}
+        self.inputs = {
+            s: [new if n == old else n for n in names] for s, names in self.inputs.items()
+        }
         self.block.program._touch()
 
     def rename_output(self, old: str, new: str) -> None:
         """Write `new` wherever `old` was written."""
-        self.outputs = {s: [new if n == old else n for n in names] for s, names in self.outputs.items()}
+        self.outputs = {
+            s: [new if n == old else n for n in names] for s, names in self.outputs.items()
+        }
         self.block.program._touch()
 
     _rename_input, _rename_output = rename_input, rename_output
@@ -134,7 +164,9 @@ class Operator:
             return self.attrs[name]
         found, value = schema.current().default(self.type, name)
         if not found:
-            raise errors.ProgramError(f"operator {self.type} has no attribute {name}; it has: {', '.join(self.attr_names)}")
+            raise errors.ProgramError(
+                f"operator {self.type} has no attribute {name}; it has: {', '.join(self.attr_names)}"
+            )
         return value
 
     def has_attr(self, name: str) -> bool:
@@ -150,7 +182,9 @@ class Operator:
 
     def attr_type(self, name: str) -> str:
         """Fluid's name of the attribute's type (INT, FLOATS, BLOCK, ...)."""
-        return self.attr_kinds.get(name) or schema.current().kind(self.type, name, self.attrs.get(name))
+        return self.attr_kinds.get(name) or schema.current().kind(
+            self.type, name, self.attrs.get(name)
+        )
 
     def set_attr(self, name: str, value: Any) -> None:
         """Set an attribute; the value is held against the operator's definition."""
@@ -165,8 +199,12 @@ class Operator:
     def sub_blocks(self) -> list["Block"]:
         """The blocks that the attributes of this operator name."""
         kind = type(self.block)
-        return [item for value in self.attrs.values()
-                for item in (value if isinstance(value, (list, tuple)) else (value,)) if isinstance(item, kind)]
+        return [
+            item
+            for value in self.attrs.values()
+            for item in (value if isinstance(value, (list, tuple)) else (value,))
+            if isinstance(item, kind)
+        ]
 
     @property
     def callsite(self) -> str:
@@ -193,12 +231,20 @@ class Operator:
         return codec.text_of(self.to_message(), throw_on_error)
 
     def to_message(self) -> pb.OpDesc:
-        """The operator in Fluid's format of program files. One made here has its defaults too, one that was read has what it
-        had. Raises AttributeTypeError for an attribute that the format cannot hold."""
-        defaults = {} if self.attr_kinds else self.all_attrs() | (_GRADIENT_HINTS if self.type.endswith("_grad") else {})
+        """The operator in Fluid's format of program files. One made here has its defaults too, one
+        that was read has what it had. Raises AttributeTypeError for an attribute that the format
+        cannot hold."""
+        defaults = (
+            {}
+            if self.attr_kinds
+            else self.all_attrs() | (_GRADIENT_HINTS if self.type.endswith("_grad") else {})
+        )
         attrs = self.attrs | {n: v for n, v in defaults.items() if n not in self.attrs}
-        return codec.operator_message(codec.OperatorRecord(
-            self.type, self.inputs, self.outputs, attrs, {n: self.attr_type(n) for n in attrs}))
+        return codec.operator_message(
+            codec.OperatorRecord(
+                self.type, self.inputs, self.outputs, attrs, {n: self.attr_type(n) for n in attrs}
+            )
+        )
 
     @classmethod
     def from_record(cls, block: "Block", record: codec.OperatorRecord) -> "Operator":

@@ -1,4 +1,5 @@
 """Programs in a form like code, for reading."""
+
 from typing import Any
 
 from jfluid.ir.block import Block
@@ -7,7 +8,8 @@ from jfluid.ir.program import Program
 from jfluid.ir.types import VarType
 from jfluid.ir.variable import Parameter, Variable
 
-# Attributes that tell where an operator stands in the program; they would hide those that say what it does.
+# Attributes that tell where an operator stands in the program; they would hide those that say what
+# it does.
 _PROVENANCE = frozenset({"op_callstack", "op_namescope", "op_role", "op_role_var", "op_device"})
 
 
@@ -16,43 +18,71 @@ def type_to_code(var: Variable) -> str:
     if var.type not in (VarType.LOD_TENSOR, VarType.SELECTED_ROWS, VarType.LOD_TENSOR_ARRAY):
         return var.type.name
     kind = "" if var.type == VarType.LOD_TENSOR else f"{var.type.name} of "
-    return f"{kind}{var.dtype.name}{list(var.shape)}" + (f" lod {var.lod_level}" if var.lod_level else "")
+    return f"{kind}{var.dtype.name}{list(var.shape)}" + (
+        f" lod {var.lod_level}" if var.lod_level else ""
+    )
 
 
 def variable_to_code(var: Variable) -> str:
     """A variable in one line."""
-    role = "param" if isinstance(var, Parameter) else "persist" if var.persistable else "data" if var.is_data else "var"
+    role = (
+        "param"
+        if isinstance(var, Parameter)
+        else "persist"
+        if var.persistable
+        else "data"
+        if var.is_data
+        else "var"
+    )
     return f"{role} {var.name}: {type_to_code(var)}"
 
 
 def operator_to_code(op: Operator) -> str:
     """An operator in one line, as an assignment."""
+
     def names(values: list[str]) -> str:
         return values[0] if len(values) == 1 else f"[{', '.join(values)}]"
 
     def text(value: Any) -> str:
         if isinstance(value, Block):
             return f"block {value.idx}"
-        return f"[{', '.join(map(text, value))}]" if isinstance(value, (list, tuple)) else repr(value)
+        return (
+            f"[{', '.join(map(text, value))}]" if isinstance(value, (list, tuple)) else repr(value)
+        )
 
     outs = ", ".join(names(v) for v in op.outputs.values() if v)
     ins = [f"{slot}={names(v)}" for slot, v in op.inputs.items() if v]
-    attrs = [f"{name}={text(value)}" for name, value in sorted(op.attrs.items()) if name not in _PROVENANCE]
+    attrs = [
+        f"{name}={text(value)}"
+        for name, value in sorted(op.attrs.items())
+        if name not in _PROVENANCE
+    ]
     call = f"{op.type}({', '.join(ins)})" + (f" [{', '.join(attrs)}]" if attrs else "")
     return f"{outs} = {call}" if outs else call
 
 
 def block_to_code(block: Block, show_backward: bool = False) -> str:
-    """A block for reading: its variables, then its operators; gradients only with `show_backward`."""
+    """A block for reading: its variables, then its operators; gradients only with
+    `show_backward`.
+    """
+
     def shown(name: str) -> bool:
         return show_backward or "@GRAD" not in name
 
     variables = [variable_to_code(v) for v in block.vars.values() if shown(v.name)]
-    ops = [operator_to_code(op) for op in block.ops
-           if show_backward or not (op.type.endswith("_grad")
-                                    or any("@GRAD" in n for n in op.input_arg_names + op.output_arg_names))]
+    ops = [
+        operator_to_code(op)
+        for op in block.ops
+        if show_backward
+        or not (
+            op.type.endswith("_grad")
+            or any("@GRAD" in n for n in op.input_arg_names + op.output_arg_names)
+        )
+    ]
     lines = [
-        f"// block {block.idx}, inside block {block.parent_idx}" if block.parent_idx >= 0 else f"// block {block.idx}"
+        f"// block {block.idx}, inside block {block.parent_idx}"
+        if block.parent_idx >= 0
+        else f"// block {block.idx}"
     ]
     return "\n".join([*lines, "// variables", *variables, "", "// operators", *ops, ""])
 

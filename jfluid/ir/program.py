@@ -1,4 +1,5 @@
 """Programs: blocks of operators, and the two programs that layers append to by default."""
+
 import contextlib
 import hashlib
 from collections.abc import Iterable, Iterator
@@ -11,7 +12,8 @@ from jfluid.ir.block import Block
 from jfluid.ir.operator import Operator, OpRole
 from jfluid.ir.variable import EMPTY_NAME, Parameter, Variable, grad_name
 
-# Attributes that say where an operator came from, and change nothing. (Roles do: data parallelism goes by them.)
+# Attributes that say where an operator came from, and change nothing. (Roles do: data parallelism
+# goes by them.)
 _DESCRIPTIVE = frozenset({"op_callstack", "op_namescope", "op_device"})
 
 _RELEASE = 1_008_005  # programs made here say that Fluid 1.8.5 made them
@@ -31,8 +33,10 @@ class Program:
         self.name_scopes = _NameScopes()
         self.device = ""
         self.release: int | None = _RELEASE  # the Fluid release that the program's file names
-        self._trainers_endpoints: list[str] = []  # of the processes that train together, if DistributeTranspiler said so
-        self.division: Any = None  # of a program that DistributeTranspiler made: how it was divided between processes
+        # of the processes that train together, if DistributeTranspiler said so
+        self._trainers_endpoints: list[str] = []
+        # of a program that DistributeTranspiler made: how it was divided between processes
+        self.division: Any = None
         self.op_compatibility = b""  # what the file says of operators' versions, kept as read
 
     # Structure
@@ -78,9 +82,11 @@ class Program:
     # Randomness
     @property
     def random_seed(self) -> int:
-        """The seed of all random operators without one of their own; 0 draws a fresh one for each Executor.
+        """The seed of all random operators without one of their own; 0 draws a fresh one for each
+        Executor.
 
-        It counts from the next run on, however the program is run. A `clone` has the seed of when it was made.
+        It counts from the next run on, however the program is run. A `clone` has the seed of when
+        it was made.
         """
         return self._seed
 
@@ -103,23 +109,31 @@ class Program:
 
     @property
     def fingerprint(self) -> str:
-        """A digest of what the program computes, whatever its seed; equal programs have equal ones, in all processes."""
+        """A digest of what the program computes, whatever its seed; equal programs have equal ones,
+        in all processes.
+        """
         if self._fingerprint is None or self._fingerprint[0] != self._version:
             digest = hashlib.sha256()
             for block in self.blocks:
                 digest.update(repr((block.idx, block.parent_idx)).encode())
                 for v in block.vars.values():
-                    digest.update(repr((v.name, v._shape, v._dtype, v.persistable, v.lod_level, int(v.type))).encode())
+                    digest.update(
+                        repr(
+                            (v.name, v._shape, v._dtype, v.persistable, v.lod_level, int(v.type))
+                        ).encode()
+                    )
                 for op in block.ops:
-                    attrs = sorted((k, _named(a)) for k, a in op.attrs.items() if k not in _DESCRIPTIVE)
+                    attrs = sorted(
+                        (k, _named(a)) for k, a in op.attrs.items() if k not in _DESCRIPTIVE
+                    )
                     digest.update(repr((op.type, op.inputs, op.outputs, attrs)).encode())
             self._fingerprint = (self._version, digest.hexdigest())
         return self._fingerprint[1]
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """What a program that is made from this one, or what runs it, depends on: as a key. It holds on to `division`, so that
-        none is taken for another."""
+        """What a program that is made from this one, or what runs it, depends on: as a key. It
+        holds on to `division`, so that none is taken for another."""
         return self.fingerprint, self._seed, self.division
 
     def _stamp(self, op: Operator) -> None:
@@ -143,10 +157,14 @@ class Program:
         finally:
             self.op_role, self.op_role_var = before
 
-    def _optimized_guard(self, param_and_grads: Iterable[Variable | str]) -> contextlib.AbstractContextManager[None]:
+    def _optimized_guard(
+        self, param_and_grads: Iterable[Variable | str]
+    ) -> contextlib.AbstractContextManager[None]:
         return self.role_guard(OpRole.Optimize, param_and_grads)
 
-    def _lr_schedule_guard(self, is_with_opt: bool = False) -> contextlib.AbstractContextManager[None]:
+    def _lr_schedule_guard(
+        self, is_with_opt: bool = False
+    ) -> contextlib.AbstractContextManager[None]:
         return self.role_guard(OpRole.LRSched | (OpRole.Optimize if is_with_opt else 0))
 
     def _backward_role_guard(self) -> contextlib.AbstractContextManager[None]:
@@ -156,9 +174,9 @@ class Program:
     def clone(self, for_test: bool = False) -> "Program":
         """A copy of the program.
 
-        With `for_test` the copy leaves out backward, optimizer and learning-rate operators and what goes to and comes
-        from parameter servers (but looking up rows), and operators that behave differently in training (dropout,
-        batch_norm) take their test form.
+        With `for_test` the copy leaves out backward, optimizer and learning-rate operators and what
+        goes to and comes from parameter servers (but looking up rows), and operators that behave
+        differently in training (dropout, batch_norm) take their test form.
         """
         twin = self._copy()
         if for_test:
@@ -196,8 +214,12 @@ class Program:
         return twin
 
     def _drop_unused_vars(self) -> None:
-        """Drop variables that no operator names, gradients before all; parameters and data stay with their users."""
-        used = {n for b in self.blocks for op in b.ops for n in op.input_arg_names + op.output_arg_names}
+        """Drop variables that no operator names, gradients before all; parameters and data stay
+        with their users.
+        """
+        used = {
+            n for b in self.blocks for op in b.ops for n in op.input_arg_names + op.output_arg_names
+        }
         for block in self.blocks:
             block.vars = {n: v for n, v in block.vars.items() if n in used or v.is_data}
         self._touch()
@@ -216,7 +238,9 @@ class Program:
         """
         return self._prune_with_input((), targets)
 
-    def _prune_with_input(self, feeded_var_names: Iterable[str], targets: Iterable[Variable | str | Operator]) -> "Program":
+    def _prune_with_input(
+        self, feeded_var_names: Iterable[str], targets: Iterable[Variable | str | Operator]
+    ) -> "Program":
         """As `_prune`, but what is fed is not computed."""
         feeds = set(feeded_var_names)
         keep, wanted = self.global_block().needed(targets, feeds)
@@ -224,7 +248,16 @@ class Program:
         block = twin.global_block()
         block.ops = [block.ops[i] for i in keep]
         twin._drop_unused_blocks()
-        used = {n for b in twin.blocks for op in b.ops for n in op.input_arg_names + op.output_arg_names} | wanted | feeds
+        used = (
+            {
+                n
+                for b in twin.blocks
+                for op in b.ops
+                for n in op.input_arg_names + op.output_arg_names
+            }
+            | wanted
+            | feeds
+        )
         for b in twin.blocks:
             b.vars = {n: v for n, v in b.vars.items() if n in used}
         twin._touch()
@@ -242,7 +275,7 @@ class Program:
         for block in self.blocks:
             if block.idx not in live:
                 block.ops, block.vars = [], {}
-        del self.blocks[max(live) + 1:]
+        del self.blocks[max(live) + 1 :]
 
     def _inference_optimize(self, prune_read_op: bool = True) -> "Program":
         """A copy in test form."""
@@ -254,8 +287,8 @@ class Program:
     def verify(self, what: str = "program") -> "Program":
         """Check that the program is well formed, and return it. `what` names the rewrite in errors.
 
-        Every slot and attribute must be known to its operator, every name declared, and every variable that is
-        neither persistable nor fed written before it is read.
+        Every slot and attribute must be known to its operator, every name declared, and every
+        variable that is neither persistable nor fed written before it is read.
 
         Raises ProgramError, naming the operator, its position and the line that made it.
         """
@@ -266,19 +299,28 @@ class Program:
 
     # Texts and bytes
     def to_string(self, throw_on_error: bool, with_details: bool = False) -> str:
-        """The program in Fluid's format of program files, as text; `with_details` adds what no file holds.
+        """The program in Fluid's format of program files, as text; `with_details` adds what no file
+        holds.
 
         `throw_on_error` has no effect: an incomplete message cannot be made here.
         """
         message = codec.text_of(self.to_message(), throw_on_error, with_details)
-        return "\n".join(b.to_string(throw_on_error, True) for b in self.blocks) if with_details else message
+        return (
+            "\n".join(b.to_string(throw_on_error, True) for b in self.blocks)
+            if with_details
+            else message
+        )
 
     def __str__(self) -> str:
         return self.to_string(False)
 
     def to_message(self) -> pb.ProgramDesc:
-        """The program in Fluid's format of program files. Raises AttributeTypeError for an attribute that it cannot hold."""
-        return codec.program_message((b.to_message() for b in self.blocks), self.op_compatibility, self.release)
+        """The program in Fluid's format of program files. Raises AttributeTypeError for an
+        attribute that it cannot hold.
+        """
+        return codec.program_message(
+            (b.to_message() for b in self.blocks), self.op_compatibility, self.release
+        )
 
     def serialize_to_string(self) -> bytes:
         """The program as a serialized ProgramDesc, Fluid's own format."""
@@ -288,7 +330,8 @@ class Program:
     def parse_from_string(binary_str: bytes) -> "Program":
         """The program of a serialized ProgramDesc.
 
-        Raises FileFormatError when the bytes are none, contradict themselves, or stand for far more than their size.
+        Raises FileFormatError when the bytes are none, contradict themselves, or stand for far more
+        than their size.
         """
         program = Program()
         with codec.reading(binary_str) as file:
@@ -296,7 +339,9 @@ class Program:
             for block in program.blocks:
                 for record in file.variables(block.idx):
                     if record.name in block.vars:
-                        raise errors.FileFormatError(f"block {block.idx} of the program declares variable {record.name} twice")
+                        raise errors.FileFormatError(
+                            f"block {block.idx} of the program declares variable {record.name} twice"
+                        )
                     block.vars[record.name] = Variable.from_record(block, record)
             for block in program.blocks:
                 for operator in file.operators(block.idx):
@@ -391,7 +436,8 @@ def program_guard(main_program: Program, startup_program: Program | None = None)
 
 @contextlib.contextmanager
 def name_scope(prefix: str | None = None) -> Iterator[None]:
-    """Operators made within carry the scope's path; it shows in drawings and profiles. Names of variables stay.
+    """Operators made within carry the scope's path; it shows in drawings and profiles. Names of
+    variables stay.
 
     Raises ProgramError when the prefix is empty.
     """
@@ -405,11 +451,14 @@ def name_scope(prefix: str | None = None) -> Iterator[None]:
 def device_guard(device: str | None = None) -> Iterator[None]:
     """Note a device ("cpu", "gpu", "gpu:0") on the operators made within.
 
-    It stays with the program; XLA runs a whole program on the Executor's device. Raises ProgramError for others.
+    It stays with the program; XLA runs a whole program on the Executor's device. Raises
+    ProgramError for others.
     """
     kind = (device or "cpu").split(":")[0]
     if kind not in ("cpu", "gpu"):
-        raise errors.ProgramError(f'device_guard: expected "cpu", "gpu" or "gpu:N", found {device!r}')
+        raise errors.ProgramError(
+            f'device_guard: expected "cpu", "gpu" or "gpu:N", found {device!r}'
+        )
     program = default_main_program()
     before, program.device = program.device, device or ""
     try:
@@ -418,5 +467,15 @@ def device_guard(device: str | None = None) -> Iterator[None]:
         program.device = before
 
 
-__all__ = ["EMPTY_NAME", "Program", "default_main_program", "default_startup_program", "device_guard", "grad_name",
-           "name_scope", "program_guard", "switch_main_program", "switch_startup_program"]
+__all__ = [
+    "EMPTY_NAME",
+    "Program",
+    "default_main_program",
+    "default_startup_program",
+    "device_guard",
+    "grad_name",
+    "name_scope",
+    "program_guard",
+    "switch_main_program",
+    "switch_startup_program",
+]

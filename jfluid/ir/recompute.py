@@ -1,8 +1,10 @@
-"""Trading compute for memory: forward operators run again in the backward pass (Chen et al. 2016, arXiv:1604.06174).
+"""Trading compute for memory: forward operators run again in the backward pass (Chen et al. 2016,
+arXiv:1604.06174).
 
-A GPU keeps the barriers that separate the two runs. XLA on the CPU drops them late and merges the runs again, so
-there nothing is saved (`jax.checkpoint` fares the same).
+A GPU keeps the barriers that separate the two runs. XLA on the CPU drops them late and merges the
+runs again, so there nothing is saved (`jax.checkpoint` fares the same).
 """
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -16,13 +18,17 @@ SUFFIX = "@RECOMPUTE"
 
 @dataclass
 class Segment:
-    """Operators between two checkpoints, and the name that each of their variables has when it is computed again."""
+    """Operators between two checkpoints, and the name that each of their variables has when it is
+    computed again.
+    """
 
     ops: list[Operator]
     renamed: dict[str, str] = field(default_factory=dict)
 
 
-def segments(block: Block, path: Sequence[Operator], checkpoints: Sequence[Variable | str]) -> list[Segment]:
+def segments(
+    block: Block, path: Sequence[Operator], checkpoints: Sequence[Variable | str]
+) -> list[Segment]:
     """Cut `path` at the operators that write `checkpoints`.
 
     What follows the last checkpoint needs no recomputing: its backward pass comes first.
@@ -35,7 +41,9 @@ def segments(block: Block, path: Sequence[Operator], checkpoints: Sequence[Varia
             cuts.append(i + 1)
             found |= hit
     if names - found:
-        raise errors.ProgramError(f"checkpoints: the loss does not depend on {', '.join(sorted(names - found))}")
+        raise errors.ProgramError(
+            f"checkpoints: the loss does not depend on {', '.join(sorted(names - found))}"
+        )
     parts = [Segment(list(path[a:b])) for a, b in zip([0, *cuts], cuts)]
     for part in parts:
         kept = {n for n in names if part.ops and n in part.ops[-1].output_arg_names}
@@ -49,21 +57,31 @@ def segments(block: Block, path: Sequence[Operator], checkpoints: Sequence[Varia
 def replay(block: Block, part: Segment, finish: Callable[[str], str | None]) -> None:
     """Append the operators of `part` again, writing under their new names.
 
-    They read through a barrier that also waits for the gradient that enters the segment: else XLA would see
-    that the values exist already, keep them, and save nothing.
+    They read through a barrier that also waits for the gradient that enters the segment: else XLA
+    would see that the values exist already, keep them, and save nothing.
     """
     written = {n for op in part.ops for n in op.output_arg_names}
     held = [n for n in part.renamed if n not in written]
     for name, new in part.renamed.items():
-        twin = block.create_var(name=new, shape=block.var_recursive(name)._shape, dtype=block.var_recursive(name)._dtype)
+        twin = block.create_var(
+            name=new, shape=block.var_recursive(name)._shape, dtype=block.var_recursive(name)._dtype
+        )
         twin.stop_gradient = block.var_recursive(name).stop_gradient
-    waits = [g for n in part.ops[-1].output_arg_names if n != EMPTY_NAME and (g := finish(n)) is not None]
+    waits = [
+        g for n in part.ops[-1].output_arg_names if n != EMPTY_NAME and (g := finish(n)) is not None
+    ]
     if held:
-        block.append_op("recompute_barrier", {"X": held, "After": waits}, {"Out": [part.renamed[n] for n in held]})
+        block.append_op(
+            "recompute_barrier",
+            {"X": held, "After": waits},
+            {"Out": [part.renamed[n] for n in held]},
+        )
     for op in part.ops[:-1] if _is_kept(part) else part.ops:
         copy = op.clone_into(block)
         copy.inputs = {s: [part.renamed.get(n, n) for n in names] for s, names in op.inputs.items()}
-        copy.outputs = {s: [part.renamed.get(n, n) for n in names] for s, names in op.outputs.items()}
+        copy.outputs = {
+            s: [part.renamed.get(n, n) for n in names] for s, names in op.outputs.items()
+        }
         copy.attrs["op_role"] = OpRole.Backward
         block.adopt_op(copy)
 

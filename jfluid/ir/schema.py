@@ -2,6 +2,7 @@
 
 The IR imports no JAX; `jfluid.ops` installs a `Schema` that knows the registered operators.
 """
+
 from typing import Any, Protocol, TypeVar
 
 Op = TypeVar("Op", contravariant=True)  # an Operator, which is defined with the help of this module
@@ -11,7 +12,9 @@ class Schema(Protocol[Op]):
     """What the IR asks about operators."""
 
     def check(self, op: Op) -> None:
-        """Hold slots and attributes against the definition; attribute values are brought to their types."""
+        """Hold slots and attributes against the definition; attribute values are brought to their
+        types.
+        """
 
     def infer(self, op: Op) -> None:
         """Set shape and dtype of the variables that `op` writes."""
@@ -32,7 +35,9 @@ class Schema(Protocol[Op]):
         """Input and output slots of the operator's gradient operator."""
 
     def needs_whole(self, op_type: str) -> bool:
-        """Whether an update by this operator depends on the whole tensor, so that parts of it cannot be updated apart."""
+        """Whether an update by this operator depends on the whole tensor, so that parts of it
+        cannot be updated apart.
+        """
 
     def set_types(self, op: Op) -> None:
         """Record the kinds of the outputs of a gradient operator that are no dense tensors."""

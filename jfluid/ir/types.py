@@ -2,6 +2,7 @@
 
 The numbers are those of Fluid's `VarType.Type` and travel in saved programs.
 """
+
 import enum
 from typing import Any
 
@@ -82,8 +83,10 @@ def var_type(dtype: Any) -> VarType:
     try:
         return _FLUID[np_dtype(dtype)]
     except (KeyError, TypeError):
-        raise TypeError(f"dtype {dtype!r} is not one of Fluid's element types: "
-                        + ", ".join(str(d) for d in _NUMPY.values())) from None
+        raise TypeError(
+            f"dtype {dtype!r} is not one of Fluid's element types: "
+            + ", ".join(str(d) for d in _NUMPY.values())
+        ) from None
 
 
 def is_float(dtype: Any) -> bool:

@@ -1,4 +1,5 @@
 """Names that are unique within a generator, as Fluid numbers them: `fc_0`, `fc_1`, ..."""
+
 import contextlib
 from collections import defaultdict
 from collections.abc import Iterator
@@ -28,7 +29,9 @@ def generate(key: str) -> str:
 
 
 def switch(new_generator: UniqueNameGenerator | None = None) -> UniqueNameGenerator:
-    """Make `new_generator` (a fresh one if None) the current generator; returns the one it replaces."""
+    """Make `new_generator` (a fresh one if None) the current generator; returns the one it
+    replaces.
+    """
     global _generator
     old, _generator = _generator, new_generator or UniqueNameGenerator()
     return old

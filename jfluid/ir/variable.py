@@ -1,4 +1,5 @@
 """Variables: what a program's operators read and write."""
+
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -24,8 +25,8 @@ def grad_name(name: str) -> str:
 class Variable:
     """One variable of a block.
 
-    Arithmetic, comparison and indexing on a Variable append operators to the current block (`jfluid.layers`
-    installs those methods).
+    Arithmetic, comparison and indexing on a Variable append operators to the current block
+    (`jfluid.layers` installs those methods).
 
     Attributes:
         name: unique within the block.
@@ -41,15 +42,29 @@ class Variable:
 
     _DETAILS: tuple[str, ...] = ("error_clip", "stop_gradient")  # that no program file holds
 
-    def __init__(self, block: "Block", type: VarType = VarType.LOD_TENSOR, name: str | None = None,
-                 shape: Any = None, dtype: Any = None, lod_level: int | None = None, capacity: int | None = None,
-                 persistable: bool | None = None, error_clip: Any = None, stop_gradient: bool = False,
-                 is_data: bool = False, need_check_feed: bool = False, belong_to_optimizer: bool = False,
-                 initializer: Any = None):
+    def __init__(
+        self,
+        block: "Block",
+        type: VarType = VarType.LOD_TENSOR,
+        name: str | None = None,
+        shape: Any = None,
+        dtype: Any = None,
+        lod_level: int | None = None,
+        capacity: int | None = None,
+        persistable: bool | None = None,
+        error_clip: Any = None,
+        stop_gradient: bool = False,
+        is_data: bool = False,
+        need_check_feed: bool = False,
+        belong_to_optimizer: bool = False,
+        initializer: Any = None,
+    ):
         self.block = block
         self.name = unique_name.generate("_generated_var") if name is None else name
         self.type = VarType(type)
-        self._shape: tuple[int, ...] | None = None if shape is None else tuple(int(d) for d in shape)
+        self._shape: tuple[int, ...] | None = (
+            None if shape is None else tuple(int(d) for d in shape)
+        )
         self._dtype: VarType | None = None if dtype is None else var_type(dtype)
         self.lod_level = lod_level or 0
         self.capacity = capacity
@@ -118,29 +133,52 @@ class Variable:
         return twin
 
     def to_string(self, throw_on_error: bool, with_details: bool = False) -> str:
-        """The variable's description; `with_details` adds the attributes that no program file holds."""
-        details = [f"{name}: {getattr(self, name)}\n" for name in self._DETAILS] if with_details else []
+        """The variable's description; `with_details` adds the attributes that no program file
+        holds.
+        """
+        details = (
+            [f"{name}: {getattr(self, name)}\n" for name in self._DETAILS] if with_details else []
+        )
         return codec.text_of(self.to_message(), throw_on_error, with_details) + "".join(details)
 
     def to_message(self) -> pb.VarDesc:
         """The variable in Fluid's format of program files."""
         told = self._shape is not None or self._dtype is not None
-        return codec.variable_message(codec.VariableRecord(
-            self.name, self.type, self.shape if told else None, self.dtype if told else None, self.lod_level, self.persistable,
-            self.need_check_feed, self.opaque_type))
+        return codec.variable_message(
+            codec.VariableRecord(
+                self.name,
+                self.type,
+                self.shape if told else None,
+                self.dtype if told else None,
+                self.lod_level,
+                self.persistable,
+                self.need_check_feed,
+                self.opaque_type,
+            )
+        )
 
     @classmethod
     def from_record(cls, block: "Block", record: codec.VariableRecord) -> "Variable":
         """The variable of a program that is read from a file."""
-        var = cls(block, type=record.type, name=record.name, shape=record.shape, dtype=record.dtype,
-                  lod_level=record.lod_level, persistable=record.persistable, is_data=record.need_check_feed,
-                  need_check_feed=record.need_check_feed)
+        var = cls(
+            block,
+            type=record.type,
+            name=record.name,
+            shape=record.shape,
+            dtype=record.dtype,
+            lod_level=record.lod_level,
+            persistable=record.persistable,
+            is_data=record.need_check_feed,
+            need_check_feed=record.need_check_feed,
+        )
         var.opaque_type = record.opaque_type
         return var
 
     def _dygraph_only(self, what: str) -> NoReturn:
-        raise UnsupportedError(f"Variable.{what} is part of Fluid's dygraph mode, which this release does not have. "
-                               "Run the program with Executor.run and fetch the value.")
+        raise UnsupportedError(
+            f"Variable.{what} is part of Fluid's dygraph mode, which this release does not have. "
+            "Run the program with Executor.run and fetch the value."
+        )
 
     def backward(self, backward_strategy: Any = None) -> NoReturn:
         """Dygraph only: raises UnsupportedError. Use `fluid.backward.append_backward`."""
@@ -155,7 +193,9 @@ class Variable:
         self._dygraph_only("clear_gradient")
 
     def detach(self) -> NoReturn:
-        """Dygraph only: raises UnsupportedError. Set `stop_gradient` on the output of `layers.assign`."""
+        """Dygraph only: raises UnsupportedError. Set `stop_gradient` on the output of
+        `layers.assign`.
+        """
         self._dygraph_only("detach")
 
     def numpy(self) -> NoReturn:
@@ -163,7 +203,9 @@ class Variable:
         self._dygraph_only("numpy")
 
     def set_value(self, value: Any) -> NoReturn:
-        """Dygraph only: raises UnsupportedError. Use `scope.find_var(name).get_tensor().set(...)`."""
+        """Dygraph only: raises UnsupportedError. Use
+        `scope.find_var(name).get_tensor().set(...)`.
+        """
         self._dygraph_only("set_value")
 
     def __repr__(self) -> str:
@@ -172,6 +214,7 @@ class Variable:
     __str__ = __repr__
 
     if TYPE_CHECKING:  # jfluid.layers.math_op_patch installs these; == and != build operators too
+
         def __add__(self, other: Any) -> "Variable": ...
         def __radd__(self, other: Any) -> "Variable": ...
         def __sub__(self, other: Any) -> "Variable": ...
@@ -203,20 +246,36 @@ class Variable:
 class Parameter(Variable):
     """A persistable variable that training changes.
 
-    Attributes beyond Variable's: trainable, optimize_attr (`{"learning_rate": factor}`), regularizer,
-    gradient_clip_attr, do_model_average, is_distributed, entry, max_rows, max_bytes (see ParamAttr).
+    Attributes beyond Variable's: trainable, optimize_attr (`{"learning_rate": factor}`),
+    regularizer, gradient_clip_attr, do_model_average, is_distributed, entry, max_rows, max_bytes
+    (see ParamAttr).
 
     Raises ValueError where the shape is missing or holds a dimension below 1.
     """
 
     _DETAILS = (*Variable._DETAILS, "trainable", "optimize_attr", "regularizer", "do_model_average")
 
-    def __init__(self, block: "Block", shape: Any, dtype: Any, type: VarType = VarType.LOD_TENSOR,
-                 trainable: bool = True, optimize_attr: dict[str, Any] | None = None, regularizer: Any = None,
-                 gradient_clip_attr: Any = None, do_model_average: bool | None = None, is_distributed: bool = False,
-                 entry: Any = None, max_rows: int | None = None, max_bytes: int | None = None, **kwargs: Any):
+    def __init__(
+        self,
+        block: "Block",
+        shape: Any,
+        dtype: Any,
+        type: VarType = VarType.LOD_TENSOR,
+        trainable: bool = True,
+        optimize_attr: dict[str, Any] | None = None,
+        regularizer: Any = None,
+        gradient_clip_attr: Any = None,
+        do_model_average: bool | None = None,
+        is_distributed: bool = False,
+        entry: Any = None,
+        max_rows: int | None = None,
+        max_bytes: int | None = None,
+        **kwargs: Any,
+    ):
         if not shape or any(int(d) < 1 for d in shape):
-            raise ValueError(f"parameter {kwargs.get('name')}: every dimension must be known and positive, found {shape}")
+            raise ValueError(
+                f"parameter {kwargs.get('name')}: every dimension must be known and positive, found {shape}"
+            )
         kwargs.setdefault("persistable", True)
         super().__init__(block, type=type, shape=shape, dtype=dtype, **kwargs)
         self.trainable = trainable

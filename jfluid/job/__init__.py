@@ -25,9 +25,10 @@
     restarts: {servers: 1, trainers: 1}             # how often one process is started again while the others go on
     snapshots: {folder: /data/ctr, every_s: 60}     # of the servers; a server that is started again has its rows from there
 
-YAML is read by its version 1.2 core rules, so that `no` is text and `1e-3` a number; duplicate keys, tags and
-aliases are refused. Every error names file, line and column.
+YAML is read by its version 1.2 core rules, so that `no` is text and `1e-3` a number; duplicate
+keys, tags and aliases are refused. Every error names file, line and column.
 """
+
 from jfluid.job.document import read_yaml
 from jfluid.job.errors import JobError
 from jfluid.job.fields import Endpoint, endpoint
@@ -42,5 +43,19 @@ from jfluid.job.model import (
 )
 from jfluid.job.read import Options, read_job, script_job
 
-__all__ = ["JOBS", "CollectiveJob", "Endpoint", "GangJob", "Job", "JobError", "Options",
-           "ParameterServerJob", "Restarts", "Snapshots", "endpoint", "read_job", "read_yaml", "script_job"]
+__all__ = [
+    "JOBS",
+    "CollectiveJob",
+    "Endpoint",
+    "GangJob",
+    "Job",
+    "JobError",
+    "Options",
+    "ParameterServerJob",
+    "Restarts",
+    "Snapshots",
+    "endpoint",
+    "read_job",
+    "read_yaml",
+    "script_job",
+]

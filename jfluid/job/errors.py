@@ -1,4 +1,5 @@
 """What is wrong with a job file."""
+
 from typing import Any
 
 from jfluid.errors import JFluidError

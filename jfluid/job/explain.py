@@ -1,4 +1,5 @@
 """What pydantic finds wrong with a job, in words and with the place in the file."""
+
 from collections.abc import Mapping
 from typing import get_args
 
@@ -50,10 +51,11 @@ def section_of(kind: type[BaseModel], at: Key) -> type[BaseModel]:
     for key in at:
         annotation = kind.model_fields[str(key)].annotation
         parts = (annotation, *get_args(annotation))
-        kind = next(part for part in parts if isinstance(part, type) and issubclass(part, BaseModel))
+        kind = next(
+            part for part in parts if isinstance(part, type) and issubclass(part, BaseModel)
+        )
     return kind
 
 
 def _known_keys(kind: type[BaseModel]) -> str:
     return f"; {'a job' if issubclass(kind, Job) else 'it'} has the keys {', '.join(kind.model_fields)}"
-

@@ -1,4 +1,5 @@
 """Types of the keys of a job file."""
+
 import re
 from typing import Annotated, Any
 
@@ -21,7 +22,9 @@ def _argument(value: Any) -> Any:
 
 def _environment_text(value: Any) -> str:
     if isinstance(value, bool):
-        raise ValueError("must be text or a number: an environment variable has no true or false; quote it")
+        raise ValueError(
+            "must be text or a number: an environment variable has no true or false; quote it"
+        )
     return str(_scalar(value))
 
 
@@ -35,28 +38,45 @@ ArgumentName = Annotated[str, Field(pattern=r"^[A-Za-z_][\w-]*$")]
 Arguments = Annotated[
     Annotated[dict[ArgumentName, Annotated[Any, AfterValidator(_argument)]], Tag("<mapping>")]
     | Annotated[list[Annotated[Any, AfterValidator(_scalar)]], Tag("<list>")],
-    Discriminator(_form_of_args, custom_error_type="args_form",
-                  custom_error_message="must be a mapping (epochs: 10 is passed as --epochs 10) or a list"),
+    Discriminator(
+        _form_of_args,
+        custom_error_type="args_form",
+        custom_error_message="must be a mapping (epochs: 10 is passed as --epochs 10) or a list",
+    ),
     Expected("a mapping or a list"),
 ]
 EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
-Environment = Annotated[dict[EnvironmentName, Annotated[Any, AfterValidator(_environment_text)]],
-                        Expected("a mapping of names to text or numbers")]
+Environment = Annotated[
+    dict[EnvironmentName, Annotated[Any, AfterValidator(_environment_text)]],
+    Expected("a mapping of names to text or numbers"),
+]
 
 
 def _gpus(value: Any) -> Any:
     if isinstance(value, list):
-        if value and all(isinstance(gpu, str | int) and not isinstance(gpu, bool) and re.fullmatch(r"[\w/-]+", str(gpu))
-                         for gpu in value) and len(set(map(str, value))) == len(value):
+        if (
+            value
+            and all(
+                isinstance(gpu, str | int)
+                and not isinstance(gpu, bool)
+                and re.fullmatch(r"[\w/-]+", str(gpu))
+                for gpu in value
+            )
+            and len(set(map(str, value))) == len(value)
+        ):
             return [str(gpu) for gpu in value]
-        raise ValueError("a list of GPUs holds different numbers (or the names that nvidia-smi -L shows)")
+        raise ValueError(
+            "a list of GPUs holds different numbers (or the names that nvidia-smi -L shows)"
+        )
     if value == "all" or (type(value) is int and value > 0):
         return value
     raise ValueError("must be a positive number of GPUs, a list of them such as [0, 1], or all")
 
 
 def _ranks(value: Any) -> Any:
-    if value == "all" or (isinstance(value, list) and all(type(rank) is int and rank >= 0 for rank in value)):
+    if value == "all" or (
+        isinstance(value, list) and all(type(rank) is int and rank >= 0 for rank in value)
+    ):
         return value
     raise ValueError("must be a list of ranks such as [0, 3], or all")
 
@@ -64,7 +84,12 @@ def _ranks(value: Any) -> Any:
 def endpoint(text: str) -> tuple[str, int]:
     """Host and port of `host:port`. Raises ValueError."""
     host, colon, port = text.rpartition(":")
-    if not colon or not re.fullmatch(r"[\w.-]+|\[[0-9a-fA-F:]+\]", host) or not port.isdecimal() or not 0 < int(port) < 65536:
+    if (
+        not colon
+        or not re.fullmatch(r"[\w.-]+|\[[0-9a-fA-F:]+\]", host)
+        or not port.isdecimal()
+        or not 0 < int(port) < 65536
+    ):
         raise ValueError("must have the form host:port")
     return host, int(port)
 
@@ -82,9 +107,13 @@ def _places(value: Any) -> Any:
     raise ValueError("must be a positive number, or a list of host:port")
 
 
-Gpus = Annotated[Any, AfterValidator(_gpus), Expected("a number from 1 on, a list such as `[0, 2]`, or `all`")]
+Gpus = Annotated[
+    Any, AfterValidator(_gpus), Expected("a number from 1 on, a list such as `[0, 2]`, or `all`")
+]
 Ranks = Annotated[Any, AfterValidator(_ranks), Expected("a list such as `[0, 3]`, or `all`")]
-Places = Annotated[Any, AfterValidator(_places), Expected("a number from 1 on, or a list of `host:port`")]
+Places = Annotated[
+    Any, AfterValidator(_places), Expected("a number from 1 on, or a list of `host:port`")
+]
 StartedPort = Annotated[int, Field(ge=1024, le=65535), Expected("an integer from 1024 to 65535")]
 Host = Annotated[str, Field(pattern=r"^[\w.-]+$")]
 Hosts = Annotated[list[Host], Field(min_length=1), Expected("a list of addresses")]
@@ -94,4 +123,6 @@ FolderText = Annotated[str, Field(min_length=1), Expected("a path")]
 PathText = Annotated[str, Expected("a path")]
 Mode = Annotated[str, Expected("`local`, `collective`, or `parameter_server` (`ps` for short)")]
 LogBytes = Annotated[int, Field(ge=4096), Expected("an integer from 4096 on")]
-Grace = Annotated[float, Field(ge=0, allow_inf_nan=False), Expected("a number of seconds from 0 on")]
+Grace = Annotated[
+    float, Field(ge=0, allow_inf_nan=False), Expected("a number of seconds from 0 on")
+]

@@ -1,4 +1,5 @@
 """What jobs are, as validated models."""
+
 import os
 import shlex
 import sys
@@ -45,23 +46,40 @@ class Job(BaseModel):
 
     script: PathText = Field(description="the script, relative to the folder that you launch from")
     name: JobName = Field(
-        default_factory=lambda data: Path(data.get("script", "")).stem, description="the job's name (the script's "
-        "without it)")
-    mode: Mode = Field(default="local", description="one process, several that train together, or servers and trainers")
+        default_factory=lambda data: Path(data.get("script", "")).stem,
+        description="the job's name (the script's without it)",
+    )
+    mode: Mode = Field(
+        default="local",
+        description="one process, several that train together, or servers and trainers",
+    )
     args: Arguments = Field(
-        default_factory=dict, description="the script's arguments: `{epochs: 10, sizes: [8, 16], verbose: true, "
-        "quiet: false}` is `--epochs 10 --sizes 8 16 --verbose`; a list is passed as it is")
-    env: Environment = Field(default_factory=dict, description="variables that are added to the processes' environment")
+        default_factory=dict,
+        description="the script's arguments: `{epochs: 10, sizes: [8, 16], verbose: true, "
+        "quiet: false}` is `--epochs 10 --sizes 8 16 --verbose`; a list is passed as it is",
+    )
+    env: Environment = Field(
+        default_factory=dict, description="variables that are added to the processes' environment"
+    )
     log_dir: FolderText = Field(
-        default="mylog", description="the folder of `workerlog.RANK` and `serverlog.RANK`, which have what processes "
-        "print")
+        default="mylog",
+        description="the folder of `workerlog.RANK` and `serverlog.RANK`, which have what processes "
+        "print",
+    )
     log_max_bytes: LogBytes = Field(
-        default=256 << 20, description="how large a process's log becomes before it is renamed to LOG.1 and a new "
-        "one begins")
-    log_backups: Natural = Field(default=1, description="how many such older files are kept of each process")
+        default=256 << 20,
+        description="how large a process's log becomes before it is renamed to LOG.1 and a new "
+        "one begins",
+    )
+    log_backups: Natural = Field(
+        default=1, description="how many such older files are kept of each process"
+    )
     stall_timeout: FiniteSeconds | None = Field(
-        default=None, description="without a step for so long the job has failed")
-    max_restarts: Natural = Field(default=0, description="how often all processes are started again after a failure")
+        default=None, description="without a step for so long the job has failed"
+    )
+    max_restarts: Natural = Field(
+        default=0, description="how often all processes are started again after a failure"
+    )
 
     @field_validator("script")
     @classmethod
@@ -76,8 +94,11 @@ class Job(BaseModel):
         shown = [name for name in env if name in (secret.VARIABLE, secret.OLDER_VARIABLE)]
         if shown:
             # The value must not show up in the error either.
-            raise PydanticCustomError("secret", f"a job file is shown and copied, and no place for {shown[0]}: set it where "
-                                                "jfluid-launch runs, or name a file that has the secret: secret_file")
+            raise PydanticCustomError(
+                "secret",
+                f"a job file is shown and copied, and no place for {shown[0]}: set it where "
+                "jfluid-launch runs, or name a file that has the secret: secret_file",
+            )
         return env
 
     @field_validator("mode")
@@ -105,37 +126,54 @@ class Job(BaseModel):
         return [sys.executable, self.script, *self.arguments()]
 
     def to_yaml(self) -> str:
-        """The job as YAML that reads back as the same job, below a comment with its command line."""
+        """The job as YAML that reads back as the same job, below a comment with its command
+        line.
+        """
         values = self.model_dump(exclude_defaults=True) | {
-            key: getattr(self, key) for key in ("script", "name", "mode", "args", "env", "log_dir")}
+            key: getattr(self, key) for key in ("script", "name", "mode", "args", "env", "log_dir")
+        }
         ordered = {key: values[key] for key in type(self).model_fields if key in values}
         text = yaml.dump(ordered, Dumper=Dumper, sort_keys=False, default_flow_style=False)
         command = shlex.join(self.command())
-        visible = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in command)
+        visible = "".join(
+            c if c.isprintable() else c.encode("unicode_escape").decode() for c in command
+        )
         return f"# {visible}\n{text}"
 
 
 class GangJob(Job):
     """What jobs of several processes have in common."""
 
-    gpus: Gpus = Field(default=None, description="the GPUs of each host; without them processes run on the CPU")
+    gpus: Gpus = Field(
+        default=None, description="the GPUs of each host; without them processes run on the CPU"
+    )
     nodes: Count | None = Field(
-        default=None, description="how many hosts there are, each of which runs `jfluid-launch`")
+        default=None, description="how many hosts there are, each of which runs `jfluid-launch`"
+    )
     ips: Hosts | None = Field(default=None, description="the hosts' addresses")
-    coordinator: Endpoint | None = Field(default=None, description="where the launcher of host 0 listens to the others")
+    coordinator: Endpoint | None = Field(
+        default=None, description="where the launcher of host 0 listens to the others"
+    )
     started_port: StartedPort | None = Field(
-        default=None, description="the first port of a host's processes; free ones without it")
+        default=None, description="the first port of a host's processes; free ones without it"
+    )
     secret_file: PathText | None = Field(
-        default=None, description="a file (chmod 600) that has the job's secret; without it the variable "
-        "`JFLUID_JOB_TOKEN` does, or on one host the launcher makes one")
-    console: Ranks = Field(default_factory=lambda: [0], description="the trainers whose output is shown")
+        default=None,
+        description="a file (chmod 600) that has the job's secret; without it the variable "
+        "`JFLUID_JOB_TOKEN` does, or on one host the launcher makes one",
+    )
+    console: Ranks = Field(
+        default_factory=lambda: [0], description="the trainers whose output is shown"
+    )
 
     @field_validator("env")
     @classmethod
     def _leaves_the_launchers_variables_alone(cls, env: dict[str, str]) -> dict[str, str]:
         taken = [name for name in env if name in ASSIGNED]
         if taken:
-            raise ValueError(f"the launcher gives each process its own {' and '.join(taken)}; remove it")
+            raise ValueError(
+                f"the launcher gives each process its own {' and '.join(taken)}; remove it"
+            )
         return env
 
     @field_validator("secret_file")
@@ -164,69 +202,100 @@ class GangJob(Job):
 class CollectiveJob(GangJob):
     """Processes that train together, on one host or several.
 
-    Each host runs `processes` processes, which share its `gpus` evenly (one each when `processes` is left out), or
-    run on the CPU when there are no `gpus`.
+    Each host runs `processes` processes, which share its `gpus` evenly (one each when `processes`
+    is left out), or run on the CPU when there are no `gpus`.
     """
 
     mode: Mode = "collective"
-    processes: Count | None = Field(default=None, description="how many run on each host; without it one for each GPU")
+    processes: Count | None = Field(
+        default=None, description="how many run on each host; without it one for each GPU"
+    )
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.gpus is None and self.processes is None:
-            raise ValueError("a collective job needs gpus (such as gpus: 2) or processes (on the CPU), for each host")
+            raise ValueError(
+                "a collective job needs gpus (such as gpus: 2) or processes (on the CPU), for each host"
+            )
         self.check_shares(self.processes)
         return self
 
 
 class Restarts(BaseModel):
-    """How often one server, and one trainer, is started again when it fails, while the other processes go on."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    servers: Natural = Field(default=0, description="how often each server is, which needs `snapshots`")
-    trainers: Natural = Field(default=0, description="how often each trainer is")
-
-
-class Snapshots(BaseModel):
-    """Snapshots of the servers' tables and blocks, which a server that is started again begins with.
-
-    Each server has a folder of its own in `folder`, on its host. Each trainer keeps up to `keep_bytes` of what it has pushed
-    to a server since the last snapshot, and sends it again to one that was restored. With `resume` the servers begin with
-    the newest snapshots, if there are any; without it the folder must hold none.
+    """How often one server, and one trainer, is started again when it fails, while the other
+    processes go on.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    folder: FolderText = Field(description="where servers write them, each in a folder of its own on its host")
-    every_s: FiniteSeconds = Field(default=_SNAPSHOTS.snapshot_every_s, description="the time between two")
+    servers: Natural = Field(
+        default=0, description="how often each server is, which needs `snapshots`"
+    )
+    trainers: Natural = Field(default=0, description="how often each trainer is")
+
+
+class Snapshots(BaseModel):
+    """Snapshots of the servers' tables and blocks, which a server that is started again begins
+    with.
+
+    Each server has a folder of its own in `folder`, on its host. Each trainer keeps up to
+    `keep_bytes` of what it has pushed to a server since the last snapshot, and sends it again to
+    one that was restored. With `resume` the servers begin with the newest snapshots, if there are
+    any; without it the folder must hold none.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    folder: FolderText = Field(
+        description="where servers write them, each in a folder of its own on its host"
+    )
+    every_s: FiniteSeconds = Field(
+        default=_SNAPSHOTS.snapshot_every_s, description="the time between two"
+    )
     keep_bytes: Natural = Field(
-        default=_SNAPSHOTS.keep_bytes, description="bytes of what it has pushed to a server since the last one that "
-        "a trainer keeps, to send it again")
+        default=_SNAPSHOTS.keep_bytes,
+        description="bytes of what it has pushed to a server since the last one that "
+        "a trainer keeps, to send it again",
+    )
     resume: bool = Field(
-        default=False, description="the servers begin with the newest ones; without it the folder must hold none")
+        default=False,
+        description="the servers begin with the newest ones; without it the folder must hold none",
+    )
 
     def variables(self) -> dict[str, str]:
         """What servers and trainers find in their environment."""
-        return SnapshotVariables(snapshot_folder=Path(os.path.abspath(self.folder)), snapshot_every_s=self.every_s,
-                                 keep_bytes=self.keep_bytes).to_env()
+        return SnapshotVariables(
+            snapshot_folder=Path(os.path.abspath(self.folder)),
+            snapshot_every_s=self.every_s,
+            keep_bytes=self.keep_bytes,
+        ).to_env()
 
 
 class ParameterServerJob(GangJob):
     """Parameter servers and trainers: so many on each host, or lists of `host:port`.
 
-    The trainers on a host share its `gpus` evenly; servers run on the CPU. When all trainers have ended, the servers have
-    `server_grace` seconds to end by themselves.
+    The trainers on a host share its `gpus` evenly; servers run on the CPU. When all trainers have
+    ended, the servers have `server_grace` seconds to end by themselves.
     """
 
     mode: Mode = "parameter_server"
-    servers: Places = Field(default=1, description="the servers: how many on each host, or where all of them are")
-    trainers: Places = Field(default=1, description="the trainers: how many on each host, or where all of them are")
-    server_grace: Grace = Field(default=10.0, description="how long servers may take to end once all trainers have")
+    servers: Places = Field(
+        default=1, description="the servers: how many on each host, or where all of them are"
+    )
+    trainers: Places = Field(
+        default=1, description="the trainers: how many on each host, or where all of them are"
+    )
+    server_grace: Grace = Field(
+        default=10.0, description="how long servers may take to end once all trainers have"
+    )
     restarts: Restarts = Field(
-        default_factory=Restarts, description="how often one process is started again while the others go "
-        "on; a number for both roles")
-    snapshots: Snapshots | None = Field(default=None, description="what servers hold is written every so often")
+        default_factory=Restarts,
+        description="how often one process is started again while the others go "
+        "on; a number for both roles",
+    )
+    snapshots: Snapshots | None = Field(
+        default=None, description="what servers hold is written every so often"
+    )
 
     @field_validator("restarts", mode="before")
     @classmethod
@@ -240,23 +309,39 @@ class ParameterServerJob(GangJob):
         if len(set(both)) < len(both):
             raise ValueError("servers and trainers must all have different endpoints")
         if lists and self.ips is not None:
-            raise ValueError("ips does not go with lists of host:port, which say where servers and trainers are")
+            raise ValueError(
+                "ips does not go with lists of host:port, which say where servers and trainers are"
+            )
         if (self.hosts() or self.nodes not in (None, 1)) and len(lists) == 1:
-            raise ValueError("on several hosts servers and trainers must both be lists of host:port, or both numbers")
+            raise ValueError(
+                "on several hosts servers and trainers must both be lists of host:port, or both numbers"
+            )
         if lists and self.nodes not in (None, len(self.hosts()) or 1):
-            raise ValueError(f"nodes is {self.nodes}, but servers and trainers are on {len(self.hosts()) or 1} hosts")
+            raise ValueError(
+                f"nodes is {self.nodes}, but servers and trainers are on {len(self.hosts()) or 1} hosts"
+            )
         if not self.hosts():
-            self.check_shares(len(self.trainers) if isinstance(self.trainers, list) else self.trainers)
+            self.check_shares(
+                len(self.trainers) if isinstance(self.trainers, list) else self.trainers
+            )
         return self
 
     @model_validator(mode="after")
     def _keeps_what_servers_hold(self) -> Self:
         if self.restarts.servers and self.snapshots is None:
-            raise ValueError("a server that is started again needs snapshots, or it has lost its rows: add "
-                             "snapshots: {folder: ...}, or set restarts.servers to 0")
-        taken = [] if self.snapshots is None else [name for name in self.snapshots.variables() if name in self.env]
+            raise ValueError(
+                "a server that is started again needs snapshots, or it has lost its rows: add "
+                "snapshots: {folder: ...}, or set restarts.servers to 0"
+            )
+        taken = (
+            []
+            if self.snapshots is None
+            else [name for name in self.snapshots.variables() if name in self.env]
+        )
         if taken:
-            raise ValueError(f"env sets {' and '.join(taken)}, which the section snapshots does; remove it")
+            raise ValueError(
+                f"env sets {' and '.join(taken)}, which the section snapshots does; remove it"
+            )
         return self
 
     def _lists(self) -> list[list[str]]:
@@ -269,11 +354,17 @@ class ParameterServerJob(GangJob):
 
     def hosts(self) -> list[str]:
         """The hosts of the lists of endpoints, if there are several, in order."""
-        hosts = list(dict.fromkeys(endpoint(place)[0] for places in self._lists() for place in places))
+        hosts = list(
+            dict.fromkeys(endpoint(place)[0] for places in self._lists() for place in places)
+        )
         return hosts if len(hosts) > 1 else []
 
 
-JOBS: dict[str, type[Job]] = {"local": Job, "collective": CollectiveJob, "parameter_server": ParameterServerJob}
+JOBS: dict[str, type[Job]] = {
+    "local": Job,
+    "collective": CollectiveJob,
+    "parameter_server": ParameterServerJob,
+}
 
 
 def full_mode(mode: Any) -> Any:

@@ -1,4 +1,5 @@
 """Reads a job: a file or a command line, with what overrides it."""
+
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,27 +14,38 @@ from jfluid.job.model import JOBS, Job, full_mode
 Options = Mapping[str, tuple[str, Any]]
 
 
-def read_job(path: str | Path, overrides: Iterable[str] = (), options: Options | None = None) -> Job:
+def read_job(
+    path: str | Path, overrides: Iterable[str] = (), options: Options | None = None
+) -> Job:
     """The job of a YAML file. Raises JobError.
 
-    Overrides such as `args.epochs=3` are applied first, then `options`, which map a key to the command line words
-    that set it and the value (None: the key is taken away). An option that local jobs do not have makes a local job
-    one of the mode that has it.
+    Overrides such as `args.epochs=3` are applied first, then `options`, which map a key to the
+    command line words that set it and the value (None: the key is taken away). An option that local
+    jobs do not have makes a local job one of the mode that has it.
     """
     document = read_document(path)
     if not isinstance(document.value, dict):
-        raise JobError(f"{path}: a job file holds a mapping with the keys {', '.join(Job.model_fields)}; "
-                       f"found {'nothing' if document.value is None else short(document.value)}")
+        raise JobError(
+            f"{path}: a job file holds a mapping with the keys {', '.join(Job.model_fields)}; "
+            f"found {'nothing' if document.value is None else short(document.value)}"
+        )
     return _validated(document.value, document.places, overrides, options or {})
 
 
-def script_job(script: str, arguments: Sequence[str], overrides: Iterable[str] = (), options: Options | None = None) -> Job:
+def script_job(
+    script: str,
+    arguments: Sequence[str],
+    overrides: Iterable[str] = (),
+    options: Options | None = None,
+) -> Job:
     """The job that runs `script` with `arguments`; the rest as in `read_job`. Raises JobError."""
     places: dict[Key, str] = {(): "jfluid-launch"}
     return _validated({"script": script, "args": list(arguments)}, places, overrides, options or {})
 
 
-def _validated(data: dict[str, Any], places: dict[Key, str], overrides: Iterable[str], options: Options) -> Job:
+def _validated(
+    data: dict[str, Any], places: dict[Key, str], overrides: Iterable[str], options: Options
+) -> Job:
     for override in overrides:
         _override(data, places, override)
     for key, (source, value) in options.items():
@@ -42,7 +54,9 @@ def _validated(data: dict[str, Any], places: dict[Key, str], overrides: Iterable
             del data[key]
     needed = [key for key in options if key not in Job.model_fields]
     if needed and data.get("mode", "local") == "local":
-        modes = [mode for mode in JOBS if all(mode in modes_with(key) for key in needed)] or modes_with(needed[0])
+        modes = [
+            mode for mode in JOBS if all(mode in modes_with(key) for key in needed)
+        ] or modes_with(needed[0])
         _put(data, places, ("mode",), modes[0], options[needed[0]][0])
     mode = full_mode(data.get("mode", "local"))
     kind = JOBS.get(mode, Job) if isinstance(mode, str) else Job
@@ -65,13 +79,17 @@ def _override(data: dict[str, Any], places: dict[Key, str], override: str) -> No
         places.setdefault(tuple(path[:depth]), source)
         data = data.setdefault(key, {})
         if not isinstance(data, dict):
-            raise JobError(f"{source}: {'.'.join(path[:depth])} is not a mapping but {short(data)}; set it as a whole")
+            raise JobError(
+                f"{source}: {'.'.join(path[:depth])} is not a mapping but {short(data)}; set it as a whole"
+            )
     _put(data, places, tuple(path), Document(text, source, with_position=False).value, source)
 
 
-def _put(data: dict[str, Any], places: dict[Key, str], path: tuple[str, ...], value: Any, source: str) -> None:
+def _put(
+    data: dict[str, Any], places: dict[Key, str], path: tuple[str, ...], value: Any, source: str
+) -> None:
     """Set the value at the end of a path; `data` is the mapping that holds it."""
     data[path[-1]] = value
-    for inside in [at for at in places if at[:len(path)] == path]:
+    for inside in [at for at in places if at[: len(path)] == path]:
         del places[inside]
     places[path] = source

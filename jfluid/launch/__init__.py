@@ -7,11 +7,12 @@
     jfluid-launch --servers 2 --trainers 4 script.py     # parameter servers and trainers
     jfluid-launch --emit slurm job.yaml                  # print a batch script that runs the job
 
-Each process writes to LOG_DIR/workerlog.RANK (and what came before, when that has grown large, is in workerlog.RANK.1); the
-output of rank 0 (`--console` for others) and the progress of all (`jfluid.progress`) are shown. When one fails, all are ended.
-The exit code is that of the process that failed first (128 + the signal's number when a signal ended it), 2 when the job is
-wrong.
+Each process writes to LOG_DIR/workerlog.RANK (and what came before, when that has grown large, is
+in workerlog.RANK.1); the output of rank 0 (`--console` for others) and the progress of all
+(`jfluid.progress`) are shown. When one fails, all are ended. The exit code is that of the process
+that failed first (128 + the signal's number when a signal ended it), 2 when the job is wrong.
 """
+
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +24,9 @@ from jfluid.launch.logs import give_up_screens
 from jfluid.launch.runs import run
 
 
-def main(arguments: Sequence[str] | None = None, clock: Callable[[], float] = time.monotonic) -> int:
+def main(
+    arguments: Sequence[str] | None = None, clock: Callable[[], float] = time.monotonic
+) -> int:
     """The command `jfluid-launch`; returns the exit code. `clock` is as of `run`."""
     try:
         command = parse(sys.argv[1:] if arguments is None else arguments)
@@ -42,4 +45,8 @@ def main(arguments: Sequence[str] | None = None, clock: Callable[[], float] = ti
 def _printed(command: Command) -> str:
     if command.action == "slurm":
         return slurm_script(command.job)
-    return command.job.to_yaml() if command.image is None else kubernetes_manifest(command.job, command.image)
+    return (
+        command.job.to_yaml()
+        if command.image is None
+        else kubernetes_manifest(command.job, command.image)
+    )

@@ -1,4 +1,5 @@
 """The command line of `jfluid-launch`."""
+
 import argparse
 import re
 from collections.abc import Sequence
@@ -25,16 +26,24 @@ class Command:
 class _Set(argparse.Action):
     """Records `key: (the text on the command line, value)` of options that set a key of the job."""
 
-    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any,
-                 option: str | None = None) -> None:
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        value: Any,
+        option: str | None = None,
+    ) -> None:
         words = f"{option} {','.join(map(str, value)) if isinstance(value, list) else value}"
         values = {"cpus": {"processes": value, "gpus": None}}.get(self.dest, {self.dest: value})
         chosen = namespace.job_options
         for key, item in values.items():
             if key in chosen and not _agree(chosen[key][1], item):
                 parser.error(f"{words} does not go with {chosen[key][0]}")
-        namespace.job_options = chosen | {key: (words, item) for key, item in values.items()
-                                          if key not in chosen or isinstance(item, list)}
+        namespace.job_options = chosen | {
+            key: (words, item)
+            for key, item in values.items()
+            if key not in chosen or isinstance(item, list)
+        }
 
 
 def _agree(first: Any, second: Any) -> bool:
@@ -68,47 +77,151 @@ def _ranks(text: str) -> Any:
 def _add_gang_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("processes that train together (mode: collective)")
     add = group.add_argument
-    add("--gpus", action=_Set, type=_gpus, metavar="N|LIST|all", help="a process for each of so many GPUs of a host")
-    add("--selected_gpus", action=_Set, dest="gpus", type=_gpu_list, metavar="LIST", help="the same, by their numbers")
-    add("--cpus", action=_Set, type=int, metavar="N", help="so many processes on a host, on its CPU")
-    add("--processes", "--nproc_per_node", action=_Set, type=int, metavar="N",
-        help="so many processes on a host; with --gpus they share the GPUs evenly")
-    add("--console", action=_Set, type=_ranks, metavar="LIST|all",
-        help="the ranks whose output is shown (default: 0); all go to LOG_DIR/workerlog.RANK")
+    add(
+        "--gpus",
+        action=_Set,
+        type=_gpus,
+        metavar="N|LIST|all",
+        help="a process for each of so many GPUs of a host",
+    )
+    add(
+        "--selected_gpus",
+        action=_Set,
+        dest="gpus",
+        type=_gpu_list,
+        metavar="LIST",
+        help="the same, by their numbers",
+    )
+    add(
+        "--cpus", action=_Set, type=int, metavar="N", help="so many processes on a host, on its CPU"
+    )
+    add(
+        "--processes",
+        "--nproc_per_node",
+        action=_Set,
+        type=int,
+        metavar="N",
+        help="so many processes on a host; with --gpus they share the GPUs evenly",
+    )
+    add(
+        "--console",
+        action=_Set,
+        type=_ranks,
+        metavar="LIST|all",
+        help="the ranks whose output is shown (default: 0); all go to LOG_DIR/workerlog.RANK",
+    )
     group = parser.add_argument_group("parameter servers and trainers (mode: parameter_server)")
     add = group.add_argument
-    add("--servers", "--server_num", action=_Set, type=_places, metavar="N|LIST",
-        help="so many parameter servers on each host, or their addresses HOST:PORT (each host starts its own)")
-    add("--endpoints", action=_Set, dest="servers", type=_names, metavar="LIST", help="the servers' addresses")
-    add("--trainers", "--workers", "--worker_num", action=_Set, type=_places, metavar="N|LIST", help="the same of trainers")
+    add(
+        "--servers",
+        "--server_num",
+        action=_Set,
+        type=_places,
+        metavar="N|LIST",
+        help="so many parameter servers on each host, or their addresses HOST:PORT (each host starts its own)",
+    )
+    add(
+        "--endpoints",
+        action=_Set,
+        dest="servers",
+        type=_names,
+        metavar="LIST",
+        help="the servers' addresses",
+    )
+    add(
+        "--trainers",
+        "--workers",
+        "--worker_num",
+        action=_Set,
+        type=_places,
+        metavar="N|LIST",
+        help="the same of trainers",
+    )
     group = parser.add_argument_group("several hosts, each of which runs jfluid-launch")
     add = group.add_argument
     add("--nodes", "--nnodes", action=_Set, type=int, metavar="N", help="number of hosts")
-    add("--ips", "--cluster_node_ips", action=_Set, type=_names, metavar="LIST", help="their addresses, in order of rank")
-    add("--coordinator", action=_Set, metavar="HOST:PORT", help="where the launcher of host 0 listens to the others")
-    add("--started_port", "--start_port", action=_Set, type=int, metavar="PORT",
-        help="first port of a host's processes (default: 6070 with --ips, else free ones)")
+    add(
+        "--ips",
+        "--cluster_node_ips",
+        action=_Set,
+        type=_names,
+        metavar="LIST",
+        help="their addresses, in order of rank",
+    )
+    add(
+        "--coordinator",
+        action=_Set,
+        metavar="HOST:PORT",
+        help="where the launcher of host 0 listens to the others",
+    )
+    add(
+        "--started_port",
+        "--start_port",
+        action=_Set,
+        type=int,
+        metavar="PORT",
+        help="first port of a host's processes (default: 6070 with --ips, else free ones)",
+    )
     add("--node-rank", type=int, metavar="K", help="number of this host, from 0")
     add("--node_ip", metavar="IP", help="address of this host")
-    add("--use_paddlecloud", action="store_true", help="read the hosts from PaddleCloud's variables")
+    add(
+        "--use_paddlecloud", action="store_true", help="read the hosts from PaddleCloud's variables"
+    )
 
 
 def _parser(with_target: bool) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="jfluid-launch", description="Run a training job: a job file or a script.", allow_abbrev=False, usage=_USAGE)
+        prog="jfluid-launch",
+        description="Run a training job: a job file or a script.",
+        allow_abbrev=False,
+        usage=_USAGE,
+    )
     parser.set_defaults(job_options={})
     add = parser.add_argument
-    add("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
-        help="override one value of the job, such as args.epochs=3 (may be repeated)")
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="overrides",
+        help="override one value of the job, such as args.epochs=3 (may be repeated)",
+    )
     add("--log_dir", action=_Set, metavar="DIR", help="where the log files go (default: mylog)")
-    add("--stall-timeout", dest="stall_timeout", action=_Set, type=float, metavar="SECONDS",
-        help="end the job when a process finishes no step for so long (without steps: writes nothing)")
-    add("--max-restarts", dest="max_restarts", action=_Set, type=int, metavar="N",
-        help="after a failure, start again so often")
-    add("--dry-run", action="store_const", const="print", default="run", dest="action",
-        help="print the job that would run, and exit")
-    add("--emit", choices=["k8s", "slurm"], dest="action", help="print a manifest that runs the job there, and exit")
-    add("--image", metavar="NAME", help="with --emit k8s: the container image, which holds jfluid and the script")
+    add(
+        "--stall-timeout",
+        dest="stall_timeout",
+        action=_Set,
+        type=float,
+        metavar="SECONDS",
+        help="end the job when a process finishes no step for so long (without steps: writes nothing)",
+    )
+    add(
+        "--max-restarts",
+        dest="max_restarts",
+        action=_Set,
+        type=int,
+        metavar="N",
+        help="after a failure, start again so often",
+    )
+    add(
+        "--dry-run",
+        action="store_const",
+        const="print",
+        default="run",
+        dest="action",
+        help="print the job that would run, and exit",
+    )
+    add(
+        "--emit",
+        choices=["k8s", "slurm"],
+        dest="action",
+        help="print a manifest that runs the job there, and exit",
+    )
+    add(
+        "--image",
+        metavar="NAME",
+        help="with --emit k8s: the container image, which holds jfluid and the script",
+    )
     _add_gang_options(parser)
     if with_target:
         add("target", help="a job file (.yaml or .yml), or a Python script")
@@ -123,15 +236,21 @@ def parse(arguments: Sequence[str]) -> Command:
     if is_job_file:
         _, unknown = _parser(with_target=False).parse_known_args(options.arguments, options)
         if unknown:
-            raise JobError(f"jfluid-launch: {' '.join(unknown)}: not an option of the launcher; "
-                           "to change an argument of a job file's script use --set args.NAME=VALUE")
+            raise JobError(
+                f"jfluid-launch: {' '.join(unknown)}: not an option of the launcher; "
+                "to change an argument of a job file's script use --set args.NAME=VALUE"
+            )
         job = read_job(options.target, options.overrides, options.job_options)
     else:
         job = script_job(options.target, options.arguments, options.overrides, options.job_options)
     node = NodeOptions(options.node_rank, options.node_ip, options.use_paddlecloud)
     if node != NodeOptions() and job.mode == "local":
-        raise JobError("jfluid-launch: --node-rank, --node_ip and --use_paddlecloud are for jobs of several processes: "
-                       "say how many on each host with --gpus N or --cpus N")
+        raise JobError(
+            "jfluid-launch: --node-rank, --node_ip and --use_paddlecloud are for jobs of several processes: "
+            "say how many on each host with --gpus N or --cpus N"
+        )
     if (options.image is not None) != (options.action == "k8s"):
-        raise JobError("jfluid-launch: --emit k8s and --image NAME (a container image with jfluid and the script) go together")
+        raise JobError(
+            "jfluid-launch: --emit k8s and --image NAME (a container image with jfluid and the script) go together"
+        )
     return Command(job, node, options.action, options.image)

@@ -1,16 +1,23 @@
-"""The failure that ended a gang: the member that failed first, the reason, and the launcher's exit code."""
+"""The failure that ended a gang: the member that failed first, the reason, and the launcher's exit
+code.
+"""
+
 import re
 import signal
 from dataclasses import dataclass
 
 _LONGEST_EXCERPT = 40
 _LINES_WITHOUT_TRACEBACK = 10
-_START = re.compile(r"^(Traceback \(most recent call last\):|Fatal Python error: .*)$", re.MULTILINE)
+_START = re.compile(
+    r"^(Traceback \(most recent call last\):|Fatal Python error: .*)$", re.MULTILINE
+)
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a gang ended: the member that failed first, its return code as in `subprocess`, the reason, its last output."""
+    """Why a gang ended: the member that failed first, its return code as in `subprocess`, the
+    reason, its last output.
+    """
 
     label: str
     code: int
@@ -20,7 +27,9 @@ class Failure:
 
     @property
     def exit_code(self) -> int:
-        """The launcher's exit code: that of the member, or 128 + the number of the signal that ended it."""
+        """The launcher's exit code: that of the member, or 128 + the number of the signal that
+        ended it.
+        """
         return exit_code(self.code)
 
 
@@ -43,7 +52,7 @@ def excerpt_of(tail: str) -> str:
     starts = list(_START.finditer(tail))
     if not starts:
         return "\n".join(tail.splitlines()[-_LINES_WITHOUT_TRACEBACK:])
-    lines = tail[starts[-1].start():].splitlines()
+    lines = tail[starts[-1].start() :].splitlines()
     if len(lines) <= _LONGEST_EXCERPT:
         return "\n".join(lines)
     half = _LONGEST_EXCERPT // 2

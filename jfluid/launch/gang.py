@@ -1,4 +1,7 @@
-"""The processes of one job on this host: a gang is a list of members, started and ended together."""
+"""The processes of one job on this host: a gang is a list of members, started and ended
+together.
+"""
+
 import os
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,19 +12,21 @@ from jfluid.environment import OLDER_JOB_TOKEN
 from jfluid.environment.process import ASSIGNED, ProcessEnvironment
 from jfluid.job import CollectiveJob, GangJob, Job, JobError, ParameterServerJob, endpoint
 
-# Variables about hosts for the launcher alone; proxies, which gRPC would use between hosts; the older name of a variable that
-# members get.
+# Variables about hosts for the launcher alone; proxies, which gRPC would use between hosts; the
+# older name of a variable that members get.
 _NOT_FOR_MEMBERS = ("PADDLE_NUM_TRAINERS", "http_proxy", "https_proxy", OLDER_JOB_TOKEN)
-# A traceback of crashes and stalls; SIGTERM ends the process, which JAX's preemption service would swallow.
+# A traceback of crashes and stalls; SIGTERM ends the process, which JAX's preemption service would
+# swallow.
 _DEFAULTS = {"PYTHONFAULTHANDLER": "1", "JAX_ENABLE_PREEMPTION_SERVICE": "false"}
 
 
 @dataclass(frozen=True)
 class Member:
-    """One process: its role ("trainer" or "server"), rank within the role, command line, whole environment, log file.
+    """One process: its role ("trainer" or "server"), rank within the role, command line, whole
+    environment, log file.
 
-    When it fails it is restarted up to `restarts` times while the others keep running. `env_again` is added to its
-    environment when it is restarted.
+    When it fails it is restarted up to `restarts` times while the others keep running. `env_again`
+    is added to its environment when it is restarted.
     """
 
     role: str
@@ -39,36 +44,81 @@ class Member:
 
 def local_gang(job: Job) -> list[Member]:
     """A script on its own."""
-    return [Member("trainer", 0, job.command(), _DEFAULTS | os.environ | job.env, Path(job.log_dir) / "workerlog.0")]
+    return [
+        Member(
+            "trainer",
+            0,
+            job.command(),
+            _DEFAULTS | os.environ | job.env,
+            Path(job.log_dir) / "workerlog.0",
+        )
+    ]
 
 
-def collective_gang(job: CollectiveJob, endpoints: Sequence[Sequence[str]], node: int, gpus: Sequence[str],
-                    secret: str) -> list[Member]:
-    """The processes on host number `node`; `endpoints` has a list of `host:port` for each host, one for each process."""
+def collective_gang(
+    job: CollectiveJob,
+    endpoints: Sequence[Sequence[str]],
+    node: int,
+    gpus: Sequence[str],
+    secret: str,
+) -> list[Member]:
+    """The processes on host number `node`; `endpoints` has a list of `host:port` for each host, one
+    for each process.
+    """
     everyone = [endpoint for host in endpoints for endpoint in host]
     first = sum(map(len, endpoints[:node]))
-    common = ProcessEnvironment(trainers_num=len(everyone), trainer_endpoints=tuple(everyone), job_token=secret)
-    return [_trainer(job, first + local, devices, common) for local, devices in enumerate(shares(gpus, len(endpoints[node])))]
+    common = ProcessEnvironment(
+        trainers_num=len(everyone), trainer_endpoints=tuple(everyone), job_token=secret
+    )
+    return [
+        _trainer(job, first + local, devices, common)
+        for local, devices in enumerate(shares(gpus, len(endpoints[node])))
+    ]
 
 
-def parameter_server_gang(job: ParameterServerJob, servers: Sequence[str], trainers: Sequence[str], here: Container[str],
-                          gpus: Sequence[str], secret: str) -> list[Member]:
-    """The servers and trainers, of those with the given endpoints, whose endpoint is `here`; `secret` is the job's."""
-    common = ProcessEnvironment(pserver_endpoints=tuple(servers), trainers_num=len(trainers),
-                                trainer_endpoints=tuple(trainers), job_token=secret)
+def parameter_server_gang(
+    job: ParameterServerJob,
+    servers: Sequence[str],
+    trainers: Sequence[str],
+    here: Container[str],
+    gpus: Sequence[str],
+    secret: str,
+) -> list[Member]:
+    """The servers and trainers, of those with the given endpoints, whose endpoint is `here`;
+    `secret` is the job's.
+    """
+    common = ProcessEnvironment(
+        pserver_endpoints=tuple(servers),
+        trainers_num=len(trainers),
+        trainer_endpoints=tuple(trainers),
+        job_token=secret,
+    )
     snapshots = job.snapshots.variables() if job.snapshots else {}
     restored = ProcessEnvironment(restore=True).to_env() if job.snapshots else {}
     members = []
     for rank, own in enumerate(servers):
         if own in here:
-            assigned = _placed(common, own, training_role="PSERVER", pserver_id=rank).to_env() | snapshots
+            assigned = (
+                _placed(common, own, training_role="PSERVER", pserver_id=rank).to_env() | snapshots
+            )
             assigned |= restored if job.snapshots and job.snapshots.resume else {}
-            members.append(Member("server", rank, job.command(), _environment(job, assigned, []),
-                                  Path(job.log_dir) / f"serverlog.{rank}", job.restarts.servers, restored))
+            members.append(
+                Member(
+                    "server",
+                    rank,
+                    job.command(),
+                    _environment(job, assigned, []),
+                    Path(job.log_dir) / f"serverlog.{rank}",
+                    job.restarts.servers,
+                    restored,
+                )
+            )
     ranks = [rank for rank, own in enumerate(trainers) if own in here]
     for rank, devices in zip(ranks, shares(gpus, len(ranks))):
         told = _placed(common, trainers[rank], training_role="TRAINER")
-        members.append(replace(_trainer(job, rank, devices, told, snapshots), restarts=job.restarts.trainers))
+        members.append(
+            replace(_trainer(job, rank, devices, told, snapshots), restarts=job.restarts.trainers)
+        )
     return members
 
 
@@ -79,22 +129,44 @@ def _placed(common: ProcessEnvironment, own: str, **fields: Any) -> ProcessEnvir
 
 
 def shares(gpus: Sequence[str], processes: int) -> list[Sequence[str]]:
-    """Even parts of a host's GPUs, one for each process. Raises JobError when they do not divide."""
+    """Even parts of a host's GPUs, one for each process. Raises JobError when they do not
+    divide.
+    """
     if processes and len(gpus) % processes:
-        raise JobError(f"jfluid-launch: {len(gpus)} GPUs cannot be shared evenly by {processes} processes")
+        raise JobError(
+            f"jfluid-launch: {len(gpus)} GPUs cannot be shared evenly by {processes} processes"
+        )
     size = len(gpus) // max(processes, 1)
-    return [gpus[number * size:(number + 1) * size] for number in range(processes)]
+    return [gpus[number * size : (number + 1) * size] for number in range(processes)]
 
 
-def _trainer(job: GangJob, rank: int, gpus: Sequence[str], told: ProcessEnvironment, more: Mapping[str, str] = {}) -> Member:
+def _trainer(
+    job: GangJob,
+    rank: int,
+    gpus: Sequence[str],
+    told: ProcessEnvironment,
+    more: Mapping[str, str] = {},
+) -> Member:
     """A trainer; it sees only its own GPUs, and FLAGS_selected_gpus counts among those it sees."""
-    told = told.model_copy(update={"trainer_id": rank, "current_endpoint": told.trainer_endpoints[rank]})
-    return Member("trainer", rank, job.command(), _environment(job, {**told.to_env(), **more}, gpus),
-                  Path(job.log_dir) / f"workerlog.{rank}")
+    told = told.model_copy(
+        update={"trainer_id": rank, "current_endpoint": told.trainer_endpoints[rank]}
+    )
+    return Member(
+        "trainer",
+        rank,
+        job.command(),
+        _environment(job, {**told.to_env(), **more}, gpus),
+        Path(job.log_dir) / f"workerlog.{rank}",
+    )
 
 
 def _environment(job: GangJob, assigned: Mapping[str, str], gpus: Sequence[str]) -> dict[str, str]:
-    inherited = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_MEMBERS + ASSIGNED}
-    devices = ProcessEnvironment(visible_gpus=tuple(gpus), selected_gpus=tuple(range(len(gpus)))) if gpus else \
-        ProcessEnvironment(visible_gpus=(), jax_platforms="cpu")
+    inherited = {
+        name: value for name, value in os.environ.items() if name not in _NOT_FOR_MEMBERS + ASSIGNED
+    }
+    devices = (
+        ProcessEnvironment(visible_gpus=tuple(gpus), selected_gpus=tuple(range(len(gpus))))
+        if gpus
+        else ProcessEnvironment(visible_gpus=(), jax_platforms="cpu")
+    )
     return {**_DEFAULTS, **inherited, **devices.to_env(), **job.env, **assigned}

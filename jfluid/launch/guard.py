@@ -1,9 +1,10 @@
 """A guard process that ends a gang when its launcher was killed and could not end it itself."""
+
 import subprocess
 import sys
 
-# Reads the numbers of process groups, a line each, and kills those groups when the launcher is gone: its end of the pipe
-# is closed then. After the line "done" there is nothing to do.
+# Reads the numbers of process groups, a line each, and kills those groups when the launcher is
+# gone: its end of the pipe is closed then. After the line "done" there is nothing to do.
 _PROGRAM = """
 import os, signal, sys
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -22,8 +23,13 @@ class Guard:
     """A small process that waits for the launcher's end."""
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen([sys.executable, "-E", "-S", "-c", _PROGRAM], stdin=subprocess.PIPE,
-                                         stdout=subprocess.DEVNULL, start_new_session=True, text=True)
+        self._process = subprocess.Popen(
+            [sys.executable, "-E", "-S", "-c", _PROGRAM],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+            text=True,
+        )
 
     def __enter__(self) -> "Guard":
         return self

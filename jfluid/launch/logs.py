@@ -1,4 +1,7 @@
-"""The launcher's output. A full disk, or a closed terminal or pipe, stops a log or a screen, but never the job."""
+"""The launcher's output. A full disk, or a closed terminal or pipe, stops a log or a screen, but
+never the job.
+"""
+
 import contextlib
 import errno
 import os
@@ -13,12 +16,14 @@ from jfluid.job import JobError
 
 # Seconds after which an outlet that stopped tries again.
 _SECONDS_TO_RETRY = 5.0
-# Of these a disk may recover; a log that cannot be opened for another reason is a mistake in the job.
+# Of these a disk may recover; a log that cannot be opened for another reason is a mistake in the
+# job.
 _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 
 class Outlet:
-    """Writes bytes to a destination that may fail: then they are dropped, and counted, until it accepts some again.
+    """Writes bytes to a destination that may fail: then they are dropped, and counted, until it
+    accepts some again.
 
     Args:
         name: of the destination, for messages.
@@ -26,8 +31,13 @@ class Outlet:
         tell: called with a sentence when the destination fails, and when it works again.
     """
 
-    def __init__(self, name: str, put: Callable[[bytes], None], tell: Callable[[str], None],
-                 clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self,
+        name: str,
+        put: Callable[[bytes], None],
+        tell: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ):
         self._name, self._put, self._tell, self._clock = name, put, tell, clock
         self.missing, self._next = 0, 0.0
 
@@ -46,7 +56,9 @@ class Outlet:
             before, self.missing = self.missing, self.missing + len(data)
             self._next = self._clock() + _SECONDS_TO_RETRY
             if not before:
-                self._tell(f"{self._name} has stopped ({error.strerror or error}); the job goes on without it")
+                self._tell(
+                    f"{self._name} has stopped ({error.strerror or error}); the job goes on without it"
+                )
         else:
             missing, self.missing = self.missing, 0
             if missing:
@@ -56,17 +68,21 @@ class Outlet:
 class Log:
     """A member's log file.
 
-    Before a line would make it larger than `max_bytes` it is renamed to PATH.1, that to PATH.2, and so on up to `backups`
-    files, of which the oldest goes; then a new one begins. A device is never renamed.
+    Before a line would make it larger than `max_bytes` it is renamed to PATH.1, that to PATH.2, and
+    so on up to `backups` files, of which the oldest goes; then a new one begins. A device is never
+    renamed.
 
     Args:
-        append: append to an existing file, rather than begin a new one (without the backups of an earlier job).
+        append: append to an existing file, rather than begin a new one (without the backups of an
+            earlier job).
         tell: called when the log stops, and when it continues.
 
         Raises JobError when it cannot be opened, unless the disk is full or broken at the moment.
     """
 
-    def __init__(self, path: Path, append: bool, max_bytes: int, backups: int, tell: Callable[[str], None]):
+    def __init__(
+        self, path: Path, append: bool, max_bytes: int, backups: int, tell: Callable[[str], None]
+    ):
         self._path, self._most, self._backups = path, max_bytes, backups
         self._file = -1
         self._size, self._is_file = 0, True
@@ -101,13 +117,16 @@ class Log:
                 if not fitting and self._size:
                     self._rotate()
                     continue
-            written = os.write(self._file, data[:fitting or self._most])
+            written = os.write(self._file, data[: fitting or self._most])
             self._size += written
             data = data[written:]
 
     def _rotate(self) -> None:
         self.close()
-        names = [self._path, *(self._path.with_name(f"{self._path.name}.{i}") for i in range(1, self._backups + 1))]
+        names = [
+            self._path,
+            *(self._path.with_name(f"{self._path.name}.{i}") for i in range(1, self._backups + 1)),
+        ]
         for older, newer in zip(names[:0:-1], names[-2::-1]):
             with contextlib.suppress(FileNotFoundError):
                 os.replace(newer, older)
@@ -143,7 +162,8 @@ class LogText:
 
 
 class Screen:
-    """One of the launcher's own two streams, as bytes and as text. What it does not accept is dropped.
+    """One of the launcher's own two streams, as bytes and as text. What it does not accept is
+    dropped.
 
     Args:
         tell: called when it stops; as a rule writes to the other stream.
@@ -179,7 +199,9 @@ def say(text: str) -> None:
 
 
 def give_up_screens() -> None:
-    """Discard data that the streams do not accept, so that it does not change the exit code of the interpreter."""
+    """Discard data that the streams do not accept, so that it does not change the exit code of the
+    interpreter.
+    """
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -1,4 +1,5 @@
 """The messages between the launchers of several hosts: JSON objects, by `kind`."""
+
 import json
 from typing import Annotated, Literal
 
@@ -19,7 +20,9 @@ class Message(BaseModel):
 
 
 class Join(Message):
-    """A follower joins: the job, its number among the hosts and their count, and the endpoints of its processes."""
+    """A follower joins: the job, its number among the hosts and their count, and the endpoints of
+    its processes.
+    """
 
     kind: Literal["join"] = "join"
     job: str
@@ -36,7 +39,9 @@ class Refused(Message):
 
 
 class Start(Message):
-    """All hosts have joined: the endpoints of each host's processes, and the number of the run, from 0."""
+    """All hosts have joined: the endpoints of each host's processes, and the number of the run,
+    from 0.
+    """
 
     kind: Literal["start"] = "start"
     endpoints: Annotated[list[Endpoints], FailFast()]
@@ -66,7 +71,8 @@ class End(Message):
 
 
 _ANY: TypeAdapter[Message] = TypeAdapter(
-    Annotated[Join | Refused | Start | Failed | Finished | End, Field(discriminator="kind")])
+    Annotated[Join | Refused | Start | Failed | Finished | End, Field(discriminator="kind")]
+)
 
 
 def encode(message: Message) -> bytes:
@@ -80,7 +86,11 @@ def decode(data: bytes) -> Message:
         return _ANY.validate_json(data)
     except ValidationError as error:
         if error.error_count() > _MOST_MISTAKES:
-            raise errors.MessageError(f"expected a message of a launcher; {error.error_count()} parts are wrong") from None
+            raise errors.MessageError(
+                f"expected a message of a launcher; {error.error_count()} parts are wrong"
+            ) from None
         first = error.errors(include_url=False, include_input=False)[0]
         at = ".".join(map(str, first["loc"]))
-        raise errors.MessageError(f"expected a message of a launcher; {at or 'the whole'}: {first['msg'][:200]}") from None
+        raise errors.MessageError(
+            f"expected a message of a launcher; {at or 'the whole'}: {first['msg'][:200]}"
+        ) from None

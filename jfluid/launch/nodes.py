@@ -1,8 +1,9 @@
 """This launcher's rank among those of a job: one on each host, or one for each task of a scheduler.
 
-The job file and the command line take precedence; then the variables of PaddleCloud (if enabled), Slurm, OpenMPI and
-Kubernetes.
+The job file and the command line take precedence; then the variables of PaddleCloud (if enabled),
+Slurm, OpenMPI and Kubernetes.
 """
+
 import os
 import re
 import socket
@@ -21,7 +22,8 @@ from jfluid.launch.schedulers import (
 
 FIRST_PORT = 6070  # Fluid's, for the processes of a host in a list of several
 _CLOUD_PORT = 6170
-_PORTS_OF_JOBS = 61440, 4096  # above those that Linux gives to clients: one for each job of a scheduler
+# above those that Linux gives to clients: one for each job of a scheduler
+_PORTS_OF_JOBS = 61440, 4096
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,8 @@ class NodeOptions:
 class Node:
     """Launcher `rank` of `count`. `task` of `tasks` are those on the same host that share its GPUs.
 
-    `host` is this host's address, None if the route to the coordinator determines it. Its processes get `ports`, or those from
-    `first_port` on, or free ones.
+    `host` is this host's address, None if the route to the coordinator determines it. Its processes
+    get `ports`, or those from `first_port` on, or free ones.
     """
 
     rank: int = 0
@@ -51,13 +53,19 @@ class Node:
     tasks: int = 1
 
 
-def find_node(job: GangJob, options: NodeOptions, environment: Mapping[str, str] = os.environ) -> Node:
+def find_node(
+    job: GangJob, options: NodeOptions, environment: Mapping[str, str] = os.environ
+) -> Node:
     """Find this launcher's rank. Raises JobError when something is missing or inconsistent."""
     count = job.nodes or FluidVariables.from_env(environment).nodes
     node = Node(options.rank or 0, count or 1, options.ip)
     is_listed = isinstance(job, ParameterServerJob) and job.is_listed
     ips = job.hosts() if isinstance(job, ParameterServerJob) and is_listed else job.ips
-    cloud = PaddleCloudVariables.from_env(environment) if options.use_paddlecloud else PaddleCloudVariables()
+    cloud = (
+        PaddleCloudVariables.from_env(environment)
+        if options.use_paddlecloud
+        else PaddleCloudVariables()
+    )
     if cloud.trainers_num not in (None, 1):
         node = _of_paddlecloud(cloud, job.started_port)
     elif ips:
@@ -67,7 +75,9 @@ def find_node(job: GangJob, options: NodeOptions, environment: Mapping[str, str]
     elif options.rank is None and count != 1:
         placed = _of_scheduler(environment, count)
         if placed is None and count is not None:
-            raise JobError(f"jfluid-launch: {count} hosts, but which of them is this? Say --node-rank K (from 0) on each")
+            raise JobError(
+                f"jfluid-launch: {count} hosts, but which of them is this? Say --node-rank K (from 0) on each"
+            )
         node = placed or node
     if job.coordinator is not None:
         node = replace(node, coordinator=endpoint(job.coordinator))
@@ -80,24 +90,36 @@ def _checked(node: Node, options: NodeOptions, count: int | None) -> Node:
     if count is not None and node.count != count:
         raise JobError(f"jfluid-launch: the job wants {count} hosts, but there are {node.count}")
     if options.rank is not None and options.rank != node.rank:
-        raise JobError(f"jfluid-launch: --node-rank {options.rank}, but this host is number {node.rank} of those listed")
+        raise JobError(
+            f"jfluid-launch: --node-rank {options.rank}, but this host is number {node.rank} of those listed"
+        )
     if not 0 <= node.rank < node.count:
-        raise JobError(f"jfluid-launch: --node-rank {node.rank}: a job of {node.count} hosts has the ranks 0 to "
-                       f"{node.count - 1} (say how many hosts there are with --nodes N)")
+        raise JobError(
+            f"jfluid-launch: --node-rank {node.rank}: a job of {node.count} hosts has the ranks 0 to "
+            f"{node.count - 1} (say how many hosts there are with --nodes N)"
+        )
     if node.count > 1 and node.coordinator is None:
-        raise JobError("jfluid-launch: where do the hosts meet? Say --coordinator HOST:PORT with an address of host 0, or "
-                       "--ips with the addresses of all")
+        raise JobError(
+            "jfluid-launch: where do the hosts meet? Say --coordinator HOST:PORT with an address of host 0, or "
+            "--ips with the addresses of all"
+        )
     return node
 
 
-# ---- lists of addresses ----------------------------------------------------------------------------------------
+# ---- lists of addresses --------------------------------------------------------------------------
+
 
 def _of_list(ips: Sequence[str], options: NodeOptions, first_port: int) -> Node:
     rank = options.rank if options.rank is not None else _index_of_this_host(ips, options.ip)
     if not 0 <= rank < len(ips):
         raise JobError(f"jfluid-launch: --node-rank {rank}, but --ips has {len(ips)} addresses")
-    return Node(rank, len(ips), ips[rank], (ips[0], first_port - 1) if len(ips) > 1 else None,
-                first_port if len(ips) > 1 else None)
+    return Node(
+        rank,
+        len(ips),
+        ips[rank],
+        (ips[0], first_port - 1) if len(ips) > 1 else None,
+        first_port if len(ips) > 1 else None,
+    )
 
 
 def _index_of_this_host(ips: Sequence[str], own: str | None) -> int:
@@ -107,8 +129,10 @@ def _index_of_this_host(ips: Sequence[str], own: str | None) -> int:
         return ips.index(own)
     here = [number for number, ip in enumerate(ips) if _is_of_this_host(ip)]
     if len(here) != 1:
-        raise JobError(f"jfluid-launch: {'none' if not here else 'more than one'} of --ips {','.join(ips)} is an address of "
-                       "this host; say which host this is with --node_ip or --node-rank")
+        raise JobError(
+            f"jfluid-launch: {'none' if not here else 'more than one'} of --ips {','.join(ips)} is an address of "
+            "this host; say which host this is with --node_ip or --node-rank"
+        )
     return here[0]
 
 
@@ -122,19 +146,28 @@ def _is_of_this_host(host: str) -> bool:
 
 
 def _of_paddlecloud(cloud: PaddleCloudVariables, first_port: int | None) -> Node:
-    missing = [cloud.name_of(field) for field in ("trainers", "host", "trainer_id") if field not in cloud.model_fields_set]
+    missing = [
+        cloud.name_of(field)
+        for field in ("trainers", "host", "trainer_id")
+        if field not in cloud.model_fields_set
+    ]
     if missing:
-        raise JobError(f"jfluid-launch: --use_paddlecloud: PaddleCloud sets {', '.join(missing)}, but this environment "
-                       "has none")
-    node = _of_list(cloud.trainers, NodeOptions(cloud.trainer_id), cloud.port or first_port or _CLOUD_PORT)
+        raise JobError(
+            f"jfluid-launch: --use_paddlecloud: PaddleCloud sets {', '.join(missing)}, but this environment "
+            "has none"
+        )
+    node = _of_list(
+        cloud.trainers, NodeOptions(cloud.trainer_id), cloud.port or first_port or _CLOUD_PORT
+    )
     if cloud.endpoints:
         ports = [endpoint(text)[1] for text in cloud.endpoints]
         share = len(ports) // len(cloud.trainers)
-        node = replace(node, ports=tuple(ports[node.rank * share:(node.rank + 1) * share]))
+        node = replace(node, ports=tuple(ports[node.rank * share : (node.rank + 1) * share]))
     return replace(node, host=cloud.host)
 
 
-# ---- schedulers ------------------------------------------------------------------------------------------------
+# ---- schedulers ----------------------------------------------------------------------------------
+
 
 def _of_scheduler(environment: Mapping[str, str], count: int | None) -> Node | None:
     return _of_slurm(environment) or _of_openmpi(environment) or _of_kubernetes(environment, count)
@@ -152,13 +185,22 @@ def _of_slurm(environment: Mapping[str, str]) -> Node | None:
     if slurm.tasks is None or slurm.tasks == 1 or slurm.rank is None or not hosts:
         return None
     per_host = _repeated(slurm.tasks_per_host)
-    return Node(slurm.rank, slurm.tasks, coordinator=(first_host(hosts), _port_of(f"{slurm.job}.{slurm.step}")),
-                task=slurm.local_rank, tasks=per_host[slurm.host] if slurm.host < len(per_host) else 1)
+    return Node(
+        slurm.rank,
+        slurm.tasks,
+        coordinator=(first_host(hosts), _port_of(f"{slurm.job}.{slurm.step}")),
+        task=slurm.local_rank,
+        tasks=per_host[slurm.host] if slurm.host < len(per_host) else 1,
+    )
 
 
 def _repeated(text: str) -> list[int]:
     """Slurm's `2(x3),1` as [2, 2, 2, 1]."""
-    return [int(number) for number, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text) for _ in range(int(times or 1))]
+    return [
+        int(number)
+        for number, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
+        for _ in range(int(times or 1))
+    ]
 
 
 def first_host(hosts: str) -> str:
@@ -170,7 +212,10 @@ def first_host(hosts: str) -> str:
 
 
 def _of_openmpi(environment: Mapping[str, str]) -> Node | None:
-    mpi, job_hosts = OpenMpiVariables.from_env(environment), SlurmVariables.from_env(environment).job_hosts
+    mpi, job_hosts = (
+        OpenMpiVariables.from_env(environment),
+        SlurmVariables.from_env(environment).job_hosts,
+    )
     if mpi.tasks is None or mpi.tasks == 1 or mpi.rank is None:
         return None
     host = None
@@ -181,11 +226,19 @@ def _of_openmpi(environment: Mapping[str, str]) -> Node | None:
     elif match := re.search(r"tcp://([\d.]+)", mpi.daemon):
         host = match[1]  # where mpirun runs
     coordinator = (host, _port_of(mpi.namespace or mpi.older_namespace)) if host else None
-    return Node(mpi.rank, mpi.tasks, coordinator=coordinator, task=mpi.local_rank, tasks=mpi.local_tasks or 1)
+    return Node(
+        mpi.rank,
+        mpi.tasks,
+        coordinator=coordinator,
+        task=mpi.local_rank,
+        tasks=mpi.local_tasks or 1,
+    )
 
 
 def _of_kubernetes(environment: Mapping[str, str], count: int | None) -> Node | None:
-    """A pod of an Indexed Job, on its own or in a JobSet; the pod's name determines those of its siblings."""
+    """A pod of an Indexed Job, on its own or in a JobSet; the pod's name determines those of its
+    siblings.
+    """
     rank = KubernetesVariables.from_env(environment).rank
     if rank is None or count is None:
         return None

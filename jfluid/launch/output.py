@@ -1,4 +1,7 @@
-"""Output and progress of members: each goes to its log file, those of chosen ones to the launcher's own streams, too."""
+"""Output and progress of members: each goes to its log file, those of chosen ones to the launcher's
+own streams, too.
+"""
+
 import json
 import sys
 from collections.abc import Callable
@@ -36,16 +39,18 @@ class Lines:
 class Console:
     """The launcher's own output and error streams, with live progress on the latter.
 
-    `shows` says whose output is passed on. The output of a single member is passed on unchanged; that of several has the
-    member's name in front of each line.
+    `shows` says whose output is passed on. The output of a single member is passed on unchanged;
+    that of several has the member's name in front of each line.
     """
 
     def __init__(self, shows: Callable[[Member], bool], prefixed: bool, alone: bool):
         self.shows = shows
         self.prefixed = prefixed
         # Taken now: a live bar replaces sys.stdout and sys.stderr while it is shown.
-        self._streams = {1: Screen(sys.stdout, "standard output", self.note),
-                         2: Screen(sys.stderr, "standard error", lambda text: None)}
+        self._streams = {
+            1: Screen(sys.stdout, "standard output", self.note),
+            2: Screen(sys.stderr, "standard error", lambda text: None),
+        }
         self._on_terminal = sys.stderr.isatty()
         self._alone = alone
         self._bars: Display | None = display_on(sys.stderr) if self._on_terminal else None
@@ -59,7 +64,9 @@ class Console:
                 text = _with_prefix(whole, prefix).decode(errors="replace").removesuffix("\n")
                 self._with_bars(lambda bars: bars.print_above(text))
             return
-        stream.write_bytes(_with_prefix(lines.whole(data), prefix) if prefix else lines.rest() + data)
+        stream.write_bytes(
+            _with_prefix(lines.whole(data), prefix) if prefix else lines.rest() + data
+        )
 
     def progress_of(self, member: Member) -> Callable[[dict[str, Any]], None]:
         """The display of a member's progress reports."""
@@ -101,7 +108,9 @@ def _with_prefix(data: bytes, prefix: str) -> bytes:
 
 
 class MemberOutput:
-    """The output and reports of one member: they go to its log file, and to the console if that shows it."""
+    """The output and reports of one member: they go to its log file, and to the console if that
+    shows it.
+    """
 
     def __init__(self, member: Member, log: Log, console: Console):
         self._log = log
@@ -123,7 +132,9 @@ class MemberOutput:
             self._console.text(descriptor, data, self._for_screen[descriptor], self._prefix)
 
     def reports(self, data: bytes) -> list[dict[str, Any]]:
-        """Take data from the member's pipe for reports, show the progress in it, and return all reports."""
+        """Take data from the member's pipe for reports, show the progress in it, and return all
+        reports.
+        """
         *lines, rest = (self._reports + data).split(b"\n")
         self._reports = rest[-_LONGEST_REPORT:]
         reports: list[dict[str, Any]] = [json.loads(line) for line in lines]
@@ -142,7 +153,9 @@ class MemberOutput:
             self._write(self._for_log[descriptor].rest())
             rest = self._for_screen[descriptor].rest()
             if self._shown and rest:
-                self._console.text(descriptor, rest + b"\n" if self._prefix else rest, Lines(), self._prefix)
+                self._console.text(
+                    descriptor, rest + b"\n" if self._prefix else rest, Lines(), self._prefix
+                )
 
     def _write(self, data: bytes) -> None:
         self._tail = (self._tail + data)[-_LENGTH_OF_TAIL:]

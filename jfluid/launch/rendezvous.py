@@ -1,9 +1,12 @@
-"""Rendezvous of the launchers of several hosts: they start together, report failures to each other, and end together.
+"""Rendezvous of the launchers of several hosts: they start together, report failures to each other,
+and end together.
 
-The launcher of host 0 listens at the coordinator's address; the others keep a connection to it, on which both sides have
-proved that they have the job's secret (jfluid.security.sockets). The messages are in `messages`: a follower `Join`s, all
-`Start`, followers report what `Failed` or `Finished`, and the `End` is the head's verdict.
+The launcher of host 0 listens at the coordinator's address; the others keep a connection to it, on
+which both sides have proved that they have the job's secret (jfluid.security.sockets). The messages
+are in `messages`: a follower `Join`s, all `Start`, followers report what `Failed` or `Finished`,
+and the `End` is the head's verdict.
 """
+
 import select
 import signal
 import socket
@@ -15,7 +18,17 @@ from dataclasses import dataclass
 from jfluid import errors
 from jfluid.job import JobError
 from jfluid.launch.failure import Failure
-from jfluid.launch.messages import End, Failed, Finished, Join, Message, Refused, Start, decode, encode
+from jfluid.launch.messages import (
+    End,
+    Failed,
+    Finished,
+    Join,
+    Message,
+    Refused,
+    Start,
+    decode,
+    encode,
+)
 from jfluid.launch.nodes import Node
 from jfluid.security import sockets
 
@@ -28,12 +41,15 @@ SECONDS_TO_COMPARE = 1.0
 _LONGEST_MESSAGE = 1 << 20
 _PURPOSE = "coordinator"
 _BACKLOG = 128
-_KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # a host that vanishes is missed after 20 s
+# a host that vanishes is missed after 20 s
+_KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The end of one run on all hosts: the first failure of all, or None; and whether all start again."""
+    """The end of one run on all hosts: the first failure of all, or None; and whether all start
+    again.
+    """
 
     failure: Failure | None
     again: bool = False
@@ -41,7 +57,9 @@ class Verdict:
 
 @dataclass(frozen=True)
 class RunMembers:
-    """The members of a run: the endpoints of each host's processes, and the number of the run, from 0."""
+    """The members of a run: the endpoints of each host's processes, and the number of the run, from
+    0.
+    """
 
     endpoints: list[list[str]]
     attempt: int
@@ -49,7 +67,9 @@ class RunMembers:
 
 def interruption(node: int, number: int) -> Failure:
     """The failure of a host whose launcher was asked to end by a signal."""
-    return Failure(f"host {node}", -number, f"{signal.Signals(number).name} to its launcher", "", "")
+    return Failure(
+        f"host {node}", -number, f"{signal.Signals(number).name} to its launcher", "", ""
+    )
 
 
 class _Connection:
@@ -72,7 +92,9 @@ class _Connection:
             self._connection.send(encode(message))
 
     def messages(self, wait: float = 0.0) -> list[Message] | None:
-        """The messages that have arrived; None when the other side has disconnected or violates the protocol."""
+        """The messages that have arrived; None when the other side has disconnected or violates the
+        protocol.
+        """
         try:
             if not select.select([self._connection], [], [], wait)[0]:
                 return []
@@ -85,9 +107,18 @@ class _Connection:
 
 
 class Head:
-    """The launcher of host 0: decides how the job ends. Only launchers that have the job's secret can connect."""
+    """The launcher of host 0: decides how the job ends. Only launchers that have the job's secret
+    can connect.
+    """
 
-    def __init__(self, node: Node, name: str, max_restarts: int, secret: str, clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self,
+        node: Node,
+        name: str,
+        max_restarts: int,
+        secret: str,
+        clock: Callable[[], float] = time.monotonic,
+    ):
         assert node.coordinator is not None  # find_node saw to it
         host, port = node.coordinator
         self._node, self._name, self._max_restarts, self._clock = node, name, max_restarts, clock
@@ -100,18 +131,26 @@ class Head:
             address = own if own in ("localhost", "::1") or own.startswith("127.") else ""
             listening = socket.create_server((address, port), family=family, backlog=_BACKLOG)
         except OSError as error:
-            raise JobError(f"jfluid-launch: cannot listen at the coordinator's address {host}:{port}: {error.strerror}; is "
-                           "another job running there? Choose another port with --coordinator") from None
-        self._listener = sockets.Listener(listening, secret, _PURPOSE, _LONGEST_MESSAGE, _SECONDS_TO_SEND)
+            raise JobError(
+                f"jfluid-launch: cannot listen at the coordinator's address {host}:{port}: {error.strerror}; is "
+                "another job running there? Choose another port with --coordinator"
+            ) from None
+        self._listener = sockets.Listener(
+            listening, secret, _PURPOSE, _LONGEST_MESSAGE, _SECONDS_TO_SEND
+        )
 
     def _accept(self, wait: float) -> list[_Connection]:
-        found = self._early + [_Connection(connection) for connection in self._listener.accept(wait)]
+        found = self._early + [
+            _Connection(connection) for connection in self._listener.accept(wait)
+        ]
         self._early = []
         return found
 
-    # ---- before a run ------------------------------------------------------------------------------------------
+    # ---- before a run ----------------------------------------------------------------------------
 
-    def rendezvous(self, ports: Sequence[int], interrupted: Callable[[], bool]) -> RunMembers | None:
+    def rendezvous(
+        self, ports: Sequence[int], interrupted: Callable[[], bool]
+    ) -> RunMembers | None:
         """Wait for all other launchers; None when `interrupted` becomes true. Raises JobError."""
         assert self._node.coordinator is not None
         self._attempt += 1
@@ -127,23 +166,32 @@ class Head:
                 return None
             if self._clock() > deadline:
                 missing = [str(node) for node in range(1, self._node.count) if node not in joined]
-                raise JobError(f"jfluid-launch: host {', '.join(missing)} of {self._node.count} did not come to the "
-                               f"coordinator within {SECONDS_TO_MEET:g} s; was jfluid-launch started there?")
+                raise JobError(
+                    f"jfluid-launch: host {', '.join(missing)} of {self._node.count} did not come to the "
+                    f"coordinator within {SECONDS_TO_MEET:g} s; was jfluid-launch started there?"
+                )
             waiting += self._accept(_SECONDS_BETWEEN_LOOKS)
-            waiting = [connection for connection in waiting if not self._has_joined(connection, joined)]
+            waiting = [
+                connection for connection in waiting if not self._has_joined(connection, joined)
+            ]
             for node, (connection, _) in list(joined.items()):
                 if connection.messages() is None:  # it has disconnected
                     del joined[node]
         for connection in waiting:
             connection.close()
         host = self._node.host or self._node.coordinator[0]
-        endpoints = [[f"{host}:{port}" for port in ports], *(joined[node][1] for node in sorted(joined))]
+        endpoints = [
+            [f"{host}:{port}" for port in ports],
+            *(joined[node][1] for node in sorted(joined)),
+        ]
         self._connections = [connection for connection, _ in joined.values()]
         for connection in self._connections:
             connection.send(Start(endpoints=endpoints, attempt=self._attempt))
         return RunMembers(endpoints, self._attempt)
 
-    def _has_joined(self, connection: _Connection, joined: dict[int, tuple[_Connection, list[str]]]) -> bool:
+    def _has_joined(
+        self, connection: _Connection, joined: dict[int, tuple[_Connection, list[str]]]
+    ) -> bool:
         """Whether a newcomer was accepted or rejected; if not, its message has not arrived yet."""
         messages = connection.messages()
         if messages == []:
@@ -161,13 +209,15 @@ class Head:
 
     def _problem_of(self, join: Join, joined: Container[int]) -> str | None:
         if join.job != self._name or join.count != self._node.count:
-            return (f"the job at the coordinator is {self._name!r} on {self._node.count} hosts, not {join.job!r} on "
-                    f"{join.count}")
+            return (
+                f"the job at the coordinator is {self._name!r} on {self._node.count} hosts, not {join.job!r} on "
+                f"{join.count}"
+            )
         if not 0 < join.node < self._node.count:
             return f"there is no host {join.node}"
         return f"host {join.node} is there already" if join.node in joined else None
 
-    # ---- during a run: see supervise.Peers ---------------------------------------------------------------------
+    # ---- during a run: see supervise.Peers -------------------------------------------------------
 
     def connections(self) -> Sequence[_Connection]:
         return self._connections
@@ -178,7 +228,9 @@ class Head:
             self._connections.remove(connection)
             connection.close()
             if connection.node not in self._finished:
-                self._note(Failure(f"host {connection.node}", 1, "its launcher is gone", "", ""), age=0.0)
+                self._note(
+                    Failure(f"host {connection.node}", 1, "its launcher is gone", "", ""), age=0.0
+                )
             return
         for message in messages:
             if isinstance(message, Failed):
@@ -235,22 +287,33 @@ class Head:
 class Follower:
     """The launcher of another host."""
 
-    def __init__(self, node: Node, name: str, secret: str, clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self, node: Node, name: str, secret: str, clock: Callable[[], float] = time.monotonic
+    ):
         assert node.coordinator is not None  # find_node saw to it
         self._clock = clock
-        self._node, self._name, self._coordinator, self._secret = node, name, node.coordinator, secret
+        self._node, self._name, self._coordinator, self._secret = (
+            node,
+            name,
+            node.coordinator,
+            secret,
+        )
         self._connection: _Connection | None = None
         self.verdict: Verdict | None = None
 
-    def rendezvous(self, ports: Sequence[int], interrupted: Callable[[], bool]) -> RunMembers | None:
+    def rendezvous(
+        self, ports: Sequence[int], interrupted: Callable[[], bool]
+    ) -> RunMembers | None:
         """Join the head; None when `interrupted` becomes true. Raises JobError."""
         self.verdict = None
         deadline = self._clock() + SECONDS_TO_MEET
         while not interrupted():
             if self._clock() > deadline:
                 host, port = self._coordinator
-                raise JobError(f"jfluid-launch: the launcher of host 0 did not answer at {host}:{port} within "
-                               f"{SECONDS_TO_MEET:g} s; was jfluid-launch started there?")
+                raise JobError(
+                    f"jfluid-launch: the launcher of host 0 did not answer at {host}:{port} within "
+                    f"{SECONDS_TO_MEET:g} s; was jfluid-launch started there?"
+                )
             connection = self._connect()
             if connection is None:
                 time.sleep(_SECONDS_BETWEEN_TRIES)
@@ -258,8 +321,14 @@ class Follower:
             with ExitStack() as unless_met:
                 unless_met.callback(connection.close)
                 host = self._node.host or connection.stream.getsockname()[0]
-                connection.send(Join(job=self._name, node=self._node.rank, count=self._node.count,
-                                     endpoints=[f"{host}:{port}" for port in ports]))
+                connection.send(
+                    Join(
+                        job=self._name,
+                        node=self._node.rank,
+                        count=self._node.count,
+                        endpoints=[f"{host}:{port}" for port in ports],
+                    )
+                )
                 members = self._wait_for_start(connection, interrupted)
                 if members is not None:
                     unless_met.pop_all()
@@ -270,7 +339,9 @@ class Follower:
     def _connect(self) -> _Connection | None:
         host, port = self._coordinator
         try:
-            return _Connection(sockets.connect((host.strip("[]"), port), self._secret, _PURPOSE, _LONGEST_MESSAGE))
+            return _Connection(
+                sockets.connect((host.strip("[]"), port), self._secret, _PURPOSE, _LONGEST_MESSAGE)
+            )
         except (
             OSError,
             errors.MessageError,
@@ -279,7 +350,9 @@ class Follower:
         except errors.SecretError as error:
             raise JobError(f"jfluid-launch: host {self._node.rank} cannot join: {error}") from None
 
-    def _wait_for_start(self, connection: _Connection, interrupted: Callable[[], bool]) -> RunMembers | None:
+    def _wait_for_start(
+        self, connection: _Connection, interrupted: Callable[[], bool]
+    ) -> RunMembers | None:
         """The head's `Start` when all have joined; None when it has disconnected."""
         while not interrupted():
             messages = connection.messages(_SECONDS_BETWEEN_LOOKS)
@@ -289,7 +362,9 @@ class Follower:
                 if isinstance(message, Start):
                     return RunMembers(message.endpoints, message.attempt)
                 if isinstance(message, Refused):
-                    raise JobError(f"jfluid-launch: host {self._node.rank} cannot join: {message.problem}")
+                    raise JobError(
+                        f"jfluid-launch: host {self._node.rank} cannot join: {message.problem}"
+                    )
         return None
 
     def connections(self) -> Sequence[_Connection]:

@@ -1,4 +1,5 @@
 """Runs a job to its end: its restarts, its logs and its final messages."""
+
 import signal
 import socket
 import textwrap
@@ -22,7 +23,9 @@ from jfluid.launch.supervise import Peers, Signals, Supervisor
 from jfluid.security import secret
 
 
-def run(job: Job, options: NodeOptions | None = None, clock: Callable[[], float] = time.monotonic) -> int:
+def run(
+    job: Job, options: NodeOptions | None = None, clock: Callable[[], float] = time.monotonic
+) -> int:
     """Run the job to its end and return its exit code. Raises JobError when it cannot start.
 
     Args:
@@ -31,11 +34,16 @@ def run(job: Job, options: NodeOptions | None = None, clock: Callable[[], float]
     start = time.monotonic()
     with ExitStack() as stack:
         signals = stack.enter_context(Signals())
-        runner = _GangRunner(job, options or NodeOptions(), stack, clock) if isinstance(job, GangJob) else \
-            _Runner(job, clock)
+        runner = (
+            _GangRunner(job, options or NodeOptions(), stack, clock)
+            if isinstance(job, GangJob)
+            else _Runner(job, clock)
+        )
         verdict = runner.run_once(signals)
         while (first := verdict.failure) is not None and verdict.again and not signals.received:
-            _say(f"{first.label} failed ({first.reason}); restart {runner.attempt + 1} of {job.max_restarts}")
+            _say(
+                f"{first.label} failed ({first.reason}); restart {runner.attempt + 1} of {job.max_restarts}"
+            )
             verdict = runner.run_once(signals)
         runner.last_words(verdict.failure, signals, time.monotonic() - start)
     return verdict.failure.exit_code if verdict.failure else 0
@@ -58,17 +66,34 @@ class _Runner:
         self.attempt += 1
         return self._supervise(local_gang(self.job), signals)
 
-    def _supervise(self, members: Sequence[Member], signals: Signals, peers: Peers | None = None) -> Verdict:
+    def _supervise(
+        self, members: Sequence[Member], signals: Signals, peers: Peers | None = None
+    ) -> Verdict:
         restarts = ProcessEnvironment(restarts=self.attempt).to_env()
-        members = [replace(member, env={**member.env, **(member.env_again if self.attempt else {}),
-                                        **restarts}) for member in members]
+        members = [
+            replace(
+                member, env={**member.env, **(member.env_again if self.attempt else {}), **restarts}
+            )
+            for member in members
+        ]
         grace = self.job.server_grace if isinstance(self.job, ParameterServerJob) else 0.0
         console = self._console(members)
         with ExitStack() as stack:
-            logs = [stack.enter_context(Log(member.log, self.attempt > 0, self.job.log_max_bytes, self.job.log_backups,
-                                            console.note)) for member in members]
-            failure = Supervisor(members, console, logs, signals, self.job.stall_timeout, peers, grace,
-                                 self._clock).run()
+            logs = [
+                stack.enter_context(
+                    Log(
+                        member.log,
+                        self.attempt > 0,
+                        self.job.log_max_bytes,
+                        self.job.log_backups,
+                        console.note,
+                    )
+                )
+                for member in members
+            ]
+            failure = Supervisor(
+                members, console, logs, signals, self.job.stall_timeout, peers, grace, self._clock
+            ).run()
         if peers is not None and peers.verdict is not None:
             return peers.verdict
         return Verdict(failure, again=peers is None and self.attempt < self.job.max_restarts)
@@ -87,22 +112,33 @@ class _GangRunner(_Runner):
 
     job: GangJob
 
-    def __init__(self, job: GangJob, options: NodeOptions, stack: ExitStack, clock: Callable[[], float]):
+    def __init__(
+        self, job: GangJob, options: NodeOptions, stack: ExitStack, clock: Callable[[], float]
+    ):
         super().__init__(job, clock)
         self.node: Node = find_node(job, options)
-        self.gpus = [] if job.gpus is None else assigned_gpus(job.gpus, visible_gpus(), self.node.task, self.node.tasks)
+        self.gpus = (
+            []
+            if job.gpus is None
+            else assigned_gpus(job.gpus, visible_gpus(), self.node.task, self.node.tasks)
+        )
         _check_snapshots(job)
         self.secret = _secret(job, self.node)
         self.peers: Head | Follower | None = None
         if self.node.count > 1:
-            self.peers = Follower(self.node, job.name, self.secret, clock) if self.node.rank else \
-                Head(self.node, job.name, job.max_restarts, self.secret, clock)
+            self.peers = (
+                Follower(self.node, job.name, self.secret, clock)
+                if self.node.rank
+                else Head(self.node, job.name, job.max_restarts, self.secret, clock)
+            )
             stack.callback(self.peers.close)
 
     def run_once(self, signals: Signals) -> Verdict:
         ports = _ports(_number_of_ports(self.job, self.gpus), self.node)
         if self.peers is None:
-            members = RunMembers([[f"{self.node.host or '127.0.0.1'}:{port}" for port in ports]], self.attempt + 1)
+            members = RunMembers(
+                [[f"{self.node.host or '127.0.0.1'}:{port}" for port in ports]], self.attempt + 1
+            )
         else:
             agreed = self.peers.rendezvous(ports, interrupted=lambda: bool(signals.received))
             if agreed is None:
@@ -123,13 +159,22 @@ class _GangRunner(_Runner):
         servers, trainers = _places(job, members.endpoints)
         here = members.endpoints[self.node.rank]
         if job.is_listed:
-            here = [own for own in servers + trainers if self.peers is None or endpoint(own)[0] == self.node.host]
+            here = [
+                own
+                for own in servers + trainers
+                if self.peers is None or endpoint(own)[0] == self.node.host
+            ]
         return parameter_server_gang(job, servers, trainers, here, self.gpus, self.secret)
 
     def _console(self, members: Sequence[Member]) -> Console:
         shown = self.job.console
-        return Console(shows=lambda member: shown == "all" or (member.role == "trainer" and member.rank in shown),
-                       prefixed=shown == "all" or len(shown) > 1, alone=len(members) == 1 == self.node.count)
+        return Console(
+            shows=lambda member: (
+                shown == "all" or (member.role == "trainer" and member.rank in shown)
+            ),
+            prefixed=shown == "all" or len(shown) > 1,
+            alone=len(members) == 1 == self.node.count,
+        )
 
     def last_words(self, failure: Failure | None, signals: Signals, seconds: float) -> None:
         logs = f"logs: {self.job.log_dir}/*log.*"
@@ -140,14 +185,20 @@ class _GangRunner(_Runner):
             return _say(f"{self.job.name} was ended by {name} after {seconds:.1f} s; {logs}")
         if failure.excerpt:
             say(textwrap.indent(failure.excerpt, "    "))
-        _say(f"{self.job.name}: {failure.label} failed first ({failure.reason}) after {seconds:.1f} s; all processes were "
-             f"ended; {f'its log: {failure.log}' if failure.log else logs}")
+        _say(
+            f"{self.job.name}: {failure.label} failed first ({failure.reason}) after {seconds:.1f} s; all processes were "
+            f"ended; {f'its log: {failure.log}' if failure.log else logs}"
+        )
         if isinstance(self.job, ParameterServerJob) and self.job.snapshots is not None:
-            _say("the job goes on from its snapshots when it is started with --set snapshots.resume=true")
+            _say(
+                "the job goes on from its snapshots when it is started with --set snapshots.resume=true"
+            )
 
 
 def _secret(job: GangJob, node: Node) -> str:
-    """The job's secret: of its file, or the environment; else, on one host, a new one. Raises JobError on several."""
+    """The job's secret: of its file, or the environment; else, on one host, a new one. Raises
+    JobError on several.
+    """
     try:
         found = secret.from_file(job.secret_file) if job.secret_file is not None else secret.given()
         if found is not None:
@@ -159,9 +210,11 @@ def _secret(job: GangJob, node: Node) -> str:
             return secret.of_this_user()
     except errors.SecretError as error:
         raise JobError(f"jfluid-launch: {error}") from None
-    raise JobError("jfluid-launch: a job on several hosts needs a secret, by which its processes know each other: set "
-                   f"{secret.VARIABLE} to the same random text on all of them (`python -m jfluid.security new` prints one), "
-                   "or name a file that has it: --set secret_file=PATH")
+    raise JobError(
+        "jfluid-launch: a job on several hosts needs a secret, by which its processes know each other: set "
+        f"{secret.VARIABLE} to the same random text on all of them (`python -m jfluid.security new` prints one), "
+        "or name a file that has it: --set secret_file=PATH"
+    )
 
 
 def _places(job: ParameterServerJob, endpoints: list[list[str]]) -> tuple[list[str], list[str]]:
@@ -171,17 +224,25 @@ def _places(job: ParameterServerJob, endpoints: list[list[str]]) -> tuple[list[s
         given = iter(own)
         for places, all_of_them in zip((job.servers, job.trainers), found, strict=True):
             all_of_them += [next(given) for _ in range(places)] if isinstance(places, int) else []
-    servers, trainers = (places if isinstance(places, list) else all_of_them
-                         for places, all_of_them in zip((job.servers, job.trainers), found, strict=True))
+    servers, trainers = (
+        places if isinstance(places, list) else all_of_them
+        for places, all_of_them in zip((job.servers, job.trainers), found, strict=True)
+    )
     return servers, trainers
 
 
 def _check_snapshots(job: Job) -> None:
     """Raises JobError when servers would mistake an earlier job's snapshots for their own."""
     snapshots = job.snapshots if isinstance(job, ParameterServerJob) else None
-    if snapshots is not None and not snapshots.resume and any(Path(snapshots.folder).glob("server-*/*.json")):
-        raise JobError(f"jfluid-launch: snapshots.folder: {snapshots.folder} holds snapshots of an earlier job; go on from "
-                       "them with --set snapshots.resume=true, or name another folder")
+    if (
+        snapshots is not None
+        and not snapshots.resume
+        and any(Path(snapshots.folder).glob("server-*/*.json"))
+    ):
+        raise JobError(
+            f"jfluid-launch: snapshots.folder: {snapshots.folder} holds snapshots of an earlier job; go on from "
+            "them with --set snapshots.resume=true, or name another folder"
+        )
 
 
 def _number_of_ports(job: GangJob, gpus: Sequence[str]) -> int:
@@ -196,7 +257,9 @@ def _ports(count: int, node: Node) -> list[int]:
     """Ports for the processes of this launcher: those from `first_port` on, or free ones."""
     if node.ports is not None:
         if len(node.ports) < count:
-            raise JobError(f"jfluid-launch: {count} processes need as many ports; there are {len(node.ports)}")
+            raise JobError(
+                f"jfluid-launch: {count} processes need as many ports; there are {len(node.ports)}"
+            )
         return list(node.ports[:count])
     if node.first_port is not None:
         first = node.first_port + node.task * count

@@ -1,11 +1,13 @@
 """Runs a gang: starts its members, passes their output on, and sees that they end together.
 
-The first member that fails, stalls or is killed ends the gang: SIGTERM to every member's process group, SIGKILL to those
-that still run some seconds later. A member with restarts left is restarted instead, while the others keep running. Servers
-that still run some time after all trainers have ended are ended. A member that has ended is not reaped before the gang is
-over, so that the number of its process group is not reused. One whose last error says that all have to restart
+The first member that fails, stalls or is killed ends the gang: SIGTERM to every member's process
+group, SIGKILL to those that still run some seconds later. A member with restarts left is restarted
+instead, while the others keep running. Servers that still run some time after all trainers have
+ended are ended. A member that has ended is not reaped before the gang is over, so that the number
+of its process group is not reused. One whose last error says that all have to restart
 (RollbackError of the parameter servers) ends the gang, too, even if it has restarts left.
 """
+
 import contextlib
 import functools
 import os
@@ -29,11 +31,12 @@ from jfluid.launch.output import Console, MemberOutput
 from jfluid.launch.rendezvous import Verdict
 
 SECONDS_TO_END = 5.0
-# How long a member may take to end after it has failed, and how long the kernel may take to clean up one that was killed,
-# while others already fail because its connections are closed.
+# How long a member may take to end after it has failed, and how long the kernel may take to clean
+# up one that was killed, while others already fail because its connections are closed.
 _SECONDS_TO_EXIT = 2.0
 _SECONDS_TO_CLEAR = 1.0
-# Signals that are never the consequence of another member's failure (SIGABRT is: XLA aborts without its peers).
+# Signals that are never the consequence of another member's failure (SIGABRT is: XLA aborts without
+# its peers).
 _SUDDEN = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 _SECONDS_TO_DRAIN = 2.0
 _SECONDS_TO_READ = 0.2
@@ -47,8 +50,10 @@ class Signals:
         self.received: list[int] = []
 
     def __enter__(self) -> "Signals":
-        self._before = {number: signal.signal(number, self._note)
-                        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        self._before = {
+            number: signal.signal(number, self._note)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        }
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -88,12 +93,15 @@ class Peers(Protocol):
 class _Running:
     """A member that was started."""
 
-    def __init__(self, member: Member, process: "subprocess.Popen[bytes]", output: MemberOutput, now: float):
+    def __init__(
+        self, member: Member, process: "subprocess.Popen[bytes]", output: MemberOutput, now: float
+    ):
         self.member = member
         self.process = process
         self.output = output
         self.code: int | None = None
-        self.ending_with: int | None = None  # the exit code that it has reported that it will end with
+        # the exit code that it has reported that it will end with
+        self.ending_with: int | None = None
         self.restarts_all = False  # has reported that it cannot continue unless all restart
         self.last_sign = now
         self.counts_steps = False
@@ -107,9 +115,17 @@ class _Running:
 class Supervisor:
     """One run of a gang, from start to end."""
 
-    def __init__(self, members: Sequence[Member], console: Console, logs: Sequence[Any], signals: Signals,
-                 stall_timeout: float | None = None, peers: Peers | None = None, server_grace: float = 0.0,
-                 clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self,
+        members: Sequence[Member],
+        console: Console,
+        logs: Sequence[Any],
+        signals: Signals,
+        stall_timeout: float | None = None,
+        peers: Peers | None = None,
+        server_grace: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ):
         self._members = list(zip(members, logs))
         self._console = console
         self._signals = signals
@@ -132,7 +148,9 @@ class Supervisor:
         self._killed = False
 
     def run(self) -> Failure | None:
-        """Run the gang to its end; the first failure, of any host, or None when all trainers ended with 0."""
+        """Run the gang to its end; the first failure, of any host, or None when all trainers ended
+        with 0.
+        """
         with selectors.DefaultSelector() as selector, Guard() as guard, ExitStack() as stack:
             self._selector, self._guard, self._stack = selector, guard, stack
             try:
@@ -150,9 +168,14 @@ class Supervisor:
                 # After success, processes that the script left in the background stay.
                 if self._ending:
                     self._signal_groups(signal.SIGKILL)
-                # A process that left its group may keep the pipes open: read what has arrived, not to their end.
+                # A process that left its group may keep the pipes open: read what has arrived, not
+                # to their end.
                 deadline = time.monotonic() + _SECONDS_TO_DRAIN
-                while selector.get_map() and self._pass_on(selector, members_only=True) and time.monotonic() < deadline:
+                while (
+                    selector.get_map()
+                    and self._pass_on(selector, members_only=True)
+                    and time.monotonic() < deadline
+                ):
                     pass
                 for running in self._running + self._replaced:
                     running.process.wait()
@@ -161,7 +184,7 @@ class Supervisor:
                     running.output.close()
         return self._outcome()
 
-    # ---- starting and listening --------------------------------------------------------------------------------
+    # ---- starting and listening ------------------------------------------------------------------
 
     def _start(self, member: Member, log: Any) -> _Running:
         reports, channel = os.pipe()
@@ -169,8 +192,14 @@ class Supervisor:
         try:
             environment = {"PYTHONUNBUFFERED": "1", PROGRESS_CHANNEL: f"{channel}:{os.getpid()}"}
             process = subprocess.Popen(
-                member.command, env={**member.env, **environment}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                stdin=None if len(self._members) == 1 else subprocess.DEVNULL, pass_fds=(channel,), start_new_session=True)
+                member.command,
+                env={**member.env, **environment},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                stdin=None if len(self._members) == 1 else subprocess.DEVNULL,
+                pass_fds=(channel,),
+                start_new_session=True,
+            )
         finally:
             os.close(channel)
         assert process.stdout and process.stderr  # both are pipes
@@ -178,15 +207,19 @@ class Supervisor:
         self._stack.callback(process.stdout.close)
         self._stack.callback(process.stderr.close)
         running = _Running(member, process, MemberOutput(member, log, self._console), self._clock())
-        for source, take in ((process.stdout, functools.partial(self._text, running, 1)),
-                             (process.stderr, functools.partial(self._text, running, 2)),
-                             (reports, functools.partial(self._reports, running))):
+        for source, take in (
+            (process.stdout, functools.partial(self._text, running, 1)),
+            (process.stderr, functools.partial(self._text, running, 2)),
+            (reports, functools.partial(self._reports, running)),
+        ):
             self._selector.register(source, selectors.EVENT_READ, take)
         threading.Thread(target=self._wait_for, args=(running,), daemon=True).start()
         return running
 
     def _wait_for(self, running: _Running) -> None:
-        """Record the end of a member, without reaping it: the order separates the first failure from its consequences."""
+        """Record the end of a member, without reaping it: the order separates the first failure
+        from its consequences.
+        """
         try:
             result = os.waitid(os.P_PID, running.process.pid, os.WEXITED | os.WNOWAIT)
         except ChildProcessError:  # reaped, because the launcher itself failed
@@ -234,7 +267,7 @@ class Supervisor:
                 running.restarts_all = report["restarts_all"]
                 self._suspect(running, report["time"])
 
-    # ---- deciding ----------------------------------------------------------------------------------------------
+    # ---- deciding --------------------------------------------------------------------------------
 
     def _over(self) -> bool:
         if any(running.code is None for running in self._running):
@@ -248,13 +281,17 @@ class Supervisor:
             while True:
                 self._ended(*self._exits.get_nowait())
         now = self._clock()
-        for number in self._signals.received[self._signals_seen:]:
+        for number in self._signals.received[self._signals_seen :]:
             self._signals_seen += 1
             self._end(signal.SIGKILL if self._signals_seen > 1 else number)
         self._judge(now)
         if self._stall_timeout is not None and not self._ending and not self._suspects:
             self._look_for_stall(now, self._stall_timeout)
-        if self._peers is not None and self._peers.verdict is not None and self._peers.verdict.failure is not None:
+        if (
+            self._peers is not None
+            and self._peers.verdict is not None
+            and self._peers.verdict.failure is not None
+        ):
             self._end_what_is_left()
         elif self._job_is_done():
             self._see_servers_off(now)
@@ -270,8 +307,10 @@ class Supervisor:
             self._suspects.pop(running, None)  # it did not fail: its exception was caught
         elif self._job_is_done():
             if not self._ending:
-                self._console.note(f"{running.member.label} ended with {how_ended(code)} after all trainers had finished; "
-                                   f"its log: {running.member.log}")
+                self._console.note(
+                    f"{running.member.label} ended with {how_ended(code)} after all trainers had finished; "
+                    f"its log: {running.member.log}"
+                )
         elif not (self._ending and self._work_is_done()):
             self._suspect(running, moment - _SECONDS_TO_CLEAR if -code in _SUDDEN else moment)
 
@@ -292,7 +331,9 @@ class Supervisor:
             wait = _SECONDS_TO_EXIT
         else:
             wait = 0.0 if -first.code in _SUDDEN else _SECONDS_TO_CLEAR
-        if now >= self._suspected_at + wait or all(running.code is not None for running in self._running):
+        if now >= self._suspected_at + wait or all(
+            running.code is not None for running in self._running
+        ):
             if first.member.restarts and not first.restarts_all and not self._ending:
                 self._start_again(first)
                 return
@@ -301,24 +342,32 @@ class Supervisor:
 
     def _start_again(self, failed: _Running) -> None:
         """Replace a failed process by a new one, once it has ended."""
-        failed.signal_group(signal.SIGKILL)  # the processes that it started, and itself if it hangs in its exit handlers
+        # the processes that it started, and itself if it hangs in its exit handlers
+        failed.signal_group(signal.SIGKILL)
         if failed.code is None:
             return
         del self._suspects[failed]
         self._suspected_at = self._clock()
         failed.output.close()
         lives = int(failed.member.env.get("JFLUID_RESTARTS", "0")) + 1
-        member = replace(failed.member, restarts=failed.member.restarts - 1, env={
-            **failed.member.env, **failed.member.env_again, "JFLUID_RESTARTS": str(lives)})
-        self._console.note(f"{member.label} failed ({how_ended(failed.code)}) and is started again; {member.restarts} more "
-                           f"{'restart' if member.restarts == 1 else 'restarts'} of it; its log: {member.log}")
+        member = replace(
+            failed.member,
+            restarts=failed.member.restarts - 1,
+            env={**failed.member.env, **failed.member.env_again, "JFLUID_RESTARTS": str(lives)},
+        )
+        self._console.note(
+            f"{member.label} failed ({how_ended(failed.code)}) and is started again; {member.restarts} more "
+            f"{'restart' if member.restarts == 1 else 'restarts'} of it; its log: {member.log}"
+        )
         place = self._running.index(failed)
         self._replaced.append(failed)
         self._running[place] = self._start(member, self._members[place][1])
 
     def _work_is_done(self) -> bool:
         """Whether all trainers on this host have ended with 0."""
-        return all(running.code == 0 for running in self._running if running.member.role == "trainer")
+        return all(
+            running.code == 0 for running in self._running if running.member.role == "trainer"
+        )
 
     def _job_is_done(self) -> bool:
         """Whether all trainers, of all hosts, have ended with 0."""
@@ -326,7 +375,9 @@ class Supervisor:
             return self._peers.verdict is not None and self._peers.verdict.failure is None
         return self._work_is_done()
 
-    def _fail(self, running: _Running, reason: str = "", first_signal: int = signal.SIGTERM) -> None:
+    def _fail(
+        self, running: _Running, reason: str = "", first_signal: int = signal.SIGTERM
+    ) -> None:
         """This member failed first: end the gang because of it, unless that has begun already."""
         self._first = running, reason
         self._decided_at = self._clock()
@@ -337,7 +388,11 @@ class Supervisor:
             self._end(signal.SIGTERM, leave_out=running if first_signal != signal.SIGTERM else None)
 
     def _look_for_stall(self, now: float, timeout: float) -> None:
-        working = [running for running in self._running if running.code is None and running.member.role == "trainer"]
+        working = [
+            running
+            for running in self._running
+            if running.code is None and running.member.role == "trainer"
+        ]
         # In a synchronous job all stall when one does: the first to stall is the cause.
         silent = min(working, key=lambda running: running.last_sign, default=None)
         if silent is not None and now - silent.last_sign > timeout:
@@ -345,20 +400,26 @@ class Supervisor:
             self._failed_at = silent.last_sign
             self._fail(silent, f"no step for {timeout:g} s", signal.SIGABRT)
 
-    # ---- ending ------------------------------------------------------------------------------------------------
+    # ---- ending ----------------------------------------------------------------------------------
 
     def _see_servers_off(self, now: float) -> None:
-        """All trainers have ended: servers end by themselves, or are ended after their grace period."""
+        """All trainers have ended: servers end by themselves, or are ended after their grace
+        period.
+        """
         left = [running for running in self._running if running.code is None]
         self._end_servers_at = min(self._end_servers_at, now + self._server_grace)
         if left and not self._ending and now >= self._end_servers_at:
             names = " and ".join(running.member.label for running in left)
-            self._console.note(f"{names} still ran {self._server_grace:g} s after all trainers had finished, and "
-                               f"{'was' if len(left) == 1 else 'were'} ended; does the script call fleet.stop_worker()?")
+            self._console.note(
+                f"{names} still ran {self._server_grace:g} s after all trainers had finished, and "
+                f"{'was' if len(left) == 1 else 'were'} ended; does the script call fleet.stop_worker()?"
+            )
             self._end_what_is_left()
 
     def _end_what_is_left(self) -> None:
-        """End the gang because the job is over: the members of a run that failed elsewhere, or servers without work."""
+        """End the gang because the job is over: the members of a run that failed elsewhere, or
+        servers without work.
+        """
         if not self._ending and any(running.code is None for running in self._running):
             self._end(signal.SIGTERM)
 
@@ -383,7 +444,9 @@ class Supervisor:
             peers.interrupted(self._signals.received[0])
         elif self._first is not None and failure is not None:
             running = self._first[0]
-            if (running.code is not None or running.ending_with is not None) and now >= self._decided_at + _SECONDS_TO_READ:
+            if (
+                running.code is not None or running.ending_with is not None
+            ) and now >= self._decided_at + _SECONDS_TO_READ:
                 self._told = "failed"
                 peers.failed(failure, now - self._failed_at)
         elif not self._told and self._work_is_done():
@@ -399,7 +462,13 @@ class Supervisor:
             # It hung in its exit handlers, and the launcher ended it.
             code = running.ending_with
         reason = reason or how_ended(code)
-        return Failure(running.member.label, code, reason, str(running.member.log), excerpt_of(running.output.tail()))
+        return Failure(
+            running.member.label,
+            code,
+            reason,
+            str(running.member.log),
+            excerpt_of(running.output.tail()),
+        )
 
     def _outcome(self) -> Failure | None:
         if self._peers is not None and self._peers.verdict is not None:

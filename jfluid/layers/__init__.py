@@ -1,4 +1,5 @@
 """What users call: functions that append operators. Nothing is computed here."""
+
 from jfluid.layers import math_op_patch
 from jfluid.layers.activation import *
 from jfluid.layers.arrays import *

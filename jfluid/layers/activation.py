@@ -1,4 +1,5 @@
 """Functions of one tensor, element by element: activations and others."""
+
 from collections.abc import Callable
 from typing import Any
 
@@ -11,14 +12,58 @@ from jfluid.layers.dtypes import FLOATS, NUMBERS, hold
 from jfluid.layers.helper import LayerHelper, emit
 from jfluid.layers.tensor import assign, into
 
-__all__ = ["abs", "acos", "asin", "atan", "brelu", "ceil", "cos", "elu", "erf", "exp", "floor", "gelu", "hard_shrink",
-           "hard_sigmoid", "hard_swish", "leaky_relu", "log", "log1p", "log_softmax", "logsigmoid", "maxout", "mish",
-           "pow", "prelu", "reciprocal", "relu", "relu6", "round", "rsqrt", "selu", "sigmoid", "sign", "sin",
-           "soft_relu", "softmax", "softplus", "softshrink", "softsign", "sqrt", "square", "stanh", "swish", "tanh",
-           "tanh_shrink", "thresholded_relu"]
+__all__ = [
+    "abs",
+    "acos",
+    "asin",
+    "atan",
+    "brelu",
+    "ceil",
+    "cos",
+    "elu",
+    "erf",
+    "exp",
+    "floor",
+    "gelu",
+    "hard_shrink",
+    "hard_sigmoid",
+    "hard_swish",
+    "leaky_relu",
+    "log",
+    "log1p",
+    "log_softmax",
+    "logsigmoid",
+    "maxout",
+    "mish",
+    "pow",
+    "prelu",
+    "reciprocal",
+    "relu",
+    "relu6",
+    "round",
+    "rsqrt",
+    "selu",
+    "sigmoid",
+    "sign",
+    "sin",
+    "soft_relu",
+    "softmax",
+    "softplus",
+    "softshrink",
+    "softsign",
+    "sqrt",
+    "square",
+    "stanh",
+    "swish",
+    "tanh",
+    "tanh_shrink",
+    "thresholded_relu",
+]
 
 
-def _function(op_type: str, formula: str, kinds: tuple[Any, ...] = FLOATS) -> Callable[..., Variable]:
+def _function(
+    op_type: str, formula: str, kinds: tuple[Any, ...] = FLOATS
+) -> Callable[..., Variable]:
     def layer(x: Variable, name: str | None = None) -> Variable:
         return emit(op_type, {"X": hold(x, kinds, op_type, "x")}, name=name)
 
@@ -66,7 +111,9 @@ def erf(x: Variable) -> Variable:
 
 def sign(x: Variable | np.ndarray) -> Variable:
     """-1, 0 or 1 as x is negative, zero or positive; an array becomes a constant of the program."""
-    return emit("sign", {"X": hold(assign(x) if isinstance(x, np.ndarray) else x, FLOATS, "sign", "x")})
+    return emit(
+        "sign", {"X": hold(assign(x) if isinstance(x, np.ndarray) else x, FLOATS, "sign", "x")}
+    )
 
 
 def log1p(x: Variable, out: Variable | None = None, name: str | None = None) -> Variable:
@@ -86,7 +133,9 @@ def pow(x: Variable, factor: float | Variable = 1.0, name: str | None = None) ->
     return emit("pow", {"X": x}, {"factor": float(factor)}, name=name)
 
 
-def _parametrised(op_type: str, x: Variable, name: str | None = None, **attrs: float | bool | None) -> Variable:
+def _parametrised(
+    op_type: str, x: Variable, name: str | None = None, **attrs: float | bool | None
+) -> Variable:
     given = {attr.rstrip("_"): value for attr, value in attrs.items()}
     return emit(op_type, {"X": hold(x, FLOATS, op_type, "x")}, given, name=name)
 
@@ -96,7 +145,9 @@ def relu6(x: Variable, threshold: float = 6.0, name: str | None = None) -> Varia
     return _parametrised("relu6", x, name, threshold=threshold)
 
 
-def brelu(x: Variable, t_min: float = 0.0, t_max: float = 24.0, name: str | None = None) -> Variable:
+def brelu(
+    x: Variable, t_min: float = 0.0, t_max: float = 24.0, name: str | None = None
+) -> Variable:
     """min(max(x, t_min), t_max)."""
     return _parametrised("brelu", x, name, t_min=t_min, t_max=t_max)
 
@@ -111,7 +162,9 @@ def elu(x: Variable, alpha: float = 1.0, name: str | None = None) -> Variable:
     return _parametrised("elu", x, name, alpha=alpha)
 
 
-def selu(x: Variable, scale: float | None = None, alpha: float | None = None, name: str | None = None) -> Variable:
+def selu(
+    x: Variable, scale: float | None = None, alpha: float | None = None, name: str | None = None
+) -> Variable:
     """scale * elu(x, alpha) (Klambauer et al., arXiv:1706.02515).
 
     Args:
@@ -122,7 +175,8 @@ def selu(x: Variable, scale: float | None = None, alpha: float | None = None, na
 
 
 def gelu(x: Variable, approximate: bool = False) -> Variable:
-    """x times the standard normal distribution function of x (Hendrycks and Gimpel, arXiv:1606.08415).
+    """x times the standard normal distribution function of x (Hendrycks and Gimpel,
+    arXiv:1606.08415).
 
     Args:
         approximate: use 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))).
@@ -150,13 +204,20 @@ def thresholded_relu(x: Variable, threshold: float | None = None) -> Variable:
     return _parametrised("thresholded_relu", x, threshold=threshold)
 
 
-def hard_sigmoid(x: Variable, slope: float = 0.2, offset: float = 0.5, name: str | None = None) -> Variable:
+def hard_sigmoid(
+    x: Variable, slope: float = 0.2, offset: float = 0.5, name: str | None = None
+) -> Variable:
     """max(0, min(1, slope * x + offset)) (arXiv:1603.00391)."""
     return _parametrised("hard_sigmoid", x, name, slope=slope, offset=offset)
 
 
-def hard_swish(x: Variable, threshold: float = 6.0, scale: float = 6.0, offset: float = 3.0,
-               name: str | None = None) -> Variable:
+def hard_swish(
+    x: Variable,
+    threshold: float = 6.0,
+    scale: float = 6.0,
+    offset: float = 3.0,
+    name: str | None = None,
+) -> Variable:
     """x * min(max(0, x + offset), threshold) / scale (Howard et al., arXiv:1905.02244)."""
     return _parametrised("hard_swish", x, name, threshold=threshold, scale=scale, offset=offset)
 
@@ -180,7 +241,9 @@ def mish(x: Variable, threshold: float = 20, name: str | None = None) -> Variabl
     return _parametrised("mish", x, name, threshold=threshold)
 
 
-def stanh(x: Variable, scale_a: float = 0.67, scale_b: float = 1.7159, name: str | None = None) -> Variable:
+def stanh(
+    x: Variable, scale_a: float = 0.67, scale_b: float = 1.7159, name: str | None = None
+) -> Variable:
     """scale_b * tanh(scale_a * x)."""
     return _parametrised("stanh", x, name, scale_a=scale_a, scale_b=scale_b)
 
@@ -199,45 +262,63 @@ def maxout(x: Variable, groups: int, name: str | None = None, axis: int = 1) -> 
     """
     if axis not in (1, -1, 3):
         raise ValueError(f"layers.maxout, axis: expected 1, 3 or -1, found {axis}")
-    return emit("maxout", {"X": hold(x, FLOATS, "maxout", "x")}, {"groups": groups, "axis": 3 if axis == -1 else axis},
-                name=name)
+    return emit(
+        "maxout",
+        {"X": hold(x, FLOATS, "maxout", "x")},
+        {"groups": groups, "axis": 3 if axis == -1 else axis},
+        name=name,
+    )
 
 
 def prelu(x: Variable, mode: str, param_attr: object = None, name: str | None = None) -> Variable:
     """x where positive, alpha * x elsewhere, with a learned alpha (He et al., arXiv:1502.01852).
 
     Args:
-        mode: "all" (one alpha), "channel" (one for each channel, dimension 1) or "element" (one for each element of
-            a sample).
+        mode: "all" (one alpha), "channel" (one for each channel, dimension 1) or "element" (one for
+            each element of a sample).
         param_attr: the attributes of alpha, which starts at 0.25 by default.
 
     Raises:
         ValueError: another mode.
     """
     if mode not in ("all", "channel", "element"):
-        raise ValueError(f"layers.prelu, mode: expected 'all', 'channel' or 'element', found {mode!r}")
+        raise ValueError(
+            f"layers.prelu, mode: expected 'all', 'channel' or 'element', found {mode!r}"
+        )
     hold(x, FLOATS, "prelu", "x")
     shape = {"all": [1], "channel": [1, *x.shape[1:2], 1, 1], "element": [1, *x.shape[1:]]}[mode]
     helper = LayerHelper("prelu", param_attr=param_attr, name=name)
-    alpha = helper.create_parameter(helper.param_attr, shape, "float32", default_initializer=Constant(0.25))
+    alpha = helper.create_parameter(
+        helper.param_attr, shape, "float32", default_initializer=Constant(0.25)
+    )
     out = helper.create_variable_for_type_inference(x.dtype)
-    helper.append_op(type="prelu", inputs={"X": x, "Alpha": alpha}, outputs={"Out": out}, attrs={"mode": mode})
+    helper.append_op(
+        type="prelu", inputs={"X": x, "Alpha": alpha}, outputs={"Out": out}, attrs={"mode": mode}
+    )
     return out
 
 
-def softmax(input: Variable, use_cudnn: bool = False, name: str | None = None, axis: int = -1) -> Variable:
+def softmax(
+    input: Variable, use_cudnn: bool = False, name: str | None = None, axis: int = -1
+) -> Variable:
     """exp(x) divided by its sum along `axis`.
 
     Args:
         use_cudnn: kept in the program; XLA has one kernel.
     """
-    return emit("softmax", {"X": hold(input, FLOATS, "softmax", "input")}, {"axis": axis, "use_cudnn": use_cudnn},
-                name=name)
+    return emit(
+        "softmax",
+        {"X": hold(input, FLOATS, "softmax", "input")},
+        {"axis": axis, "use_cudnn": use_cudnn},
+        name=name,
+    )
 
 
-def log_softmax(input: Variable, axis: int | None = None, dtype: str | None = None,
-                name: str | None = None) -> Variable:
-    """The logarithm of softmax along `axis` (the last by default); as in Fluid it is never less than about -64.
+def log_softmax(
+    input: Variable, axis: int | None = None, dtype: str | None = None, name: str | None = None
+) -> Variable:
+    """The logarithm of softmax along `axis` (the last by default); as in Fluid it is never less
+    than about -64.
 
     Args:
         dtype: the input is cast to it first.

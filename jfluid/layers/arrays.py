@@ -1,4 +1,5 @@
 """Arrays of tensors, and the tables that rank sequences by length."""
+
 from typing import Any
 
 from jfluid import errors
@@ -6,28 +7,42 @@ from jfluid.ir.types import VarType, var_type
 from jfluid.ir.variable import Variable
 from jfluid.layers.helper import LayerHelper, emit
 
-__all__ = ["array_length", "array_read", "array_write", "create_array", "reorder_lod_tensor_by_rank",
-           "tensor_array_to_tensor"]
+__all__ = [
+    "array_length",
+    "array_read",
+    "array_write",
+    "create_array",
+    "reorder_lod_tensor_by_rank",
+    "tensor_array_to_tensor",
+]
 
 
 def _check_array(layer: str, value: Any) -> None:
     if not isinstance(value, Variable) or value.type != VarType.LOD_TENSOR_ARRAY:
         found = value.type.name if isinstance(value, Variable) else type(value).__name__
-        raise TypeError(f"{layer}, array: expected an array made by layers.create_array or array_write, found {found}")
+        raise TypeError(
+            f"{layer}, array: expected an array made by layers.create_array or array_write, found {found}"
+        )
 
 
 def _check_index(layer: str, value: Any) -> None:
     if not isinstance(value, Variable) or value.dtype not in (VarType.INT64, VarType.INT32):
-        raise TypeError(f"{layer}, i: expected an integer Variable of one element, found "
-                        + (value.dtype.name if isinstance(value, Variable) else type(value).__name__))
+        raise TypeError(
+            f"{layer}, i: expected an integer Variable of one element, found "
+            + (value.dtype.name if isinstance(value, Variable) else type(value).__name__)
+        )
     if any(d not in (1, -1) for d in value.shape):
-        raise errors.ShapeError(f"{layer}, i: expected one element, found shape {list(value.shape)}")
+        raise errors.ShapeError(
+            f"{layer}, i: expected one element, found shape {list(value.shape)}"
+        )
 
 
 def create_array(dtype: Any) -> Variable:
     """An empty array of tensors of `dtype`."""
     helper = LayerHelper("array")
-    return helper.block.create_var(name=f"{helper.name}.out", type=VarType.LOD_TENSOR_ARRAY, dtype=var_type(dtype))
+    return helper.block.create_var(
+        name=f"{helper.name}.out", type=VarType.LOD_TENSOR_ARRAY, dtype=var_type(dtype)
+    )
 
 
 def array_write(x: Variable, i: Variable, array: Variable | None = None) -> Variable:
@@ -38,7 +53,9 @@ def array_write(x: Variable, i: Variable, array: Variable | None = None) -> Vari
     _check_index("array_write", i)
     helper = LayerHelper("array_write")
     if array is None:
-        array = helper.block.create_var(name=f"{helper.name}.out", type=VarType.LOD_TENSOR_ARRAY, dtype=x.dtype)
+        array = helper.block.create_var(
+            name=f"{helper.name}.out", type=VarType.LOD_TENSOR_ARRAY, dtype=x.dtype
+        )
     _check_array("array_write", array)
     helper.append_op(type="write_to_array", inputs={"X": [x], "I": [i]}, outputs={"Out": [array]})
     return array
@@ -57,15 +74,22 @@ def array_length(array: Variable) -> Variable:
     return emit("lod_array_length", {"X": array}, layer="array_length", stop_gradient=True)
 
 
-def tensor_array_to_tensor(input: Variable, axis: int = 1, name: str | None = None,
-                           use_stack: bool = False) -> tuple[Variable, Variable]:
-    """The elements joined along `axis` (with `use_stack` along a new one), and the size of each, int32.
+def tensor_array_to_tensor(
+    input: Variable, axis: int = 1, name: str | None = None, use_stack: bool = False
+) -> tuple[Variable, Variable]:
+    """The elements joined along `axis` (with `use_stack` along a new one), and the size of each,
+    int32.
 
     The number of elements must follow from constants: XLA needs it when the step is compiled.
     """
     _check_array("tensor_array_to_tensor", input)
-    out, index = emit("tensor_array_to_tensor", {"X": input}, {"axis": axis, "use_stack": use_stack},
-                      outs=("Out", "OutIndex"), name=name)
+    out, index = emit(
+        "tensor_array_to_tensor",
+        {"X": input},
+        {"axis": axis, "use_stack": use_stack},
+        outs=("Out", "OutIndex"),
+        name=name,
+    )
     return out, index
 
 
@@ -73,20 +97,31 @@ def lod_rank_table(x: Variable, level: int = 0) -> Variable:
     """The sequences of a level of `x` by falling length."""
     helper = LayerHelper("lod_rank_table")
     table = helper.create_variable(type=VarType.LOD_RANK_TABLE, name=helper.name)
-    helper.append_op(type="lod_rank_table", inputs={"X": x}, outputs={"Out": table}, attrs={"level": level})
+    helper.append_op(
+        type="lod_rank_table", inputs={"X": x}, outputs={"Out": table}, attrs={"level": level}
+    )
     return table
 
 
 def max_sequence_len(rank_table: Variable) -> Variable:
     """int64 [1]: the length of the longest sequence of the table."""
-    return emit("max_sequence_len", {"RankTable": rank_table}, layer="max_seqence_length", stop_gradient=True)
+    return emit(
+        "max_sequence_len",
+        {"RankTable": rank_table},
+        layer="max_seqence_length",
+        stop_gradient=True,
+    )
 
 
 def lod_tensor_to_array(x: Variable, table: Variable) -> Variable:
-    """The steps of the sequences, longest first: element t has the rows t of those that have one."""
+    """The steps of the sequences, longest first: element t has the rows t of those that have
+    one.
+    """
     helper = LayerHelper("lod_tensor_to_array")
     array = helper.create_variable(name=helper.name, type=VarType.LOD_TENSOR_ARRAY, dtype=x.dtype)
-    helper.append_op(type="lod_tensor_to_array", inputs={"X": x, "RankTable": table}, outputs={"Out": array})
+    helper.append_op(
+        type="lod_tensor_to_array", inputs={"X": x, "RankTable": table}, outputs={"Out": array}
+    )
     return array
 
 
@@ -107,10 +142,21 @@ def reorder_lod_tensor_by_rank(x: Variable, rank_table: Variable) -> Variable:
 
 def split_lod_tensor(input: Variable, mask: Variable, level: int = 0) -> tuple[Variable, Variable]:
     """The rows (or sequences) of `input` where `mask` [rows, 1] holds, and the others."""
-    true, false = emit("split_lod_tensor", {"X": input, "Mask": mask}, {"level": level}, outs=("OutTrue", "OutFalse"))
+    true, false = emit(
+        "split_lod_tensor",
+        {"X": input, "Mask": mask},
+        {"level": level},
+        outs=("OutTrue", "OutFalse"),
+    )
     return true, false
 
 
-def merge_lod_tensor(in_true: Variable, in_false: Variable, x: Variable, mask: Variable, level: int = 0) -> Variable:
+def merge_lod_tensor(
+    in_true: Variable, in_false: Variable, x: Variable, mask: Variable, level: int = 0
+) -> Variable:
     """The inverse of `split_lod_tensor`."""
-    return emit("merge_lod_tensor", {"X": x, "Mask": mask, "InTrue": in_true, "InFalse": in_false}, {"level": level})
+    return emit(
+        "merge_lod_tensor",
+        {"X": x, "Mask": mask, "InTrue": in_true, "InFalse": in_false},
+        {"level": level},
+    )

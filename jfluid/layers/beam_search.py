@@ -1,4 +1,7 @@
-"""Beam search over hypotheses with a LoD of two levels: source sentences, and the prefixes of each."""
+"""Beam search over hypotheses with a LoD of two levels: source sentences, and the prefixes of
+each.
+"""
+
 from typing import Any
 
 from jfluid.ir.variable import Variable
@@ -8,24 +11,35 @@ from jfluid.layers.helper import LayerHelper, emit
 __all__ = ["beam_search", "beam_search_decode"]
 
 
-def beam_search(pre_ids: Variable, pre_scores: Variable, ids: Variable | None, scores: Variable, beam_size: int, end_id: int,
-                level: int = 0, is_accumulated: bool = True, name: str | None = None,
-                return_parent_idx: bool = False) -> Any:
-    """One step of beam search: the best `beam_size` words of all that may follow the prefixes of a source sentence.
+def beam_search(
+    pre_ids: Variable,
+    pre_scores: Variable,
+    ids: Variable | None,
+    scores: Variable,
+    beam_size: int,
+    end_id: int,
+    level: int = 0,
+    is_accumulated: bool = True,
+    name: str | None = None,
+    return_parent_idx: bool = False,
+) -> Any:
+    """One step of beam search: the best `beam_size` words of all that may follow the prefixes of a
+    source sentence.
 
     It runs on the host, between the compiled parts of a step.
 
     Args:
-        pre_ids, pre_scores: the last word of each prefix, int64 [prefixes, 1], and its score [prefixes, 1].
+        pre_ids, pre_scores: the last word of each prefix, int64 [prefixes, 1], and its score
+            [prefixes, 1].
         ids: the words that may follow each prefix, int64 [prefixes, k]; None means 0 .. k - 1.
         scores: their scores [prefixes, k], with the LoD source -> prefixes at `level`.
         end_id: the word that ends a hypothesis; it is followed by itself only, at the same score.
-        is_accumulated: `scores` are of whole hypotheses; else they are probabilities of the next word, and their logarithms
-            are added to pre_scores.
+        is_accumulated: `scores` are of whole hypotheses; else they are probabilities of the next
+            word, and their logarithms are added to pre_scores.
         return_parent_idx: also return, int32, the prefix that each chosen word follows.
 
-    Returns the chosen words and scores [chosen, 1] with the LoD source -> prefixes -> words. A sentence all of whose beams
-    have ended has none.
+    Returns the chosen words and scores [chosen, 1] with the LoD source -> prefixes -> words. A
+    sentence all of whose beams have ended has none.
     """
     helper = LayerHelper("beam_search", name=name)
     score_type, id_type = pre_scores.dtype, pre_ids.dtype
@@ -39,22 +53,37 @@ def beam_search(pre_ids: Variable, pre_scores: Variable, ids: Variable | None, s
         var.set_shape_dtype((-1, 1), dtype)
         var.lod_level = 2
     parents.set_shape_dtype((-1,), parents.dtype)
-    helper.append_op(type="beam_search", inputs=inputs,
-                     outputs={"selected_ids": chosen, "selected_scores": chosen_scores, "parent_idx": parents},
-                     attrs={"level": level, "beam_size": beam_size, "end_id": end_id, "is_accumulated": is_accumulated})
+    helper.append_op(
+        type="beam_search",
+        inputs=inputs,
+        outputs={"selected_ids": chosen, "selected_scores": chosen_scores, "parent_idx": parents},
+        attrs={
+            "level": level,
+            "beam_size": beam_size,
+            "end_id": end_id,
+            "is_accumulated": is_accumulated,
+        },
+    )
     return (chosen, chosen_scores, parents) if return_parent_idx else (chosen, chosen_scores)
 
 
-def beam_search_decode(ids: Variable, scores: Variable, beam_size: int, end_id: int,
-                       name: str | None = None) -> tuple[Variable, Variable]:
+def beam_search_decode(
+    ids: Variable, scores: Variable, beam_size: int, end_id: int, name: str | None = None
+) -> tuple[Variable, Variable]:
     """The whole hypotheses, best first, from arrays of what `beam_search` chose in each step.
 
-    Returns words int64 [words, 1] and scores [words, 1], with the LoD source -> hypotheses -> words.
+    Returns words int64 [words, 1] and scores [words, 1], with the LoD source -> hypotheses ->
+    words.
     """
     _check_array("beam_search_decode", ids)
     _check_array("beam_search_decode", scores)
-    words, values = emit("beam_search_decode", {"Ids": ids, "Scores": scores}, {"beam_size": beam_size, "end_id": end_id},
-                         outs=("SentenceIds", "SentenceScores"), name=name)
+    words, values = emit(
+        "beam_search_decode",
+        {"Ids": ids, "Scores": scores},
+        {"beam_size": beam_size, "end_id": end_id},
+        outs=("SentenceIds", "SentenceScores"),
+        name=name,
+    )
     for var, like in ((words, ids), (values, scores)):
         var.set_shape_dtype((-1, 1), like.dtype)
         var.lod_level = 2

@@ -1,4 +1,5 @@
 """Blocks inside blocks: opening one, and closing it with the operator that runs it."""
+
 from typing import Any
 
 from jfluid.ir.block import Block, reads_of, writes_of
@@ -8,7 +9,9 @@ from jfluid.ir.variable import Variable
 
 
 def captured(block: Block) -> tuple[list[str], list[str]]:
-    """Names that a block reads before it writes them, and those that it writes, of the blocks around it."""
+    """Names that a block reads before it writes them, and those that it writes, of the blocks
+    around it.
+    """
     reads: set[str] = set()
     written: set[str] = set()
     for op in block.ops:
@@ -19,7 +22,9 @@ def captured(block: Block) -> tuple[list[str], list[str]]:
 
 
 class Inside:
-    """A context in which operators go into a new block. `close` is called at its end, unless an error ends it."""
+    """A context in which operators go into a new block. `close` is called at its end, unless an
+    error ends it.
+    """
 
     def __init__(self, program: Program | None = None):
         self.program = program or default_main_program()
@@ -42,8 +47,9 @@ class Inside:
 class conditional(Inside):
     """A context for a block that runs where `condition`, one boolean, holds.
 
-    What the block writes of the variables outside keeps its value where the condition does not hold. With `scalar=False`
-    the condition chooses rows, and the block computes with those (`IfElse`).
+    What the block writes of the variables outside keeps its value where the condition does not
+    hold. With `scalar=False` the condition chooses rows, and the block computes with those
+    (`IfElse`).
     """
 
     def __init__(self, condition: Variable, scalar: bool = True):
@@ -53,6 +59,9 @@ class conditional(Inside):
     def close(self) -> None:
         reads, writes = captured(self.inside)
         scope = self.outside.create_var(type=VarType.STEP_SCOPES)
-        self.outside.append_op("conditional_block", {"Cond": [self.condition], "Input": reads},
-                               {"Out": writes, "Scope": [scope]},
-                               {"sub_block": self.inside, "is_scalar_condition": self.scalar})
+        self.outside.append_op(
+            "conditional_block",
+            {"Cond": [self.condition], "Input": reads},
+            {"Out": writes, "Scope": [scope]},
+            {"sub_block": self.inside, "is_scalar_condition": self.scalar},
+        )

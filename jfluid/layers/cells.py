@@ -1,4 +1,5 @@
 """Recurrent cells, and a cell run over dense sequences."""
+
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,10 +19,14 @@ __all__ = ["GRUCell", "LSTMCell", "RNNCell", "rnn"]
 
 
 class RNNCell:
-    """A step of a recurrent network: `call(inputs, states) -> (outputs, new states)`. Subclasses say `state_shape`."""
+    """A step of a recurrent network: `call(inputs, states) -> (outputs, new states)`. Subclasses
+    say `state_shape`.
+    """
 
     def call(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """One step, of (inputs, states) and what else the cell takes. Raises NotImplementedError here."""
+        """One step, of (inputs, states) and what else the cell takes. Raises NotImplementedError
+        here.
+        """
         raise NotImplementedError(f"{type(self).__name__} must define call(inputs, states)")
 
     def __call__(self, inputs: Any, states: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -37,13 +42,21 @@ class RNNCell:
         """The dtypes of the states. Raises NotImplementedError here."""
         raise NotImplementedError(f"{type(self).__name__} must define state_dtype")
 
-    def get_initial_states(self, batch_ref: Any, shape: Any = None, dtype: Any = "float32", init_value: float = 0,
-                           batch_dim_idx: int = 0) -> Any:
+    def get_initial_states(
+        self,
+        batch_ref: Any,
+        shape: Any = None,
+        dtype: Any = "float32",
+        init_value: float = 0,
+        batch_dim_idx: int = 0,
+    ) -> Any:
         """States full of one number.
 
         Args:
-            batch_ref: a variable (or a structure of them, of which the first counts) that has the batch.
-            shape: the shapes of the states, without the batch or with -1 for it; `state_shape` when None.
+            batch_ref: a variable (or a structure of them, of which the first counts) that has the
+                batch.
+            shape: the shapes of the states, without the batch or with -1 for it; `state_shape` when
+                None.
             batch_dim_idx: which dimension of `batch_ref` is the batch.
         """
         reference = _flat(batch_ref)[0]
@@ -51,9 +64,16 @@ class RNNCell:
 
         def made(shape: Sequence[int]) -> Variable:
             dims = list(shape) if shape and shape[0] == -1 else [-1, *shape]
-            return emit("fill_constant_batch_size_like", {"Input": reference},
-                        {"shape": dims, "value": float(init_value), "dtype": int(var_type(dtype)),
-                         "input_dim_idx": batch_dim_idx})
+            return emit(
+                "fill_constant_batch_size_like",
+                {"Input": reference},
+                {
+                    "shape": dims,
+                    "value": float(init_value),
+                    "dtype": int(var_type(dtype)),
+                    "input_dim_idx": batch_dim_idx,
+                },
+            )
 
         return _over_shapes(made, shapes)
 
@@ -76,11 +96,17 @@ class _Unit:
         self.made: list[Any] = []
 
     def weights(self, shapes: Sequence[tuple[Sequence[int], bool]]) -> list[Any]:
-        """Parameters of the (shape, whether it is a bias); None for a bias where bias_attr is False."""
+        """Parameters of the (shape, whether it is a bias); None for a bias where bias_attr is
+        False.
+        """
         if not self.made:
             for shape, is_bias in shapes:
                 attr = self.helper.bias_attr if is_bias else self.helper.param_attr
-                self.made.append(self.helper.create_parameter(attr=attr, shape=shape, dtype=self.dtype, is_bias=is_bias))
+                self.made.append(
+                    self.helper.create_parameter(
+                        attr=attr, shape=shape, dtype=self.dtype, is_bias=is_bias
+                    )
+                )
         return self.made
 
 
@@ -98,13 +124,21 @@ class GRUCell(RNNCell):
 
     Args:
         hidden_size: the width of the state.
-        param_attr, bias_attr: of the weights [inputs + hidden, 2 hidden] of the gates and [inputs + hidden, hidden] of
-            the candidate, and of their biases.
+        param_attr, bias_attr: of the weights [inputs + hidden, 2 hidden] of the gates and [inputs +
+            hidden, hidden] of the candidate, and of their biases.
         gate_activation, activation: functions of a Variable; sigmoid and tanh by default.
     """
 
-    def __init__(self, hidden_size: int, param_attr: Any = None, bias_attr: Any = None, gate_activation: Any = None,
-                 activation: Any = None, dtype: Any = "float32", name: str = "GRUCell"):
+    def __init__(
+        self,
+        hidden_size: int,
+        param_attr: Any = None,
+        bias_attr: Any = None,
+        gate_activation: Any = None,
+        activation: Any = None,
+        dtype: Any = "float32",
+        name: str = "GRUCell",
+    ):
         self.hidden_size = hidden_size
         self._gate, self._activation = gate_activation or sigmoid, activation or tanh
         self._unit = _Unit(f"{name}/BasicGRUUnit", param_attr, bias_attr, dtype)
@@ -113,11 +147,16 @@ class GRUCell(RNNCell):
         """The new state, twice, of inputs [batch, inputs] and the state [batch, hidden_size]."""
         n, width = inputs.shape[-1] + self.hidden_size, self.hidden_size
         gate_weight, weight, gate_bias, bias = self._unit.weights(
-            [([n, 2 * width], False), ([n, width], False), ([2 * width], True), ([width], True)])
+            [([n, 2 * width], False), ([n, width], False), ([2 * width], True), ([width], True)]
+        )
         gates = self._gate(_times(concat([inputs, states], axis=1), gate_weight, gate_bias))
         reset, update = _halves(gates, 2)
-        candidate = self._activation(_times(concat([inputs, elementwise_mul(reset, states)], axis=1), weight, bias))
-        new = elementwise_add(elementwise_mul(update, states), elementwise_mul(1.0 - update, candidate))
+        candidate = self._activation(
+            _times(concat([inputs, elementwise_mul(reset, states)], axis=1), weight, bias)
+        )
+        new = elementwise_add(
+            elementwise_mul(update, states), elementwise_mul(1.0 - update, candidate)
+        )
         return new, new
 
     @property
@@ -134,13 +173,23 @@ class LSTMCell(RNNCell):
 
     Args:
         hidden_size: the width of each state.
-        param_attr, bias_attr: of the weight [inputs + hidden, 4 hidden] (input, candidate, forget, output) and the bias.
+        param_attr, bias_attr: of the weight [inputs + hidden, 4 hidden] (input, candidate, forget,
+            output) and the bias.
         gate_activation, activation: functions of a Variable; sigmoid and tanh by default.
         forget_bias: added to the forget gate before its activation.
     """
 
-    def __init__(self, hidden_size: int, param_attr: Any = None, bias_attr: Any = None, gate_activation: Any = None,
-                 activation: Any = None, forget_bias: float = 1.0, dtype: Any = "float32", name: str = "LSTMCell"):
+    def __init__(
+        self,
+        hidden_size: int,
+        param_attr: Any = None,
+        bias_attr: Any = None,
+        gate_activation: Any = None,
+        activation: Any = None,
+        forget_bias: float = 1.0,
+        dtype: Any = "float32",
+        name: str = "LSTMCell",
+    ):
         self.hidden_size, self.forget_bias = hidden_size, forget_bias
         self._gate, self._activation = gate_activation or sigmoid, activation or tanh
         self._unit = _Unit(f"{name}/BasicLSTMUnit", param_attr, bias_attr, dtype)
@@ -150,9 +199,13 @@ class LSTMCell(RNNCell):
         hidden, cell = states
         n, width = inputs.shape[-1] + self.hidden_size, self.hidden_size
         weight, bias = self._unit.weights([([n, 4 * width], False), ([4 * width], True)])
-        enter, candidate, forget, leave = _halves(_times(concat([inputs, hidden], axis=1), weight, bias), 4)
+        enter, candidate, forget, leave = _halves(
+            _times(concat([inputs, hidden], axis=1), weight, bias), 4
+        )
         kept = elementwise_mul(cell, self._gate(forget + self.forget_bias))
-        cell = elementwise_add(kept, elementwise_mul(self._gate(enter), self._activation(candidate)))
+        cell = elementwise_add(
+            kept, elementwise_mul(self._gate(enter), self._activation(candidate))
+        )
         hidden = elementwise_mul(self._activation(cell), self._gate(leave))
         return hidden, [hidden, cell]
 
@@ -165,8 +218,15 @@ class LSTMCell(RNNCell):
         return ["float32", "float32"]
 
 
-def rnn(cell: RNNCell, inputs: Any, initial_states: Any = None, sequence_length: Variable | None = None,
-        time_major: bool = False, is_reverse: bool = False, **kwargs: Any) -> tuple[Any, Any]:
+def rnn(
+    cell: RNNCell,
+    inputs: Any,
+    initial_states: Any = None,
+    sequence_length: Variable | None = None,
+    time_major: bool = False,
+    is_reverse: bool = False,
+    **kwargs: Any,
+) -> tuple[Any, Any]:
     """Run a cell over dense sequences.
 
     Args:
@@ -176,7 +236,8 @@ def rnn(cell: RNNCell, inputs: Any, initial_states: Any = None, sequence_length:
         is_reverse: go from the last step to the first.
         kwargs: passed to the cell.
 
-    Returns (outputs of all steps, the states after the last). Raises TypeError when `cell` has no `call`.
+    Returns (outputs of all steps, the states after the last). Raises TypeError when `cell` has no
+    `call`.
     """
     if not hasattr(cell, "call"):
         raise TypeError(f"rnn, cell: expected an RNNCell, found {type(cell).__name__}")
@@ -188,13 +249,21 @@ def rnn(cell: RNNCell, inputs: Any, initial_states: Any = None, sequence_length:
         return reverse(x, axis=[0])
 
     if initial_states is None:
-        initial_states = cell.get_initial_states(batch_ref=inputs, batch_dim_idx=1 if time_major else 0)
+        initial_states = cell.get_initial_states(
+            batch_ref=inputs, batch_dim_idx=1 if time_major else 0
+        )
     if not time_major:
         inputs = _map(turned, inputs)
     mask = None
     if sequence_length is not None:
-        steps = emit("slice", {"Input": emit("shape", {"Input": _flat(inputs)[0]})}, {"axes": [0], "starts": [0], "ends": [1]})
-        mask = turned(sequence_mask(sequence_length, maxlen=steps, dtype=_flat(initial_states)[0].dtype))
+        steps = emit(
+            "slice",
+            {"Input": emit("shape", {"Input": _flat(inputs)[0]})},
+            {"axes": [0], "starts": [0], "ends": [1]},
+        )
+        mask = turned(
+            sequence_mask(sequence_length, maxlen=steps, dtype=_flat(initial_states)[0].dtype)
+        )
     if is_reverse:
         inputs = _map(backwards, inputs)
         mask = backwards(mask) if mask is not None else None
@@ -204,7 +273,9 @@ def rnn(cell: RNNCell, inputs: Any, initial_states: Any = None, sequence_length:
         states = _map(lambda s: network.memory(init=s), initial_states)
         outputs, new = cell.call(now, states, **kwargs)
         if _shape_differs(states, new):
-            raise errors.ProgramError("rnn: the cell returns states of another structure than it gets")
+            raise errors.ProgramError(
+                "rnn: the cell returns states of another structure than it gets"
+            )
         if mask is not None:
             here = network.step_input(mask)
             new = _map(lambda s, n: _kept(s, n, here), states, new)
@@ -214,8 +285,14 @@ def rnn(cell: RNNCell, inputs: Any, initial_states: Any = None, sequence_length:
             network.step_output(each)
     found = network() if len(flat) > 1 else [network()]
     n = len(_flat(outputs))
-    last = [emit("slice", {"Input": v}, {"axes": [0], "starts": [-1], "ends": [2**31 - 1], "decrease_axis": [0]})
-            for v in found[n:]]
+    last = [
+        emit(
+            "slice",
+            {"Input": v},
+            {"axes": [0], "starts": [-1], "ends": [2**31 - 1], "decrease_axis": [0]},
+        )
+        for v in found[n:]
+    ]
     results = found[:n]
     if is_reverse:
         results = [backwards(v) for v in results]
@@ -226,7 +303,9 @@ def rnn(cell: RNNCell, inputs: Any, initial_states: Any = None, sequence_length:
 
 def _kept(old: Variable, new: Variable, here: Variable) -> Variable:
     """`new` where the step is inside of the sequence, else `old`."""
-    return elementwise_add(elementwise_mul(new, here, axis=0), elementwise_mul(old, 1.0 - here, axis=0))
+    return elementwise_add(
+        elementwise_mul(new, here, axis=0), elementwise_mul(old, 1.0 - here, axis=0)
+    )
 
 
 def _shape_differs(a: Any, b: Any) -> bool:

@@ -1,4 +1,5 @@
 """Layers of click models."""
+
 from typing import Any
 
 from jfluid import errors
@@ -15,53 +16,103 @@ def continuous_value_model(input: Variable, cvm: Variable, use_cvm: bool = True)
 
     Args:
         input: [rows, width], or with a LoD whose sequences are the rows of `cvm`.
-        cvm: [batch, 2], the counts of each example: what the first two columns get as their gradient.
-        use_cvm: give log(show + 1), log(click + 1) - log(show + 1) and the rest; else the rest only.
+        cvm: [batch, 2], the counts of each example: what the first two columns get as their
+            gradient.
+        use_cvm: give log(show + 1), log(click + 1) - log(show + 1) and the rest; else the rest
+            only.
     """
     helper = LayerHelper("cvm", input=input)
     out = helper.create_variable(dtype=input.dtype)
-    helper.append_op(type="cvm", inputs={"X": [input], "CVM": [cvm]}, outputs={"Y": [out]}, attrs={"use_cvm": use_cvm})
+    helper.append_op(
+        type="cvm",
+        inputs={"X": [input], "CVM": [cvm]},
+        outputs={"Y": [out]},
+        attrs={"use_cvm": use_cvm},
+    )
     return out
 
 
-def data_norm(input: Variable, act: str | None = None, epsilon: float = 1e-05, param_attr: Any = None,
-              data_layout: str = "NCHW", in_place: bool = False, name: str | None = None,
-              moving_mean_name: str | None = None, moving_variance_name: str | None = None,
-              do_model_average_for_mean_and_var: bool = True, slot_dim: int = -1, sync_stats: bool = False,
-              summary_decay_rate: float = 0.9999999, enable_scale_and_shift: bool = False) -> Variable:
-    """Features normalised by running summaries of all data, not of the batch: (x - sum / size) * sqrt(size / squares).
+def data_norm(
+    input: Variable,
+    act: str | None = None,
+    epsilon: float = 1e-05,
+    param_attr: Any = None,
+    data_layout: str = "NCHW",
+    in_place: bool = False,
+    name: str | None = None,
+    moving_mean_name: str | None = None,
+    moving_variance_name: str | None = None,
+    do_model_average_for_mean_and_var: bool = True,
+    slot_dim: int = -1,
+    sync_stats: bool = False,
+    summary_decay_rate: float = 0.9999999,
+    enable_scale_and_shift: bool = False,
+) -> Variable:
+    """Features normalised by running summaries of all data, not of the batch: (x - sum / size) *
+    sqrt(size / squares).
 
     Args:
         input: [batch, width].
         act: the name of an activation.
         epsilon: added to the squares of each example.
-        param_attr: a dict with the initial "batch_size", "batch_sum" and "batch_square" (and "scale_w", "bias").
-        slot_dim: columns of a slot, the first of which is a count: where it is zero the slot stays zero; -1 for none.
+        param_attr: a dict with the initial "batch_size", "batch_sum" and "batch_square" (and
+            "scale_w", "bias").
+        slot_dim: columns of a slot, the first of which is a count: where it is zero the slot stays
+            zero; -1 for none.
         enable_scale_and_shift: scale and shift the result by trained vectors.
         in_place: write the result to the variable of the input.
-        name: parameters are called `name`.batch_size and so on; "dn" by default, so two layers without names share them.
-        data_layout, moving_mean_name, moving_variance_name, do_model_average_for_mean_and_var, sync_stats,
+        name: parameters are called `name`.batch_size and so on; "dn" by default, so two layers
+        without names share them. data_layout, moving_mean_name, moving_variance_name,
+        do_model_average_for_mean_and_var, sync_stats,
         summary_decay_rate: no effect on one device.
 
     Raises ProgramError for an epsilon that is not between 0 and 0.001.
     """
     if not 0 <= epsilon <= 0.001:
-        raise errors.ProgramError(f"data_norm, epsilon: expected a number between 0 and 0.001, found {epsilon}")
+        raise errors.ProgramError(
+            f"data_norm, epsilon: expected a number between 0 and 0.001, found {epsilon}"
+        )
     helper = LayerHelper("data_norm", input=input, act=act, name=name)
     dtype, width = helper.input_dtype(), input.shape[1]
     given = param_attr if isinstance(param_attr, dict) else {}
-    first = {"scale_w": given.get("scale_w", 1.0), "bias": given.get("bias", 0.0)} if enable_scale_and_shift else {}
-    first |= {"batch_size": given.get("batch_size", 1e4), "batch_sum": given.get("batch_sum", 0.0),
-              "batch_square_sum": given.get("batch_square", 1e4)}
-    made = {kind: helper.create_parameter(attr=ParamAttr(name=f"{name or 'dn'}.{kind}", initializer=Constant(float(value))),
-                                          shape=[width], dtype=dtype) for kind, value in first.items()}
+    first = (
+        {"scale_w": given.get("scale_w", 1.0), "bias": given.get("bias", 0.0)}
+        if enable_scale_and_shift
+        else {}
+    )
+    first |= {
+        "batch_size": given.get("batch_size", 1e4),
+        "batch_sum": given.get("batch_sum", 0.0),
+        "batch_square_sum": given.get("batch_square", 1e4),
+    }
+    made = {
+        kind: helper.create_parameter(
+            attr=ParamAttr(name=f"{name or 'dn'}.{kind}", initializer=Constant(float(value))),
+            shape=[width],
+            dtype=dtype,
+        )
+        for kind, value in first.items()
+    }
     means, scales = (helper.create_variable(dtype=dtype, stop_gradient=True) for _ in range(2))
     out = input if in_place else helper.create_variable(dtype=dtype)
-    inputs = {"X": input, "BatchSize": made["batch_size"], "BatchSum": made["batch_sum"],
-              "BatchSquareSum": made["batch_square_sum"]}
+    inputs = {
+        "X": input,
+        "BatchSize": made["batch_size"],
+        "BatchSum": made["batch_sum"],
+        "BatchSquareSum": made["batch_square_sum"],
+    }
     if enable_scale_and_shift:
         inputs |= {"scale_w": made["scale_w"], "bias": made["bias"]}
-    helper.append_op(type="data_norm", inputs=inputs, outputs={"Y": out, "Means": means, "Scales": scales},
-                     attrs={"epsilon": epsilon, "slot_dim": slot_dim, "sync_stats": sync_stats,
-                            "summary_decay_rate": summary_decay_rate, "enable_scale_and_shift": enable_scale_and_shift})
+    helper.append_op(
+        type="data_norm",
+        inputs=inputs,
+        outputs={"Y": out, "Means": means, "Scales": scales},
+        attrs={
+            "epsilon": epsilon,
+            "slot_dim": slot_dim,
+            "sync_stats": sync_stats,
+            "summary_decay_rate": summary_decay_rate,
+            "enable_scale_and_shift": enable_scale_and_shift,
+        },
+    )
     return helper.append_activation(out)

@@ -1,4 +1,5 @@
 """Loops and conditions."""
+
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,7 +26,9 @@ def _check_condition(layer: str, argument: str, value: Any) -> None:
         found = value.dtype.name if isinstance(value, Variable) else type(value).__name__
         raise TypeError(f"{layer}, {argument}: expected a boolean Variable, found {found}")
     if any(d not in (1, -1) for d in value.shape):
-        raise TypeError(f"{layer}, {argument}: expected one element, found shape {list(value.shape)}")
+        raise TypeError(
+            f"{layer}, {argument}: expected one element, found shape {list(value.shape)}"
+        )
 
 
 class While:
@@ -39,9 +42,9 @@ class While:
             layers.increment(i)
             layers.less_than(i, limit, cond=going)
 
-    The block must write the condition. Variables from outside keep what the last iteration wrote. A loop that gradients go
-    through, or that writes arrays, needs a bound that follows from its condition: a counter compared with a constant or with
-    the length of sequences.
+    The block must write the condition. Variables from outside keep what the last iteration wrote. A
+    loop that gradients go through, or that writes arrays, needs a bound that follows from its
+    condition: a counter compared with a constant or with the length of sequences.
 
     Args:
         cond: a boolean Variable of one element.
@@ -76,12 +79,18 @@ class _WhileBlock(Inside):
         reads, writes = captured(self.inside)
         condition = self.loop.cond_var
         if condition.name not in writes:
-            raise errors.ProgramError(f"While: the block never writes the condition {condition.name}, so that the loop would "
-                                      "not end; compute it anew, for example with layers.less_than(..., cond=condition)")
+            raise errors.ProgramError(
+                f"While: the block never writes the condition {condition.name}, so that the loop would "
+                "not end; compute it anew, for example with layers.less_than(..., cond=condition)"
+            )
         scope = self.outside.create_var(type=VarType.STEP_SCOPES)
         names = sorted((set(reads) | set(writes)) - {condition.name})
-        self.outside.append_op("while", {"X": names, "Condition": [condition]}, {"Out": writes, "StepScopes": [scope]},
-                               {"sub_block": self.inside, "is_test": self.loop.is_test})
+        self.outside.append_op(
+            "while",
+            {"X": names, "Condition": [condition]},
+            {"Out": writes, "StepScopes": [scope]},
+            {"sub_block": self.inside, "is_test": self.loop.is_test},
+        )
 
 
 def _flat(value: Any) -> list[Any]:
@@ -114,8 +123,13 @@ def _shape_of(value: Any) -> Any:
     return None
 
 
-def while_loop(cond: Callable[..., Any], body: Callable[..., Any], loop_vars: Sequence[Any], is_test: bool = False,
-               name: str | None = None) -> Sequence[Any]:
+def while_loop(
+    cond: Callable[..., Any],
+    body: Callable[..., Any],
+    loop_vars: Sequence[Any],
+    is_test: bool = False,
+    name: str | None = None,
+) -> Sequence[Any]:
     """A loop in functional form: while cond(*vars): vars = body(*vars).
 
     Args:
@@ -125,12 +139,15 @@ def while_loop(cond: Callable[..., Any], body: Callable[..., Any], loop_vars: Se
         is_test: kept in the program; no effect.
 
     Returns `loop_vars`, which hold the values after the loop; of While the same holds about bounds.
-    Raises TypeError for arguments of other kinds, ValueError for an empty list or another structure from `body`.
+    Raises TypeError for arguments of other kinds, ValueError for an empty list or another structure
+    from `body`.
     """
     if not callable(cond) or not callable(body):
         raise TypeError("while_loop: cond and body are functions")
     if not isinstance(loop_vars, (list, tuple)):
-        raise TypeError(f"while_loop, loop_vars: expected a list or tuple, found {type(loop_vars).__name__}")
+        raise TypeError(
+            f"while_loop, loop_vars: expected a list or tuple, found {type(loop_vars).__name__}"
+        )
     if not loop_vars:
         raise errors.ProgramError("while_loop, loop_vars: expected at least one variable")
     condition = cond(*loop_vars)
@@ -139,8 +156,10 @@ def while_loop(cond: Callable[..., Any], body: Callable[..., Any], loop_vars: Se
         results = body(*loop_vars)
         results = results if isinstance(results, (list, tuple)) else [results]
         if _shape_of(list(results)) != _shape_of(list(loop_vars)):
-            raise errors.ProgramError("while_loop: body returns another structure than loop_vars: "
-                                      f"{_shape_of(list(results))} for {_shape_of(list(loop_vars))}")
+            raise errors.ProgramError(
+                "while_loop: body returns another structure than loop_vars: "
+                f"{_shape_of(list(results))} for {_shape_of(list(loop_vars))}"
+            )
         again = cond(*results)
         for new, old in zip(_flat(results), _flat(loop_vars)):
             if old.type != VarType.LOD_TENSOR_ARRAY:  # arrays are written in place
@@ -155,25 +174,33 @@ def _to_outside(value: Any) -> Any:
         raise TypeError(f"a branch may return Variables (or nothing), found {type(value).__name__}")
     outside = default_main_program().current_block().parent
     assert outside is not None  # a branch's block is inside another
-    out = outside.create_var(dtype=value.dtype, shape=value.shape, lod_level=value.lod_level, type=value.type)
+    out = outside.create_var(
+        dtype=value.dtype, shape=value.shape, lod_level=value.lod_level, type=value.type
+    )
     return assign(value, out)
 
 
-def cond(pred: Variable, true_fn: Callable[..., Any] | None = None, false_fn: Callable[..., Any] | None = None,
-         name: str | None = None) -> Any:
+def cond(
+    pred: Variable,
+    true_fn: Callable[..., Any] | None = None,
+    false_fn: Callable[..., Any] | None = None,
+    name: str | None = None,
+) -> Any:
     """The result of `true_fn()` where `pred` holds, else of `false_fn()`; only that one is run.
 
     Args:
         pred: a boolean Variable of one element.
-        true_fn, false_fn: make the operators of a branch; both return Variables of one (nested) structure, shapes and
-            dtypes, or nothing.
+        true_fn, false_fn: make the operators of a branch; both return Variables of one (nested)
+            structure, shapes and dtypes, or nothing.
 
     Raises TypeError for arguments of other kinds, ValueError when the branches differ in structure.
     """
     _check_condition("cond", "pred", pred)
     for argument, function in (("true_fn", true_fn), ("false_fn", false_fn)):
         if function is not None and not callable(function):
-            raise TypeError(f"cond, {argument}: expected a function, found {type(function).__name__}")
+            raise TypeError(
+                f"cond, {argument}: expected a function, found {type(function).__name__}"
+            )
     LayerHelper("cond", name=name)
     results: list[Any] = []
     for function, fails in ((true_fn, False), (false_fn, True)):
@@ -188,17 +215,24 @@ def cond(pred: Variable, true_fn: Callable[..., Any] | None = None, false_fn: Ca
         return None
     if true is None or false is None or _shape_of(true) != _shape_of(false):
         found = [None if r is None else _shape_of(r) for r in (true, false)]
-        raise errors.ProgramError(f"cond: the branches return different structures: {found[0]} and {found[1]}")
+        raise errors.ProgramError(
+            f"cond: the branches return different structures: {found[0]} and {found[1]}"
+        )
     mask = emit("cast", {"X": pred}, {"in_dtype": int(pred.dtype), "out_dtype": int(VarType.INT32)})
     return _map(lambda f, t: emit("select_input", {"X": [f, t], "Mask": mask}), false, true)
 
 
-def case(pred_fn_pairs: Sequence[tuple[Variable, Callable[..., Any]]], default: Callable[..., Any] | None = None,
-         name: str | None = None) -> Any:
-    """The result of the first function whose condition holds, else of `default` (by default the last function).
+def case(
+    pred_fn_pairs: Sequence[tuple[Variable, Callable[..., Any]]],
+    default: Callable[..., Any] | None = None,
+    name: str | None = None,
+) -> Any:
+    """The result of the first function whose condition holds, else of `default` (by default the
+    last function).
 
     Args:
-        pred_fn_pairs: (boolean Variable of one element, function) pairs; see `cond` for what functions return.
+        pred_fn_pairs: (boolean Variable of one element, function) pairs; see `cond` for what
+            functions return.
 
     Raises TypeError for something else.
     """
@@ -219,21 +253,33 @@ def case(pred_fn_pairs: Sequence[tuple[Variable, Callable[..., Any]]], default: 
     return final()
 
 
-def _branch(pred: Variable, function: Callable[..., Any], otherwise: Callable[..., Any]) -> Callable[[], Any]:
+def _branch(
+    pred: Variable, function: Callable[..., Any], otherwise: Callable[..., Any]
+) -> Callable[[], Any]:
     return lambda: cond(pred, function, otherwise)
 
 
-def switch_case(branch_index: Variable, branch_fns: Any, default: Callable[..., Any] | None = None,
-                name: str | None = None) -> Any:
-    """The result of the function that `branch_index` names, else of `default` (by default the function of the largest index).
+def switch_case(
+    branch_index: Variable,
+    branch_fns: Any,
+    default: Callable[..., Any] | None = None,
+    name: str | None = None,
+) -> Any:
+    """The result of the function that `branch_index` names, else of `default` (by default the
+    function of the largest index).
 
     Args:
         branch_index: an integer Variable of one element.
-        branch_fns: a dict from integers to functions, or a list of functions or of (integer, function) pairs.
+        branch_fns: a dict from integers to functions, or a list of functions or of (integer,
+            function) pairs.
 
     Raises TypeError for something else, ValueError when an index occurs twice.
     """
-    if not isinstance(branch_index, Variable) or branch_index.dtype not in (VarType.INT32, VarType.INT64, VarType.UINT8):
+    if not isinstance(branch_index, Variable) or branch_index.dtype not in (
+        VarType.INT32,
+        VarType.INT64,
+        VarType.UINT8,
+    ):
         raise TypeError("switch_case, branch_index: expected an integer Variable of one element")
     if not isinstance(branch_fns, (dict, list, tuple)) or not branch_fns:
         raise TypeError("switch_case, branch_fns: expected a dict or a list of functions")
@@ -241,10 +287,19 @@ def switch_case(branch_index: Variable, branch_fns: Any, default: Callable[..., 
     if all(callable(f) for f in pairs):
         pairs = list(enumerate(pairs))
     for pair in pairs:
-        if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], int) or not callable(pair[1]):
-            raise TypeError(f"switch_case, branch_fns: expected (integer, function), found {pair!r}")
+        if (
+            not isinstance(pair, tuple)
+            or len(pair) != 2
+            or not isinstance(pair[0], int)
+            or not callable(pair[1])
+        ):
+            raise TypeError(
+                f"switch_case, branch_fns: expected (integer, function), found {pair!r}"
+            )
     if len({i for i, _ in pairs}) != len(pairs):
-        raise errors.ProgramError(f"switch_case, branch_fns: an index occurs twice in {[i for i, _ in pairs]}")
+        raise errors.ProgramError(
+            f"switch_case, branch_fns: an index occurs twice in {[i for i, _ in pairs]}"
+        )
     pairs.sort(key=lambda pair: pair[0])
     final = default or pairs.pop()[1]
     for index, function in reversed(pairs):
@@ -262,8 +317,9 @@ class Switch:
             with switch.default():
                 layers.assign(large, rate)
 
-    Conditions are boolean variables with one element. Results leave a case through `layers.assign` to a variable
-    that was made before. Raises ProgramError outside of `with`, and where `default` comes before any case.
+    Conditions are boolean variables with one element. Results leave a case through `layers.assign`
+    to a variable that was made before. Raises ProgramError outside of `with`, and where `default`
+    comes before any case.
     """
 
     def __init__(self, name: str | None = None):
@@ -283,7 +339,11 @@ class Switch:
         if not self.inside_scope:
             raise errors.ProgramError("Switch.case: use it inside of `with Switch() as switch:`")
         if not isinstance(condition, Variable) or condition.dtype != VarType.BOOL:
-            found = condition.dtype.name if isinstance(condition, Variable) else type(condition).__name__
+            found = (
+                condition.dtype.name
+                if isinstance(condition, Variable)
+                else type(condition).__name__
+            )
             raise TypeError(f"Switch.case, condition: expected a boolean Variable, found {found}")
         fails = emit("logical_not", {"X": condition})
         if self.pre_not_conditions:

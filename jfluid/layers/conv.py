@@ -1,4 +1,5 @@
 """Convolution layers."""
+
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -15,29 +16,52 @@ Size = int | Sequence[int]
 
 
 def _channels(layer: str, x: Variable, data_format: str, rank: int) -> tuple[int, bool]:
-    """(channels of x, whether they come last). Raises ShapeError or ProgramError for wrong input."""
+    """(channels of x, whether they come last). Raises ShapeError or ProgramError for wrong
+    input.
+    """
     check_variable(x, layer, "input")
     formats = ("NCHW", "NHWC") if rank == 2 else ("NCDHW", "NDHWC")
     if data_format not in formats:
-        raise errors.ProgramError(f"layers.{layer}: data_format {data_format!r}, expected {' or '.join(formats)}")
+        raise errors.ProgramError(
+            f"layers.{layer}: data_format {data_format!r}, expected {' or '.join(formats)}"
+        )
     if len(x.shape) != rank + 2:
-        raise errors.ShapeError(f"layers.{layer}: input has {rank + 2} dimensions ({data_format}), found {list(x.shape)}")
+        raise errors.ShapeError(
+            f"layers.{layer}: input has {rank + 2} dimensions ({data_format}), found {list(x.shape)}"
+        )
     last = data_format == formats[1]
     channels = x.shape[-1 if last else 1]
     if channels < 1:
-        raise errors.ShapeError(f"layers.{layer}: the channels of the input must be known, found {list(x.shape)}")
+        raise errors.ShapeError(
+            f"layers.{layer}: the channels of the input must be known, found {list(x.shape)}"
+        )
     return channels, last
 
 
-def _conv(rank: int, input: Variable, num_filters: int, filter_size: Size, stride: Size, padding: Any, dilation: Size,
-          groups: int | None, param_attr: Any, bias_attr: Any, use_cudnn: bool, act: str | None, name: str | None,
-          data_format: str) -> Variable:
+def _conv(
+    rank: int,
+    input: Variable,
+    num_filters: int,
+    filter_size: Size,
+    stride: Size,
+    padding: Any,
+    dilation: Size,
+    groups: int | None,
+    param_attr: Any,
+    bias_attr: Any,
+    use_cudnn: bool,
+    act: str | None,
+    name: str | None,
+    data_format: str,
+) -> Variable:
     layer = f"conv{rank}d"
     channels, last = _channels(layer, input, data_format, rank)
     groups = groups or 1
     if channels % groups or num_filters % groups:
-        raise errors.ShapeError(f"layers.{layer}: groups {groups} must divide the {channels} channels of the input "
-                                f"and the {num_filters} filters")
+        raise errors.ShapeError(
+            f"layers.{layer}: groups {groups} must divide the {channels} channels of the input "
+            f"and the {num_filters} filters"
+        )
     op_type = layer
     if rank == 2 and channels == groups and num_filters % channels == 0 and not use_cudnn:
         op_type = "depthwise_conv2d"
@@ -45,51 +69,133 @@ def _conv(rank: int, input: Variable, num_filters: int, filter_size: Size, strid
     kernel = each(filter_size, rank, layer, "filter_size")
     pads, algorithm = paddings_of(padding, rank, last, layer)
     deviation = (2.0 / (math.prod(kernel) * channels)) ** 0.5
-    weight = helper.create_parameter(helper.param_attr, [num_filters, channels // groups, *kernel], input.dtype,
-                                     default_initializer=Normal(0.0, deviation))
+    weight = helper.create_parameter(
+        helper.param_attr,
+        [num_filters, channels // groups, *kernel],
+        input.dtype,
+        default_initializer=Normal(0.0, deviation),
+    )
     out = helper.create_variable_for_type_inference(input.dtype)
-    helper.append_op(type=op_type, inputs={"Input": input, "Filter": weight}, outputs={"Output": out},
-                     attrs={"strides": each(stride, rank, layer, "stride"), "paddings": pads, "padding_algorithm": algorithm,
-                            "dilations": each(dilation, rank, layer, "dilation"), "groups": groups,
-                            "use_cudnn": use_cudnn, "use_mkldnn": False, "data_format": data_format})
+    helper.append_op(
+        type=op_type,
+        inputs={"Input": input, "Filter": weight},
+        outputs={"Output": out},
+        attrs={
+            "strides": each(stride, rank, layer, "stride"),
+            "paddings": pads,
+            "padding_algorithm": algorithm,
+            "dilations": each(dilation, rank, layer, "dilation"),
+            "groups": groups,
+            "use_cudnn": use_cudnn,
+            "use_mkldnn": False,
+            "data_format": data_format,
+        },
+    )
     axis = rank + 1 if last else 1
     return helper.append_activation(helper.append_bias_op(out, dim_start=axis, dim_end=axis + 1))
 
 
-def conv2d(input: Variable, num_filters: int, filter_size: Size, stride: Size = 1, padding: Any = 0, dilation: Size = 1,
-           groups: int | None = None, param_attr: Any = None, bias_attr: Any = None, use_cudnn: bool = True,
-           act: str | None = None, name: str | None = None, data_format: str = "NCHW") -> Variable:
+def conv2d(
+    input: Variable,
+    num_filters: int,
+    filter_size: Size,
+    stride: Size = 1,
+    padding: Any = 0,
+    dilation: Size = 1,
+    groups: int | None = None,
+    param_attr: Any = None,
+    bias_attr: Any = None,
+    use_cudnn: bool = True,
+    act: str | None = None,
+    name: str | None = None,
+    data_format: str = "NCHW",
+) -> Variable:
     """Two-dimensional convolution (cross-correlation), a bias for each channel, an activation.
 
     Args:
         input: [N, C, H, W], or [N, H, W, C] with data_format "NHWC".
         num_filters: the number of output channels.
         filter_size, stride, dilation: one number, or one for each dimension.
-        padding: a number, one for each dimension, [top, bottom, left, right], a pair for each of the four
-            dimensions, "SAME" or "VALID".
+        padding: a number, one for each dimension, [top, bottom, left, right], a pair for each of
+            the four dimensions, "SAME" or "VALID".
         groups: channels are convolved in so many separate groups.
         param_attr: ParamAttr of the filters, [num_filters, C / groups, height, width].
         bias_attr: ParamAttr of the bias, [num_filters]; False for none.
-        use_cudnn: XLA chooses the kernel. False with `groups` = C names the operator depthwise_conv2d, as Fluid does.
+        use_cudnn: XLA chooses the kernel. False with `groups` = C names the operator
+            depthwise_conv2d, as Fluid does.
         act: the activation's name.
 
     Raises ShapeError or ProgramError where the arguments do not fit the input.
     """
-    return _conv(2, input, num_filters, filter_size, stride, padding, dilation, groups, param_attr, bias_attr, use_cudnn,
-                 act, name, data_format)
+    return _conv(
+        2,
+        input,
+        num_filters,
+        filter_size,
+        stride,
+        padding,
+        dilation,
+        groups,
+        param_attr,
+        bias_attr,
+        use_cudnn,
+        act,
+        name,
+        data_format,
+    )
 
 
-def conv3d(input: Variable, num_filters: int, filter_size: Size, stride: Size = 1, padding: Any = 0, dilation: Size = 1,
-           groups: int | None = None, param_attr: Any = None, bias_attr: Any = None, use_cudnn: bool = True,
-           act: str | None = None, name: str | None = None, data_format: str = "NCDHW") -> Variable:
+def conv3d(
+    input: Variable,
+    num_filters: int,
+    filter_size: Size,
+    stride: Size = 1,
+    padding: Any = 0,
+    dilation: Size = 1,
+    groups: int | None = None,
+    param_attr: Any = None,
+    bias_attr: Any = None,
+    use_cudnn: bool = True,
+    act: str | None = None,
+    name: str | None = None,
+    data_format: str = "NCDHW",
+) -> Variable:
     """Three-dimensional convolution of [N, C, D, H, W] (or "NDHWC"); else as `conv2d`."""
-    return _conv(3, input, num_filters, filter_size, stride, padding, dilation, groups, param_attr, bias_attr, use_cudnn,
-                 act, name, data_format)
+    return _conv(
+        3,
+        input,
+        num_filters,
+        filter_size,
+        stride,
+        padding,
+        dilation,
+        groups,
+        param_attr,
+        bias_attr,
+        use_cudnn,
+        act,
+        name,
+        data_format,
+    )
 
 
-def _conv_transpose(rank: int, input: Variable, num_filters: int, output_size: Any, filter_size: Any, padding: Any,
-                    stride: Size, dilation: Size, groups: int | None, param_attr: Any, bias_attr: Any, use_cudnn: bool,
-                    act: str | None, name: str | None, data_format: str) -> Variable:
+def _conv_transpose(
+    rank: int,
+    input: Variable,
+    num_filters: int,
+    output_size: Any,
+    filter_size: Any,
+    padding: Any,
+    stride: Size,
+    dilation: Size,
+    groups: int | None,
+    param_attr: Any,
+    bias_attr: Any,
+    use_cudnn: bool,
+    act: str | None,
+    name: str | None,
+    data_format: str,
+) -> Variable:
     layer = f"conv{rank}d_transpose"
     channels, last = _channels(layer, input, data_format, rank)
     groups = groups or 1
@@ -97,7 +203,10 @@ def _conv_transpose(rank: int, input: Variable, num_filters: int, output_size: A
     if rank == 2 and channels == groups and num_filters == channels and not use_cudnn:
         op_type = "depthwise_conv2d_transpose"
     helper = LayerHelper(op_type, param_attr=param_attr, bias_attr=bias_attr, act=act, name=name)
-    strides, dilations = each(stride, rank, layer, "stride"), each(dilation, rank, layer, "dilation")
+    strides, dilations = (
+        each(stride, rank, layer, "stride"),
+        each(dilation, rank, layer, "dilation"),
+    )
     pads, algorithm = paddings_of(padding, rank, last, layer)
     wanted = [] if output_size is None else each(output_size, rank, layer, "output_size")
     if filter_size is not None:
@@ -105,26 +214,55 @@ def _conv_transpose(rank: int, input: Variable, num_filters: int, output_size: A
     elif wanted:
         sizes = input.shape[1:-1] if last else input.shape[2:]
         pairs = pads if len(pads) == 2 * rank else [p for p in pads for _ in (0, 1)]
-        kernel = [(o - (i - 1) * s + pairs[2 * k] + pairs[2 * k + 1] - 1) // d + 1
-                  for k, (o, i, s, d) in enumerate(zip(wanted, sizes, strides, dilations))]
+        kernel = [
+            (o - (i - 1) * s + pairs[2 * k] + pairs[2 * k + 1] - 1) // d + 1
+            for k, (o, i, s, d) in enumerate(zip(wanted, sizes, strides, dilations))
+        ]
     else:
         raise errors.ProgramError(f"layers.{layer}: give filter_size or output_size")
-    weight = helper.create_parameter(helper.param_attr, [channels, num_filters // groups, *kernel], input.dtype)
+    weight = helper.create_parameter(
+        helper.param_attr, [channels, num_filters // groups, *kernel], input.dtype
+    )
     out = helper.create_variable_for_type_inference(input.dtype)
     # Fluid's three-dimensional operator knows the formats by their two-dimensional names.
     data_format = "NHWC" if last else "NCHW"
-    helper.append_op(type=op_type, inputs={"Input": input, "Filter": weight}, outputs={"Output": out},
-                     attrs={"output_size": wanted, "strides": strides, "paddings": pads, "padding_algorithm": algorithm,
-                            "dilations": dilations, "groups": groups, "use_cudnn": use_cudnn, "data_format": data_format})
+    helper.append_op(
+        type=op_type,
+        inputs={"Input": input, "Filter": weight},
+        outputs={"Output": out},
+        attrs={
+            "output_size": wanted,
+            "strides": strides,
+            "paddings": pads,
+            "padding_algorithm": algorithm,
+            "dilations": dilations,
+            "groups": groups,
+            "use_cudnn": use_cudnn,
+            "data_format": data_format,
+        },
+    )
     axis = rank + 1 if last else 1
     return helper.append_activation(helper.append_bias_op(out, dim_start=axis, dim_end=axis + 1))
 
 
-def conv2d_transpose(input: Variable, num_filters: int, output_size: Size | None = None, filter_size: Size | None = None,
-                     padding: Any = 0, stride: Size = 1, dilation: Size = 1, groups: int | None = None,
-                     param_attr: Any = None, bias_attr: Any = None, use_cudnn: bool = True, act: str | None = None,
-                     name: str | None = None, data_format: str = "NCHW") -> Variable:
-    """Two-dimensional transposed convolution: the gradient of `conv2d` with respect to its input, as a layer.
+def conv2d_transpose(
+    input: Variable,
+    num_filters: int,
+    output_size: Size | None = None,
+    filter_size: Size | None = None,
+    padding: Any = 0,
+    stride: Size = 1,
+    dilation: Size = 1,
+    groups: int | None = None,
+    param_attr: Any = None,
+    bias_attr: Any = None,
+    use_cudnn: bool = True,
+    act: str | None = None,
+    name: str | None = None,
+    data_format: str = "NCHW",
+) -> Variable:
+    """Two-dimensional transposed convolution: the gradient of `conv2d` with respect to its input,
+    as a layer.
 
     Args:
         output_size: height and width of the output; it also gives `filter_size` where that is None.
@@ -134,14 +272,58 @@ def conv2d_transpose(input: Variable, num_filters: int, output_size: Size | None
 
     Raises ProgramError when neither `output_size` nor `filter_size` is given.
     """
-    return _conv_transpose(2, input, num_filters, output_size, filter_size, padding, stride, dilation, groups,
-                           param_attr, bias_attr, use_cudnn, act, name, data_format)
+    return _conv_transpose(
+        2,
+        input,
+        num_filters,
+        output_size,
+        filter_size,
+        padding,
+        stride,
+        dilation,
+        groups,
+        param_attr,
+        bias_attr,
+        use_cudnn,
+        act,
+        name,
+        data_format,
+    )
 
 
-def conv3d_transpose(input: Variable, num_filters: int, output_size: Size | None = None, filter_size: Size | None = None,
-                     padding: Any = 0, stride: Size = 1, dilation: Size = 1, groups: int | None = None,
-                     param_attr: Any = None, bias_attr: Any = None, use_cudnn: bool = True, act: str | None = None,
-                     name: str | None = None, data_format: str = "NCDHW") -> Variable:
-    """Three-dimensional transposed convolution of [N, C, D, H, W] (or "NDHWC"); else as `conv2d_transpose`."""
-    return _conv_transpose(3, input, num_filters, output_size, filter_size, padding, stride, dilation, groups,
-                           param_attr, bias_attr, use_cudnn, act, name, data_format)
+def conv3d_transpose(
+    input: Variable,
+    num_filters: int,
+    output_size: Size | None = None,
+    filter_size: Size | None = None,
+    padding: Any = 0,
+    stride: Size = 1,
+    dilation: Size = 1,
+    groups: int | None = None,
+    param_attr: Any = None,
+    bias_attr: Any = None,
+    use_cudnn: bool = True,
+    act: str | None = None,
+    name: str | None = None,
+    data_format: str = "NCDHW",
+) -> Variable:
+    """Three-dimensional transposed convolution of [N, C, D, H, W] (or "NDHWC"); else as
+    `conv2d_transpose`.
+    """
+    return _conv_transpose(
+        3,
+        input,
+        num_filters,
+        output_size,
+        filter_size,
+        padding,
+        stride,
+        dilation,
+        groups,
+        param_attr,
+        bias_attr,
+        use_cudnn,
+        act,
+        name,
+        data_format,
+    )

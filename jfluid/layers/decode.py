@@ -1,4 +1,5 @@
 """Decoding with recurrent cells, step by step until all is finished."""
+
 from collections import namedtuple
 from collections.abc import Callable
 from typing import Any
@@ -17,17 +18,27 @@ __all__ = ["BeamSearchDecoder", "Decoder", "dynamic_decode"]
 
 
 class Decoder:
-    """What `dynamic_decode` runs: where decoding starts, what a step does, and what becomes of the outputs."""
+    """What `dynamic_decode` runs: where decoding starts, what a step does, and what becomes of the
+    outputs.
+    """
 
     def initialize(self, inits: Any) -> tuple[Any, Any, Variable]:
-        """(inputs of the first step, states, which are finished: bool). Raises NotImplementedError here."""
+        """(inputs of the first step, states, which are finished: bool). Raises NotImplementedError
+        here.
+        """
         raise NotImplementedError(f"{type(self).__name__} must define initialize")
 
-    def step(self, time: Variable, inputs: Any, states: Any, **kwargs: Any) -> tuple[Any, Any, Any, Variable]:
-        """(outputs, states, inputs of the next step, which are finished). Raises NotImplementedError here."""
+    def step(
+        self, time: Variable, inputs: Any, states: Any, **kwargs: Any
+    ) -> tuple[Any, Any, Any, Variable]:
+        """(outputs, states, inputs of the next step, which are finished). Raises
+        NotImplementedError here.
+        """
         raise NotImplementedError(f"{type(self).__name__} must define step")
 
-    def finalize(self, outputs: Any, final_states: Any, sequence_lengths: Variable) -> tuple[Any, Any]:
+    def finalize(
+        self, outputs: Any, final_states: Any, sequence_lengths: Variable
+    ) -> tuple[Any, Any]:
         """(outputs, states) of the whole, from the outputs of all steps, time first."""
         return outputs, final_states
 
@@ -51,8 +62,15 @@ class BeamSearchDecoder(Decoder):
     OutputWrapper = namedtuple("OutputWrapper", ("scores", "predicted_ids", "parent_ids"))
     StateWrapper = namedtuple("StateWrapper", ("cell_states", "log_probs", "finished", "lengths"))
 
-    def __init__(self, cell: Any, start_token: int, end_token: int, beam_size: int,
-                 embedding_fn: Callable[..., Any] | None = None, output_fn: Callable[..., Any] | None = None):
+    def __init__(
+        self,
+        cell: Any,
+        start_token: int,
+        end_token: int,
+        beam_size: int,
+        embedding_fn: Callable[..., Any] | None = None,
+        output_fn: Callable[..., Any] | None = None,
+    ):
         self.cell, self.embedding_fn, self.output_fn = cell, embedding_fn, output_fn
         self.start_token, self.end_token, self.beam_size = start_token, end_token, beam_size
 
@@ -60,7 +78,9 @@ class BeamSearchDecoder(Decoder):
     def tile_beam_merge_with_batch(x: Variable, beam_size: int) -> Variable:
         """[batch * beam_size, ...] from [batch, ...]: each example once for each of its beams."""
         times = emit("unsqueeze2", {"X": x}, {"axes": [1]})
-        times = emit("expand", {"X": times}, {"expand_times": [1, beam_size] + [1] * (len(x.shape) - 1)})
+        times = emit(
+            "expand", {"X": times}, {"expand_times": [1, beam_size] + [1] * (len(x.shape) - 1)}
+        )
         return emit("reshape2", {"X": times}, {"shape": [-1, *x.shape[1:]]})
 
     def _split(self, x: Variable) -> Variable:
@@ -71,11 +91,22 @@ class BeamSearchDecoder(Decoder):
 
     def _beams(self, x: Variable) -> Variable:
         times = emit("unsqueeze2", {"X": x}, {"axes": [1]})
-        return emit("expand", {"X": times}, {"expand_times": [1, self.beam_size] + [1] * (len(x.shape) - 1)})
+        return emit(
+            "expand", {"X": times}, {"expand_times": [1, self.beam_size] + [1] * (len(x.shape) - 1)}
+        )
 
-    def _like_batch(self, reference: Variable, value: float, dtype: str, width: int | None = None) -> Variable:
-        return emit("fill_constant_batch_size_like", {"Input": reference},
-                    {"shape": [-1, width or self.beam_size], "value": float(value), "dtype": int(VarType[dtype])})
+    def _like_batch(
+        self, reference: Variable, value: float, dtype: str, width: int | None = None
+    ) -> Variable:
+        return emit(
+            "fill_constant_batch_size_like",
+            {"Input": reference},
+            {
+                "shape": [-1, width or self.beam_size],
+                "value": float(value),
+                "dtype": int(VarType[dtype]),
+            },
+        )
 
     def initialize(self, initial_cell_states: Any) -> tuple[Any, Any, Variable]:
         """Beams of which only the first may win the first step."""
@@ -91,20 +122,36 @@ class BeamSearchDecoder(Decoder):
         inputs = self.embedding_fn(ids) if self.embedding_fn else ids
         return inputs, self.StateWrapper(states, scores, finished, lengths), finished
 
-    def step(self, time: Variable, inputs: Any, states: Any, **kwargs: Any) -> tuple[Any, Any, Any, Variable]:
+    def step(
+        self, time: Variable, inputs: Any, states: Any, **kwargs: Any
+    ) -> tuple[Any, Any, Any, Variable]:
         """One step of the cell on all beams, and the choice of the best continuations."""
-        outputs, cell_states = self.cell(_map(self._merge, inputs), _map(self._merge, states.cell_states), **kwargs)
+        outputs, cell_states = self.cell(
+            _map(self._merge, inputs), _map(self._merge, states.cell_states), **kwargs
+        )
         logits = self.output_fn(self._split(outputs)) if self.output_fn else self._split(outputs)
         words = logits.shape[-1]
         chances = emit("log", {"X": emit("softmax", {"X": logits}, {"axis": -1})})
         ended = cast(states.finished, "float32")
-        only_end = emit("one_hot_v2", {"X": fill_constant([1], "int64", self.end_token)}, {"depth": words})
-        closed = emit("scale", {"X": emit("reshape2", {"X": only_end}, {"shape": [1, 1, words]})},
-                      {"scale": 1e9, "bias": -1e9})
-        chances = emit("elementwise_add", {
-            "X": emit("elementwise_mul", {"X": chances, "Y": 1.0 - ended}, {"axis": 0}),
-            "Y": emit("elementwise_mul", {"X": emit("expand_as", {"X": closed, "target_tensor": chances}), "Y": ended},
-                      {"axis": 0})})
+        only_end = emit(
+            "one_hot_v2", {"X": fill_constant([1], "int64", self.end_token)}, {"depth": words}
+        )
+        closed = emit(
+            "scale",
+            {"X": emit("reshape2", {"X": only_end}, {"shape": [1, 1, words]})},
+            {"scale": 1e9, "bias": -1e9},
+        )
+        chances = emit(
+            "elementwise_add",
+            {
+                "X": emit("elementwise_mul", {"X": chances, "Y": 1.0 - ended}, {"axis": 0}),
+                "Y": emit(
+                    "elementwise_mul",
+                    {"X": emit("expand_as", {"X": closed, "target_tensor": chances}), "Y": ended},
+                    {"axis": 0},
+                ),
+            },
+        )
         totals = emit("elementwise_add", {"X": chances, "Y": states.log_probs}, {"axis": 0})
         flat = emit("reshape2", {"X": totals}, {"shape": [-1, self.beam_size * words]})
         scores, best = emit("top_k", {"X": flat}, {"k": self.beam_size}, outs=("Out", "Indices"))
@@ -113,23 +160,37 @@ class BeamSearchDecoder(Decoder):
         tokens = emit("elementwise_mod", {"X": best, "Y": width})
         cell_states = _map(lambda s: self._of_parents(self._split(s), parents), cell_states)
         finished = cast(self._of_parents(cast(states.finished, "int64"), parents), "bool")
-        lengths = emit("elementwise_add", {"X": self._of_parents(states.lengths, parents),
-                                           "Y": cast(emit("logical_not", {"X": finished}), "int64")})
+        lengths = emit(
+            "elementwise_add",
+            {
+                "X": self._of_parents(states.lengths, parents),
+                "Y": cast(emit("logical_not", {"X": finished}), "int64"),
+            },
+        )
         ends = emit("equal", {"X": tokens, "Y": fill_constant([1], "int64", self.end_token)})
         finished = emit("logical_or", {"X": finished, "Y": ends})
         following = self.embedding_fn(tokens) if self.embedding_fn else tokens
-        return (self.OutputWrapper(scores, tokens, parents), self.StateWrapper(cell_states, scores, finished, lengths),
-                following, finished)
+        return (
+            self.OutputWrapper(scores, tokens, parents),
+            self.StateWrapper(cell_states, scores, finished, lengths),
+            following,
+            finished,
+        )
 
     def _of_parents(self, x: Variable, parents: Variable) -> Variable:
         """For each beam what `x` [batch, beam, ...] holds for the beam it continues."""
         hot = emit("one_hot_v2", {"X": parents}, {"depth": self.beam_size})  # [batch, beam, beam]
         if len(x.shape) == 2:
             wide = emit("unsqueeze2", {"X": cast(x, "float32")}, {"axes": [2]})
-            return cast(emit("squeeze2", {"X": emit("matmul", {"X": hot, "Y": wide})}, {"axes": [2]}), x.dtype)
+            return cast(
+                emit("squeeze2", {"X": emit("matmul", {"X": hot, "Y": wide})}, {"axes": [2]}),
+                x.dtype,
+            )
         return emit("matmul", {"X": hot, "Y": x})
 
-    def finalize(self, outputs: Any, final_states: Any, sequence_lengths: Variable) -> tuple[Any, Any]:
+    def finalize(
+        self, outputs: Any, final_states: Any, sequence_lengths: Variable
+    ) -> tuple[Any, Any]:
         """The words [time, batch, beam] of whole hypotheses."""
         return gather_tree(outputs.predicted_ids, outputs.parent_ids), final_states
 
@@ -138,14 +199,23 @@ class BeamSearchDecoder(Decoder):
         return True
 
 
-def dynamic_decode(decoder: Decoder, inits: Any = None, max_step_num: int | None = None, output_time_major: bool = False,
-                   impute_finished: bool = False, is_test: bool = False, return_length: bool = False, **kwargs: Any) -> Any:
+def dynamic_decode(
+    decoder: Decoder,
+    inits: Any = None,
+    max_step_num: int | None = None,
+    output_time_major: bool = False,
+    impute_finished: bool = False,
+    is_test: bool = False,
+    return_length: bool = False,
+    **kwargs: Any,
+) -> Any:
     """Run a decoder until all is finished, or for `max_step_num` steps. The loop runs on the host.
 
     Args:
         inits: what the decoder's `initialize` gets.
         output_time_major: give outputs [time, batch, ...] instead of [batch, time, ...].
-        impute_finished: keep the states of what has finished (decoders that track it themselves always may).
+        impute_finished: keep the states of what has finished (decoders that track it themselves
+            always may).
         is_test: kept in the program; no effect.
         return_length: also return the lengths.
         kwargs: passed to the decoder's `step`.
@@ -153,7 +223,9 @@ def dynamic_decode(decoder: Decoder, inits: Any = None, max_step_num: int | None
     Returns (outputs, final states) or (outputs, final states, lengths).
     """
     if not isinstance(decoder, Decoder):
-        raise TypeError(f"dynamic_decode, decoder: expected a Decoder, found {type(decoder).__name__}")
+        raise TypeError(
+            f"dynamic_decode, decoder: expected a Decoder, found {type(decoder).__name__}"
+        )
     inputs, states, finished = decoder.initialize(inits)
     inputs, states, finished = (_map(assign, v) for v in (inputs, states, finished))
     lengths = cast(emit("fill_zeros_like", {"X": cast(finished, "int64")}), "int64")
@@ -165,13 +237,18 @@ def dynamic_decode(decoder: Decoder, inits: Any = None, max_step_num: int | None
     with While(going, is_test=is_test).block():
         outputs, new, following, ends = decoder.step(time, inputs, states, **kwargs)
         structure.append(outputs)
-        longer = emit("elementwise_add", {"X": lengths, "Y": cast(emit("logical_not", {"X": finished}), "int64")})
+        longer = emit(
+            "elementwise_add",
+            {"X": lengths, "Y": cast(emit("logical_not", {"X": finished}), "int64")},
+        )
         ends = emit("logical_or", {"X": ends, "Y": finished})
         if impute_finished and not decoder.tracks_own_finished:
             new = _map(lambda old, now: _unless(finished, now, old), states, new)
         for each in _flat(outputs):
             outside = each.block.parent
-            array = outside.create_var(name=f"{each.name}_array", type=VarType.LOD_TENSOR_ARRAY, dtype=each.dtype)
+            array = outside.create_var(
+                name=f"{each.name}_array", type=VarType.LOD_TENSOR_ARRAY, dtype=each.dtype
+            )
             arrays.append(array_write(each, time, array))
         increment(time, 1.0)
         _map(assign, following, inputs)
@@ -192,7 +269,10 @@ def dynamic_decode(decoder: Decoder, inits: Any = None, max_step_num: int | None
 def _unless(finished: Variable, new: Variable, old: Variable) -> Variable:
     """`old` where finished, else `new`."""
     ended = cast(finished, new.dtype)
-    return emit("elementwise_add", {"X": emit("elementwise_mul", {"X": new, "Y": 1.0 - ended}, {"axis": 0}),
-                                    "Y": emit("elementwise_mul", {"X": old, "Y": ended}, {"axis": 0})})
-
-
+    return emit(
+        "elementwise_add",
+        {
+            "X": emit("elementwise_mul", {"X": new, "Y": 1.0 - ended}, {"axis": 0}),
+            "Y": emit("elementwise_mul", {"X": old, "Y": ended}, {"axis": 0}),
+        },
+    )

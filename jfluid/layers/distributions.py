@@ -1,4 +1,5 @@
 """Probability distributions built from operators."""
+
 import functools
 import math
 from collections.abc import Sequence
@@ -17,7 +18,9 @@ from jfluid.layers.tensor import assign, cast, diag, ones, shape, zeros_like
 __all__ = ["Categorical", "MultivariateNormalDiag", "Normal", "Uniform"]
 
 Values = float | Sequence[float] | np.ndarray | Variable
-_add, _sub, _mul, _div = (functools.partial(arithmetic.binary, f"elementwise_{o}") for o in ("add", "sub", "mul", "div"))
+_add, _sub, _mul, _div = (
+    functools.partial(arithmetic.binary, f"elementwise_{o}") for o in ("add", "sub", "mul", "div")
+)
 
 
 def _log(x: Variable) -> Variable:
@@ -30,7 +33,9 @@ def _reduced(op_type: str, x: Variable) -> Variable:
 
 
 class Distribution:
-    """Base of the distributions; a method that a distribution does not offer raises NotImplementedError."""
+    """Base of the distributions; a method that a distribution does not offer raises
+    NotImplementedError.
+    """
 
     def _missing(self, what: str) -> NoReturn:
         raise NotImplementedError(f"{type(self).__name__} has no {what}")
@@ -44,7 +49,9 @@ class Distribution:
         self._missing("entropy")
 
     def kl_divergence(self, other: Any) -> Variable:
-        """The Kullback-Leibler divergence from this distribution to `other`, one of the same class, in nats."""
+        """The Kullback-Leibler divergence from this distribution to `other`, one of the same class,
+        in nats.
+        """
         self._missing("kl_divergence")
 
     def log_prob(self, value: Variable) -> Variable:
@@ -53,19 +60,27 @@ class Distribution:
 
 
 def _parameters(what: str, *values: Values) -> tuple[list[Variable], bool]:
-    """The parameters as Variables, and whether all were plain numbers. Variables and numbers do not mix."""
+    """The parameters as Variables, and whether all were plain numbers. Variables and numbers do not
+    mix.
+    """
     variables = [v for v in values if isinstance(v, Variable)]
     if len(variables) == len(values):
         return variables, False
     if variables:
-        raise errors.AttributeTypeError(f"{what}: expected all parameters to be Variables, or none of them")
+        raise errors.AttributeTypeError(
+            f"{what}: expected all parameters to be Variables, or none of them"
+        )
     given = [np.asarray(v, np.float32) for v in values]
     arrays = np.broadcast_arrays(*given)
-    return [assign(np.array(a.reshape(-1) if a.ndim == 0 else a)) for a in arrays], all(v.ndim == 0 for v in given)
+    return [assign(np.array(a.reshape(-1) if a.ndim == 0 else a)) for a in arrays], all(
+        v.ndim == 0 for v in given
+    )
 
 
 class _TwoParameters(Distribution):
-    """What Uniform and Normal share: two parameters of one shape, and samples for each pair of them."""
+    """What Uniform and Normal share: two parameters of one shape, and samples for each pair of
+    them.
+    """
 
     def __init__(self, first: Values, second: Values):
         (self._first, self._second), self._plain = _parameters(type(self).__name__, first, second)
@@ -74,7 +89,8 @@ class _TwoParameters(Distribution):
         raise NotImplementedError
 
     def sample(self, shape: Sequence[int], seed: int = 0) -> Variable:
-        """Random values of shape `shape` + the shape of the parameters (`shape` alone where those are numbers).
+        """Random values of shape `shape` + the shape of the parameters (`shape` alone where those
+        are numbers).
 
         Args:
             seed: 0 gives other values at each step.
@@ -148,7 +164,10 @@ class Normal(_TwoParameters):
 
     def entropy(self) -> Variable:
         """1/2 + log(2 pi)/2 + log(scale)."""
-        return _add(_log(_add(zeros_like(_add(self.loc, self.scale)), self.scale)), 0.5 + 0.5 * math.log(2 * math.pi))
+        return _add(
+            _log(_add(zeros_like(_add(self.loc, self.scale)), self.scale)),
+            0.5 + 0.5 * math.log(2 * math.pi),
+        )
 
     def log_prob(self, value: Variable) -> Variable:
         """-(value - loc)^2 / (2 scale^2) - log(scale) - log(2 pi)/2."""
@@ -157,7 +176,9 @@ class Normal(_TwoParameters):
         return _sub(_sub(square, _log(self.scale)), 0.5 * math.log(2 * math.pi))
 
     def kl_divergence(self, other: "Normal") -> Variable:
-        """(r + d - 1 - log r) / 2 with r = (scale/other.scale)^2, d = ((loc - other.loc)/other.scale)^2."""
+        """(r + d - 1 - log r) / 2 with r = (scale/other.scale)^2, d = ((loc -
+        other.loc)/other.scale)^2.
+        """
         _same_kind(self, other)
         ratio = _div(self.scale, other.scale)
         ratio = _mul(ratio, ratio)
@@ -167,8 +188,9 @@ class Normal(_TwoParameters):
 
 def _same_kind(one: Distribution, other: Distribution) -> None:
     if type(one) is not type(other):
-        raise errors.AttributeTypeError(f"kl_divergence: expected another {type(one).__name__}, "
-                                        f"found {type(other).__name__}")
+        raise errors.AttributeTypeError(
+            f"kl_divergence: expected another {type(one).__name__}, found {type(other).__name__}"
+        )
 
 
 class Categorical(Distribution):
@@ -186,7 +208,9 @@ class Categorical(Distribution):
     def entropy(self) -> Variable:
         """-sum p log p, with the last dimension kept."""
         shifted, exponentials, total = self._parts()
-        return arithmetic.negate(_reduced("reduce_sum", _mul(_div(exponentials, total), _sub(shifted, _log(total)))))
+        return arithmetic.negate(
+            _reduced("reduce_sum", _mul(_div(exponentials, total), _sub(shifted, _log(total))))
+        )
 
     def kl_divergence(self, other: "Categorical") -> Variable:
         """sum p (log p - log q), with the last dimension kept."""

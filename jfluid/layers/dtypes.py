@@ -1,4 +1,5 @@
 """Which element types a layer takes."""
+
 from typing import Any
 
 from jfluid.ir.types import VarType
@@ -11,12 +12,16 @@ BOOLS = (VarType.BOOL,)
 
 
 def hold(value: Any, kinds: tuple[VarType, ...], layer: str, what: str) -> Any:
-    """`value`, a Variable or a list of them. Raises TypeError where it is none, or its dtype is not one of `kinds`."""
+    """`value`, a Variable or a list of them. Raises TypeError where it is none, or its dtype is not
+    one of `kinds`.
+    """
     check_variable(value, layer, what)
     for v in value if isinstance(value, (list, tuple)) else (value,):
         if not isinstance(v, Variable):
             raise TypeError(f"layers.{layer}, {what}: expected a Variable, found {v!r:.60}")
         if v.dtype is not None and v.dtype not in kinds:
-            raise TypeError(f"layers.{layer}, {what}: expected dtype {' or '.join(k.name for k in kinds)}, "
-                            f"found {VarType(v.dtype).name} (variable {v.name}); use layers.cast")
+            raise TypeError(
+                f"layers.{layer}, {what}: expected dtype {' or '.join(k.name for k in kinds)}, "
+                f"found {VarType(v.dtype).name} (variable {v.name}); use layers.cast"
+            )
     return value

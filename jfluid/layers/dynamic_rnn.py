@@ -1,4 +1,5 @@
 """DynamicRNN: a block that runs once for each step of sequences of different lengths."""
+
 import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -29,7 +30,8 @@ class DynamicRNN:
             rnn.output(new)
         states = rnn()  # with the LoD of `sentence`
 
-    A sequence that has ended takes no part in later steps. Raises ProgramError when its methods are called in another order.
+    A sequence that has ended takes no part in later steps. Raises ProgramError when its methods are
+    called in another order.
     """
 
     BEFORE_RNN, IN_RNN, AFTER_RNN = range(3)
@@ -55,7 +57,9 @@ class DynamicRNN:
 
     def _table(self, method: str) -> Variable:
         if self.lod_rank_table is None:
-            raise errors.ProgramError(f"DynamicRNN.{method}: call step_input first; it tells the lengths of the sequences")
+            raise errors.ProgramError(
+                f"DynamicRNN.{method}: call step_input first; it tells the lengths of the sequences"
+            )
         return self.lod_rank_table
 
     def _step(self) -> Variable:
@@ -79,27 +83,46 @@ class DynamicRNN:
         """
         self._only_inside("step_input")
         if not isinstance(x, Variable):
-            raise TypeError(f"DynamicRNN.step_input, x: expected a Variable, found {type(x).__name__}")
+            raise TypeError(
+                f"DynamicRNN.step_input, x: expected a Variable, found {type(x).__name__}"
+            )
         parent = self._parent()
         if self.lod_rank_table is None:
             self.lod_rank_table = self._outside("lod_rank_table", None, VarType.LOD_RANK_TABLE)
-            parent.append_op("lod_rank_table", {"X": x}, {"Out": self.lod_rank_table}, {"level": level})
+            parent.append_op(
+                "lod_rank_table", {"X": x}, {"Out": self.lod_rank_table}, {"level": level}
+            )
             self.max_seq_len = self._outside("dynamic_rnn_max_seq_len", "int64")
-            parent.append_op("max_sequence_len", {"RankTable": self.lod_rank_table}, {"Out": self.max_seq_len})
-            parent.append_op("less_than", {"X": self.step_idx, "Y": self.max_seq_len}, {"Out": self.cond}, {"force_cpu": True})
+            parent.append_op(
+                "max_sequence_len", {"RankTable": self.lod_rank_table}, {"Out": self.max_seq_len}
+            )
+            parent.append_op(
+                "less_than",
+                {"X": self.step_idx, "Y": self.max_seq_len},
+                {"Out": self.cond},
+                {"force_cpu": True},
+            )
         array = self._outside("dynamic_rnn_input_array", x.dtype, VarType.LOD_TENSOR_ARRAY)
         self.input_array.append(array)
-        parent.append_op("lod_tensor_to_array", {"X": x, "RankTable": self.lod_rank_table}, {"Out": array})
+        parent.append_op(
+            "lod_tensor_to_array", {"X": x, "RankTable": self.lod_rank_table}, {"Out": array}
+        )
         return array_read(array, self._step())
 
     def static_input(self, x: Variable) -> Variable:
-        """`x` as a whole in each step: for sequence i of the step inputs the row (or sequence) i of `x`."""
+        """`x` as a whole in each step: for sequence i of the step inputs the row (or sequence) i of
+        `x`.
+        """
         self._only_inside("static_input")
         if not isinstance(x, Variable):
-            raise TypeError(f"DynamicRNN.static_input, x: expected a Variable, found {type(x).__name__}")
+            raise TypeError(
+                f"DynamicRNN.static_input, x: expected a Variable, found {type(x).__name__}"
+            )
         table = self._table("static_input")
         moved = self._outside("dynamic_rnn_static_input_reordered", x.dtype)
-        self._parent().append_op("reorder_lod_tensor_by_rank", {"X": [x], "RankTable": [table]}, {"Out": [moved]})
+        self._parent().append_op(
+            "reorder_lod_tensor_by_rank", {"X": [x], "RankTable": [table]}, {"Out": [moved]}
+        )
         return shrink_memory(moved, self._step(), table)
 
     @contextlib.contextmanager
@@ -113,7 +136,9 @@ class DynamicRNN:
         with self.while_op.block():
             yield
             if self.max_seq_len is None:
-                raise errors.ProgramError("DynamicRNN: the step needs an input; call step_input in it")
+                raise errors.ProgramError(
+                    "DynamicRNN: the step needs an input; call step_input in it"
+                )
             increment(self.step_idx, value=1.0, in_place=True)
             for new, array in self.mem_link:
                 array_write(new, i=self.step_idx, array=array)
@@ -128,33 +153,59 @@ class DynamicRNN:
             raise errors.ProgramError("DynamicRNN: the results are there after `with rnn.block():`")
         return self.outputs[0] if len(self.outputs) == 1 else self.outputs
 
-    def memory(self, init: Variable | None = None, shape: Sequence[int] | None = None, value: float = 0.0,
-               need_reorder: bool = False, dtype: Any = "float32") -> Variable:
+    def memory(
+        self,
+        init: Variable | None = None,
+        shape: Sequence[int] | None = None,
+        value: float = 0.0,
+        need_reorder: bool = False,
+        dtype: Any = "float32",
+    ) -> Variable:
         """A state that goes from step to step.
 
         Args:
             init: its first value, a row for each sequence; or
             shape, value, dtype: the shape of a row, and the number it is full of.
-            need_reorder: bring `init` into the order of the sequences by length, which the steps have.
+            need_reorder: bring `init` into the order of the sequences by length, which the steps
+                have.
         """
         self._only_inside("memory")
         table, parent = self._table("memory"), self._parent()
         if self.zero_idx is None:
             self.zero_idx = self._outside("zero_idx", "int64")
-            parent.append_op("fill_constant", {}, {"Out": [self.zero_idx]},
-                             {"shape": [1], "dtype": int(VarType.INT64), "value": 0.0, "force_cpu": True})
+            parent.append_op(
+                "fill_constant",
+                {},
+                {"Out": [self.zero_idx]},
+                {"shape": [1], "dtype": int(VarType.INT64), "value": 0.0, "force_cpu": True},
+            )
         if init is None:
             if shape is None:
                 raise errors.ProgramError("DynamicRNN.memory: give init, or shape")
-            init, first = self._outside("mem_init", dtype), self._outside("in0", self.input_array[0].dtype)
-            parent.append_op("read_from_array", {"X": [self.input_array[0]], "I": [self.zero_idx]}, {"Out": [first]})
-            parent.append_op("fill_constant_batch_size_like", {"Input": [first]}, {"Out": [init]},
-                             {"shape": [-1, *shape], "value": float(value), "dtype": int(var_type(dtype))})
+            init, first = (
+                self._outside("mem_init", dtype),
+                self._outside("in0", self.input_array[0].dtype),
+            )
+            parent.append_op(
+                "read_from_array",
+                {"X": [self.input_array[0]], "I": [self.zero_idx]},
+                {"Out": [first]},
+            )
+            parent.append_op(
+                "fill_constant_batch_size_like",
+                {"Input": [first]},
+                {"Out": [init]},
+                {"shape": [-1, *shape], "value": float(value), "dtype": int(var_type(dtype))},
+            )
         elif not isinstance(init, Variable):
-            raise TypeError(f"DynamicRNN.memory, init: expected a Variable, found {type(init).__name__}")
+            raise TypeError(
+                f"DynamicRNN.memory, init: expected a Variable, found {type(init).__name__}"
+            )
         elif need_reorder:
             moved = self._outside("dynamic_rnn_mem_init_reordered", init.dtype)
-            parent.append_op("reorder_lod_tensor_by_rank", {"X": [init], "RankTable": [table]}, {"Out": [moved]})
+            parent.append_op(
+                "reorder_lod_tensor_by_rank", {"X": [init], "RankTable": [table]}, {"Out": [moved]}
+            )
             init = moved
         array = self._outside("dynamic_rnn_mem_array", init.dtype, VarType.LOD_TENSOR_ARRAY)
         parent.append_op("write_to_array", {"X": init, "I": self.zero_idx}, {"Out": array})
@@ -169,7 +220,9 @@ class DynamicRNN:
             raise TypeError("DynamicRNN.update_memory: expected two Variables")
         array = self.mem_dict.get(ex_mem.name)
         if array is None:
-            raise errors.ProgramError(f"DynamicRNN.update_memory: {ex_mem.name} is no memory of this DynamicRNN")
+            raise errors.ProgramError(
+                f"DynamicRNN.update_memory: {ex_mem.name} is no memory of this DynamicRNN"
+            )
         self.mem_link.append((new_mem, array))
 
     def output(self, *outputs: Variable) -> None:
@@ -177,6 +230,8 @@ class DynamicRNN:
         self._only_inside("output")
         for each in outputs:
             name = "_".join([self.helper.name, "output_array", each.name])
-            array = self._parent().create_var(name=unique_name.generate(name), type=VarType.LOD_TENSOR_ARRAY, dtype=each.dtype)
+            array = self._parent().create_var(
+                name=unique_name.generate(name), type=VarType.LOD_TENSOR_ARRAY, dtype=each.dtype
+            )
             array_write(each, i=self._step(), array=array)
             self.output_array.append(array)

@@ -1,4 +1,7 @@
-"""Look-ups in a table and one-hot vectors, for ids whose last dimension is 1 (see jfluid.input for the others)."""
+"""Look-ups in a table and one-hot vectors, for ids whose last dimension is 1 (see jfluid.input for
+the others).
+"""
+
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,48 +12,85 @@ from jfluid.layers.helper import LayerHelper, emit
 __all__ = ["embedding", "get_tensor_from_selected_rows", "merge_selected_rows", "one_hot"]
 
 
-def look_up(op_type: str, input: Variable, size: Sequence[int], is_sparse: bool, is_distributed: bool,
-            padding_idx: int | None, param_attr: Any, dtype: str) -> Variable:
+def look_up(
+    op_type: str,
+    input: Variable,
+    size: Sequence[int],
+    is_sparse: bool,
+    is_distributed: bool,
+    padding_idx: int | None,
+    param_attr: Any,
+    dtype: str,
+) -> Variable:
     """Make the table and the look-up operator `op_type`."""
     if len(size) != 2:
         raise errors.ShapeError(f"embedding, size: expected [rows, width], found {list(size)}")
     if padding_idx is not None and not -size[0] <= padding_idx < size[0]:
-        raise errors.ProgramError(f"embedding, padding_idx: expected a number from {-size[0]} to {size[0] - 1}, "
-                                  f"found {padding_idx}")
+        raise errors.ProgramError(
+            f"embedding, padding_idx: expected a number from {-size[0]} to {size[0] - 1}, "
+            f"found {padding_idx}"
+        )
     if is_distributed and not is_sparse:
-        raise errors.ProgramError("embedding, is_distributed: servers take the rows that a step has touched, and no gradient "
-                                  "of the whole table: set is_sparse=True, too")
+        raise errors.ProgramError(
+            "embedding, is_distributed: servers take the rows that a step has touched, and no gradient "
+            "of the whole table: set is_sparse=True, too"
+        )
     helper = LayerHelper("embedding", param_attr=param_attr)
     table = helper.create_parameter(attr=helper.param_attr, shape=list(size), dtype=dtype)
     out = helper.create_variable_for_type_inference(dtype)
     padding = -1 if padding_idx is None else padding_idx % size[0]
-    helper.append_op(type=op_type, inputs={"Ids": input, "W": table}, outputs={"Out": out},
-                     attrs={"is_sparse": is_sparse, "is_distributed": is_distributed,
-                            "remote_prefetch": is_sparse and not is_distributed, "padding_idx": padding})
+    helper.append_op(
+        type=op_type,
+        inputs={"Ids": input, "W": table},
+        outputs={"Out": out},
+        attrs={
+            "is_sparse": is_sparse,
+            "is_distributed": is_distributed,
+            "remote_prefetch": is_sparse and not is_distributed,
+            "padding_idx": padding,
+        },
+    )
     return out
 
 
-def hot(op_type: str, input: Variable, depth: int | Variable, allow_out_of_range: bool,
-        stop_gradient: bool) -> Variable:
+def hot(
+    op_type: str,
+    input: Variable,
+    depth: int | Variable,
+    allow_out_of_range: bool,
+    stop_gradient: bool,
+) -> Variable:
     """Make the one-hot operator `op_type`."""
     inputs = {"X": input, "depth_tensor": depth if isinstance(depth, Variable) else None}
-    attrs = {"depth": None if isinstance(depth, Variable) else int(depth), "allow_out_of_range": allow_out_of_range}
+    attrs = {
+        "depth": None if isinstance(depth, Variable) else int(depth),
+        "allow_out_of_range": allow_out_of_range,
+    }
     return emit(op_type, inputs, attrs, stop_gradient=stop_gradient)
 
 
-def embedding(input: Variable, size: Sequence[int], is_sparse: bool = False, is_distributed: bool = False,
-              padding_idx: int | None = None, param_attr: Any = None, dtype: str = "float32") -> Variable:
+def embedding(
+    input: Variable,
+    size: Sequence[int],
+    is_sparse: bool = False,
+    is_distributed: bool = False,
+    padding_idx: int | None = None,
+    param_attr: Any = None,
+    dtype: str = "float32",
+) -> Variable:
     """Rows of a table [size[0], size[1]], made here, at the ids `input`.
 
     Args:
-        input: int64 ids whose last dimension is 1; `fluid.embedding` takes ids without it. An id outside the table
-            gives a row of NaN.
+        input: int64 ids whose last dimension is 1; `fluid.embedding` takes ids without it. An id
+            outside the table gives a row of NaN.
         size: rows and width of the table.
-        is_sparse: the gradient holds only the rows that were looked up, and SGD, Adagrad and lazy Adam update only those:
-            a step costs by the rows it touches, not by the table. As in Fluid, the padding row is then trained too.
-        is_distributed: the table lives on parameter servers; such a program runs after DistributeTranspiler only, and needs
-            `is_sparse`.
-        padding_idx: an id whose row reads as zeros and gets no gradient; negative numbers count from the end.
+        is_sparse: the gradient holds only the rows that were looked up, and SGD, Adagrad and lazy
+            Adam update only those: a step costs by the rows it touches, not by the table. As in
+            Fluid, the padding row is then trained too.
+        is_distributed: the table lives on parameter servers; such a program runs after
+            DistributeTranspiler only, and needs `is_sparse`.
+        padding_idx: an id whose row reads as zeros and gets no gradient; negative numbers count
+            from the end.
         param_attr: name, initializer, ... of the table.
         dtype: of the table.
 
@@ -61,7 +101,9 @@ def embedding(input: Variable, size: Sequence[int], is_sparse: bool = False, is_
         ShapeError: the last dimension of `input` is not 1, or `size` is not a pair.
         ProgramError: `padding_idx` is outside the table, or `is_distributed` without `is_sparse`.
     """
-    return look_up("lookup_table", input, size, is_sparse, is_distributed, padding_idx, param_attr, dtype)
+    return look_up(
+        "lookup_table", input, size, is_sparse, is_distributed, padding_idx, param_attr, dtype
+    )
 
 
 def one_hot(input: Variable, depth: int | Variable, allow_out_of_range: bool = False) -> Variable:
@@ -70,16 +112,21 @@ def one_hot(input: Variable, depth: int | Variable, allow_out_of_range: bool = F
     Args:
         input: ids whose last dimension, 1, is replaced; `fluid.one_hot` takes ids without it.
         depth: a number, or a Variable [1] that follows from shapes and constants.
-        allow_out_of_range: ids outside [0, depth) give zeros; otherwise NaN, because a compiled step cannot raise.
+        allow_out_of_range: ids outside [0, depth) give zeros; otherwise NaN, because a compiled
+            step cannot raise.
     """
     return hot("one_hot", input, depth, allow_out_of_range, stop_gradient=True)
 
 
 def merge_selected_rows(x: Variable, name: str | None = None) -> Variable:
-    """Sparse rows, each once, with the sum of its values; the gradient of an embedding with `is_sparse` is such."""
+    """Sparse rows, each once, with the sum of its values; the gradient of an embedding with
+    `is_sparse` is such.
+    """
     return emit("merge_selected_rows", {"X": x}, name=name)
 
 
 def get_tensor_from_selected_rows(x: Variable, name: str | None = None) -> Variable:
-    """The values of sparse rows as a dense tensor [rows, ...], without telling which rows they are of."""
+    """The values of sparse rows as a dense tensor [rows, ...], without telling which rows they are
+    of.
+    """
     return emit("get_tensor_from_selected_rows", {"X": x}, name=name)

@@ -1,4 +1,5 @@
 """What every layer needs: naming, parameters, appending operators, bias and activation."""
+
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypedDict, Unpack, overload
@@ -25,41 +26,79 @@ class EmitOptions(TypedDict, total=False):
 
 
 @overload
-def emit(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any] | None = None, *,
-         outs: tuple[str] = ("Out",), **options: Unpack[EmitOptions]) -> Variable: ...
+def emit(
+    op_type: str,
+    inputs: Mapping[str, Any],
+    attrs: Mapping[str, Any] | None = None,
+    *,
+    outs: tuple[str] = ("Out",),
+    **options: Unpack[EmitOptions],
+) -> Variable: ...
 
 
 @overload
-def emit(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any] | None = None, *,
-         outs: tuple[str, str], **options: Unpack[EmitOptions]) -> tuple[Variable, Variable]: ...
+def emit(
+    op_type: str,
+    inputs: Mapping[str, Any],
+    attrs: Mapping[str, Any] | None = None,
+    *,
+    outs: tuple[str, str],
+    **options: Unpack[EmitOptions],
+) -> tuple[Variable, Variable]: ...
 
 
 @overload
-def emit(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any] | None = None, *,
-         outs: tuple[str, str, str], **options: Unpack[EmitOptions]) -> tuple[Variable, Variable, Variable]: ...
+def emit(
+    op_type: str,
+    inputs: Mapping[str, Any],
+    attrs: Mapping[str, Any] | None = None,
+    *,
+    outs: tuple[str, str, str],
+    **options: Unpack[EmitOptions],
+) -> tuple[Variable, Variable, Variable]: ...
 
 
 @overload
-def emit(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any] | None = None, *,
-         outs: tuple[str, str, str, str, str, str], **options: Unpack[EmitOptions]
-         ) -> tuple[Variable, Variable, Variable, Variable, Variable, Variable]: ...
+def emit(
+    op_type: str,
+    inputs: Mapping[str, Any],
+    attrs: Mapping[str, Any] | None = None,
+    *,
+    outs: tuple[str, str, str, str, str, str],
+    **options: Unpack[EmitOptions],
+) -> tuple[Variable, Variable, Variable, Variable, Variable, Variable]: ...
 
 
 @overload
-def emit(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any] | None = None, *,
-         outs: Mapping[str, int], **options: Unpack[EmitOptions]) -> list[Variable]: ...
+def emit(
+    op_type: str,
+    inputs: Mapping[str, Any],
+    attrs: Mapping[str, Any] | None = None,
+    *,
+    outs: Mapping[str, int],
+    **options: Unpack[EmitOptions],
+) -> list[Variable]: ...
 
 
-def emit(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any] | None = None, *,
-         outs: tuple[str, ...] | Mapping[str, int] = ("Out",), layer: str | None = None, name: str | None = None,
-         act: str | Mapping[str, Any] | None = None, stop_gradient: bool = False) -> Any:
+def emit(
+    op_type: str,
+    inputs: Mapping[str, Any],
+    attrs: Mapping[str, Any] | None = None,
+    *,
+    outs: tuple[str, ...] | Mapping[str, int] = ("Out",),
+    layer: str | None = None,
+    name: str | None = None,
+    act: str | Mapping[str, Any] | None = None,
+    stop_gradient: bool = False,
+) -> Any:
     """Append one operator and return the variables it writes.
 
     Args:
         op_type: the operator.
         inputs: slot -> Variable, list of Variables, or None where the slot is not used.
         attrs: attributes; those that are None are left out.
-        outs: output slots; a mapping gives the number of variables of each (a list is returned for those).
+        outs: output slots; a mapping gives the number of variables of each (a list is returned for
+            those).
         layer: the name that variables are numbered under, `op_type` by default.
         name: the user's name for the layer.
         act: an activation for the (single) output.
@@ -92,13 +131,16 @@ def check_variable(value: Any, layer: str, what: str) -> None:
     """Raise TypeError where `value` is neither a Variable nor None nor a list of Variables."""
     for v in value if isinstance(value, (list, tuple)) else (value,):
         if v is not None and not isinstance(v, (Variable, str)):
-            raise TypeError(f"layers.{layer}, {what}: expected a Variable, found {type(v).__name__} ({v!r:.60})")
+            raise TypeError(
+                f"layers.{layer}, {what}: expected a Variable, found {type(v).__name__} ({v!r:.60})"
+            )
 
 
 class LayerHelper:
     """Names, parameters and operators of one layer.
 
-    `kwargs` are the layer's own arguments: `name`, `input`, `act`, `param_attr`, `bias_attr`, `dtype` are read.
+    `kwargs` are the layer's own arguments: `name`, `input`, `act`, `param_attr`, `bias_attr`,
+    `dtype` are read.
     """
 
     def __init__(self, layer_type: str, **kwargs: Any):
@@ -129,15 +171,19 @@ class LayerHelper:
     def input(self, input_param_name: str = "input") -> Variable:
         values = self.multiple_input(input_param_name)
         if len(values) != 1:
-            raise errors.ProgramError(f"layer {self.layer_type}: expected one input, found {len(values)}")
+            raise errors.ProgramError(
+                f"layer {self.layer_type}: expected one input, found {len(values)}"
+            )
         return values[0]
 
     def input_dtype(self, input_param_name: str = "input") -> VarType:
         """The dtype that all inputs share. Raises ProgramError when they differ."""
         dtypes = {v.dtype for v in self.multiple_input(input_param_name)}
         if len(dtypes) != 1:
-            raise errors.ProgramError(f"layer {self.layer_type}: inputs of one dtype are needed, "
-                                      f"found {sorted(d.name for d in dtypes)}")
+            raise errors.ProgramError(
+                f"layer {self.layer_type}: inputs of one dtype are needed, "
+                f"found {sorted(d.name for d in dtypes)}"
+            )
         return dtypes.pop()
 
     # Parameters
@@ -155,17 +201,30 @@ class LayerHelper:
         if len(attrs) == 1 and length > 1:
             attrs = [attrs[0]] + [copy.deepcopy(attrs[0]) for _ in range(length - 1)]
         if len(attrs) != length:
-            raise errors.ProgramError(f"layer {self.layer_type}: {length} inputs, but {len(attrs)} param_attr")
+            raise errors.ProgramError(
+                f"layer {self.layer_type}: {length} inputs, but {len(attrs)} param_attr"
+            )
         return attrs
 
-    def iter_inputs_and_params(self, input_param_name: str = "input") -> Iterator[tuple[Variable, Any]]:
+    def iter_inputs_and_params(
+        self, input_param_name: str = "input"
+    ) -> Iterator[tuple[Variable, Any]]:
         inputs = self.multiple_input(input_param_name)
         return zip(inputs, self.multiple_param_attr(len(inputs)))
 
-    def create_parameter(self, attr: Any, shape: Sequence[int], dtype: Any = None, is_bias: bool = False,
-                         default_initializer: Any = None, stop_gradient: bool = False,
-                         type: VarType = VarType.LOD_TENSOR) -> Variable | None:
-        """A parameter in both programs, initialised in the startup program; None where `attr` is False."""
+    def create_parameter(
+        self,
+        attr: Any,
+        shape: Sequence[int],
+        dtype: Any = None,
+        is_bias: bool = False,
+        default_initializer: Any = None,
+        stop_gradient: bool = False,
+        type: VarType = VarType.LOD_TENSOR,
+    ) -> Variable | None:
+        """A parameter in both programs, initialised in the startup program; None where `attr` is
+        False.
+        """
         if attr is False:
             return None
         attr = copy.deepcopy(ParamAttr._to_attr(attr))
@@ -179,32 +238,46 @@ class LayerHelper:
         if isinstance(attr, WeightNormParamAttr):
             return create_weight_normalized(self, attr, shape, dtype)
         self.startup_program.global_block().create_parameter(
-            shape=shape, dtype=dtype, type=type, **attr._to_kwargs(with_initializer=True))
+            shape=shape, dtype=dtype, type=type, **attr._to_kwargs(with_initializer=True)
+        )
         param = self.main_program.global_block().create_parameter(
-            shape=shape, dtype=dtype, type=type, **attr._to_kwargs())
+            shape=shape, dtype=dtype, type=type, **attr._to_kwargs()
+        )
         if stop_gradient:
             param.stop_gradient = True
         return param
 
     # Variables
-    def create_variable_for_type_inference(self, dtype: Any = None, stop_gradient: bool = False,
-                                           shape: Sequence[int] | None = None) -> Variable:
-        """A variable of the current block; its shape and dtype come from the operator that writes it."""
-        return self.block.create_var(name=unique_name.generate(f"{self.name}.tmp"), dtype=dtype, shape=shape,
-                                     persistable=False, stop_gradient=stop_gradient)
+    def create_variable_for_type_inference(
+        self, dtype: Any = None, stop_gradient: bool = False, shape: Sequence[int] | None = None
+    ) -> Variable:
+        """A variable of the current block; its shape and dtype come from the operator that writes
+        it.
+        """
+        return self.block.create_var(
+            name=unique_name.generate(f"{self.name}.tmp"),
+            dtype=dtype,
+            shape=shape,
+            persistable=False,
+            stop_gradient=stop_gradient,
+        )
 
     create_tmp_variable = create_variable_for_type_inference
 
     def create_variable(self, *args: Any, **kwargs: Any) -> Variable:
         return self.block.create_var(*args, **kwargs)
 
-    def create_global_variable(self, persistable: bool = False, *args: Any, **kwargs: Any) -> Variable:
+    def create_global_variable(
+        self, persistable: bool = False, *args: Any, **kwargs: Any
+    ) -> Variable:
         """A variable of the global block."""
         kwargs.setdefault("name", unique_name.generate(f"{self.name}.tmp"))
         kwargs.setdefault("stop_gradient", False)
         return self.main_program.global_block().create_var(*args, persistable=persistable, **kwargs)
 
-    def create_or_get_global_variable(self, name: str, *args: Any, **kwargs: Any) -> tuple[Variable, bool]:
+    def create_or_get_global_variable(
+        self, name: str, *args: Any, **kwargs: Any
+    ) -> tuple[Variable, bool]:
         """(the variable of that name in the global block, whether it was made now)."""
         block = self.main_program.global_block()
         if block.has_var(name):
@@ -214,43 +287,71 @@ class LayerHelper:
     def set_variable_initializer(self, var: Variable, initializer: Any) -> Variable:
         """Declare `var` in the startup program and initialise it there."""
         return self.startup_program.global_block().create_var(
-            name=var.name, type=var.type, dtype=var.dtype, shape=var.shape, persistable=True, initializer=initializer)
+            name=var.name,
+            type=var.type,
+            dtype=var.dtype,
+            shape=var.shape,
+            persistable=True,
+            initializer=initializer,
+        )
 
     # Tails
-    def append_bias_op(self, input_var: Variable, dim_start: int = 1, dim_end: int | None = None) -> Variable:
-        """`input_var` plus a bias over its dimensions from `dim_start` to `dim_end`; unchanged where bias_attr is False."""
+    def append_bias_op(
+        self, input_var: Variable, dim_start: int = 1, dim_end: int | None = None
+    ) -> Variable:
+        """`input_var` plus a bias over its dimensions from `dim_start` to `dim_end`; unchanged
+        where bias_attr is False.
+        """
         attr = self.bias_attr
         if attr is False:
             return input_var
-        bias = self.create_parameter(attr=attr, shape=list(input_var.shape[dim_start:dim_end]), dtype=input_var.dtype,
-                                     is_bias=True)
+        bias = self.create_parameter(
+            attr=attr,
+            shape=list(input_var.shape[dim_start:dim_end]),
+            dtype=input_var.dtype,
+            is_bias=True,
+        )
         out = self.create_variable_for_type_inference(dtype=input_var.dtype)
-        self.append_op(type="elementwise_add", inputs={"X": [input_var], "Y": [bias]}, outputs={"Out": [out]},
-                       attrs={"axis": dim_start})
+        self.append_op(
+            type="elementwise_add",
+            inputs={"X": [input_var], "Y": [bias]},
+            outputs={"Out": [out]},
+            attrs={"axis": dim_start},
+        )
         return out
 
     def append_activation(self, input_var: Variable) -> Variable:
-        """The activation named by `act` (a name, or {"type": name, attribute: value}) applied; unchanged without one."""
+        """The activation named by `act` (a name, or {"type": name, attribute: value}) applied;
+        unchanged without one.
+        """
         act = self.kwargs.get("act")
         if act is None:
             return input_var
         if not isinstance(act, (str, Mapping)):
-            raise TypeError(f"layer {self.layer_type}: act is the name of an activation, found {act!r}")
+            raise TypeError(
+                f"layer {self.layer_type}: act is the name of an activation, found {act!r}"
+            )
         attrs = {} if isinstance(act, str) else dict(act)
         act_type = act if isinstance(act, str) else attrs.pop("type")
         out = self.create_variable_for_type_inference(dtype=input_var.dtype)
-        self.append_op(type=act_type, inputs={"X": [input_var]}, outputs={"Out": [out]}, attrs=attrs)
+        self.append_op(
+            type=act_type, inputs={"X": [input_var]}, outputs={"Out": [out]}, attrs=attrs
+        )
         return out
 
     def to_variable(self, value: Any) -> Variable:
         """`value` itself. Raises TypeError when it is not a Variable."""
         if not isinstance(value, Variable):
-            raise TypeError(f"layers.{self.layer_type}, input: expected a Variable, found {type(value).__name__} "
-                            f"({value!r:.60})")
+            raise TypeError(
+                f"layers.{self.layer_type}, input: expected a Variable, found {type(value).__name__} "
+                f"({value!r:.60})"
+            )
         return value
 
     def is_instance(self, param_name: str, cls: Any) -> None:
         """Raise TypeError where an argument has another type."""
         value = self.kwargs.get(param_name)
         if not isinstance(value, cls):
-            raise TypeError(f"layer {self.layer_type}, {param_name}: expected {cls}, found {type(value).__name__}")
+            raise TypeError(
+                f"layer {self.layer_type}, {param_name}: expected {cls}, found {type(value).__name__}"
+            )

@@ -1,4 +1,7 @@
-"""Layers that run Python between compiled parts of the program. Each one costs a cut and two copies a step."""
+"""Layers that run Python between compiled parts of the program. Each one costs a cut and two copies
+a step.
+"""
+
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,16 +15,25 @@ __all__ = ["Print", "py_func"]
 Variables = Variable | Sequence[Variable] | None
 
 
-def Print(input: Variable, first_n: int = -1, message: str | None = None, summarize: int = 20,
-          print_tensor_name: bool = True, print_tensor_type: bool = True, print_tensor_shape: bool = True,
-          print_tensor_lod: bool = True, print_phase: str = "both") -> Variable:
+def Print(
+    input: Variable,
+    first_n: int = -1,
+    message: str | None = None,
+    summarize: int = 20,
+    print_tensor_name: bool = True,
+    print_tensor_type: bool = True,
+    print_tensor_shape: bool = True,
+    print_tensor_lod: bool = True,
+    print_phase: str = "both",
+) -> Variable:
     """Print a tensor to standard output whenever it is computed, and pass it on.
 
     Args:
         first_n: print only the first `first_n` times; -1 for always.
         message: printed before the tensor.
         summarize: how many elements are printed; -1 for all.
-        print_tensor_name, print_tensor_type, print_tensor_shape, print_tensor_lod: what is printed besides.
+        print_tensor_name, print_tensor_type, print_tensor_shape, print_tensor_lod: what is printed
+            besides.
         print_phase: "forward" (the value), "backward" (its gradient) or "both".
 
     Raises:
@@ -29,27 +41,44 @@ def Print(input: Variable, first_n: int = -1, message: str | None = None, summar
     """
     check_variable(input, "Print", "input")
     if print_phase.lower() not in ("forward", "backward", "both"):
-        raise errors.ProgramError(f"Print, print_phase: expected forward, backward or both, found {print_phase!r}")
-    attrs = {"first_n": first_n, "message": message or "", "summarize": summarize,
-             "print_tensor_name": print_tensor_name, "print_tensor_type": print_tensor_type,
-             "print_tensor_shape": print_tensor_shape, "print_tensor_lod": print_tensor_lod,
-             "print_phase": print_phase.upper(), "is_forward": True}
+        raise errors.ProgramError(
+            f"Print, print_phase: expected forward, backward or both, found {print_phase!r}"
+        )
+    attrs = {
+        "first_n": first_n,
+        "message": message or "",
+        "summarize": summarize,
+        "print_tensor_name": print_tensor_name,
+        "print_tensor_type": print_tensor_type,
+        "print_tensor_shape": print_tensor_shape,
+        "print_tensor_lod": print_tensor_lod,
+        "print_phase": print_phase.upper(),
+        "is_forward": True,
+    }
     out = emit("print", {"In": input}, attrs, layer=f"print_{input.name}")
     out.set_shape_dtype(input.shape, input.dtype)
     out.lod_level = input.lod_level
     return out
 
 
-def py_func(func: Callable[..., Any], x: Variables, out: Variables, backward_func: Callable[..., Any] | None = None,
-            skip_vars_in_backward_input: Variables = None) -> Variables:
-    """Call `func` on the values of `x` when the program runs; what it returns are the values of `out`.
+def py_func(
+    func: Callable[..., Any],
+    x: Variables,
+    out: Variables,
+    backward_func: Callable[..., Any] | None = None,
+    skip_vars_in_backward_input: Variables = None,
+) -> Variables:
+    """Call `func` on the values of `x` when the program runs; what it returns are the values of
+    `out`.
 
     Args:
-        func: takes one NumPy array for each variable of `x`, returns one array (or a tuple) for `out`.
+        func: takes one NumPy array for each variable of `x`, returns one array (or a tuple) for
+            `out`.
         x: the inputs.
-        out: variables made with `create_var`, with shape and dtype; None where `func` returns nothing.
-        backward_func: takes the values of `x` and `out` and the gradients of `out`, returns the gradients of `x`
-            (None for no gradient). Without it gradients stop here.
+        out: variables made with `create_var`, with shape and dtype; None where `func` returns
+            nothing.
+        backward_func: takes the values of `x` and `out` and the gradients of `out`, returns the
+            gradients of `x` (None for no gradient). Without it gradients stop here.
         skip_vars_in_backward_input: variables of `x` and `out` that `backward_func` does not take.
 
     Returns:
@@ -60,16 +89,25 @@ def py_func(func: Callable[..., Any], x: Variables, out: Variables, backward_fun
         ValueError: a variable to skip is neither in `x` nor in `out`.
     """
     if not callable(func) or not (backward_func is None or callable(backward_func)):
-        raise errors.AttributeTypeError("py_func: func (and backward_func, if given) must be functions")
+        raise errors.AttributeTypeError(
+            "py_func: func (and backward_func, if given) must be functions"
+        )
     inputs, outputs, skipped = map(_variables, (x, out, skip_vars_in_backward_input))
     names = [v.name for v in skipped]
     strange = set(names) - {v.name for v in inputs + outputs}
     if strange:
-        raise errors.ProgramError(f"py_func, skip_vars_in_backward_input: {', '.join(sorted(strange))} are neither in "
-                                  "x nor in out")
-    attrs = {"forward_callable_id": callables.register(func), "backward_skip_vars": names,
-             "backward_callable_id": -1 if backward_func is None else callables.register(backward_func)}
-    LayerHelper("py_func").append_op(type="py_func", inputs={"X": inputs}, outputs={"Out": outputs}, attrs=attrs)
+        raise errors.ProgramError(
+            f"py_func, skip_vars_in_backward_input: {', '.join(sorted(strange))} are neither in "
+            "x nor in out"
+        )
+    attrs = {
+        "forward_callable_id": callables.register(func),
+        "backward_skip_vars": names,
+        "backward_callable_id": -1 if backward_func is None else callables.register(backward_func),
+    }
+    LayerHelper("py_func").append_op(
+        type="py_func", inputs={"X": inputs}, outputs={"Out": outputs}, attrs=attrs
+    )
     if backward_func is None:
         for variable in outputs:
             variable.stop_gradient = True
@@ -77,6 +115,8 @@ def py_func(func: Callable[..., Any], x: Variables, out: Variables, backward_fun
 
 
 def _variables(value: Variables) -> list[Variable]:
-    found: list[Any] = [] if value is None else list(value) if isinstance(value, (list, tuple)) else [value]
+    found: list[Any] = (
+        [] if value is None else list(value) if isinstance(value, (list, tuple)) else [value]
+    )
     check_variable(found, "py_func", "x, out or skip_vars_in_backward_input")
     return found

@@ -1,4 +1,5 @@
 """IfElse: two blocks, each for the rows that a condition chooses."""
+
 from typing import Any
 
 from jfluid import errors
@@ -22,8 +23,9 @@ class IfElse:
             choice.output(choice.input(x))
         result, = choice()
 
-    Both blocks run on as many rows as there are, with those that count first; sums and means see only these.
-    Raises TypeError for a condition that is no Variable, ProgramError when its methods are called in another order.
+    Both blocks run on as many rows as there are, with those that count first; sums and means see
+    only these. Raises TypeError for a condition that is no Variable, ProgramError when its methods
+    are called in another order.
     """
 
     OUT_IF_ELSE_BLOCKS, IN_IF_ELSE_TRUE_BLOCKS, IN_IF_ELSE_FALSE_BLOCKS = range(3)
@@ -35,7 +37,8 @@ class IfElse:
         self.cond = cond
         self.input_table: dict[str, tuple[Variable, Variable]] = {}
         self.status = IfElse.OUT_IF_ELSE_BLOCKS
-        self.output_table: tuple[list[Variable], list[Variable]] = ([], [])  # of the true and of the false block
+        # of the true and of the false block
+        self.output_table: tuple[list[Variable], list[Variable]] = ([], [])
 
     def input(self, x: Variable) -> Variable:
         """The rows of `x` that this block is for."""
@@ -43,10 +46,18 @@ class IfElse:
             raise errors.ProgramError("IfElse.input: call it inside of true_block or false_block")
         if x.name not in self.input_table:
             parent = self._parent()
-            true, false = (parent.create_var(name=unique_name.generate(f"ifelse_input{self.helper.name}"), dtype=x.dtype)
-                           for _ in range(2))
-            parent.append_op("split_lod_tensor", {"X": x, "Mask": self.cond}, {"OutTrue": true, "OutFalse": false},
-                             {"level": 0})
+            true, false = (
+                parent.create_var(
+                    name=unique_name.generate(f"ifelse_input{self.helper.name}"), dtype=x.dtype
+                )
+                for _ in range(2)
+            )
+            parent.append_op(
+                "split_lod_tensor",
+                {"X": x, "Mask": self.cond},
+                {"OutTrue": true, "OutFalse": false},
+                {"level": 0},
+            )
             self.input_table[x.name] = true, false
         return self.input_table[x.name][0 if self.status == IfElse.IN_IF_ELSE_TRUE_BLOCKS else 1]
 
@@ -77,7 +88,9 @@ class IfElse:
             table.append(out)
 
     def __call__(self) -> list[Variable]:
-        """The results, in the order of all rows. Raises ProgramError when the blocks' outputs differ in number."""
+        """The results, in the order of all rows. Raises ProgramError when the blocks' outputs
+        differ in number.
+        """
         if self.status != IfElse.OUT_IF_ELSE_BLOCKS:
             raise errors.ProgramError("IfElse: the results are there after the blocks")
         true, false = self.output_table
@@ -86,8 +99,13 @@ class IfElse:
         if not true or not false:
             return true or false
         if len(true) != len(false):
-            raise errors.ProgramError(f"IfElse: {len(true)} outputs of the true block, {len(false)} of the false block")
-        return [merge_lod_tensor(in_true=t, in_false=f, mask=self.cond, x=self.cond) for t, f in zip(true, false)]
+            raise errors.ProgramError(
+                f"IfElse: {len(true)} outputs of the true block, {len(false)} of the false block"
+            )
+        return [
+            merge_lod_tensor(in_true=t, in_false=f, mask=self.cond, x=self.cond)
+            for t, f in zip(true, false)
+        ]
 
 
 class _Branch(conditional):
@@ -98,11 +116,15 @@ class _Branch(conditional):
             raise errors.ProgramError("IfElse: the blocks cannot lie in each other")
 
     def __enter__(self) -> Any:
-        self.choice.status = IfElse.IN_IF_ELSE_TRUE_BLOCKS if self.holds else IfElse.IN_IF_ELSE_FALSE_BLOCKS
+        self.choice.status = (
+            IfElse.IN_IF_ELSE_TRUE_BLOCKS if self.holds else IfElse.IN_IF_ELSE_FALSE_BLOCKS
+        )
         return super().__enter__()
 
     def close(self) -> None:
         self.choice.status = IfElse.OUT_IF_ELSE_BLOCKS
         if not self.choice.output_table[0 if self.holds else 1]:
-            raise errors.ProgramError(f"IfElse: the {'true' if self.holds else 'false'} block has no output")
+            raise errors.ProgramError(
+                f"IfElse: the {'true' if self.holds else 'false'} block has no output"
+            )
         super().close()

@@ -1,4 +1,5 @@
 """Layers that pick, place or order elements."""
+
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,9 +9,27 @@ from jfluid.ir.variable import Variable
 from jfluid.layers.helper import emit
 from jfluid.layers.tensor import Integers, integers, zeros
 
-__all__ = ["argsort", "gather", "gather_nd", "index_sample", "index_select", "multiplex", "nonzero", "scatter",
-           "scatter_nd", "scatter_nd_add", "shard_index", "slice", "strided_slice", "topk", "tril", "triu", "unique",
-           "unique_with_counts", "where"]
+__all__ = [
+    "argsort",
+    "gather",
+    "gather_nd",
+    "index_sample",
+    "index_select",
+    "multiplex",
+    "nonzero",
+    "scatter",
+    "scatter_nd",
+    "scatter_nd_add",
+    "shard_index",
+    "slice",
+    "strided_slice",
+    "topk",
+    "tril",
+    "triu",
+    "unique",
+    "unique_with_counts",
+    "where",
+]
 
 
 def _bounds(op_type: str, input: Variable, axes: Sequence[int], **given: Integers) -> Variable:
@@ -19,15 +38,18 @@ def _bounds(op_type: str, input: Variable, axes: Sequence[int], **given: Integer
     attrs: dict[str, Any] = {"axes": list(axes), "infer_flags": [1] * len(axes)}
     for attr, values in given.items():
         if not isinstance(values, Variable) and len(values) != len(axes):
-            raise errors.ShapeError(f"{op_type}: expected {len(axes)} {attr} for axes {list(axes)}, "
-                                    f"found {len(values)}")
+            raise errors.ShapeError(
+                f"{op_type}: expected {len(axes)} {attr} for axes {list(axes)}, found {len(values)}"
+            )
         slot = attr.capitalize() + "Tensor"
         extra, numbers = integers(values, attr, slot, slot + "List", f"{op_type}, {attr}")
         if isinstance(values, Variable):
             attrs["infer_flags"] = [-1] * len(axes)
         elif extra:
-            attrs["infer_flags"] = [-1 if isinstance(v, Variable) else f
-                                    for v, f in zip(values, attrs["infer_flags"], strict=True)]
+            attrs["infer_flags"] = [
+                -1 if isinstance(v, Variable) else f
+                for v, f in zip(values, attrs["infer_flags"], strict=True)
+            ]
         inputs, attrs = inputs | extra, attrs | numbers
     return emit(op_type, inputs, attrs)
 
@@ -35,8 +57,8 @@ def _bounds(op_type: str, input: Variable, axes: Sequence[int], **given: Integer
 def slice(input: Variable, axes: Sequence[int], starts: Integers, ends: Integers) -> Variable:
     """`input[start:end]` along each of `axes`.
 
-    Negative bounds count from the end, bounds outside are cut off. Bounds may be Variables that follow from shapes
-    and constants.
+    Negative bounds count from the end, bounds outside are cut off. Bounds may be Variables that
+    follow from shapes and constants.
 
     Raises:
         ShapeError: a slice is empty.
@@ -44,8 +66,9 @@ def slice(input: Variable, axes: Sequence[int], starts: Integers, ends: Integers
     return _bounds("slice", input, axes, starts=starts, ends=ends)
 
 
-def strided_slice(input: Variable, axes: Sequence[int], starts: Integers, ends: Integers,
-                  strides: Integers) -> Variable:
+def strided_slice(
+    input: Variable, axes: Sequence[int], starts: Integers, ends: Integers, strides: Integers
+) -> Variable:
     """`input[start:end:stride]` along each of `axes`.
 
     With a negative stride Fluid takes every |stride|-th element counted from the lower bound, and reverses them:
@@ -61,8 +84,8 @@ def gather(input: Variable, index: Variable, overwrite: bool = True) -> Variable
     """Rows of `input` at the indices `index` ([n] or [n, 1]).
 
     Args:
-        overwrite: where an index appears twice, whether the row's gradient is that of its last appearance (the
-            default, as in Fluid) or the sum.
+        overwrite: where an index appears twice, whether the row's gradient is that of its last
+            appearance (the default, as in Fluid) or the sum.
 
     An index outside reads NaN (the smallest number of an integer type).
     """
@@ -77,31 +100,54 @@ def gather_nd(input: Variable, index: Variable, name: str | None = None) -> Vari
     return emit("gather_nd", {"X": input, "Index": index}, name=name)
 
 
-def scatter(input: Variable, index: Variable, updates: Variable, name: str | None = None,
-            overwrite: bool = True) -> Variable:
+def scatter(
+    input: Variable,
+    index: Variable,
+    updates: Variable,
+    name: str | None = None,
+    overwrite: bool = True,
+) -> Variable:
     """`input` with its rows `index` replaced by the rows of `updates`.
 
     Args:
-        overwrite: where an index appears twice, whether its last row counts, or the sum of its rows.
+        overwrite: where an index appears twice, whether its last row counts, or the sum of its
+            rows.
 
-    As in Fluid, the gradient reaches `input` whole, also at the replaced rows. An index outside is ignored.
+    As in Fluid, the gradient reaches `input` whole, also at the replaced rows. An index outside is
+    ignored.
     """
-    return emit("scatter", {"X": input, "Ids": index, "Updates": updates}, {"overwrite": overwrite}, name=name)
+    return emit(
+        "scatter",
+        {"X": input, "Ids": index, "Updates": updates},
+        {"overwrite": overwrite},
+        name=name,
+    )
 
 
-def scatter_nd_add(ref: Variable, index: Variable, updates: Variable, name: str | None = None) -> Variable:
+def scatter_nd_add(
+    ref: Variable, index: Variable, updates: Variable, name: str | None = None
+) -> Variable:
     """`ref` with `updates` added at coordinates `index` (see `gather_nd`).
 
     Raises:
         AttributeTypeError: the dtypes of `ref` and `updates` differ.
     """
     if ref.dtype != updates.dtype:
-        raise errors.AttributeTypeError("scatter_nd_add: expected ref and updates of one dtype, "
-                                        f"found {ref.dtype.name} and {updates.dtype.name}")
-    return emit("scatter_nd_add", {"X": ref, "Index": index, "Updates": updates}, layer="scatter_nd_add", name=name)
+        raise errors.AttributeTypeError(
+            "scatter_nd_add: expected ref and updates of one dtype, "
+            f"found {ref.dtype.name} and {updates.dtype.name}"
+        )
+    return emit(
+        "scatter_nd_add",
+        {"X": ref, "Index": index, "Updates": updates},
+        layer="scatter_nd_add",
+        name=name,
+    )
 
 
-def scatter_nd(index: Variable, updates: Variable, shape: Sequence[int], name: str | None = None) -> Variable:
+def scatter_nd(
+    index: Variable, updates: Variable, shape: Sequence[int], name: str | None = None
+) -> Variable:
     """Zeros of the given shape with `updates` added at coordinates `index`."""
     return scatter_nd_add(zeros(shape, updates.dtype), index, updates, name)
 
@@ -123,28 +169,46 @@ def multiplex(inputs: Sequence[Variable], index: Variable) -> Variable:
         AttributeTypeError: there are fewer than two inputs.
     """
     if not isinstance(inputs, (list, tuple)) or len(inputs) < 2:
-        raise errors.AttributeTypeError("multiplex: expected inputs to be a list of at least two Variables")
+        raise errors.AttributeTypeError(
+            "multiplex: expected inputs to be a list of at least two Variables"
+        )
     return emit("multiplex", {"X": list(inputs), "Ids": index})
 
 
 def topk(input: Variable, k: int | Variable, name: str | None = None) -> tuple[Variable, Variable]:
     """The `k` largest values of each last dimension, largest first, and their positions (int64)."""
     given = isinstance(k, Variable)
-    return emit("top_k", {"X": input, "K": k if given else None}, {} if given else {"k": k}, outs=("Out", "Indices"),
-                name=name, stop_gradient=True)
+    return emit(
+        "top_k",
+        {"X": input, "K": k if given else None},
+        {} if given else {"k": k},
+        outs=("Out", "Indices"),
+        name=name,
+        stop_gradient=True,
+    )
 
 
-def argsort(input: Variable, axis: int = -1, descending: bool = False,
-            name: str | None = None) -> tuple[Variable, Variable]:
-    """`input` sorted along `axis`, and the positions (int64) that sort it; equal elements keep their order."""
-    return emit("argsort", {"X": input}, {"axis": axis, "descending": descending}, outs=("Out", "Indices"), name=name,
-                stop_gradient=True)
+def argsort(
+    input: Variable, axis: int = -1, descending: bool = False, name: str | None = None
+) -> tuple[Variable, Variable]:
+    """`input` sorted along `axis`, and the positions (int64) that sort it; equal elements keep
+    their order.
+    """
+    return emit(
+        "argsort",
+        {"X": input},
+        {"axis": axis, "descending": descending},
+        outs=("Out", "Indices"),
+        name=name,
+        stop_gradient=True,
+    )
 
 
 def where(condition: Variable) -> Variable:
     """Coordinates [n, rank] (int64) of the true elements.
 
-    The number of rows depends on values, so the program is cut here: this runs on the host in NumPy.
+    The number of rows depends on values, so the program is cut here: this runs on the host in
+    NumPy.
     """
     out = emit("where_index", {"Condition": condition})
     out.set_shape_dtype((-1, len(condition.shape)), VarType.INT64)
@@ -152,7 +216,9 @@ def where(condition: Variable) -> Variable:
 
 
 def nonzero(input: Variable, as_tuple: bool = False) -> Variable | tuple[Variable, ...]:
-    """Coordinates of the elements that are not zero: [n, rank], or a [n, 1] tensor for each dimension."""
+    """Coordinates of the elements that are not zero: [n, rank], or a [n, 1] tensor for each
+    dimension.
+    """
     found = where(input)
     if not as_tuple:
         return found
@@ -162,14 +228,18 @@ def nonzero(input: Variable, as_tuple: bool = False) -> Variable | tuple[Variabl
 def _index_type(op_type: str, dtype: Any) -> VarType:
     kind = var_type(dtype)
     if kind not in (VarType.INT32, VarType.INT64):
-        raise errors.AttributeTypeError(f"{op_type}: expected dtype to be int32 or int64, found {dtype!r}")
+        raise errors.AttributeTypeError(
+            f"{op_type}: expected dtype to be int32 or int64, found {dtype!r}"
+        )
     return kind
 
 
 def unique(x: Variable, dtype: Any = "int32") -> tuple[Variable, Variable]:
-    """The different values of the vector `x` in the order of their first appearance, and each element's place there.
+    """The different values of the vector `x` in the order of their first appearance, and each
+    element's place there.
 
-    The number of values depends on values, so the program is cut here: this runs on the host in NumPy.
+    The number of values depends on values, so the program is cut here: this runs on the host in
+    NumPy.
     """
     kind = _index_type("unique", dtype)
     values, places = emit("unique", {"X": x}, {"dtype": int(kind)}, outs=("Out", "Index"))
@@ -181,15 +251,20 @@ def unique(x: Variable, dtype: Any = "int32") -> tuple[Variable, Variable]:
 def unique_with_counts(x: Variable, dtype: Any = "int32") -> tuple[Variable, Variable, Variable]:
     """`unique`, and how often each value appears."""
     kind = _index_type("unique_with_counts", dtype)
-    values, places, counts = emit("unique_with_counts", {"X": x}, {"dtype": int(kind)}, outs=("Out", "Index", "Count"))
+    values, places, counts = emit(
+        "unique_with_counts", {"X": x}, {"dtype": int(kind)}, outs=("Out", "Index", "Count")
+    )
     values.set_shape_dtype((-1,), x.dtype)
     places.set_shape_dtype(x.shape, kind)
     counts.set_shape_dtype((-1,), kind)
     return values, places, counts
 
 
-def shard_index(input: Variable, index_num: int, nshards: int, shard_id: int, ignore_value: int = -1) -> Variable:
-    """Indices relative to shard `shard_id`, where `index_num` indices are cut into `nshards` equal ranges.
+def shard_index(
+    input: Variable, index_num: int, nshards: int, shard_id: int, ignore_value: int = -1
+) -> Variable:
+    """Indices relative to shard `shard_id`, where `index_num` indices are cut into `nshards` equal
+    ranges.
 
     Indices of other shards become `ignore_value`.
 
@@ -197,16 +272,28 @@ def shard_index(input: Variable, index_num: int, nshards: int, shard_id: int, ig
         AttributeTypeError: `shard_id` is not between 0 and `nshards` - 1.
     """
     if not 0 <= shard_id < nshards:
-        raise errors.AttributeTypeError(f"shard_index: expected shard_id from 0 to {nshards - 1}, found {shard_id}")
-    return emit("shard_index", {"X": input}, {"index_num": index_num, "nshards": nshards, "shard_id": shard_id,
-                                              "ignore_value": ignore_value})
+        raise errors.AttributeTypeError(
+            f"shard_index: expected shard_id from 0 to {nshards - 1}, found {shard_id}"
+        )
+    return emit(
+        "shard_index",
+        {"X": input},
+        {
+            "index_num": index_num,
+            "nshards": nshards,
+            "shard_id": shard_id,
+            "ignore_value": ignore_value,
+        },
+    )
 
 
 def _triangle(x: Variable, diagonal: int, lower: bool, name: str | None) -> Variable:
     layer = "tril" if lower else "triu"
     if len(x.shape) < 2:
         raise errors.ShapeError(f"{layer}: expected matrices, found shape {list(x.shape)}")
-    return emit("tril_triu", {"X": x}, {"diagonal": diagonal, "lower": lower}, layer=layer, name=name)
+    return emit(
+        "tril_triu", {"X": x}, {"diagonal": diagonal, "lower": lower}, layer=layer, name=name
+    )
 
 
 def tril(input: Variable, diagonal: int = 0, name: str | None = None) -> Variable:

@@ -1,11 +1,18 @@
 """Variables that are fed, and programs that read."""
+
 from collections.abc import Sequence
 from typing import Any
 
 from jfluid import errors
 from jfluid.feeding.batch_source import BatchSource
 from jfluid.feeding.data_feeder import Slot
-from jfluid.feeding.reader_ops import ReaderSession, ReaderVariable, append_read, create_reader, double_buffered
+from jfluid.feeding.reader_ops import (
+    ReaderSession,
+    ReaderVariable,
+    append_read,
+    create_reader,
+    double_buffered,
+)
 from jfluid.ir.program import default_main_program, default_startup_program
 from jfluid.ir.types import VarType, np_dtype
 from jfluid.ir.variable import Variable
@@ -14,8 +21,15 @@ from jfluid.layers.helper import LayerHelper
 __all__ = ["create_py_reader_by_data", "data", "double_buffer", "py_reader", "read_file"]
 
 
-def data(name: str, shape: Sequence[int], append_batch_size: bool = True, dtype: Any = "float32", lod_level: int = 0,
-         type: VarType = VarType.LOD_TENSOR, stop_gradient: bool = True) -> Variable:
+def data(
+    name: str,
+    shape: Sequence[int],
+    append_batch_size: bool = True,
+    dtype: Any = "float32",
+    lod_level: int = 0,
+    type: VarType = VarType.LOD_TENSOR,
+    stop_gradient: bool = True,
+) -> Variable:
     """Declare a variable that is fed.
 
     Args:
@@ -33,17 +47,42 @@ def data(name: str, shape: Sequence[int], append_batch_size: bool = True, dtype:
     return declare(name, dims, dtype, lod_level, type, stop_gradient, need_check_feed=False)
 
 
-def declare(name: str, shape: Sequence[int], dtype: Any, lod_level: int, type: VarType = VarType.LOD_TENSOR,
-            stop_gradient: bool = True, need_check_feed: bool = True) -> Variable:
-    """Declare a fed variable in the global block of both programs, as `layers.data` and `fluid.data` do."""
-    made = [program.global_block().create_var(name=name, shape=shape, dtype=dtype, type=type, lod_level=lod_level,
-                                              stop_gradient=stop_gradient, is_data=True, need_check_feed=need_check_feed)
-            for program in (default_startup_program(), default_main_program())]
+def declare(
+    name: str,
+    shape: Sequence[int],
+    dtype: Any,
+    lod_level: int,
+    type: VarType = VarType.LOD_TENSOR,
+    stop_gradient: bool = True,
+    need_check_feed: bool = True,
+) -> Variable:
+    """Declare a fed variable in the global block of both programs, as `layers.data` and
+    `fluid.data` do.
+    """
+    made = [
+        program.global_block().create_var(
+            name=name,
+            shape=shape,
+            dtype=dtype,
+            type=type,
+            lod_level=lod_level,
+            stop_gradient=stop_gradient,
+            is_data=True,
+            need_check_feed=need_check_feed,
+        )
+        for program in (default_startup_program(), default_main_program())
+    ]
     return made[1]
 
 
-def py_reader(capacity: int, shapes: Sequence[Sequence[int]], dtypes: Sequence[Any], lod_levels: Sequence[int] | None = None,
-              name: str | None = None, use_double_buffer: bool = True) -> ReaderVariable:
+def py_reader(
+    capacity: int,
+    shapes: Sequence[Sequence[int]],
+    dtypes: Sequence[Any],
+    lod_levels: Sequence[int] | None = None,
+    name: str | None = None,
+    use_double_buffer: bool = True,
+) -> ReaderVariable:
     """A reader that the program reads from, with `read_file`.
 
     Args:
@@ -55,42 +94,67 @@ def py_reader(capacity: int, shapes: Sequence[Sequence[int]], dtypes: Sequence[A
         use_double_buffer: bring the next batch to the device while the program runs.
 
     Returns:
-        The reader: set where batches come from with `decorate_sample_list_generator` (or `decorate_paddle_reader`) or
-        `decorate_batch_generator` (or `decorate_tensor_provider`), then `start()` and `reset()` each epoch.
+        The reader: set where batches come from with `decorate_sample_list_generator` (or
+        `decorate_paddle_reader`) or `decorate_batch_generator` (or `decorate_tensor_provider`),
+        then `start()` and `reset()` each epoch.
 
-    Raises FeedError when the numbers of shapes, dtypes and levels differ, or `capacity` is not positive.
+    Raises FeedError when the numbers of shapes, dtypes and levels differ, or `capacity` is not
+    positive.
     """
     levels = [0] * len(shapes) if lod_levels is None else lod_levels
     if not len(shapes) == len(dtypes) == len(levels) or not shapes:
-        raise errors.FeedError(f"py_reader: expected as many shapes as dtypes and lod_levels, one or more, found "
-                               f"{len(shapes)}, {len(dtypes)} and {len(levels)}")
-    slots = [Slot(f"{name or 'py_reader'}[{i}]", tuple(int(d) for d in shape), np_dtype(dtype), level)
-             for i, (shape, dtype, level) in enumerate(zip(shapes, dtypes, levels))]
+        raise errors.FeedError(
+            f"py_reader: expected as many shapes as dtypes and lod_levels, one or more, found "
+            f"{len(shapes)}, {len(dtypes)} and {len(levels)}"
+        )
+    slots = [
+        Slot(f"{name or 'py_reader'}[{i}]", tuple(int(d) for d in shape), np_dtype(dtype), level)
+        for i, (shape, dtype, level) in enumerate(zip(shapes, dtypes, levels))
+    ]
     return _reader(slots, [False] * len(slots), capacity, name, use_double_buffer)
 
 
-def create_py_reader_by_data(capacity: int, feed_list: Sequence[Variable], name: str | None = None,
-                             use_double_buffer: bool = True) -> ReaderVariable:
+def create_py_reader_by_data(
+    capacity: int,
+    feed_list: Sequence[Variable],
+    name: str | None = None,
+    use_double_buffer: bool = True,
+) -> ReaderVariable:
     """As `py_reader`, with the shapes, dtypes and levels of the variables in `feed_list`.
 
-    Raises TypeError when `feed_list` is no list of Variables, FeedError when it is empty or `capacity` is not positive.
+    Raises TypeError when `feed_list` is no list of Variables, FeedError when it is empty or
+    `capacity` is not positive.
     """
     if not isinstance(feed_list, list) or not all(isinstance(v, Variable) for v in feed_list):
         raise TypeError(f"feed_list: expected a list of Variables, found {feed_list!r:.80}")
     if not feed_list:
         raise errors.FeedError("feed_list: expected the variables to read, found none")
-    return _reader([Slot.of(v) for v in feed_list], [v.need_check_feed for v in feed_list], capacity, name, use_double_buffer)
+    return _reader(
+        [Slot.of(v) for v in feed_list],
+        [v.need_check_feed for v in feed_list],
+        capacity,
+        name,
+        use_double_buffer,
+    )
 
 
-def _reader(slots: list[Slot], checks: list[bool], capacity: int, name: str | None, buffered: bool) -> ReaderVariable:
+def _reader(
+    slots: list[Slot], checks: list[bool], capacity: int, name: str | None, buffered: bool
+) -> ReaderVariable:
     """Made in the startup program and declared in the main one, as in Fluid."""
     session = ReaderSession(BatchSource(slots, capacity), False)
     made = create_reader(session, checks, default_startup_program().current_block(), name)
     reader = ReaderVariable.make(default_main_program().current_block(), made.name, session)
-    return double_buffered(reader, name=f"{name}_double_buffer" if name else None) if buffered else reader
+    return (
+        double_buffered(reader, name=f"{name}_double_buffer" if name else None)
+        if buffered
+        else reader
+    )
 
 
-def double_buffer(reader: ReaderVariable, place: Any = None, name: str | None = None) -> ReaderVariable:
+def double_buffer(
+    reader: ReaderVariable, place: Any = None, name: str | None = None
+) -> ReaderVariable:
     """A reader that brings the next batch of `reader` to the device while the program runs.
 
     Args:
@@ -109,12 +173,17 @@ def read_file(reader: ReaderVariable) -> Variable | list[Variable]:
     Raises TypeError when `reader` is none.
     """
     helper = LayerHelper("read_file")
-    outs = [helper.create_variable_for_type_inference() for _ in _check_reader(reader, "read_file").session.source.slots]
+    outs = [
+        helper.create_variable_for_type_inference()
+        for _ in _check_reader(reader, "read_file").session.source.slots
+    ]
     append_read(reader, outs)
     return outs[0] if len(outs) == 1 else outs
 
 
 def _check_reader(reader: Any, layer: str) -> ReaderVariable:
     if not isinstance(reader, ReaderVariable):
-        raise TypeError(f"layers.{layer}, reader: expected what layers.py_reader returns, found {type(reader).__name__}")
+        raise TypeError(
+            f"layers.{layer}, reader: expected what layers.py_reader returns, found {type(reader).__name__}"
+        )
     return reader

@@ -1,10 +1,11 @@
 """Learning rates that change with the step.
 
-Each function returns a variable with one element for an optimizer's `learning_rate`. The step is counted in the
-variable `@LR_DECAY_COUNTER@`, from 0 (from 1 in `noam_decay`); all schedules of a program share it. Where an
-argument `learning_rate` stands it is a number or a variable with one element. A `staircase` schedule changes only
-every `decay_steps` steps.
+Each function returns a variable with one element for an optimizer's `learning_rate`. The step is
+counted in the variable `@LR_DECAY_COUNTER@`, from 0 (from 1 in `noam_decay`); all schedules of a
+program share it. Where an argument `learning_rate` stands it is a number or a variable with one
+element. A `staircase` schedule changes only every `decay_steps` steps.
 """
+
 import math
 from collections.abc import Sequence
 
@@ -13,10 +14,24 @@ from jfluid.ir.program import default_main_program
 from jfluid.ir.variable import Variable
 from jfluid.layers.control_flow import Switch
 from jfluid.layers.helper import emit
-from jfluid.layers.tensor import assign, autoincreased_step_counter, cast, create_global_var, fill_constant
+from jfluid.layers.tensor import (
+    assign,
+    autoincreased_step_counter,
+    cast,
+    create_global_var,
+    fill_constant,
+)
 
-__all__ = ["cosine_decay", "exponential_decay", "inverse_time_decay", "linear_lr_warmup", "natural_exp_decay",
-           "noam_decay", "piecewise_decay", "polynomial_decay"]
+__all__ = [
+    "cosine_decay",
+    "exponential_decay",
+    "inverse_time_decay",
+    "linear_lr_warmup",
+    "natural_exp_decay",
+    "noam_decay",
+    "piecewise_decay",
+    "polynomial_decay",
+]
 
 
 def _step(begin: int = 0) -> Variable:
@@ -29,32 +44,43 @@ def _periods(decay_steps: int, staircase: bool) -> Variable:
     return emit("floor", {"X": periods}) if staircase else periods
 
 
-def exponential_decay(learning_rate: float | Variable, decay_steps: int, decay_rate: float,
-                      staircase: bool = False) -> Variable:
+def exponential_decay(
+    learning_rate: float | Variable, decay_steps: int, decay_rate: float, staircase: bool = False
+) -> Variable:
     """learning_rate * decay_rate ** (step / decay_steps)."""
     with default_main_program()._lr_schedule_guard():
         return learning_rate * (decay_rate ** _periods(decay_steps, staircase))
 
 
-def natural_exp_decay(learning_rate: float | Variable, decay_steps: int, decay_rate: float,
-                      staircase: bool = False) -> Variable:
+def natural_exp_decay(
+    learning_rate: float | Variable, decay_steps: int, decay_rate: float, staircase: bool = False
+) -> Variable:
     """learning_rate * exp(-decay_rate * step / decay_steps)."""
     with default_main_program()._lr_schedule_guard():
-        return learning_rate * emit("exp", {"X": -1 * decay_rate * _periods(decay_steps, staircase)})
+        return learning_rate * emit(
+            "exp", {"X": -1 * decay_rate * _periods(decay_steps, staircase)}
+        )
 
 
-def inverse_time_decay(learning_rate: float | Variable, decay_steps: int, decay_rate: float,
-                       staircase: bool = False) -> Variable:
+def inverse_time_decay(
+    learning_rate: float | Variable, decay_steps: int, decay_rate: float, staircase: bool = False
+) -> Variable:
     """learning_rate / (1 + decay_rate * step / decay_steps)."""
     with default_main_program()._lr_schedule_guard():
         return learning_rate / (1 + decay_rate * _periods(decay_steps, staircase))
 
 
-def polynomial_decay(learning_rate: float | Variable, decay_steps: int, end_learning_rate: float = 0.0001,
-                     power: float = 1.0, cycle: bool = False) -> Variable:
+def polynomial_decay(
+    learning_rate: float | Variable,
+    decay_steps: int,
+    end_learning_rate: float = 0.0001,
+    power: float = 1.0,
+    cycle: bool = False,
+) -> Variable:
     """(learning_rate - end_learning_rate) * (1 - step / decay_steps) ** power + end_learning_rate.
 
-    After `decay_steps` steps the rate stays, or, with `cycle`, starts again over twice, three times ... as many.
+    After `decay_steps` steps the rate stays, or, with `cycle`, starts again over twice, three times
+    ... as many.
     """
     with default_main_program()._lr_schedule_guard():
         step = _step()
@@ -66,18 +92,26 @@ def polynomial_decay(learning_rate: float | Variable, decay_steps: int, end_lear
                 assign(one, rounds)
             span = decay_steps * rounds
         else:
-            step = emit("elementwise_min", {"X": step, "Y": fill_constant([1], "float32", float(decay_steps))})
-        return (learning_rate - end_learning_rate) * ((1 - step / span) ** power) + end_learning_rate
+            step = emit(
+                "elementwise_min",
+                {"X": step, "Y": fill_constant([1], "float32", float(decay_steps))},
+            )
+        return (learning_rate - end_learning_rate) * (
+            (1 - step / span) ** power
+        ) + end_learning_rate
 
 
 def piecewise_decay(boundaries: Sequence[int], values: Sequence[float]) -> Variable:
-    """values[i] while step < boundaries[i] (for the first such i), after the last boundary values[-1].
+    """values[i] while step < boundaries[i] (for the first such i), after the last boundary
+    values[-1].
 
     Raises ValueError unless there is one value more than boundaries.
     """
     if len(values) != len(boundaries) + 1:
-        raise ValueError(f"piecewise_decay: expected one value more than boundaries, found {len(values)} values "
-                         f"and {len(boundaries)} boundaries")
+        raise ValueError(
+            f"piecewise_decay: expected one value more than boundaries, found {len(values)} values "
+            f"and {len(boundaries)} boundaries"
+        )
     with default_main_program()._lr_schedule_guard():
         step = _step()
         rate = create_global_var([1], 0.0, "float32", persistable=True, name="learning_rate")
@@ -93,32 +127,45 @@ def piecewise_decay(boundaries: Sequence[int], values: Sequence[float]) -> Varia
         return rate
 
 
-def noam_decay(d_model: float | Variable, warmup_steps: float | Variable,
-               learning_rate: float | Variable = 1.0) -> Variable:
-    """learning_rate * d_model ** -0.5 * min(step ** -0.5, step * warmup_steps ** -1.5) (Vaswani et al., 2017)."""
+def noam_decay(
+    d_model: float | Variable, warmup_steps: float | Variable, learning_rate: float | Variable = 1.0
+) -> Variable:
+    """learning_rate * d_model ** -0.5 * min(step ** -0.5, step * warmup_steps ** -1.5) (Vaswani et
+    al., 2017).
+    """
     with default_main_program()._lr_schedule_guard():
         step = _step(begin=1)
-        falling, rising = step ** -0.5, (warmup_steps ** -1.5) * step
-        return learning_rate * (d_model ** -0.5) * emit("elementwise_min", {"X": falling, "Y": rising})
+        falling, rising = step**-0.5, (warmup_steps**-1.5) * step
+        return (
+            learning_rate * (d_model**-0.5) * emit("elementwise_min", {"X": falling, "Y": rising})
+        )
 
 
 def cosine_decay(learning_rate: float | Variable, step_each_epoch: int, epochs: int) -> Variable:
-    """learning_rate * 0.5 * (cos(epoch * pi / epochs) + 1), with epoch = floor(step / step_each_epoch)."""
+    """learning_rate * 0.5 * (cos(epoch * pi / epochs) + 1), with epoch = floor(step /
+    step_each_epoch).
+    """
     with default_main_program()._lr_schedule_guard():
         epoch = emit("floor", {"X": _step() / step_each_epoch})
         return learning_rate * 0.5 * (emit("cos", {"X": epoch * math.pi / epochs}) + 1)
 
 
-def linear_lr_warmup(learning_rate: float | Variable, warmup_steps: int, start_lr: float, end_lr: float) -> Variable:
+def linear_lr_warmup(
+    learning_rate: float | Variable, warmup_steps: int, start_lr: float, end_lr: float
+) -> Variable:
     """From start_lr straight to end_lr in `warmup_steps` steps, then `learning_rate`.
 
     Raises TypeError where `learning_rate` is neither a number nor a Variable.
     """
     if not isinstance(learning_rate, (int, float, Variable)):
-        raise TypeError(f"linear_lr_warmup, learning_rate: expected a number or a Variable, "
-                        f"found {type(learning_rate).__name__}")
+        raise TypeError(
+            f"linear_lr_warmup, learning_rate: expected a number or a Variable, "
+            f"found {type(learning_rate).__name__}"
+        )
     if warmup_steps <= 0:
-        raise errors.ProgramError(f"linear_lr_warmup: warmup_steps must be positive, found {warmup_steps}")
+        raise errors.ProgramError(
+            f"linear_lr_warmup: warmup_steps must be positive, found {warmup_steps}"
+        )
     with default_main_program()._lr_schedule_guard():
         rate = create_global_var([1], 0.0, "float32", persistable=True, name="learning_rate_warmup")
         step = _step()

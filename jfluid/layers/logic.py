@@ -1,4 +1,5 @@
 """Comparisons, logic and tests of tensors. The results are boolean and carry no gradient."""
+
 from collections.abc import Callable
 
 from jfluid.ir.variable import Variable
@@ -6,9 +7,24 @@ from jfluid.layers.dtypes import BOOLS, FLOATS, NUMBERS, hold
 from jfluid.layers.helper import emit
 from jfluid.layers.tensor import into
 
-__all__ = ["allclose", "elementwise_equal", "equal", "greater_equal", "greater_than", "has_inf", "has_nan", "is_empty",
-           "isfinite", "less_equal", "less_than", "logical_and", "logical_not", "logical_or", "logical_xor",
-           "not_equal"]
+__all__ = [
+    "allclose",
+    "elementwise_equal",
+    "equal",
+    "greater_equal",
+    "greater_than",
+    "has_inf",
+    "has_nan",
+    "is_empty",
+    "isfinite",
+    "less_equal",
+    "less_than",
+    "logical_and",
+    "logical_not",
+    "logical_or",
+    "logical_xor",
+    "not_equal",
+]
 
 
 def _comparison(op_type: str, symbol: str) -> Callable[..., Variable]:
@@ -31,7 +47,9 @@ def _comparison(op_type: str, symbol: str) -> Callable[..., Variable]:
 
 
 def _logical(op_type: str, meaning: str) -> Callable[..., Variable]:
-    def layer(x: Variable, y: Variable, out: Variable | None = None, name: str | None = None) -> Variable:
+    def layer(
+        x: Variable, y: Variable, out: Variable | None = None, name: str | None = None
+    ) -> Variable:
         hold([x, y], BOOLS, op_type, "x, y")
         return into(out, op_type, {"X": x, "Y": y}, name=name)
 
@@ -59,7 +77,9 @@ logical_or = _logical("logical_or", "x or y")
 logical_xor = _logical("logical_xor", "either x or y, not both")
 
 
-def less_than(x: Variable, y: Variable, force_cpu: bool | None = None, cond: Variable | None = None) -> Variable:
+def less_than(
+    x: Variable, y: Variable, force_cpu: bool | None = None, cond: Variable | None = None
+) -> Variable:
     """x < y, element by element.
 
     Args:
@@ -112,8 +132,14 @@ def is_empty(x: Variable, cond: Variable | None = None) -> Variable:
     return into(cond, "is_empty", {"X": x}, stop_gradient=True)
 
 
-def allclose(input: Variable, other: Variable, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False,
-             name: str | None = None) -> Variable:
+def allclose(
+    input: Variable,
+    other: Variable,
+    rtol: float = 1e-05,
+    atol: float = 1e-08,
+    equal_nan: bool = False,
+    name: str | None = None,
+) -> Variable:
     """Whether |input - other| <= atol + rtol * |other| everywhere: one boolean, of shape [1].
 
     Args:
@@ -123,5 +149,9 @@ def allclose(input: Variable, other: Variable, rtol: float = 1e-05, atol: float 
         ShapeError: the shapes differ.
     """
     hold([input, other], FLOATS, "allclose", "input, other")
-    return emit("allclose", {"Input": input, "Other": other}, {"rtol": rtol, "atol": atol, "equal_nan": equal_nan},
-                name=name)
+    return emit(
+        "allclose",
+        {"Input": input, "Other": other},
+        {"rtol": rtol, "atol": atol, "equal_nan": equal_nan},
+        name=name,
+    )

@@ -1,4 +1,7 @@
-"""Losses. A label that is no class (and not `ignore_index`) makes its loss NaN: a compiled step cannot raise."""
+"""Losses. A label that is no class (and not `ignore_index`) makes its loss NaN: a compiled step
+cannot raise.
+"""
+
 from typing import Any
 
 from jfluid import errors
@@ -6,21 +9,41 @@ from jfluid.ir.types import VarType
 from jfluid.ir.variable import Variable
 from jfluid.layers.helper import LayerHelper, check_variable, emit
 
-__all__ = ["bpr_loss", "center_loss", "cross_entropy", "dice_loss", "huber_loss", "kldiv_loss", "label_smooth",
-           "log_loss", "margin_rank_loss", "mse_loss", "npair_loss", "rank_loss",
-           "sigmoid_cross_entropy_with_logits", "sigmoid_focal_loss", "smooth_l1", "softmax_with_cross_entropy",
-           "square_error_cost", "teacher_student_sigmoid_loss"]
+__all__ = [
+    "bpr_loss",
+    "center_loss",
+    "cross_entropy",
+    "dice_loss",
+    "huber_loss",
+    "kldiv_loss",
+    "label_smooth",
+    "log_loss",
+    "margin_rank_loss",
+    "mse_loss",
+    "npair_loss",
+    "rank_loss",
+    "sigmoid_cross_entropy_with_logits",
+    "sigmoid_focal_loss",
+    "smooth_l1",
+    "softmax_with_cross_entropy",
+    "square_error_cost",
+    "teacher_student_sigmoid_loss",
+]
 
 
-def cross_entropy(input: Variable, label: Variable, soft_label: bool = False, ignore_index: int = -100) -> Variable:
-    """Cross entropy of probabilities: -log(input[label]), or -sum(label * log(input)) with soft labels.
+def cross_entropy(
+    input: Variable, label: Variable, soft_label: bool = False, ignore_index: int = -100
+) -> Variable:
+    """Cross entropy of probabilities: -log(input[label]), or -sum(label * log(input)) with soft
+    labels.
 
-    The logarithm of 0 counts as -1e20. `softmax_with_cross_entropy` is more exact and faster where the
-    probabilities come from a softmax.
+    The logarithm of 0 counts as -1e20. `softmax_with_cross_entropy` is more exact and faster where
+    the probabilities come from a softmax.
 
     Args:
         input: probabilities [..., classes].
-        label: class numbers [..., 1] or [...]; with `soft_label` probabilities of the shape of `input`.
+        label: class numbers [..., 1] or [...]; with `soft_label` probabilities of the shape of
+            `input`.
         soft_label: whether labels are probabilities.
         ignore_index: the label whose loss and gradient are 0.
 
@@ -31,26 +54,40 @@ def cross_entropy(input: Variable, label: Variable, soft_label: bool = False, ig
         ShapeError: the labels do not fit the probabilities.
     """
     if soft_label:
-        return emit("cross_entropy", {"X": input, "Label": label},
-                    {"soft_label": True, "ignore_index": ignore_index}, outs=("Y",))
+        return emit(
+            "cross_entropy",
+            {"X": input, "Label": label},
+            {"soft_label": True, "ignore_index": ignore_index},
+            outs=("Y",),
+        )
     return cross_entropy2(input, label, ignore_index)
 
 
 def cross_entropy2(input: Variable, label: Variable, ignore_index: int = -100) -> Variable:
     """`cross_entropy` of hard labels."""
-    return emit("cross_entropy2", {"X": input, "Label": label}, {"ignore_index": ignore_index},
-                outs=("Y", "XShape", "MatchX"))[0]
+    return emit(
+        "cross_entropy2",
+        {"X": input, "Label": label},
+        {"ignore_index": ignore_index},
+        outs=("Y", "XShape", "MatchX"),
+    )[0]
 
 
-def softmax_with_cross_entropy(logits: Variable, label: Variable, soft_label: bool = False, ignore_index: int = -100,
-                               numeric_stable_mode: bool = True, return_softmax: bool = False,
-                               axis: int = -1) -> Variable | tuple[Variable, Variable]:
+def softmax_with_cross_entropy(
+    logits: Variable,
+    label: Variable,
+    soft_label: bool = False,
+    ignore_index: int = -100,
+    numeric_stable_mode: bool = True,
+    return_softmax: bool = False,
+    axis: int = -1,
+) -> Variable | tuple[Variable, Variable]:
     """Cross entropy of softmax(logits) along `axis`.
 
     Args:
         logits: scores; `axis` is the dimension of the classes.
-        label: class numbers, of the shape of `logits` with 1 at `axis`; with `soft_label` probabilities of the shape
-            of `logits`, which should sum to 1.
+        label: class numbers, of the shape of `logits` with 1 at `axis`; with `soft_label`
+            probabilities of the shape of `logits`, which should sum to 1.
         soft_label: whether labels are probabilities.
         ignore_index: the hard label whose loss and gradient are 0.
         numeric_stable_mode: stays in the program; the stable formula is used either way.
@@ -63,15 +100,28 @@ def softmax_with_cross_entropy(logits: Variable, label: Variable, soft_label: bo
     Raises:
         ShapeError: the labels do not fit the scores.
     """
-    attrs = {"soft_label": soft_label, "ignore_index": ignore_index, "numeric_stable_mode": numeric_stable_mode,
-             "axis": axis}
-    softmax, loss = emit("softmax_with_cross_entropy", {"Logits": logits, "Label": label}, attrs,
-                         outs=("Softmax", "Loss"))
+    attrs = {
+        "soft_label": soft_label,
+        "ignore_index": ignore_index,
+        "numeric_stable_mode": numeric_stable_mode,
+        "axis": axis,
+    }
+    softmax, loss = emit(
+        "softmax_with_cross_entropy",
+        {"Logits": logits, "Label": label},
+        attrs,
+        outs=("Softmax", "Loss"),
+    )
     return (loss, softmax) if return_softmax else loss
 
 
-def sigmoid_cross_entropy_with_logits(x: Variable, label: Variable, ignore_index: int = -100, name: str | None = None,
-                                      normalize: bool = False) -> Variable:
+def sigmoid_cross_entropy_with_logits(
+    x: Variable,
+    label: Variable,
+    ignore_index: int = -100,
+    name: str | None = None,
+    normalize: bool = False,
+) -> Variable:
     """Binary cross entropy of sigmoid(x) with `label`, element by element.
 
     Args:
@@ -79,8 +129,12 @@ def sigmoid_cross_entropy_with_logits(x: Variable, label: Variable, ignore_index
         ignore_index: elements whose label is this number get loss 0.
         normalize: divide by the number of elements that are not ignored.
     """
-    return emit("sigmoid_cross_entropy_with_logits", {"X": x, "Label": label},
-                {"ignore_index": ignore_index, "normalize": normalize}, name=name)
+    return emit(
+        "sigmoid_cross_entropy_with_logits",
+        {"X": x, "Label": label},
+        {"ignore_index": ignore_index, "normalize": normalize},
+        name=name,
+    )
 
 
 def square_error_cost(input: Variable, label: Variable) -> Variable:
@@ -89,7 +143,9 @@ def square_error_cost(input: Variable, label: Variable) -> Variable:
     check_variable(label, "square_error_cost", "label")
     helper = LayerHelper("square_error_cost")
     difference = helper.create_variable_for_type_inference(input.dtype)
-    helper.append_op(type="elementwise_sub", inputs={"X": input, "Y": label}, outputs={"Out": difference})
+    helper.append_op(
+        type="elementwise_sub", inputs={"X": input, "Y": label}, outputs={"Out": difference}
+    )
     out = helper.create_variable_for_type_inference(input.dtype)
     helper.append_op(type="square", inputs={"X": difference}, outputs={"Out": out})
     return out
@@ -97,11 +153,18 @@ def square_error_cost(input: Variable, label: Variable) -> Variable:
 
 def mse_loss(input: Variable, label: Variable) -> Variable:
     """The mean of (input - label)², as [1]."""
-    return emit("reduce_mean", {"X": square_error_cost(input, label)}, {"dim": [0], "reduce_all": True})
+    return emit(
+        "reduce_mean", {"X": square_error_cost(input, label)}, {"dim": [0], "reduce_all": True}
+    )
 
 
-def smooth_l1(x: Variable, y: Variable, inside_weight: Variable | None = None,
-              outside_weight: Variable | None = None, sigma: float | None = None) -> Variable:
+def smooth_l1(
+    x: Variable,
+    y: Variable,
+    inside_weight: Variable | None = None,
+    outside_weight: Variable | None = None,
+    sigma: float | None = None,
+) -> Variable:
     """Smooth L1 loss of each row, summed over the other dimensions: [rows, 1].
 
     With d = (x - y) * inside_weight an element counts 0.5 * (sigma * d)² where |d| < 1 / sigma², else
@@ -112,36 +175,61 @@ def smooth_l1(x: Variable, y: Variable, inside_weight: Variable | None = None,
         sigma: 1.0 by default.
     """
     inputs = {"X": x, "Y": y, "InsideWeight": inside_weight, "OutsideWeight": outside_weight}
-    return emit("smooth_l1_loss", inputs, {"sigma": 1.0 if sigma is None else sigma}, outs=("Diff", "Out"))[1]
+    return emit(
+        "smooth_l1_loss", inputs, {"sigma": 1.0 if sigma is None else sigma}, outs=("Diff", "Out")
+    )[1]
 
 
 def huber_loss(input: Variable, label: Variable, delta: float) -> Variable:
     """0.5 * r² for the residual r = label - input where |r| <= delta, else delta * (|r| - 0.5 * delta)."""
-    return emit("huber_loss", {"X": input, "Y": label}, {"delta": delta}, outs=("Residual", "Out"))[1]
+    return emit("huber_loss", {"X": input, "Y": label}, {"delta": delta}, outs=("Residual", "Out"))[
+        1
+    ]
 
 
-def kldiv_loss(x: Variable, target: Variable, reduction: str = "mean", name: str | None = None) -> Variable:
+def kldiv_loss(
+    x: Variable, target: Variable, reduction: str = "mean", name: str | None = None
+) -> Variable:
     """Kullback-Leibler divergence target * (log(target) - x), 0 where the target is not positive.
 
     Args:
         x: log probabilities.
         target: probabilities of the same shape.
-        reduction: "none" (element by element), "sum", "mean" (over all elements) or "batchmean" (over rows).
+        reduction: "none" (element by element), "sum", "mean" (over all elements) or "batchmean"
+            (over rows).
 
     Raises:
         ValueError: another `reduction`.
     """
     if reduction not in ("none", "sum", "mean", "batchmean"):
-        raise errors.ProgramError(f"kldiv_loss, reduction: expected none, sum, mean or batchmean, found {reduction!r}")
-    return emit("kldiv_loss", {"X": x, "Target": target}, {"reduction": reduction}, outs=("Loss",), name=name)
+        raise errors.ProgramError(
+            f"kldiv_loss, reduction: expected none, sum, mean or batchmean, found {reduction!r}"
+        )
+    return emit(
+        "kldiv_loss",
+        {"X": x, "Target": target},
+        {"reduction": reduction},
+        outs=("Loss",),
+        name=name,
+    )
 
 
-def log_loss(input: Variable, label: Variable, epsilon: float = 1e-4, name: str | None = None) -> Variable:
+def log_loss(
+    input: Variable, label: Variable, epsilon: float = 1e-4, name: str | None = None
+) -> Variable:
     """-label * log(input + epsilon) - (1 - label) * log(1 - input + epsilon)."""
-    return emit("log_loss", {"Predicted": input, "Labels": label}, {"epsilon": epsilon}, outs=("Loss",), name=name)
+    return emit(
+        "log_loss",
+        {"Predicted": input, "Labels": label},
+        {"epsilon": epsilon},
+        outs=("Loss",),
+        name=name,
+    )
 
 
-def rank_loss(label: Variable, left: Variable, right: Variable, name: str | None = None) -> Variable:
+def rank_loss(
+    label: Variable, left: Variable, right: Variable, name: str | None = None
+) -> Variable:
     """RankNet loss log(1 + exp(o)) - label * o with o = left - right (Burges et al., 2005).
 
     Args:
@@ -150,23 +238,36 @@ def rank_loss(label: Variable, left: Variable, right: Variable, name: str | None
     return emit("rank_loss", {"Label": label, "Left": left, "Right": right}, name=name)
 
 
-def margin_rank_loss(label: Variable, left: Variable, right: Variable, margin: float = 0.1,
-                     name: str | None = None) -> Variable:
+def margin_rank_loss(
+    label: Variable, left: Variable, right: Variable, margin: float = 0.1, name: str | None = None
+) -> Variable:
     """max(0, margin - label * (left - right)), where label is 1 (left ranks higher) or -1."""
-    return emit("margin_rank_loss", {"Label": label, "X1": left, "X2": right}, {"margin": margin},
-                outs=("Out", "Activated"), name=name)[0]
+    return emit(
+        "margin_rank_loss",
+        {"Label": label, "X1": left, "X2": right},
+        {"margin": margin},
+        outs=("Out", "Activated"),
+        name=name,
+    )[0]
 
 
 def bpr_loss(input: Variable, label: Variable, name: str | None = None) -> Variable:
-    """Bayesian personalized ranking loss of scores [rows, items] with the positive item `label` [rows, 1].
+    """Bayesian personalized ranking loss of scores [rows, items] with the positive item `label`
+    [rows, 1].
 
-    The mean over the other items j of -log(sigmoid(input[label] - input[j])) (Hidasi et al., 2016): [rows, 1].
+    The mean over the other items j of -log(sigmoid(input[label] - input[j])) (Hidasi et al., 2016):
+    [rows, 1].
     """
     return emit("bpr_loss", {"X": input, "Label": label}, outs=("Y",), name=name)
 
 
-def label_smooth(label: Variable, prior_dist: Variable | None = None, epsilon: float = 0.1,
-                 dtype: str = "float32", name: str | None = None) -> Variable:
+def label_smooth(
+    label: Variable,
+    prior_dist: Variable | None = None,
+    epsilon: float = 0.1,
+    dtype: str = "float32",
+    name: str | None = None,
+) -> Variable:
     """(1 - epsilon) * label + epsilon * prior (Szegedy et al., 2016). No gradient flows to `label`.
 
     Args:
@@ -179,29 +280,49 @@ def label_smooth(label: Variable, prior_dist: Variable | None = None, epsilon: f
         ValueError: `epsilon` is outside [0, 1].
     """
     if not 0 <= epsilon <= 1:
-        raise errors.ProgramError(f"label_smooth, epsilon: expected a number from 0 to 1, found {epsilon}")
+        raise errors.ProgramError(
+            f"label_smooth, epsilon: expected a number from 0 to 1, found {epsilon}"
+        )
     label.stop_gradient = True
-    return emit("label_smooth", {"X": label, "PriorDist": prior_dist}, {"epsilon": float(epsilon)}, name=name)
+    return emit(
+        "label_smooth",
+        {"X": label, "PriorDist": prior_dist},
+        {"epsilon": float(epsilon)},
+        name=name,
+    )
 
 
-def teacher_student_sigmoid_loss(input: Variable, label: Variable, soft_max_up_bound: float = 15.0,
-                                 soft_max_lower_bound: float = -15.0) -> Variable:
+def teacher_student_sigmoid_loss(
+    input: Variable,
+    label: Variable,
+    soft_max_up_bound: float = 15.0,
+    soft_max_lower_bound: float = -15.0,
+) -> Variable:
     """Click loss of logits, plus the loss against a teacher's score where the label carries one.
 
     Args:
         input: logits [rows, 1]. No gradient flows where one is at or beyond the bounds.
-        label: [rows, 1]: -2 (no click), -1 (click), z (no click, score z in [0, 1)), 1 + z (click, score z).
+        label: [rows, 1]: -2 (no click), -1 (click), z (no click, score z in [0, 1)), 1 + z (click,
+            score z).
     """
     check_variable(input, "teacher_student_sigmoid_loss", "input")
     helper = LayerHelper("teacher_student_sigmoid_loss")
     out = helper.create_variable(dtype=input.dtype)
-    helper.append_op(type="teacher_student_sigmoid_loss", inputs={"X": input, "Label": label}, outputs={"Y": out},
-                     attrs={"soft_max_up_bound": soft_max_up_bound, "soft_max_lower_bound": soft_max_lower_bound})
+    helper.append_op(
+        type="teacher_student_sigmoid_loss",
+        inputs={"X": input, "Label": label},
+        outputs={"Y": out},
+        attrs={
+            "soft_max_up_bound": soft_max_up_bound,
+            "soft_max_lower_bound": soft_max_lower_bound,
+        },
+    )
     return out
 
 
-def sigmoid_focal_loss(x: Variable, label: Variable, fg_num: Variable, gamma: float = 2.0,
-                       alpha: float = 0.25) -> Variable:
+def sigmoid_focal_loss(
+    x: Variable, label: Variable, fg_num: Variable, gamma: float = 2.0, alpha: float = 0.25
+) -> Variable:
     """Focal loss of logits (Lin et al., 2017), element by element.
 
     Args:
@@ -211,37 +332,60 @@ def sigmoid_focal_loss(x: Variable, label: Variable, fg_num: Variable, gamma: fl
         gamma: the exponent that plays down easy rows.
         alpha: the weight of foreground.
     """
-    return emit("sigmoid_focal_loss", {"X": x, "Label": label, "FgNum": fg_num}, {"gamma": gamma, "alpha": alpha})
+    return emit(
+        "sigmoid_focal_loss",
+        {"X": x, "Label": label, "FgNum": fg_num},
+        {"gamma": gamma, "alpha": alpha},
+    )
 
 
-def center_loss(input: Variable, label: Variable, num_classes: int, alpha: float | Variable, param_attr: Any,
-                update_center: bool = True) -> Variable:
-    """Half the squared distance of each row to the centre of its class: [rows, 1] (Wen et al., 2016).
+def center_loss(
+    input: Variable,
+    label: Variable,
+    num_classes: int,
+    alpha: float | Variable,
+    param_attr: Any,
+    update_center: bool = True,
+) -> Variable:
+    """Half the squared distance of each row to the centre of its class: [rows, 1] (Wen et al.,
+    2016).
 
     Args:
         input: features [rows, size].
         label: class numbers [rows, 1].
-        num_classes: the number of centres, a parameter [num_classes, size] that no optimizer updates.
+        num_classes: the number of centres, a parameter [num_classes, size] that no optimizer
+            updates.
         alpha: how far centres move towards the mean of their rows, a number or a Variable [1].
         param_attr: name and initializer of the centres.
         update_center: whether the centres move.
     """
     helper = LayerHelper("center_loss", input=input, param_attr=param_attr)
     dtype = helper.input_dtype()
-    centers = helper.create_parameter(attr=helper.param_attr, shape=[num_classes, input.shape[1]], dtype=dtype,
-                                      stop_gradient=True)
+    centers = helper.create_parameter(
+        attr=helper.param_attr, shape=[num_classes, input.shape[1]], dtype=dtype, stop_gradient=True
+    )
     if not isinstance(alpha, Variable):
-        rate = helper.create_variable(name="centerloss_alpha", shape=[1], dtype="float32", persistable=True,
-                                      stop_gradient=True)
-        helper.append_op(type="fill_constant", outputs={"Out": rate},
-                         attrs={"shape": [1], "dtype": int(VarType.FP32), "value": float(alpha)})
+        rate = helper.create_variable(
+            name="centerloss_alpha",
+            shape=[1],
+            dtype="float32",
+            persistable=True,
+            stop_gradient=True,
+        )
+        helper.append_op(
+            type="fill_constant",
+            outputs={"Out": rate},
+            attrs={"shape": [1], "dtype": int(VarType.FP32), "value": float(alpha)},
+        )
         alpha = rate
     difference = helper.create_variable_for_type_inference(dtype)
     loss = helper.create_variable_for_type_inference(dtype)
-    helper.append_op(type="center_loss",
-                     inputs={"X": input, "Label": label, "Centers": centers, "CenterUpdateRate": alpha},
-                     outputs={"SampleCenterDiff": difference, "Loss": loss, "CentersOut": centers},
-                     attrs={"cluster_num": num_classes, "need_update": update_center})
+    helper.append_op(
+        type="center_loss",
+        inputs={"X": input, "Label": label, "Centers": centers, "CenterUpdateRate": alpha},
+        outputs={"SampleCenterDiff": difference, "Loss": loss, "CentersOut": centers},
+        attrs={"cluster_num": num_classes, "need_update": update_center},
+    )
     return loss
 
 
@@ -253,11 +397,13 @@ def _mean(value: Variable) -> Variable:
     return emit("reduce_mean", {"X": value}, {"dim": [0], "reduce_all": True})
 
 
-def npair_loss(anchor: Variable, positive: Variable, labels: Variable, l2_reg: float = 0.002) -> Variable:
+def npair_loss(
+    anchor: Variable, positive: Variable, labels: Variable, l2_reg: float = 0.002
+) -> Variable:
     """N-pair loss (Sohn, 2016) of embeddings, as [1].
 
-    Cross entropy of anchor · positiveᵀ with targets spread evenly over the rows of the same label, plus
-    0.25 * l2_reg times the mean squared lengths.
+    Cross entropy of anchor · positiveᵀ with targets spread evenly over the rows of the same label,
+    plus 0.25 * l2_reg times the mean squared lengths.
 
     Args:
         anchor, positive: [rows, size].
@@ -268,24 +414,35 @@ def npair_loss(anchor: Variable, positive: Variable, labels: Variable, l2_reg: f
     """
     rows = labels.shape[0] if labels.shape else -1
     if rows < 1:
-        raise errors.ShapeError(f"npair_loss: the number of labels must be known, found shape {list(labels.shape)}; "
-                                "declare them with fluid.data(name, [rows])")
+        raise errors.ShapeError(
+            f"npair_loss: the number of labels must be known, found shape {list(labels.shape)}; "
+            "declare them with fluid.data(name, [rows])"
+        )
     column, _ = emit("reshape2", {"X": labels}, {"shape": [rows, 1]}, outs=("Out", "XShape"))
     square = emit("expand", {"X": column}, {"expand_times": [1, rows]})
-    flipped, _ = emit("transpose2", {"X": square}, {"axis": [1, 0]}, outs=("Out", "XShape"), layer="transpose")
+    flipped, _ = emit(
+        "transpose2", {"X": square}, {"axis": [1, 0]}, outs=("Out", "XShape"), layer="transpose"
+    )
     same = emit("equal", {"X": square, "Y": flipped}, stop_gradient=True)
-    same = emit("cast", {"X": same}, {"in_dtype": int(VarType.BOOL), "out_dtype": int(VarType.FP32)})
+    same = emit(
+        "cast", {"X": same}, {"in_dtype": int(VarType.BOOL), "out_dtype": int(VarType.FP32)}
+    )
     target = emit("elementwise_div", {"X": same, "Y": _sum(same, [1], keep_dim=True)})
     lengths = [_mean(_sum(emit("square", {"X": v}), [1])) for v in (anchor, positive)]
-    penalty = emit("scale", {"X": emit("elementwise_add", {"X": lengths[0], "Y": lengths[1]})},
-                   {"scale": 0.25 * l2_reg})
+    penalty = emit(
+        "scale",
+        {"X": emit("elementwise_add", {"X": lengths[0], "Y": lengths[1]})},
+        {"scale": 0.25 * l2_reg},
+    )
     similarity = emit("matmul", {"X": anchor, "Y": positive}, {"transpose_Y": True})
     entropy = softmax_with_cross_entropy(similarity, target, soft_label=True)
     entropy = _mean(_sum(emit("elementwise_mul", {"X": target, "Y": entropy}), [0]))
     return emit("elementwise_add", {"X": penalty, "Y": entropy})
 
 
-def dice_loss(input: Variable, label: Variable, epsilon: float = 1e-5, name: str | None = None) -> Variable:
+def dice_loss(
+    input: Variable, label: Variable, epsilon: float = 1e-5, name: str | None = None
+) -> Variable:
     """1 - 2 |input ∩ label| / (|input| + |label| + epsilon), averaged over the batch: [1].
 
     Args:
@@ -298,7 +455,12 @@ def dice_loss(input: Variable, label: Variable, epsilon: float = 1e-5, name: str
     dims = list(range(1, len(input.shape)))
     common = _sum(emit("elementwise_mul", {"X": input, "Y": hot}), dims)
     total = emit("elementwise_add", {"X": _sum(input, dims), "Y": _sum(hot, dims)})
-    ratio = emit("elementwise_div", {"X": emit("scale", {"X": common}, {"scale": 2.0}),
-                                     "Y": emit("scale", {"X": total}, {"bias": epsilon})})
+    ratio = emit(
+        "elementwise_div",
+        {
+            "X": emit("scale", {"X": common}, {"scale": 2.0}),
+            "Y": emit("scale", {"X": total}, {"bias": epsilon}),
+        },
+    )
     loss = emit("scale", {"X": ratio}, {"scale": -1.0, "bias": 1.0})
     return emit("reduce_mean", {"X": loss}, {"dim": [0], "reduce_all": True}, name=name)

@@ -1,4 +1,5 @@
 """Arithmetic of tensors, reductions, norms and products."""
+
 from collections.abc import Callable, Sequence
 
 from jfluid.ir.types import VarType
@@ -8,17 +9,53 @@ from jfluid.layers.dtypes import BOOLS, FLOATS, NUMBERS, hold
 from jfluid.layers.helper import emit
 from jfluid.layers.tensor import assign, into
 
-__all__ = ["addcmul", "addmm", "bmm", "clamp", "clip", "clip_by_norm", "cos_sim", "cross", "cumsum", "dist", "dot",
-           "elementwise_add", "elementwise_div", "elementwise_floordiv", "elementwise_max", "elementwise_min",
-           "elementwise_mod", "elementwise_mul", "elementwise_pow", "elementwise_sub", "kron", "l2_normalize",
-           "logsumexp", "matmul", "mean", "mul", "reduce_all", "reduce_any", "reduce_max", "reduce_mean", "reduce_min",
-           "reduce_prod", "reduce_sum", "scale", "sum", "sums", "trace"]
+__all__ = [
+    "addcmul",
+    "addmm",
+    "bmm",
+    "clamp",
+    "clip",
+    "clip_by_norm",
+    "cos_sim",
+    "cross",
+    "cumsum",
+    "dist",
+    "dot",
+    "elementwise_add",
+    "elementwise_div",
+    "elementwise_floordiv",
+    "elementwise_max",
+    "elementwise_min",
+    "elementwise_mod",
+    "elementwise_mul",
+    "elementwise_pow",
+    "elementwise_sub",
+    "kron",
+    "l2_normalize",
+    "logsumexp",
+    "matmul",
+    "mean",
+    "mul",
+    "reduce_all",
+    "reduce_any",
+    "reduce_max",
+    "reduce_mean",
+    "reduce_min",
+    "reduce_prod",
+    "reduce_sum",
+    "scale",
+    "sum",
+    "sums",
+    "trace",
+]
 
 Dimensions = int | Sequence[int] | None
 
 
 def _elementwise(op_type: str, formula: str) -> Callable[..., Variable]:
-    def layer(x: Variable, y: Variable, axis: int = -1, act: str | None = None, name: str | None = None) -> Variable:
+    def layer(
+        x: Variable, y: Variable, axis: int = -1, act: str | None = None, name: str | None = None
+    ) -> Variable:
         hold([x, y], NUMBERS, op_type, "x, y")
         return emit(op_type, {"X": x, "Y": y}, {"axis": axis}, act=act, name=name)
 
@@ -39,7 +76,9 @@ def _elementwise(op_type: str, formula: str) -> Callable[..., Variable]:
 
 
 def _reduction(op_type: str, meaning: str, kinds: tuple[VarType, ...]) -> Callable[..., Variable]:
-    def layer(input: Variable, dim: Dimensions = None, keep_dim: bool = False, name: str | None = None) -> Variable:
+    def layer(
+        input: Variable, dim: Dimensions = None, keep_dim: bool = False, name: str | None = None
+    ) -> Variable:
         hold(input, kinds, op_type, "input")
         return emit(op_type, {"X": input}, _dimensions(dim, keep_dim), name=name)
 
@@ -51,7 +90,7 @@ def _reduction(op_type: str, meaning: str, kinds: tuple[VarType, ...]) -> Callab
         keep_dim: keep the reduced dimensions with size 1. Without it a full reduction has shape [1].
 
     Raises:
-        TypeError: `input` is no Variable or has another dtype than {', '.join(k.name for k in kinds)}.
+        TypeError: `input` is no Variable or has another dtype than {", ".join(k.name for k in kinds)}.
         ShapeError: the tensor does not have such a dimension.
     """
     return layer
@@ -85,8 +124,13 @@ def mean(x: Variable, name: str | None = None) -> Variable:
     return emit("mean", {"X": hold(x, FLOATS, "mean", "x")}, name=name)
 
 
-def logsumexp(x: Variable, dim: Dimensions = None, keepdim: bool = False, out: Variable | None = None,
-              name: str | None = None) -> Variable:
+def logsumexp(
+    x: Variable,
+    dim: Dimensions = None,
+    keepdim: bool = False,
+    out: Variable | None = None,
+    name: str | None = None,
+) -> Variable:
     """log(sum(exp(x))) along the dimensions `dim`, or along all of them.
 
     The exponentials are summed as they are: elements above 88 (float32) overflow, as in Fluid.
@@ -121,8 +165,14 @@ def sums(input: Variable | Sequence[Variable], out: Variable | None = None) -> V
     return into(out, "sum", {"X": hold(tensors, NUMBERS, "sum", "input")})
 
 
-def scale(x: Variable, scale: float | Variable = 1.0, bias: float = 0.0, bias_after_scale: bool = True,
-          act: str | None = None, name: str | None = None) -> Variable:
+def scale(
+    x: Variable,
+    scale: float | Variable = 1.0,
+    bias: float = 0.0,
+    bias_after_scale: bool = True,
+    act: str | None = None,
+    name: str | None = None,
+) -> Variable:
     """scale * x + bias, or scale * (x + bias) unless `bias_after_scale`.
 
     Args:
@@ -137,16 +187,20 @@ def scale(x: Variable, scale: float | Variable = 1.0, bias: float = 0.0, bias_af
     return emit("scale", {"X": x}, {"scale": float(scale), **attrs}, act=act, name=name)
 
 
-def cumsum(x: Variable, axis: int | None = None, exclusive: bool | None = None,
-           reverse: bool | None = None) -> Variable:
+def cumsum(
+    x: Variable, axis: int | None = None, exclusive: bool | None = None, reverse: bool | None = None
+) -> Variable:
     """Running sums along `axis`, the last by default.
 
     Args:
         exclusive: leave the element itself out of its sum, so that the first is 0.
         reverse: sum from the end.
     """
-    return emit("cumsum", {"X": hold(x, NUMBERS, "cumsum", "x")},
-                {"axis": axis, "exclusive": exclusive, "reverse": reverse})
+    return emit(
+        "cumsum",
+        {"X": hold(x, NUMBERS, "cumsum", "x")},
+        {"axis": axis, "exclusive": exclusive, "reverse": reverse},
+    )
 
 
 def clip(x: Variable, min: float, max: float, name: str | None = None) -> Variable:
@@ -155,14 +209,25 @@ def clip(x: Variable, min: float, max: float, name: str | None = None) -> Variab
     Raises:
         ShapeError: min is not less than max.
     """
-    return emit("clip", {"X": hold(x, FLOATS, "clip", "x")}, {"min": float(min), "max": float(max)}, name=name)
+    return emit(
+        "clip",
+        {"X": hold(x, FLOATS, "clip", "x")},
+        {"min": float(min), "max": float(max)},
+        name=name,
+    )
 
 
-def clamp(input: Variable, min: float | Variable | None = None, max: float | Variable | None = None,
-          output: Variable | None = None, name: str | None = None) -> Variable:
+def clamp(
+    input: Variable,
+    min: float | Variable | None = None,
+    max: float | Variable | None = None,
+    output: Variable | None = None,
+    name: str | None = None,
+) -> Variable:
     """Elements limited to the range from `min` to `max`, each a number or a tensor of one element.
 
-    A missing `max` is infinity. A missing `min` is 0 and not minus infinity, because that is what Fluid 1.8 does.
+    A missing `max` is infinity. A missing `min` is 0 and not minus infinity, because that is what
+    Fluid 1.8 does.
 
     Args:
         output: the variable to write; a new one by default.
@@ -183,11 +248,22 @@ def clamp(input: Variable, min: float | Variable | None = None, max: float | Var
 
 def clip_by_norm(x: Variable, max_norm: float, name: str | None = None) -> Variable:
     """x, scaled to the Euclidean norm `max_norm` where its own is larger."""
-    return emit("clip_by_norm", {"X": hold(x, FLOATS, "clip_by_norm", "x")}, {"max_norm": float(max_norm)}, name=name)
+    return emit(
+        "clip_by_norm",
+        {"X": hold(x, FLOATS, "clip_by_norm", "x")},
+        {"max_norm": float(max_norm)},
+        name=name,
+    )
 
 
-def addcmul(input: Variable, tensor1: Variable, tensor2: Variable, value: float = 1.0, out: Variable | None = None,
-            name: str | None = None) -> Variable:
+def addcmul(
+    input: Variable,
+    tensor1: Variable,
+    tensor2: Variable,
+    value: float = 1.0,
+    out: Variable | None = None,
+    name: str | None = None,
+) -> Variable:
     """input + value * tensor1 * tensor2.
 
     Args:
@@ -199,8 +275,13 @@ def addcmul(input: Variable, tensor1: Variable, tensor2: Variable, value: float 
     return result if out is None else assign(result, out)
 
 
-def mul(x: Variable, y: Variable, x_num_col_dims: int = 1, y_num_col_dims: int = 1,
-        name: str | None = None) -> Variable:
+def mul(
+    x: Variable,
+    y: Variable,
+    x_num_col_dims: int = 1,
+    y_num_col_dims: int = 1,
+    name: str | None = None,
+) -> Variable:
     """The product of x and y as matrices.
 
     Args:
@@ -218,12 +299,18 @@ def mul(x: Variable, y: Variable, x_num_col_dims: int = 1, y_num_col_dims: int =
     return emit("mul", {"X": x, "Y": y}, attrs, name=name)
 
 
-def matmul(x: Variable, y: Variable, transpose_x: bool = False, transpose_y: bool = False, alpha: float = 1.0,
-           name: str | None = None) -> Variable:
+def matmul(
+    x: Variable,
+    y: Variable,
+    transpose_x: bool = False,
+    transpose_y: bool = False,
+    alpha: float = 1.0,
+    name: str | None = None,
+) -> Variable:
     """alpha * x @ y over the last two dimensions.
 
-    A vector counts as one row of x or one column of y. A matrix goes with every matrix of a batch; two batches need
-    equally many matrices.
+    A vector counts as one row of x or one column of y. A matrix goes with every matrix of a batch;
+    two batches need equally many matrices.
 
     Args:
         transpose_x, transpose_y: exchange the last two dimensions first.
@@ -242,11 +329,14 @@ def bmm(x: Variable, y: Variable, name: str | None = None) -> Variable:
     Raises:
         ShapeError: the shapes are not such.
     """
-    return emit("bmm", {"X": hold(x, FLOATS, "bmm", "x"), "Y": hold(y, FLOATS, "bmm", "y")}, name=name)
+    return emit(
+        "bmm", {"X": hold(x, FLOATS, "bmm", "x"), "Y": hold(y, FLOATS, "bmm", "y")}, name=name
+    )
 
 
 def dot(x: Variable, y: Variable, name: str | None = None) -> Variable:
-    """The inner product of two vectors, of shape [1], or of the rows of two matrices, of shape [rows, 1].
+    """The inner product of two vectors, of shape [1], or of the rows of two matrices, of shape
+    [rows, 1].
 
     Raises:
         ShapeError: the shapes differ, or have more than two dimensions.
@@ -255,18 +345,31 @@ def dot(x: Variable, y: Variable, name: str | None = None) -> Variable:
     return emit("dot", {"X": x, "Y": y}, name=name)
 
 
-def addmm(input: Variable, x: Variable, y: Variable, alpha: float = 1.0, beta: float = 1.0,
-          name: str | None = None) -> Variable:
+def addmm(
+    input: Variable,
+    x: Variable,
+    y: Variable,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    name: str | None = None,
+) -> Variable:
     """beta * input + alpha * x @ y for three matrices.
 
     Raises:
         ShapeError: the shapes do not go together.
     """
     hold([input, x, y], FLOATS, "addmm", "input, x, y")
-    return emit("addmm", {"Input": input, "X": x, "Y": y}, {"Alpha": float(alpha), "Beta": float(beta)}, name=name)
+    return emit(
+        "addmm",
+        {"Input": input, "X": x, "Y": y},
+        {"Alpha": float(alpha), "Beta": float(beta)},
+        name=name,
+    )
 
 
-def kron(x: Variable, y: Variable, out: Variable | None = None, name: str | None = None) -> Variable:
+def kron(
+    x: Variable, y: Variable, out: Variable | None = None, name: str | None = None
+) -> Variable:
     """The Kronecker product: each element of x times the whole of y.
 
     Args:
@@ -286,8 +389,14 @@ def cross(input: Variable, other: Variable, dim: int | None = None) -> Variable:
     return emit("cross", {"X": input, "Y": other}, {"dim": dim})
 
 
-def trace(input: Variable, offset: int = 0, dim1: int = 0, dim2: int = 1, out: Variable | None = None,
-          name: str | None = None) -> Variable:
+def trace(
+    input: Variable,
+    offset: int = 0,
+    dim1: int = 0,
+    dim2: int = 1,
+    out: Variable | None = None,
+    name: str | None = None,
+) -> Variable:
     """The sum of a diagonal of each matrix that dimensions `dim1` and `dim2` make.
 
     Args:
@@ -295,24 +404,42 @@ def trace(input: Variable, offset: int = 0, dim1: int = 0, dim2: int = 1, out: V
         out: the variable to write; a new one by default.
     """
     hold(input, NUMBERS, "trace", "input")
-    return into(out, "trace", {"Input": input}, {"offset": offset, "dim1": dim1, "dim2": dim2}, name=name)
+    return into(
+        out, "trace", {"Input": input}, {"offset": offset, "dim1": dim1, "dim2": dim2}, name=name
+    )
 
 
 def dist(x: Variable, y: Variable, p: float = 2) -> Variable:
-    """The norm of order p (also 0 and infinity) of x - y, which are broadcast against each other, of shape [1]."""
-    return emit("dist", {"X": hold(x, FLOATS, "dist", "x"), "Y": hold(y, FLOATS, "dist", "y")}, {"p": float(p)})
+    """The norm of order p (also 0 and infinity) of x - y, which are broadcast against each other,
+    of shape [1].
+    """
+    return emit(
+        "dist",
+        {"X": hold(x, FLOATS, "dist", "x"), "Y": hold(y, FLOATS, "dist", "y")},
+        {"p": float(p)},
+    )
 
 
-def l2_normalize(x: Variable, axis: int | None, epsilon: float = 1e-12, name: str | None = None) -> Variable:
+def l2_normalize(
+    x: Variable, axis: int | None, epsilon: float = 1e-12, name: str | None = None
+) -> Variable:
     """x / sqrt(sum(x^2) + epsilon) along `axis` (1 where it is None; a vector along itself)."""
     axis = 0 if len(x.shape) == 1 else 1 if axis is None else axis
-    out, _ = emit("norm", {"X": hold(x, FLOATS, "l2_normalize", "x")}, {"axis": axis, "epsilon": epsilon},
-                  outs=("Out", "Norm"), layer="l2_normalize", name=name)
+    out, _ = emit(
+        "norm",
+        {"X": hold(x, FLOATS, "l2_normalize", "x")},
+        {"axis": axis, "epsilon": epsilon},
+        outs=("Out", "Norm"),
+        layer="l2_normalize",
+        name=name,
+    )
     return out
 
 
 def cos_sim(X: Variable, Y: Variable) -> Variable:
-    """The cosine of the angle between each row of X and that of Y, of shape [rows, 1]; Y may have one row for all."""
+    """The cosine of the angle between each row of X and that of Y, of shape [rows, 1]; Y may have
+    one row for all.
+    """
     hold([X, Y], FLOATS, "cos_sim", "X, Y")
     out, _, _ = emit("cos_sim", {"X": X, "Y": Y}, outs=("Out", "XNorm", "YNorm"))
     return out

@@ -1,4 +1,7 @@
-"""What arithmetic, comparison and indexing of Variables append to the program (`x + 1`, `x < y`, `x[0, :]`)."""
+"""What arithmetic, comparison and indexing of Variables append to the program (`x + 1`, `x < y`,
+`x[0, :]`).
+"""
+
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +15,8 @@ from jfluid.ir.variable import Variable
 
 _OPEN_END = 10_000_000  # Fluid writes this number where a slice has no end
 Scaling = Callable[[float], tuple[float, float]]
-# Arithmetic with a number that one `scale` operator does: operator -> (scale, bias) for x (op) n, for n (op) x.
+# Arithmetic with a number that one `scale` operator does: operator -> (scale, bias) for x (op) n,
+# for n (op) x.
 _SCALES: dict[str, tuple[Scaling | None, Scaling | None]] = {
     "elementwise_add": (lambda n: (1.0, n), lambda n: (1.0, n)),
     "elementwise_sub": (lambda n: (1.0, -n), lambda n: (-1.0, n)),
@@ -21,7 +25,9 @@ _SCALES: dict[str, tuple[Scaling | None, Scaling | None]] = {
 }
 
 
-def _result(op_type: str, inputs: dict[str, Any], attrs: dict[str, Any], name: str = "tmp") -> Variable:
+def _result(
+    op_type: str, inputs: dict[str, Any], attrs: dict[str, Any], name: str = "tmp"
+) -> Variable:
     block = default_main_program().current_block()
     out = block.create_var(name=unique_name.generate(name))
     block.append_op(type=op_type, inputs=inputs, outputs={"Out": out}, attrs=attrs)
@@ -29,12 +35,17 @@ def _result(op_type: str, inputs: dict[str, Any], attrs: dict[str, Any], name: s
 
 
 def _constant(like: Variable, value: float, shape: tuple[int, ...] | list[int]) -> Variable:
-    """The number as a tensor of the dtype of `like`; a shape with -1 takes its batch size from there."""
+    """The number as a tensor of the dtype of `like`; a shape with -1 takes its batch size from
+    there.
+    """
     attrs = {"shape": list(shape), "dtype": int(like.dtype), "value": float(value)}
     if -1 in shape:
         at = list(shape).index(-1)
-        out = _result("fill_constant_batch_size_like", {"Input": like},
-                      attrs | {"input_dim_idx": at, "output_dim_idx": at})
+        out = _result(
+            "fill_constant_batch_size_like",
+            {"Input": like},
+            attrs | {"input_dim_idx": at, "output_dim_idx": at},
+        )
     else:
         out = _result("fill_constant", {}, attrs)
     out.stop_gradient = True
@@ -48,15 +59,18 @@ def _number(value: Any, like: Variable) -> float | None:
     if not isinstance(value, (int, float)):
         return None
     if isinstance(value, float) and not is_float(like.dtype) and not value.is_integer():
-        raise errors.AttributeTypeError(f"{like.name} holds {like.dtype.name}: the number {value} has to be an "
-                                        "integer; cast the Variable first")
+        raise errors.AttributeTypeError(
+            f"{like.name} holds {like.dtype.name}: the number {value} has to be an "
+            "integer; cast the Variable first"
+        )
     return value
 
 
 def _operand(y: Any, x: Variable, what: str) -> Variable:
     if not isinstance(y, Variable):
-        raise errors.AttributeTypeError(f"{what}: expected a Variable or a number beside {x.name}, "
-                                        f"found {type(y).__name__}")
+        raise errors.AttributeTypeError(
+            f"{what}: expected a Variable or a number beside {x.name}, found {type(y).__name__}"
+        )
     return y if y.dtype == x.dtype else astype(y, x.dtype)
 
 
@@ -67,8 +81,8 @@ def _axis(y: Variable) -> int:
 def binary(op_type: str, x: Variable, y: Any, reverse: bool = False) -> Variable:
     """`x (op) y`, or `y (op) x` when `reverse`, of a Variable and a Variable or number.
 
-    A number becomes a `scale` operator where one suffices, else a constant tensor. A Variable of another dtype is
-    cast to that of `x`.
+    A number becomes a `scale` operator where one suffices, else a constant tensor. A Variable of
+    another dtype is cast to that of `x`.
 
     Raises:
         AttributeTypeError: y is neither, or a fraction beside integers.
@@ -110,10 +124,11 @@ def astype(x: Variable, dtype: Any) -> Variable:
 
 
 def getitem(x: Variable, index: Any) -> Variable:
-    """`x[index]` for integers, slices, `...` and one-element integer Variables (as positions or bounds).
+    """`x[index]` for integers, slices, `...` and one-element integer Variables (as positions or
+    bounds).
 
-    An integer drops its dimension (the last remaining one excepted: the result is never of rank 0). A step may be any
-    number but 0; a Variable is no step.
+    An integer drops its dimension (the last remaining one excepted: the result is never of rank 0).
+    A step may be any number but 0; a Variable is no step.
 
     Raises:
         AttributeTypeError: the index is something else.
@@ -129,7 +144,9 @@ def getitem(x: Variable, index: Any) -> Variable:
             continue
         step = 1 if entry.step is None else entry.step
         if not isinstance(step, (int, np.integer)) or step == 0:
-            raise errors.AttributeTypeError(f"the step of an index has to be an integer other than 0, found {step!r}")
+            raise errors.AttributeTypeError(
+                f"the step of an index has to be an integer other than 0, found {step!r}"
+            )
         if step < 0 and entry.start is None and entry.stop is None:
             reversed_axes.append(axis)
             step = -step
@@ -148,29 +165,43 @@ def _entries(x: Variable, index: Any) -> list[Any]:
     entries = list(index) if isinstance(index, tuple) else [index]
     dots = [i for i, e in enumerate(entries) if e is Ellipsis]
     if len(entries) - len(dots) > len(x.shape) or len(dots) > 1:
-        raise errors.ShapeError(f"index {index!r} has too many entries for {x.name} of shape {list(x.shape)}")
+        raise errors.ShapeError(
+            f"index {index!r} has too many entries for {x.name} of shape {list(x.shape)}"
+        )
     if dots:
         missing = len(x.shape) - len(entries) + 1
-        entries[dots[0]:dots[0] + 1] = [slice(None)] * missing
+        entries[dots[0] : dots[0] + 1] = [slice(None)] * missing
     for entry in entries:
         bounds = (entry.start, entry.stop) if isinstance(entry, slice) else (entry,)
-        if not all(b is None or isinstance(b, (int, np.integer, Variable)) for b in bounds) or bounds == (None,):
-            raise errors.AttributeTypeError(f"{x.name} is indexed by integers, slices, `...` and integer Variables, "
-                                            f"found {entry!r}")
+        if not all(
+            b is None or isinstance(b, (int, np.integer, Variable)) for b in bounds
+        ) or bounds == (None,):
+            raise errors.AttributeTypeError(
+                f"{x.name} is indexed by integers, slices, `...` and integer Variables, "
+                f"found {entry!r}"
+            )
     return entries
 
 
 def _next(position: Any) -> Any:
     """The end of the slice that holds one position."""
     if isinstance(position, Variable):
-        return _result("elementwise_add", {"X": position, "Y": _one_number(1, position.dtype)}, {"axis": -1},
-                       "_generated_var")
+        return _result(
+            "elementwise_add",
+            {"X": position, "Y": _one_number(1, position.dtype)},
+            {"axis": -1},
+            "_generated_var",
+        )
     return _OPEN_END if position == -1 else position + 1
 
 
 def _one_number(value: int, dtype: VarType = VarType.INT32) -> Variable:
-    return _result("fill_constant", {}, {"shape": [1], "dtype": int(dtype), "value": float(value), "force_cpu": True},
-                   "_generated_var")
+    return _result(
+        "fill_constant",
+        {},
+        {"shape": [1], "dtype": int(dtype), "value": float(value), "force_cpu": True},
+        "_generated_var",
+    )
 
 
 def _cut(x: Variable, cuts: dict[int, tuple[Any, Any, int]], dropped: list[int]) -> Variable:
@@ -178,12 +209,17 @@ def _cut(x: Variable, cuts: dict[int, tuple[Any, Any, int]], dropped: list[int])
     groups = {"starts": [c[0] for c in cuts.values()], "ends": [c[1] for c in cuts.values()]}
     inputs: dict[str, Any] = {"Input": x}
     attrs: dict[str, Any] = {
-        "axes": list(cuts), "decrease_axis": dropped,
-        "infer_flags": [-1 if any(isinstance(b, Variable) for b in c[:2]) else 1 for c in cuts.values()]}
+        "axes": list(cuts),
+        "decrease_axis": dropped,
+        "infer_flags": [
+            -1 if any(isinstance(b, Variable) for b in c[:2]) else 1 for c in cuts.values()
+        ],
+    }
     for attr, values in groups.items():
         if any(isinstance(v, Variable) for v in values):
-            inputs[attr.capitalize() + "TensorList"] = [v if isinstance(v, Variable) else _one_number(int(v))
-                                                        for v in values]
+            inputs[attr.capitalize() + "TensorList"] = [
+                v if isinstance(v, Variable) else _one_number(int(v)) for v in values
+            ]
         attrs[attr] = [-1 if isinstance(v, Variable) else int(v) for v in values]
     if not strided:
         return _result("slice", inputs, attrs, x.name + "_slice")
@@ -194,7 +230,9 @@ def _cut(x: Variable, cuts: dict[int, tuple[Any, Any, int]], dropped: list[int])
 def iterate(x: Variable) -> Iterator[Variable]:
     """`x[0]`, `x[1]`, ... Raises TypeError where the first dimension is unknown."""
     if not x.shape or x.shape[0] < 0:
-        raise TypeError(f"{x.name} of shape {list(x.shape)} cannot be iterated: its first dimension is unknown")
+        raise TypeError(
+            f"{x.name} of shape {list(x.shape)} cannot be iterated: its first dimension is unknown"
+        )
     return (getitem(x, i) for i in range(x.shape[0]))
 
 
@@ -205,15 +243,32 @@ def _arithmetic(op_type: str, reverse: bool) -> Callable[[Variable, Any], Variab
 def _comparison(op_type: str) -> Callable[[Variable, Any], Any]:
     def method(x: Variable, y: Any) -> Any:
         # Anything else (None, a string) is not equal, as for every object.
-        return compare(op_type, x, y) if isinstance(y, (Variable, int, float, np.generic)) else NotImplemented
+        return (
+            compare(op_type, x, y)
+            if isinstance(y, (Variable, int, float, np.generic))
+            else NotImplemented
+        )
 
     return method
 
 
-_ARITHMETIC = {"add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "pow": "pow", "floordiv": "floordiv",
-               "mod": "mod"}
-_COMPARISONS = {"eq": "equal", "ne": "not_equal", "lt": "less_than", "le": "less_equal", "gt": "greater_than",
-                "ge": "greater_equal"}
+_ARITHMETIC = {
+    "add": "add",
+    "sub": "sub",
+    "mul": "mul",
+    "truediv": "div",
+    "pow": "pow",
+    "floordiv": "floordiv",
+    "mod": "mod",
+}
+_COMPARISONS = {
+    "eq": "equal",
+    "ne": "not_equal",
+    "lt": "less_than",
+    "le": "less_equal",
+    "gt": "greater_than",
+    "ge": "greater_equal",
+}
 
 
 def install() -> None:
@@ -223,6 +278,11 @@ def install() -> None:
         setattr(Variable, f"__r{method}__", _arithmetic(f"elementwise_{op_type}", True))
     for method, op_type in _COMPARISONS.items():
         setattr(Variable, f"__{method}__", _comparison(op_type))
-    for method, function in ("__neg__", negate), ("__getitem__", getitem), ("__iter__", iterate), ("astype", astype):
+    for method, function in (
+        ("__neg__", negate),
+        ("__getitem__", getitem),
+        ("__iter__", iterate),
+        ("astype", astype),
+    ):
         setattr(Variable, method, function)
     setattr(Variable, "__array_ufunc__", None)  # noqa: B010  `np.float32(2) * x` is Variable's business, not NumPy's

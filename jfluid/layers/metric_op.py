@@ -1,4 +1,5 @@
 """Metrics computed inside the program."""
+
 from jfluid import errors
 from jfluid.initializer import Constant
 from jfluid.ir import unique_name
@@ -8,8 +9,13 @@ from jfluid.layers.helper import LayerHelper, check_variable, emit
 __all__ = ["accuracy", "auc", "mean_iou"]
 
 
-def accuracy(input: Variable, label: Variable, k: int = 1, correct: Variable | None = None,
-             total: Variable | None = None) -> Variable:
+def accuracy(
+    input: Variable,
+    label: Variable,
+    k: int = 1,
+    correct: Variable | None = None,
+    total: Variable | None = None,
+) -> Variable:
     """The share of rows whose label is among the `k` highest scores: float32 [1].
 
     Args:
@@ -17,23 +23,34 @@ def accuracy(input: Variable, label: Variable, k: int = 1, correct: Variable | N
         label: class numbers [rows, 1].
         correct, total: int32 variables that get the number of such rows and of all rows.
     """
-    values, indices = emit("top_k", {"X": input}, {"k": k}, outs=("Out", "Indices"), stop_gradient=True)
+    values, indices = emit(
+        "top_k", {"X": input}, {"k": k}, outs=("Out", "Indices"), stop_gradient=True
+    )
     helper = LayerHelper("accuracy")
     out = helper.create_variable_for_type_inference("float32")
     correct = helper.create_variable_for_type_inference("int32") if correct is None else correct
     total = helper.create_variable_for_type_inference("int32") if total is None else total
-    helper.append_op(type="accuracy", inputs={"Out": values, "Indices": indices, "Label": label},
-                     outputs={"Accuracy": out, "Correct": correct, "Total": total})
+    helper.append_op(
+        type="accuracy",
+        inputs={"Out": values, "Indices": indices, "Label": label},
+        outputs={"Accuracy": out, "Correct": correct, "Total": total},
+    )
     return out
 
 
-def auc(input: Variable, label: Variable, curve: str = "ROC", num_thresholds: int = 2**12 - 1, topk: int = 1,
-        slide_steps: int = 1) -> tuple[Variable, Variable, list[Variable]]:
+def auc(
+    input: Variable,
+    label: Variable,
+    curve: str = "ROC",
+    num_thresholds: int = 2**12 - 1,
+    topk: int = 1,
+    slide_steps: int = 1,
+) -> tuple[Variable, Variable, list[Variable]]:
     """Area under the ROC curve of scores, from histograms over thresholds that live in the Scope.
 
     Args:
-        input: scores in [0, 1], [rows, 2]; the last column is that of the positive class. Another score makes the
-            area NaN.
+        input: scores in [0, 1], [rows, 2]; the last column is that of the positive class. Another
+            score makes the area NaN.
         label: [rows, 1]; 0 is negative, all else positive.
         curve: "ROC" or "PR"; Fluid's operator, and so this one, computes the ROC area for both.
         num_thresholds: steps of the histograms.
@@ -41,8 +58,8 @@ def auc(input: Variable, label: Variable, curve: str = "ROC", num_thresholds: in
         slide_steps: how many batches the second result covers; 0 for all.
 
     Returns:
-        (area over all batches, area over the last `slide_steps` batches, float64 [1] both; the histograms: positives
-        and negatives of the last batches, positives and negatives of all).
+        (area over all batches, area over the last `slide_steps` batches, float64 [1] both; the
+        histograms: positives and negatives of the last batches, positives and negatives of all).
 
     Raises:
         ValueError: another `curve` or `topk`, or negative `slide_steps`.
@@ -50,28 +67,43 @@ def auc(input: Variable, label: Variable, curve: str = "ROC", num_thresholds: in
     if curve not in ("ROC", "PR"):
         raise errors.ProgramError(f"auc, curve: expected 'ROC' or 'PR', found {curve!r}")
     if topk != 1 or slide_steps < 0:
-        raise errors.ProgramError(f"auc: expected topk=1 and slide_steps >= 0, found topk={topk}, "
-                                  f"slide_steps={slide_steps}")
+        raise errors.ProgramError(
+            f"auc: expected topk=1 and slide_steps >= 0, found topk={topk}, "
+            f"slide_steps={slide_steps}"
+        )
     check_variable(input, "auc", "input")
     helper = LayerHelper("auc")
-    total_area, recent_area = (helper.create_variable_for_type_inference("float64") for _ in range(2))
+    total_area, recent_area = (
+        helper.create_variable_for_type_inference("float64") for _ in range(2)
+    )
     buckets = num_thresholds + 1
     recent_shape = [(1 + slide_steps) * buckets + 1] if slide_steps else [1, buckets]
     states = []
     for shape in (recent_shape, recent_shape, [1, buckets], [1, buckets]):
-        state = helper.create_global_variable(persistable=True, dtype="int64", shape=shape,
-                                              name=unique_name.generate("_generated_var"))
+        state = helper.create_global_variable(
+            persistable=True,
+            dtype="int64",
+            shape=shape,
+            name=unique_name.generate("_generated_var"),
+        )
         helper.set_variable_initializer(state, Constant(0.0))
         states.append(state)
-    for area, (positive, negative), steps in ((recent_area, states[:2], slide_steps), (total_area, states[2:], 0)):
-        helper.append_op(type="auc",
-                         inputs={"Predict": input, "Label": label, "StatPos": positive, "StatNeg": negative},
-                         outputs={"AUC": area, "StatPosOut": positive, "StatNegOut": negative},
-                         attrs={"curve": curve, "num_thresholds": num_thresholds, "slide_steps": steps})
+    for area, (positive, negative), steps in (
+        (recent_area, states[:2], slide_steps),
+        (total_area, states[2:], 0),
+    ):
+        helper.append_op(
+            type="auc",
+            inputs={"Predict": input, "Label": label, "StatPos": positive, "StatNeg": negative},
+            outputs={"AUC": area, "StatPosOut": positive, "StatNegOut": negative},
+            attrs={"curve": curve, "num_thresholds": num_thresholds, "slide_steps": steps},
+        )
     return total_area, recent_area, states
 
 
-def mean_iou(input: Variable, label: Variable, num_classes: int) -> tuple[Variable, Variable, Variable]:
+def mean_iou(
+    input: Variable, label: Variable, num_classes: int
+) -> tuple[Variable, Variable, Variable]:
     """Mean intersection over union of predicted classes, over the classes that occur.
 
     Args:
@@ -80,5 +112,9 @@ def mean_iou(input: Variable, label: Variable, num_classes: int) -> tuple[Variab
     Returns:
         (mean float32 [1], wrong int32 [classes], correct int32 [classes]).
     """
-    return emit("mean_iou", {"Predictions": input, "Labels": label}, {"num_classes": num_classes},
-                outs=("OutMeanIou", "OutWrong", "OutCorrect"))
+    return emit(
+        "mean_iou",
+        {"Predictions": input, "Labels": label},
+        {"num_classes": num_classes},
+        outs=("OutMeanIou", "OutWrong", "OutCorrect"),
+    )

@@ -1,4 +1,5 @@
 """Fully connected layers and dropout."""
+
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -10,15 +11,23 @@ from jfluid.layers.helper import LayerHelper, check_variable, emit
 __all__ = ["dropout", "fc"]
 
 
-def fc(input: Variable | Sequence[Variable], size: int, num_flatten_dims: int = 1, param_attr: Any = None,
-       bias_attr: Any = None, act: str | None = None, name: str | None = None) -> Variable:
+def fc(
+    input: Variable | Sequence[Variable],
+    size: int,
+    num_flatten_dims: int = 1,
+    param_attr: Any = None,
+    bias_attr: Any = None,
+    act: str | None = None,
+    name: str | None = None,
+) -> Variable:
     """A fully connected layer: act(sum of input_i @ weight_i + bias).
 
     Args:
-        input: one or several variables; each is flattened to two dimensions, and has a weight of its own.
+        input: one or several variables; each is flattened to two dimensions, and has a weight of
+            its own.
         size: the number of outputs.
-        num_flatten_dims: how many leading dimensions of the input make the rows; the output keeps them. -1 is all
-            but the last.
+        num_flatten_dims: how many leading dimensions of the input make the rows; the output keeps
+            them. -1 is all but the last.
         param_attr: ParamAttr (or a list of them) of the weights, [flattened input, size].
         bias_attr: ParamAttr of the bias, [size]; False for none.
         act: the activation's name.
@@ -27,22 +36,32 @@ def fc(input: Variable | Sequence[Variable], size: int, num_flatten_dims: int = 
     Raises ShapeError when a dimension that the weight needs is unknown.
     """
     check_variable(input, "fc", "input")
-    helper = LayerHelper("fc", input=input, param_attr=param_attr, bias_attr=bias_attr, act=act, name=name)
+    helper = LayerHelper(
+        "fc", input=input, param_attr=param_attr, bias_attr=bias_attr, act=act, name=name
+    )
     dtype = helper.input_dtype()
     products = []
     for x, attr in helper.iter_inputs_and_params():
         rows = len(x.shape) - 1 if num_flatten_dims == -1 else num_flatten_dims
         if not 0 < rows < len(x.shape):
-            raise errors.ShapeError(f"layers.fc: num_flatten_dims {num_flatten_dims} does not split the "
-                                    f"{len(x.shape)} dimensions of {x.name}")
+            raise errors.ShapeError(
+                f"layers.fc: num_flatten_dims {num_flatten_dims} does not split the "
+                f"{len(x.shape)} dimensions of {x.name}"
+            )
         width = math.prod(x.shape[rows:])
         if width <= 0 or -1 in x.shape[rows:]:
-            raise errors.ShapeError(f"layers.fc: the weight needs dimensions {rows}.. of {x.name} known, "
-                                    f"found {list(x.shape)}")
+            raise errors.ShapeError(
+                f"layers.fc: the weight needs dimensions {rows}.. of {x.name} known, "
+                f"found {list(x.shape)}"
+            )
         weight = helper.create_parameter(attr=attr, shape=[width, size], dtype=dtype)
         out = helper.create_variable_for_type_inference(dtype)
-        helper.append_op(type="mul", inputs={"X": x, "Y": weight}, outputs={"Out": out},
-                         attrs={"x_num_col_dims": rows, "y_num_col_dims": 1})
+        helper.append_op(
+            type="mul",
+            inputs={"X": x, "Y": weight},
+            outputs={"Out": out},
+            attrs={"x_num_col_dims": rows, "y_num_col_dims": 1},
+        )
         products.append(out)
     total = products[0]
     if len(products) > 1:
@@ -51,19 +70,36 @@ def fc(input: Variable | Sequence[Variable], size: int, num_flatten_dims: int = 
     return helper.append_activation(helper.append_bias_op(total, dim_start=rows))
 
 
-def dropout(x: Variable, dropout_prob: float, is_test: bool = False, seed: int | None = None, name: str | None = None,
-            dropout_implementation: str = "downgrade_in_infer") -> Variable:
+def dropout(
+    x: Variable,
+    dropout_prob: float,
+    is_test: bool = False,
+    seed: int | None = None,
+    name: str | None = None,
+    dropout_implementation: str = "downgrade_in_infer",
+) -> Variable:
     """`x` with each element set to zero with probability `dropout_prob` (Srivastava et al. 2014).
 
     Args:
         dropout_prob: between 0 and 1.
         is_test: whether this is the test form; `Program.clone(for_test=True)` sets it.
-        seed: a fixed seed gives the same mask in every step; None draws a new one, from the program's seed.
-        dropout_implementation: "downgrade_in_infer" multiplies by 1 - p in the test form, "upscale_in_train"
-            divides by 1 - p in training.
+        seed: a fixed seed gives the same mask in every step; None draws a new one, from the
+            program's seed.
+        dropout_implementation: "downgrade_in_infer" multiplies by 1 - p in the test form,
+            "upscale_in_train" divides by 1 - p in training.
 
     Raises ProgramError for another implementation or probability.
     """
-    return emit("dropout", {"X": x}, {"dropout_prob": dropout_prob, "is_test": is_test, "fix_seed": seed is not None,
-                                      "seed": seed or 0, "dropout_implementation": dropout_implementation},
-                outs=("Out", "Mask"), name=name)[0]
+    return emit(
+        "dropout",
+        {"X": x},
+        {
+            "dropout_prob": dropout_prob,
+            "is_test": is_test,
+            "fix_seed": seed is not None,
+            "seed": seed or 0,
+            "dropout_implementation": dropout_implementation,
+        },
+        outs=("Out", "Mask"),
+        name=name,
+    )[0]

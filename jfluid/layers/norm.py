@@ -1,4 +1,5 @@
 """Normalisation layers."""
+
 import math
 from typing import Any
 
@@ -9,78 +10,173 @@ from jfluid.ir.variable import Variable
 from jfluid.layers.helper import LayerHelper, check_variable, emit
 from jfluid.param_attr import ParamAttr
 
-__all__ = ["affine_channel", "batch_norm", "group_norm", "inplace_abn", "instance_norm", "layer_norm", "lrn", "spectral_norm"]
+__all__ = [
+    "affine_channel",
+    "batch_norm",
+    "group_norm",
+    "inplace_abn",
+    "instance_norm",
+    "layer_norm",
+    "lrn",
+    "spectral_norm",
+]
 
 
 def _known_channels(layer: str, x: Variable, data_layout: str) -> int:
     check_variable(x, layer, "input")
     if data_layout not in ("NCHW", "NHWC"):
-        raise errors.ProgramError(f'layers.{layer}: data_layout {data_layout!r}, expected "NCHW" or "NHWC"')
+        raise errors.ProgramError(
+            f'layers.{layer}: data_layout {data_layout!r}, expected "NCHW" or "NHWC"'
+        )
     channels = x.shape[-1 if data_layout == "NHWC" else 1] if len(x.shape) > 1 else -1
     if channels < 1:
-        raise errors.ShapeError(f"layers.{layer}: the channels of the input must be known, found {list(x.shape)}")
+        raise errors.ShapeError(
+            f"layers.{layer}: the channels of the input must be known, found {list(x.shape)}"
+        )
     return channels
 
 
-def _normalised(op_type: str, input: Variable, is_test: bool, momentum: Any, epsilon: float, param_attr: Any,
-                bias_attr: Any, data_layout: str, in_place: bool, name: str | None, moving_mean_name: str | None,
-                moving_variance_name: str | None, do_model_average: bool, use_global_stats: bool,
-                extra: dict[str, Any], act: str | None) -> Variable:
+def _normalised(
+    op_type: str,
+    input: Variable,
+    is_test: bool,
+    momentum: Any,
+    epsilon: float,
+    param_attr: Any,
+    bias_attr: Any,
+    data_layout: str,
+    in_place: bool,
+    name: str | None,
+    moving_mean_name: str | None,
+    moving_variance_name: str | None,
+    do_model_average: bool,
+    use_global_stats: bool,
+    extra: dict[str, Any],
+    act: str | None,
+) -> Variable:
     channels = _known_channels(op_type, input, data_layout)
     helper = LayerHelper(op_type, param_attr=param_attr, bias_attr=bias_attr, act=act, name=name)
     dtype = VarType.FP32 if input.dtype in (VarType.FP16, VarType.BF16) else input.dtype
-    scale = helper.create_parameter(helper.param_attr, [channels], dtype, default_initializer=Constant(1.0))
+    scale = helper.create_parameter(
+        helper.param_attr, [channels], dtype, default_initializer=Constant(1.0)
+    )
     bias = helper.create_parameter(helper.bias_attr, [channels], dtype, is_bias=True)
-    moving = [helper.create_parameter(
-        ParamAttr(name=given, initializer=Constant(start), trainable=False, do_model_average=do_model_average),
-        [channels], dtype, stop_gradient=True) for given, start in ((moving_mean_name, 0.0), (moving_variance_name, 1.0))]
+    moving = [
+        helper.create_parameter(
+            ParamAttr(
+                name=given,
+                initializer=Constant(start),
+                trainable=False,
+                do_model_average=do_model_average,
+            ),
+            [channels],
+            dtype,
+            stop_gradient=True,
+        )
+        for given, start in ((moving_mean_name, 0.0), (moving_variance_name, 1.0))
+    ]
     saved = [helper.create_variable_for_type_inference(dtype, stop_gradient=True) for _ in (0, 1)]
     out = input if in_place else helper.create_variable_for_type_inference(input.dtype)
     inputs = {"X": input, "Scale": scale, "Bias": bias, "Mean": moving[0], "Variance": moving[1]}
-    attrs = {"epsilon": epsilon, "is_test": is_test, "data_layout": data_layout, "use_mkldnn": False,
-             "fuse_with_relu": False, "use_global_stats": use_global_stats, **extra}
+    attrs = {
+        "epsilon": epsilon,
+        "is_test": is_test,
+        "data_layout": data_layout,
+        "use_mkldnn": False,
+        "fuse_with_relu": False,
+        "use_global_stats": use_global_stats,
+        **extra,
+    }
     if isinstance(momentum, Variable):
         inputs["MomentumTensor"] = momentum
     else:
         attrs["momentum"] = momentum
-    helper.append_op(type=op_type, inputs=inputs, attrs=attrs,
-                     outputs={"Y": out, "MeanOut": moving[0], "VarianceOut": moving[1], "SavedMean": saved[0],
-                              "SavedVariance": saved[1]})
+    helper.append_op(
+        type=op_type,
+        inputs=inputs,
+        attrs=attrs,
+        outputs={
+            "Y": out,
+            "MeanOut": moving[0],
+            "VarianceOut": moving[1],
+            "SavedMean": saved[0],
+            "SavedVariance": saved[1],
+        },
+    )
     return helper.append_activation(out)
 
 
-def batch_norm(input: Variable, act: str | None = None, is_test: bool = False, momentum: float | Variable = 0.9,
-               epsilon: float = 1e-5, param_attr: Any = None, bias_attr: Any = None, data_layout: str = "NCHW",
-               in_place: bool = False, name: str | None = None, moving_mean_name: str | None = None,
-               moving_variance_name: str | None = None, do_model_average_for_mean_and_var: bool = True,
-               use_global_stats: bool = False) -> Variable:
+def batch_norm(
+    input: Variable,
+    act: str | None = None,
+    is_test: bool = False,
+    momentum: float | Variable = 0.9,
+    epsilon: float = 1e-5,
+    param_attr: Any = None,
+    bias_attr: Any = None,
+    data_layout: str = "NCHW",
+    in_place: bool = False,
+    name: str | None = None,
+    moving_mean_name: str | None = None,
+    moving_variance_name: str | None = None,
+    do_model_average_for_mean_and_var: bool = True,
+    use_global_stats: bool = False,
+) -> Variable:
     """Batch normalisation (Ioffe & Szegedy 2015, arXiv:1502.03167), for each channel.
 
-    y = scale * (x - mean) / sqrt(variance + epsilon) + bias; running = running * momentum + batch * (1 - momentum).
+    y = scale * (x - mean) / sqrt(variance + epsilon) + bias; running = running * momentum + batch *
+    (1 - momentum).
 
     Args:
         input: [N, C, ...], or [N, ..., C] with data_layout "NHWC".
         is_test: use the running statistics; `Program.clone(for_test=True)` sets it.
         momentum: a number or a one-element Variable.
         in_place: the output takes the input's name.
-        moving_mean_name, moving_variance_name: names of the running statistics, which are parameters that are
-            not trained.
+        moving_mean_name, moving_variance_name: names of the running statistics, which are
+            parameters that are not trained.
         do_model_average_for_mean_and_var: whether `ModelAverage` averages them.
         use_global_stats: use the running statistics in training too.
 
     Raises ShapeError when the number of channels is unknown.
     """
-    return _normalised("batch_norm", input, is_test, momentum, epsilon, param_attr, bias_attr, data_layout, in_place,
-                       name, moving_mean_name, moving_variance_name, do_model_average_for_mean_and_var,
-                       use_global_stats, {}, act)
+    return _normalised(
+        "batch_norm",
+        input,
+        is_test,
+        momentum,
+        epsilon,
+        param_attr,
+        bias_attr,
+        data_layout,
+        in_place,
+        name,
+        moving_mean_name,
+        moving_variance_name,
+        do_model_average_for_mean_and_var,
+        use_global_stats,
+        {},
+        act,
+    )
 
 
-def inplace_abn(input: Variable, act: str | None = None, is_test: bool = False, momentum: float | Variable = 0.9,
-                epsilon: float = 1e-5, param_attr: Any = None, bias_attr: Any = None, data_layout: str = "NCHW",
-                name: str | None = None, moving_mean_name: str | None = None, moving_variance_name: str | None = None,
-                do_model_average_for_mean_and_var: bool = True, use_global_stats: bool = False,
-                act_alpha: float = 1.0) -> Variable:
-    """Batch normalisation and an activation in one operator, written over the input (XLA reuses memory by itself).
+def inplace_abn(
+    input: Variable,
+    act: str | None = None,
+    is_test: bool = False,
+    momentum: float | Variable = 0.9,
+    epsilon: float = 1e-5,
+    param_attr: Any = None,
+    bias_attr: Any = None,
+    data_layout: str = "NCHW",
+    name: str | None = None,
+    moving_mean_name: str | None = None,
+    moving_variance_name: str | None = None,
+    do_model_average_for_mean_and_var: bool = True,
+    use_global_stats: bool = False,
+    act_alpha: float = 1.0,
+) -> Variable:
+    """Batch normalisation and an activation in one operator, written over the input (XLA reuses
+    memory by itself).
 
     Args:
         act: None, "identity", "leaky_relu" or "elu".
@@ -90,109 +186,228 @@ def inplace_abn(input: Variable, act: str | None = None, is_test: bool = False, 
     Raises ProgramError for another activation.
     """
     if act not in (None, "identity", "leaky_relu", "elu"):
-        raise errors.ProgramError(f"layers.inplace_abn: act {act!r}, expected identity, leaky_relu or elu")
-    return _normalised("inplace_abn", input, is_test, momentum, epsilon, param_attr, bias_attr, data_layout, True, name,
-                       moving_mean_name, moving_variance_name, do_model_average_for_mean_and_var, use_global_stats,
-                       {"activation": act or "", "alpha": act_alpha}, None)
+        raise errors.ProgramError(
+            f"layers.inplace_abn: act {act!r}, expected identity, leaky_relu or elu"
+        )
+    return _normalised(
+        "inplace_abn",
+        input,
+        is_test,
+        momentum,
+        epsilon,
+        param_attr,
+        bias_attr,
+        data_layout,
+        True,
+        name,
+        moving_mean_name,
+        moving_variance_name,
+        do_model_average_for_mean_and_var,
+        use_global_stats,
+        {"activation": act or "", "alpha": act_alpha},
+        None,
+    )
 
 
-def layer_norm(input: Variable, scale: bool = True, shift: bool = True, begin_norm_axis: int = 1, epsilon: float = 1e-5,
-               param_attr: Any = None, bias_attr: Any = None, act: str | None = None, name: str | None = None) -> Variable:
-    """Layer normalisation (Ba et al. 2016, arXiv:1607.06450) over the dimensions from `begin_norm_axis` on.
+def layer_norm(
+    input: Variable,
+    scale: bool = True,
+    shift: bool = True,
+    begin_norm_axis: int = 1,
+    epsilon: float = 1e-5,
+    param_attr: Any = None,
+    bias_attr: Any = None,
+    act: str | None = None,
+    name: str | None = None,
+) -> Variable:
+    """Layer normalisation (Ba et al. 2016, arXiv:1607.06450) over the dimensions from
+    `begin_norm_axis` on.
 
     Args:
-        scale, shift: whether a trained scale and a trained bias follow, both [product of those dimensions].
+        scale, shift: whether a trained scale and a trained bias follow, both [product of those
+            dimensions].
 
-    Raises ShapeError when such a dimension is unknown, ProgramError when `param_attr` is False with `scale` True, or
-    `bias_attr` with `shift`.
+    Raises ShapeError when such a dimension is unknown, ProgramError when `param_attr` is False with
+    `scale` True, or `bias_attr` with `shift`.
     """
     check_variable(input, "layer_norm", "input")
-    for switch, wanted, what, attr in (("scale", scale, "param_attr", param_attr), ("shift", shift, "bias_attr", bias_attr)):
+    for switch, wanted, what, attr in (
+        ("scale", scale, "param_attr", param_attr),
+        ("shift", shift, "bias_attr", bias_attr),
+    ):
         if wanted and attr is False:
-            raise errors.ProgramError(f"layers.layer_norm: {what} must not be False while {switch} is True; "
-                                      f"expected {switch}=False")
-    helper = LayerHelper("layer_norm", param_attr=param_attr, bias_attr=bias_attr, act=act, name=name)
+            raise errors.ProgramError(
+                f"layers.layer_norm: {what} must not be False while {switch} is True; "
+                f"expected {switch}=False"
+            )
+    helper = LayerHelper(
+        "layer_norm", param_attr=param_attr, bias_attr=bias_attr, act=act, name=name
+    )
     inner = input.shape[begin_norm_axis:]
     if not inner or -1 in inner:
-        raise errors.ShapeError(f"layers.layer_norm: dimensions {begin_norm_axis}.. must be known, found {list(input.shape)}")
+        raise errors.ShapeError(
+            f"layers.layer_norm: dimensions {begin_norm_axis}.. must be known, found {list(input.shape)}"
+        )
     inputs: dict[str, Any] = {"X": input}
     if scale:
-        inputs["Scale"] = helper.create_parameter(helper.param_attr, [math.prod(inner)], input.dtype,
-                                                  default_initializer=Constant(1.0))
+        inputs["Scale"] = helper.create_parameter(
+            helper.param_attr, [math.prod(inner)], input.dtype, default_initializer=Constant(1.0)
+        )
     if shift:
-        inputs["Bias"] = helper.create_parameter(helper.bias_attr, [math.prod(inner)], input.dtype, is_bias=True)
-    mean, variance = (helper.create_variable_for_type_inference(input.dtype, stop_gradient=True) for _ in (0, 1))
+        inputs["Bias"] = helper.create_parameter(
+            helper.bias_attr, [math.prod(inner)], input.dtype, is_bias=True
+        )
+    mean, variance = (
+        helper.create_variable_for_type_inference(input.dtype, stop_gradient=True) for _ in (0, 1)
+    )
     out = helper.create_variable_for_type_inference(input.dtype)
-    helper.append_op(type="layer_norm", inputs=inputs, outputs={"Y": out, "Mean": mean, "Variance": variance},
-                     attrs={"epsilon": epsilon, "begin_norm_axis": begin_norm_axis})
+    helper.append_op(
+        type="layer_norm",
+        inputs=inputs,
+        outputs={"Y": out, "Mean": mean, "Variance": variance},
+        attrs={"epsilon": epsilon, "begin_norm_axis": begin_norm_axis},
+    )
     return helper.append_activation(out)
 
 
-def instance_norm(input: Variable, epsilon: float = 1e-5, param_attr: Any = None, bias_attr: Any = None,
-                  name: str | None = None) -> Variable:
-    """Instance normalisation (Ulyanov et al. 2016, arXiv:1607.08022): each channel of each sample by itself.
+def instance_norm(
+    input: Variable,
+    epsilon: float = 1e-5,
+    param_attr: Any = None,
+    bias_attr: Any = None,
+    name: str | None = None,
+) -> Variable:
+    """Instance normalisation (Ulyanov et al. 2016, arXiv:1607.08022): each channel of each sample
+    by itself.
 
-    Raises ProgramError when `param_attr` or `bias_attr` is False: the operator needs both parameters.
+    Raises ProgramError when `param_attr` or `bias_attr` is False: the operator needs both
+    parameters.
     """
     if param_attr is False or bias_attr is False:
-        raise errors.ProgramError("layers.instance_norm: param_attr and bias_attr must not be False")
+        raise errors.ProgramError(
+            "layers.instance_norm: param_attr and bias_attr must not be False"
+        )
     channels = _known_channels("instance_norm", input, "NCHW")
     helper = LayerHelper("instance_norm", param_attr=param_attr, bias_attr=bias_attr, name=name)
-    scale = helper.create_parameter(helper.param_attr, [channels], input.dtype, default_initializer=Constant(1.0))
+    scale = helper.create_parameter(
+        helper.param_attr, [channels], input.dtype, default_initializer=Constant(1.0)
+    )
     bias = helper.create_parameter(helper.bias_attr, [channels], input.dtype, is_bias=True)
-    saved = [helper.create_variable_for_type_inference(input.dtype, stop_gradient=True) for _ in (0, 1)]
+    saved = [
+        helper.create_variable_for_type_inference(input.dtype, stop_gradient=True) for _ in (0, 1)
+    ]
     out = helper.create_variable_for_type_inference(input.dtype)
-    helper.append_op(type="instance_norm", inputs={"X": input, "Scale": scale, "Bias": bias},
-                     outputs={"Y": out, "SavedMean": saved[0], "SavedVariance": saved[1]}, attrs={"epsilon": epsilon})
+    helper.append_op(
+        type="instance_norm",
+        inputs={"X": input, "Scale": scale, "Bias": bias},
+        outputs={"Y": out, "SavedMean": saved[0], "SavedVariance": saved[1]},
+        attrs={"epsilon": epsilon},
+    )
     return out
 
 
-def group_norm(input: Variable, groups: int, epsilon: float = 1e-5, param_attr: Any = None, bias_attr: Any = None,
-               act: str | None = None, data_layout: str = "NCHW", name: str | None = None) -> Variable:
-    """Group normalisation (Wu & He 2018, arXiv:1803.08494): each group of channels of each sample by itself.
+def group_norm(
+    input: Variable,
+    groups: int,
+    epsilon: float = 1e-5,
+    param_attr: Any = None,
+    bias_attr: Any = None,
+    act: str | None = None,
+    data_layout: str = "NCHW",
+    name: str | None = None,
+) -> Variable:
+    """Group normalisation (Wu & He 2018, arXiv:1803.08494): each group of channels of each sample
+    by itself.
 
     Args:
         groups: the number of groups; it divides the channels.
-        param_attr, bias_attr: a scale and a bias, [C], follow only where these are given (as in Fluid 1.8).
+        param_attr, bias_attr: a scale and a bias, [C], follow only where these are given (as in
+            Fluid 1.8).
     """
     channels = _known_channels("group_norm", input, data_layout)
     if groups < 1 or channels % groups:
-        raise errors.ShapeError(f"layers.group_norm: groups {groups} does not divide the {channels} channels")
-    helper = LayerHelper("group_norm", param_attr=param_attr, bias_attr=bias_attr, act=act, name=name)
+        raise errors.ShapeError(
+            f"layers.group_norm: groups {groups} does not divide the {channels} channels"
+        )
+    helper = LayerHelper(
+        "group_norm", param_attr=param_attr, bias_attr=bias_attr, act=act, name=name
+    )
     inputs: dict[str, Any] = {"X": input}
     if param_attr:
-        inputs["Scale"] = helper.create_parameter(helper.param_attr, [channels], input.dtype,
-                                                  default_initializer=Constant(1.0))
+        inputs["Scale"] = helper.create_parameter(
+            helper.param_attr, [channels], input.dtype, default_initializer=Constant(1.0)
+        )
     if bias_attr:
-        inputs["Bias"] = helper.create_parameter(helper.bias_attr, [channels], input.dtype, is_bias=True)
+        inputs["Bias"] = helper.create_parameter(
+            helper.bias_attr, [channels], input.dtype, is_bias=True
+        )
     mean, variance = (helper.create_variable(dtype=input.dtype, stop_gradient=True) for _ in (0, 1))
     out = helper.create_variable(dtype=input.dtype)
-    helper.append_op(type="group_norm", inputs=inputs, outputs={"Y": out, "Mean": mean, "Variance": variance},
-                     attrs={"epsilon": epsilon, "groups": groups, "data_layout": data_layout})
+    helper.append_op(
+        type="group_norm",
+        inputs=inputs,
+        outputs={"Y": out, "Mean": mean, "Variance": variance},
+        attrs={"epsilon": epsilon, "groups": groups, "data_layout": data_layout},
+    )
     return helper.append_activation(out)
 
 
-def lrn(input: Variable, n: int = 5, k: float = 1.0, alpha: float = 1e-4, beta: float = 0.75, name: str | None = None,
-        data_format: str = "NCHW") -> Variable:
-    """Local response normalisation (Krizhevsky et al. 2012): x / (k + alpha * sum over n channels of x^2) ** beta."""
+def lrn(
+    input: Variable,
+    n: int = 5,
+    k: float = 1.0,
+    alpha: float = 1e-4,
+    beta: float = 0.75,
+    name: str | None = None,
+    data_format: str = "NCHW",
+) -> Variable:
+    """Local response normalisation (Krizhevsky et al. 2012): x / (k + alpha * sum over n channels
+    of x^2) ** beta.
+    """
     if len(input.shape) != 4:
         raise errors.ShapeError(f"layers.lrn: input has 4 dimensions, found {list(input.shape)}")
     if data_format not in ("NCHW", "NHWC"):
-        raise errors.ProgramError(f'layers.lrn: data_format {data_format!r}, expected "NCHW" or "NHWC"')
-    return emit("lrn", {"X": input}, {"n": n, "k": k, "alpha": alpha, "beta": beta, "data_format": data_format},
-                outs=("MidOut", "Out"), name=name)[1]
+        raise errors.ProgramError(
+            f'layers.lrn: data_format {data_format!r}, expected "NCHW" or "NHWC"'
+        )
+    return emit(
+        "lrn",
+        {"X": input},
+        {"n": n, "k": k, "alpha": alpha, "beta": beta, "data_format": data_format},
+        outs=("MidOut", "Out"),
+        name=name,
+    )[1]
 
 
-def affine_channel(x: Variable, scale: Variable | None = None, bias: Variable | None = None, data_layout: str = "NCHW",
-                   name: str | None = None, act: str | None = None) -> Variable:
+def affine_channel(
+    x: Variable,
+    scale: Variable | None = None,
+    bias: Variable | None = None,
+    data_layout: str = "NCHW",
+    name: str | None = None,
+    act: str | None = None,
+) -> Variable:
     """x * scale + bias for each channel; `scale` and `bias` are Variables of shape [C]."""
     if scale is None or bias is None:
-        raise errors.ProgramError("layers.affine_channel: scale and bias are needed, each of shape [channels]")
-    return emit("affine_channel", {"X": x, "Scale": scale, "Bias": bias}, {"data_layout": data_layout}, name=name, act=act)
+        raise errors.ProgramError(
+            "layers.affine_channel: scale and bias are needed, each of shape [channels]"
+        )
+    return emit(
+        "affine_channel",
+        {"X": x, "Scale": scale, "Bias": bias},
+        {"data_layout": data_layout},
+        name=name,
+        act=act,
+    )
 
 
-def spectral_norm(weight: Variable, dim: int = 0, power_iters: int = 1, eps: float = 1e-12,
-                  name: str | None = None) -> Variable:
+def spectral_norm(
+    weight: Variable,
+    dim: int = 0,
+    power_iters: int = 1,
+    eps: float = 1e-12,
+    name: str | None = None,
+) -> Variable:
     """`weight` divided by its largest singular value (Miyato et al. 2018, arXiv:1802.05957).
 
     Args:
@@ -201,9 +416,17 @@ def spectral_norm(weight: Variable, dim: int = 0, power_iters: int = 1, eps: flo
     """
     helper = LayerHelper("spectral_norm", name=name)
     rows = weight.shape[dim]
-    vectors = [helper.create_parameter(ParamAttr(initializer=Normal(0.0, 1.0)), [n], weight.dtype, stop_gradient=True)
-               for n in (rows, math.prod(weight.shape) // rows)]
+    vectors = [
+        helper.create_parameter(
+            ParamAttr(initializer=Normal(0.0, 1.0)), [n], weight.dtype, stop_gradient=True
+        )
+        for n in (rows, math.prod(weight.shape) // rows)
+    ]
     out = helper.create_variable(dtype=weight.dtype)
-    helper.append_op(type="spectral_norm", inputs={"Weight": weight, "U": vectors[0], "V": vectors[1]}, outputs={"Out": out},
-                     attrs={"dim": dim, "power_iters": power_iters, "eps": eps})
+    helper.append_op(
+        type="spectral_norm",
+        inputs={"Weight": weight, "U": vectors[0], "V": vectors[1]},
+        outputs={"Out": out},
+        attrs={"dim": dim, "power_iters": power_iters, "eps": eps},
+    )
     return out

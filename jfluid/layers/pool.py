@@ -1,4 +1,5 @@
 """Pooling layers."""
+
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,33 +15,75 @@ Size = int | Sequence[int]
 
 def _check_type(layer: str, pool_type: str) -> None:
     if pool_type not in ("max", "avg"):
-        raise errors.ProgramError(f'layers.{layer}: pool_type {pool_type!r}, expected "max" or "avg"')
+        raise errors.ProgramError(
+            f'layers.{layer}: pool_type {pool_type!r}, expected "max" or "avg"'
+        )
 
 
-def _pool(rank: int, input: Variable, pool_size: Size, pool_type: str, pool_stride: Size, pool_padding: Any,
-          global_pooling: bool, use_cudnn: bool, ceil_mode: bool, name: str | None, exclusive: bool,
-          data_format: str) -> Variable:
+def _pool(
+    rank: int,
+    input: Variable,
+    pool_size: Size,
+    pool_type: str,
+    pool_stride: Size,
+    pool_padding: Any,
+    global_pooling: bool,
+    use_cudnn: bool,
+    ceil_mode: bool,
+    name: str | None,
+    exclusive: bool,
+    data_format: str,
+) -> Variable:
     layer = f"pool{rank}d"
     _check_type(layer, pool_type)
     formats = ("NCHW", "NHWC") if rank == 2 else ("NCDHW", "NDHWC")
     if data_format not in formats:
-        raise errors.ProgramError(f"layers.{layer}: data_format {data_format!r}, expected {' or '.join(formats)}")
+        raise errors.ProgramError(
+            f"layers.{layer}: data_format {data_format!r}, expected {' or '.join(formats)}"
+        )
     sizes = each(pool_size, rank, layer, "pool_size")
     if not global_pooling and any(n < 1 for n in sizes):
-        raise errors.ProgramError(f"layers.{layer}: pool_size {pool_size!r} must be positive unless global_pooling is True")
+        raise errors.ProgramError(
+            f"layers.{layer}: pool_size {pool_size!r} must be positive unless global_pooling is True"
+        )
     pads, algorithm = paddings_of(pool_padding, rank, data_format == formats[1], layer)
     if algorithm == "VALID" and ceil_mode:
-        raise errors.ProgramError(f'layers.{layer}: ceil_mode cannot be used with pool_padding "VALID"')
-    return emit(layer, {"X": input}, {
-        "pooling_type": pool_type, "ksize": sizes, "global_pooling": global_pooling,
-        "strides": each(pool_stride, rank, layer, "pool_stride"), "paddings": pads, "padding_algorithm": algorithm,
-        "use_cudnn": use_cudnn, "ceil_mode": ceil_mode, "use_mkldnn": False, "exclusive": exclusive,
-        "data_format": data_format}, name=name)
+        raise errors.ProgramError(
+            f'layers.{layer}: ceil_mode cannot be used with pool_padding "VALID"'
+        )
+    return emit(
+        layer,
+        {"X": input},
+        {
+            "pooling_type": pool_type,
+            "ksize": sizes,
+            "global_pooling": global_pooling,
+            "strides": each(pool_stride, rank, layer, "pool_stride"),
+            "paddings": pads,
+            "padding_algorithm": algorithm,
+            "use_cudnn": use_cudnn,
+            "ceil_mode": ceil_mode,
+            "use_mkldnn": False,
+            "exclusive": exclusive,
+            "data_format": data_format,
+        },
+        name=name,
+    )
 
 
-def pool2d(input: Variable, pool_size: Size = -1, pool_type: str = "max", pool_stride: Size = 1, pool_padding: Any = 0,
-           global_pooling: bool = False, use_cudnn: bool = True, ceil_mode: bool = False, name: str | None = None,
-           exclusive: bool = True, data_format: str = "NCHW") -> Variable:
+def pool2d(
+    input: Variable,
+    pool_size: Size = -1,
+    pool_type: str = "max",
+    pool_stride: Size = 1,
+    pool_padding: Any = 0,
+    global_pooling: bool = False,
+    use_cudnn: bool = True,
+    ceil_mode: bool = False,
+    name: str | None = None,
+    exclusive: bool = True,
+    data_format: str = "NCHW",
+) -> Variable:
     """The maximum or the mean over windows of [N, C, H, W] (or "NHWC").
 
     Args:
@@ -54,19 +97,60 @@ def pool2d(input: Variable, pool_size: Size = -1, pool_type: str = "max", pool_s
 
     Raises ProgramError for other types, sizes or formats.
     """
-    return _pool(2, input, pool_size, pool_type, pool_stride, pool_padding, global_pooling, use_cudnn, ceil_mode, name,
-                 exclusive, data_format)
+    return _pool(
+        2,
+        input,
+        pool_size,
+        pool_type,
+        pool_stride,
+        pool_padding,
+        global_pooling,
+        use_cudnn,
+        ceil_mode,
+        name,
+        exclusive,
+        data_format,
+    )
 
 
-def pool3d(input: Variable, pool_size: Size = -1, pool_type: str = "max", pool_stride: Size = 1, pool_padding: Any = 0,
-           global_pooling: bool = False, use_cudnn: bool = True, ceil_mode: bool = False, name: str | None = None,
-           exclusive: bool = True, data_format: str = "NCDHW") -> Variable:
+def pool3d(
+    input: Variable,
+    pool_size: Size = -1,
+    pool_type: str = "max",
+    pool_stride: Size = 1,
+    pool_padding: Any = 0,
+    global_pooling: bool = False,
+    use_cudnn: bool = True,
+    ceil_mode: bool = False,
+    name: str | None = None,
+    exclusive: bool = True,
+    data_format: str = "NCDHW",
+) -> Variable:
     """As `pool2d`, over windows of [N, C, D, H, W] (or "NDHWC")."""
-    return _pool(3, input, pool_size, pool_type, pool_stride, pool_padding, global_pooling, use_cudnn, ceil_mode, name,
-                 exclusive, data_format)
+    return _pool(
+        3,
+        input,
+        pool_size,
+        pool_type,
+        pool_stride,
+        pool_padding,
+        global_pooling,
+        use_cudnn,
+        ceil_mode,
+        name,
+        exclusive,
+        data_format,
+    )
 
 
-def _adaptive(rank: int, input: Variable, pool_size: Size, pool_type: str, require_index: bool, name: str | None) -> Any:
+def _adaptive(
+    rank: int,
+    input: Variable,
+    pool_size: Size,
+    pool_type: str,
+    require_index: bool,
+    name: str | None,
+) -> Any:
     layer = f"adaptive_pool{rank}d"
     _check_type(layer, pool_type)
     if require_index and pool_type == "avg":
@@ -74,20 +158,33 @@ def _adaptive(rank: int, input: Variable, pool_size: Size, pool_type: str, requi
     attrs = {"ksize": each(pool_size, rank, layer, "pool_size"), "adaptive": True}
     if pool_type == "avg":
         return emit(f"pool{rank}d", {"X": input}, attrs | {"pooling_type": pool_type}, name=name)
-    out, index = emit(f"max_pool{rank}d_with_index", {"X": input}, attrs, outs=("Out", "Mask"), name=name)
+    out, index = emit(
+        f"max_pool{rank}d_with_index", {"X": input}, attrs, outs=("Out", "Mask"), name=name
+    )
     return (out, index) if require_index else out
 
 
-def adaptive_pool2d(input: Variable, pool_size: Size, pool_type: str = "max", require_index: bool = False,
-                    name: str | None = None) -> Any:
-    """The maximum or the mean over pool_size windows that cover the plane evenly; the output is [N, C, *pool_size].
+def adaptive_pool2d(
+    input: Variable,
+    pool_size: Size,
+    pool_type: str = "max",
+    require_index: bool = False,
+    name: str | None = None,
+) -> Any:
+    """The maximum or the mean over pool_size windows that cover the plane evenly; the output is [N,
+    C, *pool_size].
 
     With `require_index` (for "max") also the position of each maximum in its plane, int32.
     """
     return _adaptive(2, input, pool_size, pool_type, require_index, name)
 
 
-def adaptive_pool3d(input: Variable, pool_size: Size, pool_type: str = "max", require_index: bool = False,
-                    name: str | None = None) -> Any:
+def adaptive_pool3d(
+    input: Variable,
+    pool_size: Size,
+    pool_type: str = "max",
+    require_index: bool = False,
+    name: str | None = None,
+) -> Any:
     """As `adaptive_pool2d`, for [N, C, D, H, W]."""
     return _adaptive(3, input, pool_size, pool_type, require_index, name)

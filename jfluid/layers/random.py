@@ -1,8 +1,9 @@
 """Layers that draw random numbers.
 
-A seed of 0 gives other numbers at each step, drawn from the program's `random_seed`; another seed gives the same ones
-at each step.
+A seed of 0 gives other numbers at each step, drawn from the program's `random_seed`; another seed
+gives the same ones at each step.
 """
+
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -15,8 +16,17 @@ from jfluid.ir.variable import Variable
 from jfluid.layers.helper import LayerHelper, emit
 from jfluid.layers.tensor import Integers, check_device, integers, into
 
-__all__ = ["gaussian_random", "gaussian_random_batch_size_like", "randint", "randn", "random_crop", "randperm",
-           "sampling_id", "uniform_random", "uniform_random_batch_size_like"]
+__all__ = [
+    "gaussian_random",
+    "gaussian_random_batch_size_like",
+    "randint",
+    "randn",
+    "random_crop",
+    "randperm",
+    "sampling_id",
+    "uniform_random",
+    "uniform_random_batch_size_like",
+]
 
 
 def _float_number(dtype: Any, what: str) -> int:
@@ -25,59 +35,121 @@ def _float_number(dtype: Any, what: str) -> int:
     return int(var_type(dtype))
 
 
-def _drawn(op_type: str, shape: Integers, attrs: dict[str, Any], *, layer: str | None = None,
-           out: Variable | None = None, dtype: str = "int32", name: str | None = None) -> Variable:
+def _drawn(
+    op_type: str,
+    shape: Integers,
+    attrs: dict[str, Any],
+    *,
+    layer: str | None = None,
+    out: Variable | None = None,
+    dtype: str = "int32",
+    name: str | None = None,
+) -> Variable:
     layer = layer or op_type
-    inputs, dims = integers(shape, "shape", "ShapeTensor", "ShapeTensorList", f"{layer}, shape", dtype)
+    inputs, dims = integers(
+        shape, "shape", "ShapeTensor", "ShapeTensorList", f"{layer}, shape", dtype
+    )
     return into(out, op_type, inputs, attrs | dims, layer=layer, name=name)
 
 
-def uniform_random(shape: Integers, dtype: Any = "float32", min: float = -1.0, max: float = 1.0,
-                   seed: int = 0) -> Variable:
+def uniform_random(
+    shape: Integers, dtype: Any = "float32", min: float = -1.0, max: float = 1.0, seed: int = 0
+) -> Variable:
     """Numbers evenly distributed in [min, max).
 
     Args:
         shape: integers, integers and Variables mixed, or a Variable that holds them all.
     """
-    attrs = {"dtype": _float_number(dtype, "uniform_random"), "min": float(min), "max": float(max), "seed": seed}
+    attrs = {
+        "dtype": _float_number(dtype, "uniform_random"),
+        "min": float(min),
+        "max": float(max),
+        "seed": seed,
+    }
     return _drawn("uniform_random", shape, attrs, dtype="int64")
 
 
-def gaussian_random(shape: Integers, mean: float = 0.0, std: float = 1.0, seed: int = 0,
-                    dtype: Any = "float32") -> Variable:
+def gaussian_random(
+    shape: Integers, mean: float = 0.0, std: float = 1.0, seed: int = 0, dtype: Any = "float32"
+) -> Variable:
     """Normally distributed numbers; `shape` as for `uniform_random`."""
-    attrs = {"dtype": _float_number(dtype, "gaussian_random"), "mean": float(mean), "std": float(std), "seed": seed}
+    attrs = {
+        "dtype": _float_number(dtype, "gaussian_random"),
+        "mean": float(mean),
+        "std": float(std),
+        "seed": seed,
+    }
     return _drawn("gaussian_random", shape, attrs)
 
 
-def uniform_random_batch_size_like(input: Variable, shape: Sequence[int], dtype: Any = "float32",
-                                   input_dim_idx: int = 0, output_dim_idx: int = 0, min: float = -1.0,
-                                   max: float = 1.0, seed: int = 0) -> Variable:
-    """`uniform_random`; dimension `output_dim_idx` of the shape is dimension `input_dim_idx` of `input`."""
-    attrs = {"shape": list(shape), "dtype": _float_number(dtype, "uniform_random_batch_size_like"), "min": float(min),
-             "max": float(max), "seed": seed, "input_dim_idx": input_dim_idx, "output_dim_idx": output_dim_idx}
+def uniform_random_batch_size_like(
+    input: Variable,
+    shape: Sequence[int],
+    dtype: Any = "float32",
+    input_dim_idx: int = 0,
+    output_dim_idx: int = 0,
+    min: float = -1.0,
+    max: float = 1.0,
+    seed: int = 0,
+) -> Variable:
+    """`uniform_random`; dimension `output_dim_idx` of the shape is dimension `input_dim_idx` of
+    `input`.
+    """
+    attrs = {
+        "shape": list(shape),
+        "dtype": _float_number(dtype, "uniform_random_batch_size_like"),
+        "min": float(min),
+        "max": float(max),
+        "seed": seed,
+        "input_dim_idx": input_dim_idx,
+        "output_dim_idx": output_dim_idx,
+    }
     return emit("uniform_random_batch_size_like", {"Input": input}, attrs)
 
 
-def gaussian_random_batch_size_like(input: Variable, shape: Sequence[int], input_dim_idx: int = 0,
-                                    output_dim_idx: int = 0, mean: float = 0.0, std: float = 1.0, seed: int = 0,
-                                    dtype: Any = "float32") -> Variable:
-    """`gaussian_random`; dimension `output_dim_idx` of the shape is dimension `input_dim_idx` of `input`."""
-    attrs = {"shape": list(shape), "dtype": _float_number(dtype, "gaussian_random_batch_size_like"),
-             "mean": float(mean), "std": float(std), "seed": seed, "input_dim_idx": input_dim_idx,
-             "output_dim_idx": output_dim_idx}
+def gaussian_random_batch_size_like(
+    input: Variable,
+    shape: Sequence[int],
+    input_dim_idx: int = 0,
+    output_dim_idx: int = 0,
+    mean: float = 0.0,
+    std: float = 1.0,
+    seed: int = 0,
+    dtype: Any = "float32",
+) -> Variable:
+    """`gaussian_random`; dimension `output_dim_idx` of the shape is dimension `input_dim_idx` of
+    `input`.
+    """
+    attrs = {
+        "shape": list(shape),
+        "dtype": _float_number(dtype, "gaussian_random_batch_size_like"),
+        "mean": float(mean),
+        "std": float(std),
+        "seed": seed,
+        "input_dim_idx": input_dim_idx,
+        "output_dim_idx": output_dim_idx,
+    }
     return emit("gaussian_random_batch_size_like", {"Input": input}, attrs)
 
 
-def randint(low: int, high: int | None = None, shape: Integers | None = None, out: Variable | None = None,
-            dtype: Any = None, device: str | None = None, stop_gradient: bool = False, seed: int = 0,
-            name: str | None = None) -> Variable:
+def randint(
+    low: int,
+    high: int | None = None,
+    shape: Integers | None = None,
+    out: Variable | None = None,
+    dtype: Any = None,
+    device: str | None = None,
+    stop_gradient: bool = False,
+    seed: int = 0,
+    name: str | None = None,
+) -> Variable:
     """Integers evenly distributed in [low, high), or in [0, low) when only one bound is given.
 
     Args:
         shape: as for `uniform_random`; [1] by default.
         dtype: int32 or int64 (the default).
-        device: "cpu" or "gpu" is checked and goes no further: the program runs on the Executor's place.
+        device: "cpu" or "gpu" is checked and goes no further: the program runs on the Executor's
+            place.
 
     Raises:
         ValueError: the range is empty, or the dtype is no integer type.
@@ -86,7 +158,9 @@ def randint(low: int, high: int | None = None, shape: Integers | None = None, ou
     low, high = (0, low) if high is None else (low, high)
     kind = var_type("int64" if dtype is None else dtype)
     if kind not in (VarType.INT32, VarType.INT64):
-        raise errors.AttributeTypeError(f"randint: expected dtype to be int32 or int64, found {dtype!r}")
+        raise errors.AttributeTypeError(
+            f"randint: expected dtype to be int32 or int64, found {dtype!r}"
+        )
     if low >= high:
         raise errors.AttributeTypeError(f"randint: expected low < high, found {low} and {high}")
     attrs = {"low": low, "high": high, "seed": seed, "dtype": int(kind)}
@@ -95,24 +169,43 @@ def randint(low: int, high: int | None = None, shape: Integers | None = None, ou
     return result
 
 
-def randn(shape: Integers, out: Variable | None = None, dtype: Any = None, device: str | None = None,
-          stop_gradient: bool = True, name: str | None = None) -> Variable:
+def randn(
+    shape: Integers,
+    out: Variable | None = None,
+    dtype: Any = None,
+    device: str | None = None,
+    stop_gradient: bool = True,
+    name: str | None = None,
+) -> Variable:
     """Numbers from the standard normal distribution; `shape` as for `uniform_random`.
 
-    `device` ("cpu", "gpu") is checked and goes no further: the program runs on the Executor's place.
+    `device` ("cpu", "gpu") is checked and goes no further: the program runs on the Executor's
+    place.
     """
     check_device(device, "randn")
-    attrs = {"dtype": _float_number("float32" if dtype is None else dtype, "randn"), "mean": 0.0, "std": 1.0, "seed": 0}
+    attrs = {
+        "dtype": _float_number("float32" if dtype is None else dtype, "randn"),
+        "mean": 0.0,
+        "std": 1.0,
+        "seed": 0,
+    }
     result = _drawn("gaussian_random", shape, attrs, layer="randn", out=out, name=name)
     result.stop_gradient = stop_gradient
     return result
 
 
-def randperm(n: int, out: Variable | None = None, dtype: Any = "int64", device: str | None = None,
-             stop_gradient: bool = True, seed: int = 0) -> Variable:
+def randperm(
+    n: int,
+    out: Variable | None = None,
+    dtype: Any = "int64",
+    device: str | None = None,
+    stop_gradient: bool = True,
+    seed: int = 0,
+) -> Variable:
     """The numbers from 0 to n - 1 in random order.
 
-    `device` ("cpu", "gpu") is checked and goes no further: the program runs on the Executor's place.
+    `device` ("cpu", "gpu") is checked and goes no further: the program runs on the Executor's
+    place.
 
     Raises:
         AttributeTypeError: `n` is below 1.
@@ -120,12 +213,16 @@ def randperm(n: int, out: Variable | None = None, dtype: Any = "int64", device: 
     check_device(device, "randperm")
     if n < 1:
         raise errors.AttributeTypeError(f"randperm: expected n of at least 1, found {n}")
-    result = into(out, "randperm", {}, {"n": n, "seed": seed, "dtype": int(var_type(dtype))}, layer="randperm")
+    result = into(
+        out, "randperm", {}, {"n": n, "seed": seed, "dtype": int(var_type(dtype))}, layer="randperm"
+    )
     result.stop_gradient = stop_gradient
     return result
 
 
-def sampling_id(x: Variable, min: float = 0.0, max: float = 1.0, seed: int = 0, dtype: Any = "float32") -> Variable:
+def sampling_id(
+    x: Variable, min: float = 0.0, max: float = 1.0, seed: int = 0, dtype: Any = "float32"
+) -> Variable:
     """For each row of probabilities a column, drawn with those probabilities (int64).
 
     Args:
@@ -139,20 +236,28 @@ def random_crop(x: Variable, shape: Sequence[int], seed: int | Variable | None =
     """A window of the given shape cut from the last dimensions of `x`, elsewhere for each instance.
 
     Args:
-        seed: an integer, or an int64 Variable that the layer also overwrites with the next seed; by default drawn
-            when the program is built.
+        seed: an integer, or an int64 Variable that the layer also overwrites with the next seed; by
+            default drawn when the program is built.
     """
     helper = LayerHelper("random_crop")
     if not isinstance(seed, Variable):
         seed_value = random.randrange(65536) if seed is None else seed
-        seed = helper.create_global_variable(persistable=True, shape=[1], dtype="int64",
-                                             name=unique_name.generate("random_crop_seed"), stop_gradient=True)
+        seed = helper.create_global_variable(
+            persistable=True,
+            shape=[1],
+            dtype="int64",
+            name=unique_name.generate("random_crop_seed"),
+            stop_gradient=True,
+        )
         helper.set_variable_initializer(seed, Constant(value=seed_value, force_cpu=True))
         attrs = {"shape": list(shape), "startup_seed": seed_value}
     else:
         attrs = {"shape": list(shape)}
     out = helper.create_variable_for_type_inference(x.dtype)
-    helper.append_op(type="random_crop", inputs={"X": x, "Seed": seed}, outputs={"Out": out, "SeedOut": seed},
-                     attrs=attrs)
+    helper.append_op(
+        type="random_crop",
+        inputs={"X": x, "Seed": seed},
+        outputs={"Out": out, "SeedOut": seed},
+        attrs=attrs,
+    )
     return out
-

@@ -1,4 +1,5 @@
 """Recurrent layers over sequences, and single recurrent steps."""
+
 from typing import Any
 
 from jfluid import errors
@@ -7,57 +8,101 @@ from jfluid.layers.helper import LayerHelper, check_variable, emit
 from jfluid.layers.nn import fc
 from jfluid.layers.tensor import concat
 
-__all__ = ["dynamic_gru", "dynamic_lstm", "dynamic_lstmp", "gather_tree", "gru_unit", "lstm", "lstm_unit"]
+__all__ = [
+    "dynamic_gru",
+    "dynamic_lstm",
+    "dynamic_lstmp",
+    "gather_tree",
+    "gru_unit",
+    "lstm",
+    "lstm_unit",
+]
 
 _NUMBERS = {"identity": 0, "sigmoid": 1, "tanh": 2, "relu": 3}
 
 
 def _activation(layer: str, argument: str, name: str) -> int:
     if name not in _NUMBERS:
-        raise errors.ProgramError(f"{layer}, {argument}: expected one of {', '.join(_NUMBERS)}, found {name!r}")
+        raise errors.ProgramError(
+            f"{layer}, {argument}: expected one of {', '.join(_NUMBERS)}, found {name!r}"
+        )
     return _NUMBERS[name]
 
 
 def _divided(layer: str, size: int, by: int) -> int:
     if size <= 0 or size % by:
-        raise errors.ShapeError(f"{layer}, size: expected a positive multiple of {by}, found {size}")
+        raise errors.ShapeError(
+            f"{layer}, size: expected a positive multiple of {by}, found {size}"
+        )
     return size // by
 
 
-def dynamic_lstm(input: Variable, size: int, h_0: Variable | None = None, c_0: Variable | None = None,
-                 param_attr: Any = None, bias_attr: Any = None, use_peepholes: bool = True, is_reverse: bool = False,
-                 gate_activation: str = "sigmoid", cell_activation: str = "tanh", candidate_activation: str = "tanh",
-                 dtype: str = "float32", name: str | None = None) -> tuple[Variable, Variable]:
+def dynamic_lstm(
+    input: Variable,
+    size: int,
+    h_0: Variable | None = None,
+    c_0: Variable | None = None,
+    param_attr: Any = None,
+    bias_attr: Any = None,
+    use_peepholes: bool = True,
+    is_reverse: bool = False,
+    gate_activation: str = "sigmoid",
+    cell_activation: str = "tanh",
+    candidate_activation: str = "tanh",
+    dtype: str = "float32",
+    name: str | None = None,
+) -> tuple[Variable, Variable]:
     """An LSTM over each sequence (Gers et al. 2002, with peepholes).
 
     Args:
         input: projected inputs [rows, size] with a LoD, from an `fc` of width `size`.
         size: four times the width of the hidden state.
-        h_0, c_0: initial states [number of sequences, size / 4]; zeros when None. They come together.
+        h_0, c_0: initial states [number of sequences, size / 4]; zeros when None. They come
+            together.
         param_attr: of the recurrent weight [size / 4, size].
-        bias_attr: of the bias: [1, size], with peepholes [1, 7 size / 4], the weights of which follow the biases.
+        bias_attr: of the bias: [1, size], with peepholes [1, 7 size / 4], the weights of which
+            follow the biases.
         is_reverse: go from the end of each sequence to its start.
-        gate_activation, cell_activation, candidate_activation: "sigmoid", "tanh", "relu" or "identity".
+        gate_activation, cell_activation, candidate_activation: "sigmoid", "tanh", "relu" or
+            "identity".
 
-    Returns hidden states and cells, [rows, size / 4] with the LoD of `input`.
-    Raises ShapeError for a size that 4 does not divide, ValueError for c_0 without h_0 or an activation's name.
+    Returns hidden states and cells, [rows, size / 4] with the LoD of `input`. Raises ShapeError for
+    a size that 4 does not divide, ValueError for c_0 without h_0 or an activation's name.
     """
-    for argument, value in (("gate_activation", gate_activation), ("cell_activation", cell_activation),
-                            ("candidate_activation", candidate_activation)):
+    for argument, value in (
+        ("gate_activation", gate_activation),
+        ("cell_activation", cell_activation),
+        ("candidate_activation", candidate_activation),
+    ):
         _activation("dynamic_lstm", argument, value)
     check_variable(input, "dynamic_lstm", "input")
     helper = LayerHelper("lstm", param_attr=param_attr, bias_attr=bias_attr, name=name)
     width = _divided("dynamic_lstm", size, 4)
     weight = helper.create_parameter(attr=helper.param_attr, shape=[width, 4 * width], dtype=dtype)
-    bias = helper.create_parameter(attr=helper.bias_attr, shape=[1, (7 if use_peepholes else 4) * width], dtype=dtype,
-                                   is_bias=True)
+    bias = helper.create_parameter(
+        attr=helper.bias_attr,
+        shape=[1, (7 if use_peepholes else 4) * width],
+        dtype=dtype,
+        is_bias=True,
+    )
     if c_0 is not None and h_0 is None:
         raise errors.ProgramError("dynamic_lstm: c_0 needs h_0")
-    outs = {s: helper.create_variable_for_type_inference(dtype) for s in ("Hidden", "Cell", "BatchGate", "BatchCellPreAct")}
-    helper.append_op(type="lstm", inputs=_given({"Input": input, "Weight": weight, "Bias": bias, "H0": h_0, "C0": c_0}),
-                     outputs=outs, attrs={"use_peepholes": use_peepholes, "is_reverse": is_reverse,
-                                          "gate_activation": gate_activation, "cell_activation": cell_activation,
-                                          "candidate_activation": candidate_activation})
+    outs = {
+        s: helper.create_variable_for_type_inference(dtype)
+        for s in ("Hidden", "Cell", "BatchGate", "BatchCellPreAct")
+    }
+    helper.append_op(
+        type="lstm",
+        inputs=_given({"Input": input, "Weight": weight, "Bias": bias, "H0": h_0, "C0": c_0}),
+        outputs=outs,
+        attrs={
+            "use_peepholes": use_peepholes,
+            "is_reverse": is_reverse,
+            "gate_activation": gate_activation,
+            "cell_activation": cell_activation,
+            "candidate_activation": candidate_activation,
+        },
+    )
     return outs["Hidden"], outs["Cell"]
 
 
@@ -65,44 +110,91 @@ def _given(inputs: dict[str, Variable | None]) -> dict[str, Variable]:
     return {slot: v for slot, v in inputs.items() if v is not None}
 
 
-def dynamic_lstmp(input: Variable, size: int, proj_size: int, param_attr: Any = None, bias_attr: Any = None,
-                  use_peepholes: bool = True, is_reverse: bool = False, gate_activation: str = "sigmoid",
-                  cell_activation: str = "tanh", candidate_activation: str = "tanh", proj_activation: str = "tanh",
-                  dtype: str = "float32", name: str | None = None, h_0: Variable | None = None,
-                  c_0: Variable | None = None, cell_clip: float | None = None,
-                  proj_clip: float | None = None) -> tuple[Variable, Variable]:
-    """An LSTM whose recurrent state is a projection, [rows, proj_size], of the hidden one (Sak et al. 2014).
+def dynamic_lstmp(
+    input: Variable,
+    size: int,
+    proj_size: int,
+    param_attr: Any = None,
+    bias_attr: Any = None,
+    use_peepholes: bool = True,
+    is_reverse: bool = False,
+    gate_activation: str = "sigmoid",
+    cell_activation: str = "tanh",
+    candidate_activation: str = "tanh",
+    proj_activation: str = "tanh",
+    dtype: str = "float32",
+    name: str | None = None,
+    h_0: Variable | None = None,
+    c_0: Variable | None = None,
+    cell_clip: float | None = None,
+    proj_clip: float | None = None,
+) -> tuple[Variable, Variable]:
+    """An LSTM whose recurrent state is a projection, [rows, proj_size], of the hidden one (Sak et
+    al. 2014).
 
-    Args: as `dynamic_lstm`, and
-        proj_size: the width of the projection.
-        param_attr: of the recurrent weight [proj_size, size] and of the projection [size / 4, proj_size].
-        h_0: the initial projected state [number of sequences, proj_size].
-        cell_clip, proj_clip: bounds on the magnitude of cells and of projections; None for none.
+    Args: as `dynamic_lstm`, and proj_size: the width of the projection. param_attr: of the
+        recurrent weight [proj_size, size] and of the projection [size / 4, proj_size]. h_0: the
+        initial projected state [number of sequences, proj_size]. cell_clip, proj_clip: bounds on
+        the magnitude of cells and of projections; None for none.
 
     Returns projections [rows, proj_size] and cells [rows, size / 4].
     """
     check_variable(input, "dynamic_lstmp", "input")
     helper = LayerHelper("lstmp", param_attr=param_attr, bias_attr=bias_attr, name=name)
     width = _divided("dynamic_lstmp", size, 4)
-    weight = helper.create_parameter(attr=helper.param_attr, shape=[proj_size, 4 * width], dtype=dtype)
-    projection = helper.create_parameter(attr=helper.param_attr, shape=[width, proj_size], dtype=dtype)
-    bias = helper.create_parameter(attr=helper.bias_attr, shape=[1, (7 if use_peepholes else 4) * width], dtype=dtype,
-                                   is_bias=True)
+    weight = helper.create_parameter(
+        attr=helper.param_attr, shape=[proj_size, 4 * width], dtype=dtype
+    )
+    projection = helper.create_parameter(
+        attr=helper.param_attr, shape=[width, proj_size], dtype=dtype
+    )
+    bias = helper.create_parameter(
+        attr=helper.bias_attr,
+        shape=[1, (7 if use_peepholes else 4) * width],
+        dtype=dtype,
+        is_bias=True,
+    )
     if c_0 is not None and h_0 is None:
         raise errors.ProgramError("dynamic_lstmp: c_0 needs h_0")
-    outs = {s: helper.create_variable_for_type_inference(dtype)
-            for s in ("Projection", "Cell", "BatchHidden", "BatchGate", "BatchCellPreAct")}
-    attrs = {"use_peepholes": use_peepholes, "is_reverse": is_reverse, "gate_activation": gate_activation,
-             "cell_activation": cell_activation, "candidate_activation": candidate_activation,
-             "proj_activation": proj_activation, "cell_clip": cell_clip or 0.0, "proj_clip": proj_clip or 0.0}
-    inputs = _given({"Input": input, "Weight": weight, "ProjWeight": projection, "Bias": bias, "H0": h_0, "C0": c_0})
+    outs = {
+        s: helper.create_variable_for_type_inference(dtype)
+        for s in ("Projection", "Cell", "BatchHidden", "BatchGate", "BatchCellPreAct")
+    }
+    attrs = {
+        "use_peepholes": use_peepholes,
+        "is_reverse": is_reverse,
+        "gate_activation": gate_activation,
+        "cell_activation": cell_activation,
+        "candidate_activation": candidate_activation,
+        "proj_activation": proj_activation,
+        "cell_clip": cell_clip or 0.0,
+        "proj_clip": proj_clip or 0.0,
+    }
+    inputs = _given(
+        {
+            "Input": input,
+            "Weight": weight,
+            "ProjWeight": projection,
+            "Bias": bias,
+            "H0": h_0,
+            "C0": c_0,
+        }
+    )
     helper.append_op(type="lstmp", inputs=inputs, outputs=outs, attrs=attrs)
     return outs["Projection"], outs["Cell"]
 
 
-def dynamic_gru(input: Variable, size: int, param_attr: Any = None, bias_attr: Any = None, is_reverse: bool = False,
-                gate_activation: str = "sigmoid", candidate_activation: str = "tanh", h_0: Variable | None = None,
-                origin_mode: bool = False) -> Variable:
+def dynamic_gru(
+    input: Variable,
+    size: int,
+    param_attr: Any = None,
+    bias_attr: Any = None,
+    is_reverse: bool = False,
+    gate_activation: str = "sigmoid",
+    candidate_activation: str = "tanh",
+    h_0: Variable | None = None,
+    origin_mode: bool = False,
+) -> Variable:
     """A GRU over each sequence (Cho et al. 2014; Chung et al. 2014).
 
     Args:
@@ -115,24 +207,46 @@ def dynamic_gru(input: Variable, size: int, param_attr: Any = None, bias_attr: A
 
     Returns hidden states [rows, size] with the LoD of `input`.
     """
-    for argument, value in (("gate_activation", gate_activation), ("candidate_activation", candidate_activation)):
+    for argument, value in (
+        ("gate_activation", gate_activation),
+        ("candidate_activation", candidate_activation),
+    ):
         _activation("dynamic_gru", argument, value)
     check_variable(input, "dynamic_gru", "input")
     helper = LayerHelper("gru", input=input, param_attr=param_attr, bias_attr=bias_attr)
     dtype = helper.input_dtype()
     weight = helper.create_parameter(attr=helper.param_attr, shape=[size, 3 * size], dtype=dtype)
-    bias = helper.create_parameter(attr=helper.bias_attr, shape=[1, 3 * size], dtype=dtype, is_bias=True)
-    outs = {s: helper.create_variable_for_type_inference(dtype)
-            for s in ("Hidden", "BatchGate", "BatchResetHiddenPrev", "BatchHidden")}
-    helper.append_op(type="gru", inputs=_given({"Input": input, "Weight": weight, "Bias": bias, "H0": h_0}), outputs=outs,
-                     attrs={"is_reverse": is_reverse, "gate_activation": gate_activation,
-                            "activation": candidate_activation, "origin_mode": origin_mode})
+    bias = helper.create_parameter(
+        attr=helper.bias_attr, shape=[1, 3 * size], dtype=dtype, is_bias=True
+    )
+    outs = {
+        s: helper.create_variable_for_type_inference(dtype)
+        for s in ("Hidden", "BatchGate", "BatchResetHiddenPrev", "BatchHidden")
+    }
+    helper.append_op(
+        type="gru",
+        inputs=_given({"Input": input, "Weight": weight, "Bias": bias, "H0": h_0}),
+        outputs=outs,
+        attrs={
+            "is_reverse": is_reverse,
+            "gate_activation": gate_activation,
+            "activation": candidate_activation,
+            "origin_mode": origin_mode,
+        },
+    )
     return outs["Hidden"]
 
 
-def gru_unit(input: Variable, hidden: Variable, size: int, param_attr: Any = None, bias_attr: Any = None,
-             activation: str = "tanh", gate_activation: str = "sigmoid",
-             origin_mode: bool = False) -> tuple[Variable, Variable, Variable]:
+def gru_unit(
+    input: Variable,
+    hidden: Variable,
+    size: int,
+    param_attr: Any = None,
+    bias_attr: Any = None,
+    activation: str = "tanh",
+    gate_activation: str = "sigmoid",
+    origin_mode: bool = False,
+) -> tuple[Variable, Variable, Variable]:
     """One step of a GRU.
 
     Args:
@@ -140,50 +254,95 @@ def gru_unit(input: Variable, hidden: Variable, size: int, param_attr: Any = Non
         hidden: the former state [batch, size / 3].
         size: three times the width of the state.
 
-    Returns the new state [batch, size / 3], the reset state [batch, size / 3], gates and candidate [batch, size].
+    Returns the new state [batch, size / 3], the reset state [batch, size / 3], gates and candidate
+    [batch, size].
     """
-    attrs = {"activation": _activation("gru_unit", "activation", activation),
-             "gate_activation": _activation("gru_unit", "gate_activation", gate_activation), "origin_mode": origin_mode}
+    attrs = {
+        "activation": _activation("gru_unit", "activation", activation),
+        "gate_activation": _activation("gru_unit", "gate_activation", gate_activation),
+        "origin_mode": origin_mode,
+    }
     helper = LayerHelper("gru_unit", input=input, param_attr=param_attr, bias_attr=bias_attr)
     dtype = helper.input_dtype()
     width = _divided("gru_unit", size, 3)
     weight = helper.create_parameter(attr=helper.param_attr, shape=[width, 3 * width], dtype=dtype)
     gate, reset, new = (helper.create_variable_for_type_inference(dtype) for _ in range(3))
-    bias = helper.create_parameter(attr=helper.bias_attr, shape=[1, 3 * width], dtype=dtype, is_bias=True)
-    helper.append_op(type="gru_unit", inputs=_given({"Input": input, "HiddenPrev": hidden, "Weight": weight, "Bias": bias}),
-                     outputs={"Gate": gate, "ResetHiddenPrev": reset, "Hidden": new}, attrs=attrs)
+    bias = helper.create_parameter(
+        attr=helper.bias_attr, shape=[1, 3 * width], dtype=dtype, is_bias=True
+    )
+    helper.append_op(
+        type="gru_unit",
+        inputs=_given({"Input": input, "HiddenPrev": hidden, "Weight": weight, "Bias": bias}),
+        outputs={"Gate": gate, "ResetHiddenPrev": reset, "Hidden": new},
+        attrs=attrs,
+    )
     return new, reset, gate
 
 
-def lstm_unit(x_t: Variable, hidden_t_prev: Variable, cell_t_prev: Variable, forget_bias: float = 0.0,
-              param_attr: Any = None, bias_attr: Any = None, name: str | None = None) -> tuple[Variable, Variable]:
+def lstm_unit(
+    x_t: Variable,
+    hidden_t_prev: Variable,
+    cell_t_prev: Variable,
+    forget_bias: float = 0.0,
+    param_attr: Any = None,
+    bias_attr: Any = None,
+    name: str | None = None,
+) -> tuple[Variable, Variable]:
     """One step of an LSTM without peepholes: an `fc` of input and former state, then the gates.
 
     Args:
         x_t: [batch, inputs]; hidden_t_prev, cell_t_prev: [batch, width].
         forget_bias: added to the forget gate before its sigmoid.
 
-    Returns the new hidden state and cell, [batch, width]. Raises ShapeError when the shapes do not fit.
+    Returns the new hidden state and cell, [batch, width]. Raises ShapeError when the shapes do not
+    fit.
     """
-    for argument, value in (("x_t", x_t), ("hidden_t_prev", hidden_t_prev), ("cell_t_prev", cell_t_prev)):
+    for argument, value in (
+        ("x_t", x_t),
+        ("hidden_t_prev", hidden_t_prev),
+        ("cell_t_prev", cell_t_prev),
+    ):
         if len(value.shape) != 2:
-            raise errors.ShapeError(f"lstm_unit, {argument}: expected two dimensions, found {list(value.shape)}")
+            raise errors.ShapeError(
+                f"lstm_unit, {argument}: expected two dimensions, found {list(value.shape)}"
+            )
     if hidden_t_prev.shape[1] != cell_t_prev.shape[1]:
-        raise errors.ShapeError(f"lstm_unit: hidden_t_prev has {hidden_t_prev.shape[1]} columns, cell_t_prev "
-                                f"{cell_t_prev.shape[1]}")
+        raise errors.ShapeError(
+            f"lstm_unit: hidden_t_prev has {hidden_t_prev.shape[1]} columns, cell_t_prev "
+            f"{cell_t_prev.shape[1]}"
+        )
     helper = LayerHelper("lstm_unit", name=name)
     joined = concat(input=[x_t, hidden_t_prev], axis=1)
-    projected = fc(input=joined, size=4 * cell_t_prev.shape[1], param_attr=param_attr,
-                   bias_attr=True if bias_attr is None else bias_attr)
+    projected = fc(
+        input=joined,
+        size=4 * cell_t_prev.shape[1],
+        param_attr=param_attr,
+        bias_attr=True if bias_attr is None else bias_attr,
+    )
     cell, hidden = (helper.create_variable_for_type_inference(x_t.dtype) for _ in range(2))
-    helper.append_op(type="lstm_unit", inputs={"X": projected, "C_prev": cell_t_prev}, outputs={"C": cell, "H": hidden},
-                     attrs={"forget_bias": forget_bias})
+    helper.append_op(
+        type="lstm_unit",
+        inputs={"X": projected, "C_prev": cell_t_prev},
+        outputs={"C": cell, "H": hidden},
+        attrs={"forget_bias": forget_bias},
+    )
     return hidden, cell
 
 
-def lstm(input: Variable, init_h: Variable, init_c: Variable, max_len: int, hidden_size: int, num_layers: int,
-         dropout_prob: float = 0.0, is_bidirec: bool = False, is_test: bool = False, name: str | None = None,
-         default_initializer: Any = None, seed: int = -1) -> tuple[Variable, Variable, Variable]:
+def lstm(
+    input: Variable,
+    init_h: Variable,
+    init_c: Variable,
+    max_len: int,
+    hidden_size: int,
+    num_layers: int,
+    dropout_prob: float = 0.0,
+    is_bidirec: bool = False,
+    is_test: bool = False,
+    name: str | None = None,
+    default_initializer: Any = None,
+    seed: int = -1,
+) -> tuple[Variable, Variable, Variable]:
     """Several layers of LSTM over dense sequences, as cuDNN computes them.
 
     Args:
@@ -194,10 +353,12 @@ def lstm(input: Variable, init_h: Variable, init_c: Variable, max_len: int, hidd
         is_bidirec: run each layer in both directions; the next one sees both.
         seed: of the dropout; -1 draws anew each step.
 
-    All weights lie in one parameter, in cuDNN's order: for each layer and direction the input weights [4 hidden, inputs] and
-    the recurrent ones [4 hidden, hidden] (input, forget, candidate, output), then the biases of both.
+    All weights lie in one parameter, in cuDNN's order: for each layer and direction the input
+    weights [4 hidden, inputs] and the recurrent ones [4 hidden, hidden] (input, forget, candidate,
+    output), then the biases of both.
 
-    Returns outputs [time, batch, hidden_size (times 2)], the last hidden states and the last cells, shaped as `init_h`.
+    Returns outputs [time, batch, hidden_size (times 2)], the last hidden states and the last cells,
+    shaped as `init_h`.
     """
     helper = LayerHelper("cudnn_lstm", input=input, name=name)
     dtype = input.dtype
@@ -206,13 +367,25 @@ def lstm(input: Variable, init_h: Variable, init_c: Variable, max_len: int, hidd
     for layer in range(num_layers):
         inputs = width if layer == 0 else hidden_size * directions
         size += (inputs + hidden_size + 2) * hidden_size * 4 * directions
-    weight = helper.create_parameter(attr=helper.param_attr, shape=[size], dtype=dtype,
-                                     default_initializer=default_initializer)
+    weight = helper.create_parameter(
+        attr=helper.param_attr, shape=[size], dtype=dtype, default_initializer=default_initializer
+    )
     out, last_h, last_c = (helper.create_variable_for_type_inference(dtype) for _ in range(3))
-    helper.append_op(type="cudnn_lstm", inputs={"Input": input, "InitH": init_h, "InitC": init_c, "W": weight},
-                     outputs={"Out": out, "last_h": last_h, "last_c": last_c},
-                     attrs={"max_len": max_len, "is_bidirec": is_bidirec, "input_size": width, "hidden_size": hidden_size,
-                            "num_layers": num_layers, "is_test": is_test, "dropout_prob": dropout_prob, "seed": seed})
+    helper.append_op(
+        type="cudnn_lstm",
+        inputs={"Input": input, "InitH": init_h, "InitC": init_c, "W": weight},
+        outputs={"Out": out, "last_h": last_h, "last_c": last_c},
+        attrs={
+            "max_len": max_len,
+            "is_bidirec": is_bidirec,
+            "input_size": width,
+            "hidden_size": hidden_size,
+            "num_layers": num_layers,
+            "is_test": is_test,
+            "dropout_prob": dropout_prob,
+            "seed": seed,
+        },
+    )
     return out, last_h, last_c
 
 
@@ -220,6 +393,7 @@ def gather_tree(ids: Variable, parents: Variable) -> Variable:
     """Whole sequences of a beam search: follow `parents` from the last step to the first.
 
     Args:
-        ids, parents: integers [time, batch, beam]: what each step chose, and which beam of the step before it continues.
+        ids, parents: integers [time, batch, beam]: what each step chose, and which beam of the step
+            before it continues.
     """
     return emit("gather_tree", {"Ids": ids, "Parents": parents})

@@ -1,4 +1,5 @@
 """Losses over many classes: noise-contrastive estimation, trees, sampled softmax."""
+
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -17,50 +18,86 @@ __all__ = ["hsigmoid", "nce", "sampled_softmax_with_cross_entropy"]
 _SAMPLERS = {"uniform": 0, "log_uniform": 1, "custom_dist": 2}
 
 
-def nce(input: Variable, label: Variable, num_total_classes: int, sample_weight: Variable | None = None,
-        param_attr: Any = None, bias_attr: Any = None, num_neg_samples: int | None = None, name: str | None = None,
-        sampler: str = "uniform", custom_dist: Sequence[float] | None = None, seed: int = 0,
-        is_sparse: bool = False) -> Variable:
-    """Noise-contrastive estimation (Gutmann and Hyvarinen 2010): the loss of telling labels from noise, [batch, 1].
+def nce(
+    input: Variable,
+    label: Variable,
+    num_total_classes: int,
+    sample_weight: Variable | None = None,
+    param_attr: Any = None,
+    bias_attr: Any = None,
+    num_neg_samples: int | None = None,
+    name: str | None = None,
+    sampler: str = "uniform",
+    custom_dist: Sequence[float] | None = None,
+    seed: int = 0,
+    is_sparse: bool = False,
+) -> Variable:
+    """Noise-contrastive estimation (Gutmann and Hyvarinen 2010): the loss of telling labels from
+    noise, [batch, 1].
 
     Args:
         input: [batch, width]; label: int64 [batch, labels of a row].
         num_total_classes: the number of classes.
         sample_weight: [batch, 1], factors of the losses.
-        param_attr: of the weights [num_total_classes, width]; bias_attr: of the bias [num_total_classes, 1].
+        param_attr: of the weights [num_total_classes, width]; bias_attr: of the bias
+            [num_total_classes, 1].
         num_neg_samples: noise classes drawn for each row, 10 by default.
-        sampler: "uniform", "log_uniform" or "custom_dist", with the probabilities `custom_dist` of all classes.
+        sampler: "uniform", "log_uniform" or "custom_dist", with the probabilities `custom_dist` of
+            all classes.
         seed: 0 draws other noise each step.
         is_sparse: the gradient of the weights holds only the rows that were used.
 
     Raises ValueError for another sampler, or a custom_dist of another length.
     """
     if sampler not in _SAMPLERS:
-        raise errors.ProgramError(f"nce, sampler: expected one of {', '.join(_SAMPLERS)}, found {sampler!r}")
+        raise errors.ProgramError(
+            f"nce, sampler: expected one of {', '.join(_SAMPLERS)}, found {sampler!r}"
+        )
     helper = LayerHelper("nce", input=input, param_attr=param_attr, bias_attr=bias_attr, name=name)
-    weight = helper.create_parameter(attr=helper.param_attr, shape=[num_total_classes, input.shape[1]], is_bias=False,
-                                     dtype=input.dtype)
+    weight = helper.create_parameter(
+        attr=helper.param_attr,
+        shape=[num_total_classes, input.shape[1]],
+        is_bias=False,
+        dtype=input.dtype,
+    )
     inputs: dict[str, Any] = {"Input": input, "Label": label, "Weight": weight}
     if helper.bias_attr is not False:
-        inputs["Bias"] = helper.create_parameter(attr=helper.bias_attr, shape=[num_total_classes, 1], is_bias=True,
-                                                 dtype=input.dtype)
+        inputs["Bias"] = helper.create_parameter(
+            attr=helper.bias_attr, shape=[num_total_classes, 1], is_bias=True, dtype=input.dtype
+        )
     if sampler == "custom_dist":
         inputs |= _distribution(helper, custom_dist, num_total_classes)
     if sample_weight is not None:
         inputs["SampleWeight"] = sample_weight
     cost, logits = (helper.create_variable_for_type_inference(input.dtype) for _ in range(2))
     labels = helper.create_variable_for_type_inference(label.dtype)
-    helper.append_op(type="nce", inputs=inputs, outputs={"Cost": cost, "SampleLogits": logits, "SampleLabels": labels},
-                     attrs={"num_total_classes": num_total_classes, "num_neg_samples": int(num_neg_samples or 10),
-                            "seed": seed, "sampler": _SAMPLERS[sampler], "is_sparse": is_sparse, "remote_prefetch": is_sparse})
+    helper.append_op(
+        type="nce",
+        inputs=inputs,
+        outputs={"Cost": cost, "SampleLogits": logits, "SampleLabels": labels},
+        attrs={
+            "num_total_classes": num_total_classes,
+            "num_neg_samples": int(num_neg_samples or 10),
+            "seed": seed,
+            "sampler": _SAMPLERS[sampler],
+            "is_sparse": is_sparse,
+            "remote_prefetch": is_sparse,
+        },
+    )
     return cost / (int(num_neg_samples or 10) + 1)
 
 
-def _distribution(helper: LayerHelper, custom_dist: Any, classes: int) -> dict[str, Variable | None]:
-    """Persistable variables with the probabilities and Walker's alias table of them, which Fluid's kernel draws by."""
+def _distribution(
+    helper: LayerHelper, custom_dist: Any, classes: int
+) -> dict[str, Variable | None]:
+    """Persistable variables with the probabilities and Walker's alias table of them, which Fluid's
+    kernel draws by.
+    """
     probabilities = np.asarray(custom_dist if custom_dist is not None else [], np.float64)
     if probabilities.shape != (classes,):
-        raise errors.ProgramError(f"nce, custom_dist: expected {classes} probabilities, found {probabilities.size}")
+        raise errors.ProgramError(
+            f"nce, custom_dist: expected {classes} probabilities, found {probabilities.size}"
+        )
     alias, shares = np.full(classes, -1, np.int32), probabilities * classes
     small, large = deque(np.flatnonzero(shares < 1)), deque(np.flatnonzero(shares > 1))
     while small and large:
@@ -71,86 +108,160 @@ def _distribution(helper: LayerHelper, custom_dist: Any, classes: int) -> dict[s
             (small if shares[high] < 1 else large).append(high)
     shares[alias < 0] = 1  # what rounding left over
     found: dict[str, Variable | None] = {}
-    for slot, values in (("CustomDistProbs", probabilities.astype(np.float32)), ("CustomDistAlias", alias),
-                         ("CustomDistAliasProbs", shares.astype(np.float32))):
-        found[slot] = helper.create_parameter(attr=ParamAttr(), shape=list(values.shape), dtype=values.dtype,
-                                              default_initializer=NumpyArrayInitializer(values), stop_gradient=True)
+    for slot, values in (
+        ("CustomDistProbs", probabilities.astype(np.float32)),
+        ("CustomDistAlias", alias),
+        ("CustomDistAliasProbs", shares.astype(np.float32)),
+    ):
+        found[slot] = helper.create_parameter(
+            attr=ParamAttr(),
+            shape=list(values.shape),
+            dtype=values.dtype,
+            default_initializer=NumpyArrayInitializer(values),
+            stop_gradient=True,
+        )
     return found
 
 
-def hsigmoid(input: Variable, label: Variable, num_classes: int, param_attr: Any = None, bias_attr: Any = None,
-             name: str | None = None, path_table: Variable | None = None, path_code: Variable | None = None,
-             is_custom: bool = False, is_sparse: bool = False) -> Variable:
-    """Hierarchical sigmoid (Morin and Bengio 2005): the loss [batch, 1] of the decisions on the way to a label in a tree.
+def hsigmoid(
+    input: Variable,
+    label: Variable,
+    num_classes: int,
+    param_attr: Any = None,
+    bias_attr: Any = None,
+    name: str | None = None,
+    path_table: Variable | None = None,
+    path_code: Variable | None = None,
+    is_custom: bool = False,
+    is_sparse: bool = False,
+) -> Variable:
+    """Hierarchical sigmoid (Morin and Bengio 2005): the loss [batch, 1] of the decisions on the way
+    to a label in a tree.
 
     Args:
         input: [batch, width]; label: int64 [batch, 1].
-        num_classes: leaves of a complete binary tree; with `is_custom` the inner nodes of the given one.
-        param_attr: of the weights of inner nodes, [num_classes - 1 (is_custom: num_classes), width]; bias_attr: of
-            the bias, one number a node.
-        path_table, path_code: with `is_custom`, int64 [batch, depth]: the nodes on the way and the decisions there, -1
-            behind the end.
+        num_classes: leaves of a complete binary tree; with `is_custom` the inner nodes of the given
+            one.
+        param_attr: of the weights of inner nodes, [num_classes - 1 (is_custom: num_classes),
+            width]; bias_attr: of the bias, one number a node.
+        path_table, path_code: with `is_custom`, int64 [batch, depth]: the nodes on the way and the
+            decisions there, -1 behind the end.
         is_sparse: the gradient of the weights holds only the rows that were used.
 
     Raises ProgramError when there are less than two classes, or a custom tree lacks its paths.
     """
     if num_classes < 2 and not is_custom:
-        raise errors.ProgramError(f"hsigmoid, num_classes: expected at least 2, found {num_classes}")
+        raise errors.ProgramError(
+            f"hsigmoid, num_classes: expected at least 2, found {num_classes}"
+        )
     if is_custom and (path_table is None or path_code is None):
         raise errors.ProgramError("hsigmoid: is_custom needs path_table and path_code")
     if not is_custom and (path_table is not None or path_code is not None):
         raise errors.ProgramError("hsigmoid: path_table and path_code need is_custom=True")
-    helper = LayerHelper("hierarchical_sigmoid", input=input, param_attr=param_attr, bias_attr=bias_attr, name=name)
+    helper = LayerHelper(
+        "hierarchical_sigmoid", input=input, param_attr=param_attr, bias_attr=bias_attr, name=name
+    )
     nodes = num_classes if is_custom else num_classes - 1
     out, pre = (helper.create_variable_for_type_inference(input.dtype) for _ in range(2))
-    weight = helper.create_parameter(attr=helper.param_attr, shape=[nodes, input.shape[1]], is_bias=False, dtype=input.dtype)
+    weight = helper.create_parameter(
+        attr=helper.param_attr, shape=[nodes, input.shape[1]], is_bias=False, dtype=input.dtype
+    )
     inputs: dict[str, Any] = {"X": input, "W": weight, "Label": label}
     if path_table is not None:
         inputs |= {"PathTable": path_table, "PathCode": path_code}
     if helper.bias_attr is not False:
-        inputs["Bias"] = helper.create_parameter(attr=helper.bias_attr, shape=[nodes, 1], is_bias=True, dtype=input.dtype)
-    helper.append_op(type="hierarchical_sigmoid", inputs=inputs, outputs={"Out": out, "PreOut": pre, "W_Out": weight},
-                     attrs={"num_classes": num_classes, "is_sparse": is_sparse, "remote_prefetch": is_sparse})
+        inputs["Bias"] = helper.create_parameter(
+            attr=helper.bias_attr, shape=[nodes, 1], is_bias=True, dtype=input.dtype
+        )
+    helper.append_op(
+        type="hierarchical_sigmoid",
+        inputs=inputs,
+        outputs={"Out": out, "PreOut": pre, "W_Out": weight},
+        attrs={"num_classes": num_classes, "is_sparse": is_sparse, "remote_prefetch": is_sparse},
+    )
     return out
 
 
-def sampled_softmax_with_cross_entropy(logits: Variable, label: Variable, num_samples: int, num_true: int = 1,
-                                       remove_accidental_hits: bool = True, use_customized_samples: bool = False,
-                                       customized_samples: Variable | None = None,
-                                       customized_probabilities: Variable | None = None, seed: int = 0) -> Variable:
-    """Softmax cross entropy over the labels and `num_samples` classes drawn log-uniformly (Jean et al. 2014), [batch, 1].
+def sampled_softmax_with_cross_entropy(
+    logits: Variable,
+    label: Variable,
+    num_samples: int,
+    num_true: int = 1,
+    remove_accidental_hits: bool = True,
+    use_customized_samples: bool = False,
+    customized_samples: Variable | None = None,
+    customized_probabilities: Variable | None = None,
+    seed: int = 0,
+) -> Variable:
+    """Softmax cross entropy over the labels and `num_samples` classes drawn log-uniformly (Jean et
+    al. 2014), [batch, 1].
 
     Args:
         logits: [batch, classes]; label: int64 [batch, 1]; num_true: 1, Fluid computes nothing else.
         remove_accidental_hits: a drawn class that is a label of the row does not count.
-        use_customized_samples: take customized_samples, int64 [batch, 1 + num_samples], labels first, and
-            their customized_probabilities instead of drawing.
+        use_customized_samples: take customized_samples, int64 [batch, 1 + num_samples], labels
+            first, and their customized_probabilities instead of drawing.
         seed: 0 draws other classes each step.
 
-    Raises ProgramError when customized samples are asked for but not given, or for num_true other than 1.
+    Raises ProgramError when customized samples are asked for but not given, or for num_true other
+    than 1.
     """
     if use_customized_samples and (customized_samples is None or customized_probabilities is None):
-        raise errors.ProgramError("sampled_softmax_with_cross_entropy: use_customized_samples needs customized_samples and "
-                                  "customized_probabilities")
+        raise errors.ProgramError(
+            "sampled_softmax_with_cross_entropy: use_customized_samples needs customized_samples and "
+            "customized_probabilities"
+        )
     if num_true != 1:
-        raise errors.ProgramError(f"sampled_softmax_with_cross_entropy, num_true: rows with {num_true} labels have no cross "
-                                  "entropy over num_samples + 1 classes, in Fluid either; use one label a row")
+        raise errors.ProgramError(
+            f"sampled_softmax_with_cross_entropy, num_true: rows with {num_true} labels have no cross "
+            "entropy over num_samples + 1 classes, in Fluid either; use one label a row"
+        )
     helper = LayerHelper("sample_logits")
     inputs: dict[str, Any] = {"Logits": logits, "Labels": label}
-    samples = customized_samples if use_customized_samples else helper.create_variable_for_type_inference("int64")
-    chances = customized_probabilities if use_customized_samples else helper.create_variable_for_type_inference(logits.dtype)
+    samples = (
+        customized_samples
+        if use_customized_samples
+        else helper.create_variable_for_type_inference("int64")
+    )
+    chances = (
+        customized_probabilities
+        if use_customized_samples
+        else helper.create_variable_for_type_inference(logits.dtype)
+    )
     if use_customized_samples:
-        inputs |= {"CustomizedSamples": customized_samples, "CustomizedProbabilities": customized_probabilities}
-    sampled, labels, logits_dim, labels_dim = (helper.create_variable_for_type_inference(d)
-                                               for d in (logits.dtype, "int64", logits.dtype, label.dtype))
-    helper.append_op(type="sample_logits", inputs=inputs,
-                     outputs={"Samples": samples, "Probabilities": chances, "SampledLabels": labels,
-                              "SampledLogits": sampled, "LogitsDim": logits_dim, "LabelsDim": labels_dim},
-                     attrs={"use_customized_samples": use_customized_samples, "uniq": True,
-                            "remove_accidental_hits": remove_accidental_hits, "num_samples": num_samples, "seed": seed})
+        inputs |= {
+            "CustomizedSamples": customized_samples,
+            "CustomizedProbabilities": customized_probabilities,
+        }
+    sampled, labels, logits_dim, labels_dim = (
+        helper.create_variable_for_type_inference(d)
+        for d in (logits.dtype, "int64", logits.dtype, label.dtype)
+    )
+    helper.append_op(
+        type="sample_logits",
+        inputs=inputs,
+        outputs={
+            "Samples": samples,
+            "Probabilities": chances,
+            "SampledLabels": labels,
+            "SampledLogits": sampled,
+            "LogitsDim": logits_dim,
+            "LabelsDim": labels_dim,
+        },
+        attrs={
+            "use_customized_samples": use_customized_samples,
+            "uniq": True,
+            "remove_accidental_hits": remove_accidental_hits,
+            "num_samples": num_samples,
+            "seed": seed,
+        },
+    )
     softmax, loss = (helper.create_variable_for_type_inference(logits.dtype) for _ in range(2))
     soft = one_hot(input=labels, depth=num_samples + 1)
-    helper.append_op(type="softmax_with_cross_entropy", inputs={"Logits": sampled, "Label": soft},
-                     outputs={"Softmax": softmax, "Loss": loss},
-                     attrs={"soft_label": True, "ignore_index": -100, "numeric_stable_mode": False})
+    helper.append_op(
+        type="softmax_with_cross_entropy",
+        inputs={"Logits": sampled, "Label": soft},
+        outputs={"Softmax": softmax, "Loss": loss},
+        attrs={"soft_label": True, "ignore_index": -100, "numeric_stable_mode": False},
+    )
     return loss / num_true

@@ -1,4 +1,5 @@
 """Layers on sequences: rows that a LoD groups."""
+
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,18 +9,45 @@ from jfluid.ir.variable import Variable
 from jfluid.layers.helper import LayerHelper, check_variable, emit
 
 __all__ = [
-    "add_position_encoding", "im2sequence", "lod_append", "lod_reset", "row_conv", "sequence_concat", "sequence_conv",
-    "sequence_enumerate", "sequence_expand", "sequence_expand_as", "sequence_first_step", "sequence_last_step",
-    "sequence_mask", "sequence_pad", "sequence_pool", "sequence_reshape", "sequence_reverse", "sequence_scatter",
-    "sequence_slice", "sequence_softmax", "sequence_unpad",
+    "add_position_encoding",
+    "im2sequence",
+    "lod_append",
+    "lod_reset",
+    "row_conv",
+    "sequence_concat",
+    "sequence_conv",
+    "sequence_enumerate",
+    "sequence_expand",
+    "sequence_expand_as",
+    "sequence_first_step",
+    "sequence_last_step",
+    "sequence_mask",
+    "sequence_pad",
+    "sequence_pool",
+    "sequence_reshape",
+    "sequence_reverse",
+    "sequence_scatter",
+    "sequence_slice",
+    "sequence_softmax",
+    "sequence_unpad",
 ]
 POOL_TYPES = ("average", "sum", "sqrt", "max", "last", "first")
 
 
-def sequence_conv(input: Variable, num_filters: int, filter_size: int = 3, filter_stride: int = 1, padding: bool = True,
-                  padding_start: int | None = None, bias_attr: Any = None, param_attr: Any = None, act: str | None = None,
-                  name: str | None = None) -> Variable:
-    """A convolution within each sequence: row t of the output sees `filter_size` rows, zeros beyond the ends.
+def sequence_conv(
+    input: Variable,
+    num_filters: int,
+    filter_size: int = 3,
+    filter_stride: int = 1,
+    padding: bool = True,
+    padding_start: int | None = None,
+    bias_attr: Any = None,
+    param_attr: Any = None,
+    act: str | None = None,
+    name: str | None = None,
+) -> Variable:
+    """A convolution within each sequence: row t of the output sees `filter_size` rows, zeros beyond
+    the ends.
 
     Args:
         input: rows [rows, width] with a LoD of one level.
@@ -30,16 +58,25 @@ def sequence_conv(input: Variable, num_filters: int, filter_size: int = 3, filte
         param_attr: of the filter [filter_size * width, num_filters].
         bias_attr: of the bias [num_filters]; False for none.
 
-    Returns [rows, num_filters] with the LoD of `input`. Raises UnsupportedError for another stride (when run).
+    Returns [rows, num_filters] with the LoD of `input`. Raises UnsupportedError for another stride
+    (when run).
     """
     check_variable(input, "sequence_conv", "input")
-    helper = LayerHelper("sequence_conv", input=input, param_attr=param_attr, bias_attr=bias_attr, act=act, name=name)
+    helper = LayerHelper(
+        "sequence_conv", input=input, param_attr=param_attr, bias_attr=bias_attr, act=act, name=name
+    )
     dtype = helper.input_dtype()
-    weight = helper.create_parameter(attr=helper.param_attr, shape=[filter_size * input.shape[1], num_filters], dtype=dtype)
+    weight = helper.create_parameter(
+        attr=helper.param_attr, shape=[filter_size * input.shape[1], num_filters], dtype=dtype
+    )
     out = helper.create_variable_for_type_inference(dtype)
     start = -(filter_size // 2) if padding_start is None else padding_start
-    helper.append_op(type="sequence_conv", inputs={"X": input, "Filter": weight}, outputs={"Out": out},
-                     attrs={"contextStride": filter_stride, "contextStart": start, "contextLength": filter_size})
+    helper.append_op(
+        type="sequence_conv",
+        inputs={"X": input, "Filter": weight},
+        outputs={"Out": out},
+        attrs={"contextStride": filter_stride, "contextStart": start, "contextLength": filter_size},
+    )
     return helper.append_activation(helper.append_bias_op(out))
 
 
@@ -48,7 +85,9 @@ def sequence_softmax(input: Variable, use_cudnn: bool = False, name: str | None 
     return emit("sequence_softmax", {"X": input}, {"use_cudnn": use_cudnn}, name=name)
 
 
-def sequence_pool(input: Variable, pool_type: str, is_test: bool = False, pad_value: float = 0.0) -> Variable:
+def sequence_pool(
+    input: Variable, pool_type: str, is_test: bool = False, pad_value: float = 0.0
+) -> Variable:
     """One row for each sequence of the last level.
 
     Args:
@@ -60,13 +99,19 @@ def sequence_pool(input: Variable, pool_type: str, is_test: bool = False, pad_va
     Raises ValueError for another `pool_type`.
     """
     if pool_type.lower() not in POOL_TYPES:
-        raise errors.ProgramError(f"sequence_pool, pool_type: expected one of {', '.join(POOL_TYPES)}, found {pool_type!r}")
+        raise errors.ProgramError(
+            f"sequence_pool, pool_type: expected one of {', '.join(POOL_TYPES)}, found {pool_type!r}"
+        )
     check_variable(input, "sequence_pool", "input")
     helper = LayerHelper("sequence_pool", input=input)
     out = helper.create_variable_for_type_inference(input.dtype)
     index = helper.create_variable_for_type_inference("int32", stop_gradient=True)
-    helper.append_op(type="sequence_pool", inputs={"X": input}, outputs={"Out": out, "MaxIndex": index},
-                     attrs={"pooltype": pool_type.upper(), "is_test": is_test, "pad_value": pad_value})
+    helper.append_op(
+        type="sequence_pool",
+        inputs={"X": input},
+        outputs={"Out": out, "MaxIndex": index},
+        attrs={"pooltype": pool_type.upper(), "is_test": is_test, "pad_value": pad_value},
+    )
     if pool_type.lower() == "max":
         index.stop_gradient = True
     return out
@@ -87,13 +132,21 @@ def sequence_concat(input: Sequence[Variable], name: str | None = None) -> Varia
     return emit("sequence_concat", {"X": list(input)}, name=name)
 
 
-def sequence_slice(input: Variable, offset: Variable, length: Variable, name: str | None = None) -> Variable:
-    """`length` rows of each sequence from `offset` on; both are integers [number of sequences, 1]."""
+def sequence_slice(
+    input: Variable, offset: Variable, length: Variable, name: str | None = None
+) -> Variable:
+    """`length` rows of each sequence from `offset` on; both are integers [number of sequences,
+    1].
+    """
     return emit("sequence_slice", {"X": input, "Offset": offset, "Length": length}, name=name)
 
 
-def sequence_expand(x: Variable, y: Variable, ref_level: int = -1, name: str | None = None) -> Variable:
-    """Row (or, with a LoD, sequence) i of `x` as often as sequence i of level `ref_level` of `y` has entries."""
+def sequence_expand(
+    x: Variable, y: Variable, ref_level: int = -1, name: str | None = None
+) -> Variable:
+    """Row (or, with a LoD, sequence) i of `x` as often as sequence i of level `ref_level` of `y`
+    has entries.
+    """
     return emit("sequence_expand", {"X": x, "Y": y}, {"ref_level": ref_level}, name=name)
 
 
@@ -102,17 +155,25 @@ def sequence_expand_as(x: Variable, y: Variable, name: str | None = None) -> Var
     return emit("sequence_expand_as", {"X": x, "Y": y}, name=name)
 
 
-def sequence_pad(x: Variable, pad_value: Variable, maxlen: int | None = None,
-                 name: str | None = None) -> tuple[Variable, Variable]:
-    """The sequences as rows of a dense tensor [number, maxlen, ...], and their lengths, int64 [number].
+def sequence_pad(
+    x: Variable, pad_value: Variable, maxlen: int | None = None, name: str | None = None
+) -> tuple[Variable, Variable]:
+    """The sequences as rows of a dense tensor [number, maxlen, ...], and their lengths, int64
+    [number].
 
     Args:
-        pad_value: what stands behind a sequence's end: one number, or a tensor of the shape of a row.
-        maxlen: None is the longest sequence of the batch. XLA then compiles for each such length anew; give a number
-            where there is one.
+        pad_value: what stands behind a sequence's end: one number, or a tensor of the shape of a
+            row.
+        maxlen: None is the longest sequence of the batch. XLA then compiles for each such length
+            anew; give a number where there is one.
     """
-    out, length = emit("sequence_pad", {"X": x, "PadValue": pad_value}, {"padded_length": -1 if maxlen is None else maxlen},
-                       outs=("Out", "Length"), name=name)
+    out, length = emit(
+        "sequence_pad",
+        {"X": x, "PadValue": pad_value},
+        {"padded_length": -1 if maxlen is None else maxlen},
+        outs=("Out", "Length"),
+        name=name,
+    )
     pad_value.stop_gradient = length.stop_gradient = True
     return out, length
 
@@ -124,29 +185,45 @@ def sequence_unpad(x: Variable, length: Variable, name: str | None = None) -> Va
 
 
 def sequence_reshape(input: Variable, new_dim: int) -> Variable:
-    """The numbers of each sequence in rows of width `new_dim`. `input` is [rows, width] with a LoD."""
+    """The numbers of each sequence in rows of width `new_dim`. `input` is [rows, width] with a
+    LoD.
+    """
     return emit("sequence_reshape", {"X": input}, {"new_dim": new_dim})
 
 
-def sequence_scatter(input: Variable, index: Variable, updates: Variable, name: str | None = None) -> Variable:
-    """`input` [number, width] with the updates of sequence i added to row i at the columns `index`."""
+def sequence_scatter(
+    input: Variable, index: Variable, updates: Variable, name: str | None = None
+) -> Variable:
+    """`input` [number, width] with the updates of sequence i added to row i at the columns
+    `index`.
+    """
     return emit("sequence_scatter", {"X": input, "Ids": index, "Updates": updates}, name=name)
 
 
-def sequence_enumerate(input: Variable, win_size: int, pad_value: int = 0, name: str | None = None) -> Variable:
-    """For each id of a sequence the `win_size` ids from there on, `pad_value` behind the end: [rows, win_size]."""
-    return emit("sequence_enumerate", {"X": input}, {"win_size": win_size, "pad_value": pad_value}, name=name,
-                stop_gradient=True)
+def sequence_enumerate(
+    input: Variable, win_size: int, pad_value: int = 0, name: str | None = None
+) -> Variable:
+    """For each id of a sequence the `win_size` ids from there on, `pad_value` behind the end:
+    [rows, win_size].
+    """
+    return emit(
+        "sequence_enumerate",
+        {"X": input},
+        {"win_size": win_size, "pad_value": pad_value},
+        name=name,
+        stop_gradient=True,
+    )
 
 
-def sequence_mask(x: Variable, maxlen: int | Variable | None = None, dtype: Any = "int64",
-                  name: str | None = None) -> Variable:
+def sequence_mask(
+    x: Variable, maxlen: int | Variable | None = None, dtype: Any = "int64", name: str | None = None
+) -> Variable:
     """[..., maxlen] of `dtype`: 1 in the first x positions, 0 behind.
 
     Args:
         x: lengths, integers.
-        maxlen: a number, or a Variable [1] that follows from shapes and constants. None is the largest length: the host
-            then reads it between two compiled parts of the step.
+        maxlen: a number, or a Variable [1] that follows from shapes and constants. None is the
+            largest length: the host then reads it between two compiled parts of the step.
     """
     inputs: dict[str, Any] = {"X": x}
     attrs = {"out_dtype": int(var_type(dtype)), "maxlen": -1}
@@ -162,8 +239,11 @@ def sequence_reverse(x: Variable, name: str | None = None) -> Variable:
     return emit("sequence_reverse", {"X": x}, outs=("Y",), name=name)
 
 
-def lod_reset(x: Variable, y: Variable | None = None, target_lod: Sequence[int] | None = None) -> Variable:
-    """`x` with another LoD: that of `y`; if `y` has none, the offsets it holds; or the offsets `target_lod`.
+def lod_reset(
+    x: Variable, y: Variable | None = None, target_lod: Sequence[int] | None = None
+) -> Variable:
+    """`x` with another LoD: that of `y`; if `y` has none, the offsets it holds; or the offsets
+    `target_lod`.
 
     Raises ProgramError when neither is given.
     """
@@ -178,39 +258,64 @@ def lod_append(x: Variable, level: Variable | Sequence[int]) -> Variable:
     if isinstance(level, Variable):
         return emit("lod_reset", {"X": x, "Y": level}, {"append": True}, layer="lod_append")
     if not isinstance(level, (list, tuple)):
-        raise errors.ProgramError(f"lod_append, level: expected a list or a Variable, found {type(level).__name__}")
-    return emit("lod_reset", {"X": x}, {"append": True, "target_lod": list(level)}, layer="lod_append")
+        raise errors.ProgramError(
+            f"lod_append, level: expected a list or a Variable, found {type(level).__name__}"
+        )
+    return emit(
+        "lod_reset", {"X": x}, {"append": True, "target_lod": list(level)}, layer="lod_append"
+    )
 
 
-def row_conv(input: Variable, future_context_size: int, param_attr: Any = None, act: str | None = None) -> Variable:
+def row_conv(
+    input: Variable, future_context_size: int, param_attr: Any = None, act: str | None = None
+) -> Variable:
     """Row t plus `future_context_size` rows behind it, each times a row of weights, summed.
 
-    Wang et al., "Lookahead Convolution Layer for Unidirectional Recurrent Neural Networks", 2016. `input` has a LoD, or is
-    [batch, time, width].
+    Wang et al., "Lookahead Convolution Layer for Unidirectional Recurrent Neural Networks", 2016.
+    `input` has a LoD, or is [batch, time, width].
     """
     helper = LayerHelper("row_conv", input=input, param_attr=param_attr, act=act)
     dtype = helper.input_dtype()
-    weight = helper.create_parameter(attr=helper.param_attr, shape=[future_context_size + 1, input.shape[-1]], dtype=dtype)
+    weight = helper.create_parameter(
+        attr=helper.param_attr, shape=[future_context_size + 1, input.shape[-1]], dtype=dtype
+    )
     out = helper.create_variable_for_type_inference(dtype)
-    helper.append_op(type="row_conv", inputs={"X": [input], "Filter": [weight]}, outputs={"Out": [out]})
+    helper.append_op(
+        type="row_conv", inputs={"X": [input], "Filter": [weight]}, outputs={"Out": [out]}
+    )
     return helper.append_activation(out)
 
 
-def im2sequence(input: Variable, filter_size: Any = 1, stride: Any = 1, padding: Any = 0,
-                input_image_size: Variable | None = None, out_stride: Any = 1, name: str | None = None) -> Variable:
-    """The patches of images [batch, channels, height, width], row by row, as a sequence for each image.
+def im2sequence(
+    input: Variable,
+    filter_size: Any = 1,
+    stride: Any = 1,
+    padding: Any = 0,
+    input_image_size: Variable | None = None,
+    out_stride: Any = 1,
+    name: str | None = None,
+) -> Variable:
+    """The patches of images [batch, channels, height, width], row by row, as a sequence for each
+    image.
 
     Args:
         filter_size, stride: one number or [height, width].
         padding: one number, [height, width] or [top, left, bottom, right].
-        input_image_size: [batch, 2], the real height and width of images that were padded; patches beyond are left out.
-        out_stride: one number or [height, width], by which those sizes shrank on the way to `input`.
+        input_image_size: [batch, 2], the real height and width of images that were padded; patches
+            beyond are left out.
+        out_stride: one number or [height, width], by which those sizes shrank on the way to
+            `input`.
     """
+
     def listed(value: Any, length: int) -> list[int]:
         values = list(value) if isinstance(value, (list, tuple)) else [value]
         return values * (length // len(values))
 
-    attrs = {"kernels": listed(filter_size, 2), "strides": listed(stride, 2), "paddings": listed(padding, 4)}
+    attrs = {
+        "kernels": listed(filter_size, 2),
+        "strides": listed(stride, 2),
+        "paddings": listed(padding, 4),
+    }
     inputs = {"X": input}
     if input_image_size is not None:
         inputs["Y"] = input_image_size
@@ -218,14 +323,20 @@ def im2sequence(input: Variable, filter_size: Any = 1, stride: Any = 1, padding:
     return emit("im2sequence", inputs, attrs, name=name)
 
 
-def add_position_encoding(input: Variable, alpha: float, beta: float, name: str | None = None) -> Variable:
-    """alpha * input + beta * (sines and cosines of the position), for [batch, time, width] or sequences of rows."""
+def add_position_encoding(
+    input: Variable, alpha: float, beta: float, name: str | None = None
+) -> Variable:
+    """alpha * input + beta * (sines and cosines of the position), for [batch, time, width] or
+    sequences of rows.
+    """
     return emit("add_position_encoding", {"X": input}, {"alpha": alpha, "beta": beta}, name=name)
 
 
-def sequence_topk_avg_pooling(input: Variable, row: Variable, col: Variable, topks: Sequence[int],
-                              channel_num: int) -> Variable:
-    """For each row of the matrix of each pair and channel: the sums of its k largest entries over k (contrib.layers).
+def sequence_topk_avg_pooling(
+    input: Variable, row: Variable, col: Variable, topks: Sequence[int], channel_num: int
+) -> Variable:
+    """For each row of the matrix of each pair and channel: the sums of its k largest entries over k
+    (contrib.layers).
 
     Args:
         input: sequences of [channel * row * column] numbers in one column, a matrix for each pair.
@@ -235,6 +346,10 @@ def sequence_topk_avg_pooling(input: Variable, row: Variable, col: Variable, top
 
     Returns [rows, channel_num * len(topks)] with the LoD of `row`.
     """
-    out, _ = emit("sequence_topk_avg_pooling", {"X": input, "ROW": row, "COLUMN": col},
-                  {"topks": list(topks), "channel_num": channel_num}, outs=("Out", "pos"))
+    out, _ = emit(
+        "sequence_topk_avg_pooling",
+        {"X": input, "ROW": row, "COLUMN": col},
+        {"topks": list(topks), "channel_num": channel_num},
+        outs=("Out", "pos"),
+    )
     return out

@@ -1,4 +1,5 @@
 """StaticRNN: a block that runs once for each step of dense sequences."""
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,8 @@ class _Memory:
 
 
 class StaticRNN:
-    """A recurrent network over sequences of one length, [time, batch, ...], defined by what a step does.
+    """A recurrent network over sequences of one length, [time, batch, ...], defined by what a step
+    does.
 
         rnn = layers.StaticRNN()
         with rnn.step():
@@ -54,16 +56,23 @@ class StaticRNN:
         if self.status != StaticRNN.IN_RNN_BLOCK:
             raise errors.ProgramError(f"StaticRNN.{method}: call it inside of `with rnn.step():`")
 
-    def memory(self, init: Variable | None = None, shape: Sequence[int] | None = None, batch_ref: Variable | None = None,
-               init_value: float = 0.0, init_batch_dim_idx: int = 0, ref_batch_dim_idx: int = 1) -> Variable:
+    def memory(
+        self,
+        init: Variable | None = None,
+        shape: Sequence[int] | None = None,
+        batch_ref: Variable | None = None,
+        init_value: float = 0.0,
+        init_batch_dim_idx: int = 0,
+        ref_batch_dim_idx: int = 1,
+    ) -> Variable:
         """A state that goes from step to step.
 
         Args:
             init: its first value; or
-            shape, batch_ref, init_value: its shape (without or with -1 for the batch), a variable that tells the batch's
-                size, and the number it is full of.
-            init_batch_dim_idx, ref_batch_dim_idx: which dimension is the batch, in the state and in the reference (as it is
-                outside of the step, time first).
+            shape, batch_ref, init_value: its shape (without or with -1 for the batch), a variable
+                that tells the batch's size, and the number it is full of.
+            init_batch_dim_idx, ref_batch_dim_idx: which dimension is the batch, in the state and in
+                the reference (as it is outside of the step, time first).
         """
         self._only_inside("memory")
         if init is None:
@@ -71,13 +80,25 @@ class StaticRNN:
                 raise errors.ProgramError("StaticRNN.memory: give init, or shape and batch_ref")
             outside = self._parent()
             name = unique_name.generate(f"{self.helper.name}@memory_boot")
-            init = outside.create_var(name=name, shape=shape, dtype=batch_ref.dtype, persistable=False)
+            init = outside.create_var(
+                name=name, shape=shape, dtype=batch_ref.dtype, persistable=False
+            )
             reference = outside.var_recursive(batch_ref.name)
-            outside.append_op("fill_constant_batch_size_like", {"Input": [reference]}, {"Out": [init]}, {
-                "value": init_value, "shape": list(init.shape), "dtype": int(init.dtype),
-                "input_dim_idx": ref_batch_dim_idx, "output_dim_idx": init_batch_dim_idx})
-        before = self.helper.create_variable(name=unique_name.generate(f"{self.helper.name}@mem"), dtype=init.dtype,
-                                             shape=init.shape)
+            outside.append_op(
+                "fill_constant_batch_size_like",
+                {"Input": [reference]},
+                {"Out": [init]},
+                {
+                    "value": init_value,
+                    "shape": list(init.shape),
+                    "dtype": int(init.dtype),
+                    "input_dim_idx": ref_batch_dim_idx,
+                    "output_dim_idx": init_batch_dim_idx,
+                },
+            )
+        before = self.helper.create_variable(
+            name=unique_name.generate(f"{self.helper.name}@mem"), dtype=init.dtype, shape=init.shape
+        )
         self.memories[before.name] = _Memory(init, before)
         return before
 
@@ -85,12 +106,18 @@ class StaticRNN:
         """One step, [batch, ...], of the sequences `x` [time, batch, ...]."""
         self._only_inside("step_input")
         if not isinstance(x, Variable):
-            raise TypeError(f"StaticRNN.step_input, x: expected a Variable, found {type(x).__name__}")
+            raise TypeError(
+                f"StaticRNN.step_input, x: expected a Variable, found {type(x).__name__}"
+            )
         if self.seq_len is None:
             self.seq_len = x.shape[0]
         elif x.shape[0] != -1 and self.seq_len != x.shape[0]:
-            raise errors.ShapeError(f"StaticRNN.step_input: sequences of {self.seq_len} steps are needed, found {x.shape[0]}")
-        step = self.helper.create_variable(name=x.name, dtype=x.dtype, shape=list(x.shape[1:]), type=x.type)
+            raise errors.ShapeError(
+                f"StaticRNN.step_input: sequences of {self.seq_len} steps are needed, found {x.shape[0]}"
+            )
+        step = self.helper.create_variable(
+            name=x.name, dtype=x.dtype, shape=list(x.shape[1:]), type=x.type
+        )
         self.inputs.append(step)
         return step
 
@@ -98,10 +125,16 @@ class StaticRNN:
         """Make `o` of all steps, [time, batch, ...], a result."""
         self._only_inside("step_output")
         copy = self.helper.create_variable_for_type_inference(dtype=o.dtype)
-        self.helper.append_op(type="rnn_memory_helper", inputs={"X": [o]}, outputs={"Out": copy},
-                              attrs={"dtype": int(o.dtype)})
+        self.helper.append_op(
+            type="rnn_memory_helper",
+            inputs={"X": [o]},
+            outputs={"Out": copy},
+            attrs={"dtype": int(o.dtype)},
+        )
         shape = [-1 if self.seq_len is None else self.seq_len, *copy.shape]
-        self.outputs.append(self._parent().create_var(name=copy.name, shape=shape, dtype=copy.dtype))
+        self.outputs.append(
+            self._parent().create_var(name=copy.name, shape=shape, dtype=copy.dtype)
+        )
 
     def output(self, *outputs: Variable) -> None:
         """`step_output` of each."""
@@ -113,7 +146,9 @@ class StaticRNN:
         if not isinstance(mem, Variable) or not isinstance(var, Variable):
             raise TypeError("StaticRNN.update_memory: expected two Variables")
         if mem.name not in self.memories:
-            raise errors.ProgramError(f"StaticRNN.update_memory: {mem.name} is no memory of this StaticRNN")
+            raise errors.ProgramError(
+                f"StaticRNN.update_memory: {mem.name} is no memory of this StaticRNN"
+            )
         self.memories[mem.name].after = var
 
     def _parent(self) -> Any:
@@ -122,7 +157,9 @@ class StaticRNN:
         return block
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The results: a Variable, or a list of them. Raises ProgramError before the step is complete."""
+        """The results: a Variable, or a list of them. Raises ProgramError before the step is
+        complete.
+        """
         if self.status != StaticRNN.AFTER_RNN_BLOCK:
             raise errors.ProgramError("StaticRNN: the results are there after `with rnn.step():`")
         if not self.outputs:
@@ -147,18 +184,35 @@ class _Step(Inside):
         states = []
         for memory in rnn.memories.values():
             if memory.after is None:
-                raise errors.ProgramError(f"StaticRNN: memory {memory.before.name} is never updated; call update_memory")
-            state = inside.create_var(name=unique_name.generate(f"{rnn.helper.name}.state"), dtype=memory.after.dtype)
-            inside.append_op("rnn_memory_helper", {"X": [memory.after]}, {"Out": [state]},
-                             {"dtype": int(memory.after.dtype)})
+                raise errors.ProgramError(
+                    f"StaticRNN: memory {memory.before.name} is never updated; call update_memory"
+                )
+            state = inside.create_var(
+                name=unique_name.generate(f"{rnn.helper.name}.state"), dtype=memory.after.dtype
+            )
+            inside.append_op(
+                "rnn_memory_helper",
+                {"X": [memory.after]},
+                {"Out": [state]},
+                {"dtype": int(memory.after.dtype)},
+            )
             states.append(state.name)
         names = [v.name for v in rnn.inputs]
         reads, _ = captured(inside)
         scope = self.outside.create_var(type=VarType.STEP_SCOPES)
         self.outside.append_op(
             "recurrent",
-            {"inputs": names, "initial_states": [m.init for m in rnn.memories.values()],
-             "parameters": [n for n in reads if n not in names]},
+            {
+                "inputs": names,
+                "initial_states": [m.init for m in rnn.memories.values()],
+                "parameters": [n for n in reads if n not in names],
+            },
             {"outputs": rnn.outputs, "step_scopes": [scope]},
-            {"has_states": bool(states), "ex_states": [m.before.name for m in rnn.memories.values()], "states": states,
-             "sub_block": inside, "reverse": rnn.is_reverse})
+            {
+                "has_states": bool(states),
+                "ex_states": [m.before.name for m in rnn.memories.values()],
+                "states": states,
+                "sub_block": inside,
+                "reverse": rnn.is_reverse,
+            },
+        )

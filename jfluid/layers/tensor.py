@@ -1,4 +1,5 @@
 """Layers that create tensors: constants, copies, casts, parameters, counters."""
+
 from collections.abc import Sequence
 from operator import index as as_integer
 from typing import Any, Unpack
@@ -14,47 +15,95 @@ from jfluid.ir.variable import Variable
 from jfluid.layers.helper import EmitOptions, LayerHelper, emit
 from jfluid.param_attr import ParamAttr
 
-__all__ = ["arange", "argmax", "argmin", "assign", "autoincreased_step_counter", "cast", "concat", "create_global_var",
-           "create_parameter", "create_tensor", "diag", "diag_embed", "eye", "fill_constant",
-           "fill_constant_batch_size_like", "full", "full_like", "increment", "linspace", "ones", "ones_like", "range",
-           "rank", "shape", "size", "zeros", "zeros_like"]
+__all__ = [
+    "arange",
+    "argmax",
+    "argmin",
+    "assign",
+    "autoincreased_step_counter",
+    "cast",
+    "concat",
+    "create_global_var",
+    "create_parameter",
+    "create_tensor",
+    "diag",
+    "diag_embed",
+    "eye",
+    "fill_constant",
+    "fill_constant_batch_size_like",
+    "full",
+    "full_like",
+    "increment",
+    "linspace",
+    "ones",
+    "ones_like",
+    "range",
+    "rank",
+    "shape",
+    "size",
+    "zeros",
+    "zeros_like",
+]
 
 Integers = Sequence[int | Variable] | Variable
 
 
-def integers(value: Integers, attr: str, tensor_slot: str, list_slot: str, what: str,
-             dtype: str = "int32") -> tuple[dict[str, Any], dict[str, Any]]:
-    """The inputs and attributes that hand an operator a list of integers, some or all of which may be Variables.
+def integers(
+    value: Integers, attr: str, tensor_slot: str, list_slot: str, what: str, dtype: str = "int32"
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The inputs and attributes that hand an operator a list of integers, some or all of which may
+    be Variables.
 
     Raises AttributeTypeError where an entry is neither an integer nor a Variable.
     """
     if isinstance(value, Variable):
         return {tensor_slot: value}, {}
     if not isinstance(value, (list, tuple, np.ndarray)):
-        raise errors.AttributeTypeError(f"{what}: expected a list of integers or a Variable, found {value!r}")
+        raise errors.AttributeTypeError(
+            f"{what}: expected a list of integers or a Variable, found {value!r}"
+        )
     if not any(isinstance(v, Variable) for v in value):
         return {}, {attr: [_integer(v, what) for v in value]}
-    tensors = [v if isinstance(v, Variable) else fill_constant([1], dtype, _integer(v, what), force_cpu=True)
-               for v in value]
-    return {list_slot: tensors}, {attr: [-1 if isinstance(v, Variable) else _integer(v, what) for v in value]}
+    tensors = [
+        v
+        if isinstance(v, Variable)
+        else fill_constant([1], dtype, _integer(v, what), force_cpu=True)
+        for v in value
+    ]
+    return {list_slot: tensors}, {
+        attr: [-1 if isinstance(v, Variable) else _integer(v, what) for v in value]
+    }
 
 
 def _integer(value: Any, what: str) -> int:
     try:
         return as_integer(value)
     except TypeError:
-        raise errors.AttributeTypeError(f"{what}: expected an integer or a Variable, found {value!r}") from None
+        raise errors.AttributeTypeError(
+            f"{what}: expected an integer or a Variable, found {value!r}"
+        ) from None
 
 
-def into(out: Variable | None, op_type: str, inputs: dict[str, Any], attrs: dict[str, Any] | None = None,
-         **options: Unpack[EmitOptions]) -> Variable:
+def into(
+    out: Variable | None,
+    op_type: str,
+    inputs: dict[str, Any],
+    attrs: dict[str, Any] | None = None,
+    **options: Unpack[EmitOptions],
+) -> Variable:
     """`emit` that writes into `out` where one is given."""
     if out is None:
         return emit(op_type, inputs, attrs, **options)
     if not isinstance(out, Variable):
-        raise errors.AttributeTypeError(f"{op_type}: expected out to be a Variable, found {type(out).__name__}")
-    LayerHelper(op_type).append_op(type=op_type, inputs={s: v for s, v in inputs.items() if v is not None},
-                                   outputs={"Out": out}, attrs=attrs or {})
+        raise errors.AttributeTypeError(
+            f"{op_type}: expected out to be a Variable, found {type(out).__name__}"
+        )
+    LayerHelper(op_type).append_op(
+        type=op_type,
+        inputs={s: v for s, v in inputs.items() if v is not None},
+        outputs={"Out": out},
+        attrs=attrs or {},
+    )
     if options.get("stop_gradient"):
         out.stop_gradient = True
     return out
@@ -72,8 +121,14 @@ def create_tensor(dtype: Any, name: str | None = None, persistable: bool = False
     return block.create_var(name=name, dtype=dtype, persistable=persistable)
 
 
-def create_parameter(shape: Sequence[int], dtype: Any, name: str | None = None, attr: Any = None, is_bias: bool = False,
-                     default_initializer: Any = None) -> Variable:
+def create_parameter(
+    shape: Sequence[int],
+    dtype: Any,
+    name: str | None = None,
+    attr: Any = None,
+    is_bias: bool = False,
+    default_initializer: Any = None,
+) -> Variable:
     """A trainable parameter.
 
     Args:
@@ -87,22 +142,38 @@ def create_parameter(shape: Sequence[int], dtype: Any, name: str | None = None, 
         TypeError: attr is False.
     """
     helper = LayerHelper("create_parameter", name=name)
-    param = helper.create_parameter(ParamAttr(name=name) if attr is None else attr, list(shape), dtype, is_bias,
-                                    default_initializer)
+    param = helper.create_parameter(
+        ParamAttr(name=name) if attr is None else attr,
+        list(shape),
+        dtype,
+        is_bias,
+        default_initializer,
+    )
     if param is None:
-        raise TypeError("layers.create_parameter, attr: expected a ParamAttr, found False, which makes no parameter")
+        raise TypeError(
+            "layers.create_parameter, attr: expected a ParamAttr, found False, which makes no parameter"
+        )
     return param
 
 
-def create_global_var(shape: Sequence[int], value: float, dtype: Any, persistable: bool = False,
-                      force_cpu: bool = False, name: str | None = None) -> Variable:
-    """A variable of the global block, filled with `value` by the startup program; it gets no gradient.
+def create_global_var(
+    shape: Sequence[int],
+    value: float,
+    dtype: Any,
+    persistable: bool = False,
+    force_cpu: bool = False,
+    name: str | None = None,
+) -> Variable:
+    """A variable of the global block, filled with `value` by the startup program; it gets no
+    gradient.
 
     `force_cpu` only travels with the program: XLA places values by itself.
     """
     helper = LayerHelper("global_var", name=name)
     name = unique_name.generate("_generated_var") if name is None else name
-    var = helper.create_global_variable(persistable=persistable, shape=list(shape), dtype=dtype, name=name)
+    var = helper.create_global_variable(
+        persistable=persistable, shape=list(shape), dtype=dtype, name=name
+    )
     var.stop_gradient = True
     helper.set_variable_initializer(var, Constant(value=float(value), force_cpu=force_cpu))
     return var
@@ -113,8 +184,11 @@ def cast(x: Variable, dtype: Any) -> Variable:
     return emit("cast", {"X": x}, {"in_dtype": int(x.dtype), "out_dtype": int(var_type(dtype))})
 
 
-def concat(input: Sequence[Variable] | Variable, axis: int | Variable = 0, name: str | None = None) -> Variable:
-    """The tensors joined along `axis`, which may be negative or a Variable that is known before the run.
+def concat(
+    input: Sequence[Variable] | Variable, axis: int | Variable = 0, name: str | None = None
+) -> Variable:
+    """The tensors joined along `axis`, which may be negative or a Variable that is known before the
+    run.
 
     Raises:
         ShapeError: the shapes differ in another dimension.
@@ -130,37 +204,56 @@ def _axis(axis: int | Variable, attr: str = "axis") -> tuple[dict[str, Any], dic
     return {}, {attr: _integer(axis, attr)}
 
 
-_VALUES = {VarType.BOOL: "bool_values", VarType.FP32: "fp32_values", VarType.INT32: "int32_values",
-           VarType.INT64: "int64_values"}
+_VALUES = {
+    VarType.BOOL: "bool_values",
+    VarType.FP32: "fp32_values",
+    VarType.INT32: "int32_values",
+    VarType.INT64: "int64_values",
+}
 
 
 def assign(input: Variable | np.ndarray, output: Variable | None = None) -> Variable:
-    """A copy of a Variable, or a constant from a NumPy array, written into `output` where one is given.
+    """A copy of a Variable, or a constant from a NumPy array, written into `output` where one is
+    given.
 
     Raises:
-        AttributeTypeError: the input is something else, or an array that is not bool, float32, int32 or int64.
+        AttributeTypeError: the input is something else, or an array that is not bool, float32,
+            int32 or int64.
     """
     if isinstance(input, Variable):
         return into(output, "assign", {"X": input})
     if not isinstance(input, np.ndarray):
-        raise errors.AttributeTypeError("assign: expected input to be a Variable or a NumPy array, "
-                                        f"found {type(input).__name__}")
+        raise errors.AttributeTypeError(
+            "assign: expected input to be a Variable or a NumPy array, "
+            f"found {type(input).__name__}"
+        )
     slot = _VALUES.get(var_type(input.dtype))
     if slot is None:
-        raise errors.AttributeTypeError("assign: expected an array of bool, float32, int32 or int64, "
-                                        f"found {input.dtype}")
-    attrs = {"shape": list(input.shape), "dtype": int(var_type(input.dtype)),
-             slot: [v.item() for v in (input.astype(np.int32) if slot == "bool_values" else input).ravel()]}
+        raise errors.AttributeTypeError(
+            f"assign: expected an array of bool, float32, int32 or int64, found {input.dtype}"
+        )
+    attrs = {
+        "shape": list(input.shape),
+        "dtype": int(var_type(input.dtype)),
+        slot: [
+            v.item() for v in (input.astype(np.int32) if slot == "bool_values" else input).ravel()
+        ],
+    }
     return into(output, "assign_value", {}, attrs, layer="assign")
 
 
-def fill_constant(shape: Integers, dtype: Any, value: float | Variable, force_cpu: bool = False,
-                  out: Variable | None = None) -> Variable:
+def fill_constant(
+    shape: Integers,
+    dtype: Any,
+    value: float | Variable,
+    force_cpu: bool = False,
+    out: Variable | None = None,
+) -> Variable:
     """A tensor full of one value; it gets no gradient.
 
     Args:
-        shape: integers, integers and Variables mixed, or a Variable that holds them all. Variables must follow from
-            shapes and constants: XLA needs them when it compiles.
+        shape: integers, integers and Variables mixed, or a Variable that holds them all. Variables
+            must follow from shapes and constants: XLA needs them when it compiles.
         value: a number, or a Variable of one element.
         force_cpu: only travels with the program; XLA places values by itself.
         out: the variable to write.
@@ -172,8 +265,15 @@ def _text(value: float, dtype: Any) -> str:
     return str(float(value)) if is_float(dtype) else str(int(value))
 
 
-def _filled(shape: Integers, dtype: Any, value: Any, force_cpu: bool, out: Variable | None, layer: str,
-            name: str | None = None) -> Variable:
+def _filled(
+    shape: Integers,
+    dtype: Any,
+    value: Any,
+    force_cpu: bool,
+    out: Variable | None,
+    layer: str,
+    name: str | None = None,
+) -> Variable:
     inputs, attrs = integers(shape, "shape", "ShapeTensor", "ShapeTensorList", f"{layer}, shape")
     attrs |= {"dtype": int(var_type(dtype)), "force_cpu": force_cpu}
     if isinstance(value, Variable):
@@ -183,44 +283,82 @@ def _filled(shape: Integers, dtype: Any, value: Any, force_cpu: bool, out: Varia
     return into(out, "fill_constant", inputs, attrs, layer=layer, name=name, stop_gradient=True)
 
 
-def fill_constant_batch_size_like(input: Variable, shape: Sequence[int], dtype: Any, value: float,
-                                  input_dim_idx: int = 0, output_dim_idx: int = 0, force_cpu: bool = False) -> Variable:
-    """A tensor full of one value; dimension `output_dim_idx` of its shape is dimension `input_dim_idx` of `input`.
+def fill_constant_batch_size_like(
+    input: Variable,
+    shape: Sequence[int],
+    dtype: Any,
+    value: float,
+    input_dim_idx: int = 0,
+    output_dim_idx: int = 0,
+    force_cpu: bool = False,
+) -> Variable:
+    """A tensor full of one value; dimension `output_dim_idx` of its shape is dimension
+    `input_dim_idx` of `input`.
 
     `force_cpu` only travels with the program: XLA places values by itself.
     """
-    attrs = {"shape": list(shape), "dtype": int(var_type(dtype)), "value": float(value),
-             "str_value": _text(value, dtype), "input_dim_idx": input_dim_idx, "output_dim_idx": output_dim_idx,
-             "force_cpu": force_cpu}
+    attrs = {
+        "shape": list(shape),
+        "dtype": int(var_type(dtype)),
+        "value": float(value),
+        "str_value": _text(value, dtype),
+        "input_dim_idx": input_dim_idx,
+        "output_dim_idx": output_dim_idx,
+        "force_cpu": force_cpu,
+    }
     return emit("fill_constant_batch_size_like", {"Input": input}, attrs, stop_gradient=True)
 
 
 def check_device(device: str | None, what: str) -> None:
     """Raise where `device` is none of the names that Fluid takes."""
     if device not in (None, "cpu", "gpu"):
-        raise errors.AttributeTypeError(f"{what}: expected device to be None, 'cpu' or 'gpu', found {device!r}")
+        raise errors.AttributeTypeError(
+            f"{what}: expected device to be None, 'cpu' or 'gpu', found {device!r}"
+        )
 
 
-def full(shape: Integers, fill_value: float | Variable, out: Variable | None = None, dtype: Any = None,
-         device: str | None = None, stop_gradient: bool = True, name: str | None = None) -> Variable:
+def full(
+    shape: Integers,
+    fill_value: float | Variable,
+    out: Variable | None = None,
+    dtype: Any = None,
+    device: str | None = None,
+    stop_gradient: bool = True,
+    name: str | None = None,
+) -> Variable:
     """A tensor full of one value, float32 unless `dtype` says otherwise.
 
-    `device` ("cpu", "gpu") is checked and goes no further: the whole program runs on the Executor's place.
+    `device` ("cpu", "gpu") is checked and goes no further: the whole program runs on the Executor's
+    place.
     """
     check_device(device, "full")
-    result = _filled(shape, "float32" if dtype is None else dtype, fill_value, False, out, "full", name)
+    result = _filled(
+        shape, "float32" if dtype is None else dtype, fill_value, False, out, "full", name
+    )
     result.stop_gradient = stop_gradient
     return result
 
 
-def full_like(input: Variable, fill_value: float, out: Variable | None = None, dtype: Any = None,
-              device: str | None = None, stop_gradient: bool = True, name: str | None = None) -> Variable:
-    """A tensor of the shape of `input` full of one value, of its dtype unless `dtype` says otherwise.
+def full_like(
+    input: Variable,
+    fill_value: float,
+    out: Variable | None = None,
+    dtype: Any = None,
+    device: str | None = None,
+    stop_gradient: bool = True,
+    name: str | None = None,
+) -> Variable:
+    """A tensor of the shape of `input` full of one value, of its dtype unless `dtype` says
+    otherwise.
 
-    `device` ("cpu", "gpu") is checked and goes no further: the whole program runs on the Executor's place.
+    `device` ("cpu", "gpu") is checked and goes no further: the whole program runs on the Executor's
+    place.
     """
     check_device(device, "full_like")
-    attrs = {"value": float(fill_value), "dtype": int(input.dtype if dtype is None else var_type(dtype))}
+    attrs = {
+        "value": float(fill_value),
+        "dtype": int(input.dtype if dtype is None else var_type(dtype)),
+    }
     result = into(out, "fill_any_like", {"X": input}, attrs, layer="full_like", name=name)
     result.stop_gradient = stop_gradient
     return result
@@ -267,25 +405,44 @@ def _as_tensor(value: float | Variable, dtype: Any) -> Variable:
     return value if value.dtype == var_type(dtype) else cast(value, dtype)
 
 
-def range(start: float | Variable, end: float | Variable, step: float | Variable, dtype: Any) -> Variable:
-    """Numbers from `start` up to `end`, `end` excluded, by `step`: a vector whose size must be known before the run.
+def range(
+    start: float | Variable, end: float | Variable, step: float | Variable, dtype: Any
+) -> Variable:
+    """Numbers from `start` up to `end`, `end` excluded, by `step`: a vector whose size must be
+    known before the run.
 
     Raises:
-        OpError: when the program runs, where `end` is not reached, or where a bound depends on fed data.
+        OpError: when the program runs, where `end` is not reached, or where a bound depends on fed
+            data.
     """
-    inputs = {"Start": _as_tensor(start, dtype), "End": _as_tensor(end, dtype), "Step": _as_tensor(step, dtype)}
+    inputs = {
+        "Start": _as_tensor(start, dtype),
+        "End": _as_tensor(end, dtype),
+        "Step": _as_tensor(step, dtype),
+    }
     return emit("range", inputs, stop_gradient=True)
 
 
-def arange(start: float | Variable, end: float | Variable, step: float | Variable = 1, dtype: Any = None,
-           name: str | None = None) -> Variable:
+def arange(
+    start: float | Variable,
+    end: float | Variable,
+    step: float | Variable = 1,
+    dtype: Any = None,
+    name: str | None = None,
+) -> Variable:
     """`range` with a default step of 1 and dtype float32. `name` has no effect, as in Fluid."""
     return range(start, end, step, "float32" if dtype is None else dtype)
 
 
-def linspace(start: float | Variable, stop: float | Variable, num: int | Variable, dtype: Any) -> Variable:
+def linspace(
+    start: float | Variable, stop: float | Variable, num: int | Variable, dtype: Any
+) -> Variable:
     """`num` evenly spaced numbers from `start` to `stop`, both included."""
-    inputs = {"Start": _as_tensor(start, dtype), "Stop": _as_tensor(stop, dtype), "Num": _as_tensor(num, "int32")}
+    inputs = {
+        "Start": _as_tensor(start, dtype),
+        "Stop": _as_tensor(stop, dtype),
+        "Num": _as_tensor(num, "int32"),
+    }
     return emit("linspace", inputs)
 
 
@@ -294,8 +451,12 @@ def increment(x: Variable, value: float = 1.0, in_place: bool = True) -> Variabl
     return into(x if in_place else None, "increment", {"X": x}, {"step": float(value)})
 
 
-def eye(num_rows: int, num_columns: int | None = None, batch_shape: Sequence[int] | None = None,
-        dtype: Any = "float32") -> Variable:
+def eye(
+    num_rows: int,
+    num_columns: int | None = None,
+    batch_shape: Sequence[int] | None = None,
+    dtype: Any = "float32",
+) -> Variable:
     """Ones on the diagonal of a matrix, repeated over the dimensions `batch_shape`.
 
     Raises:
@@ -303,23 +464,36 @@ def eye(num_rows: int, num_columns: int | None = None, batch_shape: Sequence[int
     """
     columns = num_rows if num_columns is None else num_columns
     if any(not isinstance(n, (int, np.integer)) or n < 0 for n in (num_rows, columns)):
-        raise errors.AttributeTypeError(f"eye: expected sizes of at least 0, found {num_rows} and {columns}")
-    out = emit("eye", {}, {"num_rows": num_rows, "num_columns": columns, "dtype": int(var_type(dtype))},
-               stop_gradient=True)
+        raise errors.AttributeTypeError(
+            f"eye: expected sizes of at least 0, found {num_rows} and {columns}"
+        )
+    out = emit(
+        "eye",
+        {},
+        {"num_rows": num_rows, "num_columns": columns, "dtype": int(var_type(dtype))},
+        stop_gradient=True,
+    )
     for count in reversed(batch_shape or ()):
         if not isinstance(count, (int, np.integer)) or count <= 0:
-            raise errors.AttributeTypeError(f"eye: expected batch_shape of positive integers, found {batch_shape}")
+            raise errors.AttributeTypeError(
+                f"eye: expected batch_shape of positive integers, found {batch_shape}"
+            )
         out = emit("stack", {"X": [out] * count}, {"axis": 0}, outs=("Y",))
     return out
 
 
 def diag(diagonal: Variable | np.ndarray) -> Variable:
     """A square matrix with the vector `diagonal` on its diagonal."""
-    return emit("diag", {"Diagonal": diagonal if isinstance(diagonal, Variable) else assign(diagonal)},
-                stop_gradient=True)
+    return emit(
+        "diag",
+        {"Diagonal": diagonal if isinstance(diagonal, Variable) else assign(diagonal)},
+        stop_gradient=True,
+    )
 
 
-def diag_embed(input: Variable | np.ndarray, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Variable:
+def diag_embed(
+    input: Variable | np.ndarray, offset: int = 0, dim1: int = -2, dim2: int = -1
+) -> Variable:
     """The last dimension of `input` on a diagonal of two new dimensions.
 
     Args:
@@ -328,9 +502,15 @@ def diag_embed(input: Variable | np.ndarray, offset: int = 0, dim1: int = -2, di
     """
     rank_ = len(input.shape) + 1
     if not all(-rank_ <= d < rank_ for d in (dim1, dim2)) or dim1 % rank_ == dim2 % rank_:
-        raise errors.ShapeError(f"diag_embed: expected two different dimensions of {rank_}, found {dim1} and {dim2}")
-    return emit("diag_embed", {"Input": input if isinstance(input, Variable) else assign(input)},
-                {"offset": offset, "dim1": dim1, "dim2": dim2}, stop_gradient=True)
+        raise errors.ShapeError(
+            f"diag_embed: expected two different dimensions of {rank_}, found {dim1} and {dim2}"
+        )
+    return emit(
+        "diag_embed",
+        {"Input": input if isinstance(input, Variable) else assign(input)},
+        {"offset": offset, "dim1": dim1, "dim2": dim2},
+        stop_gradient=True,
+    )
 
 
 def argmax(x: Variable, axis: int = 0) -> Variable:
@@ -343,7 +523,9 @@ def argmin(x: Variable, axis: int = 0) -> Variable:
     return emit("arg_min", {"X": x}, {"axis": axis}, stop_gradient=True)
 
 
-def autoincreased_step_counter(counter_name: str | None = None, begin: int = 1, step: int = 1) -> Variable:
+def autoincreased_step_counter(
+    counter_name: str | None = None, begin: int = 1, step: int = 1
+) -> Variable:
     """An int64 counter that starts at `begin` - 1 and grows by `step` at the beginning of each run.
 
     Calls with one name share one counter, which is advanced once.
@@ -355,6 +537,11 @@ def autoincreased_step_counter(counter_name: str | None = None, begin: int = 1, 
         return block.var(name)
     counter = helper.create_global_variable(persistable=True, shape=[1], dtype="int64", name=name)
     helper.set_variable_initializer(counter, Constant(value=begin - 1, force_cpu=True))
-    block.prepend_op(type="increment", inputs={"X": counter}, outputs={"Out": counter}, attrs={"step": float(step)})
+    block.prepend_op(
+        type="increment",
+        inputs={"X": counter},
+        outputs={"Out": counter},
+        attrs={"step": float(step)},
+    )
     counter.stop_gradient = True
     return counter

@@ -1,4 +1,5 @@
 """Parameters given as a direction and a length (Salimans & Kingma 2016)."""
+
 import copy
 from collections.abc import Sequence
 from typing import Any
@@ -10,14 +11,19 @@ from jfluid.ir.variable import Variable
 
 def _norm_except(helper: Any, x: Variable, dim: int | None, block: Block) -> Variable:
     """The 2-norm over all dimensions but `dim`, with shape 1 everywhere else."""
+
     def temp() -> Variable:
         return block.create_var(name=unique_name.generate(f"{helper.name}.tmp"))
 
     squared, total, norm = temp(), temp(), temp()
     axes = [i for i in range(len(x.shape)) if i != dim]
     block.append_op("square", {"X": x}, {"Out": squared})
-    block.append_op("reduce_sum", {"X": squared}, {"Out": total},
-                    {"dim": axes, "keep_dim": True, "reduce_all": dim is None and len(x.shape) == len(axes)})
+    block.append_op(
+        "reduce_sum",
+        {"X": squared},
+        {"Out": total},
+        {"dim": axes, "keep_dim": True, "reduce_all": dim is None and len(x.shape) == len(axes)},
+    )
     block.append_op("sqrt", {"X": total}, {"Out": norm})
     return norm
 
@@ -33,7 +39,9 @@ def create_weight_normalized(helper: Any, attr: Any, shape: Sequence[int], dtype
         kwargs = part._to_kwargs(with_initializer=suffix == "v")
         helper.startup_program.global_block().create_parameter(shape=dims, dtype=dtype, **kwargs)
         kwargs.pop("initializer", None)
-        made[suffix] = helper.main_program.global_block().create_parameter(shape=dims, dtype=dtype, **kwargs)
+        made[suffix] = helper.main_program.global_block().create_parameter(
+            shape=dims, dtype=dtype, **kwargs
+        )
     start = helper.startup_program.global_block()
     length = _norm_except(helper, start.var(f"{attr.name}_v"), dim, start)
     start.append_op("assign", {"X": length}, {"Out": start.var(f"{attr.name}_g")})

@@ -1,4 +1,5 @@
 """What each operator means: one file a family. Importing this package registers all of them."""
+
 import importlib
 import pkgutil
 

@@ -1,4 +1,5 @@
 """Activation functions. Where they have corners, the gradient there is Fluid's."""
+
 import functools
 from collections.abc import Mapping
 from typing import Any
@@ -13,10 +14,20 @@ from jfluid.ops.elementwise import aligned, between, unary
 from jfluid.ops.registry import Int, op, table
 
 _PLAIN = {
-    "relu": jax.nn.relu, "sigmoid": jax.nn.sigmoid, "logsigmoid": jax.nn.log_sigmoid, "tanh": jnp.tanh,
-    "tanh_shrink": lambda x: x - jnp.tanh(x), "softplus": jax.nn.softplus, "softsign": jax.nn.soft_sign,
+    "relu": jax.nn.relu,
+    "sigmoid": jax.nn.sigmoid,
+    "logsigmoid": jax.nn.log_sigmoid,
+    "tanh": jnp.tanh,
+    "tanh_shrink": lambda x: x - jnp.tanh(x),
+    "softplus": jax.nn.softplus,
+    "softsign": jax.nn.soft_sign,
 }
-table({name: unary(compute) for name, compute in _PLAIN.items()}, ins=("X",), outs=("Out",), rows="map")
+table(
+    {name: unary(compute) for name, compute in _PLAIN.items()},
+    ins=("X",),
+    outs=("Out",),
+    rows="map",
+)
 
 
 @op("relu6", ins=("X",), outs=("Out",), rows="map")
@@ -45,7 +56,9 @@ def elu(x: Array, *, alpha: float = 1.0) -> Array:
 
 
 @op("selu", ins=("X",), outs=("Out",), rows="map")
-def selu(x: Array, *, scale: float = 1.0507009873554805, alpha: float = 1.6732632423543772) -> Array:
+def selu(
+    x: Array, *, scale: float = 1.0507009873554805, alpha: float = 1.6732632423543772
+) -> Array:
     """scale * elu(x, alpha)."""
     return scale * jax.nn.elu(x, alpha)
 
@@ -62,8 +75,11 @@ def _soft_relu(x: Array, threshold: float) -> Array:
 
 
 @_soft_relu.defjvp
-def _soft_relu_jvp(threshold: float, primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Array, Array]:
-    # Fluid takes the gradient from the output: it goes on below -threshold, and stops where the output reaches it.
+def _soft_relu_jvp(
+    threshold: float, primals: tuple[Any, ...], tangents: tuple[Any, ...]
+) -> tuple[Array, Array]:
+    # Fluid takes the gradient from the output: it goes on below -threshold, and stops where the
+    # output reaches it.
     out = _soft_relu(primals[0], threshold)
     return out, tangents[0] * jnp.where(out < threshold, -jnp.expm1(-out), 0.0)
 
@@ -99,7 +115,9 @@ def hard_sigmoid(x: Array, *, slope: float = 0.2, offset: float = 0.5) -> Array:
 
 
 @op("hard_swish", ins=("X",), outs=("Out",), rows="map")
-def hard_swish(x: Array, *, threshold: float = 6.0, scale: float = 6.0, offset: float = 3.0) -> Array:
+def hard_swish(
+    x: Array, *, threshold: float = 6.0, scale: float = 6.0, offset: float = 3.0
+) -> Array:
     """x times (x + offset limited to 0..threshold), over scale."""
     return x * between(x + offset, 0.0, threshold) / scale
 
@@ -112,9 +130,12 @@ def swish(x: Array, *, beta: float = 1.0) -> Array:
 
 @op("mish", ins=("X",), outs=("Out",), rows="map")
 def mish(x: Array, *, threshold: float = 20.0) -> Array:
-    """x * tanh(softplus(x)); beyond the threshold softplus is taken as x, below its negative as exp(x)."""
+    """x * tanh(softplus(x)); beyond the threshold softplus is taken as x, below its negative as
+    exp(x).
+    """
     low, high = x < -threshold, x > threshold
-    # The inner selection keeps exp from overflowing where its result is not used, which would spoil the gradient.
+    # The inner selection keeps exp from overflowing where its result is not used, which would spoil
+    # the gradient.
     soft = jnp.where(high, x, jnp.where(low, jnp.exp(jnp.where(low, x, 0.0)), jax.nn.softplus(x)))
     return x * jnp.tanh(soft)
 
@@ -127,12 +148,16 @@ def stanh(x: Array, *, scale_a: float = 0.67, scale_b: float = 1.7159) -> Array:
 
 @op("maxout", ins=("X",), outs=("Out",), rows=row_rules.by_axis("axis", 1))
 def maxout(x: Array, *, groups: Int, axis: Int = 1) -> Array:
-    """The largest of each `groups` neighbouring channels; at a tie the gradient goes to the first of them."""
+    """The largest of each `groups` neighbouring channels; at a tie the gradient goes to the first
+    of them.
+    """
     axis %= x.ndim
     if groups < 1 or x.shape[axis] % groups:
-        raise errors.ShapeError(f"maxout: {x.shape[axis]} channels (axis {axis} of {x.shape}) cannot be split into "
-                                f"groups of {groups}")
-    grouped = x.reshape(*x.shape[:axis], x.shape[axis] // groups, groups, *x.shape[axis + 1:])
+        raise errors.ShapeError(
+            f"maxout: {x.shape[axis]} channels (axis {axis} of {x.shape}) cannot be split into "
+            f"groups of {groups}"
+        )
+    grouped = x.reshape(*x.shape[:axis], x.shape[axis] // groups, groups, *x.shape[axis + 1 :])
     members = (jax.lax.index_in_dim(grouped, i, axis + 1, keepdims=False) for i in range(groups))
     return functools.reduce(lambda best, other: jnp.where(other > best, other, best), members)
 
@@ -143,11 +168,15 @@ def _unless_by_element(attrs: Mapping[str, Any], ins: Mapping[str, Any]) -> str 
 
 @op("prelu", ins=("X", "Alpha"), outs=("Out",), rows=_unless_by_element)
 def prelu(x: Array, alpha: Array, *, mode: str = "all") -> Array:
-    """x above zero, alpha * x elsewhere, with one alpha for all, one a channel, or one an element of a row."""
+    """x above zero, alpha * x elsewhere, with one alpha for all, one a channel, or one an element
+    of a row.
+    """
     if mode not in ("all", "channel", "element"):
         raise errors.ShapeError(f"prelu: mode must be all, channel or element, found {mode!r}")
     if mode == "element" and alpha.ndim != x.ndim:
-        raise errors.ShapeError(f"prelu: mode element needs alpha with {x.ndim} dimensions, found shape {alpha.shape}")
+        raise errors.ShapeError(
+            f"prelu: mode element needs alpha with {x.ndim} dimensions, found shape {alpha.shape}"
+        )
     if mode == "all":
         alpha = alpha.ravel()[0]
     elif mode == "channel":
@@ -165,7 +194,9 @@ def _softmax(x: Array, axis: int) -> Array:
 
 
 @_softmax.defjvp
-def _softmax_jvp(axis: int, primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Array, Array]:
+def _softmax_jvp(
+    axis: int, primals: tuple[Any, ...], tangents: tuple[Any, ...]
+) -> tuple[Array, Array]:
     out = _softmax(primals[0], axis)
     weighted = out * tangents[0]
     return out, weighted - out * weighted.sum(axis, keepdims=True)
@@ -173,5 +204,7 @@ def _softmax_jvp(axis: int, primals: tuple[Any, ...], tangents: tuple[Any, ...])
 
 @op("softmax", ins=("X",), outs=("Out",), rows=row_rules.by_axis("axis"))
 def softmax(x: Array, *, axis: int = -1, data_format: str = "AnyLayout") -> Array:
-    """exp(x) normalised to a sum of one along `axis`; the layout of the data makes no difference."""
+    """exp(x) normalised to a sum of one along `axis`; the layout of the data makes no
+    difference.
+    """
     return _softmax(x, axis)

@@ -1,8 +1,9 @@
 """Operators on tensor arrays and rank tables: what DynamicRNN and IfElse are made of.
 
-Fluid shortens the batch from step to step as sequences end. Here every step has a row for each sequence, in the order of
-the rank table, and says how many of them count.
+Fluid shortens the batch from step to step as sequences end. Here every step has a row for each
+sequence, in the order of the rank table, and says how many of them count.
 """
+
 from typing import Any
 
 import jax
@@ -17,7 +18,14 @@ from jfluid.ops.registry import op
 from jfluid.ops.tensor_array import RankTable, TensorArray
 
 
-@op("write_to_array", ins=("X", "I"), outs=("Out",), nograd=("I",), rows="sequence", carries=("Out",))
+@op(
+    "write_to_array",
+    ins=("X", "I"),
+    outs=("Out",),
+    nograd=("I",),
+    rows="sequence",
+    carries=("Out",),
+)
 def write_to_array(x: Value, i: Value, array: Any) -> Value:
     """The array with x at index i."""
     return (array or TensorArray()).write(i, x)
@@ -37,12 +45,16 @@ def lod_array_length(x: Value) -> Value:
 
 
 @op("tensor_array_to_tensor", ins=("X",), outs=("Out", "OutIndex"), rows="sequence")
-def tensor_array_to_tensor(x: Value, *, axis: int = 0, use_stack: bool = False) -> tuple[Value, Value]:
+def tensor_array_to_tensor(
+    x: Value, *, axis: int = 0, use_stack: bool = False
+) -> tuple[Value, Value]:
     """The elements joined along an axis (stacked: a new axis), and the size of each along it."""
     if x.buffer is not None:
         if static_values.placeholder() is None:
-            raise errors.OpError("tensor_array_to_tensor: the length of an array that a compiled loop wrote depends on data; "
-                                 "bound the loop by a constant, or read the elements that are needed")
+            raise errors.OpError(
+                "tensor_array_to_tensor: the length of an array that a compiled loop wrote depends on data; "
+                "bound the loop by a constant, or read the elements that are needed"
+            )
         items = [rows_of(x.read(np.zeros(1, np.int64)))]
     else:
         items = [rows_of(v) for v in x.items]
@@ -67,20 +79,37 @@ def max_sequence_len(table: Value) -> Value:
     return table.level.steps().astype(jnp.int64).reshape(1)
 
 
-@op("lod_tensor_to_array", ins=("X", "RankTable"), outs=("Out",), nograd=("RankTable",), rows="sequence")
+@op(
+    "lod_tensor_to_array",
+    ins=("X", "RankTable"),
+    outs=("Out",),
+    nograd=("RankTable",),
+    rows="sequence",
+)
 def lod_tensor_to_array(x: Value, table: Value) -> Value:
-    """The steps of the sequences: element t holds row t of each sequence that has one, in the order of the table."""
+    """The steps of the sequences: element t holds row t of each sequence that has one, in the order
+    of the table.
+    """
     x = _rows_of_table(x, table, "lod_tensor_to_array")
     dense = permute(x.pad(time_major=True), table.order, table.ranks, 1)
     times = jnp.arange(dense.shape[0], dtype=jnp.int32)
     real = times[:, None] < table.lengths
-    spare = jax.lax.stop_gradient(x.values[0])  # what stands where a sequence has ended: as finite as the data
+    # what stands where a sequence has ended: as finite as the data
+    spare = jax.lax.stop_gradient(x.values[0])
     dense = jnp.where(real.reshape(real.shape + (1,) * (dense.ndim - 2)), dense, spare)
-    return TensorArray(buffer=Ragged(dense, (), jnp.sum(real, axis=1, dtype=jnp.int32)),
-                       length=table.level.steps().astype(jnp.int64))
+    return TensorArray(
+        buffer=Ragged(dense, (), jnp.sum(real, axis=1, dtype=jnp.int32)),
+        length=table.level.steps().astype(jnp.int64),
+    )
 
 
-@op("array_to_lod_tensor", ins=("X", "RankTable"), outs=("Out",), nograd=("RankTable",), rows="sequence")
+@op(
+    "array_to_lod_tensor",
+    ins=("X", "RankTable"),
+    outs=("Out",),
+    nograd=("RankTable",),
+    rows="sequence",
+)
 def array_to_lod_tensor(x: Value, table: Value) -> Value:
     """The inverse of lod_tensor_to_array: rows in sequences, in their own order."""
     longest = table.level.longest
@@ -89,7 +118,13 @@ def array_to_lod_tensor(x: Value, table: Value) -> Value:
     return Ragged(unpad(dense, table.level, table.rows, True), (table.level,))
 
 
-@op("shrink_rnn_memory", ins=("X", "RankTable", "I"), outs=("Out",), nograd=("RankTable", "I"), rows="sequence")
+@op(
+    "shrink_rnn_memory",
+    ins=("X", "RankTable", "I"),
+    outs=("Out",),
+    nograd=("RankTable", "I"),
+    rows="sequence",
+)
 def shrink_rnn_memory(x: Value, table: Value, i: Value) -> Value:
     """x, in the order of the table, for the sequences that have a step i."""
     count = table.active(i)
@@ -98,7 +133,13 @@ def shrink_rnn_memory(x: Value, table: Value, i: Value) -> Value:
     return Ragged(rows_of(x), (), count)
 
 
-@op("reorder_lod_tensor_by_rank", ins=("X", "RankTable"), outs=("Out",), nograd=("RankTable",), rows="sequence")
+@op(
+    "reorder_lod_tensor_by_rank",
+    ins=("X", "RankTable"),
+    outs=("Out",),
+    nograd=("RankTable",),
+    rows="sequence",
+)
 def reorder_lod_tensor_by_rank(x: Value, table: Value) -> Value:
     """The rows (or sequences) of x in the order of the table."""
     if not (isinstance(x, Ragged) and x.levels):
@@ -108,7 +149,13 @@ def reorder_lod_tensor_by_rank(x: Value, table: Value) -> Value:
     return reorder(x, table.order, table.ranks)
 
 
-@op("split_lod_tensor", ins=("X", "Mask"), outs=("OutTrue", "OutFalse"), nograd=("Mask",), rows="sequence")
+@op(
+    "split_lod_tensor",
+    ins=("X", "Mask"),
+    outs=("OutTrue", "OutFalse"),
+    nograd=("Mask",),
+    rows="sequence",
+)
 def split_lod_tensor(x: Value, mask: Value, *, level: int = 0) -> tuple[Value, Value]:
     """The rows (or sequences) of x where the mask holds, and the others."""
     chosen = rows_of(mask).reshape(-1).astype(bool)
@@ -116,14 +163,24 @@ def split_lod_tensor(x: Value, mask: Value, *, level: int = 0) -> tuple[Value, V
     return _selected(x, chosen), _selected(x, ~chosen)
 
 
-@op("merge_lod_tensor", ins=("X", "Mask", "InTrue", "InFalse"), outs=("Out",), nograd=("X", "Mask"), rows="sequence")
-def merge_lod_tensor(x: Value, mask: Value, in_true: Value, in_false: Value, *, level: int = 0) -> Value:
+@op(
+    "merge_lod_tensor",
+    ins=("X", "Mask", "InTrue", "InFalse"),
+    outs=("Out",),
+    nograd=("X", "Mask"),
+    rows="sequence",
+)
+def merge_lod_tensor(
+    x: Value, mask: Value, in_true: Value, in_false: Value, *, level: int = 0
+) -> Value:
     """The inverse of split_lod_tensor."""
     chosen = rows_of(mask).reshape(-1).astype(bool)
     _one_level("merge_lod_tensor", level)
     if any(isinstance(v, Ragged) and v.levels for v in (in_true, in_false)):
-        raise errors.UnsupportedError("merge_lod_tensor: both branches must give one row for each row of the mask, found "
-                                      "sequences; pool them first")
+        raise errors.UnsupportedError(
+            "merge_lod_tensor: both branches must give one row for each row of the mask, found "
+            "sequences; pool them first"
+        )
     true, false = rows_of(in_true), rows_of(in_false)
 
     def rank(mask: Array) -> Array:
@@ -139,7 +196,9 @@ def select_input(branches: list[Value], mask: Value) -> Value:
     if static_values.is_static(mask):
         return branches[int(np.asarray(mask).reshape(()))]
     index = jnp.clip(mask.reshape(()).astype(jnp.int32), 0, len(branches) - 1)
-    return jax.tree.map(lambda *leaves: jax.lax.select_n(index, *map(jnp.asarray, leaves)), *branches)
+    return jax.tree.map(
+        lambda *leaves: jax.lax.select_n(index, *map(jnp.asarray, leaves)), *branches
+    )
 
 
 def permute(values: Array, order: Array, inverse: Array, axis: int) -> Array:
@@ -147,7 +206,9 @@ def permute(values: Array, order: Array, inverse: Array, axis: int) -> Array:
     return _permute(axis, values, order, inverse)
 
 
-def _permute_forward(axis: int, values: Array, order: int, inverse: Array) -> tuple[Array, tuple[Any, ...]]:
+def _permute_forward(
+    axis: int, values: Array, order: int, inverse: Array
+) -> tuple[Array, tuple[Any, ...]]:
     return _permute(axis, values, order, inverse), (order, inverse)
 
 
@@ -156,31 +217,48 @@ def _permute_backward(axis: int, kept: tuple[Any, ...], grad: Array) -> tuple[Ar
     return _permute(axis, grad, inverse, order), None, None
 
 
-_permute = jax.custom_vjp(lambda axis, values, order, inverse: jnp.take(values, order, axis=axis, mode="clip"),
-                          nondiff_argnums=(0,))
+_permute = jax.custom_vjp(
+    lambda axis, values, order, inverse: jnp.take(values, order, axis=axis, mode="clip"),
+    nondiff_argnums=(0,),
+)
 _permute.defvjp(_permute_forward, _permute_backward)
 
 
 def reorder(x: Ragged, order: Array, inverse: Array) -> Ragged:
     """The sequences of x, of one level, in another order."""
     if len(x.levels) > 1:
-        raise errors.UnsupportedError(f"reordering sequences of {len(x.levels)} levels is not supported; "
-                                      "reset the LoD to one level with layers.lod_reset")
+        raise errors.UnsupportedError(
+            f"reordering sequences of {len(x.levels)} levels is not supported; "
+            "reset the LoD to one level with layers.lod_reset"
+        )
     old = x.last
-    new = Level(jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(old.lengths[order], dtype=jnp.int32)]), old.longest)
+    new = Level(
+        jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(old.lengths[order], dtype=jnp.int32)]),
+        old.longest,
+    )
     rows = jnp.arange(x.capacity, dtype=jnp.int32)
 
     def source(target: Level, origin: Level, ranks: Array) -> Array:
         sequence = jnp.minimum(segments(target, x.capacity), target.number - 1)
-        return jnp.where(rows < target.offsets[-1], origin.starts[ranks[sequence]] + rows - target.starts[sequence], rows)
+        return jnp.where(
+            rows < target.offsets[-1],
+            origin.starts[ranks[sequence]] + rows - target.starts[sequence],
+            rows,
+        )
 
-    return Ragged(permute(x.values, source(new, old, order), source(old, new, inverse), 0), (new,), exact=x.exact)
+    return Ragged(
+        permute(x.values, source(new, old, order), source(old, new, inverse), 0),
+        (new,),
+        exact=x.exact,
+    )
 
 
 def _first(level: Level, count: Array) -> Level:
     """The level with only its first `count` sequences; the others become empty."""
     offsets = level.offsets
-    return Level(jnp.minimum(offsets, offsets[jnp.clip(count, 0, level.number)]), level.longest, count=count)
+    return Level(
+        jnp.minimum(offsets, offsets[jnp.clip(count, 0, level.number)]), level.longest, count=count
+    )
 
 
 def _selected(x: Array, chosen: Array) -> Array | Ragged:
@@ -196,13 +274,19 @@ def _selected(x: Array, chosen: Array) -> Array | Ragged:
 def _rows_of_table(x: Value, table: RankTable, op_type: str) -> Ragged:
     x = need(x, op_type, "X")
     if len(x.levels) > 1:
-        raise errors.UnsupportedError(f"{op_type}: sequences of {len(x.levels)} levels are not supported; "
-                                      "reset the LoD to one level with layers.lod_reset")
+        raise errors.UnsupportedError(
+            f"{op_type}: sequences of {len(x.levels)} levels are not supported; "
+            "reset the LoD to one level with layers.lod_reset"
+        )
     if x.last.number != table.level.number and static_values.placeholder() is None:
-        raise errors.ShapeError(f"{op_type}: X has {x.last.number} sequences, the rank table {table.level.number}")
+        raise errors.ShapeError(
+            f"{op_type}: X has {x.last.number} sequences, the rank table {table.level.number}"
+        )
     return x
 
 
 def _one_level(op_type: str, level: int) -> None:
     if level:
-        raise errors.UnsupportedError(f"{op_type}: level={level} is not supported; rows are split by level 0")
+        raise errors.UnsupportedError(
+            f"{op_type}: level={level} is not supported; rows are split by level 0"
+        )

@@ -1,8 +1,10 @@
 """Random numbers of many operators at once.
 
-A startup program draws for each of its parameters. XLA compiles the generator anew for each of them, which takes longer than
-everything else; for all numbers together it compiles it once. The numbers are those that `jax.random` gives for each key.
+A startup program draws for each of its parameters. XLA compiles the generator anew for each of
+them, which takes longer than everything else; for all numbers together it compiles it once. The
+numbers are those that `jax.random` gives for each key.
 """
+
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,32 +30,48 @@ class Drawn:
 
 
 def possible(key: Any) -> bool:
-    """Whether numbers for keys that follow from this one can be drawn together: it is a threefry key."""
-    return key is not None and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and jax.random.key_impl(key) == "threefry2x32"
+    """Whether numbers for keys that follow from this one can be drawn together: it is a threefry
+    key.
+    """
+    return (
+        key is not None
+        and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+        and jax.random.key_impl(key) == "threefry2x32"
+    )
 
 
 def size(attrs: dict[str, Any]) -> int:
-    """How many numbers an operator of these attributes draws, if they are float32 and their shape is known; else 0."""
+    """How many numbers an operator of these attributes draws, if they are float32 and their shape
+    is known; else 0.
+    """
     shape = attrs.get("shape", ())
     known = shape and min(shape) > 0 and attrs.get("dtype", VarType.FP32) == VarType.FP32
     return math.prod(shape) if known and math.prod(shape) <= MOST else 0
 
 
 def standard(kind: str, keys: Sequence[jax.Array], sizes: Sequence[int]) -> list[Drawn]:
-    """For each key numbers of the standard distribution `kind`: "uniform", "normal" or "truncated_normal"."""
+    """For each key numbers of the standard distribution `kind`: "uniform", "normal" or
+    "truncated_normal".
+    """
     shaped = {"uniform": uniform, "normal": normal, "truncated_normal": truncated_normal}[kind]
     values, ends = _in_parts(shaped, keys, sizes), np.cumsum(sizes).tolist()
-    return [Drawn(values[end - size:end]) for size, end in zip(sizes, ends, strict=True)]
+    return [Drawn(values[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
 
 
-def _in_parts(shaped: Callable[[jax.Array], jax.Array], keys: Sequence[jax.Array], sizes: Sequence[int]) -> jax.Array:
+def _in_parts(
+    shaped: Callable[[jax.Array], jax.Array], keys: Sequence[jax.Array], sizes: Sequence[int]
+) -> jax.Array:
     """[sum of sizes]: for each key in turn what `shaped` makes of its bits.
 
-    A loop over parts: XLA would otherwise put the generator into every one of the many programs that take a piece.
+    A loop over parts: XLA would otherwise put the generator into every one of the many programs
+    that take a piece.
     """
     parts = max(2, -(-sum(sizes) // _PART))
     missing = -sum(sizes) % parts
-    data = [jnp.broadcast_to(jax.random.key_data(key), (size, 2)) for key, size in zip(keys, sizes, strict=True)]
+    data = [
+        jnp.broadcast_to(jax.random.key_data(key), (size, 2))
+        for key, size in zip(keys, sizes, strict=True)
+    ]
     at = [jax.lax.iota(np.uint32, size) for size in sizes]
     each = jnp.pad(jnp.concatenate(data), ((0, missing), (0, 0))).reshape(parts, -1, 2)
     numbers = jnp.pad(jnp.concatenate(at), (0, missing)).reshape(parts, -1)
@@ -61,14 +79,17 @@ def _in_parts(shaped: Callable[[jax.Array], jax.Array], keys: Sequence[jax.Array
 
     def draw(part: tuple[jax.Array, jax.Array]) -> jax.Array:
         return shaped(bits(jax.random.wrap_key_data(part[0], impl=impl), part[1]))
+
     return jax.lax.map(draw, (each, numbers)).ravel()
 
 
 def bits(keys: jax.Array, numbers: jax.Array) -> jax.Array:
-    """uint32 [n]: element `numbers[i]` of what `jax.random.bits` gives for threefry key i of `keys`.
+    """uint32 [n]: element `numbers[i]` of what `jax.random.bits` gives for threefry key i of
+    `keys`.
 
-    It is the exclusive or of the two words that the generator makes of the number (Salmon et al., "Parallel random numbers:
-    as easy as 1, 2, 3", 2011), which are also those of the key folded with it.
+    It is the exclusive or of the two words that the generator makes of the number (Salmon et al.,
+    "Parallel random numbers: as easy as 1, 2, 3", 2011), which are also those of the key folded
+    with it.
     """
     words = jax.random.key_data(jax.vmap(jax.random.fold_in)(keys, numbers))
     return words[:, 0] ^ words[:, 1]
@@ -76,7 +97,9 @@ def bits(keys: jax.Array, numbers: jax.Array) -> jax.Array:
 
 def uniform(bits: jax.Array) -> jax.Array:
     """float32 numbers in [0, 1): as `jax.random.uniform`."""
-    return jax.lax.bitcast_convert_type((bits >> 9) | np.float32(1).view(np.uint32), np.float32) - np.float32(1)
+    return jax.lax.bitcast_convert_type(
+        (bits >> 9) | np.float32(1).view(np.uint32), np.float32
+    ) - np.float32(1)
 
 
 def between(fractions: jax.Array, low: float | np.floating, high: float | np.floating) -> jax.Array:
@@ -87,7 +110,9 @@ def between(fractions: jax.Array, low: float | np.floating, high: float | np.flo
 
 def normal(bits: jax.Array) -> jax.Array:
     """Standard normal float32 numbers: as `jax.random.normal`."""
-    return _ROOT * jax.lax.erf_inv(between(uniform(bits), np.nextafter(np.float32(-1), np.float32(0)), 1.0))
+    return _ROOT * jax.lax.erf_inv(
+        between(uniform(bits), np.nextafter(np.float32(-1), np.float32(0)), 1.0)
+    )
 
 
 def truncated_normal(bits: jax.Array) -> jax.Array:

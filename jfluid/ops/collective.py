@@ -1,9 +1,11 @@
 """Collective operators, and what replicas of a step share: the name of their axis.
 
-Inside replicas (of one process, or of all that train together) they are XLA's collectives over that axis. A program that
-runs once, on one device of one process, is a group of one. Fluid's rings and streams are choices of its NCCL calls: XLA
-orders and overlaps collectives by itself, and `ring_id`, `use_calc_stream` and `sync_mode` only stay in the program.
+Inside replicas (of one process, or of all that train together) they are XLA's collectives over that
+axis. A program that runs once, on one device of one process, is a group of one. Fluid's rings and
+streams are choices of its NCCL calls: XLA orders and overlaps collectives by itself, and `ring_id`,
+`use_calc_stream` and `sync_mode` only stay in the program.
 """
+
 from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -42,17 +44,25 @@ def _product(x: Any) -> Any:
 
 # In the order of the attribute `reduce_type`.
 _REDUCTIONS: dict[str, Callable[..., Any]] = {
-    "sum": total, "prod": _product, "max": lambda x: lax.pmax(x, AXIS), "min": lambda x: lax.pmin(x, AXIS)}
+    "sum": total,
+    "prod": _product,
+    "max": lambda x: lax.pmax(x, AXIS),
+    "min": lambda x: lax.pmin(x, AXIS),
+}
 
 
 def _in_group(type_: str) -> bool:
-    """Whether there are replicas to reach. Raises OpError where other processes wait but this trace cannot reach them."""
+    """Whether there are replicas to reach. Raises OpError where other processes wait but this trace
+    cannot reach them.
+    """
     if among_replicas():
         return True
     if processes.count() > 1 and static_values.placeholder() is None:
-        raise errors.OpError(f"{type_}: {processes.count()} processes train together, and this operator stands where only one "
-                             "device computes: under data parallelism an update (role Optimize) is done once for all; run "
-                             "the program itself with Executor.run instead")
+        raise errors.OpError(
+            f"{type_}: {processes.count()} processes train together, and this operator stands where only one "
+            "device computes: under data parallelism an update (role Optimize) is done once for all; run "
+            "the program itself with Executor.run instead"
+        )
     return False
 
 
@@ -67,8 +77,14 @@ def _register_reduction(how: str) -> None:
         return _reduced(type_, how, x)
 
     reduce.__doc__ = f"The {how} of all replicas' x, in each of them."
-    op(type_, ins=("X",), outs=("Out",), grad=how == "sum", collective=True,
-       fused="fused_allreduce_sum" if how == "sum" else "")(reduce)
+    op(
+        type_,
+        ins=("X",),
+        outs=("Out",),
+        grad=how == "sum",
+        collective=True,
+        fused="fused_allreduce_sum" if how == "sum" else "",
+    )(reduce)
 
 
 for _how in _REDUCTIONS:
@@ -77,7 +93,9 @@ for _how in _REDUCTIONS:
 
 @op("fused_allreduce_sum", ins=("X*",), outs=("Out*",), grad=False, collective=True)
 def fused_allreduce_sum(values: list[Array]) -> list[Array]:
-    """What c_allreduce_sum gives of each value, with few sums of large buckets: a sum costs by its latency first."""
+    """What c_allreduce_sum gives of each value, with few sums of large buckets: a sum costs by its
+    latency first.
+    """
     if not _in_group("c_allreduce_sum"):
         return values
     found = list(values)
@@ -98,19 +116,29 @@ def fused_allreduce_sum(values: list[Array]) -> list[Array]:
 def allreduce(x: Array, *, reduce_type: int = 0, sync_mode: bool = False) -> Array:
     """The sum (0), product (1), maximum (2) or minimum (3) of all replicas' x."""
     if not 0 <= reduce_type < len(_REDUCTIONS):
-        raise errors.OpError(f"allreduce: reduce_type is 0 (sum), 1 (prod), 2 (max) or 3 (min), found {reduce_type}")
+        raise errors.OpError(
+            f"allreduce: reduce_type is 0 (sum), 1 (prod), 2 (max) or 3 (min), found {reduce_type}"
+        )
     return _reduced("allreduce", list(_REDUCTIONS)[reduce_type], x)
 
 
 def _broadcast(type_: str, x: Any, root: int) -> Any:
     group = lax.axis_size(AXIS) if _in_group(type_) else 1
     if not 0 <= root < group and static_values.placeholder() is None:
-        raise errors.OpError(f"{type_}: root is one of {group} replica(s), counted from 0; found {root}")
-    return x if group == 1 else total(jnp.where(lax.axis_index(AXIS) == root, x, jnp.zeros_like(x))).astype(x.dtype)
+        raise errors.OpError(
+            f"{type_}: root is one of {group} replica(s), counted from 0; found {root}"
+        )
+    return (
+        x
+        if group == 1
+        else total(jnp.where(lax.axis_index(AXIS) == root, x, jnp.zeros_like(x))).astype(x.dtype)
+    )
 
 
 @op("c_broadcast", ins=("X",), outs=("Out",), grad=False, collective=True)
-def c_broadcast(x: Array, *, root: int = 0, ring_id: int = 0, use_calc_stream: bool = False) -> Array:
+def c_broadcast(
+    x: Array, *, root: int = 0, ring_id: int = 0, use_calc_stream: bool = False
+) -> Array:
     """Replica `root`'s x, in all of them."""
     return _broadcast("c_broadcast", x, root)
 
@@ -122,12 +150,16 @@ def broadcast(x: Array, *, root: int = 0, sync_mode: bool = False) -> Array:
 
 
 def _group_of(type_: str, nranks: int) -> int:
-    """The replicas there are, which must be `nranks`; while shapes are inferred, as many as it says."""
+    """The replicas there are, which must be `nranks`; while shapes are inferred, as many as it
+    says.
+    """
     if nranks < 1:
         raise errors.OpError(f"{type_}: nranks is how many replicas there are, found {nranks}")
     group = lax.axis_size(AXIS) if _in_group(type_) else 1
     if group != nranks and static_values.placeholder() is None:
-        raise errors.OpError(f"{type_}: nranks is {nranks}, but the program runs in {group} replica(s)")
+        raise errors.OpError(
+            f"{type_}: nranks is {nranks}, but the program runs in {group} replica(s)"
+        )
     return group
 
 
@@ -140,12 +172,16 @@ def c_allgather(x: Array, *, nranks: Int, ring_id: Int = 0, use_calc_stream: Boo
 
 
 @op("c_reducescatter", ins=("X",), outs=("Out",), grad=False, collective=True)
-def c_reducescatter(x: Array, *, nranks: int = 1, ring_id: int = 0, use_calc_stream: bool = False) -> Array:
+def c_reducescatter(
+    x: Array, *, nranks: int = 1, ring_id: int = 0, use_calc_stream: bool = False
+) -> Array:
     """The sum of all replicas' x, of which each gets its share of the first dimension."""
     if _group_of("c_reducescatter", nranks) != nranks:
-        return x[:x.shape[0] // nranks]
+        return x[: x.shape[0] // nranks]
     if x.shape[0] % nranks:
-        raise errors.OpError(f"c_reducescatter: {x.shape[0]} rows do not divide among {nranks} replicas")
+        raise errors.OpError(
+            f"c_reducescatter: {x.shape[0]} rows do not divide among {nranks} replicas"
+        )
     return lax.psum_scatter(x, AXIS, tiled=True) if nranks > 1 else x
 
 
@@ -161,7 +197,9 @@ def c_sync_comm_stream(x: Array, *, ring_id: int = 0) -> Array:
     return x
 
 
-# The operators by which trainers meet. What they give stands for NCCL's id; nothing here reads it but c_comm_init.
+# The operators by which trainers meet. What they give stands for NCCL's id; nothing here reads it
+# but c_comm_init.
+
 
 def _meet(endpoints: list[str], rank: int) -> np.ndarray:
     processes.join(endpoints, rank)
@@ -169,8 +207,14 @@ def _meet(endpoints: list[str], rank: int) -> np.ndarray:
 
 
 @op("gen_nccl_id", outs=("NCCLID",), host=True, grad=False)
-def gen_nccl_id(*, trainers: Strings = (), trainer_id: Int, nccl_comm_num: int = 1, use_hierarchical_allreduce: bool = False,
-                hierarchical_allreduce_inter_nranks: int = 1) -> np.ndarray:
+def gen_nccl_id(
+    *,
+    trainers: Strings = (),
+    trainer_id: Int,
+    nccl_comm_num: int = 1,
+    use_hierarchical_allreduce: bool = False,
+    hierarchical_allreduce_inter_nranks: int = 1,
+) -> np.ndarray:
     """Meet the other trainers."""
     return _meet(list(trainers), trainer_id)
 
@@ -181,7 +225,9 @@ def _ring(op_: Any) -> tuple[list[str], int]:
 
 
 @op("c_gen_nccl_id", outs=("Out",), host=True, grad=False)
-def c_gen_nccl_id(*, ctx: SimpleNamespace, rank: Int, endpoint: String, other_endpoints: Strings) -> np.ndarray:
+def c_gen_nccl_id(
+    *, ctx: SimpleNamespace, rank: Int, endpoint: String, other_endpoints: Strings
+) -> np.ndarray:
     """Meet the other trainers."""
     return _meet(*_ring(ctx.op))
 
@@ -190,7 +236,9 @@ def c_gen_nccl_id(*, ctx: SimpleNamespace, rank: Int, endpoint: String, other_en
 def c_comm_init(x: np.ndarray, *, nranks: Int, rank: Int, ring_id: Int = 0) -> tuple[()]:
     """Check that the trainers that met are those of this ring."""
     if [rank, nranks] != np.asarray(x).tolist():
-        raise errors.OpError(f"c_comm_init: this is rank {rank} of {nranks}, but trainer {x[0]} of {x[1]} met the others")
+        raise errors.OpError(
+            f"c_comm_init: this is rank {rank} of {nranks}, but trainer {x[0]} of {x[1]} met the others"
+        )
     return ()
 
 
@@ -201,7 +249,8 @@ def c_comm_init_all(*, devices: Ints = (), ring_id: int = 0) -> tuple[()]:
 
 
 def process_group(program: Program) -> tuple[list[str], int] | None:
-    """The endpoints of the trainers that a startup program joins, and the number of this one; None for other programs.
+    """The endpoints of the trainers that a startup program joins, and the number of this one; None
+    for other programs.
 
     They have to meet before JAX starts, that is before any other operator of the program runs.
     """

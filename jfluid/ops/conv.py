@@ -1,4 +1,5 @@
 """Convolutions and transposed convolutions."""
+
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -17,28 +18,44 @@ _MAX_TAPS = 128
 
 def _layout(ndim: int, data_format: str, kernel: str) -> tuple[str, str, str]:
     """The dimension numbers of `lax` for images in `data_format` and filters in `kernel` order."""
-    space = "DHW"[5 - ndim:]
+    space = "DHW"[5 - ndim :]
     image = f"N{space}C" if windows.channels_last(data_format) else f"NC{space}"
     return image, kernel + space, image
 
 
-def _check(op_type: str, x: jax.Array, w: jax.Array, channels: int, groups: int, data_format: str) -> None:
+def _check(
+    op_type: str, x: jax.Array, w: jax.Array, channels: int, groups: int, data_format: str
+) -> None:
     """`channels`: the input channels that the filter is made for."""
     if x.ndim != w.ndim or x.ndim not in (4, 5):
-        raise errors.ShapeError(f"{op_type}: expected Input and Filter of the same rank (4 or 5), "
-                                f"found shapes {list(x.shape)} and {list(w.shape)}")
+        raise errors.ShapeError(
+            f"{op_type}: expected Input and Filter of the same rank (4 or 5), "
+            f"found shapes {list(x.shape)} and {list(w.shape)}"
+        )
     found = x.shape[-1] if windows.channels_last(data_format) else x.shape[1]
     if groups < 1 or found != channels:
         raise errors.ShapeError(
             f"{op_type}: a filter of shape {list(w.shape)} with {groups} groups is for {channels} input channels, "
-            f"found {found} (Input {list(x.shape)}, {data_format})")
+            f"found {found} (Input {list(x.shape)}, {data_format})"
+        )
 
 
-def _convolve(op_type: str, x: jax.Array, w: jax.Array, strides: Sequence[int], paddings: Sequence[int],
-              dilations: Sequence[int], groups: int, padding_algorithm: str, data_format: str) -> jax.Array:
+def _convolve(
+    op_type: str,
+    x: jax.Array,
+    w: jax.Array,
+    strides: Sequence[int],
+    paddings: Sequence[int],
+    dilations: Sequence[int],
+    groups: int,
+    padding_algorithm: str,
+    data_format: str,
+) -> jax.Array:
     _check(op_type, x, w, w.shape[1] * groups, groups, data_format)
     if w.shape[0] % groups:
-        raise errors.ShapeError(f"{op_type}: {w.shape[0]} filters cannot be divided into {groups} groups")
+        raise errors.ShapeError(
+            f"{op_type}: {w.shape[0]} filters cannot be divided into {groups} groups"
+        )
     axes = windows.spatial_axes(x.ndim, data_format)
     windows.check_lengths(op_type, len(axes), strides=strides, dilations=dilations)
     sizes = [x.shape[a] for a in axes]
@@ -50,20 +67,33 @@ def _convolve(op_type: str, x: jax.Array, w: jax.Array, strides: Sequence[int], 
 
     def library(x: jax.Array, w: jax.Array) -> jax.Array:
         return lax.conv_general_dilated(
-            x, w, tuple(strides), pads, rhs_dilation=tuple(dilations), feature_group_count=groups,
-            dimension_numbers=_layout(x.ndim, data_format, "OI"))
+            x,
+            w,
+            tuple(strides),
+            pads,
+            rhs_dilation=tuple(dilations),
+            feature_group_count=groups,
+            dimension_numbers=_layout(x.ndim, data_format, "OI"),
+        )
 
     def shifted(x: jax.Array, w: jax.Array) -> Array | int:
         return _depthwise(windows.pad(x, axes, pads, 0), w, axes, strides, out, dilations)
 
-    # XLA's grouped convolution on CPUs is ten to thirty times slower than shifted products (3x3, 64 channels).
+    # XLA's grouped convolution on CPUs is ten to thirty times slower than shifted products (3x3, 64
+    # channels).
     if groups > 1 and w.shape[1] == 1 and math.prod(w.shape[2:]) <= _MAX_TAPS:
         return lax.platform_dependent(x, w, cpu=shifted, default=library)
     return library(x, w)
 
 
-def _depthwise(x: jax.Array, w: jax.Array, axes: Sequence[int], strides: Sequence[int], out: Sequence[int],
-               dilations: Sequence[int]) -> Array | int:
+def _depthwise(
+    x: jax.Array,
+    w: jax.Array,
+    axes: Sequence[int],
+    strides: Sequence[int],
+    out: Sequence[int],
+    dilations: Sequence[int],
+) -> Array | int:
     """Depthwise convolution of a padded image: each tap times its weight, summed."""
     channel = 1 if axes[0] == 2 else x.ndim - 1
     if w.shape[0] != x.shape[channel]:
@@ -75,21 +105,44 @@ def _depthwise(x: jax.Array, w: jax.Array, axes: Sequence[int], strides: Sequenc
     return sum(part * weights[:, i].reshape(shape) for i, part in enumerate(parts))
 
 
-def _add(y: jax.Array, bias: jax.Array | None, residual: jax.Array | None, data_format: str) -> jax.Array:
+def _add(
+    y: jax.Array, bias: jax.Array | None, residual: jax.Array | None, data_format: str
+) -> jax.Array:
     if bias is not None:
-        y = y + (bias if windows.channels_last(data_format) else bias.reshape((-1,) + (1,) * (y.ndim - 2)))
+        y = y + (
+            bias
+            if windows.channels_last(data_format)
+            else bias.reshape((-1,) + (1,) * (y.ndim - 2))
+        )
     return y if residual is None else y + residual
 
 
-_CONV2D: dict[str, Any] = {"ins": ("Input", "Filter", "Bias?", "ResidualData?"), "outs": ("Output",)}
+_CONV2D: dict[str, Any] = {
+    "ins": ("Input", "Filter", "Bias?", "ResidualData?"),
+    "outs": ("Output",),
+}
 
 
 @op("conv2d", **_CONV2D, rows="map")
-def conv2d(x: Array, w: Array, bias: Array | None, residual: Array | None, *, strides: Ints = (1, 1), paddings: Ints = (0, 0),
-           dilations: Ints = (1, 1),
-           groups: int = 1, padding_algorithm: str = "EXPLICIT", data_format: str = "NCHW") -> Array:
-    """Two-dimensional convolution (cross-correlation) with filters [out, in / groups, height, width]."""
-    y = _convolve("conv2d", x, w, strides, paddings, dilations, groups, padding_algorithm, data_format)
+def conv2d(
+    x: Array,
+    w: Array,
+    bias: Array | None,
+    residual: Array | None,
+    *,
+    strides: Ints = (1, 1),
+    paddings: Ints = (0, 0),
+    dilations: Ints = (1, 1),
+    groups: int = 1,
+    padding_algorithm: str = "EXPLICIT",
+    data_format: str = "NCHW",
+) -> Array:
+    """Two-dimensional convolution (cross-correlation) with filters [out, in / groups, height,
+    width].
+    """
+    y = _convolve(
+        "conv2d", x, w, strides, paddings, dilations, groups, padding_algorithm, data_format
+    )
     return _add(y, bias, residual, data_format)
 
 
@@ -97,24 +150,46 @@ op("depthwise_conv2d", **_CONV2D, rows="map")(conv2d)
 
 
 @op("conv3d", ins=("Input", "Filter", "ResidualData?"), outs=("Output",), rows="map")
-def conv3d(x: Array, w: Array, residual: Array | None, *, strides: Ints = (1, 1, 1), paddings: Ints = (0, 0, 0),
-           dilations: Ints = (1, 1, 1),
-           groups: int = 1, padding_algorithm: str = "EXPLICIT", data_format: str = "NCDHW") -> Array:
+def conv3d(
+    x: Array,
+    w: Array,
+    residual: Array | None,
+    *,
+    strides: Ints = (1, 1, 1),
+    paddings: Ints = (0, 0, 0),
+    dilations: Ints = (1, 1, 1),
+    groups: int = 1,
+    padding_algorithm: str = "EXPLICIT",
+    data_format: str = "NCDHW",
+) -> Array:
     """Three-dimensional convolution with filters [out, in / groups, depth, height, width]."""
-    y = _convolve("conv3d", x, w, strides, paddings, dilations, groups, padding_algorithm, data_format)
+    y = _convolve(
+        "conv3d", x, w, strides, paddings, dilations, groups, padding_algorithm, data_format
+    )
     return _add(y, None, residual, data_format)
 
 
-def _transpose(op_type: str, x: jax.Array, w: jax.Array, strides: Sequence[int], paddings: Sequence[int],
-               dilations: Sequence[int], groups: int, padding_algorithm: str, data_format: str,
-               output_size: Sequence[int]) -> jax.Array:
+def _transpose(
+    op_type: str,
+    x: jax.Array,
+    w: jax.Array,
+    strides: Sequence[int],
+    paddings: Sequence[int],
+    dilations: Sequence[int],
+    groups: int,
+    padding_algorithm: str,
+    data_format: str,
+    output_size: Sequence[int],
+) -> jax.Array:
     """The gradient of a convolution with respect to its input, as an operator of its own.
 
     Filters are [in, out / groups, ...]: those of the convolution that it is the gradient of.
     """
     _check(op_type, x, w, w.shape[0], groups, data_format)
     if w.shape[0] % groups:
-        raise errors.ShapeError(f"{op_type}: {w.shape[0]} input channels cannot be divided into {groups} groups")
+        raise errors.ShapeError(
+            f"{op_type}: {w.shape[0]} input channels cannot be divided into {groups} groups"
+        )
     axes = windows.spatial_axes(x.ndim, data_format)
     windows.check_lengths(op_type, len(axes), strides=strides, dilations=dilations)
     sizes = [x.shape[a] for a in axes]
@@ -122,17 +197,30 @@ def _transpose(op_type: str, x: jax.Array, w: jax.Array, strides: Sequence[int],
         dilations = (1,) * len(axes)
     kernel = [d * (k - 1) + 1 for k, d in zip(w.shape[2:], dilations)]
     pads = windows.padding_pairs(op_type, paddings, padding_algorithm, sizes, kernel, strides)
-    smallest = [(n - 1) * s - low - high + k for n, s, k, (low, high) in zip(sizes, strides, kernel, pads)]
+    smallest = [
+        (n - 1) * s - low - high + k for n, s, k, (low, high) in zip(sizes, strides, kernel, pads)
+    ]
     wanted = list(output_size) or smallest
     for size, least, s in zip(wanted, smallest, strides):
         if not least <= size < least + s or len(wanted) != len(axes):
-            raise errors.ShapeError(f"{op_type}: output_size {wanted} cannot come from an input of {sizes}; expected "
-                                    f"at least {smallest} and less than {[n + t for n, t in zip(smallest, strides)]}")
-    around = tuple((k - 1 - low, k - 1 - high + size - least)
-                   for k, (low, high), size, least in zip(kernel, pads, wanted, smallest))
+            raise errors.ShapeError(
+                f"{op_type}: output_size {wanted} cannot come from an input of {sizes}; expected "
+                f"at least {smallest} and less than {[n + t for n, t in zip(smallest, strides)]}"
+            )
+    around = tuple(
+        (k - 1 - low, k - 1 - high + size - least)
+        for k, (low, high), size, least in zip(kernel, pads, wanted, smallest)
+    )
     return lax.conv_general_dilated(
-        x, _swap(w, groups), (1,) * len(axes), around, lhs_dilation=tuple(strides), rhs_dilation=tuple(dilations),
-        feature_group_count=groups, dimension_numbers=_layout(x.ndim, data_format, "OI"))
+        x,
+        _swap(w, groups),
+        (1,) * len(axes),
+        around,
+        lhs_dilation=tuple(strides),
+        rhs_dilation=tuple(dilations),
+        feature_group_count=groups,
+        dimension_numbers=_layout(x.ndim, data_format, "OI"),
+    )
 
 
 def _swap(w: jax.Array, groups: int) -> jax.Array:
@@ -146,13 +234,32 @@ _TRANSPOSE2D: dict[str, Any] = {"ins": ("Input", "Filter", "Bias?"), "outs": ("O
 
 
 @op("conv2d_transpose", **_TRANSPOSE2D, rows="map")
-def conv2d_transpose(x: Array, w: Array, bias: Array | None, *, strides: Ints = (1, 1), paddings: Ints = (0, 0),
-                     dilations: Ints = (1, 1),
-                     groups: int = 1, padding_algorithm: str = "EXPLICIT", data_format: str = "NCHW",
-                     output_size: Ints = ()) -> Array:
+def conv2d_transpose(
+    x: Array,
+    w: Array,
+    bias: Array | None,
+    *,
+    strides: Ints = (1, 1),
+    paddings: Ints = (0, 0),
+    dilations: Ints = (1, 1),
+    groups: int = 1,
+    padding_algorithm: str = "EXPLICIT",
+    data_format: str = "NCHW",
+    output_size: Ints = (),
+) -> Array:
     """Two-dimensional transposed convolution with filters [in, out / groups, height, width]."""
-    y = _transpose("conv2d_transpose", x, w, strides, paddings, dilations, groups, padding_algorithm, data_format,
-                   output_size)
+    y = _transpose(
+        "conv2d_transpose",
+        x,
+        w,
+        strides,
+        paddings,
+        dilations,
+        groups,
+        padding_algorithm,
+        data_format,
+        output_size,
+    )
     return _add(y, bias, None, data_format)
 
 
@@ -160,9 +267,30 @@ op("depthwise_conv2d_transpose", **_TRANSPOSE2D, rows="map")(conv2d_transpose)
 
 
 @op("conv3d_transpose", ins=("Input", "Filter"), outs=("Output",), rows="map")
-def conv3d_transpose(x: Array, w: Array, *, strides: Ints = (1, 1, 1), paddings: Ints = (0, 0, 0), dilations: Ints = (1, 1, 1),
-                     groups: int = 1, padding_algorithm: str = "EXPLICIT", data_format: str = "NCHW",
-                     output_size: Ints = ()) -> Array:
-    """Three-dimensional transposed convolution with filters [in, out / groups, depth, height, width]."""
-    return _transpose("conv3d_transpose", x, w, strides, paddings, dilations, groups, padding_algorithm, data_format,
-                      output_size)
+def conv3d_transpose(
+    x: Array,
+    w: Array,
+    *,
+    strides: Ints = (1, 1, 1),
+    paddings: Ints = (0, 0, 0),
+    dilations: Ints = (1, 1, 1),
+    groups: int = 1,
+    padding_algorithm: str = "EXPLICIT",
+    data_format: str = "NCHW",
+    output_size: Ints = (),
+) -> Array:
+    """Three-dimensional transposed convolution with filters [in, out / groups, depth, height,
+    width].
+    """
+    return _transpose(
+        "conv3d_transpose",
+        x,
+        w,
+        strides,
+        paddings,
+        dilations,
+        groups,
+        padding_algorithm,
+        data_format,
+        output_size,
+    )

@@ -1,4 +1,5 @@
 """Operators that make tensors: constants, copies, casts, counters."""
+
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,7 +25,9 @@ def _constant(shape: Sequence[int], dtype: np.dtype, value: Any) -> Array:
 
 
 def _parsed(text: str, value: float, dtype: np.dtype) -> Any:
-    """The value of a constant: `text` where it is given, because a float32 attribute cannot hold every number."""
+    """The value of a constant: `text` where it is given, because a float32 attribute cannot hold
+    every number.
+    """
     if not text:
         number: Any = value
     else:
@@ -37,13 +40,29 @@ def _parsed(text: str, value: float, dtype: np.dtype) -> Any:
     return bool(number) if dtype.kind == "b" else float(number)
 
 
-@op("fill_constant", ins=("ValueTensor?", "ShapeTensor?", "ShapeTensorList*?"), outs=("Out",), grad=False, fold=True)
-def fill_constant(value_tensor: Array | None, shape_tensor: Array | None, shape_tensors: list[Array] | None, *,
-                  shape: Longs = (), dtype: int = 5, value: float = 0.0, str_value: str = "") -> Array:
+@op(
+    "fill_constant",
+    ins=("ValueTensor?", "ShapeTensor?", "ShapeTensorList*?"),
+    outs=("Out",),
+    grad=False,
+    fold=True,
+)
+def fill_constant(
+    value_tensor: Array | None,
+    shape_tensor: Array | None,
+    shape_tensors: list[Array] | None,
+    *,
+    shape: Longs = (),
+    dtype: int = 5,
+    value: float = 0.0,
+    str_value: str = "",
+) -> Array:
     """A tensor full of one value."""
     dims = given_ints(shape_tensors, shape_tensor, shape, "the shape of fill_constant")
     if any(d < 0 for d in dims):
-        raise errors.ShapeError(f"fill_constant: expected a shape without negative numbers, found {dims}")
+        raise errors.ShapeError(
+            f"fill_constant: expected a shape without negative numbers, found {dims}"
+        )
     elements = np_dtype(dtype)
     if value_tensor is None:
         return _constant(dims, elements, _parsed(str_value, value, elements))
@@ -52,9 +71,12 @@ def fill_constant(value_tensor: Array | None, shape_tensor: Array | None, shape_
     return jnp.full(dims, value_tensor.reshape(-1)[0], elements)
 
 
-def like_batch(like: Array, shape: Sequence[int], input_dim_idx: int, output_dim_idx: int) -> tuple[tuple[int, ...],
-               Callable[..., Any]]:
-    """`shape` with one dimension taken from another tensor (of sequences, their number), and what makes rows of the result."""
+def like_batch(
+    like: Array, shape: Sequence[int], input_dim_idx: int, output_dim_idx: int
+) -> tuple[tuple[int, ...], Callable[..., Any]]:
+    """`shape` with one dimension taken from another tensor (of sequences, their number), and what
+    makes rows of the result.
+    """
     dims = list(shape)
     dims[output_dim_idx], source = number_like(like, input_dim_idx)
     wrap = source.like if source is not None and output_dim_idx == 0 else lambda values: values
@@ -62,9 +84,16 @@ def like_batch(like: Array, shape: Sequence[int], input_dim_idx: int, output_dim
 
 
 @op("fill_constant_batch_size_like", ins=("Input",), outs=("Out",), grad=False, rows="sequence")
-def fill_constant_batch_size_like(like: Value, *, shape: Ints, dtype: int = 5, value: float = 0.0, str_value: str = "",
-                                  input_dim_idx: int = 0,
-                                  output_dim_idx: int = 0) -> Value:
+def fill_constant_batch_size_like(
+    like: Value,
+    *,
+    shape: Ints,
+    dtype: int = 5,
+    value: float = 0.0,
+    str_value: str = "",
+    input_dim_idx: int = 0,
+    output_dim_idx: int = 0,
+) -> Value:
     """A tensor full of one value, one dimension of which is taken from Input."""
     elements = np_dtype(dtype)
     dims, wrap = like_batch(like, shape, input_dim_idx, output_dim_idx)
@@ -99,12 +128,21 @@ def fill(*, value: Floats, shape: Ints, dtype: int = 5) -> np.ndarray:
 
 
 @op("assign_value", outs=("Out",), grad=False, fold=True)
-def assign_value(*, shape: Ints, dtype: Int, bool_values: Ints = (), fp32_values: Floats = (),
-                 int32_values: Ints = (), int64_values: Longs = ()) -> np.ndarray:
+def assign_value(
+    *,
+    shape: Ints,
+    dtype: Int,
+    bool_values: Ints = (),
+    fp32_values: Floats = (),
+    int32_values: Ints = (),
+    int64_values: Longs = (),
+) -> np.ndarray:
     """The given values in the given shape."""
     values = bool_values or fp32_values or int32_values or int64_values
     if len(values) != np.prod(shape, dtype=np.int64):
-        raise errors.ShapeError(f"assign_value: {len(values)} values do not fit shape {tuple(shape)}")
+        raise errors.ShapeError(
+            f"assign_value: {len(values)} values do not fit shape {tuple(shape)}"
+        )
     return np.asarray(values).astype(np_dtype(dtype)).reshape(shape)
 
 
@@ -133,8 +171,10 @@ def _numbers(values: tuple[Array, Array, Array], what: str) -> list[Any] | None:
     if all(map(static_values.is_static, values)):
         return [np.asarray(v).reshape(-1)[0] for v in values]
     if static_values.placeholder() is None:
-        raise errors.OpError(f"{what} depends on data, but the size of the result follows from it. Give numbers, or "
-                             "compute them from shapes and constants (shape, slice, fill_constant).")
+        raise errors.OpError(
+            f"{what} depends on data, but the size of the result follows from it. Give numbers, or "
+            "compute them from shapes and constants (shape, slice, fill_constant)."
+        )
     return None
 
 
@@ -174,7 +214,9 @@ def diag(diagonal: Array) -> Array:
 
 def _diagonal_rows(attrs: Mapping[str, Any], ins: Mapping[str, Any]) -> str | None:
     axes = attrs.get("dim1", -2), attrs.get("dim2", -1)
-    return "map" if ins["Input"].ndim > 1 and all(a % (ins["Input"].ndim + 1) for a in axes) else None
+    return (
+        "map" if ins["Input"].ndim > 1 and all(a % (ins["Input"].ndim + 1) for a in axes) else None
+    )
 
 
 @op("diag_embed", ins=("Input",), outs=("Out",), grad=False, rows=_diagonal_rows)
@@ -191,7 +233,12 @@ def diag_embed(x: Array, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> 
     return jnp.moveaxis(out, (-2, -1), (dim1, dim2))
 
 
-@op("tril_triu", ins=("X",), outs=("Out",), rows=lambda attrs, ins: "map" if ins["X"].ndim > 2 else None)
+@op(
+    "tril_triu",
+    ins=("X",),
+    outs=("Out",),
+    rows=lambda attrs, ins: "map" if ins["X"].ndim > 2 else None,
+)
 def tril_triu(x: Array, *, lower: Bool, diagonal: int = 0) -> Array:
     """The lower or upper triangle of the matrices in x, zeros elsewhere."""
     return jnp.tril(x, diagonal) if lower else jnp.triu(x, diagonal)

@@ -1,8 +1,9 @@
 """Linear-chain conditional random fields, and the evaluation of chunks.
 
-Lafferty et al., "Conditional Random Fields", 2001. The transition weights [tags + 2, tags] hold the weights of starting with
-a tag, of ending with it, and of going from one (row) to another (column).
+Lafferty et al., "Conditional Random Fields", 2001. The transition weights [tags + 2, tags] hold the
+weights of starting with a tag, of ending with it, and of going from one (row) to another (column).
 """
+
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,9 @@ from jfluid.ops.registry import Int, Ints, String, op
 
 
 def _time_major(op_type: str, emission: Array, length: Any) -> tuple[Array, Array, Ragged | None]:
-    """(emission [time, number, tags], lengths [number], the ragged form of the rows) from either form of input."""
+    """(emission [time, number, tags], lengths [number], the ragged form of the rows) from either
+    form of input.
+    """
     if length is None:
         x = need(emission, op_type, "Emission")
         return x.pad(time_major=True), x.last.lengths, x
@@ -33,10 +36,16 @@ def _labels(label: Value, ragged: Ragged | None) -> Array:
     return dense.reshape(dense.shape[:2]).T
 
 
-@op("linear_chain_crf", ins=("Emission", "Transition", "Label", "Length?"),
-    outs=("Alpha~", "EmissionExps~", "TransitionExps~", "LogLikelihood"), nograd=("Label", "Length"), rows="sequence")
-def linear_chain_crf(emission: Value, transition: Value, label: Value, length: Value | None) -> tuple[Value, Value, Value,
-                     Value]:
+@op(
+    "linear_chain_crf",
+    ins=("Emission", "Transition", "Label", "Length?"),
+    outs=("Alpha~", "EmissionExps~", "TransitionExps~", "LogLikelihood"),
+    nograd=("Label", "Length"),
+    rows="sequence",
+)
+def linear_chain_crf(
+    emission: Value, transition: Value, label: Value, length: Value | None
+) -> tuple[Value, Value, Value, Value]:
     """The negative log-likelihood of each sequence's labels, [number, 1]."""
     x, lengths, ragged = _time_major("linear_chain_crf", emission, length)
     labels = _labels(label, ragged)
@@ -66,11 +75,24 @@ def linear_chain_crf(emission: Value, transition: Value, label: Value, length: V
     else:
         alpha = jnp.where(inside[..., None], alphas, 0).swapaxes(0, 1)
     extra = [ragged.like(v) if ragged is not None else v for v in (alpha, scaled)]
-    return lax.stop_gradient(extra[0]), lax.stop_gradient(extra[1]), lax.stop_gradient(jnp.exp(transition)), loss[:, None]
+    return (
+        lax.stop_gradient(extra[0]),
+        lax.stop_gradient(extra[1]),
+        lax.stop_gradient(jnp.exp(transition)),
+        loss[:, None],
+    )
 
 
-@op("crf_decoding", ins=("Emission", "Transition", "Label?", "Length?"), outs=("ViterbiPath",), grad=False, rows="sequence")
-def crf_decoding(emission: Value, transition: Value, label: Value | None, length: Value | None) -> Value:
+@op(
+    "crf_decoding",
+    ins=("Emission", "Transition", "Label?", "Length?"),
+    outs=("ViterbiPath",),
+    grad=False,
+    rows="sequence",
+)
+def crf_decoding(
+    emission: Value, transition: Value, label: Value | None, length: Value | None
+) -> Value:
     """The best tags of each sequence (Viterbi); with labels 1 where they are right, else 0."""
     x, lengths, ragged = _time_major("crf_decoding", emission, length)
     first, last, steps = transition[0], transition[1], transition[2:]
@@ -97,22 +119,52 @@ def crf_decoding(emission: Value, transition: Value, label: Value | None, length
         path = (path == _labels(label, ragged)).astype(jnp.int64)
     if ragged is None:
         return jnp.where(inside, path, 0).T
-    return Ragged(unpad(path[..., None], ragged.last, ragged.capacity, True), ragged.levels, exact=ragged.exact)
+    return Ragged(
+        unpad(path[..., None], ragged.last, ragged.capacity, True),
+        ragged.levels,
+        exact=ragged.exact,
+    )
 
 
 # The tags of a chunk by scheme: how many there are, and which begins, continues, ends or is one.
-_SCHEMES = {"IOB": (2, 0, 1, None, None), "IOE": (2, None, 0, 1, None), "IOBES": (4, 0, 1, 2, 3),
-            "plain": (1, None, None, None, None)}
+_SCHEMES = {
+    "IOB": (2, 0, 1, None, None),
+    "IOE": (2, None, 0, 1, None),
+    "IOBES": (4, 0, 1, 2, 3),
+    "plain": (1, None, None, None, None),
+}
 
 
-@op("chunk_eval", ins=("Inference", "Label", "SeqLength?"),
-    outs=("Precision", "Recall", "F1-Score", "NumInferChunks", "NumLabelChunks", "NumCorrectChunks"), grad=False,
-    rows="sequence")
-def chunk_eval(inference: Value, label: Value, length: Value | None, *, num_chunk_types: Int, chunk_scheme: String,
-               excluded_chunk_types: Ints = ()) -> tuple[Array, ...]:
-    """Precision, recall and F1 of the chunks that tags mark; a chunk is right when its ends and type are."""
+@op(
+    "chunk_eval",
+    ins=("Inference", "Label", "SeqLength?"),
+    outs=(
+        "Precision",
+        "Recall",
+        "F1-Score",
+        "NumInferChunks",
+        "NumLabelChunks",
+        "NumCorrectChunks",
+    ),
+    grad=False,
+    rows="sequence",
+)
+def chunk_eval(
+    inference: Value,
+    label: Value,
+    length: Value | None,
+    *,
+    num_chunk_types: Int,
+    chunk_scheme: String,
+    excluded_chunk_types: Ints = (),
+) -> tuple[Array, ...]:
+    """Precision, recall and F1 of the chunks that tags mark; a chunk is right when its ends and
+    type are.
+    """
     if chunk_scheme not in _SCHEMES:
-        raise errors.AttributeTypeError(f"chunk_eval: chunk_scheme is one of {', '.join(_SCHEMES)}, found {chunk_scheme!r}")
+        raise errors.AttributeTypeError(
+            f"chunk_eval: chunk_scheme is one of {', '.join(_SCHEMES)}, found {chunk_scheme!r}"
+        )
     if length is None:
         x = need(inference, "chunk_eval", "Inference")
         values: Sequence[Array] = rows_of(inference).reshape(-1), rows_of(label).reshape(-1)
@@ -120,12 +172,17 @@ def chunk_eval(inference: Value, label: Value, length: Value | None, *, num_chun
         dense = rows_of(inference)
         number, steps = dense.shape[:2]
         level = Level(offsets_of(rows_of(length).reshape(-1).astype(jnp.int32)), steps)
-        values = [unpad(rows_of(v).reshape(number, steps, 1), level, number * steps)[:, 0] for v in (inference, label)]
+        values = [
+            unpad(rows_of(v).reshape(number, steps, 1), level, number * steps)[:, 0]
+            for v in (inference, label)
+        ]
         x = Ragged(values[0], (level,))
     sequence, position, real = positions(x.last, x.capacity)
     last = position == x.last.lengths[sequence] - 1
-    found, wanted = (_chunks(v, position == 0, last, real, num_chunk_types, chunk_scheme, excluded_chunk_types)
-                     for v in values)
+    found, wanted = (
+        _chunks(v, position == 0, last, real, num_chunk_types, chunk_scheme, excluded_chunk_types)
+        for v in values
+    )
     both = found[0] & wanted[0] & (found[1] == wanted[1]) & (found[2] == wanted[2])
     counts = [jnp.sum(v, dtype=jnp.int64).reshape(1) for v in (found[0], wanted[0], both)]
     inferred, labelled, right = (c.astype(jnp.float32) for c in counts)
@@ -135,9 +192,15 @@ def chunk_eval(inference: Value, label: Value, length: Value | None, *, num_chun
     return precision, recall, score, *counts
 
 
-def _chunks(tags: Array, first: Array, last: Array, real: Array, types: int, scheme: str,
-            excluded: tuple[int, ...]) -> tuple[Array,
-            Array, Array]:
+def _chunks(
+    tags: Array,
+    first: Array,
+    last: Array,
+    real: Array,
+    types: int,
+    scheme: str,
+    excluded: tuple[int, ...],
+) -> tuple[Array, Array, Array]:
     """For each row: whether a counted chunk begins there, its type, and the row where it ends."""
     number, begin, inside, end, single = _SCHEMES[scheme]
     kind, tag = tags // number, tags % number
@@ -152,8 +215,17 @@ def _chunks(tags: Array, first: Array, last: Array, real: Array, types: int, sch
     fresh = first | jnp.roll(outside, 1) | (before_kind != kind)
     begins = ~outside & (fresh | opens | ((is_(tag, inside) | is_(tag, end)) & closed))
     after_kind, after_tag = jnp.roll(kind, -1), jnp.roll(tag, -1)
-    reopened = (is_(tag, begin) | is_(tag, inside)) & (is_(after_tag, begin) | is_(after_tag, single))
-    ends = ~outside & (last | jnp.roll(outside, -1) | (after_kind != kind) | reopened | is_(tag, end) | is_(tag, single))
+    reopened = (is_(tag, begin) | is_(tag, inside)) & (
+        is_(after_tag, begin) | is_(after_tag, single)
+    )
+    ends = ~outside & (
+        last
+        | jnp.roll(outside, -1)
+        | (after_kind != kind)
+        | reopened
+        | is_(tag, end)
+        | is_(tag, single)
+    )
     rows = jnp.arange(tags.shape[0], dtype=jnp.int32)
     until = lax.cummin(jnp.where(ends, rows, tags.shape[0]), reverse=True)
     counted = ~jnp.isin(kind, jnp.asarray(excluded, kind.dtype)) if excluded else True

@@ -1,8 +1,9 @@
 """Losses on class labels: cross entropies and the negative log likelihood.
 
-A label that is neither a class nor `ignore_index` gives NaN: a compiled program cannot raise, and a clamped
-label would train on the wrong class.
+A label that is neither a class nor `ignore_index` gives NaN: a compiled program cannot raise, and a
+clamped label would train on the wrong class.
 """
+
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -34,15 +35,19 @@ def _bounded_log_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tup
 
 
 def class_labels(label: Array, shape: Sequence[int], axis: int, name: str) -> Array:
-    """Labels for scores of `shape`, with a dimension of 1 at `axis`; the last such dimension may be left out."""
+    """Labels for scores of `shape`, with a dimension of 1 at `axis`; the last such dimension may be
+    left out.
+    """
     if not jnp.issubdtype(label.dtype, jnp.integer):
         raise errors.ShapeError(f"{name}: expected labels of an integer type, found {label.dtype}")
     one_class = tuple(1 if i == axis else d for i, d in enumerate(shape))
     if label.ndim == len(shape) - 1 and axis == len(shape) - 1:
         label = jnp.expand_dims(label, axis)
     if label.shape != one_class:
-        raise errors.ShapeError(f"{name}: expected labels of shape {list(one_class)} for scores of shape "
-                                f"{list(shape)}, found {list(label.shape)}")
+        raise errors.ShapeError(
+            f"{name}: expected labels of shape {list(one_class)} for scores of shape "
+            f"{list(shape)}, found {list(label.shape)}"
+        )
     return label
 
 
@@ -54,13 +59,17 @@ def is_label(label: Array, shape: Sequence[int], axis: int) -> Array:
 
 
 def take_class(scores: Array, label: Array, axis: int) -> Array:
-    """The scores at the labels, NaN where a label is no class. Its gradient is a comparison, not a scatter."""
+    """The scores at the labels, NaN where a label is no class. Its gradient is a comparison, not a
+    scatter.
+    """
     shape = scores.shape
 
     @jax.custom_vjp
     def take(scores: Array, label: Array) -> Array:
         valid = (label >= 0) & (label < shape[axis])
-        picked = jnp.take_along_axis(scores, jnp.where(valid, label, 0).astype(jnp.int32), axis, mode="clip")
+        picked = jnp.take_along_axis(
+            scores, jnp.where(valid, label, 0).astype(jnp.int32), axis, mode="clip"
+        )
         return jnp.where(valid, picked, jnp.asarray(jnp.nan, scores.dtype))
 
     def backward(label: Array, cotangent: Array) -> tuple[Array, np.ndarray]:
@@ -71,40 +80,71 @@ def take_class(scores: Array, label: Array, axis: int) -> Array:
     return take(scores, label)
 
 
-def at_label(scores: Array, label: Array, ignore_index: int | Array, axis: int, ignored: int) -> tuple[Array, Array]:
+def at_label(
+    scores: Array, label: Array, ignore_index: int | Array, axis: int, ignored: int
+) -> tuple[Array, Array]:
     """(the scores at the labels, `ignored` where the label is `ignore_index`; that mask)."""
     skip = label == ignore_index
-    return jnp.where(skip, jnp.asarray(ignored, scores.dtype), take_class(scores, label, axis)), skip
+    return jnp.where(
+        skip, jnp.asarray(ignored, scores.dtype), take_class(scores, label, axis)
+    ), skip
 
 
 def soft_labels(label: Array, shape: Sequence[int], name: str) -> Array:
     """Checks that soft labels have the shape of the scores."""
     if label.shape != shape:
-        raise errors.ShapeError(f"{name}: expected soft labels of shape {list(shape)}, found {list(label.shape)}")
+        raise errors.ShapeError(
+            f"{name}: expected soft labels of shape {list(shape)}, found {list(label.shape)}"
+        )
     return label
 
 
 @op("cross_entropy", ins=("X", "Label"), outs=("Y",), nograd=("Label",), rows="map")
-def cross_entropy(x: Array, label: Array, *, soft_label: bool = False, ignore_index: int = -100) -> Array:
-    """-log of the probability of the label, or -sum(label * log(x)) for soft labels, along the last axis."""
+def cross_entropy(
+    x: Array, label: Array, *, soft_label: bool = False, ignore_index: int = -100
+) -> Array:
+    """-log of the probability of the label, or -sum(label * log(x)) for soft labels, along the last
+    axis.
+    """
     if soft_label:
-        return -jnp.sum(soft_labels(label, x.shape, "cross_entropy") * bounded_log(x), -1, keepdims=True)
+        return -jnp.sum(
+            soft_labels(label, x.shape, "cross_entropy") * bounded_log(x), -1, keepdims=True
+        )
     labels = class_labels(label, x.shape, x.ndim - 1, "cross_entropy")
     match, _ = at_label(x, labels, ignore_index, -1, 1)
     return (-bounded_log(match)).reshape(label.shape)
 
 
-@op("cross_entropy2", ins=("X", "Label"), outs=("Y", "XShape", "MatchX"), nograd=("Label",), rows="map")
-def cross_entropy2(x: Array, label: Array, *, ignore_index: int = -100) -> tuple[Array, Array, Array]:
+@op(
+    "cross_entropy2",
+    ins=("X", "Label"),
+    outs=("Y", "XShape", "MatchX"),
+    nograd=("Label",),
+    rows="map",
+)
+def cross_entropy2(
+    x: Array, label: Array, *, ignore_index: int = -100
+) -> tuple[Array, Array, Array]:
     """cross_entropy of hard labels, with the matched probability (0 where ignored)."""
     labels = class_labels(label, x.shape, x.ndim - 1, "cross_entropy2")
     match, skip = at_label(x, labels, ignore_index, -1, 1)
-    return ((-bounded_log(match)).reshape(label.shape), jnp.zeros((*x.shape, 0), x.dtype),
-            jax.lax.stop_gradient(jnp.where(skip, jnp.zeros((), x.dtype), match)))
+    return (
+        (-bounded_log(match)).reshape(label.shape),
+        jnp.zeros((*x.shape, 0), x.dtype),
+        jax.lax.stop_gradient(jnp.where(skip, jnp.zeros((), x.dtype), match)),
+    )
 
 
-@op("cross_entropy_grad2", ins=("Y@GRAD", "MatchX", "XShape", "Label"), outs=("X@GRAD",), grad=False, rows="map")
-def cross_entropy_grad2(y_grad: Array, match: Array, x_shape: Array, label: Array, *, ignore_index: int = -100) -> Array:
+@op(
+    "cross_entropy_grad2",
+    ins=("Y@GRAD", "MatchX", "XShape", "Label"),
+    outs=("X@GRAD",),
+    grad=False,
+    rows="map",
+)
+def cross_entropy_grad2(
+    y_grad: Array, match: Array, x_shape: Array, label: Array, *, ignore_index: int = -100
+) -> Array:
     """Gradient of cross_entropy2 under the name that Fluid saves it with."""
     classes = x_shape.shape[-2]
     labels = label.reshape(match.shape)
@@ -120,12 +160,15 @@ def _wide(x: Array) -> Array:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
-def _softmax_loss(logits: Array, label: Array, axis: int, soft_label: Array, ignore_index: Array) -> tuple[Any, ...]:
+def _softmax_loss(
+    logits: Array, label: Array, axis: int, soft_label: Array, ignore_index: Array
+) -> tuple[Any, ...]:
     return _softmax_loss_forward(logits, label, axis, soft_label, ignore_index)[0]
 
 
-def _softmax_loss_forward(logits: Array, label: Array, axis: int, soft_label: Array,
-                          ignore_index: Array) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+def _softmax_loss_forward(
+    logits: Array, label: Array, axis: int, soft_label: Array, ignore_index: Array
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     wide = _wide(logits)
     top = wide.max(axis, keepdims=True)
     log_sum = jnp.log(jnp.exp(wide - top).sum(axis, keepdims=True))
@@ -139,9 +182,15 @@ def _softmax_loss_forward(logits: Array, label: Array, axis: int, soft_label: Ar
     return (softmax.astype(logits.dtype), loss.astype(logits.dtype)), (logits, log_sum, label)
 
 
-def _softmax_loss_backward(axis: int, soft_label: Array, ignore_index: Array, kept: tuple[Any, ...],
-                           cotangents: tuple[Any, ...]) -> tuple[Array, Array] | tuple[Array, np.ndarray]:
-    # Fluid lets no gradient through Softmax, and subtracts soft labels that do not sum to 1 just the same.
+def _softmax_loss_backward(
+    axis: int,
+    soft_label: Array,
+    ignore_index: Array,
+    kept: tuple[Any, ...],
+    cotangents: tuple[Any, ...],
+) -> tuple[Array, Array] | tuple[Array, np.ndarray]:
+    # Fluid lets no gradient through Softmax, and subtracts soft labels that do not sum to 1 just
+    # the same.
     logits, log_sum, label = kept
     slope = _wide(cotangents[1])
     softmax = jnp.exp(_wide(logits) - log_sum)
@@ -155,11 +204,22 @@ def _softmax_loss_backward(axis: int, soft_label: Array, ignore_index: Array, ke
 _softmax_loss.defvjp(_softmax_loss_forward, _softmax_loss_backward)
 
 
-@op("softmax_with_cross_entropy", ins=("Logits", "Label"), outs=("Softmax~", "Loss"), nograd=("Label",),
-    rows=row_rules.by_axis("axis", slot="Logits"))
-def softmax_with_cross_entropy(logits: Array, label: Array, *, soft_label: bool = False, numeric_stable_mode: bool = True,
-                               ignore_index: int = -100,
-                               axis: int = -1) -> tuple[Any, ...]:
+@op(
+    "softmax_with_cross_entropy",
+    ins=("Logits", "Label"),
+    outs=("Softmax~", "Loss"),
+    nograd=("Label",),
+    rows=row_rules.by_axis("axis", slot="Logits"),
+)
+def softmax_with_cross_entropy(
+    logits: Array,
+    label: Array,
+    *,
+    soft_label: bool = False,
+    numeric_stable_mode: bool = True,
+    ignore_index: int = -100,
+    axis: int = -1,
+) -> tuple[Any, ...]:
     """Softmax along `axis` and the cross entropy with it (always computed in the stable way)."""
     axis = axis % logits.ndim
     if soft_label:
@@ -169,10 +229,22 @@ def softmax_with_cross_entropy(logits: Array, label: Array, *, soft_label: bool 
     return _softmax_loss(logits, label, axis, soft_label, ignore_index)
 
 
-@op("nll_loss", ins=("X", "Label", "Weight?"), outs=("Out", "Total_weight"), nograd=("Label", "Weight"),
-    rows=row_rules.by_reduction)
-def nll_loss(x: Array, label: Array, weight: Array | None, *, ignore_index: Long = -100, reduction: str = "mean",
-             rows: RowMask | None = None) -> tuple[Array, Array]:
+@op(
+    "nll_loss",
+    ins=("X", "Label", "Weight?"),
+    outs=("Out", "Total_weight"),
+    nograd=("Label", "Weight"),
+    rows=row_rules.by_reduction,
+)
+def nll_loss(
+    x: Array,
+    label: Array,
+    weight: Array | None,
+    *,
+    ignore_index: Long = -100,
+    reduction: str = "mean",
+    rows: RowMask | None = None,
+) -> tuple[Array, Array]:
     """Negative of the log probabilities x [N, C, ...] at the labels [N, ...], weighted by class."""
     labels = class_labels(jnp.expand_dims(label, 1), x.shape, 1, "nll_loss")
     picked, skip = at_label(x, labels, ignore_index, 1, 0)
@@ -188,5 +260,7 @@ def nll_loss(x: Array, label: Array, weight: Array | None, *, ignore_index: Long
     if reduction == "mean":
         loss = jnp.where(total == 0, 0, loss / jnp.where(total == 0, 1, total))
     elif reduction != "sum":
-        raise errors.ShapeError(f"nll_loss: reduction: expected none, mean or sum, found {reduction!r}")
+        raise errors.ShapeError(
+            f"nll_loss: reduction: expected none, mean or sum, found {reduction!r}"
+        )
     return loss.reshape(1), total.reshape(1)

@@ -1,4 +1,5 @@
 """What the project knows of one operator: its slots, its attributes, its function."""
+
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -8,29 +9,60 @@ from jfluid.ir.types import VarType
 
 # Every operator may carry these: they describe the program, not the computation.
 COMMON_ATTRS = {
-    "op_role": "INT", "op_role_var": "STRINGS", "op_namescope": "STRING", "op_callstack": "STRINGS",
-    "op_device": "STRING", "with_quant_attr": "BOOLEAN", "@ALL_KERNELS_MUST_COMPUTE_RUNTIME_SHAPE@": "BOOLEAN",
+    "op_role": "INT",
+    "op_role_var": "STRINGS",
+    "op_namescope": "STRING",
+    "op_callstack": "STRINGS",
+    "op_device": "STRING",
+    "with_quant_attr": "BOOLEAN",
+    "@ALL_KERNELS_MUST_COMPUTE_RUNTIME_SHAPE@": "BOOLEAN",
 }
-# Every operator may carry these: they choose one of Fluid's kernels, which XLA does by itself. They stay in
-# the program, so that it is saved as it was read.
+# Every operator may carry these: they choose one of Fluid's kernels, which XLA does by itself. They
+# stay in the program, so that it is saved as it was read.
 HINT_ATTRS = {
-    "use_cudnn": "BOOLEAN", "use_mkldnn": "BOOLEAN", "use_quantizer": "BOOLEAN", "is_ref_by_other": "BOOLEAN",
-    "mkldnn_data_type": "STRING", "workspace_size_MB": "INT", "exhaustive_search": "BOOLEAN",
-    "use_addto": "BOOLEAN", "force_fp32_output": "BOOLEAN", "x_data_format": "STRING", "y_data_format": "STRING",
-    "cudnn_deterministic": "BOOLEAN", "min_row_size_to_use_multithread": "LONG", "force_cpu": "BOOLEAN",
+    "use_cudnn": "BOOLEAN",
+    "use_mkldnn": "BOOLEAN",
+    "use_quantizer": "BOOLEAN",
+    "is_ref_by_other": "BOOLEAN",
+    "mkldnn_data_type": "STRING",
+    "workspace_size_MB": "INT",
+    "exhaustive_search": "BOOLEAN",
+    "use_addto": "BOOLEAN",
+    "force_fp32_output": "BOOLEAN",
+    "x_data_format": "STRING",
+    "y_data_format": "STRING",
+    "cudnn_deterministic": "BOOLEAN",
+    "min_row_size_to_use_multithread": "LONG",
+    "force_cpu": "BOOLEAN",
     "fuse_with_relu_grad": "BOOLEAN",
-    # Set on every operator by `Program.clone(for_test=True)`; those that behave differently declare it themselves.
+    # Set on every operator by `Program.clone(for_test=True)`; those that behave differently declare
+    # it themselves.
     "is_test": "BOOLEAN",
-    # Quantization scales and the parameters of fusions: read only by kernels that the next table refuses.
-    "Scale_in": "FLOAT", "Scale_in_eltwise": "FLOAT", "Scale_x": "FLOAT", "Scale_y": "FLOAT", "Scale_out": "FLOAT",
-    "Scale_weights": "FLOATS", "scale_x": "FLOAT", "scale_y": "FLOATS", "scale_out": "FLOAT",
-    "fuse_alpha": "FLOAT", "fuse_beta": "FLOAT", "fuse_brelu_threshold": "FLOAT",
+    # Quantization scales and the parameters of fusions: read only by kernels that the next table
+    # refuses.
+    "Scale_in": "FLOAT",
+    "Scale_in_eltwise": "FLOAT",
+    "Scale_x": "FLOAT",
+    "Scale_y": "FLOAT",
+    "Scale_out": "FLOAT",
+    "Scale_weights": "FLOATS",
+    "scale_x": "FLOAT",
+    "scale_y": "FLOATS",
+    "scale_out": "FLOAT",
+    "fuse_alpha": "FLOAT",
+    "fuse_beta": "FLOAT",
+    "fuse_brelu_threshold": "FLOAT",
 }
-# A fused kernel of a rewritten inference program computes more than its operator: only "off" is accepted.
+# A fused kernel of a rewritten inference program computes more than its operator: only "off" is
+# accepted.
 FUSED_ATTRS: dict[str, tuple[str, Any]] = {
-    "fuse_with_relu": ("BOOLEAN", False), "fuse_relu": ("BOOLEAN", False), "fuse_brelu": ("BOOLEAN", False),
-    "fuse_relu_before_depthwise_conv": ("BOOLEAN", False), "fuse_residual_connection": ("BOOLEAN", False),
-    "fuse_activation": ("STRING", ""), "Fused_Act": ("STRING", ""),
+    "fuse_with_relu": ("BOOLEAN", False),
+    "fuse_relu": ("BOOLEAN", False),
+    "fuse_brelu": ("BOOLEAN", False),
+    "fuse_relu_before_depthwise_conv": ("BOOLEAN", False),
+    "fuse_residual_connection": ("BOOLEAN", False),
+    "fuse_activation": ("STRING", ""),
+    "Fused_Act": ("STRING", ""),
 }
 REQUIRED = inspect.Parameter.empty
 # Attributes and inputs by slot -> "map", "mask" or None.
@@ -49,7 +81,7 @@ class Slot:
     @classmethod
     def parse(cls, spec: str) -> "Slot":
         name = spec.rstrip("*?~")
-        marks = spec[len(name):]
+        marks = spec[len(name) :]
         return cls(name, "*" in marks, "?" in marks, "~" in marks)
 
 
@@ -64,30 +96,39 @@ class Attr:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What is said of an operator beside its slots and its function. Each option stands here and nowhere else.
+    """What is said of an operator beside its slots and its function. Each option stands here and
+    nowhere else.
 
     Attributes:
         grad: whether `append_backward` goes through it.
         nograd: input slots that never get a gradient.
-        unsaved: output slots that the gradient operator is not given (Fluid's kernels read a meaning into them).
+        unsaved: output slots that the gradient operator is not given (Fluid's kernels read a
+            meaning into them).
         inplace: output slot -> input slot of the same shape and dtype, usually the same variable.
         rng: the function takes `key`, a JAX random key that differs by step and operator.
-        draws: of an operator that draws: the distribution in `jfluid.ops.batched_random` that it gets, where it has no
-            inputs, as a `Drawn` in place of its key.
+        draws: of an operator that draws: the distribution in `jfluid.ops.batched_random` that it
+            gets, where it has no inputs, as a `Drawn` in place of its key.
         fold: evaluated while tracing when all inputs are known (shapes computed by operators).
-        host: runs between XLA segments, on NumPy arrays; a function with a keyword-only `ctx` gets an object with
-            the operator (`.op`), the Scope (`.scope`) and the Executor's place (`.place`).
-        rows: why padding rows are harmless: "map", "mask", "sequence", a function, or None (see `jfluid.ops.ragged_dispatch`).
+        host: runs between XLA segments, on NumPy arrays; a function with a keyword-only `ctx` gets
+            an object with the operator (`.op`), the Scope (`.scope`) and the Executor's place
+            (`.place`).
+        rows: why padding rows are harmless: "map", "mask", "sequence", a function, or None (see
+            `jfluid.ops.ragged_dispatch`).
         row_outs: output slots of a "mask" operator that have the rows of its inputs.
         sparse: it takes `SelectedRows` where gradients may be sparse; others refuse them.
-        carries: output slots whose former value the function gets too, after the inputs (a tensor array that is written).
+        carries: output slots whose former value the function gets too, after the inputs (a tensor
+            array that is written).
         host_when: given the operator, whether it runs on the host though others of its type do not.
-        types: given the operator, the kinds (`VarType`) of outputs that are no dense tensors, by slot.
-        collective: it computes with the values of all replicas: where processes train together they run it as one.
-        fused: an operator of many inputs and outputs that does the work of several of this one, each of which overwrites
-            its input.
-        entire: an update whose result depends on the whole tensor (a norm of it): parts of it cannot be updated apart.
-        absent: why this release cannot run it; it stands in programs that are made, printed and saved.
+        types: given the operator, the kinds (`VarType`) of outputs that are no dense tensors, by
+            slot.
+        collective: it computes with the values of all replicas: where processes train together they
+            run it as one.
+        fused: an operator of many inputs and outputs that does the work of several of this one,
+            each of which overwrites its input.
+        entire: an update whose result depends on the whole tensor (a norm of it): parts of it
+            cannot be updated apart.
+        absent: why this release cannot run it; it stands in programs that are made, printed and
+            saved.
     """
 
     grad: bool = True
@@ -116,7 +157,9 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class Declaration(Options):
-    """What `registry.op` is given: the options, and the slots in order, as text (see `Slot.parse`)."""
+    """What `registry.op` is given: the options, and the slots in order, as text (see
+    `Slot.parse`).
+    """
 
     ins: tuple[str, ...] = ()
     outs: tuple[str, ...] = ()
@@ -127,7 +170,8 @@ class OpDef(Options):
     """What the project knows of an operator. No list of operator names stands anywhere else.
 
     Attributes:
-        fn: the pure function; None for an operator that the lowering treats by structure (feed, fetch, blocks).
+        fn: the pure function; None for an operator that the lowering treats by structure (feed,
+            fetch, blocks).
         forward: for a gradient derived by `jax.vjp`, the operator it belongs to.
         wants_ctx, wants_rows: the function has a parameter `ctx`, `rows`.
     """
@@ -145,7 +189,9 @@ class OpDef(Options):
     def function(self) -> Callable[..., Any]:
         """The function. Raises TypeError for an operator that has none."""
         if self.fn is None:
-            raise TypeError(f"operator {self.type} has no function: the lowering treats it by structure")
+            raise TypeError(
+                f"operator {self.type} has no function: the lowering treats it by structure"
+            )
         return self.fn
 
     def on_host(self, op: Any) -> bool:

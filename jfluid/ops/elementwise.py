@@ -1,4 +1,7 @@
-"""Arithmetic of two tensors with Fluid's broadcasting, and functions of one tensor that are no activations."""
+"""Arithmetic of two tensors with Fluid's broadcasting, and functions of one tensor that are no
+activations.
+"""
+
 import functools
 import operator
 from collections.abc import Callable
@@ -17,24 +20,31 @@ from jfluid.ops.shape import is_unknown, numpy_of
 
 
 def _placed(array: Any, rank: int, axis: int, what: str) -> Any:
-    """`array` with its dimensions at `axis` of a shape of `rank` dimensions; trailing ones may be cut to fit."""
+    """`array` with its dimensions at `axis` of a shape of `rank` dimensions; trailing ones may be
+    cut to fit.
+    """
     shape = array.shape
     while axis + len(shape) > rank and shape and shape[-1] == 1:
         shape = shape[:-1]
     if axis < 0 or axis + len(shape) > rank:
-        raise errors.ShapeError(f"{what}: a tensor of shape {array.shape} does not fit at axis {axis} of a tensor "
-                                f"of {rank} dimensions")
+        raise errors.ShapeError(
+            f"{what}: a tensor of shape {array.shape} does not fit at axis {axis} of a tensor "
+            f"of {rank} dimensions"
+        )
     return array.reshape((1,) * axis + shape + (1,) * (rank - axis - len(shape)))
 
 
 def aligned(x: Any, y: Any, axis: int, what: str) -> tuple[Any, ...]:
-    """`x` and `y` so reshaped that NumPy's broadcasting does what Fluid's `axis` asks for; `what` names the operator.
+    """`x` and `y` so reshaped that NumPy's broadcasting does what Fluid's `axis` asks for; `what`
+    names the operator.
 
-    The tensor with fewer dimensions is placed at `axis` of the other, -1 meaning its last dimensions.
-    Raises ShapeError where shapes or dtypes do not go together.
+    The tensor with fewer dimensions is placed at `axis` of the other, -1 meaning its last
+    dimensions. Raises ShapeError where shapes or dtypes do not go together.
     """
     if x.dtype != y.dtype:
-        raise errors.ShapeError(f"{what}: both tensors need one dtype, found {x.dtype} and {y.dtype}; cast one of them")
+        raise errors.ShapeError(
+            f"{what}: both tensors need one dtype, found {x.dtype} and {y.dtype}; cast one of them"
+        )
     rank = max(x.ndim, y.ndim)
     if x.ndim != y.ndim:
         start = abs(x.ndim - y.ndim) if axis == -1 else axis
@@ -43,16 +53,23 @@ def aligned(x: Any, y: Any, axis: int, what: str) -> tuple[Any, ...]:
 
 
 def _fitted(x: Any, y: Any, what: str) -> tuple[Any, ...]:
-    """Hold the dimensions against each other; while shapes are inferred an unknown one fits every other."""
+    """Hold the dimensions against each other; while shapes are inferred an unknown one fits every
+    other.
+    """
     shapes = [list(x.shape), list(y.shape)]
     for i, (a, b) in enumerate(zip(x.shape, y.shape, strict=True)):
         if a == b or 1 in (a, b):
             continue
         if not is_unknown(a) and not is_unknown(b):
-            raise errors.ShapeError(f"{what}: shapes {x.shape} and {y.shape} do not go together: "
-                                    f"dimension {i} is {a} in the one and {b} in the other")
+            raise errors.ShapeError(
+                f"{what}: shapes {x.shape} and {y.shape} do not go together: "
+                f"dimension {i} is {a} in the one and {b} in the other"
+            )
         shapes[0][i] = shapes[1][i] = b if is_unknown(a) else a
-    return tuple(v if list(v.shape) == s else jnp.zeros(s, v.dtype) for v, s in zip((x, y), shapes, strict=True))
+    return tuple(
+        v if list(v.shape) == s else jnp.zeros(s, v.dtype)
+        for v, s in zip((x, y), shapes, strict=True)
+    )
 
 
 def only(tensor: Any, dtype: Any) -> Any:
@@ -108,12 +125,25 @@ def binary(name: str, compute: Callable[..., Any]) -> Callable[..., Any]:
     return apply
 
 
-_BINARY = {"add": operator.add, "sub": operator.sub, "max": _larger,
-           "min": _smaller, "pow": _power}
-table({f"elementwise_{n}": binary(f"elementwise_{n}", f) for n, f in _BINARY.items()},
-      ins=("X", "Y"), outs=("Out",), fold=True, rows="map")
-table({f"elementwise_{n}": binary(f"elementwise_{n}", f) for n, f in {"mod": _remainder, "floordiv": quotient}.items()},
-      ins=("X", "Y"), outs=("Out",), grad=False, fold=True, rows="map")
+_BINARY = {"add": operator.add, "sub": operator.sub, "max": _larger, "min": _smaller, "pow": _power}
+table(
+    {f"elementwise_{n}": binary(f"elementwise_{n}", f) for n, f in _BINARY.items()},
+    ins=("X", "Y"),
+    outs=("Out",),
+    fold=True,
+    rows="map",
+)
+table(
+    {
+        f"elementwise_{n}": binary(f"elementwise_{n}", f)
+        for n, f in {"mod": _remainder, "floordiv": quotient}.items()
+    },
+    ins=("X", "Y"),
+    outs=("Out",),
+    grad=False,
+    fold=True,
+    rows="map",
+)
 
 
 def _scaled_rows(name: str, compute: Callable[..., Any]) -> Callable[..., Any]:
@@ -124,15 +154,26 @@ def _scaled_rows(name: str, compute: Callable[..., Any]) -> Callable[..., Any]:
         if not isinstance(x, SelectedRows):
             return dense(x, y, axis=axis)
         if y.size != 1:
-            raise errors.ShapeError(f"{name}: sparse rows go with one number, found shape {list(y.shape)}")
+            raise errors.ShapeError(
+                f"{name}: sparse rows go with one number, found shape {list(y.shape)}"
+            )
         return x.map(lambda v: compute(v, y.reshape(()).astype(v.dtype)))
 
     apply.__doc__ = dense.__doc__
     return apply
 
 
-table({f"elementwise_{n}": _scaled_rows(f"elementwise_{n}", f) for n, f in {"mul": operator.mul, "div": _divide}.items()},
-      ins=("X", "Y"), outs=("Out",), fold=True, rows="map", sparse=True)
+table(
+    {
+        f"elementwise_{n}": _scaled_rows(f"elementwise_{n}", f)
+        for n, f in {"mul": operator.mul, "div": _divide}.items()
+    },
+    ins=("X", "Y"),
+    outs=("Out",),
+    fold=True,
+    rows="map",
+    sparse=True,
+)
 
 
 @op("minus", ins=("X", "Y"), outs=("Out",), rows="map")
@@ -162,16 +203,36 @@ def _equal_shapes(what: str, x: Any, y: Any) -> tuple[Any, Any]:
     return x, y
 
 
-@op("scale", ins=("X", "ScaleTensor?"), outs=("Out",), nograd=("ScaleTensor",), fold=True, rows="map", sparse=True)
-def scale(x: Array, scale_tensor: Array | None, *, scale: float = 1.0, bias: float = 0.0,
-          bias_after_scale: bool = True) -> Array | SelectedRows:
-    """x * scale + bias, or (x + bias) * scale; integers take the whole part of scale and bias. Of sparse rows their values."""
+@op(
+    "scale",
+    ins=("X", "ScaleTensor?"),
+    outs=("Out",),
+    nograd=("ScaleTensor",),
+    fold=True,
+    rows="map",
+    sparse=True,
+)
+def scale(
+    x: Array,
+    scale_tensor: Array | None,
+    *,
+    scale: float = 1.0,
+    bias: float = 0.0,
+    bias_after_scale: bool = True,
+) -> Array | SelectedRows:
+    """x * scale + bias, or (x + bias) * scale; integers take the whole part of scale and bias. Of
+    sparse rows their values.
+    """
     if isinstance(x, SelectedRows):
-        return (x.settled() if bias else x).map(lambda v: _scaled(v, scale_tensor, scale, bias, bias_after_scale))
+        return (x.settled() if bias else x).map(
+            lambda v: _scaled(v, scale_tensor, scale, bias, bias_after_scale)
+        )
     return _scaled(x, scale_tensor, scale, bias, bias_after_scale)
 
 
-def _scaled(x: Array, scale_tensor: Array | None, scale: float, bias: float, bias_after_scale: bool) -> Array:
+def _scaled(
+    x: Array, scale_tensor: Array | None, scale: float, bias: float, bias_after_scale: bool
+) -> Array:
     if scale_tensor is not None:
         scale = only(scale_tensor, x.dtype)
     elif not is_float(x):
@@ -192,17 +253,27 @@ def pow_(x: Array, factor_tensor: Array | None, *, factor: float = 1.0) -> Array
 
 
 def between(x: Any, low: Any, high: Any) -> Any:
-    """x limited to low..high. The gradient is zero where x equals a bound, so this is not jnp.clip."""
+    """x limited to low..high. The gradient is zero where x equals a bound, so this is not
+    jnp.clip.
+    """
     return jnp.where(x <= low, low, jnp.where(x >= high, high, x)).astype(x.dtype)
 
 
-@op("clip", ins=("X", "Min?", "Max?"), outs=("Out",), nograd=("Min", "Max"), rows="map", sparse=True)
-def clip(x: Array, low: Array | None, high: Array | None, *, min: float, max: float) -> Array | SelectedRows:
-    """x limited to min..max, given as numbers or as one-element tensors. Of sparse rows their sums."""
+@op(
+    "clip", ins=("X", "Min?", "Max?"), outs=("Out",), nograd=("Min", "Max"), rows="map", sparse=True
+)
+def clip(
+    x: Array, low: Array | None, high: Array | None, *, min: float, max: float
+) -> Array | SelectedRows:
+    """x limited to min..max, given as numbers or as one-element tensors. Of sparse rows their
+    sums.
+    """
     if low is None and high is None and min >= max:
         raise errors.ShapeError(f"clip: min must be less than max, found {min} and {max}")
-    bounds = [bound if tensor is None else only(tensor, x.dtype)
-              for tensor, bound in ((low, min), (high, max))]
+    bounds = [
+        bound if tensor is None else only(tensor, x.dtype)
+        for tensor, bound in ((low, min), (high, max))
+    ]
     if isinstance(x, SelectedRows):
         return x.merged().map(lambda v: between(v, *bounds))
     return between(x, *bounds)
@@ -214,9 +285,13 @@ def cumsum(x: Array, *, axis: int = -1, exclusive: bool = False, reverse: bool =
     axis %= x.ndim
     if exclusive:
         ahead = (slice(None),) * axis
-        kept, lost = (slice(1, None), slice(0, 1)) if reverse else (slice(None, -1), slice(-1, None))
+        kept, lost = (
+            (slice(1, None), slice(0, 1)) if reverse else (slice(None, -1), slice(-1, None))
+        )
         zero = jnp.zeros_like(x[(*ahead, lost)])
-        x = jnp.concatenate([x[(*ahead, kept)], zero] if reverse else [zero, x[(*ahead, kept)]], axis)
+        x = jnp.concatenate(
+            [x[(*ahead, kept)], zero] if reverse else [zero, x[(*ahead, kept)]], axis
+        )
     return jax.lax.cumsum(x, axis, reverse)
 
 
@@ -230,7 +305,9 @@ def magnitude(x: Any) -> Any:
 
 
 def unary(compute: Callable[..., Any]) -> Callable[..., Any]:
-    """`compute` with the signature of an operator X -> Out; JAX's own have parameters that are no attributes."""
+    """`compute` with the signature of an operator X -> Out; JAX's own have parameters that are no
+    attributes.
+    """
     return lambda x: compute(x)
 
 
@@ -240,12 +317,36 @@ def _unary_of_rows(compute: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _UNARY = {
-    "sqrt": jnp.sqrt, "rsqrt": jax.lax.rsqrt, "square": jnp.square, "exp": jnp.exp, "log": jnp.log, "log1p": jnp.log1p,
-    "abs": magnitude, "ceil": jnp.ceil, "floor": jnp.floor, "round": _round, "reciprocal": jnp.reciprocal,
-    "sin": jnp.sin, "cos": jnp.cos, "asin": jnp.arcsin, "acos": jnp.arccos, "atan": jnp.arctan, "erf": jax.lax.erf,
+    "sqrt": jnp.sqrt,
+    "rsqrt": jax.lax.rsqrt,
+    "square": jnp.square,
+    "exp": jnp.exp,
+    "log": jnp.log,
+    "log1p": jnp.log1p,
+    "abs": magnitude,
+    "ceil": jnp.ceil,
+    "floor": jnp.floor,
+    "round": _round,
+    "reciprocal": jnp.reciprocal,
+    "sin": jnp.sin,
+    "cos": jnp.cos,
+    "asin": jnp.arcsin,
+    "acos": jnp.arccos,
+    "atan": jnp.arctan,
+    "erf": jax.lax.erf,
     "sign": jnp.sign,
 }
 _OF_SPARSE = ("abs", "sqrt", "square")
-table({name: unary(compute) for name, compute in _UNARY.items() if name not in _OF_SPARSE},
-      ins=("X",), outs=("Out",), rows="map")
-table({name: _unary_of_rows(_UNARY[name]) for name in _OF_SPARSE}, ins=("X",), outs=("Out",), rows="map", sparse=True)
+table(
+    {name: unary(compute) for name, compute in _UNARY.items() if name not in _OF_SPARSE},
+    ins=("X",),
+    outs=("Out",),
+    rows="map",
+)
+table(
+    {name: _unary_of_rows(_UNARY[name]) for name in _OF_SPARSE},
+    ins=("X",),
+    outs=("Out",),
+    rows="map",
+    sparse=True,
+)

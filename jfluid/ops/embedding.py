@@ -1,8 +1,9 @@
 """Rows of a table by id: look-ups and one-hot vectors.
 
-An id outside the table gives a row of NaN: a compiled program cannot raise, and a clamped id would train the
-wrong row.
+An id outside the table gives a row of NaN: a compiled program cannot raise, and a clamped id would
+train the wrong row.
 """
+
 from typing import Any
 
 import jax.numpy as jnp
@@ -19,10 +20,14 @@ from jfluid.ops.selected_rows import SelectedRows
 def look_up(table: Array, ids: Array, padding_idx: int, is_distributed: bool) -> Array:
     """The rows of `table` at `ids`; zeros at `padding_idx`, which also gets no gradient."""
     if is_distributed and static_values.placeholder() is None:
-        raise errors.UnsupportedError("a look-up with is_distributed=True runs only after DistributeTranspiler has "
-                                      "moved its table to parameter servers")
+        raise errors.UnsupportedError(
+            "a look-up with is_distributed=True runs only after DistributeTranspiler has "
+            "moved its table to parameter servers"
+        )
     if table.ndim != 2:
-        raise errors.ShapeError(f"look-up: expected a table W of two dimensions, found shape {list(table.shape)}")
+        raise errors.ShapeError(
+            f"look-up: expected a table W of two dimensions, found shape {list(table.shape)}"
+        )
     integer_ids("look-up", ids)
     height = table.shape[0]
     index = jnp.where((ids >= 0) & (ids < height), ids, height)
@@ -34,29 +39,52 @@ def look_up(table: Array, ids: Array, padding_idx: int, is_distributed: bool) ->
 
 
 @op("lookup_table", ins=("W", "Ids"), outs=("Out",), nograd=("Ids",), rows="map")
-def lookup_table(w: Array, ids: Array, *, is_sparse: bool = False, is_distributed: bool = False, padding_idx: Long = -1,
-                 remote_prefetch: bool = False,
-                 trainer_id: int = 0, height_sections: Longs = (), epmap: Strings = (), table_names: Strings = (),
-                 grad_inplace: bool = False) -> Array:
+def lookup_table(
+    w: Array,
+    ids: Array,
+    *,
+    is_sparse: bool = False,
+    is_distributed: bool = False,
+    padding_idx: Long = -1,
+    remote_prefetch: bool = False,
+    trainer_id: int = 0,
+    height_sections: Longs = (),
+    epmap: Strings = (),
+    table_names: Strings = (),
+    grad_inplace: bool = False,
+) -> Array:
     """Rows of w at ids of shape [..., 1]."""
     return look_up(w, last_one("lookup_table", ids), padding_idx, is_distributed)
 
 
 @op("lookup_table_v2", ins=("W", "Ids"), outs=("Out",), nograd=("Ids",), rows="map")
-def lookup_table_v2(w: Array, ids: Array, *, is_sparse: bool = False, is_distributed: bool = False, padding_idx: Long = -1,
-                    remote_prefetch: bool = False,
-                    trainer_id: int = 0, height_sections: Longs = (), epmap: Strings = (), table_names: Strings = ()) -> Array:
+def lookup_table_v2(
+    w: Array,
+    ids: Array,
+    *,
+    is_sparse: bool = False,
+    is_distributed: bool = False,
+    padding_idx: Long = -1,
+    remote_prefetch: bool = False,
+    trainer_id: int = 0,
+    height_sections: Longs = (),
+    epmap: Strings = (),
+    table_names: Strings = (),
+) -> Array:
     """Rows of w at ids."""
     return look_up(w, ids, padding_idx, is_distributed)
 
 
 def _table_grad(w: Array, ids: Value, grad: Value, is_sparse: bool, padding_idx: int) -> Any:
-    """The gradient of a table from that of the rows looked up: all rows, or those that were looked up."""
+    """The gradient of a table from that of the rows looked up: all rows, or those that were looked
+    up.
+    """
     height = w.shape[0]
     rows, values = rows_of(ids).reshape(-1), rows_of(grad)
     values = values.reshape(-1, w.shape[1]).astype(w.dtype)
     ignored = (rows < 0) | (rows >= height)
-    if padding_idx != -1 and not is_sparse:  # Fluid's sparse gradient trains the padding row all the same
+    # Fluid's sparse gradient trains the padding row all the same
+    if padding_idx != -1 and not is_sparse:
         ignored |= rows == padding_idx
     padded = isinstance(ids, Ragged) and not ids.exact
     if padded:
@@ -69,20 +97,53 @@ def _sparse_table(op: Any) -> dict[str, VarType]:
     return {"W@GRAD": VarType.SELECTED_ROWS} if op.attrs.get("is_sparse") else {}
 
 
-@op("lookup_table_grad", ins=("W", "Ids", "Out@GRAD"), outs=("W@GRAD",), rows="sequence", types=_sparse_table)
-def lookup_table_grad(w: Value, ids: Value, grad: Value, *, is_sparse: bool = False, is_distributed: bool = False,
-                      padding_idx: Long = -1,
-                      remote_prefetch: bool = False, trainer_id: int = 0, height_sections: Longs = (), epmap: Strings = (),
-                      table_names: Strings = (), grad_inplace: bool = False) -> Value:
+@op(
+    "lookup_table_grad",
+    ins=("W", "Ids", "Out@GRAD"),
+    outs=("W@GRAD",),
+    rows="sequence",
+    types=_sparse_table,
+)
+def lookup_table_grad(
+    w: Value,
+    ids: Value,
+    grad: Value,
+    *,
+    is_sparse: bool = False,
+    is_distributed: bool = False,
+    padding_idx: Long = -1,
+    remote_prefetch: bool = False,
+    trainer_id: int = 0,
+    height_sections: Longs = (),
+    epmap: Strings = (),
+    table_names: Strings = (),
+    grad_inplace: bool = False,
+) -> Value:
     """The gradient of a table: `SelectedRows` when is_sparse."""
     return _table_grad(w, ids, grad, is_sparse, padding_idx)
 
 
-@op("lookup_table_v2_grad", ins=("W", "Ids", "Out@GRAD"), outs=("W@GRAD",), rows="sequence", types=_sparse_table)
-def lookup_table_v2_grad(w: Value, ids: Value, grad: Value, *, is_sparse: bool = False, is_distributed: bool = False,
-                         padding_idx: Long = -1,
-                         remote_prefetch: bool = False, trainer_id: int = 0, height_sections: Longs = (), epmap: Strings = (),
-                         table_names: Strings = ()) -> Value:
+@op(
+    "lookup_table_v2_grad",
+    ins=("W", "Ids", "Out@GRAD"),
+    outs=("W@GRAD",),
+    rows="sequence",
+    types=_sparse_table,
+)
+def lookup_table_v2_grad(
+    w: Value,
+    ids: Value,
+    grad: Value,
+    *,
+    is_sparse: bool = False,
+    is_distributed: bool = False,
+    padding_idx: Long = -1,
+    remote_prefetch: bool = False,
+    trainer_id: int = 0,
+    height_sections: Longs = (),
+    epmap: Strings = (),
+    table_names: Strings = (),
+) -> Value:
     """The gradient of a table: `SelectedRows` when is_sparse."""
     return _table_grad(w, ids, grad, is_sparse, padding_idx)
 
@@ -96,13 +157,19 @@ def integer_ids(type_: str, ids: Array) -> None:
 def last_one(type_: str, ids: Array) -> Array:
     """The ids without their last dimension, which must be 1."""
     if ids.ndim == 0 or ids.shape[-1] != 1:
-        raise errors.ShapeError(f"{type_}: expected ids whose last dimension is 1, found shape {list(ids.shape)}; "
-                                f"use {type_}_v2 (fluid.embedding, fluid.one_hot) for ids without it")
+        raise errors.ShapeError(
+            f"{type_}: expected ids whose last dimension is 1, found shape {list(ids.shape)}; "
+            f"use {type_}_v2 (fluid.embedding, fluid.one_hot) for ids without it"
+        )
     return ids[..., 0]
 
 
-def hot(ids: Array, depth_tensor: Array | None, depth: int, dtype: Any, allow_out_of_range: bool) -> Array:
-    """Vectors of length `depth` with a 1 at each id; out of range zeros if allowed, else NaN (integers: -1)."""
+def hot(
+    ids: Array, depth_tensor: Array | None, depth: int, dtype: Any, allow_out_of_range: bool
+) -> Array:
+    """Vectors of length `depth` with a 1 at each id; out of range zeros if allowed, else NaN
+    (integers: -1).
+    """
     if depth_tensor is not None:
         depth = static_values.ints(depth_tensor, "one_hot's depth_tensor")[0]
     integer_ids("one_hot", ids)
@@ -117,14 +184,26 @@ def hot(ids: Array, depth_tensor: Array | None, depth: int, dtype: Any, allow_ou
 
 
 @op("one_hot", ins=("X", "depth_tensor?"), outs=("Out",), grad=False, rows="map")
-def one_hot(x: Array, depth_tensor: Array | None, *, depth: int = -1, dtype: int = 5,
-            allow_out_of_range: bool = False) -> Array:
+def one_hot(
+    x: Array,
+    depth_tensor: Array | None,
+    *,
+    depth: int = -1,
+    dtype: int = 5,
+    allow_out_of_range: bool = False,
+) -> Array:
     """One-hot vectors of ids of shape [..., 1]."""
     return hot(last_one("one_hot", x), depth_tensor, depth, dtype, allow_out_of_range)
 
 
 @op("one_hot_v2", ins=("X", "depth_tensor?"), outs=("Out",), grad=False, rows="map")
-def one_hot_v2(x: Array, depth_tensor: Array | None, *, depth: int = -1, dtype: int = 5,
-               allow_out_of_range: bool = False) -> Array:
+def one_hot_v2(
+    x: Array,
+    depth_tensor: Array | None,
+    *,
+    depth: int = -1,
+    dtype: int = 5,
+    allow_out_of_range: bool = False,
+) -> Array:
     """One-hot vectors of ids, appended as a last dimension."""
     return hot(x, depth_tensor, depth, dtype, allow_out_of_range)

@@ -1,8 +1,9 @@
 """Operators that write variables to files and read them; they run on the host.
 
-A program that was read, from a file or from bytes, may be anybody's: it does not choose files. Its operators run when the
-reader's own code has named theirs.
+A program that was read, from a file or from bytes, may be anybody's: it does not choose files. Its
+operators run when the reader's own code has named theirs.
 """
+
 import math
 import os
 from types import SimpleNamespace
@@ -27,7 +28,8 @@ def _refuse_read(path: str, ctx: SimpleNamespace) -> None:
     if "file_path" in ctx.op.attr_kinds:
         raise errors.FileFormatError(
             f"operator {ctx.op.type} of a program that was read names the file {path!r}: such programs may come from "
-            "anywhere, and do not choose files. To run it, name the file yourself: op._set_attr('file_path', ...)")
+            "anywhere, and do not choose files. To run it, name the file yourself: op._set_attr('file_path', ...)"
+        )
 
 
 def _refuse_existing(path: str, overwrite: bool) -> None:
@@ -36,8 +38,14 @@ def _refuse_existing(path: str, overwrite: bool) -> None:
 
 
 @op("save", ins=("X",), outs=("kLookupTablePath?",), host=True, grad=False)
-def save(x: np.ndarray, *, ctx: SimpleNamespace, file_path: String, overwrite: Bool = True,
-         save_as_fp16: Bool = False) -> None:
+def save(
+    x: np.ndarray,
+    *,
+    ctx: SimpleNamespace,
+    file_path: String,
+    overwrite: Bool = True,
+    save_as_fp16: Bool = False,
+) -> None:
     """Write the variable to a file."""
     _refuse_read(file_path, ctx)
     _refuse_existing(file_path, overwrite)
@@ -45,9 +53,17 @@ def save(x: np.ndarray, *, ctx: SimpleNamespace, file_path: String, overwrite: B
 
 
 @op("load", outs=("Out",), host=True, grad=False)
-def load(*, ctx: SimpleNamespace, file_path: String, load_as_fp16: Bool = False, seek: Long = -1,
-         shape: Longs = ()) -> np.ndarray:
-    """Read the variable from a file; with `seek`, a slice of its elements from there on, in the given shape."""
+def load(
+    *,
+    ctx: SimpleNamespace,
+    file_path: String,
+    load_as_fp16: Bool = False,
+    seek: Long = -1,
+    shape: Longs = (),
+) -> np.ndarray:
+    """Read the variable from a file; with `seek`, a slice of its elements from there on, in the
+    given shape.
+    """
     _refuse_read(file_path, ctx)
     found = load_tensors(file_path, ctx.op.output("Out"))[0].value
     if seek >= 0:
@@ -57,27 +73,44 @@ def load(*, ctx: SimpleNamespace, file_path: String, load_as_fp16: Bool = False,
                 f"{file_path}, variable {ctx.op.output('Out')[0]}: {list(shape)} from element {seek} "
                 f"on reaches beyond its {flat.size} elements"
             )
-        found = flat[seek:seek + count].reshape(shape)
+        found = flat[seek : seek + count].reshape(shape)
     return _narrowed(found, load_as_fp16)
 
 
 @op("save_combine", ins=("X*",), outs=("Y?",), host=True, grad=False)
-def save_combine(xs: list[np.ndarray], *, ctx: SimpleNamespace, file_path: String, overwrite: Bool = True,
-                 save_as_fp16: Bool = False,
-                 save_to_memory: Bool = False) -> None:
+def save_combine(
+    xs: list[np.ndarray],
+    *,
+    ctx: SimpleNamespace,
+    file_path: String,
+    overwrite: Bool = True,
+    save_as_fp16: Bool = False,
+    save_to_memory: Bool = False,
+) -> None:
     """Write the variables to one file, in order."""
     if save_to_memory:
-        raise errors.UnsupportedError("save_combine: save_to_memory is not in this release; save to a file")
+        raise errors.UnsupportedError(
+            "save_combine: save_to_memory is not in this release; save to a file"
+        )
     _refuse_read(file_path, ctx)
     _refuse_existing(file_path, overwrite)
-    save_tensors(file_path, [_stored(x, n, save_as_fp16, ctx) for x, n in zip(xs, ctx.op.input("X"))])
+    save_tensors(
+        file_path, [_stored(x, n, save_as_fp16, ctx) for x, n in zip(xs, ctx.op.input("X"))]
+    )
 
 
 @op("load_combine", outs=("Out*",), host=True, grad=False)
-def load_combine(*, ctx: SimpleNamespace, file_path: String, load_as_fp16: Bool = False,
-                 model_from_memory: Bool = False) -> list[np.ndarray]:
+def load_combine(
+    *,
+    ctx: SimpleNamespace,
+    file_path: String,
+    load_as_fp16: Bool = False,
+    model_from_memory: Bool = False,
+) -> list[np.ndarray]:
     """Read the variables from one file, in order."""
     if model_from_memory:
-        raise errors.UnsupportedError("load_combine: model_from_memory is not in this release; give the path of a file")
+        raise errors.UnsupportedError(
+            "load_combine: model_from_memory is not in this release; give the path of a file"
+        )
     _refuse_read(file_path, ctx)
     return [_narrowed(t.value, load_as_fp16) for t in load_tensors(file_path, ctx.op.output("Out"))]

@@ -1,4 +1,5 @@
 """Gradient operators derived from their forward operators by `jax.vjp`."""
+
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -17,33 +18,50 @@ GRAD = "@GRAD"
 def gradient(forward: OpDef) -> OpDef:
     """The definition of `forward.type + "_grad"`.
 
-    It reads the inputs, outputs and output gradients of the forward operator (each may be absent) and writes the
-    gradients of its inputs. The forward operator is computed again; the lowering avoids that where both stand in
-    one block (see `vjp`).
+    It reads the inputs, outputs and output gradients of the forward operator (each may be absent)
+    and writes the gradients of its inputs. The forward operator is computed again; the lowering
+    avoids that where both stand in one block (see `vjp`).
     """
     saved = tuple(s for s in forward.outs if s.name not in forward.unsaved)
     ins = tuple(Slot(s.name, s.many, True) for s in forward.ins + saved)
     ins += tuple(Slot(s.name + GRAD, s.many, True) for s in forward.outs)
-    outs = tuple(Slot(s.name + GRAD, s.many, True) for s in forward.reads if s.name not in forward.nograd)
+    outs = tuple(
+        Slot(s.name + GRAD, s.many, True) for s in forward.reads if s.name not in forward.nograd
+    )
     n_in, n_out = len(forward.ins), len(saved)
 
     def run(*values: Any, **kwargs: Any) -> tuple[Any, ...]:
-        given, cotangents = values[:n_in], values[n_in + n_out:]
-        missing = [s.name for s, v in zip(forward.ins, given)
-                   if not s.optional and (v is None or (isinstance(v, list) and not v))]
+        given, cotangents = values[:n_in], values[n_in + n_out :]
+        missing = [
+            s.name
+            for s, v in zip(forward.ins, given)
+            if not s.optional and (v is None or (isinstance(v, list) and not v))
+        ]
         if missing or forward.carries:
             what = ", ".join(missing) or f"what {', '.join(forward.carries)} held before"
-            raise errors.OpError(f"{forward.type}_grad has to compute {forward.type} again, but the program does not "
-                                 f"give it {what}, nor holds the forward operator")
+            raise errors.OpError(
+                f"{forward.type}_grad has to compute {forward.type} again, but the program does not "
+                f"give it {what}, nor holds the forward operator"
+            )
         wanted = [s.name not in forward.nograd for s in forward.ins]
         _, pull = vjp(forward, given, kwargs, wanted, [c is not None for c in cotangents])
         grads = pull(cotangents)
         return tuple(g for s, g in zip(forward.ins, grads) if s.name not in forward.nograd)
 
-    # Called as it is: the forward operator inside meets ragged rows by its own rule. One with blocks has no function.
-    return OpDef(f"{forward.type}_grad", None if forward.fn is None else run, ins, outs,
-                 {n: a for n, a in forward.attrs.items() if a.kind != "BLOCK"}, rng=forward.rng,
-                 forward=forward, rows="sequence", sparse=True, collective=forward.collective)
+    # Called as it is: the forward operator inside meets ragged rows by its own rule. One with
+    # blocks has no function.
+    return OpDef(
+        f"{forward.type}_grad",
+        None if forward.fn is None else run,
+        ins,
+        outs,
+        {n: a for n, a in forward.attrs.items() if a.kind != "BLOCK"},
+        rng=forward.rng,
+        forward=forward,
+        rows="sequence",
+        sparse=True,
+        collective=forward.collective,
+    )
 
 
 def differentiable(value: Any) -> bool:
@@ -51,8 +69,13 @@ def differentiable(value: Any) -> bool:
     return value is not None and jnp.issubdtype(value.dtype, jnp.inexact)
 
 
-def vjp(forward: OpDef, inputs: Sequence[Any], kwargs: dict[str, Any], wanted: Sequence[bool],
-        used: Sequence[bool]) -> tuple[tuple[Any, ...], Callable[[Sequence[Any]], list[Any]]]:
+def vjp(
+    forward: OpDef,
+    inputs: Sequence[Any],
+    kwargs: dict[str, Any],
+    wanted: Sequence[bool],
+    used: Sequence[bool],
+) -> tuple[tuple[Any, ...], Callable[[Sequence[Any]], list[Any]]]:
     """Run `forward` and keep what its gradient needs.
 
     Args:
@@ -62,14 +85,20 @@ def vjp(forward: OpDef, inputs: Sequence[Any], kwargs: dict[str, Any], wanted: S
         used: for each output slot, whether a gradient will come back for it.
 
     Returns:
-        The outputs, one per slot, and a function from output gradients (None where absent, also inside lists) to
-        input gradients (None where none is wanted or possible).
+        The outputs, one per slot, and a function from output gradients (None where absent, also
+        inside lists) to input gradients (None where none is wanted or possible).
     """
-    return vjp_of(lambda *values: ragged_dispatch.call(forward, values, kwargs), inputs, wanted, used)
+    return vjp_of(
+        lambda *values: ragged_dispatch.call(forward, values, kwargs), inputs, wanted, used
+    )
 
 
-def vjp_of(function: Callable[..., tuple[Any, ...]], inputs: Sequence[Any], wanted: Sequence[bool],
-           used: Iterable[bool]) -> tuple[tuple[Any, ...], Callable[[Sequence[Any]], list[Any]]]:
+def vjp_of(
+    function: Callable[..., tuple[Any, ...]],
+    inputs: Sequence[Any],
+    wanted: Sequence[bool],
+    used: Iterable[bool],
+) -> tuple[tuple[Any, ...], Callable[[Sequence[Any]], list[Any]]]:
     """As `vjp`, for any function from the values of slots to a tuple of values of slots."""
     leaves, tree, flags = _flatten(inputs, wanted)
     shape: dict[str, Any] = {}
@@ -78,7 +107,10 @@ def vjp_of(function: Callable[..., tuple[Any, ...]], inputs: Sequence[Any], want
         it = iter(moving)
         outs = function(*tree.unflatten([next(it) if f else v for f, v in zip(flags, leaves)]))
         out_leaves, shape["tree"], shape["flags"] = _flatten(outs, used)
-        return ([v for f, v in zip(shape["flags"], out_leaves) if f], [v for f, v in zip(shape["flags"], out_leaves) if not f])
+        return (
+            [v for f, v in zip(shape["flags"], out_leaves) if f],
+            [v for f, v in zip(shape["flags"], out_leaves) if not f],
+        )
 
     vjp_of_run: Any = jax.vjp(run, [v for f, v in zip(flags, leaves) if f], has_aux=True)
     through, pull, rest = vjp_of_run
@@ -87,7 +119,11 @@ def vjp_of(function: Callable[..., tuple[Any, ...]], inputs: Sequence[Any], want
 
     def backward(cotangents: Sequence[Any]) -> list[Any]:
         seeds = [seed for o, c in zip(outs, cotangents) for seed in _seeds(o, c)]
-        it = iter(pull([_seed(o, s) for f, o, s in zip(out_flags, jax.tree.leaves(list(outs)), seeds) if f])[0])
+        it = iter(
+            pull(
+                [_seed(o, s) for f, o, s in zip(out_flags, jax.tree.leaves(list(outs)), seeds) if f]
+            )[0]
+        )
         merged = [(next(it) if f else v) for f, v in zip(flags, leaves)]
         at, result = 0, []
         for value in inputs:
@@ -95,8 +131,12 @@ def vjp_of(function: Callable[..., tuple[Any, ...]], inputs: Sequence[Any], want
             grads = []
             for part in parts:
                 n = len(jax.tree.leaves(part))
-                flow = any(flags[at:at + n])
-                grads.append(jax.tree.unflatten(jax.tree.structure(part), merged[at:at + n]) if flow else None)
+                flow = any(flags[at : at + n])
+                grads.append(
+                    jax.tree.unflatten(jax.tree.structure(part), merged[at : at + n])
+                    if flow
+                    else None
+                )
                 at += n
             result.append(grads if isinstance(value, list) else grads[0])
         return result

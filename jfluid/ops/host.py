@@ -1,4 +1,5 @@
 """Operators that run in Python between compiled segments: print and py_func."""
+
 import time
 import weakref
 from types import SimpleNamespace
@@ -14,8 +15,15 @@ from jfluid.ops.registry import Bool, Int, String, Strings, op
 _printed: "weakref.WeakKeyDictionary[object, int]" = weakref.WeakKeyDictionary()
 
 
-def _show(value: np.ndarray, name: str, op: Any, first_n: int, message: str, summarize: int,
-          shows: tuple[bool, bool, bool]) -> None:
+def _show(
+    value: np.ndarray,
+    name: str,
+    op: Any,
+    first_n: int,
+    message: str,
+    summarize: int,
+    shows: tuple[bool, bool, bool],
+) -> None:
     """Print one tensor in Fluid's layout; `shows` is (name, type, shape)."""
     count = _printed.get(op, 0)
     if 0 < first_n <= count:
@@ -27,30 +35,67 @@ def _show(value: np.ndarray, name: str, op: Any, first_n: int, message: str, sum
     lines += [f"\tshape: [{','.join(map(str, value.shape))}]"] if with_shape else []
     lines += [f"\tdtype: {value.dtype}"] if with_type else []
     flat = value.ravel() if summarize < 0 else value.ravel()[:summarize]
-    lines.append(f"\tdata: {','.join(f'{v:g}' if np.issubdtype(value.dtype, np.floating) else str(v) for v in flat)}")
+    lines.append(
+        f"\tdata: {','.join(f'{v:g}' if np.issubdtype(value.dtype, np.floating) else str(v) for v in flat)}"
+    )
     print("\n".join(lines), flush=True)
 
 
 @op("print", ins=("In",), outs=("Out",), host=True)
-def print_(value: np.ndarray, *, ctx: SimpleNamespace, first_n: Int, message: String, summarize: Int, print_tensor_name: Bool,
-           print_tensor_type: Bool, print_tensor_shape: Bool, print_tensor_lod: Bool, print_phase: String,
-           is_forward: Bool) -> np.ndarray:
+def print_(
+    value: np.ndarray,
+    *,
+    ctx: SimpleNamespace,
+    first_n: Int,
+    message: String,
+    summarize: Int,
+    print_tensor_name: Bool,
+    print_tensor_type: Bool,
+    print_tensor_shape: Bool,
+    print_tensor_lod: Bool,
+    print_phase: String,
+    is_forward: Bool,
+) -> np.ndarray:
     """Print the tensor and pass it on."""
     if print_phase.upper() in ("BOTH", "FORWARD" if is_forward else "BACKWARD"):
-        _show(value, ctx.op.input("In")[0], ctx.op, first_n, message, summarize,
-              (print_tensor_name, print_tensor_type, print_tensor_shape))
+        _show(
+            value,
+            ctx.op.input("In")[0],
+            ctx.op,
+            first_n,
+            message,
+            summarize,
+            (print_tensor_name, print_tensor_type, print_tensor_shape),
+        )
     return value
 
 
 @op("print_grad", ins=("Out@GRAD",), outs=("In@GRAD",), host=True, grad=False)
-def print_grad(grad: np.ndarray, *, ctx: SimpleNamespace, first_n: Int, message: String, summarize: Int,
-               print_tensor_name: Bool,
-               print_tensor_type: Bool, print_tensor_shape: Bool, print_tensor_lod: Bool, print_phase: String,
-               is_forward: Bool) -> np.ndarray:
+def print_grad(
+    grad: np.ndarray,
+    *,
+    ctx: SimpleNamespace,
+    first_n: Int,
+    message: String,
+    summarize: Int,
+    print_tensor_name: Bool,
+    print_tensor_type: Bool,
+    print_tensor_shape: Bool,
+    print_tensor_lod: Bool,
+    print_phase: String,
+    is_forward: Bool,
+) -> np.ndarray:
     """Print the gradient and pass it on."""
     if print_phase.upper() in ("BOTH", "BACKWARD"):
-        _show(grad, ctx.op.input("Out@GRAD")[0], ctx.op, first_n, message, summarize,
-              (print_tensor_name, print_tensor_type, print_tensor_shape))
+        _show(
+            grad,
+            ctx.op.input("Out@GRAD")[0],
+            ctx.op,
+            first_n,
+            message,
+            summarize,
+            (print_tensor_name, print_tensor_type, print_tensor_shape),
+        )
     return grad
 
 
@@ -60,25 +105,44 @@ def _call(number: int, arguments: list[Any], names: list[str], what: str) -> lis
     result = [] if result is None and not names else result
     result = list(result) if isinstance(result, (list, tuple)) else [result]
     if len(result) != len(names):
-        raise errors.OpError(f"py_func: {what} returned {len(result)} values, expected {len(names)} "
-                             f"({', '.join(names)})")
+        raise errors.OpError(
+            f"py_func: {what} returned {len(result)} values, expected {len(names)} "
+            f"({', '.join(names)})"
+        )
     return [None if r is None else np.asarray(r) for r in result]
 
 
 @op("py_func", ins=("X*",), outs=("Out*",), host=True)
-def py_func(inputs: list[np.ndarray], *, ctx: SimpleNamespace, forward_callable_id: int = 0, backward_callable_id: int = -1,
-            backward_skip_vars: Strings = ()) -> list[np.ndarray]:
+def py_func(
+    inputs: list[np.ndarray],
+    *,
+    ctx: SimpleNamespace,
+    forward_callable_id: int = 0,
+    backward_callable_id: int = -1,
+    backward_skip_vars: Strings = (),
+) -> list[np.ndarray]:
     """Call a Python function on NumPy arrays."""
     return _call(forward_callable_id, inputs, ctx.op.output("Out"), "the function")
 
 
 @op("py_func_grad", ins=("X*", "Out*", "Out@GRAD*?"), outs=("X@GRAD*",), host=True, grad=False)
-def py_func_grad(inputs: list[np.ndarray], outputs: list[np.ndarray], grads: list[np.ndarray] | None, *, ctx: SimpleNamespace,
-                 forward_callable_id: int = 0, backward_callable_id: int = -1,
-                 backward_skip_vars: Strings = ()) -> list[np.ndarray]:
-    """Call the backward function on the inputs and outputs that it does not skip, and the output gradients."""
+def py_func_grad(
+    inputs: list[np.ndarray],
+    outputs: list[np.ndarray],
+    grads: list[np.ndarray] | None,
+    *,
+    ctx: SimpleNamespace,
+    forward_callable_id: int = 0,
+    backward_callable_id: int = -1,
+    backward_skip_vars: Strings = (),
+) -> list[np.ndarray]:
+    """Call the backward function on the inputs and outputs that it does not skip, and the output
+    gradients.
+    """
     names = ctx.op.input("X") + ctx.op.input("Out")
-    kept = [v for n, v in zip(names, [*inputs, *outputs], strict=True) if n not in backward_skip_vars]
+    kept = [
+        v for n, v in zip(names, [*inputs, *outputs], strict=True) if n not in backward_skip_vars
+    ]
     found: list[Any] = list(grads or ()) or [None] * len(outputs)
     filled = [np.zeros_like(o) if g is None else g for o, g in zip(outputs, found, strict=True)]
     return _call(backward_callable_id, kept + filled, ctx.op.output("X@GRAD"), "backward_func")

@@ -1,9 +1,10 @@
 """Operators that pick, place, pad or order elements.
 
-An index outside its array is an error in Fluid, where the kernel sees it, and undefined where it does not. A
-compiled program cannot raise: here a read outside gives NaN (the smallest number of an integer type), which shows,
-and a write outside is dropped. Negative indices count as outside.
+An index outside its array is an error in Fluid, where the kernel sees it, and undefined where it
+does not. A compiled program cannot raise: here a read outside gives NaN (the smallest number of an
+integer type), which shows, and a write outside is dropped. Negative indices count as outside.
 """
+
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -29,10 +30,15 @@ def take_rows(x: Array, index: Array, axis: int = 0) -> Array:
 def _last_writer(index: Array, rows: int) -> Array:
     """For each entry of index the position of the last equal entry.
 
-    Writes that collide then carry the same value, so that their order, which XLA leaves open, does not matter.
+    Writes that collide then carry the same value, so that their order, which XLA leaves open, does
+    not matter.
     """
     positions = jnp.arange(index.shape[0], dtype=jnp.int32)
-    last = jnp.zeros((rows,), jnp.int32).at[index].max(positions, mode="drop", wrap_negative_indices=False)
+    last = (
+        jnp.zeros((rows,), jnp.int32)
+        .at[index]
+        .max(positions, mode="drop", wrap_negative_indices=False)
+    )
     return last.at[index].get(mode="clip")
 
 
@@ -40,11 +46,14 @@ def _flat_index(index: Array, what: str) -> Array:
     if index.ndim == 2 and index.shape[1] == 1:
         return index[:, 0]
     if index.ndim != 1:
-        raise errors.ShapeError(f"{what}: expected indices of shape [n] or [n, 1], found {index.shape}")
+        raise errors.ShapeError(
+            f"{what}: expected indices of shape [n] or [n, 1], found {index.shape}"
+        )
     return index
 
 
-# Gather's `overwrite` is about its gradient: of equal indices only the last one's gradient reaches the row.
+# Gather's `overwrite` is about its gradient: of equal indices only the last one's gradient reaches
+# the row.
 @jax.custom_vjp
 def _gather_overwriting(x: Array, index: Array, written: Array) -> Array:
     return take_rows(x, index)
@@ -65,7 +74,9 @@ _gather_overwriting.defvjp(_gather_forward, _gather_backward)
 
 @op("gather", ins=("X", "Index"), outs=("Out",), nograd=("Index",), fold=True, rows="sequence")
 def gather(x: Value, index: Value, *, overwrite: bool = True) -> Value:
-    """Rows of x at the indices; overwrite: the gradient of equal indices is the last one's, not the sum."""
+    """Rows of x at the indices; overwrite: the gradient of equal indices is the last one's, not the
+    sum.
+    """
     table, at = rows_of(x), _flat_index(rows_of(index), "gather")
     if numpy_of(table, at) is np:
         return table[at]
@@ -83,9 +94,13 @@ def _split_index(index: Array) -> tuple[Array, ...]:
 
 @op("gather_nd", ins=("X", "Index"), outs=("Out",), nograd=("Index",), rows=row_rules.unless("X"))
 def gather_nd(x: Array, index: Array) -> Array:
-    """Slices of x at coordinates: the last dimension of index counts the leading dimensions of x."""
+    """Slices of x at coordinates: the last dimension of index counts the leading dimensions of
+    x.
+    """
     if index.shape[-1] > x.ndim:
-        raise errors.ShapeError(f"gather_nd: {index.shape[-1]} coordinates for an input of shape {x.shape}")
+        raise errors.ShapeError(
+            f"gather_nd: {index.shape[-1]} coordinates for an input of shape {x.shape}"
+        )
     return jnp.asarray(x).at[_split_index(index)].get(mode="fill", wrap_negative_indices=False)
 
 
@@ -99,18 +114,24 @@ def _scatter(x: Array, index: Array, updates: Array, overwrite: Array) -> Array:
 
 # Fluid passes the gradient of a scatter on to x whole, also for the rows that were replaced.
 _scatter_like_fluid = jax.custom_vjp(_scatter, nondiff_argnums=(3,))
-_scatter_like_fluid.defvjp(lambda x, index, updates, overwrite: (_scatter(x, index, updates, overwrite), index),
-                           lambda overwrite, index, out_grad: (out_grad, None, take_rows(out_grad, index)))
+_scatter_like_fluid.defvjp(
+    lambda x, index, updates, overwrite: (_scatter(x, index, updates, overwrite), index),
+    lambda overwrite, index, out_grad: (out_grad, None, take_rows(out_grad, index)),
+)
 
 
 @op("scatter", ins=("X", "Ids", "Updates"), outs=("Out",), nograd=("Ids",))
 def scatter(x: Array, ids: Array, updates: Array, *, overwrite: bool = True) -> Array:
-    """x with rows ids replaced by updates (the last of equal ids), or by the sum of their updates."""
+    """x with rows ids replaced by updates (the last of equal ids), or by the sum of their
+    updates.
+    """
     ids = _flat_index(ids, "scatter")
     if updates.shape[1:] != x.shape[1:] or updates.shape[0] != ids.shape[0]:
         if not any(map(is_unknown, (*x.shape, *updates.shape, *ids.shape))):
-            raise errors.ShapeError(f"scatter: expected updates of shape {(ids.shape[0], *x.shape[1:])}, "
-                                    f"found {updates.shape}")
+            raise errors.ShapeError(
+                f"scatter: expected updates of shape {(ids.shape[0], *x.shape[1:])}, "
+                f"found {updates.shape}"
+            )
         return x
     return _scatter_like_fluid(jnp.asarray(x), ids, jnp.asarray(updates), overwrite)
 
@@ -118,12 +139,18 @@ def scatter(x: Array, ids: Array, updates: Array, *, overwrite: bool = True) -> 
 @op("scatter_nd_add", ins=("X", "Index", "Updates"), outs=("Out",), nograd=("Index",))
 def scatter_nd_add(x: Array, index: Array, updates: Array) -> Array:
     """x with updates added at coordinates (see gather_nd); equal coordinates add up."""
-    expected = (*index.shape[:-1], *x.shape[index.shape[-1]:])
+    expected = (*index.shape[:-1], *x.shape[index.shape[-1] :])
     if updates.shape != expected:
         if not any(map(is_unknown, (*expected, *updates.shape))):
-            raise errors.ShapeError(f"scatter_nd_add: expected updates of shape {expected}, found {updates.shape}")
+            raise errors.ShapeError(
+                f"scatter_nd_add: expected updates of shape {expected}, found {updates.shape}"
+            )
         return x
-    return jnp.asarray(x).at[_split_index(index)].add(updates, mode="drop", wrap_negative_indices=False)
+    return (
+        jnp.asarray(x)
+        .at[_split_index(index)]
+        .add(updates, mode="drop", wrap_negative_indices=False)
+    )
 
 
 def _select_rows(attrs: Mapping[str, Any], ins: Mapping[str, Any]) -> str | None:
@@ -171,16 +198,20 @@ def _decreased(x: Array, axes: Sequence[int]) -> Array:
 def _one(x: Array, start: Array, axis: int) -> Array:
     """The slice of size 1 at a position that only the run knows."""
     start = start.reshape(-1)[0]
-    return jax.lax.dynamic_slice_in_dim(x, jnp.where(start < 0, start + x.shape[axis], start), 1, axis)
+    return jax.lax.dynamic_slice_in_dim(
+        x, jnp.where(start < 0, start + x.shape[axis], start), 1, axis
+    )
 
 
-def _listed(listed: list[Array] | None, tensor: Array | None, attr: tuple[int, ...], count: int) -> list[Any]:
+def _listed(
+    listed: list[Array] | None, tensor: Array | None, attr: tuple[int, ...], count: int
+) -> list[Any]:
     """A start or end per axis: a number, or a tensor of one element."""
     if listed:
         return list(listed)
     if tensor is not None:
         tensor = tensor.reshape(-1)
-        return [tensor[i:i + 1] for i in range(count)]
+        return [tensor[i : i + 1] for i in range(count)]
     return list(attr)
 
 
@@ -193,44 +224,71 @@ def _number(value: Any, attr: Sequence[int], i: int, flags: Sequence[int]) -> in
     return attr[i] if i < len(attr) and i < len(flags) and flags[i] != -1 else None
 
 
-@op("slice", ins=("Input", "StartsTensor?", "EndsTensor?", "StartsTensorList*?", "EndsTensorList*?"), outs=("Out",),
-    nograd=("StartsTensor", "EndsTensor", "StartsTensorList", "EndsTensorList"), fold=True,
-    rows=row_rules.other_axes("axes", "Input"))
-def slice_(x: Array, starts_tensor: Array | None, ends_tensor: Array | None, start_tensors: list[Array] | None,
-           end_tensors: list[Array] | None, *, axes: Ints, starts: Ints = (),
-           ends: Ints = (), infer_flags: Ints = (), decrease_axis: Ints = ()) -> Array:
+@op(
+    "slice",
+    ins=("Input", "StartsTensor?", "EndsTensor?", "StartsTensorList*?", "EndsTensorList*?"),
+    outs=("Out",),
+    nograd=("StartsTensor", "EndsTensor", "StartsTensorList", "EndsTensorList"),
+    fold=True,
+    rows=row_rules.other_axes("axes", "Input"),
+)
+def slice_(
+    x: Array,
+    starts_tensor: Array | None,
+    ends_tensor: Array | None,
+    start_tensors: list[Array] | None,
+    end_tensors: list[Array] | None,
+    *,
+    axes: Ints,
+    starts: Ints = (),
+    ends: Ints = (),
+    infer_flags: Ints = (),
+    decrease_axis: Ints = (),
+) -> Array:
     """x from starts to ends along axes, without the dimensions decrease_axis."""
     first = _listed(start_tensors, starts_tensor, starts, len(axes))
     last = _listed(end_tensors, ends_tensor, ends, len(axes))
     for i, axis in enumerate(axes):
         axis %= x.ndim
-        if static_values.placeholder() is None and axis in decrease_axis and not static_values.is_static(first[i]):
+        if (
+            static_values.placeholder() is None
+            and axis in decrease_axis
+            and not static_values.is_static(first[i])
+        ):
             x = _one(x, first[i], axis)
             continue
         size = x.shape[axis]
-        start, end = _number(first[i], starts, i, infer_flags), _number(last[i], ends, i, infer_flags)
+        start, end = (
+            _number(first[i], starts, i, infer_flags),
+            _number(last[i], ends, i, infer_flags),
+        )
         if start is None or end is None or is_unknown(size):
             x = _resized(x, axis, 1 if axis in decrease_axis else static_values.placeholder())
             continue
-        if (start, end) == (-1, 0) and axis in decrease_axis:  # `x[i]` with i = -1 asks for i to i + 1
+        # `x[i]` with i = -1 asks for i to i + 1
+        if (start, end) == (-1, 0) and axis in decrease_axis:
             end = size
         low, high = _bounds(size, start, end)
         if high <= low:
-            raise errors.ShapeError(f"slice: [{start}:{end}] of dimension {axis} is empty for shape {x.shape}")
+            raise errors.ShapeError(
+                f"slice: [{start}:{end}] of dimension {axis} is empty for shape {x.shape}"
+            )
         x = x[(slice(None),) * axis + (slice(low, high),)]
     return _decreased(x, decrease_axis)
 
 
 def _resized(x: Array, axis: int, size: int | None) -> Array:
     """An array of the same kind with another size along axis, for shape inference."""
-    return jnp.zeros((*x.shape[:axis], size, *x.shape[axis + 1:]), x.dtype)
+    return jnp.zeros((*x.shape[:axis], size, *x.shape[axis + 1 :]), x.dtype)
 
 
 def _strided(size: int, start: int, end: int, stride: int) -> slice | None:
-    """The elements of a strided slice in ascending order, as Fluid counts them; None when there are none.
+    """The elements of a strided slice in ascending order, as Fluid counts them; None when there are
+    none.
 
-    A negative stride walks the same elements from the lower bound upwards; they are reversed afterwards. So
-    `[3:0:-2]` reads 1 and 3, `[4:0:-3]` reads 1 and 4, but `[3:-1:-2]` (-1: down to the first) reads 0 and 2.
+    A negative stride walks the same elements from the lower bound upwards; they are reversed
+    afterwards. So `[3:0:-2]` reads 1 and 3, `[4:0:-3]` reads 1 and 4, but `[3:-1:-2]` (-1: down to
+    the first) reads 0 and 2.
     """
     start = start + size if start < 0 else start
     if end < 0 and not (end == -1 and stride < 0):
@@ -241,19 +299,52 @@ def _strided(size: int, start: int, end: int, stride: int) -> slice | None:
     return slice(low, high, abs(stride)) if high > low else None
 
 
-@op("strided_slice", ins=("Input", "StartsTensor?", "EndsTensor?", "StridesTensor?", "StartsTensorList*?",
-                          "EndsTensorList*?", "StridesTensorList*?"), outs=("Out",),
-    nograd=("StartsTensor", "EndsTensor", "StridesTensor", "StartsTensorList", "EndsTensorList", "StridesTensorList"),
-    fold=True, rows=row_rules.other_axes("axes", "Input"))
-def strided_slice(x: Array, starts_tensor: Array | None, ends_tensor: Array | None, strides_tensor: Array | None,
-                  start_tensors: list[Array] | None, end_tensors: list[Array] | None, stride_tensors: list[Array] | None, *,
-                  axes: Ints, starts: Ints = (), ends: Ints = (), strides: Ints = (), infer_flags: Ints = (),
-                  decrease_axis: Ints = ()) -> Array:
+@op(
+    "strided_slice",
+    ins=(
+        "Input",
+        "StartsTensor?",
+        "EndsTensor?",
+        "StridesTensor?",
+        "StartsTensorList*?",
+        "EndsTensorList*?",
+        "StridesTensorList*?",
+    ),
+    outs=("Out",),
+    nograd=(
+        "StartsTensor",
+        "EndsTensor",
+        "StridesTensor",
+        "StartsTensorList",
+        "EndsTensorList",
+        "StridesTensorList",
+    ),
+    fold=True,
+    rows=row_rules.other_axes("axes", "Input"),
+)
+def strided_slice(
+    x: Array,
+    starts_tensor: Array | None,
+    ends_tensor: Array | None,
+    strides_tensor: Array | None,
+    start_tensors: list[Array] | None,
+    end_tensors: list[Array] | None,
+    stride_tensors: list[Array] | None,
+    *,
+    axes: Ints,
+    starts: Ints = (),
+    ends: Ints = (),
+    strides: Ints = (),
+    infer_flags: Ints = (),
+    decrease_axis: Ints = (),
+) -> Array:
     """x from starts to ends by strides along axes, without the dimensions decrease_axis."""
     n = len(axes)
-    groups = ((_listed(start_tensors, starts_tensor, starts, n), starts),
-              (_listed(end_tensors, ends_tensor, ends, n), ends),
-              (_listed(stride_tensors, strides_tensor, strides, n), strides))
+    groups = (
+        (_listed(start_tensors, starts_tensor, starts, n), starts),
+        (_listed(end_tensors, ends_tensor, ends, n), ends),
+        (_listed(stride_tensors, strides_tensor, strides, n), strides),
+    )
     for i, axis in enumerate(axes):
         axis %= x.ndim
         begin, end, stride = (_number(given[i], attr, i, infer_flags) for given, attr in groups)
@@ -262,33 +353,53 @@ def strided_slice(x: Array, starts_tensor: Array | None, ends_tensor: Array | No
             continue
         part = _strided(x.shape[axis], begin, end, stride)
         if part is None:
-            raise errors.ShapeError(f"strided_slice: [{begin}:{end}:{stride}] of dimension {axis} is empty; "
-                                    f"the input has shape {x.shape}")
+            raise errors.ShapeError(
+                f"strided_slice: [{begin}:{end}:{stride}] of dimension {axis} is empty; "
+                f"the input has shape {x.shape}"
+            )
         x = x[(slice(None),) * axis + (part,)]
         x = numpy_of(x).flip(x, axis) if stride < 0 else x
     return _decreased(x, decrease_axis)
 
 
-@op("pad", ins=("X",), outs=("Out",), rows=lambda attrs, ins: "map" if not any(attrs["paddings"][:2]) else None)
+@op(
+    "pad",
+    ins=("X",),
+    outs=("Out",),
+    rows=lambda attrs, ins: "map" if not any(attrs["paddings"][:2]) else None,
+)
 def pad(x: Array, *, paddings: Ints, pad_value: float = 0.0) -> Array:
     """x with paddings[2i] values before and paddings[2i+1] after along dimension i."""
     if len(paddings) != 2 * x.ndim:
-        raise errors.ShapeError(f"pad: expected {2 * x.ndim} paddings for shape {x.shape}, found {len(paddings)}")
+        raise errors.ShapeError(
+            f"pad: expected {2 * x.ndim} paddings for shape {x.shape}, found {len(paddings)}"
+        )
     pairs = list(zip(paddings[::2], paddings[1::2], strict=True))
     return jnp.pad(x, pairs, constant_values=jnp.asarray(pad_value, x.dtype))
 
 
 @op("pad2d", ins=("X", "Paddings?"), outs=("Out",), nograd=("Paddings",), rows="map")
-def pad2d(x: Array, paddings_tensor: Array | None, *, paddings: Ints, mode: str = "constant", pad_value: float = 0.0,
-          data_format: str = "NCHW") -> Array:
+def pad2d(
+    x: Array,
+    paddings_tensor: Array | None,
+    *,
+    paddings: Ints,
+    mode: str = "constant",
+    pad_value: float = 0.0,
+    data_format: str = "NCHW",
+) -> Array:
     """An image batch padded (top, bottom, left, right) by a value, by reflection or by its edge."""
     if x.ndim != 4:
-        raise errors.ShapeError(f"pad2d: expected an image batch of 4 dimensions, found shape {x.shape}")
+        raise errors.ShapeError(
+            f"pad2d: expected an image batch of 4 dimensions, found shape {x.shape}"
+        )
     top, bottom, left, right = given_ints(None, paddings_tensor, paddings, "the paddings of pad2d")
     pairs = [(0, 0), (top, bottom), (left, right)]
     pairs.insert(3 if data_format == "NHWC" else 1, (0, 0))
     if static_values.placeholder() is not None:
-        return jnp.zeros([d + low + high for d, (low, high) in zip(x.shape, pairs, strict=True)], x.dtype)
+        return jnp.zeros(
+            [d + low + high for d, (low, high) in zip(x.shape, pairs, strict=True)], x.dtype
+        )
     if mode == "constant":
         return jnp.pad(x, pairs, constant_values=jnp.asarray(pad_value, x.dtype))
     return jnp.pad(x, pairs, mode=mode)
@@ -300,13 +411,21 @@ def pad_constant_like(x: Array, y: Array, *, pad_value: float = 0.0) -> Array:
     if any(map(is_unknown, (*x.shape, *y.shape))):
         return jnp.zeros(x.shape, y.dtype)
     if x.ndim != y.ndim or any(b > a for a, b in zip(x.shape, y.shape, strict=True)):
-        raise errors.ShapeError(f"pad_constant_like: Y of shape {y.shape} does not fit into X of shape {x.shape}")
+        raise errors.ShapeError(
+            f"pad_constant_like: Y of shape {y.shape} does not fit into X of shape {x.shape}"
+        )
     pairs = [(0, a - b) for a, b in zip(x.shape, y.shape, strict=True)]
     return jnp.pad(y, pairs, constant_values=jnp.asarray(pad_value, y.dtype))
 
 
-def _crop(x: Array, dims: Sequence[int], offset_tensors: list[Array] | None, offset_tensor: Array | None,
-          offsets: tuple[int, ...], what: str) -> Array:
+def _crop(
+    x: Array,
+    dims: Sequence[int],
+    offset_tensors: list[Array] | None,
+    offset_tensor: Array | None,
+    offsets: tuple[int, ...],
+    what: str,
+) -> Array:
     tensors = offset_tensors or ([] if offset_tensor is None else [offset_tensor])
     if (
         tensors
@@ -315,28 +434,49 @@ def _crop(x: Array, dims: Sequence[int], offset_tensors: list[Array] | None, off
     ):
         at = jnp.concatenate([o.reshape(-1) for o in tensors])
         return jax.lax.dynamic_slice(x, list(at), dims)
-    offsets = given_ints(offset_tensors, offset_tensor, offsets or (0,) * x.ndim, f"the offsets of {what}")
+    offsets = given_ints(
+        offset_tensors, offset_tensor, offsets or (0,) * x.ndim, f"the offsets of {what}"
+    )
     if len(dims) != x.ndim or len(offsets) != x.ndim:
-        raise errors.ShapeError(f"{what}: expected {x.ndim} sizes and offsets, found {tuple(dims)} and {offsets}")
+        raise errors.ShapeError(
+            f"{what}: expected {x.ndim} sizes and offsets, found {tuple(dims)} and {offsets}"
+        )
     dims = [n - o if d == -1 else d for d, n, o in zip(dims, x.shape, offsets, strict=True)]
-    if (tensors and static_values.placeholder() is not None) or any(map(is_unknown, (*dims, *x.shape))):
+    if (tensors and static_values.placeholder() is not None) or any(
+        map(is_unknown, (*dims, *x.shape))
+    ):
         return jnp.zeros(dims, x.dtype)
     if any(o < 0 or d < 1 or o + d > n for o, d, n in zip(offsets, dims, x.shape, strict=True)):
-        raise errors.ShapeError(f"{what}: shape {tuple(dims)} at offsets {offsets} is not inside shape {x.shape}")
+        raise errors.ShapeError(
+            f"{what}: shape {tuple(dims)} at offsets {offsets} is not inside shape {x.shape}"
+        )
     return x[tuple(slice(o, o + d) for o, d in zip(offsets, dims, strict=True))]
 
 
 @op("crop", ins=("X", "Y?", "Offsets?"), outs=("Out",), nograd=("Y", "Offsets"))
-def crop(x: Array, y: Array | None, offsets_tensor: Array | None, *, offsets: Ints = (), shape: Ints = ()) -> Array:
+def crop(
+    x: Array, y: Array | None, offsets_tensor: Array | None, *, offsets: Ints = (), shape: Ints = ()
+) -> Array:
     """The part of x at offsets with the given shape, or with the shape of y; -1 is the rest."""
     return _crop(x, shape if y is None else y.shape, None, offsets_tensor, offsets, "crop")
 
 
-@op("crop_tensor", ins=("X", "Shape?", "Offsets?", "ShapeTensor*?", "OffsetsTensor*?"), outs=("Out",),
-    nograd=("Shape", "Offsets", "ShapeTensor", "OffsetsTensor"))
-def crop_tensor(x: Array, shape_tensor: Array | None, offsets_tensor: Array | None, shape_tensors: list[Array] | None,
-                offset_tensors: list[Array] | None, *, offsets: Ints = (),
-                shape: Ints = ()) -> Array:
+@op(
+    "crop_tensor",
+    ins=("X", "Shape?", "Offsets?", "ShapeTensor*?", "OffsetsTensor*?"),
+    outs=("Out",),
+    nograd=("Shape", "Offsets", "ShapeTensor", "OffsetsTensor"),
+)
+def crop_tensor(
+    x: Array,
+    shape_tensor: Array | None,
+    offsets_tensor: Array | None,
+    shape_tensors: list[Array] | None,
+    offset_tensors: list[Array] | None,
+    *,
+    offsets: Ints = (),
+    shape: Ints = (),
+) -> Array:
     """The part of x at offsets with the given shape; -1 is the rest."""
     dims = given_ints(shape_tensors, shape_tensor, shape, "the shape of crop_tensor")
     return _crop(x, dims, offset_tensors, offsets_tensor, offsets, "crop_tensor")
@@ -344,13 +484,19 @@ def crop_tensor(x: Array, shape_tensor: Array | None, offsets_tensor: Array | No
 
 @op("top_k", ins=("X", "K?"), outs=("Out", "Indices"), nograd=("K",), rows=row_rules.last_axis)
 def top_k(x: Array, k_tensor: Array | None, *, k: int = 1) -> tuple[Array, Array]:
-    """The k largest values of each last dimension, largest first, and their positions (the first of equal ones)."""
+    """The k largest values of each last dimension, largest first, and their positions (the first of
+    equal ones).
+    """
     if k_tensor is not None:
         k = static_values.ints(k_tensor, "K of top_k")[0]
-    if static_values.placeholder() is not None and (k_tensor is not None or is_unknown(x.shape[-1])):
+    if static_values.placeholder() is not None and (
+        k_tensor is not None or is_unknown(x.shape[-1])
+    ):
         return _resized(x, x.ndim - 1, k), jnp.zeros((*x.shape[:-1], k), np.int64)
     if not 1 <= k <= x.shape[-1]:
-        raise errors.ShapeError(f"top_k: expected k from 1 to {x.shape[-1]} for shape {x.shape}, found {k}")
+        raise errors.ShapeError(
+            f"top_k: expected k from 1 to {x.shape[-1]} for shape {x.shape}, found {k}"
+        )
     values, indices = jax.lax.top_k(jnp.asarray(x), k)
     return values, indices.astype(np.int64)
 
@@ -392,7 +538,9 @@ def where_index(condition: np.ndarray) -> np.ndarray:
 
 
 def _unique(x: np.ndarray, dtype: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    values, first, inverse, counts = np.unique(np.ravel(x), return_index=True, return_inverse=True, return_counts=True)
+    values, first, inverse, counts = np.unique(
+        np.ravel(x), return_index=True, return_inverse=True, return_counts=True
+    )
     order = np.argsort(first)
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
@@ -401,7 +549,9 @@ def _unique(x: np.ndarray, dtype: Any) -> tuple[np.ndarray, np.ndarray, np.ndarr
 
 @op("unique", ins=("X",), outs=("Out", "Index"), grad=False, host=True)
 def unique(x: np.ndarray, *, dtype: Int) -> tuple[np.ndarray, np.ndarray]:
-    """The different values of x in the order of their first appearance, and where each element of x went."""
+    """The different values of x in the order of their first appearance, and where each element of x
+    went.
+    """
     return _unique(x, np_dtype(dtype))[:2]
 
 
@@ -412,7 +562,11 @@ def unique_with_counts(x: np.ndarray, *, dtype: Int) -> tuple[np.ndarray, np.nda
 
 
 @op("shard_index", ins=("X",), outs=("Out",), grad=False, rows="map")
-def shard_index(x: Array, *, index_num: Int, nshards: Int, shard_id: Int, ignore_value: int = -1) -> Array:
-    """Indices within shard shard_id of nshards equal ranges of index_num; those of other shards become ignore_value."""
+def shard_index(
+    x: Array, *, index_num: Int, nshards: Int, shard_id: Int, ignore_value: int = -1
+) -> Array:
+    """Indices within shard shard_id of nshards equal ranges of index_num; those of other shards
+    become ignore_value.
+    """
     width = (index_num + nshards - 1) // nshards
     return jnp.where(x // width == shard_id, x % width, jnp.asarray(ignore_value, x.dtype))

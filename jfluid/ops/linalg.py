@@ -1,4 +1,5 @@
 """Products of matrices and vectors."""
+
 from collections.abc import Mapping
 from math import prod
 from typing import Any
@@ -14,21 +15,27 @@ from jfluid.ops.shape import is_unknown
 
 
 def _check_equal(what: str, x: Any, y: Any, x_size: int, y_size: int) -> bool:
-    """Whether two sizes are equal; False where one is unknown and may be. Raises ShapeError where they differ."""
+    """Whether two sizes are equal; False where one is unknown and may be. Raises ShapeError where
+    they differ.
+    """
     if x_size == y_size:
         return True
     if is_unknown(x_size) or is_unknown(y_size):
         return False
-    raise errors.ShapeError(f"{what}: shapes {x.shape} and {y.shape} do not go together: expected equal sizes, "
-                            f"found {x_size} and {y_size}")
+    raise errors.ShapeError(
+        f"{what}: shapes {x.shape} and {y.shape} do not go together: expected equal sizes, "
+        f"found {x_size} and {y_size}"
+    )
 
 
 @op("mul", ins=("X", "Y"), outs=("Out",), rows=row_rules.product)
 def mul(x: Array, y: Array, *, x_num_col_dims: int = 1, y_num_col_dims: int = 1) -> Array:
     """Matrix product of x and y, each flattened to two dimensions."""
     if not 0 < x_num_col_dims < x.ndim or not 0 < y_num_col_dims < y.ndim:
-        raise errors.ShapeError(f"mul: num_col_dims must split the dimensions in two, found {x_num_col_dims} for "
-                                f"{x.shape} and {y_num_col_dims} for {y.shape}")
+        raise errors.ShapeError(
+            f"mul: num_col_dims must split the dimensions in two, found {x_num_col_dims} for "
+            f"{x.shape} and {y_num_col_dims} for {y.shape}"
+        )
     rows, width = x.shape[:x_num_col_dims], prod(x.shape[x_num_col_dims:])
     height, columns = prod(y.shape[:y_num_col_dims]), y.shape[y_num_col_dims:]
     if not _check_equal("mul", x, y, width, height):
@@ -44,7 +51,9 @@ def _as_matrix(x: Any, column: bool, transpose: bool) -> Any:
 
 
 def _batched(x: Any, y: Any) -> Any:
-    """Products of the last two dimensions; a matrix goes with a batch, batches must have equally many matrices."""
+    """Products of the last two dimensions; a matrix goes with a batch, batches must have equally
+    many matrices.
+    """
     if not _check_equal("matmul", x, y, x.shape[-1], y.shape[-2]):
         batch = x.shape[:-2] if x.ndim > 2 else y.shape[:-2]
         return jnp.zeros((*batch, x.shape[-2], y.shape[-1]), x.dtype)
@@ -58,13 +67,23 @@ def _batched(x: Any, y: Any) -> Any:
 
 
 @op("matmul", ins=("X", "Y"), outs=("Out",), rows=row_rules.matrix_product)
-def matmul(x: Array, y: Array, *, transpose_X: bool = False, transpose_Y: bool = False, alpha: float = 1.0,
-           head_number: int = 1,
-           fused_reshape_Out: Ints = (), fused_transpose_Out: Ints = ()) -> Array:
+def matmul(
+    x: Array,
+    y: Array,
+    *,
+    transpose_X: bool = False,
+    transpose_Y: bool = False,
+    alpha: float = 1.0,
+    head_number: int = 1,
+    fused_reshape_Out: Ints = (),
+    fused_transpose_Out: Ints = (),
+) -> Array:
     """alpha * x @ y over the last two dimensions; a vector is a row of x, a column of y."""
     if head_number != 1:
-        raise errors.UnsupportedError(f"matmul: head_number={head_number} exists in Fluid's MKL build only; "
-                                      "split the heads with reshape and transpose")
+        raise errors.UnsupportedError(
+            f"matmul: head_number={head_number} exists in Fluid's MKL build only; "
+            "split the heads with reshape and transpose"
+        )
     out = _batched(_as_matrix(x, False, transpose_X), _as_matrix(y, True, transpose_Y))
     if x.ndim == 1 and out.shape[-2] == 1:
         out = out.reshape(*out.shape[:-2], out.shape[-1])
@@ -80,8 +99,13 @@ def matmul(x: Array, y: Array, *, transpose_X: bool = False, transpose_Y: bool =
 def bmm(x: Array, y: Array) -> Array:
     """Products of the matrices of two batches."""
     if x.ndim != 3 or y.ndim != 3:
-        raise errors.ShapeError(f"bmm: both tensors need 3 dimensions, found shapes {x.shape} and {y.shape}")
-    if not (_check_equal("bmm", x, y, x.shape[0], y.shape[0]) and _check_equal("bmm", x, y, x.shape[2], y.shape[1])):
+        raise errors.ShapeError(
+            f"bmm: both tensors need 3 dimensions, found shapes {x.shape} and {y.shape}"
+        )
+    if not (
+        _check_equal("bmm", x, y, x.shape[0], y.shape[0])
+        and _check_equal("bmm", x, y, x.shape[2], y.shape[1])
+    ):
         return jnp.zeros((x.shape[0], x.shape[1], y.shape[2]), x.dtype)
     return x @ y
 
@@ -90,8 +114,10 @@ def bmm(x: Array, y: Array) -> Array:
 def dot(x: Array, y: Array) -> Array:
     """Inner product of two vectors, or of each row of two matrices."""
     if x.ndim not in (1, 2) or x.ndim != y.ndim:
-        raise errors.ShapeError(f"dot: expected two tensors of one shape with 1 or 2 dimensions, found {x.shape} "
-                                f"and {y.shape}")
+        raise errors.ShapeError(
+            f"dot: expected two tensors of one shape with 1 or 2 dimensions, found {x.shape} "
+            f"and {y.shape}"
+        )
     if not all(_check_equal("dot", x, y, a, b) for a, b in zip(x.shape, y.shape, strict=True)):
         return jnp.zeros((*x.shape[:-1], 1), x.dtype)
     return (x * y).sum(-1, keepdims=True)
@@ -101,7 +127,9 @@ def dot(x: Array, y: Array) -> Array:
 def addmm(addend: Array, x: Array, y: Array, *, Alpha: float = 1.0, Beta: float = 1.0) -> Array:
     """Beta * addend + Alpha * x @ y."""
     if {addend.ndim, x.ndim, y.ndim} != {2}:
-        raise errors.ShapeError(f"addmm: expected three matrices, found shapes {addend.shape}, {x.shape} and {y.shape}")
+        raise errors.ShapeError(
+            f"addmm: expected three matrices, found shapes {addend.shape}, {x.shape} and {y.shape}"
+        )
     return Beta * addend + Alpha * _batched(x, y)
 
 
@@ -112,25 +140,37 @@ def kron(x: Array, y: Array) -> Array:
 
 
 def _cross_rows(attrs: Mapping[str, Any], ins: Mapping[str, Any]) -> str | None:
-    """A map along a dimension that is named and not that of the rows; the first of size 3 might be that."""
+    """A map along a dimension that is named and not that of the rows; the first of size 3 might be
+    that.
+    """
     dim = attrs.get("dim", 9)
     return "map" if dim != 9 and dim % ins["X"].ndim else None
 
 
 @op("cross", ins=("X", "Y"), outs=("Out",), rows=_cross_rows)
 def cross(x: Array, y: Array, *, dim: int = 9) -> Array:
-    """Cross product of vectors of three elements along `dim`; 9 means the first dimension of size 3."""
+    """Cross product of vectors of three elements along `dim`; 9 means the first dimension of size
+    3.
+    """
     if x.shape != y.shape and not any(map(is_unknown, (*x.shape, *y.shape))):
         raise errors.ShapeError(f"cross: the shapes must be equal, found {x.shape} and {y.shape}")
     axis = x.shape.index(3) if dim == 9 and 3 in x.shape else dim
     if not -x.ndim <= axis < x.ndim or x.shape[axis] != 3:
-        raise errors.ShapeError(f"cross: expected a dimension of size 3 ({'any' if dim == 9 else f'dim {dim}'}), "
-                                f"found shape {x.shape}")
+        raise errors.ShapeError(
+            f"cross: expected a dimension of size 3 ({'any' if dim == 9 else f'dim {dim}'}), "
+            f"found shape {x.shape}"
+        )
     return jnp.cross(x, y, axis=axis) if x.shape == y.shape else x
 
 
 def _trace_rows(attrs: Mapping[str, Any], ins: Mapping[str, Any]) -> str | None:
-    return "map" if all(attrs.get(d, default) % ins["Input"].ndim for d, default in (("dim1", -2), ("dim2", -1))) else None
+    return (
+        "map"
+        if all(
+            attrs.get(d, default) % ins["Input"].ndim for d, default in (("dim1", -2), ("dim2", -1))
+        )
+        else None
+    )
 
 
 @op("trace", ins=("Input",), outs=("Out",), rows=_trace_rows)

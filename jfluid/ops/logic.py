@@ -1,4 +1,5 @@
 """Comparisons, logic and tests of tensors; none has a gradient."""
+
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -15,10 +16,22 @@ from jfluid.ops.registry import op, table
 from jfluid.ops.selected_rows import SelectedRows
 from jfluid.ops.shape import is_unknown, numpy_of
 
-_COMPARE = {"equal": operator.eq, "not_equal": operator.ne, "less_than": operator.lt, "less_equal": operator.le,
-            "greater_than": operator.gt, "greater_equal": operator.ge}
-table({name: binary(name, compute) for name, compute in _COMPARE.items()},
-      ins=("X", "Y"), outs=("Out",), grad=False, fold=True, rows="map")
+_COMPARE = {
+    "equal": operator.eq,
+    "not_equal": operator.ne,
+    "less_than": operator.lt,
+    "less_equal": operator.le,
+    "greater_than": operator.gt,
+    "greater_equal": operator.ge,
+}
+table(
+    {name: binary(name, compute) for name, compute in _COMPARE.items()},
+    ins=("X", "Y"),
+    outs=("Out",),
+    grad=False,
+    fold=True,
+    rows="map",
+)
 
 
 def _logical(name: str) -> Callable[..., Any]:
@@ -26,16 +39,24 @@ def _logical(name: str) -> Callable[..., Any]:
         if any(map(is_unknown, (*x.shape, *y.shape))):
             return jnp.zeros(x.shape, bool)
         if x.size != y.size:
-            raise errors.ShapeError(f"{name}: both tensors need the same number of elements, found shapes "
-                                    f"{x.shape} and {y.shape}")
+            raise errors.ShapeError(
+                f"{name}: both tensors need the same number of elements, found shapes "
+                f"{x.shape} and {y.shape}"
+            )
         return getattr(numpy_of(x, y), name)(x, y.reshape(x.shape))
 
     apply.__doc__ = f"{name.replace('_', ' ').capitalize()} of two boolean tensors."
     return apply
 
 
-table({name: _logical(name) for name in ("logical_and", "logical_or", "logical_xor")},
-      ins=("X", "Y"), outs=("Out",), grad=False, fold=True, rows="map")
+table(
+    {name: _logical(name) for name in ("logical_and", "logical_or", "logical_xor")},
+    ins=("X", "Y"),
+    outs=("Out",),
+    grad=False,
+    fold=True,
+    rows="map",
+)
 
 
 @op("logical_not", ins=("X",), outs=("Out",), grad=False, fold=True, rows="map")
@@ -45,7 +66,9 @@ def logical_not(x: Array) -> Array:
 
 
 def _values(x: Array) -> Array:
-    """The values of sparse rows, which are finite where they are to be ignored; padding rows are copies of real ones."""
+    """The values of sparse rows, which are finite where they are to be ignored; padding rows are
+    copies of real ones.
+    """
     return x.values if isinstance(x, SelectedRows) else x
 
 
@@ -76,12 +99,23 @@ def is_empty(x: Value) -> Value:
 
 
 @op("allclose", ins=("Input", "Other"), outs=("Out",), grad=False, rows="mask")
-def allclose(x: Array, other: Array, *, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False,
-             rows: RowMask | None = None) -> Array:
+def allclose(
+    x: Array,
+    other: Array,
+    *,
+    rtol: float = 1e-5,
+    atol: float = 1e-8,
+    equal_nan: bool = False,
+    rows: RowMask | None = None,
+) -> Array:
     """Whether all elements differ by at most atol + rtol * |other|; infinities are close to nothing."""
-    if x.ndim != other.ndim or any(a != b and not is_unknown(a) and not is_unknown(b)
-                                   for a, b in zip(x.shape, other.shape, strict=True)):
-        raise errors.ShapeError(f"allclose: the shapes must be equal, found {x.shape} and {other.shape}")
+    if x.ndim != other.ndim or any(
+        a != b and not is_unknown(a) and not is_unknown(b)
+        for a, b in zip(x.shape, other.shape, strict=True)
+    ):
+        raise errors.ShapeError(
+            f"allclose: the shapes must be equal, found {x.shape} and {other.shape}"
+        )
     if x.shape != other.shape:
         return jnp.zeros(1, bool)
     close = jnp.abs(jnp.subtract(x, other)) <= atol + rtol * jnp.abs(other)

@@ -1,4 +1,5 @@
 """Losses on numbers, pairs and scores."""
+
 from math import prod
 from typing import Any
 
@@ -21,11 +22,25 @@ def same_shape(type_: str, **tensors: Any) -> None:
         raise errors.ShapeError(f"{type_}: expected tensors of one shape, found {found}")
 
 
-@op("sigmoid_cross_entropy_with_logits", ins=("X", "Label"), outs=("Out",), nograd=("Label",), rows="mask",
-    row_outs=("Out",))
-def sigmoid_cross_entropy_with_logits(x: Array, label: Array, *, normalize: bool = False, ignore_index: int = -100,
-                                      rows: RowMask | None = None) -> Array:
-    """Binary cross entropy of sigmoid(x), element by element; optionally divided by the number of counted labels."""
+@op(
+    "sigmoid_cross_entropy_with_logits",
+    ins=("X", "Label"),
+    outs=("Out",),
+    nograd=("Label",),
+    rows="mask",
+    row_outs=("Out",),
+)
+def sigmoid_cross_entropy_with_logits(
+    x: Array,
+    label: Array,
+    *,
+    normalize: bool = False,
+    ignore_index: int = -100,
+    rows: RowMask | None = None,
+) -> Array:
+    """Binary cross entropy of sigmoid(x), element by element; optionally divided by the number of
+    counted labels.
+    """
     same_shape("sigmoid_cross_entropy_with_logits", X=x, Label=label)
     counted = label != ignore_index
     loss = jnp.where(counted, jax.nn.softplus(x) - x * label, 0)
@@ -41,7 +56,9 @@ def _binary_cross_entropy(x: Array, label: Array) -> Array:
 
 
 @_binary_cross_entropy.defjvp
-def _binary_cross_entropy_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Array, Array]:
+def _binary_cross_entropy_jvp(
+    primals: tuple[Any, ...], tangents: tuple[Any, ...]
+) -> tuple[Array, Array]:
     (x, label), (dx, _) = primals, tangents
     return _binary_cross_entropy(x, label), (x - label) / jnp.maximum((1 - x) * x, 1e-12) * dx
 
@@ -53,9 +70,19 @@ def bce_loss(x: Array, label: Array) -> Array:
     return _binary_cross_entropy(x, label)
 
 
-@op("kldiv_loss", ins=("X", "Target"), outs=("Loss",), nograd=("Target",), rows=row_rules.by_reduction)
-def kldiv_loss(x: Array, target: Array, *, reduction: str = "mean", rows: RowMask | None = None) -> Array:
-    """Kullback-Leibler divergence of log probabilities x from `target`, 0 where the target is not positive."""
+@op(
+    "kldiv_loss",
+    ins=("X", "Target"),
+    outs=("Loss",),
+    nograd=("Target",),
+    rows=row_rules.by_reduction,
+)
+def kldiv_loss(
+    x: Array, target: Array, *, reduction: str = "mean", rows: RowMask | None = None
+) -> Array:
+    """Kullback-Leibler divergence of log probabilities x from `target`, 0 where the target is not
+    positive.
+    """
     same_shape("kldiv_loss", X=x, Target=target)
     counted = target > 0
     loss = jnp.where(counted, target * (jnp.log(jnp.where(counted, target, 1)) - x), 0)
@@ -66,7 +93,9 @@ def kldiv_loss(x: Array, target: Array, *, reduction: str = "mean", rows: RowMas
         loss, count = rows.zero(loss), jnp.maximum(rows.count, 1).astype(x.dtype)
     scale = {"sum": 1, "mean": count * prod(x.shape[1:]), "batchmean": count}
     if reduction not in scale:
-        raise errors.ShapeError(f"kldiv_loss: reduction: expected none, mean, sum or batchmean, found {reduction!r}")
+        raise errors.ShapeError(
+            f"kldiv_loss: reduction: expected none, mean, sum or batchmean, found {reduction!r}"
+        )
     return (loss.sum() / scale[reduction]).reshape(1)
 
 
@@ -76,10 +105,18 @@ def huber_loss(x: Array, y: Array, *, delta: Float) -> tuple[Array, Array]:
     same_shape("huber_loss", X=x, Y=y)
     residual = y - x
     size = jnp.abs(residual)
-    return residual, jnp.where(size <= delta, 0.5 * residual * residual, delta * (size - 0.5 * delta))
+    return residual, jnp.where(
+        size <= delta, 0.5 * residual * residual, delta * (size - 0.5 * delta)
+    )
 
 
-@op("modified_huber_loss", ins=("X", "Y"), outs=("IntermediateVal~", "Out"), nograd=("Y",), rows="map")
+@op(
+    "modified_huber_loss",
+    ins=("X", "Y"),
+    outs=("IntermediateVal~", "Out"),
+    nograd=("Y",),
+    rows="map",
+)
 def modified_huber_loss(x: Array, y: Array) -> tuple[Array, Array]:
     """Squared hinge of the margin x * (2y - 1), linear below -1."""
     same_shape("modified_huber_loss", X=x, Y=y)
@@ -87,10 +124,16 @@ def modified_huber_loss(x: Array, y: Array) -> tuple[Array, Array]:
     return margin, jnp.where(margin < -1, -4 * margin, jnp.where(margin < 1, (1 - margin) ** 2, 0))
 
 
-@op("smooth_l1_loss", ins=("X", "Y", "InsideWeight?", "OutsideWeight?"), outs=("Diff~", "Out"),
-    nograd=("InsideWeight", "OutsideWeight"), rows="map")
-def smooth_l1_loss(x: Array, y: Array, inside: Array | None, outside: Array | None, *, sigma: float = 1.0) -> tuple[Array,
-                   Array]:
+@op(
+    "smooth_l1_loss",
+    ins=("X", "Y", "InsideWeight?", "OutsideWeight?"),
+    outs=("Diff~", "Out"),
+    nograd=("InsideWeight", "OutsideWeight"),
+    rows="map",
+)
+def smooth_l1_loss(
+    x: Array, y: Array, inside: Array | None, outside: Array | None, *, sigma: float = 1.0
+) -> tuple[Array, Array]:
     """Huber-like loss of each row, summed over all but the first dimension."""
     same_shape("smooth_l1_loss", X=x, Y=y)
     diff = x - y if inside is None else (x - y) * inside
@@ -122,8 +165,16 @@ def rank_loss(label: Array, left: Array, right: Array) -> Array:
     return jax.nn.softplus(left - right) - label * (left - right)
 
 
-@op("margin_rank_loss", ins=("X1", "X2", "Label"), outs=("Activated~", "Out"), nograd=("Label",), rows="map")
-def margin_rank_loss(x1: Array, x2: Array, label: Array, *, margin: float = 0.0) -> tuple[Array, Array]:
+@op(
+    "margin_rank_loss",
+    ins=("X1", "X2", "Label"),
+    outs=("Activated~", "Out"),
+    nograd=("Label",),
+    rows="map",
+)
+def margin_rank_loss(
+    x1: Array, x2: Array, label: Array, *, margin: float = 0.0
+) -> tuple[Array, Array]:
     """max(0, margin - label * (x1 - x2)), and where it is positive."""
     same_shape("margin_rank_loss", X1=x1, X2=x2, Label=label)
     out = jax.nn.relu(margin - label * (x1 - x2))
@@ -132,10 +183,14 @@ def margin_rank_loss(x1: Array, x2: Array, label: Array, *, margin: float = 0.0)
 
 @op("bpr_loss", ins=("X", "Label"), outs=("Y",), nograd=("Label",), rows="map")
 def bpr_loss(x: Array, label: Array) -> Array:
-    """Bayesian personalized ranking: mean over the other classes of -log sigmoid(x[label] - x[other])."""
+    """Bayesian personalized ranking: mean over the other classes of -log sigmoid(x[label] -
+    x[other]).
+    """
     label = class_labels(label, x.shape, x.ndim - 1, "bpr_loss")
     losses = jax.nn.softplus(x - take_class(x, label, -1))
-    return jnp.where(is_label(label, x.shape, -1), 0, losses).sum(-1, keepdims=True) / (x.shape[-1] - 1)
+    return jnp.where(is_label(label, x.shape, -1), 0, losses).sum(-1, keepdims=True) / (
+        x.shape[-1] - 1
+    )
 
 
 @op("label_smooth", ins=("X", "PriorDist?"), outs=("Out",), nograd=("PriorDist",), rows="map")
@@ -145,12 +200,14 @@ def label_smooth(x: Array, prior: Array | None, *, epsilon: float = 0.0) -> Arra
 
 
 @op("teacher_student_sigmoid_loss", ins=("X", "Label"), outs=("Y",), nograd=("Label",), rows="map")
-def teacher_student_sigmoid_loss(x: Array, label: Array, *, soft_max_up_bound: float = 15.0,
-                                 soft_max_lower_bound: float = -15.0) -> Array:
-    """Click loss plus, for labels from 0 on, the loss against the teacher's score that the label carries.
+def teacher_student_sigmoid_loss(
+    x: Array, label: Array, *, soft_max_up_bound: float = 15.0, soft_max_lower_bound: float = -15.0
+) -> Array:
+    """Click loss plus, for labels from 0 on, the loss against the teacher's score that the label
+    carries.
 
-    A label is -2 (no click), -1 (click), the score (no click) or 1 + the score (click). No gradient flows where x
-    is at or beyond the bounds.
+    A label is -2 (no click), -1 (click), the score (no click) or 1 + the score (click). No gradient
+    flows where x is at or beyond the bounds.
     """
     same_shape("teacher_student_sigmoid_loss", X=x, Label=label)
     inside = (x > soft_max_lower_bound) & (x < soft_max_up_bound)
@@ -161,13 +218,24 @@ def teacher_student_sigmoid_loss(x: Array, label: Array, *, soft_max_up_bound: f
     return loss - jnp.where(click, x, 0) + jnp.where(label >= 0, loss - x * score, 0)
 
 
-@op("sigmoid_focal_loss", ins=("X", "Label", "FgNum"), outs=("Out",), nograd=("Label", "FgNum"),
-    rows=row_rules.unless("FgNum"))
-def sigmoid_focal_loss(x: Array, label: Array, foreground: Array, *, gamma: float = 2.0, alpha: float = 0.25) -> Array:
-    """Focal loss of x [N, C] with labels [N, 1]: 0 is background, c the class of column c - 1, -1 ignored."""
+@op(
+    "sigmoid_focal_loss",
+    ins=("X", "Label", "FgNum"),
+    outs=("Out",),
+    nograd=("Label", "FgNum"),
+    rows=row_rules.unless("FgNum"),
+)
+def sigmoid_focal_loss(
+    x: Array, label: Array, foreground: Array, *, gamma: float = 2.0, alpha: float = 0.25
+) -> Array:
+    """Focal loss of x [N, C] with labels [N, 1]: 0 is background, c the class of column c - 1, -1
+    ignored.
+    """
     if label.shape != (x.shape[0], 1):
-        raise errors.ShapeError(f"sigmoid_focal_loss: expected labels of shape [{x.shape[0]}, 1], "
-                                f"found {list(label.shape)}")
+        raise errors.ShapeError(
+            f"sigmoid_focal_loss: expected labels of shape [{x.shape[0]}, 1], "
+            f"found {list(label.shape)}"
+        )
     hit = label == jnp.arange(1, x.shape[1] + 1, dtype=label.dtype)
     count = jnp.maximum(foreground.ravel()[0], 1).astype(x.dtype)
     log_p, log_q = jax.nn.log_sigmoid(x), jax.nn.log_sigmoid(-x)
@@ -176,15 +244,33 @@ def sigmoid_focal_loss(x: Array, label: Array, foreground: Array, *, gamma: floa
     return jnp.where(hit, positive, jnp.where(label != -1, negative, 0)) / count
 
 
-@op("center_loss", ins=("X", "Label", "Centers", "CenterUpdateRate"), outs=("CentersOut", "SampleCenterDiff", "Loss"),
-    nograd=("Label", "Centers", "CenterUpdateRate"), inplace={"CentersOut": "Centers"}, rows="mask",
-    row_outs=("SampleCenterDiff", "Loss"))
-def center_loss(x: Array, label: Array, centers: Array, rate: Array, *, cluster_num: Int, need_update: Bool,
-                rows: RowMask | None = None) -> tuple[Array, Array, Array]:
-    """Half the squared distance of each row to the centre of its class; centres move towards their rows."""
+@op(
+    "center_loss",
+    ins=("X", "Label", "Centers", "CenterUpdateRate"),
+    outs=("CentersOut", "SampleCenterDiff", "Loss"),
+    nograd=("Label", "Centers", "CenterUpdateRate"),
+    inplace={"CentersOut": "Centers"},
+    rows="mask",
+    row_outs=("SampleCenterDiff", "Loss"),
+)
+def center_loss(
+    x: Array,
+    label: Array,
+    centers: Array,
+    rate: Array,
+    *,
+    cluster_num: Int,
+    need_update: Bool,
+    rows: RowMask | None = None,
+) -> tuple[Array, Array, Array]:
+    """Half the squared distance of each row to the centre of its class; centres move towards their
+    rows.
+    """
     if label.size != x.shape[0] or centers.shape != (cluster_num, x.shape[1]):
-        raise errors.ShapeError(f"center_loss: expected {x.shape[0]} labels and centers of shape "
-                                f"{[cluster_num, x.shape[1]]}, found {label.size} and {list(centers.shape)}")
+        raise errors.ShapeError(
+            f"center_loss: expected {x.shape[0]} labels and centers of shape "
+            f"{[cluster_num, x.shape[1]]}, found {label.size} and {list(centers.shape)}"
+        )
     label = label.reshape(-1)
     index = jnp.where((label >= 0) & (label < cluster_num), label, cluster_num).astype(jnp.int32)
     diff = x - jax.lax.stop_gradient(jnp.take(centers, index, axis=0, mode="fill"))

@@ -1,4 +1,5 @@
 """Metrics computed inside a program. None of them has a gradient."""
+
 from functools import partial
 
 import jax.numpy as jnp
@@ -9,13 +10,21 @@ from jfluid.ops.ragged_dispatch import RowMask
 from jfluid.ops.registry import Int, op
 
 
-@op("accuracy", ins=("Out", "Indices", "Label"), outs=("Accuracy", "Correct", "Total"), grad=False,
-    rows="mask")
-def accuracy(out: Array, indices: Array, label: Array, *, rows: RowMask | None = None) -> tuple[Array, Array, Array]:
+@op(
+    "accuracy",
+    ins=("Out", "Indices", "Label"),
+    outs=("Accuracy", "Correct", "Total"),
+    grad=False,
+    rows="mask",
+)
+def accuracy(
+    out: Array, indices: Array, label: Array, *, rows: RowMask | None = None
+) -> tuple[Array, Array, Array]:
     """The share of rows whose label is among the row's indices."""
     if label.shape != (indices.shape[0], 1):
-        raise errors.ShapeError(f"accuracy: expected labels of shape [{indices.shape[0]}, 1], "
-                                f"found {list(label.shape)}")
+        raise errors.ShapeError(
+            f"accuracy: expected labels of shape [{indices.shape[0]}, 1], found {list(label.shape)}"
+        )
     hit = (indices == label).any(1)
     correct = (hit if rows is None else hit & rows.mask).sum(dtype=jnp.int32)
     total = jnp.asarray(label.shape[0] if rows is None else rows.count, jnp.int32)
@@ -34,40 +43,66 @@ def _auc_area(positive: Array, negative: Array) -> Array:
 def _slide(state: Array, batch: Array, slide_steps: int) -> tuple[Array, Array]:
     """Push a batch's histogram into `slide_steps` stored ones: [steps histograms | their sum | count of batches]."""
     buckets = batch.size
-    history, total, count = state[:-1 - buckets], state[-1 - buckets:-1], state[-1]
+    history, total, count = state[: -1 - buckets], state[-1 - buckets : -1], state[-1]
     history = history.reshape(slide_steps, buckets)
     slot = count % slide_steps
     total = total - history[slot] + batch
-    return jnp.concatenate([history.at[slot].set(batch).reshape(-1), total, (count + 1).reshape(1)]), total
+    return jnp.concatenate(
+        [history.at[slot].set(batch).reshape(-1), total, (count + 1).reshape(1)]
+    ), total
 
 
 def _accumulate(state: Array, batch: Array) -> tuple[Array, Array]:
     """Add a batch's histogram to the one of all batches."""
-    state = state.at[:batch.size].add(batch)
-    return state, state[:batch.size]
+    state = state.at[: batch.size].add(batch)
+    return state, state[: batch.size]
 
 
-@op("auc", ins=("Predict", "Label", "StatPos", "StatNeg"), outs=("AUC", "StatPosOut", "StatNegOut"), grad=False,
-    inplace={"StatPosOut": "StatPos", "StatNegOut": "StatNeg"}, rows="mask")
-def auc(predict: Array, label: Array, stat_pos: Array, stat_neg: Array, *, curve: str = "ROC", num_thresholds: int = 8191,
-        slide_steps: int = 1, rows: RowMask | None = None) -> tuple[Array, Array, Array]:
-    """Area under the ROC curve (for `curve="PR"` too, as in Fluid) of the last `slide_steps` batches; 0 means all.
+@op(
+    "auc",
+    ins=("Predict", "Label", "StatPos", "StatNeg"),
+    outs=("AUC", "StatPosOut", "StatNegOut"),
+    grad=False,
+    inplace={"StatPosOut": "StatPos", "StatNegOut": "StatNeg"},
+    rows="mask",
+)
+def auc(
+    predict: Array,
+    label: Array,
+    stat_pos: Array,
+    stat_neg: Array,
+    *,
+    curve: str = "ROC",
+    num_thresholds: int = 8191,
+    slide_steps: int = 1,
+    rows: RowMask | None = None,
+) -> tuple[Array, Array, Array]:
+    """Area under the ROC curve (for `curve="PR"` too, as in Fluid) of the last `slide_steps`
+    batches; 0 means all.
 
     The score is the last column of `predict`. One outside [0, 1] makes the area NaN.
     """
     buckets = num_thresholds + 1
     length = (slide_steps + 1) * buckets + 1 if slide_steps else buckets
     # Fluid's layer gives a total without sliding one element more than it uses.
-    if stat_pos.shape != stat_neg.shape or stat_pos.size not in (length, length + (slide_steps == 0)):
-        raise errors.ShapeError(f"auc: expected {length} elements in StatPos and StatNeg for {num_thresholds} "
-                                f"thresholds and {slide_steps} slide steps, found shapes {list(stat_pos.shape)} "
-                                f"and {list(stat_neg.shape)}")
+    if stat_pos.shape != stat_neg.shape or stat_pos.size not in (
+        length,
+        length + (slide_steps == 0),
+    ):
+        raise errors.ShapeError(
+            f"auc: expected {length} elements in StatPos and StatNeg for {num_thresholds} "
+            f"thresholds and {slide_steps} slide steps, found shapes {list(stat_pos.shape)} "
+            f"and {list(stat_neg.shape)}"
+        )
     score, label = predict[:, -1], label.reshape(-1)
     counted = jnp.ones(score.shape, bool) if rows is None else rows.mask
     wrong = jnp.any(counted & ~((score >= 0) & (score <= 1)))
     bucket = jnp.clip(score * num_thresholds, 0, num_thresholds).astype(jnp.int32)
-    hits = jnp.zeros((2, buckets), stat_pos.dtype).at[(label != 0).astype(jnp.int32), bucket].add(
-        counted.astype(stat_pos.dtype))
+    hits = (
+        jnp.zeros((2, buckets), stat_pos.dtype)
+        .at[(label != 0).astype(jnp.int32), bucket]
+        .add(counted.astype(stat_pos.dtype))
+    )
     push = partial(_slide, slide_steps=slide_steps) if slide_steps else _accumulate
     pos_out, positive = push(jnp.ravel(stat_pos), hits[1])
     neg_out, negative = push(jnp.ravel(stat_neg), hits[0])
@@ -83,9 +118,14 @@ def _share(part: Array, rest: Array) -> Array:
 
 def _precision_recall_f1(states: Array) -> Array:
     """Macro then micro averages of precision, recall and F1, from [class, (TP, FP, TN, FN)]."""
+
     def with_f1(precision: Array, recall: Array) -> tuple[Array, Array, Array]:
         both = precision + recall
-        return precision, recall, jnp.where(both > 0, 2 * precision * recall / jnp.where(both > 0, both, 1), 0)
+        return (
+            precision,
+            recall,
+            jnp.where(both > 0, 2 * precision * recall / jnp.where(both > 0, both, 1), 0),
+        )
 
     true, false, _, missed = states.T
     macro = with_f1(_share(true, false).mean(), _share(true, missed).mean())
@@ -93,14 +133,31 @@ def _precision_recall_f1(states: Array) -> Array:
     return jnp.stack(macro + micro)
 
 
-@op("precision_recall", ins=("MaxProbs", "Indices", "Labels", "Weights?", "StatesInfo?"),
-    outs=("BatchMetrics", "AccumMetrics", "AccumStatesInfo"), grad=False, rows="mask")
-def precision_recall(max_probs: Array, indices: Array, labels: Array, weights: Array | None, states: Array | None, *,
-                     class_number: Int, rows: RowMask | None = None) -> tuple[Array, Array, Array]:
+@op(
+    "precision_recall",
+    ins=("MaxProbs", "Indices", "Labels", "Weights?", "StatesInfo?"),
+    outs=("BatchMetrics", "AccumMetrics", "AccumStatesInfo"),
+    grad=False,
+    rows="mask",
+)
+def precision_recall(
+    max_probs: Array,
+    indices: Array,
+    labels: Array,
+    weights: Array | None,
+    states: Array | None,
+    *,
+    class_number: Int,
+    rows: RowMask | None = None,
+) -> tuple[Array, Array, Array]:
     """Macro and micro precision, recall and F1 of the batch and of all batches so far."""
     classes = jnp.arange(class_number)
     found, wanted = indices.reshape(-1, 1) == classes, labels.reshape(-1, 1) == classes
-    weight = jnp.ones((found.shape[0],), jnp.float64) if weights is None else weights.reshape(-1).astype(jnp.float64)
+    weight = (
+        jnp.ones((found.shape[0],), jnp.float64)
+        if weights is None
+        else weights.reshape(-1).astype(jnp.float64)
+    )
     weight = weight if rows is None else rows.zero(weight)
     cells = (found & wanted, found & ~wanted, ~found & ~wanted, ~found & wanted)
     batch = jnp.stack([jnp.where(cell, weight[:, None], 0).sum(0) for cell in cells], 1)
@@ -108,14 +165,30 @@ def precision_recall(max_probs: Array, indices: Array, labels: Array, weights: A
     return _precision_recall_f1(batch), _precision_recall_f1(total), total.astype(max_probs.dtype)
 
 
-@op("mean_iou", ins=("Predictions", "Labels", "InWrongs*?", "InCorrects*?", "InMeanIou*?"),
-    outs=("OutMeanIou", "OutWrong", "OutCorrect"), grad=False, rows="mask")
-def mean_iou(predictions: Array, labels: Array, in_wrongs: list[Array] | None, in_corrects: list[Array] | None,
-             in_means: list[Array] | None, *, num_classes: Int, rows: RowMask | None = None) -> tuple[Array, Array, Array]:
+@op(
+    "mean_iou",
+    ins=("Predictions", "Labels", "InWrongs*?", "InCorrects*?", "InMeanIou*?"),
+    outs=("OutMeanIou", "OutWrong", "OutCorrect"),
+    grad=False,
+    rows="mask",
+)
+def mean_iou(
+    predictions: Array,
+    labels: Array,
+    in_wrongs: list[Array] | None,
+    in_corrects: list[Array] | None,
+    in_means: list[Array] | None,
+    *,
+    num_classes: Int,
+    rows: RowMask | None = None,
+) -> tuple[Array, Array, Array]:
     """Mean over the classes that occur of correct / (correct + wrong), plus the means given."""
     if rows is not None:  # a negative class is not counted
         predictions, labels = rows.zero(predictions, -1), rows.zero(labels, -1)
-    predicted, label = predictions.reshape(-1).astype(jnp.int32), labels.reshape(-1).astype(jnp.int32)
+    predicted, label = (
+        predictions.reshape(-1).astype(jnp.int32),
+        labels.reshape(-1).astype(jnp.int32),
+    )
     hit = predicted == label
 
     def count(ids: Array, mask: Array) -> Array:
@@ -125,5 +198,7 @@ def mean_iou(predictions: Array, labels: Array, in_wrongs: list[Array] | None, i
     correct = sum(in_corrects or [], count(label, hit))
     wrong = sum(in_wrongs or [], count(label, ~hit) + count(predicted, ~hit))
     union = (correct + wrong).astype(jnp.float32)
-    share = jnp.where(union > 0, correct / jnp.maximum(union, 1), 0).sum() / jnp.maximum((union > 0).sum(), 1)
+    share = jnp.where(union > 0, correct / jnp.maximum(union, 1), 0).sum() / jnp.maximum(
+        (union > 0).sum(), 1
+    )
     return sum(in_means or [], share.astype(jnp.float32).reshape(1)), wrong, correct

@@ -1,4 +1,5 @@
 """Normalisation: batch, layer, instance, group, local response, spectral."""
+
 import functools
 import math
 from typing import Any
@@ -30,21 +31,26 @@ def _along(vector: jax.Array, ndim: int, axis: int) -> jax.Array:
 def _check_parameters(op_type: str, channels: int, **vectors: jax.Array | None) -> None:
     for name, value in vectors.items():
         if value is not None and math.prod(value.shape) != channels:
-            raise errors.ShapeError(f"{op_type}: {name} needs {channels} elements, found shape {list(value.shape)}")
+            raise errors.ShapeError(
+                f"{op_type}: {name} needs {channels} elements, found shape {list(value.shape)}"
+            )
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def _batch_norm(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float, axis: int) -> tuple[Any, ...]:
+def _batch_norm(
+    x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float, axis: int
+) -> tuple[Any, ...]:
     """Normalise by the batch's own statistics; returns them too. They carry no gradient.
 
-    The gradient is the textbook formula: two reductions and one pass, about a fifth faster on CPUs than
-    differentiating through mean and variance.
+    The gradient is the textbook formula: two reductions and one pass, about a fifth faster on CPUs
+    than differentiating through mean and variance.
     """
     return _batch_norm_forward(x, scale, bias, epsilon, axis)[0]
 
 
-def _batch_norm_forward(x: Array, scale: Array, bias: Array, epsilon: float, axis: int) -> tuple[tuple[Any, ...],
-                        tuple[Any, ...]]:
+def _batch_norm_forward(
+    x: Array, scale: Array, bias: Array, epsilon: float, axis: int
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     others = tuple(i for i in range(x.ndim) if i != axis)
     along = functools.partial(_along, ndim=x.ndim, axis=axis)
     wide = x.astype(scale.dtype)
@@ -56,8 +62,9 @@ def _batch_norm_forward(x: Array, scale: Array, bias: Array, epsilon: float, axi
     return (y, mean, variance, inverse), (x, scale, mean, inverse)
 
 
-def _batch_norm_backward(epsilon: float, axis: int, kept: tuple[Any, ...], grads: tuple[Any, ...]) -> tuple[Array, Array,
-                         Array]:
+def _batch_norm_backward(
+    epsilon: float, axis: int, kept: tuple[Any, ...], grads: tuple[Any, ...]
+) -> tuple[Array, Array, Array]:
     x, scale, mean, inverse = kept
     others = tuple(i for i in range(x.ndim) if i != axis)
     along = functools.partial(_along, ndim=x.ndim, axis=axis)
@@ -67,20 +74,27 @@ def _batch_norm_backward(epsilon: float, axis: int, kept: tuple[Any, ...], grads
     grad_bias = jnp.sum(grad, others)
     grad_scale = jnp.sum(grad * centred, others) * inverse
     slope = scale * inverse
-    grad_x = along(slope) * grad - centred * along(slope * inverse * grad_scale / count) - along(
-        slope * grad_bias / count)
+    grad_x = (
+        along(slope) * grad
+        - centred * along(slope * inverse * grad_scale / count)
+        - along(slope * grad_bias / count)
+    )
     return grad_x.astype(x.dtype), grad_scale, grad_bias
 
 
 _batch_norm.defvjp(_batch_norm_forward, _batch_norm_backward)
 
 
-def _masked_norm(x: Array, scale: Array, bias: Array, epsilon: float, axis: int, rows: RowMask) -> tuple[Any, ...]:
+def _masked_norm(
+    x: Array, scale: Array, bias: Array, epsilon: float, axis: int, rows: RowMask
+) -> tuple[Any, ...]:
     """As `_batch_norm`, by the statistics of the rows that are no padding."""
     others = tuple(i for i in range(x.ndim) if i != axis)
     along = functools.partial(_along, ndim=x.ndim, axis=axis)
     wide = x.astype(scale.dtype)
-    count = jnp.maximum(rows.count, 1).astype(scale.dtype) * (x.size // (x.shape[axis] * x.shape[0]))
+    count = jnp.maximum(rows.count, 1).astype(scale.dtype) * (
+        x.size // (x.shape[axis] * x.shape[0])
+    )
     mean = rows.zero(wide).sum(others) / count
     variance = rows.zero(jnp.square(wide - along(mean))).sum(others) / count
     inverse = lax.rsqrt(variance + epsilon)
@@ -98,16 +112,31 @@ _STATISTICS: dict[str, Any] = {
 
 
 @op("batch_norm", **_STATISTICS, rows="mask", row_outs=("Y",))
-def batch_norm(x: Array, scale: Array, bias: Array, mean: Array, variance: Array, momentum_tensor: Array | None, *,
-               momentum: float = 0.9, epsilon: float = 1e-5, data_layout: str = "NCHW",
-               is_test: bool = False, use_global_stats: bool = False, trainable_statistics: bool = False,
-               rows: RowMask | None = None) -> tuple[Array, Array, Array, Array, Array, Array | None]:
-    """x normalised for each channel by the batch's statistics (training) or the running ones, scaled and shifted.
+def batch_norm(
+    x: Array,
+    scale: Array,
+    bias: Array,
+    mean: Array,
+    variance: Array,
+    momentum_tensor: Array | None,
+    *,
+    momentum: float = 0.9,
+    epsilon: float = 1e-5,
+    data_layout: str = "NCHW",
+    is_test: bool = False,
+    use_global_stats: bool = False,
+    trainable_statistics: bool = False,
+    rows: RowMask | None = None,
+) -> tuple[Array, Array, Array, Array, Array, Array | None]:
+    """x normalised for each channel by the batch's statistics (training) or the running ones,
+    scaled and shifted.
 
     SavedVariance is the inverse standard deviation; the running variance takes the biased one.
     """
     axis = _channel_axis(x, data_layout)
-    _check_parameters("batch_norm", x.shape[axis], Scale=scale, Bias=bias, Mean=mean, Variance=variance)
+    _check_parameters(
+        "batch_norm", x.shape[axis], Scale=scale, Bias=bias, Mean=mean, Variance=variance
+    )
     if use_global_stats or (is_test and not trainable_statistics):
         inverse = lax.rsqrt(variance + epsilon)
         along = functools.partial(_along, ndim=x.ndim, axis=axis)
@@ -116,34 +145,77 @@ def batch_norm(x: Array, scale: Array, bias: Array, mean: Array, variance: Array
     if x.size == x.shape[axis]:  # Fluid leaves a single element as it is
         return x, mean, variance, mean, variance, None
     keep = momentum if momentum_tensor is None else momentum_tensor.reshape(()).astype(mean.dtype)
-    found = _batch_norm(x, scale, bias, epsilon, axis) if rows is None else _masked_norm(x, scale, bias, epsilon, axis, rows)
+    found = (
+        _batch_norm(x, scale, bias, epsilon, axis)
+        if rows is None
+        else _masked_norm(x, scale, bias, epsilon, axis, rows)
+    )
     y, batch_mean, batch_variance, inverse = found[0], *map(lax.stop_gradient, found[1:])
-    outs = (y, mean * keep + batch_mean * (1 - keep), variance * keep + batch_variance * (1 - keep), batch_mean, inverse)
+    outs = (
+        y,
+        mean * keep + batch_mean * (1 - keep),
+        variance * keep + batch_variance * (1 - keep),
+        batch_mean,
+        inverse,
+    )
     if rows is not None and x.size == x.shape[axis] * x.shape[0]:
         one = rows.count == 1
         y, new_mean, new_variance, saved_mean, saved_variance = (
-            jnp.where(one, v, w) for v, w in zip((x, mean, variance, mean, variance), outs))
+            jnp.where(one, v, w) for v, w in zip((x, mean, variance, mean, variance), outs)
+        )
         return y, new_mean, new_variance, saved_mean, saved_variance, None
     return (*outs, None)
 
 
 @op("sync_batch_norm", **_STATISTICS, rows="mask", row_outs=("Y",))
-def sync_batch_norm(x: Array, scale: Array, bias: Array, mean: Array, variance: Array, momentum_tensor: Array | None, *,
-                    momentum: float = 0.9, epsilon: float = 1e-5, data_layout: str = "NCHW",
-                    is_test: bool = False, use_global_stats: bool = False, trainable_statistics: bool = False,
-                    rows: RowMask | None = None) -> tuple[Array, Array, Array, Array, Array, Array | None]:
+def sync_batch_norm(
+    x: Array,
+    scale: Array,
+    bias: Array,
+    mean: Array,
+    variance: Array,
+    momentum_tensor: Array | None,
+    *,
+    momentum: float = 0.9,
+    epsilon: float = 1e-5,
+    data_layout: str = "NCHW",
+    is_test: bool = False,
+    use_global_stats: bool = False,
+    trainable_statistics: bool = False,
+    rows: RowMask | None = None,
+) -> tuple[Array, Array, Array, Array, Array, Array | None]:
     """batch_norm by the statistics of the batch of all replicas."""
-    if use_global_stats or (is_test and not trainable_statistics) or not collective.among_replicas():
-        return batch_norm(x, scale, bias, mean, variance, momentum_tensor, momentum=momentum, epsilon=epsilon,
-                          data_layout=data_layout, is_test=is_test, use_global_stats=use_global_stats,
-                          trainable_statistics=trainable_statistics, rows=rows)
+    if (
+        use_global_stats
+        or (is_test and not trainable_statistics)
+        or not collective.among_replicas()
+    ):
+        return batch_norm(
+            x,
+            scale,
+            bias,
+            mean,
+            variance,
+            momentum_tensor,
+            momentum=momentum,
+            epsilon=epsilon,
+            data_layout=data_layout,
+            is_test=is_test,
+            use_global_stats=use_global_stats,
+            trainable_statistics=trainable_statistics,
+            rows=rows,
+        )
     axis = _channel_axis(x, data_layout)
-    _check_parameters("sync_batch_norm", x.shape[axis], Scale=scale, Bias=bias, Mean=mean, Variance=variance)
+    _check_parameters(
+        "sync_batch_norm", x.shape[axis], Scale=scale, Bias=bias, Mean=mean, Variance=variance
+    )
     others = tuple(a for a in range(x.ndim) if a != axis)
     along = functools.partial(_along, ndim=x.ndim, axis=axis)
     wide = x.astype(mean.dtype)
     own = x.shape[0] if rows is None else rows.count
-    count = collective.total(jnp.asarray(own, mean.dtype)) * (x.size // (x.shape[axis] * x.shape[0]))
+    count = collective.total(jnp.asarray(own, mean.dtype)) * (
+        x.size // (x.shape[axis] * x.shape[0])
+    )
 
     def sums(values: Array) -> Array:
         return (values if rows is None else rows.zero(values)).sum(others)
@@ -153,35 +225,75 @@ def sync_batch_norm(x: Array, scale: Array, bias: Array, mean: Array, variance: 
     inverse = lax.rsqrt(batch_variance + epsilon)
     y = ((wide - along(batch_mean)) * along(scale * inverse) + along(bias)).astype(x.dtype)
     keep = momentum if momentum_tensor is None else momentum_tensor.reshape(()).astype(mean.dtype)
-    batch_mean, batch_variance, inverse = map(lax.stop_gradient, (batch_mean, batch_variance, inverse))
-    return (y, mean * keep + batch_mean * (1 - keep), variance * keep + batch_variance * (1 - keep), batch_mean, inverse, None)
+    batch_mean, batch_variance, inverse = map(
+        lax.stop_gradient, (batch_mean, batch_variance, inverse)
+    )
+    return (
+        y,
+        mean * keep + batch_mean * (1 - keep),
+        variance * keep + batch_variance * (1 - keep),
+        batch_mean,
+        inverse,
+        None,
+    )
 
 
 @op("inplace_abn", **_STATISTICS, rows="mask", row_outs=("Y",))
-def inplace_abn(x: Array, scale: Array, bias: Array, mean: Array, variance: Array, momentum_tensor: Array | None, *,
-                momentum: float = 0.9, epsilon: float = 1e-5, data_layout: str = "NCHW",
-                is_test: bool = False, use_global_stats: bool = False, trainable_statistics: bool = False,
-                activation: str = "", alpha: float = 0.1,
-                use_sync_bn: bool = False, rows: RowMask | None = None) -> tuple[Array, Array, Array, Array, Array,
-                Array | None]:
+def inplace_abn(
+    x: Array,
+    scale: Array,
+    bias: Array,
+    mean: Array,
+    variance: Array,
+    momentum_tensor: Array | None,
+    *,
+    momentum: float = 0.9,
+    epsilon: float = 1e-5,
+    data_layout: str = "NCHW",
+    is_test: bool = False,
+    use_global_stats: bool = False,
+    trainable_statistics: bool = False,
+    activation: str = "",
+    alpha: float = 0.1,
+    use_sync_bn: bool = False,
+    rows: RowMask | None = None,
+) -> tuple[Array, Array, Array, Array, Array, Array | None]:
     """Batch normalisation followed by an activation: none, leaky_relu or elu."""
     if use_sync_bn:
-        raise errors.UnsupportedError("inplace_abn: use_sync_bn is not provided; use batch_norm with "
-                                      "BuildStrategy.sync_batch_norm, followed by the activation")
-    outs = batch_norm(x, scale, bias, mean, variance, momentum_tensor, momentum=momentum, epsilon=epsilon,
-                      data_layout=data_layout, is_test=is_test, use_global_stats=use_global_stats,
-                      trainable_statistics=trainable_statistics, rows=rows)
+        raise errors.UnsupportedError(
+            "inplace_abn: use_sync_bn is not provided; use batch_norm with "
+            "BuildStrategy.sync_batch_norm, followed by the activation"
+        )
+    outs = batch_norm(
+        x,
+        scale,
+        bias,
+        mean,
+        variance,
+        momentum_tensor,
+        momentum=momentum,
+        epsilon=epsilon,
+        data_layout=data_layout,
+        is_test=is_test,
+        use_global_stats=use_global_stats,
+        trainable_statistics=trainable_statistics,
+        rows=rows,
+    )
     y = outs[0]
     if activation == "leaky_relu":
         y = jnp.where(y > 0, y, alpha * y)
     elif activation == "elu":
         y = jnp.where(y > 0, y, alpha * jnp.expm1(jnp.minimum(y, 0)))
     elif activation not in ("", "identity"):
-        raise errors.ProgramError(f"inplace_abn: activation {activation!r}, expected identity, leaky_relu or elu")
+        raise errors.ProgramError(
+            f"inplace_abn: activation {activation!r}, expected identity, leaky_relu or elu"
+        )
     return y, *outs[1:]
 
 
-def _moments(x: jax.Array, axes: tuple[int, ...], epsilon: float) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _moments(
+    x: jax.Array, axes: tuple[int, ...], epsilon: float
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """x normalised over `axes`, its mean and its biased variance (both with the axes kept)."""
     mean = jnp.mean(x, axes, keepdims=True)
     centred = x - mean
@@ -189,26 +301,54 @@ def _moments(x: jax.Array, axes: tuple[int, ...], epsilon: float) -> tuple[jax.A
     return centred * lax.rsqrt(variance + epsilon), mean, variance
 
 
-@op("layer_norm", ins=("X", "Scale?", "Bias?"), outs=("Y", "Mean~", "Variance~"), rows=row_rules.by_axis("begin_norm_axis", 1))
-def layer_norm(x: Array, scale: Array | None, bias: Array | None, *, begin_norm_axis: int = 1,
-               epsilon: float = 1e-5) -> tuple[Array, Array, Array]:
-    """x normalised over its dimensions from begin_norm_axis on, scaled and shifted element by element."""
+@op(
+    "layer_norm",
+    ins=("X", "Scale?", "Bias?"),
+    outs=("Y", "Mean~", "Variance~"),
+    rows=row_rules.by_axis("begin_norm_axis", 1),
+)
+def layer_norm(
+    x: Array,
+    scale: Array | None,
+    bias: Array | None,
+    *,
+    begin_norm_axis: int = 1,
+    epsilon: float = 1e-5,
+) -> tuple[Array, Array, Array]:
+    """x normalised over its dimensions from begin_norm_axis on, scaled and shifted element by
+    element.
+    """
     if not 0 < begin_norm_axis < x.ndim:
-        raise errors.ShapeError(f"layer_norm: begin_norm_axis {begin_norm_axis} for an input of shape "
-                                f"{list(x.shape)}, expected a number from 1 to {x.ndim - 1}")
+        raise errors.ShapeError(
+            f"layer_norm: begin_norm_axis {begin_norm_axis} for an input of shape "
+            f"{list(x.shape)}, expected a number from 1 to {x.ndim - 1}"
+        )
     inner = x.shape[begin_norm_axis:]
     _check_parameters("layer_norm", math.prod(inner), Scale=scale, Bias=bias)
-    y, mean, variance = _moments(x.astype(_working(x.dtype)), tuple(range(begin_norm_axis, x.ndim)), epsilon)
+    y, mean, variance = _moments(
+        x.astype(_working(x.dtype)), tuple(range(begin_norm_axis, x.ndim)), epsilon
+    )
     y = y if scale is None else y * scale.reshape(inner)
     y = y if bias is None else y + bias.reshape(inner)
     return y.astype(x.dtype), mean.reshape(-1), variance.reshape(-1)
 
 
-@op("instance_norm", ins=("X", "Scale", "Bias"), outs=("Y", "SavedMean~", "SavedVariance~"), rows="map")
-def instance_norm(x: Array, scale: Array, bias: Array, *, epsilon: float = 1e-5) -> tuple[Array, Array, Array]:
-    """x normalised over the plane of each channel of each sample; SavedVariance is the inverse deviation."""
+@op(
+    "instance_norm",
+    ins=("X", "Scale", "Bias"),
+    outs=("Y", "SavedMean~", "SavedVariance~"),
+    rows="map",
+)
+def instance_norm(
+    x: Array, scale: Array, bias: Array, *, epsilon: float = 1e-5
+) -> tuple[Array, Array, Array]:
+    """x normalised over the plane of each channel of each sample; SavedVariance is the inverse
+    deviation.
+    """
     if x.ndim < 3:
-        raise errors.ShapeError(f"instance_norm: expected an input of at least 3 dimensions, found {list(x.shape)}")
+        raise errors.ShapeError(
+            f"instance_norm: expected an input of at least 3 dimensions, found {list(x.shape)}"
+        )
     _check_parameters("instance_norm", x.shape[1], Scale=scale, Bias=bias)
     y, mean, variance = _moments(x.astype(_working(x.dtype)), tuple(range(2, x.ndim)), epsilon)
     y = y * _along(scale, x.ndim, 1) + _along(bias, x.ndim, 1)
@@ -216,16 +356,31 @@ def instance_norm(x: Array, scale: Array, bias: Array, *, epsilon: float = 1e-5)
 
 
 @op("group_norm", ins=("X", "Scale?", "Bias?"), outs=("Y", "Mean~", "Variance~"), rows="map")
-def group_norm(x: Array, scale: Array | None, bias: Array | None, *, groups: Int, epsilon: float = 1e-5,
-               data_layout: str = "NCHW") -> tuple[Array, Array, Array]:
-    """x normalised over each group of channels of each sample, scaled and shifted for each channel."""
+def group_norm(
+    x: Array,
+    scale: Array | None,
+    bias: Array | None,
+    *,
+    groups: Int,
+    epsilon: float = 1e-5,
+    data_layout: str = "NCHW",
+) -> tuple[Array, Array, Array]:
+    """x normalised over each group of channels of each sample, scaled and shifted for each
+    channel.
+    """
     axis = _channel_axis(x, data_layout)
     channels = x.shape[axis]
     if groups < 1 or channels % groups:
-        raise errors.ShapeError(f"group_norm: {channels} channels cannot be divided into {groups} groups")
+        raise errors.ShapeError(
+            f"group_norm: {channels} channels cannot be divided into {groups} groups"
+        )
     _check_parameters("group_norm", channels, Scale=scale, Bias=bias)
-    split = x.astype(_working(x.dtype)).reshape(*x.shape[:axis], groups, channels // groups, *x.shape[axis + 1:])
-    y, mean, variance = _moments(split, tuple(i for i in range(1, split.ndim) if i != axis), epsilon)
+    split = x.astype(_working(x.dtype)).reshape(
+        *x.shape[:axis], groups, channels // groups, *x.shape[axis + 1 :]
+    )
+    y, mean, variance = _moments(
+        split, tuple(i for i in range(1, split.ndim) if i != axis), epsilon
+    )
     y = y.reshape(x.shape)
     y = y if scale is None else y * _along(scale, x.ndim, axis)
     y = y if bias is None else y + _along(bias, x.ndim, axis)
@@ -233,8 +388,15 @@ def group_norm(x: Array, scale: Array | None, bias: Array | None, *, groups: Int
 
 
 @op("lrn", ins=("X",), outs=("Out", "MidOut"), rows="map")
-def lrn(x: Array, *, n: int = 5, k: float = 2.0, alpha: float = 1e-4, beta: float = 0.75,
-        data_format: str = "AnyLayout") -> tuple[Array, Array]:
+def lrn(
+    x: Array,
+    *,
+    n: int = 5,
+    k: float = 2.0,
+    alpha: float = 1e-4,
+    beta: float = 0.75,
+    data_format: str = "AnyLayout",
+) -> tuple[Array, Array]:
     """x divided by (k + alpha * sum of squares over n neighbouring channels) ** beta."""
     if n < 1 or n % 2 == 0:
         raise errors.ProgramError(f"lrn: n is {n}, expected an odd number of channels")
@@ -254,8 +416,12 @@ def affine_channel(x: Array, scale: Array, bias: Array, *, data_layout: str = "A
 
 
 @op("spectral_norm", ins=("Weight", "U", "V"), outs=("Out",), nograd=("U", "V"))
-def spectral_norm(weight: Array, u: Array, v: Array, *, dim: int = 0, power_iters: int = 1, eps: float = 1e-12) -> Array:
-    """weight divided by its largest singular value, which power_iters steps from u and v estimate."""
+def spectral_norm(
+    weight: Array, u: Array, v: Array, *, dim: int = 0, power_iters: int = 1, eps: float = 1e-12
+) -> Array:
+    """weight divided by its largest singular value, which power_iters steps from u and v
+    estimate.
+    """
     matrix = jnp.moveaxis(weight, dim, 0).reshape(weight.shape[dim], -1)
     fixed = lax.stop_gradient(matrix)
     for _ in range(power_iters):

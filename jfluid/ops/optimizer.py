@@ -1,8 +1,9 @@
 """Optimizer operators: one update of one parameter.
 
-Attributes travel as 32-bit floats, and Fluid computes `1 - beta` from the rounded value; `_single` does the same,
-because for beta2 = 0.999 the difference is 1e-5 of the second moment.
+Attributes travel as 32-bit floats, and Fluid computes `1 - beta` from the rounded value; `_single`
+does the same, because for beta2 = 0.999 the difference is 1e-5 of the second moment.
 """
+
 from collections.abc import Callable
 from typing import Any
 
@@ -38,7 +39,14 @@ def _by_rows(update: Callable[..., Any], grad: SelectedRows, *tables: Array) -> 
     return tuple(grad.put(t, new) for t, new in zip(tables, update(first, grad.values, *rest)))
 
 
-@op("sgd", ins=("Param", "LearningRate", "Grad"), outs=("ParamOut",), grad=False, inplace={"ParamOut": "Param"}, sparse=True)
+@op(
+    "sgd",
+    ins=("Param", "LearningRate", "Grad"),
+    outs=("ParamOut",),
+    grad=False,
+    inplace={"ParamOut": "Param"},
+    sparse=True,
+)
 def sgd(param: Array, learning_rate: Array, grad: Array) -> Array:
     """param - learning_rate * grad."""
     if isinstance(grad, SelectedRows):
@@ -46,11 +54,26 @@ def sgd(param: Array, learning_rate: Array, grad: Array) -> Array:
     return param - _scalar(learning_rate, param) * grad
 
 
-@op("momentum", ins=("Param", "Grad", "Velocity", "LearningRate"), outs=("ParamOut", "VelocityOut"), grad=False,
-    inplace={"ParamOut": "Param", "VelocityOut": "Velocity"}, sparse=True)
-def momentum(param: Array, grad: Array, velocity: Array, learning_rate: Array, *, mu: Float,
-             use_nesterov: bool = False) -> tuple[Array, Array]:
-    """Gradient descent along a decaying sum of gradients. Sparse rows move all others too, as in Fluid."""
+@op(
+    "momentum",
+    ins=("Param", "Grad", "Velocity", "LearningRate"),
+    outs=("ParamOut", "VelocityOut"),
+    grad=False,
+    inplace={"ParamOut": "Param", "VelocityOut": "Velocity"},
+    sparse=True,
+)
+def momentum(
+    param: Array,
+    grad: Array,
+    velocity: Array,
+    learning_rate: Array,
+    *,
+    mu: Float,
+    use_nesterov: bool = False,
+) -> tuple[Array, Array]:
+    """Gradient descent along a decaying sum of gradients. Sparse rows move all others too, as in
+    Fluid.
+    """
     grad = densified(grad)
     rate = _scalar(learning_rate, param)
     velocity = _single(mu) * velocity + grad
@@ -58,10 +81,24 @@ def momentum(param: Array, grad: Array, velocity: Array, learning_rate: Array, *
     return param - rate * step, velocity
 
 
-@op("lars_momentum", ins=("Param", "Grad", "Velocity", "LearningRate"), outs=("ParamOut", "VelocityOut"), grad=False,
-    inplace={"ParamOut": "Param", "VelocityOut": "Velocity"}, entire=True)
-def lars_momentum(param: Array, grad: Array, velocity: Array, learning_rate: Array, *, mu: Float, lars_coeff: float = 0.001,
-                  lars_weight_decay: float = 0.0005) -> tuple[Array, Array]:
+@op(
+    "lars_momentum",
+    ins=("Param", "Grad", "Velocity", "LearningRate"),
+    outs=("ParamOut", "VelocityOut"),
+    grad=False,
+    inplace={"ParamOut": "Param", "VelocityOut": "Velocity"},
+    entire=True,
+)
+def lars_momentum(
+    param: Array,
+    grad: Array,
+    velocity: Array,
+    learning_rate: Array,
+    *,
+    mu: Float,
+    lars_coeff: float = 0.001,
+    lars_weight_decay: float = 0.0005,
+) -> tuple[Array, Array]:
     """Momentum with a rate scaled by norm(param) / norm(grad), layer by layer."""
     rate, decay = _scalar(learning_rate, param), _single(lars_weight_decay)
     param_norm, grad_norm = _norm(param), _norm(grad)
@@ -72,19 +109,50 @@ def lars_momentum(param: Array, grad: Array, velocity: Array, learning_rate: Arr
     return param - velocity, velocity
 
 
-@op("adam", ins=("Param", "Grad", "LearningRate", "Moment1", "Moment2", "Beta1Pow", "Beta2Pow", "Beta1Tensor?",
-                 "Beta2Tensor?"),
-    outs=("ParamOut", "Moment1Out", "Moment2Out", "Beta1PowOut", "Beta2PowOut"), grad=False,
-    inplace={"ParamOut": "Param", "Moment1Out": "Moment1", "Moment2Out": "Moment2", "Beta1PowOut": "Beta1Pow",
-             "Beta2PowOut": "Beta2Pow"}, sparse=True)
-def adam(param: Array, grad: Array, learning_rate: Array, moment1: Array, moment2: Array, beta1_pow: Array, beta2_pow: Array,
-         beta1_tensor: Array | None, beta2_tensor: Array | None, *,
-         beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8, lazy_mode: bool = False) -> tuple[Array, Array,
-         Array, Array, Array]:
+@op(
+    "adam",
+    ins=(
+        "Param",
+        "Grad",
+        "LearningRate",
+        "Moment1",
+        "Moment2",
+        "Beta1Pow",
+        "Beta2Pow",
+        "Beta1Tensor?",
+        "Beta2Tensor?",
+    ),
+    outs=("ParamOut", "Moment1Out", "Moment2Out", "Beta1PowOut", "Beta2PowOut"),
+    grad=False,
+    inplace={
+        "ParamOut": "Param",
+        "Moment1Out": "Moment1",
+        "Moment2Out": "Moment2",
+        "Beta1PowOut": "Beta1Pow",
+        "Beta2PowOut": "Beta2Pow",
+    },
+    sparse=True,
+)
+def adam(
+    param: Array,
+    grad: Array,
+    learning_rate: Array,
+    moment1: Array,
+    moment2: Array,
+    beta1_pow: Array,
+    beta2_pow: Array,
+    beta1_tensor: Array | None,
+    beta2_tensor: Array | None,
+    *,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    epsilon: float = 1e-8,
+    lazy_mode: bool = False,
+) -> tuple[Array, Array, Array, Array, Array]:
     """Adam; the powers of the betas advance with it.
 
-    Of a sparse gradient `lazy_mode` updates the rows that it has, else all; and, as in Fluid, the step is corrected with the
-    powers of the next one.
+    Of a sparse gradient `lazy_mode` updates the rows that it has, else all; and, as in Fluid, the
+    step is corrected with the powers of the next one.
     """
     decay1 = _single(beta1) if beta1_tensor is None else _scalar(beta1_tensor, param)
     decay2 = _single(beta2) if beta2_tensor is None else _scalar(beta2_tensor, param)
@@ -103,11 +171,25 @@ def adam(param: Array, grad: Array, learning_rate: Array, moment1: Array, moment
     return (*update(param, densified(grad), moment1, moment2), *powers)
 
 
-@op("adamax", ins=("Param", "Grad", "LearningRate", "Moment", "InfNorm", "Beta1Pow"),
-    outs=("ParamOut", "MomentOut", "InfNormOut"), grad=False,
-    inplace={"ParamOut": "Param", "MomentOut": "Moment", "InfNormOut": "InfNorm"})
-def adamax(param: Array, grad: Array, learning_rate: Array, moment: Array, inf_norm: Array, beta1_pow: Array, *,
-           beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8) -> tuple[Array, Array, Array]:
+@op(
+    "adamax",
+    ins=("Param", "Grad", "LearningRate", "Moment", "InfNorm", "Beta1Pow"),
+    outs=("ParamOut", "MomentOut", "InfNormOut"),
+    grad=False,
+    inplace={"ParamOut": "Param", "MomentOut": "Moment", "InfNormOut": "InfNorm"},
+)
+def adamax(
+    param: Array,
+    grad: Array,
+    learning_rate: Array,
+    moment: Array,
+    inf_norm: Array,
+    beta1_pow: Array,
+    *,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    epsilon: float = 1e-8,
+) -> tuple[Array, Array, Array]:
     """Adam with the decaying maximum of |grad| in place of the second moment."""
     rate = _scalar(learning_rate, param) / (1 - _scalar(beta1_pow, param))
     moment = _single(beta1) * moment + (1 - _single(beta1)) * grad
@@ -115,32 +197,73 @@ def adamax(param: Array, grad: Array, learning_rate: Array, moment: Array, inf_n
     return param - rate * (moment / inf_norm), moment, inf_norm
 
 
-@op("adagrad", ins=("Param", "Grad", "Moment", "LearningRate"), outs=("ParamOut", "MomentOut"), grad=False,
-    inplace={"ParamOut": "Param", "MomentOut": "Moment"}, sparse=True)
-def adagrad(param: Array, grad: Array, moment: Array, learning_rate: Array, *,
-            epsilon: float = 1e-6) -> tuple[Array, Array]:
+@op(
+    "adagrad",
+    ins=("Param", "Grad", "Moment", "LearningRate"),
+    outs=("ParamOut", "MomentOut"),
+    grad=False,
+    inplace={"ParamOut": "Param", "MomentOut": "Moment"},
+    sparse=True,
+)
+def adagrad(
+    param: Array, grad: Array, moment: Array, learning_rate: Array, *, epsilon: float = 1e-6
+) -> tuple[Array, Array]:
     """Rates that shrink with the sum of squared gradients."""
+
     def update(p: Array, g: Array, m: Array) -> tuple[Array, Array]:
         m = m + jnp.square(g)
         return p - _scalar(learning_rate, param) * g / (jnp.sqrt(m) + _single(epsilon)), m
 
-    return _by_rows(update, grad, param, moment) if isinstance(grad, SelectedRows) else update(param, grad, moment)
+    return (
+        _by_rows(update, grad, param, moment)
+        if isinstance(grad, SelectedRows)
+        else update(param, grad, moment)
+    )
 
 
-@op("decayed_adagrad", ins=("Param", "Grad", "Moment", "LearningRate"), outs=("ParamOut", "MomentOut"), grad=False,
-    inplace={"ParamOut": "Param", "MomentOut": "Moment"})
-def decayed_adagrad(param: Array, grad: Array, moment: Array, learning_rate: Array, *, decay: float = 0.95,
-                    epsilon: float = 1e-6) -> tuple[Array, Array]:
+@op(
+    "decayed_adagrad",
+    ins=("Param", "Grad", "Moment", "LearningRate"),
+    outs=("ParamOut", "MomentOut"),
+    grad=False,
+    inplace={"ParamOut": "Param", "MomentOut": "Moment"},
+)
+def decayed_adagrad(
+    param: Array,
+    grad: Array,
+    moment: Array,
+    learning_rate: Array,
+    *,
+    decay: float = 0.95,
+    epsilon: float = 1e-6,
+) -> tuple[Array, Array]:
     """Adagrad with a decaying average of squared gradients."""
     moment = _single(decay) * moment + (1 - _single(decay)) * jnp.square(grad)
-    return param - _scalar(learning_rate, param) * grad / (jnp.sqrt(moment) + _single(epsilon)), moment
+    return param - _scalar(learning_rate, param) * grad / (
+        jnp.sqrt(moment) + _single(epsilon)
+    ), moment
 
 
-@op("adadelta", ins=("Param", "Grad", "AvgSquaredGrad", "AvgSquaredUpdate"),
-    outs=("ParamOut", "AvgSquaredGradOut", "AvgSquaredUpdateOut"), grad=False,
-    inplace={"ParamOut": "Param", "AvgSquaredGradOut": "AvgSquaredGrad", "AvgSquaredUpdateOut": "AvgSquaredUpdate"})
-def adadelta(param: Array, grad: Array, squared_grad: Array, squared_update: Array, *, rho: float = 0.95,
-             epsilon: float = 1e-6) -> tuple[Array, Array, Array]:
+@op(
+    "adadelta",
+    ins=("Param", "Grad", "AvgSquaredGrad", "AvgSquaredUpdate"),
+    outs=("ParamOut", "AvgSquaredGradOut", "AvgSquaredUpdateOut"),
+    grad=False,
+    inplace={
+        "ParamOut": "Param",
+        "AvgSquaredGradOut": "AvgSquaredGrad",
+        "AvgSquaredUpdateOut": "AvgSquaredUpdate",
+    },
+)
+def adadelta(
+    param: Array,
+    grad: Array,
+    squared_grad: Array,
+    squared_update: Array,
+    *,
+    rho: float = 0.95,
+    epsilon: float = 1e-6,
+) -> tuple[Array, Array, Array]:
     """Steps of the size of earlier steps; there is no learning rate."""
     rho, epsilon = _single(rho), _single(epsilon)
     squared_grad = rho * squared_grad + (1 - rho) * jnp.square(grad)
@@ -151,14 +274,34 @@ def adadelta(param: Array, grad: Array, squared_grad: Array, squared_update: Arr
     return param + update, squared_grad, squared_update
 
 
-@op("rmsprop", ins=("Param", "MeanSquare", "MeanGrad?", "LearningRate", "Grad", "Moment"),
-    outs=("ParamOut", "MomentOut", "MeanSquareOut", "MeanGradOut"), grad=False,
-    inplace={"ParamOut": "Param", "MomentOut": "Moment", "MeanSquareOut": "MeanSquare", "MeanGradOut": "MeanGrad"},
-    sparse=True)
-def rmsprop(param: Array, mean_square: Array, mean_grad: Array | None, learning_rate: Array, grad: Array, moment: Array, *,
-            epsilon: float = 1e-10, decay: float = 0.9, momentum: float = 0.0,
-            centered: bool = False) -> tuple[Array, Array, Array, Array | None]:
-    """Rates that shrink with an average of squared gradients, less the squared average if `centered`.
+@op(
+    "rmsprop",
+    ins=("Param", "MeanSquare", "MeanGrad?", "LearningRate", "Grad", "Moment"),
+    outs=("ParamOut", "MomentOut", "MeanSquareOut", "MeanGradOut"),
+    grad=False,
+    inplace={
+        "ParamOut": "Param",
+        "MomentOut": "Moment",
+        "MeanSquareOut": "MeanSquare",
+        "MeanGradOut": "MeanGrad",
+    },
+    sparse=True,
+)
+def rmsprop(
+    param: Array,
+    mean_square: Array,
+    mean_grad: Array | None,
+    learning_rate: Array,
+    grad: Array,
+    moment: Array,
+    *,
+    epsilon: float = 1e-10,
+    decay: float = 0.9,
+    momentum: float = 0.0,
+    centered: bool = False,
+) -> tuple[Array, Array, Array, Array | None]:
+    """Rates that shrink with an average of squared gradients, less the squared average if
+    `centered`.
 
     Sparse rows move all others too, as in Fluid.
     """
@@ -176,28 +319,65 @@ def rmsprop(param: Array, mean_square: Array, mean_grad: Array | None, learning_
     return param - moment, moment, mean_square, mean_grad
 
 
-@op("ftrl", ins=("Param", "SquaredAccumulator", "LinearAccumulator", "Grad", "LearningRate"),
-    outs=("ParamOut", "SquaredAccumOut", "LinearAccumOut"), grad=False,
-    inplace={"ParamOut": "Param", "SquaredAccumOut": "SquaredAccumulator", "LinearAccumOut": "LinearAccumulator"})
-def ftrl(param: Array, squared: Array, linear: Array, grad: Array, learning_rate: Array, *, l1: float = 0.0, l2: float = 0.0,
-         lr_power: float = -0.5) -> tuple[Array, Array, Array]:
+@op(
+    "ftrl",
+    ins=("Param", "SquaredAccumulator", "LinearAccumulator", "Grad", "LearningRate"),
+    outs=("ParamOut", "SquaredAccumOut", "LinearAccumOut"),
+    grad=False,
+    inplace={
+        "ParamOut": "Param",
+        "SquaredAccumOut": "SquaredAccumulator",
+        "LinearAccumOut": "LinearAccumulator",
+    },
+)
+def ftrl(
+    param: Array,
+    squared: Array,
+    linear: Array,
+    grad: Array,
+    learning_rate: Array,
+    *,
+    l1: float = 0.0,
+    l2: float = 0.0,
+    lr_power: float = -0.5,
+) -> tuple[Array, Array, Array]:
     """Follow the regularized leader; Fluid adds 1e-10 to `l1` and `l2`."""
     rate, power = _scalar(learning_rate, param), -_single(lr_power)
     l1, l2 = _single(l1) + 1e-10, _single(l2) + 1e-10
     total = squared + jnp.square(grad)
-    root, old_root = (jnp.sqrt(v) if power == 0.5 else jnp.power(v, power) for v in (total, squared))
+    root, old_root = (
+        jnp.sqrt(v) if power == 0.5 else jnp.power(v, power) for v in (total, squared)
+    )
     linear = linear + grad - (root - old_root) / rate * param
     shrunk = (l1 * jnp.sign(linear) - linear) / (root / rate + 2 * l2)
     return jnp.where(jnp.abs(linear) > l1, shrunk, 0), total, linear
 
 
-@op("lamb", ins=("Param", "Grad", "LearningRate", "Moment1", "Moment2", "Beta1Pow", "Beta2Pow"),
-    outs=("ParamOut", "Moment1Out", "Moment2Out"), grad=False,
-    inplace={"ParamOut": "Param", "Moment1Out": "Moment1", "Moment2Out": "Moment2"}, sparse=True, entire=True)
-def lamb(param: Array, grad: Array, learning_rate: Array, moment1: Array, moment2: Array, beta1_pow: Array, beta2_pow: Array,
-         *, weight_decay: Float, beta1: float = 0.9,
-         beta2: float = 0.999, epsilon: float = 1e-6) -> tuple[Array, Array, Array]:
-    """Adam with a rate scaled by norm(param) / norm(step), layer by layer, from uncorrected moments.
+@op(
+    "lamb",
+    ins=("Param", "Grad", "LearningRate", "Moment1", "Moment2", "Beta1Pow", "Beta2Pow"),
+    outs=("ParamOut", "Moment1Out", "Moment2Out"),
+    grad=False,
+    inplace={"ParamOut": "Param", "Moment1Out": "Moment1", "Moment2Out": "Moment2"},
+    sparse=True,
+    entire=True,
+)
+def lamb(
+    param: Array,
+    grad: Array,
+    learning_rate: Array,
+    moment1: Array,
+    moment2: Array,
+    beta1_pow: Array,
+    beta2_pow: Array,
+    *,
+    weight_decay: Float,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    epsilon: float = 1e-6,
+) -> tuple[Array, Array, Array]:
+    """Adam with a rate scaled by norm(param) / norm(step), layer by layer, from uncorrected
+    moments.
 
     Sparse rows move all others too, as in Fluid.
     """
@@ -212,11 +392,28 @@ def lamb(param: Array, grad: Array, learning_rate: Array, moment1: Array, moment
     return param - _scalar(learning_rate, param) * ratio * step, moment1, moment2
 
 
-@op("dpsgd", ins=("Param", "Grad", "LearningRate"), outs=("ParamOut",), grad=False, inplace={"ParamOut": "Param"},
-    rng=True)
-def dpsgd(param: Array, grad: Array, learning_rate: Array, *, clip: float = 10.0, batch_size: float = 16.0, sigma: float = 1.0,
-          seed: int = 0, key: Array) -> Array:
-    """Differentially private descent: a clipped gradient plus one Gaussian number, shared by all elements."""
+@op(
+    "dpsgd",
+    ins=("Param", "Grad", "LearningRate"),
+    outs=("ParamOut",),
+    grad=False,
+    inplace={"ParamOut": "Param"},
+    rng=True,
+)
+def dpsgd(
+    param: Array,
+    grad: Array,
+    learning_rate: Array,
+    *,
+    clip: float = 10.0,
+    batch_size: float = 16.0,
+    sigma: float = 1.0,
+    seed: int = 0,
+    key: Array,
+) -> Array:
+    """Differentially private descent: a clipped gradient plus one Gaussian number, shared by all
+    elements.
+    """
     scale = jnp.maximum(_norm(grad) / _single(clip), 1)
     noise = jax.random.normal(key_of(key, seed), (), param.dtype) * (_single(sigma) * _single(clip))
     return param - _scalar(learning_rate, param) * (grad / scale + noise / _single(batch_size))
@@ -230,18 +427,37 @@ def _proximal(point: Array, rate: Array, l1: float, l2: float) -> Array:
     return point / (1 + rate * l2)
 
 
-@op("proximal_gd", ins=("Param", "Grad", "LearningRate"), outs=("ParamOut",), grad=False,
-    inplace={"ParamOut": "Param"})
-def proximal_gd(param: Array, grad: Array, learning_rate: Array, *, l1: float = 0.0, l2: float = 0.0) -> Array:
+@op(
+    "proximal_gd",
+    ins=("Param", "Grad", "LearningRate"),
+    outs=("ParamOut",),
+    grad=False,
+    inplace={"ParamOut": "Param"},
+)
+def proximal_gd(
+    param: Array, grad: Array, learning_rate: Array, *, l1: float = 0.0, l2: float = 0.0
+) -> Array:
     """Gradient descent followed by the proximal step of the penalties."""
     rate = _scalar(learning_rate, param)
     return _proximal(param - rate * grad, rate, l1, l2)
 
 
-@op("proximal_adagrad", ins=("Param", "Moment", "Grad", "LearningRate"), outs=("ParamOut", "MomentOut"), grad=False,
-    inplace={"ParamOut": "Param", "MomentOut": "Moment"})
-def proximal_adagrad(param: Array, moment: Array, grad: Array, learning_rate: Array, *, l1: float = 0.0,
-                     l2: float = 0.0) -> tuple[Array, Array]:
+@op(
+    "proximal_adagrad",
+    ins=("Param", "Moment", "Grad", "LearningRate"),
+    outs=("ParamOut", "MomentOut"),
+    grad=False,
+    inplace={"ParamOut": "Param", "MomentOut": "Moment"},
+)
+def proximal_adagrad(
+    param: Array,
+    moment: Array,
+    grad: Array,
+    learning_rate: Array,
+    *,
+    l1: float = 0.0,
+    l2: float = 0.0,
+) -> tuple[Array, Array]:
     """Adagrad followed by the proximal step of the penalties."""
     rate = _scalar(learning_rate, param)
     moment = moment + jnp.square(grad)
@@ -250,22 +466,47 @@ def proximal_adagrad(param: Array, moment: Array, grad: Array, learning_rate: Ar
 
 # After so many additions a partial sum is closed, so that small numbers are not lost in a big one.
 _MAX_ACCUMULATES = 16384
-_SUMS = {f"out_{n}": f"in_{n}" for n in
-         ("sum_1", "sum_2", "sum_3", "num_accumulates", "old_num_accumulates", "num_updates")}
+_SUMS = {
+    f"out_{n}": f"in_{n}"
+    for n in ("sum_1", "sum_2", "sum_3", "num_accumulates", "old_num_accumulates", "num_updates")
+}
 
 
-@op("average_accumulates", ins=("param", *_SUMS.values()), outs=tuple(_SUMS), grad=False, inplace=_SUMS)
-def average_accumulates(param: Array, sum_1: Array, sum_2: Array, sum_3: Array, num_accumulates: Array,
-                        old_num_accumulates: Array, num_updates: Array, *,
-                        average_window: float = 0.0, max_average_window: Long,
-                        min_average_window: Long = 10000) -> tuple[Array, Array, Array, Array, Array, Array]:
+@op(
+    "average_accumulates",
+    ins=("param", *_SUMS.values()),
+    outs=tuple(_SUMS),
+    grad=False,
+    inplace=_SUMS,
+)
+def average_accumulates(
+    param: Array,
+    sum_1: Array,
+    sum_2: Array,
+    sum_3: Array,
+    num_accumulates: Array,
+    old_num_accumulates: Array,
+    num_updates: Array,
+    *,
+    average_window: float = 0.0,
+    max_average_window: Long,
+    min_average_window: Long = 10000,
+) -> tuple[Array, Array, Array, Array, Array, Array]:
     """Add a parameter to the sums that ModelAverage divides; a full window becomes sum_3."""
     num_updates, num_accumulates = num_updates + 1, num_accumulates + 1
     sum_1 = sum_1 + param
     full = (num_updates % _MAX_ACCUMULATES == 0).reshape(())
     sum_1, sum_2 = jnp.where(full, 0, sum_1), jnp.where(full, sum_2 + sum_1, sum_2)
-    window = jnp.minimum(max_average_window, (num_updates * _single(average_window)).astype(num_updates.dtype))
+    window = jnp.minimum(
+        max_average_window, (num_updates * _single(average_window)).astype(num_updates.dtype)
+    )
     done = (num_accumulates >= min_average_window) & (num_accumulates >= window)
     closed = done.reshape(())
-    return (jnp.where(closed, 0, sum_1), jnp.where(closed, 0, sum_2), jnp.where(closed, sum_1 + sum_2, sum_3),
-            jnp.where(done, 0, num_accumulates), jnp.where(done, num_accumulates, old_num_accumulates), num_updates)
+    return (
+        jnp.where(closed, 0, sum_1),
+        jnp.where(closed, 0, sum_2),
+        jnp.where(closed, sum_1 + sum_2, sum_3),
+        jnp.where(done, 0, num_accumulates),
+        jnp.where(done, num_accumulates, old_num_accumulates),
+        num_updates,
+    )

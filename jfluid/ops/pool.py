@@ -1,4 +1,5 @@
 """Pooling: maximum and average over windows, over adaptive regions, and over whole planes."""
+
 import functools
 import math
 from collections.abc import Sequence
@@ -23,16 +24,25 @@ def _lowest(dtype: Any) -> Any:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
-def _max(x: jax.Array, axes: Sequence[int], kernel: Sequence[int], strides: Sequence[int], out: Sequence[int]) -> jax.Array:
-    """The maximum of each window. Its gradient goes to the first element that attains it, as in Fluid.
+def _max(
+    x: jax.Array,
+    axes: Sequence[int],
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    out: Sequence[int],
+) -> jax.Array:
+    """The maximum of each window. Its gradient goes to the first element that attains it, as in
+    Fluid.
 
-    On CPUs forward and backward together take a quarter of the time of `lax.reduce_window` and its gradient.
+    On CPUs forward and backward together take a quarter of the time of `lax.reduce_window` and its
+    gradient.
     """
     return _first_max(x, axes, kernel, strides, out)[0]
 
 
-def _first_max(x: Array, axes: Sequence[int], kernel: Sequence[int], strides: Sequence[int],
-               out: Sequence[int]) -> tuple[Array, Array]:
+def _first_max(
+    x: Array, axes: Sequence[int], kernel: Sequence[int], strides: Sequence[int], out: Sequence[int]
+) -> tuple[Array, Array]:
     best, *others = windows.taps(x, axes, kernel, strides, out)
     place = jnp.zeros(best.shape, jnp.uint8)
     for i, other in enumerate(others, 1):
@@ -41,14 +51,21 @@ def _first_max(x: Array, axes: Sequence[int], kernel: Sequence[int], strides: Se
     return best, place
 
 
-def _max_forward(x: Array, axes: Sequence[int], kernel: Sequence[int], strides: Sequence[int],
-                 out: Sequence[int]) -> tuple[Array, tuple[Any, ...]]:
+def _max_forward(
+    x: Array, axes: Sequence[int], kernel: Sequence[int], strides: Sequence[int], out: Sequence[int]
+) -> tuple[Array, tuple[Any, ...]]:
     best, place = _first_max(x, axes, kernel, strides, out)
     return best, (place, x.shape)
 
 
-def _max_backward(axes: Sequence[int], kernel: Array, strides: Array, out: Array, kept: tuple[Any, ...],
-                  grad: Array) -> tuple[Array | None]:
+def _max_backward(
+    axes: Sequence[int],
+    kernel: Array,
+    strides: Array,
+    out: Array,
+    kept: tuple[Any, ...],
+    grad: Array,
+) -> tuple[Array | None]:
     place, shape = kept
     zero = jnp.zeros((), grad.dtype)
     total = None
@@ -64,8 +81,14 @@ def _max_backward(axes: Sequence[int], kernel: Array, strides: Array, out: Array
 _max.defvjp(_max_forward, _max_backward)
 
 
-def _max_pool(x: jax.Array, axes: Sequence[int], kernel: Sequence[int], strides: Sequence[int], pads: windows.Pairs,
-              out: Sequence[int]) -> jax.Array:
+def _max_pool(
+    x: jax.Array,
+    axes: Sequence[int],
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    pads: windows.Pairs,
+    out: Sequence[int],
+) -> jax.Array:
     if math.prod(kernel) == math.prod(x.shape[a] for a in axes) and math.prod(out) == 1:
         return _max_plane(x, axes)
     x = windows.pad(x, axes, pads, _lowest(x.dtype))
@@ -74,19 +97,30 @@ def _max_pool(x: jax.Array, axes: Sequence[int], kernel: Sequence[int], strides:
     spread = [[1] * x.ndim, [1] * x.ndim]
     for axis, k, s in zip(axes, kernel, strides):
         spread[0][axis], spread[1][axis] = k, s
-    return lax.reduce_window(x, jnp.asarray(-jnp.inf, x.dtype), lax.max, spread[0], spread[1], "VALID")
+    return lax.reduce_window(
+        x, jnp.asarray(-jnp.inf, x.dtype), lax.max, spread[0], spread[1], "VALID"
+    )
 
 
 def _max_plane(x: jax.Array, axes: Sequence[int]) -> jax.Array:
-    """The maximum of each whole plane; `jnp.max` would divide the gradient between equal elements."""
+    """The maximum of each whole plane; `jnp.max` would divide the gradient between equal
+    elements.
+    """
     shape = tuple(1 if a in axes else n for a, n in enumerate(x.shape))
-    flat = x.reshape(x.shape[:axes[0]] + (-1,) + x.shape[axes[-1] + 1:])
+    flat = x.reshape(x.shape[: axes[0]] + (-1,) + x.shape[axes[-1] + 1 :])
     first = jnp.argmax(flat, axis=axes[0], keepdims=True)
     return jnp.take_along_axis(flat, first, axis=axes[0]).reshape(shape)
 
 
-def _average_pool(x: jax.Array, axes: Sequence[int], kernel: Sequence[int], strides: Sequence[int],
-                  pads: windows.Pairs, out: Sequence[int], exclusive: bool) -> jax.Array:
+def _average_pool(
+    x: jax.Array,
+    axes: Sequence[int],
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    pads: windows.Pairs,
+    out: Sequence[int],
+    exclusive: bool,
+) -> jax.Array:
     if all(n == 1 and k == x.shape[a] for n, k, a in zip(out, kernel, axes)):
         return jnp.mean(x, axis=tuple(axes), keepdims=True)
     total = windows.window_sum(windows.pad(x, axes, pads, 0), axes, kernel, strides, out)
@@ -96,8 +130,12 @@ def _average_pool(x: jax.Array, axes: Sequence[int], kernel: Sequence[int], stri
     for axis, k, s, n, (low, _) in zip(axes, kernel, strides, out, pads):
         start = np.arange(n) * s - low
         inside = np.minimum(start + k, x.shape[axis]) - np.maximum(start, 0)
-        count = count * np.expand_dims(np.maximum(inside, 1), [a for a in range(x.ndim) if a != axis])
-    return total / (int(count.flat[0]) if (count == count.flat[0]).all() else jnp.asarray(count, x.dtype))
+        count = count * np.expand_dims(
+            np.maximum(inside, 1), [a for a in range(x.ndim) if a != axis]
+        )
+    return total / (
+        int(count.flat[0]) if (count == count.flat[0]).all() else jnp.asarray(count, x.dtype)
+    )
 
 
 def _regions(size: int, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -111,19 +149,40 @@ def _adaptive_average(x: jax.Array, axes: Sequence[int], out: Sequence[int]) -> 
         start, end = _regions(x.shape[axis], n)
         place = np.arange(x.shape[axis])[:, None]
         weights = ((place >= start) & (place < end)) / (end - start)
-        x = jnp.moveaxis(jnp.tensordot(x, jnp.asarray(weights, x.dtype), (axis, 0), precision="highest"), -1, axis)
+        x = jnp.moveaxis(
+            jnp.tensordot(x, jnp.asarray(weights, x.dtype), (axis, 0), precision="highest"),
+            -1,
+            axis,
+        )
     return x
 
 
-def _pool(op_type: str, x: jax.Array, pooling_type: String, ksize: Sequence[int], global_pooling: bool,
-          strides: Sequence[int], paddings: Sequence[int], exclusive: bool, adaptive: bool, ceil_mode: bool,
-          data_format: str, padding_algorithm: str) -> jax.Array:
+def _pool(
+    op_type: str,
+    x: jax.Array,
+    pooling_type: String,
+    ksize: Sequence[int],
+    global_pooling: bool,
+    strides: Sequence[int],
+    paddings: Sequence[int],
+    exclusive: bool,
+    adaptive: bool,
+    ceil_mode: bool,
+    data_format: str,
+    padding_algorithm: str,
+) -> jax.Array:
     axes = windows.spatial_axes(x.ndim, data_format)
     if pooling_type not in ("max", "avg"):
         raise errors.ProgramError(f"{op_type}: pooling_type {pooling_type!r}, expected max or avg")
     sizes = [x.shape[a] for a in axes]
     if global_pooling:
-        ksize, strides, paddings, padding_algorithm, adaptive = sizes, (1,) * len(axes), (), "VALID", False
+        ksize, strides, paddings, padding_algorithm, adaptive = (
+            sizes,
+            (1,) * len(axes),
+            (),
+            "VALID",
+            False,
+        )
     windows.check_lengths(op_type, len(axes), ksize=ksize, strides=strides)
     if adaptive:
         if any(n % k for n, k in zip(sizes, ksize)):
@@ -136,37 +195,88 @@ def _pool(op_type: str, x: jax.Array, pooling_type: String, ksize: Sequence[int]
         padding_algorithm, ceil_mode = "VALID", False
     pads = windows.padding_pairs(op_type, paddings, padding_algorithm, sizes, ksize, strides)
     out = windows.output_sizes(op_type, sizes, ksize, strides, pads, ceil_mode)
-    # The last window decides how far the input is padded: further in ceil mode, less where it does not fit.
-    pads = tuple((low, (n - 1) * s + k - size - low)
-                 for (low, _), n, s, k, size in zip(pads, out, strides, ksize, sizes))
+    # The last window decides how far the input is padded: further in ceil mode, less where it does
+    # not fit.
+    pads = tuple(
+        (low, (n - 1) * s + k - size - low)
+        for (low, _), n, s, k, size in zip(pads, out, strides, ksize, sizes)
+    )
     if pooling_type == "max":
         return _max_pool(x, axes, ksize, strides, pads, out)
     return _average_pool(x, axes, ksize, strides, pads, out, exclusive)
 
 
 @op("pool2d", ins=("X",), outs=("Out",), rows="map")
-def pool2d(x: Array, *, pooling_type: String, ksize: Ints, global_pooling: bool = False, strides: Ints = (1, 1),
-           paddings: Ints = (0, 0),
-           exclusive: bool = True, adaptive: bool = False, ceil_mode: bool = False, data_format: str = "NCHW",
-           padding_algorithm: str = "EXPLICIT") -> Array:
+def pool2d(
+    x: Array,
+    *,
+    pooling_type: String,
+    ksize: Ints,
+    global_pooling: bool = False,
+    strides: Ints = (1, 1),
+    paddings: Ints = (0, 0),
+    exclusive: bool = True,
+    adaptive: bool = False,
+    ceil_mode: bool = False,
+    data_format: str = "NCHW",
+    padding_algorithm: str = "EXPLICIT",
+) -> Array:
     """Maximum or average over two-dimensional windows."""
-    return _pool("pool2d", x, pooling_type, ksize, global_pooling, strides, paddings, exclusive, adaptive, ceil_mode,
-                 data_format, padding_algorithm)
+    return _pool(
+        "pool2d",
+        x,
+        pooling_type,
+        ksize,
+        global_pooling,
+        strides,
+        paddings,
+        exclusive,
+        adaptive,
+        ceil_mode,
+        data_format,
+        padding_algorithm,
+    )
 
 
 @op("pool3d", ins=("X",), outs=("Out",), rows="map")
-def pool3d(x: Array, *, pooling_type: String, ksize: Ints, global_pooling: bool = False, strides: Ints = (1, 1, 1),
-           paddings: Ints = (0, 0, 0), exclusive: bool = True, adaptive: bool = False, ceil_mode: bool = False,
-           data_format: str = "NCDHW",
-           padding_algorithm: str = "EXPLICIT") -> Array:
+def pool3d(
+    x: Array,
+    *,
+    pooling_type: String,
+    ksize: Ints,
+    global_pooling: bool = False,
+    strides: Ints = (1, 1, 1),
+    paddings: Ints = (0, 0, 0),
+    exclusive: bool = True,
+    adaptive: bool = False,
+    ceil_mode: bool = False,
+    data_format: str = "NCDHW",
+    padding_algorithm: str = "EXPLICIT",
+) -> Array:
     """Maximum or average over three-dimensional windows."""
-    return _pool("pool3d", x, pooling_type, ksize, global_pooling, strides, paddings, exclusive, adaptive, ceil_mode,
-                 data_format, padding_algorithm)
+    return _pool(
+        "pool3d",
+        x,
+        pooling_type,
+        ksize,
+        global_pooling,
+        strides,
+        paddings,
+        exclusive,
+        adaptive,
+        ceil_mode,
+        data_format,
+        padding_algorithm,
+    )
 
 
-def _max_at(x: jax.Array, regions: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[jax.Array, jax.Array]:
-    """The maximum of each region of the last dimensions of `x`, and its index in the flattened plane."""
-    count, sizes = len(regions), x.shape[-len(regions):]
+def _max_at(
+    x: jax.Array, regions: Sequence[tuple[np.ndarray, np.ndarray]]
+) -> tuple[jax.Array, jax.Array]:
+    """The maximum of each region of the last dimensions of `x`, and its index in the flattened
+    plane.
+    """
+    count, sizes = len(regions), x.shape[-len(regions) :]
     lead = x.shape[:-count]
     lengths, out, index = [], [], []
     for d, (start, end) in enumerate(regions):
@@ -179,13 +289,22 @@ def _max_at(x: jax.Array, regions: Sequence[tuple[np.ndarray, np.ndarray]]) -> t
     order = list(range(len(lead))) + [len(lead) + 2 * d for d in range(count)]
     order += [len(lead) + 2 * d + 1 for d in range(count)]
     patches = patches.transpose(order).reshape(*lead, *out, math.prod(lengths))
-    flat = _plane_index(jnp.argmax(lax.stop_gradient(patches), axis=-1), lengths, [start for start, _ in regions], sizes)
+    flat = _plane_index(
+        jnp.argmax(lax.stop_gradient(patches), axis=-1),
+        lengths,
+        [start for start, _ in regions],
+        sizes,
+    )
     best = jnp.take_along_axis(x.reshape(*lead, -1), flat.reshape(*lead, -1), axis=-1)
     return best.reshape(*lead, *out), flat
 
 
-def _plane_index(place: jax.Array, kernel: Sequence[int], starts: Sequence[np.ndarray], sizes: Sequence[int]) -> jax.Array:
-    """The index in the flattened plane of the element at `place` in each window; `starts`: where windows begin."""
+def _plane_index(
+    place: jax.Array, kernel: Sequence[int], starts: Sequence[np.ndarray], sizes: Sequence[int]
+) -> jax.Array:
+    """The index in the flattened plane of the element at `place` in each window; `starts`: where
+    windows begin.
+    """
     offsets = jnp.unravel_index(place.astype(jnp.int32), tuple(kernel))
     flat = jnp.zeros(place.shape, jnp.int32)
     for d, (start, offset) in enumerate(zip(starts, offsets)):
@@ -194,8 +313,15 @@ def _plane_index(place: jax.Array, kernel: Sequence[int], starts: Sequence[np.nd
     return flat
 
 
-def _max_pool_with_index(op_type: str, x: jax.Array, ksize: Sequence[int], global_pooling: bool, adaptive: bool,
-                         strides: Sequence[int], paddings: Sequence[int]) -> tuple[jax.Array, jax.Array]:
+def _max_pool_with_index(
+    op_type: str,
+    x: jax.Array,
+    ksize: Sequence[int],
+    global_pooling: bool,
+    adaptive: bool,
+    strides: Sequence[int],
+    paddings: Sequence[int],
+) -> tuple[jax.Array, jax.Array]:
     sizes = x.shape[2:]
     if global_pooling:
         ksize, adaptive = (1,) * len(sizes), True
@@ -208,25 +334,46 @@ def _max_pool_with_index(op_type: str, x: jax.Array, ksize: Sequence[int], globa
     out = windows.output_sizes(op_type, sizes, ksize, strides, tuple((p, p) for p in paddings))
     starts = [np.arange(n) * s - p for n, s, p in zip(out, strides, paddings)]
     if math.prod(ksize) > _MAX_TAPS:
-        return _max_at(x, [(np.maximum(at, 0), np.minimum(at + k, n)) for at, k, n in zip(starts, ksize, sizes)])
+        return _max_at(
+            x,
+            [(np.maximum(at, 0), np.minimum(at + k, n)) for at, k, n in zip(starts, ksize, sizes)],
+        )
     pads = tuple((p, int(at[-1]) + k - n) for p, at, k, n in zip(paddings, starts, ksize, sizes))
     axes = tuple(range(2, x.ndim))
     x = windows.pad(x, axes, pads, _lowest(x.dtype))
     place = _first_max(lax.stop_gradient(x), axes, ksize, strides, out)[1]
-    return _max(x, axes, tuple(ksize), tuple(strides), out), _plane_index(place, ksize, starts, sizes)
+    return _max(x, axes, tuple(ksize), tuple(strides), out), _plane_index(
+        place, ksize, starts, sizes
+    )
 
 
 @op("max_pool2d_with_index", ins=("X",), outs=("Out", "Mask"), rows="map")
-def max_pool2d_with_index(x: Array, *, ksize: Ints, global_pooling: bool = False, adaptive: bool = False,
-                          strides: Ints = (1, 1),
-                          paddings: Ints = (0, 0)) -> tuple[Array, Array]:
+def max_pool2d_with_index(
+    x: Array,
+    *,
+    ksize: Ints,
+    global_pooling: bool = False,
+    adaptive: bool = False,
+    strides: Ints = (1, 1),
+    paddings: Ints = (0, 0),
+) -> tuple[Array, Array]:
     """Maximum over two-dimensional windows, with its index in the flattened plane (int32)."""
-    return _max_pool_with_index("max_pool2d_with_index", x, ksize, global_pooling, adaptive, strides, paddings)
+    return _max_pool_with_index(
+        "max_pool2d_with_index", x, ksize, global_pooling, adaptive, strides, paddings
+    )
 
 
 @op("max_pool3d_with_index", ins=("X",), outs=("Out", "Mask"), rows="map")
-def max_pool3d_with_index(x: Array, *, ksize: Ints, global_pooling: bool = False, adaptive: bool = False,
-                          strides: Ints = (1, 1, 1),
-                          paddings: Ints = (0, 0, 0)) -> tuple[Array, Array]:
+def max_pool3d_with_index(
+    x: Array,
+    *,
+    ksize: Ints,
+    global_pooling: bool = False,
+    adaptive: bool = False,
+    strides: Ints = (1, 1, 1),
+    paddings: Ints = (0, 0, 0),
+) -> tuple[Array, Array]:
     """Maximum over three-dimensional windows, with its index in the flattened volume (int32)."""
-    return _max_pool_with_index("max_pool3d_with_index", x, ksize, global_pooling, adaptive, strides, paddings)
+    return _max_pool_with_index(
+        "max_pool3d_with_index", x, ksize, global_pooling, adaptive, strides, paddings
+    )

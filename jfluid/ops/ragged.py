@@ -1,10 +1,12 @@
 """Ragged rows inside a compiled step: what a LoD tensor is while XLA computes with it.
 
-The rows of all sequences lie one after the other in one array, padded at the end to a size that many batches share
-(`capacity`), so that batches of different lengths run the same compiled program. A padding row is a copy of a real row:
-whatever is finite for real data is finite there too. Nothing that padding holds may reach a sum, a fetched value or a
-gradient: gradients of padding rows are zero.
+The rows of all sequences lie one after the other in one array, padded at the end to a size that
+many batches share (`capacity`), so that batches of different lengths run the same compiled program.
+A padding row is a copy of a real row: whatever is finite for real data is finite there too. Nothing
+that padding holds may reach a sum, a fetched value or a gradient: gradients of padding rows are
+zero.
 """
+
 import functools
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,17 +18,22 @@ from jfluid import errors
 from jfluid.ops import static_values
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["given", "count"], meta_fields=["longest", "uniform"])
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["given", "count"],
+    meta_fields=["longest", "uniform"],
+)
 @dataclass(frozen=True)
 class Level:
     """How one level groups what lies below it (the sequences of the next level, or rows).
 
     Attributes:
-        given: int32 [number + 1], the offsets; sequences that only pad are empty and come last. None when uniform.
+        given: int32 [number + 1], the offsets; sequences that only pad are empty and come last.
+            None when uniform.
         longest: a bound, known while tracing, on the length of a sequence.
         uniform: the number of sequences when each has exactly `longest` entries, else 0.
-        count: int32 scalar, the number of sequences that are no padding, where no level above tells it and it depends on
-            data; else None.
+        count: int32 scalar, the number of sequences that are no padding, where no level above tells
+            it and it depends on data; else None.
     """
 
     given: Any
@@ -42,7 +49,11 @@ class Level:
     @property
     def offsets(self) -> Any:
         """int32 [number + 1]."""
-        return jnp.arange(self.uniform + 1, dtype=jnp.int32) * self.longest if self.uniform else self.given
+        return (
+            jnp.arange(self.uniform + 1, dtype=jnp.int32) * self.longest
+            if self.uniform
+            else self.given
+        )
 
     @property
     def starts(self) -> Any:
@@ -52,7 +63,11 @@ class Level:
     @property
     def lengths(self) -> Any:
         """int32 [number]."""
-        return jnp.full(self.uniform, self.longest, jnp.int32) if self.uniform else jnp.diff(self.given)
+        return (
+            jnp.full(self.uniform, self.longest, jnp.int32)
+            if self.uniform
+            else jnp.diff(self.given)
+        )
 
     def steps(self) -> Any:
         """int32 scalar: the length of the longest sequence of this batch (at most `longest`)."""
@@ -63,7 +78,11 @@ class Level:
         return jnp.arange(self.longest, dtype=jnp.int32) < self.lengths[:, None]
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["values", "levels", "total"], meta_fields=["exact"])
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["values", "levels", "total"],
+    meta_fields=["exact"],
+)
 @dataclass(frozen=True)
 class Ragged:
     """Rows in sequences: the value of a variable with a LoD.
@@ -113,7 +132,11 @@ class Ragged:
 
     def zeroed(self) -> Any:
         """The values with zeros in padding rows."""
-        return self.values if self.exact else jnp.where(column(self.mask(), self.values.ndim), self.values, 0)
+        return (
+            self.values
+            if self.exact
+            else jnp.where(column(self.mask(), self.values.ndim), self.values, 0)
+        )
 
     def like(self, values: Any) -> "Ragged":
         """Other values for the same rows."""
@@ -121,14 +144,20 @@ class Ragged:
 
     def refilled(self) -> "Ragged":
         """The same rows; padding rows become copies of the first."""
-        return self if self.exact else self.like(jnp.where(column(self.mask(), self.ndim), self.values, self.values[:1]))
+        return (
+            self
+            if self.exact
+            else self.like(jnp.where(column(self.mask(), self.ndim), self.values, self.values[:1]))
+        )
 
     def segments(self) -> Any:
         """int32 [capacity]: the sequence each row belongs to; `last.number` for padding rows."""
         return segments(self.last, self.capacity)
 
     def pad(self, time_major: bool = False) -> Any:
-        """[number, longest, ...] (or [longest, number, ...]): a sequence a row, zeros behind its end."""
+        """[number, longest, ...] (or [longest, number, ...]): a sequence a row, zeros behind its
+        end.
+        """
         return pad(self.values, self.last, self.capacity, time_major)
 
     def unpad(self, dense: Any, time_major: bool = False) -> "Ragged":
@@ -136,8 +165,8 @@ class Ragged:
         return self.like(unpad(dense, self.last, self.capacity, time_major))
 
 
-# What an operator that works by sequences takes and gives: an array or `Ragged`, sparse rows, an array of tensors. Its first
-# lines say which (`need`).
+# What an operator that works by sequences takes and gives: an array or `Ragged`, sparse rows, an
+# array of tensors. Its first lines say which (`need`).
 Value = Any
 
 
@@ -147,11 +176,15 @@ def column(vector: Any, ndim: int) -> Any:
 
 
 def segments(level: Level, capacity: int) -> Any:
-    """int32 [capacity]: the sequence each row belongs to; `level.number` for rows behind the last."""
+    """int32 [capacity]: the sequence each row belongs to; `level.number` for rows behind the
+    last.
+    """
     rows = jnp.arange(capacity, dtype=jnp.int32)
     if level.uniform and level.longest:
         return rows // level.longest
-    return jnp.searchsorted(level.offsets[1:], rows, side="right", method="scan_unrolled").astype(jnp.int32)
+    return jnp.searchsorted(level.offsets[1:], rows, side="right", method="scan_unrolled").astype(
+        jnp.int32
+    )
 
 
 def _dense_index(level: Level, capacity: int, time_major: bool) -> tuple[Any, Any]:
@@ -162,13 +195,17 @@ def _dense_index(level: Level, capacity: int, time_major: bool) -> tuple[Any, An
 
 
 def _row_index(level: Level, capacity: int, time_major: bool) -> tuple[Any, Any]:
-    """Where each row lies in the flattened padded form (padding rows: where row 0 lies), and whether it is real."""
+    """Where each row lies in the flattened padded form (padding rows: where row 0 lies), and
+    whether it is real.
+    """
     rows = jnp.arange(capacity, dtype=jnp.int32)
     real = rows < level.offsets[-1]
     sequence = segments(level, capacity)
     sequence = jnp.minimum(jnp.where(real, sequence, sequence[0]), level.number - 1)
     position = jnp.where(real, rows - level.starts[sequence], 0)
-    return (position * level.number + sequence if time_major else sequence * level.longest + position), real
+    return (
+        position * level.number + sequence if time_major else sequence * level.longest + position
+    ), real
 
 
 def _is_reshape(level: Level, capacity: int) -> bool:
@@ -177,12 +214,18 @@ def _is_reshape(level: Level, capacity: int) -> bool:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def pad(values: Any, level: Level, capacity: int, time_major: bool = False) -> Any:
-    """[number, longest, ...] from rows [capacity, ...] grouped by `level`; zeros behind the end of each sequence."""
+    """[number, longest, ...] from rows [capacity, ...] grouped by `level`; zeros behind the end of
+    each sequence.
+    """
     if _is_reshape(level, capacity):
         dense = values.reshape(level.uniform, level.longest, *values.shape[1:])
         return dense.swapaxes(0, 1) if time_major else dense
     index, mask = _dense_index(level, capacity, time_major)
-    return jnp.where(mask.reshape(mask.shape + (1,) * (values.ndim - 1)), jnp.take(values, index, axis=0, mode="clip"), 0)
+    return jnp.where(
+        mask.reshape(mask.shape + (1,) * (values.ndim - 1)),
+        jnp.take(values, index, axis=0, mode="clip"),
+        0,
+    )
 
 
 def _pad_forward(values: Any, level: Level, capacity: int, time_major: bool) -> tuple[Any, Level]:
@@ -223,7 +266,9 @@ def totals(x: Ragged) -> Any:
     level = x.last
     if _is_reshape(level, x.capacity) or level.number * level.longest <= 4 * x.capacity:
         return x.pad().sum(axis=1)
-    return jax.ops.segment_sum(x.zeroed(), x.segments(), level.number + 1, indices_are_sorted=True)[:-1]
+    return jax.ops.segment_sum(x.zeroed(), x.segments(), level.number + 1, indices_are_sorted=True)[
+        :-1
+    ]
 
 
 def rows_of(x: Any) -> Any:
@@ -242,8 +287,10 @@ def need(x: Any, op_type: str, slot: str, levels: int = 1) -> Ragged:
         values = rows_of(x)
         return Ragged(values, (placeholder_level(values.shape[0]),) * levels)
     found = f"{len(x.levels)} levels" if isinstance(x, Ragged) else "none (a dense tensor)"
-    raise errors.OpError(f"{op_type}: {slot} needs a LoD of {levels} level{'s' if levels > 1 else ''}, found {found}; feed it "
-                         "as a LoDTensor (fluid.create_lod_tensor) or set a LoD with layers.lod_reset")
+    raise errors.OpError(
+        f"{op_type}: {slot} needs a LoD of {levels} level{'s' if levels > 1 else ''}, found {found}; feed it "
+        "as a LoDTensor (fluid.create_lod_tensor) or set a LoD with layers.lod_reset"
+    )
 
 
 def placeholder_level(number: int) -> Level:
@@ -253,7 +300,9 @@ def placeholder_level(number: int) -> Level:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def spread(values: Any, level: Level, capacity: int) -> Any:
-    """[capacity, ...]: for each row the value of its sequence, from [number, ...]; padding rows get the last one's."""
+    """[capacity, ...]: for each row the value of its sequence, from [number, ...]; padding rows get
+    the last one's.
+    """
     return jnp.take(values, segments(level, capacity), axis=0, mode="clip")
 
 
@@ -270,7 +319,9 @@ spread.defvjp(_spread_forward, _spread_backward)
 
 @jax.custom_vjp
 def moved(values: Any, source: Any, back: Any, real: Any) -> Any:
-    """values[source]; its gradient takes for each row what arrived at row `back`, where `real` says that it arrived."""
+    """values[source]; its gradient takes for each row what arrived at row `back`, where `real` says
+    that it arrived.
+    """
     return jnp.take(values, source, axis=0, mode="clip")
 
 
@@ -280,14 +331,21 @@ def _moved_forward(values: Any, source: Any, back: Any, real: Any) -> tuple[Any,
 
 def _moved_backward(kept: tuple[Any, ...], grad: Any) -> tuple[Any, ...]:
     back, real = kept
-    return jnp.where(column(real, grad.ndim), jnp.take(grad, back, axis=0, mode="clip"), 0), None, None, None
+    return (
+        jnp.where(column(real, grad.ndim), jnp.take(grad, back, axis=0, mode="clip"), 0),
+        None,
+        None,
+        None,
+    )
 
 
 moved.defvjp(_moved_forward, _moved_backward)
 
 
 def positions(level: Level, capacity: int) -> tuple[Any, Any, Any]:
-    """For each row: its sequence (clipped to the last), its position in it, and whether it is in one at all."""
+    """For each row: its sequence (clipped to the last), its position in it, and whether it is in
+    one at all.
+    """
     sequence = jnp.minimum(segments(level, capacity), max(level.number - 1, 0))
     rows = jnp.arange(capacity, dtype=jnp.int32)
     return sequence, rows - level.starts[sequence], rows < level.offsets[-1]
@@ -299,7 +357,9 @@ def offsets_of(lengths: Any) -> Any:
 
 
 def grouped(x: Ragged, values: Any) -> Any:
-    """Values with one row for each sequence of the last level of `x`: rows of the levels above it."""
+    """Values with one row for each sequence of the last level of `x`: rows of the levels above
+    it.
+    """
     if len(x.levels) > 1:
         return Ragged(values, x.levels[:-1], exact=x.exact).refilled()
     return values if x.last.count is None else Ragged(values, (), x.last.count).refilled()

@@ -8,6 +8,7 @@
     a function  `(attributes, inputs by slot) -> "map" | "mask" | None`, where it depends on an axis (`row_rules`).
     None        padding is not harmless: a program in which ragged rows reach the operator runs with exact shapes.
 """
+
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,9 @@ from jfluid.ops.tensor_array import TensorArray
 
 
 class NeedsExactRows(errors.OpError):
-    """An operator that does not support padding got padded rows. The step is compiled again with exact shapes."""
+    """An operator that does not support padding got padded rows. The step is compiled again with
+    exact shapes.
+    """
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,8 @@ def call(definition: OpDef, inputs: Sequence[Any], kwargs: Mapping[str, Any]) ->
     ragged = [v for v in jax.tree.leaves(list(inputs), is_leaf=_is_ragged) if _is_ragged(v)]
     if not ragged:
         return _tuple(definition.function(*inputs, **kwargs))
-    source = ragged[0]  # as in Fluid, the LoD of the first input, even where a later one has more levels
+    # as in Fluid, the LoD of the first input, even where a later one has more levels
+    source = ragged[0]
     plain = [jax.tree.map(_plain, v, is_leaf=_is_ragged) for v in inputs]
     rule = definition.rows
     if callable(rule):
@@ -67,45 +71,69 @@ def call(definition: OpDef, inputs: Sequence[Any], kwargs: Mapping[str, Any]) ->
     if rule is None and not source.exact:
         raise NeedsExactRows(f"operator {definition.type} needs the exact number of rows")
     if any(r.capacity != source.capacity for r in ragged):
-        raise errors.ShapeError(f"{definition.type}: inputs of different numbers of rows: "
-                                + ", ".join(str(list(r.shape)) for r in ragged))
+        raise errors.ShapeError(
+            f"{definition.type}: inputs of different numbers of rows: "
+            + ", ".join(str(list(r.shape)) for r in ragged)
+        )
     if definition.wants_rows:
-        rows = RowMask(source.mask(), source.count()) if rule == "mask" and not source.exact else None
+        rows = (
+            RowMask(source.mask(), source.count()) if rule == "mask" and not source.exact else None
+        )
         kwargs = {**kwargs, "rows": rows}
     outs = _tuple(definition.function(*plain, **kwargs))
-    return tuple(_wrap(o, source) if rule != "mask" or s.name in definition.row_outs else o
-                 for s, o in zip(definition.outs, outs))
+    return tuple(
+        _wrap(o, source) if rule != "mask" or s.name in definition.row_outs else o
+        for s, o in zip(definition.outs, outs)
+    )
 
 
 def _elements(inputs: Sequence[Any]) -> list[Any]:
     return [v for slot in inputs for v in (slot if isinstance(slot, list) else [slot])]
 
 
-def _over_arrays(definition: OpDef, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+def _over_arrays(
+    definition: OpDef, inputs: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Any, ...]:
     """An operator on whole arrays (their sum, a copy): on each element, or on the buffer of all."""
     arrays = [v for v in _elements(inputs) if isinstance(v, TensorArray)]
-    if len(definition.outs) != 1 or len(arrays) != len([v for v in _elements(inputs) if v is not None]):
+    if len(definition.outs) != 1 or len(arrays) != len(
+        [v for v in _elements(inputs) if v is not None]
+    ):
         raise errors.UnsupportedError(f"operator {definition.type} does not take arrays of tensors")
 
     def on(part: Callable[..., Any]) -> Any:
-        chosen = [[p for v in slot if (p := part(v)) is not None] if isinstance(slot, list) else slot and part(slot)
-                  for slot in inputs]
+        chosen = [
+            [p for v in slot if (p := part(v)) is not None]
+            if isinstance(slot, list)
+            else slot and part(slot)
+            for slot in inputs
+        ]
         return call(definition, chosen, kwargs)[0] if _elements(chosen) else None
 
     if any(a.buffer is not None for a in arrays):
         capacity = max(a.capacity for a in arrays)
         lengths = functools.reduce(jnp.maximum, (jnp.asarray(a.size(), jnp.int64) for a in arrays))
         return (TensorArray(buffer=on(lambda a: a.stacked(capacity).buffer), length=lengths),)
-    return (TensorArray(tuple(on(lambda a, i=i: a.items[i] if i < len(a.items) else None)
-                              for i in range(max(a.capacity for a in arrays)))),)
+    return (
+        TensorArray(
+            tuple(
+                on(lambda a, i=i: a.items[i] if i < len(a.items) else None)
+                for i in range(max(a.capacity for a in arrays))
+            )
+        ),
+    )
 
 
 def _refuse_sparse(definition: OpDef, inputs: Sequence[Any]) -> None:
     for slot, value in zip(definition.ins, inputs):
-        if any(isinstance(v, SelectedRows) for v in (value if isinstance(value, list) else [value])):
-            raise errors.UnsupportedError(f"operator {definition.type} does not take sparse rows (input {slot.name}): build "
-                                          "the embedding with is_sparse=False, or make the rows dense with "
-                                          "layers.get_tensor_from_selected_rows(layers.merge_selected_rows(x))")
+        if any(
+            isinstance(v, SelectedRows) for v in (value if isinstance(value, list) else [value])
+        ):
+            raise errors.UnsupportedError(
+                f"operator {definition.type} does not take sparse rows (input {slot.name}): build "
+                "the embedding with is_sparse=False, or make the rows dense with "
+                "layers.get_tensor_from_selected_rows(layers.merge_selected_rows(x))"
+            )
 
 
 def _tuple(outs: Any) -> tuple[Any, ...]:

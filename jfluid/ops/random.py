@@ -1,7 +1,9 @@
 """Operators that draw random numbers.
 
-The distributions are Fluid's; the numbers are those of JAX's generator, so they differ from Fluid's.
+The distributions are Fluid's; the numbers are those of JAX's generator, so they differ from
+Fluid's.
 """
+
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
@@ -40,60 +42,129 @@ def _uniform(key: Array, shape: Sequence[int], dtype: Any, low: float, high: flo
 
 
 def _with_diagonal(out: Array, number: int, step: int, value: float) -> Array:
-    """Every (step + 1)-th element, number of them, replaced by value: a diagonal when step is the row length."""
+    """Every (step + 1)-th element, number of them, replaced by value: a diagonal when step is the
+    row length.
+    """
     if number <= 0:
         return out
     at = np.arange(number) * (step + 1)
     if at[-1] >= out.size:
-        raise errors.OpError(f"uniform_random: diag_num {number} and diag_step {step} reach outside shape {out.shape}")
+        raise errors.OpError(
+            f"uniform_random: diag_num {number} and diag_step {step} reach outside shape {out.shape}"
+        )
     return out.reshape(-1).at[at].set(value).reshape(out.shape)
 
 
 @op("uniform_random", ins=_SHAPE, outs=("Out",), grad=False, rng=True, draws="uniform")
-def uniform_random(shape_tensor: Array | None, shape_tensors: list[Array] | None, *, shape: Longs = (), min: float = -1.0,
-                   max: float = 1.0, seed: int = 0, diag_num: int = 0,
-                   diag_step: int = 0, diag_val: float = 1.0, dtype: int = 5, key: Array) -> Array:
+def uniform_random(
+    shape_tensor: Array | None,
+    shape_tensors: list[Array] | None,
+    *,
+    shape: Longs = (),
+    min: float = -1.0,
+    max: float = 1.0,
+    seed: int = 0,
+    diag_num: int = 0,
+    diag_step: int = 0,
+    diag_val: float = 1.0,
+    dtype: int = 5,
+    key: Array,
+) -> Array:
     """Numbers evenly distributed in [min, max); diag_* put a constant on a diagonal."""
     dims = given_ints(shape_tensors, shape_tensor, shape, "the shape of uniform_random")
-    return _with_diagonal(_uniform(key_of(key, seed), dims, dtype, min, max), diag_num, diag_step, diag_val)
+    return _with_diagonal(
+        _uniform(key_of(key, seed), dims, dtype, min, max), diag_num, diag_step, diag_val
+    )
 
 
-@op("uniform_random_batch_size_like", ins=("Input",), outs=("Out",), grad=False, rng=True, rows="sequence")
-def uniform_random_batch_size_like(like: Value, *, shape: Ints, input_dim_idx: int = 0, output_dim_idx: int = 0,
-                                   min: float = -1.0, max: float = 1.0,
-                                   seed: int = 0, diag_num: int = 0, diag_step: int = 0, diag_val: float = 1.0, dtype: int = 5,
-                                   key: Array) -> Value:
+@op(
+    "uniform_random_batch_size_like",
+    ins=("Input",),
+    outs=("Out",),
+    grad=False,
+    rng=True,
+    rows="sequence",
+)
+def uniform_random_batch_size_like(
+    like: Value,
+    *,
+    shape: Ints,
+    input_dim_idx: int = 0,
+    output_dim_idx: int = 0,
+    min: float = -1.0,
+    max: float = 1.0,
+    seed: int = 0,
+    diag_num: int = 0,
+    diag_step: int = 0,
+    diag_val: float = 1.0,
+    dtype: int = 5,
+    key: Array,
+) -> Value:
     """uniform_random, one dimension of the shape taken from Input."""
     dims, wrap = like_batch(like, shape, input_dim_idx, output_dim_idx)
-    return wrap(_with_diagonal(_uniform(key_of(key, seed), dims, dtype, min, max), diag_num, diag_step, diag_val))
+    return wrap(
+        _with_diagonal(
+            _uniform(key_of(key, seed), dims, dtype, min, max), diag_num, diag_step, diag_val
+        )
+    )
 
 
 def _gaussian(key: Array, shape: Sequence[int], dtype: Any, mean: float, std: float) -> Array:
     dtype = np_dtype(dtype)
-    drawn = key.values.reshape(shape) if isinstance(key, batched_random.Drawn) else jax.random.normal(key, shape, dtype)
+    drawn = (
+        key.values.reshape(shape)
+        if isinstance(key, batched_random.Drawn)
+        else jax.random.normal(key, shape, dtype)
+    )
     return drawn * np.asarray(std, dtype) + np.asarray(mean, dtype)
 
 
 @op("gaussian_random", ins=_SHAPE, outs=("Out",), grad=False, rng=True, draws="normal")
-def gaussian_random(shape_tensor: Array | None, shape_tensors: list[Array] | None, *, shape: Longs = (), mean: float = 0.0,
-                    std: float = 1.0, seed: int = 0, dtype: int = 5, key: Array) -> Array:
+def gaussian_random(
+    shape_tensor: Array | None,
+    shape_tensors: list[Array] | None,
+    *,
+    shape: Longs = (),
+    mean: float = 0.0,
+    std: float = 1.0,
+    seed: int = 0,
+    dtype: int = 5,
+    key: Array,
+) -> Array:
     """Normally distributed numbers."""
     dims = given_ints(shape_tensors, shape_tensor, shape, "the shape of gaussian_random")
     return _gaussian(key_of(key, seed), dims, dtype, mean, std)
 
 
-@op("gaussian_random_batch_size_like", ins=("Input",), outs=("Out",), grad=False, rng=True, rows="sequence")
-def gaussian_random_batch_size_like(like: Value, *, shape: Ints, input_dim_idx: int = 0, output_dim_idx: int = 0,
-                                    mean: float = 0.0, std: float = 1.0,
-                                    seed: int = 0, dtype: int = 5, key: Array) -> Value:
+@op(
+    "gaussian_random_batch_size_like",
+    ins=("Input",),
+    outs=("Out",),
+    grad=False,
+    rng=True,
+    rows="sequence",
+)
+def gaussian_random_batch_size_like(
+    like: Value,
+    *,
+    shape: Ints,
+    input_dim_idx: int = 0,
+    output_dim_idx: int = 0,
+    mean: float = 0.0,
+    std: float = 1.0,
+    seed: int = 0,
+    dtype: int = 5,
+    key: Array,
+) -> Value:
     """gaussian_random, one dimension of the shape taken from Input."""
     dims, wrap = like_batch(like, shape, input_dim_idx, output_dim_idx)
     return wrap(_gaussian(key_of(key, seed), dims, dtype, mean, std))
 
 
 @op("truncated_gaussian_random", outs=("Out",), grad=False, rng=True, draws="truncated_normal")
-def truncated_gaussian_random(*, shape: Ints, mean: float = 0.0, std: float = 1.0, seed: int = 0, dtype: int = 5,
-                              key: Array) -> Array:
+def truncated_gaussian_random(
+    *, shape: Ints, mean: float = 0.0, std: float = 1.0, seed: int = 0, dtype: int = 5, key: Array
+) -> Array:
     """Normally distributed numbers, drawn again beyond two standard deviations."""
     elements = np_dtype(dtype)
     if isinstance(key, batched_random.Drawn):
@@ -104,8 +175,17 @@ def truncated_gaussian_random(*, shape: Ints, mean: float = 0.0, std: float = 1.
 
 
 @op("randint", ins=_SHAPE, outs=("Out",), grad=False, rng=True)
-def randint(shape_tensor: Array | None, shape_tensors: list[Array] | None, *, low: Int, high: Int, shape: Longs = (),
-            seed: int = 0, dtype: int = 3, key: Array) -> Array:
+def randint(
+    shape_tensor: Array | None,
+    shape_tensors: list[Array] | None,
+    *,
+    low: Int,
+    high: Int,
+    shape: Longs = (),
+    seed: int = 0,
+    dtype: int = 3,
+    key: Array,
+) -> Array:
     """Integers evenly distributed in [low, high)."""
     if low >= high:
         raise errors.OpError(f"randint: expected low < high, found {low} and {high}")
@@ -120,8 +200,12 @@ def randperm(*, n: Int, seed: int = 0, dtype: int = 3, key: Array) -> Array:
 
 
 @op("sampling_id", ins=("X",), outs=("Out",), grad=False, rng=True, rows="map")
-def sampling_id(x: Array, *, min: float = 0.0, max: float = 1.0, seed: int = 0, key: Array) -> Array:
-    """For each row of probabilities the first column where their running sum passes a number from [min, max)."""
+def sampling_id(
+    x: Array, *, min: float = 0.0, max: float = 1.0, seed: int = 0, key: Array
+) -> Array:
+    """For each row of probabilities the first column where their running sum passes a number from
+    [min, max).
+    """
     drawn = jax.random.uniform(key_of(key, seed), (x.shape[0], 1), x.dtype, min, max)
     return jnp.minimum((jnp.cumsum(x, 1) <= drawn).sum(1), x.shape[1] - 1).astype(np.int64)
 
@@ -135,15 +219,28 @@ def seed(*, seed: int = 0, key: Array) -> Array:
 
 
 @op("random_crop", ins=("X", "Seed"), outs=("Out", "SeedOut~"), grad=False)
-def random_crop(x: Array, seed: Array, *, shape: Ints, startup_seed: int = 0) -> tuple[Array, Array]:
-    """A window of the given shape from the last dimensions of x, elsewhere for each instance; and the next seed."""
+def random_crop(
+    x: Array, seed: Array, *, shape: Ints, startup_seed: int = 0
+) -> tuple[Array, Array]:
+    """A window of the given shape from the last dimensions of x, elsewhere for each instance; and
+    the next seed.
+    """
     kept = x.ndim - len(shape)
     if kept < 0 or any(s > d for s, d in zip(shape, x.shape[kept:], strict=True)):
-        raise errors.ShapeError(f"random_crop: shape {tuple(shape)} does not fit into shape {x.shape}")
+        raise errors.ShapeError(
+            f"random_crop: shape {tuple(shape)} does not fit into shape {x.shape}"
+        )
     key = jax.random.key(seed.reshape(-1)[0])
     count = prod(x.shape[:kept])
     rooms = [d - s + 1 for s, d in zip(shape, x.shape[kept:], strict=True)]
-    at = [jax.random.randint(jax.random.fold_in(key, i), (count,), 0, room) for i, room in enumerate(rooms)]
-    cut: Callable[..., Array] = jax.vmap(lambda one, *start: jax.lax.dynamic_slice(one, start, shape))
+    at = [
+        jax.random.randint(jax.random.fold_in(key, i), (count,), 0, room)
+        for i, room in enumerate(rooms)
+    ]
+    cut: Callable[..., Array] = jax.vmap(
+        lambda one, *start: jax.lax.dynamic_slice(one, start, shape)
+    )
     out = cut(x.reshape(count, *x.shape[kept:]), *at).reshape(*x.shape[:kept], *shape)
-    return out, jax.random.randint(jax.random.fold_in(key, len(rooms)), seed.shape, 1, 2**31 - 1, seed.dtype)
+    return out, jax.random.randint(
+        jax.random.fold_in(key, len(rooms)), seed.shape, 1, 2**31 - 1, seed.dtype
+    )

@@ -1,4 +1,5 @@
 """The operator that keeps recomputed values from being merged with the first ones."""
+
 import jax
 
 from jfluid.ops.ragged import Value

@@ -1,4 +1,5 @@
 """Reductions and norms. A full reduction has shape (1,), as everywhere in Fluid."""
+
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,7 +23,9 @@ def axes_of(x: Any, dim: Ints, everything: bool, what: str) -> tuple[int, ...]:
     if everything:
         return tuple(range(x.ndim))
     if not dim or any(not -x.ndim <= d < x.ndim for d in dim):
-        raise errors.ShapeError(f"{what}: dim must name dimensions of a tensor of shape {x.shape}, found {list(dim)}")
+        raise errors.ShapeError(
+            f"{what}: dim must name dimensions of a tensor of shape {x.shape}, found {list(dim)}"
+        )
     return tuple(sorted({d % x.ndim for d in dim}))
 
 
@@ -37,10 +40,15 @@ def _extreme(reduce: str, x: Array, axes: Sequence[int], keep: bool) -> Array:
 
 
 @_extreme.defjvp
-def _extreme_jvp(reduce: str, axes: Sequence[int], keep: bool, primals: tuple[Any, ...],
-                 tangents: tuple[Any, ...]) -> tuple[Array, Array]:
+def _extreme_jvp(
+    reduce: str,
+    axes: Sequence[int],
+    keep: bool,
+    primals: tuple[Any, ...],
+    tangents: tuple[Any, ...],
+) -> tuple[Array, Array]:
     # Each of several equal extremes gets the whole gradient.
-    x, = primals
+    (x,) = primals
     out = _extreme(reduce, x, axes, True)
     tangent = jnp.where(x == out, tangents[0], 0.0).sum(axes, keepdims=keep)
     return out.reshape(tangent.shape), tangent
@@ -83,8 +91,16 @@ def _neutral(name: str, dtype: Any) -> Any:
 def reduction(name: str, compute: Callable[..., Any]) -> Callable[..., Any]:
     """The function of a reducing operator."""
 
-    def apply(x: Array, *, dim: Ints = (0,), keep_dim: bool = False, reduce_all: bool = False, in_dtype: int = -1,
-              out_dtype: int = -1, rows: RowMask | None = None) -> Array:
+    def apply(
+        x: Array,
+        *,
+        dim: Ints = (0,),
+        keep_dim: bool = False,
+        reduce_all: bool = False,
+        in_dtype: int = -1,
+        out_dtype: int = -1,
+        rows: RowMask | None = None,
+    ) -> Array:
         if out_dtype >= 0:
             x = x.astype(np_dtype(out_dtype))
         elif in_dtype >= 0:
@@ -94,17 +110,33 @@ def reduction(name: str, compute: Callable[..., Any]) -> Callable[..., Any]:
             return at_least_1d(compute(x, axes, keep_dim))
         out = compute(rows.zero(x, _neutral(name, x.dtype)), axes, keep_dim)
         if name == "reduce_mean":
-            out = quotient(out * np.asarray(x.shape[0], x.dtype), jnp.maximum(rows.count, 1).astype(x.dtype))
+            out = quotient(
+                out * np.asarray(x.shape[0], x.dtype), jnp.maximum(rows.count, 1).astype(x.dtype)
+            )
         return at_least_1d(out)
 
     apply.__doc__ = f"{name}: over the dimensions `dim`, or over all of them."
     return apply
 
 
-table({f"reduce_{n}": reduction(f"reduce_{n}", _REDUCE[n]) for n in ("sum", "mean", "max", "min", "prod")},
-      ins=("X",), outs=("Out",), fold=True, rows=row_rules.by_dim)
-table({f"reduce_{n}": reduction(f"reduce_{n}", _REDUCE[n]) for n in ("all", "any")},
-      ins=("X",), outs=("Out",), grad=False, fold=True, rows=row_rules.by_dim)
+table(
+    {
+        f"reduce_{n}": reduction(f"reduce_{n}", _REDUCE[n])
+        for n in ("sum", "mean", "max", "min", "prod")
+    },
+    ins=("X",),
+    outs=("Out",),
+    fold=True,
+    rows=row_rules.by_dim,
+)
+table(
+    {f"reduce_{n}": reduction(f"reduce_{n}", _REDUCE[n]) for n in ("all", "any")},
+    ins=("X",),
+    outs=("Out",),
+    grad=False,
+    fold=True,
+    rows=row_rules.by_dim,
+)
 
 
 @op("mean", ins=("X",), outs=("Out",), rows="mask")
@@ -125,11 +157,19 @@ def power(base: Any, exponent: float) -> Any:
     """base ** exponent for base >= 0; the gradient where base is zero is zero."""
     positive = base > 0
     safe = jnp.where(positive, base, 1.0)
-    return jnp.where(positive, jnp.sqrt(safe) if exponent == 0.5 else safe ** exponent, 0.0)
+    return jnp.where(positive, jnp.sqrt(safe) if exponent == 0.5 else safe**exponent, 0.0)
 
 
-table({"frobenius_norm": reduction("frobenius_norm", lambda x, axes, keep: root((x * x).sum(axes, keepdims=keep)))},
-      ins=("X",), outs=("Out",), rows=row_rules.by_dim)
+table(
+    {
+        "frobenius_norm": reduction(
+            "frobenius_norm", lambda x, axes, keep: root((x * x).sum(axes, keepdims=keep))
+        )
+    },
+    ins=("X",),
+    outs=("Out",),
+    rows=row_rules.by_dim,
+)
 
 
 def _power_sum(x: Any, order: float, axis: Any, keep: bool) -> Any:
@@ -142,8 +182,12 @@ def _power_sum(x: Any, order: float, axis: Any, keep: bool) -> Any:
 
 
 @op("p_norm", ins=("X",), outs=("Out",), rows=row_rules.by_axis("axis"))
-def p_norm(x: Array, *, porder: float = 2.0, axis: int = -1, epsilon: float = 1e-12, keepdim: bool = False) -> Array:
-    """Norm of order `porder` along one axis; no gradient where it is zero, so that epsilon has nothing to guard."""
+def p_norm(
+    x: Array, *, porder: float = 2.0, axis: int = -1, epsilon: float = 1e-12, keepdim: bool = False
+) -> Array:
+    """Norm of order `porder` along one axis; no gradient where it is zero, so that epsilon has
+    nothing to guard.
+    """
     if not 0 < porder < float("inf"):
         raise errors.ShapeError(f"p_norm: porder must be positive and finite, found {porder}")
     return _power_sum(x, porder, axis, keepdim)
@@ -180,9 +224,20 @@ def norm(x: Array, *, axis: Int, epsilon: Float = 1e-10) -> tuple[Array, Array]:
     return length, x / length
 
 
-@op("clip_by_norm", ins=("X",), outs=("Out",), grad=False, sparse=True, rows="mask", row_outs=("Out",), entire=True)
+@op(
+    "clip_by_norm",
+    ins=("X",),
+    outs=("Out",),
+    grad=False,
+    sparse=True,
+    rows="mask",
+    row_outs=("Out",),
+    entire=True,
+)
 def clip_by_norm(x: Array, *, max_norm: Float, rows: RowMask | None = None) -> Array | SelectedRows:
-    """x scaled down to the Euclidean norm `max_norm` where its own is larger. Of sparse rows their sums."""
+    """x scaled down to the Euclidean norm `max_norm` where its own is larger. Of sparse rows their
+    sums.
+    """
     if isinstance(x, SelectedRows):
         return x.merged().map(lambda v: _clipped_to_norm(v, v, max_norm))
     return _clipped_to_norm(x, x if rows is None else rows.zero(x), max_norm)

@@ -3,11 +3,13 @@
     @op("mul", ins=("X", "Y"), outs=("Out",))
     def mul(x, y, *, x_num_col_dims=1, y_num_col_dims=1): ...
 
-The positional parameters are the input slots in order, the keyword-only ones the attribute schema, the
-returned value (a tuple when there are several output slots) the outputs in order. A slot's name may end in
-`*` (a list of tensors), `?` (may be absent: the function gets, or returns, None) or `~` (an intermediate output
-that users do not see). Shape inference, gradient and lowering all come from that one function.
+The positional parameters are the input slots in order, the keyword-only ones the attribute schema,
+the returned value (a tuple when there are several output slots) the outputs in order. A slot's name
+may end in `*` (a list of tensors), `?` (may be absent: the function gets, or returns, None) or `~`
+(an intermediate output that users do not see). Shape inference, gradient and lowering all come from
+that one function.
 """
+
 import functools
 import inspect
 import keyword
@@ -38,7 +40,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def _fluid_name(parameter: str) -> str:
-    """The attribute a parameter stands for: `lambda_` for `lambda`, which Python keeps for itself."""
+    """The attribute a parameter stands for: `lambda_` for `lambda`, which Python keeps for
+    itself.
+    """
     return parameter[:-1] if keyword.iskeyword(parameter[:-1]) else parameter
 
 
@@ -47,10 +51,14 @@ def _with_keywords(fn: Callable[..., Any]) -> Callable[..., Any]:
     changed = {_fluid_name(n): n for n in inspect.signature(fn).parameters if _fluid_name(n) != n}
     if not changed:
         return fn
-    return functools.wraps(fn)(lambda *args, **attrs: fn(*args, **{changed.get(n, n): v for n, v in attrs.items()}))
+    return functools.wraps(fn)(
+        lambda *args, **attrs: fn(*args, **{changed.get(n, n): v for n, v in attrs.items()})
+    )
 
 
-def _schema(type_: str, fn: Callable[..., Any], rng: bool, host: bool) -> tuple[list[str], dict[str, Attr]]:
+def _schema(
+    type_: str, fn: Callable[..., Any], rng: bool, host: bool
+) -> tuple[list[str], dict[str, Attr]]:
     positional, attrs = [], {}
     for p in inspect.signature(fn).parameters.values():
         if p.kind is p.POSITIONAL_OR_KEYWORD:
@@ -59,9 +67,13 @@ def _schema(type_: str, fn: Callable[..., Any], rng: bool, host: bool) -> tuple[
             if p.name == "rows" or (rng and p.name == "key") or (host and p.name == "ctx"):
                 continue
             kind = getattr(p.annotation, "__metadata__", (None,))[0]
-            kind = kind or _KIND_OF_DEFAULT.get(type(p.default)) or _KIND_OF_DEFAULT.get(p.annotation)
+            kind = (
+                kind or _KIND_OF_DEFAULT.get(type(p.default)) or _KIND_OF_DEFAULT.get(p.annotation)
+            )
             if kind is None:
-                raise TypeError(f"operator {type_}: attribute {p.name} needs an annotation such as registry.Ints")
+                raise TypeError(
+                    f"operator {type_}: attribute {p.name} needs an annotation such as registry.Ints"
+                )
             name = _fluid_name(p.name)
             attrs[name] = Attr(name, kind, p.default)
         else:
@@ -69,15 +81,20 @@ def _schema(type_: str, fn: Callable[..., Any], rng: bool, host: bool) -> tuple[
     return positional, attrs
 
 
-def _takes(fields: Callable[P, Declaration]) -> Callable[
-        [Callable[..., Any]], Callable[Concatenate[str, P], Callable[[Function], Function]]]:
-    """Type checkers see the keyword arguments of `op` as the fields of a declaration, which are written down there only."""
+def _takes(
+    fields: Callable[P, Declaration],
+) -> Callable[[Callable[..., Any]], Callable[Concatenate[str, P], Callable[[Function], Function]]]:
+    """Type checkers see the keyword arguments of `op` as the fields of a declaration, which are
+    written down there only.
+    """
     return lambda function: function
 
 
 @_takes(Declaration)
 def op(type_: str, **fields: Any) -> Callable[[Function], Function]:
-    """Register the decorated function as operator `type_`; see `Declaration` and `Options` for the keyword arguments."""
+    """Register the decorated function as operator `type_`; see `Declaration` and `Options` for the
+    keyword arguments.
+    """
     declaration = Declaration(**fields)
 
     def register(fn: Function) -> Function:
@@ -86,24 +103,46 @@ def op(type_: str, **fields: Any) -> Callable[[Function], Function]:
         if len(positional) != slots:
             raise TypeError(f"operator {type_}: {slots} input slots, but parameters {positional}")
         parameters = inspect.signature(fn).parameters
-        _add(type_, _with_keywords(fn), declaration, attrs, wants_ctx=declaration.host and "ctx" in parameters,
-             wants_rows="rows" in parameters)
+        _add(
+            type_,
+            _with_keywords(fn),
+            declaration,
+            attrs,
+            wants_ctx=declaration.host and "ctx" in parameters,
+            wants_rows="rows" in parameters,
+        )
         return fn
 
     return register
 
 
-def _add(type_: str, fn: Callable[..., Any] | None, declaration: Declaration, attrs: Mapping[str, Attr],
-         wants_ctx: bool = False, wants_rows: bool = False) -> None:
+def _add(
+    type_: str,
+    fn: Callable[..., Any] | None,
+    declaration: Declaration,
+    attrs: Mapping[str, Attr],
+    wants_ctx: bool = False,
+    wants_rows: bool = False,
+) -> None:
     if type_ in _OPS:
         raise ValueError(f"operator {type_} is registered twice")
     ins, outs = tuple(map(Slot.parse, declaration.ins)), tuple(map(Slot.parse, declaration.outs))
     unknown = set(declaration.nograd) - {s.name for s in ins}
-    unknown |= {*declaration.inplace, *declaration.row_outs, *declaration.unsaved} - {s.name for s in outs}
+    unknown |= {*declaration.inplace, *declaration.row_outs, *declaration.unsaved} - {
+        s.name for s in outs
+    }
     if unknown:
         raise TypeError(f"operator {type_}: no slot {sorted(unknown)}")
-    _OPS[type_] = OpDef(type_, fn, ins, outs, attrs, wants_ctx=wants_ctx, wants_rows=wants_rows,
-                        **declaration.options())
+    _OPS[type_] = OpDef(
+        type_,
+        fn,
+        ins,
+        outs,
+        attrs,
+        wants_ctx=wants_ctx,
+        wants_rows=wants_rows,
+        **declaration.options(),
+    )
 
 
 def table(functions: Mapping[str, Callable[..., Any]], **options: Any) -> None:
@@ -113,19 +152,30 @@ def table(functions: Mapping[str, Callable[..., Any]], **options: Any) -> None:
 
 
 def declare(type_: str, attrs: Mapping[str, tuple[str, Any]] | None = None, **fields: Any) -> None:
-    """Register an operator that the lowering treats by structure: it has slots and attributes but no function."""
-    _add(type_, None, Declaration(**{"grad": False} | fields), {n: Attr(n, *spec) for n, spec in (attrs or {}).items()})
+    """Register an operator that the lowering treats by structure: it has slots and attributes but
+    no function.
+    """
+    _add(
+        type_,
+        None,
+        Declaration(**{"grad": False} | fields),
+        {n: Attr(n, *spec) for n, spec in (attrs or {}).items()},
+    )
 
 
 def refuse_fused(type_: str, name: str, value: Any) -> None:
     """Raise UnsupportedError where an attribute switches on a fused kernel."""
     if name in FUSED_ATTRS and name not in _OPS[type_].attrs and value != FUSED_ATTRS[name][1]:
-        raise errors.UnsupportedError(f"operator {type_}: {name}={value!r} is a fused kernel of Fluid's inference passes. "
-                                      "Save the model without those passes; XLA fuses by itself.")
+        raise errors.UnsupportedError(
+            f"operator {type_}: {name}={value!r} is a fused kernel of Fluid's inference passes. "
+            "Save the model without those passes; XLA fuses by itself."
+        )
 
 
 def find(type_: str) -> OpDef | None:
-    """The definition of operator `type_`, derived where it is the gradient of a known one; else None."""
+    """The definition of operator `type_`, derived where it is the gradient of a known one; else
+    None.
+    """
     found = _OPS.get(type_)
     if found is None and type_.endswith("_grad"):
         forward = find(type_.removesuffix("_grad"))

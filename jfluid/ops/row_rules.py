@@ -1,7 +1,10 @@
-"""Rules of rows for operators that work along an axis: whether row i of the output depends on row i of the input only.
+"""Rules of rows for operators that work along an axis: whether row i of the output depends on row i
+of the input only.
 
-Each takes the attributes and the inputs by slot, and returns "map", "mask" or None (see `jfluid.ops.ragged_dispatch`).
+Each takes the attributes and the inputs by slot, and returns "map", "mask" or None (see
+`jfluid.ops.ragged_dispatch`).
 """
+
 from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
@@ -18,7 +21,10 @@ def _first(ins: Ins, slot: str) -> Any:
 
 
 def by_axis(attribute: str, default: int = -1, slot: str = "X") -> Rule:
-    """A map unless the axis that the attribute names, or a tensor in its place, is that of the rows."""
+    """A map unless the axis that the attribute names, or a tensor in its place, is that of the
+    rows.
+    """
+
     def rule(attrs: Attrs, ins: Ins) -> str | None:
         if ins.get("AxisTensor") is not None:
             return None
@@ -29,13 +35,19 @@ def by_axis(attribute: str, default: int = -1, slot: str = "X") -> Rule:
 
 def last_axis(attrs: Attrs, ins: Ins) -> str | None:
     """A map for a tensor of several dimensions: the operator works along the last."""
-    return "map" if all(_first(ins, s).ndim > 1 for s in ins if isinstance(_first(ins, s), Ragged)) else None
+    return (
+        "map"
+        if all(_first(ins, s).ndim > 1 for s in ins if isinstance(_first(ins, s), Ragged))
+        else None
+    )
 
 
 def by_dim(attrs: Attrs, ins: Ins) -> str:
     """A reduction: over rows (they are masked), or within each row."""
     x = ins["X"]
-    over_rows = attrs.get("reduce_all", False) or any(d % x.ndim == 0 for d in attrs.get("dim", (0,)))
+    over_rows = attrs.get("reduce_all", False) or any(
+        d % x.ndim == 0 for d in attrs.get("dim", (0,))
+    )
     return "mask" if over_rows else "map"
 
 
@@ -81,7 +93,10 @@ def transpose(attrs: Attrs, ins: Ins) -> str | None:
 
 
 def other_axes(attribute: str, slot: str = "X") -> Rule:
-    """A map where none of the axes in an attribute is that of the rows; an unknown or empty list is not."""
+    """A map where none of the axes in an attribute is that of the rows; an unknown or empty list is
+    not.
+    """
+
     def rule(attrs: Attrs, ins: Ins) -> str | None:
         axes, x = attrs.get(attribute, ()), _first(ins, slot)
         return "map" if axes and all(a % max(x.ndim, 1) for a in axes) else None
@@ -105,4 +120,11 @@ def stack(attrs: Attrs, ins: Ins) -> str | None:
 
 def expand(attrs: Attrs, ins: Ins) -> str | None:
     times = attrs.get("expand_times", ())
-    return "map" if times and times[0] == 1 and ins.get("ExpandTimes") is None and not ins.get("expand_times_tensor") else None
+    return (
+        "map"
+        if times
+        and times[0] == 1
+        and ins.get("ExpandTimes") is None
+        and not ins.get("expand_times_tensor")
+        else None
+    )

@@ -1,4 +1,7 @@
-"""Softmax over many classes without computing all of them: noise-contrastive estimation, trees, samples."""
+"""Softmax over many classes without computing all of them: noise-contrastive estimation, trees,
+samples.
+"""
+
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,7 +21,9 @@ from jfluid.ops.selected_rows import SelectedRows
 
 
 def _log_uniform(values: Array, total: int) -> Array:
-    """The probabilities of classes by Zipf's law: log((k + 2) / (k + 1)) / log(total), of `total` - 1 classes."""
+    """The probabilities of classes by Zipf's law: log((k + 2) / (k + 1)) / log(total), of `total` -
+    1 classes.
+    """
     values = values.astype(jnp.float32)
     return jnp.log((values + 2) / (values + 1)) / math.log(total)
 
@@ -28,35 +33,76 @@ def _draw_log_uniform(key: Array, shape: Sequence[int], classes: int) -> Array:
     return jnp.clip(draws, 0, classes - 1)
 
 
-def _draw_aliased(key: Array, shape: Sequence[int], alias: Array | None, shares: Array | None) -> Array:
-    """Classes by Walker's method: one at random, or with the chance 1 - its share the alias of it."""
+def _draw_aliased(
+    key: Array, shape: Sequence[int], alias: Array | None, shares: Array | None
+) -> Array:
+    """Classes by Walker's method: one at random, or with the chance 1 - its share the alias of
+    it.
+    """
     if alias is None or shares is None:
-        raise errors.OpError("nce: sampler 2 needs CustomDistProbs, CustomDistAlias and CustomDistAliasProbs")
+        raise errors.OpError(
+            "nce: sampler 2 needs CustomDistProbs, CustomDistAlias and CustomDistAliasProbs"
+        )
     which, chance = jax.random.split(key)
     drawn = jax.random.randint(which, shape, 0, alias.shape[0], jnp.int64)
     kept = jax.random.uniform(chance, shape, jnp.float32) < shares[drawn]
     return jnp.where(kept, drawn, alias[drawn].astype(jnp.int64))
 
 
-@op("nce", ins=("Input", "Label", "Weight", "Bias?", "SampleWeight?", "CustomDistProbs?", "CustomDistAlias?",
-                "CustomDistAliasProbs?"),
-    outs=("Cost", "SampleLogits~", "SampleLabels~"), rng=True, rows="map",
-    nograd=("Label", "SampleWeight", "CustomDistProbs", "CustomDistAlias", "CustomDistAliasProbs"))
-def nce(x: Array, label: Array, weight: Array, bias: Array | None, sample_weight: Array | None, probabilities: Array | None,
-        alias: Array | None, alias_probabilities: Array | None, *, num_total_classes: Int,
-        num_neg_samples: Int = 10, sampler: Int = 0, seed: Int = 0, custom_neg_classes: Ints = (), is_sparse: Bool = False,
-        remote_prefetch: Bool = False, trainer_id: Int = 0, epmap: Strings = (), height_sections: Longs = (),
-        table_names: Strings = (), key: Array) -> tuple[Array, Array, Array]:
-    """Noise-contrastive estimation: the labels told from `num_neg_samples` noise classes a row. Cost is [rows, 1].
+@op(
+    "nce",
+    ins=(
+        "Input",
+        "Label",
+        "Weight",
+        "Bias?",
+        "SampleWeight?",
+        "CustomDistProbs?",
+        "CustomDistAlias?",
+        "CustomDistAliasProbs?",
+    ),
+    outs=("Cost", "SampleLogits~", "SampleLabels~"),
+    rng=True,
+    rows="map",
+    nograd=("Label", "SampleWeight", "CustomDistProbs", "CustomDistAlias", "CustomDistAliasProbs"),
+)
+def nce(
+    x: Array,
+    label: Array,
+    weight: Array,
+    bias: Array | None,
+    sample_weight: Array | None,
+    probabilities: Array | None,
+    alias: Array | None,
+    alias_probabilities: Array | None,
+    *,
+    num_total_classes: Int,
+    num_neg_samples: Int = 10,
+    sampler: Int = 0,
+    seed: Int = 0,
+    custom_neg_classes: Ints = (),
+    is_sparse: Bool = False,
+    remote_prefetch: Bool = False,
+    trainer_id: Int = 0,
+    epmap: Strings = (),
+    height_sections: Longs = (),
+    table_names: Strings = (),
+    key: Array,
+) -> tuple[Array, Array, Array]:
+    """Noise-contrastive estimation: the labels told from `num_neg_samples` noise classes a row.
+    Cost is [rows, 1].
 
-    Gutmann and Hyvarinen, 2010; Mnih and Teh, 2012. The noise: 0 uniform, 1 log-uniform, 2 by CustomDistProbs.
+    Gutmann and Hyvarinen, 2010; Mnih and Teh, 2012. The noise: 0 uniform, 1 log-uniform, 2 by
+    CustomDistProbs.
     """
     rows = x.shape[0]
     label = label.reshape(rows, -1).astype(jnp.int64)
     shape, true = (rows, num_neg_samples), label.shape[1]
     key = key_of(key, seed)
     if custom_neg_classes:
-        noise = jnp.broadcast_to(jnp.asarray(custom_neg_classes, jnp.int64), (rows, len(custom_neg_classes)))
+        noise = jnp.broadcast_to(
+            jnp.asarray(custom_neg_classes, jnp.int64), (rows, len(custom_neg_classes))
+        )
     elif sampler == 0:
         noise = jax.random.randint(key, shape, 0, num_total_classes, jnp.int64)
     elif sampler == 1:
@@ -64,12 +110,22 @@ def nce(x: Array, label: Array, weight: Array, bias: Array | None, sample_weight
     else:
         noise = _draw_aliased(key, shape, alias, alias_probabilities)
     samples = jnp.concatenate([label, noise], axis=1)
-    expected = _expected(samples, probabilities, sampler, num_total_classes, x.dtype) * num_neg_samples
-    return *_nce_cost(x, weight[samples], None if bias is None else bias.reshape(-1)[samples], expected, true,
-                      sample_weight), samples
+    expected = (
+        _expected(samples, probabilities, sampler, num_total_classes, x.dtype) * num_neg_samples
+    )
+    return *_nce_cost(
+        x,
+        weight[samples],
+        None if bias is None else bias.reshape(-1)[samples],
+        expected,
+        true,
+        sample_weight,
+    ), samples
 
 
-def _expected(samples: Array, probabilities: Any, sampler: int, num_total_classes: int, dtype: Any) -> Array:
+def _expected(
+    samples: Array, probabilities: Any, sampler: int, num_total_classes: int, dtype: Any
+) -> Array:
     """The probability of each sampled class under the noise."""
     if sampler == 0:
         return jnp.full(samples.shape, 1 / num_total_classes, dtype)
@@ -80,9 +136,12 @@ def _expected(samples: Array, probabilities: Any, sampler: int, num_total_classe
     raise errors.AttributeTypeError(f"nce: sampler is 0, 1 or 2, found {sampler}")
 
 
-def _nce_cost(x: Array, weights: Array, biases: Array | None, expected: Array, true: int, sample_weight: Any) -> tuple[Array,
-              Array]:
-    """(cost, sigmoids of the scores) from the weights [rows, samples, width] and biases of each row's samples."""
+def _nce_cost(
+    x: Array, weights: Array, biases: Array | None, expected: Array, true: int, sample_weight: Any
+) -> tuple[Array, Array]:
+    """(cost, sigmoids of the scores) from the weights [rows, samples, width] and biases of each
+    row's samples.
+    """
     scores = jnp.einsum("nd,nsd->ns", x, weights)
     out = jax.nn.sigmoid(scores if biases is None else scores + biases)
     is_true = jnp.arange(out.shape[1]) < true
@@ -94,9 +153,19 @@ def _sparse_weight(slot: str) -> Callable[..., Any]:
     return lambda op: {slot: VarType.SELECTED_ROWS} if op.attrs.get("is_sparse") else {}
 
 
-def _gradient_of_rows(function: Any, x: Array, weight: Array, bias: Any, index: Array, grad: Array, is_sparse: bool,
-                      ignored: Array | None = None) -> tuple[Value, Any, Array | None]:
-    """Gradients of `function(x, weight[index], bias[index])` by x, the weight (sparse if asked) and the bias."""
+def _gradient_of_rows(
+    function: Any,
+    x: Array,
+    weight: Array,
+    bias: Any,
+    index: Array,
+    grad: Array,
+    is_sparse: bool,
+    ignored: Array | None = None,
+) -> tuple[Value, Any, Array | None]:
+    """Gradients of `function(x, weight[index], bias[index])` by x, the weight (sparse if asked) and
+    the bias.
+    """
     plain = rows_of(x)
     biases = None if bias is None else bias.reshape(-1)[index]
     _, pull = jax.vjp(function, plain, weight[index], biases)
@@ -105,31 +174,90 @@ def _gradient_of_rows(function: Any, x: Array, weight: Array, bias: Any, index: 
     if isinstance(x, Ragged) and not x.exact:
         rows = jnp.where(x.mask()[:, None], rows, weight.shape[0])
     found = SelectedRows(rows.reshape(-1), values.reshape(-1, weight.shape[1]), weight.shape[0])
-    grad_bias = None if bias is None else jnp.zeros(bias.size, bias.dtype).at[rows].add(grad_biases, mode="drop")
-    return (x.like(grad_x) if isinstance(x, Ragged) else grad_x, found if is_sparse else found.dense(),
-            None if bias is None or grad_bias is None else grad_bias.reshape(bias.shape))
+    grad_bias = (
+        None
+        if bias is None
+        else jnp.zeros(bias.size, bias.dtype).at[rows].add(grad_biases, mode="drop")
+    )
+    return (
+        x.like(grad_x) if isinstance(x, Ragged) else grad_x,
+        found if is_sparse else found.dense(),
+        None if bias is None or grad_bias is None else grad_bias.reshape(bias.shape),
+    )
 
 
-@op("nce_grad", ins=("Input", "Label", "Weight", "Bias?", "SampleWeight?", "CustomDistProbs?", "CustomDistAlias?",
-                     "CustomDistAliasProbs?", "SampleLogits?", "SampleLabels?", "Cost@GRAD"),
-    outs=("Input@GRAD", "Weight@GRAD", "Bias@GRAD?"), grad=False, rows="sequence", types=_sparse_weight("Weight@GRAD"))
-def nce_grad(x: Value, label: Value, weight: Value, bias: Value | None, sample_weight: Value | None,
-             probabilities: Value | None, alias: Value | None, alias_probabilities: Value | None, logits: Value | None,
-             samples: Value | None, grad: Value, *,
-             num_total_classes: Int, num_neg_samples: Int = 10, sampler: Int = 0, seed: Int = 0,
-             custom_neg_classes: Ints = (), is_sparse: Bool = False, remote_prefetch: Bool = False, trainer_id: Int = 0,
-             epmap: Strings = (), height_sections: Longs = (), table_names: Strings = ()) -> tuple[Value, Value, Value | None]:
-    """The gradients of nce for the noise that was drawn; `SelectedRows` of the weight when is_sparse."""
+@op(
+    "nce_grad",
+    ins=(
+        "Input",
+        "Label",
+        "Weight",
+        "Bias?",
+        "SampleWeight?",
+        "CustomDistProbs?",
+        "CustomDistAlias?",
+        "CustomDistAliasProbs?",
+        "SampleLogits?",
+        "SampleLabels?",
+        "Cost@GRAD",
+    ),
+    outs=("Input@GRAD", "Weight@GRAD", "Bias@GRAD?"),
+    grad=False,
+    rows="sequence",
+    types=_sparse_weight("Weight@GRAD"),
+)
+def nce_grad(
+    x: Value,
+    label: Value,
+    weight: Value,
+    bias: Value | None,
+    sample_weight: Value | None,
+    probabilities: Value | None,
+    alias: Value | None,
+    alias_probabilities: Value | None,
+    logits: Value | None,
+    samples: Value | None,
+    grad: Value,
+    *,
+    num_total_classes: Int,
+    num_neg_samples: Int = 10,
+    sampler: Int = 0,
+    seed: Int = 0,
+    custom_neg_classes: Ints = (),
+    is_sparse: Bool = False,
+    remote_prefetch: Bool = False,
+    trainer_id: Int = 0,
+    epmap: Strings = (),
+    height_sections: Longs = (),
+    table_names: Strings = (),
+) -> tuple[Value, Value, Value | None]:
+    """The gradients of nce for the noise that was drawn; `SelectedRows` of the weight when
+    is_sparse.
+    """
     label = rows_of(label).reshape(rows_of(x).shape[0], -1).astype(jnp.int64)
     if samples is None and not custom_neg_classes:
-        raise errors.OpError("nce_grad needs SampleLabels, the noise that nce drew: name that output of nce in the program")
-    noise = jnp.broadcast_to(jnp.asarray(custom_neg_classes, jnp.int64), (label.shape[0], len(custom_neg_classes)))
+        raise errors.OpError(
+            "nce_grad needs SampleLabels, the noise that nce drew: name that output of nce in the program"
+        )
+    noise = jnp.broadcast_to(
+        jnp.asarray(custom_neg_classes, jnp.int64), (label.shape[0], len(custom_neg_classes))
+    )
     samples = jnp.concatenate([label, noise], axis=1) if samples is None else rows_of(samples)
     true = label.shape[1]
-    expected = _expected(samples, probabilities, sampler, num_total_classes, weight.dtype) * num_neg_samples
+    expected = (
+        _expected(samples, probabilities, sampler, num_total_classes, weight.dtype)
+        * num_neg_samples
+    )
     weights = None if sample_weight is None else rows_of(sample_weight)
-    return _gradient_of_rows(lambda x, w, b: _nce_cost(x, w, b, expected, true, weights)[0], x, weight, bias, samples, grad,
-                             is_sparse)
+    return _gradient_of_rows(
+        lambda x, w, b: _nce_cost(x, w, b, expected, true, weights)[0],
+        x,
+        weight,
+        bias,
+        samples,
+        grad,
+        is_sparse,
+    )
 
 
 @jax.custom_vjp
@@ -141,24 +269,47 @@ def _held(scores: Array) -> Array:
 _held.defvjp(lambda scores: (_held(scores), None), lambda _, grad: (grad,))
 
 
-@op("hierarchical_sigmoid", ins=("X", "W", "Label", "PathTable?", "PathCode?", "Bias?"), outs=("Out", "PreOut~", "W_Out~"),
-    nograd=("Label", "PathTable", "PathCode"), rows="map")
-def hierarchical_sigmoid(x: Array, weight: Array, label: Array, path_table: Array | None, path_code: Array | None,
-                         bias: Array | None, *, num_classes: int = 2, is_sparse: bool = False,
-                         remote_prefetch: bool = False, trainer_id: int = 0, epmap: Strings = (),
-                              height_sections: Longs = (),
-                         table_names: Strings = ()) -> tuple[Array, Array, Array | None]:
-    """The loss [rows, 1] of the binary decisions on the way to each label in a tree: a complete one, or given paths.
+@op(
+    "hierarchical_sigmoid",
+    ins=("X", "W", "Label", "PathTable?", "PathCode?", "Bias?"),
+    outs=("Out", "PreOut~", "W_Out~"),
+    nograd=("Label", "PathTable", "PathCode"),
+    rows="map",
+)
+def hierarchical_sigmoid(
+    x: Array,
+    weight: Array,
+    label: Array,
+    path_table: Array | None,
+    path_code: Array | None,
+    bias: Array | None,
+    *,
+    num_classes: int = 2,
+    is_sparse: bool = False,
+    remote_prefetch: bool = False,
+    trainer_id: int = 0,
+    epmap: Strings = (),
+    height_sections: Longs = (),
+    table_names: Strings = (),
+) -> tuple[Array, Array, Array | None]:
+    """The loss [rows, 1] of the binary decisions on the way to each label in a tree: a complete
+    one, or given paths.
 
     Morin and Bengio, "Hierarchical Probabilistic Neural Network Language Model", 2005.
     """
     node, bit, on_path = _path(label, path_table, path_code, num_classes)
-    out, pre = _path_loss(x, weight[node], None if bias is None else bias.reshape(-1)[node], bit, on_path)
+    out, pre = _path_loss(
+        x, weight[node], None if bias is None else bias.reshape(-1)[node], bit, on_path
+    )
     return out, jax.lax.stop_gradient(pre), None
 
 
-def _path(label: Array, path_table: Array | None, path_code: Array | None, num_classes: int) -> tuple[Array, Array, Array]:
-    """Inner nodes (0 behind the end), decisions and whether they count, [rows, depth], on the way to each label."""
+def _path(
+    label: Array, path_table: Array | None, path_code: Array | None, num_classes: int
+) -> tuple[Array, Array, Array]:
+    """Inner nodes (0 behind the end), decisions and whether they count, [rows, depth], on the way
+    to each label.
+    """
     if path_table is None:
         code = label.reshape(-1).astype(jnp.int64) + num_classes
         bits = jnp.arange(max((num_classes - 1).bit_length(), 1), dtype=jnp.int64)
@@ -172,8 +323,12 @@ def _path(label: Array, path_table: Array | None, path_code: Array | None, num_c
     return jnp.where(on_path, node, 0), bit, on_path
 
 
-def _path_loss(x: Array, weights: Array, biases: Array | None, bit: Array, on_path: Array) -> tuple[Array, Array]:
-    """(loss, softplus of the scores) from the weights [rows, depth, width] and biases of the nodes on the way."""
+def _path_loss(
+    x: Array, weights: Array, biases: Array | None, bit: Array, on_path: Array
+) -> tuple[Array, Array]:
+    """(loss, softplus of the scores) from the weights [rows, depth, width] and biases of the nodes
+    on the way.
+    """
     pre = jnp.einsum("nd,nbd->nb", x, weights)
     pre = jnp.where(on_path, _held(pre if biases is None else pre + biases), 0)
     loss = jax.nn.softplus(pre) - jnp.where(on_path, bit, 0) * pre
@@ -181,59 +336,120 @@ def _path_loss(x: Array, weights: Array, biases: Array | None, bit: Array, on_pa
     return loss.sum(1, keepdims=True), jax.nn.softplus(pre)
 
 
-@op("hierarchical_sigmoid_grad", ins=("X", "W", "Label", "PathTable?", "PathCode?", "Bias?", "PreOut?", "Out@GRAD"),
-    outs=("X@GRAD", "W@GRAD", "Bias@GRAD?"), grad=False, rows="sequence", types=_sparse_weight("W@GRAD"))
-def hierarchical_sigmoid_grad(x: Value, weight: Value, label: Value, path_table: Value | None, path_code: Value | None,
-                              bias: Value | None, pre: Value | None, grad: Value, *, num_classes: int = 2,
-                              is_sparse: bool = False,
-                              remote_prefetch: bool = False, trainer_id: int = 0, epmap: Strings = (),
-                              height_sections: Longs = (),
-                              table_names: Strings = ()) -> tuple[Value, Value, Value | None]:
+@op(
+    "hierarchical_sigmoid_grad",
+    ins=("X", "W", "Label", "PathTable?", "PathCode?", "Bias?", "PreOut?", "Out@GRAD"),
+    outs=("X@GRAD", "W@GRAD", "Bias@GRAD?"),
+    grad=False,
+    rows="sequence",
+    types=_sparse_weight("W@GRAD"),
+)
+def hierarchical_sigmoid_grad(
+    x: Value,
+    weight: Value,
+    label: Value,
+    path_table: Value | None,
+    path_code: Value | None,
+    bias: Value | None,
+    pre: Value | None,
+    grad: Value,
+    *,
+    num_classes: int = 2,
+    is_sparse: bool = False,
+    remote_prefetch: bool = False,
+    trainer_id: int = 0,
+    epmap: Strings = (),
+    height_sections: Longs = (),
+    table_names: Strings = (),
+) -> tuple[Value, Value, Value | None]:
     """The gradients of hierarchical_sigmoid; `SelectedRows` of the weight when is_sparse."""
     table, code = (None if t is None else rows_of(t) for t in (path_table, path_code))
     node, bit, on_path = _path(rows_of(label), table, code, num_classes)
-    return _gradient_of_rows(lambda x, w, b: _path_loss(x, w, b, bit, on_path)[0], x, weight, bias, node, grad, is_sparse,
-                             ~on_path)
+    return _gradient_of_rows(
+        lambda x, w, b: _path_loss(x, w, b, bit, on_path)[0],
+        x,
+        weight,
+        bias,
+        node,
+        grad,
+        is_sparse,
+        ~on_path,
+    )
 
 
 def _draw_different(key: Array, labels: Array, classes: int, number: int) -> tuple[Array, Array]:
-    """The labels and `number` different log-uniform classes in each row, and how often each class is expected.
+    """The labels and `number` different log-uniform classes in each row, and how often each class
+    is expected.
 
-    Fluid draws until it has so many different classes. Here the classes come in the order in which they would be met
-    (Gumbel's trick), and the draws between two new ones from the geometric distribution.
+    Fluid draws until it has so many different classes. Here the classes come in the order in which
+    they would be met (Gumbel's trick), and the draws between two new ones from the geometric
+    distribution.
     """
     which, waits = jax.random.split(key)
     chances = _log_uniform(jnp.arange(classes), classes + 1)
-    drawn = jax.lax.top_k(jnp.log(chances) + jax.random.gumbel(which, (classes,), jnp.float32), number)[1].astype(jnp.int64)
+    drawn = jax.lax.top_k(
+        jnp.log(chances) + jax.random.gumbel(which, (classes,), jnp.float32), number
+    )[1].astype(jnp.int64)
     met = jnp.cumsum(chances[drawn]) - chances[drawn]
     draws = jax.random.geometric(waits, jnp.clip(1 - met, 1e-6, 1)).sum().astype(jnp.float32)
     samples = jnp.concatenate([labels, jnp.broadcast_to(drawn, (labels.shape[0], number))], axis=1)
     chance = _log_uniform(samples, classes + 1)
-    return samples, jnp.where(draws == number, chance * number, -jnp.expm1(draws * jnp.log1p(-chance)))
+    return samples, jnp.where(
+        draws == number, chance * number, -jnp.expm1(draws * jnp.log1p(-chance))
+    )
 
 
-@op("sample_logits", ins=("Logits", "Labels", "CustomizedSamples?", "CustomizedProbabilities?"),
-    outs=("Samples~", "Probabilities~", "LogitsDim~", "LabelsDim~", "SampledLogits~", "SampledLabels"), rng=True, rows="map",
-    nograd=("Labels", "CustomizedSamples", "CustomizedProbabilities"))
-def sample_logits(logits: Array, labels: Array, samples: Array | None, probabilities: Array | None, *, num_samples: Int,
-                  use_customized_samples: Bool = False,
-                  uniq: Bool = True, remove_accidental_hits: Bool = True, seed: Int = 0, key: Array) -> tuple[Array, Array,
-                  Array, Array, Array, Array]:
-    """The logits of the labels and of classes drawn log-uniformly, less the logarithm of their expected counts.
+@op(
+    "sample_logits",
+    ins=("Logits", "Labels", "CustomizedSamples?", "CustomizedProbabilities?"),
+    outs=(
+        "Samples~",
+        "Probabilities~",
+        "LogitsDim~",
+        "LabelsDim~",
+        "SampledLogits~",
+        "SampledLabels",
+    ),
+    rng=True,
+    rows="map",
+    nograd=("Labels", "CustomizedSamples", "CustomizedProbabilities"),
+)
+def sample_logits(
+    logits: Array,
+    labels: Array,
+    samples: Array | None,
+    probabilities: Array | None,
+    *,
+    num_samples: Int,
+    use_customized_samples: Bool = False,
+    uniq: Bool = True,
+    remove_accidental_hits: Bool = True,
+    seed: Int = 0,
+    key: Array,
+) -> tuple[Array, Array, Array, Array, Array, Array]:
+    """The logits of the labels and of classes drawn log-uniformly, less the logarithm of their
+    expected counts.
 
-    Jean et al., "On Using Very Large Target Vocabulary", 2014. The drawn classes are the same for all rows and differ.
+    Jean et al., "On Using Very Large Target Vocabulary", 2014. The drawn classes are the same for
+    all rows and differ.
     """
     classes = logits.shape[1]
     labels = labels.astype(jnp.int64)
     true = labels.shape[1]
     if not use_customized_samples:
         if num_samples > classes and static_values.placeholder() is None:
-            raise errors.ShapeError(f"sample_logits: {num_samples} different samples of {classes} classes cannot be drawn")
-        samples, probabilities = _draw_different(key_of(key, seed), labels, classes, min(num_samples, classes))
+            raise errors.ShapeError(
+                f"sample_logits: {num_samples} different samples of {classes} classes cannot be drawn"
+            )
+        samples, probabilities = _draw_different(
+            key_of(key, seed), labels, classes, min(num_samples, classes)
+        )
         probabilities = probabilities.astype(logits.dtype)
     elif samples is None or probabilities is None:
-        raise errors.ProgramError("sample_logits: use_customized_samples needs the inputs CustomizedSamples and "
-                                  "CustomizedProbabilities")
+        raise errors.ProgramError(
+            "sample_logits: use_customized_samples needs the inputs CustomizedSamples and "
+            "CustomizedProbabilities"
+        )
     picked = jnp.take_along_axis(logits, samples, axis=1)
     if remove_accidental_hits:
         hit = (samples[:, None, true:] == labels[:, :, None]).any(1)

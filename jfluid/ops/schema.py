@@ -1,4 +1,5 @@
 """What the IR may ask of the registry: checks, defaults, shape inference, gradient slots."""
+
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -58,34 +59,48 @@ class RegistrySchema:
     def check(self, op: Operator) -> None:
         definition = registry.find(op.type)
         if definition is None:
-            raise errors.UnsupportedOpError(op.type, suggestions=errors.close_to(op.type, registry.registered()),
-                                            where=[op.callsite] if op.callsite else [])
+            raise errors.UnsupportedOpError(
+                op.type,
+                suggestions=errors.close_to(op.type, registry.registered()),
+                where=[op.callsite] if op.callsite else [],
+            )
         if definition.forward is None:
             _check_slots(op, "input", op.inputs, definition.ins)
             _check_slots(op, "output", op.outputs, definition.outs)
         for name, value in list(op.attrs.items()):
             kind = definition.attr_kind(name) or op.attr_kinds.get(name)
             if kind is None:
-                raise errors.AttributeTypeError(f"operator {op.type} has no attribute {name}"
-                                                + errors.close_to(name, definition.attrs))
+                raise errors.AttributeTypeError(
+                    f"operator {op.type} has no attribute {name}"
+                    + errors.close_to(name, definition.attrs)
+                )
             try:
                 op.attrs[name] = normalise(value, kind)
             except TypeError:
-                raise errors.AttributeTypeError(f"operator {op.type}, attribute {name}: expected {kind}, "
-                                                f"found {value!r}") from None
+                raise errors.AttributeTypeError(
+                    f"operator {op.type}, attribute {name}: expected {kind}, found {value!r}"
+                ) from None
             registry.refuse_fused(op.type, name, op.attrs[name])
         for attr in definition.attrs.values():
             if attr.default is REQUIRED and attr.name not in op.attrs:
-                raise errors.AttributeTypeError(f"operator {op.type} needs attribute {attr.name} ({attr.kind})")
+                raise errors.AttributeTypeError(
+                    f"operator {op.type} needs attribute {attr.name} ({attr.kind})"
+                )
 
     def default(self, op_type: str, attr: str) -> tuple[bool, Any]:
         definition = registry.find(op_type)
         found = definition.attrs.get(attr) if definition else None
-        return (False, None) if found is None or found.default is REQUIRED else (True, found.default)
+        return (
+            (False, None) if found is None or found.default is REQUIRED else (True, found.default)
+        )
 
     def defaults(self, op_type: str) -> dict[str, Any]:
         definition = registry.find(op_type)
-        return {a.name: a.default for a in definition.attrs.values() if a.default is not REQUIRED} if definition else {}
+        return (
+            {a.name: a.default for a in definition.attrs.values() if a.default is not REQUIRED}
+            if definition
+            else {}
+        )
 
     def kind(self, op_type: str, attr: str, value: Any) -> str:
         definition = registry.find(op_type)
@@ -123,9 +138,15 @@ class RegistrySchema:
                     _like(block.var_recursive(o), block.var_recursive(i))
         if all(s.name in definition.inplace for s in definition.outs if s.name in op.outputs):
             return
-        ins = [[block.var_recursive(n) for n in op.inputs.get(s.name, ()) if n != EMPTY_NAME] for s in definition.ins]
-        key = (op.type, tuple(tuple((v.shape, v.dtype, v.lod_level, v.type) for v in vs) for vs in ins),
-               tuple(sorted((a, _hashable(op.attrs[a])) for a in definition.attrs if a in op.attrs)))
+        ins = [
+            [block.var_recursive(n) for n in op.inputs.get(s.name, ()) if n != EMPTY_NAME]
+            for s in definition.ins
+        ]
+        key = (
+            op.type,
+            tuple(tuple((v.shape, v.dtype, v.lod_level, v.type) for v in vs) for vs in ins),
+            tuple(sorted((a, _hashable(op.attrs[a])) for a in definition.attrs if a in op.attrs)),
+        )
         result = self._inferred.get(key)
         if result is None:
             result = self._inferred[key] = _infer(op, definition, ins)
@@ -134,8 +155,10 @@ class RegistrySchema:
             if specs is None or slot.name in definition.inplace:
                 continue
             if len(names) > len(specs):
-                raise errors.ShapeError(f"operator {op.type}: output {slot.name} has {len(specs)} tensors, "
-                                        f"but {len(names)} variables are named")
+                raise errors.ShapeError(
+                    f"operator {op.type}: output {slot.name} has {len(specs)} tensors, "
+                    f"but {len(names)} variables are named"
+                )
             for name, spec in zip(names, specs):
                 if name != EMPTY_NAME and spec is not None:
                     spec.describe(block.var_recursive(name))
@@ -148,22 +171,36 @@ def _hashable(value: Any) -> Any:
 def _kind_of(value: Any) -> str:
     """Fluid's type for an attribute that no definition knows, by its value."""
     if isinstance(value, (list, tuple)):
-        return {bool: "BOOLEANS", int: "INTS", float: "FLOATS"}.get(type(value[0]), "STRINGS") if value else "INTS"
+        return (
+            {bool: "BOOLEANS", int: "INTS", float: "FLOATS"}.get(type(value[0]), "STRINGS")
+            if value
+            else "INTS"
+        )
     if isinstance(value, Block):
         return "BLOCK"
     return {bool: "BOOLEAN", int: "INT", float: "FLOAT"}.get(type(value), "STRING")
 
 
-def _check_slots(op: Operator, what: str, given: dict[str, list[str]], slots: tuple[Slot, ...]) -> None:
+def _check_slots(
+    op: Operator, what: str, given: dict[str, list[str]], slots: tuple[Slot, ...]
+) -> None:
     by_name = {s.name: s for s in slots}
     for name, values in given.items():
         if name not in by_name:
-            raise errors.ProgramError(f"operator {op.type} has no {what} slot {name}{errors.close_to(name, by_name)}; "
-                                      f"it has: {', '.join(by_name)}")
+            raise errors.ProgramError(
+                f"operator {op.type} has no {what} slot {name}{errors.close_to(name, by_name)}; "
+                f"it has: {', '.join(by_name)}"
+            )
         if len(values) > 1 and not by_name[name].many:
-            raise errors.ProgramError(f"operator {op.type}, {what} {name}: expected one variable, found {len(values)}")
+            raise errors.ProgramError(
+                f"operator {op.type}, {what} {name}: expected one variable, found {len(values)}"
+            )
     if what == "input":
-        missing = [s.name for s in slots if not s.optional and not given.get(s.name) and not (s.many and s.name in given)]
+        missing = [
+            s.name
+            for s in slots
+            if not s.optional and not given.get(s.name) and not (s.many and s.name in given)
+        ]
         if missing:
             raise errors.ProgramError(f"operator {op.type}: {what} {', '.join(missing)} is missing")
 
@@ -173,13 +210,16 @@ def _like(out: Variable, source: Variable) -> None:
 
 
 def _infer(op: Operator, definition: OpDef, ins: list[list[Variable]]) -> list[Any]:
-    """Shapes and dtypes of all output slots: evaluated twice where something is unknown; a dimension that differs is -1."""
+    """Shapes and dtypes of all output slots: evaluated twice where something is unknown; a
+    dimension that differs is -1.
+    """
     try:
         return _twice(op, definition, ins, static_values.PLACEHOLDERS)
     except errors.UnsupportedError:
         raise
     except Exception as error:
-        # The unknown dimension may have to equal a fixed one (or broadcast against it): the placeholder clashed.
+        # The unknown dimension may have to equal a fixed one (or broadcast against it): the
+        # placeholder clashed.
         unknown = any(-1 in v.shape for vs in ins for v in vs)
         fixed = {d for vs in ins for v in vs for d in v.shape if d > 0}
         for size in sorted(fixed | {1}, reverse=True) if unknown else ():
@@ -187,17 +227,32 @@ def _infer(op: Operator, definition: OpDef, ins: list[list[Variable]]) -> list[A
                 return _twice(op, definition, ins, (size, size))
             except Exception:
                 continue
-        shapes = ", ".join(f"{s.name}: " + ", ".join(f"{v.name}{list(v.shape)} {v.dtype.name}" for v in vs)
-                           for s, vs in zip(definition.ins, ins) if vs)
+        shapes = ", ".join(
+            f"{s.name}: " + ", ".join(f"{v.name}{list(v.shape)} {v.dtype.name}" for v in vs)
+            for s, vs in zip(definition.ins, ins)
+            if vs
+        )
         attrs = {a: op.attrs[a] for a in definition.attrs if a in op.attrs}
-        cause = (str(error) or type(error).__name__).splitlines()[0].replace(str(static_values.PLACEHOLDERS[0]), "-1")
-        raise errors.ShapeError(f"operator {op.type} cannot take these inputs\n  inputs: {shapes}\n  attributes: {attrs}\n"
-                                f"  {op.callsite}\n  cause: {cause}") from error
+        cause = (
+            (str(error) or type(error).__name__)
+            .splitlines()[0]
+            .replace(str(static_values.PLACEHOLDERS[0]), "-1")
+        )
+        raise errors.ShapeError(
+            f"operator {op.type} cannot take these inputs\n  inputs: {shapes}\n  attributes: {attrs}\n"
+            f"  {op.callsite}\n  cause: {cause}"
+        ) from error
 
 
-def _twice(op: Operator, definition: OpDef, ins: list[list[Variable]], sizes: tuple[int, int]) -> list[Any]:
-    """Evaluated with both placeholders for unknown numbers, and one of `sizes` for unknown dimensions each time."""
-    first, placeholder_was_read = _evaluate(op, definition, ins, static_values.PLACEHOLDERS[0], sizes[0])
+def _twice(
+    op: Operator, definition: OpDef, ins: list[list[Variable]], sizes: tuple[int, int]
+) -> list[Any]:
+    """Evaluated with both placeholders for unknown numbers, and one of `sizes` for unknown
+    dimensions each time.
+    """
+    first, placeholder_was_read = _evaluate(
+        op, definition, ins, static_values.PLACEHOLDERS[0], sizes[0]
+    )
     if not placeholder_was_read and all(_is_fixed(v) for vs in ins for v in vs):
         return first
     second, _ = _evaluate(op, definition, ins, static_values.PLACEHOLDERS[1], sizes[1])
@@ -209,28 +264,40 @@ def _is_fixed(v: Variable) -> bool:
     return v.type == VarType.LOD_TENSOR and not v.lod_level and -1 not in v.shape
 
 
-def _evaluate(op: Operator, definition: OpDef, ins: list[list[Variable]], placeholder: int,
-              size: int) -> tuple[list[Any], bool]:
+def _evaluate(
+    op: Operator, definition: OpDef, ins: list[list[Variable]], placeholder: int, size: int
+) -> tuple[list[Any], bool]:
     """What `_Spec` says of each output slot, and whether an unknown number was read."""
-    values = [[_abstract(v, size) for v in vs] if s.many else (_abstract(vs[0], size) if vs else None)
-              for s, vs in zip(definition.ins, ins)]
+    values = [
+        [_abstract(v, size) for v in vs] if s.many else (_abstract(vs[0], size) if vs else None)
+        for s, vs in zip(definition.ins, ins)
+    ]
     values += [None] * len(definition.carries)
     kwargs = {a: op.attrs[a] for a in definition.attrs if a in op.attrs}
 
     def run(values: list[Any], key: Any) -> Any:
-        extra = {"key": jax.random.wrap_key_data(key, impl="threefry2x32")} if definition.rng else {}
+        extra = (
+            {"key": jax.random.wrap_key_data(key, impl="threefry2x32")} if definition.rng else {}
+        )
         return ragged_dispatch.call(definition, values, kwargs | extra)
 
     with jax.enable_x64(True), static_values.inferring(placeholder) as inference:
         outs = jax.eval_shape(run, values, jax.ShapeDtypeStruct((2,), np.uint32))
     if len(outs) != len(definition.outs):
-        raise TypeError(f"operator {op.type} returned {len(outs)} outputs, its definition has {len(definition.outs)}")
-    specs = [None if o is None else [_Spec.of(t) for t in (o if isinstance(o, list) else [o])] for o in outs]
+        raise TypeError(
+            f"operator {op.type} returned {len(outs)} outputs, its definition has {len(definition.outs)}"
+        )
+    specs = [
+        None if o is None else [_Spec.of(t) for t in (o if isinstance(o, list) else [o])]
+        for o in outs
+    ]
     return specs, inference.was_read
 
 
 def _abstract(v: Variable, size: int) -> Any:
-    """What stands for the value of `v` while shapes are inferred; its unknown dimensions are `size`."""
+    """What stands for the value of `v` while shapes are inferred; its unknown dimensions are
+    `size`.
+    """
     dtype = np_dtype(v.dtype)
     shape = tuple(size if d == -1 else d for d in v.shape)
 
@@ -238,7 +305,9 @@ def _abstract(v: Variable, size: int) -> Any:
         return jax.ShapeDtypeStruct(shape, dtype)
 
     if v.type == VarType.LOD_RANK_TABLE:
-        return tensor_array.RankTable(array((size,), np.int32), Level(array((size + 1,), np.int32), size), size)
+        return tensor_array.RankTable(
+            array((size,), np.int32), Level(array((size + 1,), np.int32), size), size
+        )
     if v.type == VarType.SELECTED_ROWS:
         return SelectedRows(array((size,), np.int64), array((size, *shape[1:])), shape[0])
     levels = tuple(Level(array((size + 1,), np.int32), size) for _ in range(v.lod_level))
@@ -284,5 +353,7 @@ class _Spec:
 def _merge(first: list[Any] | None, second: list[Any] | None) -> list[Any] | None:
     if first is None or second is None:
         return None
-    return [a and replace(a, shape=tuple(x if x == y else -1 for x, y in zip(a.shape, b.shape)))
-            for a, b in zip(first, second)]
+    return [
+        a and replace(a, shape=tuple(x if x == y else -1 for x, y in zip(a.shape, b.shape)))
+        for a, b in zip(first, second)
+    ]

@@ -1,4 +1,7 @@
-"""SelectedRows: the gradient of a table of which a step touches few rows. Nothing here costs by the table's height."""
+"""SelectedRows: the gradient of a table of which a step touches few rows. Nothing here costs by the
+table's height.
+"""
+
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,19 +14,25 @@ from jfluid import errors
 from jfluid.ops.ragged import Ragged
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["rows", "values"],
-                   meta_fields=["height", "unique", "summed", "full"])
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["rows", "values"],
+    meta_fields=["height", "unique", "summed", "full"],
+)
 @dataclass(frozen=True)
 class SelectedRows:
-    """Some rows of a table [height, ...]; all others are zero. A row may occur several times: the occurrences add up.
+    """Some rows of a table [height, ...]; all others are zero. A row may occur several times: the
+    occurrences add up.
 
     Attributes:
-        rows: integers [n]: which row of the table each value belongs to; `height` for one to ignore.
+        rows: integers [n]: which row of the table each value belongs to; `height` for one to
+            ignore.
         values: [n, ...].
         height: the rows of the table.
         unique: whether no row occurs twice (but for `height`, which then comes last).
-        summed: whether it is the sum of several gradients. Fluid adds up rows in such a sum; here that waits until it is seen
-            (`settled`), because updates that are linear in the gradient need no sort.
+        summed: whether it is the sum of several gradients. Fluid adds up rows in such a sum; here
+            that waits until it is seen (`settled`), because updates that are linear in the gradient
+            need no sort.
         full: whether it is known while tracing that no row is to be ignored.
     """
 
@@ -52,13 +61,16 @@ class SelectedRows:
         return self.added_to(jnp.zeros(self.shape, self.values.dtype))
 
     def map(self, function: Callable[[Any], Any]) -> "SelectedRows":
-        """The same rows with `function` of their values; for one that is not linear, of a `settled` gradient."""
+        """The same rows with `function` of their values; for one that is not linear, of a `settled`
+        gradient.
+        """
         return replace(self, values=function(self.values))
 
     def merged(self) -> "SelectedRows":
         """Each row once, with the sum of its values; what it had more becomes rows to ignore.
 
-        One sort of 64-bit numbers, row and position in one: XLA:CPU sorts one array far faster than a pair of them.
+        One sort of 64-bit numbers, row and position in one: XLA:CPU sorts one array far faster than
+        a pair of them.
         """
         if self.unique:
             return self
@@ -66,7 +78,9 @@ class SelectedRows:
         places = jnp.arange(n, dtype=jnp.int64)
         key = jnp.sort((self.rows.astype(jnp.int64) << 32) | places)
         rows, order = key >> 32, (key & 0xFFFFFFFF).astype(jnp.int32)
-        first = jnp.concatenate([jnp.ones(1, bool), rows[1:] != rows[:-1]]) if n else jnp.ones(0, bool)
+        first = (
+            jnp.concatenate([jnp.ones(1, bool), rows[1:] != rows[:-1]]) if n else jnp.ones(0, bool)
+        )
         group = jnp.cumsum(first, dtype=jnp.int32) - 1
         values = jax.ops.segment_sum(self.values[order], group, n, indices_are_sorted=True)
         kept = jnp.full(n, self.height, rows.dtype).at[group].min(rows, indices_are_sorted=True)
@@ -77,14 +91,18 @@ class SelectedRows:
         return self.merged() if self.summed else self
 
     def tensor(self) -> Any:
-        """The values of the rows that count: an array, or `Ragged` where their number follows from data."""
+        """The values of the rows that count: an array, or `Ragged` where their number follows from
+        data.
+        """
         if self.full or not self.rows.shape[0]:
             return self.values
         real = self.rows < self.height
         count = jnp.sum(real, dtype=jnp.int32)
         places = jnp.arange(real.shape[0], dtype=jnp.int32)
         if not self.unique:
-            places = jnp.searchsorted(jnp.cumsum(real, dtype=jnp.int32), places + 1, method="scan_unrolled").astype(jnp.int32)
+            places = jnp.searchsorted(
+                jnp.cumsum(real, dtype=jnp.int32), places + 1, method="scan_unrolled"
+            ).astype(jnp.int32)
         places = jnp.where(jnp.arange(real.shape[0]) < count, places, places[0])
         return Ragged(jnp.take(self.values, places, axis=0, mode="clip"), (), count)
 
@@ -104,12 +122,19 @@ class SelectedRows:
 def joined(parts: list[SelectedRows]) -> SelectedRows:
     """The sum of sparse gradients of one table."""
     if len({p.shape for p in parts}) > 1:
-        raise errors.ShapeError(f"sum: sparse rows of tables of one shape are needed, found {[list(p.shape) for p in parts]}")
+        raise errors.ShapeError(
+            f"sum: sparse rows of tables of one shape are needed, found {[list(p.shape) for p in parts]}"
+        )
     if len(parts) == 1:
         return parts[0]
     rows = jnp.concatenate([p.rows.astype(jnp.int64) for p in parts])
-    return SelectedRows(rows, jnp.concatenate([p.values for p in parts]), parts[0].height, summed=True,
-                        full=all(p.full for p in parts))
+    return SelectedRows(
+        rows,
+        jnp.concatenate([p.values for p in parts]),
+        parts[0].height,
+        summed=True,
+        full=all(p.full for p in parts),
+    )
 
 
 def densified(value: Any) -> Any:

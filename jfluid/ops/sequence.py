@@ -1,4 +1,7 @@
-"""Operators within sequences: each sequence is pooled, normalised, convolved or searched by itself."""
+"""Operators within sequences: each sequence is pooled, normalised, convolved or searched by
+itself.
+"""
+
 from typing import Any
 
 import jax
@@ -9,13 +12,26 @@ from jax import Array
 from jfluid import errors
 from jfluid.ir.types import np_dtype
 from jfluid.ops import static_values
-from jfluid.ops.ragged import Level, Ragged, Value, column, grouped, moved, need, offsets_of, positions, rows_of, totals
+from jfluid.ops.ragged import (
+    Level,
+    Ragged,
+    Value,
+    column,
+    grouped,
+    moved,
+    need,
+    offsets_of,
+    positions,
+    rows_of,
+    totals,
+)
 from jfluid.ops.registry import Bool, Int, Ints, op
 
 
 @op("sequence_pool", ins=("X",), outs=("Out", "MaxIndex~"), rows="sequence")
-def sequence_pool(x: Value, *, pooltype: str = "AVERAGE", pad_value: float = 0.0, is_test: bool = False) -> tuple[Value,
-                  Value | None]:
+def sequence_pool(
+    x: Value, *, pooltype: str = "AVERAGE", pad_value: float = 0.0, is_test: bool = False
+) -> tuple[Value, Value | None]:
     """One row for each sequence: the sum, mean, sum / sqrt(length), maximum, first or last row."""
     x = need(x, "sequence_pool", "X")
     level, index = x.last, None
@@ -33,15 +49,18 @@ def sequence_pool(x: Value, *, pooltype: str = "AVERAGE", pad_value: float = 0.0
         at = level.starts if pooltype == "FIRST" else level.offsets[1:] - 1
         out = jnp.take(x.values, at, axis=0, mode="clip")
     else:
-        raise errors.AttributeTypeError("sequence_pool: pooltype is SUM, AVERAGE, SQRT, MAX, FIRST or LAST, "
-                                        f"found {pooltype!r}")
+        raise errors.AttributeTypeError(
+            f"sequence_pool: pooltype is SUM, AVERAGE, SQRT, MAX, FIRST or LAST, found {pooltype!r}"
+        )
     if not level.uniform:
         out = jnp.where(column(level.lengths > 0, ndim), out, jnp.asarray(pad_value, x.dtype))
     return grouped(x, out), None if index is None else grouped(x, index)
 
 
 def _maximum(x: Ragged) -> tuple[Array, Array]:
-    """The largest of each column, and its row; of several equal ones the first, which gets the gradient."""
+    """The largest of each column, and its row; of several equal ones the first, which gets the
+    gradient.
+    """
     level, values = x.last, jax.lax.stop_gradient(x.values)
     _, position, _ = positions(level, x.capacity)
     if level.number * level.longest <= 4 * x.capacity:
@@ -60,7 +79,9 @@ def _maximum(x: Ragged) -> tuple[Array, Array]:
 
 @jax.custom_vjp
 def _first_maximum(dense: Array) -> tuple[Array, Array]:
-    """The maximum over the second dimension and where it is first. Two plain reductions: XLA:CPU is slow at argmax."""
+    """The maximum over the second dimension and where it is first. Two plain reductions: XLA:CPU is
+    slow at argmax.
+    """
     best = jnp.max(dense, axis=1)
     times = jnp.arange(dense.shape[1], dtype=jnp.int32).reshape(1, -1, *[1] * (dense.ndim - 2))
     first = jnp.min(jnp.where(dense == best[:, None], times, dense.shape[1] - 1), axis=1)
@@ -90,10 +111,14 @@ def sequence_softmax(x: Value, *, data_format: str = "AnyLayout") -> Value:
     """softmax over the rows of each sequence, which hold one number each."""
     x = need(x, "sequence_softmax", "X")
     if x.ndim > 1 and any(d != 1 and not static_values.placeholder() for d in x.shape[1:]):
-        raise errors.ShapeError(f"sequence_softmax: expected rows of one number, found shape {list(x.shape)}")
+        raise errors.ShapeError(
+            f"sequence_softmax: expected rows of one number, found shape {list(x.shape)}"
+        )
     mask = x.last.mask().reshape(x.last.number, x.last.longest, *[1] * (x.ndim - 1))
     dense = x.pad()
-    highest = jax.lax.stop_gradient(jnp.max(dense, axis=1, keepdims=True, where=mask, initial=_lowest(x.dtype)))
+    highest = jax.lax.stop_gradient(
+        jnp.max(dense, axis=1, keepdims=True, where=mask, initial=_lowest(x.dtype))
+    )
     powers = jnp.where(mask, jnp.exp(jnp.where(mask, dense - highest, 0)), 0)
     return x.unpad(powers / jnp.maximum(powers.sum(axis=1, keepdims=True), jnp.finfo(x.dtype).tiny))
 
@@ -119,19 +144,32 @@ def spread_lengths(x: Ragged) -> Array:
 
 
 @op("sequence_conv", ins=("X", "PaddingData?", "Filter"), outs=("Out",), rows="sequence")
-def sequence_conv(x: Value, padding: Value | None, weight: Value, *, contextLength: Int, contextStart: Int = 0,
-                  contextStride: Int = 1,
-                  paddingTrainable: Bool = False) -> Value:
+def sequence_conv(
+    x: Value,
+    padding: Value | None,
+    weight: Value,
+    *,
+    contextLength: Int,
+    contextStart: Int = 0,
+    contextStride: Int = 1,
+    paddingTrainable: Bool = False,
+) -> Value:
     """Each row with its neighbours in the sequence, laid side by side, times the filter."""
     x = need(x, "sequence_conv", "X")
     if paddingTrainable or padding is not None:
-        raise errors.UnsupportedError("sequence_conv: a trainable padding (paddingTrainable) is not supported; "
-                                      "the padding is zero")
+        raise errors.UnsupportedError(
+            "sequence_conv: a trainable padding (paddingTrainable) is not supported; "
+            "the padding is zero"
+        )
     if contextStride != 1:
-        raise errors.UnsupportedError(f"sequence_conv: expected contextStride 1, found {contextStride}")
+        raise errors.UnsupportedError(
+            f"sequence_conv: expected contextStride 1, found {contextStride}"
+        )
     if weight.shape[0] != contextLength * x.shape[1] and not static_values.placeholder():
-        raise errors.ShapeError(f"sequence_conv: a filter of {contextLength * x.shape[1]} rows is needed for rows of "
-                                f"{x.shape[1]} and {contextLength} neighbours, found {list(weight.shape)}")
+        raise errors.ShapeError(
+            f"sequence_conv: a filter of {contextLength * x.shape[1]} rows is needed for rows of "
+            f"{x.shape[1]} and {contextLength} neighbours, found {list(weight.shape)}"
+        )
     context = jnp.concatenate([shifted(x, contextStart + k) for k in range(contextLength)], axis=1)
     return _real(x, context @ weight)
 
@@ -146,7 +184,7 @@ def row_conv(x: Value, weight: Value) -> Value:
     """Row t is the sum of the rows t, t + 1, ... of its sequence times the rows of the filter."""
     if not isinstance(x, Ragged) and x.ndim == 3:
         padded = jnp.pad(x, ((0, 0), (0, weight.shape[0] - 1), (0, 0)))
-        return sum(padded[:, k:k + x.shape[1]] * weight[k] for k in range(weight.shape[0]))
+        return sum(padded[:, k : k + x.shape[1]] * weight[k] for k in range(weight.shape[0]))
     x = need(x, "row_conv", "X")
     return _real(x, sum(shifted(x, k) * weight[k] for k in range(weight.shape[0])))
 
@@ -158,25 +196,47 @@ def sequence_enumerate(x: Value, *, win_size: Int, pad_value: Int = 0) -> Value:
     ids = x.like(x.values.reshape(x.capacity, 1))
     _, position, _ = positions(x.last, x.capacity)
     left = spread_lengths(x) - position
-    windows = [jnp.where(left[:, None] > k, shifted(ids, k), jnp.asarray(pad_value, x.dtype)) for k in range(win_size)]
+    windows = [
+        jnp.where(left[:, None] > k, shifted(ids, k), jnp.asarray(pad_value, x.dtype))
+        for k in range(win_size)
+    ]
     return _real(x, jnp.concatenate(windows, axis=1))
 
 
-@op("sequence_scatter", ins=("X", "Ids", "Updates"), outs=("Out",), nograd=("Ids",), rows="sequence")
+@op(
+    "sequence_scatter", ins=("X", "Ids", "Updates"), outs=("Out",), nograd=("Ids",), rows="sequence"
+)
 def sequence_scatter(x: Value, ids: Value, updates: Value) -> Value:
     """Row i of x with the updates of sequence i added at its ids."""
-    ids, updates = need(ids, "sequence_scatter", "Ids"), need(updates, "sequence_scatter", "Updates")
+    ids, updates = (
+        need(ids, "sequence_scatter", "Ids"),
+        need(updates, "sequence_scatter", "Updates"),
+    )
     if ids.last.number != x.shape[0] and not static_values.placeholder():
-        raise errors.ShapeError(f"sequence_scatter: X has {x.shape[0]} rows, Ids {ids.last.number} sequences")
+        raise errors.ShapeError(
+            f"sequence_scatter: X has {x.shape[0]} rows, Ids {ids.last.number} sequences"
+        )
     if static_values.placeholder():
         return x
-    return x.at[ids.segments(), ids.values.reshape(-1)].add(updates.values.reshape(-1).astype(x.dtype), mode="drop")
+    return x.at[ids.segments(), ids.values.reshape(-1)].add(
+        updates.values.reshape(-1).astype(x.dtype), mode="drop"
+    )
 
 
-@op("sequence_mask", ins=("X", "MaxLenTensor?"), outs=("Y",), grad=False, rows="map",
-    host_when=lambda op: op.attr("maxlen") < 0 and not op.input("MaxLenTensor"))
-def sequence_mask(x: Array, longest: Array | None, *, maxlen: Int = -1, out_dtype: Int = 3) -> Array:
-    """[..., maxlen]: 1 for the first x of each row, 0 behind. Without maxlen it is the largest x."""
+@op(
+    "sequence_mask",
+    ins=("X", "MaxLenTensor?"),
+    outs=("Y",),
+    grad=False,
+    rows="map",
+    host_when=lambda op: op.attr("maxlen") < 0 and not op.input("MaxLenTensor"),
+)
+def sequence_mask(
+    x: Array, longest: Array | None, *, maxlen: Int = -1, out_dtype: Int = 3
+) -> Array:
+    """[..., maxlen]: 1 for the first x of each row, 0 behind. Without maxlen it is the largest
+    x.
+    """
     if longest is not None:
         maxlen = static_values.ints(longest, "sequence_mask's maxlen")[0]
     elif maxlen < 0:
@@ -186,9 +246,11 @@ def sequence_mask(x: Array, longest: Array | None, *, maxlen: Int = -1, out_dtyp
 
 @op("add_position_encoding", ins=("X",), outs=("Out",), rows="sequence")
 def add_position_encoding(x: Value, *, alpha: float = 1.0, beta: float = 1.0) -> Value:
-    """alpha x + beta (sines and cosines of the position), for x [batch, time, width] or ragged [rows, width].
+    """alpha x + beta (sines and cosines of the position), for x [batch, time, width] or ragged
+    [rows, width].
 
-    Vaswani et al., "Attention Is All You Need", 2017, section 3.5, the sines in the first half of the width.
+    Vaswani et al., "Attention Is All You Need", 2017, section 3.5, the sines in the first half of
+    the width.
     """
     if isinstance(x, Ragged):
         _, position, _ = positions(x.last, x.capacity)
@@ -202,14 +264,25 @@ def add_position_encoding(x: Value, *, alpha: float = 1.0, beta: float = 1.0) ->
     return x.like(out) if isinstance(x, Ragged) else out
 
 
-@op("sequence_topk_avg_pooling", ins=("X", "ROW", "COLUMN"), outs=("Out", "pos~"), nograd=("ROW", "COLUMN"), rows="sequence")
-def sequence_topk_avg_pooling(x: Value, row: Value, column_: Value, *, topks: Ints, channel_num: Int) -> tuple[Value,
-                              Value | None]:
-    """For each row of the matrix of each sequence and channel: sums of the k largest entries over k, for all k of topks.
+@op(
+    "sequence_topk_avg_pooling",
+    ins=("X", "ROW", "COLUMN"),
+    outs=("Out", "pos~"),
+    nograd=("ROW", "COLUMN"),
+    rows="sequence",
+)
+def sequence_topk_avg_pooling(
+    x: Value, row: Value, column_: Value, *, topks: Ints, channel_num: Int
+) -> tuple[Value, Value | None]:
+    """For each row of the matrix of each sequence and channel: sums of the k largest entries over
+    k, for all k of topks.
 
     A sequence of X holds [channel, row, column] in one column; ROW and COLUMN tell the sizes.
     """
-    x, row, columns = (need(v, "sequence_topk_avg_pooling", s) for v, s in ((x, "X"), (row, "ROW"), (column_, "COLUMN")))
+    x, row, columns = (
+        need(v, "sequence_topk_avg_pooling", s)
+        for v, s in ((x, "X"), (row, "ROW"), (column_, "COLUMN"))
+    )
     most, widest = max(topks), max(columns.last.longest, max(topks))
     sequence, position, _ = positions(row.last, row.capacity)
     heights, widths = row.last.lengths[sequence], columns.last.lengths[sequence]
@@ -225,24 +298,50 @@ def sequence_topk_avg_pooling(x: Value, row: Value, column_: Value, *, topks: In
 
 
 @op("im2sequence", ins=("X", "Y?"), outs=("Out",), nograd=("Y",), rows="sequence")
-def im2sequence(x: Value, sizes: Value | None, *, kernels: Ints, strides: Ints = (1, 1), paddings: Ints = (0, 0, 0, 0),
-                out_stride: Ints = (1, 1)) -> Value:
+def im2sequence(
+    x: Value,
+    sizes: Value | None,
+    *,
+    kernels: Ints,
+    strides: Ints = (1, 1),
+    paddings: Ints = (0, 0, 0, 0),
+    out_stride: Ints = (1, 1),
+) -> Value:
     """The patches of each image as a sequence of rows [channels * height * width of the kernel]."""
     top, left, bottom, right = paddings
-    patches = jax.lax.conv_general_dilated_patches(x, kernels, strides, ((top, bottom), (left, right)))
+    patches = jax.lax.conv_general_dilated_patches(
+        x, kernels, strides, ((top, bottom), (left, right))
+    )
     n, width, height, across = patches.shape
-    rows = patches.reshape(n, width, height * across).swapaxes(1, 2).reshape(n * height * across, width)
+    rows = (
+        patches.reshape(n, width, height * across)
+        .swapaxes(1, 2)
+        .reshape(n * height * across, width)
+    )
     if sizes is None:
         return Ragged(rows, (Level(None, height * across, n),), exact=True)
     return _real_patches(rows, sizes, (height, across), kernels, strides, paddings, out_stride)
 
 
-def _real_patches(rows: Array, sizes: Array, full: tuple[int, int], kernels: tuple[int, ...], strides: tuple[int, ...],
-                  paddings: tuple[int, ...], out_stride: tuple[int, ...]) -> Ragged:
-    """Of the patches [number * height * width, ...] those that lie in the real image of each, whose size is given."""
+def _real_patches(
+    rows: Array,
+    sizes: Array,
+    full: tuple[int, int],
+    kernels: tuple[int, ...],
+    strides: tuple[int, ...],
+    paddings: tuple[int, ...],
+    out_stride: tuple[int, ...],
+) -> Ragged:
+    """Of the patches [number * height * width, ...] those that lie in the real image of each, whose
+    size is given.
+    """
     real = jnp.ceil(sizes / jnp.asarray(out_stride, sizes.dtype)).astype(jnp.int32)
-    room = jnp.asarray([paddings[0] + paddings[2], paddings[1] + paddings[3]], jnp.int32) - jnp.asarray(kernels, jnp.int32)
-    count = jnp.clip((real + room) // jnp.asarray(strides, jnp.int32) + 1, 0, jnp.asarray(full, jnp.int32))
+    room = jnp.asarray(
+        [paddings[0] + paddings[2], paddings[1] + paddings[3]], jnp.int32
+    ) - jnp.asarray(kernels, jnp.int32)
+    count = jnp.clip(
+        (real + room) // jnp.asarray(strides, jnp.int32) + 1, 0, jnp.asarray(full, jnp.int32)
+    )
     level = Level(offsets_of(count[:, 0] * count[:, 1]), full[0] * full[1])
     sequence, position, _ = positions(level, rows.shape[0])
     width = jnp.maximum(count[sequence, 1], 1)
@@ -250,4 +349,6 @@ def _real_patches(rows: Array, sizes: Array, full: tuple[int, int], kernels: tup
     place = jnp.arange(rows.shape[0], dtype=jnp.int32)
     image, down, across = place // (full[0] * full[1]), place // full[1] % full[0], place % full[1]
     inside = (down < count[image, 0]) & (across < count[image, 1])
-    return Ragged(moved(rows, source, level.starts[image] + down * count[image, 1] + across, inside), (level,))
+    return Ragged(
+        moved(rows, source, level.starts[image] + down * count[image, 1] + across, inside), (level,)
+    )

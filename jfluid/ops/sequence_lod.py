@@ -1,4 +1,5 @@
 """Operators that change which rows belong to which sequence."""
+
 from typing import Any
 
 import jax.numpy as jnp
@@ -29,7 +30,9 @@ def sequence_expand(x: Value, y: Value, *, ref_level: int = -1) -> Value:
     """Row (or sequence) i of x as often as sequence i of a level of y has entries."""
     y = need(y, "sequence_expand", "Y")
     if not -1 <= ref_level < len(y.levels):
-        raise errors.AttributeTypeError(f"sequence_expand: ref_level: Y has {len(y.levels)} levels, found {ref_level}")
+        raise errors.AttributeTypeError(
+            f"sequence_expand: ref_level: Y has {len(y.levels)} levels, found {ref_level}"
+        )
     level = y.levels[ref_level]
     below = y.capacity if level is y.last else y.levels[ref_level + 1].number
     exact = bool(level.uniform) or (y.exact and level is y.last)
@@ -45,7 +48,9 @@ def sequence_expand(x: Value, y: Value, *, ref_level: int = -1) -> Value:
 
 def _agree(op_type: str, rows: int, sequences: int) -> None:
     if rows < sequences and not static_values.placeholder():
-        raise errors.ShapeError(f"{op_type}: X has {rows} rows (or sequences), Y {sequences} sequences")
+        raise errors.ShapeError(
+            f"{op_type}: X has {rows} rows (or sequences), Y {sequences} sequences"
+        )
 
 
 def _repeated(x: Ragged, times: Level, copies: int) -> Ragged:
@@ -57,7 +62,9 @@ def _repeated(x: Ragged, times: Level, copies: int) -> Ragged:
     level = Level(offsets_of(lengths), x.last.longest, count=times.offsets[-1])
     capacity = max(min(x.capacity * times.longest, copies * x.last.longest), 1)
     copy, position, _ = positions(level, capacity)
-    return Ragged(jnp.take(x.values, x.last.starts[each[copy]] + position, axis=0, mode="clip"), (level,))
+    return Ragged(
+        jnp.take(x.values, x.last.starts[each[copy]] + position, axis=0, mode="clip"), (level,)
+    )
 
 
 @op("sequence_expand_as", ins=("X", "Y"), outs=("Out",), nograd=("Y",), rows="sequence")
@@ -66,7 +73,9 @@ def sequence_expand_as(x: Value, y: Value) -> Value:
     y = need(y, "sequence_expand_as", "Y")
     values = rows_of(x)
     _agree("sequence_expand_as", values.shape[0], y.last.number)
-    return Ragged(spread(resized(values, y.last.number), y.last, y.capacity), (y.last,), exact=y.exact)
+    return Ragged(
+        spread(resized(values, y.last.number), y.last, y.capacity), (y.last,), exact=y.exact
+    )
 
 
 @op("sequence_concat", ins=("X*",), outs=("Out",), rows="sequence")
@@ -75,8 +84,12 @@ def sequence_concat(xs: list[Value]) -> Value:
     xs = [need(x, "sequence_concat", "X") for x in xs]
     numbers = {x.last.number for x in xs}
     if len(numbers) > 1:
-        raise errors.ShapeError(f"sequence_concat: inputs of one number of sequences are needed, found {sorted(numbers)}")
-    level = Level(sum(x.last.offsets for x in xs), sum(x.last.longest for x in xs), count=xs[0].last.count)
+        raise errors.ShapeError(
+            f"sequence_concat: inputs of one number of sequences are needed, found {sorted(numbers)}"
+        )
+    level = Level(
+        sum(x.last.offsets for x in xs), sum(x.last.longest for x in xs), count=xs[0].last.count
+    )
     capacity = sum(x.capacity for x in xs)
     sequence, position, _ = positions(level, capacity)
     source, base, back, real = jnp.zeros(capacity, jnp.int32), 0, [], []
@@ -100,16 +113,26 @@ def sequence_reverse(x: Value) -> Value:
     """The rows of each sequence in reverse order."""
     x = need(x, "sequence_reverse", "X")
     if len(x.levels) != 1:
-        raise errors.ShapeError(f"sequence_reverse: X of one level is needed, found {len(x.levels)}")
+        raise errors.ShapeError(
+            f"sequence_reverse: X of one level is needed, found {len(x.levels)}"
+        )
     sequence, position, real = positions(x.last, x.capacity)
     rows = jnp.arange(x.capacity, dtype=jnp.int32)
     source = jnp.where(real, x.last.offsets[1:][sequence] - 1 - position, rows)
     return x.like(moved(x.values, source, source, real))
 
 
-@op("sequence_slice", ins=("X", "Offset", "Length"), outs=("Out",), nograd=("Offset", "Length"), rows="sequence")
+@op(
+    "sequence_slice",
+    ins=("X", "Offset", "Length"),
+    outs=("Out",),
+    nograd=("Offset", "Length"),
+    rows="sequence",
+)
 def sequence_slice(x: Value, offset: Value, length: Value) -> Value:
-    """`Length` rows of each sequence, from `Offset` on. What reaches over a sequence's end is cut off."""
+    """`Length` rows of each sequence, from `Offset` on. What reaches over a sequence's end is cut
+    off.
+    """
     x = need(x, "sequence_slice", "X")
     offset, length = (rows_of(v).reshape(-1).astype(jnp.int32) for v in (offset, length))
     _agree("sequence_slice", offset.shape[0], x.last.number)
@@ -123,20 +146,44 @@ def sequence_slice(x: Value, offset: Value, length: Value) -> Value:
     return Ragged(moved(x.values, source, level.starts[own] + at - offset[own], kept), (level,))
 
 
-@op("sequence_pad", ins=("X", "PadValue"), outs=("Out", "Length"), nograd=("PadValue",), rows="sequence")
+@op(
+    "sequence_pad",
+    ins=("X", "PadValue"),
+    outs=("Out", "Length"),
+    nograd=("PadValue",),
+    rows="sequence",
+)
 def sequence_pad(x: Value, pad_value: Value, *, padded_length: int = -1) -> tuple[Value, Value]:
-    """[number, padded_length, ...] with PadValue behind each sequence, and the lengths. -1 is the longest sequence's."""
+    """[number, padded_length, ...] with PadValue behind each sequence, and the lengths. -1 is the
+    longest sequence's.
+    """
     x = need(x, "sequence_pad", "X")
     level = x.last
-    if padded_length == -1 and not (x.exact or level.uniform) and static_values.placeholder() is None:
-        raise NeedsExactRows("sequence_pad without maxlen needs the exact length of the longest sequence")
-    if padded_length != -1 and static_values.placeholder() is None and level.longest > padded_length and x.exact:
-        raise errors.ShapeError(f"sequence_pad: maxlen {padded_length} is less than the longest sequence, {level.longest}")
+    if (
+        padded_length == -1
+        and not (x.exact or level.uniform)
+        and static_values.placeholder() is None
+    ):
+        raise NeedsExactRows(
+            "sequence_pad without maxlen needs the exact length of the longest sequence"
+        )
+    if (
+        padded_length != -1
+        and static_values.placeholder() is None
+        and level.longest > padded_length
+        and x.exact
+    ):
+        raise errors.ShapeError(
+            f"sequence_pad: maxlen {padded_length} is less than the longest sequence, {level.longest}"
+        )
     dense = x.pad()
     if padded_length != -1:
         missing = padded_length - dense.shape[1]
-        dense = dense[:, :padded_length] if missing <= 0 else jnp.pad(
-            dense, ((0, 0), (0, missing)) + ((0, 0),) * (dense.ndim - 2))
+        dense = (
+            dense[:, :padded_length]
+            if missing <= 0
+            else jnp.pad(dense, ((0, 0), (0, missing)) + ((0, 0),) * (dense.ndim - 2))
+        )
     mask = jnp.arange(dense.shape[1], dtype=jnp.int32) < level.lengths[:, None]
     fill = pad_value.astype(x.dtype)
     fill = fill.reshape(()) if fill.size == 1 else fill
@@ -160,12 +207,23 @@ def sequence_reshape(x: Value, *, new_dim: Int) -> Value:
     x = need(x, "sequence_reshape", "X")
     width = x.shape[1]
     if (width % new_dim and new_dim % width) and static_values.placeholder() is None:
-        raise errors.ShapeError(f"sequence_reshape: new_dim {new_dim} neither divides nor is a multiple of the width {width}")
+        raise errors.ShapeError(
+            f"sequence_reshape: new_dim {new_dim} neither divides nor is a multiple of the width {width}"
+        )
     ratio = max(new_dim // width, 1)
     values = resized(x.values, -(-x.capacity // ratio) * ratio).reshape(-1, new_dim)
-    scaled = [(level.offsets * width) // new_dim if level is x.last else level.offsets for level in x.levels]
-    levels = tuple(Level(o, max(-(-level.longest * width // new_dim), 1) if level is x.last else level.longest,
-                         count=level.count) for o, level in zip(scaled, x.levels))
+    scaled = [
+        (level.offsets * width) // new_dim if level is x.last else level.offsets
+        for level in x.levels
+    ]
+    levels = tuple(
+        Level(
+            o,
+            max(-(-level.longest * width // new_dim), 1) if level is x.last else level.longest,
+            count=level.count,
+        )
+        for o, level in zip(scaled, x.levels)
+    )
     return Ragged(values, levels, exact=x.exact and x.capacity % ratio == 0)
 
 
@@ -178,12 +236,17 @@ def sequence_erase(x: Value, *, tokens: Ints) -> Value:
     kept = real & ~jnp.isin(ids, jnp.asarray(tokens, ids.dtype)) if tokens else real
     before = offsets_of(kept)
     order = jnp.argsort(~kept, stable=True)
-    return Ragged(x.values[order], x.levels[:-1] + (Level(before[x.last.offsets], x.last.longest, count=x.last.count),))
+    return Ragged(
+        x.values[order],
+        x.levels[:-1] + (Level(before[x.last.offsets], x.last.longest, count=x.last.count),),
+    )
 
 
 @op("lod_reset", ins=("X", "Y?"), outs=("Out",), nograd=("Y",), rows="sequence")
 def lod_reset(x: Value, y: Value | None, *, target_lod: Ints = (), append: bool = False) -> Value:
-    """x with another LoD: that of Y, the offsets that Y holds, or those of `target_lod`; `append` adds them as a level."""
+    """x with another LoD: that of Y, the offsets that Y holds, or those of `target_lod`; `append`
+    adds them as a level.
+    """
     values, exact = rows_of(x), not isinstance(x, Ragged) or x.exact
     levels = x.levels if isinstance(x, Ragged) and append else ()
     if isinstance(y, Ragged) and y.levels:
@@ -195,21 +258,27 @@ def lod_reset(x: Value, y: Value | None, *, target_lod: Ints = (), append: bool 
     if not target_lod and static_values.placeholder() is None:
         raise errors.AttributeTypeError("lod_reset: give Y or target_lod")
     if not exact and static_values.placeholder() is None:
-        raise NeedsExactRows("lod_reset with target_lod needs the exact number of rows, to hold the offsets against")
+        raise NeedsExactRows(
+            "lod_reset with target_lod needs the exact number of rows, to hold the offsets against"
+        )
     offsets = np.asarray(target_lod, np.int32)
     if (
         offsets[0] != 0
         or (np.diff(offsets) < 0).any()
         or (exact and not static_values.placeholder() and offsets[-1] != len(values))
     ):
-        raise errors.ShapeError(f"lod_reset: offsets must start at 0, never fall and end at the {len(values)} rows of X, "
-                                f"found {list(target_lod)}")
+        raise errors.ShapeError(
+            f"lod_reset: offsets must start at 0, never fall and end at the {len(values)} rows of X, "
+            f"found {list(target_lod)}"
+        )
     level = Level(jnp.asarray(offsets), int(np.diff(offsets).max(initial=0)))
     return Ragged(values, (*levels, level), exact=exact)
 
 
 def number_like(x: Array, input_dim_idx: int) -> tuple[int, Ragged | None]:
-    """What `*_batch_size_like` takes for the batch: the sequences of x, or its dimension; and whose rows they are."""
+    """What `*_batch_size_like` takes for the batch: the sequences of x, or its dimension; and whose
+    rows they are.
+    """
     if not isinstance(x, Ragged) or input_dim_idx != 0:
         return x.shape[input_dim_idx], None
     if not x.levels:

@@ -1,4 +1,5 @@
 """Operators that change the shape or the order of elements, not their values."""
+
 from collections.abc import Sequence
 from math import prod
 from typing import Any
@@ -13,18 +14,25 @@ from jfluid.ops.registry import Int, Ints, Longs, op
 
 
 def numpy_of(*arrays: Any) -> Any:
-    """The module to compute with: NumPy where all arrays are NumPy's (the result stays known), else jax.numpy."""
+    """The module to compute with: NumPy where all arrays are NumPy's (the result stays known), else
+    jax.numpy.
+    """
     return np if all(isinstance(a, (np.ndarray, np.generic)) for a in arrays) else jnp
 
 
 def is_unknown(size: int) -> bool:
-    """Whether the dimension stands for one that only a run knows; false while a program is lowered."""
+    """Whether the dimension stands for one that only a run knows; false while a program is
+    lowered.
+    """
     p = static_values.placeholder()
     return p is not None and size > 0 and size % p == 0
 
 
-def given_ints(listed: Sequence[Any] | Array | None, tensor: Any, attr: Sequence[int], what: str) -> tuple[int, ...]:
-    """Integers given as a list of tensors, as one tensor, or as an attribute: the first of these that is there.
+def given_ints(
+    listed: Sequence[Any] | Array | None, tensor: Any, attr: Sequence[int], what: str
+) -> tuple[int, ...]:
+    """Integers given as a list of tensors, as one tensor, or as an attribute: the first of these
+    that is there.
 
     While shapes are inferred, a positive number in the attribute tells what the tensors will hold.
     """
@@ -43,10 +51,14 @@ def shaped(x: Array, shape: Sequence[int]) -> Array:
     return x.reshape(shape)
 
 
-def unified(shapes: Sequence[tuple[int, ...]], what: str, apart_from: int | None = None) -> tuple[int, ...]:
-    """The one shape that all the shapes agree on, the dimension `apart_from` left out of the comparison.
+def unified(
+    shapes: Sequence[tuple[int, ...]], what: str, apart_from: int | None = None
+) -> tuple[int, ...]:
+    """The one shape that all the shapes agree on, the dimension `apart_from` left out of the
+    comparison.
 
-    While shapes are inferred a known dimension wins over an unknown one. Raises ShapeError where they disagree.
+    While shapes are inferred a known dimension wins over an unknown one. Raises ShapeError where
+    they disagree.
     """
     sizes = []
     for axis, dims in enumerate(zip(*shapes, strict=False)):
@@ -55,7 +67,9 @@ def unified(shapes: Sequence[tuple[int, ...]], what: str, apart_from: int | None
             break
         sizes.append(min(found))
     if len(sizes) != len(shapes[0]) or len({len(s) for s in shapes}) > 1:
-        raise errors.ShapeError(f"{what}: expected inputs of one shape, found {', '.join(map(str, shapes))}")
+        raise errors.ShapeError(
+            f"{what}: expected inputs of one shape, found {', '.join(map(str, shapes))}"
+        )
     return tuple(sizes)
 
 
@@ -63,11 +77,19 @@ def _x_shape(x: Array) -> Array:
     return jnp.zeros((0, *x.shape), x.dtype)
 
 
-def _reshape(x: Array, shape_tensor: Array | None, shape_tensors: list[Array] | None, target: tuple[int, ...]) -> Array:
+def _reshape(
+    x: Array, shape_tensor: Array | None, shape_tensors: list[Array] | None, target: tuple[int, ...]
+) -> Array:
     dims = list(given_ints(shape_tensors, shape_tensor, target, "the shape of reshape"))
-    if dims.count(-1) > 1 or any(d < -1 for d in dims) or any(d == 0 and i >= x.ndim for i, d in enumerate(dims)):
-        raise errors.ShapeError("reshape: the shape may hold one -1, and 0 where the input has a dimension to copy; "
-                                f"found {dims} for an input of shape {x.shape}")
+    if (
+        dims.count(-1) > 1
+        or any(d < -1 for d in dims)
+        or any(d == 0 and i >= x.ndim for i, d in enumerate(dims))
+    ):
+        raise errors.ShapeError(
+            "reshape: the shape may hold one -1, and 0 where the input has a dimension to copy; "
+            f"found {dims} for an input of shape {x.shape}"
+        )
     dims = [x.shape[i] if d == 0 else d for i, d in enumerate(dims)]
     unknown = any(map(is_unknown, (*x.shape, *dims)))
     if -1 in dims:
@@ -75,28 +97,47 @@ def _reshape(x: Array, shape_tensor: Array | None, shape_tensors: list[Array] | 
         size, left = divmod(prod(x.shape), rest) if rest else (0, 0)
         dims[dims.index(-1)] = (static_values.placeholder() or size) if left and unknown else size
     if prod(dims) != prod(x.shape) and not unknown:
-        raise errors.ShapeError(f"reshape: the {prod(x.shape)} elements of shape {x.shape} do not fit shape {dims}")
+        raise errors.ShapeError(
+            f"reshape: the {prod(x.shape)} elements of shape {x.shape} do not fit shape {dims}"
+        )
     return shaped(x, dims)
 
 
-@op("reshape", ins=("X", "Shape?", "ShapeTensor*?"), outs=("Out",), nograd=("Shape", "ShapeTensor"), fold=True,
-    rows=row_rules.reshape)
-def reshape(x: Array, shape_tensor: Array | None, shape_tensors: list[Array] | None, *, shape: Ints = ()) -> Array:
+@op(
+    "reshape",
+    ins=("X", "Shape?", "ShapeTensor*?"),
+    outs=("Out",),
+    nograd=("Shape", "ShapeTensor"),
+    fold=True,
+    rows=row_rules.reshape,
+)
+def reshape(
+    x: Array, shape_tensor: Array | None, shape_tensors: list[Array] | None, *, shape: Ints = ()
+) -> Array:
     """x with another shape: 0 copies a dimension, -1 is worked out."""
     return _reshape(x, shape_tensor, shape_tensors, shape)
 
 
-@op("reshape2", ins=("X", "Shape?", "ShapeTensor*?"), outs=("Out", "XShape~"), nograd=("Shape", "ShapeTensor"),
-    fold=True, rows=row_rules.reshape)
-def reshape2(x: Array, shape_tensor: Array | None, shape_tensors: list[Array] | None, *, shape: Ints = ()) -> tuple[Array,
-             Array]:
+@op(
+    "reshape2",
+    ins=("X", "Shape?", "ShapeTensor*?"),
+    outs=("Out", "XShape~"),
+    nograd=("Shape", "ShapeTensor"),
+    fold=True,
+    rows=row_rules.reshape,
+)
+def reshape2(
+    x: Array, shape_tensor: Array | None, shape_tensors: list[Array] | None, *, shape: Ints = ()
+) -> tuple[Array, Array]:
     """reshape, which also keeps the shape of x."""
     return _reshape(x, shape_tensor, shape_tensors, shape), _x_shape(x)
 
 
 def _transpose(x: Array, axis: tuple[int, ...]) -> Array:
     if sorted(a % max(x.ndim, 1) for a in axis) != list(range(x.ndim)):
-        raise errors.ShapeError(f"transpose: expected axis to permute the {x.ndim} dimensions, found {tuple(axis)}")
+        raise errors.ShapeError(
+            f"transpose: expected axis to permute the {x.ndim} dimensions, found {tuple(axis)}"
+        )
     return numpy_of(x).transpose(x, axis)
 
 
@@ -116,13 +157,17 @@ def _squeeze(x: Array, axes: Sequence[int]) -> Array:
     gone = {a % x.ndim for a in axes} if axes else {a for a, d in enumerate(x.shape) if d == 1}
     wrong = [a for a in gone if x.shape[a] != 1 and not is_unknown(x.shape[a])]
     if wrong:
-        raise errors.ShapeError(f"squeeze: expected dimensions of size 1 at {tuple(axes)}, found shape {x.shape}")
+        raise errors.ShapeError(
+            f"squeeze: expected dimensions of size 1 at {tuple(axes)}, found shape {x.shape}"
+        )
     return shaped(x, [d for a, d in enumerate(x.shape) if a not in gone])
 
 
 @op("squeeze", ins=("X",), outs=("Out",), fold=True, rows=row_rules.other_axes("axes"))
 def squeeze(x: Array, *, axes: Ints = ()) -> Array:
-    """x without the dimensions axes, all of size 1; without every such dimension when axes is empty."""
+    """x without the dimensions axes, all of size 1; without every such dimension when axes is
+    empty.
+    """
     return _squeeze(x, axes)
 
 
@@ -132,7 +177,9 @@ def squeeze2(x: Array, *, axes: Ints = ()) -> tuple[Array, Array]:
     return _squeeze(x, axes), _x_shape(x)
 
 
-def _unsqueeze(x: Array, axes_tensor: Array | None, axes_tensors: list[Array] | None, axes: Sequence[int]) -> Array:
+def _unsqueeze(
+    x: Array, axes_tensor: Array | None, axes_tensors: list[Array] | None, axes: Sequence[int]
+) -> Array:
     unknown = static_values.placeholder() is not None and (axes_tensors or axes_tensor is not None)
     axes = given_ints(axes_tensors, axes_tensor, axes, "the axes of unsqueeze")
     if unknown:
@@ -140,22 +187,39 @@ def _unsqueeze(x: Array, axes_tensor: Array | None, axes_tensors: list[Array] | 
     dims = list(x.shape)
     for axis in axes:
         if not -len(dims) - 1 <= axis <= len(dims):
-            raise errors.ShapeError(f"unsqueeze: axis {axis} is outside a result of {len(dims) + 1} dimensions")
+            raise errors.ShapeError(
+                f"unsqueeze: axis {axis} is outside a result of {len(dims) + 1} dimensions"
+            )
         dims.insert(axis + len(dims) + 1 if axis < 0 else axis, 1)
     return x.reshape(dims)
 
 
-@op("unsqueeze", ins=("X", "AxesTensor?", "AxesTensorList*?"), outs=("Out",),
-    nograd=("AxesTensor", "AxesTensorList"), fold=True, rows=row_rules.new_axes)
-def unsqueeze(x: Array, axes_tensor: Array | None, axes_tensors: list[Array] | None, *, axes: Ints = ()) -> Array:
+@op(
+    "unsqueeze",
+    ins=("X", "AxesTensor?", "AxesTensorList*?"),
+    outs=("Out",),
+    nograd=("AxesTensor", "AxesTensorList"),
+    fold=True,
+    rows=row_rules.new_axes,
+)
+def unsqueeze(
+    x: Array, axes_tensor: Array | None, axes_tensors: list[Array] | None, *, axes: Ints = ()
+) -> Array:
     """x with dimensions of size 1 inserted at axes, one after another."""
     return _unsqueeze(x, axes_tensor, axes_tensors, axes)
 
 
-@op("unsqueeze2", ins=("X", "AxesTensor?", "AxesTensorList*?"), outs=("Out", "XShape~"),
-    nograd=("AxesTensor", "AxesTensorList"), fold=True, rows=row_rules.new_axes)
-def unsqueeze2(x: Array, axes_tensor: Array | None, axes_tensors: list[Array] | None, *, axes: Ints = ()) -> tuple[Array,
-               Array]:
+@op(
+    "unsqueeze2",
+    ins=("X", "AxesTensor?", "AxesTensorList*?"),
+    outs=("Out", "XShape~"),
+    nograd=("AxesTensor", "AxesTensorList"),
+    fold=True,
+    rows=row_rules.new_axes,
+)
+def unsqueeze2(
+    x: Array, axes_tensor: Array | None, axes_tensors: list[Array] | None, *, axes: Ints = ()
+) -> tuple[Array, Array]:
     """unsqueeze, which also keeps the shape of x."""
     return _unsqueeze(x, axes_tensor, axes_tensors, axes), _x_shape(x)
 
@@ -187,7 +251,14 @@ def _known_axis(axis_tensor: Array | None, axis: int) -> int | None:
     return static_values.ints(axis_tensor, "the axis")[0]
 
 
-@op("concat", ins=("X*", "AxisTensor?"), outs=("Out",), nograd=("AxisTensor",), fold=True, rows=row_rules.by_axis("axis", 0))
+@op(
+    "concat",
+    ins=("X*", "AxisTensor?"),
+    outs=("Out",),
+    nograd=("AxisTensor",),
+    fold=True,
+    rows=row_rules.by_axis("axis", 0),
+)
 def concat(xs: list[Array], axis_tensor: Array | None, *, axis: int = 0) -> Array:
     """The arrays joined along axis."""
     known = _known_axis(axis_tensor, axis)
@@ -195,18 +266,33 @@ def concat(xs: list[Array], axis_tensor: Array | None, *, axis: int = 0) -> Arra
         return jnp.zeros((static_values.placeholder(),) * xs[0].ndim, xs[0].dtype)
     axis = known % max(xs[0].ndim, 1)
     common = unified([x.shape for x in xs], "concat", apart_from=axis)
-    xs = [shaped(x, (*common[:axis], x.shape[axis], *common[axis + 1:])) for x in xs]
+    xs = [shaped(x, (*common[:axis], x.shape[axis], *common[axis + 1 :])) for x in xs]
     return numpy_of(*xs).concatenate(xs, axis)
 
 
-@op("split", ins=("X", "AxisTensor?", "SectionsTensorList*?"), outs=("Out*",),
-    nograd=("AxisTensor", "SectionsTensorList"), fold=True, rows=row_rules.by_axis("axis", 0))
-def split(x: Array, axis_tensor: Array | None, section_tensors: list[Array] | None, *, axis: int = 0, num: int = 0,
-          sections: Ints = ()) -> list[Array]:
+@op(
+    "split",
+    ins=("X", "AxisTensor?", "SectionsTensorList*?"),
+    outs=("Out*",),
+    nograd=("AxisTensor", "SectionsTensorList"),
+    fold=True,
+    rows=row_rules.by_axis("axis", 0),
+)
+def split(
+    x: Array,
+    axis_tensor: Array | None,
+    section_tensors: list[Array] | None,
+    *,
+    axis: int = 0,
+    num: int = 0,
+    sections: Ints = (),
+) -> list[Array]:
     """x cut along axis into num equal parts or into sections, one of which may be -1 (the rest)."""
     known = _known_axis(axis_tensor, axis)
     if known is None:
-        return [jnp.zeros((static_values.placeholder(),) * x.ndim, x.dtype)] * (num or len(sections))
+        return [jnp.zeros((static_values.placeholder(),) * x.ndim, x.dtype)] * (
+            num or len(sections)
+        )
     axis = known
     sizes = list(given_ints(section_tensors, None, sections, "the sections of split"))
     total = x.shape[axis]
@@ -216,10 +302,12 @@ def split(x: Array, axis_tensor: Array | None, section_tensors: list[Array] | No
         sizes[sizes.index(-1)] = total - sum(s for s in sizes if s != -1)
     if any(map(is_unknown, (total, *sizes))):
         axis %= x.ndim
-        return [jnp.zeros((*x.shape[:axis], s, *x.shape[axis + 1:]), x.dtype) for s in sizes]
+        return [jnp.zeros((*x.shape[:axis], s, *x.shape[axis + 1 :]), x.dtype) for s in sizes]
     if sum(sizes) != total or min(sizes) < 0:
-        raise errors.ShapeError(f"split: dimension {axis} of size {total} cannot be cut into "
-                                + (f"{num} equal parts" if num else f"sections {tuple(sections)}"))
+        raise errors.ShapeError(
+            f"split: dimension {axis} of size {total} cannot be cut into "
+            + (f"{num} equal parts" if num else f"sections {tuple(sections)}")
+        )
     return list(numpy_of(x).split(x, np.cumsum(sizes)[:-1].tolist(), axis))
 
 
@@ -240,7 +328,9 @@ def _unstack(x: Array, axis: int) -> list[Any]:
 def unstack(x: Array, *, axis: int = 0, num: Int) -> list[Array]:
     """The num slices of x along axis, without that dimension."""
     if x.shape[axis] != num and not is_unknown(x.shape[axis]):
-        raise errors.ShapeError(f"unstack: dimension {axis} of shape {x.shape} is not of size num = {num}")
+        raise errors.ShapeError(
+            f"unstack: dimension {axis} of shape {x.shape} is not of size num = {num}"
+        )
     return _unstack(x, axis)
 
 
@@ -250,13 +340,26 @@ def unbind(x: Array, *, axis: int = 0) -> list[Array]:
     return _unstack(x, axis)
 
 
-@op("expand", ins=("X", "ExpandTimes?", "expand_times_tensor*?"), outs=("Out",),
-    nograd=("ExpandTimes", "expand_times_tensor"), rows=row_rules.expand)
-def expand(x: Array, times_tensor: Array | None, times_tensors: list[Array] | None, *, expand_times: Ints = ()) -> Array:
+@op(
+    "expand",
+    ins=("X", "ExpandTimes?", "expand_times_tensor*?"),
+    outs=("Out",),
+    nograd=("ExpandTimes", "expand_times_tensor"),
+    rows=row_rules.expand,
+)
+def expand(
+    x: Array,
+    times_tensor: Array | None,
+    times_tensors: list[Array] | None,
+    *,
+    expand_times: Ints = (),
+) -> Array:
     """x repeated expand_times[i] times along dimension i."""
     times = given_ints(times_tensors, times_tensor, expand_times, "the times of expand")
     if len(times) != x.ndim or min(times, default=1) < 1:
-        raise errors.ShapeError(f"expand: expected {x.ndim} positive numbers for shape {x.shape}, found {times}")
+        raise errors.ShapeError(
+            f"expand: expected {x.ndim} positive numbers for shape {x.shape}, found {times}"
+        )
     return jnp.tile(x, times)
 
 
@@ -266,7 +369,9 @@ def expand_as(x: Array, target: Array) -> Array:
     if any(map(is_unknown, (*x.shape, *target.shape))):
         return jnp.zeros(target.shape, x.dtype)
     if x.ndim != target.ndim or any(t % d for d, t in zip(x.shape, target.shape, strict=True)):
-        raise errors.ShapeError(f"expand_as: the target's shape {target.shape} is no multiple of shape {x.shape}")
+        raise errors.ShapeError(
+            f"expand_as: the target's shape {target.shape} is no multiple of shape {x.shape}"
+        )
     return jnp.tile(x, [t // d for d, t in zip(x.shape, target.shape, strict=True)])
 
 
@@ -311,7 +416,11 @@ def pixel_shuffle(x: Array, *, upscale_factor: int = 1) -> Array:
     """Channels of an image batch [N, C*r*r, H, W] moved into space: [N, C, H*r, W*r]."""
     n, c, h, w = x.shape
     r = upscale_factor
-    return x.reshape(n, c // r**2, r, r, h, w).transpose(0, 1, 4, 2, 5, 3).reshape(n, c // r**2, h * r, w * r)
+    return (
+        x.reshape(n, c // r**2, r, r, h, w)
+        .transpose(0, 1, 4, 2, 5, 3)
+        .reshape(n, c // r**2, h * r, w * r)
+    )
 
 
 @op("shuffle_channel", ins=("X",), outs=("Out",), rows="map")
@@ -323,7 +432,9 @@ def shuffle_channel(x: Array, *, group: int = 1) -> Array:
 
 @op("temporal_shift", ins=("X",), outs=("Out",))
 def temporal_shift(x: Array, *, seg_num: Int, shift_ratio: float = 0.25) -> Array:
-    """Of [N*T, C, H, W] the first share of channels read from the step before, the next share from the step after."""
+    """Of [N*T, C, H, W] the first share of channels read from the step before, the next share from
+    the step after.
+    """
     v = x.reshape(-1, seg_num, *x.shape[1:])
     first, second = int(x.shape[1] * shift_ratio), int(x.shape[1] * 2 * shift_ratio)
     before = jnp.pad(v[:, :-1, :first], ((0, 0), (1, 0), (0, 0), (0, 0), (0, 0)))

@@ -1,4 +1,5 @@
 """Operators on sparse rows."""
+
 from jax import Array
 
 from jfluid.ops.registry import op

@@ -1,9 +1,10 @@
 """Values known while a program is traced: shapes and bounds that Fluid gives as tensors.
 
-While a block is lowered a known value is a NumPy array; everything else is a tracer. While shapes are inferred
-nothing is known, and a placeholder stands for each unknown number: where one was read the inference runs again with a
-different one, and a dimension that differs is -1.
+While a block is lowered a known value is a NumPy array; everything else is a tracer. While shapes
+are inferred nothing is known, and a placeholder stands for each unknown number: where one was read
+the inference runs again with a different one, and a dimension that differs is -1.
 """
+
 import contextlib
 import contextvars
 from collections.abc import Iterator
@@ -20,13 +21,17 @@ PLACEHOLDERS = (2520, 5040)
 
 @dataclass
 class Inference:
-    """One evaluation of an operator for its shapes: what unknown numbers read as, and whether one was read."""
+    """One evaluation of an operator for its shapes: what unknown numbers read as, and whether one
+    was read.
+    """
 
     placeholder: int
     was_read: bool = False
 
 
-_inference: contextvars.ContextVar[Inference | None] = contextvars.ContextVar("inference", default=None)
+_inference: contextvars.ContextVar[Inference | None] = contextvars.ContextVar(
+    "inference", default=None
+)
 
 
 @contextlib.contextmanager
@@ -46,7 +51,9 @@ def inference() -> Inference | None:
 
 
 def placeholder() -> int | None:
-    """The number that stands for unknown ones while shapes are inferred; None while a program is lowered."""
+    """The number that stands for unknown ones while shapes are inferred; None while a program is
+    lowered.
+    """
     current = inference()
     if current is None:
         return None
@@ -60,7 +67,8 @@ def is_static(value: object) -> bool:
 
 
 def ints(value: Any, what: str) -> tuple[int, ...]:
-    """The integers of a tensor (or of a list of one-element tensors) that must be known; `what` names it in errors.
+    """The integers of a tensor (or of a list of one-element tensors) that must be known; `what`
+    names it in errors.
 
     While shapes are inferred, unknown entries are `placeholder()`.
     """
@@ -73,7 +81,8 @@ def ints(value: Any, what: str) -> tuple[int, ...]:
         return (unknown,) * int(np.prod(value.shape))
     raise errors.OpError(
         f"{what} depends on data, but XLA needs it when the program is compiled. Compute it from shapes and "
-        f"constants (shape, slice, fill_constant, integer arithmetic), or give it as a number.")
+        f"constants (shape, slice, fill_constant, integer arithmetic), or give it as a number."
+    )
 
 
 def flag(value: float, what: str) -> bool:

@@ -1,16 +1,47 @@
-"""Operators that the lowering treats by structure: their slots and attributes, without a function."""
+"""Operators that the lowering treats by structure: their slots and attributes, without a
+function.
+"""
+
 from jfluid.ops.definition import REQUIRED
 from jfluid.ops.registry import declare
 
 declare("feed", ins=("X",), outs=("Out",), attrs={"col": ("INT", 0)})
 declare("fetch", ins=("X",), outs=("Out",), attrs={"col": ("INT", 0)})
-declare("conditional_block", ins=("Cond*?", "Input*"), outs=("Out*", "Scope?"), grad=True,
-        carries=("Out",),  # what the block does not write keeps its value, and the gradient of it
-        attrs={"sub_block": ("BLOCK", REQUIRED), "is_scalar_condition": ("BOOLEAN", False),
-               "skip_eager_deletion_vars": ("STRINGS", ())})
-declare("while", ins=("X*", "Condition*"), outs=("Out*", "StepScopes?"), grad=True,
-        attrs={"sub_block": ("BLOCK", REQUIRED), "is_test": ("BOOLEAN", False), "skip_eager_deletion_vars": ("STRINGS", ())})
-declare("recurrent", ins=("inputs*", "initial_states*", "parameters*"), outs=("outputs*", "step_scopes?"), grad=True,
-        attrs={"sub_block": ("BLOCK", REQUIRED), "ex_states": ("STRINGS", ()), "states": ("STRINGS", ()),
-               "has_states": ("BOOLEAN", False), "reverse": ("BOOLEAN", False), "is_train": ("BOOLEAN", True),
-               "skip_eager_deletion_vars": ("STRINGS", ())})
+declare(
+    "conditional_block",
+    ins=("Cond*?", "Input*"),
+    outs=("Out*", "Scope?"),
+    grad=True,
+    carries=("Out",),  # what the block does not write keeps its value, and the gradient of it
+    attrs={
+        "sub_block": ("BLOCK", REQUIRED),
+        "is_scalar_condition": ("BOOLEAN", False),
+        "skip_eager_deletion_vars": ("STRINGS", ()),
+    },
+)
+declare(
+    "while",
+    ins=("X*", "Condition*"),
+    outs=("Out*", "StepScopes?"),
+    grad=True,
+    attrs={
+        "sub_block": ("BLOCK", REQUIRED),
+        "is_test": ("BOOLEAN", False),
+        "skip_eager_deletion_vars": ("STRINGS", ()),
+    },
+)
+declare(
+    "recurrent",
+    ins=("inputs*", "initial_states*", "parameters*"),
+    outs=("outputs*", "step_scopes?"),
+    grad=True,
+    attrs={
+        "sub_block": ("BLOCK", REQUIRED),
+        "ex_states": ("STRINGS", ()),
+        "states": ("STRINGS", ()),
+        "has_states": ("BOOLEAN", False),
+        "reverse": ("BOOLEAN", False),
+        "is_train": ("BOOLEAN", True),
+        "skip_eager_deletion_vars": ("STRINGS", ()),
+    },
+)

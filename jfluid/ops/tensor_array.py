@@ -1,8 +1,10 @@
-"""Arrays of tensors, as loops read and write them, and the rank tables that order sequences for them.
+"""Arrays of tensors, as loops read and write them, and the rank tables that order sequences for
+them.
 
-An array is a list while its indices are known (outside loops, or in a loop that is unrolled), and one stacked buffer inside
-a compiled loop, where they are not.
+An array is a list while its indices are known (outside loops, or in a loop that is unrolled), and
+one stacked buffer inside a compiled loop, where they are not.
 """
+
 import contextlib
 import contextvars
 import functools
@@ -18,7 +20,8 @@ from jfluid import errors
 from jfluid.ops import static_values
 from jfluid.ops.ragged import Level, Ragged
 
-# Whether the iteration of the loop being traced counts: a compiled loop runs on, without effect, up to its bound.
+# Whether the iteration of the loop being traced counts: a compiled loop runs on, without effect, up
+# to its bound.
 _active: contextvars.ContextVar[Any] = contextvars.ContextVar("active", default=None)
 
 
@@ -32,7 +35,9 @@ def writing_where(active: Any) -> Iterator[None]:
         _active.reset(token)
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["items", "buffer", "length"], meta_fields=[])
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["items", "buffer", "length"], meta_fields=[]
+)
 @dataclass(frozen=True)
 class TensorArray:
     """A LoDTensorArray.
@@ -57,47 +62,67 @@ class TensorArray:
         return len(self.items) if self.buffer is None else self.length
 
     def read(self, index: Any) -> Any:
-        """The element at `index`. Raises OpError when a known index is outside, or the element was never written."""
+        """The element at `index`. Raises OpError when a known index is outside, or the element was
+        never written.
+        """
         if self.buffer is None and static_values.is_static(index):
             at = int(np.asarray(index).reshape(()))
             if not 0 <= at < len(self.items) or self.items[at] is None:
-                raise errors.OpError(f"the array holds nothing at {at}; it has {len(self.items)} elements")
+                raise errors.OpError(
+                    f"the array holds nothing at {at}; it has {len(self.items)} elements"
+                )
             return self.items[at]
         stacked = self.stacked(self.capacity)
         traced = jnp.clip(jnp.asarray(index).reshape(()).astype(jnp.int32), 0, stacked.capacity - 1)
-        return jax.tree.map(lambda b: jax.lax.dynamic_index_in_dim(b, traced, 0, keepdims=False), stacked.buffer)
+        return jax.tree.map(
+            lambda b: jax.lax.dynamic_index_in_dim(b, traced, 0, keepdims=False), stacked.buffer
+        )
 
     def write(self, index: Any, value: Any) -> "TensorArray":
         """The array with `value` at `index`."""
         if self.buffer is None and static_values.is_static(index):
             at = int(np.asarray(index).reshape(()))
             items = self.items + (None,) * (at + 1 - len(self.items))
-            return TensorArray(items[:at] + (value,) + items[at + 1:])
-        if self.buffer is None and not self.items:  # the first look at a loop's body: what an element is like
-            return TensorArray(buffer=jax.tree.map(lambda v: jnp.asarray(v)[None], value), length=jnp.int64(1))
+            return TensorArray(items[:at] + (value,) + items[at + 1 :])
+        # the first look at a loop's body: what an element is like
+        if self.buffer is None and not self.items:
+            return TensorArray(
+                buffer=jax.tree.map(lambda v: jnp.asarray(v)[None], value), length=jnp.int64(1)
+            )
         stacked = self.stacked(self.capacity)
         place = jnp.clip(jnp.asarray(index).reshape(()).astype(jnp.int32), 0, stacked.capacity - 1)
         active = _active.get()
 
         if isinstance(value, Ragged) and not isinstance(stacked.buffer, Ragged):
-            value = value.values  # the count of rows changes from step to step: readers take it from the rank table
+            # the count of rows changes from step to step: readers take it from the rank table
+            value = value.values
         elif isinstance(stacked.buffer, Ragged) and not isinstance(value, Ragged):
             value = stacked.read(index).like(value)
 
         def put(buffer: Any, new: Any) -> Any:
             if active is not None:
-                new = jnp.where(active, new, jax.lax.dynamic_index_in_dim(buffer, place, 0, keepdims=False))
+                new = jnp.where(
+                    active, new, jax.lax.dynamic_index_in_dim(buffer, place, 0, keepdims=False)
+                )
             if buffer.shape[1:] != jnp.shape(new):
-                raise errors.ShapeError(f"write_to_array in a loop: expected an element of shape {list(buffer.shape[1:])}, "
-                                        f"found {list(jnp.shape(new))}")
-            return jax.lax.dynamic_update_index_in_dim(buffer, jnp.asarray(new, buffer.dtype), place, 0)
+                raise errors.ShapeError(
+                    f"write_to_array in a loop: expected an element of shape {list(buffer.shape[1:])}, "
+                    f"found {list(jnp.shape(new))}"
+                )
+            return jax.lax.dynamic_update_index_in_dim(
+                buffer, jnp.asarray(new, buffer.dtype), place, 0
+            )
 
         length = jnp.maximum(stacked.length, place.astype(jnp.int64) + 1)
-        return TensorArray(buffer=jax.tree.map(put, stacked.buffer, value),
-                           length=length if active is None else jnp.where(active, length, stacked.length))
+        return TensorArray(
+            buffer=jax.tree.map(put, stacked.buffer, value),
+            length=length if active is None else jnp.where(active, length, stacked.length),
+        )
 
     def stacked(self, capacity: int) -> "TensorArray":
-        """The array as a buffer of at least `capacity` places. Raises OpError when elements differ in shape."""
+        """The array as a buffer of at least `capacity` places. Raises OpError when elements differ
+        in shape.
+        """
         if self.buffer is not None:
             missing = capacity - self.capacity
             if missing <= 0:
@@ -110,7 +135,9 @@ class TensorArray:
         items = [filled[0] if v is None else v for v in self.items]
         shapes = {tuple(jnp.shape(x) for x in jax.tree.leaves(v)) for v in items}
         if len(shapes) > 1:
-            raise errors.OpError(f"a loop reads an array whose elements differ in shape: {sorted(shapes)}")
+            raise errors.OpError(
+                f"a loop reads an array whose elements differ in shape: {sorted(shapes)}"
+            )
         items += [items[-1]] * (capacity - len(items))
         buffer = jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(x) for x in leaves]), *items)
         return TensorArray(buffer=buffer, length=jnp.asarray(len(self.items), jnp.int64))
@@ -121,7 +148,9 @@ def _widen(missing: int, buffer: Any) -> Any:
     return jnp.concatenate([buffer, jnp.broadcast_to(buffer[-1:], (missing, *buffer.shape[1:]))])
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["order", "level"], meta_fields=["rows"])
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["order", "level"], meta_fields=["rows"]
+)
 @dataclass(frozen=True)
 class RankTable:
     """A LoDRankTable: the sequences of a level by falling length, equal ones in their order.

@@ -1,4 +1,5 @@
 """Where the windows of a convolution or a pooling lie: padding, output size, slices."""
+
 import functools
 import itertools
 from collections.abc import Sequence
@@ -13,10 +14,13 @@ Pairs = tuple[tuple[int, int], ...]
 
 
 def channels_last(data_format: str) -> bool:
-    """Whether the channel is the last dimension; Fluid's other names all mean that it is the second."""
+    """Whether the channel is the last dimension; Fluid's other names all mean that it is the
+    second.
+    """
     if data_format not in ("NCHW", "NHWC", "NCDHW", "NDHWC", "AnyLayout"):
         raise errors.ProgramError(
-            f"data format {data_format!r} is unknown: expected NCHW, NHWC, NCDHW, NDHWC or AnyLayout")
+            f"data format {data_format!r} is unknown: expected NCHW, NHWC, NCDHW, NDHWC or AnyLayout"
+        )
     return data_format in ("NHWC", "NDHWC")
 
 
@@ -29,13 +33,23 @@ def check_lengths(op_type: str, count: int, **attrs: Sequence[int]) -> None:
     """Each attribute must hold one number per spatial dimension."""
     for name, value in attrs.items():
         if len(value) != count:
-            raise errors.ShapeError(f"{op_type}: {name} needs {count} numbers for an input of {count + 2} dimensions, "
-                                    f"found {list(value)}")
+            raise errors.ShapeError(
+                f"{op_type}: {name} needs {count} numbers for an input of {count + 2} dimensions, "
+                f"found {list(value)}"
+            )
 
 
-def padding_pairs(op_type: str, paddings: Sequence[int], algorithm: str, sizes: Sequence[int],
-                  kernel: Sequence[int], strides: Sequence[int]) -> Pairs:
-    """Padding before and after each spatial dimension. `paddings` holds one number or two for each of them."""
+def padding_pairs(
+    op_type: str,
+    paddings: Sequence[int],
+    algorithm: str,
+    sizes: Sequence[int],
+    kernel: Sequence[int],
+    strides: Sequence[int],
+) -> Pairs:
+    """Padding before and after each spatial dimension. `paddings` holds one number or two for each
+    of them.
+    """
     count = len(sizes)
     if algorithm == "VALID":
         return ((0, 0),) * count
@@ -43,23 +57,37 @@ def padding_pairs(op_type: str, paddings: Sequence[int], algorithm: str, sizes: 
         total = [max((-(-n // s) - 1) * s + k - n, 0) for n, k, s in zip(sizes, kernel, strides)]
         return tuple((t // 2, t - t // 2) for t in total)
     if algorithm != "EXPLICIT":
-        raise errors.ProgramError(f"{op_type}: padding_algorithm {algorithm!r}, expected EXPLICIT, SAME or VALID")
+        raise errors.ProgramError(
+            f"{op_type}: padding_algorithm {algorithm!r}, expected EXPLICIT, SAME or VALID"
+        )
     if len(paddings) == count:
         return tuple((int(p), int(p)) for p in paddings)
     if len(paddings) == 2 * count:
         return tuple((int(low), int(high)) for low, high in zip(paddings[::2], paddings[1::2]))
-    raise errors.ShapeError(f"{op_type}: paddings needs {count} or {2 * count} numbers, found {list(paddings)}")
+    raise errors.ShapeError(
+        f"{op_type}: paddings needs {count} or {2 * count} numbers, found {list(paddings)}"
+    )
 
 
-def output_sizes(op_type: str, sizes: Sequence[int], kernel: Sequence[int], strides: Sequence[int], pads: Pairs,
-                 ceil_mode: bool = False) -> tuple[int, ...]:
-    """How many windows fit each dimension; with `ceil_mode` a last one may reach beyond the input."""
+def output_sizes(
+    op_type: str,
+    sizes: Sequence[int],
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    pads: Pairs,
+    ceil_mode: bool = False,
+) -> tuple[int, ...]:
+    """How many windows fit each dimension; with `ceil_mode` a last one may reach beyond the
+    input.
+    """
     out = []
     for n, k, s, (low, high) in zip(sizes, kernel, strides, pads):
         count = (n + low + high - k + (s - 1 if ceil_mode else 0)) // s + 1
         if count <= 0:
-            raise errors.ShapeError(f"{op_type}: a window of {list(kernel)} does not fit an input of {list(sizes)} "
-                                    f"padded by {[list(p) for p in pads]}")
+            raise errors.ShapeError(
+                f"{op_type}: a window of {list(kernel)} does not fit an input of {list(sizes)} "
+                f"padded by {[list(p) for p in pads]}"
+            )
         out.append(count)
     return tuple(out)
 
@@ -69,12 +97,24 @@ def pad(x: jax.Array, axes: Sequence[int], pads: Pairs, value: float) -> jax.Arr
     config = [(0, 0, 0)] * x.ndim
     for axis, (low, high) in zip(axes, pads):
         config[axis] = (low, high, 0)
-    return lax.pad(x, jnp.asarray(value, x.dtype), config) if any(c != (0, 0, 0) for c in config) else x
+    return (
+        lax.pad(x, jnp.asarray(value, x.dtype), config)
+        if any(c != (0, 0, 0) for c in config)
+        else x
+    )
 
 
-def taps(x: jax.Array, axes: Sequence[int], kernel: Sequence[int], strides: Sequence[int], out: Sequence[int],
-         dilations: Sequence[int] | None = None) -> list[jax.Array]:
-    """For each place in the window (in row-major order) the element of `x` that every window has there."""
+def taps(
+    x: jax.Array,
+    axes: Sequence[int],
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    out: Sequence[int],
+    dilations: Sequence[int] | None = None,
+) -> list[jax.Array]:
+    """For each place in the window (in row-major order) the element of `x` that every window has
+    there.
+    """
     found = []
     dilations = dilations or (1,) * len(axes)
     for place in itertools.product(*map(range, kernel)):
@@ -85,11 +125,17 @@ def taps(x: jax.Array, axes: Sequence[int], kernel: Sequence[int], strides: Sequ
     return found
 
 
-def window_sum(x: jax.Array, axes: Sequence[int], kernel: Sequence[int], strides: Sequence[int],
-               out: Sequence[int]) -> jax.Array:
+def window_sum(
+    x: jax.Array,
+    axes: Sequence[int],
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    out: Sequence[int],
+) -> jax.Array:
     """The sum over each window of an already padded `x`, one axis after the other.
 
-    Sums of strided slices fuse into one pass; `lax.reduce_window` and above all its gradient are slower.
+    Sums of strided slices fuse into one pass; `lax.reduce_window` and above all its gradient are
+    slower.
     """
     for axis, k, s, n in zip(axes, kernel, strides, out):
         if k > 32:
@@ -101,7 +147,10 @@ def window_sum(x: jax.Array, axes: Sequence[int], kernel: Sequence[int], strides
 
 def _reduce_window(x: jax.Array, axis: int, kernel: int, stride: int, out: int) -> jax.Array:
     x = lax.slice_in_dim(x, 0, (out - 1) * stride + kernel, axis=axis)
+
     def at_axis(n: int) -> tuple[int, ...]:
         return tuple(n if i == axis else 1 for i in range(x.ndim))
 
-    return lax.reduce_window(x, jnp.zeros((), x.dtype), lax.add, at_axis(kernel), at_axis(stride), "VALID")
+    return lax.reduce_window(
+        x, jnp.zeros((), x.dtype), lax.add, at_axis(kernel), at_axis(stride), "VALID"
+    )

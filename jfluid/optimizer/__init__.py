@@ -1,4 +1,5 @@
 """Optimizers: `fluid.optimizer.Adam(learning_rate=0.001).minimize(loss)`."""
+
 from jfluid.optimizer.adaptive import (
     AdadeltaOptimizer,
     AdagradOptimizer,
@@ -11,14 +12,51 @@ from jfluid.optimizer.adaptive import (
 )
 from jfluid.optimizer.averaging import ExponentialMovingAverage, ModelAverage
 from jfluid.optimizer.base import Optimizer as Optimizer
-from jfluid.optimizer.classic import DpsgdOptimizer, LarsMomentumOptimizer, MomentumOptimizer, SGDOptimizer
-from jfluid.optimizer.wrappers import DGCMomentumOptimizer, LookaheadOptimizer, PipelineOptimizer, RecomputeOptimizer
+from jfluid.optimizer.classic import (
+    DpsgdOptimizer,
+    LarsMomentumOptimizer,
+    MomentumOptimizer,
+    SGDOptimizer,
+)
+from jfluid.optimizer.wrappers import (
+    DGCMomentumOptimizer,
+    LookaheadOptimizer,
+    PipelineOptimizer,
+    RecomputeOptimizer,
+)
 
-__all__ = ["SGD", "Adadelta", "AdadeltaOptimizer", "Adagrad", "AdagradOptimizer", "Adam", "AdamOptimizer", "Adamax",
-           "AdamaxOptimizer", "DGCMomentumOptimizer", "DecayedAdagrad", "DecayedAdagradOptimizer", "Dpsgd",
-           "DpsgdOptimizer", "ExponentialMovingAverage", "Ftrl", "FtrlOptimizer", "Lamb", "LambOptimizer", "LarsMomentum",
-           "LarsMomentumOptimizer", "LookaheadOptimizer", "ModelAverage", "Momentum", "MomentumOptimizer",
-           "PipelineOptimizer", "RMSProp", "RMSPropOptimizer", "RecomputeOptimizer", "SGDOptimizer"]
+__all__ = [
+    "SGD",
+    "Adadelta",
+    "AdadeltaOptimizer",
+    "Adagrad",
+    "AdagradOptimizer",
+    "Adam",
+    "AdamOptimizer",
+    "Adamax",
+    "AdamaxOptimizer",
+    "DGCMomentumOptimizer",
+    "DecayedAdagrad",
+    "DecayedAdagradOptimizer",
+    "Dpsgd",
+    "DpsgdOptimizer",
+    "ExponentialMovingAverage",
+    "Ftrl",
+    "FtrlOptimizer",
+    "Lamb",
+    "LambOptimizer",
+    "LarsMomentum",
+    "LarsMomentumOptimizer",
+    "LookaheadOptimizer",
+    "ModelAverage",
+    "Momentum",
+    "MomentumOptimizer",
+    "PipelineOptimizer",
+    "RMSProp",
+    "RMSPropOptimizer",
+    "RecomputeOptimizer",
+    "SGDOptimizer",
+]
 
 SGD = SGDOptimizer
 Momentum = MomentumOptimizer

@@ -1,4 +1,5 @@
 """Optimizers whose steps follow the size of earlier gradients."""
+
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -12,7 +13,8 @@ from jfluid.regularizer import WeightDecayRegularizer
 
 
 class AdagradOptimizer(Optimizer):
-    """moment += grad ** 2; param -= learning_rate * grad / (sqrt(moment) + epsilon) (Duchi et al., 2011).
+    """moment += grad ** 2; param -= learning_rate * grad / (sqrt(moment) + epsilon) (Duchi et al.,
+    2011).
 
     Args:
         epsilon: keeps the divisor from zero.
@@ -24,10 +26,16 @@ class AdagradOptimizer(Optimizer):
     type = "adagrad"
     accumulators: ClassVar = {"moment": ("Moment", "MomentOut")}
 
-    def __init__(self, learning_rate: float | Variable, epsilon: float = 1.0e-6,
-                 parameter_list: Sequence[Parameter | str] | None = None,
-                 regularization: WeightDecayRegularizer | None = None, grad_clip: GradientClipBase | None = None,
-                 name: str | None = None, initial_accumulator_value: float = 0.0):
+    def __init__(
+        self,
+        learning_rate: float | Variable,
+        epsilon: float = 1.0e-6,
+        parameter_list: Sequence[Parameter | str] | None = None,
+        regularization: WeightDecayRegularizer | None = None,
+        grad_clip: GradientClipBase | None = None,
+        name: str | None = None,
+        initial_accumulator_value: float = 0.0,
+    ):
         super().__init__(learning_rate, parameter_list, regularization, grad_clip, name)
         self._epsilon = epsilon
         self.initial_accumulator_value = initial_accumulator_value
@@ -52,10 +60,16 @@ class DecayedAdagradOptimizer(Optimizer):
     type = "decayed_adagrad"
     accumulators: ClassVar = {"moment": ("Moment", "MomentOut")}
 
-    def __init__(self, learning_rate: float | Variable, decay: float = 0.95, epsilon: float = 1.0e-6,
-                 parameter_list: Sequence[Parameter | str] | None = None,
-                 regularization: WeightDecayRegularizer | None = None, grad_clip: GradientClipBase | None = None,
-                 name: str | None = None):
+    def __init__(
+        self,
+        learning_rate: float | Variable,
+        decay: float = 0.95,
+        epsilon: float = 1.0e-6,
+        parameter_list: Sequence[Parameter | str] | None = None,
+        regularization: WeightDecayRegularizer | None = None,
+        grad_clip: GradientClipBase | None = None,
+        name: str | None = None,
+    ):
         super().__init__(learning_rate, parameter_list, regularization, grad_clip, name)
         self._decay = decay
         self._epsilon = epsilon
@@ -89,7 +103,8 @@ class _BetaPowers(Optimizer):
 class AdamOptimizer(_BetaPowers):
     """Adam (Kingma and Ba, 2014), with epsilon outside of the correction:
 
-    param -= learning_rate * sqrt(1 - beta2 ** t) / (1 - beta1 ** t) * moment1 / (sqrt(moment2) + epsilon).
+    param -= learning_rate * sqrt(1 - beta2 ** t) / (1 - beta1 ** t) * moment1 / (sqrt(moment2) +
+    epsilon).
 
     Args:
         beta1: the factor on the first moment; a number or a variable with one element.
@@ -101,14 +116,25 @@ class AdamOptimizer(_BetaPowers):
     """
 
     type = "adam"
-    accumulators: ClassVar = {"moment1": ("Moment1", "Moment1Out"), "moment2": ("Moment2", "Moment2Out"),
-                    "beta1_pow_acc": ("Beta1Pow", "Beta1PowOut"), "beta2_pow_acc": ("Beta2Pow", "Beta2PowOut")}
+    accumulators: ClassVar = {
+        "moment1": ("Moment1", "Moment1Out"),
+        "moment2": ("Moment2", "Moment2Out"),
+        "beta1_pow_acc": ("Beta1Pow", "Beta1PowOut"),
+        "beta2_pow_acc": ("Beta2Pow", "Beta2PowOut"),
+    }
 
-    def __init__(self, learning_rate: float | Variable = 0.001, beta1: float | Variable = 0.9,
-                 beta2: float | Variable = 0.999, epsilon: float = 1e-8,
-                 parameter_list: Sequence[Parameter | str] | None = None,
-                 regularization: WeightDecayRegularizer | None = None, grad_clip: GradientClipBase | None = None,
-                 name: str | None = None, lazy_mode: bool = False):
+    def __init__(
+        self,
+        learning_rate: float | Variable = 0.001,
+        beta1: float | Variable = 0.9,
+        beta2: float | Variable = 0.999,
+        epsilon: float = 1e-8,
+        parameter_list: Sequence[Parameter | str] | None = None,
+        regularization: WeightDecayRegularizer | None = None,
+        grad_clip: GradientClipBase | None = None,
+        name: str | None = None,
+        lazy_mode: bool = False,
+    ):
         super().__init__(learning_rate, parameter_list, regularization, grad_clip, name)
         self._beta1 = beta1
         self._beta2 = beta2
@@ -120,7 +146,10 @@ class AdamOptimizer(_BetaPowers):
         return {slot: beta for slot, beta in tensors.items() if isinstance(beta, Variable)}
 
     def _attributes(self, param: Parameter) -> dict[str, Any]:
-        return super()._attributes(param) | {"lazy_mode": self._lazy_mode, "min_row_size_to_use_multithread": 1000}
+        return super()._attributes(param) | {
+            "lazy_mode": self._lazy_mode,
+            "min_row_size_to_use_multithread": 1000,
+        }
 
 
 class AdamaxOptimizer(_BetaPowers):
@@ -135,13 +164,23 @@ class AdamaxOptimizer(_BetaPowers):
     """
 
     type = "adamax"
-    accumulators: ClassVar = {"moment": ("Moment", "MomentOut"), "inf_norm": ("InfNorm", "InfNormOut"),
-                    "beta1_pow_acc": ("Beta1Pow", None)}
+    accumulators: ClassVar = {
+        "moment": ("Moment", "MomentOut"),
+        "inf_norm": ("InfNorm", "InfNormOut"),
+        "beta1_pow_acc": ("Beta1Pow", None),
+    }
 
-    def __init__(self, learning_rate: float | Variable = 0.001, beta1: float = 0.9, beta2: float = 0.999,
-                 epsilon: float = 1e-8, parameter_list: Sequence[Parameter | str] | None = None,
-                 regularization: WeightDecayRegularizer | None = None, grad_clip: GradientClipBase | None = None,
-                 name: str | None = None):
+    def __init__(
+        self,
+        learning_rate: float | Variable = 0.001,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        parameter_list: Sequence[Parameter | str] | None = None,
+        regularization: WeightDecayRegularizer | None = None,
+        grad_clip: GradientClipBase | None = None,
+        name: str | None = None,
+    ):
         super().__init__(learning_rate, parameter_list, regularization, grad_clip, name)
         self._beta1 = beta1
         self._beta2 = beta2
@@ -158,7 +197,8 @@ class AdamaxOptimizer(_BetaPowers):
 
 
 class LambOptimizer(_BetaPowers):
-    """Adam's step plus weight decay, scaled by norm(param) / norm(step), parameter by parameter (You et al., 2019).
+    """Adam's step plus weight decay, scaled by norm(param) / norm(step), parameter by parameter
+    (You et al., 2019).
 
     As in Fluid 1.8, moments are not corrected for starting at zero.
 
@@ -173,13 +213,26 @@ class LambOptimizer(_BetaPowers):
     """
 
     type = "lamb"
-    accumulators: ClassVar = {"moment1": ("Moment1", "Moment1Out"), "moment2": ("Moment2", "Moment2Out"),
-                    "beta1_pow_acc": ("Beta1Pow", None), "beta2_pow_acc": ("Beta2Pow", None)}
+    accumulators: ClassVar = {
+        "moment1": ("Moment1", "Moment1Out"),
+        "moment2": ("Moment2", "Moment2Out"),
+        "beta1_pow_acc": ("Beta1Pow", None),
+        "beta2_pow_acc": ("Beta2Pow", None),
+    }
 
-    def __init__(self, learning_rate: float | Variable = 0.001, lamb_weight_decay: float = 0.01, beta1: float = 0.9,
-                 beta2: float = 0.999, epsilon: float = 1e-6, parameter_list: Sequence[Parameter | str] | None = None,
-                 regularization: WeightDecayRegularizer | None = None, grad_clip: GradientClipBase | None = None,
-                 exclude_from_weight_decay_fn: Callable[[Parameter], bool] | None = None, name: str | None = None):
+    def __init__(
+        self,
+        learning_rate: float | Variable = 0.001,
+        lamb_weight_decay: float = 0.01,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-6,
+        parameter_list: Sequence[Parameter | str] | None = None,
+        regularization: WeightDecayRegularizer | None = None,
+        grad_clip: GradientClipBase | None = None,
+        exclude_from_weight_decay_fn: Callable[[Parameter], bool] | None = None,
+        name: str | None = None,
+    ):
         super().__init__(learning_rate, parameter_list, regularization, grad_clip, name)
         self._weight_decay = lamb_weight_decay
         self._beta1 = beta1
@@ -188,12 +241,16 @@ class LambOptimizer(_BetaPowers):
         self._exclude_from_weight_decay_fn = exclude_from_weight_decay_fn
 
     def _attributes(self, param: Parameter) -> dict[str, Any]:
-        spared = self._exclude_from_weight_decay_fn is not None and self._exclude_from_weight_decay_fn(param)
+        spared = (
+            self._exclude_from_weight_decay_fn is not None
+            and self._exclude_from_weight_decay_fn(param)
+        )
         return super()._attributes(param) | {"weight_decay": 0.0 if spared else self._weight_decay}
 
 
 class AdadeltaOptimizer(Optimizer):
-    """Steps as large as earlier steps were (Zeiler, 2012); as in Fluid, `learning_rate` has no effect on them.
+    """Steps as large as earlier steps were (Zeiler, 2012); as in Fluid, `learning_rate` has no
+    effect on them.
 
     Args:
         epsilon: keeps the divisor from zero.
@@ -203,14 +260,22 @@ class AdadeltaOptimizer(Optimizer):
     """
 
     type = "adadelta"
-    accumulators: ClassVar = {"_avg_squared_grad": ("AvgSquaredGrad", "AvgSquaredGradOut"),
-                    "_avg_squared_update": ("AvgSquaredUpdate", "AvgSquaredUpdateOut")}
+    accumulators: ClassVar = {
+        "_avg_squared_grad": ("AvgSquaredGrad", "AvgSquaredGradOut"),
+        "_avg_squared_update": ("AvgSquaredUpdate", "AvgSquaredUpdateOut"),
+    }
     uses_learning_rate: ClassVar = False
 
-    def __init__(self, learning_rate: float | Variable, epsilon: float = 1.0e-6, rho: float = 0.95,
-                 parameter_list: Sequence[Parameter | str] | None = None,
-                 regularization: WeightDecayRegularizer | None = None, grad_clip: GradientClipBase | None = None,
-                 name: str | None = None):
+    def __init__(
+        self,
+        learning_rate: float | Variable,
+        epsilon: float = 1.0e-6,
+        rho: float = 0.95,
+        parameter_list: Sequence[Parameter | str] | None = None,
+        regularization: WeightDecayRegularizer | None = None,
+        grad_clip: GradientClipBase | None = None,
+        name: str | None = None,
+    ):
         super().__init__(learning_rate, parameter_list, regularization, grad_clip, name)
         self._epsilon = epsilon
         self._rho = rho
@@ -220,7 +285,8 @@ class AdadeltaOptimizer(Optimizer):
 
 
 class RMSPropOptimizer(Optimizer):
-    """moment = momentum * moment + learning_rate * grad / sqrt(mean_square + epsilon); param -= moment.
+    """moment = momentum * moment + learning_rate * grad / sqrt(mean_square + epsilon); param -=
+    moment.
 
     Args:
         rho: the factor on the old averages.
@@ -232,13 +298,24 @@ class RMSPropOptimizer(Optimizer):
     """
 
     type = "rmsprop"
-    accumulators: ClassVar = {"momentum": ("Moment", "MomentOut"), "mean_square": ("MeanSquare", "MeanSquareOut"),
-                    "mean_grad": ("MeanGrad", "MeanGradOut")}
+    accumulators: ClassVar = {
+        "momentum": ("Moment", "MomentOut"),
+        "mean_square": ("MeanSquare", "MeanSquareOut"),
+        "mean_grad": ("MeanGrad", "MeanGradOut"),
+    }
 
-    def __init__(self, learning_rate: float | Variable, rho: float = 0.95, epsilon: float = 1.0e-6,
-                 momentum: float = 0.0, centered: bool = False, parameter_list: Sequence[Parameter | str] | None = None,
-                 regularization: WeightDecayRegularizer | None = None, grad_clip: GradientClipBase | None = None,
-                 name: str | None = None):
+    def __init__(
+        self,
+        learning_rate: float | Variable,
+        rho: float = 0.95,
+        epsilon: float = 1.0e-6,
+        momentum: float = 0.0,
+        centered: bool = False,
+        parameter_list: Sequence[Parameter | str] | None = None,
+        regularization: WeightDecayRegularizer | None = None,
+        grad_clip: GradientClipBase | None = None,
+        name: str | None = None,
+    ):
         super().__init__(learning_rate, parameter_list, regularization, grad_clip, name)
         self._rho = rho
         self._epsilon = epsilon
@@ -246,14 +323,19 @@ class RMSPropOptimizer(Optimizer):
         self._centered = centered
 
     def _attributes(self, param: Parameter) -> dict[str, Any]:
-        return {"epsilon": self._epsilon, "decay": self._rho, "momentum": self._momentum, "centered": self._centered}
+        return {
+            "epsilon": self._epsilon,
+            "decay": self._rho,
+            "momentum": self._momentum,
+            "centered": self._centered,
+        }
 
 
 class FtrlOptimizer(Optimizer):
     """Follow the regularized leader (McMahan et al., 2013): sparse weights through `l1`.
 
-    Fluid 1.8 takes `l1` as the coefficient of both penalties, and so does this class: a warning says so where `l2`
-    differs.
+    Fluid 1.8 takes `l1` as the coefficient of both penalties, and so does this class: a warning
+    says so where `l2` differs.
 
     Args:
         l1: the coefficient of the L1 penalty, and of the L2 penalty.
@@ -264,13 +346,22 @@ class FtrlOptimizer(Optimizer):
     """
 
     type = "ftrl"
-    accumulators: ClassVar = {"squared": ("SquaredAccumulator", "SquaredAccumOut"),
-                    "linear": ("LinearAccumulator", "LinearAccumOut")}
+    accumulators: ClassVar = {
+        "squared": ("SquaredAccumulator", "SquaredAccumOut"),
+        "linear": ("LinearAccumulator", "LinearAccumOut"),
+    }
 
-    def __init__(self, learning_rate: float | Variable, l1: float = 0.0, l2: float = 0.0, lr_power: float = -0.5,
-                 parameter_list: Sequence[Parameter | str] | None = None,
-                 regularization: WeightDecayRegularizer | None = None, grad_clip: GradientClipBase | None = None,
-                 name: str | None = None):
+    def __init__(
+        self,
+        learning_rate: float | Variable,
+        l1: float = 0.0,
+        l2: float = 0.0,
+        lr_power: float = -0.5,
+        parameter_list: Sequence[Parameter | str] | None = None,
+        regularization: WeightDecayRegularizer | None = None,
+        grad_clip: GradientClipBase | None = None,
+        name: str | None = None,
+    ):
         super().__init__(learning_rate, parameter_list, regularization, grad_clip, name)
         if l1 != l2:
             warnings.warn(f"Ftrl: as in Fluid 1.8, l1={l1} is taken for l2={l2} too", stacklevel=2)

@@ -1,4 +1,5 @@
 """Averages of parameters over the steps, put in place for evaluation."""
+
 import contextlib
 import warnings
 from collections.abc import Iterator
@@ -7,7 +8,13 @@ from typing import Any
 from jfluid.initializer import Constant
 from jfluid.ir import unique_name
 from jfluid.ir.block import Block
-from jfluid.ir.program import Program, default_main_program, default_startup_program, name_scope, program_guard
+from jfluid.ir.program import (
+    Program,
+    default_main_program,
+    default_startup_program,
+    name_scope,
+    program_guard,
+)
 from jfluid.ir.types import VarType, is_float
 from jfluid.ir.variable import Parameter, Variable
 from jfluid.layers.blocks import conditional
@@ -19,20 +26,27 @@ from jfluid.regularizer import WeightDecayRegularizer
 
 
 def _averaged_parameters() -> list[Parameter]:
-    return [p for p in default_main_program().global_block().all_parameters() if p.do_model_average is not False]
+    return [
+        p
+        for p in default_main_program().global_block().all_parameters()
+        if p.do_model_average is not False
+    ]
 
 
 def _backup(param: Parameter, name: str) -> Variable:
     """A variable that keeps the trained value while the average stands in its place."""
-    return param.block.create_var(name=unique_name.generate(name), dtype=param.dtype, persistable=False,
-                                  stop_gradient=True)
+    return param.block.create_var(
+        name=unique_name.generate(name), dtype=param.dtype, persistable=False, stop_gradient=True
+    )
 
 
 def _put_back(pairs: list[tuple[Parameter, Variable]]) -> Program:
     program = Program()
     block = program.global_block()
     for param, backup in pairs:
-        block.append_op("assign", {"X": block.clone_variable(backup)}, {"Out": block.clone_variable(param)})
+        block.append_op(
+            "assign", {"X": block.clone_variable(backup)}, {"Out": block.clone_variable(param)}
+        )
     return program
 
 
@@ -65,9 +79,9 @@ class _Applied:
 class ModelAverage(_Applied, Optimizer):
     """The plain average of each parameter over a window of the last steps.
 
-    Make it after `minimize`: it appends operators that sum up the parameters to the default main program. The window
-    holds at least `min_average_window` and at most `max_average_window` steps, in between
-    `average_window_rate` times the number of steps so far.
+    Make it after `minimize`: it appends operators that sum up the parameters to the default main
+    program. The window holds at least `min_average_window` and at most `max_average_window` steps,
+    in between `average_window_rate` times the number of steps so far.
 
     Args:
         average_window_rate: the window's length relative to the number of steps.
@@ -78,15 +92,22 @@ class ModelAverage(_Applied, Optimizer):
 
     type = "average_accumulates"
 
-    def __init__(self, average_window_rate: float, min_average_window: int = 10000, max_average_window: int = 10000,
-                 regularization: WeightDecayRegularizer | None = None, name: str | None = None):
+    def __init__(
+        self,
+        average_window_rate: float,
+        min_average_window: int = 10000,
+        max_average_window: int = 10000,
+        regularization: WeightDecayRegularizer | None = None,
+        name: str | None = None,
+    ):
         super().__init__(0.0, regularization=regularization, name=name)
         self.average_window = average_window_rate
         self.min_average_window = min_average_window
         self.max_average_window = max_average_window
         self.helper = LayerHelper(type(self).__name__)
         self.params_grads: list[tuple[Parameter, Variable]] = [
-            (p, _backup(p, f"{p.name}.tmp")) for p in _averaged_parameters()]
+            (p, _backup(p, f"{p.name}.tmp")) for p in _averaged_parameters()
+        ]
         for pair in self.params_grads:
             with pair[0].block.program._optimized_guard(pair), name_scope("move_average"):
                 self._append_average_accumulate_op(pair[0])
@@ -95,14 +116,21 @@ class ModelAverage(_Applied, Optimizer):
 
     def _append_average_accumulate_op(self, param: Parameter) -> None:
         sums = {name: self._add_accumulator(name, param) for name in ("sum_1", "sum_2", "sum_3")}
-        counts = {name: self._add_accumulator(name, param, dtype="int64", shape=[1])
-                  for name in ("num_accumulates", "old_num_accumulates", "num_updates")}
+        counts = {
+            name: self._add_accumulator(name, param, dtype="int64", shape=[1])
+            for name in ("num_accumulates", "old_num_accumulates", "num_updates")
+        }
         accumulators = sums | counts
         param.block.append_op(
-            self.type, {"param": param} | {f"in_{n}": v for n, v in accumulators.items()},
+            self.type,
+            {"param": param} | {f"in_{n}": v for n, v in accumulators.items()},
             {f"out_{n}": v for n, v in accumulators.items()},
-            {"average_window": self.average_window, "min_average_window": self.min_average_window,
-             "max_average_window": self.max_average_window})
+            {
+                "average_window": self.average_window,
+                "min_average_window": self.min_average_window,
+                "max_average_window": self.max_average_window,
+            },
+        )
 
     def _average_program(self) -> Program:
         program = Program()
@@ -111,7 +139,10 @@ class ModelAverage(_Applied, Optimizer):
             for param, backup in self.params_grads:
                 target = block.clone_variable(param)
                 block.append_op("assign", {"X": target}, {"Out": block.clone_variable(backup)})
-                count = emit("sum", {"X": self._clones(block, param, "num_accumulates", "old_num_accumulates")})
+                count = emit(
+                    "sum",
+                    {"X": self._clones(block, param, "num_accumulates", "old_num_accumulates")},
+                )
                 total = emit("sum", {"X": self._clones(block, param, "sum_1", "sum_2", "sum_3")})
                 count, total = cast(count, param.dtype), cast(total, param.dtype)
                 block.append_op("elementwise_div", {"X": total, "Y": count}, {"Out": target})
@@ -122,31 +153,49 @@ class ModelAverage(_Applied, Optimizer):
 
 
 class ExponentialMovingAverage(_Applied):
-    """average = decay * average + (1 - decay) * param, corrected for its start at zero when it is applied.
+    """average = decay * average + (1 - decay) * param, corrected for its start at zero when it is
+    applied.
 
-    Make it after `minimize` and call `update()` once. As in Fluid, `apply` leaves the corrected average behind: what
-    follows is averaged with that.
+    Make it after `minimize` and call `update()` once. As in Fluid, `apply` leaves the corrected
+    average behind: what follows is averaged with that.
 
     Args:
         decay: the factor on the old average.
         thres_steps: a floating variable with one element that counts steps t; the decay is then
-            min(decay, (1 + t) / (10 + t)). An integer variable divides to 0, as in Fluid: `decay` stays as it is.
+            min(decay, (1 + t) / (10 + t)). An integer variable divides to 0, as in Fluid: `decay`
+            stays as it is.
         name: put before the names of the averages.
     """
 
-    def __init__(self, decay: float = 0.999, thres_steps: Variable | None = None, name: str | None = None):
+    def __init__(
+        self, decay: float = 0.999, thres_steps: Variable | None = None, name: str | None = None
+    ):
         self._decay = decay
         self._name = name or ""
         self._step_counter_name = "@EMA_STEP_COUNTER@"
         self._decay_var = self._decay_variable(thres_steps)
-        self._params_tmps = [(p, _backup(p, f"{self._name}{p.name}.ema_tmp")) for p in _averaged_parameters()]
+        self._params_tmps = [
+            (p, _backup(p, f"{self._name}{p.name}.ema_tmp")) for p in _averaged_parameters()
+        ]
         self._ema_vars: dict[str, Variable] = {}
         for param, backup in self._params_tmps:
-            with param.block.program._optimized_guard([param, backup]), name_scope("moving_average"):
+            with (
+                param.block.program._optimized_guard([param, backup]),
+                name_scope("moving_average"),
+            ):
                 self._ema_vars[param.name] = global_variable(
-                    unique_name.generate(f"{self._name}{param.name}_ema"), param.shape, param.dtype, 0.0)
-        default_startup_program().global_block().create_var(name=self._step_counter_name, shape=[1], dtype="int64",
-                                                            persistable=True, initializer=Constant(0))
+                    unique_name.generate(f"{self._name}{param.name}_ema"),
+                    param.shape,
+                    param.dtype,
+                    0.0,
+                )
+        default_startup_program().global_block().create_var(
+            name=self._step_counter_name,
+            shape=[1],
+            dtype="int64",
+            persistable=True,
+            initializer=Constant(0),
+        )
         self.apply_program = self._average_program()
         self.restore_program = _put_back(self._params_tmps)
 
@@ -157,11 +206,18 @@ class ExponentialMovingAverage(_Applied):
             if thres_steps is None:
                 return rate
             if not is_float(thres_steps.dtype):
-                warnings.warn("ExponentialMovingAverage: thres_steps holds integers, so the decay does not follow it; "
-                              "cast it to float32", stacklevel=3)
+                warnings.warn(
+                    "ExponentialMovingAverage: thres_steps holds integers, so the decay does not follow it; "
+                    "cast it to float32",
+                    stacklevel=3,
+                )
                 return rate
-            limit = emit("fill_constant", {}, {"shape": [1], "dtype": int(VarType.FP32), "value": self._decay},
-                         stop_gradient=True)
+            limit = emit(
+                "fill_constant",
+                {},
+                {"shape": [1], "dtype": int(VarType.FP32), "value": self._decay},
+                stop_gradient=True,
+            )
             scheduled = (thres_steps + 1.0) / (thres_steps + 10.0)
             with Switch() as switch:
                 with switch.case(scheduled < self._decay):
@@ -174,11 +230,18 @@ class ExponentialMovingAverage(_Applied):
         program = Program()
         block = program.global_block()
         with program_guard(program):
-            step = block.create_var(name=self._step_counter_name, shape=[1], dtype="int64", persistable=True)
+            step = block.create_var(
+                name=self._step_counter_name, shape=[1], dtype="int64", persistable=True
+            )
             steps = cast(step, "float32")
-            power = emit("elementwise_pow", {"X": block.clone_variable(self._decay_var), "Y": steps})
+            power = emit(
+                "elementwise_pow", {"X": block.clone_variable(self._decay_var), "Y": steps}
+            )
             for param, backup in self._params_tmps:
-                target, average = block.clone_variable(param), block.clone_variable(self._ema_vars[param.name])
+                target, average = (
+                    block.clone_variable(param),
+                    block.clone_variable(self._ema_vars[param.name]),
+                )
                 assign(target, block.clone_variable(backup))
                 with conditional(steps > 0.0):
                     assign(average / (1.0 - power), average)
@@ -186,9 +249,14 @@ class ExponentialMovingAverage(_Applied):
         return program
 
     def update(self) -> None:
-        """Append the operators that update the averages to the default main program; call it once."""
+        """Append the operators that update the averages to the default main program; call it
+        once.
+        """
         autoincreased_step_counter(self._step_counter_name)
         for param, backup in self._params_tmps:
-            with param.block.program._optimized_guard([param, backup]), name_scope("moving_average"):
+            with (
+                param.block.program._optimized_guard([param, backup]),
+                name_scope("moving_average"),
+            ):
                 average = self._ema_vars[param.name]
                 assign(average * self._decay_var + param * (1 - self._decay_var), average)

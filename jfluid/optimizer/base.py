@@ -1,4 +1,5 @@
 """What all optimizers share: gradients, clips, penalties, learning rates and accumulators."""
+
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
 
@@ -9,7 +10,13 @@ from jfluid.ir import unique_name
 from jfluid.ir.backward import append_backward
 from jfluid.ir.block import Block
 from jfluid.ir.operator import Operator
-from jfluid.ir.program import Program, default_main_program, default_startup_program, name_scope, program_guard
+from jfluid.ir.program import (
+    Program,
+    default_main_program,
+    default_startup_program,
+    name_scope,
+    program_guard,
+)
 from jfluid.ir.types import VarType
 from jfluid.ir.variable import Parameter, Variable
 from jfluid.layers.helper import LayerHelper
@@ -21,11 +28,13 @@ ParamGrad = tuple[Parameter, Variable | None]
 class Optimizer:
     """Appends one update operator for each parameter to a program.
 
-    A subclass names its operator in `type`, its accumulators in `accumulators`, and gives the operator's attributes
-    in `_attributes`. One that needs more overrides `_create_accumulators`, `_append_optimize_op` or `_finish_update`.
+    A subclass names its operator in `type`, its accumulators in `accumulators`, and gives the
+    operator's attributes in `_attributes`. One that needs more overrides `_create_accumulators`,
+    `_append_optimize_op` or `_finish_update`.
 
     Args:
-        learning_rate: a number, or a variable with one element (such as a schedule of `fluid.layers`).
+        learning_rate: a number, or a variable with one element (such as a schedule of
+            `fluid.layers`).
         parameter_list: parameters (or their names) to train, where `minimize` is not given any.
         regularization: the penalty of all parameters that have none of their own.
         grad_clip: the clip of all gradients; it goes before the penalty.
@@ -33,19 +42,29 @@ class Optimizer:
     """
 
     type: str
-    # accumulator name -> (input slot, output slot); both are None for one that only the optimizer itself reads
+    # accumulator name -> (input slot, output slot); both are None for one that only the optimizer
+    # itself reads
     accumulators: ClassVar[Mapping[str, tuple[str, str | None]]] = {}
     uses_learning_rate: ClassVar[bool] = True
 
-    def __init__(self, learning_rate: float | Variable, parameter_list: Sequence[Parameter | str] | None = None,
-                 regularization: WeightDecayRegularizer | None = None, grad_clip: GradientClipBase | None = None,
-                 name: str | None = None):
+    def __init__(
+        self,
+        learning_rate: float | Variable,
+        parameter_list: Sequence[Parameter | str] | None = None,
+        regularization: WeightDecayRegularizer | None = None,
+        grad_clip: GradientClipBase | None = None,
+        name: str | None = None,
+    ):
         if not isinstance(learning_rate, (float, Variable)):
-            raise TypeError(f"{type(self).__name__}, learning_rate: expected a float or a Variable, "
-                            f"found {type(learning_rate).__name__}")
+            raise TypeError(
+                f"{type(self).__name__}, learning_rate: expected a float or a Variable, "
+                f"found {type(learning_rate).__name__}"
+            )
         if grad_clip is not None and not isinstance(grad_clip, GradientClipBase):
-            raise TypeError(f"{type(self).__name__}, grad_clip: expected a gradient clip of fluid.clip, "
-                            f"found {type(grad_clip).__name__}")
+            raise TypeError(
+                f"{type(self).__name__}, grad_clip: expected a gradient clip of fluid.clip, "
+                f"found {type(grad_clip).__name__}"
+            )
         self.regularization = regularization
         self.helper: LayerHelper | None = None
         self._parameter_list = parameter_list
@@ -58,51 +77,76 @@ class Optimizer:
         self._opti_name_list: list[str] = []
 
     # Minimizing
-    def minimize(self, loss: Variable, startup_program: Program | None = None,
-                 parameter_list: Sequence[Parameter | str] | None = None,
-                 no_grad_set: Iterable[Variable | str] | None = None) -> tuple[list[Operator], list[ParamGrad]]:
+    def minimize(
+        self,
+        loss: Variable,
+        startup_program: Program | None = None,
+        parameter_list: Sequence[Parameter | str] | None = None,
+        no_grad_set: Iterable[Variable | str] | None = None,
+    ) -> tuple[list[Operator], list[ParamGrad]]:
         """Append gradients and updates to the loss's program.
 
         Args:
             loss: a variable with one element.
-            startup_program: gets the first values of learning rate and accumulators; the default one when None.
+            startup_program: gets the first values of learning rate and accumulators; the default
+                one when None.
             parameter_list: parameters (or their names) to train; all trainable ones by default.
             no_grad_set: variables (or their names) that gradients do not pass through.
 
         Returns:
-            The update operators, and the pairs of parameter and gradient as `backward` returns them.
+            The update operators, and the pairs of parameter and gradient as `backward` returns
+            them.
         """
         if not isinstance(loss, Variable):
             raise TypeError(f"loss: expected a Variable, found {type(loss).__name__}")
         params_grads = self.backward(loss, startup_program, parameter_list, no_grad_set)
         return self.apply_optimize(loss, startup_program, params_grads), params_grads
 
-    def backward(self, loss: Variable, startup_program: Program | None = None,
-                 parameter_list: Sequence[Parameter | str] | None = None,
-                 no_grad_set: Iterable[Variable | str] | None = None,
-                 callbacks: Sequence[Callable[..., Any]] | None = None) -> list[ParamGrad]:
+    def backward(
+        self,
+        loss: Variable,
+        startup_program: Program | None = None,
+        parameter_list: Sequence[Parameter | str] | None = None,
+        no_grad_set: Iterable[Variable | str] | None = None,
+        callbacks: Sequence[Callable[..., Any]] | None = None,
+    ) -> list[ParamGrad]:
         """Append the gradient operators only; see `append_backward` for the arguments."""
         return self._backward(loss, startup_program, parameter_list, no_grad_set, callbacks)
 
-    def _backward(self, loss: Variable, startup_program: Program | None,
-                  parameter_list: Sequence[Parameter | str] | None, no_grad_set: Iterable[Variable | str] | None,
-                  callbacks: Sequence[Callable[..., Any]] | None,
-                  checkpoints: Sequence[Variable | str] | None = None) -> list[ParamGrad]:
+    def _backward(
+        self,
+        loss: Variable,
+        startup_program: Program | None,
+        parameter_list: Sequence[Parameter | str] | None,
+        no_grad_set: Iterable[Variable | str] | None,
+        callbacks: Sequence[Callable[..., Any]] | None,
+        checkpoints: Sequence[Variable | str] | None = None,
+    ) -> list[ParamGrad]:
         self._dtype = loss.dtype
         with program_guard(loss.block.program, startup_program):
-            return [*append_backward(loss, parameter_list or self._parameter_list, no_grad_set,
-                                     [error_clip_callback, *(callbacks or ())], checkpoints)]
+            return [
+                *append_backward(
+                    loss,
+                    parameter_list or self._parameter_list,
+                    no_grad_set,
+                    [error_clip_callback, *(callbacks or ())],
+                    checkpoints,
+                )
+            ]
 
-    def apply_optimize(self, loss: Variable, startup_program: Program | None,
-                       params_grads: Sequence[ParamGrad]) -> list[Operator]:
+    def apply_optimize(
+        self, loss: Variable, startup_program: Program | None, params_grads: Sequence[ParamGrad]
+    ) -> list[Operator]:
         """`apply_gradients` within the loss's program and the given startup program."""
         with program_guard(loss.block.program, startup_program):
             return self.apply_gradients(params_grads)
 
     def apply_gradients(self, params_grads: Sequence[ParamGrad]) -> list[Operator]:
-        """Append clips, penalties and updates to the default main program; returns the update operators.
+        """Append clips, penalties and updates to the default main program; returns the update
+        operators.
 
-        Raises ProgramError when this optimizer already updates one of the parameters and keeps accumulators for it.
+        Raises ProgramError when this optimizer already updates one of the parameters and keeps
+        accumulators for it.
         """
         params_grads = sorted(params_grads, key=lambda pair: pair[0].name)
         if self._grad_clip is not None:
@@ -142,11 +186,17 @@ class Optimizer:
     def _create_accumulators(self, block: Block, parameters: Sequence[Parameter]) -> None:
         for param in parameters:
             for name in self.accumulators:
-                self._add_accumulator(name, param, fill_value=self._first_value(name),
-                                      shape=self._accumulator_shape(name, param))
+                self._add_accumulator(
+                    name,
+                    param,
+                    fill_value=self._first_value(name),
+                    shape=self._accumulator_shape(name, param),
+                )
 
     def _extra_inputs(self) -> dict[str, Variable]:
-        """Inputs of the update operator beside parameter, gradient, learning rate and accumulators."""
+        """Inputs of the update operator beside parameter, gradient, learning rate and
+        accumulators.
+        """
         return {}
 
     def _append_optimize_op(self, block: Block, param_and_grad: ParamGrad) -> Operator:
@@ -173,14 +223,22 @@ class Optimizer:
             self._learning_rate_map[program] = self._learning_rate
             return
         self._learning_rate_map[program] = global_variable(
-            unique_name.generate("learning_rate"), [1], self._dtype or VarType.FP32, self._learning_rate)
+            unique_name.generate("learning_rate"),
+            [1],
+            self._dtype or VarType.FP32,
+            self._learning_rate,
+        )
 
     def _global_learning_rate(self, program: Program | None = None) -> Variable | None:
-        """The learning rate's variable in the program (the default main one); None before `minimize`."""
+        """The learning rate's variable in the program (the default main one); None before
+        `minimize`.
+        """
         return self._learning_rate_map.get(program or default_main_program())
 
     def _create_param_lr(self, param_and_grad: ParamGrad) -> Variable:
-        """The learning rate of one parameter: the global one times the factor that its ParamAttr gives."""
+        """The learning rate of one parameter: the global one times the factor that its ParamAttr
+        gives.
+        """
         factor = param_and_grad[0].optimize_attr["learning_rate"]
         if isinstance(factor, Variable):
             return factor
@@ -191,7 +249,9 @@ class Optimizer:
         program = default_main_program()
         with program._lr_schedule_guard(is_with_opt=True), name_scope("scale_with_param_lr"):
             block = program.current_block()
-            scaled = block.create_var(name=unique_name.generate("tmp"), shape=rate.shape, dtype=rate.dtype)
+            scaled = block.create_var(
+                name=unique_name.generate("tmp"), shape=rate.shape, dtype=rate.dtype
+            )
             block.append_op("scale", {"X": rate}, {"Out": scaled}, {"scale": float(factor)})
         return scaled
 
@@ -199,17 +259,32 @@ class Optimizer:
     def _accumulator_key(self, name: str) -> str:
         return name if self._name is None else f"{self._name}_{name}"
 
-    def _add_accumulator(self, name: str, param: Parameter, dtype: Any = None, fill_value: float = 0.0,
-                         shape: Sequence[int] | None = None, type: VarType = VarType.LOD_TENSOR) -> Variable:
+    def _add_accumulator(
+        self,
+        name: str,
+        param: Parameter,
+        dtype: Any = None,
+        fill_value: float = 0.0,
+        shape: Sequence[int] | None = None,
+        type: VarType = VarType.LOD_TENSOR,
+    ) -> Variable:
         """A persistable variable that belongs to `param`, filled in the startup program."""
         key = self._accumulator_key(name)
         known = self._accumulators.setdefault(key, {})
         if param.name in known:
-            raise errors.ProgramError(f"this optimizer already updates {param.name} (accumulator {name} exists): "
-                                      "call minimize once, or make another optimizer")
-        var = global_variable(unique_name.generate(f"{param.name}_{key}"), param.shape if shape is None else shape,
-                              dtype if dtype is not None else param.dtype, fill_value, type=type,
-                              belong_to_optimizer=True, stop_gradient=False)
+            raise errors.ProgramError(
+                f"this optimizer already updates {param.name} (accumulator {name} exists): "
+                "call minimize once, or make another optimizer"
+            )
+        var = global_variable(
+            unique_name.generate(f"{param.name}_{key}"),
+            param.shape if shape is None else shape,
+            dtype if dtype is not None else param.dtype,
+            fill_value,
+            type=type,
+            belong_to_optimizer=True,
+            stop_gradient=False,
+        )
         self._opti_name_list.append(var.name)
         known[param.name] = var
         return var
@@ -218,7 +293,9 @@ class Optimizer:
         """The accumulator of `param`. Raises ProgramError when there is none."""
         found = self._accumulators.get(self._accumulator_key(name), {}).get(param.name)
         if found is None:
-            raise errors.ProgramError(f"{type(self).__name__} has no accumulator {name} for parameter {param.name}")
+            raise errors.ProgramError(
+                f"{type(self).__name__} has no accumulator {name} for parameter {param.name}"
+            )
         return found
 
     def get_opti_var_name_list(self) -> list[str]:
@@ -235,24 +312,56 @@ class Optimizer:
         _dygraph_only("set_dict", "Use fluid.load(program, path).")
 
     def clear_gradients(self) -> NoReturn:
-        """Dygraph only: raises UnsupportedError. Every run of a program computes its gradients anew."""
+        """Dygraph only: raises UnsupportedError. Every run of a program computes its gradients
+        anew.
+        """
         _dygraph_only("clear_gradients", "Every run of a program computes its gradients anew.")
 
     def current_step_lr(self) -> NoReturn:
         """Dygraph only: raises UnsupportedError. Fetch the learning rate's variable."""
-        _dygraph_only("current_step_lr", "Fetch the learning rate's variable (learning_rate_0, or your schedule).")
+        _dygraph_only(
+            "current_step_lr",
+            "Fetch the learning rate's variable (learning_rate_0, or your schedule).",
+        )
 
 
 def _dygraph_only(what: str, instead: str) -> NoReturn:
-    raise errors.UnsupportedError(f"Optimizer.{what} is part of Fluid's dygraph mode, which this release does not "
-                                  f"have. {instead}")
+    raise errors.UnsupportedError(
+        f"Optimizer.{what} is part of Fluid's dygraph mode, which this release does not "
+        f"have. {instead}"
+    )
 
 
-def global_variable(name: str, shape: Sequence[int], dtype: Any, value: float, *, stop_gradient: bool = True,
-                    **kwargs: Any) -> Variable:
-    """A persistable variable of the default main program, filled with `value` in the default startup program."""
-    var = default_main_program().global_block().create_var(name=name, shape=shape, dtype=dtype, persistable=True,
-                                                           stop_gradient=stop_gradient, **kwargs)
-    default_startup_program().global_block().create_var(name=name, shape=shape, dtype=dtype, type=var.type,
-                                                        persistable=True, initializer=Constant(value))
+def global_variable(
+    name: str,
+    shape: Sequence[int],
+    dtype: Any,
+    value: float,
+    *,
+    stop_gradient: bool = True,
+    **kwargs: Any,
+) -> Variable:
+    """A persistable variable of the default main program, filled with `value` in the default
+    startup program.
+    """
+    var = (
+        default_main_program()
+        .global_block()
+        .create_var(
+            name=name,
+            shape=shape,
+            dtype=dtype,
+            persistable=True,
+            stop_gradient=stop_gradient,
+            **kwargs,
+        )
+    )
+    default_startup_program().global_block().create_var(
+        name=name,
+        shape=shape,
+        dtype=dtype,
+        type=var.type,
+        persistable=True,
+        initializer=Constant(value),
+    )
     return var

@@ -1,4 +1,5 @@
 """Gradient descent, with and without momentum."""
+
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -27,10 +28,16 @@ class MomentumOptimizer(Optimizer):
     type = "momentum"
     accumulators: ClassVar = {"velocity": ("Velocity", "VelocityOut")}
 
-    def __init__(self, learning_rate: float | Variable, momentum: float,
-                 parameter_list: Sequence[Parameter | str] | None = None, use_nesterov: bool = False,
-                 regularization: WeightDecayRegularizer | None = None, grad_clip: GradientClipBase | None = None,
-                 name: str | None = None):
+    def __init__(
+        self,
+        learning_rate: float | Variable,
+        momentum: float,
+        parameter_list: Sequence[Parameter | str] | None = None,
+        use_nesterov: bool = False,
+        regularization: WeightDecayRegularizer | None = None,
+        grad_clip: GradientClipBase | None = None,
+        name: str | None = None,
+    ):
         super().__init__(learning_rate, parameter_list, regularization, grad_clip, name)
         self._momentum = momentum
         self._use_nesterov = bool(use_nesterov)
@@ -42,8 +49,9 @@ class MomentumOptimizer(Optimizer):
 class LarsMomentumOptimizer(Optimizer):
     """Momentum with a learning rate of its own for each parameter (You et al., 2017).
 
-    rate = learning_rate * lars_coeff * norm(param) / (norm(grad) + lars_weight_decay * norm(param));
-    velocity = momentum * velocity + rate * (grad + lars_weight_decay * param); param -= velocity.
+    rate = learning_rate * lars_coeff * norm(param) / (norm(grad) + lars_weight_decay *
+    norm(param)); velocity = momentum * velocity + rate * (grad + lars_weight_decay * param); param
+    -= velocity.
 
     Args:
         momentum: the factor on the old velocity.
@@ -56,21 +64,33 @@ class LarsMomentumOptimizer(Optimizer):
     type = "lars_momentum"
     accumulators: ClassVar = {"velocity": ("Velocity", "VelocityOut")}
 
-    def __init__(self, learning_rate: float | Variable, momentum: float, lars_coeff: float = 0.001,
-                 lars_weight_decay: float = 0.0005, parameter_list: Sequence[Parameter | str] | None = None,
-                 regularization: WeightDecayRegularizer | None = None, grad_clip: GradientClipBase | None = None,
-                 name: str | None = None):
+    def __init__(
+        self,
+        learning_rate: float | Variable,
+        momentum: float,
+        lars_coeff: float = 0.001,
+        lars_weight_decay: float = 0.0005,
+        parameter_list: Sequence[Parameter | str] | None = None,
+        regularization: WeightDecayRegularizer | None = None,
+        grad_clip: GradientClipBase | None = None,
+        name: str | None = None,
+    ):
         super().__init__(learning_rate, parameter_list, regularization, grad_clip, name)
         self._momentum = momentum
         self._lars_coeff = float(lars_coeff)
         self._lars_weight_decay = float(lars_weight_decay)
 
     def _attributes(self, param: Parameter) -> dict[str, Any]:
-        return {"mu": self._momentum, "lars_coeff": self._lars_coeff, "lars_weight_decay": self._lars_weight_decay}
+        return {
+            "mu": self._momentum,
+            "lars_coeff": self._lars_coeff,
+            "lars_weight_decay": self._lars_weight_decay,
+        }
 
 
 class DpsgdOptimizer(Optimizer):
-    """Differentially private gradient descent (Abadi et al., 2016): clipped gradients plus Gaussian noise.
+    """Differentially private gradient descent (Abadi et al., 2016): clipped gradients plus Gaussian
+    noise.
 
     Args:
         clip: the greatest norm of a gradient.
@@ -80,8 +100,14 @@ class DpsgdOptimizer(Optimizer):
 
     type = "dpsgd"
 
-    def __init__(self, learning_rate: float | Variable = 0.001, clip: float = 0.9, batch_size: float = 0.999,
-                 sigma: float = 1e-8, parameter_list: Sequence[Parameter | str] | None = None):
+    def __init__(
+        self,
+        learning_rate: float | Variable = 0.001,
+        clip: float = 0.9,
+        batch_size: float = 0.999,
+        sigma: float = 1e-8,
+        parameter_list: Sequence[Parameter | str] | None = None,
+    ):
         super().__init__(learning_rate, parameter_list)
         self._clip = clip
         self._batch_size = batch_size
@@ -89,4 +115,9 @@ class DpsgdOptimizer(Optimizer):
         self._seed: int | None = None
 
     def _attributes(self, param: Parameter) -> dict[str, Any]:
-        return {"clip": self._clip, "batch_size": self._batch_size, "sigma": self._sigma, "seed": self._seed}
+        return {
+            "clip": self._clip,
+            "batch_size": self._batch_size,
+            "sigma": self._sigma,
+            "seed": self._seed,
+        }

@@ -1,4 +1,5 @@
 """Optimizers around optimizers."""
+
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
@@ -17,8 +18,9 @@ from jfluid.optimizer.base import Optimizer, ParamGrad, global_variable
 class LookaheadOptimizer:
     """k steps forward, one step back (Zhang et al., 2019).
 
-    The inner optimizer moves the parameters; every k-th step slow copies follow them, slow += alpha * (param - slow),
-    and the parameters start again from there. The copies are called `<parameter>@SLOW`.
+    The inner optimizer moves the parameters; every k-th step slow copies follow them, slow += alpha
+    * (param - slow), and the parameters start again from there. The copies are called
+    `<parameter>@SLOW`.
 
     Args:
         inner_optimizer: takes the steps.
@@ -28,9 +30,13 @@ class LookaheadOptimizer:
 
     def __init__(self, inner_optimizer: Optimizer, alpha: float = 0.5, k: int = 5):
         if inner_optimizer is None:
-            raise TypeError("LookaheadOptimizer, inner_optimizer: expected an optimizer, found None")
+            raise TypeError(
+                "LookaheadOptimizer, inner_optimizer: expected an optimizer, found None"
+            )
         if not 0.0 <= alpha <= 1.0:
-            raise ValueError(f"LookaheadOptimizer, alpha: expected a number from 0 to 1, found {alpha}")
+            raise ValueError(
+                f"LookaheadOptimizer, alpha: expected a number from 0 to 1, found {alpha}"
+            )
         if not isinstance(k, int) or k <= 0:
             raise ValueError(f"LookaheadOptimizer, k: expected a positive integer, found {k!r}")
         self.inner_optimizer = inner_optimizer
@@ -38,12 +44,18 @@ class LookaheadOptimizer:
         self.k = k
         self.type = "lookahead"
 
-    def minimize(self, loss: Variable,
-                 startup_program: Program | None = None) -> tuple[list[Operator], list[ParamGrad]]:
-        """The inner optimizer's `minimize`, then the exchange with the slow copies; returns what the former does."""
+    def minimize(
+        self, loss: Variable, startup_program: Program | None = None
+    ) -> tuple[list[Operator], list[ParamGrad]]:
+        """The inner optimizer's `minimize`, then the exchange with the slow copies; returns what
+        the former does.
+        """
         result = self.inner_optimizer.minimize(loss, startup_program=startup_program)
         main, startup = loss.block.program, startup_program or default_startup_program()
-        pairs = [(p, self._slow_copy(p, startup.global_block())) for p in main.global_block().all_parameters()]
+        pairs = [
+            (p, self._slow_copy(p, startup.global_block()))
+            for p in main.global_block().all_parameters()
+        ]
         with program_guard(main, startup), main.role_guard(OpRole.Optimize):
             every = global_variable("lookahead_k", [1], VarType.INT32, self.k)
             alpha = global_variable("lookahead_alpha", [1], VarType.FP32, self.alpha)
@@ -57,7 +69,12 @@ class LookaheadOptimizer:
         return result
 
     def _slow_copy(self, param: Parameter, startup: Block) -> Variable:
-        slow = {"name": f"{param.name}@SLOW", "shape": param.shape, "dtype": param.dtype, "persistable": True}
+        slow = {
+            "name": f"{param.name}@SLOW",
+            "shape": param.shape,
+            "dtype": param.dtype,
+            "persistable": True,
+        }
         startup.append_op("assign", {"X": param.name}, {"Out": startup.create_var(**slow)})
         return param.block.create_var(**slow)
 
@@ -82,28 +99,38 @@ class RecomputeOptimizer(Optimizer):
     def _set_checkpoints(self, checkpoints: Sequence[Variable]) -> None:
         """The variables to keep; what lies between two of them is computed again."""
         if not isinstance(checkpoints, (list, tuple)):
-            raise TypeError(f"checkpoints: expected a list of Variables, found {type(checkpoints).__name__}")
+            raise TypeError(
+                f"checkpoints: expected a list of Variables, found {type(checkpoints).__name__}"
+            )
         self._checkpoints = list(checkpoints)
 
-    def backward(self, loss: Variable, startup_program: Program | None = None,
-                 parameter_list: Sequence[Parameter | str] | None = None,
-                 no_grad_set: Iterable[Variable | str] | None = None,
-                 callbacks: Sequence[Callable[..., Any]] | None = None) -> list[ParamGrad]:
+    def backward(
+        self,
+        loss: Variable,
+        startup_program: Program | None = None,
+        parameter_list: Sequence[Parameter | str] | None = None,
+        no_grad_set: Iterable[Variable | str] | None = None,
+        callbacks: Sequence[Callable[..., Any]] | None = None,
+    ) -> list[ParamGrad]:
         """Append the gradient operators, and again the forward operators that they need.
 
         Raises ProgramError before `_set_checkpoints`.
         """
         if self._checkpoints is None:
-            raise errors.ProgramError("RecomputeOptimizer: call _set_checkpoints([variables to keep]) first")
-        return self._optimizer._backward(loss, startup_program, parameter_list, no_grad_set, callbacks,
-                                         self._checkpoints)
+            raise errors.ProgramError(
+                "RecomputeOptimizer: call _set_checkpoints([variables to keep]) first"
+            )
+        return self._optimizer._backward(
+            loss, startup_program, parameter_list, no_grad_set, callbacks, self._checkpoints
+        )
 
     def apply_gradients(self, params_grads: Sequence[ParamGrad]) -> list[Operator]:
         """The inner optimizer's `apply_gradients`."""
         return self._optimizer.apply_gradients(params_grads)
 
-    def apply_optimize(self, loss: Variable, startup_program: Program | None,
-                       params_grads: Sequence[ParamGrad]) -> list[Operator]:
+    def apply_optimize(
+        self, loss: Variable, startup_program: Program | None, params_grads: Sequence[ParamGrad]
+    ) -> list[Operator]:
         """The inner optimizer's `apply_optimize`."""
         return self._optimizer.apply_optimize(loss, startup_program, params_grads)
 
@@ -113,7 +140,9 @@ class RecomputeOptimizer(Optimizer):
 
     def load(self, stat_dict: Any) -> NoReturn:
         """Raises UnsupportedError, as in Fluid. Use `fluid.load`."""
-        raise errors.UnsupportedError("RecomputeOptimizer.load is not supported; use fluid.load(program, path)")
+        raise errors.UnsupportedError(
+            "RecomputeOptimizer.load is not supported; use fluid.load(program, path)"
+        )
 
 
 class DGCMomentumOptimizer(Optimizer):
@@ -122,7 +151,8 @@ class DGCMomentumOptimizer(Optimizer):
     def __init__(self, *args: Any, **kwargs: Any):
         raise errors.UnsupportedError(
             "DGCMomentumOptimizer is not supported: deep gradient compression needs Fluid's own NCCL kernels. Use "
-            "fluid.optimizer.Momentum; gradients between devices are summed by XLA's collectives.")
+            "fluid.optimizer.Momentum; gradients between devices are summed by XLA's collectives."
+        )
 
 
 class PipelineOptimizer:
@@ -131,4 +161,5 @@ class PipelineOptimizer:
     def __init__(self, *args: Any, **kwargs: Any):
         raise errors.UnsupportedError(
             "PipelineOptimizer is not supported: a program runs whole on each device. Use the inner optimizer with "
-            "CompiledProgram.with_data_parallel, and RecomputeOptimizer where memory is short.")
+            "CompiledProgram.with_data_parallel, and RecomputeOptimizer where memory is short."
+        )

@@ -1,4 +1,7 @@
-"""Data parallelism of a program: how it is rewritten, and how a batch is divided among its replicas."""
+"""Data parallelism of a program: how it is rewritten, and how a batch is divided among its
+replicas.
+"""
+
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -36,8 +39,14 @@ class DataParallel:
         sums: gradients to be all-reduced beside those that updates read.
     """
 
-    def __init__(self, program: Program, build: Any, execution: Any, places: Sequence[Any] | None,
-                 sums: Sequence[str] = ()):
+    def __init__(
+        self,
+        program: Program,
+        build: Any,
+        execution: Any,
+        places: Sequence[Any] | None,
+        sums: Sequence[str] = (),
+    ):
         self._sums, self._others = list(sums), LruCache[DataParallel]()
         self.program, self.build, self.execution, self.places = program, build, execution, places
         self.devices: list[jax.Device] = []  # of all processes
@@ -52,12 +61,18 @@ class DataParallel:
         if not self.devices:
             if self.build.num_trainers > 1:
                 from jfluid.environment.process import RoleVariables
-                endpoints = (self.build.trainers_endpoints or processes.endpoints()
-                             or RoleVariables.from_env().trainer_endpoints)
+
+                endpoints = (
+                    self.build.trainers_endpoints
+                    or processes.endpoints()
+                    or RoleVariables.from_env().trainer_endpoints
+                )
                 if len(endpoints) != self.build.num_trainers:
-                    raise errors.ProgramError(f"num_trainers is {self.build.num_trainers}, and the trainers' endpoints are "
-                                              f"{endpoints}: set BuildStrategy.trainers_endpoints, or start the script with "
-                                              "jfluid-launch, which sets PADDLE_TRAINER_ENDPOINTS")
+                    raise errors.ProgramError(
+                        f"num_trainers is {self.build.num_trainers}, and the trainers' endpoints are "
+                        f"{endpoints}: set BuildStrategy.trainers_endpoints, or start the script with "
+                        "jfluid-launch, which sets PADDLE_TRAINER_ENDPOINTS"
+                    )
                 processes.join(endpoints, self.build.trainer_id)
             own = self._own = devices_of(self.places, on_gpus)
             self.replicas = len(own)
@@ -72,23 +87,35 @@ class DataParallel:
     def alone(self) -> bool:
         """Whether there is one replica, and it does what the program itself does on one device."""
         build = self.build
-        return (len(self.devices) == 1 and build._passes.num_repeats == 1 and not build.debug_graphviz_path
-                and build.gradient_scale_strategy != build.GradientScaleStrategy.Customized)
+        return (
+            len(self.devices) == 1
+            and build._passes.num_repeats == 1
+            and not build.debug_graphviz_path
+            and build.gradient_scale_strategy != build.GradientScaleStrategy.Customized
+        )
 
     def other(self, program: Program, sums: Sequence[str] = ()) -> "DataParallel":
-        """Another program on these devices, with the same settings; `sums` are its gradients to be all-reduced."""
-        found = self._others.get_or_make((program.fingerprint, *sums),
-                                lambda: DataParallel(program, self.build, self.execution, self.places, sums))
+        """Another program on these devices, with the same settings; `sums` are its gradients to be
+        all-reduced.
+        """
+        found = self._others.get_or_make(
+            (program.fingerprint, *sums),
+            lambda: DataParallel(program, self.build, self.execution, self.places, sums),
+        )
         found._own, found.devices, found.replicas = self._own, self.devices, self.replicas
         found.program = program  # which may be an equal one with another seed
         return found
 
     def read(self, reader_feeds: ReaderFeeds, program: Program, feed: Any) -> tuple[Program, Any]:
-        """The program without reader operators, and the feed; each replica takes the next batch of the program's reader."""
+        """The program without reader operators, and the feed; each replica takes the next batch of
+        the program's reader.
+        """
         if not reader_feeds.reads(program):
             return program, feed
         if feed:
-            raise errors.FeedError("feed: the program reads from a DataLoader or py_reader, which feeds its replicas")
+            raise errors.FeedError(
+                "feed: the program reads from a DataLoader or py_reader, which feeds its replicas"
+            )
         read = [reader_feeds.feed(program, None, device) for device in self._own]
         return read[0][0], [values for _, values in read]
 
@@ -96,25 +123,35 @@ class DataParallel:
         """The checked feed of each replica of this process. Raises FeedError."""
         if isinstance(feed, (list, tuple)):
             if len(feed) != self.replicas:
-                raise errors.FeedError(f"feed: a list of {len(feed)} feeds for {self.replicas} replicas: give one for each, "
-                                       "or a single dict, which is divided among them")
+                raise errors.FeedError(
+                    f"feed: a list of {len(feed)} feeds for {self.replicas} replicas: give one for each, "
+                    "or a single dict, which is divided among them"
+                )
             parts = [_on_host(feeds.checked(program, f)) for f in feed]
             if any(list(p) != list(parts[0]) for p in parts):
-                raise errors.FeedError(f"feed: the replicas' feeds hold different names: {[sorted(p) for p in parts]}")
+                raise errors.FeedError(
+                    f"feed: the replicas' feeds hold different names: {[sorted(p) for p in parts]}"
+                )
         else:
             block = program.global_block()
             whole = _on_host(feeds.checked(program, feed))
-            parts = replica_feeds.shares(whole, self.replicas, {n for n in whole if block.vars[n].persistable})
+            parts = replica_feeds.shares(
+                whole, self.replicas, {n for n in whole if block.vars[n].persistable}
+            )
         unfed = [n for n in self._seeds if n not in parts[0]]
         if unfed:
-            raise errors.FeedError(f"feed {unfed[0]}: with GradientScaleStrategy.Customized the gradient of the loss is to be "
-                                   f"fed, {self.replicas} numbers, one for each replica")
+            raise errors.FeedError(
+                f"feed {unfed[0]}: with GradientScaleStrategy.Customized the gradient of the loss is to be "
+                f"fed, {self.replicas} numbers, one for each replica"
+            )
         return parts
 
     def rewritten(self) -> Program:
         """The program that each replica runs."""
         if self._rewritten is None or self._rewritten[0] != self.program.identity:
-            program, self._seeds = rewritten(self.program, self.build, len(self.devices) * self.build._passes.num_repeats)
+            program, self._seeds = rewritten(
+                self.program, self.build, len(self.devices) * self.build._passes.num_repeats
+            )
             self._rewritten = self.program.identity, program
             if self.build.debug_graphviz_path:
                 draw_block_graphviz(program.global_block(), path=self.build.debug_graphviz_path)
@@ -123,12 +160,16 @@ class DataParallel:
     def placement(self, planned: Plan) -> Replicas:
         """The placement of a plan of the rewritten program."""
         sharding = ReplicaSharding(
-            Mesh(np.array(self.devices), (AXIS,)), self._shares(planned), self.build.fuse_all_reduce_ops
+            Mesh(np.array(self.devices), (AXIS,)),
+            self._shares(planned),
+            self.build.fuse_all_reduce_ops,
         )
         return Replicas(planned, sharding, self.build._passes.num_repeats, self._sums)
 
     def _shares(self, planned: Plan) -> dict[str, int]:
-        """With Reduce: gradients, and the optimizer's state of their shape, with the dimension that is divided."""
+        """With Reduce: gradients, and the optimizer's state of their shape, with the dimension that
+        is divided.
+        """
         if self.build.reduce_strategy != self.build.ReduceStrategy.Reduce or len(self.devices) == 1:
             return {}
         items = [item for segment in planned.segments for item in segment.ops]
@@ -154,15 +195,21 @@ def _on_host(feeds: Mapping[str, Any]) -> dict[str, Any]:
 
 def _state_of(items: list[Any], param: str, shape: tuple[int, ...], planned: Plan) -> list[str]:
     """Optimizer state of the parameter's shape."""
-    updates = [op for _, op, _ in items if op.attrs.get("op_role", 0) & OpRole.Optimize and param in op.output_arg_names]
+    updates = [
+        op
+        for _, op, _ in items
+        if op.attrs.get("op_role", 0) & OpRole.Optimize and param in op.output_arg_names
+    ]
     names = {n for op in updates for n in op.output_arg_names} & set(planned.updated) - {param}
     return [n for n in sorted(names) if tuple(planned.block.var_recursive(n).shape) == shape]
 
 
 def rewritten(program: Program, build: Any, shares: int) -> tuple[Program, list[str]]:
-    """The program that each replica runs on one of the `shares` of a batch, and the gradients that are to be fed.
+    """The program that each replica runs on one of the `shares` of a batch, and the gradients that
+    are to be fed.
 
-    Gradients begin with the replica's share of the loss, or with fed ones; batch norm spans replicas if the settings say so.
+    Gradients begin with the replica's share of the loss, or with fed ones; batch norm spans
+    replicas if the settings say so.
     """
     program = program.clone()
     block = program.global_block()

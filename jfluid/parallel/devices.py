@@ -1,4 +1,5 @@
 """The devices that replicas run on; virtual ones for the CPU."""
+
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,13 +19,17 @@ def prepare_cpus(number: int) -> None:
 
 
 def devices_of(places: Sequence[Any] | None, on_gpus: bool) -> list[jax.Device]:
-    """The devices of places: those given, else all GPUs, else as many CPU devices as CPU_NUM says. Raises PlaceError."""
+    """The devices of places: those given, else all GPUs, else as many CPU devices as CPU_NUM says.
+    Raises PlaceError.
+    """
     if places is None or not len(places):
         places = cuda_places() if on_gpus else cpu_places()
     if all(isinstance(p, CUDAPlace) for p in places):
         found = [p.device() for p in places]
         if len(set(found)) < len(found):
-            raise errors.PlaceError(f"places: each GPU can be named only once, found {list(places)}")
+            raise errors.PlaceError(
+                f"places: each GPU can be named only once, found {list(places)}"
+            )
         return found
     if not all(isinstance(p, CPUPlace) for p in places):
         raise errors.PlaceError(f"places: expected CPUPlaces or CUDAPlaces, found {list(places)}")
@@ -33,6 +38,7 @@ def devices_of(places: Sequence[Any] | None, on_gpus: bool) -> list[jax.Device]:
     if len(there) < len(places):
         raise errors.PlaceError(
             f"{len(places)} replicas on the CPU were asked for, and JAX has started with {len(there)} CPU device(s). Set the "
-            f"variable CPU_NUM={len(places)} before the program starts, or os.environ['CPU_NUM'] before the first run")
-    chosen: list[jax.Device] = there[:len(places)]
+            f"variable CPU_NUM={len(places)} before the program starts, or os.environ['CPU_NUM'] before the first run"
+        )
+    chosen: list[jax.Device] = there[: len(places)]
     return chosen

@@ -1,4 +1,5 @@
 """Fluid's graph passes. Only one has an effect here: the others do what XLA does by itself."""
+
 from typing import Any
 
 from jfluid import errors
@@ -17,12 +18,20 @@ class Pass:
         return self._name
 
     def set(self, name: str, value: Any, kind: str | None = None) -> None:
-        """Set an attribute: `num_repeats` of multi_batch_merge_pass. `kind` names the value's type in Fluid.
+        """Set an attribute: `num_repeats` of multi_batch_merge_pass. `kind` names the value's type
+        in Fluid.
 
         Raises ProgramError for another one, or a value that does not fit.
         """
-        if name != "num_repeats" or isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise errors.ProgramError(f"{self._name}: expected num_repeats, a whole number above 0, found {name} = {value!r}")
+        if (
+            name != "num_repeats"
+            or isinstance(value, bool)
+            or not isinstance(value, int)
+            or value < 1
+        ):
+            raise errors.ProgramError(
+                f"{self._name}: expected num_repeats, a whole number above 0, found {name} = {value!r}"
+            )
         self._settings[name] = value
 
 
@@ -41,13 +50,16 @@ class PassBuilder:
         return self.insert_pass(len(self._passes), name)
 
     def insert_pass(self, position: int, name: str) -> Pass:
-        """Add a pass: multi_batch_merge_pass divides each replica's batch into `num_repeats` parts, runs forward and
-        backward for one after the other, and updates once by the mean of their gradients.
+        """Add a pass: multi_batch_merge_pass divides each replica's batch into `num_repeats` parts,
+        runs forward and backward for one after the other, and updates once by the mean of their
+        gradients.
 
         Raises UnsupportedError for another one.
         """
         if name != MERGE:
-            raise errors.UnsupportedError(f"pass {name}: XLA rewrites programs by itself; {MERGE} is the only pass here")
+            raise errors.UnsupportedError(
+                f"pass {name}: XLA rewrites programs by itself; {MERGE} is the only pass here"
+            )
         if self.num_repeats > 1:
             raise errors.ProgramError(f"{MERGE} was added already")
         self._passes.insert(position, Pass(name))

@@ -1,8 +1,11 @@
-"""Phases of a data-parallel step: the computation of each replica on its share of the batch, and that done once for all.
+"""Phases of a data-parallel step: the computation of each replica on its share of the batch, and
+that done once for all.
 
-Replicas compute forward and backward. Then gradients are all-reduced, and updates (operators of the role Optimize) are traced
-once, over whole arrays, which XLA's partitioner distributes over the devices according to their shardings.
+Replicas compute forward and backward. Then gradients are all-reduced, and updates (operators of the
+role Optimize) are traced once, over whole arrays, which XLA's partitioner distributes over the
+devices according to their shardings.
 """
+
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -27,7 +30,8 @@ class Phase:
         reads: its inputs.
         reduced: gradients that are all-reduced at the end of the phase.
         per_replica_outputs: outputs that differ by replica and are needed later.
-        shared_outputs: values of the Scope that replicas write (all alike, or each its own, as running statistics).
+        shared_outputs: values of the Scope that replicas write (all alike, or each its own, as
+            running statistics).
     """
 
     items: list[Item]
@@ -51,22 +55,27 @@ def gradients_of(items: Sequence[Item]) -> dict[str, str]:
 
 
 def split(plan: Plan, sums: Sequence[str] = ()) -> list[list[Phase]]:
-    """The phases of each segment of a plan; `sums` are gradients to be all-reduced beside those that updates read.
+    """The phases of each segment of a plan; `sums` are gradients to be all-reduced beside those
+    that updates read.
 
-    Raises UnsupportedError for updates of values that differ by replica, and for programs that all-reduce gradients
-    themselves.
+    Raises UnsupportedError for updates of values that differ by replica, and for programs that
+    all-reduce gradients themselves.
     """
     items = [item for segment in plan.segments for item in segment.ops]
     gradients = gradients_of(items) | dict.fromkeys(sums, "")
     for _, op, definition in items:
         if definition.collective and not writes_of(op).isdisjoint(gradients):
-            raise errors.UnsupportedError(f"operator {op.type} brings gradients together, as with_data_parallel does too: run "
-                                          "a program of mode 'collective' by Executor.run itself" + _at(op))
+            raise errors.UnsupportedError(
+                f"operator {op.type} brings gradients together, as with_data_parallel does too: run "
+                "a program of mode 'collective' by Executor.run itself" + _at(op)
+            )
     found: list[list[Phase]] = []
     given: list[str] = []
     for segment in plan.segments:
         if segment.host:
-            found.append([Phase(segment.ops, not any(_updates(op) for _, op, _ in segment.ops), host=True)])
+            found.append(
+                [Phase(segment.ops, not any(_updates(op) for _, op, _ in segment.ops), host=True)]
+            )
             given += sorted({n for _, op, _ in segment.ops for n in writes_of(op)} & set(gradients))
         else:
             found.append([Phase([], True, given=given)] * bool(given) + _grouped(segment.ops))
@@ -132,22 +141,32 @@ def _wire(phases: list[Phase], plan: Plan, gradients: dict[str, str]) -> None:
         if phase.per_replica:
             by_updates = set().union(*(p.reads for p in phases if not p.per_replica))
             # The next phase all-reduces the host's gradients.
-            phase.reduced = [] if phase.host else sorted(n for n in inside if n in gradients and n in by_updates | later)
+            phase.reduced = (
+                []
+                if phase.host
+                else sorted(n for n in inside if n in gradients and n in by_updates | later)
+            )
             phase.per_replica_outputs = sorted((inside & later & differ) - set(phase.reduced))
             phase.shared_outputs = sorted(
-                (inside & (later | set(plan.updated))) - set(phase.reduced) - set(phase.per_replica_outputs)
+                (inside & (later | set(plan.updated)))
+                - set(phase.reduced)
+                - set(phase.per_replica_outputs)
             )
         later |= set(phase.reads)
 
 
 def per_replica_before(segments: Sequence[Sequence[Phase]], fed: set[str]) -> list[set[str]]:
-    """The names whose values differ by replica, before each segment and after the last; `fed` at first."""
+    """The names whose values differ by replica, before each segment and after the last; `fed` at
+    first.
+    """
     found = [set(fed)]
     for segment in segments:
         now = set(found[-1])
         for phase in segment:
             now -= (
-                {n for _, op, _ in phase.items for n in op.output_arg_names} | set(phase.reduced) | set(phase.shared_outputs)
+                {n for _, op, _ in phase.items for n in op.output_arg_names}
+                | set(phase.reduced)
+                | set(phase.shared_outputs)
             )
             now |= set(phase.per_replica_outputs)
         found.append(now)
@@ -158,9 +177,11 @@ def _refuse_apart(phase: Phase, differ: set[str]) -> None:
     for _, op, _ in phase.items:
         strange = sorted(reads_of(op) & differ & set(phase.reads))
         if strange:
-            raise errors.UnsupportedError(f"operator {op.type} updates by {strange[0]}, which each replica has for itself: "
-                                          "with data parallelism updates may read parameters, gradients and schedules"
-                                          + _at(op))
+            raise errors.UnsupportedError(
+                f"operator {op.type} updates by {strange[0]}, which each replica has for itself: "
+                "with data parallelism updates may read parameters, gradients and schedules"
+                + _at(op)
+            )
 
 
 def _at(op: Operator) -> str:

@@ -1,4 +1,5 @@
 """Dividing a feed among replicas."""
+
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,9 +13,11 @@ from jfluid.ops.ragged import Level, Ragged
 
 
 def shares(feeds: Mapping[str, Any], replicas: int, whole: set[str]) -> list[dict[str, Any]]:
-    """The feed of each replica: rows, or the sequences of ragged rows, in order; the first replicas get the remainder.
+    """The feed of each replica: rows, or the sequences of ragged rows, in order; the first replicas
+    get the remainder.
 
-    Those in `whole` (persistable variables) are not divided. Raises FeedError for fewer rows than replicas.
+    Those in `whole` (persistable variables) are not divided. Raises FeedError for fewer rows than
+    replicas.
     """
     parts: list[dict[str, Any]] = [{} for _ in range(replicas)]
     for name, value in feeds.items():
@@ -24,10 +27,16 @@ def shares(feeds: Mapping[str, Any], replicas: int, whole: set[str]) -> list[dic
             ragged = isinstance(value, LoDTensor)
             rows = len(value._lod[0]) - 1 if ragged else value.shape[0] if value.ndim else 0
             if rows < replicas:
-                raise errors.FeedError(f"feed {name}: {rows} {'sequences' if ragged else 'rows'} for {replicas} replicas: "
-                                       "each needs at least one. Feed more, or use fewer replicas (CPU_NUM, places)")
-            ends = np.cumsum([0] + [rows // replicas + (i < rows % replicas) for i in range(replicas)])
-            pieces = [_sequences(value, a, b) if ragged else value[a:b] for a, b in zip(ends, ends[1:])]
+                raise errors.FeedError(
+                    f"feed {name}: {rows} {'sequences' if ragged else 'rows'} for {replicas} replicas: "
+                    "each needs at least one. Feed more, or use fewer replicas (CPU_NUM, places)"
+                )
+            ends = np.cumsum(
+                [0] + [rows // replicas + (i < rows % replicas) for i in range(replicas)]
+            )
+            pieces = [
+                _sequences(value, a, b) if ragged else value[a:b] for a, b in zip(ends, ends[1:])
+            ]
         for part, piece in zip(parts, pieces):
             part[name] = piece
     return parts
@@ -36,13 +45,15 @@ def shares(feeds: Mapping[str, Any], replicas: int, whole: set[str]) -> list[dic
 def _sequences(tensor: LoDTensor, begin: int, end: int) -> LoDTensor:
     lod = []
     for level in tensor._lod:
-        lod.append(level[begin:end + 1] - level[begin])
+        lod.append(level[begin : end + 1] - level[begin])
         begin, end = int(level[begin]), int(level[end])
     return LoDTensor(tensor.value[begin:end], lod)
 
 
 class Stacker:
-    """Stacks the feeds of replicas along a new first dimension; ragged ones, and rows of different number, are padded."""
+    """Stacks the feeds of replicas along a new first dimension; ragged ones, and rows of different
+    number, are padded.
+    """
 
     def __init__(self, agree: bool = False) -> None:
         self._buckets = Buckets()
@@ -52,10 +63,18 @@ class Stacker:
         """The feeds by name, arrays or `Ragged` with leaves [replicas, ...]."""
         names = sorted(parts[0])
         measures = Measures()
-        measured = {n: [measures.of(p[n]) for p in parts] for n in names if isinstance(parts[0][n], LoDTensor)}
+        measured = {
+            n: [measures.of(p[n]) for p in parts]
+            for n in names
+            if isinstance(parts[0][n], LoDTensor)
+        }
         lods = {n: [lod for lod, _ in found] for n, found in measured.items()}
         needs = {n: _largest([size for _, size in found]) for n, found in measured.items()}
-        counts = {n: [v.shape[0] if (v := p[n]).ndim else 0 for p in parts] for n in names if n not in lods}
+        counts = {
+            n: [v.shape[0] if (v := p[n]).ndim else 0 for p in parts]
+            for n in names
+            if n not in lods
+        }
         bounds = {n: (min(c), max(c)) for n, c in counts.items()}
         uneven = {n: len({len(lod[0]) for lod in found}) > 1 for n, found in lods.items()}
         if self._agree:
@@ -65,19 +84,28 @@ class Stacker:
         for name in names:
             values = [p[name] for p in parts]
             if name in lods:
-                found[name] = _stacked([_filled(v.value, lod, sizes[name], uneven[name])
-                                        for v, lod in zip(values, lods[name])])
+                found[name] = _stacked(
+                    [
+                        _filled(v.value, lod, sizes[name], uneven[name])
+                        for v, lod in zip(values, lods[name])
+                    ]
+                )
             elif bounds[name][0] == bounds[name][1]:
                 found[name] = np.stack(values)
             else:
                 rows = bounds[name][1]
-                found[name] = _stacked([Ragged(fill(v, [], Size(rows, (), ()), False).values, (), np.int32(len(v)))
-                                        for v in values])
+                found[name] = _stacked(
+                    [
+                        Ragged(fill(v, [], Size(rows, (), ()), False).values, (), np.int32(len(v)))
+                        for v in values
+                    ]
+                )
         return found
 
 
-def _agreed(needs: dict[str, Size], bounds: dict[str, tuple[int, int]],
-            uneven: dict[str, bool]) -> tuple[dict[str, Size], dict[str, tuple[int, int]], dict[str, bool]]:
+def _agreed(
+    needs: dict[str, Size], bounds: dict[str, tuple[int, int]], uneven: dict[str, bool]
+) -> tuple[dict[str, Size], dict[str, tuple[int, int]], dict[str, bool]]:
     """The sizes that the feeds of all processes need; each must have the same names."""
     own: list[int] = []
     for name, size in needs.items():
@@ -91,26 +119,48 @@ def _agreed(needs: dict[str, Size], bounds: dict[str, tuple[int, int]],
         levels = len(size.numbers)
         end = at + 1 + 2 * levels
         uneven[name] = bool(most[end + 1]) or least[at + 1] != most[at + 1]
-        sizes[name] = Size(most[at], tuple(most[at + 1:at + 1 + levels]), tuple(most[at + 1 + levels:end]),
-                           bool(least[end]) and least[at:end] == most[at:end])
+        sizes[name] = Size(
+            most[at],
+            tuple(most[at + 1 : at + 1 + levels]),
+            tuple(most[at + 1 + levels : end]),
+            bool(least[end]) and least[at:end] == most[at:end],
+        )
         at = end + 2
-    return sizes, {n: (least[at + 2 * i], most[at + 2 * i + 1]) for i, n in enumerate(bounds)}, uneven
+    return (
+        sizes,
+        {n: (least[at + 2 * i], most[at + 2 * i + 1]) for i, n in enumerate(bounds)},
+        uneven,
+    )
 
 
 def _largest(sizes: list[Size]) -> Size:
-    """A size that all replicas' sequences fit; its number of sequences is that of the replica that has the most."""
+    """A size that all replicas' sequences fit; its number of sequences is that of the replica that
+    has the most.
+    """
     alike = len(set(sizes)) == 1
-    return sizes[0] if alike else Size(max(s.rows for s in sizes), tuple(map(max, zip(*(s.numbers for s in sizes)))),
-                                       tuple(map(max, zip(*(s.longest for s in sizes)))))
+    return (
+        sizes[0]
+        if alike
+        else Size(
+            max(s.rows for s in sizes),
+            tuple(map(max, zip(*(s.numbers for s in sizes)))),
+            tuple(map(max, zip(*(s.longest for s in sizes)))),
+        )
+    )
 
 
 def _filled(values: Any, lod: list[np.ndarray], size: Size, uneven: bool) -> Ragged:
-    """The rows padded to `size`, with the number of sequences if replicas have different numbers."""
+    """The rows padded to `size`, with the number of sequences if replicas have different
+    numbers.
+    """
     made = fill(values, lod, size, False)
     if not uneven:
         return made
     first = made.levels[0]
-    return Ragged(made.values, (Level(first.given, first.longest, count=np.int32(len(lod[0]) - 1)), *made.levels[1:]))
+    return Ragged(
+        made.values,
+        (Level(first.given, first.longest, count=np.int32(len(lod[0]) - 1)), *made.levels[1:]),
+    )
 
 
 def _stacked(parts: list[Ragged]) -> Ragged:

@@ -1,4 +1,7 @@
-"""A step on several devices: replicas under `shard_map`, updates over whole arrays, one XLA program."""
+"""A step on several devices: replicas under `shard_map`, updates over whole arrays, one XLA
+program.
+"""
+
 import functools
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -38,21 +41,31 @@ class Replicas(Placement):
 
     _running: ClassVar[Any] = None  # of the program that this process started last
 
-    def __init__(self, plan: Plan, sharding: ReplicaSharding, repeats: int = 1, sums: Sequence[str] = ()):
+    def __init__(
+        self, plan: Plan, sharding: ReplicaSharding, repeats: int = 1, sums: Sequence[str] = ()
+    ):
         super().__init__(plan)
         self.sharding, self._repeats = sharding, repeats
         self._phases = phases.split(plan, sums)
         self._fed_whole = [n for n in plan.feeds if plan.block.vars[n].persistable]
         every = [phase for group in self._phases for phase in group]
-        self._per_replica = phases.per_replica_before(self._phases, set(plan.feeds) - set(self._fed_whole))
-        sparse = any((v := plan.block.find_var_recursive(n)) is not None and v.type == VarType.SELECTED_ROWS
-                     for p in every for n in p.reduced)
+        self._per_replica = phases.per_replica_before(
+            self._phases, set(plan.feeds) - set(self._fed_whole)
+        )
+        sparse = any(
+            (v := plan.block.find_var_recursive(n)) is not None and v.type == VarType.SELECTED_ROWS
+            for p in every
+            for n in p.reduced
+        )
         self._devices: list[jax.Device] = list(sharding.mesh.local_devices)
         self.hosts = len(self._devices)
         on_gpus = self._devices[0].platform != "cpu"
-        # Rows of sparse gradients are gathered, so their number must be the same everywhere; and XLA tunes a program on all
-        # GPUs together. Otherwise each process may choose its padding: they only exchange gradients, whose shapes are equal.
-        self._stacker = replica_feeds.Stacker(agree=sharding.spans_processes and (sparse or on_gpus))
+        # Rows of sparse gradients are gathered, so their number must be the same everywhere; and
+        # XLA tunes a program on all GPUs together. Otherwise each process may choose its padding:
+        # they only exchange gradients, whose shapes are equal.
+        self._stacker = replica_feeds.Stacker(
+            agree=sharding.spans_processes and (sparse or on_gpus)
+        )
         self._host_stacker = replica_feeds.Stacker(agree=sharding.spans_processes)
         self._shapes: Any = None
 
@@ -83,22 +96,28 @@ class Replicas(Placement):
     def parts(self, name: str, value: Any) -> list[Any]:
         if name in self._per_replica[-1]:
             return [padding.trimmed(part) for part in _divided(value, self.hosts)]
-        return [padding.trimmed(jax.tree.map(lambda leaf: np.asarray(whole(leaf)), value))] * self.hosts
+        return [
+            padding.trimmed(jax.tree.map(lambda leaf: np.asarray(whole(leaf)), value))
+        ] * self.hosts
 
     # ---- compiled segments ----
 
     def compiled(self, at: int, function: Function) -> Function:
         def run(donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> tuple[Any, Any]:
             found = function(donated, kept, key)
-            # It is ready when the program has ended; the values themselves may have been donated to the next one by then.
+            # It is ready when the program has ended; the values themselves may have been donated to
+            # the next one by then.
             ended = jnp.zeros((), jnp.int32)
-            return found, lax.with_sharding_constraint(ended, NamedSharding(self.sharding.mesh, PartitionSpec()))
+            return found, lax.with_sharding_constraint(
+                ended, NamedSharding(self.sharding.mesh, PartitionSpec())
+            )
 
         run.__name__ = run.__qualname__ = function.__name__
         return jax.jit(run, donate_argnums=(0,), compiler_options=options(self._devices[0]))
 
     def call(self, segment: Any, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
-        # Programs whose replicas wait for each other in XLA's thread pool can deadlock it: one at a time.
+        # Programs whose replicas wait for each other in XLA's thread pool can deadlock it: one at a
+        # time.
         jax.block_until_ready(Replicas._running)
         self._shapes = self._shapes or (segment, jax.tree.map(_shape, (donated, kept, key)))
         try:
@@ -106,7 +125,8 @@ class Replicas(Placement):
         except NeedsExactRows as error:
             raise errors.UnsupportedError(
                 f"{str(error).splitlines()[0]}, and replicas have different numbers of rows: feed batches whose rows "
-                f"divide by {self.sharding.replicas}, or run the program on one device") from error
+                f"divide by {self.sharding.replicas}, or run the program on one device"
+            ) from error
         return found
 
     def lowered(self) -> Any:
@@ -121,12 +141,18 @@ class Replicas(Placement):
         return OneDevice(plan, self._devices[number])
 
     def run_host(self, at: int, hosts: Sequence[Host], env: Env, key: Any, scope: Any) -> None:
-        """Run host operators: for each replica of this process, or once if their inputs are the same for all."""
+        """Run host operators: for each replica of this process, or once if their inputs are the
+        same for all.
+        """
         (phase,) = self._phases[at]
         segment = self.plan.segments[at]
         there = [n for n in phase.reads if n in env]
         mine = {n: _divided(env[n], self.hosts) for n in there if n in self._per_replica[at]}
-        alike = {n: jax.tree.map(lambda leaf: np.asarray(whole(leaf)), env[n]) for n in there if n not in mine}
+        alike = {
+            n: jax.tree.map(lambda leaf: np.asarray(whole(leaf)), env[n])
+            for n in there
+            if n not in mine
+        }
         found = []
         for number, host in enumerate(hosts if phase.per_replica else hosts[:1]):
             own = alike | {n: parts[number] for n, parts in mine.items()}
@@ -137,7 +163,11 @@ class Replicas(Placement):
         per_replica = [n for n in gives if n in self._per_replica[at + 1]]
         if per_replica:
             env.update(
-                self.sharding.spread(self._host_stacker.stack([{n: _fed(n, own[n]) for n in per_replica} for own in found]))
+                self.sharding.spread(
+                    self._host_stacker.stack(
+                        [{n: _fed(n, own[n]) for n in per_replica} for own in found]
+                    )
+                )
             )
         env.update(self.sharding.place({n: found[0][n] for n in gives if n not in per_replica}))
 
@@ -158,28 +188,47 @@ class Replicas(Placement):
         return env
 
     def _replicas(
-        self, phase: phases.Phase, shared: Env, per_replica: Env, key: Any, watch: list[trace.Watched] | None
+        self,
+        phase: phases.Phase,
+        shared: Env,
+        per_replica: Env,
+        key: Any,
+        watch: list[trace.Watched] | None,
     ) -> None:
         """Run a phase in each replica."""
         mine = {n: per_replica[n] for n in phase.reads if n in per_replica}
         alike = {n: shared[n] for n in phase.reads if n in shared and n not in mine}
         watched: list[tuple[Any, str]] = []
 
-        def replica(alike: dict[str, Any], mine: dict[str, Any],
-                    key: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], Any]:
+        def replica(
+            alike: dict[str, Any], mine: dict[str, Any], key: Any
+        ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], Any]:
             own = None if key is None else jax.random.fold_in(key, lax.axis_index(AXIS))
             mine = jax.tree.map(lambda leaf: leaf[0], mine)
-            run = self._in_parts if self._repeats > 1 and phase.reduced and phase.items else self._at_once
+            run = (
+                self._in_parts
+                if self._repeats > 1 and phase.reduced and phase.items
+                else self._at_once
+            )
             checks = None if watch is None else watched
             gradients, gives, own_values, finite = run(phase, alike, mine, own, checks)
             stacked = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], own_values)
-            return summed(gradients, self.sharding), gives, stacked, finite if watch is None else lax.pmin(finite, AXIS)
+            return (
+                summed(gradients, self.sharding),
+                gives,
+                stacked,
+                finite if watch is None else lax.pmin(finite, AXIS),
+            )
 
         specs = {n: self.sharding.spec(n) for n in phase.reduced}
         everywhere = PartitionSpec()
         reduced, gives, stacked, finite = jax.shard_map(
-            replica, mesh=self.sharding.mesh, in_specs=(everywhere, PartitionSpec(AXIS), everywhere),
-            out_specs=(specs, everywhere, PartitionSpec(AXIS), everywhere), check_vma=False)(alike, mine, key)
+            replica,
+            mesh=self.sharding.mesh,
+            in_specs=(everywhere, PartitionSpec(AXIS), everywhere),
+            out_specs=(specs, everywhere, PartitionSpec(AXIS), everywhere),
+            check_vma=False,
+        )(alike, mine, key)
         shared.update(reduced)
         shared.update(gives)
         per_replica.update(stacked)
@@ -187,9 +236,12 @@ class Replicas(Placement):
             watch += [(op, name, finite[i] > 0) for i, (op, name) in enumerate(watched)]
 
     @staticmethod
-    def _at_once(phase: phases.Phase, alike: Env, mine: Env, key: Any,
-                 watched: list[tuple[Any, str]] | None) -> tuple[Env, Env, Env, Any]:
-        """One replica's gradients, values of the Scope, values of its own, and which of the `watched` are finite."""
+    def _at_once(
+        phase: phases.Phase, alike: Env, mine: Env, key: Any, watched: list[tuple[Any, str]] | None
+    ) -> tuple[Env, Env, Env, Any]:
+        """One replica's gradients, values of the Scope, values of its own, and which of the
+        `watched` are finite.
+        """
         watch: list[trace.Watched] | None = None if watched is None else []
         env = trace.lower(phase.items, alike | mine, key, watch)
         names = phase.reduced, phase.shared_outputs, phase.per_replica_outputs
@@ -198,10 +250,16 @@ class Replicas(Placement):
             watched[:] = [(op, name) for op, name, _ in watch or ()]
         return gradients, gives, own, jnp.array([flag for *_, flag in watch or ()], jnp.int32)
 
-    def _in_parts(self, phase: phases.Phase, alike: Env, mine: Env, key: Any,
-                  watched: list[tuple[Any, str]] | None) -> tuple[Env, Env, Env, Any]:
-        """As `_at_once`, for one part of the replica's rows after the other. Each part reads the previous one's outputs;
-        gradients are summed, values of its own are concatenated."""
+    def _in_parts(
+        self,
+        phase: phases.Phase,
+        alike: Env,
+        mine: Env,
+        key: Any,
+        watched: list[tuple[Any, str]] | None,
+    ) -> tuple[Env, Env, Env, Any]:
+        """As `_at_once`, for one part of the replica's rows after the other. Each part reads the
+        previous one's outputs; gradients are summed, values of its own are concatenated."""
         parts = {n: _in_equal_parts(n, v, self._repeats) for n, v in mine.items()}
         carried = {n: alike[n] for n in phase.shared_outputs if n in alike}
 
@@ -209,27 +267,49 @@ class Replicas(Placement):
             state, totals = carry
             number, rows = given
             gradients, gives, own, finite = self._at_once(
-                phase, alike | state, rows, None if key is None else jax.random.fold_in(key, number), watched)
+                phase,
+                alike | state,
+                rows,
+                None if key is None else jax.random.fold_in(key, number),
+                watched,
+            )
             dense = {n: g for n, g in gradients.items() if not isinstance(g, SelectedRows)}
             totals = {n: g if totals is None else totals[n] + g for n, g in dense.items()}
             state = {n: jnp.asarray(gives[n]) for n in state}
             sparse = {n: g for n, g in gradients.items() if n not in dense}
-            return (state, totals), (sparse, {n: v for n, v in gives.items() if n not in state}, own, finite)
+            return (state, totals), (
+                sparse,
+                {n: v for n, v in gives.items() if n not in state},
+                own,
+                finite,
+            )
 
         first = {n: v[0] for n, v in parts.items()}
         like = jax.eval_shape(lambda: part((carried, None), (jnp.int32(0), first)))[0][1]
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
         numbers = jnp.arange(self._repeats, dtype=jnp.int32)
-        (state, totals), (sparse, gives, own, finite) = lax.scan(part, (carried, zeros), (numbers, parts))
+        (state, totals), (sparse, gives, own, finite) = lax.scan(
+            part, (carried, zeros), (numbers, parts)
+        )
         joined = functools.partial(jax.tree.map, lambda leaf: leaf.reshape(-1, *leaf.shape[2:]))
-        return (totals | joined(sparse), state | jax.tree.map(lambda leaf: leaf[-1], gives), joined(own),
-                finite.min(0))
+        return (
+            totals | joined(sparse),
+            state | jax.tree.map(lambda leaf: leaf[-1], gives),
+            joined(own),
+            finite.min(0),
+        )
 
 
 def _in_equal_parts(name: str, value: Any, repeats: int) -> Any:
     if isinstance(value, Ragged) or value.shape[0] % repeats:
-        rows = "rows in sequences" if isinstance(value, Ragged) else f"{value.shape[0]} rows in each replica"
-        raise errors.FeedError(f"feed {name}: {rows}, which multi_batch_merge_pass cannot divide into {repeats} equal parts")
+        rows = (
+            "rows in sequences"
+            if isinstance(value, Ragged)
+            else f"{value.shape[0]} rows in each replica"
+        )
+        raise errors.FeedError(
+            f"feed {name}: {rows}, which multi_batch_merge_pass cannot divide into {repeats} equal parts"
+        )
     return value.reshape(repeats, -1, *value.shape[1:])
 
 
@@ -239,8 +319,10 @@ def _fed(name: str, value: Any) -> Any:
     if isinstance(value, LoDTensor):
         return value if value._lod else np.asarray(value.value)
     if not isinstance(value, (np.ndarray, jax.Array)):
-        raise errors.UnsupportedError(f"{name}: an operator of the host gives a {type(value).__name__} in each replica, which "
-                                      "replicas cannot hold: run the program on one device")
+        raise errors.UnsupportedError(
+            f"{name}: an operator of the host gives a {type(value).__name__} in each replica, which "
+            "replicas cannot hold: run the program on one device"
+        )
     return value
 
 
@@ -251,7 +333,9 @@ def _shape(value: Any) -> Any:
 def _divided(value: Any, count: int) -> list[Any]:
     """The parts of a stacked value on each of the `count` replicas of this process."""
     own = jax.tree.map(_shards, value)
-    return [jax.tree.map(lambda shards, i=i: shards[i], own, is_leaf=_is_shards) for i in range(count)]
+    return [
+        jax.tree.map(lambda shards, i=i: shards[i], own, is_leaf=_is_shards) for i in range(count)
+    ]
 
 
 class _Shards(list[Any]):
@@ -269,4 +353,8 @@ def _is_shards(value: Any) -> bool:
 
 def _folded(key: Any, number: int) -> Any:
     """Another random key for each replica."""
-    return None if key is None else np.asarray(jax.random.key_data(jax.random.fold_in(trace.random_key(key), number)))
+    return (
+        None
+        if key is None
+        else np.asarray(jax.random.key_data(jax.random.fold_in(trace.random_key(key), number)))
+    )

@@ -1,4 +1,5 @@
 """How values are sharded over replicas, and how gradients are all-reduced."""
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,8 +25,9 @@ class ReplicaSharding:
     Attributes:
         mesh: the replicas' devices, in one dimension.
         shares: parameters and optimizer state that are divided (Reduce): name -> the dimension.
-        fuse: between processes sum gradients in few large buckets, not one by one. (Within one XLA combines the sums by
-            itself, and joining arrays would only cost: a step of mlp took 25 ms instead of 1.9.)
+        fuse: between processes sum gradients in few large buckets, not one by one. (Within one XLA
+            combines the sums by itself, and joining arrays would only cost: a step of mlp took 25
+            ms instead of 1.9.)
     """
 
     mesh: Mesh
@@ -43,10 +45,14 @@ class ReplicaSharding:
         return len(self.mesh.local_devices) < self.mesh.size
 
     def spread(self, stacked: Any) -> Any:
-        """Move the stacked values of this process's replicas to their devices: its part of the array of all."""
+        """Move the stacked values of this process's replicas to their devices: its part of the
+        array of all.
+        """
         if not self.spans_processes:
             return jax.device_put(stacked, self.per_replica)
-        return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(self.per_replica, leaf), stacked)
+        return jax.tree.map(
+            lambda leaf: jax.make_array_from_process_local_data(self.per_replica, leaf), stacked
+        )
 
     def place(self, values: dict[str, Any]) -> dict[str, jax.Array]:
         """Move whole values to the devices; of several processes those of the first."""
@@ -59,7 +65,9 @@ class ReplicaSharding:
             moved: jax.Array = jax.device_put(value, self.home(name))
             return moved
         first = np.asarray(processes.broadcast(np.asarray(value)))
-        return jax.make_array_from_callback(first.shape, self.home(name), lambda index: first[index])
+        return jax.make_array_from_callback(
+            first.shape, self.home(name), lambda index: first[index]
+        )
 
     def spec(self, name: str) -> PartitionSpec:
         """The partition spec of a whole value."""
@@ -77,8 +85,9 @@ class ReplicaSharding:
 
 
 def dimension_of(shape: tuple[int, ...], replicas: int, sparse: bool) -> int | None:
-    """The dimension by which a value of this shape is divided: the first that divides evenly, the last for a table of rows
-    (so that each replica updates its columns of all rows); None when there is none, or when it does not pay."""
+    """The dimension by which a value of this shape is divided: the first that divides evenly, the
+    last for a table of rows (so that each replica updates its columns of all rows); None when there
+    is none, or when it does not pay."""
     if int(np.prod(shape)) < 2 * replicas:
         return None
     order = range(len(shape) - 1, 0, -1) if sparse else range(len(shape))
@@ -86,8 +95,8 @@ def dimension_of(shape: tuple[int, ...], replicas: int, sparse: bool) -> int | N
 
 
 def summed(values: Mapping[str, Any], sharding: ReplicaSharding) -> dict[str, Any]:
-    """All-reduce gradients, called within a replica: dense ones in fused buckets; divided ones are reduced and scattered, so
-    each replica gets its share; sparse ones become the rows of all."""
+    """All-reduce gradients, called within a replica: dense ones in fused buckets; divided ones are
+    reduced and scattered, so each replica gets its share; sparse ones become the rows of all."""
     found: dict[str, Any] = {}
     dense: dict[Any, list[str]] = {}
     for name, value in values.items():
@@ -97,11 +106,17 @@ def summed(values: Mapping[str, Any], sharding: ReplicaSharding) -> dict[str, An
         elif isinstance(value, Ragged):
             raise TypeError(f"the gradient {name} has rows in sequences")
         elif name in sharding.shares:
-            found[name] = lax.psum_scatter(value, AXIS, scatter_dimension=sharding.shares[name], tiled=True)
+            found[name] = lax.psum_scatter(
+                value, AXIS, scatter_dimension=sharding.shares[name], tiled=True
+            )
         else:
             dense.setdefault(value.dtype, []).append(name)
     for names in dense.values():
-        for bucket in _buckets(names, values) if sharding.fuse and sharding.spans_processes else [[n] for n in names]:
+        for bucket in (
+            _buckets(names, values)
+            if sharding.fuse and sharding.spans_processes
+            else [[n] for n in names]
+        ):
             found.update(_fused(bucket, values))
     return found
 

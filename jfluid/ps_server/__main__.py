@@ -1,9 +1,11 @@
 """`python -m jfluid.ps_server`: one parameter server, by hand.
 
-Prints one line, `listening on HOST:PORT`, when it takes calls. The job's secret comes from a file or the environment
-variable JFLUID_JOB_TOKEN; without them a server on 127.0.0.1 takes that of this user, which
-`jfluid.security.secret.job_secret()` returns. SIGTERM and SIGINT end the server after the calls under way.
+Prints one line, `listening on HOST:PORT`, when it takes calls. The job's secret comes from a file
+or the environment variable JFLUID_JOB_TOKEN; without them a server on 127.0.0.1 takes that of this
+user, which `jfluid.security.secret.job_secret()` returns. SIGTERM and SIGINT end the server after
+the calls under way.
 """
+
 import argparse
 import contextlib
 import ctypes
@@ -24,36 +26,87 @@ from jfluid.security import secret
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m jfluid.ps_server", description="One parameter server.")
+    parser = argparse.ArgumentParser(
+        prog="python -m jfluid.ps_server", description="One parameter server."
+    )
     add, defaults = parser.add_argument, ServerVariables()
     add("--host", default="127.0.0.1", help="where to listen (default: this machine only)")
     add("--port", type=int, default=0, help="0 (default): a free one")
     add("--server", type=int, default=0, help="the number of this server, from 0")
     add("--servers", type=int, default=1, help="how many servers the job has")
     add("--trainers", type=int, default=1, help="how many trainers the job has")
-    add("--secret-file", type=Path, metavar="FILE",
-        help=f"has the job's secret, for its owner only (default: the variable {secret.VARIABLE}, or this user's secret)")
-    add("--tables", type=Path, metavar="FILE", help="YAML or JSON: {tables: [...], blocks: [...]} to begin with")
-    add("--restore", type=Path, metavar="FOLDER", help="begin with the newest complete snapshot in this folder")
-    add("--save-root", type=Path, metavar="FOLDER", help="write and read snapshots below this folder only")
-    add("--silence", type=float, default=defaults.silence_s, metavar="SECONDS",
-        help="a trainer not heard for longer is silent (%(default)g)")
-    add("--on-silence", choices=["fail", "leave out"], default=defaults.on_silence,
-        help="what a silent trainer means for the job")
-    add("--start", type=float, default=defaults.start_s, metavar="SECONDS",
-        help="with --restore: a trainer not heard for longer from the beginning is silent (%(default)g)")
+    add(
+        "--secret-file",
+        type=Path,
+        metavar="FILE",
+        help=f"has the job's secret, for its owner only (default: the variable {secret.VARIABLE}, or this user's secret)",
+    )
+    add(
+        "--tables",
+        type=Path,
+        metavar="FILE",
+        help="YAML or JSON: {tables: [...], blocks: [...]} to begin with",
+    )
+    add(
+        "--restore",
+        type=Path,
+        metavar="FOLDER",
+        help="begin with the newest complete snapshot in this folder",
+    )
+    add(
+        "--save-root",
+        type=Path,
+        metavar="FOLDER",
+        help="write and read snapshots below this folder only",
+    )
+    add(
+        "--silence",
+        type=float,
+        default=defaults.silence_s,
+        metavar="SECONDS",
+        help="a trainer not heard for longer is silent (%(default)g)",
+    )
+    add(
+        "--on-silence",
+        choices=["fail", "leave out"],
+        default=defaults.on_silence,
+        help="what a silent trainer means for the job",
+    )
+    add(
+        "--start",
+        type=float,
+        default=defaults.start_s,
+        metavar="SECONDS",
+        help="with --restore: a trainer not heard for longer from the beginning is silent (%(default)g)",
+    )
     add("--end-with-trainers", action="store_true", help="end when all trainers have left")
-    add("--max-rows", type=int, metavar="ROWS", help="refuse new rows beyond so many in all tables together")
-    add("--max-bytes", type=int, metavar="BYTES", help="refuse new rows beyond so many bytes in all tables together")
+    add(
+        "--max-rows",
+        type=int,
+        metavar="ROWS",
+        help="refuse new rows beyond so many in all tables together",
+    )
+    add(
+        "--max-bytes",
+        type=int,
+        metavar="BYTES",
+        help="refuse new rows beyond so many bytes in all tables together",
+    )
     add("--metrics-port", type=int, metavar="PORT", help="answer Prometheus on this port")
     add("--tls-certificate", type=Path, metavar="PEM")
     add("--tls-key", type=Path, metavar="PEM")
-    add("--tls-clients", type=Path, metavar="PEM", help="clients need a certificate of these authorities")
+    add(
+        "--tls-clients",
+        type=Path,
+        metavar="PEM",
+        help="clients need a certificate of these authorities",
+    )
     return parser
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep the memory of messages (up to 4 MB) for the next ones, instead of asking the system each time.
+    """Let glibc keep the memory of messages (up to 4 MB) for the next ones, instead of asking the
+    system each time.
 
     Asking costs a page fault for every 4 KB; a call of 13000 rows took 1.4 times as long.
     """
@@ -91,15 +144,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     keep_freed_memory()
     try:
-        settings = validation.read(Settings, {
-            "token": secret.from_file(options.secret_file) if options.secret_file else secret.job_secret([options.host]),
-            "host": options.host, "port": options.port, "server": options.server,
-            "servers": options.servers, "trainers": options.trainers, "silence_s": options.silence,
-            "on_silence": options.on_silence, "start_s": options.start, "end_with_trainers": options.end_with_trainers,
-            "save_root": options.save_root, "metrics_port": options.metrics_port,
-            "max_rows": options.max_rows, "max_bytes": options.max_bytes,
-            "tls_certificate": options.tls_certificate, "tls_key": options.tls_key, "tls_clients": options.tls_clients},
-            "options")
+        settings = validation.read(
+            Settings,
+            {
+                "token": secret.from_file(options.secret_file)
+                if options.secret_file
+                else secret.job_secret([options.host]),
+                "host": options.host,
+                "port": options.port,
+                "server": options.server,
+                "servers": options.servers,
+                "trainers": options.trainers,
+                "silence_s": options.silence,
+                "on_silence": options.on_silence,
+                "start_s": options.start,
+                "end_with_trainers": options.end_with_trainers,
+                "save_root": options.save_root,
+                "metrics_port": options.metrics_port,
+                "max_rows": options.max_rows,
+                "max_bytes": options.max_bytes,
+                "tls_certificate": options.tls_certificate,
+                "tls_key": options.tls_key,
+                "tls_clients": options.tls_clients,
+            },
+            "options",
+        )
         store, restored = _store(options)
         server = Server(settings, store)
         if restored is not None:

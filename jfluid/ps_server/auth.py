@@ -1,13 +1,18 @@
-"""The job's secret on gRPC: every call proves that its caller has it, and every answer that its server does.
+"""The job's secret on gRPC: every call proves that its caller has it, and every answer that its
+server does.
 
-A client begins a session with a call named Begin. It sends a nonce; the server answers with a challenge, random in each of
-its lives, and a proof that it has the secret. From nonce and challenge follows the session's key. Each call then brings a
-number and half of a MAC of it and of the method's name, in its metadata; a number is good once, so a recorded header opens
-nothing. The answer brings the MAC's other half. Messages themselves are neither hidden nor sealed: that takes TLS.
+A client begins a session with a call named Begin. It sends a nonce; the server answers with a
+challenge, random in each of its lives, and a proof that it has the secret. From nonce and challenge
+follows the session's key. Each call then brings a number and half of a MAC of it and of the
+method's name, in its metadata; a number is good once, so a recorded header opens nothing. The
+answer brings the MAC's other half. Messages themselves are neither hidden nor sealed: that takes
+TLS.
 
-Who proves nothing is refused when the headers of his call have come, by the thread that takes calls from the network: no
-message of his is awaited, and none of the threads that work for trainers is taken.
+Who proves nothing is refused when the headers of his call have come, by the thread that takes calls
+from the network: no message of his is awaited, and none of the threads that work for trainers is
+taken.
 """
+
 import hashlib
 import hmac
 import itertools
@@ -34,13 +39,21 @@ _BEGUN = struct.Struct(f"<{_CHALLENGE_SIZE}s{_MAC_SIZE}s")
 _WINDOW = 4096
 _SESSIONS = 4096
 # Statuses that only the service gives, and on which clients act.
-_OF_THE_SERVICE = {grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.DATA_LOSS,
-                   grpc.StatusCode.ABORTED, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.OUT_OF_RANGE}
+_OF_THE_SERVICE = {
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.DATA_LOSS,
+    grpc.StatusCode.ABORTED,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.OUT_OF_RANGE,
+}
 Metadata = tuple[tuple[str, bytes], ...]
 
 
 def decode_proof(data: bytes) -> tuple[bytes, int, bytes]:
-    """(the session's nonce, the call's number, its MAC) in what a call brings. Raises MessageError."""
+    """(the session's nonce, the call's number, its MAC) in what a call brings. Raises
+    MessageError.
+    """
     if len(data) != _PROOF.size:
         raise errors.MessageError(f"{PROOF}: expected {_PROOF.size} bytes, found {len(data)}")
     nonce, number, mac = _PROOF.unpack(data)
@@ -50,7 +63,9 @@ def decode_proof(data: bytes) -> tuple[bytes, int, bytes]:
 def decode_begun(data: bytes) -> tuple[bytes, bytes]:
     """(the server's challenge, its MAC) in an answer to Begin. Raises MessageError."""
     if len(data) != _BEGUN.size:
-        raise errors.MessageError(f"Begin: expected an answer of {_BEGUN.size} bytes, found {len(data)}")
+        raise errors.MessageError(
+            f"Begin: expected an answer of {_BEGUN.size} bytes, found {len(data)}"
+        )
     challenge, mac = _BEGUN.unpack(data)
     return challenge, mac
 
@@ -67,7 +82,8 @@ class _Keys:
         self._key = _mac(key, b"session", nonce, challenge)
 
     def macs(self, number: int, path: str) -> tuple[bytes, bytes]:
-        """What a call brings, and what its answer brings: the halves of one MAC, neither of which tells the other.
+        """What a call brings, and what its answer brings: the halves of one MAC, neither of which
+        tells the other.
 
         BLAKE2b with a key takes 2 microseconds where HMAC takes 10 to 15.
         """
@@ -78,10 +94,15 @@ class _Keys:
 
 # ---- of a server ----
 
-class _AtOnce(ThreadPoolExecutor):
-    """Runs what never waits in the thread that has taken the call: it is answered whatever the pool does."""
 
-    def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> "Future[Any]":
+class _AtOnce(ThreadPoolExecutor):
+    """Runs what never waits in the thread that has taken the call: it is answered whatever the pool
+    does.
+    """
+
+    def submit(
+        self, function: Callable[..., Any], /, *arguments: Any, **named: Any
+    ) -> "Future[Any]":
         future: Future[Any] = Future()
         try:
             future.set_result(function(*arguments, **named))
@@ -90,8 +111,12 @@ class _AtOnce(ThreadPoolExecutor):
         return future
 
 
-def _at_once(answer: Callable[[Iterator[bytes], grpc.ServicerContext], bytes]) -> grpc.RpcMethodHandler:
-    """A handler that answers when the headers are there. As one of a stream it gets no message that it did not ask for."""
+def _at_once(
+    answer: Callable[[Iterator[bytes], grpc.ServicerContext], bytes],
+) -> grpc.RpcMethodHandler:
+    """A handler that answers when the headers are there. As one of a stream it gets no message that
+    it did not ask for.
+    """
     answer.experimental_thread_pool = _AtOnce(1)  # type: ignore[attr-defined]
     return grpc.stream_unary_rpc_method_handler(answer)
 
@@ -106,7 +131,9 @@ class _Session(_Keys):
     def take(self, number: int) -> bool:
         """Whether this number is used for the first time."""
         if number > self._highest:
-            self._used = (self._used << min(number - self._highest, _WINDOW) | 1) & ((1 << _WINDOW) - 1)
+            self._used = (self._used << min(number - self._highest, _WINDOW) | 1) & (
+                (1 << _WINDOW) - 1
+            )
             self._highest = number
             return True
         below = self._highest - number
@@ -117,10 +144,12 @@ class _Session(_Keys):
 
 
 class Guard(grpc.ServerInterceptor):
-    """Refuses calls that do not prove to know the secret. gRPC asks it in one thread, one call after the other.
+    """Refuses calls that do not prove to know the secret. gRPC asks it in one thread, one call
+    after the other.
 
     Args:
-        sessions: how many are remembered. When there are more a new challenge begins, and every client a new session.
+        sessions: how many are remembered. When there are more a new challenge begins, and every
+            client a new session.
     """
 
     def __init__(self, secret: str, sessions: int = _SESSIONS):
@@ -130,13 +159,19 @@ class Guard(grpc.ServerInterceptor):
         def begin(messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
             nonce = _value(context.invocation_metadata(), NONCE)
             if len(nonce) != _NONCE_SIZE:
-                context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{NONCE}: expected {_NONCE_SIZE} bytes, found {len(nonce)}")
+                context.abort(
+                    grpc.StatusCode.INVALID_ARGUMENT,
+                    f"{NONCE}: expected {_NONCE_SIZE} bytes, found {len(nonce)}",
+                )
             return _BEGUN.pack(self._challenge, _mac(self._key, b"server", nonce, self._challenge))
 
         def refuse(messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, f"the call does not prove that its caller has the job's secret "
-                                                           f"({VARIABLE})")
+            context.abort(
+                grpc.StatusCode.UNAUTHENTICATED,
+                f"the call does not prove that its caller has the job's secret ({VARIABLE})",
+            )
             raise AssertionError("abort raises")
+
         self._begin, self._refuse = _at_once(begin), _at_once(refuse)
 
     def _forget(self) -> None:
@@ -144,7 +179,9 @@ class Guard(grpc.ServerInterceptor):
         self._challenge = secrets.token_bytes(_CHALLENGE_SIZE)
         self._sessions: dict[bytes, _Session] = {}
 
-    def intercept_service(self, continuation: Callable[..., Any], details: grpc.HandlerCallDetails) -> Any:
+    def intercept_service(
+        self, continuation: Callable[..., Any], details: grpc.HandlerCallDetails
+    ) -> Any:
         if details.method == BEGIN:
             return self._begin
         proven = self._proven(_value(details.invocation_metadata, PROOF), details.method)
@@ -154,7 +191,9 @@ class Guard(grpc.ServerInterceptor):
         return handler and _answering(handler, ((PROOF, proven),))
 
     def _proven(self, proof: bytes, path: str) -> bytes | None:
-        """The proof that goes with the answer to a call, or None for a call that has to be refused."""
+        """The proof that goes with the answer to a call, or None for a call that has to be
+        refused.
+        """
         try:
             nonce, number, mac = decode_proof(proof)
         except errors.MessageError:
@@ -182,11 +221,16 @@ def _answering(handler: grpc.RpcMethodHandler, metadata: Metadata) -> grpc.RpcMe
     def answer(request: Any, context: grpc.ServicerContext) -> Any:
         context.set_trailing_metadata(metadata)
         return function(request, context)
-    return grpc.stream_stream_rpc_method_handler(answer) if handler.stream_stream else \
-        grpc.unary_unary_rpc_method_handler(answer)
+
+    return (
+        grpc.stream_stream_rpc_method_handler(answer)
+        if handler.stream_stream
+        else grpc.unary_unary_rpc_method_handler(answer)
+    )
 
 
 # ---- of a client ----
+
 
 class _Numbered(_Keys):
     """A session of this client, and the numbers of its calls."""
@@ -215,7 +259,9 @@ class Session:
         self._send_begin = channel.stream_unary(BEGIN)
         self._current: _Numbered | None = None
 
-    def unary(self, path: str, read: Callable[[bytes], Any]) -> Callable[[bytes, float | None], Any]:
+    def unary(
+        self, path: str, read: Callable[[bytes], Any]
+    ) -> Callable[[bytes, float | None], Any]:
         """A method: its reply to a serialized request within so many seconds.
 
         It raises RpcError, and ServerError when the server does not prove itself.
@@ -231,10 +277,13 @@ class Session:
                 raise
             self._check(answer, expected)
             return reply
+
         return call
 
     def stream(self, path: str) -> Callable[[Iterator[bytes], float | None], Iterator[bytes]]:
-        """A method with several messages each way; the server's proof comes after the last. See `unary`."""
+        """A method with several messages each way; the server's proof comes after the last. See
+        `unary`.
+        """
         method = self._channel.stream_stream(path)
 
         def call(requests: Iterator[bytes], timeout_s: float | None) -> Iterator[bytes]:
@@ -246,6 +295,7 @@ class Session:
                 self._check_refusal(error, expected)
                 raise
             self._check(answer, expected)
+
         return call
 
     def _begin(self) -> _Numbered:
@@ -275,5 +325,7 @@ class Session:
             raise self._stranger()
 
     def _stranger(self) -> errors.ServerError:
-        return errors.ServerError(f"server {self._endpoint}: it does not prove that it has the job's secret: it is none of "
-                                  f"this job, or was given another {VARIABLE} than this process")
+        return errors.ServerError(
+            f"server {self._endpoint}: it does not prove that it has the job's secret: it is none of "
+            f"this job, or was given another {VARIABLE} than this process"
+        )

@@ -1,8 +1,9 @@
 """Memory for new rows: reservations by calls, and the caps of a table and of a server.
 
-A call that may add rows reserves memory for all of them before the first row changes. A call that is refused, by a cap or
-for lack of memory, has changed nothing.
+A call that may add rows reserves memory for all of them before the first row changes. A call that
+is refused, by a cap or for lack of memory, has changed nothing.
 """
+
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,29 +17,35 @@ from jfluid.ps_server.kernels import COUNT, HELD, LIMIT
 from jfluid.ps_server.shard import Shard
 
 Array = np.ndarray[Any, Any]
-# Bytes of a row beside its numbers: its id, how often it was shown, its last step, and its share of an index at its largest.
+# Bytes of a row beside its numbers: its id, how often it was shown, its last step, and its share of
+# an index at its largest.
 ROW_OVERHEAD = 24
 
 
 class Groups(NamedTuple):
-    """Ids by shard: order[starts[i]:starts[i + 1]] are the positions, ascending, of those of shard number i."""
+    """Ids by shard: order[starts[i]:starts[i + 1]] are the positions, ascending, of those of shard
+    number i.
+    """
 
     order: Array
     starts: Array
 
     def parts(self, most: int = 1 << 62) -> Iterator[tuple[int, Array]]:
-        """(number of a shard, positions of some of its ids, at most `most`), by shard, ascending."""
+        """(number of a shard, positions of some of its ids, at most `most`), by shard,
+        ascending.
+        """
         for number in np.flatnonzero(self.starts[1:] > self.starts[:-1]).tolist():
-            positions = self.order[self.starts[number]:self.starts[number + 1]]
+            positions = self.order[self.starts[number] : self.starts[number + 1]]
             if len(positions) <= most:
                 yield number, positions
                 continue
             for begin in range(0, len(positions), most):
-                yield number, positions[begin:begin + most]
+                yield number, positions[begin : begin + most]
 
 
 class Reservations:
-    """The memory of a table's shards: how many rows it is enough for, and how many of them pending calls have reserved.
+    """The memory of a table's shards: how many rows it is enough for, and how many of them pending
+    calls have reserved.
 
     Attributes:
         state: int64 [3, shards]: COUNT, LIMIT and HELD of each shard.
@@ -58,7 +65,10 @@ class Reservations:
         with self.lock:
             if not kernels.hold(self.state, groups.starts, more):
                 for number, order in groups.parts():
-                    if self.state[COUNT, number] + self.state[HELD, number] + len(order) > self.state[LIMIT, number]:
+                    if (
+                        self.state[COUNT, number] + self.state[HELD, number] + len(order)
+                        > self.state[LIMIT, number]
+                    ):
                         with shards[number].lock:
                             more[number] = shards[number].make_room(ids, order)
                 self.state[HELD] += more
@@ -113,12 +123,17 @@ class Cap:
 
     def check(self, most: Size, exact: Callable[[], Size]) -> None:
         """Raise TooLargeError when an addition does not fit. See `held` for the arguments."""
-        if self.bounded and not self._fits(most, NOTHING) and not self._fits(more := exact(), NOTHING):
+        if (
+            self.bounded
+            and not self._fits(most, NOTHING)
+            and not self._fits(more := exact(), NOTHING)
+        ):
             raise self._refusal(more)
 
     @contextlib.contextmanager
     def held(self, most: Size, exact: Callable[[], Size]) -> Iterator[None]:
-        """Reserve a size while the context lasts. Raises TooLargeError when there is no room for it.
+        """Reserve a size while the context lasts. Raises TooLargeError when there is no room for
+        it.
 
         Args:
             most: an upper bound of what will be added.
@@ -136,7 +151,8 @@ class Cap:
                     break
                 if not self._held:
                     raise self._refusal(more)
-                self._changed.wait()  # pending calls may need less than they reserved, or add the same rows
+                # pending calls may need less than they reserved, or add the same rows
+                self._changed.wait()
             self._held.append(more)
         try:
             yield
@@ -147,7 +163,9 @@ class Cap:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Let no call add rows while the context lasts, so that rows may be dropped on which pending calls count."""
+        """Let no call add rows while the context lasts, so that rows may be dropped on which
+        pending calls count.
+        """
         with self._changed:
             self._alone += 1
             try:
@@ -159,14 +177,24 @@ class Cap:
 
     def _fits(self, more: Size, held: Size) -> bool:
         if more == NOTHING:
-            return True  # when the bound is exceeded already, as after a restore, existing rows stay in use
+            # when the bound is exceeded already, as after a restore, existing rows stay in use
+            return True
         after = Size.total([self._used(), held, more])
-        return (self.most_rows is None or after.rows <= self.most_rows) and \
-            (self.most_bytes is None or after.bytes <= self.most_bytes)
+        return (self.most_rows is None or after.rows <= self.most_rows) and (
+            self.most_bytes is None or after.bytes <= self.most_bytes
+        )
 
     def _refusal(self, more: Size) -> TooLargeError:
         used = self._used()
-        bounds = [f"{name} is {bound:,}, {there:,} are taken" for name, bound, there in (
-            ("max_rows", self.most_rows, used.rows), ("max_bytes", self.most_bytes, used.bytes)) if bound is not None]
-        return TooLargeError(f"{self.what}: no room for {more.rows:,} new rows ({more.bytes:,} bytes): {'; '.join(bounds)}. "
-                             f"Nothing of this call was applied; the rows that are there go on being served. {self._hint}")
+        bounds = [
+            f"{name} is {bound:,}, {there:,} are taken"
+            for name, bound, there in (
+                ("max_rows", self.most_rows, used.rows),
+                ("max_bytes", self.most_bytes, used.bytes),
+            )
+            if bound is not None
+        ]
+        return TooLargeError(
+            f"{self.what}: no room for {more.rows:,} new rows ({more.bytes:,} bytes): {'; '.join(bounds)}. "
+            f"Nothing of this call was applied; the rows that are there go on being served. {self._hint}"
+        )

@@ -1,9 +1,11 @@
 """Client: one trainer's connections to all servers of a job.
 
-A hash of its id decides which server owns a row; `create` says which server owns a block. The client makes ids distinct and
-sums the gradients of equal ids before it sends them. It sends a call that gets no answer again, with the same sequence
-number, until `timeout_s` is over: servers apply it once.
+A hash of its id decides which server owns a row; `create` says which server owns a block. The
+client makes ids distinct and sums the gradients of equal ids before it sends them. It sends a call
+that gets no answer again, with the same sequence number, until `timeout_s` is over: servers apply
+it once.
 """
+
 import contextlib
 import itertools
 import logging
@@ -24,7 +26,13 @@ from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server.connection import ServerConnection
 from jfluid.ps_server.directory import Block, Directory, RowRange
 from jfluid.ps_server.errors import RollbackError
-from jfluid.ps_server.sharded_pull import PulledRows, PullResult, ShardedPull, checked_ids, described
+from jfluid.ps_server.sharded_pull import (
+    PulledRows,
+    PullResult,
+    ShardedPull,
+    checked_ids,
+    described,
+)
 from jfluid.ps_server.store import Change
 from jfluid.ps_server.table import merge
 from jfluid.ps_server.zero_copy import IncomingPullReply, OutgoingRequest
@@ -32,56 +40,87 @@ from jfluid.ps_server.zero_copy import IncomingPullReply, OutgoingRequest
 __all__ = ["Client", "PullResult", "PulledRows", "RowRange", "credentials_of"]
 
 Array = np.ndarray[Any, Any]
-# For how long a trainer that has left stays reachable, so that a restarted server can ask it for its last pushes.
+# For how long a trainer that has left stays reachable, so that a restarted server can ask it for
+# its last pushes.
 _STAY_S, _STAY_LOOK_S = 60.0, 0.1
 logger = logging.getLogger(__name__)
 
 
-def credentials_of(tls_authority: bytes | None = None, tls_certificate: bytes | None = None, tls_key: bytes | None = None,
-                   **_: object) -> grpc.ChannelCredentials | None:
+def credentials_of(
+    tls_authority: bytes | None = None,
+    tls_certificate: bytes | None = None,
+    tls_key: bytes | None = None,
+    **_: object,
+) -> grpc.ChannelCredentials | None:
     """What a client's connections use for TLS (see Client); None for connections without it."""
-    return grpc.ssl_channel_credentials(tls_authority, tls_key, tls_certificate) if tls_authority else None
+    return (
+        grpc.ssl_channel_credentials(tls_authority, tls_key, tls_certificate)
+        if tls_authority
+        else None
+    )
 
 
 class Client:
     """Calls from one trainer. Safe for threads.
 
-    All methods raise ServerError, or one of its kinds in `jfluid.ps_server.errors`, with the server's reason, or when there
-    is no answer.
+    All methods raise ServerError, or one of its kinds in `jfluid.ps_server.errors`, with the
+    server's reason, or when there is no answer.
 
-    A client that pushes, pulls for training, or waits at a barrier acts as the trainer of its number from then on (see
-    `enter`). A client that only looks up, pulls with `train=False`, saves or asks for the status is no trainer and does not
-    affect any.
+    A client that pushes, pulls for training, or waits at a barrier acts as the trainer of its
+    number from then on (see `enter`). A client that only looks up, pulls with `train=False`, saves
+    or asks for the status is no trainer and does not affect any.
 
     Args:
         endpoints: "host:port" of all servers, in the job's order.
         token: the job's.
         trainer: this trainer's number, from 0.
-        incarnation: of this trainer process, from 1 to 2**64 - 1; higher than those of its earlier processes. By default it is
-            higher than any that a server knows.
-        timeout_s: for how long a call is retried. It does not bound calls that wait for other trainers (barriers, rounds).
-        heartbeat_s: seconds between a trainer's heartbeats; 0 for none (every call counts as one, too). Their answers also
-            tell whether a server has restarted and needs the calls of the replay log.
-        keep_bytes: size of the replay log of each server: pushes since its last snapshot, which are sent again when it is
-            restored from that snapshot, so that nothing is lost. When the log is full its oldest calls are dropped.
-        tls_authority: PEM of the authority that signed the servers' certificates: then connections use TLS.
+        incarnation: of this trainer process, from 1 to 2**64 - 1; higher than those of its earlier
+            processes. By default it is higher than any that a server knows.
+        timeout_s: for how long a call is retried. It does not bound calls that wait for other
+            trainers (barriers, rounds).
+        heartbeat_s: seconds between a trainer's heartbeats; 0 for none (every call counts as one,
+            too). Their answers also tell whether a server has restarted and needs the calls of the
+            replay log.
+        keep_bytes: size of the replay log of each server: pushes since its last snapshot, which are
+            sent again when it is restored from that snapshot, so that nothing is lost. When the log
+            is full its oldest calls are dropped.
+        tls_authority: PEM of the authority that signed the servers' certificates: then connections
+            use TLS.
         tls_certificate, tls_key: PEM of this client's own, for servers that require one.
-        share_memory: whether large messages to servers on this machine go through memory that both have (see
-            shared_memory.py).
+        share_memory: whether large messages to servers on this machine go through memory that both
+            have (see shared_memory.py).
     """
 
-    def __init__(self, endpoints: Sequence[str], token: str, trainer: int = 0, incarnation: int | None = None,
-                 timeout_s: float = 60.0, heartbeat_s: float = 5.0, keep_bytes: int = 0,
-                 tls_authority: bytes | None = None, tls_certificate: bytes | None = None, tls_key: bytes | None = None,
-                 share_memory: bool = True):
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        token: str,
+        trainer: int = 0,
+        incarnation: int | None = None,
+        timeout_s: float = 60.0,
+        heartbeat_s: float = 5.0,
+        keep_bytes: int = 0,
+        tls_authority: bytes | None = None,
+        tls_certificate: bytes | None = None,
+        tls_key: bytes | None = None,
+        share_memory: bool = True,
+    ):
         if isinstance(endpoints, str) or not endpoints:
-            raise errors.ServerError(f"endpoints: expected a list of host:port, found {endpoints!r}")
+            raise errors.ServerError(
+                f"endpoints: expected a list of host:port, found {endpoints!r}"
+            )
         if incarnation is not None and not 1 <= incarnation < 1 << 64:
-            raise errors.ServerError(f"incarnation: expected a number from 1 to 2**64 - 1, found {incarnation!r}")
+            raise errors.ServerError(
+                f"incarnation: expected a number from 1 to 2**64 - 1, found {incarnation!r}"
+            )
         self.trainer = trainer
         credentials = credentials_of(tls_authority, tls_certificate, tls_key)
-        self._connections = [ServerConnection(endpoint, token, credentials, timeout_s, trainer, keep_bytes, share_memory)
-                          for endpoint in endpoints]
+        self._connections = [
+            ServerConnection(
+                endpoint, token, credentials, timeout_s, trainer, keep_bytes, share_memory
+            )
+            for endpoint in endpoints
+        ]
         self._connections[0].on_restart = self._tell_passages
         for connection in self._connections:
             connection.on_rollback = self._end
@@ -89,7 +128,9 @@ class Client:
         self._passages: dict[str, Iterator[int]] = {}
         self._passed: dict[str, int] = {}
         self._lock, self._entering = threading.Lock(), threading.Lock()
-        self._threads = ThreadPoolExecutor(32 * len(endpoints), thread_name_prefix="jfluid-ps-client")
+        self._threads = ThreadPoolExecutor(
+            32 * len(endpoints), thread_name_prefix="jfluid-ps-client"
+        )
         self._closed = threading.Event()
         self._heartbeat_s, self._beats = heartbeat_s, False
         self._incarnation = incarnation or 0
@@ -102,45 +143,63 @@ class Client:
         return self._incarnation or self.enter()
 
     def enter(self) -> int:
-        """Join the job as the trainer of this number; earlier incarnations of it have ended. Repeating this is harmless.
+        """Join the job as the trainer of this number; earlier incarnations of it have ended.
+        Repeating this is harmless.
 
-        Returns the incarnation, which is higher than any that a server knows. Two processes that enter as the same trainer at
-        the same time get different incarnations, and the higher one ends the other. Raises ServerError.
+        Returns the incarnation, which is higher than any that a server knows. Two processes that
+        enter as the same trainer at the same time get different incarnations, and the higher one
+        ends the other. Raises ServerError.
         """
         with self._entering:
             self._begin_beats()
             if not self._incarnation:
                 latest = max(self._everywhere(lambda number: self._connections[number].latest()))
                 if latest >> 32 == (1 << 32) - 1:
-                    raise errors.ServerError(f"trainer {self.trainer}: there is no incarnation above {latest}, which a client "
-                                             "was given (incarnation=): none can follow it")
+                    raise errors.ServerError(
+                        f"trainer {self.trainer}: there is no incarnation above {latest}, which a client "
+                        "was given (incarnation=): none can follow it"
+                    )
                 self._incarnation = ((latest >> 32) + 1) << 32 | secrets.randbits(32)
             return self._incarnation
 
     def _begin_beats(self) -> None:
-        # A thread for each server: one that does not answer must not make this trainer silent to the others.
+        # A thread for each server: one that does not answer must not make this trainer silent to
+        # the others.
         for connection in self._connections if self._heartbeat_s and not self._beats else ():
-            threading.Thread(target=self._beat, args=[connection], name="jfluid-ps-heartbeat", daemon=True).start()
+            threading.Thread(
+                target=self._beat, args=[connection], name="jfluid-ps-heartbeat", daemon=True
+            ).start()
         self._beats = True
 
-    # ---- tables and blocks -----------------------------------------------------------------------------------------
+    # ---- tables and blocks -----------------------------------------------------------------------
 
-    def create(self, tables: Sequence[specs.TableSpec] = (),
-               blocks: Mapping[int, Sequence[specs.BlockSpec]] | None = None) -> None:
+    def create(
+        self,
+        tables: Sequence[specs.TableSpec] = (),
+        blocks: Mapping[int, Sequence[specs.BlockSpec]] | None = None,
+    ) -> None:
         """Create tables on all servers, and the blocks of each server number, unless they exist.
 
-        Every trainer does this, with the same specs: it also tells the client which server owns which block.
+        Every trainer does this, with the same specs: it also tells the client which server owns
+        which block.
         """
         blocks = blocks or {}
         wrong = [number for number in blocks if not 0 <= number < len(self._connections)]
         if wrong:
-            raise errors.ServerError(f"blocks: there are {len(self._connections)} servers, numbered from 0; found {wrong}")
+            raise errors.ServerError(
+                f"blocks: there are {len(self._connections)} servers, numbered from 0; found {wrong}"
+            )
         serialized = [spec.model_dump_json().encode() for spec in tables]
 
         def make(number: int) -> None:
-            request = pb.CreateRequest(server=number, servers=len(self._connections), tables=serialized,
-                                       blocks=[spec.model_dump_json().encode() for spec in blocks.get(number, ())])
+            request = pb.CreateRequest(
+                server=number,
+                servers=len(self._connections),
+                tables=serialized,
+                blocks=[spec.model_dump_json().encode() for spec in blocks.get(number, ())],
+            )
             self._connections[number].create(request)
+
         self._everywhere(make)
         for table in tables:
             self._directory.place_table(table.name, table.width)
@@ -149,7 +208,9 @@ class Client:
                 self.place_block(spec.name, number, spec.shape)
 
     def place_block(self, name: str, server: int, shape: Sequence[int], there: str = "") -> None:
-        """Tell the client which server owns a block that the server created itself, and its name `there` if that differs."""
+        """Tell the client which server owns a block that the server created itself, and its name
+        `there` if that differs.
+        """
         self._directory.blocks[name] = Block(server, there or name, tuple(shape))
 
     def forget_block(self, name: str) -> None:
@@ -157,63 +218,99 @@ class Client:
         self._directory.blocks.pop(name, None)
 
     def place_table(self, name: str, width: int, ranges: Sequence[RowRange] = ()) -> None:
-        """Tell the client the width and the row ranges of a table that the servers created themselves. Without ranges the
-        hashes of their ids decide which servers own its rows.
+        """Tell the client the width and the row ranges of a table that the servers created
+        themselves. Without ranges the hashes of their ids decide which servers own its rows.
 
         Raises ServerError when the ranges do not follow one another from id 0 on.
         """
         self._directory.place_table(name, width, ranges)
 
-    def pull(self, rows: Mapping[str, Array] | None = None, blocks: Sequence[str] = (), round: int = 0,
-             train: bool = True, confirm: bool = False) -> PullResult:
+    def pull(
+        self,
+        rows: Mapping[str, Array] | None = None,
+        blocks: Sequence[str] = (),
+        round: int = 0,
+        train: bool = True,
+        confirm: bool = False,
+    ) -> PullResult:
         """Rows of tables by ids (int64 [n], which may repeat), and values of blocks.
 
         Args:
             round: wait until this round of synchronous training is applied.
-            train: create rows for ids that have none, and count shows; otherwise tables stay as they are.
+            train: create rows for ids that have none, and count shows; otherwise tables stay as
+                they are.
             confirm: have the servers apply what was pushed for the round with `hold`.
         """
         requests = [OutgoingRequest() for _ in self._connections]
         pull = ShardedPull(self._directory, requests, rows or {}, blocks)
         return self._send(requests, pull, round, pulls=True, train=train, held=confirm)
 
-    def push(self, rows: Mapping[str, tuple[Array, Array]] | None = None, blocks: Mapping[str, Array] | None = None,
-             learning_rate: float | None = None, round: int = 0, change: Change = Change.GRADIENT,
-             hold: bool = False, state: bytes = b"") -> None:
+    def push(
+        self,
+        rows: Mapping[str, tuple[Array, Array]] | None = None,
+        blocks: Mapping[str, Array] | None = None,
+        learning_rate: float | None = None,
+        round: int = 0,
+        change: Change = Change.GRADIENT,
+        hold: bool = False,
+        state: bytes = b"",
+    ) -> None:
         """Change rows and blocks.
 
         Args:
-            rows: for each table ids (int64 [n]) and gradients (float32 [n, width]); those of equal ids are summed.
+            rows: for each table ids (int64 [n]) and gradients (float32 [n, width]); those of equal
+                ids are summed.
             blocks: for each block a gradient of its shape.
             learning_rate: in place of that of the tables and blocks.
-            round: 0 applies the push at once; k waits until all trainers have pushed for round k and their average is applied.
-            change: ADD adds to the values and ASSIGN sets them, both without the optimizer (ids of ASSIGN must be distinct).
-            hold: of a round: do not wait; servers hold the push until a pull of this round confirms it. So all servers apply
-                the round, or none does, even if this trainer is killed in between.
-            state: of a round: the state that only this trainer has (see trainer_state), for server 0 to store.
+            round: 0 applies the push at once; k waits until all trainers have pushed for round k
+                and their average is applied.
+            change: ADD adds to the values and ASSIGN sets them, both without the optimizer (ids of
+                ASSIGN must be distinct).
+            hold: of a round: do not wait; servers hold the push until a pull of this round confirms
+                it. So all servers apply the round, or none does, even if this trainer is killed in
+                between.
+            state: of a round: the state that only this trainer has (see trainer_state), for server
+                0 to store.
         """
         requests = [OutgoingRequest() for _ in self._connections]
         requests[0].push.message.state = state
         self._add_pushes(requests, rows or {}, blocks or {}, learning_rate, change)
-        self._send(requests, ShardedPull(self._directory, requests, {}, ()), round, pushes=True, held=hold)
+        self._send(
+            requests, ShardedPull(self._directory, requests, {}, ()), round, pushes=True, held=hold
+        )
 
-    def exchange(self, push_rows: Mapping[str, tuple[Array, Array]], push_blocks: Mapping[str, Array],
-                 pull_rows: Mapping[str, Array], pull_blocks: Sequence[str] = (), learning_rate: float | None = None,
-                 round: int = 0, change: Change = Change.GRADIENT, state: bytes = b"") -> PullResult:
-        """`push`, then `pull`, in one call to each server; with a round the pull sees its result."""
+    def exchange(
+        self,
+        push_rows: Mapping[str, tuple[Array, Array]],
+        push_blocks: Mapping[str, Array],
+        pull_rows: Mapping[str, Array],
+        pull_blocks: Sequence[str] = (),
+        learning_rate: float | None = None,
+        round: int = 0,
+        change: Change = Change.GRADIENT,
+        state: bytes = b"",
+    ) -> PullResult:
+        """`push`, then `pull`, in one call to each server; with a round the pull sees its
+        result.
+        """
         requests = [OutgoingRequest() for _ in self._connections]
         requests[0].push.message.state = state
         self._add_pushes(requests, push_rows, push_blocks, learning_rate, change)
         return self._send(
-            requests, ShardedPull(self._directory, requests, pull_rows, pull_blocks), round, pushes=True, pulls=True
+            requests,
+            ShardedPull(self._directory, requests, pull_rows, pull_blocks),
+            round,
+            pushes=True,
+            pulls=True,
         )
 
     def look_up(self, table: str, ids: Array, slot: str = "") -> Array:
-        """float32 [n, width]: rows as they are, for evaluation and serving; no row is created and no show counted.
+        """float32 [n, width]: rows as they are, for evaluation and serving; no row is created and
+        no show counted.
 
         Args:
-            slot: the name of an optimizer slot, to get its numbers instead of the values. For a table of a server's program
-                it is the name of the variable.
+            slot: the name of an optimizer slot, to get its numbers instead of the values. For a
+                table of a server's program it is the name of the variable.
         """
         width = self._directory.width(table)
         once, inverse = kernels.distinct(checked_ids(table, ids))
@@ -225,17 +322,24 @@ class Client:
             for _, name, order, first in (part for part in parts if part.server == number):
                 every = np.arange(len(once))[order]
                 for begin in range(0, len(every), most):
-                    part = every[begin:begin + most]
-                    request = pb.LookUpRequest(table=name, ids=(once[part] - first).tobytes(), slot=slot)
+                    part = every[begin : begin + most]
+                    request = pb.LookUpRequest(
+                        table=name, ids=(once[part] - first).tobytes(), slot=slot
+                    )
                     reply = self._looked_up(number, request)
-                    found = wire.numbers(reply.values, "<f4", f"table {table}: values", len(part) * width, copy=False)
+                    found = wire.numbers(
+                        reply.values, "<f4", f"table {table}: values", len(part) * width, copy=False
+                    )
                     values[part] = found.reshape(-1, width)
+
         self._everywhere(ask)
         rows: Array = values[inverse]
         return rows
 
     def shrink(self, table: str, age: int) -> int:
-        """Drop the rows of a table that none of its last `age` updates touched; returns how many."""
+        """Drop the rows of a table that none of its last `age` updates touched; returns how
+        many.
+        """
         places = self._directory.places(table)
 
         def ask(number: int) -> int:
@@ -243,43 +347,59 @@ class Client:
             for name in (name for server, name in places if server == number):
                 with self._connections[number].pushes.next() as place:
                     dropped += self._connections[number].shrink(
-                        pb.ShrinkRequest(caller=self._caller(*place), table=name, age=age))
+                        pb.ShrinkRequest(caller=self._caller(*place), table=name, age=age)
+                    )
             return dropped
+
         self.enter()
         return sum(self._everywhere(ask))
 
-    # ---- the job -----------------------------------------------------------------------------------------------------
+    # ---- the job ---------------------------------------------------------------------------------
 
     def barrier(self, name: str = "barrier", number: int | None = None) -> None:
-        """Wait until all trainers have reached passage `number` of the barrier; by default the one after the last."""
+        """Wait until all trainers have reached passage `number` of the barrier; by default the one
+        after the last.
+        """
         self.enter()
         if number is None:
             with self._lock:
                 number = next(self._passages.setdefault(name, itertools.count(1)))
         self._look(first=1)
         request = pb.BarrierRequest(caller=self._caller(), name=name, number=number)
-        self._connections[0].current([request.caller], lambda: self._connections[0].call("Barrier", request, waits=True))
+        self._connections[0].current(
+            [request.caller], lambda: self._connections[0].call("Barrier", request, waits=True)
+        )
         with self._lock:
             self._passed[name] = max(self._passed.get(name, 0), number)
 
     def save(self, folder: str, snapshot: str | None = None, tables: Sequence[str] = ()) -> str:
-        """Write a snapshot of all servers, or only of some tables, into a folder (an absolute path on their machines); returns
-        its id.
+        """Write a snapshot of all servers, or only of some tables, into a folder (an absolute path
+        on their machines); returns its id.
 
-        Training may continue: each server writes its state at one moment. In synchronous training save between two rounds, so
-        that all servers have applied the same rounds.
+        Training may continue: each server writes its state at one moment. In synchronous training
+        save between two rounds, so that all servers have applied the same rounds.
         """
         snapshot = snapshot or uuid.uuid4().hex
         if self._incarnation:
             self._look()
-        self._everywhere(lambda number: self._connections[number].call(
-            "Save", pb.SaveRequest(folder=folder, snapshot=snapshot, tables=tables), waits=True))
+        self._everywhere(
+            lambda number: self._connections[number].call(
+                "Save", pb.SaveRequest(folder=folder, snapshot=snapshot, tables=tables), waits=True
+            )
+        )
         return snapshot
 
     def restore(self, folder: str, snapshot: str = "", tables: Sequence[str] = ()) -> str:
-        """Restore all servers, or only some tables, from a snapshot (by default the newest complete one); returns its id."""
-        replies = self._everywhere(lambda number: self._connections[number].call(
-            "Restore", pb.RestoreRequest(folder=folder, snapshot=snapshot, tables=tables), waits=True))
+        """Restore all servers, or only some tables, from a snapshot (by default the newest complete
+        one); returns its id.
+        """
+        replies = self._everywhere(
+            lambda number: self._connections[number].call(
+                "Restore",
+                pb.RestoreRequest(folder=folder, snapshot=snapshot, tables=tables),
+                waits=True,
+            )
+        )
         if tables:
             return str(replies[0].snapshot)
         for block in self._directory.blocks.values():
@@ -296,19 +416,23 @@ class Client:
     def status(self) -> list[pb.StatusReply]:
         """The status of each server, and of this trainer's calls there."""
         return self._everywhere(
-            lambda number: self._connections[number].call("Status", pb.StatusRequest(trainer=self.trainer))
+            lambda number: self._connections[number].call(
+                "Status", pb.StatusRequest(trainer=self.trainer)
+            )
         )
 
     def trainer_state(self) -> pb.TrainerState:
         """The state that this trainer sent with the last round; empty if it sent none."""
-        reply = self._connections[0].call("TrainerState", pb.TrainerStateRequest(trainer=self.trainer))
+        reply = self._connections[0].call(
+            "TrainerState", pb.TrainerStateRequest(trainer=self.trainer)
+        )
         return wire.parsed(pb.TrainerState, reply.state) if reply.state else pb.TrainerState()
 
     def leave(self) -> None:
         """Tell all servers that this trainer has finished, and close.
 
-        A trainer with a replay log first waits, for at most a minute, until its last pushes are in a snapshot or all trainers
-        have left: until then a restarted server may need them again.
+        A trainer with a replay log first waits, for at most a minute, until its last pushes are in
+        a snapshot or all trainers have left: until then a restarted server may need them again.
         """
         self.enter()
         try:
@@ -320,8 +444,11 @@ class Client:
         connection, end = self._connections[number], time.monotonic() + _STAY_S
         while not connection.leave(self._caller()) and not self._closed.wait(_STAY_LOOK_S):
             if time.monotonic() > end:
-                logger.warning("server %s has no snapshot of what this trainer pushed last: if it is killed before the other "
-                               "trainers have left, that is lost", connection.endpoint)
+                logger.warning(
+                    "server %s has no snapshot of what this trainer pushed last: if it is killed before the other "
+                    "trainers have left, that is lost",
+                    connection.endpoint,
+                )
                 break
         connection.gone(self._caller())
 
@@ -333,7 +460,9 @@ class Client:
         self._threads.shutdown(wait=False)
 
     def _end(self, error: RollbackError) -> None:
-        """End all connections, since the whole job has to restart: calls that wait at other servers would wait forever."""
+        """End all connections, since the whole job has to restart: calls that wait at other servers
+        would wait forever.
+        """
         self._closed.set()
         for connection in self._connections:
             connection.end(error)
@@ -344,10 +473,18 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # ---- inside ------------------------------------------------------------------------------------------------------
+    # ---- inside ----------------------------------------------------------------------------------
 
-    def _send(self, requests: list[OutgoingRequest], pull: ShardedPull, round: int, pushes: bool = False,
-              pulls: bool = False, train: bool = True, held: bool = False) -> PullResult:
+    def _send(
+        self,
+        requests: list[OutgoingRequest],
+        pull: ShardedPull,
+        round: int,
+        pushes: bool = False,
+        pulls: bool = False,
+        train: bool = True,
+        held: bool = False,
+    ) -> PullResult:
         def send(number: int) -> IncomingPullReply | None:
             request, connection = requests[number], self._connections[number]
             if round:  # in a round every server waits for every trainer
@@ -359,39 +496,68 @@ class Client:
                     request.pull.confirm = True
             with contextlib.ExitStack() as places:
                 if request.push:
-                    request.push.message.caller.CopyFrom(self._caller(*places.enter_context(connection.pushes.next())))
+                    request.push.message.caller.CopyFrom(
+                        self._caller(*places.enter_context(connection.pushes.next()))
+                    )
                 if request.pulls and train:
-                    request.pull.caller.CopyFrom(self._caller(*places.enter_context(connection.pulls.next())))
+                    request.pull.caller.CopyFrom(
+                        self._caller(*places.enter_context(connection.pulls.next()))
+                    )
                 if not (request.push or request.pulls):
                     return None
                 return connection.exchange(request, pull.sizes[number], waits=bool(round)).pull
+
         if (pushes or train) and not self._incarnation:
             self.enter()
         return pull.joined(self._everywhere(send, quick=not round))
 
-    def _add_pushes(self, requests: list[OutgoingRequest], rows: Mapping[str, tuple[Array, Array]],
-                    blocks: Mapping[str, Array], learning_rate: float | None, change: Change) -> None:
+    def _add_pushes(
+        self,
+        requests: list[OutgoingRequest],
+        rows: Mapping[str, tuple[Array, Array]],
+        blocks: Mapping[str, Array],
+        learning_rate: float | None,
+        change: Change,
+    ) -> None:
         for table, (ids, values) in rows.items():
             ids, shape = checked_ids(table, ids), (len(ids), self._directory.width(table))
-            if not isinstance(values, np.ndarray) or values.dtype != np.float32 or values.shape != shape:
-                raise errors.ServerError(f"table {table}: expected an array float32 {list(shape)}, found {described(values)}")
+            if (
+                not isinstance(values, np.ndarray)
+                or values.dtype != np.float32
+                or values.shape != shape
+            ):
+                raise errors.ServerError(
+                    f"table {table}: expected an array float32 {list(shape)}, found {described(values)}"
+                )
             if change != Change.ASSIGN:
                 ids, values = merge(ids, np.ascontiguousarray(values))
             for number, there, order, first in self._directory.parts(table, ids):
                 own = ids[order] - first if first else ids[order]
-                requests[number].push.add_rows(own, values[order], table=there, change=int(change),
-                                               learning_rate=learning_rate)
+                requests[number].push.add_rows(
+                    own, values[order], table=there, change=int(change), learning_rate=learning_rate
+                )
         for name, value in blocks.items():
             block = self._directory.block(name)
-            if not isinstance(value, np.ndarray) or value.dtype != np.float32 or value.shape != block.shape:
-                raise errors.ServerError(f"block {name}: expected an array float32 {list(block.shape)}, found "
-                                         f"{described(value)}")
-            requests[block.server].push.add_block(value, block=block.name, change=int(change), learning_rate=learning_rate)
+            if (
+                not isinstance(value, np.ndarray)
+                or value.dtype != np.float32
+                or value.shape != block.shape
+            ):
+                raise errors.ServerError(
+                    f"block {name}: expected an array float32 {list(block.shape)}, found "
+                    f"{described(value)}"
+                )
+            requests[block.server].push.add_block(
+                value, block=block.name, change=int(change), learning_rate=learning_rate
+            )
 
     def _widths(self) -> dict[str, int]:
         """The widths of all tables, by name."""
         reply = self._connections[0].call("Status", pb.StatusRequest(trainer=self.trainer))
-        return {name: validation.read(specs.TableSpec, t.spec, name).width for name, t in reply.tables.items()}
+        return {
+            name: validation.read(specs.TableSpec, t.spec, name).width
+            for name, t in reply.tables.items()
+        }
 
     def _looked_up(self, number: int, request: pb.LookUpRequest) -> Any:
         connection = self._connections[number]
@@ -399,28 +565,40 @@ class Client:
 
     def _look(self, first: int = 0) -> None:
         """Find servers from number `first` on that have restarted, and send them what they lack."""
+
         def look(number: int) -> None:
             if number >= first:
                 self._connections[number].look(self._caller(), at_once=True)
+
         if first < len(self._connections):
             self._everywhere(look)
 
     def _tell_passages(self, connection: ServerConnection) -> None:
-        """Tell a restarted server 0 which barriers this trainer has passed: it decides by that whom it lets through."""
+        """Tell a restarted server 0 which barriers this trainer has passed: it decides by that whom
+        it lets through.
+        """
         with self._lock:
             passed = dict(self._passed)
         for name, number in passed.items():
-            connection.call("Barrier", pb.BarrierRequest(caller=self._caller(), name=name, number=number, passed=True))
+            connection.call(
+                "Barrier",
+                pb.BarrierRequest(caller=self._caller(), name=name, number=number, passed=True),
+            )
 
     def _caller(self, sequence: int = 0, outstanding: int = 0) -> pb.Caller:
-        return pb.Caller(trainer=self.trainer, incarnation=self.incarnation, sequence=sequence, outstanding=outstanding)
+        return pb.Caller(
+            trainer=self.trainer,
+            incarnation=self.incarnation,
+            sequence=sequence,
+            outstanding=outstanding,
+        )
 
     def _everywhere(self, function: Callable[[int], Any], quick: bool = False) -> list[Any]:
         """Call `function` with the number of every server, all at the same time.
 
         Args:
-            quick: no call waits for other trainers, so this thread may make one of them itself, although it then learns of
-                errors of the others only after its own answer.
+            quick: no call waits for other trainers, so this thread may make one of them itself,
+                although it then learns of errors of the others only after its own answer.
         """
         *others, last = range(len(self._connections))
         if others and not quick:
@@ -431,13 +609,21 @@ class Client:
                 RuntimeError
             ):  # the interpreter is shutting down and starts no threads: one after the other
                 futures[number] = self._threads.submit(function, number)
-        found = {number: function(number) for number in range(len(self._connections)) if number not in futures}
-        return [futures[n].result() if n in futures else found[n] for n in range(len(self._connections))]
+        found = {
+            number: function(number)
+            for number in range(len(self._connections))
+            if number not in futures
+        }
+        return [
+            futures[n].result() if n in futures else found[n] for n in range(len(self._connections))
+        ]
 
     def _beat(self, connection: ServerConnection) -> None:
         while not self._closed.wait(self._heartbeat_s):
             try:
-                connection.look(pb.Caller(trainer=self.trainer, incarnation=self._incarnation), at_once=False)
+                connection.look(
+                    pb.Caller(trainer=self.trainer, incarnation=self._incarnation), at_once=False
+                )
             except errors.ServerError as error:
                 if not self._closed.is_set():
                     logger.warning("heartbeat: %s", error)

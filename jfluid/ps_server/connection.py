@@ -1,4 +1,7 @@
-"""The connection of a client to one server: retries, large messages in chunks, recovery of servers that restart."""
+"""The connection of a client to one server: retries, large messages in chunks, recovery of servers
+that restart.
+"""
+
 import logging
 import random
 import threading
@@ -28,12 +31,22 @@ from jfluid.ps_server.zero_copy import IncomingExchangeReply, IncomingPullReply,
 T = TypeVar("T")
 _Told = pb.Caller | pb.PullRequest | pb.LookUpRequest
 _REFUSALS: dict[grpc.StatusCode, type[errors.ServerError]] = {
-    grpc.StatusCode.NOT_FOUND: UnknownNameError, grpc.StatusCode.RESOURCE_EXHAUSTED: TooLargeError,
-    grpc.StatusCode.FAILED_PRECONDITION: StateError, grpc.StatusCode.DATA_LOSS: RestartedError,
-    grpc.StatusCode.ABORTED: JobFailedError, grpc.StatusCode.OUT_OF_RANGE: RollbackError}
-# gRPC uses the second also as the limit of an attempt to connect, for which a busy server needs more than the first.
-_OPTIONS = [*wire.OPTIONS, ("grpc.initial_reconnect_backoff_ms", 100), ("grpc.min_reconnect_backoff_ms", 5000),
-            ("grpc.max_reconnect_backoff_ms", 2000), ("grpc.keepalive_time_ms", 20_000)]
+    grpc.StatusCode.NOT_FOUND: UnknownNameError,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: TooLargeError,
+    grpc.StatusCode.FAILED_PRECONDITION: StateError,
+    grpc.StatusCode.DATA_LOSS: RestartedError,
+    grpc.StatusCode.ABORTED: JobFailedError,
+    grpc.StatusCode.OUT_OF_RANGE: RollbackError,
+}
+# gRPC uses the second also as the limit of an attempt to connect, for which a busy server needs
+# more than the first.
+_OPTIONS = [
+    *wire.OPTIONS,
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 5000),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+    ("grpc.keepalive_time_ms", 20_000),
+]
 # Replies that hold arrays.
 _READERS: dict[str, Callable[[bytes], Any]] = {
     "Pull": lambda data: IncomingPullReply(memoryview(data)),
@@ -48,38 +61,56 @@ logger = logging.getLogger(__name__)
 class ServerConnection:
     """Calls to one server. Safe for threads.
 
-    A server that is killed and restarted continues from a snapshot, or empty. A trainer's calls name the incarnation of the
-    server that they are for, and any other refuses them. Then the client repairs the server before anything else changes it:
-    it creates its tables and blocks again and replays the calls of its replay log, so that the server has all that it had
+    A server that is killed and restarted continues from a snapshot, or empty. A trainer's calls
+    name the incarnation of the server that they are for, and any other refuses them. Then the
+    client repairs the server before anything else changes it: it creates its tables and blocks
+    again and replays the calls of its replay log, so that the server has all that it had
     acknowledged.
 
     Args:
         credentials: for TLS; None for none.
         timeout_s: for how long a call is retried, and a lost connection reopened.
         trainer: whose calls these are.
-        keep_bytes: the size of the replay log: calls since the server's last snapshot, which are sent again when the server
-            is restored from it.
-        share_memory: whether large messages go through memory that both have, where the server is on the same machine.
+        keep_bytes: the size of the replay log: calls since the server's last snapshot, which are
+            sent again when the server is restored from it.
+        share_memory: whether large messages go through memory that both have, where the server is
+            on the same machine.
 
     Attributes:
         pushes, pulls: the sequence numbers of the mutations and of the pulls of this connection.
         restarts: how many restarts of the server were noticed.
         on_restart: called with this connection before the replay log is sent.
-        on_rollback: called with the error when the server refuses a call because the whole job has to restart.
+        on_rollback: called with the error when the server refuses a call because the whole job has
+            to restart.
     """
 
-    def __init__(self, endpoint: str, token: str, credentials: grpc.ChannelCredentials | None, timeout_s: float,
-                 trainer: int = 0, keep_bytes: int = 0, share_memory: bool = False):
+    def __init__(
+        self,
+        endpoint: str,
+        token: str,
+        credentials: grpc.ChannelCredentials | None,
+        timeout_s: float,
+        trainer: int = 0,
+        keep_bytes: int = 0,
+        share_memory: bool = False,
+    ):
         self.endpoint, self.timeout_s, self._trainer = endpoint, timeout_s, trainer
         self._buffers = SharedBuffers(self._attach, share_memory)
         self.pushes, self.pulls = SequenceNumbers(), SequenceNumbers()
-        self._grpc = grpc.secure_channel(endpoint, credentials, _OPTIONS) if credentials else \
-            grpc.insecure_channel(endpoint, _OPTIONS)
+        self._grpc = (
+            grpc.secure_channel(endpoint, credentials, _OPTIONS)
+            if credentials
+            else grpc.insecure_channel(endpoint, _OPTIONS)
+        )
         self._session = Session(self._grpc, endpoint, token, timeout_s)
-        # Requests are passed as bytes: their size is needed first, and computing it costs as much as serializing the message.
+        # Requests are passed as bytes: their size is needed first, and computing it costs as much
+        # as serializing the message.
         self._methods: dict[str, Callable[..., Any]] = {
-            name: self._session.unary(f"/{wire.SERVICE}/{name}", _READERS.get(name, reply.FromString))
-            for name, (_, reply) in wire.METHODS.items()}
+            name: self._session.unary(
+                f"/{wire.SERVICE}/{name}", _READERS.get(name, reply.FromString)
+            )
+            for name, (_, reply) in wire.METHODS.items()
+        }
         self._stream = self._session.stream(f"/{wire.SERVICE}/Stream")
         self._closed = threading.Event()
         self._created: list[pb.CreateRequest] = []  # to be repeated when the server has restarted
@@ -87,23 +118,27 @@ class ServerConnection:
         self.on_restart: Callable[[ServerConnection], None] = lambda connection: None
         self.on_rollback: Callable[[RollbackError], None] = lambda error: None
         self._ended_by: RollbackError | None = None
-        # The incarnation of the server that has all that this client has sent; 0 while unknown. The lock is held while a
-        # restarted server is repaired, and while an answer is recorded.
+        # The incarnation of the server that has all that this client has sent; 0 while unknown. The
+        # lock is held while a restarted server is repaired, and while an answer is recorded.
         self._life, self._mending = 0, threading.Lock()
         self._applied = 0  # rounds applied, as of the last answer
 
     def call(self, method: str, request: Message, waits: bool = False) -> Any:
-        """Send a request and return the reply. Without an answer the same request, sequence number included, is sent again.
+        """Send a request and return the reply. Without an answer the same request, sequence number
+        included, is sent again.
 
         Args:
-            waits: the server answers when other trainers have done their part, which may take any time; `timeout_s` then
-                limits only how long a lost connection is retried.
+            waits: the server answers when other trainers have done their part, which may take any
+                time; `timeout_s` then limits only how long a lost connection is retried.
 
-        Raises ServerError, or one of its kinds, with the server's reason, or when there is no answer in time.
+        Raises ServerError, or one of its kinds, with the server's reason, or when there is no
+        answer in time.
         """
         data = request.SerializeToString()
         if len(data) > wire.LARGEST_MESSAGE:
-            raise TooLargeError(f"{method}: a message of {len(data)} bytes; the limit is {wire.LARGEST_MESSAGE}")
+            raise TooLargeError(
+                f"{method}: a message of {len(data)} bytes; the limit is {wire.LARGEST_MESSAGE}"
+            )
         return self._call(method, data, waits)
 
     def _call(self, method: str, data: bytes, waits: bool) -> Any:
@@ -111,7 +146,11 @@ class ServerConnection:
 
     def _attach(self, request: pb.AttachRequest) -> int | None:
         try:
-            return int(self._methods["Attach"](request.SerializeToString(), min(self.timeout_s, _ASIDE_S)).lane)
+            return int(
+                self._methods["Attach"](
+                    request.SerializeToString(), min(self.timeout_s, _ASIDE_S)
+                ).lane
+            )
         except (
             grpc.RpcError,
             errors.ServerError,
@@ -120,8 +159,8 @@ class ServerConnection:
             return None
 
     def _locally(self, buffer: SharedBuffer, method: str, parts: list[Any], waits: bool) -> Any:
-        """A call through shared memory. Without an answer it is sent again over the network, and the buffer is dropped: a
-        late answer may still be written to it."""
+        """A call through shared memory. Without an answer it is sent again over the network, and
+        the buffer is dropped: a late answer may still be written to it."""
         sent = False
 
         def send(timeout_s: float | None) -> Any:
@@ -130,7 +169,9 @@ class ServerConnection:
                 return self._methods[method](b"".join(parts), timeout_s)
             sent = True
             try:
-                request = pb.LocalRequest(lane=buffer.name, method=method, bytes=buffer.write_request(parts))
+                request = pb.LocalRequest(
+                    lane=buffer.name, method=method, bytes=buffer.write_request(parts)
+                )
                 reply = self._methods["Local"](request.SerializeToString(), timeout_s)
                 data = reply.reply or buffer.reply(reply.bytes)
             except BaseException:
@@ -138,6 +179,7 @@ class ServerConnection:
                 raise
             self._buffers.give(buffer)  # from here on another call may have it
             return _READERS.get(method, wire.METHODS[method][1].FromString)(data)
+
         return self._tried(method, send, waits)
 
     # ---- a server that starts again ----
@@ -156,12 +198,18 @@ class ServerConnection:
             self._life = self._life or status.server_incarnation
         return int(status.latest)
 
-    def current(self, told: Sequence[_Told], send: Callable[[], T], keep: Callable[[T], None] = lambda reply: None) -> T:
-        """Send a request to a server that has all that this client has sent: a restarted server is repaired first.
+    def current(
+        self,
+        told: Sequence[_Told],
+        send: Callable[[], T],
+        keep: Callable[[T], None] = lambda reply: None,
+    ) -> T:
+        """Send a request to a server that has all that this client has sent: a restarted server is
+        repaired first.
 
         Args:
-            told: the parts of the request that name the incarnation of the server that it is for. A client that has only
-                read knows none, and accepts any.
+            told: the parts of the request that name the incarnation of the server that it is for. A
+                client that has only read knows none, and accepts any.
             send: sends the request; may be called again.
             keep: records the answer.
         """
@@ -180,17 +228,22 @@ class ServerConnection:
                 if self._life == life:
                     keep(reply)
                     return reply
-            # Another thread has repaired the server in the meantime: it lacks the call that its predecessor has just answered.
+            # Another thread has repaired the server in the meantime: it lacks the call that its
+            # predecessor has just answered.
 
     def look(self, caller: pb.Caller, at_once: bool) -> None:
-        """Send a heartbeat. If its answer shows that the server has restarted, repair it, now or in another thread."""
+        """Send a heartbeat. If its answer shows that the server has restarted, repair it, now or in
+        another thread.
+        """
         reply = self.call("Heartbeat", pb.HeartbeatRequest(caller=caller))
         if not self._life or reply.server_incarnation == self._life:
             return
         if at_once:
             self.mend(self._life)
         elif not self._mending.locked():
-            threading.Thread(target=self._mend_aside, args=[self._life], name="jfluid-ps-mend", daemon=True).start()
+            threading.Thread(
+                target=self._mend_aside, args=[self._life], name="jfluid-ps-mend", daemon=True
+            ).start()
 
     def _mend_aside(self, life: int) -> None:
         try:
@@ -200,13 +253,17 @@ class ServerConnection:
                 logger.warning("%s", error)
 
     def mend(self, life: int) -> None:
-        """Repair the server, whose incarnation `life` has ended, unless another thread has done so. Raises ServerError."""
+        """Repair the server, whose incarnation `life` has ended, unless another thread has done so.
+        Raises ServerError.
+        """
         with self._mending:
             if self._life == life:
                 self._mend()
 
     def _mend(self) -> None:
-        """Create tables and blocks again on a restarted server, and replay the logged calls that it lacks."""
+        """Create tables and blocks again on a restarted server, and replay the logged calls that it
+        lacks.
+        """
         status = self.call("Status", pb.StatusRequest(trainer=self._trainer))
         for create in self._created:
             self.call("Create", create)
@@ -218,19 +275,27 @@ class ServerConnection:
         ):  # what it knows of earlier incarnations says nothing about this one
             through = status.through
             calls = self.replay_log.beyond(through)
-        logger.warning("server %s has started again; it has the pushes up to %d, %d kept ones are sent again", self.endpoint,
-                       through, len(calls))
-        # Calls that are in flight in other threads, or still to be replayed, must not be taken for lost.
+        logger.warning(
+            "server %s has started again; it has the pushes up to %d, %d kept ones are sent again",
+            self.endpoint,
+            through,
+            len(calls),
+        )
+        # Calls that are in flight in other threads, or still to be replayed, must not be taken for
+        # lost.
         lowest = {False: 1 << 63, True: 1 << 63}
         for call in reversed(calls):
-            lowest[call.pulls] = call.caller.outstanding = min(lowest[call.pulls], call.caller.sequence)
+            lowest[call.pulls] = call.caller.outstanding = min(
+                lowest[call.pulls], call.caller.sequence
+            )
         for call in calls:
             sequences = self.pulls if call.pulls else self.pushes
             call.caller.outstanding = sequences.outstanding(call.caller.outstanding)
             call.caller.server_incarnation = status.server_incarnation
             try:
                 self._again(call)
-            except RestartedError:  # it has restarted once more: the caller will notice and come back here
+            # it has restarted once more: the caller will notice and come back here
+            except RestartedError:
                 return
         self._life, self.restarts = status.server_incarnation, self.restarts + 1
 
@@ -239,42 +304,54 @@ class ServerConnection:
             self.call("Shrink", call.request)
             return
         message = call.request.push.message
-        # An applied round was confirmed; pushes of a later round are held again until it is confirmed.
+        # An applied round was confirmed; pushes of a later round are held again until it is
+        # confirmed.
         message.hold = message.hold and message.round > self._applied
         self._exchange(call.request, call.reply_bytes, waits=bool(message.round))
 
     # ---- what trainers send ----
 
-    def exchange(self, request: OutgoingRequest, reply_bytes: int, waits: bool = False) -> IncomingExchangeReply:
-        """Push, pull, or both in one call, in chunks where request or reply (of about `reply_bytes`) are large.
+    def exchange(
+        self, request: OutgoingRequest, reply_bytes: int, waits: bool = False
+    ) -> IncomingExchangeReply:
+        """Push, pull, or both in one call, in chunks where request or reply (of about
+        `reply_bytes`) are large.
 
         A server that has restarted gets the logged calls that it has lost first.
         """
+
         def keep(reply: IncomingExchangeReply) -> None:
             self._applied = max(self._applied, reply.push.rounds, reply.pull.rounds)
             self.replay_log.add(request, reply.pull.counted, reply_bytes)
             self.replay_log.prune(reply.push.durable, reply.pull.durable)
-        told: list[_Told] = [part.caller for part in (request.push.message, request.pull) if part.HasField("caller")]
-        return self.current(told or [request.pull], lambda: self._exchange(request, reply_bytes, waits), keep)
+
+        told: list[_Told] = [
+            part.caller for part in (request.push.message, request.pull) if part.HasField("caller")
+        ]
+        return self.current(
+            told or [request.pull], lambda: self._exchange(request, reply_bytes, waits), keep
+        )
 
     def shrink(self, request: pb.ShrinkRequest) -> int:
         """Drop rows; returns how many."""
         reply = self.current(
-            [request.caller], lambda: self.call("Shrink", request), lambda _: self.replay_log.add_shrink(request)
+            [request.caller],
+            lambda: self.call("Shrink", request),
+            lambda _: self.replay_log.add_shrink(request),
         )
         return int(reply.rows)
 
     def leave(self, caller: pb.Caller) -> bool:
-        """Tell the server that the trainer leaves. Returns whether it may go: no call of its replay log can be needed
-        again."""
+        """Tell the server that the trainer leaves. Returns whether it may go: no call of its replay
+        log can be needed again."""
         request = pb.LeaveRequest(caller=caller, client=self._buffers.client)
         reply = self.current([request.caller], lambda: self.call("Leave", request))
         self.replay_log.prune(reply.durable, reply.durable_pulls)
         return bool(reply.over or not len(self.replay_log))
 
     def gone(self, caller: pb.Caller) -> None:
-        """Confirm that the answer to `leave` has arrived, if the server still runs: without the confirmation it stays for a
-        while to answer again."""
+        """Confirm that the answer to `leave` has arrived, if the server still runs: without the
+        confirmation it stays for a while to answer again."""
         request = pb.LeaveRequest(caller=caller, client=self._buffers.client, knows=True)
         for _ in range(_ASIDE_TRIES):
             try:
@@ -288,16 +365,24 @@ class ServerConnection:
 
     # ---- how it goes ----
 
-    def _exchange(self, request: OutgoingRequest, reply_bytes: int, waits: bool) -> IncomingExchangeReply:
+    def _exchange(
+        self, request: OutgoingRequest, reply_bytes: int, waits: bool
+    ) -> IncomingExchangeReply:
         method, parts = request.single()
         most = max(sum(map(len, parts)), reply_bytes) + wire.OVERHEAD
         if most > wire.LARGEST_MESSAGE:
             return self._in_chunks(request, waits)
         buffer = self._buffers.take(most) if most >= SMALLEST + wire.OVERHEAD else None
-        reply = self._locally(buffer, method, parts, waits) if buffer else self._call(method, b"".join(parts), waits)
+        reply = (
+            self._locally(buffer, method, parts, waits)
+            if buffer
+            else self._call(method, b"".join(parts), waits)
+        )
         if method == "Push":
             return IncomingExchangeReply(reply, _NOTHING)
-        both: IncomingExchangeReply = reply if method == "Exchange" else IncomingExchangeReply(pb.PushReply(), reply)
+        both: IncomingExchangeReply = (
+            reply if method == "Exchange" else IncomingExchangeReply(pb.PushReply(), reply)
+        )
         return both
 
     def _in_chunks(self, request: OutgoingRequest, waits: bool) -> IncomingExchangeReply:
@@ -305,7 +390,10 @@ class ServerConnection:
         wire.check_size(len(data), wire.LARGEST_CALL, "request")
 
         def send(timeout_s: float | None) -> IncomingExchangeReply:
-            return IncomingExchangeReply.read(wire.joined(self._stream(wire.chunked(data), timeout_s)))
+            return IncomingExchangeReply.read(
+                wire.joined(self._stream(wire.chunked(data), timeout_s))
+            )
+
         return self._tried("Stream", send, waits)
 
     def _tried(self, method: str, send: Callable[[float | None], T], waits: bool) -> T:
@@ -315,13 +403,16 @@ class ServerConnection:
             start = time.monotonic()
             try:
                 return send(None if waits else max(end - start, 0.001))
-            except ValueError as error:  # what gRPC raises on a connection that was closed meanwhile
+            # what gRPC raises on a connection that was closed meanwhile
+            except ValueError as error:
                 if not self._closed.is_set():
                     raise
                 raise self._ended_by or errors.ServerError(
-                    f"server {self.endpoint}: {method}: this client was closed") from error
+                    f"server {self.endpoint}: {method}: this client was closed"
+                ) from error
             except grpc.RpcError as error:
-                if error.code() == grpc.StatusCode.UNAUTHENTICATED and renewed < 3:  # nothing was done
+                # nothing was done
+                if error.code() == grpc.StatusCode.UNAUTHENTICATED and renewed < 3:
                     renewed += 1
                     self._session.renew()
                     continue
@@ -333,17 +424,24 @@ class ServerConnection:
                     if isinstance(refusal, RollbackError):
                         self.on_rollback(refusal)
                     raise refusal from None
-                logger.info("%s: %s: no answer (%s); trying again", self.endpoint, method, error.details())
-            self._closed.wait(min(0.05 * 2**min(attempt, 6), 2.0) * random.uniform(0.5, 1.0))
+                logger.info(
+                    "%s: %s: no answer (%s); trying again", self.endpoint, method, error.details()
+                )
+            self._closed.wait(min(0.05 * 2 ** min(attempt, 6), 2.0) * random.uniform(0.5, 1.0))
             attempt += 1
 
     def _refusal(self, method: str, error: grpc.RpcError) -> errors.ServerError:
         kind = _REFUSALS.get(error.code(), errors.ServerError)
         code = error.code().name
         if code == "DEADLINE_EXCEEDED" or _is_lost(error):
-            return kind(f"server {self.endpoint}: {method}: no answer within {self.timeout_s:g} s ({error.details()}); is it "
-                        "running, and reachable from here?")
-        return kind(f"server {self.endpoint}: {method}: {error.details()}" + f" ({code})" * (kind is errors.ServerError))
+            return kind(
+                f"server {self.endpoint}: {method}: no answer within {self.timeout_s:g} s ({error.details()}); is it "
+                "running, and reachable from here?"
+            )
+        return kind(
+            f"server {self.endpoint}: {method}: {error.details()}"
+            + f" ({code})" * (kind is errors.ServerError)
+        )
 
     def end(self, error: RollbackError) -> None:
         """Close the connection; pending calls, and later ones, raise this error."""
@@ -357,10 +455,15 @@ class ServerConnection:
 
 
 def _is_lost(error: grpc.RpcError) -> bool:
-    """Whether a call got no answer of the service, which may have received it or not: it may be sent again."""
+    """Whether a call got no answer of the service, which may have received it or not: it may be
+    sent again.
+    """
     code = error.code()
-    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):  # a server that ends cancels its pending calls
+    # a server that ends cancels its pending calls
+    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
         return True
-    # gRPC reports one of these for streams that end in the middle; from the service they come with a proof.
-    return code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN) and \
-        not any(key == PROOF for key, _ in error.trailing_metadata() or ())
+    # gRPC reports one of these for streams that end in the middle; from the service they come with
+    # a proof.
+    return code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN) and not any(
+        key == PROOF for key, _ in error.trailing_metadata() or ()
+    )

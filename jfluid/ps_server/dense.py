@@ -1,4 +1,7 @@
-"""DenseBlock: a slice of a dense parameter. Readers get the array itself, since an update creates a new one."""
+"""DenseBlock: a slice of a dense parameter. Readers get the array itself, since an update creates a
+new one.
+"""
+
 import threading
 from typing import Any, Protocol
 
@@ -13,7 +16,9 @@ _ROW = np.zeros(1, np.int64)
 
 
 class Block(Protocol):
-    """The interface of dense blocks to trainers. `DenseBlock` implements it; a server program may have its own kind."""
+    """The interface of dense blocks to trainers. `DenseBlock` implements it; a server program may
+    have its own kind.
+    """
 
     @property
     def name(self) -> str: ...
@@ -52,8 +57,10 @@ class DenseBlock:
         self._lock = threading.Lock()
         # The values, then the slots of the optimizer: one row of the kernels.
         self._numbers = np.empty(spec.size * (1 + len(self.rule.slots)), np.float32)
-        row_initializers.fill(self._numbers[:spec.size], spec.seed, 0, *row_initializers.encoded(spec.initializer))
-        self._numbers[spec.size:] = np.repeat(self.rule.slots, spec.size)
+        row_initializers.fill(
+            self._numbers[: spec.size], spec.seed, 0, *row_initializers.encoded(spec.initializer)
+        )
+        self._numbers[spec.size :] = np.repeat(self.rule.slots, spec.size)
 
     @staticmethod
     def bytes_of(spec: specs.BlockSpec) -> int:
@@ -63,7 +70,7 @@ class DenseBlock:
     def read(self) -> tuple[Array, int]:
         """(value, version). The array is never changed afterwards, and must not be changed."""
         with self._lock:
-            value, version = self._numbers[:self.spec.size].reshape(self.shape), self.version
+            value, version = self._numbers[: self.spec.size].reshape(self.shape), self.version
         value.flags.writeable = False
         return value, version
 
@@ -71,13 +78,23 @@ class DenseBlock:
         """Update by a gradient (float32, of the block's shape); returns the new version."""
         self._check("gradient", gradient)
         with self._lock:
-            assert self.rule.update is not None  # it is None for the optimizer program, which only tables have
+            # it is None for the optimizer program, which only tables have
+            assert self.rule.update is not None
             numbers = self._numbers.copy()
             self.step += 1
             base = self.learning_rate if learning_rate is None else learning_rate
             rate = self.rule.rate(base, self.step, sparse=False)
-            self.rule.update(np.array([numbers.ctypes.data]), 0, len(numbers), self.spec.size, _ROW, _ROW,
-                             np.require(gradient, requirements=["C", "W"]).reshape(1, -1), rate, self.rule.hyper)
+            self.rule.update(
+                np.array([numbers.ctypes.data]),
+                0,
+                len(numbers),
+                self.spec.size,
+                _ROW,
+                _ROW,
+                np.require(gradient, requirements=["C", "W"]).reshape(1, -1),
+                rate,
+                self.rule.hyper,
+            )
             return self._take(numbers)
 
     def add(self, difference: Array) -> int:
@@ -85,7 +102,7 @@ class DenseBlock:
         self._check("difference", difference)
         with self._lock:
             numbers = self._numbers.copy()
-            numbers[:self.spec.size] += difference.ravel()
+            numbers[: self.spec.size] += difference.ravel()
             return self._take(numbers)
 
     def assign(self, value: Array) -> int:
@@ -93,29 +110,42 @@ class DenseBlock:
         self._check("value", value)
         with self._lock:
             numbers = self._numbers.copy()
-            numbers[:self.spec.size] = value.ravel()
+            numbers[: self.spec.size] = value.ravel()
             return self._take(numbers)
 
     def state(self) -> dict[str, Any]:
         """Everything that a snapshot needs: numbers, version, step, learning_rate."""
         with self._lock:
-            return {"numbers": self._numbers, "version": self.version, "step": self.step, "learning_rate": self.learning_rate}
+            return {
+                "numbers": self._numbers,
+                "version": self.version,
+                "step": self.step,
+                "learning_rate": self.learning_rate,
+            }
 
     def check(self, state: dict[str, Any]) -> None:
         """Raise ServerError for a `state` of a block of another kind or size."""
         if missing := {"version", "step", "learning_rate"} - state.keys():
-            raise errors.ServerError(f"block {self.name}: the state is of a block of another kind: it has no "
-                                     f"{', '.join(sorted(missing))}")
+            raise errors.ServerError(
+                f"block {self.name}: the state is of a block of another kind: it has no "
+                f"{', '.join(sorted(missing))}"
+            )
         if state["numbers"].shape != self._numbers.shape or state["numbers"].dtype != np.float32:
-            raise errors.ServerError(f"block {self.name}: expected {self._numbers.size} numbers float32, found "
-                                     f"{state['numbers'].dtype} {list(state['numbers'].shape)}")
+            raise errors.ServerError(
+                f"block {self.name}: expected {self._numbers.size} numbers float32, found "
+                f"{state['numbers'].dtype} {list(state['numbers'].shape)}"
+            )
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore a `state`. Raises ServerError when it belongs to another block."""
         self.check(state)
         with self._lock:
             self._numbers = state["numbers"]
-            self.version, self.step, self.learning_rate = state["version"], state["step"], state["learning_rate"]
+            self.version, self.step, self.learning_rate = (
+                state["version"],
+                state["step"],
+                state["learning_rate"],
+            )
 
     def _take(self, numbers: Array) -> int:
         self._numbers = numbers
@@ -123,6 +153,16 @@ class DenseBlock:
         return self.version
 
     def _check(self, what: str, array: Array) -> None:
-        if not isinstance(array, np.ndarray) or array.dtype != np.float32 or array.shape != self.shape:
-            found = f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
-            raise errors.ServerError(f"block {self.name}: {what}: expected float32 {list(self.shape)}, found {found}")
+        if (
+            not isinstance(array, np.ndarray)
+            or array.dtype != np.float32
+            or array.shape != self.shape
+        ):
+            found = (
+                f"{array.dtype} {list(array.shape)}"
+                if isinstance(array, np.ndarray)
+                else type(array).__name__
+            )
+            raise errors.ServerError(
+                f"block {self.name}: {what}: expected float32 {list(self.shape)}, found {found}"
+            )

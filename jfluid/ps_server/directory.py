@@ -1,4 +1,7 @@
-"""A client's directory of owners: which server has which rows of tables, by id, and which blocks, by name."""
+"""A client's directory of owners: which server has which rows of tables, by id, and which blocks,
+by name.
+"""
+
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +18,8 @@ _ALL = slice(None)
 
 @dataclass(frozen=True)
 class RowRange:
-    """A range of ids of a table, `rows` of them from `first` on, that one server owns as its table `name`, where they count
-    from 0."""
+    """A range of ids of a table, `rows` of them from `first` on, that one server owns as its table
+    `name`, where they count from 0."""
 
     name: str
     server: int
@@ -32,12 +35,14 @@ class Block:
     name: str
     shape: tuple[int, ...]
     known: int = 0  # the value's version plus 1
-    life: int = 0   # incarnation of the server that sent it
+    life: int = 0  # incarnation of the server that sent it
     value: Array | None = None
 
 
 class Part(NamedTuple):
-    """The ids of a call that one server owns: their positions, the table's name there, and the id that is 0 there."""
+    """The ids of a call that one server owns: their positions, the table's name there, and the id
+    that is 0 there.
+    """
 
     server: int
     name: str
@@ -65,13 +70,16 @@ class Directory:
         self.lock = threading.Lock()
 
     def place_table(self, name: str, width: int, ranges: Sequence[RowRange] = ()) -> None:
-        """Set a table's width and ranges; without ranges the hashes of ids decide which servers own its rows.
+        """Set a table's width and ranges; without ranges the hashes of ids decide which servers own
+        its rows.
 
         Raises ServerError when the ranges do not follow one another from id 0 on.
         """
         ends = np.cumsum([s.rows for s in ranges])
-        if [s.first for s in ranges] != [0, *ends[:-1]][:len(ranges)]:
-            raise errors.ServerError(f"table {name}: expected ranges that follow one another from 0 on, found {ranges}")
+        if [s.first for s in ranges] != [0, *ends[:-1]][: len(ranges)]:
+            raise errors.ServerError(
+                f"table {name}: expected ranges that follow one another from 0 on, found {ranges}"
+            )
         self._widths[name] = width
         if ranges:
             self._stretches[name] = list(ranges), ends
@@ -81,13 +89,17 @@ class Directory:
         if table not in self._widths:
             self._widths.update(self._ask())
         if table not in self._widths:
-            raise errors.ServerError(f"there is no table {table!r}{errors.close_to(table, self._widths)}; create it first")
+            raise errors.ServerError(
+                f"there is no table {table!r}{errors.close_to(table, self._widths)}; create it first"
+            )
         return self._widths[table]
 
     def block(self, name: str) -> Block:
         """The owner of a block. Raises ServerError when it is unknown."""
         if name not in self.blocks:
-            raise errors.ServerError(f"there is no block {name!r}{errors.close_to(name, self.blocks)}; create it first")
+            raise errors.ServerError(
+                f"there is no block {name!r}{errors.close_to(name, self.blocks)}; create it first"
+            )
         return self.blocks[name]
 
     def places(self, table: str) -> list[tuple[int, str]]:
@@ -97,8 +109,8 @@ class Directory:
         return [(number, table) for number in range(self._servers)]
 
     def parts(self, table: str, ids: Array) -> list[Part]:
-        """Split ids by owner: a part for every server, or for every range. Raises ServerError for ids outside all ranges of
-        the table."""
+        """Split ids by owner: a part for every server, or for every range. Raises ServerError for
+        ids outside all ranges of the table."""
         if table not in self._stretches:
             if self._servers == 1:
                 return [Part(0, table, _ALL)]
@@ -107,10 +119,18 @@ class Directory:
         else:
             ranges, ends = self._stretches[table]
             if len(ids) and not (ids.min() >= 0 and ids.max() < ends[-1]):
-                raise errors.ServerError(f"table {table}: ids: expected numbers from 0 to {ends[-1] - 1}, found "
-                                         f"{ids[(ids < 0) | (ids >= ends[-1])][0]}")
+                raise errors.ServerError(
+                    f"table {table}: ids: expected numbers from 0 to {ends[-1] - 1}, found "
+                    f"{ids[(ids < 0) | (ids >= ends[-1])][0]}"
+                )
             if len(ranges) == 1:
                 return [Part(ranges[0].server, ranges[0].name, _ALL)]
-            places, groups = [(s.server, s.name, s.first) for s in ranges], np.searchsorted(ends, ids, side="right")
+            places, groups = (
+                [(s.server, s.name, s.first) for s in ranges],
+                np.searchsorted(ends, ids, side="right"),
+            )
         order, starts = kernels.partition(groups, len(places))
-        return [Part(server, name, order[starts[i]:starts[i + 1]], first) for i, (server, name, first) in enumerate(places)]
+        return [
+            Part(server, name, order[starts[i] : starts[i + 1]], first)
+            for i, (server, name, first) in enumerate(places)
+        ]

@@ -2,6 +2,7 @@
 
 A plain ServerError is INVALID_ARGUMENT: something in the call itself is wrong.
 """
+
 from jfluid import errors
 
 
@@ -14,12 +15,14 @@ class TooLargeError(errors.ServerError):
 
 
 class StateError(errors.ServerError):
-    """A call that is no longer valid: an incarnation that has ended, a round that is over (FAILED_PRECONDITION)."""
+    """A call that is no longer valid: an incarnation that has ended, a round that is over
+    (FAILED_PRECONDITION).
+    """
 
 
 class RollbackError(StateError):
-    """This trainer or server needs gradients of rounds that no process has any more. All processes of the job have to restart
-    from the newest snapshots that all servers have (OUT_OF_RANGE)."""
+    """This trainer or server needs gradients of rounds that no process has any more. All processes
+    of the job have to restart from the newest snapshots that all servers have (OUT_OF_RANGE)."""
 
     restarts_all = True  # tells the launcher that restarting this process alone does not help
 
@@ -29,11 +32,15 @@ class DamagedError(errors.ServerError):
 
 
 class NotReadyError(errors.ServerError):
-    """The server is choosing the snapshot to continue from, or reading it (UNAVAILABLE: callers retry)."""
+    """The server is choosing the snapshot to continue from, or reading it (UNAVAILABLE: callers
+    retry).
+    """
 
 
 class RestartedError(errors.ServerError):
-    """The call is for an earlier incarnation of the server, which has restarted, from a snapshot or empty (DATA_LOSS)."""
+    """The call is for an earlier incarnation of the server, which has restarted, from a snapshot or
+    empty (DATA_LOSS).
+    """
 
 
 class JobFailedError(errors.ServerError):

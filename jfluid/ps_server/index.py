@@ -1,11 +1,14 @@
 """The index of a shard: from an id to its row.
 
-Open addressing with 32-bit entries: 0 for empty, else row + 1 in the low `row_bits` and bits of the id's hash above them,
-which avoid most reads of the heads of wrong rows. Ids are stored in the heads only (see kernels).
+Open addressing with 32-bit entries: 0 for empty, else row + 1 in the low `row_bits` and bits of the
+id's hash above them, which avoid most reads of the heads of wrong rows. Ids are stored in the heads
+only (see kernels).
 
-Each kernel that changes an index leaves it, the number of rows (`count` int64 [1]) and the rows themselves consistent: after
-an exception in Python between two calls (no memory, Ctrl-C) every row is complete or absent.
+Each kernel that changes an index leaves it, the number of rows (`count` int64 [1]) and the rows
+themselves consistent: after an exception in Python between two calls (no memory, Ctrl-C) every row
+is complete or absent.
 """
+
 import numpy as np
 
 from jfluid.ps_server.kernels import AHEAD, SHOWS_MASK, body_of, hash_of, head_of, kernel, prefetch
@@ -15,7 +18,9 @@ from jfluid.ps_server.row_initializers import fill
 @kernel
 def _home(hash_, shard_bits, capacity):
     """Where the search for an id begins: the 32 bits below the shard's, scaled to the capacity."""
-    return np.int64((((hash_ << np.uint64(shard_bits)) >> np.uint64(32)) * np.uint64(capacity)) >> np.uint64(32))
+    return np.int64(
+        (((hash_ << np.uint64(shard_bits)) >> np.uint64(32)) * np.uint64(capacity)) >> np.uint64(32)
+    )
 
 
 @kernel
@@ -56,11 +61,12 @@ def locate(
     slots,
     step,
 ):
-    """Write the row of ids[order[i]] to rows[i]; ids without a row get a new one, from number count[0] on, up to `limit` rows.
+    """Write the row of ids[order[i]] to rows[i]; ids without a row get a new one, from number
+    count[0] on, up to `limit` rows.
 
-    New rows get the values of `initializer` (width, seed, kind, first, second: see row_initializers.fill), slots[g] in group g
-    of their slots, and `step` as the step of their last touch. Returns how many ids were done. With limit -1 unknown ids get
-    row -1.
+    New rows get the values of `initializer` (width, seed, kind, first, second: see
+    row_initializers.fill), slots[g] in group g of their slots, and `step` as the step of their last
+    touch. Returns how many ids were done. With limit -1 unknown ids get row -1.
     """
     capacity = len(index)
     row_mask = np.uint32((1 << row_bits) - 1)
@@ -68,9 +74,18 @@ def locate(
     width, seed, kind, first, second = initializer
     for i in range(len(order)):
         if i + 2 * AHEAD < len(order):
-            prefetch(start + 4 * _home(hash_of(ids[order[i + 2 * AHEAD]], secret), shard_bits, capacity))
+            prefetch(
+                start + 4 * _home(hash_of(ids[order[i + 2 * AHEAD]], secret), shard_bits, capacity)
+            )
         if i + AHEAD < len(order):
-            _prefetch_head(index, row_bits, shard_bits, heads, page_bits, hash_of(ids[order[i + AHEAD]], secret))
+            _prefetch_head(
+                index,
+                row_bits,
+                shard_bits,
+                heads,
+                page_bits,
+                hash_of(ids[order[i + AHEAD]], secret),
+            )
         id_ = ids[order[i]]
         hash_ = hash_of(id_, secret)
         tag = _tag(hash_, row_bits)
@@ -95,7 +110,7 @@ def locate(
             body = body_of(bodies, page_bits, stride, row)
             fill(body[:width], seed, id_, kind, first, second)
             for group in range(len(slots)):
-                body[(group + 1) * width:(group + 2) * width] = slots[group]
+                body[(group + 1) * width : (group + 2) * width] = slots[group]
             count[0] = row + 1
             index[at] = tag | np.uint32(row + 1)
         rows[i] = row

@@ -1,9 +1,12 @@
-"""Compiled loops over the pages of a shard, and the hashes of ids that choose their server and shard.
+"""Compiled loops over the pages of a shard, and the hashes of ids that choose their server and
+shard.
 
-A shard keeps a row in two places, both in pages of 2**page_bits rows that never move: a head of 16 bytes (id, times shown,
-step of the last touch) and a body of `stride` float32 (the values, then the optimizer's slots). Kernels get the addresses of
-the pages, so that a table grows without copying a row. `index` finds the row of an id.
+A shard keeps a row in two places, both in pages of 2**page_bits rows that never move: a head of 16
+bytes (id, times shown, step of the last touch) and a body of `stride` float32 (the values, then the
+optimizer's slots). Kernels get the addresses of the pages, so that a table grows without copying a
+row. `index` finds the row of an id.
 """
+
 import os
 
 import numpy as np
@@ -16,43 +19,55 @@ kernel = njit(cache=True, nogil=True, error_model="numpy")
 
 HEAD = np.dtype([("id", "<i8"), ("shows", "<u4"), ("step", "<u4")])
 SHOWS_MASK = np.int64(0xFFFFFFFF)
-# State that shards share with their table (int64 [3, shards]): the number of rows; how many rows there is memory for; how many
-# rows pending calls may still add.
+# State that shards share with their table (int64 [3, shards]): the number of rows; how many rows
+# there is memory for; how many rows pending calls may still add.
 COUNT, LIMIT, HELD = range(3)
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 # How many ids ahead of the current one to prefetch.
 AHEAD = 8
 _OWNERS = np.uint64(0xD1B54A32D192ED03)
-# The secret keys of this process's hash of ids, so that nobody can choose ids that collide. They are passed to kernels as
-# arguments, since the machine code of kernels is stored on disk, and to nothing else.
+# The secret keys of this process's hash of ids, so that nobody can choose ids that collide. They
+# are passed to kernels as arguments, since the machine code of kernels is stored on disk, and to
+# nothing else.
 SECRET = (np.uint64(int.from_bytes(os.urandom(8))), np.uint64(int.from_bytes(os.urandom(8))))
 
 
 @intrinsic
 def _int64_at(typing_context, address):
     """The pointer to the int64 at an address."""
+
     def generate(context, builder, signature, arguments):
         return builder.inttoptr(arguments[0], cgutils.intp_t.as_pointer())
+
     return types.CPointer(types.int64)(types.int64), generate
 
 
 @intrinsic
 def _float32_at(typing_context, address):
     """The pointer to the float32 at an address."""
+
     def generate(context, builder, signature, arguments):
         return builder.inttoptr(arguments[0], context.get_value_type(types.float32).as_pointer())
+
     return types.CPointer(types.float32)(types.int64), generate
 
 
 @intrinsic
 def prefetch(typing_context, address):
     """Ask the processor to fetch the cache line at an address, which need not be valid."""
+
     def generate(context, builder, signature, arguments):
         byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
         function = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(ir.VoidType(), [byte, number, number, number]), "llvm.prefetch.p0i8")
-        builder.call(function, [builder.inttoptr(arguments[0], byte), number(0), number(3), number(1)])
+            builder.module,
+            ir.FunctionType(ir.VoidType(), [byte, number, number, number]),
+            "llvm.prefetch.p0i8",
+        )
+        builder.call(
+            function, [builder.inttoptr(arguments[0], byte), number(0), number(3), number(1)]
+        )
         return context.get_dummy_value()
+
     return types.void(types.int64), generate
 
 
@@ -82,11 +97,14 @@ def prefetch_body(bodies, page_bits, stride, row, width):
         prefetch(at + line)
 
 
-# ---- hashing -----------------------------------------------------------------------------------------------------
+# ---- hashing -------------------------------------------------------------------------------------
+
 
 @kernel
 def mix(z):
-    """A bijection of 64 bits whose every output bit depends on all input bits (the finalizer of SplitMix64)."""
+    """A bijection of 64 bits whose every output bit depends on all input bits (the finalizer of
+    SplitMix64).
+    """
     z = (z ^ (z >> np.uint64(30))) * _FIRST
     z = (z ^ (z >> np.uint64(27))) * _SECOND
     return z ^ (z >> np.uint64(31))
@@ -94,7 +112,9 @@ def mix(z):
 
 @kernel
 def hash_of(id_, secret):
-    """The hash of an id under two keys. With one `mix` ids of a known difference would collide under every key."""
+    """The hash of an id under two keys. With one `mix` ids of a known difference would collide
+    under every key.
+    """
     return mix(mix(np.uint64(id_) ^ secret[0]) + secret[1])
 
 
@@ -109,10 +129,14 @@ def shards_of(ids, shard_bits, secret):
 
 @kernel
 def owners_of(ids, servers):
-    """int32 [n]: the server of each id, by a hash without a secret: trainers, servers and snapshots have to agree on it."""
+    """int32 [n]: the server of each id, by a hash without a secret: trainers, servers and snapshots
+    have to agree on it.
+    """
     out = np.empty(len(ids), np.int32)
     for i in range(len(ids)):
-        out[i] = ((mix(np.uint64(ids[i]) ^ _OWNERS) >> np.uint64(32)) * np.uint64(servers)) >> np.uint64(32)
+        out[i] = (
+            (mix(np.uint64(ids[i]) ^ _OWNERS) >> np.uint64(32)) * np.uint64(servers)
+        ) >> np.uint64(32)
     return out
 
 
@@ -133,7 +157,9 @@ def partition(groups, count):
 
 
 def distinct(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(ids, inverse): each id once, in the order of first appearance, and where every id of the input went (int32)."""
+    """(ids, inverse): each id once, in the order of first appearance, and where every id of the
+    input went (int32).
+    """
     once, inverse = _distinct(ids, SECRET)
     return once, inverse
 
@@ -169,11 +195,14 @@ def summed(values, inverse, count):
     return out
 
 
-# ---- reservations ---------------------------------------------------------------------------------------------------------
+# ---- reservations --------------------------------------------------------------------------------
+
 
 @kernel
 def hold(state, starts, more):
-    """Reserve `more` rows in each shard, one for each id, if all shards have room for theirs; returns whether they had."""
+    """Reserve `more` rows in each shard, one for each id, if all shards have room for theirs;
+    returns whether they had.
+    """
     fits = True
     for i in range(len(more)):
         more[i] = starts[i + 1] - starts[i]
@@ -191,11 +220,14 @@ def release(state, more):
         state[HELD, i] -= more[i]
 
 
-# ---- rows --------------------------------------------------------------------------------------------------------
+# ---- rows ----------------------------------------------------------------------------------------
+
 
 @kernel
 def touch(heads, page_bits, rows, order, counts, step):
-    """Add counts[order[i]] (without counts, nothing) to the shows of row i, and move its step up to `step`."""
+    """Add counts[order[i]] (without counts, nothing) to the shows of row i, and move its step up to
+    `step`.
+    """
     for i in range(len(rows)):
         if rows[i] < 0:
             continue
@@ -221,7 +253,9 @@ def gather(bodies, page_bits, stride, width, rows, order, out):
 
 @kernel
 def change_values(bodies, page_bits, stride, width, rows, order, values, replace):
-    """Add values[order[i]] to the values of row i, or replace them by it; rows of -1 are left out."""
+    """Add values[order[i]] to the values of row i, or replace them by it; rows of -1 are left
+    out.
+    """
     for i in range(len(rows)):
         if rows[i] >= 0:
             body = body_of(bodies, page_bits, stride, rows[i])

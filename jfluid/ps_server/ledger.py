@@ -1,4 +1,5 @@
 """Exactly once: which mutations of which trainer were applied."""
+
 import contextlib
 import logging
 import threading
@@ -23,7 +24,8 @@ class Call(NamedTuple):
         trainer: its number.
         incarnation: higher for each life of the trainer.
         sequence: from 1 in each incarnation; a call that is sent again keeps it.
-        outstanding: the lowest sequence that the trainer has no answer for; all before it were acknowledged.
+        outstanding: the lowest sequence that the trainer has no answer for; all before it were
+            acknowledged.
     """
 
     trainer: int
@@ -52,10 +54,14 @@ class _Trainer:
             self.beyond.remove(self.through)
 
     def forget(self, outstanding: int) -> int:
-        """Move `through` up to before `outstanding`; returns how many sequences of those never came here."""
+        """Move `through` up to before `outstanding`; returns how many sequences of those never came
+        here.
+        """
         if outstanding - 1 <= self.through:
             return 0
-        known = {s for s in self.beyond | self.running | self.refused if self.through < s < outstanding}
+        known = {
+            s for s in self.beyond | self.running | self.refused if self.through < s < outstanding
+        }
         lost = outstanding - 1 - self.through - len(known)
         self.beyond -= known
         self.refused -= known
@@ -66,9 +72,9 @@ class _Trainer:
 class Ledger:
     """The applied (trainer, incarnation, sequence).
 
-    Sequences may come in any order. A trainer that starts again takes a higher incarnation, and nothing of its earlier life
-    is applied from then on. Calls that were acknowledged and are not known here were lost when a server was restored from a
-    snapshot: they are counted.
+    Sequences may come in any order. A trainer that starts again takes a higher incarnation, and
+    nothing of its earlier life is applied from then on. Calls that were acknowledged and are not
+    known here were lost when a server was restored from a snapshot: they are counted.
 
     Args:
         count_lost: whether that is worth telling.
@@ -86,13 +92,15 @@ class Ledger:
     def begin(self, call: Call, alive: cancellation.Alive = cancellation.always) -> bool:
         """Whether the mutation is to be applied; then `commit` or `abort` must follow.
 
-        A duplicate of one that is being applied waits for its end. Raises StateError for an earlier incarnation, or when the
-        caller has gone, and ServerError for sequences that cannot be.
+        A duplicate of one that is being applied waits for its end. Raises StateError for an earlier
+        incarnation, or when the caller has gone, and ServerError for sequences that cannot be.
         """
         with self._changed:
             entry = self._entry(call)
             if call.sequence in entry.running:
-                cancellation.wait(self._changed, lambda: call.sequence not in self._entry(call).running, alive)
+                cancellation.wait(
+                    self._changed, lambda: call.sequence not in self._entry(call).running, alive
+                )
                 entry = self._entry(call)
             if entry.applied(call.sequence):
                 return False
@@ -116,8 +124,8 @@ class Ledger:
 
     @contextlib.contextmanager
     def refusing(self, call: Call) -> Iterator[None]:
-        """When the block raises, the call is refused, and not among the lost ones when its trainer goes on without it. It may
-        be sent again."""
+        """When the block raises, the call is refused, and not among the lost ones when its trainer
+        goes on without it. It may be sent again."""
         try:
             yield
         except Exception:
@@ -127,7 +135,9 @@ class Ledger:
 
     @contextlib.contextmanager
     def once(self, call: Call, alive: cancellation.Alive = cancellation.always) -> Iterator[bool]:
-        """Yields whether the mutation is to be applied, and commits it, or aborts it when the block raises."""
+        """Yields whether the mutation is to be applied, and commits it, or aborts it when the block
+        raises.
+        """
         if not self.begin(call, alive):
             yield False
             return
@@ -141,20 +151,30 @@ class Ledger:
     def _entry(self, call: Call) -> _Trainer:
         entry = self._trainers.get(call.trainer)
         if entry is None and len(self._trainers) >= MOST_TRAINERS:
-            raise TooLargeError(f"trainer {call.trainer}: the server knows {MOST_TRAINERS} trainers and takes no more")
+            raise TooLargeError(
+                f"trainer {call.trainer}: the server knows {MOST_TRAINERS} trainers and takes no more"
+            )
         if entry is not None and call.incarnation < entry.incarnation:
-            raise StateError(f"trainer {call.trainer}: incarnation {call.incarnation} has ended; incarnation "
-                             f"{entry.incarnation} is at work")
+            raise StateError(
+                f"trainer {call.trainer}: incarnation {call.incarnation} has ended; incarnation "
+                f"{entry.incarnation} is at work"
+            )
         if not 1 <= call.outstanding <= call.sequence < call.outstanding + WINDOW:
-            raise errors.ServerError(f"trainer {call.trainer}: expected 1 <= outstanding <= sequence < outstanding + "
-                                     f"{WINDOW}, found outstanding {call.outstanding} and sequence {call.sequence}")
+            raise errors.ServerError(
+                f"trainer {call.trainer}: expected 1 <= outstanding <= sequence < outstanding + "
+                f"{WINDOW}, found outstanding {call.outstanding} and sequence {call.sequence}"
+            )
         if entry is None or call.incarnation > entry.incarnation:
             entry = self._trainers[call.trainer] = _Trainer(call.incarnation)
         lost = entry.forget(call.outstanding)
         if lost and self._count_lost:
             self.lost += lost
-            logger.warning("trainer %d: %d calls that had been acknowledged are not part of what this server was restored "
-                           "from; they are lost", call.trainer, lost)
+            logger.warning(
+                "trainer %d: %d calls that had been acknowledged are not part of what this server was restored "
+                "from; they are lost",
+                call.trainer,
+                lost,
+            )
         return entry
 
     def _end(self, call: Call) -> _Trainer | None:
@@ -166,7 +186,9 @@ class Ledger:
         return entry
 
     def through(self, trainer: int) -> tuple[int, int]:
-        """(incarnation, the sequence up to which all were applied) of a trainer; (0, 0) for an unknown one."""
+        """(incarnation, the sequence up to which all were applied) of a trainer; (0, 0) for an
+        unknown one.
+        """
         with self._changed:
             entry = self._trainers.get(trainer)
             return (entry.incarnation, entry.through) if entry else (0, 0)
@@ -179,17 +201,27 @@ class Ledger:
     def state(self) -> dict[str, Any]:
         """What a snapshot needs, as JSON knows it."""
         with self._changed:
-            return {str(number): {"incarnation": t.incarnation, "through": t.through, "beyond": sorted(t.beyond)}
-                    for number, t in self._trainers.items()}
+            return {
+                str(number): {
+                    "incarnation": t.incarnation,
+                    "through": t.through,
+                    "beyond": sorted(t.beyond),
+                }
+                for number, t in self._trainers.items()
+            }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over a `state`."""
         with self._changed:
-            self._trainers = {int(number): _Trainer(t["incarnation"], t["through"], set(t["beyond"]))
-                              for number, t in state.items()}
+            self._trainers = {
+                int(number): _Trainer(t["incarnation"], t["through"], set(t["beyond"]))
+                for number, t in state.items()
+            }
 
     def restore_ended(self, states: list[dict[str, Any]]) -> None:
-        """Take over the states of other servers, whose sequences mean nothing here: all their incarnations have ended."""
+        """Take over the states of other servers, whose sequences mean nothing here: all their
+        incarnations have ended.
+        """
         with self._changed:
             self._trainers = {}
             for number in {n for state in states for n in state}:

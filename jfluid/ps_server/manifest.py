@@ -1,15 +1,24 @@
 """Manifests: what one server wrote of a snapshot (see snapshot.py), as checked plain data.
 
-All that a manifest says is held against bounds when it is read, so that what uses it cannot fail by it: numbers that fit their
-place, files of its own only, and a checksum over all of it.
+All that a manifest says is held against bounds when it is read, so that what uses it cannot fail by
+it: numbers that fit their place, files of its own only, and a checksum over all of it.
 """
+
 import math
 import re
 import zlib
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, FailFast, Field, FiniteFloat, TypeAdapter, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    FailFast,
+    Field,
+    FiniteFloat,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
 from jfluid import errors
 from jfluid.ps_server import specs, validation
@@ -19,7 +28,10 @@ from jfluid.ps_server.table import LAST_STEP
 
 FORMAT = 2
 ID = r"^[A-Za-z0-9_-]{1,64}$"
-FILE = re.compile(r"([A-Za-z0-9_-]{1,64})\.(\d{5})-of-(\d{5})\.(json|\d{1,9}\.(?:rows|numbers|state))(\.partial)?", re.ASCII)
+FILE = re.compile(
+    r"([A-Za-z0-9_-]{1,64})\.(\d{5})-of-(\d{5})\.(json|\d{1,9}\.(?:rows|numbers|state))(\.partial)?",
+    re.ASCII,
+)
 LAST_NUMBER = 2**62
 _MOST_SERVERS = 99_999
 _LARGEST = 1 << 28  # bytes of a manifest
@@ -57,7 +69,9 @@ class TablePart(validation.Spec):
 
 
 def _state(value: dict[str, Any]) -> dict[str, Any]:
-    """A block's state: counts, its rate, and what its variables are, which is held against those that are there."""
+    """A block's state: counts, its rate, and what its variables are, which is held against those
+    that are there.
+    """
     for name in ("version", "step"):
         if name in value and (type(value[name]) is not int or not 0 <= value[name] < 2**63):
             raise ValueError(f"{name}: expected a whole number, found {str(value[name])[:40]}")
@@ -66,7 +80,8 @@ def _state(value: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"learning_rate: expected a finite number, found {str(rate)[:40]}")
     if unknown := value.keys() - {"version", "step", "learning_rate", "variables"}:
         raise ValueError(f"a block has no {', '.join(sorted(unknown))[:100]}")
-    if not value.keys() & {"version", "variables"}:  # variables that others change have no version of their own
+    # variables that others change have no version of their own
+    if not value.keys() & {"version", "variables"}:
         raise ValueError("it has no version")
     return value
 
@@ -102,10 +117,15 @@ def _ledger(value: dict[str, Any]) -> dict[str, Any]:
     if len(value) > MOST_TRAINERS:
         raise ValueError(f"expected at most {MOST_TRAINERS} trainers, found {len(value)}")
     try:
-        return {str(trainer): calls.model_dump() for trainer, calls in _CALLS.validate_python(value).items()}
+        return {
+            str(trainer): calls.model_dump()
+            for trainer, calls in _CALLS.validate_python(value).items()
+        }
     except ValidationError as error:
-        raise ValueError("expected incarnation, through and beyond of each trainer; "
-                         f"{error.error_count()} are wrong") from None
+        raise ValueError(
+            "expected incarnation, through and beyond of each trainer; "
+            f"{error.error_count()} are wrong"
+        ) from None
 
 
 # As Ledger.state gives it, and Ledger.restore takes it.
@@ -113,8 +133,8 @@ LedgerState = Annotated[dict[str, Any], AfterValidator(_ledger)]
 
 
 class Manifest(validation.Spec):
-    """What one server wrote. `created_ns` is for people; `number` says which snapshot of a folder is the newer one; `crc32` is
-    that of the manifest as it would be written with a `crc32` of 0."""
+    """What one server wrote. `created_ns` is for people; `number` says which snapshot of a folder
+    is the newer one; `crc32` is that of the manifest as it would be written with a `crc32` of 0."""
 
     format: int
     id: Annotated[str, Field(pattern=ID)]
@@ -124,10 +144,12 @@ class Manifest(validation.Spec):
     tables: Annotated[list[TablePart], FailFast()]
     blocks: Annotated[list[BlockPart], FailFast()]
     ledger: LedgerState
-    shown: LedgerState = Field(default_factory=dict)  # the pulls whose shows are counted in the tables
+    # the pulls whose shows are counted in the tables
+    shown: LedgerState = Field(default_factory=dict)
     lost: Unsigned = 0  # acknowledged calls that the server did not have any more
     rounds: Natural
-    left: dict[Trainer, Unsigned] = Field(default_factory=dict)  # the trainers that had left, with their incarnations
+    # the trainers that had left, with their incarnations
+    left: dict[Trainer, Unsigned] = Field(default_factory=dict)
     number: Annotated[int, Field(ge=0, le=LAST_NUMBER)] = 0
     states: Annotated[list[StatePart], FailFast()] = Field(default_factory=list)
     crc32: Natural = 0
@@ -140,8 +162,15 @@ class Manifest(validation.Spec):
     @property
     def files(self) -> list[File]:
         """All files that it lists."""
-        tables = [f for t in self.tables for f in (t.rows_file, t.waiting_file, t.rates_file) if f is not None]
-        return tables + [block.file for block in self.blocks] + [state.file for state in self.states]
+        tables = [
+            f
+            for t in self.tables
+            for f in (t.rows_file, t.waiting_file, t.rates_file)
+            if f is not None
+        ]
+        return (
+            tables + [block.file for block in self.blocks] + [state.file for state in self.states]
+        )
 
     def text(self) -> bytes:
         """As it is written."""
@@ -149,17 +178,22 @@ class Manifest(validation.Spec):
 
     def checked(self) -> "Manifest":
         """With its checksum."""
-        return self.model_copy(update={"crc32": zlib.crc32(self.model_copy(update={"crc32": 0}).text())})
+        return self.model_copy(
+            update={"crc32": zlib.crc32(self.model_copy(update={"crc32": 0}).text())}
+        )
 
 
 def read_manifest(path: Path) -> Manifest:
     """The manifest in a file; of another format it is not looked at any closer.
 
-    Raises DamagedError where it cannot be read, is not as it was written, or names files that are not its own.
+    Raises DamagedError where it cannot be read, is not as it was written, or names files that are
+    not its own.
     """
     try:
         if path.stat().st_size > _LARGEST:
-            raise errors.ServerError(f"{path}: expected at most {_LARGEST} bytes, found {path.stat().st_size}")
+            raise errors.ServerError(
+                f"{path}: expected at most {_LARGEST} bytes, found {path.stat().st_size}"
+            )
         manifest = validation.read(Manifest, path.read_bytes(), str(path))
     except (errors.ServerError, OSError) as error:
         raise DamagedError(f"{path}: damaged: {error}") from None
@@ -168,6 +202,12 @@ def read_manifest(path: Path) -> Manifest:
     if manifest.checked() != manifest:
         raise DamagedError(f"{path}: damaged: its checksum is not that of what it says")
     for name in (path.name, *(file.name for file in manifest.files)):
-        if not name.startswith(f"{manifest.stem}.") or not FILE.fullmatch(name) or name.endswith(".partial"):
-            raise DamagedError(f"{path}: damaged: expected files whose names begin with {manifest.stem}, found {name!r}")
+        if (
+            not name.startswith(f"{manifest.stem}.")
+            or not FILE.fullmatch(name)
+            or name.endswith(".partial")
+        ):
+            raise DamagedError(
+                f"{path}: damaged: expected files whose names begin with {manifest.stem}, found {name!r}"
+            )
     return manifest

@@ -1,4 +1,5 @@
 """What a server counts, for Prometheus."""
+
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -8,7 +9,25 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from jfluid.ps_server.store import Store
 
-_SECONDS = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60)
+_SECONDS = (
+    1e-4,
+    2.5e-4,
+    5e-4,
+    1e-3,
+    2.5e-3,
+    5e-3,
+    1e-2,
+    2.5e-2,
+    5e-2,
+    0.1,
+    0.25,
+    0.5,
+    1,
+    2.5,
+    5,
+    10,
+    60,
+)
 _STEPS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 4096)
 
 
@@ -18,15 +37,36 @@ class Metrics:
     def __init__(self, store: Store):
         self.registry = CollectorRegistry()
         more: dict[str, Any] = {"registry": self.registry}
-        self.calls = Counter("jfluid_ps_calls", "Calls that were answered", ["method", "status"], **more)
-        self.seconds = Histogram("jfluid_ps_call_seconds", "Seconds from a call's arrival to its answer", ["method"],
-                                 buckets=_SECONDS, **more)
-        self.bytes = Counter("jfluid_ps_bytes", "Bytes of messages", ["method", "direction"], **more)
-        self.rows = Counter("jfluid_ps_rows", "Rows that were read or changed", ["table", "kind"], **more)
-        self.waited = Histogram("jfluid_ps_wait_seconds", "Seconds that a call waited for other trainers", ["kind"],
-                                buckets=_SECONDS, **more)
-        self.staleness = Histogram("jfluid_ps_staleness_steps", "Updates of a table or block by others between a trainer's "
-                                   "pull and its push", ["name"], buckets=_STEPS, **more)
+        self.calls = Counter(
+            "jfluid_ps_calls", "Calls that were answered", ["method", "status"], **more
+        )
+        self.seconds = Histogram(
+            "jfluid_ps_call_seconds",
+            "Seconds from a call's arrival to its answer",
+            ["method"],
+            buckets=_SECONDS,
+            **more,
+        )
+        self.bytes = Counter(
+            "jfluid_ps_bytes", "Bytes of messages", ["method", "direction"], **more
+        )
+        self.rows = Counter(
+            "jfluid_ps_rows", "Rows that were read or changed", ["table", "kind"], **more
+        )
+        self.waited = Histogram(
+            "jfluid_ps_wait_seconds",
+            "Seconds that a call waited for other trainers",
+            ["kind"],
+            buckets=_SECONDS,
+            **more,
+        )
+        self.staleness = Histogram(
+            "jfluid_ps_staleness_steps",
+            "Updates of a table or block by others between a trainer's pull and its push",
+            ["name"],
+            buckets=_STEPS,
+            **more,
+        )
         self.registry.register(_State(store))
 
     def waiting(self, kind: str) -> "_Wait":
@@ -53,13 +93,22 @@ class _State:
 
     def collect(self) -> Iterator[Metric]:
         rows = GaugeMetricFamily("jfluid_ps_table_rows", "Rows of a table", labels=["table"])
-        waiting = GaugeMetricFamily("jfluid_ps_table_waiting", "Ids that the entry rule keeps waiting", labels=["table"])
-        size = GaugeMetricFamily("jfluid_ps_table_bytes", "Bytes of a table's indexes and pages", labels=["table"])
+        waiting = GaugeMetricFamily(
+            "jfluid_ps_table_waiting", "Ids that the entry rule keeps waiting", labels=["table"]
+        )
+        size = GaugeMetricFamily(
+            "jfluid_ps_table_bytes", "Bytes of a table's indexes and pages", labels=["table"]
+        )
         for name, table in list(self._store.tables.items()):
             rows.add_metric([name], len(table))
             waiting.add_metric([name], table.waiting)
             size.add_metric([name], table.nbytes)
         yield from (rows, waiting, size)
-        yield GaugeMetricFamily("jfluid_ps_rounds", "Rounds of synchronous training", value=self._store.rounds)
-        yield GaugeMetricFamily("jfluid_ps_lost_calls", "Acknowledged calls that a restored snapshot did not have",
-                                value=self._store.ledger.lost)
+        yield GaugeMetricFamily(
+            "jfluid_ps_rounds", "Rounds of synchronous training", value=self._store.rounds
+        )
+        yield GaugeMetricFamily(
+            "jfluid_ps_lost_calls",
+            "Acknowledged calls that a restored snapshot did not have",
+            value=self._store.ledger.lost,
+        )

@@ -1,4 +1,7 @@
-"""The address where Prometheus asks a server for its metrics: for those with the token that follows from the job's secret."""
+"""The address where Prometheus asks a server for its metrics: for those with the token that follows
+from the job's secret.
+"""
+
 import hmac
 import socket
 import ssl
@@ -17,8 +20,10 @@ from jfluid import errors
 
 _SECONDS_TO_ASK = 5.0
 _MOST_CONNECTIONS = 32
-_NO_TOKEN = (b"expected the header `Authorization: Bearer TOKEN`, with what `python -m jfluid.security metrics-token` prints "
-             b"where the job's secret is\n")
+_NO_TOKEN = (
+    b"expected the header `Authorization: Bearer TOKEN`, with what `python -m jfluid.security metrics-token` prints "
+    b"where the job's secret is\n"
+)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -30,7 +35,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if not self.server.admits(self.headers.get("Authorization", "")):
-            return self._answer(HTTPStatus.UNAUTHORIZED, "text/plain", _NO_TOKEN, ("WWW-Authenticate", "Bearer"))
+            return self._answer(
+                HTTPStatus.UNAUTHORIZED, "text/plain", _NO_TOKEN, ("WWW-Authenticate", "Bearer")
+            )
         encode, kind = choose_encoder(self.headers.get("Accept", ""))
         self._answer(HTTPStatus.OK, kind, encode(self.server.registry))
 
@@ -58,8 +65,14 @@ class MetricsServer(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, host: str, port: int, registry: CollectorRegistry, tokens: Sequence[str],
-                 tls: ssl.SSLContext | None = None):
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        registry: CollectorRegistry,
+        tokens: Sequence[str],
+        tls: ssl.SSLContext | None = None,
+    ):
         self.registry = registry
         self._tokens = [f"Bearer {token}".encode() for token in tokens]
         self._connections: dict[socket.socket, None] = {}  # the oldest first
@@ -68,15 +81,22 @@ class MetricsServer(ThreadingHTTPServer):
         try:
             super().__init__((host, port), _Handler)
         except OSError as error:
-            raise errors.ServerError(f"metrics: cannot listen on {host}:{port}: {error.strerror}") from None
+            raise errors.ServerError(
+                f"metrics: cannot listen on {host}:{port}: {error.strerror}"
+            ) from None
         if tls is not None:  # the handshake belongs to a connection's thread
-            self.socket = tls.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
+            self.socket = tls.wrap_socket(
+                self.socket, server_side=True, do_handshake_on_connect=False
+            )
         threading.Thread(target=self.serve_forever, name="jfluid-ps-metrics", daemon=True).start()
 
     def server_bind(self) -> None:
         """Bind, and ask no name server for the host's name, as HTTPServer does."""
         TCPServer.server_bind(self)
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.server_name, self.server_port = (
+            str(self.server_address[0]),
+            int(self.server_address[1]),
+        )
 
     def admits(self, authorization: str) -> bool:
         """Whether a request with this header is answered."""

@@ -1,12 +1,16 @@
-"""Optimizers of tables and blocks. All that there is to know of one stands in its `RuleDef`: a new one touches this file only.
+"""Optimizers of tables and blocks. All that there is to know of one stands in its `RuleDef`: a new
+one touches this file only.
 
-A rule is one of those that take sparse rows in Fluid and need nothing but the row, or FTRL. Fluid's momentum, Adam and RMSProp
-also move the rows that a step has no gradient for. A table cannot touch all its rows at every step; `idle` makes up for what a
-row has missed when it is next touched, from the rates of the missed steps, so that the rows are those of Fluid. With
-`lazy_mode` rows without a gradient stay as they are.
+A rule is one of those that take sparse rows in Fluid and need nothing but the row, or FTRL. Fluid's
+momentum, Adam and RMSProp also move the rows that a step has no gradient for. A table cannot touch
+all its rows at every step; `idle` makes up for what a row has missed when it is next touched, from
+the rates of the missed steps, so that the rows are those of Fluid. With `lazy_mode` rows without a
+gradient stay as they are.
 
-Constants are 32-bit floats, as Fluid's attributes are, and `1 - beta` is taken from the rounded value.
+Constants are 32-bit floats, as Fluid's attributes are, and `1 - beta` is taken from the rounded
+value.
 """
+
 import functools
 import math
 import operator
@@ -41,13 +45,16 @@ class Optimizer(Spec):
     type: str
 
 
-# ---- what makes a rule ---------------------------------------------------------------------------------------------
+# ---- what makes a rule ---------------------------------------------------------------------------
 
 _per_element = register_jitable(error_model="numpy")
 
 
 def _over_rows(element: Callable[..., None]) -> Callable[..., None]:
-    """The kernel of one update: `element` on all elements of row i, with gradients[order[i]]; rows of -1 are left out."""
+    """The kernel of one update: `element` on all elements of row i, with gradients[order[i]]; rows
+    of -1 are left out.
+    """
+
     @kernel
     def update(bodies, page_bits, stride, width, rows, order, gradients, rate, hyper):
         # Read once: the compiler cannot know that rows do not lie over the constants.
@@ -58,6 +65,7 @@ def _over_rows(element: Callable[..., None]) -> Callable[..., None]:
             numbers, gradient = body_of(bodies, page_bits, stride, rows[i]), gradients[order[i]]
             for j in range(width):
                 element(numbers, gradient, j, width, rate, constants)
+
     return update
 
 
@@ -84,14 +92,17 @@ class RuleDef:
 
     Attributes:
         settings: what may be set of it, as specs hold it; its `type` is that of Fluid's operator.
-        element: what an update does to element j of a row. `numbers` are the row's values and slots, group after group of
-            `width`, and `hyper` the constants.
+        element: what an update does to element j of a row. `numbers` are the row's values and
+            slots, group after group of `width`, and `hyper` the constants.
         constants: the constants (at most 4) that `element` and `idle` get, of the settings.
         attributes: of each setting that Fluid's operator has, too, the attribute's name.
         slots: in the order in which rows hold them.
-        powers: inputs of Fluid's operator that hold a power of a setting, which follows from the number of steps.
-        rate: (settings, learning rate, number of a step) -> the rate of the step; without it that is the learning rate.
-        idle: the kernel for the steps that rows have missed; None where such steps change nothing, as with `lazy_mode`.
+        powers: inputs of Fluid's operator that hold a power of a setting, which follows from the
+            number of steps.
+        rate: (settings, learning rate, number of a step) -> the rate of the step; without it that
+            is the learning rate.
+        idle: the kernel for the steps that rows have missed; None where such steps change nothing,
+            as with `lazy_mode`.
         horizon: of the settings: after so many steps without a gradient a row stands still.
         update: the kernel of one update of rows with gradients.
     """
@@ -117,19 +128,26 @@ class RuleDef:
 
     @property
     def inputs(self) -> set[str]:
-        """The inputs of Fluid's operator that the rule stands for. One with others computes something else."""
+        """The inputs of Fluid's operator that the rule stands for. One with others computes
+        something else.
+        """
         return {"Param", "Grad", "LearningRate", *(slot.input for slot in self.slots), *self.powers}
 
     def settings_of(self, attribute: Callable[[str], Any]) -> Optimizer:
-        """The settings of an operator with these attributes. Its learning rate, an input, is another one in each step."""
-        return self.settings(learning_rate=0.0, **{name: attribute(its) for name, its in self.attributes.items()})
+        """The settings of an operator with these attributes. Its learning rate, an input, is
+        another one in each step.
+        """
+        return self.settings(
+            learning_rate=0.0, **{name: attribute(its) for name, its in self.attributes.items()}
+        )
 
 
 def _horizon(decay: float) -> int:
     return math.ceil(math.log(_NEGLIGIBLE) / math.log(decay)) if decay > 0 else 1
 
 
-# ---- steps without a gradient --------------------------------------------------------------------------------------
+# ---- steps without a gradient --------------------------------------------------------------------
+
 
 @kernel
 def _segment(steps, count, step):
@@ -146,7 +164,8 @@ def _segment(steps, count, step):
 
 @kernel
 def _rest(heads, page_bits, row, now):
-    """(last, missed): the last step that a row has seen, and how many since, up to `now`; none for row -1.
+    """(last, missed): the last step that a row has seen, and how many since, up to `now`; none for
+    row -1.
 
     From now on it has seen them, so that a row which occurs twice moves once.
     """
@@ -159,7 +178,8 @@ def _rest(heads, page_bits, row, now):
     return last, now - last
 
 
-# ---- the rules -----------------------------------------------------------------------------------------------------
+# ---- the rules -----------------------------------------------------------------------------------
+
 
 class Sgd(Optimizer):
     """value - learning_rate * gradient."""
@@ -176,7 +196,9 @@ _SGD = RuleDef(Sgd, _sgd)
 
 
 class Momentum(Optimizer):
-    """Descent along a decaying sum of gradients. Rows without a gradient go on moving, unless `lazy_mode`."""
+    """Descent along a decaying sum of gradients. Rows without a gradient go on moving, unless
+    `lazy_mode`.
+    """
 
     type: Literal["momentum"] = "momentum"
     mu: Decay
@@ -193,7 +215,9 @@ def _momentum(numbers, gradient, j, width, rate, hyper):
 
 
 @kernel
-def _idle_momentum(heads, bodies, page_bits, stride, width, rows, now, steps, rates, count, hyper, horizon):
+def _idle_momentum(
+    heads, bodies, page_bits, stride, width, rows, now, steps, rates, count, hyper, horizon
+):
     mu, ahead = hyper[0], hyper[0] if hyper[1] != 0 else _ONE
     for i in range(len(rows)):
         last, missed = _rest(heads, page_bits, rows[i], now)
@@ -214,9 +238,14 @@ def _idle_momentum(heads, bodies, page_bits, stride, width, rows, now, steps, ra
 
 
 _MOMENTUM = RuleDef(
-    Momentum, _momentum, lambda settings: (settings.mu, settings.use_nesterov),
-    attributes={"mu": "mu", "use_nesterov": "use_nesterov"}, slots=(SlotDef("velocity", "Velocity"),),
-    idle=_idle_momentum, horizon=lambda settings: _horizon(settings.mu))
+    Momentum,
+    _momentum,
+    lambda settings: (settings.mu, settings.use_nesterov),
+    attributes={"mu": "mu", "use_nesterov": "use_nesterov"},
+    slots=(SlotDef("velocity", "Velocity"),),
+    idle=_idle_momentum,
+    horizon=lambda settings: _horizon(settings.mu),
+)
 
 
 class Adagrad(Optimizer):
@@ -236,8 +265,12 @@ def _adagrad(numbers, gradient, j, width, rate, hyper):
 
 
 _ADAGRAD = RuleDef(
-    Adagrad, _adagrad, lambda settings: (settings.epsilon,), attributes={"epsilon": "epsilon"},
-    slots=(SlotDef("moment", "Moment", first="initial_accumulator_value"),))
+    Adagrad,
+    _adagrad,
+    lambda settings: (settings.epsilon,),
+    attributes={"epsilon": "epsilon"},
+    slots=(SlotDef("moment", "Moment", first="initial_accumulator_value"),),
+)
 
 
 class Adam(Optimizer):
@@ -260,7 +293,9 @@ def _adam(numbers, gradient, j, width, rate, hyper):
 
 
 @kernel
-def _idle_adam(heads, bodies, page_bits, stride, width, rows, now, steps, rates, count, hyper, horizon):
+def _idle_adam(
+    heads, bodies, page_bits, stride, width, rows, now, steps, rates, count, hyper, horizon
+):
     beta1, beta2, epsilon = np.float64(hyper[0]), np.float64(hyper[1]), hyper[2]
     for i in range(len(rows)):
         last, missed = _rest(heads, page_bits, rows[i], now)
@@ -293,14 +328,22 @@ def _adam_horizon(settings: Adam) -> int:
 
 
 _ADAM = RuleDef(
-    Adam, _adam, lambda settings: (settings.beta1, settings.beta2, settings.epsilon),
+    Adam,
+    _adam,
+    lambda settings: (settings.beta1, settings.beta2, settings.epsilon),
     attributes={"beta1": "beta1", "beta2": "beta2", "epsilon": "epsilon", "lazy_mode": "lazy_mode"},
-    slots=(SlotDef("moment1", "Moment1"), SlotDef("moment2", "Moment2")), powers={"Beta1Pow": "beta1", "Beta2Pow": "beta2"},
-    rate=_adam_rate, idle=_idle_adam, horizon=_adam_horizon)
+    slots=(SlotDef("moment1", "Moment1"), SlotDef("moment2", "Moment2")),
+    powers={"Beta1Pow": "beta1", "Beta2Pow": "beta2"},
+    rate=_adam_rate,
+    idle=_idle_adam,
+    horizon=_adam_horizon,
+)
 
 
 class RMSProp(Optimizer):
-    """Rates that shrink with an average of squared gradients. Rows without a gradient go on moving, unless `lazy_mode`."""
+    """Rates that shrink with an average of squared gradients. Rows without a gradient go on moving,
+    unless `lazy_mode`.
+    """
 
     type: Literal["rmsprop"] = "rmsprop"
     rho: Decay = 0.95
@@ -325,7 +368,9 @@ def _rmsprop(numbers, gradient, j, width, rate, hyper):
 
 
 @kernel
-def _idle_rmsprop(heads, bodies, page_bits, stride, width, rows, now, steps, rates, count, hyper, horizon):
+def _idle_rmsprop(
+    heads, bodies, page_bits, stride, width, rows, now, steps, rates, count, hyper, horizon
+):
     rho, momentum, centered = np.float64(hyper[0]), np.float64(hyper[2]), hyper[3] != 0
     for i in range(len(rows)):
         _, missed = _rest(heads, page_bits, rows[i], now)
@@ -345,17 +390,30 @@ def _idle_rmsprop(heads, bodies, page_bits, stride, width, rows, now, steps, rat
 
 
 _RMSPROP = RuleDef(
-    RMSProp, _rmsprop, lambda settings: (settings.rho, settings.epsilon, settings.momentum, settings.centered),
-    attributes={"rho": "decay", "epsilon": "epsilon", "momentum": "momentum", "centered": "centered"},
-    slots=(SlotDef("mean_square", "MeanSquare"), SlotDef("momentum", "Moment"),
-           SlotDef("mean_grad", "MeanGrad", needs="centered")),
-    idle=_idle_rmsprop)
+    RMSProp,
+    _rmsprop,
+    lambda settings: (settings.rho, settings.epsilon, settings.momentum, settings.centered),
+    attributes={
+        "rho": "decay",
+        "epsilon": "epsilon",
+        "momentum": "momentum",
+        "centered": "centered",
+    },
+    slots=(
+        SlotDef("mean_square", "MeanSquare"),
+        SlotDef("momentum", "Moment"),
+        SlotDef("mean_grad", "MeanGrad", needs="centered"),
+    ),
+    idle=_idle_rmsprop,
+)
 
 
 class Ftrl(Optimizer):
-    """Follow the regularized leader. A row's values follow from its slots: the first gradient overwrites the first values.
+    """Follow the regularized leader. A row's values follow from its slots: the first gradient
+    overwrites the first values.
 
-    Fluid 1.8.5 has it for whole parameters only, where a step makes rows zero that never had a gradient; here they stay.
+    Fluid 1.8.5 has it for whole parameters only, where a step makes rows zero that never had a
+    gradient; here they stay.
     """
 
     type: Literal["ftrl"] = "ftrl"
@@ -369,34 +427,46 @@ def _ftrl(numbers, gradient, j, width, rate, hyper):
     l1, twice_l2, power, g = hyper[0], hyper[1], hyper[2], gradient[j]
     before = numbers[width + j]
     squared = before + g * g
-    root, root_before = (np.sqrt(squared), np.sqrt(before)) if power == _HALF else (squared**power, before**power)
+    root, root_before = (
+        (np.sqrt(squared), np.sqrt(before)) if power == _HALF else (squared**power, before**power)
+    )
     linear = numbers[2 * width + j] + g - (root - root_before) / rate * numbers[j]
     numbers[width + j], numbers[2 * width + j] = squared, linear
-    numbers[j] = (np.copysign(l1, linear) - linear) / (root / rate + twice_l2) if abs(linear) > l1 else _ZERO
+    numbers[j] = (
+        (np.copysign(l1, linear) - linear) / (root / rate + twice_l2) if abs(linear) > l1 else _ZERO
+    )
 
 
 _FTRL = RuleDef(
     # Fluid adds the small number; none of its constants may be zero.
-    Ftrl, _ftrl, lambda settings: (settings.l1 + 1e-10, 2 * (settings.l2 + 1e-10), -settings.lr_power),
+    Ftrl,
+    _ftrl,
+    lambda settings: (settings.l1 + 1e-10, 2 * (settings.l2 + 1e-10), -settings.lr_power),
     attributes={"l1": "l1", "l2": "l2", "lr_power": "lr_power"},
-    slots=(SlotDef("squared", "SquaredAccumulator"), SlotDef("linear", "LinearAccumulator")))
+    slots=(SlotDef("squared", "SquaredAccumulator"), SlotDef("linear", "LinearAccumulator")),
+)
 
 RULES = {rule.operator: rule for rule in (_SGD, _MOMENTUM, _ADAGRAD, _ADAM, _RMSPROP, _FTRL)}
 
 
-# ---- an optimizer that the caller computes -------------------------------------------------------------------------
+# ---- an optimizer that the caller computes -------------------------------------------------------
+
 
 class Slot(Spec):
-    """What an optimizer keeps beside the values of a row: `width` numbers that begin as `initial`."""
+    """What an optimizer keeps beside the values of a row: `width` numbers that begin as
+    `initial`.
+    """
 
     name: Annotated[str, Field(pattern=NAME)]
     initial: FiniteFloat = 0.0
 
 
 class Program(Optimizer):
-    """An optimizer that the caller of a table computes: see `SparseTable.update`. Only tables have it.
+    """An optimizer that the caller of a table computes: see `SparseTable.update`. Only tables have
+    it.
 
-    The table keeps `slots` with each row, in this order, and `learning_rate` for the caller to read and to set.
+    The table keeps `slots` with each row, in this order, and `learning_rate` for the caller to read
+    and to set.
     """
 
     type: Literal["program"] = "program"
@@ -417,10 +487,13 @@ if TYPE_CHECKING:
 else:
     _ALL = [rule.settings for rule in RULES.values()]
     AnyOptimizer = Annotated[functools.reduce(operator.or_, _ALL), Field(discriminator="type")]
-    TableOptimizer = Annotated[functools.reduce(operator.or_, [*_ALL, Program]), Field(discriminator="type")]
+    TableOptimizer = Annotated[
+        functools.reduce(operator.or_, [*_ALL, Program]), Field(discriminator="type")
+    ]
 
 
-# ---- a rule with its settings --------------------------------------------------------------------------------------
+# ---- a rule with its settings --------------------------------------------------------------------
+
 
 class Rates:
     """The learning rates of all steps so far, as segments of equal rate: what `idle` needs.
@@ -440,7 +513,10 @@ class Rates:
         if step > 1:
             if self.count == len(self.steps):
                 # New arrays, since a kernel may be reading the old ones.
-                self.steps, self.rates = np.resize(self.steps, 2 * self.count), np.resize(self.rates, 2 * self.count)
+                self.steps, self.rates = (
+                    np.resize(self.steps, 2 * self.count),
+                    np.resize(self.rates, 2 * self.count),
+                )
             self.steps[self.count] = step
             self.count += 1
         self.rates[self.count - 1] = rate
@@ -476,38 +552,73 @@ class Rule:
 
     @property
     def update(self) -> Callable[..., None] | None:
-        """The kernel of one update of rows with gradients; None where the caller of the table brings a function."""
+        """The kernel of one update of rows with gradients; None where the caller of the table
+        brings a function.
+        """
         return self.definition.update if self.definition is not None else None
 
     def rate(self, learning_rate: float, step: int, sparse: bool = True) -> np.float32:
-        """The rate of update number `step` (from 1). As in Fluid, sparse rows take that of the step after it."""
+        """The rate of update number `step` (from 1). As in Fluid, sparse rows take that of the step
+        after it.
+        """
         if self.definition is None or self.definition.rate is None:
             return np.float32(learning_rate)
-        return np.float32(self.definition.rate(self.settings, learning_rate, step + 1 if sparse else step))
+        return np.float32(
+            self.definition.rate(self.settings, learning_rate, step + 1 if sparse else step)
+        )
 
-    def catch_up(self, heads: Array, bodies: Array, page_bits: int, stride: int, width: int, rows: Array, until: int,
-                 rates: Rates) -> None:
-        """Move rows (in pages at the addresses `heads` and `bodies`) by the steps up to `until` that they have missed."""
+    def catch_up(
+        self,
+        heads: Array,
+        bodies: Array,
+        page_bits: int,
+        stride: int,
+        width: int,
+        rows: Array,
+        until: int,
+        rates: Rates,
+    ) -> None:
+        """Move rows (in pages at the addresses `heads` and `bodies`) by the steps up to `until`
+        that they have missed.
+        """
         if self.idle is not None:
             # The count first: arrays only grow.
             count = rates.count
-            self.idle(heads, bodies, page_bits, stride, width, rows, until, rates.steps, rates.rates, count, self.hyper,
-                      self.horizon)
+            self.idle(
+                heads,
+                bodies,
+                page_bits,
+                stride,
+                width,
+                rows,
+                until,
+                rates.steps,
+                rates.rates,
+                count,
+                self.hyper,
+                self.horizon,
+            )
 
 
 def rule_of(settings: Spec) -> Rule:
     """The rule of an optimizer's settings. Raises TypeError for others."""
     if isinstance(settings, Program):
-        return Rule(settings, None, tuple(slot.name for slot in settings.slots),
-                    np.array([slot.initial for slot in settings.slots], np.float32))
+        return Rule(
+            settings,
+            None,
+            tuple(slot.name for slot in settings.slots),
+            np.array([slot.initial for slot in settings.slots], np.float32),
+        )
     if not isinstance(settings, Optimizer) or settings.type not in RULES:
         raise TypeError(f"expected an optimizer of jfluid.ps_server.specs, found {settings!r}")
     definition = RULES[settings.type]
     slots = [slot for slot in definition.slots if not slot.needs or getattr(settings, slot.needs)]
-    firsts = np.array([getattr(settings, slot.first) if slot.first else 0.0 for slot in slots], np.float32)
+    firsts = np.array(
+        [getattr(settings, slot.first) if slot.first else 0.0 for slot in slots], np.float32
+    )
     hyper = np.zeros(_MOST_CONSTANTS, np.float32)
     constants = definition.constants(settings)
-    hyper[:len(constants)] = constants
+    hyper[: len(constants)] = constants
     rule = Rule(settings, definition, tuple(slot.name for slot in slots), firsts, hyper)
     if definition.idle is None or getattr(settings, "lazy_mode", False):
         return rule

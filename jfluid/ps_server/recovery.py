@@ -1,10 +1,13 @@
-"""The recovery line of a synchronous job: which snapshots its servers begin with, and at which rounds they write them.
+"""The recovery line of a synchronous job: which snapshots its servers begin with, and at which
+rounds they write them.
 
-Server 0 speaks for all. When servers start again it asks each for its snapshots and decides; the others ask it. While they
-serve it names a round, a little ahead; each server cuts right after that round; when all have written, all are told to retain
-it and the one before. So there is always a round that every server can go back to, whichever processes are lost, and a server
-that is started again by itself finds snapshots that the trainers can bring up to date.
+Server 0 speaks for all. When servers start again it asks each for its snapshots and decides; the
+others ask it. While they serve it names a round, a little ahead; each server cuts right after that
+round; when all have written, all are told to retain it and the one before. So there is always a
+round that every server can go back to, whichever processes are lost, and a server that is started
+again by itself finds snapshots that the trainers can bring up to date.
 """
+
 import logging
 import math
 import threading
@@ -21,8 +24,8 @@ from jfluid.ps_server.round_snapshots import RoundSnapshots, newest_common
 from jfluid.ps_server.service import Service
 
 _LOOK_S = 0.1
-# How far ahead the round of a snapshot is named: at least so many rounds, and those of so many exchanges with all servers, so
-# that all hear of it in time; twice as many when they did not.
+# How far ahead the round of a snapshot is named: at least so many rounds, and those of so many
+# exchanges with all servers, so that all hear of it in time; twice as many when they did not.
 _LEAST_LEAD, _LEAD_EXCHANGES, _TRIES = 2, 3, 8
 logger = logging.getLogger(__name__)
 
@@ -36,11 +39,20 @@ class Peers:
         timeout_s: for how long the others are awaited when all start.
     """
 
-    def __init__(self, endpoints: Sequence[str], server: int, token: str, credentials: grpc.ChannelCredentials | None,
-                 timeout_s: float):
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        server: int,
+        token: str,
+        credentials: grpc.ChannelCredentials | None,
+        timeout_s: float,
+    ):
         self.server, self.timeout_s = server, timeout_s
-        self._connections = {number: ServerConnection(endpoint, token, credentials, timeout_s)
-                          for number, endpoint in enumerate(endpoints) if number != server}
+        self._connections = {
+            number: ServerConnection(endpoint, token, credentials, timeout_s)
+            for number, endpoint in enumerate(endpoints)
+            if number != server
+        }
 
     def recovery(self, number: int) -> pb.RecoveryReply:
         """Where a peer stands. Raises ServerError when it does not answer in time."""
@@ -54,7 +66,8 @@ class Peers:
     def agree(self, own: RoundSnapshots) -> int:
         """The round that this server goes on from, when it starts again: 0 for the beginning.
 
-        Raises ServerError when the others do not answer in time, or when servers have lost snapshots that they had.
+        Raises ServerError when the others do not answer in time, or when servers have lost
+        snapshots that they had.
         """
         rounds = list(own.status().snapshots)
         if self.server:
@@ -62,21 +75,31 @@ class Peers:
             return max((number for number in rounds if number <= leader.rounds), default=0)
         replies = [self.recovery(number) for number in self._connections]
         chosen = newest_common(rounds, replies)
-        line = max([0, *own.status().retained, *(number for reply in replies for number in reply.retained)])
+        line = max(
+            [0, *own.status().retained, *(number for reply in replies for number in reply.retained)]
+        )
         if line and not chosen:
-            held = {0: rounds} | {number: list(reply.snapshots) for number, reply in zip(self._connections, replies)}
+            held = {0: rounds} | {
+                number: list(reply.snapshots) for number, reply in zip(self._connections, replies)
+            }
             raise errors.ServerError(
-                f"all servers had snapshots of round {line}, and now they have none in common: " +
-                "; ".join(f"server {number}: {', '.join(map(str, found)) or 'none'}" for number, found in held.items()) +
-                ". Put back the folder that is missing, or remove all of them to begin anew")
+                f"all servers had snapshots of round {line}, and now they have none in common: "
+                + "; ".join(
+                    f"server {number}: {', '.join(map(str, found)) or 'none'}"
+                    for number, found in held.items()
+                )
+                + ". Put back the folder that is missing, or remove all of them to begin anew"
+            )
         return chosen
 
     def _decision(self, number: int) -> pb.RecoveryReply:
         end = time.monotonic() + self.timeout_s
         while not (reply := self.recovery(number)).decided:
             if time.monotonic() > end:
-                raise errors.ServerError(f"server {number} has not found out within {self.timeout_s:g} s which snapshot the "
-                                         "job goes on from; do all servers run?")
+                raise errors.ServerError(
+                    f"server {number} has not found out within {self.timeout_s:g} s which snapshot the "
+                    "job goes on from; do all servers run?"
+                )
             time.sleep(_LOOK_S)
         return reply
 
@@ -141,10 +164,15 @@ class Coordinator:
             lead = max(lead, math.ceil(rate * _LEAD_EXCHANGES * (time.monotonic() - start)))
             number: int = max(reply.rounds for reply in replies) + lead
             plan = pb.PlanSnapshotRequest(round=number)
-            if all(reply.accepted for reply in self._all("PlanSnapshot", plan, self._service.plan_snapshot)):
+            if all(
+                reply.accepted
+                for reply in self._all("PlanSnapshot", plan, self._service.plan_snapshot)
+            ):
                 return number
             lead *= 2
-        logger.warning("no snapshot of all servers: they do not find a round that is ahead of all of them")
+        logger.warning(
+            "no snapshot of all servers: they do not find a round that is ahead of all of them"
+        )
         return 0
 
     def _where_they_stand(self) -> list[pb.RecoveryReply]:
@@ -165,8 +193,14 @@ class Coordinator:
             replies = self._all("Recovery", pb.RecoveryRequest(), self._service.recovery)
             if all(number in reply.snapshots for reply in replies):
                 return True
-            if any(reply.rounds >= number and reply.writing != number and number not in reply.snapshots for reply in replies):
-                logger.warning("no snapshot of all servers after round %d: not every server could write it", number)
+            if any(
+                reply.rounds >= number and reply.writing != number and number not in reply.snapshots
+                for reply in replies
+            ):
+                logger.warning(
+                    "no snapshot of all servers after round %d: not every server could write it",
+                    number,
+                )
                 return False
         return False
 
@@ -175,7 +209,11 @@ class Coordinator:
         replies = self._all("Recovery", pb.RecoveryRequest(), self._service.recovery)
         common = set[int].intersection(*(set(reply.snapshots) for reply in replies))
         rounds = sorted(r for r in common if r <= number)[-2:]
-        self._all("RetainSnapshots", pb.RetainSnapshotsRequest(rounds=rounds), self._service.retain_snapshots)
+        self._all(
+            "RetainSnapshots",
+            pb.RetainSnapshotsRequest(rounds=rounds),
+            self._service.retain_snapshots,
+        )
         logger.info("all servers have a snapshot of round %d", number)
 
     def _all(self, method: str, request: Any, own: Callable[[Any], Any]) -> list[Any]:

@@ -1,9 +1,11 @@
 """Snapshots of one server of a synchronous job, each of the moment right after a round.
 
-Servers of a job that all have a snapshot of one round can go on from it together, whatever was lost: that is the job's
-recovery line. One server (see recovery.py) plans the round; each takes its snapshot when it has applied it; when all have
-written theirs, all are told to retain it and its predecessor.
+Servers of a job that all have a snapshot of one round can go on from it together, whatever was
+lost: that is the job's recovery line. One server (see recovery.py) plans the round; each takes its
+snapshot when it has applied it; when all have written theirs, all are told to retain it and its
+predecessor.
 """
+
 import contextlib
 import logging
 import threading
@@ -32,13 +34,19 @@ class RoundSnapshots:
 
     Args:
         folder: this server's own.
-        left: tells which trainers have left, with their incarnations. It is asked where `on_round` is.
-        on_durable: is told the snapshot's id, and the calls and the pulls that it knows (see Store), when all servers have a
-            snapshot of its round.
+        left: tells which trainers have left, with their incarnations. It is asked where `on_round`
+            is.
+        on_durable: is told the snapshot's id, and the calls and the pulls that it knows (see
+            Store), when all servers have a snapshot of its round.
     """
 
-    def __init__(self, folder: Path, store: Store, left: Callable[[], dict[int, int]],
-                 on_durable: Callable[[str, dict[str, Any], dict[str, Any]], None]):
+    def __init__(
+        self,
+        folder: Path,
+        store: Store,
+        left: Callable[[], dict[int, int]],
+        on_durable: Callable[[str, dict[str, Any], dict[str, Any]], None],
+    ):
         self.folder, self._store, self._left, self._on_durable = folder, store, left, on_durable
         self._decided = False
         self._rounds = 0  # that the server will have applied when it has restored
@@ -52,8 +60,14 @@ class RoundSnapshots:
         """Where this server stands."""
         with self._changed:
             rounds = max(self._store.rounds, self._rounds)
-            return pb.RecoveryReply(decided=self._decided, rounds=rounds, snapshots=sorted(self._found), planned=self._planned,
-                                    writing=self._writing, retained=self._retained)
+            return pb.RecoveryReply(
+                decided=self._decided,
+                rounds=rounds,
+                snapshots=sorted(self._found),
+                planned=self._planned,
+                writing=self._writing,
+                retained=self._retained,
+            )
 
     # ---- beginning ----
 
@@ -65,8 +79,9 @@ class RoundSnapshots:
         return sorted(found)
 
     def decide(self, rounds: int) -> None:
-        """Go on from the snapshot of this round; 0 for a server that begins anew. Later ones are of a past that is not coming
-        back, and are removed. Raises ServerError where the snapshot does not fit the program."""
+        """Go on from the snapshot of this round; 0 for a server that begins anew. Later ones are of
+        a past that is not coming back, and are removed. Raises ServerError where the snapshot does
+        not fit the program."""
         with self._changed:
             self._decided, self._rounds = True, rounds
             self._found = {number: name for number, name in self._found.items() if number <= rounds}
@@ -77,14 +92,20 @@ class RoundSnapshots:
         if chosen is None:
             return
         manifest = snapshot.restore(self._store, self.folder, 0, 1, chosen)
-        logger.warning("restored snapshot %s: %d rounds, %d rows", manifest.id, manifest.rounds,
-                       sum(len(table) for table in self._store.tables.values()))
+        logger.warning(
+            "restored snapshot %s: %d rounds, %d rows",
+            manifest.id,
+            manifest.rounds,
+            sum(len(table) for table in self._store.tables.values()),
+        )
         with self._changed:
             self._ledgers[rounds] = manifest.ledger, manifest.shown
         self._on_durable(chosen, manifest.ledger, manifest.shown)
 
     def left(self) -> dict[int, int]:
-        """The trainers that had left when the snapshot was written that this server goes on from."""
+        """The trainers that had left when the snapshot was written that this server goes on
+        from.
+        """
         with self._changed:
             chosen = self._found.get(self._rounds)
         return snapshot.latest(self.folder, chosen)[0].left if chosen else {}
@@ -92,7 +113,9 @@ class RoundSnapshots:
     # ---- while it serves ----
 
     def plan(self, number: int) -> bool:
-        """Write a snapshot right after this round. False where that is over, or another is being written."""
+        """Write a snapshot right after this round. False where that is over, or another is being
+        written.
+        """
         with self._changed:
             if number <= self._store.rounds or self._writing:
                 return False
@@ -110,14 +133,20 @@ class RoundSnapshots:
         open_view = contextlib.ExitStack()
         try:
             view, left = open_view.enter_context(self._store.view()), self._left()
-            threading.Thread(target=self._write, args=[number, view, left, open_view], name="jfluid-ps-snapshot",
-                             daemon=True).start()
+            threading.Thread(
+                target=self._write,
+                args=[number, view, left, open_view],
+                name="jfluid-ps-snapshot",
+                daemon=True,
+            ).start()
         except Exception:
             logger.exception("no snapshot of round %d could be taken", number)
             open_view.close()
             self._end(number)
 
-    def _write(self, number: int, view: StoreView, left: dict[int, int], open_view: contextlib.ExitStack) -> None:
+    def _write(
+        self, number: int, view: StoreView, left: dict[int, int], open_view: contextlib.ExitStack
+    ) -> None:
         name, start = f"round-{number}", time.monotonic()
         try:
             with open_view:
@@ -127,8 +156,12 @@ class RoundSnapshots:
         except Exception:
             logger.exception("no snapshot could be written into %s", self.folder)
         else:
-            logger.info("snapshot of %d rows after round %d, in %.1f s", sum(t.rows for t in manifest.tables), number,
-                        time.monotonic() - start)
+            logger.info(
+                "snapshot of %d rows after round %d, in %.1f s",
+                sum(t.rows for t in manifest.tables),
+                number,
+                time.monotonic() - start,
+            )
             with self._changed:
                 self._found[number], self._ledgers[number] = name, (view.ledger, view.shown)
             self._prune()
@@ -146,12 +179,16 @@ class RoundSnapshots:
             return self._changed.wait_for(lambda: not self._writing, timeout_s)
 
     def retain(self, rounds: Sequence[int]) -> None:
-        """All servers have snapshots of these rounds: others but the newest of this server may go."""
+        """All servers have snapshots of these rounds: others but the newest of this server may
+        go.
+        """
         with self._changed:
             missing = [r for r in rounds if r not in self._found]
             if missing or not rounds:
-                raise errors.ServerError(f"retain: expected rounds of snapshots that are here ({sorted(self._found)}), found "
-                                         f"{list(rounds)}")
+                raise errors.ServerError(
+                    f"retain: expected rounds of snapshots that are here ({sorted(self._found)}), found "
+                    f"{list(rounds)}"
+                )
             self._retained = sorted(rounds)
             last = self._retained[-1]
             name, ledgers = self._found[last], self._ledgers.get(last)
@@ -165,7 +202,9 @@ class RoundSnapshots:
         with self._changed:
             keep = {*self._retained, max(self._found)}
             self._found = {number: name for number, name in self._found.items() if number in keep}
-            self._ledgers = {number: ledgers for number, ledgers in self._ledgers.items() if number in keep}
+            self._ledgers = {
+                number: ledgers for number, ledgers in self._ledgers.items() if number in keep
+            }
             names = list(self._found.values())
             busy = self._writing and self._writing not in self._found
         if not busy:  # what has no manifest yet would look as if nobody wrote it any more
@@ -194,8 +233,8 @@ class RoundSnapshots:
 def newest_common(own: Iterable[int], peers: Sequence[pb.RecoveryReply]) -> int:
     """The newest round that this server and its peers can go on from together; 0 for the beginning.
 
-    A peer that has decided (it serves, or restores) has applied a number of rounds: what is newer than that does not fit. Of
-    the others the snapshots count.
+    A peer that has decided (it serves, or restores) has applied a number of rounds: what is newer
+    than that does not fit. Of the others the snapshots count.
     """
     common = {0, *own}
     for peer in peers:

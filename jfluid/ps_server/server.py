@@ -1,4 +1,5 @@
 """A server: settings, the port, the watch over silent trainers."""
+
 import logging
 import ssl
 import threading
@@ -21,13 +22,20 @@ from jfluid.ps_server.sync_rounds import TrainerGroup
 from jfluid.security import secret
 
 logger = logging.getLogger(__name__)
-# Connections that never speak HTTP/2, and those without a call for long, are closed: a client connects again. So are those
-# whose client answers no ping: it has gone without a word, and its calls must not wait for ever. What a client asks for beyond
-# so many calls at a time waits on its side.
+# Connections that never speak HTTP/2, and those without a call for long, are closed: a client
+# connects again. So are those whose client answers no ping: it has gone without a word, and its
+# calls must not wait for ever. What a client asks for beyond so many calls at a time waits on its
+# side.
 MOST_CALLS = 256
-_OPTIONS = [*wire.OPTIONS, ("grpc.server_handshake_timeout_ms", 10_000), ("grpc.max_connection_idle_ms", 300_000),
-            ("grpc.keepalive_time_ms", 20_000), ("grpc.keepalive_timeout_ms", 20_000),
-            ("grpc.http2.min_ping_interval_without_data_ms", 10_000), ("grpc.max_concurrent_streams", MOST_CALLS)]
+_OPTIONS = [
+    *wire.OPTIONS,
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 300_000),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.max_concurrent_streams", MOST_CALLS),
+]
 _BY_DEFAULT = ServerVariables()
 
 
@@ -41,12 +49,14 @@ class Settings(validation.Spec):
         trainers: how many there are in the job.
         silence_s: a trainer not heard for longer than this many seconds is silent.
         on_silence: then the job fails, or goes on without it.
-        start_s: a trainer not heard for longer than this many seconds since the server was restored is silent, too. (In a new
-            job a trainer may come as late as it likes.)
+        start_s: a trainer not heard for longer than this many seconds since the server was restored
+            is silent, too. (In a new job a trainer may come as late as it likes.)
         end_with_trainers: whether `Server.wait` returns when all trainers have left.
-        save_root: snapshots are written and read below this folder only, whatever a call asks for; None for anywhere.
-        max_rows, max_bytes: what the tables of this server may hold together; None for no bound. See specs.TableSpec, whose
-            bounds are those of one table. Blocks that clients create count, too.
+        save_root: snapshots are written and read below this folder only, whatever a call asks for;
+            None for anywhere.
+        max_rows, max_bytes: what the tables of this server may hold together; None for no bound.
+            See specs.TableSpec, whose bounds are those of one table. Blocks that clients create
+            count, too.
         metrics_port: answers Prometheus on http://host:metrics_port/metrics (https with TLS), if it brings the token that
             follows from the secret; None for no such port.
         tls_certificate, tls_key: PEM files; both or none. With them only TLS connections are taken.
@@ -55,7 +65,9 @@ class Settings(validation.Spec):
 
     model_config = ConfigDict(hide_input_in_errors=True)  # it may be the secret
 
-    token: Annotated[str, Field(min_length=16, max_length=1024, pattern=r"^[\x21-\x7e]+$", repr=False)]
+    token: Annotated[
+        str, Field(min_length=16, max_length=1024, pattern=r"^[\x21-\x7e]+$", repr=False)
+    ]
     host: str = "127.0.0.1"
     port: Port = 0
     server: Annotated[int, Field(ge=0)] = 0
@@ -87,20 +99,34 @@ class Server:
 
     def __init__(self, settings: Settings, store: Store | None = None):
         if settings.server >= settings.servers:
-            raise errors.ServerError(f"server: expected a number below {settings.servers}, found {settings.server}")
+            raise errors.ServerError(
+                f"server: expected a number below {settings.servers}, found {settings.server}"
+            )
         self.settings, self.store = settings, store if store is not None else Store()
         self.store.cap.most_rows, self.store.cap.most_bytes = settings.max_rows, settings.max_bytes
-        self.trainer_group = TrainerGroup(self.store, settings.trainers, settings.silence_s, settings.on_silence,
-                               start_s=settings.start_s)
-        self.service = Service(self.store, self.trainer_group, settings.server, settings.servers,
-                               save_root=settings.save_root)
+        self.trainer_group = TrainerGroup(
+            self.store,
+            settings.trainers,
+            settings.silence_s,
+            settings.on_silence,
+            start_s=settings.start_s,
+        )
+        self.service = Service(
+            self.store,
+            self.trainer_group,
+            settings.server,
+            settings.servers,
+            save_root=settings.save_root,
+        )
         # A call that waits for other trainers keeps its thread, as long as its caller is there.
         threads = ThreadPoolExecutor(16 + 4 * settings.trainers, thread_name_prefix="jfluid-ps")
         self._grpc = grpc.server(threads, interceptors=[Guard(settings.token)], options=_OPTIONS)
         self._grpc.add_generic_rpc_handlers((self.service.handlers(),))
         self.port = self._listen()
         self._ended = threading.Event()
-        self._watch = threading.Thread(target=self._watch_trainers, name="jfluid-ps-watch", daemon=True)
+        self._watch = threading.Thread(
+            target=self._watch_trainers, name="jfluid-ps-watch", daemon=True
+        )
         self._metrics_server: MetricsServer | None = None
         self.metrics_port: int | None = None
 
@@ -114,15 +140,21 @@ class Server:
             else:
                 port = self._grpc.add_insecure_port(f"{host}:{settings.port}")
         except RuntimeError as error:
-            raise errors.ServerError(f"cannot listen on {host}:{settings.port}; is the port taken? ({error})") from None
+            raise errors.ServerError(
+                f"cannot listen on {host}:{settings.port}; is the port taken? ({error})"
+            ) from None
         return port
 
     def start(self) -> "Server":
         """Begin to answer calls."""
         if self.settings.metrics_port is not None:
             self._metrics_server = MetricsServer(
-                self.settings.host, self.settings.metrics_port, self.service.metrics.registry, _metrics_tokens(self.settings),
-                _tls_context(self.settings))
+                self.settings.host,
+                self.settings.metrics_port,
+                self.service.metrics.registry,
+                _metrics_tokens(self.settings),
+                _tls_context(self.settings),
+            )
             self.metrics_port = self._metrics_server.server_port
         self._grpc.start()
         self._watch.start()
@@ -139,8 +171,8 @@ class Server:
                 self._ended.set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until all trainers have left or the job has failed (with `end_with_trainers`), or `stop` was called; False
-        when the time is up."""
+        """Wait until all trainers have left or the job has failed (with `end_with_trainers`), or
+        `stop` was called; False when the time is up."""
         return self._ended.wait(timeout_s)
 
     def stop(self, grace_s: float = 5.0) -> None:
@@ -158,8 +190,8 @@ class Server:
 
 
 def _metrics_tokens(settings: Settings) -> list[str]:
-    """The tokens with which metrics may be asked for: what follows from the job's secret; and on this machine from that of
-    this user, who need not know the secrets that launchers make."""
+    """The tokens with which metrics may be asked for: what follows from the job's secret; and on
+    this machine from that of this user, who need not know the secrets that launchers make."""
     tokens = [secret.metrics_token(settings.token)]
     if secret.is_loopback(settings.host):
         try:

@@ -1,4 +1,5 @@
 """What a server does with each call."""
+
 import contextlib
 import functools
 import logging
@@ -30,17 +31,29 @@ from jfluid.ps_server.errors import (
 from jfluid.ps_server.ledger import Call
 from jfluid.ps_server.metrics import Metrics
 from jfluid.ps_server.round_snapshots import RoundSnapshots
-from jfluid.ps_server.shared_memory import AttachedBuffers, BufferLostError, SharedBuffer, random_name
+from jfluid.ps_server.shared_memory import (
+    AttachedBuffers,
+    BufferLostError,
+    SharedBuffer,
+    random_name,
+)
 from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate, Store, StoreView, Wanted
 from jfluid.ps_server.sync_rounds import TrainerGroup
 
 CODES: dict[type[Exception], grpc.StatusCode] = {
-    UnknownNameError: grpc.StatusCode.NOT_FOUND, TooLargeError: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    RollbackError: grpc.StatusCode.OUT_OF_RANGE, NotReadyError: grpc.StatusCode.UNAVAILABLE,
-    StateError: grpc.StatusCode.FAILED_PRECONDITION, RestartedError: grpc.StatusCode.DATA_LOSS,
-    JobFailedError: grpc.StatusCode.ABORTED, BufferLostError: grpc.StatusCode.UNAVAILABLE,
-    errors.ServerError: grpc.StatusCode.INVALID_ARGUMENT, OSError: grpc.StatusCode.INTERNAL,
-    MemoryError: grpc.StatusCode.RESOURCE_EXHAUSTED, Exception: grpc.StatusCode.INTERNAL}
+    UnknownNameError: grpc.StatusCode.NOT_FOUND,
+    TooLargeError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    RollbackError: grpc.StatusCode.OUT_OF_RANGE,
+    NotReadyError: grpc.StatusCode.UNAVAILABLE,
+    StateError: grpc.StatusCode.FAILED_PRECONDITION,
+    RestartedError: grpc.StatusCode.DATA_LOSS,
+    JobFailedError: grpc.StatusCode.ABORTED,
+    BufferLostError: grpc.StatusCode.UNAVAILABLE,
+    errors.ServerError: grpc.StatusCode.INVALID_ARGUMENT,
+    OSError: grpc.StatusCode.INTERNAL,
+    MemoryError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Exception: grpc.StatusCode.INTERNAL,
+}
 logger = logging.getLogger(__name__)
 
 
@@ -52,8 +65,8 @@ class Service:
         save_root: snapshots are written and read below this folder only; None for anywhere.
 
     Attributes:
-        ready: set once the server has chosen the snapshot that it continues from and has read it. Until then it answers
-            only its peers' questions about its snapshots.
+        ready: set once the server has chosen the snapshot that it continues from and has read it.
+            Until then it answers only its peers' questions about its snapshots.
         round_snapshots: of a synchronous job that writes them.
     """
 
@@ -66,7 +79,12 @@ class Service:
         metrics: Metrics | None = None,
         save_root: Path | None = None,
     ):
-        self.store, self.trainer_group, self.server, self.servers = store, trainer_group, server, servers
+        self.store, self.trainer_group, self.server, self.servers = (
+            store,
+            trainer_group,
+            server,
+            servers,
+        )
         self.metrics = metrics or Metrics(store)
         self.save_root = None if save_root is None else Path(os.path.realpath(save_root))
         self.incarnation = random_name()  # of this process of the server; 0 stands for any
@@ -77,7 +95,8 @@ class Service:
         self.round_snapshots: RoundSnapshots | None = None
         self._saving = threading.Lock()
         self._saved: pb.SaveReply | None = None
-        # (trainer, incarnation) -> the sequence up to which the last snapshot has its pushes, and the shows of its pulls.
+        # (trainer, incarnation) -> the sequence up to which the last snapshot has its pushes, and
+        # the shows of its pulls.
         self._durable: dict[tuple[int, int], int] = {}
         self._durable_pulls: dict[tuple[int, int], int] = {}
         # The step of a table, or the version of a block, when a trainer last pulled from it.
@@ -87,13 +106,17 @@ class Service:
 
     def create(self, request: pb.CreateRequest, alive: Alive = always) -> pb.CreateReply:
         if (request.server, request.servers) != (self.server, self.servers):
-            raise errors.ServerError(f"this is server {self.server} of {self.servers}, not {request.server} of "
-                                     f"{request.servers}; give all trainers the same list of servers, in the same order")
+            raise errors.ServerError(
+                f"this is server {self.server} of {self.servers}, not {request.server} of "
+                f"{request.servers}; give all trainers the same list of servers, in the same order"
+            )
         tables = [validation.read(specs.TableSpec, data, "table") for data in request.tables]
         blocks = [validation.read(specs.BlockSpec, data, "block") for data in request.blocks]
         for block in blocks:
             if 4 * block.size > wire.LARGEST_CALL:
-                raise TooLargeError(f"block {block.name}: {4 * block.size} bytes; one block may have {wire.LARGEST_CALL}")
+                raise TooLargeError(
+                    f"block {block.name}: {4 * block.size} bytes; one block may have {wire.LARGEST_CALL}"
+                )
         self.store.create(tables, blocks)
         return pb.CreateReply(server_incarnation=self.incarnation)
 
@@ -106,13 +129,21 @@ class Service:
     def _pushed(self, call: Call, request: pb.PushRequest, alive: Alive) -> pb.PushReply:
         rows, blocks = wire.updates_of(request, self.store)
         updates: list[RowsUpdate | BlockUpdate] = [*rows, *blocks]
-        if self.store.synchronous and not request.round and any(u.change == Change.GRADIENT for u in updates):
-            raise errors.ServerError("this server trains synchronously: it takes gradients of rounds only; all trainers and "
-                                     "servers of a job need the same strategy")
+        if (
+            self.store.synchronous
+            and not request.round
+            and any(u.change == Change.GRADIENT for u in updates)
+        ):
+            raise errors.ServerError(
+                "this server trains synchronously: it takes gradients of rounds only; all trainers and "
+                "servers of a job need the same strategy"
+            )
         if request.round:
             self.store.check_capacity(rows)  # a round that cannot be applied fails the job
             with self.metrics.waiting("round"):
-                applied = self.trainer_group.deposit(call, request.round, rows, blocks, alive, request.hold, request.state)
+                applied = self.trainer_group.deposit(
+                    call, request.round, rows, blocks, alive, request.hold, request.state
+                )
         else:
             with self.store.once(call, alive) as applied:
                 if applied:
@@ -125,8 +156,12 @@ class Service:
                     self._observe_staleness(table, update.table, table.step, call.trainer)
             for block in [self.store.block(b.block) for b in blocks if b.change == Change.GRADIENT]:
                 self._observe_staleness(block, block.name, block.version, call.trainer)
-        return pb.PushReply(applied=applied, rounds=self.store.rounds, durable=self._durable.get(call[:2], 0),
-                            server_incarnation=self.incarnation)
+        return pb.PushReply(
+            applied=applied,
+            rounds=self.store.rounds,
+            durable=self._durable.get(call[:2], 0),
+            server_incarnation=self.incarnation,
+        )
 
     def _heard(self, caller: pb.Caller) -> None:
         self.trainer_group.heard(caller.trainer, caller.incarnation)
@@ -134,15 +169,21 @@ class Service:
 
     def _meant(self, incarnation: int) -> None:
         if incarnation not in (0, self.incarnation):
-            raise RestartedError(f"this server has started again, as incarnation {self.incarnation}")
+            raise RestartedError(
+                f"this server has started again, as incarnation {self.incarnation}"
+            )
 
     def _observe_staleness(self, held: Any, name: str, step: int, trainer: int) -> None:
-        """Observe how many other updates were applied between a trainer's pull and its gradient, whose update is `step`."""
+        """Observe how many other updates were applied between a trainer's pull and its gradient,
+        whose update is `step`.
+        """
         pulled = self._pulled.get(held, {}).get(trainer)
         if pulled is not None:
             self.metrics.staleness.labels(name).observe(max(step - 1 - pulled, 0))
 
-    def pull(self, request: pb.PullRequest, alive: Alive = always, limit: int = wire.LARGEST_MESSAGE) -> wire.PullReply:
+    def pull(
+        self, request: pb.PullRequest, alive: Alive = always, limit: int = wire.LARGEST_MESSAGE
+    ) -> wire.PullReply:
         call = wire.call_of(request.caller) if request.HasField("caller") else None
         if call:
             self._heard(request.caller)
@@ -150,7 +191,9 @@ class Service:
         wanted = wire.wanted_rows(request, self.store, limit)
         if request.confirm:
             if call is None:
-                raise errors.ServerError("confirm: expected the trainer whose gradients are meant (caller)")
+                raise errors.ServerError(
+                    "confirm: expected the trainer whose gradients are meant (caller)"
+                )
             self.trainer_group.confirm(call.trainer, request.round)
         if request.round > self.store.rounds:
             with self.metrics.waiting("round"):
@@ -158,10 +201,14 @@ class Service:
         reply = wire.PullReply(self.store.rounds, self.incarnation)
         if call and wanted:
             reply.message.durable = self._durable_pulls.get(call[:2], 0)
-            # Entry rules must give the same ids rows after a restore: shows and their record are in one snapshot.
+            # Entry rules must give the same ids rows after a restore: shows and their record are in
+            # one snapshot.
             reply.message.counted = any(table.spec.entry is not None for table, _, _ in wanted)
-            once = functools.partial(self.store.once, ledger=self.store.shown) if reply.message.counted else \
-                self.store.shown.once
+            once = (
+                functools.partial(self.store.once, ledger=self.store.shown)
+                if reply.message.counted
+                else self.store.shown.once
+            )
             with once(call, alive) as first:
                 self._read(wanted, first, reply)
             for table, _, _ in wanted:
@@ -182,10 +229,12 @@ class Service:
         for table, ids, _ in wanted:
             self.metrics.rows.labels(table.spec.name, "pulled").inc(len(ids))
 
-    def exchange(self, request: pb.ExchangeRequest, alive: Alive = always,
-                 limit: int = wire.LARGEST_MESSAGE) -> wire.ExchangeReply:
+    def exchange(
+        self, request: pb.ExchangeRequest, alive: Alive = always, limit: int = wire.LARGEST_MESSAGE
+    ) -> wire.ExchangeReply:
         self._heard(request.push.caller)
-        with self.store.ledger.refusing(wire.call_of(request.push.caller)):  # before the push is applied
+        # before the push is applied
+        with self.store.ledger.refusing(wire.call_of(request.push.caller)):
             wanted = wire.wanted_rows(request.pull, self.store, limit)
             self.store.check_capacity(wanted=wanted if request.pull.HasField("caller") else ())
         push = self.push(request.push, alive)
@@ -201,8 +250,10 @@ class Service:
             return pb.LookUpReply(values=table.look_up(ids, train=False).tobytes())
         slots = table.slots(ids)
         if request.slot not in slots:
-            raise UnknownNameError(f"table {request.table}: its optimizer keeps nothing under the name {request.slot!r}"
-                                   f"{errors.close_to(request.slot, slots)}; there is: {', '.join(slots) or 'nothing'}")
+            raise UnknownNameError(
+                f"table {request.table}: its optimizer keeps nothing under the name {request.slot!r}"
+                f"{errors.close_to(request.slot, slots)}; there is: {', '.join(slots) or 'nothing'}"
+            )
         return pb.LookUpReply(values=slots[request.slot].tobytes())
 
     def shrink(self, request: pb.ShrinkRequest, alive: Alive = always) -> pb.ShrinkReply:
@@ -211,21 +262,27 @@ class Service:
         with self.store.ledger.refusing(call):
             table = self.store.table(request.table)
             if request.age < 1:
-                raise errors.ServerError(f"table {request.table}: age: expected at least 1 step, found 0")
+                raise errors.ServerError(
+                    f"table {request.table}: age: expected at least 1 step, found 0"
+                )
         with self.store.once(call, alive) as first:
-            return pb.ShrinkReply(rows=table.shrink(min(request.age, table.step + 1), alive) if first else 0)
+            return pb.ShrinkReply(
+                rows=table.shrink(min(request.age, table.step + 1), alive) if first else 0
+            )
 
     # ---- trainers ----
 
     def attach(self, request: pb.AttachRequest, alive: Alive = always) -> pb.AttachReply:
-        # Does not count as a trainer's call: readers attach, too, and must not end the incarnation of the trainer of that
-        # number.
+        # Does not count as a trainer's call: readers attach, too, and must not end the incarnation
+        # of the trainer of that number.
         return pb.AttachReply(lane=self._buffers.attach(request))
 
     def barrier(self, request: pb.BarrierRequest, alive: Alive = always) -> pb.BarrierReply:
         self._heard(request.caller)
         with self.metrics.waiting("barrier"):
-            self.trainer_group.barrier(request.caller.trainer, request.name, request.number, alive, request.passed)
+            self.trainer_group.barrier(
+                request.caller.trainer, request.name, request.number, alive, request.passed
+            )
         return pb.BarrierReply()
 
     def heartbeat(self, request: pb.HeartbeatRequest, alive: Alive = always) -> pb.HeartbeatReply:
@@ -238,8 +295,11 @@ class Service:
         if request.knows:
             self._buffers.leave(request.client)
         whose = request.caller.trainer, request.caller.incarnation
-        return pb.LeaveReply(durable=self._durable.get(whose, 0), durable_pulls=self._durable_pulls.get(whose, 0),
-                             over=self.trainer_group.over)
+        return pb.LeaveReply(
+            durable=self._durable.get(whose, 0),
+            durable_pulls=self._durable_pulls.get(whose, 0),
+            over=self.trainer_group.over,
+        )
 
     # ---- snapshots ----
 
@@ -250,13 +310,14 @@ class Service:
                 return self._write(folder, request.snapshot, request.tables)[0]
             if self._saved is None or request.snapshot != self.snapshot:
                 self._saved, _ = self._write(folder, request.snapshot)
-                self.snapshot = (
-                    request.snapshot
-                )  # a copy: a restart reads the snapshots that this server saves by itself (`_durable`)
+                # a copy: a restart reads the snapshots that this server saves by itself
+                # (`_durable`)
+                self.snapshot = request.snapshot
             return self._saved
 
     def save_alone(self, folder: Path) -> pb.SaveReply:
-        """Write a snapshot of this server alone, not as a part of one of all servers; the one before is retained, too.
+        """Write a snapshot of this server alone, not as a part of one of all servers; the one
+        before is retained, too.
 
         Raises OSError.
         """
@@ -266,42 +327,72 @@ class Service:
             self.is_saved(name, view.ledger, view.shown)
             return self._saved
 
-    def _write(self, folder: Path, name: str, only: Sequence[str] = (),
-               alone: bool = False) -> tuple[pb.SaveReply, StoreView]:
+    def _write(
+        self, folder: Path, name: str, only: Sequence[str] = (), alone: bool = False
+    ) -> tuple[pb.SaveReply, StoreView]:
         """(the reply, the view of the store that was written, whose rows can no longer be read)."""
         start, number = time.monotonic(), (0, 1) if alone else (self.server, self.servers)
         left = self.trainer_group.left()
         with self.store.view(only) as view:
             manifest = snapshot.write(view, folder, name, *number, left, keep=2 if alone else 1)
-        files = [file for part in manifest.tables for file in (part.rows_file, part.rates_file)] + \
-            [part.file for part in manifest.blocks]
-        return pb.SaveReply(rows=sum(part.rows for part in manifest.tables), bytes=sum(file.size for file in files),
-                            seconds=time.monotonic() - start), view
+        files = [file for part in manifest.tables for file in (part.rows_file, part.rates_file)] + [
+            part.file for part in manifest.blocks
+        ]
+        return pb.SaveReply(
+            rows=sum(part.rows for part in manifest.tables),
+            bytes=sum(file.size for file in files),
+            seconds=time.monotonic() - start,
+        ), view
 
     def is_saved(self, name: str, ledger: dict[str, Any], shown: dict[str, Any]) -> None:
-        """Note that a snapshot has all calls of this ledger, and the shows of all pulls of `shown` (see Store)."""
+        """Note that a snapshot has all calls of this ledger, and the shows of all pulls of `shown`
+        (see Store).
+        """
         self.snapshot = name
         self._durable, self._durable_pulls = (
-            {(int(t), entry["incarnation"]): entry["through"] for t, entry in state.items()} for state in (ledger, shown))
+            {(int(t), entry["incarnation"]): entry["through"] for t, entry in state.items()}
+            for state in (ledger, shown)
+        )
 
     def restore(self, request: pb.RestoreRequest, alive: Alive = always) -> pb.RestoreReply:
         with held(self._saving, alive):
-            manifest = snapshot.restore(self.store, _folder(request.folder, self.save_root), self.server, self.servers,
-                                        request.snapshot, request.tables)
+            manifest = snapshot.restore(
+                self.store,
+                _folder(request.folder, self.save_root),
+                self.server,
+                self.servers,
+                request.snapshot,
+                request.tables,
+            )
             if not request.tables:
                 self.snapshot, self._saved = manifest.id, None
         return pb.RestoreReply(snapshot=manifest.id)
 
     def status(self, request: pb.StatusRequest, alive: Alive = always) -> pb.StatusReply:
         incarnation, through = self.store.ledger.through(request.trainer)
-        reply = pb.StatusReply(server=self.server, servers=self.servers, server_incarnation=self.incarnation,
-                               rounds=self.store.rounds, lost=self.store.ledger.lost, incarnation=incarnation, through=through,
-                               trainers=self.trainer_group.at_work(), snapshot=self.snapshot,
-                               confirmed=self.trainer_group.confirmed(request.trainer),
-                               latest=self.trainer_group.incarnation(request.trainer))
+        reply = pb.StatusReply(
+            server=self.server,
+            servers=self.servers,
+            server_incarnation=self.incarnation,
+            rounds=self.store.rounds,
+            lost=self.store.ledger.lost,
+            incarnation=incarnation,
+            through=through,
+            trainers=self.trainer_group.at_work(),
+            snapshot=self.snapshot,
+            confirmed=self.trainer_group.confirmed(request.trainer),
+            latest=self.trainer_group.incarnation(request.trainer),
+        )
         for name, table in list(self.store.tables.items()):
-            reply.tables[name].CopyFrom(pb.TableStatus(rows=len(table), waiting=table.waiting, bytes=table.nbytes,
-                                                       step=table.step, spec=table.spec.model_dump_json().encode()))
+            reply.tables[name].CopyFrom(
+                pb.TableStatus(
+                    rows=len(table),
+                    waiting=table.waiting,
+                    bytes=table.nbytes,
+                    step=table.step,
+                    spec=table.spec.model_dump_json().encode(),
+                )
+            )
         for name, block in list(self.store.blocks.items()):
             reply.blocks[name] = block.version
         return reply
@@ -310,21 +401,31 @@ class Service:
 
     def recovery(self, request: pb.RecoveryRequest, alive: Alive = always) -> pb.RecoveryReply:
         if self.round_snapshots is None:
-            raise StateError("this server writes no snapshots of rounds; give all servers of the job the same folder for them")
+            raise StateError(
+                "this server writes no snapshots of rounds; give all servers of the job the same folder for them"
+            )
         return self.round_snapshots.status()
 
-    def plan_snapshot(self, request: pb.PlanSnapshotRequest, alive: Alive = always) -> pb.PlanSnapshotReply:
+    def plan_snapshot(
+        self, request: pb.PlanSnapshotRequest, alive: Alive = always
+    ) -> pb.PlanSnapshotReply:
         self.recovery(pb.RecoveryRequest())
         assert self.round_snapshots is not None  # otherwise that was refused
-        return pb.PlanSnapshotReply(accepted=self.round_snapshots.plan(request.round), rounds=self.store.rounds)
+        return pb.PlanSnapshotReply(
+            accepted=self.round_snapshots.plan(request.round), rounds=self.store.rounds
+        )
 
-    def retain_snapshots(self, request: pb.RetainSnapshotsRequest, alive: Alive = always) -> pb.RetainSnapshotsReply:
+    def retain_snapshots(
+        self, request: pb.RetainSnapshotsRequest, alive: Alive = always
+    ) -> pb.RetainSnapshotsReply:
         self.recovery(pb.RecoveryRequest())
         assert self.round_snapshots is not None  # otherwise that was refused
         self.round_snapshots.retain(request.rounds)
         return pb.RetainSnapshotsReply()
 
-    def trainer_state(self, request: pb.TrainerStateRequest, alive: Alive = always) -> pb.TrainerStateReply:
+    def trainer_state(
+        self, request: pb.TrainerStateRequest, alive: Alive = always
+    ) -> pb.TrainerStateReply:
         return pb.TrainerStateReply(state=self.store.trainer_states.get(request.trainer, b""))
 
     # ---- gRPC ----
@@ -332,26 +433,55 @@ class Service:
     def handlers(self) -> grpc.GenericRpcHandler:
         """The methods of the service, for `grpc.Server.add_generic_rpc_handlers`."""
         functions: dict[str, Callable[..., Any]] = {
-            "Create": self.create, "Pull": self.pull, "Push": self.push, "Exchange": self.exchange,
-            "LookUp": self.look_up, "Attach": self.attach, "Barrier": self.barrier, "Heartbeat": self.heartbeat,
-            "Shrink": self.shrink, "Save": self.save, "Restore": self.restore, "Status": self.status, "Leave": self.leave,
-            "Recovery": self.recovery, "PlanSnapshot": self.plan_snapshot, "RetainSnapshots": self.retain_snapshots,
-            "TrainerState": self.trainer_state}
-        methods = {n: grpc.unary_unary_rpc_method_handler(self._unary(n, function)) for n, function in functions.items()}
+            "Create": self.create,
+            "Pull": self.pull,
+            "Push": self.push,
+            "Exchange": self.exchange,
+            "LookUp": self.look_up,
+            "Attach": self.attach,
+            "Barrier": self.barrier,
+            "Heartbeat": self.heartbeat,
+            "Shrink": self.shrink,
+            "Save": self.save,
+            "Restore": self.restore,
+            "Status": self.status,
+            "Leave": self.leave,
+            "Recovery": self.recovery,
+            "PlanSnapshot": self.plan_snapshot,
+            "RetainSnapshots": self.retain_snapshots,
+            "TrainerState": self.trainer_state,
+        }
+        methods = {
+            n: grpc.unary_unary_rpc_method_handler(self._unary(n, function))
+            for n, function in functions.items()
+        }
         through_lanes = {name: functions[name] for name in ("Pull", "Push", "Exchange")}
-        methods["Local"] = grpc.unary_unary_rpc_method_handler(functools.partial(self._local, through_lanes))
+        methods["Local"] = grpc.unary_unary_rpc_method_handler(
+            functools.partial(self._local, through_lanes)
+        )
         methods["Stream"] = grpc.stream_stream_rpc_method_handler(self._stream)
         return grpc.method_handlers_generic_handler(wire.SERVICE, methods)
 
-    def _unary(self, name: str, function: Callable[..., Any]) -> Callable[[bytes, grpc.ServicerContext], bytes]:
+    def _unary(
+        self, name: str, function: Callable[..., Any]
+    ) -> Callable[[bytes, grpc.ServicerContext], bytes]:
         kind = wire.METHODS[name][0]
 
         def answer(data: bytes, context: grpc.ServicerContext) -> bytes:
-            return b"".join(self._answered(name, context, len(data),
-                                           lambda: function(wire.parsed(kind, data), context.is_active)))
+            return b"".join(
+                self._answered(
+                    name,
+                    context,
+                    len(data),
+                    lambda: function(wire.parsed(kind, data), context.is_active),
+                )
+            )
+
         return answer
 
-    def _local(self, functions: dict[str, Callable[..., Any]], data: bytes, context: grpc.ServicerContext) -> bytes:
+    def _local(
+        self, functions: dict[str, Callable[..., Any]], data: bytes, context: grpc.ServicerContext
+    ) -> bytes:
         """A call whose request lies in shared memory."""
         buffer: SharedBuffer | None = None
         asked = pb.LocalRequest()
@@ -361,10 +491,13 @@ class Service:
         def answer() -> Any:
             nonlocal buffer
             if asked.method not in functions:
-                raise errors.ServerError(f"expected a LocalRequest of one of {', '.join(functions)}, found {asked.method!r}")
+                raise errors.ServerError(
+                    f"expected a LocalRequest of one of {', '.join(functions)}, found {asked.method!r}"
+                )
             buffer = self._buffers.find(asked.lane)
             request = wire.parsed(wire.METHODS[asked.method][0], buffer.request(asked.bytes))
             return functions[asked.method](request, context.is_active)
+
         name = asked.method if asked.method in functions else "Local"
         parts = self._answered(name, context, len(data) + asked.bytes, answer)
         assert buffer is not None  # otherwise the call was refused
@@ -377,10 +510,15 @@ class Service:
             request = wire.parsed(pb.ExchangeRequest, wire.joined(chunks))
             if request.HasField("push"):
                 return self.exchange(request, context.is_active, wire.LARGEST_CALL)
-            return wire.ExchangeReply(None, self.pull(request.pull, context.is_active, wire.LARGEST_CALL))
+            return wire.ExchangeReply(
+                None, self.pull(request.pull, context.is_active, wire.LARGEST_CALL)
+            )
+
         yield from wire.chunked(b"".join(self._answered("Stream", context, 0, exchange)))
 
-    def _answered(self, name: str, context: grpc.ServicerContext, size: int, function: Callable[[], Any]) -> list[Any]:
+    def _answered(
+        self, name: str, context: grpc.ServicerContext, size: int, function: Callable[[], Any]
+    ) -> list[Any]:
         """The serialized answer, in pieces; an error becomes a status with its message."""
         start, status = time.perf_counter(), grpc.StatusCode.OK
         try:
@@ -402,12 +540,18 @@ class Service:
 
 
 def _folder(path: str, root: Path | None) -> Path:
-    """The folder of a call. Raises ServerError for one that is not below the root when links and `..` are followed."""
+    """The folder of a call. Raises ServerError for one that is not below the root when links and
+    `..` are followed.
+    """
     if not path or "\0" in path or not os.path.isabs(path):
-        raise errors.ServerError(f"folder: expected an absolute path on the server's machine, found {path!r}")
+        raise errors.ServerError(
+            f"folder: expected an absolute path on the server's machine, found {path!r}"
+        )
     if root is None:
         return Path(path)
     folder = Path(os.path.realpath(path))
     if not folder.is_relative_to(root):
-        raise errors.ServerError(f"folder: expected {root} or one below it (the server's save root), found {path!r}")
+        raise errors.ServerError(
+            f"folder: expected {root} or one below it (the server's save root), found {path!r}"
+        )
     return folder

@@ -1,4 +1,5 @@
 """One shard of a table: an index over pages of rows. Callers hold its lock."""
+
 import contextlib
 import mmap
 import threading
@@ -12,7 +13,8 @@ from jfluid.ps_server.kernels import COUNT, HELD, LIMIT
 
 Array = np.ndarray[Any, Any]
 
-# The index is rebuilt, this much larger, when more than this part of it is in use: 5 to 8 bytes a row.
+# The index is rebuilt, this much larger, when more than this part of it is in use: 5 to 8 bytes a
+# row.
 _FULLEST, _GROWTH, _SMALLEST = 0.8, 1.4, 64
 _LARGEST = 1 << 31
 _PAGE_BYTES = 1 << 23
@@ -23,8 +25,8 @@ NO_COUNTS = np.zeros(0, np.uint32)
 
 
 def _zeros(capacity: int) -> Array:
-    """uint32 [capacity] in a mapping of its own, which returns to the system as a whole: indexes are replaced while a table
-    grows, and would fragment the heap."""
+    """uint32 [capacity] in a mapping of its own, which returns to the system as a whole: indexes
+    are replaced while a table grows, and would fragment the heap."""
     if 4 * capacity < 1 << 20:
         return np.zeros(capacity, np.uint32)
     memory = mmap.mmap(-1, 4 * capacity)
@@ -64,15 +66,20 @@ class Shard:
         shard_bits: the shards of the table are 2**shard_bits.
         initializer: of new rows: (width, seed, kind, first, second), as `index.locate` takes them.
         slots: the initial value of every group of `width` slots.
-        reserved: int64 [3]: COUNT, LIMIT and HELD of this shard. The latter two change under the lock of the table's
-            Reservations, too.
+        reserved: int64 [3]: COUNT, LIMIT and HELD of this shard. The latter two change under the
+            lock of the table's Reservations, too.
 
     Attributes:
         growths: how often the index was rebuilt.
     """
 
     def __init__(
-        self, stride: int, shard_bits: int, initializer: tuple[int, int, int, float, float], slots: Array, reserved: Array
+        self,
+        stride: int,
+        shard_bits: int,
+        initializer: tuple[int, int, int, float, float],
+        slots: Array,
+        reserved: Array,
     ):
         self.lock = threading.Lock()
         self.stride, self.shard_bits = stride, shard_bits
@@ -80,7 +87,11 @@ class Shard:
         self.page_bits = min(fitting, _MOST_ROWS_IN_A_PAGE).bit_length() - 1
         self.heads, self.bodies = _Pages(), _Pages()
         self._initializer, self._slots = initializer, slots
-        self._reserved, self._count, self._secret = reserved, reserved[COUNT:COUNT + 1], kernels.SECRET
+        self._reserved, self._count, self._secret = (
+            reserved,
+            reserved[COUNT : COUNT + 1],
+            kernels.SECRET,
+        )
         self.growths = 0
         self.index = _zeros(_SMALLEST)
         self._saving: _Saving | None = None
@@ -95,23 +106,33 @@ class Shard:
 
     def _new_index(self, capacity: int) -> None:
         entries = _zeros(capacity)
-        index.rebuild(entries, self._row_bits(entries), self.shard_bits, self.heads.addresses, self.page_bits, self.count,
-                      self._secret)
+        index.rebuild(
+            entries,
+            self._row_bits(entries),
+            self.shard_bits,
+            self.heads.addresses,
+            self.page_bits,
+            self.count,
+            self._secret,
+        )
         self.index = entries
 
     def make_room(self, ids: Array, order: Array) -> int:
-        """Allocate memory for the rows that ids[order] may need, beside those reserved already; returns how many these are.
+        """Allocate memory for the rows that ids[order] may need, beside those reserved already;
+        returns how many these are.
 
-        Needs the lock of the Reservations, too. Raises MemoryError, and ServerError where a shard cannot have so many: then
-        the rows are as they were.
+        Needs the lock of the Reservations, too. Raises MemoryError, and ServerError where a shard
+        cannot have so many: then the rows are as they were.
         """
         more = len(order)
         if more > max(self.count, _FEW):
             more = len(kernels.distinct(ids[order[self.locate(ids, order) < 0]])[0])
         rows = self.count + int(self._reserved[HELD]) + more
         if rows > int(_LARGEST * _FULLEST):
-            raise errors.ServerError(f"a shard cannot hold more than {int(_LARGEST * _FULLEST)} rows; give the table more "
-                                     "shards")
+            raise errors.ServerError(
+                f"a shard cannot hold more than {int(_LARGEST * _FULLEST)} rows; give the table more "
+                "shards"
+            )
         while len(self.bodies.arrays) << self.page_bits < rows:
             self.bodies.add(self.stride << self.page_bits, np.float32)
         while len(self.heads.arrays) << self.page_bits < rows:
@@ -122,7 +143,9 @@ class Shard:
         if capacity > len(self.index):
             self.growths += 1
             self._new_index(capacity)
-        self._reserved[LIMIT] = min(int(len(self.index) * _FULLEST), len(self.heads.arrays) << self.page_bits)
+        self._reserved[LIMIT] = min(
+            int(len(self.index) * _FULLEST), len(self.heads.arrays) << self.page_bits
+        )
         return more
 
     def locate(self, ids: Array, order: Array) -> Array:
@@ -130,20 +153,41 @@ class Shard:
         return self._located(ids, order, -1, 0)
 
     def insert(self, ids: Array, order: Array, step: int) -> Array:
-        """int64 [n]: the row of ids[order[i]]; ids without one get one, whose last touch is `step`. There must be room."""
+        """int64 [n]: the row of ids[order[i]]; ids without one get one, whose last touch is `step`.
+        There must be room.
+        """
         return self._located(ids, order, int(self._reserved[LIMIT]), step)
 
     def _located(self, ids: Array, order: Array, limit: int, step: int) -> Array:
         rows = np.empty(len(order), np.int64)
-        done = index.locate(self.index, self._row_bits(self.index), self.shard_bits, self.heads.addresses, *self.values,
-                            self._count, limit, ids, order, rows, self._secret, self._initializer, self._slots, step)
+        done = index.locate(
+            self.index,
+            self._row_bits(self.index),
+            self.shard_bits,
+            self.heads.addresses,
+            *self.values,
+            self._count,
+            limit,
+            ids,
+            order,
+            rows,
+            self._secret,
+            self._initializer,
+            self._slots,
+            step,
+        )
         if done < len(order):
-            raise RuntimeError(f"there is room for {limit} rows, which is {len(order) - done} too few")
+            raise RuntimeError(
+                f"there is room for {limit} rows, which is {len(order) - done} too few"
+            )
         return rows
 
     def read(self, rows: Array) -> tuple[Array, Array]:
         """(heads [n] of kernels.HEAD, bodies float32 [n, stride]) of rows, copied."""
-        heads, bodies = np.empty((len(rows), 2), np.int64), np.empty((len(rows), self.stride), np.float32)
+        heads, bodies = (
+            np.empty((len(rows), 2), np.int64),
+            np.empty((len(rows), self.stride), np.float32),
+        )
         kernels.read_rows(self.heads.addresses, *self.values, rows, heads, bodies)
         return heads.view(kernels.HEAD)[:, 0], bodies
 
@@ -151,14 +195,24 @@ class Shard:
         """Insert or replace the rows heads[order], bodies[order]. There must be room."""
         heads, bodies = np.ascontiguousarray(heads[order]), np.ascontiguousarray(bodies[order])
         rows = self.insert(np.ascontiguousarray(heads["id"]), np.arange(len(order)), 0)
-        kernels.write_rows(self.heads.addresses, *self.values, rows, heads.view(np.int64).reshape(-1, 2), bodies)
+        kernels.write_rows(
+            self.heads.addresses, *self.values, rows, heads.view(np.int64).reshape(-1, 2), bodies
+        )
 
     def expire(self, oldest: int) -> int:
-        """Drop the rows that were last touched before step `oldest`; returns how many. Needs the lock of the Reservations,
-        too."""
+        """Drop the rows that were last touched before step `oldest`; returns how many. Needs the
+        lock of the Reservations, too."""
         before = self.count
-        index.expire(self.index, self._row_bits(self.index), self.shard_bits, self.heads.addresses, *self.values, self._count,
-                     oldest, self._secret)
+        index.expire(
+            self.index,
+            self._row_bits(self.index),
+            self.shard_bits,
+            self.heads.addresses,
+            *self.values,
+            self._count,
+            oldest,
+            self._secret,
+        )
         if self.count < before:
             rows = self.count + int(self._reserved[HELD])
             pages = -(-rows >> self.page_bits)
@@ -186,15 +240,19 @@ class Shard:
         self._saving = _Saving(self.count)
 
     def preserve(self, rows: Array) -> None:
-        """Copy the rows of the view that are about to change and were not read yet. Rows of -1 are left out."""
+        """Copy the rows of the view that are about to change and were not read yet. Rows of -1 are
+        left out.
+        """
         if self._saving is not None and len(fresh := self._saving.missing(rows)):
             self._saving.take(fresh, self.read(fresh))
 
     def view_rows(self, begin: int, size: int) -> tuple[Array, Array] | None:
-        """The rows begin ... begin + size - 1 of the view that have not changed since; None after the last."""
+        """The rows begin ... begin + size - 1 of the view that have not changed since; None after
+        the last.
+        """
         if self._saving is None:
             raise RuntimeError("begin_view comes first")
-        taken = self._saving.taken[begin:begin + size]
+        taken = self._saving.taken[begin : begin + size]
         if not len(taken):
             return None
         found = self.read(begin + np.flatnonzero(~taken))
@@ -208,7 +266,9 @@ class Shard:
 
 
 class _Saving:
-    """The rows of a view that were read or copied, and the copies of those that changed before they were read."""
+    """The rows of a view that were read or copied, and the copies of those that changed before they
+    were read.
+    """
 
     def __init__(self, count: int):
         self.taken = np.zeros(count, np.bool_)

@@ -1,4 +1,5 @@
 """A client's pull from all servers: the request to each of them, and their answers merged."""
+
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,7 +36,9 @@ class PulledRows:
 
 @dataclass(frozen=True)
 class PullResult:
-    """The result of a pull: rows by table, values by block (not to be changed), and the number of rounds applied."""
+    """The result of a pull: rows by table, values by block (not to be changed), and the number of
+    rounds applied.
+    """
 
     rows: dict[str, PulledRows]
     blocks: dict[str, Array]
@@ -46,24 +49,36 @@ class ShardedPull:
     """A pull from all servers: fills in the request to each, and merges their answers."""
 
     def __init__(
-        self, directory: Directory, requests: list[OutgoingRequest], rows: Mapping[str, Array], blocks: Sequence[str]
+        self,
+        directory: Directory,
+        requests: list[OutgoingRequest],
+        rows: Mapping[str, Array],
+        blocks: Sequence[str],
     ):
         self._directory = directory
-        # Of each table: its ids, their inverse, and each part with its position in the request to its server.
+        # Of each table: its ids, their inverse, and each part with its position in the request to
+        # its server.
         self._rows: list[tuple[str, Array, Array, list[tuple[Part, int]]]] = []
         # Of each server its blocks, with the values that this client has.
         self._blocks: list[list[tuple[str, Array | None]]] = [[] for _ in requests]
         self.sizes = [0] * len(requests)
         for table, asked in rows.items():
             ids, inverse = kernels.distinct(checked_ids(table, asked))
-            counts = np.bincount(inverse, minlength=len(ids)).astype(np.uint32) if len(ids) < len(inverse) else None
+            counts = (
+                np.bincount(inverse, minlength=len(ids)).astype(np.uint32)
+                if len(ids) < len(inverse)
+                else None
+            )
             owned = []
             for part in directory.parts(table, ids):
                 own, wanted = ids[part.order], requests[part.server].pull.rows
                 own = own - part.first if part.first else own
                 owned.append((part, len(wanted)))
-                wanted.add(table=part.name, ids=own.tobytes(),
-                           counts=counts[part.order].tobytes() if counts is not None else b"")
+                wanted.add(
+                    table=part.name,
+                    ids=own.tobytes(),
+                    counts=counts[part.order].tobytes() if counts is not None else b"",
+                )
                 self.sizes[part.server] += 4 * len(own) * directory.width(table)
             self._rows.append((table, ids, inverse, owned))
         for name in blocks:
@@ -71,26 +86,41 @@ class ShardedPull:
             with directory.lock:
                 known, life, value = block.known, block.life, block.value
             self._blocks[block.server].append((name, value))
-            requests[block.server].pull.blocks.add(block=block.name, known=known, server_incarnation=life)
+            requests[block.server].pull.blocks.add(
+                block=block.name, known=known, server_incarnation=life
+            )
             self.sizes[block.server] += 4 * math.prod(block.shape)
 
     def joined(self, replies: list[IncomingPullReply | None]) -> PullResult:
         """Merge the answers of all servers."""
-        rows = {table: PulledRows(ids, self._values(table, len(ids), owned, replies), inverse)
-                for table, ids, inverse, owned in self._rows}
-        blocks = {name: self._value(name, known, reply.server_incarnation, reply.blocks[i])
-                  for reply, asked in zip(replies, self._blocks, strict=True) if reply is not None
-                  for i, (name, known) in enumerate(asked)}
-        return PullResult(rows, blocks, min((reply.rounds for reply in replies if reply is not None), default=0))
+        rows = {
+            table: PulledRows(ids, self._values(table, len(ids), owned, replies), inverse)
+            for table, ids, inverse, owned in self._rows
+        }
+        blocks = {
+            name: self._value(name, known, reply.server_incarnation, reply.blocks[i])
+            for reply, asked in zip(replies, self._blocks, strict=True)
+            if reply is not None
+            for i, (name, known) in enumerate(asked)
+        }
+        return PullResult(
+            rows, blocks, min((reply.rounds for reply in replies if reply is not None), default=0)
+        )
 
-    def _values(self, table: str, count: int, owned: list[tuple[Part, int]], replies: list[Any]) -> Array:
+    def _values(
+        self, table: str, count: int, owned: list[tuple[Part, int]], replies: list[Any]
+    ) -> Array:
         width, what = self._directory.width(table), f"table {table}: values"
         if len(owned) == 1:
-            (part, i), = owned
-            return wire.numbers(replies[part.server].rows[i], "<f4", what, count * width, copy=False).reshape(count, width)
+            ((part, i),) = owned
+            return wire.numbers(
+                replies[part.server].rows[i], "<f4", what, count * width, copy=False
+            ).reshape(count, width)
         values = np.empty((count, width), np.float32)
         for part, i in owned:
-            found = wire.numbers(replies[part.server].rows[i], "<f4", what, len(part.order) * width, copy=False)
+            found = wire.numbers(
+                replies[part.server].rows[i], "<f4", what, len(part.order) * width, copy=False
+            )
             values[part.order] = found.reshape(-1, width)
         return values
 
@@ -98,7 +128,9 @@ class ShardedPull:
         block = self._directory.block(name)
         if not reply.value:
             return known  # type: ignore[return-value]
-        value = wire.numbers(reply.value, "<f4", f"block {name}", math.prod(block.shape), copy=False).reshape(block.shape)
+        value = wire.numbers(
+            reply.value, "<f4", f"block {name}", math.prod(block.shape), copy=False
+        ).reshape(block.shape)
         with self._directory.lock:
             if life != block.life or reply.version + 1 > block.known:
                 block.known, block.life, block.value = reply.version + 1, life, value
@@ -108,10 +140,16 @@ class ShardedPull:
 def checked_ids(table: str, ids: Any) -> Array:
     """Raises ServerError for anything but an array int64 [n]."""
     if not isinstance(ids, np.ndarray) or ids.dtype != np.int64 or ids.ndim != 1:
-        raise errors.ServerError(f"table {table}: ids: expected an array int64 [n], found {described(ids)}")
+        raise errors.ServerError(
+            f"table {table}: ids: expected an array int64 [n], found {described(ids)}"
+        )
     return np.ascontiguousarray(ids)
 
 
 def described(value: Any) -> str:
     """The type and shape of a value, for an error message."""
-    return f"{value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__
+    return (
+        f"{value.dtype} {list(value.shape)}"
+        if isinstance(value, np.ndarray)
+        else type(value).__name__
+    )

@@ -1,15 +1,18 @@
 """Shared memory as a transport between a client and a server on the same machine.
 
-The network stack copies each byte of a message half a dozen times. With a shared buffer the client writes the request to
-memory, the call itself carries only its size, and the server writes the reply beside it.
+The network stack copies each byte of a message half a dozen times. With a shared buffer the client
+writes the request to memory, the call itself carries only its size, and the server writes the reply
+beside it.
 
-A buffer is an anonymous file (memfd_create(2), so only on Linux) that the server opens through /proc. It has no other owner
-and vanishes with the two processes; a server releases the buffers of processes that have ended. The server accepts only a
-file of its own user that is sealed against shrinking: access to a mapping beyond the end of a file would kill the process.
+A buffer is an anonymous file (memfd_create(2), so only on Linux) that the server opens through
+/proc. It has no other owner and vanishes with the two processes; a server releases the buffers of
+processes that have ended. The server accepts only a file of its own user that is sealed against
+shrinking: access to a mapping beyond the end of a file would kill the process.
 
-One incarnation of one server knows a buffer by a random name: after a restart, and on another server, a call that names it is
-refused, and the client sends it again over the network.
+One incarnation of one server knows a buffer by a random name: after a restart, and on another
+server, a call that names it is refused, and the client sends it again over the network.
 """
+
 import mmap
 import os
 import secrets
@@ -23,7 +26,7 @@ from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server.errors import TooLargeError
 
 SMALLEST = 1 << 16  # smaller messages are as fast over the network
-MOST = 4            # buffers of one client, and so its concurrent calls through shared memory
+MOST = 4  # buffers of one client, and so its concurrent calls through shared memory
 _PROOF = 32
 _HEADER = mmap.PAGESIZE
 _NAME = "jfluid-lane"
@@ -34,7 +37,8 @@ class BufferLostError(errors.ServerError):
 
 
 class SharedBuffer:
-    """A header with the proof, then space for a request, and as much for a reply. It serves one call at a time.
+    """A header with the proof, then space for a request, and as much for a reply. It serves one
+    call at a time.
 
     Attributes:
         capacity: the most bytes of a request, and of a reply.
@@ -63,24 +67,25 @@ class SharedBuffer:
     def _write(self, at: int, parts: Sequence[Any]) -> int:
         begin = at
         for part in parts:
-            self._view[at:at + len(part)] = part
+            self._view[at : at + len(part)] = part
             at += len(part)
         return at - begin
 
     def _read(self, at: int, size: int) -> bytes:
         if size > self.capacity:
             raise TooLargeError(f"a message of {size} bytes in a buffer of {self.capacity}")
-        return bytes(self._view[at:at + size])
+        return bytes(self._view[at : at + size])
 
 
 # ---- of a client ----
+
 
 class SharedBuffers:
     """The buffers from one client to one server. Safe for threads.
 
     Args:
-        attach: announces a buffer to the server; returns the name that the server gave it, 0 when the server is on another
-            machine, None without an answer.
+        attach: announces a buffer to the server; returns the name that the server gave it, 0 when
+            the server is on another machine, None without an answer.
         wanted: False disables shared memory.
 
     Attributes:
@@ -96,9 +101,11 @@ class SharedBuffers:
         self._taken: set[SharedBuffer] = set()
 
     def take(self, capacity: int) -> SharedBuffer | None:
-        """A buffer for a call of so many bytes; None when there is none, or another call is creating one.
+        """A buffer for a call of so many bytes; None when there is none, or another call is
+        creating one.
 
-        `give` it back after the call. If the call had no answer `drop` it instead: a late one may still be written to it.
+        `give` it back after the call. If the call had no answer `drop` it instead: a late one may
+        still be written to it.
         """
         with self._lock:
             if not self._possible or len(self._taken) >= MOST:
@@ -140,6 +147,7 @@ class SharedBuffers:
     def _made(self, capacity: int, used: list[int]) -> SharedBuffer | None:
         """Create a buffer and announce it to the server."""
         import fcntl  # not available on all systems
+
         capacity = max(1 << (capacity - 1).bit_length(), 1 << 20)
         file = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -151,8 +159,16 @@ class SharedBuffers:
             os.pwrite(file, proof, 0)
             fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
             buffer = SharedBuffer(file, capacity)
-            name = self._attach(pb.AttachRequest(client=self.client, process=os.getpid(), file=file, proof=proof,
-                                                 capacity=capacity, used=used))
+            name = self._attach(
+                pb.AttachRequest(
+                    client=self.client,
+                    process=os.getpid(),
+                    file=file,
+                    proof=proof,
+                    capacity=capacity,
+                    used=used,
+                )
+            )
         finally:
             os.close(file)
         if name == 0:
@@ -162,6 +178,7 @@ class SharedBuffers:
 
 
 # ---- of a server ----
+
 
 class AttachedBuffers:
     """The buffers of a server. Safe for threads."""
@@ -173,14 +190,22 @@ class AttachedBuffers:
         self._clients: dict[int, tuple[int, set[int]]] = {}  # client -> (process, its buffers)
 
     def attach(self, request: pb.AttachRequest) -> int:
-        """The name of a new buffer; 0 when its file is not found: the caller is on another machine, or is another user."""
+        """The name of a new buffer; 0 when its file is not found: the caller is on another machine,
+        or is another user.
+        """
         if request.capacity > self._largest:
-            raise TooLargeError(f"a buffer of {request.capacity} bytes each way; the limit is {self._largest}")
+            raise TooLargeError(
+                f"a buffer of {request.capacity} bytes each way; the limit is {self._largest}"
+            )
         buffer = _opened(request)
         if buffer is None:
             return 0
         with self._lock:
-            for other in [c for c, (process, _) in self._clients.items() if not os.path.exists(f"/proc/{process}")]:
+            for other in [
+                c
+                for c, (process, _) in self._clients.items()
+                if not os.path.exists(f"/proc/{process}")
+            ]:
                 self._forget(self._clients.pop(other)[1])
             _, known = self._clients.get(request.client, (0, set()))
             keep = known & set(request.used)
@@ -224,12 +249,17 @@ def _opened(request: pb.AttachRequest) -> SharedBuffer | None:
     except OSError:
         return None
     import fcntl
+
     try:
         about = os.fstat(file)
         sealed = fcntl.fcntl(file, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
         fits = stat.S_ISREG(about.st_mode) and about.st_size == _HEADER + 2 * request.capacity
-        if not (sealed and fits and about.st_uid == os.geteuid() and
-                secrets.compare_digest(os.pread(file, _PROOF, 0), request.proof)):
+        if not (
+            sealed
+            and fits
+            and about.st_uid == os.geteuid()
+            and secrets.compare_digest(os.pread(file, _PROOF, 0), request.proof)
+        ):
             return None
         return SharedBuffer(file, request.capacity)
     except OSError:

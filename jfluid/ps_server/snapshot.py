@@ -1,19 +1,21 @@
 """Snapshots: files of the state of every server at one consistent moment, complete or absent.
 
-A snapshot is a directory. Each server writes files of rows and numbers, and last a manifest that lists them with sizes and
-checksums; the snapshot is complete when the manifests of all servers are there. Names carry the snapshot's id, so that a new
-one never overwrites the last before it is complete:
+A snapshot is a directory. Each server writes files of rows and numbers, and last a manifest that
+lists them with sizes and checksums; the snapshot is complete when the manifests of all servers are
+there. Names carry the snapshot's id, so that a new one never overwrites the last before it is
+complete:
 
     ID.00000-of-00002.json      manifest of server 0 of 2
     ID.00000-of-00002.0.rows    one of its files
 
-A file of rows holds records: id int64, times shown uint32, step of the last touch uint32, values and slots float32; little
-endian. A file of numbers holds arrays end to end, as the manifest lists them. A file of a trainer's state holds a serialized
-TrainerState of ps.proto.
+A file of rows holds records: id int64, times shown uint32, step of the last touch uint32, values
+and slots float32; little endian. A file of numbers holds arrays end to end, as the manifest lists
+them. A file of a trainer's state holds a serialized TrainerState of ps.proto.
 
-Which of two snapshots is the newer one is told by a number that each has, one more than its predecessor's in the folder:
-clocks of hosts differ, and are set.
+Which of two snapshots is the newer one is told by a number that each has, one more than its
+predecessor's in the folder: clocks of hosts differ, and are set.
 """
+
 import contextlib
 import logging
 import os
@@ -57,7 +59,8 @@ def _record(stride: int) -> np.dtype[Any]:
     return np.dtype([("head", HEAD), ("body", "<f4", (stride,))])
 
 
-# ---- writing ---------------------------------------------------------------------------------------------------------
+# ---- writing -------------------------------------------------------------------------------------
+
 
 class _Writer:
     """Files of one server's part. A file is under its name only when all of it is on the disk."""
@@ -100,25 +103,46 @@ class _Output:
         return File(name=self.name, size=self.size, crc32=self.crc32)
 
 
-def write(view: StoreView, folder: str | Path, snapshot: str, server: int, servers: int,
-          left: Mapping[int, int] | None = None, keep: int | None = 1) -> Manifest:
+def write(
+    view: StoreView,
+    folder: str | Path,
+    snapshot: str,
+    server: int,
+    servers: int,
+    left: Mapping[int, int] | None = None,
+    keep: int | None = 1,
+) -> Manifest:
     """Write the part of server number `server` of `servers` of the snapshot with this id.
 
-    When this makes the snapshot complete, files of earlier ones in the folder are removed, but for the newest `keep` - 1
-    complete ones; with None all stay. Raises OSError when the disk does not take it: then nothing of this part stays behind,
-    and earlier snapshots are as they were.
+    When this makes the snapshot complete, files of earlier ones in the folder are removed, but for
+    the newest `keep` - 1 complete ones; with None all stay. Raises OSError when the disk does not
+    take it: then nothing of this part stays behind, and earlier snapshots are as they were.
     """
     if not re.match(ID, snapshot):
-        raise errors.ServerError(f"snapshot: expected an id of letters, digits, - and _ (64 at most), found {snapshot!r}")
+        raise errors.ServerError(
+            f"snapshot: expected an id of letters, digits, - and _ (64 at most), found {snapshot!r}"
+        )
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    number = 1 + max((_number(parts[server]) for (name, _), parts in _manifests(folder).items()
-                      if name != snapshot and server in parts), default=0)
+    number = 1 + max(
+        (
+            _number(parts[server])
+            for (name, _), parts in _manifests(folder).items()
+            if name != snapshot and server in parts
+        ),
+        default=0,
+    )
     writer = _Writer(folder, f"{snapshot}.{server:05d}-of-{servers:05d}")
     try:
         tables = [_write_table(writer, table) for table in view.tables.values()]
-        blocks = [_write_block(writer, name, state, view.specs.get(name)) for name, state in view.blocks.items()]
-        states = [_write_state(writer, trainer, state) for trainer, state in sorted(view.trainer_states.items())]
+        blocks = [
+            _write_block(writer, name, state, view.specs.get(name))
+            for name, state in view.blocks.items()
+        ]
+        states = [
+            _write_state(writer, trainer, state)
+            for trainer, state in sorted(view.trainer_states.items())
+        ]
         manifest = Manifest(
             format=FORMAT,
             id=snapshot,
@@ -143,21 +167,36 @@ def write(view: StoreView, folder: str | Path, snapshot: str, server: int, serve
         raise
     found = _manifests(folder)
     if keep is not None and len(found.get((snapshot, servers), {})) == servers:
-        older = [key for key, parts in found.items() if len(parts) == key[1] and key != (snapshot, servers)]
+        older = [
+            key
+            for key, parts in found.items()
+            if len(parts) == key[1] and key != (snapshot, servers)
+        ]
         older.sort(key=lambda key: max(map(_number, found[key].values())), reverse=True)
         newest = max(map(_number, found[snapshot, servers].values()))
-        retain(folder, [snapshot, *(name for name, _ in older[:keep - 1])], server, newest)
+        retain(folder, [snapshot, *(name for name, _ in older[: keep - 1])], server, newest)
     return manifest
 
 
 def _write_table(writer: _Writer, view: TableView) -> TablePart:
     rows_file, rows = _write_rows(writer, view, waiting=False)
-    waiting_file, waiting = _write_rows(writer, view, waiting=True) if view.spec.entry else (None, 0)
+    waiting_file, waiting = (
+        _write_rows(writer, view, waiting=True) if view.spec.entry else (None, 0)
+    )
     with writer.file(writer.next("numbers")) as output:
         output.write(view.steps.astype("<i8"))
         output.write(view.rates.astype("<f4"))
-    return TablePart(spec=view.spec, step=view.step, learning_rate=view.learning_rate, segments=len(view.steps), rows=rows,
-                     waiting=waiting, rows_file=rows_file, waiting_file=waiting_file, rates_file=output.done)
+    return TablePart(
+        spec=view.spec,
+        step=view.step,
+        learning_rate=view.learning_rate,
+        segments=len(view.steps),
+        rows=rows,
+        waiting=waiting,
+        rows_file=rows_file,
+        waiting_file=waiting_file,
+        rates_file=output.done,
+    )
 
 
 def _write_rows(writer: _Writer, view: TableView, waiting: bool) -> tuple[File, int]:
@@ -171,7 +210,9 @@ def _write_rows(writer: _Writer, view: TableView, waiting: bool) -> tuple[File, 
     return output.done, count
 
 
-def _write_block(writer: _Writer, name: str, state: dict[str, Any], spec: specs.BlockSpec | None) -> BlockPart:
+def _write_block(
+    writer: _Writer, name: str, state: dict[str, Any], spec: specs.BlockSpec | None
+) -> BlockPart:
     state = dict(state)
     with writer.file(writer.next("numbers")) as output:
         output.write(state.pop("numbers").astype("<f4"))
@@ -192,19 +233,28 @@ def _sync(folder: Path) -> None:
         os.close(number)
 
 
-def retain(folder: str | Path, snapshots: Sequence[str], server: int, before: int | None = None) -> None:
-    """Remove the files of other snapshots than these from a folder: those whose number is below `before` (all without it), and
-    what this server left behind when it was killed while it wrote.
+def retain(
+    folder: str | Path, snapshots: Sequence[str], server: int, before: int | None = None
+) -> None:
+    """Remove the files of other snapshots than these from a folder: those whose number is below
+    `before` (all without it), and what this server left behind when it was killed while it wrote.
 
-    A server writes one snapshot after the other, so that what has no manifest of it yet will never have one.
+    A server writes one snapshot after the other, so that what has no manifest of it yet will never
+    have one.
     """
     folder = Path(folder)
-    numbers = {name: max(map(_number, parts.values())) for (name, _), parts in _manifests(folder).items()}
+    numbers = {
+        name: max(map(_number, parts.values())) for (name, _), parts in _manifests(folder).items()
+    }
     for path in folder.iterdir():
         name = FILE.fullmatch(path.name)
         if not name or name[1] in snapshots:
             continue
-        if int(name[2]) == server if name[1] not in numbers else before is None or numbers[name[1]] < before:
+        if (
+            int(name[2]) == server
+            if name[1] not in numbers
+            else before is None or numbers[name[1]] < before
+        ):
             path.unlink(missing_ok=True)
 
 
@@ -216,7 +266,8 @@ def _number(manifest: Path) -> int:
         return 0
 
 
-# ---- reading ---------------------------------------------------------------------------------------------------------
+# ---- reading -------------------------------------------------------------------------------------
+
 
 def _manifests(folder: Path) -> dict[tuple[str, int], dict[int, Path]]:
     """(id, servers) -> server -> manifest, of all snapshots in the folder, complete or not."""
@@ -234,7 +285,8 @@ def complete(folder: str | Path) -> bool:
 
 
 def latest(folder: str | Path, snapshot: str = "") -> list[Manifest]:
-    """The manifests of the newest complete snapshot in a folder, or of the one with the given id, by server.
+    """The manifests of the newest complete snapshot in a folder, or of the one with the given id,
+    by server.
 
     Raises ServerError when there is none, DamagedError when a manifest cannot be read.
     """
@@ -242,24 +294,35 @@ def latest(folder: str | Path, snapshot: str = "") -> list[Manifest]:
     if not folder.is_dir():
         raise errors.ServerError(f"{folder}: there is no such directory to restore from")
     found = _manifests(folder)
-    complete = [[parts[i] for i in range(servers)] for (name, servers), parts in found.items()
-                if len(parts) == servers and max(parts) == servers - 1 and snapshot in ("", name)]
+    complete = [
+        [parts[i] for i in range(servers)]
+        for (name, servers), parts in found.items()
+        if len(parts) == servers and max(parts) == servers - 1 and snapshot in ("", name)
+    ]
     if not complete:
         what = f"snapshot {snapshot}" if snapshot else "snapshot"
-        parts = [f"{name}: {len(parts)} of {servers} parts" for (name, servers), parts in sorted(found.items())]
-        raise errors.ServerError(f"{folder}: there is no complete {what}; found {', '.join(parts) or 'none'}")
+        parts = [
+            f"{name}: {len(parts)} of {servers} parts"
+            for (name, servers), parts in sorted(found.items())
+        ]
+        raise errors.ServerError(
+            f"{folder}: there is no complete {what}; found {', '.join(parts) or 'none'}"
+        )
     groups = [list(map(read_manifest, paths)) for paths in complete]
     manifests = max(groups, key=lambda group: max((m.number, m.created_ns) for m in group))
     for manifest in manifests:
         if manifest.format != FORMAT:
-            raise errors.ServerError(f"{folder}: snapshot {manifest.id} has format {manifest.format}; this release reads "
-                                     f"{FORMAT}")
+            raise errors.ServerError(
+                f"{folder}: snapshot {manifest.id} has format {manifest.format}; this release reads "
+                f"{FORMAT}"
+            )
     return manifests
 
 
 def sound(folder: str | Path) -> list[Manifest]:
-    """The manifests of this folder's complete snapshots of one server that are not damaged, the newest first. All their files
-    are read for that; those of which a file is missing or has another checksum are named in the log."""
+    """The manifests of this folder's complete snapshots of one server that are not damaged, the
+    newest first. All their files are read for that; those of which a file is missing or has another
+    checksum are named in the log."""
     folder, found = Path(folder), list[Manifest]()
     for (name, servers), parts in _manifests(folder).items() if folder.is_dir() else ():
         if servers != 1 or 0 not in parts:
@@ -275,17 +338,26 @@ def sound(folder: str | Path) -> list[Manifest]:
     return sorted(found, key=lambda m: (m.number, m.created_ns), reverse=True)
 
 
-def restore(store: Store, folder: str | Path, server: int, servers: int, snapshot: str = "",
-            tables: Sequence[str] = ()) -> Manifest:
-    """Put server number `server` of `servers` into the state of a snapshot, which as many or other servers wrote.
+def restore(
+    store: Store,
+    folder: str | Path,
+    server: int,
+    servers: int,
+    snapshot: str = "",
+    tables: Sequence[str] = (),
+) -> Manifest:
+    """Put server number `server` of `servers` into the state of a snapshot, which as many or other
+    servers wrote.
 
-    With `tables` only these are taken from it, and everything else stays: also what is known of the trainers' calls.
+    With `tables` only these are taken from it, and everything else stays: also what is known of the
+    trainers' calls.
 
-    With another number of servers the rows go to the servers that they now belong to, and the trainers must start anew
-    (calls of their earlier incarnations are refused). Tables and blocks of the store that the snapshot does not have stay.
+    With another number of servers the rows go to the servers that they now belong to, and the
+    trainers must start anew (calls of their earlier incarnations are refused). Tables and blocks of
+    the store that the snapshot does not have stay.
 
-    Returns the manifest of one of the parts. Raises DamagedError when a file is missing or damaged, ServerError when it does
-    not fit what the store holds: then the store is as it was.
+    Returns the manifest of one of the parts. Raises DamagedError when a file is missing or damaged,
+    ServerError when it does not fit what the store holds: then the store is as it was.
     """
     folder, manifests = Path(folder), latest(folder, snapshot)
     same = len(manifests) == servers
@@ -294,19 +366,25 @@ def restore(store: Store, folder: str | Path, server: int, servers: int, snapsho
         _restore_tables(store, folder, own, None if same else (server, servers), tables)
         return own[0]
     if not same and any(part.spec is None for manifest in manifests for part in manifest.blocks):
-        raise errors.ServerError(f"{folder}: snapshot {manifests[0].id} is of {len(manifests)} servers of a program, which "
-                                 f"cut its variables for as many, and there are {servers}. What save_persistables wrote is "
-                                 "loaded by any number: fleet.init_server(folder)")
+        raise errors.ServerError(
+            f"{folder}: snapshot {manifests[0].id} is of {len(manifests)} servers of a program, which "
+            f"cut its variables for as many, and there are {servers}. What save_persistables wrote is "
+            "loaded by any number: fleet.init_server(folder)"
+        )
     found = dict(_read_tables(folder, own, store, None if same else (server, servers)))
     blocks, others = dict[str, DenseBlock](), []
-    for name, (spec, state) in _read_blocks(folder, own, None if same else set(store.blocks)).items():
+    for name, (spec, state) in _read_blocks(
+        folder, own, None if same else set(store.blocks)
+    ).items():
         if spec is None:
             block = store.saved_block(name)
             block.check(state)
             others.append((block, state))
         else:
             blocks[name] = _block(spec, state, store)
-    states = {part.trainer: _read_file(folder, part.file) for manifest in own for part in manifest.states}
+    states = {
+        part.trainer: _read_file(folder, part.file) for manifest in own for part in manifest.states
+    }
     with store.exclusive():
         for block, state in others:
             block.restore(state)
@@ -324,27 +402,44 @@ def restore(store: Store, folder: str | Path, server: int, servers: int, snapsho
     return own[0]
 
 
-def _restore_tables(store: Store, folder: Path, manifests: list[Manifest], owner: tuple[int, int] | None,
-                    tables: Sequence[str]) -> None:
+def _restore_tables(
+    store: Store,
+    folder: Path,
+    manifests: list[Manifest],
+    owner: tuple[int, int] | None,
+    tables: Sequence[str],
+) -> None:
     found = dict(_read_tables(folder, manifests, store, owner, tables))
     if missing := set(tables) - set(found):
-        raise errors.ServerError(f"{folder}: snapshot {manifests[0].id} does not hold table {', '.join(sorted(missing))}")
+        raise errors.ServerError(
+            f"{folder}: snapshot {manifests[0].id} does not hold table {', '.join(sorted(missing))}"
+        )
     with store.exclusive():
         for name, table in found.items():
             store.put_table(name, table)
 
 
-def _read_tables(folder: Path, manifests: list[Manifest], store: Store, owner: tuple[int, int] | None,
-                 only: Sequence[str] = ()) -> Iterator[tuple[str, SparseTable]]:
+def _read_tables(
+    folder: Path,
+    manifests: list[Manifest],
+    store: Store,
+    owner: tuple[int, int] | None,
+    only: Sequence[str] = (),
+) -> Iterator[tuple[str, SparseTable]]:
     parts: dict[str, list[TablePart]] = {}
     for part in (part for manifest in manifests for part in manifest.tables):
         if not only or part.spec.name in only:
             parts.setdefault(part.spec.name, []).append(part)
     for name, group in parts.items():
         spec = store.tables[name].spec if name in store.tables else group[0].spec
-        if any(part.spec.bounded_as(spec).model_copy(update={"shards": spec.shards}) != spec for part in group):
-            raise errors.ServerError(f"table {name}: the snapshot holds another table: expected {spec!r}, found "
-                                     f"{group[0].spec!r}")
+        if any(
+            part.spec.bounded_as(spec).model_copy(update={"shards": spec.shards}) != spec
+            for part in group
+        ):
+            raise errors.ServerError(
+                f"table {name}: the snapshot holds another table: expected {spec!r}, found "
+                f"{group[0].spec!r}"
+            )
         table = store.new_table(spec)
         _read_clock(folder, max(group, key=lambda part: part.step), table)
         for part in group:
@@ -357,16 +452,32 @@ def _read_tables(folder: Path, manifests: list[Manifest], store: Store, owner: t
 def _read_clock(folder: Path, part: TablePart, table: SparseTable) -> None:
     rates = _read_file(folder, part.rates_file)
     if not part.segments or len(rates) != 12 * part.segments:
-        raise DamagedError(f"{folder / part.rates_file.name}: expected {part.segments} rates, found {len(rates)} bytes")
+        raise DamagedError(
+            f"{folder / part.rates_file.name}: expected {part.segments} rates, found {len(rates)} bytes"
+        )
     at = 8 * part.segments
-    table.restore_clock(part.step, part.learning_rate, np.frombuffer(rates[:at], "<i8"), np.frombuffer(rates[at:], "<f4"))
+    table.restore_clock(
+        part.step,
+        part.learning_rate,
+        np.frombuffer(rates[:at], "<i8"),
+        np.frombuffer(rates[at:], "<f4"),
+    )
 
 
-def _read_rows(folder: Path, file: File, rows: int, table: SparseTable, waiting: bool, owner: tuple[int, int] | None) -> None:
+def _read_rows(
+    folder: Path,
+    file: File,
+    rows: int,
+    table: SparseTable,
+    waiting: bool,
+    owner: tuple[int, int] | None,
+) -> None:
     record = _record(0 if waiting else table.stride)
     path = _checked_size(folder, file)
     if file.size != rows * record.itemsize:
-        raise DamagedError(f"{path}: expected {rows} rows of {record.itemsize} bytes, found {file.size} bytes")
+        raise DamagedError(
+            f"{path}: expected {rows} rows of {record.itemsize} bytes, found {file.size} bytes"
+        )
     crc32 = 0
     with open(path, "rb") as raw:
         while data := raw.read(_RECORDS * record.itemsize):
@@ -375,14 +486,21 @@ def _read_rows(folder: Path, file: File, rows: int, table: SparseTable, waiting:
             if owner is not None:
                 ids = np.ascontiguousarray(records["head"]["id"])
                 records = records[owners_of(ids, owner[1]) == owner[0]]
-            table.put(np.ascontiguousarray(records["head"]), np.ascontiguousarray(records["body"]), waiting)
+            table.put(
+                np.ascontiguousarray(records["head"]),
+                np.ascontiguousarray(records["body"]),
+                waiting,
+            )
     if crc32 != file.crc32:
         raise DamagedError(f"{path}: damaged: its checksum is not that of the manifest")
 
 
-def _read_blocks(folder: Path, manifests: list[Manifest],
-                 wanted: set[str] | None) -> dict[str, tuple[specs.BlockSpec | None, dict[str, Any]]]:
-    """The state of the blocks, or of those with the wanted names, with the specs of those that have one."""
+def _read_blocks(
+    folder: Path, manifests: list[Manifest], wanted: set[str] | None
+) -> dict[str, tuple[specs.BlockSpec | None, dict[str, Any]]]:
+    """The state of the blocks, or of those with the wanted names, with the specs of those that have
+    one.
+    """
     blocks = {}
     for part in (part for manifest in manifests for part in manifest.blocks):
         if wanted is None or part.name in wanted:
@@ -394,11 +512,15 @@ def _read_blocks(folder: Path, manifests: list[Manifest],
 def _block(spec: specs.BlockSpec, state: dict[str, Any], store: Store) -> DenseBlock:
     there = getattr(store.blocks.get(spec.name), "spec", spec)
     if there != spec:
-        raise errors.ServerError(f"block {spec.name}: the snapshot holds another block: expected {there!r}, found {spec!r}")
+        raise errors.ServerError(
+            f"block {spec.name}: the snapshot holds another block: expected {there!r}, found {spec!r}"
+        )
     expected = spec.size * (1 + len(rule_of(spec.optimizer).slots))
     if len(state["numbers"]) != expected:  # before memory is taken for as many as the spec says
-        raise errors.ServerError(f"block {spec.name}: expected {expected} numbers float32, found float32 "
-                                 f"[{len(state['numbers'])}]")
+        raise errors.ServerError(
+            f"block {spec.name}: expected {expected} numbers float32, found float32 "
+            f"[{len(state['numbers'])}]"
+        )
     block = DenseBlock(spec)
     block.restore(state)
     return block
@@ -408,7 +530,9 @@ def _checked_size(folder: Path, file: File) -> Path:
     name = FILE.fullmatch(file.name)
     path = folder / file.name
     if not name or name[5] or not path.is_file() or path.stat().st_size != file.size:
-        raise DamagedError(f"{path}: expected a file of {file.size} bytes; it is missing or has another size")
+        raise DamagedError(
+            f"{path}: expected a file of {file.size} bytes; it is missing or has another size"
+        )
     return path
 
 

@@ -1,4 +1,5 @@
 """What a table is, and a block."""
+
 import math
 from typing import Annotated, Literal
 
@@ -11,7 +12,8 @@ from jfluid.ps_server.validation import NAME, Spec
 WIDEST_ROW = 1 << 16
 
 
-# ---- first values ------------------------------------------------------------------------------------------------
+# ---- first values --------------------------------------------------------------------------------
+
 
 class Constant(Spec):
     """Every element of a new row is `value`."""
@@ -46,17 +48,22 @@ class TruncatedNormal(Spec):
 
 Initializer = Annotated[Constant | Uniform | Normal | TruncatedNormal, Field(discriminator="type")]
 
-# ---- entry --------------------------------------------------------------------------------------------------------
+# ---- entry ---------------------------------------------------------------------------------------
+
 
 class CountEntry(Spec):
-    """An id gets a row when it is shown for the `count`-th time; before, it reads as zeros and takes no gradient."""
+    """An id gets a row when it is shown for the `count`-th time; before, it reads as zeros and
+    takes no gradient.
+    """
 
     type: Literal["count"] = "count"
     count: Annotated[int, Field(ge=1, lt=2**31)]
 
 
 class ProbabilityEntry(Spec):
-    """Each time that an id is shown it gets a row with this probability; before, as with CountEntry."""
+    """Each time that an id is shown it gets a row with this probability; before, as with
+    CountEntry.
+    """
 
     type: Literal["probability"] = "probability"
     probability: Annotated[float, Field(gt=0, le=1)]
@@ -70,15 +77,19 @@ class TableSpec(Spec):
     """A sparse table: rows of `width` float32 values by int64 id.
 
     Attributes:
-        seed: with the id it determines a row's first values, whatever the process, server or number of servers.
+        seed: with the id it determines a row's first values, whatever the process, server or number
+            of servers.
         entry: None gives every id a row when it is first shown.
         shards: a power of two; each has a lock and grows on its own.
-        max_rows: so many rows the table may have on one server; None for any number. A call that would add more is refused as
-            a whole with TooLargeError, and the rows that are there go on. Not counted: ids that wait for an entry rule.
-        max_bytes: so many bytes. A row counts 4 for each of its values and of its optimizer's numbers, and 24 more for its id,
-            its statistics and the index; an id that waits for an entry rule counts 24.
+        max_rows: so many rows the table may have on one server; None for any number. A call that
+            would add more is refused as a whole with TooLargeError, and the rows that are there go
+            on. Not counted: ids that wait for an entry rule.
+        max_bytes: so many bytes. A row counts 4 for each of its values and of its optimizer's
+            numbers, and 24 more for its id, its statistics and the index; an id that waits for an
+            entry rule counts 24.
 
-    Bounds are no part of what a table is: creating it again with others changes them, and snapshots fit any.
+    Bounds are no part of what a table is: creating it again with others changes them, and snapshots
+    fit any.
     """
 
     name: Annotated[str, Field(pattern=NAME)]
@@ -100,10 +111,14 @@ _MOST_DIMENSIONS = 32
 
 
 class BlockSpec(Spec):
-    """A dense block: a float32 array of `shape` whose elements the optimizer updates all at once."""
+    """A dense block: a float32 array of `shape` whose elements the optimizer updates all at
+    once.
+    """
 
     name: Annotated[str, Field(pattern=NAME)]
-    shape: Annotated[tuple[Annotated[int, Field(ge=1, lt=2**48)], ...], Field(max_length=_MOST_DIMENSIONS)]
+    shape: Annotated[
+        tuple[Annotated[int, Field(ge=1, lt=2**48)], ...], Field(max_length=_MOST_DIMENSIONS)
+    ]
     initializer: Initializer = Constant()
     optimizer: AnyOptimizer
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0

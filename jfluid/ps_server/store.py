@@ -1,4 +1,7 @@
-"""Store: the tables and blocks of one server, the record of what was applied to them, and consistent views of all."""
+"""Store: the tables and blocks of one server, the record of what was applied to them, and
+consistent views of all.
+"""
+
 import contextlib
 import enum
 import threading
@@ -22,7 +25,9 @@ Array = np.ndarray[Any, Any]
 
 
 class SharedExclusiveLock:
-    """A lock that many hold at once (`shared`) or one alone (`exclusive`); an exclusive request goes before later ones."""
+    """A lock that many hold at once (`shared`) or one alone (`exclusive`); an exclusive request
+    goes before later ones.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -94,9 +99,13 @@ def _joined(parts: list[Array]) -> Array:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _together(growths: Sequence[tuple[Size, Callable[[], Size]]]) -> tuple[Size, Callable[[], Size]]:
+def _together(
+    growths: Sequence[tuple[Size, Callable[[], Size]]],
+) -> tuple[Size, Callable[[], Size]]:
     """The total growth of several tables."""
-    return Size.total(most for most, _ in growths), lambda: Size.total(exact() for _, exact in growths)
+    return Size.total(most for most, _ in growths), lambda: Size.total(
+        exact() for _, exact in growths
+    )
 
 
 @dataclass
@@ -116,7 +125,8 @@ class StoreView:
 class Store:
     """The tables and blocks of one server by name.
 
-    Every mutation goes through `once` (or `changing`), so that a view shows the state between mutations and never within one.
+    Every mutation goes through `once` (or `changing`), so that a view shows the state between
+    mutations and never within one.
 
     Attributes:
         rounds: how many rounds of synchronous training were applied.
@@ -124,7 +134,8 @@ class Store:
         shown: the pulls whose shows were counted.
         synchronous: gradients are accepted in rounds only.
         trainer_states: by trainer its serialized TrainerState after the last round.
-        cap: bounds the rows of all tables together, and the bytes of these and of the blocks that `create_block` makes.
+        cap: bounds the rows of all tables together, and the bytes of these and of the blocks that
+            `create_block` makes.
     """
 
     synchronous = False
@@ -136,18 +147,26 @@ class Store:
         self.shown = Ledger(count_lost=False)
         self.rounds = 0
         self.trainer_states: dict[int, bytes] = {}
-        self.cap = Cap("this server", self._size, "Drop rows that are no longer used (shrink), or give the job more servers, "
-                       "or this one larger bounds (max_rows, max_bytes).")
+        self.cap = Cap(
+            "this server",
+            self._size,
+            "Drop rows that are no longer used (shrink), or give the job more servers, "
+            "or this one larger bounds (max_rows, max_bytes).",
+        )
         self._lock = SharedExclusiveLock()
         self._naming = threading.Lock()
 
     def _size(self) -> Size:
-        blocks = [Size(0, DenseBlock.bytes_of(block.spec)) for block in list(self.blocks.values())
-                  if isinstance(block, DenseBlock)]
+        blocks = [
+            Size(0, DenseBlock.bytes_of(block.spec))
+            for block in list(self.blocks.values())
+            if isinstance(block, DenseBlock)
+        ]
         return Size.total([*(table.size for table in list(self.tables.values())), *blocks])
 
     def create_table(self, spec: specs.TableSpec) -> SparseTable:
-        """The table of a spec, created unless it exists; an existing one takes over the bounds of the spec.
+        """The table of a spec, created unless it exists; an existing one takes over the bounds of
+        the spec.
 
         Raises ServerError when the name is taken by something else.
         """
@@ -155,16 +174,20 @@ class Store:
         return self.tables[spec.name]
 
     def new_table(self, spec: specs.TableSpec) -> SparseTable:
-        """An empty table of the same kind as the existing one of this name, to be filled from a snapshot."""
+        """An empty table of the same kind as the existing one of this name, to be filled from a
+        snapshot.
+        """
         return SparseTable(spec)
 
     def put_table(self, name: str, table: SparseTable) -> None:
-        """Replace the table of this name by one that `new_table` made. Call it within `exclusive`."""
+        """Replace the table of this name by one that `new_table` made. Call it within
+        `exclusive`.
+        """
         self.tables[name] = table
 
     def create_block(self, spec: specs.BlockSpec) -> Block:
-        """The block of a spec, created unless it exists. Raises ServerError when the name is taken by something else,
-        TooLargeError when the server's bounds leave no room for it."""
+        """The block of a spec, created unless it exists. Raises ServerError when the name is taken
+        by something else, TooLargeError when the server's bounds leave no room for it."""
         self.create([], [spec])
         return self.blocks[spec.name]
 
@@ -175,10 +198,17 @@ class Store:
             every: list[specs.TableSpec | specs.BlockSpec] = [*tables, *blocks]
             for each in every:
                 if named.setdefault(each.name, each) != each:
-                    raise errors.ServerError(f"{each.name}: two things of one name: {named[each.name]!r} and {each!r}")
+                    raise errors.ServerError(
+                        f"{each.name}: two things of one name: {named[each.name]!r} and {each!r}"
+                    )
             bounds = {name: table.spec for name, table in self.tables.items()}
-            new_tables = [spec for spec in tables
-                          if not self._exists(spec.name, spec.bounded_as(bounds.get(spec.name, spec)), self.tables)]
+            new_tables = [
+                spec
+                for spec in tables
+                if not self._exists(
+                    spec.name, spec.bounded_as(bounds.get(spec.name, spec)), self.tables
+                )
+            ]
             new_blocks = [spec for spec in blocks if not self._exists(spec.name, spec, self.blocks)]
             size = Size(0, sum(map(DenseBlock.bytes_of, new_blocks)))
             with self.cap.held(size, lambda: size):
@@ -196,19 +226,25 @@ class Store:
             self.blocks[block.name] = block
 
     def _exists(self, name: str, spec: validation.Spec, kind: dict[str, Any]) -> bool:
-        """Whether `kind` holds this name. Raises ServerError when the name is taken by something else."""
+        """Whether `kind` holds this name. Raises ServerError when the name is taken by something
+        else.
+        """
         if name not in self.tables and name not in self.blocks:
             return False
         there = getattr(kind.get(name), "spec", None)
         if there != spec:
-            raise errors.ServerError(f"{name} is there already, and is something else: expected {spec!r}, found "
-                                     f"{there or 'no ' + type(spec).__name__}")
+            raise errors.ServerError(
+                f"{name} is there already, and is something else: expected {spec!r}, found "
+                f"{there or 'no ' + type(spec).__name__}"
+            )
         return True
 
     def table(self, name: str) -> SparseTable:
         """Raises UnknownNameError for a name that is not a table's."""
         if name not in self.tables:
-            raise UnknownNameError(f"there is no table {name[:512]!r}{close_to(name, self.tables)}; create it first")
+            raise UnknownNameError(
+                f"there is no table {name[:512]!r}{close_to(name, self.tables)}; create it first"
+            )
         return self.tables[name]
 
     def block(self, name: str) -> Block:
@@ -216,9 +252,13 @@ class Store:
         return self.saved_block(name)
 
     def saved_block(self, name: str) -> SavedBlock:
-        """A block that snapshots store. Raises UnknownNameError for a name that is not such a block's."""
+        """A block that snapshots store. Raises UnknownNameError for a name that is not such a
+        block's.
+        """
         if name not in self.blocks:
-            raise UnknownNameError(f"there is no block {name[:512]!r}{close_to(name, self.blocks)}; create it first")
+            raise UnknownNameError(
+                f"there is no block {name[:512]!r}{close_to(name, self.blocks)}; create it first"
+            )
         return self.blocks[name]
 
     def read(self, name: str, trainer: int | None = None) -> tuple[Array, int]:
@@ -226,14 +266,22 @@ class Store:
         return self.block(name).read()
 
     def check(self, rows: list[RowsUpdate], blocks: list[BlockUpdate]) -> None:
-        """Raise ServerError for updates that cannot be applied although their tables, blocks and shapes are right."""
+        """Raise ServerError for updates that cannot be applied although their tables, blocks and
+        shapes are right.
+        """
         for update in rows:
             if update.change == Change.GRADIENT and self.tables[update.table].rule.update is None:
-                raise errors.ServerError(f"table {update.table}: its optimizer is a program, which only the server of that "
-                                         "program can compute: push values or differences")
+                raise errors.ServerError(
+                    f"table {update.table}: its optimizer is a program, which only the server of that "
+                    "program can compute: push values or differences"
+                )
 
-    def check_capacity(self, rows: Sequence[RowsUpdate] = (), wanted: Sequence[Wanted] = ()) -> None:
-        """Raise TooLargeError for updates and look-ups that would add more rows than the bounds leave room for."""
+    def check_capacity(
+        self, rows: Sequence[RowsUpdate] = (), wanted: Sequence[Wanted] = ()
+    ) -> None:
+        """Raise TooLargeError for updates and look-ups that would add more rows than the bounds
+        leave room for.
+        """
         growths = []
         for table, ids, counts in self._adding(rows, wanted):
             if table.cap.bounded or self.cap.bounded:
@@ -242,15 +290,20 @@ class Store:
         self.cap.check(*_together(growths))
 
     @contextlib.contextmanager
-    def reserve(self, rows: Sequence[RowsUpdate] = (), wanted: Sequence[Wanted] = ()) -> Iterator[None]:
-        """Reserve memory for the rows that the updates or look-ups of one call add, so that all of it is applied, or nothing.
+    def reserve(
+        self, rows: Sequence[RowsUpdate] = (), wanted: Sequence[Wanted] = ()
+    ) -> Iterator[None]:
+        """Reserve memory for the rows that the updates or look-ups of one call add, so that all of
+        it is applied, or nothing.
 
         Raises TooLargeError and MemoryError: then nothing was added.
         """
         with contextlib.ExitStack() as held:
             growths = []
             # In the order of names, so that no two calls deadlock.
-            for table, ids, counts in sorted(self._adding(rows, wanted), key=lambda part: part[0].spec.name):
+            for table, ids, counts in sorted(
+                self._adding(rows, wanted), key=lambda part: part[0].spec.name
+            ):
                 groups = held.enter_context(table.reserve(ids, counts, assigned=counts is None))
                 if self.cap.bounded:
                     growths.append(table.growth(ids, groups, counts, assigned=counts is None))
@@ -258,7 +311,9 @@ class Store:
             yield
 
     def _adding(self, rows: Sequence[RowsUpdate], wanted: Sequence[Wanted]) -> list[Wanted]:
-        """Each table that may get rows, once: the ids, and how often each is shown (None: they get rows in any case)."""
+        """Each table that may get rows, once: the ids, and how often each is shown (None: they get
+        rows in any case).
+        """
         ids: dict[SparseTable, list[Array]] = {}
         shown: dict[SparseTable, list[Array]] = {}
         for update in rows:
@@ -267,18 +322,29 @@ class Store:
                 ids.setdefault(table, []).append(update.ids)
         for table, asked, counts in wanted:
             ids.setdefault(table, []).append(asked)
-            shown.setdefault(table, []).append(np.ones(len(asked), np.uint32) if counts is None else counts)
-        return [(table, _joined(parts), _joined(shown[table]) if table in shown else None) for table, parts in ids.items()]
+            shown.setdefault(table, []).append(
+                np.ones(len(asked), np.uint32) if counts is None else counts
+            )
+        return [
+            (table, _joined(parts), _joined(shown[table]) if table in shown else None)
+            for table, parts in ids.items()
+        ]
 
-    def apply(self, rows: list[RowsUpdate], blocks: list[BlockUpdate], trainer: int | None = None) -> None:
-        """Apply checked updates: a trainer's, or those of a round. Call it within `once` or `changing`.
+    def apply(
+        self, rows: list[RowsUpdate], blocks: list[BlockUpdate], trainer: int | None = None
+    ) -> None:
+        """Apply checked updates: a trainer's, or those of a round. Call it within `once` or
+        `changing`.
 
-        Raises TooLargeError and MemoryError where there is no room for new rows: then nothing was applied.
+        Raises TooLargeError and MemoryError where there is no room for new rows: then nothing was
+        applied.
         """
         with self.reserve(rows):
             self._apply(rows, blocks, trainer)
 
-    def _apply(self, rows: list[RowsUpdate], blocks: list[BlockUpdate], trainer: int | None) -> None:
+    def _apply(
+        self, rows: list[RowsUpdate], blocks: list[BlockUpdate], trainer: int | None
+    ) -> None:
         for update in rows:
             table = self.tables[update.table]
             if update.change == Change.GRADIENT:
@@ -298,9 +364,13 @@ class Store:
 
     @contextlib.contextmanager
     def once(
-        self, call: Call, alive: cancellation.Alive = cancellation.always, ledger: Ledger | None = None
+        self,
+        call: Call,
+        alive: cancellation.Alive = cancellation.always,
+        ledger: Ledger | None = None,
     ) -> Iterator[bool]:
-        """Yield whether to apply the mutation (see `Ledger.once`); no view is opened between the mutation and its record.
+        """Yield whether to apply the mutation (see `Ledger.once`); no view is opened between the
+        mutation and its record.
 
         Args:
             ledger: records it, in place of `self.ledger`.
@@ -319,19 +389,35 @@ class Store:
 
     @contextlib.contextmanager
     def view(self, only: Sequence[str] = ()) -> Iterator[StoreView]:
-        """A view of everything (or only of these tables) between two mutations, to be read while the store keeps changing.
+        """A view of everything (or only of these tables) between two mutations, to be read while
+        the store keeps changing.
 
         Raises UnknownNameError for a name that is not a table's.
         """
         chosen = {name: self.table(name) for name in only} or self.tables
         with contextlib.ExitStack() as open_views:
             with self._lock.exclusive():
-                tables = {name: open_views.enter_context(table.view()) for name, table in chosen.items()}
-                blocks = {} if only else {name: block.state() for name, block in self.blocks.items()}
-                named = {name: block.spec for name, block in self.blocks.items()
-                         if name in blocks and isinstance(block, DenseBlock)}
-                view = StoreView(tables, blocks, named, self.ledger.state(), self.shown.state(), self.ledger.lost,
-                          self.rounds, {} if only else dict(self.trainer_states))
+                tables = {
+                    name: open_views.enter_context(table.view()) for name, table in chosen.items()
+                }
+                blocks = (
+                    {} if only else {name: block.state() for name, block in self.blocks.items()}
+                )
+                named = {
+                    name: block.spec
+                    for name, block in self.blocks.items()
+                    if name in blocks and isinstance(block, DenseBlock)
+                }
+                view = StoreView(
+                    tables,
+                    blocks,
+                    named,
+                    self.ledger.state(),
+                    self.shown.state(),
+                    self.ledger.lost,
+                    self.rounds,
+                    {} if only else dict(self.trainer_states),
+                )
             yield view
 
     @contextlib.contextmanager

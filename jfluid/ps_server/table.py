@@ -1,5 +1,6 @@
-"""SparseTable: rows of float32 by int64 id, which are created when first shown and updated row by row. It is independent of
-calls and servers."""
+"""SparseTable: rows of float32 by int64 id, which are created when first shown and updated row by
+row. It is independent of calls and servers."""
+
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +29,8 @@ Function = Callable[[Array, list[Array], Array], tuple[Any, Sequence[Any]]]
 class SparseTable:
     """Rows of `spec.width` float32 by int64 id. Safe for threads: each shard has a lock.
 
-    A step is one update of the table (`push`); steps count from 1, and each row stores the last one that touched it.
+    A step is one update of the table (`push`); steps count from 1, and each row stores the last one
+    that touched it.
 
     Attributes:
         spec: the definition of the table.
@@ -44,13 +46,30 @@ class SparseTable:
         self.stride = spec.width * (1 + len(self.rule.slots))
         bits = spec.shards.bit_length() - 1
         self._initializer, self._secret = row_initializers.encoded(spec.initializer), kernels.SECRET
-        self._reservations, self._waiting_reservations = Reservations(spec.shards), Reservations(spec.shards)
-        self._shards = [Shard(self.stride, bits, (spec.width, spec.seed, *self._initializer), self.rule.slots, state)
-                        for state in self._reservations.state.T]
+        self._reservations, self._waiting_reservations = (
+            Reservations(spec.shards),
+            Reservations(spec.shards),
+        )
+        self._shards = [
+            Shard(
+                self.stride,
+                bits,
+                (spec.width, spec.seed, *self._initializer),
+                self.rule.slots,
+                state,
+            )
+            for state in self._reservations.state.T
+        ]
         # Ids that were shown and have no row yet: heads alone.
         self._waiting = (
             [
-                Shard(0, bits, (0, 0, *row_initializers.encoded(specs.Constant())), NO_COUNTS.astype(np.float32), state)
+                Shard(
+                    0,
+                    bits,
+                    (0, 0, *row_initializers.encoded(specs.Constant())),
+                    NO_COUNTS.astype(np.float32),
+                    state,
+                )
                 for state in self._waiting_reservations.state.T
             ]
             if spec.entry
@@ -60,8 +79,12 @@ class SparseTable:
         self._clock = threading.Lock()
         self._viewing = threading.Lock()
         self._holding = threading.local()
-        self.cap = Cap(f"table {spec.name}", lambda: self.size, "Drop rows that are no longer used (shrink), let fewer ids in "
-                       "(entry), or give the table larger bounds (max_rows, max_bytes) or more servers.")
+        self.cap = Cap(
+            f"table {spec.name}",
+            lambda: self.size,
+            "Drop rows that are no longer used (shrink), let fewer ids in "
+            "(entry), or give the table larger bounds (max_rows, max_bytes) or more servers.",
+        )
         self.bound(spec)
 
     def bound(self, spec: specs.TableSpec) -> None:
@@ -80,7 +103,9 @@ class SparseTable:
 
     @property
     def size(self) -> Size:
-        """The rows, and the bytes as `max_bytes` counts them: at most 24 a row beside its numbers, and 24 a waiting id."""
+        """The rows, and the bytes as `max_bytes` counts them: at most 24 a row beside its numbers,
+        and 24 a waiting id.
+        """
         return self._size(len(self), self.waiting)
 
     def _size(self, rows: int, waiting: int) -> Size:
@@ -91,18 +116,19 @@ class SparseTable:
         """The bytes of indexes and pages."""
         return sum(shard.nbytes for shard in (*self._shards, *self._waiting))
 
-    # ---- rows ------------------------------------------------------------------------------------------------------
+    # ---- rows ------------------------------------------------------------------------------------
 
     def look_up(self, ids: Array, counts: Array | None = None, train: bool = True) -> Array:
         """float32 [n, width]: the rows of `ids` (int64 [n], which may repeat).
 
         Args:
             counts: uint32 [n]: how often each id was shown; once each by default.
-            train: create rows for ids that have none, and count shows. Otherwise the table stays as it is, and such ids read
-                as their initial values (zeros in a table with an entry rule).
+            train: create rows for ids that have none, and count shows. Otherwise the table stays as
+                it is, and such ids read as their initial values (zeros in a table with an entry
+                rule).
 
-        Raises ServerError for ids or counts of another shape or type, TooLargeError when new rows would exceed the bounds of
-        the spec: then no row is created.
+        Raises ServerError for ids or counts of another shape or type, TooLargeError when new rows
+        would exceed the bounds of the spec: then no row is created.
         """
         ids = self._checked_ids(ids)
         if counts is None:
@@ -130,16 +156,21 @@ class SparseTable:
                 self._peek(shard, rows, order, out)
             self._fill_absent(rows, ids, order, out)
 
-    def push(self, ids: Array, gradients: Array, learning_rate: float | None = None, merged: bool = False) -> int:
-        """Update the rows of `ids` (int64 [n]) by `gradients` (float32 [n, width]); returns the step.
+    def push(
+        self, ids: Array, gradients: Array, learning_rate: float | None = None, merged: bool = False
+    ) -> int:
+        """Update the rows of `ids` (int64 [n]) by `gradients` (float32 [n, width]); returns the
+        step.
 
-        Gradients of equal ids are summed first, unless `merged` says that ids are distinct. Ids that an entry rule gives no
-        row are skipped. Raises ServerError for another shape or type, and in a table whose optimizer is a program;
-        TooLargeError as `look_up` does.
+        Gradients of equal ids are summed first, unless `merged` says that ids are distinct. Ids
+        that an entry rule gives no row are skipped. Raises ServerError for another shape or type,
+        and in a table whose optimizer is a program; TooLargeError as `look_up` does.
         """
         if self.rule.update is None:
-            raise errors.ServerError(f"table {self.spec.name}: push: its optimizer is a program, which only the server of "
-                                     "that program can compute (SparseTable.update)")
+            raise errors.ServerError(
+                f"table {self.spec.name}: push: its optimizer is a program, which only the server of "
+                "that program can compute (SparseTable.update)"
+            )
         ids, gradients = self._checked_gradients(ids, gradients, merged)
         base = self.learning_rate if learning_rate is None else learning_rate
         with self.reserve(ids) as groups:
@@ -149,32 +180,47 @@ class SparseTable:
                 shard = self._shards[number]
                 with shard.lock:
                     rows = self._touched(number, ids, order, NO_COUNTS, step, step - 1)
-                    update(*shard.values, self.spec.width, rows, order, gradients, rate, self.rule.hyper)
+                    update(
+                        *shard.values,
+                        self.spec.width,
+                        rows,
+                        order,
+                        gradients,
+                        rate,
+                        self.rule.hyper,
+                    )
         return step
 
     def update(self, ids: Array, gradients: Array, function: Function, merged: bool = False) -> int:
-        """Update the rows of `ids` (int64 [n]) in a table whose optimizer is a program: the caller computes the update.
+        """Update the rows of `ids` (int64 [n]) in a table whose optimizer is a program: the caller
+        computes the update.
 
-        `function(values, slots, gradients)` is called once with the m rows to be updated: values and gradients float32
-        [m, width], and a list of such arrays for the slots, in the order of the spec. It may change values and slots, not the
-        gradients. It returns the new (values, slots), anything that NumPy converts to float32 arrays of these shapes. It is
-        not called when m is 0. The locks of the rows are held during the call: it must not call the table.
+        `function(values, slots, gradients)` is called once with the m rows to be updated: values
+        and gradients float32 [m, width], and a list of such arrays for the slots, in the order of
+        the spec. It may change values and slots, not the gradients. It returns the new (values,
+        slots), anything that NumPy converts to float32 arrays of these shapes. It is not called
+        when m is 0. The locks of the rows are held during the call: it must not call the table.
 
-        Gradients of equal ids are summed first, unless `merged` says that ids are distinct. Ids that an entry rule gives no
-        row are skipped. Rows without a gradient stay as they are. Returns the step of the update.
+        Gradients of equal ids are summed first, unless `merged` says that ids are distinct. Ids
+        that an entry rule gives no row are skipped. Rows without a gradient stay as they are.
+        Returns the step of the update.
 
-        Raises ServerError for another shape or type, also of what the function returns, and in a table with another
-        optimizer. An exception leaves values, slots and step as they were.
+        Raises ServerError for another shape or type, also of what the function returns, and in a
+        table with another optimizer. An exception leaves values, slots and step as they were.
         """
         if self.rule.update is not None:
-            raise errors.ServerError(f"table {self.spec.name}: update: expected the optimizer program, found "
-                                     f"{self.spec.optimizer.type}, which computes its updates itself (SparseTable.push)")
+            raise errors.ServerError(
+                f"table {self.spec.name}: update: expected the optimizer program, found "
+                f"{self.spec.optimizer.type}, which computes its updates itself (SparseTable.push)"
+            )
         ids, gradients = self._checked_gradients(ids, gradients, merged)
         with contextlib.ExitStack() as locks:
             groups = list(locks.enter_context(self.reserve(ids)).parts())
             for number, _ in groups:
                 locks.enter_context(self._shards[number].lock)
-            rows = [self._located(number, ids, order, NO_COUNTS, self.step) for number, order in groups]
+            rows = [
+                self._located(number, ids, order, NO_COUNTS, self.step) for number, order in groups
+            ]
             addresses = np.zeros(len(ids), np.int64)
             for (number, order), found in zip(groups, rows):
                 kernels.addresses_of(*self._shards[number].values, found, order, addresses)
@@ -189,7 +235,9 @@ class SparseTable:
         return step
 
     def _computed(self, function: Function, addresses: Array, gradients: Array) -> list[Array]:
-        """The new values and slots that `function` computes for the rows at these addresses, checked."""
+        """The new values and slots that `function` computes for the rows at these addresses,
+        checked.
+        """
         old = [np.empty_like(gradients) for _ in range(1 + len(self.rule.names))]
         for group, out in enumerate(old):
             kernels.read_at(addresses, group * self.spec.width, out)
@@ -197,90 +245,124 @@ class SparseTable:
             return old
         values, slots = function(old[0], old[1:], gradients)
         if len(slots) != len(self.rule.names):
-            raise errors.ServerError(f"table {self.spec.name}: update: expected {len(self.rule.names)} slots of the function, "
-                                     f"found {len(slots)}")
-        return [self._checked_values(f"the function's {what}", addresses, np.asarray(new))
-                for what, new in zip(("values", *self.rule.names), (values, *slots))]
+            raise errors.ServerError(
+                f"table {self.spec.name}: update: expected {len(self.rule.names)} slots of the function, "
+                f"found {len(slots)}"
+            )
+        return [
+            self._checked_values(f"the function's {what}", addresses, np.asarray(new))
+            for what, new in zip(("values", *self.rule.names), (values, *slots))
+        ]
 
     def slots(self, ids: Array) -> dict[str, Array]:
         """The optimizer's slots of the rows of `ids` (int64 [n]), by name, each float32 [n, width].
 
-        The table stays as it is; ids without a row read as a new row. Names are those of Fluid's accumulators. (Accumulators
-        with one number for the whole parameter, such as Adam's powers, follow from `step`.)
+        The table stays as it is; ids without a row read as a new row. Names are those of Fluid's
+        accumulators. (Accumulators with one number for the whole parameter, such as Adam's powers,
+        follow from `step`.)
         """
         ids = self._checked_ids(ids)
-        state = np.repeat(np.append(np.float32(0), self.rule.slots), self.spec.width).astype(np.float32)
+        state = np.repeat(np.append(np.float32(0), self.rule.slots), self.spec.width).astype(
+            np.float32
+        )
         bodies = np.tile(state, (len(ids), 1))
         for number, order in self._groups(ids).parts(_BLOCK):
             shard = self._shards[number]
             with shard.lock:
                 self._peek(shard, shard.locate(ids, order), order, bodies)
-        return {name: np.ascontiguousarray(bodies[:, (1 + i) * self.spec.width:(2 + i) * self.spec.width])
-                for i, name in enumerate(self.rule.names)}
+        return {
+            name: np.ascontiguousarray(
+                bodies[:, (1 + i) * self.spec.width : (2 + i) * self.spec.width]
+            )
+            for i, name in enumerate(self.rule.names)
+        }
 
     def assign_slots(self, ids: Array, slots: Mapping[str, Array]) -> None:
-        """Set slots, by name, of the rows of `ids` (int64 [n]) to float32 [n, width]; the values and other slots stay.
+        """Set slots, by name, of the rows of `ids` (int64 [n]) to float32 [n, width]; the values
+        and other slots stay.
 
         Ids without a row get one. Raises ServerError for a name that the optimizer does not have.
         """
         ids = self._checked_ids(ids)
         if unknown := set(slots) - set(self.rule.names):
-            raise errors.ServerError(f"table {self.spec.name}: slots: expected some of {list(self.rule.names)}, found "
-                                     f"{sorted(unknown)}")
-        groups = [(1 + self.rule.names.index(name), self._checked_values(name, ids, values)) for name, values in slots.items()]
+            raise errors.ServerError(
+                f"table {self.spec.name}: slots: expected some of {list(self.rule.names)}, found "
+                f"{sorted(unknown)}"
+            )
+        groups = [
+            (1 + self.rule.names.index(name), self._checked_values(name, ids, values))
+            for name, values in slots.items()
+        ]
         with self.reserve(ids, assigned=True) as places:
             for number, order in places.parts(_BLOCK):
                 with self._shards[number].lock:
                     rows = self._inserted(number, ids, order)
                     addresses = np.zeros(len(order), np.int64)
-                    kernels.addresses_of(*self._shards[number].values, rows, np.arange(len(order)), addresses)
+                    kernels.addresses_of(
+                        *self._shards[number].values, rows, np.arange(len(order)), addresses
+                    )
                     for group, values in groups:
                         kernels.write_at(addresses, group * self.spec.width, values[order])
 
     def items(self, block: int = 1 << 16) -> Iterator[tuple[Array, Array]]:
-        """(ids int64 [m], values float32 [m, width]) of all rows, each once, in any order, at most `block` at a time.
+        """(ids int64 [m], values float32 [m, width]) of all rows, each once, in any order, at most
+        `block` at a time.
 
-        All are as at the moment of the first `next`, while the table keeps changing. `shrink` and snapshots wait until the
-        iterator is exhausted or closed; its own thread must not call either before. Raises ServerError for a block below 1.
+        All are as at the moment of the first `next`, while the table keeps changing. `shrink` and
+        snapshots wait until the iterator is exhausted or closed; its own thread must not call
+        either before. Raises ServerError for a block below 1.
         """
         if block < 1:
-            raise errors.ServerError(f"table {self.spec.name}: items: block: expected at least 1 row, found {block}")
+            raise errors.ServerError(
+                f"table {self.spec.name}: items: block: expected at least 1 row, found {block}"
+            )
         with self.view() as view:
             for ids, values, _ in view.rows(block):
                 yield ids, values
 
     def add(self, ids: Array, differences: Array) -> None:
-        """Add `differences` (float32 [n, width]) to the values of the rows of `ids` (int64 [n]), without the optimizer."""
+        """Add `differences` (float32 [n, width]) to the values of the rows of `ids` (int64 [n]),
+        without the optimizer.
+        """
         self._change("differences", ids, differences, replace=False)
 
     def assign(self, ids: Array, values: Array) -> None:
-        """Set the values of the rows of `ids` (int64 [n]) to `values` (float32 [n, width]); the optimizer's slots stay.
+        """Set the values of the rows of `ids` (int64 [n]) to `values` (float32 [n, width]); the
+        optimizer's slots stay.
 
         These ids get rows whatever the entry rule says.
         """
         self._change("values", ids, values, replace=True)
 
     def shrink(self, age: int, alive: cancellation.Alive = cancellation.always) -> int:
-        """Drop the rows (and waiting ids) that no step of the last `age` has touched; returns how many rows.
+        """Drop the rows (and waiting ids) that no step of the last `age` has touched; returns how
+        many rows.
 
-        Waits for a snapshot that is being written, while the caller is `alive`. Raises ServerError for an age below 1,
-        StateError when the caller has gone.
+        Waits for a snapshot that is being written, while the caller is `alive`. Raises ServerError
+        for an age below 1, StateError when the caller has gone.
         """
         if age < 1:
-            raise errors.ServerError(f"table {self.spec.name}: shrink: age: expected at least 1 step, found {age}")
+            raise errors.ServerError(
+                f"table {self.spec.name}: shrink: age: expected at least 1 step, found {age}"
+            )
         dropped, oldest = 0, self.step - age + 1
         with cancellation.held(self._viewing, alive), self.cap.alone():
-            for reserved, shards in ((self._waiting_reservations, self._waiting), (self._reservations, self._shards)):
+            for reserved, shards in (
+                (self._waiting_reservations, self._waiting),
+                (self._reservations, self._shards),
+            ):
                 for shard in shards:
                     with reserved.lock, shard.lock:
                         dropped += shard.expire(oldest) * (reserved is self._reservations)
         return dropped
 
-    # ---- one block of rows, under its shard's lock -------------------------------------------------------------------
+    # ---- one block of rows, under its shard's lock -----------------------------------------------
 
-    def _touched(self, number: int, ids: Array, order: Array, counts: Array, step: int, until: int) -> Array:
-        """The rows of ids[order], ready to be read or changed: created if needed, and marked as touched. -1 for ids that an
-        entry rule gives no row."""
+    def _touched(
+        self, number: int, ids: Array, order: Array, counts: Array, step: int, until: int
+    ) -> Array:
+        """The rows of ids[order], ready to be read or changed: created if needed, and marked as
+        touched. -1 for ids that an entry rule gives no row."""
         rows = self._located(number, ids, order, counts, step)
         self._mark(self._shards[number], rows, order, counts, step, until)
         return rows
@@ -300,15 +382,23 @@ class SparseTable:
             self._admit(number, ids, order, counts, step, rows)
         return rows
 
-    def _mark(self, shard: Shard, rows: Array, order: Array, counts: Array, step: int, until: int) -> None:
-        """Preserve rows for an open view, apply the steps up to `until` that they have missed, mark them as touched at
-        `step`."""
+    def _mark(
+        self, shard: Shard, rows: Array, order: Array, counts: Array, step: int, until: int
+    ) -> None:
+        """Preserve rows for an open view, apply the steps up to `until` that they have missed, mark
+        them as touched at `step`."""
         shard.preserve(rows)
-        self.rule.catch_up(shard.heads.addresses, *shard.values, self.spec.width, rows, until, self._rates)
+        self.rule.catch_up(
+            shard.heads.addresses, *shard.values, self.spec.width, rows, until, self._rates
+        )
         kernels.touch(shard.heads.addresses, shard.page_bits, rows, order, counts, step)
 
-    def _admit(self, number: int, ids: Array, order: Array, counts: Array, step: int, rows: Array) -> None:
-        """Count a show of the ids without a row, and create rows for those that the entry rule accepts."""
+    def _admit(
+        self, number: int, ids: Array, order: Array, counts: Array, step: int, rows: Array
+    ) -> None:
+        """Count a show of the ids without a row, and create rows for those that the entry rule
+        accepts.
+        """
         absent = np.flatnonzero(rows < 0)
         asking, waiting = order[absent], self._waiting[number]
         with waiting.lock:
@@ -321,12 +411,17 @@ class SparseTable:
             return
         shard = self._shards[number]
         rows[absent[enters]] = new = shard.insert(ids, asking[enters], step)
-        # The row takes over the earlier shows of the waiting id; those of this call are counted with all the others'.
+        # The row takes over the earlier shows of the waiting id; those of this call are counted
+        # with all the others'.
         earlier = shows[enters] - np.minimum(counts[asking[enters]], shows[enters])
-        kernels.touch(shard.heads.addresses, shard.page_bits, new, np.arange(len(new)), earlier, step)
+        kernels.touch(
+            shard.heads.addresses, shard.page_bits, new, np.arange(len(new)), earlier, step
+        )
 
     def _enters(self, ids: Array, shows: Array) -> Array:
-        """bool [n]: which ids without a row, shown so often (uint32 [n]), the entry rule accepts."""
+        """bool [n]: which ids without a row, shown so often (uint32 [n]), the entry rule
+        accepts.
+        """
         entry = self.spec.entry
         if isinstance(entry, specs.CountEntry):
             enters: Array = shows >= entry.count
@@ -336,7 +431,8 @@ class SparseTable:
         return enters
 
     def _peek(self, shard: Shard, rows: Array, order: Array, out: Array) -> None:
-        """Write the values of rows to out[order], after the steps that they have missed, which are computed on a copy.
+        """Write the values of rows to out[order], after the steps that they have missed, which are
+        computed on a copy.
 
         `out` may be wider than the values: then it gets slots too.
         """
@@ -366,28 +462,40 @@ class SparseTable:
                         rows = self._inserted(number, ids, order)
                     else:
                         rows = self._touched(number, ids, order, NO_COUNTS, self.step, self.step)
-                    kernels.change_values(*shard.values, self.spec.width, rows, order, values, replace)
+                    kernels.change_values(
+                        *shard.values, self.spec.width, rows, order, values, replace
+                    )
 
-    # ---- reservations for new rows -----------------------------------------------------------------------------------
+    # ---- reservations for new rows ---------------------------------------------------------------
 
     @contextlib.contextmanager
-    def reserve(self, ids: Array, counts: Array | None = None, assigned: bool = False) -> Iterator[Groups]:
-        """Reserve memory for the rows that a call may add to the table, and yield `ids` in groups by shard.
+    def reserve(
+        self, ids: Array, counts: Array | None = None, assigned: bool = False
+    ) -> Iterator[Groups]:
+        """Reserve memory for the rows that a call may add to the table, and yield `ids` in groups
+        by shard.
 
-        Every method that may add rows does this itself. A thread that does it around several calls reserves for all of them.
+        Every method that may add rows does this itself. A thread that does it around several calls
+        reserves for all of them.
 
         Args:
             ids: int64 [n], of all these calls.
-            counts: uint32 [n]: how often each id is shown, for an entry rule; None: nothing is shown.
+            counts: uint32 [n]: how often each id is shown, for an entry rule; None: nothing is
+                shown.
             assigned: these ids get rows whatever the entry rule says.
 
-        Raises MemoryError, and TooLargeError when the bounds of the spec leave no room: then no row is added.
+        Raises MemoryError, and TooLargeError when the bounds of the spec leave no room: then no row
+        is added.
         """
         if (around := getattr(self._holding, "ids", None)) is not None:
             yield self._holding.groups if around is ids else self._groups(ids)
             return
         groups = self._groups(ids)
-        bounded = self.cap.held(*self.growth(ids, groups, counts, assigned)) if self.cap.bounded else contextlib.nullcontext()
+        bounded = (
+            self.cap.held(*self.growth(ids, groups, counts, assigned))
+            if self.cap.bounded
+            else contextlib.nullcontext()
+        )
         with bounded:
             held: list[tuple[Reservations, Array]] = []
             try:
@@ -400,19 +508,31 @@ class SparseTable:
                 for reserved, more in held:
                     reserved.release(more)
 
-    def _growing(self, counts: Array | None, assigned: bool) -> list[tuple[Reservations, list[Shard]]]:
+    def _growing(
+        self, counts: Array | None, assigned: bool
+    ) -> list[tuple[Reservations, list[Shard]]]:
         """The reservations and shards that a call may add to; for the arguments see `reserve`."""
-        rows, waiting = (self._reservations, self._shards), (self._waiting_reservations, self._waiting)
+        rows, waiting = (
+            (self._reservations, self._shards),
+            (self._waiting_reservations, self._waiting),
+        )
         if self.spec.entry is None or assigned:
             return [rows]
         return [] if counts is None else [rows, waiting]
 
-    def growth(self, ids: Array, groups: Groups | None = None, counts: Array | None = None,
-               assigned: bool = False) -> tuple[Size, Callable[[], Size]]:
-        """(an upper bound of the growth of the table by a call, a function that computes it exactly). For the arguments see
-        `reserve`."""
+    def growth(
+        self,
+        ids: Array,
+        groups: Groups | None = None,
+        counts: Array | None = None,
+        assigned: bool = False,
+    ) -> tuple[Size, Callable[[], Size]]:
+        """(an upper bound of the growth of the table by a call, a function that computes it
+        exactly). For the arguments see `reserve`."""
         most = [len(ids)] * len(self._growing(counts, assigned)) + [0, 0]
-        return self._size(*most[:2]), lambda: self._growth(ids, groups or self._groups(ids), counts, assigned)
+        return self._size(*most[:2]), lambda: self._growth(
+            ids, groups or self._groups(ids), counts, assigned
+        )
 
     def _growth(self, ids: Array, groups: Groups, counts: Array | None, assigned: bool) -> Size:
         rows = waiting = 0
@@ -427,30 +547,42 @@ class SparseTable:
                 with self._waiting[number].lock:
                     known = self._waiting[number].locate(once, np.arange(len(once)))
                     shows[known >= 0] += self._waiting[number].read(known[known >= 0])[0]["shows"]
-                rows += int(self._enters(once, np.minimum(shows, _MOST_SHOWS).astype(np.uint32)).sum())
+                rows += int(
+                    self._enters(once, np.minimum(shows, _MOST_SHOWS).astype(np.uint32)).sum()
+                )
                 waiting += int((known < 0).sum())
         return self._size(rows, waiting)
 
-    # ---- around the rows ---------------------------------------------------------------------------------------------
+    # ---- around the rows -------------------------------------------------------------------------
 
     def _groups(self, ids: Array) -> Groups:
         """The ids by shard."""
         bits = len(self._shards).bit_length() - 1
-        return Groups(*kernels.partition(kernels.shards_of(ids, bits, self._secret), len(self._shards)))
+        return Groups(
+            *kernels.partition(kernels.shards_of(ids, bits, self._secret), len(self._shards))
+        )
 
     def _tick(self, rate: float) -> int:
         with self._clock:
             if self.step >= LAST_STEP:
-                raise errors.ServerError(f"table {self.spec.name}: no more than {LAST_STEP} steps can be counted; save the "
-                                         "values and load them into a new table")
+                raise errors.ServerError(
+                    f"table {self.spec.name}: no more than {LAST_STEP} steps can be counted; save the "
+                    "values and load them into a new table"
+                )
             if self.rule.idle is not None:
                 self._rates.add(self.step + 1, rate)
             self.step += 1
             return self.step
 
     def _wrong(self, what: str, expected: str, found: Any) -> errors.ServerError:
-        kind = f"{found.dtype} {list(found.shape)}" if isinstance(found, np.ndarray) else type(found).__name__
-        return errors.ServerError(f"table {self.spec.name}: {what}: expected {expected}, found {kind}")
+        kind = (
+            f"{found.dtype} {list(found.shape)}"
+            if isinstance(found, np.ndarray)
+            else type(found).__name__
+        )
+        return errors.ServerError(
+            f"table {self.spec.name}: {what}: expected {expected}, found {kind}"
+        )
 
     def _checked_ids(self, ids: Array) -> Array:
         if not isinstance(ids, np.ndarray) or ids.dtype != np.int64 or ids.ndim != 1:
@@ -464,16 +596,20 @@ class SparseTable:
 
     def _checked_values(self, what: str, ids: Array, values: Array) -> Array:
         shape = (len(ids), self.spec.width)
-        if not isinstance(values, np.ndarray) or values.dtype != np.float32 or values.shape != shape:
+        if (
+            not isinstance(values, np.ndarray)
+            or values.dtype != np.float32
+            or values.shape != shape
+        ):
             raise self._wrong(what, f"an array float32 {list(shape)}", values)
         return np.ascontiguousarray(values)
 
-    # ---- views and their restoring -----------------------------------------------------------------------------------
+    # ---- views and their restoring ---------------------------------------------------------------
 
     @contextlib.contextmanager
     def view(self) -> Iterator[TableView]:
-        """A view of the table as it is now, to be read while the table keeps changing. One at a time; `shrink` waits for
-        it."""
+        """A view of the table as it is now, to be read while the table keeps changing. One at a
+        time; `shrink` waits for it."""
         with self._viewing:
             shards = [*self._shards, *self._waiting]
             with contextlib.ExitStack() as locks:
@@ -483,8 +619,15 @@ class SparseTable:
                     shard.begin_view()
                 with self._clock:
                     count = self._rates.count
-                    view = TableView(self.spec, self.step, self.learning_rate, self._rates.steps[:count].copy(),
-                                   self._rates.rates[:count].copy(), self._shards, self._waiting)
+                    view = TableView(
+                        self.spec,
+                        self.step,
+                        self.learning_rate,
+                        self._rates.steps[:count].copy(),
+                        self._rates.rates[:count].copy(),
+                        self._shards,
+                        self._waiting,
+                    )
             try:
                 yield view
             finally:
@@ -492,8 +635,15 @@ class SparseTable:
                     with shard.lock:
                         shard.end_view()
 
-    def restore_clock(self, step: int, learning_rate: float, steps: Array | None = None, rates: Array | None = None) -> None:
-        """Take over the step, learning rate and history of rates of a view; without a history all steps count as of this rate.
+    def restore_clock(
+        self,
+        step: int,
+        learning_rate: float,
+        steps: Array | None = None,
+        rates: Array | None = None,
+    ) -> None:
+        """Take over the step, learning rate and history of rates of a view; without a history all
+        steps count as of this rate.
 
         Existing rows keep their steps, so call this before rows are put or assigned.
         """
@@ -504,9 +654,14 @@ class SparseTable:
             self._rates.restore(steps, rates)
 
     def put(self, heads: Array, bodies: Array, waiting: bool = False) -> None:
-        """Insert or replace whole rows: heads [n] of kernels.HEAD and bodies float32 [n, stride], as a view yields them. The
-        bounds of the spec do not apply: whatever was saved is restored."""
-        reserved, shards = (self._waiting_reservations, self._waiting) if waiting else (self._reservations, self._shards)
+        """Insert or replace whole rows: heads [n] of kernels.HEAD and bodies float32 [n, stride],
+        as a view yields them. The bounds of the spec do not apply: whatever was saved is
+        restored."""
+        reserved, shards = (
+            (self._waiting_reservations, self._waiting)
+            if waiting
+            else (self._reservations, self._shards)
+        )
         ids = np.ascontiguousarray(heads["id"])
         groups = self._groups(ids)
         held = reserved.hold(shards, ids, groups)

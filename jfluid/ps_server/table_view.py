@@ -1,4 +1,5 @@
 """TableView: a table as it was at one moment, which can be read while the table keeps changing."""
+
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +16,9 @@ _ONE_PAGE = 48
 
 
 def moved(rule: Rule, heads: Array, bodies: Array, width: int, until: int, rates: Rates) -> None:
-    """Apply to copied rows (heads [n] of kernels.HEAD, bodies float32 [n, stride]) the steps that they have missed."""
+    """Apply to copied rows (heads [n] of kernels.HEAD, bodies float32 [n, stride]) the steps that
+    they have missed.
+    """
     pages = np.array([heads.ctypes.data]), np.array([bodies.ctypes.data])
     rule.catch_up(*pages, _ONE_PAGE, bodies.shape[1], width, np.arange(len(heads)), until, rates)
 
@@ -23,15 +26,23 @@ def moved(rule: Rule, heads: Array, bodies: Array, width: int, until: int, rates
 class TableView:
     """A table as it was at one moment. The attributes are those of the table at that moment."""
 
-    def __init__(self, spec: specs.TableSpec, step: int, learning_rate: float, steps: Array, rates: Array, rows: list[Shard],
-                 waiting: list[Shard]):
+    def __init__(
+        self,
+        spec: specs.TableSpec,
+        step: int,
+        learning_rate: float,
+        steps: Array,
+        rates: Array,
+        rows: list[Shard],
+        waiting: list[Shard],
+    ):
         self.spec, self.step, self.learning_rate = spec, step, learning_rate
         self.steps, self.rates = steps, rates
         self._rows, self._waiting = rows, waiting
 
     def blocks(self, waiting: bool = False, size: int = _BLOCK) -> Iterator[tuple[Array, Array]]:
-        """(heads [n] of kernels.HEAD, bodies float32 [n, stride]) of all rows, each once, in any order; or of the `waiting`
-        ids. At most `size` at a time. To be read once.
+        """(heads [n] of kernels.HEAD, bodies float32 [n, stride]) of all rows, each once, in any
+        order; or of the `waiting` ids. At most `size` at a time. To be read once.
 
         Rows are as their last touch left them: `rows` applies the steps that they have missed.
         """
@@ -44,18 +55,21 @@ class TableView:
                 if block is None:
                     for heads, bodies in aside:
                         for at in range(0, len(heads), size):
-                            yield heads[at:at + size], bodies[at:at + size]
+                            yield heads[at : at + size], bodies[at : at + size]
                     break
                 if len(block[0]):
                     yield block
 
     def rows(self, size: int = _BLOCK) -> Iterator[tuple[Array, Array, dict[str, Array]]]:
-        """(ids int64 [n], values float32 [n, width], slots by name, each as values) of all rows, each once, in any order, at
-        most `size` at a time: what look-ups would have returned at that moment. To be read once, instead of `blocks`."""
+        """(ids int64 [n], values float32 [n, width], slots by name, each as values) of all rows,
+        each once, in any order, at most `size` at a time: what look-ups would have returned at that
+        moment. To be read once, instead of `blocks`."""
         rule, rates, width = rule_of(self.spec.optimizer), Rates(), self.spec.width
         rates.restore(self.steps, self.rates)
         for heads, bodies in self.blocks(size=size):
             moved(rule, heads, bodies, width, self.step, rates)
-            values, *slots = (np.ascontiguousarray(bodies[:, begin:begin + width])
-                              for begin in range(0, bodies.shape[1], width))
+            values, *slots = (
+                np.ascontiguousarray(bodies[:, begin : begin + width])
+                for begin in range(0, bodies.shape[1], width)
+            )
             yield np.ascontiguousarray(heads["id"]), values, dict(zip(rule.names, slots))

@@ -1,4 +1,5 @@
 """Between messages and arrays; and the limits of what is taken from outside."""
+
 import math
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -26,25 +27,59 @@ LARGEST_CALL = (2 << 30) - (1 << 20)
 # Beside values: names, lengths, tags.
 OVERHEAD = 1 << 16
 
-METHODS = {name: (getattr(pb, f"{name}Request"), getattr(pb, f"{name}Reply")) for name in (
-    "Create", "Pull", "Push", "Exchange", "LookUp", "Attach", "Local", "Barrier", "Heartbeat", "Shrink", "Save", "Restore",
-    "Status", "Leave", "Recovery", "PlanSnapshot", "RetainSnapshots", "TrainerState")}
+METHODS = {
+    name: (getattr(pb, f"{name}Request"), getattr(pb, f"{name}Reply"))
+    for name in (
+        "Create",
+        "Pull",
+        "Push",
+        "Exchange",
+        "LookUp",
+        "Attach",
+        "Local",
+        "Barrier",
+        "Heartbeat",
+        "Shrink",
+        "Save",
+        "Restore",
+        "Status",
+        "Leave",
+        "Recovery",
+        "PlanSnapshot",
+        "RetainSnapshots",
+        "TrainerState",
+    )
+}
 
 # HTTP/2 frames as large as messages of a step, and no second server silently on the same port.
-OPTIONS = [("grpc.max_receive_message_length", LARGEST_MESSAGE + OVERHEAD), ("grpc.max_send_message_length", -1),
-           ("grpc.http2.max_frame_size", (1 << 24) - 1), ("grpc.http2.lookahead_bytes", 1 << 24), ("grpc.so_reuseport", 0),
-           # A call may wait long for other trainers: each side finds out by pings when the other is there no more.
-           ("grpc.http2.max_pings_without_data", 0)]
+OPTIONS = [
+    ("grpc.max_receive_message_length", LARGEST_MESSAGE + OVERHEAD),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.http2.max_frame_size", (1 << 24) - 1),
+    ("grpc.http2.lookahead_bytes", 1 << 24),
+    ("grpc.so_reuseport", 0),
+    # A call may wait long for other trainers: each side finds out by pings when the other is
+    # there no more.
+    ("grpc.http2.max_pings_without_data", 0),
+]
 
 
-def numbers(data: bytes, dtype: str, what: str, count: int | None = None, copy: bool = True) -> Array:
-    """The array in `data`. Raises ServerError when the bytes are not `count` (or any number of) numbers.
+def numbers(
+    data: bytes, dtype: str, what: str, count: int | None = None, copy: bool = True
+) -> Array:
+    """The array in `data`. Raises ServerError when the bytes are not `count` (or any number of)
+    numbers.
 
-    By default it is a copy: kernels are compiled for arrays that may be written, and would be compiled anew for others.
+    By default it is a copy: kernels are compiled for arrays that may be written, and would be
+    compiled anew for others.
     """
     size = np.dtype(dtype).itemsize
     if len(data) % size or count not in (None, len(data) // size):
-        expected = f"{count * size} bytes ({count} numbers)" if count is not None else f"a multiple of {size} bytes"
+        expected = (
+            f"{count * size} bytes ({count} numbers)"
+            if count is not None
+            else f"a multiple of {size} bytes"
+        )
         raise errors.ServerError(f"{what}: expected {expected}, found {len(data)} bytes")
     array = np.frombuffer(data, dtype)
     return array.copy() if copy else array
@@ -53,8 +88,10 @@ def numbers(data: bytes, dtype: str, what: str, count: int | None = None, copy: 
 def call_of(caller: pb.Caller) -> Call:
     """The call's place in its trainer's order. Raises ServerError when it has none."""
     if not caller.incarnation or not caller.sequence:
-        raise errors.ServerError("caller: expected trainer, incarnation and sequence; a mutation without them could be "
-                                 "applied twice")
+        raise errors.ServerError(
+            "caller: expected trainer, incarnation and sequence; a mutation without them could be "
+            "applied twice"
+        )
     return Call(caller.trainer, caller.incarnation, caller.sequence, caller.outstanding)
 
 
@@ -62,41 +99,73 @@ def _change(value: int, what: str) -> Change:
     try:
         return Change(value)
     except ValueError:
-        raise errors.ServerError(f"{what}: change: expected one of {[c.name for c in Change]}, found {value}") from None
+        raise errors.ServerError(
+            f"{what}: change: expected one of {[c.name for c in Change]}, found {value}"
+        ) from None
 
 
 def _rate(message: pb.RowsChange | pb.BlockChange, what: str) -> float | None:
     if not message.HasField("learning_rate"):
         return None
     if not math.isfinite(message.learning_rate):
-        raise errors.ServerError(f"{what}: learning_rate: expected a finite number, found {message.learning_rate}")
+        raise errors.ServerError(
+            f"{what}: learning_rate: expected a finite number, found {message.learning_rate}"
+        )
     return message.learning_rate
 
 
 def updates_of(request: pb.PushRequest, store: Store) -> tuple[list[RowsUpdate], list[BlockUpdate]]:
-    """The updates of a push, checked against what the store holds, so that applying them cannot fail half-way."""
+    """The updates of a push, checked against what the store holds, so that applying them cannot
+    fail half-way.
+    """
     rows, blocks = [], []
     for message in request.rows:
         table, what = store.table(message.table), f"table {message.table}"
         ids, width = numbers(message.ids, "<i8", f"{what}: ids"), table.spec.width
-        values = numbers(message.values, "<f4", f"{what}: values [{len(ids)}, {width}]", len(ids) * width)
-        rows.append(RowsUpdate(message.table, _change(message.change, what), ids, values.reshape(len(ids), width),
-                               _rate(message, what)))
+        values = numbers(
+            message.values, "<f4", f"{what}: values [{len(ids)}, {width}]", len(ids) * width
+        )
+        rows.append(
+            RowsUpdate(
+                message.table,
+                _change(message.change, what),
+                ids,
+                values.reshape(len(ids), width),
+                _rate(message, what),
+            )
+        )
     for change in request.blocks:
         block, what = store.block(change.block), f"block {change.block}"
-        value = numbers(change.values, "<f4", f"{what}: values {list(block.shape)}", math.prod(block.shape), copy=False)
-        blocks.append(BlockUpdate(change.block, _change(change.change, what), value.reshape(block.shape), _rate(change, what)))
+        value = numbers(
+            change.values,
+            "<f4",
+            f"{what}: values {list(block.shape)}",
+            math.prod(block.shape),
+            copy=False,
+        )
+        blocks.append(
+            BlockUpdate(
+                change.block,
+                _change(change.change, what),
+                value.reshape(block.shape),
+                _rate(change, what),
+            )
+        )
     store.check(rows, blocks)
     return rows, blocks
 
 
 def wanted_rows(request: pb.PullRequest, store: Store, limit: int) -> list[Wanted]:
-    """(table, ids, counts) of a pull. Raises TooLargeError when the reply would be larger than `limit` bytes."""
+    """(table, ids, counts) of a pull. Raises TooLargeError when the reply would be larger than
+    `limit` bytes.
+    """
     found, size = [], OVERHEAD
     for message in request.rows:
         table, what = store.table(message.table), f"table {message.table}"
         ids = numbers(message.ids, "<i8", f"{what}: ids")
-        counts = numbers(message.counts, "<u4", f"{what}: counts", len(ids)) if message.counts else None
+        counts = (
+            numbers(message.counts, "<u4", f"{what}: counts", len(ids)) if message.counts else None
+        )
         found.append((table, ids, counts))
         size += 4 * len(ids) * table.spec.width
     size += sum(4 * math.prod(store.block(message.block).shape) for message in request.blocks)
@@ -105,11 +174,13 @@ def wanted_rows(request: pb.PullRequest, store: Store, limit: int) -> list[Wante
 
 
 class PullReply:
-    """A reply to a pull that goes into its message without a copy of the rows on the way (see lifting).
+    """A reply to a pull that goes into its message without a copy of the rows on the way (see
+    lifting).
 
     Attributes:
         rows: of each table that was asked for.
-        blocks: (version, value) of each block that was asked for; None for a value that the caller knows.
+        blocks: (version, value) of each block that was asked for; None for a value that the caller
+            knows.
     """
 
     def __init__(self, rounds: int, server_incarnation: int):
@@ -154,10 +225,17 @@ def check_size(size: int, limit: int, what: str = "reply") -> None:
 
 def parts_of(reply: Any) -> list[Any]:
     """A reply, serialized, in pieces."""
-    return reply.parts() if isinstance(reply, (PullReply, ExchangeReply)) else [reply.SerializeToString()]
+    return (
+        reply.parts()
+        if isinstance(reply, (PullReply, ExchangeReply))
+        else [reply.SerializeToString()]
+    )
 
 
-_ZERO_COPY: dict[Any, Any] = {pb.PushRequest: zero_copy.IncomingPush, pb.ExchangeRequest: zero_copy.IncomingExchange}
+_ZERO_COPY: dict[Any, Any] = {
+    pb.PushRequest: zero_copy.IncomingPush,
+    pb.ExchangeRequest: zero_copy.IncomingExchange,
+}
 
 
 # What may be large; all others are names and numbers, and have at most so many bytes.
@@ -168,7 +246,8 @@ LARGEST_OF_NUMBERS = 1 << 16
 def parsed(kind: type[Message], data: bytes) -> Any:
     """The message in `data`; arrays of a push stay where they are.
 
-    Raises ServerError when there is none, or one of more parts than a job has, which would take far more memory than bytes.
+    Raises ServerError when there is none, or one of more parts than a job has, which would take far
+    more memory than bytes.
     """
     try:
         if kind in _ZERO_COPY:
@@ -177,18 +256,24 @@ def parsed(kind: type[Message], data: bytes) -> Any:
             raise DecodeError(f"more than {LARGEST_OF_NUMBERS} bytes")
         return zero_copy.flat_message(kind, data)
     except DecodeError as error:
-        raise errors.ServerError(f"expected a {kind.DESCRIPTOR.name}; these {len(data)} bytes are none: {error}") from None
+        raise errors.ServerError(
+            f"expected a {kind.DESCRIPTOR.name}; these {len(data)} bytes are none: {error}"
+        ) from None
 
 
 def joined(chunks: Iterable[bytes]) -> bytes:
-    """The message that came in chunks. Raises TooLargeError or ServerError when the sizes are not as announced."""
+    """The message that came in chunks. Raises TooLargeError or ServerError when the sizes are not
+    as announced.
+    """
     parts, size, total = [], 0, None
     for data in chunks:
         chunk = parsed(pb.Chunk, data)
         if total is None:
             total = chunk.total
             if total > LARGEST_CALL:
-                raise TooLargeError(f"a message of {total} bytes was announced; the limit is {LARGEST_CALL}")
+                raise TooLargeError(
+                    f"a message of {total} bytes was announced; the limit is {LARGEST_CALL}"
+                )
         parts.append(chunk.data)
         size += len(chunk.data)
         if size > total or (len(chunk.data) < _SMALLEST_CHUNK and size != total):
@@ -202,4 +287,4 @@ def chunked(data: bytes) -> Iterator[bytes]:
     """The chunks of a serialized message."""
     for begin in range(0, max(len(data), 1), CHUNK):
         total = len(data) if begin == 0 else 0
-        yield pb.Chunk(total=total, data=data[begin:begin + CHUNK]).SerializeToString()
+        yield pb.Chunk(total=total, data=data[begin : begin + CHUNK]).SerializeToString()

@@ -1,9 +1,12 @@
-"""Protobuf messages whose arrays are not copied: received bytes are read in place, and sent ones are written once.
+"""Protobuf messages whose arrays are not copied: received bytes are read in place, and sent ones
+are written once.
 
-Protobuf copies every bytes field when a message is made or parsed, and once more when it is serialized or read. Messages of a
-step hold megabytes in few fields: these are encoded and decoded here, and protobuf gets the rest. Concatenated serialized
-messages are one message, so both can write fields of the same one.
+Protobuf copies every bytes field when a message is made or parsed, and once more when it is
+serialized or read. Messages of a step hold megabytes in few fields: these are encoded and decoded
+here, and protobuf gets the rest. Concatenated serialized messages are one message, so both can
+write fields of the same one.
 """
+
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +15,8 @@ from google.protobuf.message import DecodeError
 from jfluid.protobuf_fields import BYTES, VARINT, fields
 from jfluid.ps_server import ps_pb2 as pb
 
-# Limits of a message: tables and blocks, and other fields. Protobuf takes a hundred bytes for a submessage of two.
+# Limits of a message: tables and blocks, and other fields. Protobuf takes a hundred bytes for a
+# submessage of two.
 MOST_PARTS, MOST_FIELDS = 1 << 14, 64
 _IDS, _VALUES_OF_ROWS, _VALUES_OF_BLOCK = 3, 4, 3
 
@@ -34,6 +38,7 @@ def flat(values: np.ndarray[Any, Any]) -> Any:
 
 # ---- outgoing requests ----
 
+
 class OutgoingPush:
     """A PushRequest to be sent.
 
@@ -45,7 +50,9 @@ class OutgoingPush:
         self.message = pb.PushRequest()
         self._changes: list[Any] = []
 
-    def add_rows(self, ids: np.ndarray[Any, Any], values: np.ndarray[Any, Any], **fields: Any) -> None:
+    def add_rows(
+        self, ids: np.ndarray[Any, Any], values: np.ndarray[Any, Any], **fields: Any
+    ) -> None:
         """Add a RowsChange with these fields."""
         self._add(3, pb.RowsChange(**fields), (_IDS, ids), (_VALUES_OF_ROWS, values))
 
@@ -88,7 +95,9 @@ class OutgoingRequest:
         return bool(self.pull.rows or self.pull.blocks or self.pull.round)
 
     def single(self) -> tuple[str, list[Any]]:
-        """(method, serialized message in pieces): "Push" or "Pull" when the other part is empty, else "Exchange"."""
+        """(method, serialized message in pieces): "Push" or "Pull" when the other part is empty,
+        else "Exchange".
+        """
         if not self.push:
             return "Pull", [self.pull.SerializeToString()]
         if not self.pulls:
@@ -98,7 +107,10 @@ class OutgoingRequest:
     def whole(self) -> list[Any]:
         """The serialized ExchangeRequest, in pieces."""
         found: list[Any] = []
-        both = (1, bool(self.push), self.push.parts()), (2, self.pulls, [self.pull.SerializeToString()])
+        both = (
+            (1, bool(self.push), self.push.parts()),
+            (2, self.pulls, [self.pull.SerializeToString()]),
+        )
         for number, there, parts in both:
             if there:
                 found += [head(number, sum(map(len, parts))), *parts]
@@ -107,8 +119,11 @@ class OutgoingRequest:
 
 # ---- incoming requests ----
 
+
 def flat_message(kind: Any, data: Any) -> Any:
-    """Parse a message whose submessages have none themselves. Raises DecodeError for bad data, or too many submessages."""
+    """Parse a message whose submessages have none themselves. Raises DecodeError for bad data, or
+    too many submessages.
+    """
     for _ in fields(memoryview(data), MOST_PARTS):
         pass
     return kind.FromString(bytes(data))
@@ -132,18 +147,26 @@ class IncomingPush:
         rows: list[dict[int, Any]] = []
         blocks: list[dict[int, Any]] = []
         for field in fields(data, MOST_PARTS):
-            lifts = {3: (_IDS, _VALUES_OF_ROWS), 4: (_VALUES_OF_BLOCK,)}.get(field.number) if field.kind == BYTES else None
+            lifts = (
+                {3: (_IDS, _VALUES_OF_ROWS), 4: (_VALUES_OF_BLOCK,)}.get(field.number)
+                if field.kind == BYTES
+                else None
+            )
             if lifts is None:
-                rest.append(data[field.begin:field.end])
+                rest.append(data[field.begin : field.end])
                 continue
             left, lifted = _lift(field.value, lifts)
             rest += [head(field.number, len(left)), left]
             (rows if field.number == 3 else blocks).append(lifted)
         self._message = pb.PushRequest.FromString(b"".join(rest))
-        self.rows = [_IncomingChange(m, f.get(_IDS, b""), f.get(_VALUES_OF_ROWS, b""))
-                     for m, f in zip(self._message.rows, rows, strict=True)]
-        self.blocks = [_IncomingChange(m, b"", f.get(_VALUES_OF_BLOCK, b""))
-                       for m, f in zip(self._message.blocks, blocks, strict=True)]
+        self.rows = [
+            _IncomingChange(m, f.get(_IDS, b""), f.get(_VALUES_OF_ROWS, b""))
+            for m, f in zip(self._message.rows, rows, strict=True)
+        ]
+        self.blocks = [
+            _IncomingChange(m, b"", f.get(_VALUES_OF_BLOCK, b""))
+            for m, f in zip(self._message.blocks, blocks, strict=True)
+        ]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._message, name)
@@ -156,12 +179,14 @@ def _lift(data: memoryview, numbers: tuple[int, ...]) -> tuple[bytes, dict[int, 
         if field.number in numbers and field.kind == BYTES:
             found[field.number] = field.value
         else:
-            rest.append(data[field.begin:field.end])
+            rest.append(data[field.begin : field.end])
     return b"".join(rest), found
 
 
 class IncomingExchange:
-    """An ExchangeRequest whose pushed arrays are read in place. It has the attributes of the message."""
+    """An ExchangeRequest whose pushed arrays are read in place. It has the attributes of the
+    message.
+    """
 
     def __init__(self, data: memoryview):
         parts: dict[int, memoryview] = {}
@@ -179,6 +204,7 @@ class IncomingExchange:
 
 
 # ---- incoming replies ----
+
 
 class BlockValue(NamedTuple):
     """A received block: without bytes when the client has this version already."""
@@ -198,11 +224,14 @@ class IncomingPullReply:
             if field.number == 1 and field.kind == BYTES:
                 self.rows.append(field.value)
             elif field.number == 2 and field.kind == BYTES:
-                inner = {f.number: f.value for f in fields(field.value, MOST_FIELDS)
-                         if f.kind == (VARINT if f.number == 1 else BYTES)}
+                inner = {
+                    f.number: f.value
+                    for f in fields(field.value, MOST_FIELDS)
+                    if f.kind == (VARINT if f.number == 1 else BYTES)
+                }
                 self.blocks.append(BlockValue(inner.get(1, 0), inner.get(2, b"")))
             else:
-                rest.append(data[field.begin:field.end])
+                rest.append(data[field.begin : field.end])
         small = pb.PullReply.FromString(b"".join(rest))
         self.rounds, self.server_incarnation = small.rounds, small.server_incarnation
         self.durable, self.counted = small.durable, small.counted

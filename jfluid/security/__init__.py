@@ -1,1 +1,3 @@
-"""Authentication of a job's processes: its secret, and how they prove to each other that they have it (docs/security.md)."""
+"""Authentication of a job's processes: its secret, and how they prove to each other that they have
+it (docs/security.md).
+"""

@@ -1,4 +1,7 @@
-"""The secret of a job and its sources. Processes that have it belong to the job; it is never sent."""
+"""The secret of a job and its sources. Processes that have it belong to the job; it is never
+sent.
+"""
+
 import base64
 import hmac
 import ipaddress
@@ -18,10 +21,12 @@ _SHAPE = re.compile(rf"[\x21-\x7e]{{16,{_LONGEST}}}")
 
 
 def job_secret(addresses: Iterable[str] = ()) -> str:
-    """The secret of the job that this process belongs to: the variable JFLUID_JOB_TOKEN, which the launcher sets.
+    """The secret of the job that this process belongs to: the variable JFLUID_JOB_TOKEN, which the
+    launcher sets.
 
-    Without it processes that listen on this machine only, at `addresses` ("host" or "host:port"), use a secret of this user,
-    which is created at the first call. Raises SecretError if other machines could connect, or the secret is invalid.
+    Without it processes that listen on this machine only, at `addresses` ("host" or "host:port"),
+    use a secret of this user, which is created at the first call. Raises SecretError if other
+    machines could connect, or the secret is invalid.
     """
     found = given()
     if found is not None:
@@ -30,13 +35,15 @@ def job_secret(addresses: Iterable[str] = ()) -> str:
     if beyond:
         raise errors.SecretError(
             f"{', '.join(beyond)}: other machines can connect there, so the job needs a secret: set {VARIABLE} to the same "
-            f"random text of 16 to {_LONGEST} characters for all its processes (`python -m jfluid.security new` prints one)")
+            f"random text of 16 to {_LONGEST} characters for all its processes (`python -m jfluid.security new` prints one)"
+        )
     return of_this_user()
 
 
 def given() -> str | None:
     """The secret of the environment, or None. Raises SecretError for an invalid one."""
     from jfluid.environment.process import SecretVariables
+
     told = SecretVariables.from_env()
     for text, name in ((told.job_token, VARIABLE), (told.older_job_token, OLDER_VARIABLE)):
         if text is not None:
@@ -47,8 +54,10 @@ def given() -> str | None:
 def checked(text: str, source: str) -> str:
     """Check a secret. Raises SecretError, which never contains it."""
     if not _SHAPE.fullmatch(text):
-        raise errors.SecretError(f"{source}: expected 16 to {_LONGEST} printable characters without spaces, found {len(text)} "
-                                 "characters")
+        raise errors.SecretError(
+            f"{source}: expected 16 to {_LONGEST} printable characters without spaces, found {len(text)} "
+            "characters"
+        )
     return text
 
 
@@ -60,7 +69,8 @@ def fresh() -> str:
 def from_file(path: str | os.PathLike[str]) -> str:
     """The secret in a file; white space around it does not count.
 
-    Raises SecretError when it cannot be read, when others than its owner can read or write it, or its owner is another user.
+    Raises SecretError when it cannot be read, when others than its owner can read or write it, or
+    its owner is another user.
     """
     try:
         # Opening a pipe without a writer would block otherwise.
@@ -69,7 +79,9 @@ def from_file(path: str | os.PathLike[str]) -> str:
             problem = _problem_of(about, os.geteuid())
             data = b"" if problem else file.read(4 * _LONGEST)
     except OSError as error:
-        raise errors.SecretError(f"{path}: cannot read the job's secret: {error.strerror}") from None
+        raise errors.SecretError(
+            f"{path}: cannot read the job's secret: {error.strerror}"
+        ) from None
     if problem:
         raise errors.SecretError(f"{path}: the job's secret is not safe there: {problem}")
     return checked(data.decode("ascii", errors="replace").strip(), str(path))
@@ -87,19 +99,24 @@ def _problem_of(about: os.stat_result, user: int) -> str:
 
 
 def of_this_user() -> str:
-    """The secret of this user's jobs on this machine alone. Raises SecretError when it can be neither read nor created."""
+    """The secret of this user's jobs on this machine alone. Raises SecretError when it can be
+    neither read nor created.
+    """
     path = _file_of_this_user()
     if not path.exists():
         try:
             _make(path)
         except OSError as error:
-            raise errors.SecretError(f"{path}: cannot make a secret for this user: {error.strerror}; set {VARIABLE} instead, "
-                                     "to the same random text for all processes of the job") from None
+            raise errors.SecretError(
+                f"{path}: cannot make a secret for this user: {error.strerror}; set {VARIABLE} instead, "
+                "to the same random text for all processes of the job"
+            ) from None
     return from_file(path)
 
 
 def _file_of_this_user() -> Path:
     from jfluid.environment.process import FolderVariables
+
     return FolderVariables.from_env().cache_home.expanduser() / "jfluid" / "secret"
 
 
@@ -118,7 +135,11 @@ def _make(path: Path) -> None:
 
 def is_loopback(address: str) -> bool:
     """Whether only this machine can connect to "host", "host:port" or "[host]:port"."""
-    host = re.sub(r":\d+$", "", address) if address.startswith("[") or address.count(":") == 1 else address
+    host = (
+        re.sub(r":\d+$", "", address)
+        if address.startswith("[") or address.count(":") == 1
+        else address
+    )
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -126,7 +147,9 @@ def is_loopback(address: str) -> bool:
 
 
 def metrics_token(secret: str) -> str:
-    """The token with which Prometheus gets the metrics of the job's servers. It does not reveal the secret."""
+    """The token with which Prometheus gets the metrics of the job's servers. It does not reveal the
+    secret.
+    """
     return base64.urlsafe_b64encode(key_for(secret, "metrics")).decode().rstrip("=")
 
 

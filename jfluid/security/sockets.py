@@ -1,16 +1,18 @@
-"""Connections between processes of one job. Each side proves that it has the job's secret before anything else is read.
+"""Connections between processes of one job. Each side proves that it has the job's secret before
+anything else is read.
 
     listener                                        connector
     greeting, nonce                            ->
                                                <-   greeting, nonce, MAC of both nonces
     another MAC of both nonces, or zeros       ->   (zeros: the connector has another secret)
 
-Messages of either side follow: the length, a MAC, the message. Both nonces determine the key of the MACs, which also cover the
-sender and the message's number: nothing can be changed, dropped, repeated or inserted. Messages are not encrypted: anybody on
-the network can read them.
+Messages of either side follow: the length, a MAC, the message. Both nonces determine the key of the
+MACs, which also cover the sender and the message's number: nothing can be changed, dropped,
+repeated or inserted. Messages are not encrypted: anybody on the network can read them.
 
 A stranger's connection costs a descriptor and some hundred bytes, for a few seconds.
 """
+
 import contextlib
 import hmac
 import secrets
@@ -38,14 +40,18 @@ _MOST_AT_A_TIME = 64
 def decode_challenge(data: bytes) -> bytes:
     """The nonce in a listener's greeting. Raises MessageError."""
     if len(data) != _CHALLENGE.size or not data.startswith(_GREETING):
-        raise errors.MessageError(f"expected the greeting of a listener of jfluid, found {data[:20]!r}")
-    return data[len(_GREETING):]
+        raise errors.MessageError(
+            f"expected the greeting of a listener of jfluid, found {data[:20]!r}"
+        )
+    return data[len(_GREETING) :]
 
 
 def decode_response(data: bytes) -> tuple[bytes, bytes]:
     """(nonce, MAC) in a connector's greeting. Raises MessageError."""
     if len(data) != _RESPONSE.size or not data.startswith(_GREETING):
-        raise errors.MessageError(f"expected the greeting of a process of jfluid, found {data[:20]!r}")
+        raise errors.MessageError(
+            f"expected the greeting of a process of jfluid, found {data[:20]!r}"
+        )
     _, nonce, mac = _RESPONSE.unpack(data)
     return nonce, mac
 
@@ -55,7 +61,9 @@ class _Keys:
 
     def __init__(self, key: bytes, listener: bytes, connector: bytes):
         self.of_connector, self.of_listener, self.of_messages = (
-            hmac.digest(key, what + b"\0" + listener + connector, "sha256") for what in (b"connects", b"listens", b"messages"))
+            hmac.digest(key, what + b"\0" + listener + connector, "sha256")
+            for what in (b"connects", b"listens", b"messages")
+        )
 
 
 class Frames:
@@ -72,19 +80,25 @@ class Frames:
         self._data, self._number = bytearray(), 0
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The messages that this piece completes. Raises MessageError for one that is too long, or altered."""
+        """The messages that this piece completes. Raises MessageError for one that is too long, or
+        altered.
+        """
         self._data += data
         while len(self._data) >= _HEAD.size:
             length, mac = _HEAD.unpack_from(self._data)
             if length > self._longest:
-                raise errors.MessageError(f"a message of {length} bytes; the limit is {self._longest}")
+                raise errors.MessageError(
+                    f"a message of {length} bytes; the limit is {self._longest}"
+                )
             end = _HEAD.size + length
             if len(self._data) < end:
                 return
-            message = bytes(memoryview(self._data)[_HEAD.size:end])
+            message = bytes(memoryview(self._data)[_HEAD.size : end])
             del self._data[:end]
             if not hmac.compare_digest(mac, _mac(self._key, self._sender, self._number, message)):
-                raise errors.MessageError("a message that is not as it was sent, or not of the other side")
+                raise errors.MessageError(
+                    "a message that is not as it was sent, or not of the other side"
+                )
             self._number += 1
             yield message
 
@@ -121,15 +135,17 @@ class Connection:
         return self.stream.fileno()
 
     def send(self, message: bytes) -> None:
-        """Send a message. Raises OSError when the other side has disconnected, or accepts nothing until the timeout."""
+        """Send a message. Raises OSError when the other side has disconnected, or accepts nothing
+        until the timeout.
+        """
         head = _HEAD.pack(len(message), _mac(self._key, self._own, self._sent, message))
         self._sent += 1
         self.stream.sendall(head)
         self.stream.sendall(message)
 
     def receive(self) -> bytes:
-        """The next message. Raises OSError when the other side has disconnected or is silent, MessageError for invalid
-        data."""
+        """The next message. Raises OSError when the other side has disconnected or is silent,
+        MessageError for invalid data."""
         while not self._messages:
             self._read()
         return self._messages.pop(0)
@@ -144,7 +160,9 @@ class Connection:
     def _read(self) -> None:
         data = self.stream.recv(_PIECE)
         if not data:
-            raise ConnectionError("the connection ended" + " in the middle of a message" * self._frames.begun)
+            raise ConnectionError(
+                "the connection ended" + " in the middle of a message" * self._frames.begun
+            )
         self._messages += self._frames.feed(data)
 
     def close(self) -> None:
@@ -157,8 +175,13 @@ class Connection:
         self.close()
 
 
-def connect(address: tuple[str, int], secret: str, purpose: str, longest: int,
-            timeout_s: float = _SECONDS_TO_PROVE) -> Connection:
+def connect(
+    address: tuple[str, int],
+    secret: str,
+    purpose: str,
+    longest: int,
+    timeout_s: float = _SECONDS_TO_PROVE,
+) -> Connection:
     """A connection to a listener of the job.
 
     Args:
@@ -166,8 +189,8 @@ def connect(address: tuple[str, int], secret: str, purpose: str, longest: int,
         longest: bytes that a message may have.
         timeout_s: for connecting, for the proofs, and then of the connection.
 
-    Raises OSError when nobody listens or the proofs do not arrive, MessageError when another program listens, and SecretError
-    when the listener has another secret.
+    Raises OSError when nobody listens or the proofs do not arrive, MessageError when another
+    program listens, and SecretError when the listener has another secret.
     """
     stream = socket.create_connection(address, timeout=timeout_s)
     try:
@@ -177,8 +200,10 @@ def connect(address: tuple[str, int], secret: str, purpose: str, longest: int,
         stream.sendall(_RESPONSE.pack(_GREETING, nonce, keys.of_connector))
         answer = _exactly(stream, _MAC_SIZE, timeout_s)
         if not hmac.compare_digest(answer, keys.of_listener):
-            raise errors.SecretError(f"who listens at {address[0]}:{address[1]} has another secret than this process, or is "
-                                     f"none of the job: all its processes need the same {VARIABLE}")
+            raise errors.SecretError(
+                f"who listens at {address[0]}:{address[1]} has another secret than this process, or is "
+                f"none of the job: all its processes need the same {VARIABLE}"
+            )
         stream.settimeout(timeout_s)
         return Connection(stream, keys, False, longest)
     except BaseException:
@@ -206,8 +231,8 @@ class _Newcomer:
 
 
 class Listener:
-    """Accepts connections of processes of the job. Strangers delay nobody: they have some seconds, concurrently, and if there
-    are too many of them the oldest is closed. Not safe for threads.
+    """Accepts connections of processes of the job. Strangers delay nobody: they have some seconds,
+    concurrently, and if there are too many of them the oldest is closed. Not safe for threads.
 
     Args:
         stream: a listening socket, closed by `close`.
@@ -216,8 +241,15 @@ class Listener:
         timeout_s: of the accepted connections.
     """
 
-    def __init__(self, stream: socket.socket, secret: str, purpose: str, longest: int, timeout_s: float):
-        self._stream, self._key, self._longest, self._timeout_s = stream, key_for(secret, purpose), longest, timeout_s
+    def __init__(
+        self, stream: socket.socket, secret: str, purpose: str, longest: int, timeout_s: float
+    ):
+        self._stream, self._key, self._longest, self._timeout_s = (
+            stream,
+            key_for(secret, purpose),
+            longest,
+            timeout_s,
+        )
         stream.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(stream, selectors.EVENT_READ)
@@ -248,7 +280,9 @@ class Listener:
                 stream, _ = self._stream.accept()
             except BlockingIOError:
                 return
-            except OSError:  # it has disconnected; or this process has no descriptor left, until strangers are closed
+            # it has disconnected; or this process has no descriptor left, until strangers are
+            # closed
+            except OSError:
                 if self._newcomers:
                     self._drop(next(iter(self._newcomers)))
                 return

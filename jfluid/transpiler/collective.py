@@ -2,6 +2,7 @@
 
 Each process runs its program with `Executor.run`, on one device and its own share of the data.
 """
+
 from collections.abc import Sequence
 
 from jfluid import errors
@@ -16,7 +17,8 @@ __all__ = ["Collective", "GradAllReduce", "LocalSGD"]
 
 
 class Collective:
-    """Rewrites the programs of one process among several; subclasses say how the main program changes.
+    """Rewrites the programs of one process among several; subclasses say how the main program
+    changes.
 
     Args:
         nrings: how many rings the operators take turns in.
@@ -29,8 +31,15 @@ class Collective:
             raise errors.ProgramError(f"nrings: expected a whole number above 0, found {nrings!r}")
         self.nrings = nrings
 
-    def transpile(self, startup_program: Program | None, main_program: Program | None, rank: int,
-                  endpoints: Sequence[str] | str, current_endpoint: str, wait_port: bool = True) -> None:
+    def transpile(
+        self,
+        startup_program: Program | None,
+        main_program: Program | None,
+        rank: int,
+        endpoints: Sequence[str] | str,
+        current_endpoint: str,
+        wait_port: bool = True,
+    ) -> None:
         """Rewrite both programs in place.
 
         Args:
@@ -44,36 +53,72 @@ class Collective:
         """
         endpoints = endpoints.split(",") if isinstance(endpoints, str) else list(endpoints)
         if len(endpoints) < 2:
-            raise errors.ProgramError(f"{type(self).__name__}: expected at least two endpoints, found {endpoints}: one "
-                                      "process runs the program as it is")
+            raise errors.ProgramError(
+                f"{type(self).__name__}: expected at least two endpoints, found {endpoints}: one "
+                "process runs the program as it is"
+            )
         if not 0 <= rank < len(endpoints) or endpoints[rank] != current_endpoint:
-            raise errors.ProgramError(f"{type(self).__name__}: expected the endpoint of process {rank} of {endpoints}, found "
-                                      f"{current_endpoint!r}")
+            raise errors.ProgramError(
+                f"{type(self).__name__}: expected the endpoint of process {rank} of {endpoints}, found "
+                f"{current_endpoint!r}"
+            )
         self.endpoints, self.current_endpoint = endpoints, current_endpoint
         self.rank, self.nranks = rank, len(endpoints)
-        self.startup_program = startup_program if startup_program is not None else default_startup_program()
+        self.startup_program = (
+            startup_program if startup_program is not None else default_startup_program()
+        )
         self.main_program = main_program if main_program is not None else default_main_program()
         self.main_program._trainers_endpoints = endpoints
         self._transpile_startup_program()
         self._transpile_main_program()
 
     def _transpile_main_program(self) -> None:
-        raise NotImplementedError(f"{type(self).__name__}: a subclass of Collective has to rewrite the main program")
+        raise NotImplementedError(
+            f"{type(self).__name__}: a subclass of Collective has to rewrite the main program"
+        )
 
     def _transpile_startup_program(self) -> None:
         """Processes meet, and start from process 0's parameters."""
         block = self.startup_program.global_block()
         others = [e for e in self.endpoints if e != self.current_endpoint]
         for ring in range(self.nrings):
-            nccl_id = block.create_var(name=unique_name.generate("nccl_id"), persistable=True, type=VarType.RAW)
-            block.append_op("c_gen_nccl_id", {}, {"Out": nccl_id}, {
-                "rank": self.rank, "endpoint": self.current_endpoint, "other_endpoints": others, "op_role": OpRole.Forward})
-            block.append_op("c_comm_init", {"X": nccl_id}, {}, {
-                "nranks": self.nranks, "rank": self.rank, "ring_id": ring, "op_role": OpRole.Forward})
+            nccl_id = block.create_var(
+                name=unique_name.generate("nccl_id"), persistable=True, type=VarType.RAW
+            )
+            block.append_op(
+                "c_gen_nccl_id",
+                {},
+                {"Out": nccl_id},
+                {
+                    "rank": self.rank,
+                    "endpoint": self.current_endpoint,
+                    "other_endpoints": others,
+                    "op_role": OpRole.Forward,
+                },
+            )
+            block.append_op(
+                "c_comm_init",
+                {"X": nccl_id},
+                {},
+                {
+                    "nranks": self.nranks,
+                    "rank": self.rank,
+                    "ring_id": ring,
+                    "op_role": OpRole.Forward,
+                },
+            )
         parameters = self._shared(block)
         rings = _Turns(self.nrings)
         for param in parameters:
-            _in_place(block, len(block.ops), "c_broadcast", param.name, OpRole.Forward, ring_id=rings.next(), root=0)
+            _in_place(
+                block,
+                len(block.ops),
+                "c_broadcast",
+                param.name,
+                OpRole.Forward,
+                ring_id=rings.next(),
+                root=0,
+            )
         if parameters:
             self._sync(block, len(block.ops), parameters[-1].name, OpRole.Forward)
 
@@ -98,7 +143,9 @@ class _Turns:
         return self._last
 
 
-def _in_place(block: Block, index: int, type_: str, name: str, role: int, **attrs: object) -> Operator:
+def _in_place(
+    block: Block, index: int, type_: str, name: str, role: int, **attrs: object
+) -> Operator:
     """Insert an operator that overwrites its only input."""
     return block.insert_op(index, type_, {"X": name}, {"Out": name}, {**attrs, "op_role": role})
 
@@ -113,23 +160,36 @@ def _has_role(op: Operator, role: int) -> bool:
 
 
 class GradAllReduce(Collective):
-    """Sums the gradients of all processes, each scaled to its share of the loss, before they are used."""
+    """Sums the gradients of all processes, each scaled to its share of the loss, before they are
+    used.
+    """
 
     mode = "grad_allreduce"
 
     def _transpile_main_program(self) -> None:
         block = self.main_program.global_block()
         for at in _backwards(block, OpRole.Backward | OpRole.Loss):
-            _in_place(block, at + 1, "scale", block.ops[at].output_arg_names[0], OpRole.Backward, scale=1.0 / self.nranks)
+            _in_place(
+                block,
+                at + 1,
+                "scale",
+                block.ops[at].output_arg_names[0],
+                OpRole.Backward,
+                scale=1.0 / self.nranks,
+            )
         last, rings = "", _Turns(self.nrings)
         for at in _backwards(block, OpRole.Backward):
             pairs = block.ops[at].attrs.get("op_role_var", ())
-            gradients = [g for p, g in zip(pairs[::2], pairs[1::2]) if not _is_divided(block.var(p))]
+            gradients = [
+                g for p, g in zip(pairs[::2], pairs[1::2]) if not _is_divided(block.var(p))
+            ]
             for i, grad in enumerate(gradients):
                 _refuse_sparse(block, grad)
                 if i == 0:
                     _in_place(block, at + 1, "c_sync_calc_stream", grad, OpRole.Backward)
-                _in_place(block, at + 2, "c_allreduce_sum", grad, OpRole.Backward, ring_id=rings.next())
+                _in_place(
+                    block, at + 2, "c_allreduce_sum", grad, OpRole.Backward, ring_id=rings.next()
+                )
                 last = grad
         first = next((i for i, op in enumerate(block.ops) if _has_role(op, OpRole.Optimize)), None)
         if last and first is not None:
@@ -137,18 +197,24 @@ class GradAllReduce(Collective):
 
 
 def _backwards(block: Block, role: int) -> list[int]:
-    """Positions of the operators of a role, the last one first: insertion after one moves no other."""
+    """Positions of the operators of a role, the last one first: insertion after one moves no
+    other.
+    """
     return [i for i in reversed(range(len(block.ops))) if _has_role(block.ops[i], role)]
 
 
 def _refuse_sparse(block: Block, grad: str) -> None:
     if block.var(grad).type == VarType.SELECTED_ROWS:
-        raise errors.UnsupportedError(f"grad_allreduce: the gradient {grad} has sparse rows, which c_allreduce_sum does not "
-                                      'take. Use mode "nccl2", or build the embedding with is_sparse=False')
+        raise errors.UnsupportedError(
+            f"grad_allreduce: the gradient {grad} has sparse rows, which c_allreduce_sum does not "
+            'take. Use mode "nccl2", or build the embedding with is_sparse=False'
+        )
 
 
 class LocalSGD(Collective):
-    """Each process updates by its own gradients; then the parameters become the mean of all processes'."""
+    """Each process updates by its own gradients; then the parameters become the mean of all
+    processes'.
+    """
 
     mode = "local_sgd"
     snapshot_key = "@SNAPSHOT"
@@ -158,15 +224,24 @@ class LocalSGD(Collective):
         return param_name + self.snapshot_key
 
     def _snapshot(self, block: Block, param: Variable) -> str:
-        return block.create_var(name=self.snapshot_name(param.name), shape=param.shape, dtype=param.dtype, persistable=True,
-                                stop_gradient=True).name
+        return block.create_var(
+            name=self.snapshot_name(param.name),
+            shape=param.shape,
+            dtype=param.dtype,
+            persistable=True,
+            stop_gradient=True,
+        ).name
 
     def _transpile_startup_program(self) -> None:
         super()._transpile_startup_program()
         block = self.startup_program.global_block()
         for param in self._shared(block):
-            block.append_op("assign", {"X": [param.name]}, {"Out": [self._snapshot(block, param)]},
-                            {"op_role": OpRole.Forward})
+            block.append_op(
+                "assign",
+                {"X": [param.name]},
+                {"Out": [self._snapshot(block, param)]},
+                {"op_role": OpRole.Forward},
+            )
 
     def _transpile_main_program(self) -> None:
         block = self.main_program.global_block()
@@ -180,7 +255,13 @@ class LocalSGD(Collective):
             if _is_divided(param):
                 continue
             name, snapshot = param.name, self._snapshot(block, param)
-            block.insert_op(at + 1, "elementwise_sub", {"X": [snapshot], "Y": [name]}, {"Out": [name]}, {"op_role": role})
+            block.insert_op(
+                at + 1,
+                "elementwise_sub",
+                {"X": [snapshot], "Y": [name]},
+                {"Out": [name]},
+                {"op_role": role},
+            )
             _in_place(block, at + 2, "c_sync_calc_stream", name, role)
             _in_place(block, at + 3, "c_allreduce_sum", name, role, ring_id=rings.next())
             moved.append((name, snapshot))
@@ -188,7 +269,12 @@ class LocalSGD(Collective):
             self._sync(block, len(block.ops), moved[-1][0], role)
         for name, snapshot in reversed(moved):
             _in_place(block, len(block.ops), "scale", name, role, scale=1.0 / self.nranks)
-            block.append_op("elementwise_sub", {"X": [snapshot], "Y": [name]}, {"Out": [name]}, {"op_role": role})
+            block.append_op(
+                "elementwise_sub",
+                {"X": [snapshot], "Y": [name]},
+                {"Out": [name]},
+                {"op_role": role},
+            )
             block.append_op("assign", {"X": [name]}, {"Out": [snapshot]}, {"op_role": role})
 
 

@@ -1,4 +1,5 @@
 """DistributeTranspilerConfig, ServerRuntimeConfig and DistributedMode."""
+
 from typing import Any, ClassVar
 
 from jfluid import errors
@@ -20,11 +21,12 @@ class DistributedMode:
 class ServerRuntimeConfig:
     """How many threads serve calls of each kind, as `listen_and_serv` notes it.
 
-    Without effect on the serving itself: a server has one pool of threads, and one call carries all variables.
+    Without effect on the serving itself: a server has one pool of threads, and one call carries all
+    variables.
 
     Attributes:
-        _rpc_send_thread_num, _rpc_get_thread_num, _rpc_prefetch_thread_num: at least 1; 12, or what the environment variables
-            FLAGS_rpc_send_thread_num and so on say.
+        _rpc_send_thread_num, _rpc_get_thread_num, _rpc_prefetch_thread_num: at least 1; 12, or what
+            the environment variables FLAGS_rpc_send_thread_num and so on say.
 
     Raises ProgramError for a field that does not exist, or a value that cannot be.
     """
@@ -33,13 +35,16 @@ class ServerRuntimeConfig:
 
     def __init__(self) -> None:
         from jfluid.environment.process import ThreadVariables
+
         told = ThreadVariables.from_env()
         for name in self.FIELDS:
             setattr(self, name, getattr(told, name.removeprefix("_")))
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self.FIELDS:
-            raise errors.ProgramError(f"ServerRuntimeConfig has no field {name}" + errors.close_to(name, self.FIELDS))
+            raise errors.ProgramError(
+                f"ServerRuntimeConfig has no field {name}" + errors.close_to(name, self.FIELDS)
+            )
         if isinstance(value, bool) or not str(value).isdecimal() or int(value) < 1:
             raise errors.ProgramError(f"{name}: expected a whole number above 0, found {value!r}")
         self.__dict__[name] = int(value)
@@ -52,40 +57,57 @@ class DistributeTranspilerConfig:
     """How `DistributeTranspiler` rewrites a program.
 
     Attributes:
-        mode: "pserver", "nccl2" (gradients are summed by the engine; see ParallelExecutor and CompiledProgram), or
-            "collective" (by operators in the program itself).
+        mode: "pserver", "nccl2" (gradients are summed by the engine; see ParallelExecutor and
+            CompiledProgram), or "collective" (by operators in the program itself).
         collective_mode: with "collective", "grad_allreduce" or "local_sgd".
-        nccl_comm_num: how many rings the operators of "collective" take turns in. XLA orders collectives itself, so that
-            it changes no result and no speed.
-        use_hierarchical_allreduce, hierarchical_allreduce_inter_nranks: kept in the program. NCCL and gloo choose their own
-            trees, so that they change no result and no speed.
-        wait_port: of "pserver": whether `get_trainer_program` waits until all servers listen. Without effect in the other
-            modes, whose trainers always wait for each other when they meet.
+        nccl_comm_num: how many rings the operators of "collective" take turns in. XLA orders
+            collectives itself, so that it changes no result and no speed.
+        use_hierarchical_allreduce, hierarchical_allreduce_inter_nranks: kept in the program. NCCL
+            and gloo choose their own trees, so that they change no result and no speed.
+        wait_port: of "pserver": whether `get_trainer_program` waits until all servers listen.
+            Without effect in the other modes, whose trainers always wait for each other when they
+            meet.
 
     Attributes of mode "pserver":
-        slice_var_up: cut large parameters, so that each server holds a stretch of rows. Parameters whose update needs the
-            whole tensor (LAMB, LARS, a clip by the norm) stay in one piece.
+        slice_var_up: cut large parameters, so that each server holds a stretch of rows. Parameters
+            whose update needs the whole tensor (LAMB, LARS, a clip by the norm) stay in one piece.
         min_block_size: the fewest elements of a piece, at least 8192.
-        split_method: RoundRobin (None means it), HashName or another PSDispatcher: which server gets which piece.
+        split_method: RoundRobin (None means it), HashName or another PSDispatcher: which server
+            gets which piece.
         sync_mode: what scripts pass on as `transpile(sync_mode=...)`, which decides.
-        runtime_split_send_recv: gradients and parameters travel whole through `send` and `recv`, which cut them and put
-            them together: asynchronous training by a communicator. Without it an asynchronous job is half asynchronous.
+        runtime_split_send_recv: gradients and parameters travel whole through `send` and `recv`,
+            which cut them and put them together: asynchronous training by a communicator. Without
+            it an asynchronous job is half asynchronous.
         half_async: with `runtime_split_send_recv`, a barrier among this trainer's own sends.
-        completely_not_async: servers wait for all trainers, while the trainers' programs are those of a communicator.
-        enable_dc_asgd: without sync_mode, correct gradients that come late by how far the parameter has moved (DC-ASGD);
-            dense gradients only.
-        geo_sgd_mode, geo_sgd_need_push_nums: trainers that update by themselves and exchange differences with the servers
-            every so many steps.
+        completely_not_async: servers wait for all trainers, while the trainers' programs are those
+            of a communicator.
+        enable_dc_asgd: without sync_mode, correct gradients that come late by how far the parameter
+            has moved (DC-ASGD); dense gradients only.
+        geo_sgd_mode, geo_sgd_need_push_nums: trainers that update by themselves and exchange
+            differences with the servers every so many steps.
         print_log: log what each server holds.
 
-    Raises ProgramError for a field that does not exist, a value of another type, or settings that exclude each other.
+    Raises ProgramError for a field that does not exist, a value of another type, or settings that
+    exclude each other.
     """
 
     _defaults: ClassVar[dict[str, Any]] = {
-        "slice_var_up": True, "split_method": None, "min_block_size": SMALLEST_BLOCK, "enable_dc_asgd": False,
-        "mode": "pserver", "print_log": False, "wait_port": True, "runtime_split_send_recv": False, "sync_mode": True,
-        "half_async": False, "completely_not_async": False, "geo_sgd_mode": False, "geo_sgd_need_push_nums": 100,
-        "nccl_comm_num": 1, "use_hierarchical_allreduce": False, "hierarchical_allreduce_inter_nranks": 0,
+        "slice_var_up": True,
+        "split_method": None,
+        "min_block_size": SMALLEST_BLOCK,
+        "enable_dc_asgd": False,
+        "mode": "pserver",
+        "print_log": False,
+        "wait_port": True,
+        "runtime_split_send_recv": False,
+        "sync_mode": True,
+        "half_async": False,
+        "completely_not_async": False,
+        "geo_sgd_mode": False,
+        "geo_sgd_need_push_nums": 100,
+        "nccl_comm_num": 1,
+        "use_hierarchical_allreduce": False,
+        "hierarchical_allreduce_inter_nranks": 0,
         "collective_mode": None,
     }
 
@@ -112,19 +134,32 @@ class DistributeTranspilerConfig:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self._defaults:
-            raise errors.ProgramError(f"DistributeTranspilerConfig has no field {name}"
-                                      + errors.close_to(name, self._defaults))
+            raise errors.ProgramError(
+                f"DistributeTranspilerConfig has no field {name}"
+                + errors.close_to(name, self._defaults)
+            )
         default = self._defaults[name]
         kind = str if name == "collective_mode" else type(default)
         if name == "split_method":
-            if value is not None and not (isinstance(value, type) and issubclass(value, PSDispatcher)):
-                raise errors.ProgramError("split_method: expected RoundRobin, HashName or another PSDispatcher, found "
-                                          f"{value!r}")
-        elif not (isinstance(value, kind) and isinstance(value, bool) == (kind is bool)) and not value is default is None:
+            if value is not None and not (
+                isinstance(value, type) and issubclass(value, PSDispatcher)
+            ):
+                raise errors.ProgramError(
+                    "split_method: expected RoundRobin, HashName or another PSDispatcher, found "
+                    f"{value!r}"
+                )
+        elif (
+            not (isinstance(value, kind) and isinstance(value, bool) == (kind is bool))
+            and not value is default is None
+        ):
             raise errors.ProgramError(f"{name}: expected {_KINDS[kind]}, found {value!r}")
-        if value is True and (name, True) in (("sync_mode", self.runtime_split_send_recv),
-                                              ("runtime_split_send_recv", self.sync_mode)):
-            raise errors.ProgramError("sync_mode and runtime_split_send_recv exclude each other: set the other to False first")
+        if value is True and (name, True) in (
+            ("sync_mode", self.runtime_split_send_recv),
+            ("runtime_split_send_recv", self.sync_mode),
+        ):
+            raise errors.ProgramError(
+                "sync_mode and runtime_split_send_recv exclude each other: set the other to False first"
+            )
         self.__dict__[name] = value
 
     def __repr__(self) -> str:

@@ -1,4 +1,5 @@
 """Which parameter server gets which variable."""
+
 import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -19,7 +20,9 @@ class PSDispatcher:
 
     def __init__(self, pserver_endpoints: Sequence[str]):
         if isinstance(pserver_endpoints, str) or not pserver_endpoints:
-            raise errors.ProgramError(f"{type(self).__name__}: expected a list of endpoints, found {pserver_endpoints!r}")
+            raise errors.ProgramError(
+                f"{type(self).__name__}: expected a list of endpoints, found {pserver_endpoints!r}"
+            )
         self._endpoints = list(pserver_endpoints)
         self._step = 0
 
@@ -34,7 +37,9 @@ class PSDispatcher:
 
     def dispatch(self, varlist: Iterable[Any]) -> list[str]:
         """The endpoint of each variable. Raises NotImplementedError in this class."""
-        raise NotImplementedError(f"{type(self).__name__}.dispatch: a subclass of PSDispatcher has to define it")
+        raise NotImplementedError(
+            f"{type(self).__name__}.dispatch: a subclass of PSDispatcher has to define it"
+        )
 
 
 class HashName(PSDispatcher):
@@ -42,7 +47,9 @@ class HashName(PSDispatcher):
 
     def dispatch(self, varlist: Iterable[Any]) -> list[str]:
         """The endpoint of each variable."""
-        return [self._endpoints[zlib.crc32(_name(v).encode()) % len(self._endpoints)] for v in varlist]
+        return [
+            self._endpoints[zlib.crc32(_name(v).encode()) % len(self._endpoints)] for v in varlist
+        ]
 
 
 class RoundRobin(PSDispatcher):

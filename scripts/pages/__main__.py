@@ -1,8 +1,9 @@
 """Writes the pages that are made from the code.
 
-    python -m scripts.pages            write them
-    python -m scripts.pages --check    only compare; exit code 1, and the differences, when a page is out of date
+python -m scripts.pages            write them
+python -m scripts.pages --check    only compare; exit code 1, and the differences, when a page is out of date
 """
+
 import argparse
 import difflib
 import sys
@@ -23,7 +24,11 @@ def main() -> int:
             path.write_text(made)
         elif made != there:
             code = 1
-            sys.stdout.writelines(difflib.unified_diff(there.splitlines(True), made.splitlines(True), f"docs/{name}", "made"))
+            sys.stdout.writelines(
+                difflib.unified_diff(
+                    there.splitlines(True), made.splitlines(True), f"docs/{name}", "made"
+                )
+            )
     return code
 
 

@@ -1,8 +1,10 @@
 """docs/coverage.md: Fluid's public names and operators, and what this release does with each.
 
-Fluid's names are those of jfluid/fluid_names.txt, its operators those of tests/golden/op_schema.json. What a name does is seen
-by looking it up: a docstring that begins with "Raises UnsupportedError" or "No effect" says so.
+Fluid's names are those of jfluid/fluid_names.txt, its operators those of
+tests/golden/op_schema.json. What a name does is seen by looking it up: a docstring that begins with
+"Raises UnsupportedError" or "No effect" says so.
 """
+
 import importlib
 import inspect
 import json
@@ -27,15 +29,34 @@ def page() -> str:
     """The page's text."""
     names = {path: _by_state(path) for path in sorted(surface.NAMES)}
     operators = _operators()
-    modules = table(["module", *_STATES], [
-        [f"[`{_module(path)}`](#{_anchor(path)})", *(str(len(states[s]) or "") for s in _STATES)]
-        for path, states in names.items()])
-    parts = [NOTE + _ABOUT, "\n## Names by module\n\n", modules, "\n## Operators\n\n",
-             table(["operators", "how many"], [[state, str(len(found))] for state, found in operators.items()]), "\n",
-             *(_listed(state, found) for state, found in operators.items()),
-             "Gradients of these are operators of their own (`mul_grad`), which are derived and not listed.\n"]
+    modules = table(
+        ["module", *_STATES],
+        [
+            [
+                f"[`{_module(path)}`](#{_anchor(path)})",
+                *(str(len(states[s]) or "") for s in _STATES),
+            ]
+            for path, states in names.items()
+        ],
+    )
+    parts = [
+        NOTE + _ABOUT,
+        "\n## Names by module\n\n",
+        modules,
+        "\n## Operators\n\n",
+        table(
+            ["operators", "how many"],
+            [[state, str(len(found))] for state, found in operators.items()],
+        ),
+        "\n",
+        *(_listed(state, found) for state, found in operators.items()),
+        "Gradients of these are operators of their own (`mul_grad`), which are derived and not listed.\n",
+    ]
     for path, states in names.items():
-        parts += [f"\n## {_module(path)}\n\n", *(_listed(state, found) for state, found in states.items())]
+        parts += [
+            f"\n## {_module(path)}\n\n",
+            *(_listed(state, found) for state, found in states.items()),
+        ]
     return "".join(parts)
 
 
@@ -74,8 +95,11 @@ def _operators() -> dict[str, list[str]]:
     """Operators by their state."""
     fluids, registered = set(json.loads(_SCHEMA.read_text())), set(registry.registered())
     absent = {name for name in registered if registry.get(name).absent}
-    return {"run": sorted(registered & fluids - absent),
-            "run as parts of programs that DistributeTranspiler has made": sorted(absent),
-            "not in this release": sorted(fluids - registered),
-            "only here, or only in Fluid's build for GPUs": sorted(
-                name for name in registered - fluids - absent if "_grad" not in name)}
+    return {
+        "run": sorted(registered & fluids - absent),
+        "run as parts of programs that DistributeTranspiler has made": sorted(absent),
+        "not in this release": sorted(fluids - registered),
+        "only here, or only in Fluid's build for GPUs": sorted(
+            name for name in registered - fluids - absent if "_grad" not in name
+        ),
+    }

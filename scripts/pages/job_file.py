@@ -1,4 +1,5 @@
 """docs/job_file.md: the keys of a job file, from jfluid.job."""
+
 import inspect
 
 import yaml
@@ -27,18 +28,35 @@ _SECTIONS: list[tuple[str, type[BaseModel], type[BaseModel] | None]] = [
 
 def page() -> str:
     """The page's text."""
-    examples = inspect.cleandoc(job.__doc__ or "").partition("\n\n")[2].partition("\n\nYAML is read")[0]
-    return NOTE + _ABOUT + f"\n```yaml\n{inspect.cleandoc(examples)}\n```\n" + "".join(
-        f"\n## {title}\n\n{inspect.getdoc(model)}\n\n{_keys(model, parent)}" for title, model, parent in _SECTIONS)
+    examples = (
+        inspect.cleandoc(job.__doc__ or "").partition("\n\n")[2].partition("\n\nYAML is read")[0]
+    )
+    return (
+        NOTE
+        + _ABOUT
+        + f"\n```yaml\n{inspect.cleandoc(examples)}\n```\n"
+        + "".join(
+            f"\n## {title}\n\n{inspect.getdoc(model)}\n\n{_keys(model, parent)}"
+            for title, model, parent in _SECTIONS
+        )
+    )
 
 
 def _keys(model: type[BaseModel], parent: type[BaseModel] | None) -> str:
     known = parent.model_fields if parent else {}
-    rows = [[f"`{name}`", expected(field), default(field, _text), field.description or ""]
-            for name, field in model.model_fields.items() if name not in known]
+    rows = [
+        [f"`{name}`", expected(field), default(field, _text), field.description or ""]
+        for name, field in model.model_fields.items()
+        if name not in known
+    ]
     return table(["key", "takes", "default", "meaning"], rows)
 
 
 def _text(value: object) -> str:
     plain = value.model_dump() if isinstance(value, BaseModel) else value
-    return yaml.safe_dump(plain, default_flow_style=True, width=1000).removesuffix("\n").removesuffix("...").strip()
+    return (
+        yaml.safe_dump(plain, default_flow_style=True, width=1000)
+        .removesuffix("\n")
+        .removesuffix("...")
+        .strip()
+    )

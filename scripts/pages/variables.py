@@ -1,4 +1,7 @@
-"""docs/variables.md: the environment variables of a process, from jfluid.environment.process and jfluid.flags."""
+"""docs/variables.md: the environment variables of a process, from jfluid.environment.process and
+jfluid.flags.
+"""
+
 from collections.abc import Collection, Mapping
 
 from pydantic.fields import FieldInfo
@@ -28,22 +31,44 @@ starts does not get `PADDLE_NUM_TRAINERS`, `http_proxy` and `https_proxy`.
 def page() -> str:
     """The page's text."""
     parts, seen = [NOTE + _ABOUT], set()
-    for section in (kind for kind in ProcessEnvironment.__mro__ if kind in ProcessEnvironment.__bases__):
+    for section in (
+        kind for kind in ProcessEnvironment.__mro__ if kind in ProcessEnvironment.__bases__
+    ):
         own = {name: field for name, field in section.fields().items() if name not in seen}
         seen |= set(own)
-        parts.append(f"\n## {section.__doc__}\n\n" + _table(own, marked=ASSIGNED))
-    rows = [[f"`{name}`", f"`{to_text(flag.default)}`" if flag.default != "" else "", flag.meaning]
-            for name, flag in sorted(flags.EFFECTIVE.items())]
-    parts.append("\n## Flags\n\n`fluid.set_flags` sets them too, and comes before the environment.\n\n"
-                 + table(["flag", "default", "meaning"], rows))
-    parts.append("\nThese are kept and returned, and change nothing: they belong to Fluid's allocator, garbage collector, "
-                 "kernels and threads.\n" + ", ".join(f"`{name}`" for name in sorted(flags.NO_EFFECT)) + ".\n")
+        parts.append(
+            f"\n## {' '.join((section.__doc__ or '').split())}\n\n" + _table(own, marked=ASSIGNED)
+        )
+    rows = [
+        [f"`{name}`", f"`{to_text(flag.default)}`" if flag.default != "" else "", flag.meaning]
+        for name, flag in sorted(flags.EFFECTIVE.items())
+    ]
+    parts.append(
+        "\n## Flags\n\n`fluid.set_flags` sets them too, and comes before the environment.\n\n"
+        + table(["flag", "default", "meaning"], rows)
+    )
+    parts.append(
+        "\nThese are kept and returned, and change nothing: they belong to Fluid's allocator, garbage collector, "
+        "kernels and threads.\n"
+        + ", ".join(f"`{name}`" for name in sorted(flags.NO_EFFECT))
+        + ".\n"
+    )
     parts.append(_LAUNCHER)
-    parts += [f"\n### {section.__doc__}\n\n" + _table(section.fields()) for section in SCHEDULERS]
+    parts += [
+        f"\n### {' '.join((section.__doc__ or '').split())}\n\n" + _table(section.fields())
+        for section in SCHEDULERS
+    ]
     return "".join(parts)
 
 
 def _table(fields: Mapping[str, FieldInfo], marked: Collection[str] = ()) -> str:
-    rows = [[f"`{name}`{' *' if name in marked else ''}", expected(field), default(field, to_text), field.description or ""]
-            for name, field in fields.items()]
+    rows = [
+        [
+            f"`{name}`{' *' if name in marked else ''}",
+            expected(field),
+            default(field, to_text),
+            field.description or "",
+        ]
+        for name, field in fields.items()
+    ]
     return table(["variable", "takes", "default", "meaning"], rows)

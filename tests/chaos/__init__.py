@@ -1,4 +1,5 @@
-"""Chaos: jobs of real processes, to which everything that a plan says is done, and what has to be true of them at their end.
+"""Chaos: jobs of real processes, to which everything that a plan says is done, and what has to be
+true of them at their end.
 
     python -m tests.chaos --seed 1 --minutes 60      # or: make chaos SEED=1 MINUTES=60
     python -m tests.chaos --plan failed-plan.json    # play one plan again
@@ -16,7 +17,7 @@
 | `soak` | a job whose servers live as long as the harness, to see whether they grow |
 | `shrink` | the smallest part of a plan that still fails |
 
-Synchronous jobs have to end with the model of a job that nothing was done to, bit for bit. In the other modes each push makes
-marks of its own, so that the end tells how often it was applied: never twice; and what was acknowledged and is missing is
-what servers count as lost.
+Synchronous jobs have to end with the model of a job that nothing was done to, bit for bit. In the
+other modes each push makes marks of its own, so that the end tells how often it was applied: never
+twice; and what was acknowledged and is missing is what servers count as lost.
 """

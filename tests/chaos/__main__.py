@@ -1,8 +1,10 @@
 """`python -m tests.chaos`: plays plans, one after the other, and tells of each in a line of JSON.
 
-The exit code is 1 when a plan has failed. What was found out so far is in OUT/summary.json at any time, each plan's line in
-OUT/plans.jsonl, and what a plan that failed left (its logs, snapshots and the plan) in a folder of OUT.
+The exit code is 1 when a plan has failed. What was found out so far is in OUT/summary.json at any
+time, each plan's line in OUT/plans.jsonl, and what a plan that failed left (its logs, snapshots and
+the plan) in a folder of OUT.
 """
+
 import argparse
 import json
 import signal
@@ -32,7 +34,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True) as folder:
         if given.shrink:
             player = Player(Path(folder), mounts)
-            print(shrunk(_given(given), lambda plan: _fails(player, plan)).model_dump_json(indent=1))
+            print(
+                shrunk(_given(given), lambda plan: _fails(player, plan)).model_dump_json(indent=1)
+            )
             return 1
         if not given.minutes:
             return play_all(given, Player(Path(folder), mounts, out), Summary(out))
@@ -49,11 +53,15 @@ def _end(number: int, frame: FrameType | None) -> None:
 def options(arguments: list[str] | None = None) -> argparse.Namespace:
     """What the command line says."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
-    parser.add_argument("--seed", type=int, default=1, help="of the first plan; the next one has the next seed")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="of the first plan; the next one has the next seed"
+    )
     parser.add_argument("--minutes", type=float, help="for how long new plans begin")
     parser.add_argument("--plans", type=int, help="how many plans are played (1 without --minutes)")
     parser.add_argument("--plan", help="play this plan: a file of JSON, or the JSON itself")
-    parser.add_argument("--shrink", action="store_true", help="print the smallest part of the plan that still fails")
+    parser.add_argument(
+        "--shrink", action="store_true", help="print the smallest part of the plan that still fails"
+    )
     parser.add_argument("--out", help="a folder for results (a new temporary one by default)")
     return parser.parse_args(arguments)
 
@@ -62,7 +70,9 @@ def _given(given: argparse.Namespace) -> Plan:
     if given.plan is None:
         return generate(given.seed)
     text: str = given.plan
-    return Plan.model_validate_json(text if text.lstrip().startswith("{") else Path(text).read_text())
+    return Plan.model_validate_json(
+        text if text.lstrip().startswith("{") else Path(text).read_text()
+    )
 
 
 def _fails(player: Player, plan: Plan) -> bool:
@@ -95,7 +105,12 @@ class Summary:
     def __init__(self, out: Path, soak: Soak | None = None):
         self._out, self._soak, self.soak_failure = out, soak, ""
         self._start_s = time.monotonic()
-        self._plans, self._kills, self._done, self._other = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
+        self._plans, self._kills, self._done, self._other = (
+            Counter[str](),
+            Counter[str](),
+            Counter[str](),
+            Counter[str](),
+        )
         self._usage: list[dict[str, Any]] = []
         self.failed: list[tuple[int, str]] = []
 
@@ -104,9 +119,14 @@ class Summary:
         self._kills.update(outcome.kills)
         self._done.update(outcome.done)
         self._other.update({"restarts": outcome.restarts, "rollbacks": outcome.rollbacks})
-        self._usage.append({"minute": round((time.monotonic() - self._start_s) / 60, 1),
-                            "harness": Usage.of_this_process().told(), "forks": processes.usage_of_forks()} |
-                           (self._soak.usage() if self._soak is not None else {}))
+        self._usage.append(
+            {
+                "minute": round((time.monotonic() - self._start_s) / 60, 1),
+                "harness": Usage.of_this_process().told(),
+                "forks": processes.usage_of_forks(),
+            }
+            | (self._soak.usage() if self._soak is not None else {})
+        )
         if outcome.failures:
             self.failed.append((outcome.plan.seed, outcome.plan.model_dump_json()))
         with open(self._out / "plans.jsonl", "a") as file:
@@ -123,17 +143,37 @@ class Summary:
         (self._out / "summary.json").write_text(json.dumps(self.told(), indent=1) + "\n")
 
     def told(self) -> dict[str, Any]:
-        """Plans, kills, what else was done, failures, and what the harness used at the start, in the middle and at the end."""
-        usage = [self._usage[i] for i in sorted({0, len(self._usage) // 2, len(self._usage) - 1})] if self._usage else []
-        return {"minutes": round((time.monotonic() - self._start_s) / 60, 1), "plans": dict(self._plans),
-                "all plans": self._plans.total(), "kills": dict(self._kills), "all kills": self._kills.total(),
-                "done": dict(self._done), **self._other, "failed": [seed for seed, _ in self.failed], "usage": usage,
-                "out": str(self._out)} | self._told_of_soak()
+        """Plans, kills, what else was done, failures, and what the harness used at the start, in
+        the middle and at the end.
+        """
+        usage = (
+            [self._usage[i] for i in sorted({0, len(self._usage) // 2, len(self._usage) - 1})]
+            if self._usage
+            else []
+        )
+        return {
+            "minutes": round((time.monotonic() - self._start_s) / 60, 1),
+            "plans": dict(self._plans),
+            "all plans": self._plans.total(),
+            "kills": dict(self._kills),
+            "all kills": self._kills.total(),
+            "done": dict(self._done),
+            **self._other,
+            "failed": [seed for seed, _ in self.failed],
+            "usage": usage,
+            "out": str(self._out),
+        } | self._told_of_soak()
 
     def _told_of_soak(self) -> dict[str, Any]:
         if self._soak is None:
             return {}
-        return {"soak": {"rounds": self._soak.rounds(), "done": self._soak.done, "failure": self._soak.failure}}
+        return {
+            "soak": {
+                "rounds": self._soak.rounds(),
+                "done": self._soak.done,
+                "failure": self._soak.failure,
+            }
+        }
 
 
 if __name__ == "__main__":

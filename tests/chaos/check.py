@@ -1,4 +1,5 @@
 """What has to be true of a job at its end."""
+
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,8 +29,15 @@ class Final:
 def final(folder: Path) -> Final:
     """What the job of a plan's folder left."""
     with np.load(folder / "final.npz", allow_pickle=False) as arrays:
-        saved = sorted(path for path in (folder / "saved").glob("*") if path.is_file() and path.name != "__model__")
-        return Final(dict(arrays), {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in saved})
+        saved = sorted(
+            path
+            for path in (folder / "saved").glob("*")
+            if path.is_file() and path.name != "__model__"
+        )
+        return Final(
+            dict(arrays),
+            {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in saved},
+        )
 
 
 @dataclass
@@ -37,9 +45,11 @@ class Past:
     """What has happened to a server.
 
     Attributes:
-        dangers: the times (CLOCK_REALTIME) between which its answers may be lost: for each end of it, from when the snapshot
-            before its newest was there (the newest was begun after that) until it ended.
-        damaged: its newest snapshot was damaged, and it went on from the one before, whatever trainers still kept.
+        dangers: the times (CLOCK_REALTIME) between which its answers may be lost: for each end of
+            it, from when the snapshot before its newest was there (the newest was begun after that)
+            until it ended.
+        damaged: its newest snapshot was damaged, and it went on from the one before, whatever
+            trainers still kept.
     """
 
     dangers: list[tuple[float, float]] = field(default_factory=list)
@@ -62,15 +72,25 @@ def failures(plan: Plan, folder: Path, wanted: Final | None, pasts: Sequence[Pas
         assert wanted is not None  # every synchronous plan has one
         return differences(found, wanted)
     journals = [journal.read(folder / f"journal-{number}") for number in range(TRAINERS)]
-    wrong = [f"trainer {number}: {what}" for number, each in enumerate(journals) for what in _unfinished(plan, number, each)]
-    return wrong + [wrong for number, past in enumerate(pasts)
-                    for wrong in _of_server(plan, number, found.arrays, journals, past)]
+    wrong = [
+        f"trainer {number}: {what}"
+        for number, each in enumerate(journals)
+        for what in _unfinished(plan, number, each)
+    ]
+    return wrong + [
+        wrong
+        for number, past in enumerate(pasts)
+        for wrong in _of_server(plan, number, found.arrays, journals, past)
+    ]
 
 
 def differences(found: Final, wanted: Final) -> list[str]:
     """How the end of a synchronous job differs from the end that it should have."""
-    wrong = [f"{name}: the saved file differs" for name in sorted(found.files.keys() | wanted.files.keys())
-             if found.files.get(name) != wanted.files.get(name)]
+    wrong = [
+        f"{name}: the saved file differs"
+        for name in sorted(found.files.keys() | wanted.files.keys())
+        if found.files.get(name) != wanted.files.get(name)
+    ]
     for name in sorted(found.arrays.keys() | wanted.arrays.keys()):
         one, other = found.arrays.get(name), wanted.arrays.get(name)
         if one is None or other is None or not np.array_equal(one, other):
@@ -91,16 +111,23 @@ def _unfinished(plan: Plan, number: int, found: journal.Journal) -> list[str]:
     wanted = range(max(before, default=number * plan.steps - 1) + 1, (number + 1) * plan.steps)
     made = {mark for push in pushes for mark in push.marks}
     wrong = [f"it never pushed marks {sorted(set(wanted) - made)}"] if set(wanted) - made else []
-    return wrong + [f"it ended well without an answer to a push of marks {list(push.marks)}"
-                    for push in pushes if not push.acknowledged]
+    return wrong + [
+        f"it ended well without an answer to a push of marks {list(push.marks)}"
+        for push in pushes
+        if not push.acknowledged
+    ]
 
 
-def _of_server(plan: Plan, server: int, arrays: dict[str, Any], journals: Sequence[journal.Journal],
-               past: Past) -> list[str]:
+def _of_server(
+    plan: Plan, server: int, arrays: dict[str, Any], journals: Sequence[journal.Journal], past: Past
+) -> list[str]:
     """What is wrong with the marks of one server."""
     count, what = plan.steps * TRAINERS, f"server {server}"
-    rows = arrays["marks"][server * count:(server + 1) * count]
-    wrong = [f"{what}: mark {row} is not the same in all columns" for row in np.flatnonzero((rows != rows[:, :1]).any(1))]
+    rows = arrays["marks"][server * count : (server + 1) * count]
+    wrong = [
+        f"{what}: mark {row} is not the same in all columns"
+        for row in np.flatnonzero((rows != rows[:, :1]).any(1))
+    ]
     pushes = [push for each in journals for push in each.pushes]
     of_mark: dict[int, list[Push]] = {mark: [] for mark in range(count)}
     for push in pushes:
@@ -110,26 +137,43 @@ def _of_server(plan: Plan, server: int, arrays: dict[str, Any], journals: Sequen
     for mark, group in of_mark.items():
         left = _applied(float(rows[mark, 0]), mark, group, applied)
         if left:
-            wrong.append(f"{what}: mark {mark} is {rows[mark, 0]}; applied once, or lost, each of the pushes that make it by "
-                         f"{[push.marks[mark] for push in group]} cannot make that")
-    wrong += [f"{what}: a push of marks {push.marks} was applied in part"
-              for push in pushes if any(applied[id(push)]) != all(applied[id(push)])]
-    wrong += [f"{what}: a push of marks {list(push.marks)} is missing, which was answered and never in danger"
-              for push in pushes
-              if push.answered_s is not None and not all(applied[id(push)]) and not past.may_lose(push.answered_s)]
+            wrong.append(
+                f"{what}: mark {mark} is {rows[mark, 0]}; applied once, or lost, each of the pushes that make it by "
+                f"{[push.marks[mark] for push in group]} cannot make that"
+            )
+    wrong += [
+        f"{what}: a push of marks {push.marks} was applied in part"
+        for push in pushes
+        if any(applied[id(push)]) != all(applied[id(push)])
+    ]
+    wrong += [
+        f"{what}: a push of marks {list(push.marks)} is missing, which was answered and never in danger"
+        for push in pushes
+        if push.answered_s is not None
+        and not all(applied[id(push)])
+        and not past.may_lose(push.answered_s)
+    ]
     for table in ("cut", "hashed"):
         if table in arrays:
             for row in np.flatnonzero(arrays[f"{table} servers"] == server):
                 first = of_mark[row][0] if of_mark[row] else None  # a row travels once
                 expected = first.marks[row] if first is not None and all(applied[id(first)]) else 0
                 if (arrays[table][row] != expected).any():
-                    wrong.append(f"{what}: table {table}: row {row}: expected {expected}, found {arrays[table][row]}")
+                    wrong.append(
+                        f"{what}: table {table}: row {row}: expected {expected}, found {arrays[table][row]}"
+                    )
     kept = plan.keep and not past.damaged
-    return wrong + _losses(kept, what, int(arrays["lost"][server]), journals, {n: all(a) for n, a in applied.items()})
+    return wrong + _losses(
+        kept, what, int(arrays["lost"][server]), journals, {n: all(a) for n, a in applied.items()}
+    )
 
 
-def _applied(value: float, mark: int, group: Sequence[Push], applied: dict[int, list[bool]]) -> float:
-    """Find out which pushes made a mark, whose amounts are different powers of two; what is left of its value."""
+def _applied(
+    value: float, mark: int, group: Sequence[Push], applied: dict[int, list[bool]]
+) -> float:
+    """Find out which pushes made a mark, whose amounts are different powers of two; what is left of
+    its value.
+    """
     for push in sorted(group, key=lambda push: -push.marks[mark]):
         amount = push.marks[mark]
         applied[id(push)].append(value >= amount)
@@ -137,7 +181,9 @@ def _applied(value: float, mark: int, group: Sequence[Push], applied: dict[int, 
     return value
 
 
-def _losses(kept: bool, what: str, lost: int, journals: Sequence[journal.Journal], applied: dict[int, bool]) -> list[str]:
+def _losses(
+    kept: bool, what: str, lost: int, journals: Sequence[journal.Journal], applied: dict[int, bool]
+) -> list[str]:
     """What is wrong with the acknowledged pushes that a server does not have."""
     wrong, missing, noticed = [], 0, 0
     for number, each in enumerate(journals):
@@ -145,15 +191,20 @@ def _losses(kept: bool, what: str, lost: int, journals: Sequence[journal.Journal
             pushes = [push for push in each.pushes if push.life == life]
             gone = [push.acknowledged and not applied[id(push)] for push in pushes]
             missing += sum(gone)
-            if life < each.lives - 1:  # a trainer that was killed may not have come back to the server since
+            # a trainer that was killed may not have come back to the server since
+            if life < each.lives - 1:
                 last = max((i for i, push in enumerate(pushes) if applied[id(push)]), default=-1)
-                noticed += sum(gone[:last + 1])
+                noticed += sum(gone[: last + 1])
                 continue
             noticed += sum(gone)
             if kept and sum(gone):
                 marks = [list(push.marks) for push, one in zip(pushes, gone, strict=True) if one]
-                wrong.append(f"{what}: trainer {number} keeps its pushes, and {sum(gone)} are missing, with the marks {marks}")
+                wrong.append(
+                    f"{what}: trainer {number} keeps its pushes, and {sum(gone)} are missing, with the marks {marks}"
+                )
     if not noticed <= lost <= missing:
-        wrong.append(f"{what}: {missing} acknowledged pushes are missing, {noticed} of which it must have noticed; it says "
-                     f"that {lost} are lost")
+        wrong.append(
+            f"{what}: {missing} acknowledged pushes are missing, {noticed} of which it must have noticed; it says "
+            f"that {lost} are lost"
+        )
     return wrong

@@ -1,4 +1,7 @@
-"""A disk that can be full: a small file system in memory where this user may mount one, else a limit on the size of files."""
+"""A disk that can be full: a small file system in memory where this user may mount one, else a
+limit on the size of files.
+"""
+
 import contextlib
 import ctypes
 import os
@@ -13,7 +16,8 @@ _LEAST = 100  # bytes of a file while the disk is "full"
 
 
 def of_its_own() -> bool:
-    """Give this process mounts of its own, which go when it and those that it starts are gone, however that comes about.
+    """Give this process mounts of its own, which go when it and those that it starts are gone,
+    however that comes about.
 
     To be called before there are threads. False where this user may not mount.
     """
@@ -26,7 +30,8 @@ class Disk:
     """A folder on a disk that can be filled.
 
     Args:
-        mounts: whether a file system can be mounted there; else what fills up is what processes may write.
+        mounts: whether a file system can be mounted there; else what fills up is what processes may
+            write.
         pids: the processes that write there.
     """
 
@@ -37,7 +42,10 @@ class Disk:
     def __enter__(self) -> "Disk":
         self.folder.mkdir()
         if self._mounts:
-            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "chaos", str(self.folder)], check=True)
+            subprocess.run(
+                ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "chaos", str(self.folder)],
+                check=True,
+            )
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -66,7 +74,9 @@ class Disk:
         for pid in self._pids():
             with contextlib.suppress(OSError):
                 _, most = resource.prlimit(pid, resource.RLIMIT_FSIZE)
-                resource.prlimit(pid, resource.RLIMIT_FSIZE, (min(size, most) if most >= 0 else size, most))
+                resource.prlimit(
+                    pid, resource.RLIMIT_FSIZE, (min(size, most) if most >= 0 else size, most)
+                )
 
 
 def used(folder: Path) -> int:

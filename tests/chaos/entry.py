@@ -1,7 +1,9 @@
-"""How a process of a job begins: what the harness wants of it is set up before the program is imported.
+"""How a process of a job begins: what the harness wants of it is set up before the program is
+imported.
 
 Also the script of jobs that jfluid-launch runs: `entry.py SPEC`, with the path of a spec.
 """
+
 import ctypes
 import importlib
 import json
@@ -22,8 +24,8 @@ def begin(spec: dict[str, Any]) -> None:
     """Be a process of a job, until it ends.
 
     Args:
-        spec: "folder" of the plan; "role" and "number"; "log", a file for what it prints, if any; "environment"; and what
-            `program.run` needs.
+        spec: "folder" of the plan; "role" and "number"; "log", a file for what it prints, if any;
+            "environment"; and what `program.run` needs.
     """
     end_with_parent()
     if "log" in spec:
@@ -35,11 +37,14 @@ def begin(spec: dict[str, Any]) -> None:
     _shift_clock(Path(spec["folder"], f"clock-{name}"))
     publish(Path(spec["folder"], f"pid-{name}"), str(os.getpid()))
     from tests.chaos import program
+
     program.run(spec)
 
 
 def end_with_parent() -> None:
-    """Have the kernel kill this process when the one that started it has ended, however that was."""
+    """Have the kernel kill this process when the one that started it has ended, however that
+    was.
+    """
     parent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -55,12 +60,15 @@ def _shift_clock(path: Path) -> None:
 
     def shifted_s() -> float:
         return float(struct.unpack("<d", shift[:8])[0])
+
     time.time = lambda: right() + shifted_s()
     time.time_ns = lambda: right_ns() + int(shifted_s() * 1e9)
 
 
 def _spare_grpc() -> None:
-    """Let gRPC's Python part, which tells its C part absolute times, have the same clock as that."""
+    """Let gRPC's Python part, which tells its C part absolute times, have the same clock as
+    that.
+    """
     for name in ("grpc._channel", "grpc._common", "grpc._server", "grpc._utilities"):
         importlib.import_module(name)  # before the clock is wrong
     right = types.ModuleType("time")

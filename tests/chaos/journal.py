@@ -1,4 +1,7 @@
-"""A trainer's journal: which marks its pushes make, and which pushes were acknowledged, in a file that a kill leaves there."""
+"""A trainer's journal: which marks its pushes make, and which pushes were acknowledged, in a file
+that a kill leaves there.
+"""
+
 import json
 import os
 import time
@@ -15,7 +18,8 @@ class Push:
     Attributes:
         life: which life of the trainer sent it, from 0.
         marks: by how much it changes each mark.
-        answered_s: when (CLOCK_REALTIME) the trainer had an answer of all servers; None for a push without one.
+        answered_s: when (CLOCK_REALTIME) the trainer had an answer of all servers; None for a push
+            without one.
     """
 
     life: int
@@ -40,7 +44,9 @@ class Journal:
 
     @property
     def next_mark(self) -> int:
-        """The first mark, of those that one trainer makes in their order, that no push may have made."""
+        """The first mark, of those that one trainer makes in their order, that no push may have
+        made.
+        """
         return max((mark for push in self.pushes for mark in push.marks), default=-1) + 1
 
 
@@ -90,6 +96,7 @@ class Writer:
             # Not time.time(), which may be wrong here on purpose.
             self._write({"push": number, "answered": time.clock_gettime(time.CLOCK_REALTIME)})
             return found
+
         return call
 
     def _write(self, entry: Mapping[str, Any]) -> None:

@@ -1,14 +1,34 @@
 """Plans: what is done to which job, and when."""
+
 import random
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 Job = Literal["sync-dense", "sync-sparse", "sync-distributed", "half-async", "async", "geo"]
-JOBS: tuple[Job, ...] = ("sync-dense", "sync-sparse", "sync-distributed", "half-async", "async", "geo")
+JOBS: tuple[Job, ...] = (
+    "sync-dense",
+    "sync-sparse",
+    "sync-distributed",
+    "half-async",
+    "async",
+    "geo",
+)
 # Of processes, of ways between a trainer and a server, of disks.
-Deed = Literal["kill", "terminate", "stop", "shift clock", "cut", "delay", "throttle", "dribble", "partition", "refuse",
-               "fill disk", "damage"]
+Deed = Literal[
+    "kill",
+    "terminate",
+    "stop",
+    "shift clock",
+    "cut",
+    "delay",
+    "throttle",
+    "dribble",
+    "partition",
+    "refuse",
+    "fill disk",
+    "damage",
+]
 SERVERS = TRAINERS = 2
 STEPS = 24
 
@@ -23,11 +43,13 @@ class Action(_Model):
     Attributes:
         step: when all trainers stand before this step; they go on then.
         after_s: seconds after they go on; below 0: as long before, while they stand still.
-        do: kill and terminate are followed by another start, stop (SIGSTOP) by SIGCONT, faults of networks and disks end;
-            damage alters a file of a server's newest snapshot.
+        do: kill and terminate are followed by another start, stop (SIGSTOP) by SIGCONT, faults of
+            networks and disks end; damage alters a file of a server's newest snapshot.
         who: "server 0", "trainer 1", "launcher"; of networks "trainer 0 - server 1"; "disk".
-        for_s: how long it lasts; of kill and terminate, how long until the process is started again.
-        amount: of delay seconds, of throttle and dribble bytes a second, of clocks by how many seconds they are shifted.
+        for_s: how long it lasts; of kill and terminate, how long until the process is started
+            again.
+        amount: of delay seconds, of throttle and dribble bytes a second, of clocks by how many
+            seconds they are shifted.
     """
 
     step: Annotated[int, Field(ge=0)]
@@ -67,7 +89,9 @@ class Plan(_Model):
         return Plan(seed=0, job=self.job, steps=self.steps)
 
 
-PROCESSES = tuple(f"server {n}" for n in range(SERVERS)) + tuple(f"trainer {n}" for n in range(TRAINERS))
+PROCESSES = tuple(f"server {n}" for n in range(SERVERS)) + tuple(
+    f"trainer {n}" for n in range(TRAINERS)
+)
 WAYS = tuple(f"trainer {t} - server {s}" for t in range(TRAINERS) for s in range(SERVERS))
 
 
@@ -79,8 +103,15 @@ def generate(seed: int) -> Plan:
     keep = job.startswith("sync") or draw.random() < 0.6
     steps = sorted(draw.sample(range(1, STEPS), draw.choice((1, 2, 2, 3))))
     actions = [action for step in steps for action in _moment(draw, step, launcher)]
-    return Plan(seed=seed, job=job, launcher=launcher, keep=keep, share_memory=draw.random() < 0.6,
-                every_s=draw.choice((0.15, 0.3, 0.6, 1000.0)), actions=tuple(actions))
+    return Plan(
+        seed=seed,
+        job=job,
+        launcher=launcher,
+        keep=keep,
+        share_memory=draw.random() < 0.6,
+        every_s=draw.choice((0.15, 0.3, 0.6, 1000.0)),
+        actions=tuple(actions),
+    )
 
 
 def _moment(draw: random.Random, step: int, launcher: bool) -> list[Action]:
@@ -91,31 +122,85 @@ def _moment(draw: random.Random, step: int, launcher: bool) -> list[Action]:
 
 def _actions(draw: random.Random, step: int, launcher: bool) -> list[Action]:
     after_s = round(draw.choice((0.0, draw.uniform(0, 0.3), draw.uniform(-3, 0))), 3)
-    kind = draw.choices(("death", "everything", "stop", "network", "disk", "clock"), (40, 12, 10, 25, 7, 6))[0]
+    kind = draw.choices(
+        ("death", "everything", "stop", "network", "disk", "clock"), (40, 12, 10, 25, 7, 6)
+    )[0]
     if kind in ("death", "everything"):
         return _death(draw, step, after_s, everything=kind == "everything", launcher=launcher)
     if kind == "stop":
-        return [Action(step=step, after_s=after_s, do="stop", who=(draw.choice(PROCESSES),),
-                       for_s=round(draw.uniform(0.1, 2), 2))]
+        return [
+            Action(
+                step=step,
+                after_s=after_s,
+                do="stop",
+                who=(draw.choice(PROCESSES),),
+                for_s=round(draw.uniform(0.1, 2), 2),
+            )
+        ]
     if kind == "disk":
-        return [Action(step=step, after_s=after_s, do="fill disk", who=("disk",), for_s=round(draw.uniform(0.3, 2), 2))]
+        return [
+            Action(
+                step=step,
+                after_s=after_s,
+                do="fill disk",
+                who=("disk",),
+                for_s=round(draw.uniform(0.3, 2), 2),
+            )
+        ]
     if kind == "clock":
-        return [Action(step=step, after_s=after_s, do="shift clock", who=(draw.choice(PROCESSES),),
-                       amount=draw.choice((-86400.0, -120.0, -1.0, 1.0, 120.0, 86400.0)))]
+        return [
+            Action(
+                step=step,
+                after_s=after_s,
+                do="shift clock",
+                who=(draw.choice(PROCESSES),),
+                amount=draw.choice((-86400.0, -120.0, -1.0, 1.0, 120.0, 86400.0)),
+            )
+        ]
     do: Deed = draw.choice(("cut", "cut", "delay", "throttle", "dribble", "partition", "refuse"))
     ways = tuple(sorted(draw.sample(WAYS, draw.choice((1, 1, 2, 4)))))
-    low, high = {"delay": (0.001, 0.03), "throttle": (1e5, 3e6), "dribble": (2e4, 1e6)}.get(do, (0.0, 0.0))
-    return [Action(step=step, after_s=after_s, do=do, who=ways, for_s=0.0 if do == "cut" else round(draw.uniform(0.1, 1.5), 2),
-                   amount=round(draw.uniform(low, high), 4))]
+    low, high = {"delay": (0.001, 0.03), "throttle": (1e5, 3e6), "dribble": (2e4, 1e6)}.get(
+        do, (0.0, 0.0)
+    )
+    return [
+        Action(
+            step=step,
+            after_s=after_s,
+            do=do,
+            who=ways,
+            for_s=0.0 if do == "cut" else round(draw.uniform(0.1, 1.5), 2),
+            amount=round(draw.uniform(low, high), 4),
+        )
+    ]
 
 
-def _death(draw: random.Random, step: int, after_s: float, everything: bool, launcher: bool) -> list[Action]:
-    who = PROCESSES if everything else tuple(sorted(draw.sample(PROCESSES, draw.choice((1, 1, 1, 1, 2, 3)))))
+def _death(
+    draw: random.Random, step: int, after_s: float, everything: bool, launcher: bool
+) -> list[Action]:
+    who = (
+        PROCESSES
+        if everything
+        else tuple(sorted(draw.sample(PROCESSES, draw.choice((1, 1, 1, 1, 2, 3)))))
+    )
     if launcher and draw.random() < 0.4:
         who = ("launcher",)
-    death = Action(step=step, after_s=after_s, do=draw.choice(("kill", "kill", "kill", "terminate")), who=who,
-                   for_s=round(draw.choice((0.0, draw.uniform(0.1, 0.5))), 2))
+    death = Action(
+        step=step,
+        after_s=after_s,
+        do=draw.choice(("kill", "kill", "kill", "terminate")),
+        who=who,
+        for_s=round(draw.choice((0.0, draw.uniform(0.1, 0.5))), 2),
+    )
     servers = [name for name in who if name.startswith("server")]
-    if launcher or not (servers and death.for_s and draw.random() < 0.25):  # jfluid-launch starts them again at once
+    # jfluid-launch starts them again at once
+    if launcher or not (servers and death.for_s and draw.random() < 0.25):
         return [death]
-    return [death, Action(step=step, after_s=round(after_s + death.for_s / 2, 3), do="damage", who=(draw.choice(servers),))]
+    return [
+        death,
+        Action(
+            step=step,
+            after_s=round(after_s + death.for_s / 2, 3),
+            do="damage",
+            who=(draw.choice(servers),),
+        ),
+    ]

@@ -1,4 +1,5 @@
 """Plays a plan: a job, and what is done to it."""
+
 import contextlib
 import json
 import os
@@ -59,7 +60,13 @@ class Player:
         meanwhile: is called all the time.
     """
 
-    def __init__(self, folder: Path, mounts: bool, keep: Path | None = None, meanwhile: Callable[[], None] = lambda: None):
+    def __init__(
+        self,
+        folder: Path,
+        mounts: bool,
+        keep: Path | None = None,
+        meanwhile: Callable[[], None] = lambda: None,
+    ):
         self._folder, self._mounts, self._keep, self._meanwhile = folder, mounts, keep, meanwhile
         self._wanted: dict[str, check.Final] = {}
         self._played = 0
@@ -80,12 +87,15 @@ class Player:
         def take(folder: Path, pasts: Sequence[check.Past]) -> list[str]:
             found.append(check.final(folder))
             return []
+
         outcome = self._play(plan, take)
         if outcome.failures:
             raise RuntimeError(f"a job to which nothing was done has failed: {outcome.failures}")
         return found[0]
 
-    def _play(self, plan: Plan, checked: Callable[[Path, Sequence[check.Past]], list[str]]) -> Outcome:
+    def _play(
+        self, plan: Plan, checked: Callable[[Path, Sequence[check.Past]], list[str]]
+    ) -> Outcome:
         self._played += 1
         folder = self._folder / f"plan-{self._played}"
         folder.mkdir(parents=True)
@@ -98,7 +108,9 @@ class Player:
             if outcome.failures and self._keep is not None:
                 (folder / "plan.json").write_text(plan.model_dump_json(indent=1))
                 (folder / "failures").write_text("\n".join(outcome.failures) + "\n")
-                shutil.copytree(folder, self._keep / f"{folder.name}-seed-{plan.seed}", dirs_exist_ok=True)
+                shutil.copytree(
+                    folder, self._keep / f"{folder.name}-seed-{plan.seed}", dirs_exist_ok=True
+                )
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         outcome.seconds = round(time.monotonic() - start_s, 1)
@@ -126,12 +138,21 @@ class _Performance:
     def __enter__(self) -> "_Performance":
         with ExitStack() as stack:
             stack.callback(self._log.close)
-            self._disk = stack.enter_context(Disk(self._folder / "disk", self._mounts, self._server_pids))
+            self._disk = stack.enter_context(
+                Disk(self._folder / "disk", self._mounts, self._server_pids)
+            )
             network = stack.enter_context(Network(self._plan.seed))
             ports = [f"127.0.0.1:{port}" for port in free_ports(SERVERS + TRAINERS)]
             servers, trainers = ports[:SERVERS], ports[SERVERS:]
-            self._relays = {f"trainer {t} - server {s}": network.relay(servers[s], f"{t} {s}")
-                            for t in range(TRAINERS) for s in range(SERVERS)} if self._harms_network() else {}
+            self._relays = (
+                {
+                    f"trainer {t} - server {s}": network.relay(servers[s], f"{t} {s}")
+                    for t in range(TRAINERS)
+                    for s in range(SERVERS)
+                }
+                if self._harms_network()
+                else {}
+            )
             self._supervisor = self._supervised(servers, trainers)
             stack.callback(self._supervisor.close)
             self._stack = stack.pop_all()
@@ -145,20 +166,42 @@ class _Performance:
 
     def _supervised(self, servers: list[str], trainers: list[str]) -> Supervisor:
         plan, snapshots = self._plan, self._snapshots
-        through = [[self._relays[f"trainer {t} - server {s}"].endpoint if self._relays else servers[s]
-                    for s in range(SERVERS)] for t in range(TRAINERS)]
-        environment = {"JFLUID_JOB_TOKEN": secrets.token_urlsafe(24), "JFLUID_PS_SHARE_MEMORY": str(int(plan.share_memory)),
-                       "JAX_PLATFORMS": "cpu"}
+        through = [
+            [
+                self._relays[f"trainer {t} - server {s}"].endpoint if self._relays else servers[s]
+                for s in range(SERVERS)
+            ]
+            for t in range(TRAINERS)
+        ]
+        environment = {
+            "JFLUID_JOB_TOKEN": secrets.token_urlsafe(24),
+            "JFLUID_PS_SHARE_MEMORY": str(int(plan.share_memory)),
+            "JAX_PLATFORMS": "cpu",
+        }
         spec: dict[str, Any] = {
-            "folder": str(self._folder), "job": plan.job, "steps": plan.steps, "trainers": TRAINERS, "endpoints": servers,
-            "trainer_endpoints": trainers, "through": through, "environment": environment}
+            "folder": str(self._folder),
+            "job": plan.job,
+            "steps": plan.steps,
+            "trainers": TRAINERS,
+            "endpoints": servers,
+            "trainer_endpoints": trainers,
+            "through": through,
+            "environment": environment,
+        }
         for who in PROCESSES:
             self._set_clock(who, 0.0)
         keep_bytes = 256 << 20 if plan.keep else 0
         if plan.launcher:
-            return Launched(self._folder, spec, {"folder": str(snapshots), "every_s": plan.every_s, "keep_bytes": keep_bytes})
-        environment |= {"JFLUID_PS_SNAPSHOT_FOLDER": str(snapshots), "JFLUID_PS_SNAPSHOT_EVERY_S": str(plan.every_s),
-                        "JFLUID_PS_KEEP_BYTES": str(keep_bytes)}
+            return Launched(
+                self._folder,
+                spec,
+                {"folder": str(snapshots), "every_s": plan.every_s, "keep_bytes": keep_bytes},
+            )
+        environment |= {
+            "JFLUID_PS_SNAPSHOT_FOLDER": str(snapshots),
+            "JFLUID_PS_SNAPSHOT_EVERY_S": str(plan.every_s),
+            "JFLUID_PS_KEEP_BYTES": str(keep_bytes),
+        }
         return Forked(self._folder, spec)
 
     # ---- the course of it ----
@@ -176,24 +219,34 @@ class _Performance:
                 outcome.failures.append(self._supervisor.failure or self._late())
                 break
             if moments and not self._due and self._all_at(moments[0]):
-                self._begin([action for action in self._plan.actions if action.step == moments[0]],
-                            [*moments, self._plan.steps][1])
+                self._begin(
+                    [action for action in self._plan.actions if action.step == moments[0]],
+                    [*moments, self._plan.steps][1],
+                )
                 del moments[0]
             calm = self._folder / "calm"
             if not (moments or self._due or calm.exists()) and all(
-                    (self._folder / f"done-{n}").exists() for n in range(TRAINERS)):
+                (self._folder / f"done-{n}").exists() for n in range(TRAINERS)
+            ):
                 entry.publish(calm, "")
             time.sleep(_LOOK_S)
         outcome.kills, outcome.done = dict(self._supervisor.kills), self._done
-        outcome.restarts, outcome.rollbacks, outcome.notes = \
-            self._supervisor.restarts, self._supervisor.rollbacks, self._supervisor.notes
+        outcome.restarts, outcome.rollbacks, outcome.notes = (
+            self._supervisor.restarts,
+            self._supervisor.rollbacks,
+            self._supervisor.notes,
+        )
 
     def _begin(self, actions: list[Action], until: int) -> None:
         """Let what is done at one step come, and the trainers go on until another."""
         before_s = -min(0.0, *(action.after_s for action in actions))
         self._later(before_s, partial(self._let_go, until), f"trainers go on, until step {until}")
         for action in actions:
-            self._later(before_s + action.after_s, partial(self._act, action), f"{action.do} {', '.join(action.who)}")
+            self._later(
+                before_s + action.after_s,
+                partial(self._act, action),
+                f"{action.do} {', '.join(action.who)}",
+            )
 
     def _late(self) -> str:
         """Why it takes so long: where each process stands goes to its log."""
@@ -225,7 +278,9 @@ class _Performance:
             if each[0] <= time.monotonic():
                 self._due.remove(each)
                 at = [self._at(number) for number in range(TRAINERS)]
-                self._log.write(f"{time.monotonic() - self._start_s:.3f} s, trainers at {at}: {each[2]}\n")
+                self._log.write(
+                    f"{time.monotonic() - self._start_s:.3f} s, trainers at {at}: {each[2]}\n"
+                )
                 each[1]()
 
     # ---- what is done ----
@@ -257,9 +312,15 @@ class _Performance:
         return sorted(found, key=lambda path: path.stat().st_mtime_ns)
 
     def _end(self, action: Action) -> None:
-        ending = [number for number in range(SERVERS) if {"launcher", f"server {number}"} & set(action.who)]
+        ending = [
+            number
+            for number in range(SERVERS)
+            if {"launcher", f"server {number}"} & set(action.who)
+        ]
         begins_s = [self._before_newest_s(number) for number in ending]
-        self._supervisor.end(action.who, signal.SIGKILL if action.do == "kill" else signal.SIGTERM, action.for_s)
+        self._supervisor.end(
+            action.who, signal.SIGKILL if action.do == "kill" else signal.SIGTERM, action.for_s
+        )
         for number, begin_s in zip(ending, begins_s, strict=True):
             self.pasts[number].dangers.append((begin_s, time.time() + _ON_ITS_WAY_S))
 
@@ -271,9 +332,11 @@ class _Performance:
                 return found[-2] if len(found) > 1 else 0.0
 
     def _damage(self, server: int) -> None:
-        """Alter a byte of a file of a server's newest snapshot, as a disk may. What was in that one alone is in danger.
+        """Alter a byte of a file of a server's newest snapshot, as a disk may. What was in that one
+        alone is in danger.
 
-        Servers of a synchronous job have none in common when one loses its only one: they refuse to start then.
+        Servers of a synchronous job have none in common when one loses its only one: they refuse to
+        start then.
         """
         manifests = self._manifests(server)
         if self._plan.synchronous and len(manifests) < 2:
@@ -297,6 +360,7 @@ class _Performance:
             def go_on() -> None:
                 if self._supervisor.pid(who) == pid:
                     os.kill(pid, signal.SIGCONT)
+
             self._later(for_s, go_on, f"{who} goes on")
 
     def _harm(self, relay: Relay, action: Action) -> None:
@@ -328,10 +392,21 @@ class _Performance:
 
 def line(outcome: Outcome) -> str:
     """An outcome in one line of JSON; the plan only of one that failed."""
-    told = {"seed": outcome.plan.seed, "job": outcome.plan.job, "ok": not outcome.failures, "seconds": outcome.seconds,
-            "kills": outcome.kills, "done": outcome.done, "restarts": outcome.restarts, "rollbacks": outcome.rollbacks}
+    told = {
+        "seed": outcome.plan.seed,
+        "job": outcome.plan.job,
+        "ok": not outcome.failures,
+        "seconds": outcome.seconds,
+        "kills": outcome.kills,
+        "done": outcome.done,
+        "restarts": outcome.restarts,
+        "rollbacks": outcome.rollbacks,
+    }
     told |= {name: True for name in ("launcher",) if outcome.plan.launcher}
     told |= {"notes": outcome.notes} if outcome.notes else {}
     if outcome.failures:
-        told |= {"failures": outcome.failures[:20], "plan": json.loads(outcome.plan.model_dump_json())}
+        told |= {
+            "failures": outcome.failures[:20],
+            "plan": json.loads(outcome.plan.model_dump_json()),
+        }
     return json.dumps(told)

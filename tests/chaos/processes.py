@@ -1,4 +1,5 @@
 """The processes of a job: started, killed, and started again by what looks after them."""
+
 import contextlib
 import json
 import os
@@ -55,7 +56,9 @@ class Supervisor(Protocol):
         """Act on what has happened."""
 
     def end(self, who: tuple[str, ...], number: int, for_s: float) -> None:
-        """Send these processes a signal that ends them; they are started again `for_s` seconds later."""
+        """Send these processes a signal that ends them; they are started again `for_s` seconds
+        later.
+        """
 
     def pid(self, who: str) -> int | None:
         """The process of that name; None while there is none."""
@@ -70,7 +73,11 @@ class Supervisor(Protocol):
 def logs(folder: Path) -> dict[str, Path]:
     """Where each process of a plan's folder writes what it prints."""
     names = {"server": "serverlog", "trainer": "workerlog"}
-    return {who: folder / "logs" / f"{names[role]}.{number}" for who in PROCESSES for role, number in [role_of(who)]}
+    return {
+        who: folder / "logs" / f"{names[role]}.{number}"
+        for who in PROCESSES
+        for role, number in [role_of(who)]
+    }
 
 
 def role_of(who: str) -> tuple[str, int]:
@@ -79,6 +86,7 @@ def role_of(who: str) -> tuple[str, int]:
 
 
 # ---- by itself ----
+
 
 @dataclass
 class _Life:
@@ -91,7 +99,9 @@ class _Life:
 
 @dataclass
 class Forked:
-    """Starts processes itself, and again what the plan has killed, alone; or all, when one says that it takes that."""
+    """Starts processes itself, and again what the plan has killed, alone; or all, when one says
+    that it takes that.
+    """
 
     folder: Path
     spec: dict[str, Any]
@@ -118,8 +128,12 @@ class Forked:
         log.touch()
         if role == "trainer":
             (self.folder / f"at-{number}").unlink(missing_ok=True)
-        spec = self.spec | {"role": role, "number": number, "log": str(log),
-                            "environment": self.spec["environment"] | environment}
+        spec = self.spec | {
+            "role": role,
+            "number": number,
+            "log": str(log),
+            "environment": self.spec["environment"] | environment,
+        }
         process = FORKS.Process(target=entry.begin, args=(spec,), name=who, daemon=True)
         process.start()
         self._lives[who] = _Life(who, process, log.stat().st_size)
@@ -141,7 +155,9 @@ class Forked:
                 self._roll_back(life)
                 return
             else:
-                self.failure = self.failure or f"{life.who} ended with {code}: {self._last_line(life)}"
+                self.failure = (
+                    self.failure or f"{life.who} ended with {code}: {self._last_line(life)}"
+                )
         self._see_servers_off(now_s)
 
     def _roll_back(self, failed: _Life) -> None:
@@ -155,7 +171,9 @@ class Forked:
             self._begin(who, RESTORE if who.startswith("server") else {})
 
     def _see_servers_off(self, now_s: float) -> None:
-        """Servers that still run some time after all trainers have ended are ended, as by the launcher."""
+        """Servers that still run some time after all trainers have ended are ended, as by the
+        launcher.
+        """
         if not all(f"trainer {n}" in self._ended for n in range(TRAINERS)):
             return
         self._grace_until_s = self._grace_until_s or now_s + GRACE_S
@@ -198,7 +216,10 @@ class Forked:
             return file.read()
 
     def _last_line(self, life: _Life) -> str:
-        return next((line for line in reversed(self._log(life).splitlines()) if line.strip()), "(it wrote nothing)")[-600:]
+        return next(
+            (line for line in reversed(self._log(life).splitlines()) if line.strip()),
+            "(it wrote nothing)",
+        )[-600:]
 
 
 # ---- through jfluid-launch ----
@@ -214,7 +235,9 @@ sys.exit(main())
 
 @dataclass
 class Launched:
-    """Lets jfluid-launch run the job. A launcher that the plan has killed is started again, with `snapshots.resume`."""
+    """Lets jfluid-launch run the job. A launcher that the plan has killed is started again, with
+    `snapshots.resume`.
+    """
 
     folder: Path
     spec: dict[str, Any]
@@ -233,18 +256,32 @@ class Launched:
     def start(self) -> None:
         spec = self.folder / "spec.json"
         spec.write_text(json.dumps(self.spec))
-        job = {"script": str(ROOT / "tests" / "chaos" / "entry.py"), "mode": "parameter_server", "args": [str(spec)],
-               "servers": self.spec["endpoints"], "trainers": self.spec["trainer_endpoints"],
-               "restarts": {"servers": 100, "trainers": 100}, "max_restarts": 100, "snapshots": self.snapshots,
-               "log_dir": str(self.folder / "logs"), "server_grace": GRACE_S}
+        job = {
+            "script": str(ROOT / "tests" / "chaos" / "entry.py"),
+            "mode": "parameter_server",
+            "args": [str(spec)],
+            "servers": self.spec["endpoints"],
+            "trainers": self.spec["trainer_endpoints"],
+            "restarts": {"servers": 100, "trainers": 100},
+            "max_restarts": 100,
+            "snapshots": self.snapshots,
+            "log_dir": str(self.folder / "logs"),
+            "server_grace": GRACE_S,
+        }
         (self.folder / "job.yaml").write_text(yaml.safe_dump(job))
         self._launch()
 
     def _launch(self, *more: str) -> None:
         environment = os.environ | self.spec["environment"] | {"PYTHONPATH": str(ROOT)}
         with open(self._output, "ab") as output:
-            self._launcher = subprocess.Popen([sys.executable, "-c", _LAUNCH, "job.yaml", *more], cwd=self.folder,
-                                              env=environment, stdout=output, stderr=output, start_new_session=True)
+            self._launcher = subprocess.Popen(
+                [sys.executable, "-c", _LAUNCH, "job.yaml", *more],
+                cwd=self.folder,
+                env=environment,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
         self._killed = False
 
     def look(self) -> None:
@@ -293,9 +330,10 @@ class Launched:
             self._launcher.kill()
             self._launcher.wait()
         end_s = time.monotonic() + 10
-        while (left := [pid for pid in map(self.pid, PROCESSES) if pid]) and time.monotonic() < end_s:
+        while (
+            left := [pid for pid in map(self.pid, PROCESSES) if pid]
+        ) and time.monotonic() < end_s:
             time.sleep(0.02)  # the launcher's guard kills them
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-

@@ -1,8 +1,11 @@
-"""What the processes of a job run: a server serves, a trainer trains from where it can go on, and tells the harness.
+"""What the processes of a job run: a server serves, a trainer trains from where it can go on, and
+tells the harness.
 
-Files of the plan's folder: `go` holds the step before which trainers wait; a trainer writes `at-<number>` (the step before
-which it stands), `journal-<number>` and `done-<number>`; the first one writes `final.npz` and `saved/` when all have trained.
+Files of the plan's folder: `go` holds the step before which trainers wait; a trainer writes
+`at-<number>` (the step before which it stands), `journal-<number>` and `done-<number>`; the first
+one writes `final.npz` and `saved/` when all have trained.
 """
+
 import contextlib
 import faulthandler
 import logging
@@ -26,7 +29,11 @@ from tests.chaos import journal
 from tests.chaos.entry import publish
 from tests.distributed import job
 
-MODES = {"half-async": DistributedMode.HALF_ASYNC, "async": DistributedMode.ASYNC, "geo": DistributedMode.GEO}
+MODES = {
+    "half-async": DistributedMode.HALF_ASYNC,
+    "async": DistributedMode.ASYNC,
+    "geo": DistributedMode.GEO,
+}
 EVERY = 3  # steps between two exchanges of GEO
 WIDTH = 400  # of marks: half of them have more than 64 KiB
 ROW = 4
@@ -36,22 +43,35 @@ _PACE_S = 0.2  # of the job that goes on beside the plans
 
 # ---- programs ----
 
+
 def marks(count: int, hashed: bool) -> Any:
-    """What builds the loss of a program that makes marks. Its gradient changes nothing but mark `which`, of `count`: row
-    `which`, and row `count + which`, of a dense parameter, so that each of two servers has one of them; and row `which` of
-    a table that is cut, and of one whose rows are where the hashes of their ids say."""
+    """What builds the loss of a program that makes marks. Its gradient changes nothing but mark
+    `which`, of `count`: row `which`, and row `count + which`, of a dense parameter, so that each of
+    two servers has one of them; and row `which` of a table that is cut, and of one whose rows are
+    where the hashes of their ids say."""
+
     def build() -> tuple[Any]:
         which = fluid.data("which", [None, 1], dtype="int64")
         both = layers.concat([fluid.data("one_hot", [None, count])] * 2, axis=1)
         zero = fluid.initializer.Constant(0.0)
-        dense = layers.create_parameter([2 * count, WIDTH], "float32", attr=fluid.ParamAttr("marks", initializer=zero))
+        dense = layers.create_parameter(
+            [2 * count, WIDTH], "float32", attr=fluid.ParamAttr("marks", initializer=zero)
+        )
         found = [layers.matmul(both, dense)]
-        for name in ("cut", "hashed")[:1 + hashed]:
-            found.append(fluid.embedding(which, [count, ROW], is_sparse=True, is_distributed=name == "hashed",
-                                         param_attr=fluid.ParamAttr(name, initializer=zero)))
+        for name in ("cut", "hashed")[: 1 + hashed]:
+            found.append(
+                fluid.embedding(
+                    which,
+                    [count, ROW],
+                    is_sparse=True,
+                    is_distributed=name == "hashed",
+                    param_attr=fluid.ParamAttr(name, initializer=zero),
+                )
+            )
         loss = layers.scale(layers.sums([layers.reduce_sum(each) for each in found]), -1.0)
         fluid.optimizer.SGD(1.0).minimize(loss)
-        return loss,
+        return (loss,)
+
     return build
 
 
@@ -63,7 +83,9 @@ def mark(which: int, count: int) -> dict[str, np.ndarray]:
 
 
 def regression(kind: str) -> Any:
-    """What builds the loss of `job.wide_net`; of "dense" with dropout and running statistics, which only a trainer has."""
+    """What builds the loss of `job.wide_net`; of "dense" with dropout and running statistics, which
+    only a trainer has.
+    """
     if kind != "dense":
         return job.wide_net(kind)
 
@@ -79,17 +101,19 @@ def regression(kind: str) -> Any:
         loss = layers.mean(layers.square_error_cost(predicted, fluid.data("y", [None, 1])))
         job.OPTIMIZERS["adam"]().minimize(loss)
         return loss, predicted
+
     return build
 
 
 # ---- processes ----
 
+
 def run(spec: Mapping[str, Any]) -> None:
     """Be a server or a trainer of a job, until it ends.
 
     Args:
-        spec: what `entry.begin` takes, and "job", "steps", "trainers", "endpoints" (of the servers) and "through" (what each
-            trainer takes for them).
+        spec: what `entry.begin` takes, and "job", "steps", "trainers", "endpoints" (of the servers)
+            and "through" (what each trainer takes for them).
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     faulthandler.register(signal.SIGUSR1)
@@ -129,7 +153,13 @@ def train(spec: Mapping[str, Any]) -> None:
     main = transpiler.get_trainer_program()
     executor = fluid.Executor(fluid.CPUPlace())
     executor.run(startup)
-    train_on = synchronously if spec["job"].startswith("sync") else for_long if spec["job"] == "soak" else by_marks
+    train_on = (
+        synchronously
+        if spec["job"].startswith("sync")
+        else for_long
+        if spec["job"] == "soak"
+        else by_marks
+    )
     for step, feed in train_on(spec, main):
         publish(folder / f"at-{number}", str(step))
         wait_for(folder / "go", step)
@@ -138,7 +168,8 @@ def train(spec: Mapping[str, Any]) -> None:
         publish(folder / f"at-{number}", str(spec["steps"]))
     publish(folder / f"done-{number}", "")
     if spec["job"] in MODES:
-        # A server that has started again has what idle trainers keep when they have seen that; at a barrier all have.
+        # A server that has started again has what idle trainers keep when they have seen that; at a
+        # barrier all have.
         wait_to_be_there(folder / "calm")
         connections.connect(trainer_program.read(main)).client.barrier("all have ended")
     if number == 0:
@@ -155,12 +186,20 @@ def synchronously(spec: Mapping[str, Any], main: Any) -> Iterator[tuple[int, Any
     logging.info("goes on with round %d", first)
     for step in range(first, spec["steps"]):
         batch = job.wide_batch(step)
-        yield step, job.share({name: batch[name] for name in batch if main.global_block().has_var(name)}, spec["number"],
-                              spec["trainers"])
+        yield (
+            step,
+            job.share(
+                {name: batch[name] for name in batch if main.global_block().has_var(name)},
+                spec["number"],
+                spec["trainers"],
+            ),
+        )
 
 
 def for_long(spec: Mapping[str, Any], main: Any) -> Iterator[tuple[int, Any]]:
-    """The rounds and batches of a trainer that goes on until the file `last` names the round before which it ends."""
+    """The rounds and batches of a trainer that goes on until the file `last` names the round before
+    which it ends.
+    """
     step, last = distributed.rounds(main), Path(spec["folder"], "last")
     publish(Path(spec["folder"], "go"), str(1 << 60))
     while not last.exists() or step < int(last.read_text()):
@@ -170,10 +209,18 @@ def for_long(spec: Mapping[str, Any], main: Any) -> Iterator[tuple[int, Any]]:
 
 
 def by_marks(spec: Mapping[str, Any], main: Any) -> Iterator[tuple[int, Any]]:
-    """The steps and batches of a trainer that makes marks, from the first that no earlier life of it may have made."""
-    number, steps, path = spec["number"], spec["steps"], Path(spec["folder"], f"journal-{spec['number']}")
+    """The steps and batches of a trainer that makes marks, from the first that no earlier life of
+    it may have made.
+    """
+    number, steps, path = (
+        spec["number"],
+        spec["steps"],
+        Path(spec["folder"], f"journal-{spec['number']}"),
+    )
     first = max(journal.read(path).next_mark - number * steps, 0)
-    communicator = Communicator(main, MODES[spec["job"]], {"trainers": spec["trainers"], "push_nums": EVERY})
+    communicator = Communicator(
+        main, MODES[spec["job"]], {"trainers": spec["trainers"], "push_nums": EVERY}
+    )
     writer = journal.Writer(path, marks_in)
     writer.watch(connections.connect(trainer_program.read(main)).calls)
     communicator.start()
@@ -186,8 +233,11 @@ def by_marks(spec: Mapping[str, Any], main: Any) -> Iterator[tuple[int, Any]]:
 def marks_in(blocks: Mapping[str, np.ndarray]) -> dict[int, float]:
     """By how much a push of blocks changes each mark, at each of the servers."""
     # A gradient of -1, and a difference, add to a mark.
-    found = [{int(row): abs(float(values[row, 0])) for row in np.flatnonzero(values[:, 0])}
-             for name, values in blocks.items() if name.startswith("marks")]
+    found = [
+        {int(row): abs(float(values[row, 0])) for row in np.flatnonzero(values[:, 0])}
+        for name, values in blocks.items()
+        if name.startswith("marks")
+    ]
     if any(each != found[0] for each in found):
         raise AssertionError(f"servers are to make the same marks: {found}")
     return found[0] if found else {}
@@ -219,12 +269,16 @@ def dump(spec: Mapping[str, Any], executor: Any, main: Any) -> None:
         for name in names:
             ids = np.arange(main.global_block().var(name).shape[0])
             slots = ("", f"{name}_moment1_0", f"{name}_moment2_0")
-            arrays |= {f"{name} {slot}": connection.client.look_up(name, ids, slot) for slot in slots}
+            arrays |= {
+                f"{name} {slot}": connection.client.look_up(name, ids, slot) for slot in slots
+            }
     else:
         arrays |= job.served(main)
         arrays["cut servers"] = servers_of(trainer_program.read(main), "cut")
         if "hashed" in arrays:
-            arrays["hashed servers"] = kernels.owners_of(np.arange(len(arrays["hashed"])), len(statuses))
+            arrays["hashed servers"] = kernels.owners_of(
+                np.arange(len(arrays["hashed"])), len(statuses)
+            )
     fresh = folder / "final.fresh"
     with open(fresh, "wb") as file:
         np.savez(file, **arrays)

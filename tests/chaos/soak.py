@@ -1,8 +1,10 @@
-"""A synchronous job that trains beside the plans, whose servers live as long as the harness: what they use must not grow.
+"""A synchronous job that trains beside the plans, whose servers live as long as the harness: what
+they use must not grow.
 
-Its trainers are killed, its connections cut, and all processes stopped for a moment. Round r adds 1 to mark r % MARKS, so that
-the number of rounds tells what each mark has to be at the end.
+Its trainers are killed, its connections cut, and all processes stopped for a moment. Round r adds 1
+to mark r % MARKS, so that the number of rounds tells what each mark has to be at the end.
 """
+
 import os
 import random
 import secrets
@@ -50,13 +52,25 @@ class Soak:
             network = stack.enter_context(Network(self._seed))
             servers = [f"127.0.0.1:{port}" for port in free_ports(SERVERS)]
             self._relays = [[network.relay(server) for server in servers] for _ in range(TRAINERS)]
-            environment = {"JFLUID_JOB_TOKEN": secrets.token_urlsafe(24), "JFLUID_PS_SNAPSHOT_EVERY_S": "5",
-                           "JFLUID_PS_SNAPSHOT_FOLDER": str(self._folder / "snapshots"), "JAX_PLATFORMS": "cpu"}
+            environment = {
+                "JFLUID_JOB_TOKEN": secrets.token_urlsafe(24),
+                "JFLUID_PS_SNAPSHOT_EVERY_S": "5",
+                "JFLUID_PS_SNAPSHOT_FOLDER": str(self._folder / "snapshots"),
+                "JAX_PLATFORMS": "cpu",
+            }
             spec: dict[str, Any] = {
-                "folder": str(self._folder), "job": "soak", "steps": MARKS, "trainers": TRAINERS, "endpoints": servers,
-                "through": [[relay.endpoint for relay in own] for own in self._relays], "environment": environment}
+                "folder": str(self._folder),
+                "job": "soak",
+                "steps": MARKS,
+                "trainers": TRAINERS,
+                "endpoints": servers,
+                "through": [[relay.endpoint for relay in own] for own in self._relays],
+                "environment": environment,
+            }
             for who in PROCESSES:
-                (self._folder / f"clock-{who.replace(' ', '-')}").write_bytes(struct.pack("<d", 0.0))
+                (self._folder / f"clock-{who.replace(' ', '-')}").write_bytes(
+                    struct.pack("<d", 0.0)
+                )
             self._job = Forked(self._folder, spec)
             stack.callback(self._job.close)
             self._job.start()
@@ -99,7 +113,11 @@ class Soak:
 
     def rounds(self) -> int:
         """How far the trainer is that is furthest."""
-        found = [path.read_text() for number in range(TRAINERS) if (path := self._folder / f"at-{number}").exists()]
+        found = [
+            path.read_text()
+            for number in range(TRAINERS)
+            if (path := self._folder / f"at-{number}").exists()
+        ]
         return max(map(int, found), default=0)
 
     def usage(self) -> dict[str, dict[str, float]]:
@@ -126,5 +144,8 @@ class Soak:
         with np.load(self._folder / "final.npz", allow_pickle=False) as arrays:
             found = arrays["marks"].reshape(SERVERS, MARKS, -1)
         wanted = np.bincount(np.arange(last) % MARKS, minlength=MARKS)
-        return "" if (found == wanted[:, None]).all() else \
-            f"after {last} rounds: expected marks {wanted.tolist()}, found {found[:, :, 0].tolist()}"
+        return (
+            ""
+            if (found == wanted[:, None]).all()
+            else f"after {last} rounds: expected marks {wanted.tolist()}, found {found[:, :, 0].tolist()}"
+        )

@@ -1,4 +1,5 @@
 """Some plans of chaos, and that chaos notices what it is there to notice."""
+
 import json
 import math
 import shlex
@@ -16,15 +17,21 @@ from tests.chaos.play import Outcome
 from tests.chaos.processes import ROOT
 from tests.chaos.shrink import shrunk
 
-# CollectiveJit they kill everything, a server with a trainer, and single processes; stop one, cut and partition, shift a
-# clock, fill the disk, damage snapshots; in all modes. docs/guarantees.md names them.
+# CollectiveJit they kill everything, a server with a trainer, and single processes; stop one, cut
+# and partition, shift a clock, fill the disk, damage snapshots; in all modes. docs/guarantees.md
+# names them.
 SEEDS = ((101, 1), (103, 5), (110, 1))  # first seed, plans
 COUNT = 4  # steps of the small plans below
 
 
 def chaos(*arguments, out):
-    return subprocess.run([sys.executable, "-m", "tests.chaos", *arguments, "--out", str(out)], cwd=ROOT, capture_output=True,
-                          text=True, timeout=1800)
+    return subprocess.run(
+        [sys.executable, "-m", "tests.chaos", *arguments, "--out", str(out)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=1800,
+    )
 
 
 @pytest.mark.slow
@@ -42,7 +49,12 @@ def test_plans(first, plans, tmp_path):
 def test_a_plan_that_fails_is_told_and_the_next_one_is_played(tmp_path, capsys):
     class Player:
         def play(self, plan):
-            return Outcome(plan, failures=["it has failed"] if plan.seed == 8 else [], kills={"SIGKILL server": 2})
+            return Outcome(
+                plan,
+                failures=["it has failed"] if plan.seed == 8 else [],
+                kills={"SIGKILL server": 2},
+            )
+
     summary = Summary(tmp_path)
     assert play_all(options(["--seed", "7", "--plans", "3"]), Player(), summary) == 1
     told = capsys.readouterr().out.splitlines()
@@ -53,28 +65,37 @@ def test_a_plan_that_fails_is_told_and_the_next_one_is_played(tmp_path, capsys):
     again = told[-1].partition("again with: python -m tests.chaos --plan ")[2]
     assert Plan.model_validate_json(shlex.split(again)[0]) == generate(8)
     (tmp_path / "plan.json").write_text(generate(9).model_dump_json())
-    assert play_all(options(["--plan", str(tmp_path / "plan.json")]), Player(), Summary(tmp_path)) == 0
+    assert (
+        play_all(options(["--plan", str(tmp_path / "plan.json")]), Player(), Summary(tmp_path)) == 0
+    )
 
 
 # ---- plans ----
+
 
 def test_a_plan_follows_from_its_seed_and_can_be_written_down():
     plans = [generate(seed) for seed in range(200)]
     assert plans == [generate(seed) for seed in range(200)]
     assert [Plan.model_validate_json(plan.model_dump_json()) for plan in plans] == plans
     assert {plan.job for plan in plans} == set(JOBS)
-    assert {plan.launcher for plan in plans} == {plan.share_memory for plan in plans} == {True, False}
+    assert (
+        {plan.launcher for plan in plans} == {plan.share_memory for plan in plans} == {True, False}
+    )
     deeds = {action.do for plan in plans for action in plan.actions}
     assert deeds == set(Action.model_fields["do"].annotation.__args__)
     assert any(set(action.who) == set(PROCESSES) for plan in plans for action in plan.actions)
     with pytest.raises(ValueError, match="do"):
-        Plan.model_validate_json('{"seed": 1, "job": "geo", "actions": [{"step": 1, "do": "sing", "who": ["server 0"]}]}')
+        Plan.model_validate_json(
+            '{"seed": 1, "job": "geo", "actions": [{"step": 1, "do": "sing", "who": ["server 0"]}]}'
+        )
 
 
 def test_a_plan_shrinks_to_what_makes_it_fail():
     actions = [Action(step=n, do="kill", who=PROCESSES) for n in range(5)]
-    found = shrunk(Plan(seed=1, job="geo", actions=actions), lambda plan: any(
-        action.step == 3 and "trainer 1" in action.who for action in plan.actions))
+    found = shrunk(
+        Plan(seed=1, job="geo", actions=actions),
+        lambda plan: any(action.step == 3 and "trainer 1" in action.who for action in plan.actions),
+    )
     assert found.actions == (Action(step=3, do="kill", who=("trainer 1",)),)
 
 
@@ -86,7 +107,9 @@ IN_DANGER = check.Past([(0, math.inf)])
 
 @pytest.fixture
 def ended(tmp_path):
-    """What a job of marks leaves in a folder: everything was pushed once, by one life of each trainer."""
+    """What a job of marks leaves in a folder: everything was pushed once, by one life of each
+    trainer.
+    """
     return Ended(tmp_path)
 
 
@@ -98,10 +121,19 @@ class Ended:
     def __init__(self, folder: Path):
         self._folder = folder
         count = COUNT * TRAINERS
-        self.arrays = {"lost": np.zeros(2, int), "marks": np.ones((2 * count, 3), np.float32),
-                       "cut": np.ones((count, 2), np.float32), "cut servers": np.repeat([0, 1], count // 2)}
-        self.lines = [[{"life": 7}, *(line for step in range(COUNT) for line in pushed(step, trainer * COUNT + step))]
-                      for trainer in range(TRAINERS)]
+        self.arrays = {
+            "lost": np.zeros(2, int),
+            "marks": np.ones((2 * count, 3), np.float32),
+            "cut": np.ones((count, 2), np.float32),
+            "cut servers": np.repeat([0, 1], count // 2),
+        }
+        self.lines = [
+            [
+                {"life": 7},
+                *(line for step in range(COUNT) for line in pushed(step, trainer * COUNT + step)),
+            ]
+            for trainer in range(TRAINERS)
+        ]
 
     def failures(self, plan=PLAN, past=IN_DANGER):
         for trainer, lines in enumerate(self.lines):
@@ -128,12 +160,14 @@ def test_an_acknowledged_push_that_is_missing(ended):
     ended.arrays["marks"][1] = ended.arrays["cut"][1] = 0
     assert [wrong.partition(": ")[2] for wrong in ended.failures()] == [
         "trainer 0 keeps its pushes, and 1 are missing, with the marks [[1]]",
-        "1 acknowledged pushes are missing, 1 of which it must have noticed; it says that 0 are lost"]
+        "1 acknowledged pushes are missing, 1 of which it must have noticed; it says that 0 are lost",
+    ]
     ended.arrays["lost"][0] = 1
     assert ended.failures(PLAN.model_copy(update={"keep": False})) == []
     assert ended.failures(past=check.Past(IN_DANGER.dangers, damaged=True)) == []
-    assert ended.failures(PLAN.model_copy(update={"keep": False}), check.Past([(50, 100.5), (102, 200)])) == [
-        "server 0: a push of marks [1] is missing, which was answered and never in danger"]
+    assert ended.failures(
+        PLAN.model_copy(update={"keep": False}), check.Past([(50, 100.5), (102, 200)])
+    ) == ["server 0: a push of marks [1] is missing, which was answered and never in danger"]
     ended.arrays["lost"][0] = 2
     assert len(ended.failures(PLAN.model_copy(update={"keep": False}))) == 1
 
@@ -153,7 +187,9 @@ def test_an_unanswered_push_of_a_killed_trainer_may_be_missing_and_no_other(ende
 def test_powers_of_two_tell_which_pushes_of_geo_are_there(ended):
     for line in ended.lines[0]:
         if "marks" in line:  # the fourth push brings a part of the first's mark, too
-            line["marks"] = dict.fromkeys(line["marks"], 0.5) | ({0: 0.25} if line["push"] == 3 else {})
+            line["marks"] = dict.fromkeys(line["marks"], 0.5) | (
+                {0: 0.25} if line["push"] == 3 else {}
+            )
     for row in range(COUNT):
         ended.arrays["cut"][row] = 0.5
         ended.arrays["marks"][[row, row + COUNT * TRAINERS]] = 0.5 + 0.25 * (row == 0)
@@ -165,6 +201,16 @@ def test_powers_of_two_tell_which_pushes_of_geo_are_there(ended):
 def test_a_model_that_is_not_that_of_an_undisturbed_job():
     one, other = np.zeros(5, np.float32), np.array([0, 0, 1, 0, 0], np.float32)
     wanted = check.Final({"lost": np.zeros(2), "table": one}, {"w": "a hash", "b": "b hash"})
-    assert check.differences(check.Final({"lost": np.zeros(2), "table": one}, {"w": "a hash", "b": "b hash"}), wanted) == []
-    assert check.differences(check.Final({"lost": np.zeros(2), "table": other}, {"w": "other"}), wanted) == [
-        "b: the saved file differs", "w: the saved file differs", "table: 1 of 5 numbers differ, by at most 1"]
+    assert (
+        check.differences(
+            check.Final({"lost": np.zeros(2), "table": one}, {"w": "a hash", "b": "b hash"}), wanted
+        )
+        == []
+    )
+    assert check.differences(
+        check.Final({"lost": np.zeros(2), "table": other}, {"w": "other"}), wanted
+    ) == [
+        "b: the saved file differs",
+        "w: the saved file differs",
+        "table: 1 of 5 numbers differ, by at most 1",
+    ]

@@ -1,4 +1,7 @@
-"""Datasets through Executor.train_from_dataset. What Fluid gives for the same files was read off Fluid 1.8.5."""
+"""Datasets through Executor.train_from_dataset. What Fluid gives for the same files was read off
+Fluid 1.8.5.
+"""
+
 import gzip
 import os
 import random
@@ -38,8 +41,13 @@ def fed(made, threads=0):
     with made._batches(threads) as batches:
         for batch in batches:
             offsets, values = batch["ids"].lod()[0], np.array(batch["ids"])[:, 0]
-            found.append(([values[a:b].tolist() for a, b in zip(offsets, offsets[1:])], batch["dense"].tolist(),
-                          batch["label"][:, 0].tolist()))
+            found.append(
+                (
+                    [values[a:b].tolist() for a, b in zip(offsets, offsets[1:])],
+                    batch["dense"].tolist(),
+                    batch["label"][:, 0].tolist(),
+                )
+            )
     return found
 
 
@@ -53,16 +61,30 @@ def files(tmp_path):
 
 def test_a_queue_dataset_trains_as_fluids(files, capsys):
     made, (_, dense, _) = dataset(files=files)
-    weight = layers.create_parameter([1], "float32", name="w", default_initializer=fluid.initializer.Constant(1.0))
+    weight = layers.create_parameter(
+        [1], "float32", name="w", default_initializer=fluid.initializer.Constant(1.0)
+    )
     loss = layers.mean(dense) * weight
     fluid.optimizer.SGD(0.1).minimize(loss)
     exe = fluid.Executor(fluid.CPUPlace())
     exe.run(fluid.default_startup_program())
-    exe.train_from_dataset(fluid.default_main_program(), made, fetch_list=[loss], fetch_info=["the loss"], print_period=1,
-                           debug=True)
-    assert np.array(fluid.global_scope().find_var("w").get_tensor()) == pytest.approx(-32.900333, rel=1e-6)
+    exe.train_from_dataset(
+        fluid.default_main_program(),
+        made,
+        fetch_list=[loss],
+        fetch_info=["the loss"],
+        print_period=1,
+        debug=True,
+    )
+    assert np.array(fluid.global_scope().find_var("w").get_tensor()) == pytest.approx(
+        -32.900333, rel=1e-6
+    )
     printed = capsys.readouterr().out.splitlines()
-    assert printed[:3] == ["step 1  the loss: 1", "step 2  the loss: 4.05", "step 3  the loss: 150.076"]
+    assert printed[:3] == [
+        "step 1  the loss: 1",
+        "step 2  the loss: 4.05",
+        "step 3  the loss: 150.076",
+    ]
     assert printed[3].startswith("3 steps, 5 examples in ") and "waited for data" in printed[3]
 
 
@@ -71,7 +93,9 @@ def test_batches_go_across_files(files):
     assert [b[0] for b in fed(made)] == [[[11, 0], [7]], [[0, 0, 5], [0]], [[-1, -3]]]
     assert [b[2] for b in fed(made)] == [[0, 1], [1, 0], [1]]
     made.set_thread(2)
-    assert sorted([r for b in fed(made) for r in b[0]]) == sorted([[11, 0], [7], [0, 0, 5], [0], [-1, -3]])
+    assert sorted([r for b in fed(made) for r in b[0]]) == sorted(
+        [[11, 0], [7], [0, 0, 5], [0], [-1, -3]]
+    )
 
 
 def test_records_in_memory_have_no_zeros(files):
@@ -89,12 +113,12 @@ def test_local_shuffle_moves_whole_records(files):
     made, _ = dataset("InMemoryDataset", files, batch=5)
     made.preload_into_memory(2)
     made.wait_preload_done()
-    plain, = fed(made)
+    (plain,) = fed(made)
     orders = set()
     for seed in range(8):
         random.seed(seed)
         made.local_shuffle()
-        found, = fed(made)
+        (found,) = fed(made)
         assert sorted(zip(*found)) == sorted(zip(*plain))
         orders.add(str(found))
         random.seed(seed)
@@ -105,32 +129,41 @@ def test_local_shuffle_moves_whole_records(files):
 
 def test_slots_shuffle_changes_only_its_slots(tmp_path):
     path = tmp_path / "a.txt"
-    path.write_text("".join(f"{i % 3 + 1} {' '.join([str(i)] * (i % 3 + 1))} 3 {i} {i} {i} 1 {i}\n" for i in range(1, 41)))
+    path.write_text(
+        "".join(
+            f"{i % 3 + 1} {' '.join([str(i)] * (i % 3 + 1))} 3 {i} {i} {i} 1 {i}\n"
+            for i in range(1, 41)
+        )
+    )
     made, _ = dataset("InMemoryDataset", [path], batch=40)
     with pytest.raises(errors.DataError, match="set_fea_eval"):
         made.slots_shuffle(["ids"])
     made.set_fea_eval(10, True)
     made.load_into_memory()
-    plain, = fed(made)
+    (plain,) = fed(made)
     for _ in range(2):
         made.slots_shuffle(["ids"])
-        mixed, = fed(made)
+        (mixed,) = fed(made)
         assert mixed[1:] == plain[1:] and mixed[0] != plain[0]
-        assert all(record in plain[0] for record in mixed[0]) and len({str(r) for r in mixed[0]}) <= 10
+        assert (
+            all(record in plain[0] for record in mixed[0]) and len({str(r) for r in mixed[0]}) <= 10
+        )
     with pytest.raises(errors.DataError, match=r"no slots \['idz'\]"):
         made.slots_shuffle(["idz"])
 
 
 def test_records_of_one_id_are_merged(tmp_path):
     path = tmp_path / "a.txt"
-    path.write_text("1 k1 1 1 3 1 1 1 1 1\n1 k2 1 2 3 2 2 2 1 2\n1 k1 2 3 4 3 3 3 3 1 3\n1 k3 1 5 3 5 5 5 1 5\n"
-                    "1 k2 1 6 3 6 6 6 1 6\n")
+    path.write_text(
+        "1 k1 1 1 3 1 1 1 1 1\n1 k2 1 2 3 2 2 2 1 2\n1 k1 2 3 4 3 3 3 3 1 3\n1 k3 1 5 3 5 5 5 1 5\n"
+        "1 k2 1 6 3 6 6 6 1 6\n"
+    )
     made, _ = dataset("InMemoryDataset", [path], batch=5)
     made.set_merge_by_lineid(2)
     made.load_into_memory()
     with pytest.warns(RuntimeWarning, match="1 records dropped whose id has not 2 of them"):
         made.global_shuffle()
-    found, = fed(made)
+    (found,) = fed(made)
     assert sorted(zip(*found)) == [([1, 3, 4], [1, 1, 1], 1), ([2, 6], [2, 2, 2], 2)]
 
 
@@ -146,14 +179,19 @@ def test_ids_and_contents_stand_in_front(tmp_path):
 
 def test_pipes_compressed_and_remote_files(tmp_path, files):
     import fsspec
+
     packed = tmp_path / "c.gz"
     packed.write_bytes(gzip.compress(A.encode()))
     with fsspec.open("memory://dir/d.txt", "wb") as remote:
         remote.write(B.encode())
     want = [[11, 0], [7], [0, 0, 5]]
-    for source, pipe, expected in [(packed, "cat", want), (packed, "grep -v 11", want[1:]), (files[0], "tail -n 1", want[2:]),
-                                   ("memory://dir/d.txt", "cat", [[0], [-1, -3]]),
-                                   ("memory://dir/d.txt", "head -n 1", [[0]])]:
+    for source, pipe, expected in [
+        (packed, "cat", want),
+        (packed, "grep -v 11", want[1:]),
+        (files[0], "tail -n 1", want[2:]),
+        ("memory://dir/d.txt", "cat", [[0], [-1, -3]]),
+        ("memory://dir/d.txt", "head -n 1", [[0]]),
+    ]:
         made, _ = dataset(files=[source])
         made.set_pipe_command(pipe)
         assert [r for b in fed(made) for r in b[0]] == expected
@@ -170,7 +208,7 @@ def test_lines_longer_than_a_block(tmp_path):
     ids = list(range(1, 400_000))
     path.write_text(f"{len(ids)} {' '.join(map(str, ids))} 3 1 2 3 1 1\n" + A[:-1])
     made, _ = dataset(files=[path], batch=4)
-    found, = fed(made)
+    (found,) = fed(made)
     assert found[0] == [ids, [11, 0], [7], [0, 0, 5]]
 
 
@@ -179,7 +217,10 @@ def test_bad_lines_stop_or_are_counted(tmp_path, files):
     bad.write_text(A + "1 5 3 1 x 1 1 1\n" + B)
     for kind in ("QueueDataset", "InMemoryDataset"):
         made, _ = dataset(kind, [bad])
-        with pytest.raises(errors.DataError, match=r"bad.txt, line 4, slot 2 \(dense\): expected a number, found 'x'"):
+        with pytest.raises(
+            errors.DataError,
+            match=r"bad.txt, line 4, slot 2 \(dense\): expected a number, found 'x'",
+        ):
             made.load_into_memory() if kind == "InMemoryDataset" else fed(made)
         made.set_on_bad_lines("skip")
         if kind == "InMemoryDataset":
@@ -194,18 +235,23 @@ def test_bad_lines_stop_or_are_counted(tmp_path, files):
 
 
 def trainer(made, dense):
-    weight = layers.create_parameter([1], "float32", name="w", default_initializer=fluid.initializer.Constant(1.0))
+    weight = layers.create_parameter(
+        [1], "float32", name="w", default_initializer=fluid.initializer.Constant(1.0)
+    )
     fluid.optimizer.SGD(0.1).minimize(layers.mean(dense) * weight)
     exe = fluid.Executor(fluid.CPUPlace())
     exe.run(fluid.default_startup_program())
     return lambda: exe.train_from_dataset(fluid.default_main_program(), made)
 
 
-@pytest.mark.parametrize("pipe, problem", [
-    ("cat; exit 3", "the command 'cat; exit 3' failed with exit code 3"),
-    ("cat; kill -9 $$", "was ended by SIGKILL"),
-    ("no_such_command_here", "failed with exit code 127"),
-])
+@pytest.mark.parametrize(
+    "pipe, problem",
+    [
+        ("cat; exit 3", "the command 'cat; exit 3' failed with exit code 3"),
+        ("cat; kill -9 $$", "was ended by SIGKILL"),
+        ("no_such_command_here", "failed with exit code 127"),
+    ],
+)
 def test_a_failing_pipe_is_named_and_a_new_epoch_can_start(files, pipe, problem, capfd):
     made, (_, dense, _) = dataset(files=files)
     made.set_pipe_command(pipe)
@@ -262,10 +308,12 @@ def test_bad_arguments():
         exe.train_from_dataset(fluid.default_main_program(), made)
     with pytest.raises(errors.DataError, match="expected what DatasetFactory"):
         exe.train_from_dataset(fluid.default_main_program(), [1])
-    for var, problem in [(fluid.data("f64", [None, 1], "float64"), "expected dtype int64 or float32, found FP64"),
-                         (fluid.data("two", [None, 1], "int64", lod_level=2), "a ragged slot is"),
-                         (fluid.data("wide", [None, 2], "int64", lod_level=1), "a ragged slot is"),
-                         (fluid.data("unknown", [None, -1], "int64"), "must know all dimensions but the first")]:
+    for var, problem in [
+        (fluid.data("f64", [None, 1], "float64"), "expected dtype int64 or float32, found FP64"),
+        (fluid.data("two", [None, 1], "int64", lod_level=2), "a ragged slot is"),
+        (fluid.data("wide", [None, 2], "int64", lod_level=1), "a ragged slot is"),
+        (fluid.data("unknown", [None, -1], "int64"), "must know all dimensions but the first"),
+    ]:
         with pytest.raises(errors.DataError, match=problem):
             made.set_use_var([var])
     for call in (made.local_shuffle, made.global_shuffle):
@@ -287,11 +335,24 @@ def test_bad_arguments():
 def test_the_description(files):
     made, _ = dataset(files=files)
     assert made.desc().splitlines()[:8] == [
-        'name: "MultiSlotDataFeed"', "batch_size: 2", "multi_slot_desc {", "  slots {", '    name: "ids"',
-        '    type: "uint64"', "    is_used: true", "  }"]
+        'name: "MultiSlotDataFeed"',
+        "batch_size: 2",
+        "multi_slot_desc {",
+        "  slots {",
+        '    name: "ids"',
+        '    type: "uint64"',
+        "    is_used: true",
+        "  }",
+    ]
     assert made.desc().splitlines()[8:15] == [
-        "  slots {", '    name: "dense"', '    type: "float"', "    is_dense: true", "    is_used: true", "    shape: -1",
-        "    shape: 3"]
+        "  slots {",
+        '    name: "dense"',
+        '    type: "float"',
+        "    is_dense: true",
+        "    is_used: true",
+        "    shape: -1",
+        "    shape: 3",
+    ]
 
 
 def test_a_fetch_handler_sees_the_newest_step(files):
@@ -306,7 +367,9 @@ def test_a_fetch_handler_sees_the_newest_step(files):
 
     exe = fluid.Executor(fluid.CPUPlace())
     made.set_pipe_command("cat; sleep 0.01")
-    exe.train_from_dataset(fluid.default_main_program(), made, fetch_handler=Look({"loss": loss}, period_secs=0.05))
+    exe.train_from_dataset(
+        fluid.default_main_program(), made, fetch_handler=Look({"loss": loss}, period_secs=0.05)
+    )
     assert looked.is_set() and any(s["loss"] is not None for s in seen)
 
     class Fails(fluid.executor.FetchHandler):
@@ -314,7 +377,11 @@ def test_a_fetch_handler_sees_the_newest_step(files):
             raise KeyError("my own mistake")
 
     with pytest.raises(KeyError, match="my own mistake"):
-        exe.train_from_dataset(fluid.default_main_program(), made, fetch_handler=Fails({"loss": loss}, period_secs=0.01))
+        exe.train_from_dataset(
+            fluid.default_main_program(),
+            made,
+            fetch_handler=Fails({"loss": loss}, period_secs=0.01),
+        )
     with pytest.raises(errors.FetchError, match="var_dict is empty"):
         fluid.executor.FetchHandler()
 
@@ -330,7 +397,13 @@ def test_data_feed_desc(tmp_path):
     desc.set_use_slots(["words"])
     lines = [line.strip() for line in desc.desc().splitlines()]
     assert lines[1] == "batch_size: 128" and lines[3:9] == [
-        "slots {", 'name: "words"', 'type: "uint64"', "is_dense: false", "is_used: true", "}"]
+        "slots {",
+        'name: "words"',
+        'type: "uint64"',
+        "is_dense: false",
+        "is_used: true",
+        "}",
+    ]
     with pytest.raises(KeyError, match="did you mean words"):
         desc.set_use_slots(["word"])
     path.write_text("slots: 3")
@@ -357,8 +430,12 @@ def test_global_shuffle_between_trainers(tmp_path, monkeypatch):
     endpoints, made, results = free_endpoints(3), [], {}
     for i in range(3):
         path = tmp_path / f"{i}.txt"
-        path.write_text("".join(f"{k % 2 + 1} {' '.join([str(k)] * (k % 2 + 1))} 3 {k} {k} {k} 1 {k}\n"
-                                for k in range(100 * i + 1, 100 * i + 101)))
+        path.write_text(
+            "".join(
+                f"{k % 2 + 1} {' '.join([str(k)] * (k % 2 + 1))} 3 {k} {k} {k} 1 {k}\n"
+                for k in range(100 * i + 1, 100 * i + 101)
+            )
+        )
         with fluid.program_guard(fluid.Program(), fluid.Program()):
             made.append(dataset("InMemoryDataset", [path], batch=1000)[0])
         made[i].set_fleet_send_batch_size(7)
@@ -367,7 +444,11 @@ def test_global_shuffle_between_trainers(tmp_path, monkeypatch):
     def run(i):
         fleet = Fleet(i, endpoints)
         made[i].global_shuffle(fleet)
-        results[i] = made[i].get_memory_data_size(fleet), made[i].get_shuffle_data_size(fleet), fed(made[i])[0]
+        results[i] = (
+            made[i].get_memory_data_size(fleet),
+            made[i].get_shuffle_data_size(fleet),
+            fed(made[i])[0],
+        )
 
     threads = [threading.Thread(target=run, args=(i,)) for i in range(3)]
     for thread in threads:
@@ -398,15 +479,24 @@ fluid.Executor(fluid.CPUPlace()).train_from_dataset(fluid.default_main_program()
 @pytest.mark.process
 def test_ctrl_c_ends_producers_and_pipes(tmp_path):
     (tmp_path / "a.txt").write_text("1 1\n")
-    process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path / "a.txt")], stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True, cwd=os.getcwd())
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(tmp_path / "a.txt")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=os.getcwd(),
+    )
     lines = []
     for line in process.stdout:
         lines.append(line)
         if line.startswith("step 20"):
             break
-    found = subprocess.run(["pgrep", "-g", "0", "-f", "while true; do cat"], capture_output=True, text=True)
-    children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
+    found = subprocess.run(
+        ["pgrep", "-g", "0", "-f", "while true; do cat"], capture_output=True, text=True
+    )
+    children = subprocess.run(
+        ["pgrep", "-P", str(process.pid)], capture_output=True, text=True
+    ).stdout.split()
     assert children, (lines, found)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=120)
@@ -425,13 +515,17 @@ def test_infer_from_dataset(files):
     exe = fluid.Executor(fluid.CPUPlace())
     exe.run(fluid.default_startup_program())
     exe.infer_from_dataset(fluid.default_main_program(), made)
-    assert np.array(fluid.global_scope().find_var("seen").get_tensor()) == pytest.approx(0 + 6 + 0 + 27 + 1000.51, rel=1e-6)
+    assert np.array(fluid.global_scope().find_var("seen").get_tensor()) == pytest.approx(
+        0 + 6 + 0 + 27 + 1000.51, rel=1e-6
+    )
 
 
 def test_datasets_feed_replicas(files, monkeypatch):
     monkeypatch.setenv("CPU_NUM", "2")
     made, (_, dense, _) = dataset(files=files, batch=5)
-    weight = layers.create_parameter([1], "float32", name="w", default_initializer=fluid.initializer.Constant(1.0))
+    weight = layers.create_parameter(
+        [1], "float32", name="w", default_initializer=fluid.initializer.Constant(1.0)
+    )
     loss = layers.mean(dense) * weight
     fluid.optimizer.SGD(0.1).minimize(loss)
     exe = fluid.Executor(fluid.CPUPlace())
@@ -439,7 +533,9 @@ def test_datasets_feed_replicas(files, monkeypatch):
     program = fluid.CompiledProgram(fluid.default_main_program()).with_data_parallel(loss.name)
     exe.train_from_dataset(program, made, fetch_list=[loss], print_period=1)
     halves = (0 + 6 + 0) / 9, (27 + 1000.51) / 6  # the first replica gets three rows
-    assert np.array(fluid.global_scope().find_var("w").get_tensor()) == pytest.approx(1 - 0.1 * sum(halves) / 2, rel=1e-5)
+    assert np.array(fluid.global_scope().find_var("w").get_tensor()) == pytest.approx(
+        1 - 0.1 * sum(halves) / 2, rel=1e-5
+    )
 
 
 def test_a_producer_that_dies_is_heard_of(files, monkeypatch):

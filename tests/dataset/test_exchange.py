@@ -1,4 +1,5 @@
 """Records between trainers: who may take part, and what they may send."""
+
 import contextlib
 import socket
 import struct
@@ -37,7 +38,10 @@ class Fleet:
 
 
 def records_of(numbers, slots=SLOTS, tags=0):
-    text = "".join(f"{f'1 tag{k} ' * tags}{k % 3 + 1} {' '.join([str(k)] * (k % 3 + 1))} 2 {k} 0.5\n" for k in numbers)
+    text = "".join(
+        f"{f'1 tag{k} ' * tags}{k % 3 + 1} {' '.join([str(k)] * (k % 3 + 1))} 2 {k} 0.5\n"
+        for k in numbers
+    )
     parser = Parser(slots, tags)
     return parser.parse(np.frombuffer(text.encode(), np.uint8).copy(), 0, pytest.fail)[0]
 
@@ -51,9 +55,12 @@ class Trainers:
         def run(i):
             try:
                 draw = np.random.default_rng(i)
-                self.found[i] = exchange.shuffled(parts[i], SLOTS, tags > 0, Fleet(i, endpoints), draw, 7, 0.0)
+                self.found[i] = exchange.shuffled(
+                    parts[i], SLOTS, tags > 0, Fleet(i, endpoints), draw, 7, 0.0
+                )
             except Exception as error:
                 self.errors[i] = error
+
         self.threads = [threading.Thread(target=run, args=[i]) for i in parts]
         for thread in self.threads:
             thread.start()
@@ -85,7 +92,9 @@ def member(endpoint, hello, secret=SECRET):
     deadline = time.monotonic() + LIMIT
     while True:
         try:
-            connection = sockets.connect(exchange._address(endpoint), secret, exchange._PURPOSE, 1000)
+            connection = sockets.connect(
+                exchange._address(endpoint), secret, exchange._PURPOSE, 1000
+            )
             break
         except ConnectionError:
             assert time.monotonic() < deadline
@@ -94,11 +103,16 @@ def member(endpoint, hello, secret=SECRET):
     return connection, connection.receive()
 
 
-# ---- trainers ------------------------------------------------------------------------------------------------------
+# ---- trainers ------------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("tags", [0, 1])
 def test_every_record_comes_to_one_trainer(tags):
-    parts = {0: records_of(range(1, 90), tags=tags), 1: records_of(range(90, 100), tags=tags), 2: records_of([])}
+    parts = {
+        0: records_of(range(1, 90), tags=tags),
+        1: records_of(range(90, 100), tags=tags),
+        2: records_of([]),
+    }
     done = Trainers(free_endpoints(3), parts, tags).joined()
     assert not done.errors
     assert sorted(k for i in range(3) for k in ids(done.found[i])) == list(range(1, 100))
@@ -111,9 +125,12 @@ def test_numbers_and_arrays_of_all():
     endpoints, found = free_endpoints(2), {}
 
     def run(i):
-        found[i] = (exchange.total(i + 5, Fleet(i, endpoints)),
-                    exchange.gathered(np.full((2, 3), i, np.float32), i, endpoints).tolist(),
-                    exchange.gathered(np.int64(i), i, endpoints).tolist())
+        found[i] = (
+            exchange.total(i + 5, Fleet(i, endpoints)),
+            exchange.gathered(np.full((2, 3), i, np.float32), i, endpoints).tolist(),
+            exchange.gathered(np.int64(i), i, endpoints).tolist(),
+        )
+
     threads = [threading.Thread(target=run, args=[i]) for i in range(2)]
     for thread in threads:
         thread.start()
@@ -129,14 +146,17 @@ def test_arrays_that_differ():
         with pytest.raises(errors.DataError) as error:
             exchange.gathered(np.zeros(2 + i), i, endpoints)
         found[i] = str(error.value)
+
     threads = [threading.Thread(target=run, args=[i]) for i in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(LIMIT)
     # Who notices first ends its connections, so that the other one may learn no more than that.
-    assert ("arrays of different shapes or dtypes: <f8[2] and b'<f8[3]'" in found[0]
-            or "arrays of different shapes or dtypes: <f8[3] and b'<f8[2]'" in found[1])
+    assert (
+        "arrays of different shapes or dtypes: <f8[2] and b'<f8[3]'" in found[0]
+        or "arrays of different shapes or dtypes: <f8[3] and b'<f8[2]'" in found[1]
+    )
     with pytest.raises(errors.DataError, match="array of numbers"):
         exchange.gathered(np.array([None]), 0, endpoints)
 
@@ -156,14 +176,20 @@ def test_a_trainer_at_another_exchange_is_awaited(brief):
     assert isinstance(trainers.joined().errors[0], errors.DataError)
 
 
-# ---- strangers -----------------------------------------------------------------------------------------------------
+# ---- strangers -----------------------------------------------------------------------------------
+
 
 def test_strangers_bring_nothing_learn_nothing_and_delay_nobody():
     endpoints = free_endpoints(2)
     trainers = Trainers(endpoints, {0: records_of(range(1, 50))})
     with contextlib.ExitStack() as stack:
-        for said in (b"", b"", b"[" * 200_000, (struct.pack("<Q", 8) + b"jfluid 1" + struct.pack("<Q", 1) + b"1") * 4,
-                     b"jfluid 1" + bytes(64)):
+        for said in (
+            b"",
+            b"",
+            b"[" * 200_000,
+            (struct.pack("<Q", 8) + b"jfluid 1" + struct.pack("<Q", 1) + b"1") * 4,
+            b"jfluid 1" + bytes(64),
+        ):
             stranger = stack.enter_context(reach(endpoints[0]))
             heard = stranger.recv(40, socket.MSG_WAITALL)
             assert heard.startswith(b"jfluid 1") and len(heard) == 40
@@ -174,14 +200,20 @@ def test_strangers_bring_nothing_learn_nothing_and_delay_nobody():
         with pytest.raises(errors.SecretError):
             member(endpoints[0], exchange._HELLO.pack(1, 1, 2), "another-secret-of-another")
         other = Trainers(endpoints, {1: records_of(range(50, 100))})
-        assert not trainers.joined().errors and not other.joined().errors  # idle strangers are still connected
+        # idle strangers are still connected
+        assert not trainers.joined().errors and not other.joined().errors
     assert sorted(ids(trainers.found[0]) + ids(other.found[1])) == list(range(1, 100))
 
 
 def test_a_stranger_in_the_place_of_a_trainer_gets_no_record():
     endpoints = free_endpoints(2)
-    with sockets.Listener(socket.create_server(exchange._address(endpoints[1])), "another-secret-of-another",
-                          exchange._PURPOSE, 1000, LIMIT) as listener:
+    with sockets.Listener(
+        socket.create_server(exchange._address(endpoints[1])),
+        "another-secret-of-another",
+        exchange._PURPOSE,
+        1000,
+        LIMIT,
+    ) as listener:
         trainers = Trainers(endpoints, {0: records_of(range(1, 50))})
         while trainers.threads[0].is_alive():
             assert not listener.accept(0.05)
@@ -203,10 +235,13 @@ def test_the_secret_does_not_travel():
 def test_trainers_of_several_machines_need_a_secret(monkeypatch):
     monkeypatch.delenv("JFLUID_JOB_TOKEN")
     done = Trainers([*free_endpoints(1), "10.1.2.3:7000"], {0: records_of([1])}).joined()
-    assert isinstance(done.errors[0], errors.SecretError) and "10.1.2.3:7000: other machines" in str(done.errors[0])
+    assert isinstance(
+        done.errors[0], errors.SecretError
+    ) and "10.1.2.3:7000: other machines" in str(done.errors[0])
 
 
-# ---- members that send what they should not ------------------------------------------------------------------------
+# ---- members that send what they should not ------------------------------------------------------
+
 
 @pytest.mark.parametrize(("sender", "number"), [(0, 2), (2, 2), (1, 3)])
 def test_a_trainer_that_does_not_belong_is_told(sender, number):
@@ -219,10 +254,24 @@ def test_a_trainer_that_does_not_belong_is_told(sender, number):
     assert not trainers.joined().errors and not other.joined().errors
 
 
-@pytest.mark.parametrize("messages", [
-    [b"[" * 200_000], [record_encoding.encode(records_of(range(1, 4))) + b"x"],
-    [record_encoding.encode(Records(np.full(10, 7), np.array([[-50_000_000, 2], [50_000_006, 2]], np.int32), np.arange(3)))],
-    [record_encoding.encode(records_of(range(1, 9)))] * 60], ids=["noise", "longer", "negative", "too much"])
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [b"[" * 200_000],
+        [record_encoding.encode(records_of(range(1, 4))) + b"x"],
+        [
+            record_encoding.encode(
+                Records(
+                    np.full(10, 7),
+                    np.array([[-50_000_000, 2], [50_000_006, 2]], np.int32),
+                    np.arange(3),
+                )
+            )
+        ],
+        [record_encoding.encode(records_of(range(1, 9)))] * 60,
+    ],
+    ids=["noise", "longer", "negative", "too much"],
+)
 def test_what_a_trainer_sends_is_checked(messages):
     endpoints = free_endpoints(2)
     before = fluid.get_flags("FLAGS_global_shuffle_peer_bytes")
@@ -243,7 +292,8 @@ def test_what_a_trainer_sends_is_checked(messages):
         assert "it sends more than 10000 bytes; FLAGS_global_shuffle_peer_bytes" in str(error)
 
 
-# ---- bytes ---------------------------------------------------------------------------------------------------------
+# ---- bytes ---------------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("tags", [0, 2])
 def test_records_as_bytes(tags):
@@ -264,21 +314,45 @@ def header(slots=2, count=1, values=3, width=0, magic=b"JFR1"):
 GOOD = header() + np.array([1, 2], "<i4").tobytes() + bytes(24)
 
 
-@pytest.mark.parametrize(("data", "message"), [
-    (b"", "expected records, found 0 bytes"), (b"[" * 200_000, "found 200000 bytes that begin with"),
-    (GOOD[:-1], "expected 60 bytes .* found 59"), (GOOD + b"x", "expected 60 bytes .* found 61"),
-    (header(magic=b"JFR2") + GOOD[28:], "expected records, found"),
-    (header(slots=3) + GOOD[28:], "of 2 slots without ids, found 1 records of 3 slots"),
-    (header(width=4) + GOOD[28:], "ids of 4 bytes"), (header(count=0) + GOOD[28:], "found 0 records"),
-    (header(count=2**64 - 1) + GOOD[28:], "found 18446744073709551615 records"),
-    (header(values=2**64 - 1) + GOOD[28:], "expected 147573952589676412956 bytes"),
-    (header() + np.array([0, 3], "<i4").tobytes() + bytes(24), "slot ids: expected 1 to 3 values a record, found 0"),
-    (header() + np.array([-1, 4], "<i4").tobytes() + bytes(24), "slot ids: expected 1 to 3 values a record, found -1"),
-    (header() + np.array([4, 2], "<i4").tobytes() + bytes(24), "slot ids: expected 1 to 3 values a record, found 4"),
-    (header() + np.array([2, 1], "<i4").tobytes() + bytes(24), "slot clicks: expected 2 to 2 values a record, found 1"),
-    (header() + np.array([2, 2], "<i4").tobytes() + bytes(24), "the counts add up to 4 values, found 3"),
-    (header(count=2, values=2) + np.array([[2**30, 2]] * 2, "<i4").tobytes() + bytes(16), "expected 1 to 2 values"),
-])
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "expected records, found 0 bytes"),
+        (b"[" * 200_000, "found 200000 bytes that begin with"),
+        (GOOD[:-1], "expected 60 bytes .* found 59"),
+        (GOOD + b"x", "expected 60 bytes .* found 61"),
+        (header(magic=b"JFR2") + GOOD[28:], "expected records, found"),
+        (header(slots=3) + GOOD[28:], "of 2 slots without ids, found 1 records of 3 slots"),
+        (header(width=4) + GOOD[28:], "ids of 4 bytes"),
+        (header(count=0) + GOOD[28:], "found 0 records"),
+        (header(count=2**64 - 1) + GOOD[28:], "found 18446744073709551615 records"),
+        (header(values=2**64 - 1) + GOOD[28:], "expected 147573952589676412956 bytes"),
+        (
+            header() + np.array([0, 3], "<i4").tobytes() + bytes(24),
+            "slot ids: expected 1 to 3 values a record, found 0",
+        ),
+        (
+            header() + np.array([-1, 4], "<i4").tobytes() + bytes(24),
+            "slot ids: expected 1 to 3 values a record, found -1",
+        ),
+        (
+            header() + np.array([4, 2], "<i4").tobytes() + bytes(24),
+            "slot ids: expected 1 to 3 values a record, found 4",
+        ),
+        (
+            header() + np.array([2, 1], "<i4").tobytes() + bytes(24),
+            "slot clicks: expected 2 to 2 values a record, found 1",
+        ),
+        (
+            header() + np.array([2, 2], "<i4").tobytes() + bytes(24),
+            "the counts add up to 4 values, found 3",
+        ),
+        (
+            header(count=2, values=2) + np.array([[2**30, 2]] * 2, "<i4").tobytes() + bytes(16),
+            "expected 1 to 2 values",
+        ),
+    ],
+)
 def test_what_is_no_records(data, message):
     assert len(record_encoding.decode(GOOD, SLOTS, False)) == 1
     with pytest.raises(errors.MessageError, match=message):
@@ -289,12 +363,15 @@ def test_every_altered_byte_of_a_header_is_refused_or_harmless():
     data = record_encoding.encode(records_of(range(1, 4), tags=1))
     for i in range(28 + 3 * 2 * 4):
         for value in (0, 1, 0x7F, 0x80, 0xFF):
-            altered = data[:i] + bytes([value]) + data[i + 1:]
+            altered = data[:i] + bytes([value]) + data[i + 1 :]
             try:
                 found = record_encoding.decode(altered, SLOTS, True)
             except errors.MessageError:
                 continue
-            assert found.starts[-1] == len(found.values) and (np.diff(found.starts) == found.counts.sum(1)).all()
+            assert (
+                found.starts[-1] == len(found.values)
+                and (np.diff(found.starts) == found.counts.sum(1)).all()
+            )
             Parser(SLOTS, 1).batch(found, np.arange(len(found)))
 
 
@@ -307,8 +384,20 @@ def test_decoding_the_rest():
     assert exchange.decode_hello(exchange._HELLO.pack(3, 1, 2)) == (3, 1, 2)
     assert exchange.decode_number(b"0012") == 12
     assert exchange.decode_array(b"<i4[2]\n" + bytes(8), np.dtype("<i4"), (2,)).tolist() == [0, 0]
-    for data in (b"", b"[" * 200_000, b"-1", b"1" * 20, b"\xd9\xa1", b"1\n", b"<i4[2]\n" + bytes(10), b"<i8[2]\n" + bytes(16)):
-        for decode in (exchange.decode_hello, exchange.decode_number,
-                       lambda data: exchange.decode_array(data, np.dtype("<i4"), (2,))):
+    for data in (
+        b"",
+        b"[" * 200_000,
+        b"-1",
+        b"1" * 20,
+        b"\xd9\xa1",
+        b"1\n",
+        b"<i4[2]\n" + bytes(10),
+        b"<i8[2]\n" + bytes(16),
+    ):
+        for decode in (
+            exchange.decode_hello,
+            exchange.decode_number,
+            lambda data: exchange.decode_array(data, np.dtype("<i4"), (2,)),
+        ):
             with pytest.raises(errors.MessageError):
                 decode(data)

@@ -1,4 +1,5 @@
 """The memory of a dataset's records has a bound, which loading and shuffling keep."""
+
 import os
 import random
 import re
@@ -21,18 +22,29 @@ REFUSED = r"InMemoryDataset\.{}: the records, .* bytes of memory, and may take {
 def limit():
     def set_limit(size):
         fluid.set_flags({memory_budget.FLAG: size})
+
     yield set_limit
     set_limit(0)
 
 
 def made(folder, tags=0, start=0):
-    """A dataset of ids (ragged) and dense, of one file; its records take less than 100 bytes each."""
-    ids, dense = fluid.data("ids", [None, 1], "int64", lod_level=1), fluid.data("dense", [None, 2], "float32")
+    """A dataset of ids (ragged) and dense, of one file; its records take less than 100 bytes
+    each.
+    """
+    ids, dense = (
+        fluid.data("ids", [None, 1], "int64", lod_level=1),
+        fluid.data("dense", [None, 2], "float32"),
+    )
     dataset = fluid.DatasetFactory().create_dataset("InMemoryDataset")
     dataset.set_use_var([ids, dense])
     dataset.set_batch_size(100)
     path = folder / f"{start}.txt"
-    path.write_text("".join(f"{f'1 tag{i // 2} ' * tags}2 {i + 1} {i + 2} 2 0.5 1.5\n" for i in range(start, start + LINES)))
+    path.write_text(
+        "".join(
+            f"{f'1 tag{i // 2} ' * tags}2 {i + 1} {i + 2} 2 0.5 1.5\n"
+            for i in range(start, start + LINES)
+        )
+    )
     dataset.set_filelist([str(path)])
     return dataset
 
@@ -47,7 +59,9 @@ def fed(dataset):
 def test_files_that_do_not_fit_are_refused_and_fewer_are_read(tmp_path, limit):
     dataset = made(tmp_path)
     limit(50_000)
-    with pytest.raises(errors.DataError, match=REFUSED.format("load_into_memory", 50_000) + ".*QueueDataset"):
+    with pytest.raises(
+        errors.DataError, match=REFUSED.format("load_into_memory", 50_000) + ".*QueueDataset"
+    ):
         dataset.load_into_memory()
     assert dataset.get_memory_data_size() == 0
     with pytest.raises(errors.DataError, match="no records in memory"):
@@ -66,8 +80,11 @@ def test_a_shuffle_that_does_not_fit_leaves_the_records_as_they_are(tmp_path, li
     dataset.load_into_memory()
     dataset.set_fea_eval(100, True)
     before, held = fed(dataset), dataset._records.nbytes
-    shuffles = {"local_shuffle": dataset.local_shuffle, "global_shuffle": dataset.global_shuffle,
-                "slots_shuffle": lambda: dataset.slots_shuffle(["ids"])}
+    shuffles = {
+        "local_shuffle": dataset.local_shuffle,
+        "global_shuffle": dataset.global_shuffle,
+        "slots_shuffle": lambda: dataset.slots_shuffle(["ids"]),
+    }
     limit(held + 100)
     with pytest.raises(errors.DataError, match=REFUSED.format(what, held + 100)):
         shuffles[what]()
@@ -92,11 +109,18 @@ def test_merging_counts_its_copy(tmp_path, limit):
     assert dataset.get_memory_data_size() == LINES // 2
 
 
-@pytest.mark.parametrize("factor, named", [(1.2, "of memory, and may take"), (2.5, "records were not exchanged.*may take")])
+@pytest.mark.parametrize(
+    "factor, named",
+    [(1.2, "of memory, and may take"), (2.5, "records were not exchanged.*may take")],
+)
 def test_trainers_that_send_more_than_fits_are_refused(tmp_path, limit, monkeypatch, factor, named):
     """First what is sent has no room, then what comes."""
     monkeypatch.setenv("JFLUID_JOB_TOKEN", "a-secret-of-the-tests")
-    datasets, endpoints, failures = [made(tmp_path, start=i * LINES) for i in range(2)], free_endpoints(2), []
+    datasets, endpoints, failures = (
+        [made(tmp_path, start=i * LINES) for i in range(2)],
+        free_endpoints(2),
+        [],
+    )
     for dataset in datasets:
         dataset.load_into_memory()
 
@@ -113,6 +137,7 @@ def test_trainers_that_send_more_than_fits_are_refused(tmp_path, limit, monkeypa
         for thread in threads:
             thread.join(120)
             assert not thread.is_alive()
+
     limit(int(factor * datasets[0]._records.nbytes))
     if factor < 2:
         shuffle(0)
@@ -132,5 +157,9 @@ def test_the_default_is_a_part_of_the_memory_that_there_is(tmp_path, monkeypatch
     assert memory_budget.most_bytes() == whole * 3 // 4
     (tmp_path / "small").write_text("4000000\n")
     (tmp_path / "none").write_text("max\n")
-    monkeypatch.setattr(memory_budget, "_LIMITS", (str(tmp_path / "absent"), str(tmp_path / "none"), str(tmp_path / "small")))
+    monkeypatch.setattr(
+        memory_budget,
+        "_LIMITS",
+        (str(tmp_path / "absent"), str(tmp_path / "none"), str(tmp_path / "small")),
+    )
     assert memory_budget.memory_bytes() == 4_000_000

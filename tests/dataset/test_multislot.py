@@ -1,4 +1,5 @@
 """The parser of MultiSlot text, held against a plain one."""
+
 import math
 
 import numpy as np
@@ -16,7 +17,9 @@ def parse(text, slots=SLOTS, **options):
     parser, bad = Parser(slots, **options), []
     if not text.endswith(b"\n"):
         text += b"\n"
-    records, lines = parser.parse(np.frombuffer(text, np.uint8), 0, lambda error: bad.append(str(error)))
+    records, lines = parser.parse(
+        np.frombuffer(text, np.uint8), 0, lambda error: bad.append(str(error))
+    )
     feed = parser.batch(records, np.arange(len(records)))
     assert lines == text.count(b"\n")
     return feed, bad
@@ -28,11 +31,15 @@ def rows(tensor):
 
 
 def test_values_are_those_of_the_text():
-    feed, bad = parse(b"2 11 0 3 0.5 1.5 -2 1 0\n1 7\t3 1 2 3 1 1 \r\n"
-                      b"2 18446744073709551615 -9223372036854775808 3 1e3 -1E-2 .5 1 1")
+    feed, bad = parse(
+        b"2 11 0 3 0.5 1.5 -2 1 0\n1 7\t3 1 2 3 1 1 \r\n"
+        b"2 18446744073709551615 -9223372036854775808 3 1e3 -1E-2 .5 1 1"
+    )
     assert not bad
-    assert rows(feed["ids"]) == [[11, 0], [7], [-1, -2 ** 63]]
-    np.testing.assert_array_equal(feed["dense"], np.array([[0.5, 1.5, -2], [1, 2, 3], [1000, -0.01, 0.5]], "float32"))
+    assert rows(feed["ids"]) == [[11, 0], [7], [-1, -(2**63)]]
+    np.testing.assert_array_equal(
+        feed["dense"], np.array([[0.5, 1.5, -2], [1, 2, 3], [1000, -0.01, 0.5]], "float32")
+    )
     np.testing.assert_array_equal(feed["label"], [[0], [1], [1]])
     assert feed["dense"].dtype == np.float32 and feed["label"].dtype == np.int64
 
@@ -53,27 +60,33 @@ def test_unused_slots_and_tags():
     assert list(feed) == ["b"] and rows(feed["b"]) == [[2], [0.5, 1]]
 
 
-@pytest.mark.parametrize("line, problem", [
-    (b"", "slot 1 (ids): the line is blank"),
-    (b"0 1 1", "slot 1 (ids): the count is '0'; it must be at least 1"),
-    (b"-2 1 1", "slot 1 (ids): the count is '-2'; it must be at least 1"),
-    (b"x 1", "slot 1 (ids): expected a count of values, found 'x'"),
-    (b"1 \xff\xfe 3 1 2 3 1 1", r"slot 1 (ids): expected a whole number, found '\\xff\\xfe'"),
-    (b"1 1.5 3 1 2 3 1 1", "slot 1 (ids): expected a whole number, found '1.5'"),
-    (b"1 18446744073709551616 3 1 1 1 1 1", "'18446744073709551616' does not fit 64 bits"),
-    (b"1 -9223372036854775809 3 1 1 1 1 1", "'-9223372036854775809' does not fit 64 bits"),
-    (b"1 5 3 1 2 nan 1 1", "slot 2 (dense): expected a number, found 'nan'"),
-    (b"1 5 3 1 2 inf 1 1", "slot 2 (dense): expected a number, found 'inf'"),
-    (b"1 5 3 1 2 0x10 1 1", "slot 2 (dense): expected a number, found '0x10'"),
-    (b"1 5 3 1 2 1e 1 1", "slot 2 (dense): expected a number, found '1e'"),
-    (b"1 5 3 1 2 1e50 1 1", "slot 2 (dense): '1e50' does not fit a 32-bit float"),
-    (b"1 5 2 1 1 1 1", "slot 2 (dense): the count is '2'; the variable takes 3 values a record"),
-    (b"1 5 3 1 1 1 1 1 7 7", "end of the line: the line goes on after the last slot: '7'"),
-    (b"1 5 3 1 1", "slot 2 (dense): the line ends before all values of the slot"),
-    (b"1 5", "slot 2 (dense): the line ends before all values of the slot"),
-    (b"99999999999 5", "slot 1 (ids): the count is '99999999999', more than a line may hold"),
-    (b"9" * 5000 + b" 5", "slot 1 (ids): the count is '" + "9" * 40 + "...'"),
-])
+@pytest.mark.parametrize(
+    "line, problem",
+    [
+        (b"", "slot 1 (ids): the line is blank"),
+        (b"0 1 1", "slot 1 (ids): the count is '0'; it must be at least 1"),
+        (b"-2 1 1", "slot 1 (ids): the count is '-2'; it must be at least 1"),
+        (b"x 1", "slot 1 (ids): expected a count of values, found 'x'"),
+        (b"1 \xff\xfe 3 1 2 3 1 1", r"slot 1 (ids): expected a whole number, found '\\xff\\xfe'"),
+        (b"1 1.5 3 1 2 3 1 1", "slot 1 (ids): expected a whole number, found '1.5'"),
+        (b"1 18446744073709551616 3 1 1 1 1 1", "'18446744073709551616' does not fit 64 bits"),
+        (b"1 -9223372036854775809 3 1 1 1 1 1", "'-9223372036854775809' does not fit 64 bits"),
+        (b"1 5 3 1 2 nan 1 1", "slot 2 (dense): expected a number, found 'nan'"),
+        (b"1 5 3 1 2 inf 1 1", "slot 2 (dense): expected a number, found 'inf'"),
+        (b"1 5 3 1 2 0x10 1 1", "slot 2 (dense): expected a number, found '0x10'"),
+        (b"1 5 3 1 2 1e 1 1", "slot 2 (dense): expected a number, found '1e'"),
+        (b"1 5 3 1 2 1e50 1 1", "slot 2 (dense): '1e50' does not fit a 32-bit float"),
+        (
+            b"1 5 2 1 1 1 1",
+            "slot 2 (dense): the count is '2'; the variable takes 3 values a record",
+        ),
+        (b"1 5 3 1 1 1 1 1 7 7", "end of the line: the line goes on after the last slot: '7'"),
+        (b"1 5 3 1 1", "slot 2 (dense): the line ends before all values of the slot"),
+        (b"1 5", "slot 2 (dense): the line ends before all values of the slot"),
+        (b"99999999999 5", "slot 1 (ids): the count is '99999999999', more than a line may hold"),
+        (b"9" * 5000 + b" 5", "slot 1 (ids): the count is '" + "9" * 40 + "...'"),
+    ],
+)
 def test_bad_lines_name_line_and_slot(line, problem):
     good = b"1 7 3 1 2 3 1 1"
     feed, bad = parse(b"\n".join([good, line, good]))
@@ -82,8 +95,14 @@ def test_bad_lines_name_line_and_slot(line, problem):
 
 
 WORD = st.one_of(
-    st.integers(-3, 6).map(str), st.integers(-2 ** 70, 2 ** 70).map(str), st.floats(width=32).map(repr), st.floats().map(repr),
-    st.sampled_from(["nan", "-", "+", ".", "e", "1e", "1e5", "-0", "1_0", "0x1", "", "\u00e9", "1\x00"]))
+    st.integers(-3, 6).map(str),
+    st.integers(-(2**70), 2**70).map(str),
+    st.floats(width=32).map(repr),
+    st.floats().map(repr),
+    st.sampled_from(
+        ["nan", "-", "+", ".", "e", "1e", "1e5", "-0", "1_0", "0x1", "", "\u00e9", "1\x00"]
+    ),
+)
 LINE = st.lists(WORD, max_size=12).map(lambda words: " ".join(words).encode())
 
 
@@ -95,7 +114,9 @@ def plain(line):
         try:
             count = whole(words[at])
             assert 0 < count <= 1 << 30 and slot.size in (-1, count) and len(words) > at + count
-            values = [(decimal if slot.decimal else whole)(w) for w in words[at + 1:at + 1 + count]]
+            values = [
+                (decimal if slot.decimal else whole)(w) for w in words[at + 1 : at + 1 + count]
+            ]
         except (IndexError, ValueError, AssertionError):
             return None
         record.append(values)
@@ -107,29 +128,43 @@ def whole(word):
     if not word.isascii() or word.lstrip(b"+-").strip(b"0123456789") or b"_" in word:
         raise ValueError(word)
     value = int(word)
-    if not -2 ** 63 <= value < 2 ** 64:
+    if not -(2**63) <= value < 2**64:
         raise ValueError(word)
-    return value - 2 ** 64 if value >= 2 ** 63 else value
+    return value - 2**64 if value >= 2**63 else value
 
 
 def decimal(word):
     if not word.isascii() or word.strip(b"0123456789+-.eE"):
         raise ValueError(word)
     value = float(word)
-    if abs(value) > float(np.finfo("float32").max) * (1 + 2 ** -25) or math.isnan(value):
+    if abs(value) > float(np.finfo("float32").max) * (1 + 2**-25) or math.isnan(value):
         raise ValueError(word)
     return value
 
 
 @settings(deadline=None, max_examples=300)
-@given(st.lists(st.one_of(LINE, st.just(b"1 7 3 1 2 3 1 1"), st.binary(max_size=40).map(lambda b: b.replace(b"\n", b""))),
-                min_size=1, max_size=8))
+@given(
+    st.lists(
+        st.one_of(
+            LINE,
+            st.just(b"1 7 3 1 2 3 1 1"),
+            st.binary(max_size=40).map(lambda b: b.replace(b"\n", b"")),
+        ),
+        min_size=1,
+        max_size=8,
+    )
+)
 def test_any_text_gives_records_or_errors(lines):
     want = [r for r in map(plain, lines) if r is not None]
     feed, bad = parse(b"\n".join(lines) + b"\n")
     assert len(bad) == len(lines) - len(want)
     assert rows(feed["ids"]) == [r[0] for r in want]
-    np.testing.assert_allclose(feed["dense"], np.array([r[1] for r in want], "float32").reshape(-1, 3), rtol=1e-6, atol=1e-44)
+    np.testing.assert_allclose(
+        feed["dense"],
+        np.array([r[1] for r in want], "float32").reshape(-1, 3),
+        rtol=1e-6,
+        atol=1e-44,
+    )
     assert feed["label"].reshape(-1).tolist() == [r[2][0] for r in want]
 
 
@@ -160,11 +195,31 @@ def test_a_bad_line_is_an_exception_with_its_number():
 
 def test_one_long_id_does_not_widen_all_others():
     """Ids stand in an array of texts of one width."""
+
     def tags(text):
-        return Parser([Slot("a", False)], 1).parse(np.frombuffer(text, np.uint8), 0, lambda bad: None)[0].tags
+        return (
+            Parser([Slot("a", False)], 1)
+            .parse(np.frombuffer(text, np.uint8), 0, lambda bad: None)[0]
+            .tags
+        )
+
     long = b"x" * 20_000
-    found = tags(b"1 " + long + b" 1 1\n" + b"1 i 1 1\n" * 2_000 + b"1 " + long + b" 1 2\n1 " + long + b"y 1 2\n")
+    found = tags(
+        b"1 "
+        + long
+        + b" 1 1\n"
+        + b"1 i 1 1\n" * 2_000
+        + b"1 "
+        + long
+        + b" 1 2\n1 "
+        + long
+        + b"y 1 2\n"
+    )
     assert len(found) == 2_003 and found.nbytes <= 24 * len(found)
-    assert found[0] == found[-2] and len(set(found.tolist())) == 3 and set(found[1:-2].tolist()) == {b"i"}
+    assert (
+        found[0] == found[-2]
+        and len(set(found.tolist())) == 3
+        and set(found[1:-2].tolist()) == {b"i"}
+    )
     short = b"a" * 24
     assert tags(b"1 " + short + b" 1 1\n1 b 1 1\n").tolist() == [short, b"b"]

@@ -1,4 +1,5 @@
 """What a file's name and a file's bytes may do: be read, or raise DataError."""
+
 import bz2
 import gzip
 import io
@@ -21,7 +22,12 @@ def zipped(data):
     return out.getvalue()
 
 
-PACKED = {".gz": gzip.compress(TEXT), ".bz2": bz2.compress(TEXT), ".xz": lzma.compress(TEXT), ".zip": zipped(TEXT)}
+PACKED = {
+    ".gz": gzip.compress(TEXT),
+    ".bz2": bz2.compress(TEXT),
+    ".xz": lzma.compress(TEXT),
+    ".zip": zipped(TEXT),
+}
 
 
 def read(path, **source):
@@ -29,9 +35,22 @@ def read(path, **source):
 
 
 @pytest.mark.parametrize("command", ["echo 1 5 #", "printf '1 5\\n%.0s'", "cat"])
-@pytest.mark.parametrize("name", ["part-0$(touch pwned)", 'part-0"; touch pwned; "', "part-0'; touch pwned; '",
-                                  "`touch pwned`", "a\ntouch pwned\n", "a;touch pwned", "a&touch pwned", "a|touch pwned",
-                                  "$HOME", "*", "\\"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "part-0$(touch pwned)",
+        'part-0"; touch pwned; "',
+        "part-0'; touch pwned; '",
+        "`touch pwned`",
+        "a\ntouch pwned\n",
+        "a;touch pwned",
+        "a&touch pwned",
+        "a|touch pwned",
+        "$HOME",
+        "*",
+        "\\",
+    ],
+)
 def test_a_files_name_is_one_word_of_the_download_command(name, command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     if command == "cat" and "/" not in name:
@@ -59,7 +78,12 @@ def test_damaged_compression_is_a_named_error(suffix, tmp_path):
     assert read(path) == TEXT
     outcomes = set()
     for i in range(0, len(data), max(len(data) // 60, 1)):
-        for changed in (data[:i], data[:i] + bytes([data[i] ^ 0xFF]) + data[i + 1:], data[:i] + data[i + 1:], data + data[i:]):
+        for changed in (
+            data[:i],
+            data[:i] + bytes([data[i] ^ 0xFF]) + data[i + 1 :],
+            data[:i] + data[i + 1 :],
+            data + data[i:],
+        ):
             path.write_bytes(changed)
             try:
                 outcomes.add(type(read(path)))

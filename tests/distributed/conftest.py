@@ -1,4 +1,5 @@
 """Jobs whose servers are threads of this process."""
+
 import pytest
 
 import jfluid as fluid

@@ -1,9 +1,10 @@
 """One process of a job; `begin` is what it does.
 
-A trainer prints a line for each step. It waits before a step until the file `<folder>/go-<number>` says a larger number, so
-that a test can do its worst at a certain step. The job ends before the step that the file `<folder>/end` says, once there is
-one.
+A trainer prints a line for each step. It waits before a step until the file `<folder>/go-<number>`
+says a larger number, so that a test can do its worst at a certain step. The job ends before the
+step that the file `<folder>/end` says, once there is one.
 """
+
 import itertools
 import logging
 import time
@@ -19,9 +20,14 @@ from tests.distributed import job
 
 def transpiled(spec, trainer=0):
     """What `job.transpile` gives for a process."""
-    build = job.wide_net(spec["kind"], spec["optimizer"]) if spec.get("wide") else \
-        job.net(spec["kind"], spec["optimizer"], own_state=spec.get("own_state", False))
-    return job.transpile(build, spec["endpoints"], trainer, spec["trainers"], spec["sync"], wait_port=True)
+    build = (
+        job.wide_net(spec["kind"], spec["optimizer"])
+        if spec.get("wide")
+        else job.net(spec["kind"], spec["optimizer"], own_state=spec.get("own_state", False))
+    )
+    return job.transpile(
+        build, spec["endpoints"], trainer, spec["trainers"], spec["sync"], wait_port=True
+    )
 
 
 def serve(spec):
@@ -43,7 +49,9 @@ def train(spec):
         if step == spec["saves_at"]:
             _connection().client.save(f"{spec['folder']}/snapshots/server-0")
         batch = (job.wide_batch if spec.get("wide") else job.batch)(step)
-        found, = executor.run(main, feed=job.share(batch, spec["number"], spec["trainers"]), fetch_list=[loss])
+        (found,) = executor.run(
+            main, feed=job.share(batch, spec["number"], spec["trainers"]), fetch_list=[loss]
+        )
         print("step", step, float(np.mean(found)), flush=True)
     if spec["number"] == 0:
         fluid.io.save_persistables(executor, f"{spec['folder']}/saved", main)
@@ -69,9 +77,13 @@ def _connection():
 
 
 def undisturbed(spec):
-    """Save in a folder what a job of two servers and two trainers learns that nothing happens to."""
+    """Save in a folder what a job of two servers and two trainers learns that nothing happens
+    to.
+    """
     steps, wide = range(spec["steps"]), spec["wide"]
-    build = job.wide_net("sparse") if wide else job.net("sparse", "adam", own_state=spec["own_state"])
+    build = (
+        job.wide_net("sparse") if wide else job.net("sparse", "adam", own_state=spec["own_state"])
+    )
     with job.Job(build, **{"servers": 2, "trainers": 2} | spec["job"]) as whole:
         whole.begin()
         whole.steps([(job.wide_batch if wide else job.batch)(step) for step in steps])

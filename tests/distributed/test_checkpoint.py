@@ -1,4 +1,5 @@
 """What servers hold, saved whole and loaded by others."""
+
 import os
 
 import numpy as np
@@ -31,10 +32,22 @@ def test_one_process_goes_on(kind, optimizer, tmp_path):
     np.testing.assert_allclose(found, wanted, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("kind", "optimizer", "servers"), [
-    ("dense", "adam", 3), ("dense", "sgd", 1), ("sparse", "adam", 3), ("sparse", "decay", 2), ("sparse", "adagrad", 1),
-    ("sparse", "rmsprop", 2), ("sparse", "lamb", 3), ("distributed", "adam", 3), ("distributed", "adam", 1),
-    ("distributed", "adagrad", 2), ("distributed", "decayed", 3)])
+@pytest.mark.parametrize(
+    ("kind", "optimizer", "servers"),
+    [
+        ("dense", "adam", 3),
+        ("dense", "sgd", 1),
+        ("sparse", "adam", 3),
+        ("sparse", "decay", 2),
+        ("sparse", "adagrad", 1),
+        ("sparse", "rmsprop", 2),
+        ("sparse", "lamb", 3),
+        ("distributed", "adam", 3),
+        ("distributed", "adam", 1),
+        ("distributed", "adagrad", 2),
+        ("distributed", "decayed", 3),
+    ],
+)
 def test_other_servers_go_on(kind, optimizer, servers, tmp_path):
     wanted = trained(kind, optimizer, tmp_path, batches(5, 9))
     with Job(net(kind, optimizer), servers, load=str(tmp_path)) as job:
@@ -66,14 +79,20 @@ def test_inference_model(kind, tmp_path):
         job.steps(batches(5))
         trainer, feed = job.trainers[0], batch(7)
         with fluid.scope_guard(trainer.scope):
-            fluid.io.save_inference_model(str(tmp_path), ["x", "ids"], [trainer.built[1]], trainer.executor, trainer.main)
-        wanted, = trainer.run(feed, [trainer.built[1]])  # before the update of this step
+            fluid.io.save_inference_model(
+                str(tmp_path), ["x", "ids"], [trainer.built[1]], trainer.executor, trainer.main
+            )
+        (wanted,) = trainer.run(feed, [trainer.built[1]])  # before the update of this step
     with fluid.scope_guard(fluid.Scope()):
         executor = fluid.Executor(fluid.CPUPlace())
         program, feeds, fetches = fluid.io.load_inference_model(str(tmp_path), executor)
-        assert {op.type for op in program.global_block().ops}.isdisjoint({"send", "recv", "distributed_lookup_table"})
-        found, = executor.run(program, feed={n: feed[n] for n in feeds}, fetch_list=fetches)
-        rows, = executor.run(program, feed={"x": feed["x"], "ids": feed["ids"] + VOCABULARY // 2}, fetch_list=fetches)
+        assert {op.type for op in program.global_block().ops}.isdisjoint(
+            {"send", "recv", "distributed_lookup_table"}
+        )
+        (found,) = executor.run(program, feed={n: feed[n] for n in feeds}, fetch_list=fetches)
+        (rows,) = executor.run(
+            program, feed={"x": feed["x"], "ids": feed["ids"] + VOCABULARY // 2}, fetch_list=fetches
+        )
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
     assert not np.allclose(rows, found)  # rows that no trainer has touched are there too
 
@@ -112,9 +131,14 @@ def test_checkpoint_notify(tmp_path):
         checkpoint.load_one_table(trainer.executor, "table", tmp_path, trainer.main)
         np.testing.assert_array_equal(job.parameters()["table"], wanted)
         with pytest.raises(errors.ServerError, match="there is no table 'tables'"):
-            trainer.executor.run(notify(epmap=job.endpoints, dir=str(tmp_path), lookup_table="tables"))
+            trainer.executor.run(
+                notify(epmap=job.endpoints, dir=str(tmp_path), lookup_table="tables")
+            )
         with pytest.raises(errors.FetchError, match="nothing to feed or fetch"):
-            trainer.executor.run(notify(epmap=job.endpoints, dir=str(tmp_path), lookup_table="table"), feed={"x": wanted})
+            trainer.executor.run(
+                notify(epmap=job.endpoints, dir=str(tmp_path), lookup_table="table"),
+                feed={"x": wanted},
+            )
     with pytest.raises(errors.ProgramError, match="lookup_table: expected a table"):
         fluid.Executor(fluid.CPUPlace()).run(notify(epmap=["127.0.0.1:1"], dir=str(tmp_path)))
 
@@ -129,7 +153,9 @@ def test_snapshots_of_cut_parameters_are_of_as_many_servers(tmp_path):
         job.steps(batches(1))
         before = job.parameters()
         connection = connections._connections[tuple(job.endpoints), 0]
-        with pytest.raises(errors.ServerError, match=r"2 servers.*cut.*3.*save_persistables.*init_server"):
+        with pytest.raises(
+            errors.ServerError, match=r"2 servers.*cut.*3.*save_persistables.*init_server"
+        ):
             connection.client.restore(str(tmp_path))
         for name, value in job.parameters().items():
             np.testing.assert_array_equal(value, before[name])
@@ -177,5 +203,7 @@ def test_refusals(tmp_path):
     checkpoint.load(tmp_path, program, executor, scope)  # parameters alone
     assert scope.find_var("table.block0").get_tensor()._is_initialized()
     (tmp_path / "table").write_bytes((tmp_path / "w1").read_bytes())
-    with pytest.raises(errors.FileFormatError, match=r"table.*expected float32\[40, 4\], found float32\[10, 8\]"):
+    with pytest.raises(
+        errors.FileFormatError, match=r"table.*expected float32\[40, 4\], found float32\[10, 8\]"
+    ):
         checkpoint.load(tmp_path, program, executor, scope)

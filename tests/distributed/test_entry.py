@@ -1,4 +1,5 @@
 """Entry rules: which ids of a distributed table get a row on the servers."""
+
 import numpy as np
 import pytest
 
@@ -16,7 +17,10 @@ def sgd():
 
 
 def feed(ids, y):
-    return {"ids": np.array(ids, np.int64).reshape(-1, 1), "y": np.array(y, np.float32).reshape(-1, 1)}
+    return {
+        "ids": np.array(ids, np.int64).reshape(-1, 1),
+        "y": np.array(y, np.float32).reshape(-1, 1),
+    }
 
 
 def test_rows_are_there_when_they_were_shown_often_enough():
@@ -32,7 +36,9 @@ def test_rows_are_there_when_they_were_shown_often_enough():
 
 def test_a_certain_entry_is_none():
     batches = [feed([1, 5], [3, 1]), feed([5, 2], [5, 0])]
-    losses, found = in_job(net(sgd, distributed=True, entry=ProbabilityEntry(probability=1.0)), batches)
+    losses, found = in_job(
+        net(sgd, distributed=True, entry=ProbabilityEntry(probability=1.0)), batches
+    )
     expected_losses, expected = in_job(net(sgd, distributed=True), batches)
     for values in (found, expected):
         values["table"] = values["table"][[1, 5, 2]]  # those that were shown
@@ -40,10 +46,15 @@ def test_a_certain_entry_is_none():
 
 
 def test_a_table_whose_rows_are_all_there_has_no_entry():
-    with pytest.raises(errors.UnsupportedError, match="parameter table: entry: .*build the embedding with is_distributed"):
+    with pytest.raises(
+        errors.UnsupportedError,
+        match="parameter table: entry: .*build the embedding with is_distributed",
+    ):
         transpile(net(sgd, entry=CountEntry(count=3)), ["127.0.0.1:1", "127.0.0.1:2"], smallest=2)
 
 
 def test_an_entry_is_a_rule():
-    with pytest.raises(TypeError, match="entry: expected a CountEntry or ProbabilityEntry of .*, found int"):
+    with pytest.raises(
+        TypeError, match="entry: expected a CountEntry or ProbabilityEntry of .*, found int"
+    ):
         fluid.ParamAttr(entry=3)

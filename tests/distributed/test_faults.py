@@ -1,4 +1,5 @@
 """Jobs of real processes that are killed, stopped and cut off."""
+
 import functools
 import itertools
 import os
@@ -33,7 +34,9 @@ class Process:
 
     def __init__(self, spec, environment):
         self.lines = []
-        self._process, (self._printed,) = forked.start(process.begin, spec, os.environ | environment)
+        self._process, (self._printed,) = forked.start(
+            process.begin, spec, os.environ | environment
+        )
         self.pid = self._process.pid
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
@@ -74,7 +77,9 @@ class Process:
         """Wait until it has printed a text so often."""
         end = time.monotonic() + LIMIT_S
         while self.output.count(text) < count:
-            assert time.monotonic() < end and self._process.is_alive(), f"no {text!r} in:\n{self.output}"
+            assert time.monotonic() < end and self._process.is_alive(), (
+                f"no {text!r} in:\n{self.output}"
+            )
             time.sleep(0.02)
 
     @property
@@ -90,11 +95,31 @@ class Processes:
         environment: of all of them.
     """
 
-    def __init__(self, folder, kind="sparse", optimizer="adam", servers=2, trainers=2, sync=True, saves_at=-1,
-                 own_state=False, wide=False, **environment):
+    def __init__(
+        self,
+        folder,
+        kind="sparse",
+        optimizer="adam",
+        servers=2,
+        trainers=2,
+        sync=True,
+        saves_at=-1,
+        own_state=False,
+        wide=False,
+        **environment,
+    ):
         self.folder, self.endpoints = folder, free_endpoints(servers)
-        self._spec = {"kind": kind, "optimizer": optimizer, "endpoints": self.endpoints, "trainers": trainers, "sync": sync,
-                      "saves_at": saves_at, "folder": str(folder), "own_state": own_state, "wide": wide}
+        self._spec = {
+            "kind": kind,
+            "optimizer": optimizer,
+            "endpoints": self.endpoints,
+            "trainers": trainers,
+            "sync": sync,
+            "saves_at": saves_at,
+            "folder": str(folder),
+            "own_state": own_state,
+            "wide": wide,
+        }
         self._environment = {"JFLUID_PS_SNAPSHOT_FOLDER": str(folder / "snapshots"), **environment}
         self.all = []
         self.servers = [self.server(n) for n in range(servers)]
@@ -102,7 +127,9 @@ class Processes:
         self.trainers = [self.trainer(n) for n in range(trainers)]
 
     def _start(self, role, number, environment):
-        self.all.append(Process({**self._spec, "role": role, "number": number}, self._environment | environment))
+        self.all.append(
+            Process({**self._spec, "role": role, "number": number}, self._environment | environment)
+        )
         return self.all[-1]
 
     def server(self, number, **environment):
@@ -118,16 +145,21 @@ class Processes:
             publish(self.folder / f"go-{number}", str(step))
 
     def train_until(self, text, count=1, pace_s=0.05):
-        """Let all take one step after the other until server 0 has printed a text so often; the step that comes next."""
+        """Let all take one step after the other until server 0 has printed a text so often; the
+        step that comes next.
+        """
         end = time.monotonic() + LIMIT_S
         for step in itertools.count(self._held + 1):
             self.hold(step)
             for trainer in self.trainers:
                 trainer.until(f"step {step - 1} ")
-            time.sleep(pace_s)  # servers plan snapshots for rounds to come, so time must pass between steps
+            # servers plan snapshots for rounds to come, so time must pass between steps
+            time.sleep(pace_s)
             if self.servers[0].output.count(text) >= count:
                 return step
-            assert time.monotonic() < end, f"{step} steps, and no {text!r} in:\n{self.servers[0].output}"
+            assert time.monotonic() < end, (
+                f"{step} steps, and no {text!r} in:\n{self.servers[0].output}"
+            )
 
     def finish(self, steps=STEPS):
         """Let all go to the end, after so many steps in all; the saved variables."""
@@ -149,23 +181,36 @@ class Processes:
 
 
 def saved(folder):
-    return {p.name: load_tensors(p, [p.name])[0].value for p in folder.iterdir() if p.is_file() and p.name != "__model__"}
+    return {
+        p.name: load_tensors(p, [p.name])[0].value
+        for p in folder.iterdir()
+        if p.is_file() and p.name != "__model__"
+    }
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     """What a job of two servers and two trainers saves that nothing happens to."""
+
     @functools.cache
     def saved_by(steps=STEPS, own_state=False, wide=False, **job):
         folder = tmp_path_factory.mktemp("undisturbed")
-        spec = {"steps": steps, "own_state": own_state, "wide": wide, "job": job, "folder": str(folder)}
-        # In a process that computes as those of the other jobs do: what it saves is to be the same, bit for bit.
+        spec = {
+            "steps": steps,
+            "own_state": own_state,
+            "wide": wide,
+            "job": job,
+            "folder": str(folder),
+        }
+        # In a process that computes as those of the other jobs do: what it saves is to be the same,
+        # bit for bit.
         running, (printed,) = forked.start(process.undisturbed, spec, os.environ)
         with printed:
             said = printed.read()
         running.join()
         assert running.exitcode == 0, said
         return saved(folder)
+
     return saved_by
 
 
@@ -184,12 +229,16 @@ def test_a_trainer_is_killed(tmp_path, undisturbed):
         job.trainers[1] = job.trainer(1)
         job.trainers[1].until("begins 3")
         found = job.finish()
-        assert job.trainers[1].steps == list(range(3, STEPS)) and job.trainers[0].steps == list(range(STEPS))
+        assert job.trainers[1].steps == list(range(3, STEPS)) and job.trainers[0].steps == list(
+            range(STEPS)
+        )
     assert_same(found, undisturbed())
 
 
 def test_trainers_are_killed_anywhere(tmp_path, undisturbed):
-    """At whatever point of a step: with several servers a round is applied by all of them or by none."""
+    """At whatever point of a step: with several servers a round is applied by all of them or by
+    none.
+    """
     with Processes(tmp_path) as job:
         job.hold(150)
         job.trainers[1].until("step 0")
@@ -205,7 +254,9 @@ def test_trainers_are_killed_anywhere(tmp_path, undisturbed):
 
 @pytest.mark.parametrize("share_memory", ["1", "0"])
 def test_a_server_is_killed(share_memory, tmp_path, undisturbed):
-    """It goes on from its last snapshot; what that does not have is sent to it again, by trainers that are idle meanwhile."""
+    """It goes on from its last snapshot; what that does not have is sent to it again, by trainers
+    that are idle meanwhile.
+    """
     environment = {"JFLUID_PS_SNAPSHOT_EVERY_S": "0.2", "JFLUID_PS_SHARE_MEMORY": share_memory}
     with Processes(tmp_path, wide=True, **environment) as job:
         step = job.train_until("all servers have a snapshot of round")
@@ -235,15 +286,18 @@ def test_a_server_is_killed_before_its_first_snapshot(tmp_path, undisturbed):
 
 def _newest(folder, server):
     """The round of the newest snapshot of a server, and the file of its rows."""
-    return max((int(path.name.split(".")[0].removeprefix("round-")), path)
-               for path in (folder / "snapshots" / f"server-{server}").glob("round-*.rows"))
+    return max(
+        (int(path.name.split(".")[0].removeprefix("round-")), path)
+        for path in (folder / "snapshots" / f"server-{server}").glob("round-*.rows")
+    )
 
 
 def test_all_are_killed(tmp_path, undisturbed):
-    """Everything goes on from the newest snapshot that all servers have: servers, and what only trainers have.
+    """Everything goes on from the newest snapshot that all servers have: servers, and what only
+    trainers have.
 
-    On the way: a trainer that is lost together with a server says that all have to start again; and the newest snapshot of one
-    server is damaged, so that all go back to the one before.
+    On the way: a trainer that is lost together with a server says that all have to start again; and
+    the newest snapshot of one server is damaged, so that all go back to the one before.
     """
     with Processes(tmp_path, own_state=True, JFLUID_PS_SNAPSHOT_EVERY_S="0.1") as job:
         step = job.train_until("all servers have a snapshot of round", 2)
@@ -254,7 +308,9 @@ def test_all_are_killed(tmp_path, undisturbed):
         job.trainers[1].kill()
         job.servers[1] = job.server(1, JFLUID_PS_RESTORE="1")
         job.trainers[1] = job.trainer(1)
-        job.trainers[1].fails("RollbackError: trainer 1: .*start all processes again, which go on from the newest snapshots")
+        job.trainers[1].fails(
+            "RollbackError: trainer 1: .*start all processes again, which go on from the newest snapshots"
+        )
         for each in job.all:
             each.kill()
         round, newest = _newest(tmp_path, 1)
@@ -263,7 +319,9 @@ def test_all_are_killed(tmp_path, undisturbed):
         job.trainers = [job.trainer(n) for n in range(2)]
         found = job.finish(step + 6)
         assert f"is passed over: {newest}: damaged" in job.servers[1].output
-        (first,), (second,) = [re.findall("restored snapshot round-([0-9]+)", s.output) for s in job.servers]
+        (first,), (second,) = [
+            re.findall("restored snapshot round-([0-9]+)", s.output) for s in job.servers
+        ]
         assert first == second and 0 < int(first) < round
         assert [t.steps for t in job.trainers] == [list(range(int(first), step + 6))] * 2
     assert_same(found, undisturbed(steps=step + 6, own_state=True))
@@ -271,7 +329,9 @@ def test_all_are_killed(tmp_path, undisturbed):
 
 @pytest.mark.parametrize("keeps", [True, False])
 def test_an_asynchronous_server_is_killed(keeps, tmp_path, undisturbed):
-    """What its snapshot does not have is sent again, or counted as lost; nothing is applied twice."""
+    """What its snapshot does not have is sent again, or counted as lost; nothing is applied
+    twice.
+    """
     environment = {} if keeps else {"JFLUID_PS_KEEP_BYTES": "0"}
     with Processes(tmp_path, servers=1, trainers=1, sync=False, saves_at=3, **environment) as job:
         job.hold(6)
@@ -280,8 +340,13 @@ def test_an_asynchronous_server_is_killed(keeps, tmp_path, undisturbed):
         job.servers[0] = job.server(0, JFLUID_PS_RESTORE="1")
         job.servers[0].until("restored snapshot")
         found = job.finish()
-        assert f"lost {0 if keeps else 3} applied {{{STEPS - (0 if keeps else 3)}}}" in job.trainers[0].output
-        assert ("3 calls that had been acknowledged are not part" in job.servers[0].output) == (not keeps)
+        assert (
+            f"lost {0 if keeps else 3} applied {{{STEPS - (0 if keeps else 3)}}}"
+            in job.trainers[0].output
+        )
+        assert ("3 calls that had been acknowledged are not part" in job.servers[0].output) == (
+            not keeps
+        )
     if keeps:
         assert_same(found, undisturbed(servers=1, trainers=1, sync=False))
 
@@ -300,7 +365,9 @@ def test_a_server_stands_still(tmp_path, undisturbed):
 
 
 def test_the_disk_is_full(tmp_path, undisturbed):
-    """Snapshots fail, the server serves on, and the last complete one is there when it is killed."""
+    """Snapshots fail, the server serves on, and the last complete one is there when it is
+    killed.
+    """
     with Processes(tmp_path, JFLUID_PS_SNAPSHOT_EVERY_S="0.2") as job:
         job.train_until("all servers have a snapshot of round")
         job.servers[0].fill_disk()
@@ -326,16 +393,30 @@ def test_a_new_job_does_not_take_up_an_old_one(tmp_path, monkeypatch):
             assert time.monotonic() < end
             time.sleep(0.01)
     fluid.set_flags({"FLAGS_rpc_deadline": 1000})  # for the trainers of servers that do not start
-    with pytest.raises(errors.ServerError, match=r"server-0 holds a snapshot of an earlier job. Set JFLUID_PS_RESTORE=1"), \
-            Job(net("dense", "sgd")) as job:
+    with (
+        pytest.raises(
+            errors.ServerError,
+            match=r"server-0 holds a snapshot of an earlier job. Set JFLUID_PS_RESTORE=1",
+        ),
+        Job(net("dense", "sgd")) as job,
+    ):
         job.begin()
     monkeypatch.setenv("JFLUID_PS_RESTORE", "1")
-    with pytest.raises(errors.ServerError, match="moment1_0.*found"), Job(net("dense", "adam")) as job:
+    with (
+        pytest.raises(errors.ServerError, match="moment1_0.*found"),
+        Job(net("dense", "adam")) as job,
+    ):
         job.begin()
     for name, value in (("JFLUID_PS_RESTORE", "yes"), ("JFLUID_PS_SNAPSHOT_EVERY_S", "0")):
-        with monkeypatch.context() as patch, pytest.raises(errors.ServerError, match=f"{name}: expected"):
+        with (
+            monkeypatch.context() as patch,
+            pytest.raises(errors.ServerError, match=f"{name}: expected"),
+        ):
             patch.setenv(name, value)
             Snapshots.of_server(0)
     monkeypatch.setenv("JFLUID_PS_KEEP_BYTES", "1 GB")
-    with pytest.raises(errors.ServerError, match="JFLUID_PS_KEEP_BYTES: expected an integer from 0 on, found '1 GB'"):
+    with pytest.raises(
+        errors.ServerError,
+        match="JFLUID_PS_KEEP_BYTES: expected an integer from 0 on, found '1 GB'",
+    ):
         kept_bytes()

@@ -1,4 +1,5 @@
 """GEO trainers of one and of several devices do what the definition of GEO says."""
+
 import numpy as np
 import pytest
 
@@ -12,20 +13,35 @@ from tests.distributed.test_replicas import assert_same, in_replicas
 
 
 def trained(build, devices, trainers, feeds, every, **settings):
-    """(losses, parameters of each trainer, those of the servers) of GEO trainers that take batches in turn; what one sends has
-    come back before the next one goes on, so that the order in which servers hear of it is always the same."""
-    with Job(build, 2, trainers, sync=False, runtime_split_send_recv=True, geo_sgd_mode=True,
-             geo_sgd_need_push_nums=every) as job:
+    """(losses, parameters of each trainer, those of the servers) of GEO trainers that take batches
+    in turn; what one sends has come back before the next one goes on, so that the order in which
+    servers hear of it is always the same."""
+    with Job(
+        build,
+        2,
+        trainers,
+        sync=False,
+        runtime_split_send_recv=True,
+        geo_sgd_mode=True,
+        geo_sgd_need_push_nums=every,
+    ) as job:
         job.begin()
-        communicators = [Communicator(t.main, DistributedMode.GEO, {"trainers": trainers, "push_nums": every})
-                         for t in job.trainers]
+        communicators = [
+            Communicator(t.main, DistributedMode.GEO, {"trainers": trainers, "push_nums": every})
+            for t in job.trainers
+        ]
         for communicator in communicators:
             communicator.start()
-        runs = [t.main if devices is None else in_replicas(t.main, t.built[0], devices, **settings) for t in job.trainers]
+        runs = [
+            t.main if devices is None else in_replicas(t.main, t.built[0], devices, **settings)
+            for t in job.trainers
+        ]
         losses = []
         for i, feed in enumerate(feeds):
             trainer = job.trainers[i % trainers]
-            found, = trainer.executor.run(runs[trainer.number], feed=feed, fetch_list=[trainer.built[0]], scope=trainer.scope)
+            (found,) = trainer.executor.run(
+                runs[trainer.number], feed=feed, fetch_list=[trainer.built[0]], scope=trainer.scope
+            )
             losses.append(np.mean(found))
             exchange = connections.connect(trainer_program.read(trainer.main)).strategy._under_way
             if exchange is not None:
@@ -35,8 +51,14 @@ def trained(build, devices, trainers, feeds, every, **settings):
         return losses, [t.parameters() for t in job.trainers], served(job.trainers[0].main)
 
 
-@pytest.mark.parametrize("optimizer, settings", [
-    ("sgd", {}), ("adam", {}), ("momentum", {"reduce_strategy": fluid.BuildStrategy.ReduceStrategy.Reduce})])
+@pytest.mark.parametrize(
+    "optimizer, settings",
+    [
+        ("sgd", {}),
+        ("adam", {}),
+        ("momentum", {"reduce_strategy": fluid.BuildStrategy.ReduceStrategy.Reduce}),
+    ],
+)
 def test_one_trainer_of_two_devices_equals_one_process(optimizer, settings):
     """All that it sends comes back to it, whenever that is: it trains by itself."""
     build, feeds = net("sparse", optimizer), batches(7)
@@ -47,12 +69,17 @@ def test_one_trainer_of_two_devices_equals_one_process(optimizer, settings):
     assert_same((losses, found), expected, 1e-4)
     if optimizer != "sgd":  # others move rows that no batch has touched, which are not sent
         touched = np.unique(feeds[-1]["ids"])
-        at_servers["table"], expected[1]["table"] = at_servers["table"][touched], expected[1]["table"][touched]
+        at_servers["table"], expected[1]["table"] = (
+            at_servers["table"][touched],
+            expected[1]["table"][touched],
+        )
     assert_same((losses, at_servers), expected, 1e-4)
 
 
 class ByFormula:
-    """A GEO trainer of one process: its values v, what it knows of the servers' o, and these themselves, which all share."""
+    """A GEO trainer of one process: its values v, what it knows of the servers' o, and these
+    themselves, which all share.
+    """
 
     def __init__(self, build, trainers, servers):
         self._trainers, self._servers = trainers, servers
@@ -72,7 +99,9 @@ class ByFormula:
     def step(self, feed):
         self.take()
         self._touched |= set(feed["ids"].reshape(-1))
-        return self._executor.run(self._main, feed=feed, fetch_list=[self._loss], scope=self._scope)[0].item()
+        return self._executor.run(
+            self._main, feed=feed, fetch_list=[self._loss], scope=self._scope
+        )[0].item()
 
     def send(self):
         self.take()
@@ -107,6 +136,11 @@ def test_trainers_go_by_the_formula(every, devices):
         trainer.send()
         trainer.take()
     found, (first, second), there = trained(build, devices, 2, feeds, every)
-    for mine, other in ((first, trainers[0].values()), (second, trainers[1].values()), (there, at_servers)):
+    for mine, other in (
+        (first, trainers[0].values()),
+        (second, trainers[1].values()),
+        (there, at_servers),
+    ):
         assert_same((found, mine), (losses, other), 1e-4)
-    assert all(np.abs(first[name] - value).max() > 1e-4 for name, value in second.items())  # each on its own way
+    # each on its own way
+    assert all(np.abs(first[name] - value).max() > 1e-4 for name, value in second.items())

@@ -1,4 +1,7 @@
-"""A trainer that is started again has what only its earlier life had: statistics, random numbers, a place in the data."""
+"""A trainer that is started again has what only its earlier life had: statistics, random numbers, a
+place in the data.
+"""
+
 import numpy as np
 import pytest
 
@@ -15,20 +18,23 @@ STEPS = 6
 
 def own_values(trainer):
     """All that the trainer's scope holds of its program, running statistics too."""
-    return {v.name: np.array(trainer.scope.find_var(v.name).get_tensor())
-            for v in trainer.main.list_vars() if v.persistable and trainer.scope.find_var(v.name) is not None}
+    return {
+        v.name: np.array(trainer.scope.find_var(v.name).get_tensor())
+        for v in trainer.main.list_vars()
+        if v.persistable and trainer.scope.find_var(v.name) is not None
+    }
 
 
 def killed(job):
     """Put a new life in the place of the trainer, without a word to the servers."""
-    trainer, = job.trainers
+    (trainer,) = job.trainers
     connections._connections.pop((tuple(job.endpoints), 0)).client.close()
     job.trainers = [job.trainer(0)]
     return trainer
 
 
 def run(job, feeds):
-    trainer, = job.trainers
+    (trainer,) = job.trainers
     return [trainer.run(feed)[0].item() for feed in feeds]
 
 
@@ -38,7 +44,9 @@ def snapshots_wanted(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("servers", [1, 2])
-def test_a_trainer_goes_on_as_if_nothing_had_happened(servers, snapshots_wanted, monkeypatch, tmp_path):
+def test_a_trainer_goes_on_as_if_nothing_had_happened(
+    servers, snapshots_wanted, monkeypatch, tmp_path
+):
     feeds = batches(STEPS)
     with Job(net("sparse", "adam", own_state=True), servers=servers) as job:
         job.begin()
@@ -49,7 +57,7 @@ def test_a_trainer_goes_on_as_if_nothing_had_happened(servers, snapshots_wanted,
         found = run(job, feeds[:3])
         killed(job)
         job.begin()
-        trainer, = job.trainers
+        (trainer,) = job.trainers
         assert distributed.rounds(trainer.main) == 3
         found += run(job, feeds[3:])
         assert found == losses
@@ -65,9 +73,12 @@ def test_batches_that_were_trained_are_passed_over(snapshots_wanted):
         run(job, batches(5))
         killed(job)
         job.begin()
-        trainer, = job.trainers
+        (trainer,) = job.trainers
         assert distributed.skip_trained(trainer.main) == 5
-        epochs = [list(trainer.executor.engine.runner(trainer.main).prefetch(["a", "b", "c"])) for _ in range(3)]
+        epochs = [
+            list(trainer.executor.engine.runner(trainer.main).prefetch(["a", "b", "c"]))
+            for _ in range(3)
+        ]
         assert epochs == [[], ["c"], ["a", "b", "c"]]
         with pytest.raises(errors.ProgramError, match="skip_trained: expected a trainer's program"):
             distributed.skip_trained(fluid.Program())
@@ -88,25 +99,57 @@ def test_without_snapshots_nothing_is_sent():
     with Job(net("dense", "sgd", own_state=True)) as job:
         job.begin()
         run(job, batches(2))
-        assert connections.connect(trainer_program.read(job.trainers[0].main)).client.trainer_state() == pb.TrainerState()
+        assert (
+            connections.connect(trainer_program.read(job.trainers[0].main)).client.trainer_state()
+            == pb.TrainerState()
+        )
 
 
-@pytest.mark.parametrize("variable, message", [
-    ({"dtype": "float32", "shape": [3], "value": bytes(8)}, "v: what the servers keep of this trainer is damaged: "),
-    ({"dtype": "object", "shape": [1], "value": bytes(8)}, "v: what the servers keep of this trainer is damaged: "),
-    ({"dtype": "nonsense", "shape": [1], "value": bytes(8)}, "v: what the servers keep of this trainer is damaged: "),
-    ({"dtype": "f4," * 9, "shape": [1], "value": bytes(36)}, "v: what the servers keep of this trainer is damaged: "),
-    ({"dtype": "float32", "shape": [2**64 - 1], "value": bytes(8)}, "v: what the servers keep of this trainer is damaged: "),
-    ({"dtype": "float32", "shape": [2] + [1] * 70, "value": bytes(8)}, "v: what the servers keep .* is damaged: "),
-    ({"dtype": "float32", "shape": [4], "value": bytes(16)}, r"keep a value \[4\] of this trainer, and the program has")])
+@pytest.mark.parametrize(
+    "variable, message",
+    [
+        (
+            {"dtype": "float32", "shape": [3], "value": bytes(8)},
+            "v: what the servers keep of this trainer is damaged: ",
+        ),
+        (
+            {"dtype": "object", "shape": [1], "value": bytes(8)},
+            "v: what the servers keep of this trainer is damaged: ",
+        ),
+        (
+            {"dtype": "nonsense", "shape": [1], "value": bytes(8)},
+            "v: what the servers keep of this trainer is damaged: ",
+        ),
+        (
+            {"dtype": "f4," * 9, "shape": [1], "value": bytes(36)},
+            "v: what the servers keep of this trainer is damaged: ",
+        ),
+        (
+            {"dtype": "float32", "shape": [2**64 - 1], "value": bytes(8)},
+            "v: what the servers keep of this trainer is damaged: ",
+        ),
+        (
+            {"dtype": "float32", "shape": [2] + [1] * 70, "value": bytes(8)},
+            "v: what the servers keep .* is damaged: ",
+        ),
+        (
+            {"dtype": "float32", "shape": [4], "value": bytes(16)},
+            r"keep a value \[4\] of this trainer, and the program has",
+        ),
+    ],
+)
 def test_states_that_do_not_fit_are_refused(variable, message):
     scope = fluid.Scope()
     scope.var("v").get_tensor().set(np.zeros(2, np.float32))
     with pytest.raises(errors.ServerError, match=message):
-        local_state.install(pb.TrainerState(variables=[pb.StateVariable(name="v", **variable)]), scope)
+        local_state.install(
+            pb.TrainerState(variables=[pb.StateVariable(name="v", **variable)]), scope
+        )
     good = pb.StateVariable(name="v", dtype="float32", shape=[2], value=b"\0\0\x80\x3f" * 2)
     with pytest.raises(errors.ServerError):  # all of it or nothing
-        local_state.install(pb.TrainerState(variables=[good, pb.StateVariable(name="v", **variable)]), scope)
+        local_state.install(
+            pb.TrainerState(variables=[good, pb.StateVariable(name="v", **variable)]), scope
+        )
     with pytest.raises(errors.ServerError, match="no program runs that often"):
         local_state.install(pb.TrainerState(variables=[good], runs={"p": 2**63}), scope)
     assert (np.array(scope.var("v").get_tensor()) == 0).all() and not scope.steps

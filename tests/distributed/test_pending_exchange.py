@@ -1,4 +1,5 @@
 """Half-asynchronous steps: what is exchanged after a step goes on while the next one begins."""
+
 import functools
 import threading
 from concurrent.futures import Future
@@ -49,7 +50,9 @@ def test_who_reads_a_parameter_waits_for_it(under_way):
     scope, tensor, _, future = under_way
     assert is_pending(tensor)
     read = []
-    reader = threading.Thread(target=lambda: read.append(np.array(scope.find_var("w").get_tensor())))
+    reader = threading.Thread(
+        target=lambda: read.append(np.array(scope.find_var("w").get_tensor()))
+    )
     reader.start()
     reader.join(0.2)
     assert reader.is_alive()
@@ -85,15 +88,24 @@ def test_parameters_of_which_pieces_are_missing_stay(under_way):
 
 def trained(sparse, depth):
     """Losses, the parameters that a user reads after each step, and the state in the end."""
-    with trainer_of(functools.partial(MODEL, sparse), sync=False) as (executor, program, (loss, *_)):
-        communicator = Communicator(program, HALF_ASYNC, envs={"communicator_prefetch_depth": depth})
+    with trainer_of(functools.partial(MODEL, sparse), sync=False) as (
+        executor,
+        program,
+        (loss, *_),
+    ):
+        communicator = Communicator(
+            program, HALF_ASYNC, envs={"communicator_prefetch_depth": depth}
+        )
         communicator.start()
         losses, seen = [], []
         names = [d.name for d in read(program).received]
         for step in range(STEPS):
             value, first = executor.run(program, feed=clicks(step), fetch_list=[loss, names[0]])
             losses.append(value)
-            seen += [first, *(np.array(fluid.global_scope().find_var(n).get_tensor()) for n in names)]
+            seen += [
+                first,
+                *(np.array(fluid.global_scope().find_var(n).get_tensor()) for n in names),
+            ]
         communicator.stop()
         return losses, seen, parameters(program)
 
@@ -120,7 +132,9 @@ def test_a_step_sends_gradients_and_asks_for_its_rows_in_one_call(monkeypatch):
         def noted(self, *args, **kwargs):
             calls.append((name, threading.current_thread() is threading.main_thread()))
             return of(self, *args, **kwargs)
+
         return noted
+
     for name in ("pull", "exchange"):
         monkeypatch.setattr(Client, name, noting(name))
     monkeypatch.setattr(pending_exchange, "PATIENCE_S", 20.0)
@@ -138,6 +152,7 @@ def test_a_step_sends_gradients_and_asks_for_its_rows_in_one_call(monkeypatch):
 def test_a_failed_exchange_is_told_by_the_next_step(monkeypatch):
     def refuse(self, *args, **kwargs):
         raise errors.ServerError("the disk is full")
+
     with trainer_of(functools.partial(MODEL, True), sync=False) as (executor, program, (loss, *_)):
         communicator = Communicator(program, HALF_ASYNC)
         communicator.start()

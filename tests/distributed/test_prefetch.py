@@ -1,4 +1,7 @@
-"""Rows of the next batches of a dataset are pulled while this one trains, where the strategy lets that be."""
+"""Rows of the next batches of a dataset are pulled while this one trains, where the strategy lets
+that be.
+"""
+
 import functools
 
 import numpy as np
@@ -19,9 +22,17 @@ STEPS, HALF_ASYNC, SYNC = 6, 2, 0
 
 def a_dataset(data, folder):
     path = folder / "part-0"
-    path.write_text("".join(" ".join(f"{r[n].size} " + " ".join(map(repr, r[n].reshape(-1).tolist()))
-                                     for n in ("dense", *(f"slot{i}" for i in range(SLOTS)), "label")) + "\n"
-                            for step in range(STEPS) for r in as_rows(clicks(step))))
+    path.write_text(
+        "".join(
+            " ".join(
+                f"{r[n].size} " + " ".join(map(repr, r[n].reshape(-1).tolist()))
+                for n in ("dense", *(f"slot{i}" for i in range(SLOTS)), "label")
+            )
+            + "\n"
+            for step in range(STEPS)
+            for r in as_rows(clicks(step))
+        )
+    )
     dataset = fluid.DatasetFactory().create_dataset("QueueDataset")
     dataset.set_use_var(data)
     dataset.set_batch_size(8)
@@ -33,6 +44,7 @@ def noting(name, method, found):
     def noted(self, *args, **kwargs):
         found.append(name)
         return method(self, *args, **kwargs)
+
     return noted
 
 
@@ -74,7 +86,8 @@ def test_rows_are_pulled_ahead(depth, tmp_path, calls):
     found, asked = trained(tmp_path, depth, calls)
     assert sorted(asked) == ["exchange"] * STEPS + ["pull"] * STEPS
     done = [asked[:i].count("exchange") for i, name in enumerate(asked) if name == "pull"]
-    assert done[-1] <= STEPS - 2  # the last batch's rows were asked for before the step in front of it was over
+    # the last batch's rows were asked for before the step in front of it was over
+    assert done[-1] <= STEPS - 2
     assert all(np.isfinite(v).all() for v in found.values())
 
 
@@ -89,8 +102,12 @@ def test_evaluations_leave_the_tables_as_they_are(tmp_path):
     model = functools.partial(click_model, functools.partial(fluid.optimizer.Adam, 0.02), True)
     with trainer_of(model, sync=False) as (executor, program, (_, predicted, data, _)):
         client = connections.connect(read(program)).client
-        executor.infer_from_dataset(program.clone(for_test=True), a_dataset(data, tmp_path), fetch_list=[predicted])
-        (value,) = executor.run(program.clone(for_test=True), feed=clicks(0), fetch_list=[predicted])
+        executor.infer_from_dataset(
+            program.clone(for_test=True), a_dataset(data, tmp_path), fetch_list=[predicted]
+        )
+        (value,) = executor.run(
+            program.clone(for_test=True), feed=clicks(0), fetch_list=[predicted]
+        )
         assert value.shape == (8, 2)
         assert client.status()[0].tables["table"].rows == 0
         executor.run(program, feed=clicks(0))

@@ -1,4 +1,5 @@
 """A trainer of parameter servers with several devices equals one with one device."""
+
 import functools
 
 import numpy as np
@@ -16,7 +17,9 @@ def in_replicas(program, loss, count, **settings):
     build, execution = fluid.BuildStrategy(), fluid.ExecutionStrategy()
     for name, value in settings.items():
         setattr(execution if name == "num_iteration_per_run" else build, name, value)
-    return fluid.CompiledProgram(program).with_data_parallel(loss.name, build, execution, places=fluid.cpu_places(count))
+    return fluid.CompiledProgram(program).with_data_parallel(
+        loss.name, build, execution, places=fluid.cpu_places(count)
+    )
 
 
 def trained(build, replicas, feeds, sync=True, **settings):
@@ -31,11 +34,20 @@ def assert_same(found, expected, tolerance=1e-5):
     np.testing.assert_allclose(found[0], expected[0], rtol=tolerance)
     assert found[1].keys() == expected[1].keys()
     for name, value in expected[1].items():
-        np.testing.assert_allclose(found[1][name], value, rtol=tolerance, atol=tolerance, err_msg=name)
+        np.testing.assert_allclose(
+            found[1][name], value, rtol=tolerance, atol=tolerance, err_msg=name
+        )
 
 
-@pytest.mark.parametrize("optimizer, sync, ragged, distributed", [
-    (ADAM, True, True, False), (ADAM, True, True, True), (MOMENTUM, True, False, False), (MOMENTUM, False, True, True)])
+@pytest.mark.parametrize(
+    "optimizer, sync, ragged, distributed",
+    [
+        (ADAM, True, True, False),
+        (ADAM, True, True, True),
+        (MOMENTUM, True, False, False),
+        (MOMENTUM, False, True, True),
+    ],
+)
 def test_two_devices_equal_one(optimizer, sync, ragged, distributed):
     build = functools.partial(click_model, optimizer, distributed, ragged)
     feeds = [clicks(step, ragged=ragged) for step in range(5)]
@@ -87,24 +99,36 @@ def test_fetches_follow_the_rules_of_data_parallelism():
         weight = next(p.name for p in program.all_parameters() if p.name != "table")
         for count in (1, 2):
             run = in_replicas(program, loss, count)
-            found = executor.run(run, feed=clicks(0), fetch_list=[loss, predict, f"{weight}@GRAD.trainer_0"])
+            found = executor.run(
+                run, feed=clicks(0), fetch_list=[loss, predict, f"{weight}@GRAD.trainer_0"]
+            )
             assert [v.shape[0] for v in found] == [count, 8, 11 * count]
-            apart = executor.run(run, feed=clicks(0), fetch_list=[predict, weight], return_merged=False)
-            assert [[v.shape for v in values] for values in apart] == [[(8 // count, 2)] * count, [(11, 8)] * count]
+            apart = executor.run(
+                run, feed=clicks(0), fetch_list=[predict, weight], return_merged=False
+            )
+            assert [[v.shape for v in values] for values in apart] == [
+                [(8 // count, 2)] * count,
+                [(11, 8)] * count,
+            ]
             now = np.array(fluid.global_scope().find_var(weight).get_tensor())
             for value in apart[1]:
-                np.testing.assert_array_equal(value, now)  # what was received, and not what the step began with
+                # what was received, and not what the step began with
+                np.testing.assert_array_equal(value, now)
 
 
 def test_a_program_that_only_predicts_sends_nothing():
-    with trainer_of(functools.partial(click_model, ADAM, True)) as (executor, program, (_, predict, *_)):
+    with trainer_of(functools.partial(click_model, ADAM, True)) as (
+        executor,
+        program,
+        (_, predict, *_),
+    ):
         executor.run(program, feed=clicks(0))
         before = parameters(program)
         only = program.clone(for_test=True)
-        alone, = executor.run(only, feed=clicks(1), fetch_list=[predict])
+        (alone,) = executor.run(only, feed=clicks(1), fetch_list=[predict])
         for count in (1, 2):
             run = fluid.CompiledProgram(only).with_data_parallel(places=fluid.cpu_places(count))
-            found, = executor.run(run, feed=clicks(1), fetch_list=[predict])
+            (found,) = executor.run(run, feed=clicks(1), fetch_list=[predict])
             np.testing.assert_allclose(found, alone, rtol=1e-6)
         assert_same(([0], parameters(program)), ([0], before), tolerance=0)
         executor.run(program, feed=clicks(1))  # no round was waited for
@@ -114,26 +138,43 @@ def test_ids_that_the_program_computes():
     def build():
         number = fluid.data("number", [None, 1], "int64")
         ids = layers.elementwise_mod(number, layers.fill_constant([1], "int64", 50))
-        rows = layers.embedding(ids, [50, 4], is_sparse=True, is_distributed=True, padding_idx=0,
-                                param_attr=fluid.ParamAttr(name="table", initializer=fluid.initializer.Constant(0.5)))
-        loss = layers.mean(layers.square(layers.fc(rows, 1, param_attr=fluid.initializer.Constant(0.1))))
+        rows = layers.embedding(
+            ids,
+            [50, 4],
+            is_sparse=True,
+            is_distributed=True,
+            padding_idx=0,
+            param_attr=fluid.ParamAttr(name="table", initializer=fluid.initializer.Constant(0.5)),
+        )
+        loss = layers.mean(
+            layers.square(layers.fc(rows, 1, param_attr=fluid.initializer.Constant(0.1)))
+        )
         fluid.optimizer.SGD(0.5).minimize(loss)
         return (loss,)
+
     feeds = [{"number": np.arange(step, 8 * step + 8, step + 1)[:8, None]} for step in range(4)]
     assert_same(trained(build, 2, feeds), trained(build, None, feeds))
 
 
 def test_errors():
-    with trainer_of(functools.partial(click_model, MOMENTUM, True)) as (executor, program, (loss, *_)):
+    with trainer_of(functools.partial(click_model, MOMENTUM, True)) as (
+        executor,
+        program,
+        (loss, *_),
+    ):
         run = in_replicas(program, loss, 2)
         with pytest.raises(errors.FeedError, match="a list of 3 feeds for 2 replicas"):
             executor.run(run, feed=[clicks(i) for i in range(3)], fetch_list=[loss])
         with pytest.raises(errors.FeedError, match="1 rows for 2 replicas"):
             executor.run(run, feed=clicks(0, 1), fetch_list=[loss])
         with pytest.raises(errors.FeedError, match="label"):
-            executor.run(run, feed={n: v for n, v in clicks(0).items() if n != "label"}, fetch_list=[loss])
+            executor.run(
+                run, feed={n: v for n, v in clicks(0).items() if n != "label"}, fetch_list=[loss]
+            )
         with pytest.raises(errors.FeedError, match=r"feed slot0: expected ids of dtype int64"):
-            executor.run(run, feed=clicks(0) | {"slot0": np.zeros((8, 1), np.float32)}, fetch_list=[loss])
+            executor.run(
+                run, feed=clicks(0) | {"slot0": np.zeros((8, 1), np.float32)}, fetch_list=[loss]
+            )
         with pytest.raises(errors.UnsupportedError, match="use_prune"):
             executor.run(program, feed=clicks(0), fetch_list=[loss], use_prune=True)
         with pytest.raises(errors.UnsupportedError, match="num_trainers"):

@@ -1,4 +1,7 @@
-"""With several servers a round is applied by all of them or by none, at whatever moment a trainer is killed."""
+"""With several servers a round is applied by all of them or by none, at whatever moment a trainer
+is killed.
+"""
+
 import threading
 import time
 
@@ -17,10 +20,14 @@ GRADIENT = np.ones(2, np.float32)
 
 @pytest.fixture
 def servers():
-    """Two servers of two trainers; number i holds the block "w<i>", zeros that SGD at rate 1 moves."""
+    """Two servers of two trainers; number i holds the block "w<i>", zeros that SGD at rate 1
+    moves.
+    """
     made = [Server(Settings(token=TOKEN, server=i, servers=2, trainers=2)) for i in range(2)]
     for i, server in enumerate(made):
-        server.store.create_block(specs.BlockSpec(name=f"w{i}", shape=(2,), optimizer=specs.Sgd(learning_rate=1.0)))
+        server.store.create_block(
+            specs.BlockSpec(name=f"w{i}", shape=(2,), optimizer=specs.Sgd(learning_rate=1.0))
+        )
     with made[0], made[1]:
         yield made
 
@@ -49,10 +56,14 @@ def connect(servers):
 
 
 def step(client, round, size):
-    """A step of a trainer, in a thread: the gradients, and then the word that all servers have them."""
+    """A step of a trainer, in a thread: the gradients, and then the word that all servers have
+    them.
+    """
+
     def run():
         client.push(blocks={f"w{i}": GRADIENT * size for i in range(2)}, round=round, hold=True)
         client.pull(round=round, confirm=True)
+
     thread = threading.Thread(target=run)
     thread.start()
     return thread
@@ -70,8 +81,10 @@ def values(servers):
 
 
 def test_gradients_that_only_some_servers_have_are_dropped(servers):
-    with know(Client([endpoint(s) for s in servers], TOKEN, 1)) as other, \
-            know(Client([endpoint(servers[0])], TOKEN, 0)) as killed:
+    with (
+        know(Client([endpoint(s) for s in servers], TOKEN, 1)) as other,
+        know(Client([endpoint(servers[0])], TOKEN, 0)) as killed,
+    ):
         killed.push(blocks={"w0": GRADIENT * 100}, round=1, hold=True)
         thread = step(other, 1, 2)
         until_confirmed(servers, 1)
@@ -90,7 +103,9 @@ def test_gradients_that_were_confirmed_anywhere_are_applied_everywhere(servers):
         killed.push(blocks={f"w{i}": GRADIENT * 4 for i in range(2)}, round=1, hold=True)
         thread = step(other, 1, 2)
         until_confirmed(servers, 1)
-        with Client([endpoint(servers[0])], TOKEN, 0, incarnation=killed.incarnation) as to_the_first:
+        with Client(
+            [endpoint(servers[0])], TOKEN, 0, incarnation=killed.incarnation
+        ) as to_the_first:
             to_the_first.pull(round=1, confirm=True)
         assert [s.store.rounds for s in servers] == [1, 0] and thread.is_alive()
         killed.close()
@@ -103,10 +118,15 @@ def test_gradients_that_were_confirmed_anywhere_are_applied_everywhere(servers):
 
 def test_servers_that_cannot_agree_are_named(servers):
     servers[0].store.rounds = 3
-    with pytest.raises(RollbackError, match=r"\(server 0 has 3, server 1 has 0\), and gradients that .* were lost"):
+    with pytest.raises(
+        RollbackError, match=r"\(server 0 has 3, server 1 has 0\), and gradients that .* were lost"
+    ):
         connect(servers)
     servers[0].store.rounds = 1
-    with pytest.raises(RollbackError, match="round 1 cannot be confirmed: this server has applied 0 rounds, and holds no"):
+    with pytest.raises(
+        RollbackError,
+        match="round 1 cannot be confirmed: this server has applied 0 rounds, and holds no",
+    ):
         connect(servers)
 
 
@@ -114,7 +134,9 @@ def test_a_push_that_is_sent_again_is_held_once(servers):
     """As after a lost connection."""
     with know(Client([endpoint(s) for s in servers], TOKEN, 0)) as client:
         client.push(blocks={"w0": GRADIENT}, round=1, hold=True)
-        twin = know(Client([endpoint(s) for s in servers], TOKEN, 0, incarnation=client.incarnation))
+        twin = know(
+            Client([endpoint(s) for s in servers], TOKEN, 0, incarnation=client.incarnation)
+        )
         twin.push(blocks={"w0": GRADIENT}, round=1, hold=True)
         twin.close()
     assert [s.store.rounds for s in servers] == [0, 0]

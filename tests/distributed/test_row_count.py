@@ -1,4 +1,5 @@
 """What a trainer's progress shows of the servers."""
+
 import time
 
 from jfluid import errors
@@ -11,7 +12,7 @@ from tests.distributed.job import Job, batch, net
 
 def test_rows_of_all_servers_are_counted():
     with Job(net("distributed", "sgd"), servers=2) as job:
-        trainer, = job.trainers
+        (trainer,) = job.trainers
         job.begin()
         shown = set()
         for step in range(3):

@@ -1,4 +1,5 @@
 """What the environment says of servers and trainers."""
+
 import pytest
 
 from jfluid import errors
@@ -12,15 +13,36 @@ def test_settings_of_servers(monkeypatch):
     monkeypatch.setenv("JFLUID_PS_ON_SILENCE", "leave out")
     monkeypatch.setenv("JFLUID_PS_METRICS_PORT", "9100")
     settings = server_settings(1, token=TOKEN, servers=2)
-    assert (settings.server, settings.silence_s, settings.on_silence, settings.metrics_port) == (1, 2.5, "leave out", 9101)
+    assert (settings.server, settings.silence_s, settings.on_silence, settings.metrics_port) == (
+        1,
+        2.5,
+        "leave out",
+        9101,
+    )
 
 
-@pytest.mark.parametrize("name, value, message", [
-    ("SILENCE_S", "soon", "JFLUID_PS_SILENCE_S: expected a number of seconds above 0, found 'soon'"),
-    ("SILENCE_S", "-1", "JFLUID_PS_SILENCE_S: expected a number of seconds above 0, found '-1'"),
-    ("ON_SILENCE", "wait", "JFLUID_PS_ON_SILENCE: expected fail or leave out, found 'wait'"),
-    ("METRICS_PORT", "70000", "JFLUID_PS_METRICS_PORT: expected an integer from 0 to 65535, found '70000'"),
-    ("METRICS_PORT", "65535", "metrics_port: Input should be less than or equal to 65535")])
+@pytest.mark.parametrize(
+    "name, value, message",
+    [
+        (
+            "SILENCE_S",
+            "soon",
+            "JFLUID_PS_SILENCE_S: expected a number of seconds above 0, found 'soon'",
+        ),
+        (
+            "SILENCE_S",
+            "-1",
+            "JFLUID_PS_SILENCE_S: expected a number of seconds above 0, found '-1'",
+        ),
+        ("ON_SILENCE", "wait", "JFLUID_PS_ON_SILENCE: expected fail or leave out, found 'wait'"),
+        (
+            "METRICS_PORT",
+            "70000",
+            "JFLUID_PS_METRICS_PORT: expected an integer from 0 to 65535, found '70000'",
+        ),
+        ("METRICS_PORT", "65535", "metrics_port: Input should be less than or equal to 65535"),
+    ],
+)
 def test_wrong_settings_are_named(name, value, message, monkeypatch):
     monkeypatch.setenv(f"JFLUID_PS_{name}", value)
     with pytest.raises(errors.ServerError, match=message):

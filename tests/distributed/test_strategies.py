@@ -1,4 +1,7 @@
-"""Strategies against servers that are objects here: what is sent when, and what comes of failures."""
+"""Strategies against servers that are objects here: what is sent when, and what comes of
+failures.
+"""
+
 import threading
 import time
 from types import SimpleNamespace
@@ -15,11 +18,15 @@ from jfluid.scope import Scope
 from jfluid.transpiler.parameter_server.layout import ParameterLayout, Piece
 
 W = ParameterLayout("w", (3, 3), (Piece("w.block0", 0, 0, (2, 3)), Piece("w.block1", 1, 2, (1, 3))))
-WORK = SimpleNamespace(received=[W], dense=[("w@GRAD", W)], rows=[SimpleNamespace(table="t")], synchronous=False)
+WORK = SimpleNamespace(
+    received=[W], dense=[("w@GRAD", W)], rows=[SimpleNamespace(table="t")], synchronous=False
+)
 
 
 class Servers:
-    """What servers do, in one place: values that gradients are taken from, and differences added to."""
+    """What servers do, in one place: values that gradients are taken from, and differences added
+    to.
+    """
 
     def __init__(self, **blocks):
         self.blocks = {n: np.array(v, np.float32) for n, v in blocks.items()}
@@ -36,31 +43,60 @@ class Servers:
     def push(self, rows=None, blocks=None, round=0, change=Change.GRADIENT, state=b""):
         self.exchange(rows or {}, blocks or {}, {}, (), round=round, change=change)
 
-    def exchange(self, push_rows, push_blocks, pull_rows, pull_blocks, round=0, change=Change.GRADIENT, state=b""):
+    def exchange(
+        self,
+        push_rows,
+        push_blocks,
+        pull_rows,
+        pull_blocks,
+        round=0,
+        change=Change.GRADIENT,
+        state=b"",
+    ):
         assert self.gate.wait(120)
         if self.failing:
             raise self.failing
-        self.calls.append((change.name, round, {n: v.copy() for n, v in push_blocks.items()},
-                           {n: (i.copy(), v.copy()) for n, (i, v) in push_rows.items()}, tuple(pull_blocks)))
+        self.calls.append(
+            (
+                change.name,
+                round,
+                {n: v.copy() for n, v in push_blocks.items()},
+                {n: (i.copy(), v.copy()) for n, (i, v) in push_rows.items()},
+                tuple(pull_blocks),
+            )
+        )
         sign = -1 if change == Change.GRADIENT else 1
         for name, value in push_blocks.items():
             if name in self.blocks:
                 self.blocks[name] += sign * value
         for ids, values in push_rows.values():
             np.add.at(self.table, ids, sign * values)
-        rows = {n: SimpleNamespace(all=lambda ids=ids: self.table[ids]) for n, ids in pull_rows.items()}
+        rows = {
+            n: SimpleNamespace(all=lambda ids=ids: self.table[ids]) for n, ids in pull_rows.items()
+        }
         return SimpleNamespace(rows=rows, blocks={n: self.blocks[n].copy() for n in pull_blocks})
 
 
 def a_connection(servers, **params):
-    return SimpleNamespace(client=servers, calls=servers, endpoints=["a:1", "b:2"], rounds=4, careful=False, recovers=False,
-                           params=params, place_rows=lambda p: None)
+    return SimpleNamespace(
+        client=servers,
+        calls=servers,
+        endpoints=["a:1", "b:2"],
+        rounds=4,
+        careful=False,
+        recovers=False,
+        params=params,
+        place_rows=lambda p: None,
+    )
 
 
 def gradients(value, ids=(1, 2)):
     dense = W.split(np.full((3, 3), value, np.float32))
-    return Gradients(dense, {"t": (np.array(ids, np.int64), np.full((len(ids), 2), value, np.float32))},
-                     {"c": np.ones(1, np.float32)})
+    return Gradients(
+        dense,
+        {"t": (np.array(ids, np.int64), np.full((len(ids), 2), value, np.float32))},
+        {"c": np.ones(1, np.float32)},
+    )
 
 
 def until(condition):
@@ -93,10 +129,14 @@ def test_async_merges_what_waits(sums, expected):
     strategy = Async(AsyncSettings(max_merge=3, wait_times=100, sums=sums, before_receive=1000))
     connection = a_connection(servers)
     for value in (1.0, 2.0, 3.0):
-        assert strategy.push(connection, WORK, gradients(value, ids=(1, int(value) + 1)), Scope()) == {}
+        assert (
+            strategy.push(connection, WORK, gradients(value, ids=(1, int(value) + 1)), Scope())
+            == {}
+        )
     until(lambda: len(servers.calls) == 2)
     count, push = servers.calls
-    np.testing.assert_array_equal(count[2]["c@1"], [3.0])  # counts are added up, whatever gradients are
+    # counts are added up, whatever gradients are
+    np.testing.assert_array_equal(count[2]["c@1"], [3.0])
     np.testing.assert_array_equal(push[2]["w.block1"], np.full((1, 3), expected))
     ids, values = push[3]["t"]
     share = 1 if sums else 1 / 3
@@ -107,7 +147,8 @@ def test_async_merges_what_waits(sums, expected):
 
 def test_async_sends_after_a_while_and_receives_after_so_many_gradients():
     servers = Servers(**{"w.block0": np.zeros((2, 3)), "w.block1": np.zeros((1, 3))})
-    strategy = Async(AsyncSettings(max_merge=20, wait_times=1, before_receive=3))  # a step has two gradients
+    # a step has two gradients
+    strategy = Async(AsyncSettings(max_merge=20, wait_times=1, before_receive=3))
     connection, scope = a_connection(servers), Scope()
     strategy.push(connection, WORK, gradients(1.0), scope)
     until(lambda: len(servers.calls) == 2)
@@ -118,8 +159,10 @@ def test_async_sends_after_a_while_and_receives_after_so_many_gradients():
     fresh = strategy.push(connection, WORK, gradients(1.0), scope)
     assert W.join(fresh).max() <= -1.0
     strategy.stop()
-    np.testing.assert_array_equal(servers.blocks["w.block0"], np.full((2, 3), -3.0))  # stop sends what waits
-    np.testing.assert_array_equal(np.array(scope.find_var("w").get_tensor()), np.full((3, 3), -3.0))  # and receives
+    # stop sends what waits
+    np.testing.assert_array_equal(servers.blocks["w.block0"], np.full((2, 3), -3.0))
+    # and receives
+    np.testing.assert_array_equal(np.array(scope.find_var("w").get_tensor()), np.full((3, 3), -3.0))
 
 
 def test_async_gradients_are_the_steps_own():
@@ -145,6 +188,7 @@ def test_async_waits_when_the_queue_is_full():
         for i in range(5):
             strategy.push(a_connection(servers), WORK, Gradients(gradients(1.0).dense), Scope())
             done.append(i)
+
     thread = threading.Thread(target=train)
     thread.start()
     until(lambda: len(done) == 2)
@@ -156,13 +200,23 @@ def test_async_waits_when_the_queue_is_full():
     np.testing.assert_array_equal(servers.blocks["w.block0"], np.full((2, 3), -5.0))
 
 
-@pytest.mark.parametrize("name, field", [
-    ("send_queue_size", "queue_size"), ("max_merge_var_num", "max_merge"), ("send_wait_times", "wait_times"),
-    ("min_send_grad_num_before_recv", "before_receive")])
+@pytest.mark.parametrize(
+    "name, field",
+    [
+        ("send_queue_size", "queue_size"),
+        ("max_merge_var_num", "max_merge"),
+        ("send_wait_times", "wait_times"),
+        ("min_send_grad_num_before_recv", "before_receive"),
+    ],
+)
 def test_async_has_no_queue_without_a_bound(name, field):
-    with pytest.raises(errors.ProgramError, match=f"communicator_{name}: expected at least [01], found -1"):
+    with pytest.raises(
+        errors.ProgramError, match=f"communicator_{name}: expected at least [01], found -1"
+    ):
         AsyncSettings(**{field: -1})
-    with pytest.raises(errors.ProgramError, match="communicator_send_queue_size: expected at least 1, found 0"):
+    with pytest.raises(
+        errors.ProgramError, match="communicator_send_queue_size: expected at least 1, found 0"
+    ):
         AsyncSettings(queue_size=0)
 
 
@@ -208,7 +262,9 @@ def test_geo_of_one_trainer_is_local_training():
         geo_trainer(scope, connection, strategy, 1.0, [i, 9])
     strategy.stop()
     np.testing.assert_allclose(np.array(scope.find_var("w").get_tensor()), np.full((3, 3), 5.0))
-    np.testing.assert_allclose(np.array(scope.find_var("t").get_tensor())[[0, 4, 5, 9], 0], [1, 1, 0, 5])
+    np.testing.assert_allclose(
+        np.array(scope.find_var("t").get_tensor())[[0, 4, 5, 9], 0], [1, 1, 0, 5]
+    )
     np.testing.assert_allclose(servers.blocks["w.block1"], np.full((1, 3), 5.0))
     np.testing.assert_allclose(servers.table[[0, 4, 5, 9], 1], [1, 1, 0, 5])
     assert len([c for c in servers.calls if c[0] == "ADD"]) == 3  # two of two steps, and the rest
@@ -216,7 +272,9 @@ def test_geo_of_one_trainer_is_local_training():
 
 def test_geo_trainers_send_their_shares_and_take_over_the_others():
     servers = Servers(**{"w.block0": np.zeros((2, 3)), "w.block1": np.zeros((1, 3))})
-    mine, yours = ((geo_scope(), geo_connection(servers), Geo(every=1, trainers=2)) for _ in range(2))
+    mine, yours = (
+        (geo_scope(), geo_connection(servers), Geo(every=1, trainers=2)) for _ in range(2)
+    )
     geo_trainer(*mine, 2.0, [1])
     until(lambda: mine[2]._under_way[0].done())
     geo_trainer(*yours, 4.0, [1])

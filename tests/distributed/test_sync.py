@@ -1,4 +1,5 @@
 """Synchronous training: N trainers equal one trainer on the joined batch."""
+
 import numpy as np
 import pytest
 
@@ -9,11 +10,21 @@ from tests.distributed.job import Job, alone, batches, net
 FEEDS = batches(20)
 # Every pair of (optimizer, table, sliced, servers, trainers) values is in one of these.
 CASES = [
-    ("sgd", "dense", True, 1, 2), ("sgd", "sparse", False, 2, 3), ("sgd", "distributed", True, 3, 2),
-    ("momentum", "dense", False, 2, 3), ("momentum", "sparse", True, 3, 2), ("momentum", "distributed", False, 1, 3),
-    ("adam", "dense", True, 3, 3), ("adam", "sparse", True, 1, 3), ("adam", "distributed", False, 2, 2),
-    ("adagrad", "dense", False, 2, 2), ("adagrad", "sparse", False, 1, 2), ("adagrad", "distributed", True, 3, 3),
-    ("adam", "sparse", True, 2, 2), ("momentum", "distributed", True, 2, 2), ("decay", "sparse", True, 2, 2),
+    ("sgd", "dense", True, 1, 2),
+    ("sgd", "sparse", False, 2, 3),
+    ("sgd", "distributed", True, 3, 2),
+    ("momentum", "dense", False, 2, 3),
+    ("momentum", "sparse", True, 3, 2),
+    ("momentum", "distributed", False, 1, 3),
+    ("adam", "dense", True, 3, 3),
+    ("adam", "sparse", True, 1, 3),
+    ("adam", "distributed", False, 2, 2),
+    ("adagrad", "dense", False, 2, 2),
+    ("adagrad", "sparse", False, 1, 2),
+    ("adagrad", "distributed", True, 3, 3),
+    ("adam", "sparse", True, 2, 2),
+    ("momentum", "distributed", True, 2, 2),
+    ("decay", "sparse", True, 2, 2),
 ]
 
 
@@ -35,8 +46,17 @@ def check(losses, found, kind, optimizer):
 
 @pytest.mark.parametrize(("optimizer", "kind"), [("decay", "distributed"), ("adagrad", "sparse")])
 def test_synchronous_communicators_equal_one(optimizer, kind):
-    """What `create_sync_strategy` makes of a program. Its schedule counts a step once, however many trainers take it."""
-    with Job(net(kind, optimizer), 2, 2, sync=False, runtime_split_send_recv=True, completely_not_async=True) as job:
+    """What `create_sync_strategy` makes of a program. Its schedule counts a step once, however many
+    trainers take it.
+    """
+    with Job(
+        net(kind, optimizer),
+        2,
+        2,
+        sync=False,
+        runtime_split_send_recv=True,
+        completely_not_async=True,
+    ) as job:
         communicators = [Communicator(t.main, DistributedMode.SYNC) for t in job.trainers]
         for communicator in communicators:
             communicator.start()

@@ -1,4 +1,7 @@
-"""Servers update tables by the operators of their programs, whatever these are: a job equals one process."""
+"""Servers update tables by the operators of their programs, whatever these are: a job equals one
+process.
+"""
+
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -19,17 +22,29 @@ clip, opt = fluid.clip, fluid.optimizer
 
 def net(optimizer, distributed=False, constant=False, **attr):
     """What builds a net over a table; some rows are in no batch unless it is distributed."""
+
     def build():
         ids = fluid.data("ids", [None, 1], dtype="int64")
-        first = fluid.initializer.Constant(0.3) if distributed or constant else \
-            fluid.initializer.NumpyArrayInitializer(np.random.RandomState(5).randn(HEIGHT, WIDTH).astype("float32"))
-        rows = layers.embedding(ids, [HEIGHT, WIDTH], is_sparse=True, is_distributed=distributed,
-                                param_attr=fluid.ParamAttr(name="table", initializer=first, **attr))
+        first = (
+            fluid.initializer.Constant(0.3)
+            if distributed or constant
+            else fluid.initializer.NumpyArrayInitializer(
+                np.random.RandomState(5).randn(HEIGHT, WIDTH).astype("float32")
+            )
+        )
+        rows = layers.embedding(
+            ids,
+            [HEIGHT, WIDTH],
+            is_sparse=True,
+            is_distributed=distributed,
+            param_attr=fluid.ParamAttr(name="table", initializer=first, **attr),
+        )
         weight = fluid.ParamAttr(name="w", initializer=fluid.initializer.Constant(0.5))
         predicted = layers.fc(rows, 1, param_attr=weight)
         loss = layers.mean(layers.square_error_cost(predicted, fluid.data("y", [None, 1])))
         optimizer().minimize(loss)
         return (loss,)
+
     return build
 
 
@@ -38,7 +53,10 @@ def feeds(every_row=False):
     for step in range(STEPS):
         some = [0, 1, 3] if step == 4 else [0, 1, 3, 6, 7, 9, 11]  # those of one server only, once
         ids = rng.permutation(HEIGHT) if every_row else rng.choice(some, 8)
-        yield {"ids": ids.reshape(-1, 1).astype("int64"), "y": rng.randn(len(ids), 1).astype("float32")}
+        yield {
+            "ids": ids.reshape(-1, 1).astype("int64"),
+            "y": rng.randn(len(ids), 1).astype("float32"),
+        }
 
 
 def in_job(build, feeds):
@@ -57,18 +75,40 @@ def assert_same(found, expected):
 
 ONE_BY_ONE = {
     "clip by value": (lambda: opt.Adagrad(0.2, grad_clip=clip.GradientClipByValue(0.02)), {}),
-    "clip by norm, momentum": (lambda: opt.Momentum(0.2, 0.9, grad_clip=clip.GradientClipByNorm(0.05)), {}),
-    "clip by the global norm": (lambda: opt.Adam(0.1, grad_clip=clip.GradientClipByGlobalNorm(0.05)), {}),
-    "scaled schedule": (lambda: opt.Momentum(layers.exponential_decay(0.3, 2, 0.7), 0.9), {"learning_rate": 0.5}),
-    "scaled rate and clip": (lambda: opt.RMSProp(0.05, grad_clip=clip.GradientClipByValue(0.02)), {"learning_rate": 2.0}),
+    "clip by norm, momentum": (
+        lambda: opt.Momentum(0.2, 0.9, grad_clip=clip.GradientClipByNorm(0.05)),
+        {},
+    ),
+    "clip by the global norm": (
+        lambda: opt.Adam(0.1, grad_clip=clip.GradientClipByGlobalNorm(0.05)),
+        {},
+    ),
+    "scaled schedule": (
+        lambda: opt.Momentum(layers.exponential_decay(0.3, 2, 0.7), 0.9),
+        {"learning_rate": 0.5},
+    ),
+    "scaled rate and clip": (
+        lambda: opt.RMSProp(0.05, grad_clip=clip.GradientClipByValue(0.02)),
+        {"learning_rate": 2.0},
+    ),
     "L1 of a parameter": (lambda: opt.Adagrad(0.2), {"regularizer": L1(0.05)}),
     "L2, Adam": (lambda: opt.Adam(0.1, regularization=L2(0.1)), {}),
-    "L2 and clip": (lambda: opt.Momentum(0.1, 0.9, regularization=L2(0.1), grad_clip=clip.GradientClipByNorm(0.1)), {}),
+    "L2 and clip": (
+        lambda: opt.Momentum(
+            0.1, 0.9, regularization=L2(0.1), grad_clip=clip.GradientClipByNorm(0.1)
+        ),
+        {},
+    ),
     "L2, Adamax": (lambda: opt.Adamax(0.1, regularization=L2(0.1)), {"learning_rate": 0.5}),
     "L2, Adadelta": (lambda: opt.Adadelta(0.1, rho=0.8, regularization=L2(0.1)), {}),
     "L2, DecayedAdagrad": (lambda: opt.DecayedAdagrad(0.1, regularization=L2(0.1)), {}),
     "L2, FTRL": (lambda: opt.Ftrl(0.2, l1=0.01, l2=0.01, regularization=L2(0.1)), {}),
-    "betas as variables": (lambda: opt.Adam(0.1, beta1=layers.create_global_var([1], 0.8, "float32", persistable=True)), {}),
+    "betas as variables": (
+        lambda: opt.Adam(
+            0.1, beta1=layers.create_global_var([1], 0.8, "float32", persistable=True)
+        ),
+        {},
+    ),
     "Lamb": (lambda: opt.Lamb(0.05), {}),
 }
 
@@ -88,6 +128,7 @@ def test_a_distributed_table_equals_one_process_where_all_rows_are_used(case):
 
 # ---- one server, without the wire ----
 
+
 def stored(build, **options):
     """A server's store, of a program that `build` builds; `options` are of `transpile`."""
     made, *_ = transpile(build, ["127.0.0.1:6174"], smallest=2, **options)
@@ -102,14 +143,27 @@ def store_of(optimizer, trainers=1, sync=True, config=None, **options):
 
 
 def push(ids, value=0.1, change=Change.GRADIENT, learning_rate=None):
-    return RowsUpdate("table", change, np.array(ids, np.int64), np.full((len(ids), WIDTH), value, np.float32), learning_rate)
+    return RowsUpdate(
+        "table",
+        change,
+        np.array(ids, np.int64),
+        np.full((len(ids), WIDTH), value, np.float32),
+        learning_rate,
+    )
 
 
-@pytest.mark.parametrize(("case", "kind", "distributed"), [
-    ("clip by value", UpdateByRule, False), ("clip by norm, momentum", UpdateByRule, False),
-    ("scaled schedule", UpdateByRule, True), ("L2, Adam", UpdateByFunction, False),
-    ("betas as variables", UpdateByFunction, False), ("Lamb", UpdateByFunction, False),
-    ("L2, Adam", UpdateByFunction, True)])
+@pytest.mark.parametrize(
+    ("case", "kind", "distributed"),
+    [
+        ("clip by value", UpdateByRule, False),
+        ("clip by norm, momentum", UpdateByRule, False),
+        ("scaled schedule", UpdateByRule, True),
+        ("L2, Adam", UpdateByFunction, False),
+        ("betas as variables", UpdateByFunction, False),
+        ("Lamb", UpdateByFunction, False),
+        ("L2, Adam", UpdateByFunction, True),
+    ],
+)
 def test_rules_are_kept_where_the_gradient_is_sparse(case, kind, distributed):
     optimizer, attr = ONE_BY_ONE[case]
     store = store_of(optimizer, distributed=distributed, **attr)
@@ -119,7 +173,10 @@ def test_rules_are_kept_where_the_gradient_is_sparse(case, kind, distributed):
 
 def test_of_a_distributed_table_decay_moves_the_rows_with_a_gradient(caplog):
     store = store_of(lambda: opt.SGD(0.5, regularization=L2(0.1)), distributed=True)
-    assert "weight decay (scale, sum, sgd) moves rows in updates that have a gradient of them" in caplog.text
+    assert (
+        "weight decay (scale, sum, sgd) moves rows in updates that have a gradient of them"
+        in caplog.text
+    )
     table = store.tables["table"]
     table.look_up(np.array([4, 1 << 40]))
     store.apply([push([1 << 40, 7])], [])
@@ -139,14 +196,18 @@ def test_what_cannot_be_applied_is_refused_before_anything_changes():
     store = store_of(lambda: opt.Adamax(0.1, regularization=L2(0.1)))
     before = store.tables["table"].look_up(np.arange(HEIGHT), train=False)
     dense = BlockUpdate("w", Change.GRADIENT, np.ones((WIDTH, 1), np.float32))
-    for wrong, why in ((push([3, HEIGHT]), r"table table: ids: expected some of 0 \.\.\. 11, found 3 \.\.\. 12"),
-                       (push([-1]), r"found -1 \.\.\. -1"),
-                       (push([1], learning_rate=0.5), "learning_rate: expected none")):
+    for wrong, why in (
+        (push([3, HEIGHT]), r"table table: ids: expected some of 0 \.\.\. 11, found 3 \.\.\. 12"),
+        (push([-1]), r"found -1 \.\.\. -1"),
+        (push([1], learning_rate=0.5), "learning_rate: expected none"),
+    ):
         with pytest.raises(errors.ServerError, match=why):
             store.check([push([2]), wrong], [dense])
     with pytest.raises(errors.ServerError, match="table is a table: it takes gradients by rows"):
         store.check([], [dense, BlockUpdate("table", Change.GRADIENT, before)])
-    np.testing.assert_array_equal(store.tables["table"].look_up(np.arange(HEIGHT), train=False), before)
+    np.testing.assert_array_equal(
+        store.tables["table"].look_up(np.arange(HEIGHT), train=False), before
+    )
     store.check([push([3], change=Change.ADD, learning_rate=0.5)], [dense])
 
 
@@ -175,9 +236,12 @@ def test_differences_of_several_trainers_at_once_are_all_added():
         value = read()
         time.sleep(0.001)  # as long as others need to come between
         return value
+
     block.read = slow_read
     with ThreadPoolExecutor(4) as threads:
-        list(threads.map(lambda _: store.apply([], [BlockUpdate(name, Change.ADD, one)]), range(40)))
+        list(
+            threads.map(lambda _: store.apply([], [BlockUpdate(name, Change.ADD, one)]), range(40))
+        )
     np.testing.assert_allclose(read()[0], before + 40, rtol=1e-6)
 
 
@@ -190,19 +254,37 @@ def test_counts_take_additions_only():
 
 
 def test_lamb_and_clips_by_the_norm_need_the_whole_table():
-    with pytest.raises(errors.UnsupportedError, match=r"table table: its update \(lamb\) computes with the whole parameter"):
+    with pytest.raises(
+        errors.UnsupportedError,
+        match=r"table table: its update \(lamb\) computes with the whole parameter",
+    ):
         store_of(lambda: opt.Lamb(0.1), distributed=True)
-    for optimizer, name in ((lambda: opt.Lamb(0.1), "lamb"), (ONE_BY_ONE["clip by norm, momentum"][0], "clip_by_norm")):
-        with pytest.raises(errors.UnsupportedError, match=f"table table: {name} needs the whole of it.*is_distributed=False"):
-            transpile(net(optimizer, distributed=True), ["127.0.0.1:6174", "127.0.0.1:6175"], smallest=2)
+    for optimizer, name in (
+        (lambda: opt.Lamb(0.1), "lamb"),
+        (ONE_BY_ONE["clip by norm, momentum"][0], "clip_by_norm"),
+    ):
+        with pytest.raises(
+            errors.UnsupportedError,
+            match=f"table table: {name} needs the whole of it.*is_distributed=False",
+        ):
+            transpile(
+                net(optimizer, distributed=True), ["127.0.0.1:6174", "127.0.0.1:6175"], smallest=2
+            )
 
 
 # ---- DC-ASGD ----
 
+
 def corrected():
     """A net whose gradient of v [3, 1] is the mean of x."""
-    loss = layers.mean(layers.fc(fluid.data("x", [None, 3]), 1, bias_attr=False, param_attr=fluid.ParamAttr(
-        name="v", initializer=fluid.initializer.Constant(1.0))))
+    loss = layers.mean(
+        layers.fc(
+            fluid.data("x", [None, 3]),
+            1,
+            bias_attr=False,
+            param_attr=fluid.ParamAttr(name="v", initializer=fluid.initializer.Constant(1.0)),
+        )
+    )
     opt.SGD(0.1).minimize(loss)
     return (loss,)
 
@@ -219,7 +301,9 @@ def test_late_gradients_are_corrected_by_how_far_the_parameter_has_moved():
     store, rng = corrected_store(), np.random.RandomState(0)
     value = np.ones((3, 1), np.float32)
     got = {0: value, 1: value}
-    for step, (trainer, pulls) in enumerate([(0, True), (0, True), (1, False), (0, False), (1, True), (1, True)]):
+    for step, (trainer, pulls) in enumerate(
+        [(0, True), (0, True), (1, False), (0, False), (1, True), (1, True)]
+    ):
         gradient = rng.randn(3, 1).astype("float32")
         store.apply([], [BlockUpdate("v", Change.GRADIENT, gradient)], trainer)
         value = compensated(value, gradient, got[trainer])
@@ -234,7 +318,9 @@ def test_late_gradients_are_corrected_by_how_far_the_parameter_has_moved():
 
 def test_gradients_of_no_trainer_cannot_be_corrected():
     store = corrected_store()
-    with pytest.raises(errors.ServerError, match="enable_dc_asgd corrects the gradients of one trainer"):
+    with pytest.raises(
+        errors.ServerError, match="enable_dc_asgd corrects the gradients of one trainer"
+    ):
         store.apply([], [BlockUpdate("v", Change.GRADIENT, np.ones((3, 1), np.float32))])
     np.testing.assert_array_equal(store.read("v")[0], np.ones((3, 1)))
 

@@ -3,10 +3,12 @@
     with CallRelay("127.0.0.1:7164", seed=7, chances={Fault.LOSE_REPLY: 0.2}) as relay:
         ...                                  # let the trainer take relay.endpoint for the server's
 
-It takes each call whole and makes it again at the server, with the same bytes and metadata. A caller whose request or reply is
-lost learns what it would learn from a connection that broke: UNAVAILABLE. Of two calls with one proof of the secret the server
-takes the one that comes first, which may be the repeated one.
+It takes each call whole and makes it again at the server, with the same bytes and metadata. A
+caller whose request or reply is lost learns what it would learn from a connection that broke:
+UNAVAILABLE. Of two calls with one proof of the secret the server takes the one that comes first,
+which may be the repeated one.
 """
+
 import functools
 import random
 import threading
@@ -38,11 +40,14 @@ class Fault(Enum):
 
 @dataclass
 class _Passing:
-    """A call on its way: `begin(limit_s)` makes it at the server, and returns what goes through the answers."""
+    """A call on its way: `begin(limit_s)` makes it at the server, and returns what goes through the
+    answers.
+    """
 
     number: int
     begin: Callable[[float | None], Any]
-    later: threading.Event = field(default_factory=threading.Event)  # a call that came later was answered
+    # a call that came later was answered
+    later: threading.Event = field(default_factory=threading.Event)
 
     def repeat(self) -> None:
         """Make it once more. Nobody waits for the answer."""
@@ -70,7 +75,13 @@ class CallRelay:
         log: (number of the call, method, fault) of each that happened.
     """
 
-    def __init__(self, to: str, seed: int = 0, chances: Mapping[Fault, float] | None = None, hold_s: float = 0.3):
+    def __init__(
+        self,
+        to: str,
+        seed: int = 0,
+        chances: Mapping[Fault, float] | None = None,
+        hold_s: float = 0.3,
+    ):
         self._random, self._chances, self._hold_s = random.Random(seed), dict(chances or {}), hold_s
         self._lock, self._calls = threading.Lock(), 0
         self._held: list[_Passing] = []  # those that wait for one that comes later
@@ -80,7 +91,9 @@ class CallRelay:
         self.log: list[tuple[int, str, Fault]] = []
         self._channel = grpc.insecure_channel(to, wire.OPTIONS)
         self._repeats = ThreadPoolExecutor(64, thread_name_prefix="faults-repeat")
-        self._server = grpc.server(ThreadPoolExecutor(64, thread_name_prefix="faults-calls"), options=wire.OPTIONS)
+        self._server = grpc.server(
+            ThreadPoolExecutor(64, thread_name_prefix="faults-calls"), options=wire.OPTIONS
+        )
         self._server.add_generic_rpc_handlers((_Handler(self),))
         self.endpoint = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
 
@@ -106,16 +119,28 @@ class CallRelay:
 
     # ---- calls ----
 
-    def pass_on(self, method: str, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+    def pass_on(
+        self, method: str, requests: Iterator[bytes], context: grpc.ServicerContext
+    ) -> Iterator[bytes]:
         """Make a call, with as many messages each way as it has."""
         messages, call = list(requests), self._channel.stream_stream(method)
-        metadata = [(key, value) for key, value in context.invocation_metadata() if not key.startswith(_OF_GRPC)]
-        yield from self._pass(method, lambda limit_s: call(iter(messages), limit_s, metadata), context)
+        metadata = [
+            (key, value)
+            for key, value in context.invocation_metadata()
+            if not key.startswith(_OF_GRPC)
+        ]
+        yield from self._pass(
+            method, lambda limit_s: call(iter(messages), limit_s, metadata), context
+        )
 
-    def _pass(self, method: str, begin: Callable[[float | None], Any], context: grpc.ServicerContext) -> list[bytes]:
+    def _pass(
+        self, method: str, begin: Callable[[float | None], Any], context: grpc.ServicerContext
+    ) -> list[bytes]:
         passing, fault = self._decided(method.rpartition("/")[2], begin)
         if fault == Fault.LOSE_REQUEST:
-            context.abort(grpc.StatusCode.UNAVAILABLE, f"call {passing.number}: the request was lost")
+            context.abort(
+                grpc.StatusCode.UNAVAILABLE, f"call {passing.number}: the request was lost"
+            )
         if fault == Fault.HOLD:
             passing.later.wait(self._hold_s)
         if fault == Fault.REPEAT:
@@ -143,7 +168,9 @@ class CallRelay:
             future = self._repeats.submit(function, *arguments)
             self._coming = {coming for coming in self._coming if not coming.done()} | {future}
 
-    def _decided(self, name: str, begin: Callable[[float | None], Any]) -> tuple[_Passing, Fault | None]:
+    def _decided(
+        self, name: str, begin: Callable[[float | None], Any]
+    ) -> tuple[_Passing, Fault | None]:
         """A new call, and what happens to it."""
         with self._lock:
             passing = _Passing(self._calls, begin)
@@ -180,4 +207,6 @@ class _Handler(grpc.GenericRpcHandler):
         self._relay = relay
 
     def service(self, details: grpc.HandlerCallDetails) -> Any:
-        return grpc.stream_stream_rpc_method_handler(functools.partial(self._relay.pass_on, details.method))
+        return grpc.stream_stream_rpc_method_handler(
+            functools.partial(self._relay.pass_on, details.method)
+        )

@@ -1,4 +1,5 @@
-"""A TCP relay between two processes that talk over TCP, with faults that can be switched on and off.
+"""A TCP relay between two processes that talk over TCP, with faults that can be switched on and
+off.
 
     with Network(seed=7) as network:
         relay = network.relay("127.0.0.1:7164", "trainer 0 to server 1")
@@ -7,8 +8,10 @@
         ...
         relay.heal()
 
-There is a relay for each pair of processes, so that a trainer can be cut off from one server and not from another.
+There is a relay for each pair of processes, so that a trainer can be cut off from one server and
+not from another.
 """
+
 import asyncio
 import contextlib
 import math
@@ -31,7 +34,8 @@ class Conditions:
         delay_s: each piece of what is sent travels for a time between these.
         bytes_per_s: how much goes through in each direction of a connection; 0 for no limit.
         most: bytes of a piece, which has 1 to so many: with few of them a message dribbles in.
-        cut_after: a connection ends when so many bytes, between these, have come from the client; (0, 0) for never.
+        cut_after: a connection ends when so many bytes, between these, have come from the client;
+            (0, 0) for never.
         cuts: how many more connections end so.
         refuses: connections are closed as they come.
     """
@@ -45,7 +49,8 @@ class Conditions:
 
 
 class Relay:
-    """Passes on what comes to `endpoint`. Faults last until the next call of `heal`, also for connections that are there.
+    """Passes on what comes to `endpoint`. Faults last until the next call of `heal`, also for
+    connections that are there.
 
     Attributes:
         endpoint: "host:port" where it listens.
@@ -57,8 +62,12 @@ class Relay:
         host, _, port = to.rpartition(":")
         self._to, self.name, self.endpoint = (host, int(port)), name, ""
         self._loop, self._began_s = loop, time.monotonic()
-        # Pieces come as they come: what is drawn for them must not change where connections are cut.
-        self._random, self._cuts_random = random.Random(f"{seed} {name}"), random.Random(f"cuts {seed} {name}")
+        # Pieces come as they come: what is drawn for them must not change where connections are
+        # cut.
+        self._random, self._cuts_random = (
+            random.Random(f"{seed} {name}"),
+            random.Random(f"cuts {seed} {name}"),
+        )
         self._conditions, self._open = Conditions(), asyncio.Event()
         self._open.set()
         self._connections: set[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = set()
@@ -74,7 +83,9 @@ class Relay:
         self._do(self._cut_all, "cut")
 
     def cut_every(self, low: int, high: int, times: float = math.inf) -> None:
-        """End each of the next `times` connections when `low` to `high` bytes, drawn for each, have come from the client."""
+        """End each of the next `times` connections when `low` to `high` bytes, drawn for each, have
+        come from the client.
+        """
         self._set("cuts", times)
         self._set("cut_after", (low, high))
 
@@ -92,8 +103,8 @@ class Relay:
         self.throttle(bytes_per_s)
 
     def partition(self, refuse: bool = False) -> None:
-        """Let nothing through. What is sent waits, as TCP would send it again until it comes through; with `refuse`
-        connections are ended, and new ones refused."""
+        """Let nothing through. What is sent waits, as TCP would send it again until it comes
+        through; with `refuse` connections are ended, and new ones refused."""
         if refuse:
             self._set("refuses", True)
             self.cut()
@@ -102,14 +113,17 @@ class Relay:
 
     def heal(self) -> None:
         """No more faults; what was held back goes on."""
+
         def well() -> None:
             self._conditions = Conditions()
             self._open.set()
+
         self._do(well, "heal")
 
     def _set(self, field: str, value: object) -> None:
         def change() -> None:
             self._conditions = replace(self._conditions, **{field: value})
+
         self._do(change, f"{field} {value}")
 
     def _do(self, function: Callable[[], object], what: str) -> None:
@@ -120,6 +134,7 @@ class Relay:
             self._note(what)
             function()
             done.set()
+
         self._loop.call_soon_threadsafe(run)
         if not done.wait(120):
             raise TimeoutError(f"{self.name}: the relay's loop does not answer")
@@ -170,8 +185,10 @@ class Relay:
         server_reader, server_writer = await asyncio.open_connection(*self._to)
         connection = writer, server_writer
         self._connections.add(connection)
-        copies = [asyncio.create_task(self._copy(reader, server_writer, connection, counted=True)),
-                  asyncio.create_task(self._copy(server_reader, writer, connection, counted=False))]
+        copies = [
+            asyncio.create_task(self._copy(reader, server_writer, connection, counted=True)),
+            asyncio.create_task(self._copy(server_reader, writer, connection, counted=False)),
+        ]
         try:
             await asyncio.wait(copies, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -181,8 +198,13 @@ class Relay:
             self._connections.discard(connection)
             server_writer.transport.abort()
 
-    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter,
-                    connection: tuple[asyncio.StreamWriter, asyncio.StreamWriter], counted: bool) -> None:
+    async def _copy(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        connection: tuple[asyncio.StreamWriter, asyncio.StreamWriter],
+        counted: bool,
+    ) -> None:
         """Pass on what comes from one side, until it ends or the connection is cut."""
         under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_PIECES_UNDER_WAY)
         delivery = asyncio.create_task(self._deliver(under_way, writer))
@@ -190,7 +212,9 @@ class Relay:
         due_s = 0.0
         try:
             while data := await reader.read(self._random.randint(1, self._conditions.most)):
-                due_s = max(due_s, time.monotonic() + self._random.uniform(*self._conditions.delay_s))
+                due_s = max(
+                    due_s, time.monotonic() + self._random.uniform(*self._conditions.delay_s)
+                )
                 await under_way.put((due_s, data))
                 if counted and self._conditions.cut_after[1] and self._conditions.cuts:
                     left = (left or self._bytes_until_cut()) - len(data)
@@ -210,7 +234,9 @@ class Relay:
     def _bytes_until_cut(self) -> int:
         return self._cuts_random.randint(*self._conditions.cut_after)
 
-    async def _deliver(self, under_way: "asyncio.Queue[tuple[float, bytes]]", writer: asyncio.StreamWriter) -> None:
+    async def _deliver(
+        self, under_way: "asyncio.Queue[tuple[float, bytes]]", writer: asyncio.StreamWriter
+    ) -> None:
         while True:
             due_s, data = await under_way.get()
             try:
@@ -236,7 +262,9 @@ class Network:
     def __init__(self, seed: int = 0):
         self._seed = seed
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="faults-network", daemon=True)
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="faults-network", daemon=True
+        )
         self.relays: list[Relay] = []
 
     def relay(self, to: str, name: str = "") -> Relay:

@@ -1,4 +1,7 @@
-"""Calls that are lost, repeated and reordered: every push is applied once, and rounds are bit-equal."""
+"""Calls that are lost, repeated and reordered: every push is applied once, and rounds are
+bit-equal.
+"""
+
 import collections
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
@@ -30,19 +33,43 @@ def share_memory(request, monkeypatch):
 def client_of(chances, share_memory, servers=2, seed=0):
     """(a client, the relays between it and its servers)."""
     with contextlib.ExitStack() as stack:
-        ports = [stack.enter_context(Server(Settings(token=TOKEN, server=n, servers=servers))).port for n in range(servers)]
-        relays = [stack.enter_context(CallRelay(f"127.0.0.1:{port}", seed + n, chances)) for n, port in enumerate(ports)]
-        client = stack.enter_context(Client([r.endpoint for r in relays], TOKEN, share_memory=share_memory, timeout_s=20,
-                                            heartbeat_s=0))
+        ports = [
+            stack.enter_context(Server(Settings(token=TOKEN, server=n, servers=servers))).port
+            for n in range(servers)
+        ]
+        relays = [
+            stack.enter_context(CallRelay(f"127.0.0.1:{port}", seed + n, chances))
+            for n, port in enumerate(ports)
+        ]
+        client = stack.enter_context(
+            Client(
+                [r.endpoint for r in relays],
+                TOKEN,
+                share_memory=share_memory,
+                timeout_s=20,
+                heartbeat_s=0,
+            )
+        )
         yield client, relays
 
 
 @pytest.mark.parametrize("chances", CHANCES.values(), ids=CHANCES)
 def test_every_push_is_applied_once(chances, share_memory):
-    """Push number n adds 1 to row n of a block at each server and to row n of a table, from several threads at once."""
+    """Push number n adds 1 to row n of a block at each server and to row n of a table, from several
+    threads at once.
+    """
     with client_of(chances, share_memory) as (client, relays):
-        client.create([specs.TableSpec(name="table", width=WIDTH, initializer=specs.Constant(value=0.0), optimizer=SGD)],
-                      {n: [specs.BlockSpec(name=f"block{n}", shape=(PUSHES, WIDTH), optimizer=SGD)] for n in range(2)})
+        client.create(
+            [
+                specs.TableSpec(
+                    name="table", width=WIDTH, initializer=specs.Constant(value=0.0), optimizer=SGD
+                )
+            ],
+            {
+                n: [specs.BlockSpec(name=f"block{n}", shape=(PUSHES, WIDTH), optimizer=SGD)]
+                for n in range(2)
+            },
+        )
 
         def push(number):
             change = np.zeros((PUSHES, WIDTH), np.float32)
@@ -52,9 +79,14 @@ def test_every_push_is_applied_once(chances, share_memory):
             if number % 2:
                 client.push(rows, blocks, change=Change.ADD)
             else:
-                found = client.exchange(rows, blocks, {"table": np.array([number])}, list(blocks), change=Change.ADD)
-                np.testing.assert_array_equal([v[number] for v in found.blocks.values()], np.ones((2, WIDTH)))
+                found = client.exchange(
+                    rows, blocks, {"table": np.array([number])}, list(blocks), change=Change.ADD
+                )
+                np.testing.assert_array_equal(
+                    [v[number] for v in found.blocks.values()], np.ones((2, WIDTH))
+                )
                 np.testing.assert_array_equal(found.rows["table"].all(), np.ones((1, WIDTH)))
+
         with ThreadPoolExecutor(THREADS) as threads:
             list(threads.map(push, range(PUSHES)))
         for relay in relays:
@@ -76,6 +108,7 @@ def test_synchronous_training_is_bit_equal(kind, share_memory):
         def through(endpoint, trainer):
             relays.append(stack.enter_context(CallRelay(endpoint, len(relays), ALL)))
             return relays[-1].endpoint
+
         found = trained(through, kind)
     happened = sum((relay.happened for relay in relays), collections.Counter())
     assert len(happened) >= 4
@@ -83,13 +116,15 @@ def test_synchronous_training_is_bit_equal(kind, share_memory):
 
 
 def test_what_happens_is_drawn_from_the_seed():
-    chances = dict.fromkeys([Fault.LOSE_REQUEST, Fault.LOSE_REPLY], 0.15)  # of repeated calls either may be the first
+    # of repeated calls either may be the first
+    chances = dict.fromkeys([Fault.LOSE_REQUEST, Fault.LOSE_REPLY], 0.15)
 
     def happened(seed):
         with client_of(chances, False, servers=1, seed=seed) as (client, (relay,)):
             for _ in range(30):
                 client.status()
             return relay.log
+
     first = happened(1)
     assert first == happened(1) != happened(2) and len(first) > 5
 
@@ -100,7 +135,9 @@ def test_a_fault_can_be_ordered_for_the_next_call():
         relay.next(Fault.LOSE_REPLY, Fault.LOSE_REQUEST)
         client.status()
         assert [(method, fault) for _, method, fault in relay.log] == [
-            ("Status", Fault.LOSE_REPLY), ("Status", Fault.LOSE_REQUEST)]
+            ("Status", Fault.LOSE_REPLY),
+            ("Status", Fault.LOSE_REQUEST),
+        ]
 
 
 def test_a_server_need_not_wait_for_a_trainer_whose_last_word_was_lost():

@@ -1,4 +1,5 @@
 """Jobs whose connections are cut, slow, held back, and partitioned."""
+
 import contextlib
 import socket
 import threading
@@ -21,6 +22,7 @@ def network():
 @contextlib.contextmanager
 def echo(most=1 << 16):
     """The endpoint of a server that sends everything back."""
+
     def serve(connection):
         with connection, contextlib.suppress(OSError):
             while data := connection.recv(most):
@@ -30,6 +32,7 @@ def echo(most=1 << 16):
         with contextlib.suppress(OSError):
             while True:
                 threading.Thread(target=serve, args=[listener.accept()[0]], daemon=True).start()
+
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=accept, daemon=True).start()
         yield f"127.0.0.1:{listener.getsockname()[1]}"
@@ -52,7 +55,11 @@ def test_all_bytes_come_in_order(network):
     sent = np.random.default_rng(0).bytes(3 << 20)
     with echo() as to:
         relay = network.relay(to)
-        for harm in (lambda: None, lambda: relay.delay(0.0, 0.005), lambda: relay.dribble(20_000, 50e6)):
+        for harm in (
+            lambda: None,
+            lambda: relay.delay(0.0, 0.005),
+            lambda: relay.dribble(20_000, 50e6),
+        ):
             harm()
             with connected(relay.endpoint) as connection:
                 writer = threading.Thread(target=connection.sendall, args=[sent])
@@ -120,10 +127,12 @@ def test_a_connection_is_cut_after_as_many_bytes_as_the_seed_says():
                         connection.sendall(b"x")
             assert relay.cuts == 3
             return [round(count, -1) for count in found]  # the last ones may come back or not
+
     assert passed(1) == passed(1) != passed(2)
 
 
 # ---- jobs ----
+
 
 @pytest.fixture(params=["0", "1"], ids=["network", "shared memory"])
 def share_memory(request, monkeypatch):
@@ -133,30 +142,42 @@ def share_memory(request, monkeypatch):
 
 def test_connections_are_cut(share_memory, network):
     """Also between a push and its answer: the push is sent again, and applied once."""
+
     def through(endpoint, trainer):
         relay = network.relay(endpoint, f"trainer {trainer}, relay {len(network.relays)}")
-        # A call through shared memory that was cut off is made again over the network, where it is large.
+        # A call through shared memory that was cut off is made again over the network, where it is
+        # large.
         relay.cut_every(*((500, 5000, 5) if share_memory else (100_000, 600_000)))
         return relay.endpoint
+
     assert_same(trained(through), undisturbed())
     assert all(relay.cuts for relay in network.relays)
 
 
 def test_networks_are_slow(share_memory, network):
     """Each trainer's way to each server in another manner."""
-    ways = iter([lambda relay: relay.delay(0.0, 0.02), lambda relay: relay.throttle(3e6),
-                 lambda relay: relay.dribble(2000, 10e6), lambda relay: relay.delay(0.01, 0.01)])
+    ways = iter(
+        [
+            lambda relay: relay.delay(0.0, 0.02),
+            lambda relay: relay.throttle(3e6),
+            lambda relay: relay.dribble(2000, 10e6),
+            lambda relay: relay.delay(0.01, 0.01),
+        ]
+    )
 
     def through(endpoint, trainer):
         relay = network.relay(endpoint)
         next(ways)(relay)
         return relay.endpoint
+
     assert_same(trained(through), undisturbed())
 
 
 def test_a_trainer_is_partitioned_from_one_of_two_servers(share_memory, network):
     """The others wait for it; when the partition heals all go on as if it had not been."""
-    with Job(wide_net("sparse"), 2, 2, through=lambda endpoint, trainer: network.relay(endpoint).endpoint) as job:
+    with Job(
+        wide_net("sparse"), 2, 2, through=lambda endpoint, trainer: network.relay(endpoint).endpoint
+    ) as job:
         job.begin()
         cut_off = network.relays[1]  # the first trainer's to the second server
         for refuse, steps in ((False, slice(0, 4)), (True, slice(4, 8))):

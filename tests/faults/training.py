@@ -1,4 +1,5 @@
 """Jobs of this process that are trained through relays, and the same without."""
+
 import functools
 
 import numpy as np

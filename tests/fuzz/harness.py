@@ -1,4 +1,5 @@
 """What holds of every parser: it reads or refuses, and takes no more than its input explains."""
+
 import copy
 import json
 import os
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 
 _WANTED = os.environ.get("JFLUID_FUZZ", "")
 LONG = bool(_WANTED)
-# Bytes that a parser may take whatever its input: arrays of its own, error texts, what Python keeps.
+# Bytes that a parser may take whatever its input: arrays of its own, error texts, what Python
+# keeps.
 FLOOR = 700_000
 LONGEST_ERROR = 6000
 _SECONDS, _SECONDS_A_BYTE = 3.0, 2e-4
@@ -20,8 +22,14 @@ _SECONDS, _SECONDS_A_BYTE = 3.0, 2e-4
 
 def fuzzed(examples: int = 60) -> settings:
     """Few examples that are always the same, or as many as the environment asks for."""
-    return settings(max_examples=int(_WANTED) if LONG else examples, derandomize=not LONG, database=None, deadline=None,
-                    print_blob=True, suppress_health_check=list(HealthCheck))
+    return settings(
+        max_examples=int(_WANTED) if LONG else examples,
+        derandomize=not LONG,
+        database=None,
+        deadline=None,
+        print_blob=True,
+        suppress_health_check=list(HealthCheck),
+    )
 
 
 class Refusal:
@@ -31,12 +39,18 @@ class Refusal:
         self.error = error
 
 
-def reads_or_refuses(parse: Callable[[Any], Any], data: Any, error: type[Exception], size: int | None = None,
-                     floor: int = FLOOR, factor: int = 10) -> Any:
+def reads_or_refuses(
+    parse: Callable[[Any], Any],
+    data: Any,
+    error: type[Exception],
+    size: int | None = None,
+    floor: int = FLOOR,
+    factor: int = 10,
+) -> Any:
     """What `parse` makes of the data, or a Refusal where it raises `error`.
 
-    All else that it raises is a fault, and so is memory above `floor` and `factor` times the size, or time out of proportion.
-    NumPy's arrays count, messages that protobuf has parsed do not.
+    All else that it raises is a fault, and so is memory above `floor` and `factor` times the size,
+    or time out of proportion. NumPy's arrays count, messages that protobuf has parsed do not.
     """
     size = len(data) if size is None else size
     tracemalloc.start()
@@ -44,7 +58,9 @@ def reads_or_refuses(parse: Callable[[Any], Any], data: Any, error: type[Excepti
     try:
         result = parse(data)
     except error as refused:
-        assert 0 < len(str(refused)) <= LONGEST_ERROR, f"an error of {len(str(refused))} characters: {str(refused)[:200]}"
+        assert 0 < len(str(refused)) <= LONGEST_ERROR, (
+            f"an error of {len(str(refused))} characters: {str(refused)[:200]}"
+        )
         result = Refusal(refused)
     finally:
         seconds, peak = time.process_time() - started, tracemalloc.get_traced_memory()[1]
@@ -54,9 +70,12 @@ def reads_or_refuses(parse: Callable[[Any], Any], data: Any, error: type[Excepti
     return result
 
 
-def grows_linearly(parse: Callable[[Any], Any], family: Callable[[int], Any], size: int, error: type[Exception]) -> None:
-    """Sixteen times the input may take some sixteen times as long: compared within one process, the best of several, with room
-    for a factor of five. `family` makes inputs of a size."""
+def grows_linearly(
+    parse: Callable[[Any], Any], family: Callable[[int], Any], size: int, error: type[Exception]
+) -> None:
+    """Sixteen times the input may take some sixteen times as long: compared within one process, the
+    best of several, with room for a factor of five. `family` makes inputs of a size."""
+
     def best(count: int) -> float:
         data, found = family(count), []
         for _ in range(3):
@@ -67,16 +86,64 @@ def grows_linearly(parse: Callable[[Any], Any], family: Callable[[int], Any], si
                 pass
             found.append(time.process_time() - started)
         return min(found)
+
     small, large = best(size), best(16 * size)
-    assert large <= 5 * 16 * max(small, 2e-3), f"{small:.4f} s, and {large:.4f} s for sixteen times as much"
+    assert large <= 5 * 16 * max(small, 2e-3), (
+        f"{small:.4f} s, and {large:.4f} s for sixteen times as much"
+    )
 
 
 # ---- hostile inputs ----
 
-_NUMBERS = [0, 1, -1, 127, 128, 255, 2**15, 2**31 - 1, 2**31, -2**31, 2**32 - 1, 2**53, 2**62, 2**63 - 1, 2**63, 2**64 - 1]
-_TEXTS = [b"-1", b"1e999", b"nan", b"NaN", b"Infinity", b"null", b"true", b"[]", b"{}", b'""', b"9" * 30, b"9" * 5000,
-          b"\\u0000", b"\\udc80", b"\xff", b"\xc0\x80", b"\0", b"\n", b"\r\n", b"[" * 500, b'{"a":' * 200, b"&a [*a]", b"*a",
-          b"<<: *a", b"!!python/name:os.system", b"../", b"/etc/passwd", b"0x", b"1" + b"0" * 400]
+_NUMBERS = [
+    0,
+    1,
+    -1,
+    127,
+    128,
+    255,
+    2**15,
+    2**31 - 1,
+    2**31,
+    -(2**31),
+    2**32 - 1,
+    2**53,
+    2**62,
+    2**63 - 1,
+    2**63,
+    2**64 - 1,
+]
+_TEXTS = [
+    b"-1",
+    b"1e999",
+    b"nan",
+    b"NaN",
+    b"Infinity",
+    b"null",
+    b"true",
+    b"[]",
+    b"{}",
+    b'""',
+    b"9" * 30,
+    b"9" * 5000,
+    b"\\u0000",
+    b"\\udc80",
+    b"\xff",
+    b"\xc0\x80",
+    b"\0",
+    b"\n",
+    b"\r\n",
+    b"[" * 500,
+    b'{"a":' * 200,
+    b"&a [*a]",
+    b"*a",
+    b"<<: *a",
+    b"!!python/name:os.system",
+    b"../",
+    b"/etc/passwd",
+    b"0x",
+    b"1" + b"0" * 400,
+]
 
 
 def encodings(number: int) -> list[bytes]:
@@ -103,27 +170,48 @@ def mutated(draw: Any, seeds: Sequence[bytes], most: int = 6) -> bytes:
         elif kind == 1 and at < len(data):
             data[at] = draw(st.integers(0, 255))
         elif kind == 2:
-            del data[at:at + length]
+            del data[at : at + length]
         elif kind == 3:
             del data[at:]
         elif kind == 4:
-            data[at:at] = data[at:at + length] * draw(st.integers(1, 20))
+            data[at:at] = data[at : at + length] * draw(st.integers(1, 20))
         elif kind == 5:
             other = draw(st.sampled_from(list(seeds)))
             begin = draw(st.integers(0, len(other)))
-            data[at:at + length] = other[begin:begin + length]
+            data[at : at + length] = other[begin : begin + length]
         elif kind == 6:
             value = draw(st.sampled_from(encodings(draw(st.sampled_from(_NUMBERS)))))
-            data[at:at + len(value)] = value
+            data[at : at + len(value)] = value
         elif kind == 7:
             data[at:at] = draw(st.sampled_from(_TEXTS))
         else:
-            data[at:at + length] = draw(st.binary(max_size=40))
+            data[at : at + length] = draw(st.binary(max_size=40))
     return bytes(data)
 
 
-_LIES = [*_NUMBERS, 1e300, -0.5, float("nan"), float("inf"), None, True, False, "", "x", "\0", "../x", "x" * 3000, [], {},
-         [[]], {"a": 1}, [None] * 100, 2**100, "1", "é" * 40]
+_LIES = [
+    *_NUMBERS,
+    1e300,
+    -0.5,
+    float("nan"),
+    float("inf"),
+    None,
+    True,
+    False,
+    "",
+    "x",
+    "\0",
+    "../x",
+    "x" * 3000,
+    [],
+    {},
+    [[]],
+    {"a": 1},
+    [None] * 100,
+    2**100,
+    "1",
+    "é" * 40,
+]
 
 
 @st.composite
@@ -137,7 +225,11 @@ def lied(draw: Any, honest: Any) -> Any:
             if not places:
                 break
             place = draw(st.sampled_from(places))
-            if isinstance(inside[place], (dict, list)) and inside[place] and draw(st.integers(0, 4)):
+            if (
+                isinstance(inside[place], (dict, list))
+                and inside[place]
+                and draw(st.integers(0, 4))
+            ):
                 inside = inside[place]
                 continue
             kind = draw(st.integers(0, 5))
@@ -146,7 +238,9 @@ def lied(draw: Any, honest: Any) -> Any:
             elif kind == 1 and isinstance(inside, list):
                 inside.append(copy.deepcopy(inside[place]))
             elif kind == 1:
-                inside[draw(st.sampled_from(["x", "name", "", "\0", "1"]))] = copy.deepcopy(inside[place])
+                inside[draw(st.sampled_from(["x", "name", "", "\0", "1"]))] = copy.deepcopy(
+                    inside[place]
+                )
             else:
                 inside[place] = copy.deepcopy(draw(st.sampled_from(_LIES)))
             break

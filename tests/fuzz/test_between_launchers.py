@@ -1,4 +1,5 @@
 """What launchers say to each other, and trainers when they exchange records."""
+
 import numpy as np
 import pytest
 from hypothesis import example, given
@@ -12,18 +13,34 @@ from jfluid.launch.failure import Failure
 from tests.fuzz.harness import as_json, fuzzed, grows_linearly, lied, mutated, reads_or_refuses
 
 FAILURE = Failure("trainer 1", -9, "killed", "last words", "/log")
-SAID = [messages.Join(job="a", node=1, count=2, endpoints=["h:1", "h:2"]), messages.Refused(problem="no"), messages.Finished(),
-        messages.Start(endpoints=[["h:1"], ["h:2", "[::1]:3"]], attempt=0), messages.Failed(failure=FAILURE, age=0.5),
-        messages.End(failure=FAILURE, again=True), messages.End(failure=None, again=False)]
+SAID = [
+    messages.Join(job="a", node=1, count=2, endpoints=["h:1", "h:2"]),
+    messages.Refused(problem="no"),
+    messages.Finished(),
+    messages.Start(endpoints=[["h:1"], ["h:2", "[::1]:3"]], attempt=0),
+    messages.Failed(failure=FAILURE, age=0.5),
+    messages.End(failure=FAILURE, again=True),
+    messages.End(failure=None, again=False),
+]
 SLOTS = [Slot("a", False), Slot("b", True, (2,)), Slot("c", False, used=False)]
-RECORDS = {tags: Parser(SLOTS, tags).parse(np.frombuffer(
-    (b"1 tag " * tags + b"2 1 2 2 0.5 1 1 1\n") * 5, np.uint8), 0, lambda bad: None)[0] for tags in (0, 1)}
+RECORDS = {
+    tags: Parser(SLOTS, tags).parse(
+        np.frombuffer((b"1 tag " * tags + b"2 1 2 2 0.5 1 1 1\n") * 5, np.uint8),
+        0,
+        lambda bad: None,
+    )[0]
+    for tags in (0, 1)
+}
 PACKED = {tags: record_encoding.encode(records) for tags, records in RECORDS.items()}
 
 
 @fuzzed(150)
-@given(st.one_of(mutated([messages.encode(m) for m in SAID]), st.sampled_from(SAID).flatmap(
-    lambda message: lied(message.model_dump()).map(as_json))))
+@given(
+    st.one_of(
+        mutated([messages.encode(m) for m in SAID]),
+        st.sampled_from(SAID).flatmap(lambda message: lied(message.model_dump()).map(as_json)),
+    )
+)
 @example(b"[" * 200_000)
 @example(b'{"a":' * 100_000)
 @example(b'{"kind":"join","job":"a","node":1,"count":2,"endpoints":[' + b"1," * 5000 + b"1]}")
@@ -41,21 +58,35 @@ def test_records(tags):
     @fuzzed(80)
     @given(mutated([PACKED[tags], PACKED[1 - tags]]))
     def run(data):
-        records = reads_or_refuses(lambda data: record_encoding.decode(data, SLOTS, tags > 0), data, errors.MessageError)
+        records = reads_or_refuses(
+            lambda data: record_encoding.decode(data, SLOTS, tags > 0), data, errors.MessageError
+        )
         if not hasattr(records, "error"):
-            assert (records.counts >= 0).all() and records.starts[-1] == len(records.values) == records.counts.sum()
+            assert (records.counts >= 0).all() and records.starts[-1] == len(
+                records.values
+            ) == records.counts.sum()
             Parser(SLOTS, tags).batch(records, np.arange(len(records)))
+
     run()
 
 
 @fuzzed(100)
-@given(mutated([b"123", bytes(16), exchange._described(np.dtype("<f4"), (2, 2)) + b"\n" + bytes(16)]))
+@given(
+    mutated([b"123", bytes(16), exchange._described(np.dtype("<f4"), (2, 2)) + b"\n" + bytes(16)])
+)
 def test_what_else_trainers_say(data):
     reads_or_refuses(exchange.decode_number, data, errors.MessageError)
     reads_or_refuses(exchange.decode_hello, data, errors.MessageError)
-    reads_or_refuses(lambda data: exchange.decode_array(data, np.dtype("<f4"), (2, 2)), data, errors.MessageError)
+    reads_or_refuses(
+        lambda data: exchange.decode_array(data, np.dtype("<f4"), (2, 2)), data, errors.MessageError
+    )
 
 
 @pytest.mark.parametrize("text", [b"1,", b"[", b'"', b'{"a":', b'"x":1,'])
 def test_time(text):
-    grows_linearly(messages.decode, lambda size: b'{"kind":"start","endpoints":[' + text * size, 2000, errors.MessageError)
+    grows_linearly(
+        messages.decode,
+        lambda size: b'{"kind":"start","endpoints":[' + text * size,
+        2000,
+        errors.MessageError,
+    )

@@ -1,11 +1,13 @@
 """Job files."""
+
 import pytest
 from hypothesis import example, given
 
 from jfluid.job import JobError, read_job
 from tests.fuzz.harness import Refusal, fuzzed, grows_linearly, mutated, reads_or_refuses
 
-SEEDS = [b"""name: a
+SEEDS = [
+    b"""name: a
 mode: ps
 script: s.py
 args: {epochs: 10, lr: 1e-3, sizes: [1, 2]}
@@ -15,9 +17,12 @@ trainers: ["h:1", "h:2"]
 snapshots: {folder: /x, every_s: 6.5}
 restarts: {servers: 1}
 stall_timeout: 5
-""", b"script: s.py\nargs: [1, 'x', \"y\\n\", ~, 0x1F]\nmode: collective\ngpus: [0, 1]\n",
-    b"script: s.py\nargs:\n- |\n  text\n- >-\n  x\n"]
-# PyYAML notes of each word where it stands, and keeps it in several forms: some hundred times its size.
+""",
+    b"script: s.py\nargs: [1, 'x', \"y\\n\", ~, 0x1F]\nmode: collective\ngpus: [0, 1]\n",
+    b"script: s.py\nargs:\n- |\n  text\n- >-\n  x\n",
+]
+# PyYAML notes of each word where it stands, and keeps it in several forms: some hundred times its
+# size.
 FACTOR, FLOOR = 600, 2_000_000
 
 

@@ -1,4 +1,5 @@
 """Programs: ProgramDesc messages of files (__model__, .pdmodel)."""
+
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,15 @@ from jfluid.ir.program import Program
 from tests.fuzz.harness import Refusal, fuzzed, grows_linearly, mutated, reads_or_refuses
 
 MODELS = Path(__file__).parents[1] / "golden" / "models"
-SEEDS = [(MODELS / name).read_bytes() for name in ("separate/__model__", "state/net.pdmodel", "control_flow.program")]
-NAMES = st.sampled_from(["a", "b", "", "X", "Out", "x" * 5000, "../w", "\0", "é", "op_callstack", "sub_block"])
-NUMBERS = st.sampled_from([0, 1, 2, -1, -2, 2**31 - 1, -2**31, 7])
-LONGS = st.sampled_from([0, 1, -1, -2, 2**63 - 1, -2**63, 2**40])
+SEEDS = [
+    (MODELS / name).read_bytes()
+    for name in ("separate/__model__", "state/net.pdmodel", "control_flow.program")
+]
+NAMES = st.sampled_from(
+    ["a", "b", "", "X", "Out", "x" * 5000, "../w", "\0", "é", "op_callstack", "sub_block"]
+)
+NUMBERS = st.sampled_from([0, 1, 2, -1, -2, 2**31 - 1, -(2**31), 7])
+LONGS = st.sampled_from([0, 1, -1, -2, 2**63 - 1, -(2**63), 2**40])
 KINDS = st.sampled_from(sorted(pb.AttrType.values()))
 TYPES = st.sampled_from(sorted(pb.VarType.Type.values()))
 
@@ -24,8 +30,10 @@ def programs(draw):
     """Messages whose fields fit the format, and may contradict each other."""
     desc = pb.ProgramDesc()
     for i in range(draw(st.integers(0, 4))):
-        block = desc.blocks.add(idx=i if draw(st.integers(0, 9)) else draw(NUMBERS),
-                                parent_idx=(i - 1 if draw(st.integers(0, 9)) else draw(NUMBERS)))
+        block = desc.blocks.add(
+            idx=i if draw(st.integers(0, 9)) else draw(NUMBERS),
+            parent_idx=(i - 1 if draw(st.integers(0, 9)) else draw(NUMBERS)),
+        )
         for _ in range(draw(st.integers(0, 3))):
             var = block.vars.add(name=draw(NAMES), persistable=draw(st.booleans()))
             var.type.type = draw(TYPES)
@@ -39,9 +47,18 @@ def programs(draw):
                 for _ in range(draw(st.integers(0, 2))):
                     slots.add(parameter=draw(NAMES), arguments=draw(st.lists(NAMES, max_size=3)))
             for _ in range(draw(st.integers(0, 3))):
-                op.attrs.add(name=draw(NAMES), type=draw(KINDS), i=draw(NUMBERS), f=draw(st.floats(width=32)), s=draw(NAMES),
-                             ints=draw(st.lists(NUMBERS, max_size=3)), strings=draw(st.lists(NAMES, max_size=2)),
-                             l=draw(LONGS), block_idx=draw(NUMBERS), blocks_idx=draw(st.lists(NUMBERS, max_size=2)))
+                op.attrs.add(
+                    name=draw(NAMES),
+                    type=draw(KINDS),
+                    i=draw(NUMBERS),
+                    f=draw(st.floats(width=32)),
+                    s=draw(NAMES),
+                    ints=draw(st.lists(NUMBERS, max_size=3)),
+                    strings=draw(st.lists(NAMES, max_size=2)),
+                    l=draw(LONGS),
+                    block_idx=draw(NUMBERS),
+                    blocks_idx=draw(st.lists(NUMBERS, max_size=2)),
+                )
     return desc.SerializeToString()
 
 
@@ -78,14 +95,18 @@ def test_damaged_messages(data):
     read_and_write(data.draw(mutated([data.draw(programs()) + b"\0"])))
 
 
-@pytest.mark.parametrize("repeated", ["operators", "variables", "attributes", "whole numbers", "names"])
+@pytest.mark.parametrize(
+    "repeated", ["operators", "variables", "attributes", "whole numbers", "names"]
+)
 def test_time(repeated):
     def family(size):
         desc = pb.ProgramDesc()
         block = desc.blocks.add(idx=0, parent_idx=-1)
         if repeated == "operators":
             for _ in range(size // 20):
-                block.ops.add(type="scale" * 60).outputs.add(parameter="Out", arguments=["none" * 50])
+                block.ops.add(type="scale" * 60).outputs.add(
+                    parameter="Out", arguments=["none" * 50]
+                )
         elif repeated == "variables":
             for i in range(size // 20):
                 block.vars.add(name=f"variable {i}" * 12).type.type = pb.VarType.RAW
@@ -94,8 +115,13 @@ def test_time(repeated):
             for i in range(size // 20):
                 attrs.add(name=f"attribute {i}" * 5, type=pb.INT, i=i)
         elif repeated == "whole numbers":
-            block.ops.add(type="scale").attrs.add(name="a", type=pb.INTS, ints=range(1000, 1000 + size))
+            block.ops.add(type="scale").attrs.add(
+                name="a", type=pb.INTS, ints=range(1000, 1000 + size)
+            )
         else:
-            block.ops.add(type="scale").outputs.add(parameter="Out", arguments=[f"name {i}" * 4 for i in range(size // 10)])
+            block.ops.add(type="scale").outputs.add(
+                parameter="Out", arguments=[f"name {i}" * 4 for i in range(size // 10)]
+            )
         return desc.SerializeToString()
+
     grows_linearly(Program.parse_from_string, family, 2000, errors.FileFormatError)

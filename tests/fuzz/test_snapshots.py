@@ -1,4 +1,5 @@
 """Snapshots: manifests, files of rows and numbers, states of trainers."""
+
 import contextlib
 import json
 
@@ -17,15 +18,32 @@ from jfluid.ps_server.manifest import Manifest
 from jfluid.ps_server.round_snapshots import RoundSnapshots
 from jfluid.ps_server.store import Store
 from jfluid.scope import Scope
-from tests.fuzz.harness import Refusal, as_json, fuzzed, grows_linearly, lied, mutated, reads_or_refuses
+from tests.fuzz.harness import (
+    Refusal,
+    as_json,
+    fuzzed,
+    grows_linearly,
+    lied,
+    mutated,
+    reads_or_refuses,
+)
 
-TABLES = [specs.TableSpec(name="t", width=2, initializer=specs.Uniform(), shards=2, entry=specs.CountEntry(count=2),
-                          optimizer=specs.Momentum(learning_rate=0.1, mu=0.9)),
-          specs.TableSpec(name="u", width=1, optimizer=specs.Adagrad(learning_rate=0.1), shards=2)]
+TABLES = [
+    specs.TableSpec(
+        name="t",
+        width=2,
+        initializer=specs.Uniform(),
+        shards=2,
+        entry=specs.CountEntry(count=2),
+        optimizer=specs.Momentum(learning_rate=0.1, mu=0.9),
+    ),
+    specs.TableSpec(name="u", width=1, optimizer=specs.Adagrad(learning_rate=0.1), shards=2),
+]
 BLOCK = specs.BlockSpec(name="w", shape=(2, 3), optimizer=specs.Adam(learning_rate=0.1))
 VARIABLE = pb.StateVariable(name="v", dtype="float32", shape=[2], value=bytes(8))
 STATE = pb.TrainerState(round=3, variables=[VARIABLE], runs={"p": 2})
-# A table has an index and pages of its own from its first row on; a store with three of them is made for each example.
+# A table has an index and pages of its own from its first row on; a store with three of them is
+# made for each example.
 FLOOR = 40_000_000
 MANIFEST = "a.00000-of-00001.json"
 
@@ -49,18 +67,27 @@ def written(tmp_path_factory):
 
 
 def restored(written, name, data):
-    """Restore the snapshot with one file changed, and use what came; a refusal leaves nothing behind."""
+    """Restore the snapshot with one file changed, and use what came; a refusal leaves nothing
+    behind.
+    """
     folder, files = written
     (folder / name).write_bytes(data)
     store = Store()
     try:
-        found = reads_or_refuses(lambda folder: snapshot.restore(store, folder, 0, 1), folder, errors.ServerError, len(data),
-                                 FLOOR)
+        found = reads_or_refuses(
+            lambda folder: snapshot.restore(store, folder, 0, 1),
+            folder,
+            errors.ServerError,
+            len(data),
+            FLOOR,
+        )
         snapshot.sound(folder)
     finally:
         (folder / name).write_bytes(files[name])
     if isinstance(found, Refusal):
-        assert not store.tables and not store.blocks and not store.ledger.state() and not store.rounds
+        assert (
+            not store.tables and not store.blocks and not store.ledger.state() and not store.rounds
+        )
         return
     for table in store.tables.values():
         ids, width = np.arange(5), table.spec.width
@@ -78,6 +105,7 @@ def test_damaged_manifests(written):
     @given(mutated([written[1][MANIFEST]]))
     def run(data):
         restored(written, MANIFEST, data)
+
     run()
 
 
@@ -88,6 +116,7 @@ def test_manifests_that_lie(written):
         with contextlib.suppress(ValidationError, ValueError):  # a liar knows the checksum, too
             value = json.loads(Manifest.model_validate(value).checked().text())
         restored(written, MANIFEST, as_json(value))
+
     run()
 
 
@@ -96,9 +125,12 @@ def test_damaged_files(written, kind):
     names = sorted(n for n in written[1] if n.endswith(kind) and written[1][n])
 
     @fuzzed(40)
-    @given(st.sampled_from(names).flatmap(lambda n: st.tuples(st.just(n), mutated([written[1][n]]))))
+    @given(
+        st.sampled_from(names).flatmap(lambda n: st.tuples(st.just(n), mutated([written[1][n]])))
+    )
     def run(case):
         restored(written, *case)
+
     run()
 
 
@@ -110,6 +142,7 @@ def test_states_of_trainers(data):
 
     def read(data):
         local_state.install(wire.parsed(pb.TrainerState, data), scope)
+
     if isinstance(reads_or_refuses(read, data, errors.ServerError), Refusal):
         assert (np.array(scope.var("v").get_tensor()) == 0).all() and not scope.steps
 
@@ -120,8 +153,13 @@ def test_what_all_servers_have(tmp_path_factory, data):
     """It is passed over where it cannot be read: the snapshots themselves count then."""
     folder = tmp_path_factory.mktemp("line")
     (folder / "recovery_line.json").write_bytes(data)
-    own = reads_or_refuses(lambda folder: RoundSnapshots(folder, Store(), dict, lambda *_: None), folder, errors.ServerError,
-                           len(data), 3_000_000)
+    own = reads_or_refuses(
+        lambda folder: RoundSnapshots(folder, Store(), dict, lambda *_: None),
+        folder,
+        errors.ServerError,
+        len(data),
+        3_000_000,
+    )
     own.status()
 
 
@@ -129,4 +167,7 @@ def test_what_all_servers_have(tmp_path_factory, data):
 def test_time(text):
     def family(size):
         return b'{"tables":[' + text.encode() * size + b"1]}"
-    grows_linearly(lambda data: validation.read(Manifest, data, "a manifest"), family, 1000, errors.ServerError)
+
+    grows_linearly(
+        lambda data: validation.read(Manifest, data, "a manifest"), family, 1000, errors.ServerError
+    )

@@ -1,4 +1,5 @@
 """Tensor files: LoDTensors, SelectedRows, several in one file; and the status of a checkpoint."""
+
 import io as streams
 
 import numpy as np
@@ -20,7 +21,10 @@ def stream(write, *values):
 
 
 RAGGED = stream(write_tensor, np.arange(5).reshape(5, 1), [[0, 2, 3], [0, 1, 2, 5]])
-DENSE = [stream(write_tensor, np.arange(12).reshape(3, 4).astype(dtype)) for dtype in ("float32", "bool", "int8", "float64")]
+DENSE = [
+    stream(write_tensor, np.arange(12).reshape(3, 4).astype(dtype))
+    for dtype in ("float32", "bool", "int8", "float64")
+]
 ROWS = stream(write_selected_rows, [3, 7, 3], 10, np.ones((3, 2), "float32"))
 
 
@@ -65,7 +69,11 @@ def test_several_in_one_file(file, data):
 @fuzzed(80)
 @given(data=mutated(DENSE), first=st.integers(0, 3), rows=st.integers(0, 3))
 def test_some_rows(file, data, first, rows):
-    read(file, data, lambda path: load_rows(path, "w", "float32", (3, 4), first, min(rows, 3 - first)))
+    read(
+        file,
+        data,
+        lambda path: load_rows(path, "w", "float32", (3, 4), first, min(rows, 3 - first)),
+    )
 
 
 @fuzzed(80)
@@ -78,5 +86,10 @@ def test_time(file):
     def load(data):
         file.write_bytes(data)
         load_tensors(file, ["w"])
-    grows_linearly(load, lambda size: stream(write_tensor, np.ones((size, 1)), [list(range(size + 1))]), 20_000,
-                   errors.FileFormatError)
+
+    grows_linearly(
+        load,
+        lambda size: stream(write_tensor, np.ones((size, 1)), [list(range(size + 1))]),
+        20_000,
+        errors.FileFormatError,
+    )

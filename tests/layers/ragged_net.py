@@ -1,4 +1,5 @@
 """A net that takes and gives sequences."""
+
 import numpy as np
 
 import jfluid as fluid
@@ -15,7 +16,9 @@ class Net:
         exe = fluid.Executor(fluid.CPUPlace())
         exe.run(startup, scope=self.scope)
         self.variables = found
-        self.values = exe.run(self.main, feed=feeds, fetch_list=found, scope=self.scope, return_numpy=False)
+        self.values = exe.run(
+            self.main, feed=feeds, fetch_list=found, scope=self.scope, return_numpy=False
+        )
         self.parameters = {p.name: tuple(p.shape) for p in self.main.all_parameters()}
 
     def __getitem__(self, i):

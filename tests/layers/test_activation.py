@@ -1,4 +1,5 @@
 """Functions of one tensor through the public API."""
+
 import math
 
 import numpy as np
@@ -39,22 +40,32 @@ CASES = {
     "exp": (layers.exp, X, np.exp(X)),
     "floor": (layers.floor, X, np.floor(X)),
     "gelu": (layers.gelu, X, X * 0.5 * (1 + erf(X / np.sqrt(2)))),
-    "gelu approximate": (lambda x: layers.gelu(x, True), X,
-                         0.5 * X * (1 + np.tanh(np.sqrt(2 / np.pi) * (X + 0.044715 * X ** 3)))),
+    "gelu approximate": (
+        lambda x: layers.gelu(x, True),
+        X,
+        0.5 * X * (1 + np.tanh(np.sqrt(2 / np.pi) * (X + 0.044715 * X**3))),
+    ),
     "hard_shrink": (layers.hard_shrink, X, np.where(np.abs(X) > 0.5, X, 0)),
     "hard_shrink at": (lambda x: layers.hard_shrink(x, 0.2), X, np.where(np.abs(X) > 0.2, X, 0)),
     "hard_sigmoid": (lambda x: layers.hard_sigmoid(x, 2.0, 0.3), X, np.clip(2 * X + 0.3, 0, 1)),
-    "hard_swish": (lambda x: layers.hard_swish(x, 1.0, 2.0, 0.5), X, X * np.clip(X + 0.5, 0, 1) / 2),
+    "hard_swish": (
+        lambda x: layers.hard_swish(x, 1.0, 2.0, 0.5),
+        X,
+        X * np.clip(X + 0.5, 0, 1) / 2,
+    ),
     "leaky_relu": (lambda x: layers.leaky_relu(x, 0.1), X, np.where(X > 0, X, 0.1 * X)),
     "log": (layers.log, P, np.log(P)),
     "log1p": (layers.log1p, X, np.log1p(X)),
     "log1p into": (into(lambda out, x: layers.log1p(x, out=out)), X, np.log1p(X)),
     "log_softmax": (layers.log_softmax, X, np.log(softmax(X, -1))),
-    "log_softmax in double": (lambda x: layers.log_softmax(x, axis=0, dtype="float64"), X,
-                              np.log(softmax(X.astype("float64"), 0))),
+    "log_softmax in double": (
+        lambda x: layers.log_softmax(x, axis=0, dtype="float64"),
+        X,
+        np.log(softmax(X.astype("float64"), 0)),
+    ),
     "logsigmoid": (layers.logsigmoid, X, np.log(sigmoid(X))),
     "mish": (layers.mish, X, X * np.tanh(np.log1p(np.exp(X)))),
-    "pow": (lambda x: layers.pow(x, 3), X, X ** 3),
+    "pow": (lambda x: layers.pow(x, 3), X, X**3),
     "reciprocal": (layers.reciprocal, P, 1 / P),
     "relu": (layers.relu, X, np.maximum(X, 0)),
     "relu6": (lambda x: layers.relu6(x, 0.3), X, np.clip(X, 0, 0.3)),
@@ -70,7 +81,11 @@ CASES = {
     "softmax axis": (lambda x: layers.softmax(x, axis=0), X, softmax(X, 0)),
     "softplus": (layers.softplus, X, np.log1p(np.exp(X))),
     "softshrink": (layers.softshrink, X, np.sign(X) * np.maximum(np.abs(X) - 0.5, 0)),
-    "softshrink at": (lambda x: layers.softshrink(x, 0.2), X, np.sign(X) * np.maximum(np.abs(X) - 0.2, 0)),
+    "softshrink at": (
+        lambda x: layers.softshrink(x, 0.2),
+        X,
+        np.sign(X) * np.maximum(np.abs(X) - 0.2, 0),
+    ),
     "softsign": (layers.softsign, X, X / (1 + np.abs(X))),
     "sqrt": (layers.sqrt, P, np.sqrt(P)),
     "square": (layers.square, X, X * X),
@@ -92,20 +107,28 @@ def test_value(name):
 
 
 def test_pow_by_a_tensor():
-    np.testing.assert_allclose(run(layers.pow, P, np.array([1.5], "float32")), P ** 1.5, rtol=1e-5)
+    np.testing.assert_allclose(run(layers.pow, P, np.array([1.5], "float32")), P**1.5, rtol=1e-5)
 
 
 def test_sign_of_an_array():
-    np.testing.assert_array_equal(run(lambda: layers.sign(np.array([-2, 0, 3], "float32"))), [-1, 0, 1])
+    np.testing.assert_array_equal(
+        run(lambda: layers.sign(np.array([-2, 0, 3], "float32"))), [-1, 0, 1]
+    )
 
 
 def test_maxout():
     x = np.random.RandomState(1).rand(2, 4, 2, 2).astype("float32")
-    np.testing.assert_array_equal(run(lambda v: layers.maxout(v, 2), x), x.reshape(2, 2, 2, 2, 2).max(2))
-    np.testing.assert_array_equal(run(lambda v: layers.maxout(v, 2, axis=-1), x), x.max(3, keepdims=True))
+    np.testing.assert_array_equal(
+        run(lambda v: layers.maxout(v, 2), x), x.reshape(2, 2, 2, 2, 2).max(2)
+    )
+    np.testing.assert_array_equal(
+        run(lambda v: layers.maxout(v, 2, axis=-1), x), x.max(3, keepdims=True)
+    )
 
 
-@pytest.mark.parametrize(("mode", "shape"), [("all", (1,)), ("channel", (1, 3, 1, 1)), ("element", (1, 3, 2, 2))])
+@pytest.mark.parametrize(
+    ("mode", "shape"), [("all", (1,)), ("channel", (1, 3, 1, 1)), ("element", (1, 3, 2, 2))]
+)
 def test_prelu(mode, shape):
     x = np.random.RandomState(1).uniform(-1, 1, (2, 3, 2, 2)).astype("float32")
     main, startup, scope = fluid.Program(), fluid.Program(), fluid.Scope()
@@ -115,18 +138,21 @@ def test_prelu(mode, shape):
     assert out.name == "prelu_0.tmp_0" and out.shape == (-1, 3, 2, 2)
     exe = fluid.Executor(fluid.CPUPlace())
     exe.run(startup, scope=scope)
-    found, = exe.run(main, feed={"x": x}, fetch_list=[out], scope=scope)
+    (found,) = exe.run(main, feed={"x": x}, fetch_list=[out], scope=scope)
     np.testing.assert_allclose(found, np.where(x > 0, x, 0.25 * x), rtol=1e-6)
 
 
-@pytest.mark.parametrize(("build", "error", "match"), [
-    (lambda x: layers.relu(3), TypeError, "relu, x: expected a Variable"),
-    (lambda x: layers.relu(layers.cast(x, "int64")), TypeError, "found INT64"),
-    (lambda x: layers.prelu(x, "row"), ValueError, "found 'row'"),
-    (lambda x: layers.mish(x, threshold=0), ValueError, "positive"),
-    (lambda x: layers.maxout(x, 2, axis=2), ValueError, "found 2"),
-    (lambda x: layers.maxout(x, 3), errors.ShapeError, "4 channels"),
-])
+@pytest.mark.parametrize(
+    ("build", "error", "match"),
+    [
+        (lambda x: layers.relu(3), TypeError, "relu, x: expected a Variable"),
+        (lambda x: layers.relu(layers.cast(x, "int64")), TypeError, "found INT64"),
+        (lambda x: layers.prelu(x, "row"), ValueError, "found 'row'"),
+        (lambda x: layers.mish(x, threshold=0), ValueError, "positive"),
+        (lambda x: layers.maxout(x, 2, axis=2), ValueError, "found 2"),
+        (lambda x: layers.maxout(x, 3), errors.ShapeError, "4 channels"),
+    ],
+)
 def test_wrong_arguments(build, error, match):
     with fluid.program_guard(fluid.Program(), fluid.Program()), pytest.raises(error, match=match):
         build(layers.data("x", [4, 2, 2]))

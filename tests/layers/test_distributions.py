@@ -1,4 +1,5 @@
 """Distributions, held against their formulas in NumPy."""
+
 import numpy as np
 import pytest
 
@@ -16,10 +17,15 @@ def test_uniform():
     out = run(lambda: layers.Uniform(low, high).sample([4000]))
     assert out.shape == (4000, 2) and (out >= low).all() and (out <= high).all()
     np.testing.assert_allclose(out.mean(0), [1, 3], atol=0.1)
-    np.testing.assert_allclose(run(lambda: layers.Uniform(low, high).entropy()), np.log([2, 4]), rtol=1e-6)
+    np.testing.assert_allclose(
+        run(lambda: layers.Uniform(low, high).entropy()), np.log([2, 4]), rtol=1e-6
+    )
     value = np.array([0.5, 6.0], "float32")
-    np.testing.assert_allclose(run(lambda v: layers.Uniform(low, high).log_prob(v), v=value), [-np.log(2), -np.inf],
-                               rtol=1e-6)
+    np.testing.assert_allclose(
+        run(lambda v: layers.Uniform(low, high).log_prob(v), v=value),
+        [-np.log(2), -np.inf],
+        rtol=1e-6,
+    )
     assert run(lambda: layers.Uniform(0.0, 1.0).sample([2, 3])).shape == (2, 3)
 
 
@@ -31,12 +37,20 @@ def test_normal():
     entropy = run(lambda: layers.Normal(LOC, SCALE).entropy())
     np.testing.assert_allclose(entropy, 0.5 + 0.5 * np.log(2 * np.pi) + np.log(SCALE), rtol=1e-5)
     log_prob = run(lambda v: layers.Normal(LOC, SCALE).log_prob(v), v=VALUES)
-    np.testing.assert_allclose(log_prob, -((VALUES - LOC) ** 2) / (2 * SCALE**2) - np.log(SCALE * (2 * np.pi) ** 0.5),
-                               rtol=1e-4)
-    divergence = run(lambda: layers.Normal(LOC, SCALE).kl_divergence(layers.Normal(OTHER_LOC, OTHER_SCALE)))
+    np.testing.assert_allclose(
+        log_prob,
+        -((VALUES - LOC) ** 2) / (2 * SCALE**2) - np.log(SCALE * (2 * np.pi) ** 0.5),
+        rtol=1e-4,
+    )
+    divergence = run(
+        lambda: layers.Normal(LOC, SCALE).kl_divergence(layers.Normal(OTHER_LOC, OTHER_SCALE))
+    )
     ratio = (SCALE / OTHER_SCALE) ** 2
-    np.testing.assert_allclose(divergence, 0.5 * (ratio + ((LOC - OTHER_LOC) / OTHER_SCALE) ** 2 - 1 - np.log(ratio)),
-                               rtol=1e-4)
+    np.testing.assert_allclose(
+        divergence,
+        0.5 * (ratio + ((LOC - OTHER_LOC) / OTHER_SCALE) ** 2 - 1 - np.log(ratio)),
+        rtol=1e-4,
+    )
 
 
 @pytest.mark.parametrize("distribution", ["Normal", "Uniform"])
@@ -58,8 +72,11 @@ def test_categorical():
     p, q = probabilities(VALUES), probabilities(VALUES[::-1])
     entropy = run(lambda x: layers.Categorical(x).entropy(), x=VALUES)
     np.testing.assert_allclose(entropy, -(p * np.log(p)).sum(-1, keepdims=True), rtol=1e-5)
-    divergence = run(lambda x, y: layers.Categorical(x).kl_divergence(layers.Categorical(y)), x=VALUES,
-                     y=VALUES[::-1].copy())
+    divergence = run(
+        lambda x, y: layers.Categorical(x).kl_divergence(layers.Categorical(y)),
+        x=VALUES,
+        y=VALUES[::-1].copy(),
+    )
     np.testing.assert_allclose(divergence, (p * np.log(p / q)).sum(-1, keepdims=True), rtol=1e-4)
     with pytest.raises(NotImplementedError, match="Categorical has no sample"):
         build(lambda x: layers.Categorical(x).sample(), x=VALUES)
@@ -68,11 +85,29 @@ def test_categorical():
 def test_multivariate_normal():
     one, two = np.diag(SCALE), np.diag(OTHER_SCALE)
     entropy = run(lambda m, s: layers.MultivariateNormalDiag(m, s).entropy(), m=LOC, s=one)
-    np.testing.assert_allclose(entropy, [0.5 * (3 * (1 + np.log(2 * np.pi)) + np.log(SCALE).sum())], rtol=1e-5)
-    divergence = run(lambda m, s, n, t: layers.MultivariateNormalDiag(m, s).kl_divergence(
-        layers.MultivariateNormalDiag(n, t)), m=LOC, s=one, n=OTHER_LOC, t=two)
-    expected = 0.5 * ((SCALE / OTHER_SCALE).sum() + ((OTHER_LOC - LOC) ** 2 / OTHER_SCALE).sum() - 3
-                      + np.log(OTHER_SCALE).sum() - np.log(SCALE).sum())
+    np.testing.assert_allclose(
+        entropy, [0.5 * (3 * (1 + np.log(2 * np.pi)) + np.log(SCALE).sum())], rtol=1e-5
+    )
+    divergence = run(
+        lambda m, s, n, t: layers.MultivariateNormalDiag(m, s).kl_divergence(
+            layers.MultivariateNormalDiag(n, t)
+        ),
+        m=LOC,
+        s=one,
+        n=OTHER_LOC,
+        t=two,
+    )
+    expected = 0.5 * (
+        (SCALE / OTHER_SCALE).sum()
+        + ((OTHER_LOC - LOC) ** 2 / OTHER_SCALE).sum()
+        - 3
+        + np.log(OTHER_SCALE).sum()
+        - np.log(SCALE).sum()
+    )
     np.testing.assert_allclose(divergence, [expected], rtol=1e-4)
     with pytest.raises(TypeError, match="another MultivariateNormalDiag"):
-        build(lambda m, s: layers.MultivariateNormalDiag(m, s).kl_divergence(layers.Normal(0.0, 1.0)), m=LOC, s=one)
+        build(
+            lambda m, s: layers.MultivariateNormalDiag(m, s).kl_divergence(layers.Normal(0.0, 1.0)),
+            m=LOC,
+            s=one,
+        )

@@ -1,4 +1,5 @@
 """layers.embedding, fluid.embedding and both one_hot."""
+
 import numpy as np
 import pytest
 
@@ -12,29 +13,41 @@ def start(build, ids):
     """(program, scope, executor, what `build` returned) after the startup program ran."""
     program, startup = fluid.Program(), fluid.Program()
     with fluid.program_guard(program, startup), fluid.unique_name.guard():
-        variable = program.global_block().create_var(name="ids", shape=[-1, *ids.shape[1:]], dtype="int64",
-                                                     is_data=True, stop_gradient=True)
+        variable = program.global_block().create_var(
+            name="ids", shape=[-1, *ids.shape[1:]], dtype="int64", is_data=True, stop_gradient=True
+        )
         built = build(variable)
     scope, exe = fluid.Scope(), fluid.Executor(fluid.CPUPlace())
     exe.run(startup, scope=scope)
     return program, scope, exe, built
 
 
-@pytest.mark.parametrize(("embedding", "ids", "rows"), [(layers.embedding, IDS, IDS[:, 0]),
-                                                        (fluid.embedding, IDS, IDS),
-                                                        (fluid.embedding, IDS[:, 0], IDS[:, 0])])
+@pytest.mark.parametrize(
+    ("embedding", "ids", "rows"),
+    [
+        (layers.embedding, IDS, IDS[:, 0]),
+        (fluid.embedding, IDS, IDS),
+        (fluid.embedding, IDS[:, 0], IDS[:, 0]),
+    ],
+)
 def test_embedding(embedding, ids, rows):
     program, scope, exe, out = start(lambda v: embedding(v, size=[10, 3]), ids)
     assert out.name == "embedding_0.tmp_0" and out.shape == (-1, *rows.shape[1:], 3)
-    table, value = exe.run(program, feed={"ids": ids}, fetch_list=["embedding_0.w_0", out], scope=scope)
+    table, value = exe.run(
+        program, feed={"ids": ids}, fetch_list=["embedding_0.w_0", out], scope=scope
+    )
     np.testing.assert_array_equal(value, table[rows])
     assert table.shape == (10, 3) and np.ptp(table) > 0
 
 
-@pytest.mark.parametrize(("embedding", "sparse"), [(layers.embedding, True), (fluid.embedding, False)])
+@pytest.mark.parametrize(
+    ("embedding", "sparse"), [(layers.embedding, True), (fluid.embedding, False)]
+)
 def test_gradient_and_padding(embedding, sparse):
     def net(ids):
-        rows = embedding(ids, [4, 2], is_sparse=sparse, padding_idx=-1, dtype="float64", param_attr="table")
+        rows = embedding(
+            ids, [4, 2], is_sparse=sparse, padding_idx=-1, dtype="float64", param_attr="table"
+        )
         loss = ids.block.create_var(name="loss")
         ids.block.append_op("mean", {"X": rows}, {"Out": loss})
         return rows, fluid.append_backward(loss)[0][1]
@@ -50,7 +63,10 @@ def test_gradient_and_padding(embedding, sparse):
 
 def test_tables_are_shared_by_name():
     def net(ids):
-        return [fluid.embedding(ids, [4, 2], param_attr=fluid.ParamAttr(name="shared")) for _ in range(2)]
+        return [
+            fluid.embedding(ids, [4, 2], param_attr=fluid.ParamAttr(name="shared"))
+            for _ in range(2)
+        ]
 
     program, scope, exe, pair = start(net, IDS)
     assert [p.name for p in program.all_parameters()] == ["shared"]
@@ -60,17 +76,36 @@ def test_tables_are_shared_by_name():
 
 def test_wrong_arguments_raise():
     for build, error, message in (
-            (lambda v: layers.embedding(v, [4]), errors.ShapeError, r"expected \[rows, width\], found \[4\]"),
-            (lambda v: layers.embedding(v, [4, 2], padding_idx=4), ValueError, "padding_idx: expected a number"),
-            (lambda v: layers.embedding(v, [4, 2]), errors.ShapeError, "last dimension is 1, found shape"),
-            (lambda v: fluid.embedding(v, [4, 2], is_distributed=True), errors.ProgramError, "set is_sparse=True, too"),
-            (lambda v: layers.one_hot(v, 4), errors.ShapeError, "last dimension is 1")):
+        (
+            lambda v: layers.embedding(v, [4]),
+            errors.ShapeError,
+            r"expected \[rows, width\], found \[4\]",
+        ),
+        (
+            lambda v: layers.embedding(v, [4, 2], padding_idx=4),
+            ValueError,
+            "padding_idx: expected a number",
+        ),
+        (
+            lambda v: layers.embedding(v, [4, 2]),
+            errors.ShapeError,
+            "last dimension is 1, found shape",
+        ),
+        (
+            lambda v: fluid.embedding(v, [4, 2], is_distributed=True),
+            errors.ProgramError,
+            "set is_sparse=True, too",
+        ),
+        (lambda v: layers.one_hot(v, 4), errors.ShapeError, "last dimension is 1"),
+    ):
         with pytest.raises(error, match=message):
             start(build, np.zeros((3, 2), "int64"))
 
 
 def test_a_distributed_table_builds_but_does_not_run():
-    program, scope, exe, out = start(lambda v: fluid.embedding(v, [4, 2], is_sparse=True, is_distributed=True), IDS)
+    program, scope, exe, out = start(
+        lambda v: fluid.embedding(v, [4, 2], is_sparse=True, is_distributed=True), IDS
+    )
     with pytest.raises(errors.UnsupportedError, match="DistributeTranspiler"):
         exe.run(program, feed={"ids": IDS}, fetch_list=[out], scope=scope)
 
@@ -78,7 +113,11 @@ def test_a_distributed_table_builds_but_does_not_run():
 def test_one_hot():
     def net(ids):
         depth = layers.fill_constant([1], "int32", 4)
-        return [layers.one_hot(ids, 4), fluid.one_hot(ids, depth), layers.one_hot(ids, 3, allow_out_of_range=True)]
+        return [
+            layers.one_hot(ids, 4),
+            fluid.one_hot(ids, depth),
+            layers.one_hot(ids, 3, allow_out_of_range=True),
+        ]
 
     program, scope, exe, built = start(net, IDS)
     assert [v.name for v in built] == ["one_hot_0.tmp_0", "one_hot_v2_0.tmp_0", "one_hot_1.tmp_0"]

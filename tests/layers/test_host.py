@@ -1,4 +1,5 @@
 """Print and py_func within programs that train."""
+
 import numpy as np
 import pytest
 
@@ -9,17 +10,24 @@ X = np.arange(6, dtype="float32").reshape(2, 3)
 
 
 def start(build, count=1):
-    """(program, feed, what `build` returned): `build` gets variables [-1, 3] that gradients flow to."""
+    """(program, feed, what `build` returned): `build` gets variables [-1, 3] that gradients flow
+    to.
+    """
     program = fluid.Program()
     with fluid.program_guard(program, fluid.Program()), fluid.unique_name.guard():
         block = program.global_block()
-        data = [block.create_var(name=f"x{i}", shape=[-1, 3], dtype="float32", is_data=True) for i in range(count)]
+        data = [
+            block.create_var(name=f"x{i}", shape=[-1, 3], dtype="float32", is_data=True)
+            for i in range(count)
+        ]
         built = build(*data)
     return program, {v.name: X + i for i, v in enumerate(data)}, built
 
 
 def run(program, feed, fetch_list):
-    return fluid.Executor(fluid.CPUPlace()).run(program, feed=feed, fetch_list=fetch_list, scope=fluid.Scope())
+    return fluid.Executor(fluid.CPUPlace()).run(
+        program, feed=feed, fetch_list=fetch_list, scope=fluid.Scope()
+    )
 
 
 def out_like(x, name):
@@ -32,13 +40,25 @@ def test_print_shows_value_and_gradient(capsys):
         return shown, fluid.gradients(layers.scale(shown, 3.0), x)[0]
 
     program, feed, (shown, grad) = start(build)
-    assert shown.name == "print_scale_0.tmp_0_0.tmp_0" and shown.shape == (-1, 3) and not shown.stop_gradient
+    assert (
+        shown.name == "print_scale_0.tmp_0_0.tmp_0"
+        and shown.shape == (-1, 3)
+        and not shown.stop_gradient
+    )
     shown, grad = run(program, feed, [shown, grad])
     np.testing.assert_array_equal(shown, 2 * X)
     np.testing.assert_array_equal(grad, np.full((2, 3), 6))
     lines = [line for line in capsys.readouterr().out.splitlines() if "hello" not in line]
-    assert lines == ["Tensor[scale_0.tmp_0]", "\tshape: [2,3]", "\tdtype: float32", "\tdata: 0,2",
-                     "Tensor[print_scale_0.tmp_0_0.tmp_0@GRAD]", "\tshape: [2,3]", "\tdtype: float32", "\tdata: 3,3"]
+    assert lines == [
+        "Tensor[scale_0.tmp_0]",
+        "\tshape: [2,3]",
+        "\tdtype: float32",
+        "\tdata: 0,2",
+        "Tensor[print_scale_0.tmp_0_0.tmp_0@GRAD]",
+        "\tshape: [2,3]",
+        "\tdtype: float32",
+        "\tdata: 3,3",
+    ]
 
 
 def test_print_stops_after_first_n(capsys):
@@ -57,7 +77,9 @@ def test_print_refuses_another_phase():
 def test_py_func_with_its_own_gradient():
     def build(x):
         hidden = layers.scale(x, 2.0)
-        out = layers.py_func(np.tanh, hidden, out_like(x, "tanh"), lambda y, dy: dy * (1 - np.square(y)), hidden)
+        out = layers.py_func(
+            np.tanh, hidden, out_like(x, "tanh"), lambda y, dy: dy * (1 - np.square(y)), hidden
+        )
         return out, fluid.gradients(layers.scale(out, 3.0), x)[0]
 
     program, feed, (out, grad) = start(build)
@@ -74,15 +96,20 @@ def test_py_func_of_several_variables():
         return d_product * b, None
 
     def build(a, b):
-        outs = layers.py_func(lambda a, b: (a * b, a + b), [a, b], [out_like(a, "product"), out_like(a, "total")],
-                              backward)
+        outs = layers.py_func(
+            lambda a, b: (a * b, a + b),
+            [a, b],
+            [out_like(a, "product"), out_like(a, "total")],
+            backward,
+        )
         return outs[0], fluid.gradients(outs[0], [a])[0]
 
     program, feed, (product, grad) = start(build, 2)
     product, grad = run(program, feed, [product, grad])
     np.testing.assert_array_equal(product, X * (X + 1))
     np.testing.assert_array_equal(grad, X + 1)
-    np.testing.assert_array_equal(seen, [(X * (X + 1), 2 * X + 1, 0 * X)])  # no gradient came for the sum
+    # no gradient came for the sum
+    np.testing.assert_array_equal(seen, [(X * (X + 1), 2 * X + 1, 0 * X)])
 
 
 def test_without_a_backward_function_gradients_stop():
@@ -104,11 +131,18 @@ def test_py_func_may_only_look():
 
 def test_py_func_refuses_wrong_arguments():
     for build, error, message in (
-            (lambda x: layers.py_func(3, x, None), TypeError, "must be functions"),
-            (lambda x: layers.py_func(len, X, None), TypeError, "expected a Variable"),
-            (lambda x: layers.py_func(len, None, None, len, x), ValueError, "x0 are neither in x nor in out")):
+        (lambda x: layers.py_func(3, x, None), TypeError, "must be functions"),
+        (lambda x: layers.py_func(len, X, None), TypeError, "expected a Variable"),
+        (
+            lambda x: layers.py_func(len, None, None, len, x),
+            ValueError,
+            "x0 are neither in x nor in out",
+        ),
+    ):
         with pytest.raises(error, match=message):
             start(build)
     with pytest.raises(errors.OpError, match=r"returned 1 values, expected 2 \(a, b\)"):
-        program, feed, outs = start(lambda x: layers.py_func(lambda v: v, x, [out_like(x, "a"), out_like(x, "b")]))
+        program, feed, outs = start(
+            lambda x: layers.py_func(lambda v: v, x, [out_like(x, "a"), out_like(x, "b")])
+        )
         run(program, feed, outs)

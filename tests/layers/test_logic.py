@@ -1,4 +1,5 @@
 """Comparisons, logic and tests of tensors through the public API."""
+
 import numpy as np
 import pytest
 
@@ -18,21 +19,37 @@ CASES = {
     "less_equal": (layers.less_equal, [X, Y], X <= Y),
     "greater_than": (layers.greater_than, [X, Y], X > Y),
     "greater_equal": (layers.greater_equal, [X, Y], X >= Y),
-    "greater_equal of integers": (layers.greater_equal, [X.astype("int64"), Y.astype("int64")], X >= Y),
+    "greater_equal of integers": (
+        layers.greater_equal,
+        [X.astype("int64"), Y.astype("int64")],
+        X >= Y,
+    ),
     "equal into": (into(lambda out, x, y: layers.equal(x, y, cond=out), "bool"), [X, Y], X == Y),
-    "less_than into": (into(lambda out, x, y: layers.less_than(x, y, cond=out), "bool"), [X, Y], X < Y),
+    "less_than into": (
+        into(lambda out, x, y: layers.less_than(x, y, cond=out), "bool"),
+        [X, Y],
+        X < Y,
+    ),
     "logical_and": (layers.logical_and, [A, B], A & B),
     "logical_or": (layers.logical_or, [A, B], A | B),
     "logical_xor": (layers.logical_xor, [A, B], A ^ B),
     "logical_not": (layers.logical_not, [A], ~A),
-    "logical_and into": (into(lambda out, a, b: layers.logical_and(a, b, out=out), "bool"), [A, B], A & B),
+    "logical_and into": (
+        into(lambda out, a, b: layers.logical_and(a, b, out=out), "bool"),
+        [A, B],
+        A & B,
+    ),
     "logical_not into": (into(lambda out, a: layers.logical_not(a, out=out), "bool"), [A], ~A),
     "isfinite": (layers.isfinite, [X], np.array([True])),
     "isfinite not": (layers.isfinite, [BAD], np.array([False])),
     "has_inf": (layers.has_inf, [BAD], np.array([True])),
     "has_nan": (layers.has_nan, [BAD], np.array([False])),
     "is_empty": (layers.is_empty, [X], np.array([False])),
-    "is_empty into": (into(lambda out, x: layers.is_empty(x, cond=out), "bool"), [X], np.array([False])),
+    "is_empty into": (
+        into(lambda out, x: layers.is_empty(x, cond=out), "bool"),
+        [X],
+        np.array([False]),
+    ),
     "allclose": (lambda x, y: layers.allclose(x, y, rtol=0.1), [X, X * 1.05], np.array([True])),
     "allclose not": (layers.allclose, [X, X * 1.05], np.array([False])),
 }
@@ -52,11 +69,14 @@ def test_comparisons_stop_gradients():
         assert layers.less_than(x, x).stop_gradient
 
 
-@pytest.mark.parametrize(("build", "match"), [
-    (lambda x: layers.equal(x, 3), "equal, x, y: expected a Variable"),
-    (lambda x: layers.logical_and(x, x), "expected dtype BOOL, found FP32"),
-    (lambda x: layers.logical_not(x), "expected dtype BOOL, found FP32"),
-])
+@pytest.mark.parametrize(
+    ("build", "match"),
+    [
+        (lambda x: layers.equal(x, 3), "equal, x, y: expected a Variable"),
+        (lambda x: layers.logical_and(x, x), "expected dtype BOOL, found FP32"),
+        (lambda x: layers.logical_not(x), "expected dtype BOOL, found FP32"),
+    ],
+)
 def test_wrong_arguments(build, match):
     with fluid.program_guard(fluid.Program()), pytest.raises(TypeError, match=match):
         build(layers.data("x", [3]))

@@ -1,4 +1,5 @@
 """Arithmetic, comparison and indexing of Variables."""
+
 import operator
 
 import numpy as np
@@ -19,18 +20,40 @@ def op_types(net, **data):
     return [(o.type, o.attrs) for o in build(net, **data).block.ops]
 
 
-@pytest.mark.parametrize("compute", [
-    lambda x: x + 2, lambda x: 2 + x, lambda x: x - 2, lambda x: 2 - x, lambda x: x * 2.5, lambda x: 3 * x,
-    lambda x: x / 4, lambda x: 2 / x, lambda x: x**2, lambda x: 2**x, lambda x: -x, lambda x: x + x,
-    lambda x: x * x[:1],
-])
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda x: x + 2,
+        lambda x: 2 + x,
+        lambda x: x - 2,
+        lambda x: 2 - x,
+        lambda x: x * 2.5,
+        lambda x: 3 * x,
+        lambda x: x / 4,
+        lambda x: 2 / x,
+        lambda x: x**2,
+        lambda x: 2**x,
+        lambda x: -x,
+        lambda x: x + x,
+        lambda x: x * x[:1],
+    ],
+)
 @pytest.mark.parametrize("given", [X, UNKNOWN], ids=["known", "unknown"])
 def test_arithmetic(compute, given):
     np.testing.assert_allclose(run(compute, x=given), compute(X), rtol=1e-6)
 
 
-@pytest.mark.parametrize("compute", [lambda x: x + 2, lambda x: 2 - x, lambda x: x * 2, lambda x: x // 2,
-                                     lambda x: x % 4, lambda x: x + 2.0])
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda x: x + 2,
+        lambda x: 2 - x,
+        lambda x: x * 2,
+        lambda x: x // 2,
+        lambda x: x % 4,
+        lambda x: x + 2.0,
+    ],
+)
 def test_integers_stay_integers(compute):
     out = run(compute, x=INTS)
     assert out.dtype == np.int64
@@ -38,10 +61,17 @@ def test_integers_stay_integers(compute):
 
 
 def test_one_scale_for_a_number():
-    for compute, scale, bias in ((lambda x: x + 2, 1, 2), (lambda x: 2 - x, -1, 2), (lambda x: x / 4, 0.25, 0)):
+    for compute, scale, bias in (
+        (lambda x: x + 2, 1, 2),
+        (lambda x: 2 - x, -1, 2),
+        (lambda x: x / 4, 0.25, 0),
+    ):
         [(type_, attrs)] = op_types(compute, x=X)
         assert (type_, attrs["scale"], attrs["bias"]) == ("scale", scale, bias)
-    assert [t for t, _ in op_types(lambda x: 2 / x, x=UNKNOWN)] == ["fill_constant_batch_size_like", "elementwise_div"]
+    assert [t for t, _ in op_types(lambda x: 2 / x, x=UNKNOWN)] == [
+        "fill_constant_batch_size_like",
+        "elementwise_div",
+    ]
     assert [t for t, _ in op_types(lambda x: x**2, x=X)] == ["fill_constant", "elementwise_pow"]
 
 
@@ -56,10 +86,14 @@ def test_what_cannot_be_computed():
         build(lambda x: x + "2", x=X)
 
 
-@pytest.mark.parametrize("relation", [operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne])
+@pytest.mark.parametrize(
+    "relation", [operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne]
+)
 def test_comparison(relation):
     np.testing.assert_array_equal(run(lambda x: relation(x, 2), x=X), relation(X, 2))
-    np.testing.assert_array_equal(run(lambda x, y: relation(x, y), x=X, y=X[::-1].copy()), relation(X, X[::-1]))
+    np.testing.assert_array_equal(
+        run(lambda x, y: relation(x, y), x=X, y=X[::-1].copy()), relation(X, X[::-1])
+    )
 
 
 def test_variables_are_equal_to_nothing_else():
@@ -76,13 +110,28 @@ def test_astype_and_numpy_numbers():
     np.testing.assert_array_equal(run(lambda x: np.float32(2) * x, x=X), 2 * X)
 
 
-@pytest.mark.parametrize("index", [
-    0, -1, (0, 1), (slice(None), 1), (slice(0, 1), slice(None), slice(1, None)), slice(None, -1), slice(1, 100),
-    (slice(None), slice(None, None, -1)), slice(None, None, -1), (0, slice(None, None, -1)), (Ellipsis, 1),
-    (0, Ellipsis),
-    (slice(None), slice(None, None, 2)), (slice(None), slice(None), slice(None, None, -2)),
-    (slice(None), slice(2, 0, -1), 1), (slice(None), slice(1, None, 2)),
-], ids=str)
+@pytest.mark.parametrize(
+    "index",
+    [
+        0,
+        -1,
+        (0, 1),
+        (slice(None), 1),
+        (slice(0, 1), slice(None), slice(1, None)),
+        slice(None, -1),
+        slice(1, 100),
+        (slice(None), slice(None, None, -1)),
+        slice(None, None, -1),
+        (0, slice(None, None, -1)),
+        (Ellipsis, 1),
+        (0, Ellipsis),
+        (slice(None), slice(None, None, 2)),
+        (slice(None), slice(None), slice(None, None, -2)),
+        (slice(None), slice(2, 0, -1), 1),
+        (slice(None), slice(1, None, 2)),
+    ],
+    ids=str,
+)
 def test_indexing(index):
     np.testing.assert_array_equal(run(lambda x: x[index], x=CUBE), CUBE[index])
 
@@ -91,7 +140,11 @@ def test_indexing_is_the_operators_of_fluid():
     [(type_, attrs)] = op_types(lambda x: x[-1, 1:], x=CUBE)
     assert type_ == "slice"
     assert {k: list(attrs[k]) for k in ("axes", "starts", "ends", "decrease_axis")} == {
-        "axes": [0, 1], "starts": [-1, 1], "ends": [10000000, 10000000], "decrease_axis": [0]}
+        "axes": [0, 1],
+        "starts": [-1, 1],
+        "ends": [10000000, 10000000],
+        "decrease_axis": [0],
+    }
     assert [t for t, _ in op_types(lambda x: x[:, ::-1], x=CUBE)] == ["reverse"]
     assert build(lambda x: x[:], x=CUBE).name == "x"
     assert build(lambda x: x[0, 1, 2], x=CUBE).shape == (1,)
@@ -103,15 +156,17 @@ def test_indexing_by_variables():
 
     np.testing.assert_array_equal(run(lambda x: x[number(1)], x=CUBE), CUBE[1])
     np.testing.assert_array_equal(run(lambda x: x[0, number(-1)], x=CUBE), CUBE[0, -1])
-    np.testing.assert_array_equal(run(lambda x: x[number(1):, :2], x=CUBE), CUBE[1:, :2])
-    np.testing.assert_array_equal(run(lambda x: x[:, number(0):number(2)], x=CUBE), CUBE[:, 0:2])
-    assert build(lambda x: x[number(1):, :2], x=CUBE).shape == (-1, 2, 4)
+    np.testing.assert_array_equal(run(lambda x: x[number(1) :, :2], x=CUBE), CUBE[1:, :2])
+    np.testing.assert_array_equal(run(lambda x: x[:, number(0) : number(2)], x=CUBE), CUBE[:, 0:2])
+    assert build(lambda x: x[number(1) :, :2], x=CUBE).shape == (-1, 2, 4)
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 def test_a_fed_position(dtype):
     np.testing.assert_array_equal(run(lambda x, i: x[i], x=CUBE, i=np.array([1], dtype)), CUBE[1])
-    np.testing.assert_array_equal(run(lambda x, i: x[0, i, 1:], x=CUBE, i=np.array([2], dtype)), CUBE[0, 2, 1:])
+    np.testing.assert_array_equal(
+        run(lambda x, i: x[0, i, 1:], x=CUBE, i=np.array([2], dtype)), CUBE[0, 2, 1:]
+    )
 
 
 def test_a_fed_bound_says_what_to_do():
@@ -120,8 +175,14 @@ def test_a_fed_bound_says_what_to_do():
 
 
 def test_indices_that_do_not_fit():
-    for index, error in ((5, errors.ShapeError), ((0, 0, 0, 0), errors.ShapeError), (1.0, TypeError), (None, TypeError),
-                         ([0, 1], TypeError), (slice(None, None, 0), TypeError)):
+    for index, error in (
+        (5, errors.ShapeError),
+        ((0, 0, 0, 0), errors.ShapeError),
+        (1.0, TypeError),
+        (None, TypeError),
+        ([0, 1], TypeError),
+        (slice(None, None, 0), TypeError),
+    ):
         with pytest.raises(error):
             build(lambda x, index=index: x[index], x=CUBE)
 

@@ -1,11 +1,12 @@
 """Metrics computed inside a program."""
+
 import numpy as np
 import pytest
 
 import jfluid as fluid
 from jfluid import layers
 
-SCORES = np.array([[.9, .1], [.2, .8], [.35, .65], [.5, .5], [.7, .3], [0, 1]], "float32")
+SCORES = np.array([[0.9, 0.1], [0.2, 0.8], [0.35, 0.65], [0.5, 0.5], [0.7, 0.3], [0, 1]], "float32")
 LABEL = np.array([[0], [1], [1], [0], [1], [1]])
 
 
@@ -13,8 +14,12 @@ def net(build, dtypes=("float32", "int64"), shapes=((-1, 2), (-1, 1))):
     """(program, scope, executor, what `build` returned) after the startup program ran."""
     program, startup = fluid.Program(), fluid.Program()
     with fluid.program_guard(program, startup), fluid.unique_name.guard():
-        data = [program.global_block().create_var(name=n, shape=s, dtype=d, is_data=True, stop_gradient=True)
-                for n, s, d in zip(("x", "label"), shapes, dtypes)]
+        data = [
+            program.global_block().create_var(
+                name=n, shape=s, dtype=d, is_data=True, stop_gradient=True
+            )
+            for n, s, d in zip(("x", "label"), shapes, dtypes)
+        ]
         built = build(*data)
     scope, exe = fluid.Scope(), fluid.Executor(fluid.CPUPlace())
     exe.run(startup, scope=scope)
@@ -28,33 +33,45 @@ def test_accuracy():
 
     program, scope, exe, built = net(build, shapes=((-1, 3), (-1, 1)))
     assert built[0].name == "accuracy_0.tmp_0"
-    x = np.array([[.1, .7, .2], [.5, .3, .2], [.1, .4, .5], [.6, .3, .1]], "float32")
-    one, two, correct, total = exe.run(program, feed={"x": x, "label": np.array([[1], [1], [0], [0]])},
-                                       fetch_list=built, scope=scope)
-    np.testing.assert_array_equal([one, two, correct, total], [[.5], [.75], [3], [4]])
+    x = np.array([[0.1, 0.7, 0.2], [0.5, 0.3, 0.2], [0.1, 0.4, 0.5], [0.6, 0.3, 0.1]], "float32")
+    one, two, correct, total = exe.run(
+        program,
+        feed={"x": x, "label": np.array([[1], [1], [0], [0]])},
+        fetch_list=built,
+        scope=scope,
+    )
+    np.testing.assert_array_equal([one, two, correct, total], [[0.5], [0.75], [3], [4]])
     assert one.dtype == "float32" and correct.dtype == total.dtype == "int32"
 
 
 def area(positive, negative):
     """The share of (positive, negative) pairs in the right order; a tie counts half."""
     difference = np.subtract.outer(np.floor(positive * 4095), np.floor(negative * 4095))
-    return ((difference > 0) + .5 * (difference == 0)).mean()
+    return ((difference > 0) + 0.5 * (difference == 0)).mean()
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2])
 def test_auc_over_batches(steps):
-    program, scope, exe, (total, recent, states) = net(lambda x, y: layers.auc(x, y, slide_steps=steps))
+    program, scope, exe, (total, recent, states) = net(
+        lambda x, y: layers.auc(x, y, slide_steps=steps)
+    )
     assert (total.name, recent.name) == ("auc_0.tmp_0", "auc_0.tmp_1")
     assert [v.name for v in states] == [f"_generated_var_{i}" for i in range(4)]
-    assert states[0].shape == (((1 + steps) * 4096 + 1,) if steps else (1, 4096)) and states[2].shape == (1, 4096)
+    assert states[0].shape == (((1 + steps) * 4096 + 1,) if steps else (1, 4096)) and states[
+        2
+    ].shape == (1, 4096)
     assert all(v.persistable for v in states)
     rng = np.random.RandomState(1)
     seen = []
     for _ in range(4):
         score, label = rng.uniform(size=8).astype("float32"), np.arange(8) % 2
         seen.append((score, label))
-        found = exe.run(program, feed={"x": np.stack([1 - score, score], 1), "label": label[:, None]},
-                        fetch_list=[total, recent], scope=scope)
+        found = exe.run(
+            program,
+            feed={"x": np.stack([1 - score, score], 1), "label": label[:, None]},
+            fetch_list=[total, recent],
+            scope=scope,
+        )
         for value, batches in zip(found, (seen, seen[-steps:])):
             scores, labels = (np.concatenate(v) for v in zip(*batches))
             np.testing.assert_allclose(value, [area(scores[labels == 1], scores[labels == 0])])
@@ -68,7 +85,9 @@ def test_auc_refuses_other_arguments():
 
 
 def test_mean_iou():
-    program, scope, exe, built = net(lambda x, y: layers.mean_iou(x, y, 3), ("int32", "int32"), ((-1, 2), (-1, 2)))
+    program, scope, exe, built = net(
+        lambda x, y: layers.mean_iou(x, y, 3), ("int32", "int32"), ((-1, 2), (-1, 2))
+    )
     feed = {"x": np.array([[0, 1], [2, 1]], "int32"), "label": np.array([[0, 1], [1, 1]], "int32")}
     mean, wrong, correct = exe.run(program, feed=feed, fetch_list=list(built), scope=scope)
     np.testing.assert_allclose(mean, [(1 + 2 / 3 + 0) / 3], rtol=1e-6)

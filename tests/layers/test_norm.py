@@ -1,4 +1,5 @@
 """Normalisation layers."""
+
 import numpy as np
 import pytest
 
@@ -41,17 +42,26 @@ def test_batch_norm(layout):
 
 
 def test_batch_norm_names_and_running_statistics():
-    net = Net(lambda x: layers.batch_norm(
-        x, use_global_stats=True, moving_mean_name="mean", moving_variance_name="variance",
-        param_attr=ParamAttr("scale", initializer=Constant(3.0)), bias_attr=ParamAttr("shift", initializer=Constant(2.0))),
-        x=X)
+    net = Net(
+        lambda x: layers.batch_norm(
+            x,
+            use_global_stats=True,
+            moving_mean_name="mean",
+            moving_variance_name="variance",
+            param_attr=ParamAttr("scale", initializer=Constant(3.0)),
+            bias_attr=ParamAttr("shift", initializer=Constant(2.0)),
+        ),
+        x=X,
+    )
     assert list(net.params) == ["scale", "shift", "mean", "variance"]
     close(net.run(), 3 * X / np.sqrt(1 + 1e-5) + 2)
     np.testing.assert_array_equal(net.value("mean"), np.zeros(4))
 
 
 def test_batch_norm_with_a_momentum_variable():
-    net = Net(lambda x: layers.batch_norm(x, momentum=layers.fill_constant([1], "float32", 0.25)), x=X)
+    net = Net(
+        lambda x: layers.batch_norm(x, momentum=layers.fill_constant([1], "float32", 0.25)), x=X
+    )
     net.run()
     close(net.value("batch_norm_0.w_1"), 0.75 * X.mean((0, 2, 3)))
 
@@ -98,6 +108,7 @@ def test_batch_norm_in_place():
             out = layers.batch_norm(y, in_place=in_place)
             assert (out is y) == in_place
             return layers.reduce_sum(out * out * out, dim=[0, 2, 3])
+
         return Net(function, x=X).run()
 
     close(net(True), net(False))
@@ -107,7 +118,10 @@ def test_batch_norm_in_place():
 def test_layer_norm(begin):
     net = Net(lambda x: layers.layer_norm(x, begin_norm_axis=begin, epsilon=0.1, act="tanh"), x=X)
     size = int(np.prod(X.shape[begin:]))
-    assert {n: v.shape for n, v in net.params.items()} == {"layer_norm_0.w_0": (size,), "layer_norm_0.b_0": (size,)}
+    assert {n: v.shape for n, v in net.params.items()} == {
+        "layer_norm_0.w_0": (size,),
+        "layer_norm_0.b_0": (size,),
+    }
     assert net.out.name == "layer_norm_0.tmp_3"
     close(net.run(), np.tanh(normalised(X, tuple(range(begin, 4)), 0.1)))
 
@@ -116,12 +130,19 @@ def test_layer_norm_without_parameters():
     net = Net(lambda x: layers.layer_norm(x, scale=False, shift=False), x=X)
     assert not net.params
     close(net.run(), normalised(X, (1, 2, 3)))
-    net = Net(lambda x: layers.layer_norm(x, scale=False, bias_attr=ParamAttr("shift", initializer=Constant(0.5))), x=X)
+    net = Net(
+        lambda x: layers.layer_norm(
+            x, scale=False, bias_attr=ParamAttr("shift", initializer=Constant(0.5))
+        ),
+        x=X,
+    )
     close(net.run(), normalised(X, (1, 2, 3)) + 0.5)
 
 
 def test_instance_norm():
-    net = Net(lambda x: layers.instance_norm(x, bias_attr=ParamAttr(initializer=Constant(0.5))), x=X)
+    net = Net(
+        lambda x: layers.instance_norm(x, bias_attr=ParamAttr(initializer=Constant(0.5))), x=X
+    )
     assert list(net.params) == ["instance_norm_0.w_0", "instance_norm_0.b_0"]
     close(net.run(), normalised(X, (2, 3)) + 0.5)
 
@@ -131,8 +152,17 @@ def test_group_norm():
     net = Net(lambda x: layers.group_norm(x, 2), x=X)
     assert not net.params
     close(net.run(), expected)
-    net = Net(lambda x: layers.group_norm(x, 2, param_attr=ParamAttr(), bias_attr=ParamAttr(initializer=Constant(0.5)),
-                                          data_layout="NHWC", act="relu"), x=X.transpose(0, 2, 3, 1))
+    net = Net(
+        lambda x: layers.group_norm(
+            x,
+            2,
+            param_attr=ParamAttr(),
+            bias_attr=ParamAttr(initializer=Constant(0.5)),
+            data_layout="NHWC",
+            act="relu",
+        ),
+        x=X.transpose(0, 2, 3, 1),
+    )
     assert list(net.params) == ["group_norm_0.w_0", "group_norm_0.b_0"]
     close(net.run(), np.maximum(expected + 0.5, 0).transpose(0, 2, 3, 1))
 
@@ -155,15 +185,31 @@ def test_affine_channel():
 
 
 def test_spectral_norm():
-    net = Net(lambda x: layers.spectral_norm(layers.create_parameter([3, 4], "float32", name="w"), power_iters=50), x=X)
+    net = Net(
+        lambda x: layers.spectral_norm(
+            layers.create_parameter([3, 4], "float32", name="w"), power_iters=50
+        ),
+        x=X,
+    )
     assert list(net.params) == ["w", "spectral_norm_0.w_0", "spectral_norm_0.w_1"]
     close(np.linalg.svd(net.run(), compute_uv=False).max(), 1)
 
 
 def test_spectral_norm_of_another_dimension():
-    net = Net(lambda x: layers.spectral_norm(layers.create_parameter([3, 4, 2], "float32", name="w"), dim=1, power_iters=2,
-                                             name="mine"), x=X)
-    assert {n: v.shape for n, v in net.params.items()} == {"w": (3, 4, 2), "mine.w_0": (4,), "mine.w_1": (6,)}
+    net = Net(
+        lambda x: layers.spectral_norm(
+            layers.create_parameter([3, 4, 2], "float32", name="w"),
+            dim=1,
+            power_iters=2,
+            name="mine",
+        ),
+        x=X,
+    )
+    assert {n: v.shape for n, v in net.params.items()} == {
+        "w": (3, 4, 2),
+        "mine.w_0": (4,),
+        "mine.w_1": (6,),
+    }
     matrix, u = net.params["w"].transpose(1, 0, 2).reshape(4, 6), net.params["mine.w_0"]
     for _ in range(2):
         v = matrix.T @ u / np.linalg.norm(matrix.T @ u)
@@ -179,17 +225,27 @@ def test_wrong_inputs_raise():
         build(layers.layer_norm, input=([3, -1, 3, 2], X))
 
 
-@pytest.mark.parametrize(("net", "message"), [
-    (lambda x: layers.batch_norm(x, data_layout="NCDHW"), "data_layout"),
-    (lambda x: layers.inplace_abn(x, act="relu"), "expected identity, leaky_relu or elu"),
-    (lambda x: layers.layer_norm(x, begin_norm_axis=4), "begin_norm_axis|dimensions 4"),
-    (lambda x: layers.layer_norm(x, param_attr=False), "param_attr must not be False while scale is True"),
-    (lambda x: layers.layer_norm(x, bias_attr=False), "bias_attr must not be False while shift is True"),
-    (lambda x: layers.instance_norm(x, bias_attr=False), "must not be False"),
-    (lambda x: layers.lrn(x, data_format="NCDHW"), 'expected "NCHW" or "NHWC"'),
-    (lambda x: layers.group_norm(x, 3), "groups 3 does not divide the 4 channels"),
-    (lambda x: layers.lrn(layers.reshape(x, [0, 4, 6])), "4 dimensions"),
-    (lambda x: layers.affine_channel(x), "scale and bias")])
+@pytest.mark.parametrize(
+    ("net", "message"),
+    [
+        (lambda x: layers.batch_norm(x, data_layout="NCDHW"), "data_layout"),
+        (lambda x: layers.inplace_abn(x, act="relu"), "expected identity, leaky_relu or elu"),
+        (lambda x: layers.layer_norm(x, begin_norm_axis=4), "begin_norm_axis|dimensions 4"),
+        (
+            lambda x: layers.layer_norm(x, param_attr=False),
+            "param_attr must not be False while scale is True",
+        ),
+        (
+            lambda x: layers.layer_norm(x, bias_attr=False),
+            "bias_attr must not be False while shift is True",
+        ),
+        (lambda x: layers.instance_norm(x, bias_attr=False), "must not be False"),
+        (lambda x: layers.lrn(x, data_format="NCDHW"), 'expected "NCHW" or "NHWC"'),
+        (lambda x: layers.group_norm(x, 3), "groups 3 does not divide the 4 channels"),
+        (lambda x: layers.lrn(layers.reshape(x, [0, 4, 6])), "4 dimensions"),
+        (lambda x: layers.affine_channel(x), "scale and bias"),
+    ],
+)
 def test_wrong_arguments_raise(net, message):
     with pytest.raises(errors.ProgramError, match=message):
         build(net, x=X)

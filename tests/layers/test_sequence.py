@@ -1,4 +1,7 @@
-"""Layers of sequences and of recurrent steps through programs, against NumPy, sequence by sequence."""
+"""Layers of sequences and of recurrent steps through programs, against NumPy, sequence by
+sequence.
+"""
+
 import contextlib
 
 import numpy as np
@@ -34,7 +37,9 @@ def given(value, name=None):
 
 
 def check(net, expected, lengths=None, at=0, rtol=1e-5):
-    """What a net gives: rows, and the lengths of their sequences by level, none for a dense tensor."""
+    """What a net gives: rows, and the lengths of their sequences by level, none for a dense
+    tensor.
+    """
     np.testing.assert_allclose(net[at], expected, rtol=rtol, atol=1e-6)
     assert net.values[at].recursive_sequence_lengths() == (lengths or [])
 
@@ -44,6 +49,7 @@ def sigmoid(x):
 
 
 # ---- rows of sequences ----
+
 
 def test_sequence_concat():
     other = RNG.normal(size=(4, 4)).astype("float32")
@@ -55,14 +61,27 @@ def test_sequence_concat():
 @pytest.mark.parametrize(("start", "act"), [(None, None), (0, "relu")])
 def test_sequence_conv(start, act):
     weight, bias = normal(12, 2), normal(2)
-    net = Net(lambda x: layers.sequence_conv(x, 2, 3, padding_start=start, param_attr=given(weight, "w"),
-                                             bias_attr=given(bias, "b"), act=act), x=ragged(X))
+    net = Net(
+        lambda x: layers.sequence_conv(
+            x,
+            2,
+            3,
+            padding_start=start,
+            param_attr=given(weight, "w"),
+            bias_attr=given(bias, "b"),
+            act=act,
+        ),
+        x=ragged(X),
+    )
     assert net.parameters == {"w": (12, 2), "b": (2,)}
     first = -1 if start is None else start
     rows = []
     for part in parts(X):
         for t in range(len(part)):
-            seen = [part[t + k] if 0 <= t + k < len(part) else np.zeros(4) for k in range(first, first + 3)]
+            seen = [
+                part[t + k] if 0 <= t + k < len(part) else np.zeros(4)
+                for k in range(first, first + 3)
+            ]
             rows.append(np.concatenate(seen) @ weight + bias)
     check(net, np.maximum(rows, 0) if act else rows, [LENGTHS])
 
@@ -92,7 +111,7 @@ def test_sequence_mask(maxlen):
         return layers.sequence_mask(lengths, maxlen=most, dtype="float32")
 
     net = Net(mask, lengths=np.array([2, 0, 3]))
-    check(net, np.array([[1, 1, 0, 0], [0] * 4, [1, 1, 1, 0]])[:, :3 if maxlen is None else 4])
+    check(net, np.array([[1, 1, 0, 0], [0] * 4, [1, 1, 1, 0]])[:, : 3 if maxlen is None else 4])
     assert net[0].dtype == np.float32
 
 
@@ -118,7 +137,12 @@ def test_sequence_scatter():
 
 
 def test_sequence_slice():
-    net = Net(layers.sequence_slice, input=ragged(X), offset=np.array([[1], [0], [0]]), length=np.array([[1], [0], [2]]))
+    net = Net(
+        layers.sequence_slice,
+        input=ragged(X),
+        offset=np.array([[1], [0], [0]]),
+        length=np.array([[1], [0], [2]]),
+    )
     check(net, X[[1, 2, 3]], [[1, 0, 2]])
 
 
@@ -134,22 +158,36 @@ def test_sequence_unpad():
 
 # ---- levels ----
 
+
 @pytest.mark.parametrize("by", ["list", "variable"])
 def test_lod_append(by):
     offsets = [0, 1, 2, 3, 4, 5]
-    feeds = {"x": ragged(X, [2, 1, 2])} | ({"level": np.array(offsets, "int32")} if by == "variable" else {})
-    exact = pytest.warns(RuntimeWarning, match="lod_reset with target_lod needs the exact number of rows")
+    feeds = {"x": ragged(X, [2, 1, 2])} | (
+        {"level": np.array(offsets, "int32")} if by == "variable" else {}
+    )
+    exact = pytest.warns(
+        RuntimeWarning, match="lod_reset with target_lod needs the exact number of rows"
+    )
     with exact if by == "list" else contextlib.nullcontext():
-        net = Net(lambda x, level=None: layers.lod_append(x, offsets if level is None else level), **feeds)
+        net = Net(
+            lambda x, level=None: layers.lod_append(x, offsets if level is None else level), **feeds
+        )
     check(net, X, [[2, 1, 2], [1] * 5])
-    with pytest.raises(errors.ProgramError, match="lod_append, level: expected a list or a Variable, found int"):
+    with pytest.raises(
+        errors.ProgramError, match="lod_append, level: expected a list or a Variable, found int"
+    ):
         Net(lambda x, level=None: layers.lod_append(x, 5), **feeds)
 
 
 def test_reorder_lod_tensor_by_rank():
     rows = normal(3, 2)
-    net = Net(lambda x, rows: [layers.reorder_lod_tensor_by_rank(value, lod_rank_table(x)) for value in (rows, x)],
-              x=ragged(X), rows=rows)
+    net = Net(
+        lambda x, rows: [
+            layers.reorder_lod_tensor_by_rank(value, lod_rank_table(x)) for value in (rows, x)
+        ],
+        x=ragged(X),
+        rows=rows,
+    )
     order = [2, 0, 1]  # the longest first
     check(net, rows[order])
     check(net, np.concatenate([parts(X)[i] for i in order]), [[3, 2, 0]], at=1)
@@ -157,27 +195,46 @@ def test_reorder_lod_tensor_by_rank():
 
 # ---- others ----
 
+
 def test_row_conv():
     weight = normal(3, 4)
-    net = Net(lambda x: layers.row_conv(x, 2, param_attr=given(weight, "w"), act="tanh"), x=ragged(X))
+    net = Net(
+        lambda x: layers.row_conv(x, 2, param_attr=given(weight, "w"), act="tanh"), x=ragged(X)
+    )
     assert net.parameters == {"w": (3, 4)}
-    rows = [sum(part[t + k] * weight[k] for k in range(3) if t + k < len(part)) for part in parts(X) for t in range(len(part))]
+    rows = [
+        sum(part[t + k] * weight[k] for k in range(3) if t + k < len(part))
+        for part in parts(X)
+        for t in range(len(part))
+    ]
     check(net, np.tanh(rows), [LENGTHS])
 
 
 def test_im2sequence():
     images = normal(2, 3, 4, 5)
-    net = Net(lambda images: layers.im2sequence(images, [2, 3], [2, 1], padding=[0, 1]), images=images)
+    net = Net(
+        lambda images: layers.im2sequence(images, [2, 3], [2, 1], padding=[0, 1]), images=images
+    )
     padded = np.pad(images, [(0, 0), (0, 0), (0, 0), (1, 1)])
-    patches = [image[:, i:i + 2, j:j + 3].ravel() for image in padded for i in (0, 2) for j in range(5)]
+    patches = [
+        image[:, i : i + 2, j : j + 3].ravel() for image in padded for i in (0, 2) for j in range(5)
+    ]
     check(net, patches, [[10, 10]])
 
 
 def test_im2sequence_of_padded_images():
     images = normal(2, 1, 4, 4)
-    net = Net(lambda images, sizes: layers.im2sequence(images, 2, 2, input_image_size=sizes, out_stride=2), images=images,
-              sizes=np.array([[8, 4], [4, 8]], "float32"))  # of which 4 by 2 and 2 by 4 are left
-    patches = [images[n, 0, i:i + 2, j:j + 2].ravel() for n, i, j in ((0, 0, 0), (0, 2, 0), (1, 0, 0), (1, 0, 2))]
+    net = Net(
+        lambda images, sizes: layers.im2sequence(
+            images, 2, 2, input_image_size=sizes, out_stride=2
+        ),
+        images=images,
+        sizes=np.array([[8, 4], [4, 8]], "float32"),
+    )  # of which 4 by 2 and 2 by 4 are left
+    patches = [
+        images[n, 0, i : i + 2, j : j + 2].ravel()
+        for n, i, j in ((0, 0, 0), (0, 2, 0), (1, 0, 0), (1, 0, 2))
+    ]
     check(net, patches, [[2, 2]])
 
 
@@ -189,15 +246,36 @@ def test_add_position_encoding():
     net = Net(lambda x: layers.add_position_encoding(x, alpha=0.5, beta=2.0), x=ragged(X))
     check(net, np.concatenate([0.5 * part + 2 * code(len(part)) for part in parts(X)]), [LENGTHS])
     dense = normal(2, 3, 4)
-    check(Net(lambda x: layers.add_position_encoding(x, alpha=1.0, beta=1.0), x=dense), dense + code(3))
+    check(
+        Net(lambda x: layers.add_position_encoding(x, alpha=1.0, beta=1.0), x=dense),
+        dense + code(3),
+    )
 
 
 # ---- recurrent steps ----
 
+
 def test_lstm_unit():
-    x, hidden, cell, weight, bias = normal(3, 5), normal(3, 2), normal(3, 2), normal(7, 8), normal(8)
-    net = Net(lambda x, hidden, cell: layers.lstm_unit(x, hidden, cell, forget_bias=0.5, param_attr=given(weight, "w"),
-                                                       bias_attr=given(bias, "b")), x=x, hidden=hidden, cell=cell)
+    x, hidden, cell, weight, bias = (
+        normal(3, 5),
+        normal(3, 2),
+        normal(3, 2),
+        normal(7, 8),
+        normal(8),
+    )
+    net = Net(
+        lambda x, hidden, cell: layers.lstm_unit(
+            x,
+            hidden,
+            cell,
+            forget_bias=0.5,
+            param_attr=given(weight, "w"),
+            bias_attr=given(bias, "b"),
+        ),
+        x=x,
+        hidden=hidden,
+        cell=cell,
+    )
     assert net.parameters == {"w": (7, 8), "b": (8,)}
     i, f, o, a = np.split(np.concatenate([x, hidden], 1) @ weight + bias, 4, 1)
     new = sigmoid(f + 0.5) * cell + sigmoid(i) * np.tanh(a)
@@ -212,12 +290,24 @@ def test_dynamic_lstmp(peepholes, backwards):
     bias = np.full((1, (7 if peepholes else 4) * width), 0.3, "float32")
 
     def net(x, h_0, c_0):
-        return layers.dynamic_lstmp(x, 4 * width, projected, param_attr=fluid.initializer.Constant(0.2),
-                                    bias_attr=given(bias, "b"), use_peepholes=peepholes, is_reverse=backwards,
-                                    proj_activation="identity", h_0=h_0, c_0=c_0, cell_clip=0.8)
+        return layers.dynamic_lstmp(
+            x,
+            4 * width,
+            projected,
+            param_attr=fluid.initializer.Constant(0.2),
+            bias_attr=given(bias, "b"),
+            use_peepholes=peepholes,
+            is_reverse=backwards,
+            proj_activation="identity",
+            h_0=h_0,
+            c_0=c_0,
+            cell_clip=0.8,
+        )
 
     found = Net(net, x=ragged(x, FULL), h_0=h_0, c_0=c_0)
-    assert sorted(found.parameters.values()) == sorted([bias.shape, (projected, 4 * width), (width, projected)])
+    assert sorted(found.parameters.values()) == sorted(
+        [bias.shape, (projected, 4 * width), (width, projected)]
+    )
     seen = 0.3 if peepholes else 0.0
     hidden, cells = [], []
     for part, h, c in zip(parts(x, FULL), h_0, c_0):
@@ -225,7 +315,11 @@ def test_dynamic_lstmp(peepholes, backwards):
         for row in part[::-1] if backwards else part:
             a, i, f, o = np.split(row + h @ np.full((projected, 4 * width), 0.2) + 0.3, 4)
             c_before = c
-            c = np.clip(sigmoid(f + seen * c_before) * c_before + sigmoid(i + seen * c_before) * np.tanh(a), -0.8, 0.8)
+            c = np.clip(
+                sigmoid(f + seen * c_before) * c_before + sigmoid(i + seen * c_before) * np.tanh(a),
+                -0.8,
+                0.8,
+            )
             h = (sigmoid(o + seen * c) * np.tanh(c)) @ np.full((width, projected), 0.2)
             rows.append((h, c))
         for h_t, c_t in rows[::-1] if backwards else rows:
@@ -234,7 +328,12 @@ def test_dynamic_lstmp(peepholes, backwards):
     check(found, hidden, [FULL])
     check(found, cells, [FULL], at=1)
     with pytest.raises(errors.ProgramError, match="dynamic_lstmp: c_0 needs h_0"):
-        Net(lambda x, h_0, c_0: layers.dynamic_lstmp(x, 4 * width, projected, c_0=c_0), x=ragged(x, FULL), h_0=h_0, c_0=c_0)
+        Net(
+            lambda x, h_0, c_0: layers.dynamic_lstmp(x, 4 * width, projected, c_0=c_0),
+            x=ragged(x, FULL),
+            h_0=h_0,
+            c_0=c_0,
+        )
 
 
 def test_gather_tree():

@@ -1,4 +1,5 @@
 """Activation functions, and Fluid's gradients at their corners."""
+
 import math
 
 import jax
@@ -40,7 +41,11 @@ CASES = [
     ("elu", {"alpha": 1.5}, lambda x: elu(x, 1.5)),
     ("selu", {}, lambda x: 1.0507009873554805 * elu(x, 1.6732632423543772)),
     ("gelu", {}, gelu),
-    ("gelu", {"approximate": True}, lambda x: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x ** 3)))),
+    (
+        "gelu",
+        {"approximate": True},
+        lambda x: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
+    ),
     ("soft_relu", {}, lambda x: np.log1p(np.exp(x))),
     ("softshrink", {"lambda": 0.7}, lambda x: np.sign(x) * np.maximum(np.abs(x) - 0.7, 0)),
     ("hard_shrink", {"threshold": 0.7}, lambda x: np.where(np.abs(x) > 0.7, x, 0)),
@@ -55,7 +60,14 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "attrs", "formula"), CASES)
 def test_formula(name, attrs, formula):
-    check(name, {"X": X}, attrs, expect={"Out": formula(X.astype("float64")).astype("float32")}, grad=("X",), rtol=1e-4)
+    check(
+        name,
+        {"X": X},
+        attrs,
+        expect={"Out": formula(X.astype("float64")).astype("float32")},
+        grad=("X",),
+        rtol=1e-4,
+    )
 
 
 CORNERS = [
@@ -71,7 +83,12 @@ CORNERS = [
     ("hard_swish", {}, [-4, -3, 0, 3, 4], [0, 0, 0.5, 1, 1]),
     ("thresholded_relu", {}, [0, 1, 2], [0, 0, 1]),
     ("softsign", {}, [-1, 0, 1], [0.25, 1, 0.25]),
-    ("soft_relu", {"threshold": 2.0}, [-3, -1, 0, 1, 2, 3], [0.119203, 0.268941, 0.5, 0.731059, 0, 0]),
+    (
+        "soft_relu",
+        {"threshold": 2.0},
+        [-3, -1, 0, 1, 2, 3],
+        [0.119203, 0.268941, 0.5, 0.731059, 0, 0],
+    ),
     ("logsigmoid", {}, [-100, 0, 100], [1, 0.5, 0]),
     ("mish", {}, [-30, 0, 30, 1000, -1000], [0, 0.6, 1, 1, 0]),
 ]
@@ -94,7 +111,13 @@ def test_maxout():
     x = np.random.RandomState(1).rand(2, 6, 2, 3).astype("float32")
     expected = x.reshape(2, 3, 2, 2, 3).max(2)
     check("maxout", {"X": x}, {"groups": 2}, expect={"Out": expected})
-    check("maxout", {"X": x[:1, :4, :1, :2]}, {"groups": 2}, expect={"Out": expected[:1, :2, :1, :2]}, grad=("X",))
+    check(
+        "maxout",
+        {"X": x[:1, :4, :1, :2]},
+        {"groups": 2},
+        expect={"Out": expected[:1, :2, :1, :2]},
+        grad=("X",),
+    )
     check("maxout", {"X": x}, {"groups": 3, "axis": -1}, expect={"Out": x.max(3, keepdims=True)})
     with pytest.raises(errors.ShapeError, match="6 channels"):
         registry.get("maxout").fn(x, groups=4)
@@ -105,15 +128,26 @@ def test_maxout_gives_a_tie_to_the_first_channel():
     np.testing.assert_array_equal(grad.ravel(), [1, 0, 0])
 
 
-@pytest.mark.parametrize(("mode", "shape", "seen"), [
-    ("all", (1,), (1,)), ("channel", (1, 3, 1), (1, 3, 1)), ("channel", (3,), (1, 3, 1)),
-    ("element", (1, 3, 4), (1, 3, 4)),
-])
+@pytest.mark.parametrize(
+    ("mode", "shape", "seen"),
+    [
+        ("all", (1,), (1,)),
+        ("channel", (1, 3, 1), (1, 3, 1)),
+        ("channel", (3,), (1, 3, 1)),
+        ("element", (1, 3, 4), (1, 3, 4)),
+    ],
+)
 def test_prelu(mode, shape, seen):
     x = np.random.RandomState(2).uniform(-1, 1, (2, 3, 4)).astype("float32")
     alpha = np.random.RandomState(3).rand(*shape).astype("float32")
     expected = np.where(x > 0, x, alpha.reshape(seen) * x)
-    check("prelu", {"X": x, "Alpha": alpha}, {"mode": mode}, expect={"Out": expected}, grad=("X", "Alpha"))
+    check(
+        "prelu",
+        {"X": x, "Alpha": alpha},
+        {"mode": mode},
+        expect={"Out": expected},
+        grad=("X", "Alpha"),
+    )
 
 
 def test_prelu_refuses():
@@ -127,9 +161,17 @@ def test_prelu_refuses():
 @pytest.mark.parametrize("axis", [-1, 0])
 def test_softmax(axis):
     powers = np.exp(X - X.max(axis, keepdims=True))
-    check("softmax", {"X": X}, {"axis": axis}, expect={"Out": powers / powers.sum(axis, keepdims=True)}, grad=("X",))
+    check(
+        "softmax",
+        {"X": X},
+        {"axis": axis},
+        expect={"Out": powers / powers.sum(axis, keepdims=True)},
+        grad=("X",),
+    )
 
 
 def test_softmax_stays_above_zero():
-    out = check("softmax", {"X": np.array([-1000, 2, 3], "float32")}, expect={"Out": None})["Out"][0]
+    out = check("softmax", {"X": np.array([-1000, 2, 3], "float32")}, expect={"Out": None})["Out"][
+        0
+    ]
     np.testing.assert_allclose(out, [1.17248e-28, 0.268941, 0.731059], rtol=1e-5)

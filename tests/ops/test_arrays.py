@@ -1,4 +1,5 @@
 """Operators on arrays, rank tables, beams and sparse rows, called directly."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -57,7 +58,9 @@ def test_sequences_by_steps_and_back(room):
 @pytest.mark.parametrize("room", [0, 3])
 def test_reordering_rows_and_sequences(room):
     ranks = apply("lod_rank_table", ragged(room=room), level=0)
-    np.testing.assert_array_equal(apply("reorder_lod_tensor_by_rank", jnp.asarray(ROWS[:4]), ranks), ROWS[[2, 0, 3, 1]])
+    np.testing.assert_array_equal(
+        apply("reorder_lod_tensor_by_rank", jnp.asarray(ROWS[:4]), ranks), ROWS[[2, 0, 3, 1]]
+    )
     moved = apply("reorder_lod_tensor_by_rank", ragged(room=room), ranks)
     np.testing.assert_array_equal(moved.values[:6], ROWS[[2, 3, 4, 0, 1, 5]])
     assert moved.last.offsets.tolist() == [0, 3, 5, 6, 6]
@@ -106,33 +109,63 @@ def test_beam_search():
     scores = tensor([[-1.0, -2.0, -0.3], [-0.1, -0.2, -0.3], [-1.5, -1.2, -3.0]], lod)
     ids = tensor([[5, 6, 0], [7, 8, 9], [2, 0, 3]], lod, "int64")
     before, before_scores = tensor([1, 0, 4], lod, "int64"), tensor([-0.5, -0.9, -1.0], lod)
-    found = registry.get("beam_search").fn(before, before_scores, ids, scores, level=0, beam_size=2, end_id=0)
-    assert np.array(found[0]).ravel().tolist() == [0, 0, 0, 2] and found[0].lod() == [[0, 2, 3], [0, 1, 2, 4]]
+    found = registry.get("beam_search").fn(
+        before, before_scores, ids, scores, level=0, beam_size=2, end_id=0
+    )
+    assert np.array(found[0]).ravel().tolist() == [0, 0, 0, 2] and found[0].lod() == [
+        [0, 2, 3],
+        [0, 1, 2, 4],
+    ]
     np.testing.assert_allclose(np.array(found[1]).ravel(), [-0.3, -0.9, -1.2, -1.5], rtol=1e-6)
     assert np.array(found[2]).tolist() == [0, 1, 2, 2]
-    ended = registry.get("beam_search").fn(tensor([0, 0, 4], lod, "int64"), before_scores, ids, scores, level=0, beam_size=2,
-                                           end_id=0)
-    assert np.array(ended[0]).ravel().tolist() == [0, 2] and ended[0].lod() == [[0, 2, 3], [0, 0, 0, 2]]
+    ended = registry.get("beam_search").fn(
+        tensor([0, 0, 4], lod, "int64"), before_scores, ids, scores, level=0, beam_size=2, end_id=0
+    )
+    assert np.array(ended[0]).ravel().tolist() == [0, 2] and ended[0].lod() == [
+        [0, 2, 3],
+        [0, 0, 0, 2],
+    ]
     probabilities = tensor(np.exp(np.array(scores)), lod)
-    same = registry.get("beam_search").fn(before, tensor([0, 0, 0], lod), ids, probabilities, level=0, beam_size=2, end_id=0,
-                                          is_accumulated=False)
+    same = registry.get("beam_search").fn(
+        before,
+        tensor([0, 0, 0], lod),
+        ids,
+        probabilities,
+        level=0,
+        beam_size=2,
+        end_id=0,
+        is_accumulated=False,
+    )
     assert np.array(same[0]).ravel().tolist() == [0, 0, 0, 2]
     with pytest.raises(errors.OpError, match="scores need a LoD with level 0, found 0 levels"):
-        registry.get("beam_search").fn(before, before_scores, None, tensor([[1.0], [1], [1]], []), level=0, beam_size=2,
-                                       end_id=0)
+        registry.get("beam_search").fn(
+            before,
+            before_scores,
+            None,
+            tensor([[1.0], [1], [1]], []),
+            level=0,
+            beam_size=2,
+            end_id=0,
+        )
 
 
 def test_beam_search_decode():
-    steps = [([[0, 1, 2], [0, 1, 2]], [1, 1], [0.0, 0.0]), ([[0, 1, 2], [0, 2, 4]], [3, 4, 5, 6], [-0.1, -0.2, -0.3, -0.4]),
-             ([[0, 2, 4], [0, 1, 2, 2, 4]], [0, 7, 8, 5], [-0.5, -0.6, -0.7, -0.65]),
-             ([[0, 2, 4], [0, 1, 2, 2, 4]], [0, 9, 0, 3], [-0.5, -0.8, -0.9, -0.65])]
+    steps = [
+        ([[0, 1, 2], [0, 1, 2]], [1, 1], [0.0, 0.0]),
+        ([[0, 1, 2], [0, 2, 4]], [3, 4, 5, 6], [-0.1, -0.2, -0.3, -0.4]),
+        ([[0, 2, 4], [0, 1, 2, 2, 4]], [0, 7, 8, 5], [-0.5, -0.6, -0.7, -0.65]),
+        ([[0, 2, 4], [0, 1, 2, 2, 4]], [0, 9, 0, 3], [-0.5, -0.8, -0.9, -0.65]),
+    ]
     ids = LoDTensorArray(tensor(words, lod, "int64") for lod, words, _ in steps)
     scores = LoDTensorArray(tensor(values, lod) for lod, _, values in steps)
     words, values = registry.get("beam_search_decode").fn(ids, scores, beam_size=2, end_id=0)
     assert words.lod() == [[0, 2, 4], [0, 3, 7, 11, 15]]
     assert np.array(words).ravel().tolist() == [1, 3, 0, 1, 4, 7, 9, 1, 6, 5, 3, 1, 6, 5, 0]
-    np.testing.assert_allclose(np.array(values).ravel(), [0, -0.1, -0.5, 0, -0.2, -0.6, -0.8, 0, -0.4, -0.65, -0.65, 0, -0.4,
-                                                          -0.65, -0.9], rtol=1e-6)
+    np.testing.assert_allclose(
+        np.array(values).ravel(),
+        [0, -0.1, -0.5, 0, -0.2, -0.6, -0.8, 0, -0.4, -0.65, -0.65, 0, -0.4, -0.65, -0.9],
+        rtol=1e-6,
+    )
 
 
 @pytest.mark.parametrize("op_type", ["lookup_table_grad", "lookup_table_v2_grad"])
@@ -140,8 +173,14 @@ def test_beam_search_decode():
 def test_gradient_of_a_table(op_type, is_sparse):
     ids, grad = np.array([1, 3, 1, 2]), np.arange(8.0).reshape(4, 2)
     ids_shape = (4, 1) if op_type == "lookup_table_grad" else (4,)
-    found = apply(op_type, jnp.zeros((5, 2)), jnp.asarray(ids.reshape(ids_shape)), jnp.asarray(grad), is_sparse=is_sparse,
-                  padding_idx=2)
+    found = apply(
+        op_type,
+        jnp.zeros((5, 2)),
+        jnp.asarray(ids.reshape(ids_shape)),
+        jnp.asarray(grad),
+        is_sparse=is_sparse,
+        padding_idx=2,
+    )
     want = np.zeros((5, 2))
     np.add.at(want, ids, grad)
     if is_sparse:
@@ -155,15 +194,25 @@ def test_gradient_of_a_table(op_type, is_sparse):
 
 def test_padding_never_reaches_the_gradient_of_a_table():
     ids = Ragged(jnp.array([[1], [2], [1], [1]]), (Level(jnp.array([0, 2], jnp.int32), 4),))
-    found = apply("lookup_table_grad", jnp.zeros((5, 2)), ids, ids.like(jnp.ones((4, 2))), is_sparse=True)
+    found = apply(
+        "lookup_table_grad", jnp.zeros((5, 2)), ids, ids.like(jnp.ones((4, 2))), is_sparse=True
+    )
     assert found.rows.tolist() == [1, 2, 5, 5]
 
 
 def test_sample_logits_with_given_samples():
     logits, labels = np.random.RandomState(0).randn(2, 7), np.array([[1], [3]])
-    samples, chances = np.array([[1, 2, 3, 5], [3, 2, 3, 5]]), np.array([[0.1, 0.2, 0.3, 0.4], [0.4, 0.3, 0.2, 0.1]])
-    outs = apply("sample_logits", *map(jnp.asarray, (logits, labels, samples, chances)), num_samples=3,
-                 use_customized_samples=True, key=jax.random.key(0))
+    samples, chances = (
+        np.array([[1, 2, 3, 5], [3, 2, 3, 5]]),
+        np.array([[0.1, 0.2, 0.3, 0.4], [0.4, 0.3, 0.2, 0.1]]),
+    )
+    outs = apply(
+        "sample_logits",
+        *map(jnp.asarray, (logits, labels, samples, chances)),
+        num_samples=3,
+        use_customized_samples=True,
+        key=jax.random.key(0),
+    )
     want = np.take_along_axis(logits, samples, 1) - np.log(chances)
     want[1, 2] -= 1e20  # an accidental hit
     np.testing.assert_allclose(outs[4], want, rtol=1e-6)
@@ -175,17 +224,19 @@ def test_sampled_softmax_draws_classes_that_differ():
     outs = apply("sample_logits", logits, labels, None, None, num_samples=20, key=jax.random.key(1))
     drawn = np.asarray(outs[0])
     assert drawn.shape == (3, 21) and drawn[:, 0].tolist() == [1, 4, 9]
-    assert len(set(drawn[0, 1:])) == 20 and (drawn[0, 1:] == drawn[2, 1:]).all() and drawn.max() < 50
+    assert (
+        len(set(drawn[0, 1:])) == 20 and (drawn[0, 1:] == drawn[2, 1:]).all() and drawn.max() < 50
+    )
     scores, label = fluid.data("scores", [3, 50]), fluid.data("label", [3, 1], dtype="int64")
     loss = layers.sampled_softmax_with_cross_entropy(scores, label, num_samples=49)
     feed = {"scores": np.zeros((3, 50), "float32"), "label": np.array([[1], [4], [9]])}
-    found, = fluid.Executor(fluid.CPUPlace()).run(feed=feed, fetch_list=[loss])
+    (found,) = fluid.Executor(fluid.CPUPlace()).run(feed=feed, fetch_list=[loss])
     assert found.shape == (3, 1) and (found > 0).all()
 
 
 def numpy_lstm(x, h, c, weight, recurrent, bias, backwards):
     out = np.zeros((len(x), *h.shape))
-    for t in range(len(x))[::-1 if backwards else 1]:
+    for t in range(len(x))[:: -1 if backwards else 1]:
         i, f, a, o = np.split(x[t] @ weight.T + h @ recurrent.T + bias, 4, axis=1)
         i, f, o = (1 / (1 + np.exp(-v)) for v in (i, f, o))
         c = f * c + i * np.tanh(a)
@@ -198,9 +249,15 @@ def numpy_lstm(x, h, c, weight, recurrent, bias, backwards):
 def test_cudnn_lstm(is_bidirec):
     rng, (steps, batch, inputs, width, depth) = np.random.RandomState(0), (4, 2, 3, 2, 2)
     ways = 2 if is_bidirec else 1
-    x, h, c = rng.randn(steps, batch, inputs), rng.randn(depth * ways, batch, width), rng.randn(depth * ways, batch, width)
-    matrices = [(rng.randn(4 * width, inputs if k < ways else width * ways), rng.randn(4 * width, width))
-                for k in range(depth * ways)]
+    x, h, c = (
+        rng.randn(steps, batch, inputs),
+        rng.randn(depth * ways, batch, width),
+        rng.randn(depth * ways, batch, width),
+    )
+    matrices = [
+        (rng.randn(4 * width, inputs if k < ways else width * ways), rng.randn(4 * width, width))
+        for k in range(depth * ways)
+    ]
     biases = [(rng.randn(4 * width), rng.randn(4 * width)) for _ in matrices]
     flat = np.concatenate([m.ravel() for pair in matrices + biases for m in pair])
     inputs_of_op = {"Input": x, "InitH": h, "InitC": c, "W": flat}
@@ -213,33 +270,55 @@ def test_cudnn_lstm(is_bidirec):
             last_h.append(found[-1][1])
             last_c.append(found[-1][2])
         x = np.concatenate([f[0] for f in found], axis=-1)
-    check("cudnn_lstm", inputs_of_op,
-          {"is_bidirec": is_bidirec, "input_size": inputs, "hidden_size": width, "num_layers": depth},
-          expect={"Out": x, "last_h": np.stack(last_h), "last_c": np.stack(last_c)}, grad=tuple(inputs_of_op), rows=("Input",))
+    check(
+        "cudnn_lstm",
+        inputs_of_op,
+        {"is_bidirec": is_bidirec, "input_size": inputs, "hidden_size": width, "num_layers": depth},
+        expect={"Out": x, "last_h": np.stack(last_h), "last_c": np.stack(last_c)},
+        grad=tuple(inputs_of_op),
+        rows=("Input",),
+    )
 
 
 def test_weights_of_cudnn_lstm_of_another_size():
     with pytest.raises(errors.ShapeError, match="cudnn_lstm: expected 88 weights, found 3"):
-        apply("cudnn_lstm", jnp.zeros((4, 2, 3)), jnp.zeros((1, 2, 2)), jnp.zeros((1, 2, 2)), jnp.zeros(3), None, input_size=7,
-              hidden_size=2, key=jax.random.key(0))
+        apply(
+            "cudnn_lstm",
+            jnp.zeros((4, 2, 3)),
+            jnp.zeros((1, 2, 2)),
+            jnp.zeros((1, 2, 2)),
+            jnp.zeros(3),
+            None,
+            input_size=7,
+            hidden_size=2,
+            key=jax.random.key(0),
+        )
 
 
 def test_gradients_of_cudnn_lstm_are_of_the_elements_that_its_dropout_keeps():
     rng, program = np.random.RandomState(0), fluid.Program()
     program.random_seed = 5
     with fluid.program_guard(program):
-        x, h = fluid.data("x", [4, 2, 3], dtype="float64"), fluid.data("h", [2, 2, 5], dtype="float64")
+        x, h = (
+            fluid.data("x", [4, 2, 3], dtype="float64"),
+            fluid.data("h", [2, 2, 5], dtype="float64"),
+        )
         x.stop_gradient = False
         out, _, _ = layers.lstm(x, h, h, max_len=4, hidden_size=5, num_layers=2, dropout_prob=0.4)
         loss = layers.reduce_sum(out * out)
-        gradient, = fluid.gradients(loss, x)
+        (gradient,) = fluid.gradients(loss, x)
     weight = {program.all_parameters()[0].name: rng.randn(program.all_parameters()[0].shape[0])}
     feed = {"x": rng.randn(4, 2, 3), "h": rng.randn(2, 2, 5)} | weight
     exe = fluid.Executor(fluid.CPUPlace())
 
     def run(shift):
         """In a scope of its own, so that the same elements are dropped each time."""
-        return exe.run(program, feed=feed | {"x": feed["x"] + shift}, fetch_list=[loss, gradient], scope=fluid.Scope())
+        return exe.run(
+            program,
+            feed=feed | {"x": feed["x"] + shift},
+            fetch_list=[loss, gradient],
+            scope=fluid.Scope(),
+        )
 
     found = run(0.0)[1]
     numeric = np.zeros_like(found)
@@ -263,6 +342,8 @@ def test_the_layer_lstm_and_static_rnn_make_their_operators():
     exe = fluid.Executor(fluid.CPUPlace())
     exe.run(fluid.default_startup_program())
     values = np.ones((4, 2, 3), "float32")
-    found, twice = exe.run(feed={"x": values, "h": np.zeros((1, 2, 5), "float32")}, fetch_list=[out, doubled])
+    found, twice = exe.run(
+        feed={"x": values, "h": np.zeros((1, 2, 5), "float32")}, fetch_list=[out, doubled]
+    )
     assert np.isfinite(found).all()
     np.testing.assert_array_equal(twice, 2 * values)

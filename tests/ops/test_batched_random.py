@@ -1,4 +1,5 @@
 """Numbers that are drawn for many operators at once are those of `jax.random` for each of them."""
+
 import jax
 import numpy as np
 import pytest
@@ -9,9 +10,14 @@ from jfluid.ops import batched_random
 SIZES = [5, 1, 70_000, 300_000]
 
 
-@pytest.mark.parametrize(("kind", "one"), [
-    ("uniform", jax.random.uniform), ("normal", jax.random.normal),
-    ("truncated_normal", lambda key, shape: jax.random.truncated_normal(key, -2.0, 2.0, shape))])
+@pytest.mark.parametrize(
+    ("kind", "one"),
+    [
+        ("uniform", jax.random.uniform),
+        ("normal", jax.random.normal),
+        ("truncated_normal", lambda key, shape: jax.random.truncated_normal(key, -2.0, 2.0, shape)),
+    ],
+)
 def test_numbers_are_those_of_jax(kind, one):
     keys = list(jax.random.split(jax.random.key(3), len(SIZES)))
     found = batched_random.standard(kind, keys, SIZES)
@@ -23,12 +29,22 @@ def test_numbers_are_those_of_jax(kind, one):
 def test_bits_are_those_of_jax():
     key = jax.random.key(11)
     keys = jax.numpy.broadcast_to(key, (9,))
-    np.testing.assert_array_equal(batched_random.bits(keys, np.arange(9, dtype=np.uint32)), jax.random.bits(key, (9,)))
+    np.testing.assert_array_equal(
+        batched_random.bits(keys, np.arange(9, dtype=np.uint32)), jax.random.bits(key, (9,))
+    )
 
 
-@pytest.mark.parametrize(("attrs", "size"), [
-    ({"shape": [3, 4], "dtype": 5}, 12), ({"shape": [3, 4], "dtype": 6}, 0), ({"shape": []}, 0), ({"shape": [-1, 4]}, 0),
-    ({"shape": [batched_random.MOST]}, batched_random.MOST), ({"shape": [batched_random.MOST + 1]}, 0)])
+@pytest.mark.parametrize(
+    ("attrs", "size"),
+    [
+        ({"shape": [3, 4], "dtype": 5}, 12),
+        ({"shape": [3, 4], "dtype": 6}, 0),
+        ({"shape": []}, 0),
+        ({"shape": [-1, 4]}, 0),
+        ({"shape": [batched_random.MOST]}, batched_random.MOST),
+        ({"shape": [batched_random.MOST + 1]}, 0),
+    ],
+)
 def test_what_can_be_drawn_with_others(attrs, size):
     assert batched_random.size(attrs) == size
 
@@ -38,13 +54,20 @@ def _startup(monkeypatch, names, most=None):
     if most is not None:
         monkeypatch.setattr(batched_random, "MOST", most)
     new = fluid.initializer
-    kinds = {"u": new.Uniform(-3, 5), "n": new.Normal(2, 7), "t": new.TruncatedNormal(2, 7),
-             "s": new.Normal(seed=9), "z": new.Normal(seed=9)}
+    kinds = {
+        "u": new.Uniform(-3, 5),
+        "n": new.Normal(2, 7),
+        "t": new.TruncatedNormal(2, 7),
+        "s": new.Normal(seed=9),
+        "z": new.Normal(seed=9),
+    }
     main, startup = fluid.Program(), fluid.Program()
     startup.random_seed = 5
     with fluid.program_guard(main, startup):
         for i, name in enumerate(names):
-            fluid.layers.create_parameter([40, 3 + i], "float32", name, default_initializer=kinds[name[0]])
+            fluid.layers.create_parameter(
+                [40, 3 + i], "float32", name, default_initializer=kinds[name[0]]
+            )
     scope = fluid.Scope()
     fluid.Executor(fluid.CPUPlace()).run(startup, scope=scope)
     return {n: np.array(scope.find_var(n).get_tensor()) for n in names}
@@ -56,15 +79,21 @@ def test_parameters_do_not_depend_on_what_is_drawn_with_them(monkeypatch):
     for most in (0, 250):
         for name, value in _startup(monkeypatch, names, most).items():
             np.testing.assert_allclose(value, together[name], rtol=1e-5, atol=1e-5)
-    np.testing.assert_array_equal(together["s1"].ravel(), together["z1"].ravel()[:together["s1"].size])
+    np.testing.assert_array_equal(
+        together["s1"].ravel(), together["z1"].ravel()[: together["s1"].size]
+    )
     assert together["u1"].min() >= -3 and together["u1"].max() < 5 and np.ptp(together["u1"]) > 6
     assert 10 < abs(together["t1"] - 2).max() < 14
     assert len({together[n].ravel()[0] for n in ("u1", "u2", "n1", "n2", "t1", "t2", "s1")}) == 7
 
 
-@pytest.mark.parametrize("key", [jax.random.key(3), jax.random.PRNGKey(3), jax.random.key(3, impl="rbg")])
+@pytest.mark.parametrize(
+    "key", [jax.random.key(3), jax.random.PRNGKey(3), jax.random.key(3, impl="rbg")]
+)
 def test_other_keys_draw_too(key):
     drawn = [fluid.layers.uniform_random([300], seed=0), fluid.layers.gaussian_random([300])]
     apply, params = fluid.to_jax(fluid.default_main_program(), [], drawn)
     even, normal = map(np.asarray, apply(params, key=key))
-    assert even.min() >= -1 and even.max() < 1 and 0.4 < even.std() < 0.75 and 0.7 < normal.std() < 1.3
+    assert (
+        even.min() >= -1 and even.max() < 1 and 0.4 < even.std() < 0.75 and 0.7 < normal.std() < 1.3
+    )

@@ -1,4 +1,7 @@
-"""Click model operators, with the gradients that Fluid's training relies on: counts in place of derivatives."""
+"""Click model operators, with the gradients that Fluid's training relies on: counts in place of
+derivatives.
+"""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,7 +25,9 @@ def ragged(values, lengths, room=0):
 
 @pytest.mark.parametrize("use_cvm", [True, False])
 def test_cvm(use_cvm):
-    expected = np.concatenate([SHOW, np.log(X[:, 1:2] + 1) - SHOW, X[:, 2:]], 1) if use_cvm else X[:, 2:]
+    expected = (
+        np.concatenate([SHOW, np.log(X[:, 1:2] + 1) - SHOW, X[:, 2:]], 1) if use_cvm else X[:, 2:]
+    )
     check("cvm", {"X": X, "CVM": COUNTS}, {"use_cvm": use_cvm}, expect={"Y": expected})
     out, back = jax.vjp(lambda x: registry.get("cvm").fn(x, COUNTS, use_cvm=use_cvm), X)
     grad = RNG.normal(size=out.shape).astype("float32")
@@ -32,7 +37,9 @@ def test_cvm(use_cvm):
 @pytest.mark.parametrize("room", [0, 3])
 def test_cvm_of_sequences_counts_for_each_row_what_its_sequence_has(room):
     x = ragged(X, [2, 0, 3], room)
-    out, back = jax.vjp(lambda v: registry.get("cvm").fn(x.like(v), COUNTS[:3], use_cvm=False).values, x.values)
+    out, back = jax.vjp(
+        lambda v: registry.get("cvm").fn(x.like(v), COUNTS[:3], use_cvm=False).values, x.values
+    )
     np.testing.assert_array_equal(out[:5], X[:, 2:])
     seed = np.ones(out.shape, "float32")
     seed[5:] = 0
@@ -46,15 +53,29 @@ TOTAL = np.array([1, -2, 3, 1], "float32")
 SQUARES = np.array([5, 6, 7, 8], "float32")
 SUMMARIES = {"BatchSize": SIZE, "BatchSum": TOTAL, "BatchSquareSum": SQUARES}
 MEANS, SCALES = TOTAL / SIZE, np.sqrt(SIZE / SQUARES)
-SHIFT = {"scale_w": np.array([1, 2, 3, 4], "float32"), "bias": np.array([0.1, 0.2, 0.3, 0.4], "float32")}
+SHIFT = {
+    "scale_w": np.array([1, 2, 3, 4], "float32"),
+    "bias": np.array([0.1, 0.2, 0.3, 0.4], "float32"),
+}
 FEATURES = ("X",)
 
 
 def test_data_norm():
     y = (X - MEANS) * SCALES
-    check("data_norm", {"X": X, **SUMMARIES}, expect={"Y": y, "Means": MEANS, "Scales": SCALES}, rows=FEATURES)
-    check("data_norm", {"X": X, **SUMMARIES, **SHIFT}, {"enable_scale_and_shift": True}, rows=FEATURES,
-          expect={"Y": y * SHIFT["scale_w"] + SHIFT["bias"]}, grad=("X", "scale_w", "bias"))
+    check(
+        "data_norm",
+        {"X": X, **SUMMARIES},
+        expect={"Y": y, "Means": MEANS, "Scales": SCALES},
+        rows=FEATURES,
+    )
+    check(
+        "data_norm",
+        {"X": X, **SUMMARIES, **SHIFT},
+        {"enable_scale_and_shift": True},
+        rows=FEATURES,
+        expect={"Y": y * SHIFT["scale_w"] + SHIFT["bias"]},
+        grad=("X", "scale_w", "bias"),
+    )
 
 
 @pytest.mark.parametrize("room", [0, 3])
@@ -63,7 +84,9 @@ def test_data_norm_gives_the_summaries_of_the_batch_as_gradients(room):
     attrs = {"epsilon": 1e-3}
 
     def run(values, size, total, squares):
-        out = ragged_dispatch.call(definition, [None, None, x.like(values), size, total, squares], attrs)[0]
+        out = ragged_dispatch.call(
+            definition, [None, None, x.like(values), size, total, squares], attrs
+        )[0]
         return jnp.where(x.mask()[:, None], out.values, 0)
 
     out, back = jax.vjp(run, x.values, SIZE, TOTAL, SQUARES)
@@ -83,8 +106,13 @@ def test_data_norm_leaves_slots_without_a_count_at_zero():
     y = (x - MEANS) * SCALES * seen
     check("data_norm", {"X": x, **SUMMARIES}, {"slot_dim": 2}, expect={"Y": y}, rows=FEATURES)
     scaled = ((x - MEANS) * SCALES * SHIFT["scale_w"] + SHIFT["bias"]) * seen
-    check("data_norm", {"X": x, **SUMMARIES, **SHIFT}, {"slot_dim": 2, "enable_scale_and_shift": True}, expect={"Y": scaled},
-          rows=FEATURES)
+    check(
+        "data_norm",
+        {"X": x, **SUMMARIES, **SHIFT},
+        {"slot_dim": 2, "enable_scale_and_shift": True},
+        expect={"Y": scaled},
+        rows=FEATURES,
+    )
 
     def run(*inputs):
         return registry.get("data_norm").fn(None, None, *inputs, slot_dim=2, epsilon=1e-3)[0]
@@ -95,4 +123,6 @@ def test_data_norm_leaves_slots_without_a_count_at_zero():
     np.testing.assert_allclose(grad, SCALES * seen, rtol=1e-6)
     np.testing.assert_array_equal(size, [1] * 4)
     np.testing.assert_allclose(total, (x * seen).sum(0) / count, rtol=1e-6)
-    np.testing.assert_allclose(squares, ((x - MEANS) ** 2 * seen).sum(0) / count + count * 1e-3, rtol=1e-5)
+    np.testing.assert_allclose(
+        squares, ((x - MEANS) ** 2 * seen).sum(0) / count + count * 1e-3, rtol=1e-5
+    )

@@ -1,4 +1,7 @@
-"""CRF and chunk operators against enumeration of all taggings and a chunk reader written as a loop; with padding rows."""
+"""CRF and chunk operators against enumeration of all taggings and a chunk reader written as a loop;
+with padding rows.
+"""
+
 import itertools
 
 import jax
@@ -24,8 +27,12 @@ ROWS = ("Emission", "Label", "Length")
 
 def score(emission, path):
     steps = TRANSITION[2:]
-    return (TRANSITION[0, path[0]] + TRANSITION[1, path[-1]] + sum(e[t] for e, t in zip(emission, path, strict=True))
-            + sum(steps[a, b] for a, b in itertools.pairwise(path)))
+    return (
+        TRANSITION[0, path[0]]
+        + TRANSITION[1, path[-1]]
+        + sum(e[t] for e, t in zip(emission, path, strict=True))
+        + sum(steps[a, b] for a, b in itertools.pairwise(path))
+    )
 
 
 def taggings(emission):
@@ -33,7 +40,9 @@ def taggings(emission):
 
 
 def loss(emission, path):
-    return np.log(sum(np.exp(score(emission, p)) for p in taggings(emission))) - score(emission, path)
+    return np.log(sum(np.exp(score(emission, p)) for p in taggings(emission))) - score(
+        emission, path
+    )
 
 
 def best(emission):
@@ -41,7 +50,9 @@ def best(emission):
 
 
 def dense_losses():
-    return np.array([[loss(e[:n], t[:n])] for e, t, n in zip(EMISSION, LABEL, LENGTHS, strict=True)])
+    return np.array(
+        [[loss(e[:n], t[:n])] for e, t, n in zip(EMISSION, LABEL, LENGTHS, strict=True)]
+    )
 
 
 def dense_paths():
@@ -64,8 +75,12 @@ def call(op_type, *inputs, **attrs):
 
 
 def test_linear_chain_crf_of_padded_sequences():
-    check("linear_chain_crf", {**DENSE, "Label": LABEL}, expect={"LogLikelihood": dense_losses()},
-          rows=ROWS)
+    check(
+        "linear_chain_crf",
+        {**DENSE, "Label": LABEL},
+        expect={"LogLikelihood": dense_losses()},
+        rows=ROWS,
+    )
 
 
 def test_linear_chain_crf_has_gradients():
@@ -74,7 +89,10 @@ def test_linear_chain_crf_has_gradients():
         x = jnp.asarray(np.concatenate([EMISSION.ravel(), TRANSITION.ravel()]), jnp.float64)
 
         def total(x):
-            emission, transition = x[:EMISSION.size].reshape(EMISSION.shape), x[EMISSION.size:].reshape(TRANSITION.shape)
+            emission, transition = (
+                x[: EMISSION.size].reshape(EMISSION.shape),
+                x[EMISSION.size :].reshape(TRANSITION.shape),
+            )
             out = registry.get("linear_chain_crf").fn(emission, transition, LABEL, LENGTH)[3]
             return (out[:, 0] * jnp.array([1.0, 3.0, 2.0])).sum()
 
@@ -84,21 +102,33 @@ def test_linear_chain_crf_has_gradients():
 
 
 def test_linear_chain_crf_keeps_fluids_intermediates():
-    """Alpha holds the forward probabilities scaled to a sum of 1 at each step, and zeros behind the end."""
+    """Alpha holds the forward probabilities scaled to a sum of 1 at each step, and zeros behind the
+    end.
+    """
     alpha = np.zeros_like(EMISSION)
     for row, emission, n in zip(alpha, EMISSION, LENGTHS, strict=True):
         row[0] = np.exp(TRANSITION[0] + emission[0])
         for t in range(1, n):
             row[t] = row[t - 1] @ np.exp(TRANSITION[2:]) * np.exp(emission[t])
         row[:n] /= row[:n].sum(1, keepdims=True)
-    check("linear_chain_crf", {**DENSE, "Label": LABEL[..., None]}, rows=ROWS, expect={
-        "Alpha": alpha, "EmissionExps": np.exp(EMISSION - EMISSION.max(-1, keepdims=True)),
-        "TransitionExps": np.exp(TRANSITION), "LogLikelihood": dense_losses()})
+    check(
+        "linear_chain_crf",
+        {**DENSE, "Label": LABEL[..., None]},
+        rows=ROWS,
+        expect={
+            "Alpha": alpha,
+            "EmissionExps": np.exp(EMISSION - EMISSION.max(-1, keepdims=True)),
+            "TransitionExps": np.exp(TRANSITION),
+            "LogLikelihood": dense_losses(),
+        },
+    )
 
 
 @pytest.mark.parametrize("room", [0, 3])
 def test_linear_chain_crf_of_ragged_rows(room):
-    """The loss of an empty sequence is 0; gradients are those of the same sequences in the padded form, 0 in padding."""
+    """The loss of an empty sequence is 0; gradients are those of the same sequences in the padded
+    form, 0 in padding.
+    """
     labels = ragged(LABEL.reshape(-1, 1)[:6], [2, 0, 4], room)
     rows = ragged(EMISSION.reshape(-1, TAGS)[:6], [2, 0, 4], room)
     weights = np.array([1.0, 5.0, 2.0], "float32")
@@ -112,15 +142,21 @@ def test_linear_chain_crf_of_ragged_rows(room):
     @jax.jit
     @jax.grad
     def total_dense(dense):
-        out = registry.get("linear_chain_crf").fn(dense, TRANSITION, np.stack([flat[:4], flat[2:6]]), np.array([2, 4]))[3]
+        out = registry.get("linear_chain_crf").fn(
+            dense, TRANSITION, np.stack([flat[:4], flat[2:6]]), np.array([2, 4])
+        )[3]
         return (out[:, 0] * weights[[0, 2]]).sum()
 
     with jax.enable_x64(True):
         flat, values = LABEL.reshape(-1)[:6], EMISSION.reshape(-1, TAGS)[:6]
         found, grad = total(rows.values)
-        np.testing.assert_allclose(found, loss(values[:2], flat[:2]) + 2 * loss(values[2:], flat[2:]), rtol=1e-5)
+        np.testing.assert_allclose(
+            found, loss(values[:2], flat[:2]) + 2 * loss(values[2:], flat[2:]), rtol=1e-5
+        )
         expected = total_dense(np.stack([values[:4], values[2:]]))
-    np.testing.assert_allclose(grad[:6], np.concatenate([expected[0, :2], expected[1]]), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        grad[:6], np.concatenate([expected[0, :2], expected[1]]), rtol=1e-4, atol=1e-6
+    )
     assert not np.any(grad[6:])
 
 
@@ -142,8 +178,18 @@ def test_crf_decoding_of_ragged_rows(room):
     path = np.array([*best(rows[:2]), *best(rows[2:])])[:, None]
     out = call("crf_decoding", ragged(rows, [2, 0, 4], room), TRANSITION, None, None)
     np.testing.assert_array_equal(out.values[:6], path)
-    assert out.dtype == "int64" and out.exact == (not room) and out.last.offsets.tolist() == [0, 2, 2, 6]
-    out = call("crf_decoding", ragged(rows, [2, 0, 4], room), TRANSITION, ragged(labels, [2, 0, 4], room), None)
+    assert (
+        out.dtype == "int64"
+        and out.exact == (not room)
+        and out.last.offsets.tolist() == [0, 2, 2, 6]
+    )
+    out = call(
+        "crf_decoding",
+        ragged(rows, [2, 0, 4], room),
+        TRANSITION,
+        ragged(labels, [2, 0, 4], room),
+        None,
+    )
     np.testing.assert_array_equal(out.values[:6], path == labels)
 
 
@@ -151,7 +197,10 @@ def read_chunks(tags, scheme, types):
     """{(first, last, type)}: the conlleval reading, a chunk open or not at each tag."""
     letters = {"IOB": "BI", "IOE": "IE", "IOBES": "BIES", "plain": "I"}[scheme]
     found, start = set(), None
-    marks = [(letters[t % len(letters)], t // len(letters)) if t // len(letters) < types else ("O", None) for t in tags]
+    marks = [
+        (letters[t % len(letters)], t // len(letters)) if t // len(letters) < types else ("O", None)
+        for t in tags
+    ]
     for i, (mark, kind) in enumerate([*marks, ("O", None)]):
         before, before_kind = marks[i - 1] if i else ("O", None)
         changed = kind != before_kind
@@ -166,8 +215,10 @@ def read_chunks(tags, scheme, types):
 def chunk_numbers(inferred, labels, lengths, scheme, types, excluded):
     counts, at = np.zeros(3, "int64"), 0
     for n in lengths:
-        mine, theirs = ({c for c in read_chunks(v[at:at + n], scheme, types) if c[2] not in excluded}
-                        for v in (inferred, labels))
+        mine, theirs = (
+            {c for c in read_chunks(v[at : at + n], scheme, types) if c[2] not in excluded}
+            for v in (inferred, labels)
+        )
         counts += [len(mine), len(theirs), len(mine & theirs)]
         at += n
     precision, recall = (counts[2] / max(counts[i], 1) for i in (0, 1))
@@ -181,7 +232,9 @@ SCHEMES = {"IOB": 2, "IOE": 2, "IOBES": 4, "plain": 1}
 
 def tag_rows(scheme, number):
     labels = RNG.randint(0, 3 * SCHEMES[scheme] + 1, number).astype("int64")
-    return np.where(RNG.rand(number) < 0.2, RNG.randint(0, 3 * SCHEMES[scheme] + 1, number), labels), labels
+    return np.where(
+        RNG.rand(number) < 0.2, RNG.randint(0, 3 * SCHEMES[scheme] + 1, number), labels
+    ), labels
 
 
 @pytest.mark.parametrize("excluded", [(), (1,)])
@@ -193,21 +246,35 @@ def test_chunk_eval(scheme, excluded):
     expected = chunk_numbers(inferred, labels, lengths, scheme, 3, excluded)
     assert expected[-1] > 0
     for room in (0, 5):
-        outs = call("chunk_eval", *(ragged(v[:, None], lengths, room) for v in (inferred, labels)), None, **attrs)
+        outs = call(
+            "chunk_eval",
+            *(ragged(v[:, None], lengths, room) for v in (inferred, labels)),
+            None,
+            **attrs,
+        )
         for slot, out, want in zip(OUTS, outs, expected, strict=True):
             assert out.dtype == want.dtype and out.shape == (1,), slot
             np.testing.assert_allclose(out, want, rtol=1e-6, err_msg=slot)
     dense = [np.concatenate([v[20:55], v[:35]]).reshape(2, 35) for v in (inferred, labels)]
     joined = [np.concatenate([v[0], v[1, :9]]) for v in dense]
-    check("chunk_eval", {"Inference": dense[0], "Label": dense[1], "SeqLength": np.array([35, 9])}, attrs,
-          expect=dict(zip(OUTS, chunk_numbers(*joined, [35, 9], scheme, 3, excluded), strict=True)))
+    check(
+        "chunk_eval",
+        {"Inference": dense[0], "Label": dense[1], "SeqLength": np.array([35, 9])},
+        attrs,
+        expect=dict(zip(OUTS, chunk_numbers(*joined, [35, 9], scheme, 3, excluded), strict=True)),
+    )
 
 
 def test_chunk_eval_without_chunks_gives_zeros():
     outside = np.full((2, 3), 6)
-    check("chunk_eval", {"Inference": outside, "Label": outside, "SeqLength": np.array([3, 2])},
-          {"num_chunk_types": 3, "chunk_scheme": "IOB"},
-          expect=dict(zip(OUTS, [np.zeros(1, "float32")] * 3 + [np.zeros(1, "int64")] * 3, strict=True)))
+    check(
+        "chunk_eval",
+        {"Inference": outside, "Label": outside, "SeqLength": np.array([3, 2])},
+        {"num_chunk_types": 3, "chunk_scheme": "IOB"},
+        expect=dict(
+            zip(OUTS, [np.zeros(1, "float32")] * 3 + [np.zeros(1, "int64")] * 3, strict=True)
+        ),
+    )
 
 
 def test_chunk_eval_names_the_schemes():

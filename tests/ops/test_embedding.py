@@ -1,4 +1,5 @@
 """Look-ups and one-hot vectors."""
+
 import numpy as np
 import pytest
 
@@ -11,24 +12,49 @@ IDS = np.array([[1, 3], [1, 0]])
 
 
 def test_lookup_table():
-    check("lookup_table", {"W": TABLE, "Ids": IDS[..., None]}, expect={"Out": TABLE[IDS]}, grad=("W",))
-    check("lookup_table", {"W": TABLE, "Ids": IDS[0][:, None]}, {"is_sparse": True}, expect={"Out": TABLE[IDS[0]]},
-          grad=("W",))
+    check(
+        "lookup_table", {"W": TABLE, "Ids": IDS[..., None]}, expect={"Out": TABLE[IDS]}, grad=("W",)
+    )
+    check(
+        "lookup_table",
+        {"W": TABLE, "Ids": IDS[0][:, None]},
+        {"is_sparse": True},
+        expect={"Out": TABLE[IDS[0]]},
+        grad=("W",),
+    )
 
 
 def test_lookup_table_v2():
     check("lookup_table_v2", {"W": TABLE, "Ids": IDS}, expect={"Out": TABLE[IDS]}, grad=("W",))
-    check("lookup_table_v2", {"W": TABLE.astype("float64"), "Ids": IDS.astype("int32")[0]},
-          expect={"Out": TABLE[IDS[0]].astype("float64")})
+    check(
+        "lookup_table_v2",
+        {"W": TABLE.astype("float64"), "Ids": IDS.astype("int32")[0]},
+        expect={"Out": TABLE[IDS[0]].astype("float64")},
+    )
 
 
 def test_padding_reads_as_zeros_and_gets_no_gradient():
     expected = np.where((IDS == 3)[..., None], 0, TABLE[IDS]).astype("float32")
-    check("lookup_table_v2", {"W": TABLE, "Ids": IDS}, {"padding_idx": 3}, expect={"Out": expected}, grad=("W",))
-    check("lookup_table", {"W": TABLE, "Ids": IDS[..., None]}, {"padding_idx": 3}, expect={"Out": expected},
-          grad=("W",))
-    check("lookup_table_v2", {"W": TABLE, "Ids": IDS * 0 + 9}, {"padding_idx": 9}, expect={"Out": np.zeros((2, 2, 3),
-                                                                                                       "float32")})
+    check(
+        "lookup_table_v2",
+        {"W": TABLE, "Ids": IDS},
+        {"padding_idx": 3},
+        expect={"Out": expected},
+        grad=("W",),
+    )
+    check(
+        "lookup_table",
+        {"W": TABLE, "Ids": IDS[..., None]},
+        {"padding_idx": 3},
+        expect={"Out": expected},
+        grad=("W",),
+    )
+    check(
+        "lookup_table_v2",
+        {"W": TABLE, "Ids": IDS * 0 + 9},
+        {"padding_idx": 9},
+        expect={"Out": np.zeros((2, 2, 3), "float32")},
+    )
 
 
 def test_an_id_outside_the_table_gives_nan_and_no_gradient():
@@ -40,14 +66,26 @@ def test_an_id_outside_the_table_gives_nan_and_no_gradient():
 
 def test_look_ups_refuse_wrong_ids_and_distributed_tables():
     for op_type, ids, attrs, message in (
-            ("lookup_table", IDS, {}, "last dimension is 1, found shape"),
-            ("lookup_table_v2", TABLE, {}, "expected ids of an integer type, found float32"),
-            ("one_hot", IDS, {"depth": 3}, "last dimension is 1"), ("one_hot_v2", TABLE, {"depth": 3}, "integer type"),
-            ("one_hot_v2", IDS, {"depth": 0}, "depth: expected a positive number, found 0")):
+        ("lookup_table", IDS, {}, "last dimension is 1, found shape"),
+        ("lookup_table_v2", TABLE, {}, "expected ids of an integer type, found float32"),
+        ("one_hot", IDS, {"depth": 3}, "last dimension is 1"),
+        ("one_hot_v2", TABLE, {"depth": 3}, "integer type"),
+        ("one_hot_v2", IDS, {"depth": 0}, "depth: expected a positive number, found 0"),
+    ):
         with pytest.raises(errors.ShapeError, match=message):
-            check(op_type, {"X": ids} if "hot" in op_type else {"W": TABLE, "Ids": ids}, attrs, expect={"Out": None})
+            check(
+                op_type,
+                {"X": ids} if "hot" in op_type else {"W": TABLE, "Ids": ids},
+                attrs,
+                expect={"Out": None},
+            )
     with pytest.raises(errors.UnsupportedError, match="DistributeTranspiler"):
-        check("lookup_table_v2", {"W": TABLE, "Ids": IDS}, {"is_distributed": True}, expect={"Out": None})
+        check(
+            "lookup_table_v2",
+            {"W": TABLE, "Ids": IDS},
+            {"is_distributed": True},
+            expect={"Out": None},
+        )
 
 
 @pytest.mark.parametrize("op_type", ["one_hot", "one_hot_v2"])
@@ -55,19 +93,43 @@ def test_one_hot(op_type):
     def ids(values):
         return np.array(values)[:, None] if op_type == "one_hot" else np.array(values)
 
-    check(op_type, {"X": ids([1, 0])}, {"depth": 3}, expect={"Out": np.eye(3, dtype="float32")[[1, 0]]})
-    check(op_type, {"X": ids([1, 0])}, {"depth": 3, "dtype": 3}, expect={"Out": np.eye(3, dtype="int64")[[1, 0]]})
+    check(
+        op_type,
+        {"X": ids([1, 0])},
+        {"depth": 3},
+        expect={"Out": np.eye(3, dtype="float32")[[1, 0]]},
+    )
+    check(
+        op_type,
+        {"X": ids([1, 0])},
+        {"depth": 3, "dtype": 3},
+        expect={"Out": np.eye(3, dtype="int64")[[1, 0]]},
+    )
     wide = np.array([[0, 1, 0], [0, 0, 0], [0, 0, 0]], "float32")
-    check(op_type, {"X": ids([1, 3, -1])}, {"depth": 3, "allow_out_of_range": True}, expect={"Out": wide})
+    check(
+        op_type,
+        {"X": ids([1, 3, -1])},
+        {"depth": 3, "allow_out_of_range": True},
+        expect={"Out": wide},
+    )
     wide[1:] = np.nan
     check(op_type, {"X": ids([1, 3, -1])}, {"depth": 3}, expect={"Out": wide})
     wide[1:] = -1
-    check(op_type, {"X": ids([1, 3, -1])}, {"depth": 3, "dtype": 2}, expect={"Out": wide.astype("int32")})
+    check(
+        op_type,
+        {"X": ids([1, 3, -1])},
+        {"depth": 3, "dtype": 2},
+        expect={"Out": wide.astype("int32")},
+    )
 
 
 def test_one_hot_v2_keeps_a_last_dimension_of_one():
-    check("one_hot_v2", {"X": np.array([[1], [2]])}, {"depth": 3},
-          expect={"Out": np.eye(3, dtype="float32")[[[1], [2]]]})
+    check(
+        "one_hot_v2",
+        {"X": np.array([[1], [2]])},
+        {"depth": 3},
+        expect={"Out": np.eye(3, dtype="float32")[[[1], [2]]]},
+    )
 
 
 @pytest.mark.parametrize("op_type", ["one_hot", "one_hot_v2"])
@@ -80,5 +142,7 @@ def test_the_depth_may_be_a_known_tensor(op_type):
     block.append_op("fill_constant", {}, {"Out": "depth"}, {"shape": [1], "dtype": 2, "value": 4.0})
     block.append_op(op_type, {"X": "x", "depth_tensor": "depth"}, {"Out": "out"})
     assert block.var("out").shape[-1] == -1
-    out, = fluid.Executor(fluid.CPUPlace()).run(program, feed={"x": np.array([[1], [3]])}, fetch_list=["out"])
+    (out,) = fluid.Executor(fluid.CPUPlace()).run(
+        program, feed={"x": np.array([[1], [3]])}, fetch_list=["out"]
+    )
     np.testing.assert_array_equal(out.reshape(2, 4), np.eye(4)[[1, 3]])

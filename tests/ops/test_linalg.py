@@ -1,4 +1,5 @@
 """Products of matrices and vectors."""
+
 import numpy as np
 import pytest
 
@@ -17,15 +18,26 @@ def call(name, *values, **attrs):
     return registry.get(name).fn(*values, **attrs)
 
 
-@pytest.mark.parametrize(("x", "y", "xn", "yn"), [
-    ((2, 3), (3, 4), 1, 1), ((2, 3, 2), (6, 2), 1, 1), ((2, 3, 2), (2, 3), 2, 1), ((2, 6), (3, 2, 2), 1, 2),
-    ((2, 2), (2, 2, 3), 1, 1),
-])
+@pytest.mark.parametrize(
+    ("x", "y", "xn", "yn"),
+    [
+        ((2, 3), (3, 4), 1, 1),
+        ((2, 3, 2), (6, 2), 1, 1),
+        ((2, 3, 2), (2, 3), 2, 1),
+        ((2, 6), (3, 2, 2), 1, 2),
+        ((2, 2), (2, 2, 3), 1, 1),
+    ],
+)
 def test_mul(x, y, xn, yn):
     x, y = rand(*x), rand(*y)
     expected = x.reshape(int(np.prod(x.shape[:xn])), -1) @ y.reshape(int(np.prod(y.shape[:yn])), -1)
-    check("mul", {"X": x, "Y": y}, {"x_num_col_dims": xn, "y_num_col_dims": yn},
-          expect={"Out": expected.reshape(x.shape[:xn] + y.shape[yn:])}, grad=("X", "Y"))
+    check(
+        "mul",
+        {"X": x, "Y": y},
+        {"x_num_col_dims": xn, "y_num_col_dims": yn},
+        expect={"Out": expected.reshape(x.shape[:xn] + y.shape[yn:])},
+        grad=("X", "Y"),
+    )
 
 
 def test_mul_refuses():
@@ -41,19 +53,34 @@ def expected_matmul(x, y, tx, ty):
     return np.matmul(np.swapaxes(x, -1, -2) if tx else x, np.swapaxes(y, -1, -2) if ty else y)
 
 
-@pytest.mark.parametrize(("x", "y", "tx", "ty", "shape"), [
-    ((2, 3), (3, 2), False, False, (2, 2)), ((3, 2), (4, 3), True, True, (2, 4)),
-    ((3,), (3,), False, False, (1,)), ((3,), (2,), True, True, (3, 2)), ((3,), (1,), True, False, (3,)),
-    ((3,), (3, 2), False, False, (2,)), ((2, 3), (3,), False, False, (2,)),
-    ((2, 2, 3), (3,), False, False, (2, 2)), ((3,), (2, 3, 2), False, False, (2, 2)),
-    ((2, 2, 3), (3, 2), False, False, (2, 2, 2)), ((2, 3), (2, 3, 2), False, False, (2, 2, 2)),
-    ((2, 2, 3), (2, 3, 2), False, False, (2, 2, 2)), ((2, 2, 3), (2, 2, 3), False, True, (2, 2, 2)),
-    ((2, 3, 1), (1,), False, False, (2, 3)),
-])
+@pytest.mark.parametrize(
+    ("x", "y", "tx", "ty", "shape"),
+    [
+        ((2, 3), (3, 2), False, False, (2, 2)),
+        ((3, 2), (4, 3), True, True, (2, 4)),
+        ((3,), (3,), False, False, (1,)),
+        ((3,), (2,), True, True, (3, 2)),
+        ((3,), (1,), True, False, (3,)),
+        ((3,), (3, 2), False, False, (2,)),
+        ((2, 3), (3,), False, False, (2,)),
+        ((2, 2, 3), (3,), False, False, (2, 2)),
+        ((3,), (2, 3, 2), False, False, (2, 2)),
+        ((2, 2, 3), (3, 2), False, False, (2, 2, 2)),
+        ((2, 3), (2, 3, 2), False, False, (2, 2, 2)),
+        ((2, 2, 3), (2, 3, 2), False, False, (2, 2, 2)),
+        ((2, 2, 3), (2, 2, 3), False, True, (2, 2, 2)),
+        ((2, 3, 1), (1,), False, False, (2, 3)),
+    ],
+)
 def test_matmul(x, y, tx, ty, shape):
     x, y = rand(*x), rand(*y)
-    check("matmul", {"X": x, "Y": y}, {"transpose_X": tx, "transpose_Y": ty},
-          expect={"Out": expected_matmul(x, y, tx, ty).reshape(shape)}, grad=("X", "Y"))
+    check(
+        "matmul",
+        {"X": x, "Y": y},
+        {"transpose_X": tx, "transpose_Y": ty},
+        expect={"Out": expected_matmul(x, y, tx, ty).reshape(shape)},
+        grad=("X", "Y"),
+    )
 
 
 def test_matmul_pairs_batches_by_their_number():
@@ -65,14 +92,22 @@ def test_matmul_pairs_batches_by_their_number():
 
 def test_matmul_drops_the_only_row_of_a_transposed_vector():
     x, y = rand(1), rand(1, 3)
-    check("matmul", {"X": x, "Y": y}, {"transpose_X": True}, expect={"Out": x[0] * y[0]}, infer=False)
+    check(
+        "matmul", {"X": x, "Y": y}, {"transpose_X": True}, expect={"Out": x[0] * y[0]}, infer=False
+    )
 
 
 def test_matmul_alpha_and_what_passes_fold_into_it():
     x, y = rand(2, 3), rand(3, 4)
-    check("matmul", {"X": x, "Y": y}, {"alpha": 2.5}, expect={"Out": 2.5 * (x @ y)}, grad=("X", "Y"))
-    check("matmul", {"X": x, "Y": y}, {"fused_reshape_Out": [0, 2, 2], "fused_transpose_Out": [1, 0, 2]},
-          expect={"Out": (x @ y).reshape(2, 2, 2).transpose(1, 0, 2)})
+    check(
+        "matmul", {"X": x, "Y": y}, {"alpha": 2.5}, expect={"Out": 2.5 * (x @ y)}, grad=("X", "Y")
+    )
+    check(
+        "matmul",
+        {"X": x, "Y": y},
+        {"fused_reshape_Out": [0, 2, 2], "fused_transpose_Out": [1, 0, 2]},
+        expect={"Out": (x @ y).reshape(2, 2, 2).transpose(1, 0, 2)},
+    )
 
 
 def test_matmul_refuses():
@@ -109,8 +144,13 @@ def test_dot_refuses():
 @pytest.mark.parametrize("rows", [2, 1])
 def test_addmm(rows):
     a, x, y = rand(rows, 2), rand(2, 3), rand(3, 2)
-    check("addmm", {"Input": a, "X": x, "Y": y}, {"Alpha": 2.0, "Beta": 3.0}, expect={"Out": 3 * a + 2 * (x @ y)},
-          grad=("Input", "X", "Y"))
+    check(
+        "addmm",
+        {"Input": a, "X": x, "Y": y},
+        {"Alpha": 2.0, "Beta": 3.0},
+        expect={"Out": 3 * a + 2 * (x @ y)},
+        grad=("Input", "X", "Y"),
+    )
     with pytest.raises(errors.ShapeError, match="three matrices"):
         call("addmm", a[0], x, y)
 
@@ -121,12 +161,20 @@ def test_kron(x, y):
     check("kron", {"X": x, "Y": y}, expect={"Out": np.kron(x, y)}, grad=("X", "Y"))
 
 
-@pytest.mark.parametrize(("shape", "attrs", "axis"), [
-    ((2, 3), {}, 1), ((3, 3), {}, 0), ((3, 3), {"dim": 1}, 1), ((3, 3), {"dim": -1}, 1),
-])
+@pytest.mark.parametrize(
+    ("shape", "attrs", "axis"),
+    [
+        ((2, 3), {}, 1),
+        ((3, 3), {}, 0),
+        ((3, 3), {"dim": 1}, 1),
+        ((3, 3), {"dim": -1}, 1),
+    ],
+)
 def test_cross(shape, attrs, axis):
     x, y = rand(*shape), rand(*shape)
-    check("cross", {"X": x, "Y": y}, attrs, expect={"Out": np.cross(x, y, axis=axis)}, grad=("X", "Y"))
+    check(
+        "cross", {"X": x, "Y": y}, attrs, expect={"Out": np.cross(x, y, axis=axis)}, grad=("X", "Y")
+    )
 
 
 def test_cross_refuses():
@@ -136,9 +184,15 @@ def test_cross_refuses():
         call("cross", rand(2, 3), rand(1, 3))
 
 
-@pytest.mark.parametrize(("shape", "attrs"), [
-    ((3, 3), {}), ((3, 2), {"offset": 5}), ((2, 3, 3), {}), ((2, 3, 3), {"offset": 1, "dim1": 0, "dim2": 2}),
-])
+@pytest.mark.parametrize(
+    ("shape", "attrs"),
+    [
+        ((3, 3), {}),
+        ((3, 2), {"offset": 5}),
+        ((2, 3, 3), {}),
+        ((2, 3, 3), {"offset": 1, "dim1": 0, "dim2": 2}),
+    ],
+)
 def test_trace(shape, attrs):
     x = rand(*shape)
     expected = np.trace(x, attrs.get("offset", 0), attrs.get("dim1", -2), attrs.get("dim2", -1))

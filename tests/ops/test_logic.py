@@ -1,4 +1,5 @@
 """Comparisons, logic and tests of tensors."""
+
 import numpy as np
 import pytest
 
@@ -6,8 +7,14 @@ from jfluid import errors
 from jfluid.ops import registry
 from tests.op_case import check
 
-COMPARE = {"equal": np.equal, "not_equal": np.not_equal, "less_than": np.less, "less_equal": np.less_equal,
-           "greater_than": np.greater, "greater_equal": np.greater_equal}
+COMPARE = {
+    "equal": np.equal,
+    "not_equal": np.not_equal,
+    "less_than": np.less,
+    "less_equal": np.less_equal,
+    "greater_than": np.greater,
+    "greater_equal": np.greater_equal,
+}
 
 
 @pytest.mark.parametrize("name", COMPARE)
@@ -37,9 +44,15 @@ def test_logical_not():
     assert isinstance(registry.get("logical_not").fn(x), np.ndarray)
 
 
-@pytest.mark.parametrize(("value", "finite", "inf", "nan"), [
-    (1, True, False, False), (np.inf, False, True, False), (-np.inf, False, True, False), (np.nan, False, False, True),
-])
+@pytest.mark.parametrize(
+    ("value", "finite", "inf", "nan"),
+    [
+        (1, True, False, False),
+        (np.inf, False, True, False),
+        (-np.inf, False, True, False),
+        (np.nan, False, False, True),
+    ],
+)
 def test_finite(value, finite, inf, nan):
     x = np.array([[0, value]], "float32")
     for name, expected in (("isfinite", finite), ("isinf", inf), ("isnan", nan)):
@@ -56,11 +69,18 @@ def test_is_empty():
     check("is_empty", {"X": np.ones((2, 0), "float32")}, expect={"Out": np.array([True])})
 
 
-@pytest.mark.parametrize(("x", "y", "attrs", "expected"), [
-    ([1.0, 2], [1.0, 2], {}, True), ([1.0, 2], [1.0, 2.1], {}, False), ([1.0, 2], [1.0, 2.1], {"rtol": 0.1}, True),
-    ([1.0, 0], [1.0, 0.1], {"atol": 0.2}, True), ([1, np.nan], [1, np.nan], {}, False),
-    ([1, np.nan], [1, np.nan], {"equal_nan": True}, True), ([np.inf], [np.inf], {}, False),
-])
+@pytest.mark.parametrize(
+    ("x", "y", "attrs", "expected"),
+    [
+        ([1.0, 2], [1.0, 2], {}, True),
+        ([1.0, 2], [1.0, 2.1], {}, False),
+        ([1.0, 2], [1.0, 2.1], {"rtol": 0.1}, True),
+        ([1.0, 0], [1.0, 0.1], {"atol": 0.2}, True),
+        ([1, np.nan], [1, np.nan], {}, False),
+        ([1, np.nan], [1, np.nan], {"equal_nan": True}, True),
+        ([np.inf], [np.inf], {}, False),
+    ],
+)
 def test_allclose(x, y, attrs, expected):
     x, y = np.array(x, "float32"), np.array(y, "float32")
     check("allclose", {"Input": x, "Other": y}, attrs, expect={"Out": np.array([expected])})

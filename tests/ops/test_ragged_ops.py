@@ -1,4 +1,7 @@
-"""Operators on sequences against the real Fluid: values, lods and gradients, in buckets of different sizes."""
+"""Operators on sequences against the real Fluid: values, lods and gradients, in buckets of
+different sizes.
+"""
+
 import json
 from pathlib import Path
 
@@ -11,11 +14,40 @@ from tests.parity.ops import CASES, run
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "ragged_ops.json").read_text())
 OPERATORS = {
-    "add_position_encoding", "chunk_eval", "crf_decoding", "cvm", "data_norm", "fill_constant_batch_size_like", "gather_tree",
-    "gru", "gru_unit", "hierarchical_sigmoid", "im2sequence", "linear_chain_crf", "lod_reset", "lstm", "lstm_unit", "lstmp",
-    "nce", "row_conv", "sequence_concat", "sequence_conv", "sequence_enumerate", "sequence_erase", "sequence_expand",
-    "sequence_expand_as", "sequence_mask", "sequence_pad", "sequence_pool", "sequence_reshape", "sequence_reverse",
-    "sequence_scatter", "sequence_slice", "sequence_softmax", "sequence_topk_avg_pooling", "sequence_unpad",
+    "add_position_encoding",
+    "chunk_eval",
+    "crf_decoding",
+    "cvm",
+    "data_norm",
+    "fill_constant_batch_size_like",
+    "gather_tree",
+    "gru",
+    "gru_unit",
+    "hierarchical_sigmoid",
+    "im2sequence",
+    "linear_chain_crf",
+    "lod_reset",
+    "lstm",
+    "lstm_unit",
+    "lstmp",
+    "nce",
+    "row_conv",
+    "sequence_concat",
+    "sequence_conv",
+    "sequence_enumerate",
+    "sequence_erase",
+    "sequence_expand",
+    "sequence_expand_as",
+    "sequence_mask",
+    "sequence_pad",
+    "sequence_pool",
+    "sequence_reshape",
+    "sequence_reverse",
+    "sequence_scatter",
+    "sequence_slice",
+    "sequence_softmax",
+    "sequence_topk_avg_pooling",
+    "sequence_unpad",
 }
 
 

@@ -1,4 +1,5 @@
 """Operators that draw random numbers: distributions, seeds, keys."""
+
 import jax
 import numpy as np
 import pytest
@@ -25,11 +26,15 @@ def test_key_of_keeps_the_kind_of_key():
     np.testing.assert_array_equal(key_of(old, 7), jax.random.PRNGKey(7))
 
 
-CASES = [("uniform_random", (None, []), {"shape": (3, 4)}), ("gaussian_random", (None, []), {"shape": (3, 4)}),
-         ("truncated_gaussian_random", (), {"shape": (3, 4)}),
-         ("randint", (None, []), {"shape": (3, 4), "low": 0, "high": 1000}), ("randperm", (), {"n": 50}),
-         ("uniform_random_batch_size_like", (np.zeros((3, 1)),), {"shape": (-1, 4)}),
-         ("gaussian_random_batch_size_like", (np.zeros((3, 1)),), {"shape": (-1, 4)})]
+CASES = [
+    ("uniform_random", (None, []), {"shape": (3, 4)}),
+    ("gaussian_random", (None, []), {"shape": (3, 4)}),
+    ("truncated_gaussian_random", (), {"shape": (3, 4)}),
+    ("randint", (None, []), {"shape": (3, 4), "low": 0, "high": 1000}),
+    ("randperm", (), {"n": 50}),
+    ("uniform_random_batch_size_like", (np.zeros((3, 1)),), {"shape": (-1, 4)}),
+    ("gaussian_random_batch_size_like", (np.zeros((3, 1)),), {"shape": (-1, 4)}),
+]
 
 
 @pytest.mark.parametrize("op_type, inputs, attrs", CASES, ids=[c[0] for c in CASES])
@@ -42,16 +47,22 @@ def test_keys_and_seeds(op_type, inputs, attrs):
     assert not np.array_equal(seeded, draw(op_type, *inputs, seed=6, **attrs))
 
 
-@pytest.mark.parametrize("op_type, inputs, attrs", [
-    ("uniform_random", {}, {"shape": [2, 3]}), ("uniform_random", {}, {"shape": [2, 3], "dtype": FP64}),
-    ("gaussian_random", {}, {"shape": [2, 3]}), ("truncated_gaussian_random", {}, {"shape": [2], "dtype": FP64}),
-    ("randint", {}, {"shape": [2, 3], "low": 0, "high": 9}),
-    ("randint", {}, {"shape": [2], "low": 0, "high": 9, "dtype": INT32}),
-    ("randperm", {}, {"n": 4}), ("seed", {}, {"seed": 0}),
-    ("uniform_random_batch_size_like", {"Input": np.zeros((3, 2))}, {"shape": [-1, 4]}),
-    ("gaussian_random_batch_size_like", {"Input": np.zeros((3, 2))}, {"shape": [-1, 4]}),
-    ("sampling_id", {"X": np.full((3, 2), 0.5, "float32")}, {}),
-])
+@pytest.mark.parametrize(
+    "op_type, inputs, attrs",
+    [
+        ("uniform_random", {}, {"shape": [2, 3]}),
+        ("uniform_random", {}, {"shape": [2, 3], "dtype": FP64}),
+        ("gaussian_random", {}, {"shape": [2, 3]}),
+        ("truncated_gaussian_random", {}, {"shape": [2], "dtype": FP64}),
+        ("randint", {}, {"shape": [2, 3], "low": 0, "high": 9}),
+        ("randint", {}, {"shape": [2], "low": 0, "high": 9, "dtype": INT32}),
+        ("randperm", {}, {"n": 4}),
+        ("seed", {}, {"seed": 0}),
+        ("uniform_random_batch_size_like", {"Input": np.zeros((3, 2))}, {"shape": [-1, 4]}),
+        ("gaussian_random_batch_size_like", {"Input": np.zeros((3, 2))}, {"shape": [-1, 4]}),
+        ("sampling_id", {"X": np.full((3, 2), 0.5, "float32")}, {}),
+    ],
+)
 def test_inferred_shapes(op_type, inputs, attrs):
     check(op_type, inputs, attrs, expect={"Out": None})
 
@@ -61,7 +72,10 @@ def test_uniform_random():
     assert out.dtype == np.float32 and out.min() >= -2 and out.max() < 4
     assert abs(out.mean() - 1) < 0.05 and abs(out.std() - 6 / 12**0.5) < 0.05
     assert draw("uniform_random", np.array([2, 3]), []).shape == (2, 3)
-    assert draw("uniform_random", None, [np.array([2]), np.array([5])], shape=(2, -1)).shape == (2, 5)
+    assert draw("uniform_random", None, [np.array([2]), np.array([5])], shape=(2, -1)).shape == (
+        2,
+        5,
+    )
     with pytest.raises(errors.OpError, match="min <= max"):
         draw("uniform_random", None, [], shape=(2,), min=1.0, max=0.0)
 
@@ -73,8 +87,13 @@ def test_uniform_random_with_a_diagonal():
         draw("uniform_random", None, [], shape=(3, 4), diag_num=4, diag_step=4)
 
 
-@pytest.mark.parametrize("op_type, inputs, shape", [("gaussian_random", (None, []), (N,)),
-                                                    ("gaussian_random_batch_size_like", (np.zeros(N),), (-1,))])
+@pytest.mark.parametrize(
+    "op_type, inputs, shape",
+    [
+        ("gaussian_random", (None, []), (N,)),
+        ("gaussian_random_batch_size_like", (np.zeros(N),), (-1,)),
+    ],
+)
 def test_gaussian_random(op_type, inputs, shape):
     out = draw(op_type, *inputs, shape=shape, mean=3.0, std=2.0)
     assert out.shape == (N,) and abs(out.mean() - 3) < 0.06 and abs(out.std() - 2) < 0.06
@@ -84,11 +103,18 @@ def test_gaussian_random(op_type, inputs, shape):
 def test_truncated_gaussian_random():
     out = draw("truncated_gaussian_random", shape=(N,), mean=3.0, std=2.0)
     assert np.abs(out - 3).max() <= 4 and abs(out.mean() - 3) < 0.06
-    assert abs(out.std() - 2 * 0.8796) < 0.05  # the deviation of a normal variable cut at two deviations
+    # the deviation of a normal variable cut at two deviations
+    assert abs(out.std() - 2 * 0.8796) < 0.05
 
 
 def test_uniform_random_batch_size_like():
-    out = draw("uniform_random_batch_size_like", np.zeros((4, 7)), shape=(5, -1), input_dim_idx=1, output_dim_idx=1)
+    out = draw(
+        "uniform_random_batch_size_like",
+        np.zeros((4, 7)),
+        shape=(5, -1),
+        input_dim_idx=1,
+        output_dim_idx=1,
+    )
     assert out.shape == (5, 7) and np.abs(out).max() <= 1
 
 
@@ -119,7 +145,12 @@ def test_seed():
 
 def test_random_crop():
     x = np.arange(200.0).reshape(20, 10)
-    check("random_crop", {"X": x, "Seed": np.array([7])}, {"shape": [4]}, expect={"Out": None, "SeedOut": None})
+    check(
+        "random_crop",
+        {"X": x, "Seed": np.array([7])},
+        {"shape": [4]},
+        expect={"Out": None, "SeedOut": None},
+    )
     with jax.enable_x64(True):
         out, following = registry.get("random_crop").fn(x, np.array([7]), shape=(4,))
         again, _ = registry.get("random_crop").fn(x, following, shape=(4,))

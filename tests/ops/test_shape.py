@@ -1,4 +1,5 @@
 """Operators that change shapes or the order of elements."""
+
 import jax
 import numpy as np
 import pytest
@@ -23,12 +24,20 @@ def call(op_type, *inputs, **attrs):
         return registry.get(op_type).fn(*inputs, **attrs)
 
 
-@pytest.mark.parametrize("target, result", [([0, -1, 2], (2, 6, 2)), ([-1], (24,)), ([4, 6], (4, 6)),
-                                            ([0, 0, 4, 1], (2, 3, 4, 1))])
+@pytest.mark.parametrize(
+    "target, result",
+    [([0, -1, 2], (2, 6, 2)), ([-1], (24,)), ([4, 6], (4, 6)), ([0, 0, 4, 1], (2, 3, 4, 1))],
+)
 def test_reshape(target, result):
     x = floats(2, 3, 4)
     check("reshape", {"X": x}, {"shape": target}, expect={"Out": x.reshape(result)}, grad=("X",))
-    check("reshape2", {"X": x}, {"shape": target}, expect={"Out": x.reshape(result), "XShape": marker(x)}, grad=("X",))
+    check(
+        "reshape2",
+        {"X": x},
+        {"shape": target},
+        expect={"Out": x.reshape(result), "XShape": marker(x)},
+        grad=("X",),
+    )
 
 
 @pytest.mark.parametrize("target", [[-1, -1], [5, -1], [2, 2], [1, 1, 1, 0], [-2, 3]])
@@ -39,9 +48,13 @@ def test_reshape_refuses_shapes_that_do_not_fit(target):
 
 def test_reshape_by_tensors_that_are_known():
     x = floats(2, 6)
-    out = call("reshape", x, None, [np.array([3], "int32"), np.array([-1], "int32")], shape=(-1, -1))
+    out = call(
+        "reshape", x, None, [np.array([3], "int32"), np.array([-1], "int32")], shape=(-1, -1)
+    )
     np.testing.assert_array_equal(out, x.reshape(3, 4))
-    np.testing.assert_array_equal(call("reshape", x, np.array([4, 3], "int32"), [], shape=(1,)), x.reshape(4, 3))
+    np.testing.assert_array_equal(
+        call("reshape", x, np.array([4, 3], "int32"), [], shape=(1,)), x.reshape(4, 3)
+    )
 
 
 def test_reshape_by_fed_numbers_says_what_to_do():
@@ -52,10 +65,17 @@ def test_reshape_by_fed_numbers_says_what_to_do():
         jax.jit(traced)(np.array([3, 4], "int32"))
 
 
-@pytest.mark.parametrize("x_shape, target, result", [
-    ((-1, 4), [-1, 2, 2], (-1, 2, 2)), ((-1, 4), [0, -1, 2], (-1, 2, 2)), ((-1, 4), [6, 4], (6, 4)),
-    ((-1, 7), [-1, 11], (-1, 11)), ((-1, 4), [2, -1], (2, -1)), ((-1, -1, 4), [0, 0, 2, 2], (-1, -1, 2, 2)),
-])
+@pytest.mark.parametrize(
+    "x_shape, target, result",
+    [
+        ((-1, 4), [-1, 2, 2], (-1, 2, 2)),
+        ((-1, 4), [0, -1, 2], (-1, 2, 2)),
+        ((-1, 4), [6, 4], (6, 4)),
+        ((-1, 7), [-1, 11], (-1, 11)),
+        ((-1, 4), [2, -1], (2, -1)),
+        ((-1, -1, 4), [0, 0, 2, 2], (-1, -1, 2, 2)),
+    ],
+)
 def test_reshape_infers_unknown_dimensions(x_shape, target, result):
     assert inferred("reshape", x_shape, shape=target) == result
 
@@ -66,7 +86,9 @@ def inferred(op_type, x_shape, *rest, **attrs):
         x = jax.ShapeDtypeStruct([p if d == -1 else d for d in x_shape], "float32")
         ins = [x] + [None] * (len(registry.get(op_type).ins) - 1 - len(rest)) + list(rest)
         with static_values.inferring(p):
-            found.append(jax.eval_shape(lambda *v: registry.get(op_type).fn(*v, **attrs), *ins).shape)
+            found.append(
+                jax.eval_shape(lambda *v: registry.get(op_type).fn(*v, **attrs), *ins).shape
+            )
     return tuple(a if a == b else -1 for a, b in zip(*found, strict=True))
 
 
@@ -74,17 +96,36 @@ def test_transpose():
     x = floats(2, 3, 4)
     out = x.transpose(2, 0, 1)
     check("transpose", {"X": x}, {"axis": [2, 0, 1]}, expect={"Out": out}, grad=("X",))
-    check("transpose2", {"X": x}, {"axis": [2, 0, 1]}, expect={"Out": out, "XShape": marker(x)}, grad=("X",))
+    check(
+        "transpose2",
+        {"X": x},
+        {"axis": [2, 0, 1]},
+        expect={"Out": out, "XShape": marker(x)},
+        grad=("X",),
+    )
     with pytest.raises(errors.ShapeError, match="permute the 3 dimensions"):
         call("transpose", x, axis=(0, 1))
 
 
-@pytest.mark.parametrize("given, axes, result", [((2, 1, 3, 1), [], (2, 3)), ((1, 3, 1), [0], (3, 1)),
-                                                 ((1, 3, 1), [-1], (1, 3)), ((1, 3, 1), [0, 2], (3,))])
+@pytest.mark.parametrize(
+    "given, axes, result",
+    [
+        ((2, 1, 3, 1), [], (2, 3)),
+        ((1, 3, 1), [0], (3, 1)),
+        ((1, 3, 1), [-1], (1, 3)),
+        ((1, 3, 1), [0, 2], (3,)),
+    ],
+)
 def test_squeeze(given, axes, result):
     x = floats(*given)
     check("squeeze", {"X": x}, {"axes": axes}, expect={"Out": x.reshape(result)}, grad=("X",))
-    check("squeeze2", {"X": x}, {"axes": axes}, expect={"Out": x.reshape(result), "XShape": marker(x)}, grad=("X",))
+    check(
+        "squeeze2",
+        {"X": x},
+        {"axes": axes},
+        expect={"Out": x.reshape(result), "XShape": marker(x)},
+        grad=("X",),
+    )
 
 
 def test_squeeze_refuses_a_larger_dimension():
@@ -92,16 +133,29 @@ def test_squeeze_refuses_a_larger_dimension():
         call("squeeze", floats(1, 3), axes=(1,))
 
 
-@pytest.mark.parametrize("axes, result", [([0, -1], (1, 2, 3, 1)), ([1], (2, 1, 3)), ([0, 1], (1, 1, 2, 3)),
-                                          ([2, 0], (1, 2, 3, 1))])
+@pytest.mark.parametrize(
+    "axes, result",
+    [([0, -1], (1, 2, 3, 1)), ([1], (2, 1, 3)), ([0, 1], (1, 1, 2, 3)), ([2, 0], (1, 2, 3, 1))],
+)
 def test_unsqueeze(axes, result):
     x = floats(2, 3)
     check("unsqueeze", {"X": x}, {"axes": axes}, expect={"Out": x.reshape(result)}, grad=("X",))
-    check("unsqueeze2", {"X": x}, {"axes": axes}, expect={"Out": x.reshape(result), "XShape": marker(x)}, grad=("X",))
+    check(
+        "unsqueeze2",
+        {"X": x},
+        {"axes": axes},
+        expect={"Out": x.reshape(result), "XShape": marker(x)},
+        grad=("X",),
+    )
 
 
 def test_unsqueeze_by_tensors():
-    assert call("unsqueeze", floats(2, 3), None, [np.array([1]), np.array([0])], axes=()).shape == (1, 2, 1, 3)
+    assert call("unsqueeze", floats(2, 3), None, [np.array([1]), np.array([0])], axes=()).shape == (
+        1,
+        2,
+        1,
+        3,
+    )
     with pytest.raises(errors.ShapeError, match="axis 5"):
         call("unsqueeze", floats(2, 3), None, [], axes=(5,))
 
@@ -110,13 +164,27 @@ def test_unsqueeze_by_tensors():
 def test_flatten(axis, result):
     x = floats(2, 3, 4)
     check("flatten", {"X": x}, {"axis": axis}, expect={"Out": x.reshape(result)}, grad=("X",))
-    check("flatten2", {"X": x}, {"axis": axis}, expect={"Out": x.reshape(result), "XShape": marker(x)}, grad=("X",))
+    check(
+        "flatten2",
+        {"X": x},
+        {"axis": axis},
+        expect={"Out": x.reshape(result), "XShape": marker(x)},
+        grad=("X",),
+    )
 
 
 def test_concat():
     x, y = floats(2, 3), floats(2, 1)
-    check("concat", {"X": [x, y]}, {"axis": -1}, expect={"Out": np.concatenate([x, y], 1)}, grad=("X",))
-    np.testing.assert_array_equal(call("concat", [x, x], np.array([1], "int32"), axis=0), np.concatenate([x, x], 1))
+    check(
+        "concat",
+        {"X": [x, y]},
+        {"axis": -1},
+        expect={"Out": np.concatenate([x, y], 1)},
+        grad=("X",),
+    )
+    np.testing.assert_array_equal(
+        call("concat", [x, x], np.array([1], "int32"), axis=0), np.concatenate([x, x], 1)
+    )
     with pytest.raises(errors.ShapeError, match="concat: expected inputs of one shape"):
         call("concat", [x, y], None, axis=0)
 
@@ -125,22 +193,33 @@ def test_concat_infers_from_the_known_dimension():
     def concat(p):
         xs = [jax.ShapeDtypeStruct((p, 4), "float32"), jax.ShapeDtypeStruct((3, 2), "float32")]
         with static_values.inferring(p):
-            return jax.eval_shape(lambda a, b: registry.get("concat").fn([a, b], None, axis=1), *xs).shape
+            return jax.eval_shape(
+                lambda a, b: registry.get("concat").fn([a, b], None, axis=1), *xs
+            ).shape
 
     assert [concat(p) for p in static_values.PLACEHOLDERS] == [(3, 6), (3, 6)]
 
 
-@pytest.mark.parametrize("attrs, sizes", [({"num": 2, "axis": 1}, (3, 3)),
-                                          ({"sections": [1, -1, 2], "axis": -1}, (1, 3, 2)),
-                                          ({"sections": [2, 4], "axis": 1}, (2, 4))])
+@pytest.mark.parametrize(
+    "attrs, sizes",
+    [
+        ({"num": 2, "axis": 1}, (3, 3)),
+        ({"sections": [1, -1, 2], "axis": -1}, (1, 3, 2)),
+        ({"sections": [2, 4], "axis": 1}, (2, 4)),
+    ],
+)
 def test_split(attrs, sizes):
     x = floats(2, 6)
-    check("split", {"X": x}, attrs, expect={"Out": np.split(x, np.cumsum(sizes)[:-1], 1)}, grad=("X",))
+    check(
+        "split", {"X": x}, attrs, expect={"Out": np.split(x, np.cumsum(sizes)[:-1], 1)}, grad=("X",)
+    )
 
 
 def test_split_by_tensors_and_its_errors():
     x = floats(2, 6)
-    parts = call("split", x, np.array([1], "int32"), [np.array([2]), np.array([4])], sections=(2, -1))
+    parts = call(
+        "split", x, np.array([1], "int32"), [np.array([2]), np.array([4])], sections=(2, -1)
+    )
     assert [p.shape for p in parts] == [(2, 2), (2, 4)]
     for attrs in ({"num": 4, "axis": 1}, {"sections": (2, 2), "axis": 1}):
         with pytest.raises(errors.ShapeError, match="split: dimension 1 of size 6"):
@@ -165,16 +244,30 @@ def test_stack_refuses_different_shapes():
 
 def test_expand():
     x = floats(2, 3)
-    check("expand", {"X": x}, {"expand_times": [2, 1]}, expect={"Out": np.tile(x, (2, 1))}, grad=("X",))
+    check(
+        "expand",
+        {"X": x},
+        {"expand_times": [2, 1]},
+        expect={"Out": np.tile(x, (2, 1))},
+        grad=("X",),
+    )
     assert call("expand", x, np.array([1, 2]), [], expand_times=()).shape == (2, 6)
-    assert call("expand", x, None, [np.array([2]), np.array([2])], expand_times=(2, -1)).shape == (4, 6)
+    assert call("expand", x, None, [np.array([2]), np.array([2])], expand_times=(2, -1)).shape == (
+        4,
+        6,
+    )
     with pytest.raises(errors.ShapeError, match="expected 2 positive numbers"):
         call("expand", x, None, [], expand_times=(1, 2, 3))
 
 
 def test_expand_as():
     x, target = floats(1, 2), floats(3, 4)
-    check("expand_as", {"X": x, "target_tensor": target}, expect={"Out": np.tile(x, (3, 2))}, grad=("X",))
+    check(
+        "expand_as",
+        {"X": x, "target_tensor": target},
+        expect={"Out": np.tile(x, (3, 2))},
+        grad=("X",),
+    )
     with pytest.raises(errors.ShapeError, match="no multiple"):
         call("expand_as", floats(2, 3), floats(3, 3))
 
@@ -190,7 +283,12 @@ def test_reverse_flip_roll():
 
 def test_meshgrid():
     x, y = floats(2), floats(3)
-    check("meshgrid", {"X": [x, y]}, expect={"Out": list(np.meshgrid(x, y, indexing="ij"))}, grad=("X",))
+    check(
+        "meshgrid",
+        {"X": [x, y]},
+        expect={"Out": list(np.meshgrid(x, y, indexing="ij"))},
+        grad=("X",),
+    )
 
 
 def test_shape_and_size_are_known_values():
@@ -200,11 +298,18 @@ def test_shape_and_size_are_known_values():
     assert isinstance(call("shape", x), np.ndarray)
 
 
-@pytest.mark.parametrize("op_type, attrs", [("reshape", {"shape": (-1,)}), ("squeeze", {}),
-                                            ("transpose", {"axis": (1, 0)}),
-                                            ("slice", {"axes": (0,), "starts": (0,), "ends": (1,)}),
-                                            ("cast", {"in_dtype": 2, "out_dtype": 3}), ("increment", {"step": 1.0}),
-                                            ("split", {"num": 1})])
+@pytest.mark.parametrize(
+    "op_type, attrs",
+    [
+        ("reshape", {"shape": (-1,)}),
+        ("squeeze", {}),
+        ("transpose", {"axis": (1, 0)}),
+        ("slice", {"axes": (0,), "starts": (0,), "ends": (1,)}),
+        ("cast", {"in_dtype": 2, "out_dtype": 3}),
+        ("increment", {"step": 1.0}),
+        ("split", {"num": 1}),
+    ],
+)
 def test_known_values_stay_known(op_type, attrs):
     x = np.array([[1, 2]], "int32")
     definition = registry.get(op_type)
@@ -217,7 +322,9 @@ def test_channel_moves():
     x = np.arange(8, dtype="float32").reshape(1, 4, 1, 2)
     shuffled = np.array([[[0, 2, 1, 3], [4, 6, 5, 7]]], "float32").reshape(1, 1, 2, 4)
     check("pixel_shuffle", {"X": x}, {"upscale_factor": 2}, expect={"Out": shuffled}, grad=("X",))
-    check("shuffle_channel", {"X": x}, {"group": 2}, expect={"Out": x[:, [0, 2, 1, 3]]}, grad=("X",))
+    check(
+        "shuffle_channel", {"X": x}, {"group": 2}, expect={"Out": x[:, [0, 2, 1, 3]]}, grad=("X",)
+    )
 
 
 def test_temporal_shift():
@@ -225,5 +332,10 @@ def test_temporal_shift():
     out = x.copy().reshape(2, 2, 4)
     out[:, 0, 0], out[:, 1, 0] = 0, x.reshape(2, 2, 4)[:, 0, 0]
     out[:, 1, 1], out[:, 0, 1] = 0, x.reshape(2, 2, 4)[:, 1, 1]
-    check("temporal_shift", {"X": x}, {"seg_num": 2, "shift_ratio": 0.25}, expect={"Out": out.reshape(x.shape)},
-          grad=("X",))
+    check(
+        "temporal_shift",
+        {"X": x},
+        {"seg_num": 2, "shift_ratio": 0.25},
+        expect={"Out": out.reshape(x.shape)},
+        grad=("X",),
+    )

@@ -1,4 +1,5 @@
 """Operators that the lowering treats by structure."""
+
 import numpy as np
 import pytest
 
@@ -8,7 +9,9 @@ from jfluid.layers.control_flow import conditional
 
 
 def _run(value, fetch):
-    return fluid.Executor(fluid.CPUPlace()).run(feed={"x": np.array([value], "float32")}, fetch_list=fetch)
+    return fluid.Executor(fluid.CPUPlace()).run(
+        feed={"x": np.array([value], "float32")}, fetch_list=fetch
+    )
 
 
 def test_conditional_block_writes_only_where_the_condition_holds():
@@ -24,7 +27,9 @@ def test_conditional_block_writes_only_where_the_condition_holds():
 
 def test_conditional_block_with_a_known_condition_is_decided_while_tracing():
     x = fluid.data("x", [1])
-    yes = fluid.layers.less_than(fluid.layers.fill_constant([1], "int64", 1), fluid.layers.fill_constant([1], "int64", 2))
+    yes = fluid.layers.less_than(
+        fluid.layers.fill_constant([1], "int64", 1), fluid.layers.fill_constant([1], "int64", 2)
+    )
     out = fluid.layers.scale(x, 1.0)
     with conditional(yes):
         fluid.layers.assign(fluid.layers.scale(x, 3.0), out)
@@ -36,7 +41,9 @@ def test_conditional_block_without_a_value_to_keep_is_refused():
     out = x.block.create_var(name="out", shape=[1], dtype="float32")
     with conditional(x > 0.0):
         fluid.layers.assign(x, out)
-    with pytest.raises(errors.OpError, match="out would have no value where the condition does not hold"):
+    with pytest.raises(
+        errors.OpError, match="out would have no value where the condition does not hold"
+    ):
         _run(1, [out])
 
 

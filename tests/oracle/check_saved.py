@@ -1,7 +1,9 @@
-"""Read with the real Fluid what save_model.py saved, and hold values and outputs against those it noted.
+"""Read with the real Fluid what save_model.py saved, and hold values and outputs against those it
+noted.
 
 Run with the real Fluid's interpreter:  python tests/oracle/check_saved.py DIR
 """
+
 import os
 import sys
 
@@ -10,7 +12,7 @@ import paddle.fluid as fluid
 
 folder = sys.argv[1]
 expected = np.load(os.path.join(folder, "expected.npz"))
-values = {k[len("variable "):]: expected[k] for k in expected.files if k.startswith("variable ")}
+values = {k[len("variable ") :]: expected[k] for k in expected.files if k.startswith("variable ")}
 exe = fluid.Executor(fluid.CPUPlace())
 
 
@@ -23,7 +25,9 @@ def check_scope(what):
 
 for name, files in (("separate", ()), ("combined", ("model", "params"))):
     with fluid.scope_guard(fluid.core.Scope()):
-        program, feeds, fetches = fluid.io.load_inference_model(os.path.join(folder, name), exe, *files)
+        program, feeds, fetches = fluid.io.load_inference_model(
+            os.path.join(folder, name), exe, *files
+        )
         got = exe.run(program, feed={feeds[0]: expected["image"]}, fetch_list=fetches)[0]
     np.testing.assert_allclose(got, expected["probability"], rtol=1e-5, atol=1e-6)
     print(f"{name}: outputs agree to {np.abs(got - expected['probability']).max():.1e}")
@@ -36,11 +40,16 @@ with fluid.scope_guard(fluid.core.Scope()):
 with fluid.scope_guard(fluid.core.Scope()):
     state = fluid.io.load_program_state(os.path.join(folder, "state", "net"))
     assert set(state) == set(values), set(state) ^ set(values)
-    fluid.io.load_persistables(exe, os.path.join(folder, "persistables"), train)  # makes the variables
+    # makes the variables
+    fluid.io.load_persistables(exe, os.path.join(folder, "persistables"), train)
     fluid.io.set_program_state(train, state)
     check_scope("state")
     losses = [
-        exe.run(train, feed={"image": expected["image"], "label": expected["label"]}, fetch_list=["loss"])[0].item()
+        exe.run(
+            train,
+            feed={"image": expected["image"], "label": expected["label"]},
+            fetch_list=["loss"],
+        )[0].item()
         for _ in range(5)
     ]
     print(f"the training program trains on in the real Fluid: losses {losses}")

@@ -1,7 +1,9 @@
-"""Write tests/golden/collective.json: what the real Fluid gives for the cases of tests/parity/collective.py.
+"""Write tests/golden/collective.json: what the real Fluid gives for the cases of
+tests/parity/collective.py.
 
 Run with the real Fluid's interpreter from the project's root:  python -m tests.oracle.collective
 """
+
 import json
 import os
 
@@ -37,5 +39,8 @@ fluid.framework.Block.append_op = noting_append
 results = {case: run(fluid, case) for case in CASES}
 results["defaults"] = defaults(fluid)
 with open(os.path.join(os.path.dirname(__file__), "..", "golden", "collective.json"), "w") as f:
-    lines = ["%s: %s" % (json.dumps(case), json.dumps(told, sort_keys=True)) for case, told in sorted(results.items())]
+    lines = [
+        "%s: %s" % (json.dumps(case), json.dumps(told, sort_keys=True))
+        for case, told in sorted(results.items())
+    ]
     f.write("{\n" + ",\n".join(lines) + "\n}\n")

@@ -1,7 +1,9 @@
-"""Write tests/golden/feeding.json: what the real Fluid gives for the cases of tests/parity/feeding.py.
+"""Write tests/golden/feeding.json: what the real Fluid gives for the cases of
+tests/parity/feeding.py.
 
 Run with the real Fluid's interpreter from the project's root:  python -m tests.oracle.feeding
 """
+
 import json
 import os
 

@@ -1,7 +1,9 @@
-"""Write tests/golden/fleet_parameter_server.json: what the real Fluid gives for tests/parity/fleet_parameter_server.py.
+"""Write tests/golden/fleet_parameter_server.json: what the real Fluid gives for
+tests/parity/fleet_parameter_server.py.
 
 Run with the real Fluid's interpreter from the project's root:  python -m tests.oracle.fleet_parameter_server
 """
+
 import json
 import os
 import sys
@@ -29,6 +31,11 @@ interfaces.ifaddresses = lambda name: {2: [{"addr": "127.0.0.1"}]}
 sys.modules["netifaces"] = interfaces
 fluid.core.Gloo = _Messages
 distribute_transpiler.Communicator = Communicator
-with open(os.path.join(os.path.dirname(__file__), "..", "golden", "fleet_parameter_server.json"), "w") as f:
-    lines = ["%s: %s" % (json.dumps(case), json.dumps(run(fluid, case), sort_keys=True)) for case in sorted(CASES)]
+with open(
+    os.path.join(os.path.dirname(__file__), "..", "golden", "fleet_parameter_server.json"), "w"
+) as f:
+    lines = [
+        "%s: %s" % (json.dumps(case), json.dumps(run(fluid, case), sort_keys=True))
+        for case in sorted(CASES)
+    ]
     f.write("{\n" + ",\n".join(lines) + "\n}\n")

@@ -1,7 +1,9 @@
-"""Write tests/golden/lod_tensor.json: what the real Fluid gives for the cases of tests/parity/lod_tensor.py.
+"""Write tests/golden/lod_tensor.json: what the real Fluid gives for the cases of
+tests/parity/lod_tensor.py.
 
 Run with the real Fluid's interpreter from the project's root:  python -m tests.oracle.lod_tensor
 """
+
 import json
 import os
 

@@ -1,7 +1,9 @@
-"""Write tests/golden/models: models, states, programs and tensor files as the real Fluid saves them.
+"""Write tests/golden/models: models, states, programs and tensor files as the real Fluid saves
+them.
 
 Run with the real Fluid's interpreter:  python tests/oracle/make_model.py
 """
+
 import os
 
 import numpy as np
@@ -37,7 +39,9 @@ def write_program(program, file):
 
 
 def conv_net():
-    """A small net after three steps of Adam: its inference model both ways, its state, an input and the output."""
+    """A small net after three steps of Adam: its inference model both ways, its state, an input and
+    the output.
+    """
     main, startup = fluid.Program(), fluid.Program()
     main.random_seed = startup.random_seed = 7
     with fluid.program_guard(main, startup), fluid.unique_name.guard():
@@ -54,17 +58,31 @@ def conv_net():
         exe.run(startup)
         random = np.random.RandomState(0)
         for _ in range(3):
-            exe.run(main, feed={"image": random.rand(6, 1, 8, 8).astype("float32"),
-                                "label": random.randint(0, 3, [6, 1]).astype("int64")}, fetch_list=[loss])
+            exe.run(
+                main,
+                feed={
+                    "image": random.rand(6, 1, 8, 8).astype("float32"),
+                    "label": random.randint(0, 3, [6, 1]).astype("int64"),
+                },
+                fetch_list=[loss],
+            )
         fluid.io.save_inference_model(path("separate"), ["image"], [probability], exe, main)
-        fluid.io.save_inference_model(path("combined"), ["image"], [probability], exe, main, "model", "params")
+        fluid.io.save_inference_model(
+            path("combined"), ["image"], [probability], exe, main, "model", "params"
+        )
         fluid.save(main, path("state", "net"))
-    for file in (path("separate", "__model__"), path("combined", "model"), path("state", "net.pdmodel")):
+    for file in (
+        path("separate", "__model__"),
+        path("combined", "model"),
+        path("state", "net.pdmodel"),
+    ):
         without_call_stacks(file)
     program, feeds, fetches = fluid.io.load_inference_model(path("separate"), exe)
     images = random.rand(5, 1, 8, 8).astype("float32")
     np.savez(
-        path("expected.npz"), image=images, probability=exe.run(program, feed={feeds[0]: images}, fetch_list=fetches)[0]
+        path("expected.npz"),
+        image=images,
+        probability=exe.run(program, feed={feeds[0]: images}, fetch_list=fetches)[0],
     )
 
 
@@ -83,9 +101,13 @@ def control_flow():
         loop = fluid.layers.While(running)
         with loop.block():
             fluid.layers.array_write(fluid.layers.fill_constant([2], "float32", 1.5), step, array)
-            even = fluid.layers.equal(fluid.layers.elementwise_mod(step, fluid.layers.fill_constant([1], "int64", 2)),
-                                      fluid.layers.fill_constant([1], "int64", 0))
-            fluid.layers.cond(even, lambda: fluid.layers.scale(loss, 2.0), lambda: fluid.layers.scale(loss, 3.0))
+            even = fluid.layers.equal(
+                fluid.layers.elementwise_mod(step, fluid.layers.fill_constant([1], "int64", 2)),
+                fluid.layers.fill_constant([1], "int64", 0),
+            )
+            fluid.layers.cond(
+                even, lambda: fluid.layers.scale(loss, 2.0), lambda: fluid.layers.scale(loss, 3.0)
+            )
             fluid.layers.increment(step)
             fluid.layers.less_than(step, stop, cond=running)
         fluid.layers.assign(np.arange(6, dtype="float32").reshape(2, 3))
@@ -96,28 +118,46 @@ def control_flow():
 def tensors():
     """A file of each kind: the element types that Fluid saves, ragged rows, SelectedRows."""
     scope, exe = core.Scope(), fluid.Executor(CPU)
-    values = {t: np.arange(6).reshape(2, 3).astype(t)
-              for t in ("int8", "int32", "int64", "float32", "float64")}
+    values = {
+        t: np.arange(6).reshape(2, 3).astype(t)
+        for t in ("int8", "int32", "int64", "float32", "float64")
+    }
     values["ragged"] = np.arange(5, dtype="int64").reshape(5, 1)
     values["one"] = np.array([2.5], "float32")
     with fluid.scope_guard(scope):
         program = fluid.Program()
         block = program.global_block()
         for name, value in sorted(values.items()):
-            var = block.create_var(name=name, persistable=True, dtype=str(value.dtype), shape=value.shape)
+            var = block.create_var(
+                name=name, persistable=True, dtype=str(value.dtype), shape=value.shape
+            )
             tensor = scope.var(name).get_tensor()
             tensor.set(value, CPU)
             if name == "ragged":
                 tensor.set_recursive_sequence_lengths([[2, 1], [1, 1, 3]])
-            block.append_op(type="save", inputs={"X": var}, outputs={}, attrs={"file_path": path("tensors", name)})
+            block.append_op(
+                type="save",
+                inputs={"X": var},
+                outputs={},
+                attrs={"file_path": path("tensors", name)},
+            )
         sparse = block.create_var(
-            name="sparse", type=core.VarDesc.VarType.SELECTED_ROWS, persistable=True, dtype="float32", shape=[10, 2]
+            name="sparse",
+            type=core.VarDesc.VarType.SELECTED_ROWS,
+            persistable=True,
+            dtype="float32",
+            shape=[10, 2],
         )
         rows = scope.var("sparse").get_selected_rows()
         rows.set_rows([3, 7, 3])
         rows.set_height(10)
         rows.get_tensor().set(np.arange(6, dtype="float32").reshape(3, 2), CPU)
-        block.append_op(type="save", inputs={"X": sparse}, outputs={}, attrs={"file_path": path("tensors", "sparse")})
+        block.append_op(
+            type="save",
+            inputs={"X": sparse},
+            outputs={},
+            attrs={"file_path": path("tensors", "sparse")},
+        )
         exe.run(program)
 
 

@@ -1,7 +1,9 @@
-"""Write tests/golden/optimizer.json: losses, final values and operators of the cases in tests/optimizer_cases.py.
+"""Write tests/golden/optimizer.json: losses, final values and operators of the cases in
+tests/optimizer_cases.py.
 
 Run with the real Fluid's interpreter:  python tests/oracle/optimizer.py
 """
+
 import json
 import os
 import sys
@@ -27,12 +29,18 @@ for name, make in cases.optimizers(fluid).items():
     main, startup, loss, optimizer = cases.build(fluid, name, make)
     losses, scope = cases.train(fluid, main, startup, loss)
     result["optimizers"][name] = {
-        "losses": losses, "state": cases.state(main, scope), "names": optimizer.get_opti_var_name_list(),
-        "operators": cases.describe(main, 2 | 16)}
+        "losses": losses,
+        "state": cases.state(main, scope),
+        "names": optimizer.get_opti_var_name_list(),
+        "operators": cases.describe(main, 2 | 16),
+    }
 for name, make in cases.schedules(fluid).items():
     main, startup, rate = cases.schedule_program(fluid, make)
-    result["schedules"][name] = {"name": rate.name, "rates": cases.rates(fluid, main, startup, rate),
-                                 "operators": cases.describe(main, 16)}
+    result["schedules"][name] = {
+        "name": rate.name,
+        "rates": cases.rates(fluid, main, startup, rate),
+        "operators": cases.describe(main, 16),
+    }
 for name, make in cases.averages(fluid).items():
     result["averages"][name] = cases.average(fluid, make)
 main, startup, loss, _ = cases.build(fluid, "lookahead", cases.lookahead(fluid))

@@ -1,7 +1,9 @@
-"""Write tests/golden/parity.json: losses and norms of persistables of the programs under tests/parity, and decoded sentences.
+"""Write tests/golden/parity.json: losses and norms of persistables of the programs under
+tests/parity, and decoded sentences.
 
 Run with the real Fluid's interpreter from the project's root:  python -m tests.oracle.parity [names of programs]
 """
+
 import json
 import os
 import sys
@@ -24,4 +26,8 @@ for build, trained in ((translation_decode, None), (translation_decode_trained, 
         result[build.__name__] = programs.infer(fluid, build, trained)
         print(build.__name__, result[build.__name__][0])
 with open(PATH, "w") as f:
-    f.write("{\n" + ",\n".join("%s: %s" % (json.dumps(k), json.dumps(v)) for k, v in sorted(result.items())) + "\n}\n")
+    f.write(
+        "{\n"
+        + ",\n".join("%s: %s" % (json.dumps(k), json.dumps(v)) for k, v in sorted(result.items()))
+        + "\n}\n"
+    )

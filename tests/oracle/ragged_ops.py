@@ -1,7 +1,9 @@
-"""Write tests/golden/ragged_ops.json: what the real Fluid gives for the operators of tests/parity/ops.py.
+"""Write tests/golden/ragged_ops.json: what the real Fluid gives for the operators of
+tests/parity/ops.py.
 
 Run with the real Fluid's interpreter from the project's root:  python -m tests.oracle.ragged_ops
 """
+
 import json
 import os
 
@@ -21,5 +23,9 @@ for case in CASES:
     except Exception as e:
         print(case[0], str(e)[-300:])
 with open(os.path.join(os.path.dirname(__file__), "..", "golden", "ragged_ops.json"), "w") as f:
-    f.write("{\n" + ",\n".join("%s: %s" % (json.dumps(k), json.dumps(v)) for k, v in sorted(result.items())) + "\n}\n")
+    f.write(
+        "{\n"
+        + ",\n".join("%s: %s" % (json.dumps(k), json.dumps(v)) for k, v in sorted(result.items()))
+        + "\n}\n"
+    )
 print(len(result), "of", len(CASES))

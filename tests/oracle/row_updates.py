@@ -1,11 +1,13 @@
-"""Makes tests/golden/row_updates.json: an embedding after 24 steps of Fluid 1.8.5, for each optimizer with sparse rows,
-and for FTRL, which Fluid has for whole parameters only.
+"""Makes tests/golden/row_updates.json: an embedding after 24 steps of Fluid 1.8.5, for each
+optimizer with sparse rows, and for FTRL, which Fluid has for whole parameters only.
 
     python tests/oracle/row_updates.py        (Python 3.7 with paddlepaddle 1.8.5)
 
-The loss is the mean of the squared rows; ids occur twice in a step, and some rows rest for many steps. FTRL has one step more
-with all rows before: on a whole parameter it makes rows zero that never had a gradient.
+The loss is the mean of the squared rows; ids occur twice in a step, and some rows rest for many
+steps. FTRL has one step more with all rows before: on a whole parameter it makes rows zero that
+never had a gradient.
 """
+
 import json
 import os
 
@@ -17,7 +19,8 @@ HEIGHT, WIDTH, STEPS, BATCH = 6, 2, 24, 4
 
 def batches():
     rng = np.random.RandomState(7)
-    # Ascending: Fluid looks merged rows up by bisection, although it does not sort them, and loses gradients of others.
+    # Ascending: Fluid looks merged rows up by bisection, although it does not sort them, and loses
+    # gradients of others.
     drawn = [rng.randint(0, HEIGHT - 1 if i % 8 else HEIGHT, BATCH) for i in range(STEPS)]
     return [np.sort(ids % (3 if 4 < i < 20 else HEIGHT)) for i, ids in enumerate(drawn)]
 
@@ -27,7 +30,9 @@ def train(optimizer, is_sparse=True):
     with fluid.program_guard(main, startup), fluid.unique_name.guard():
         ids = fluid.data("ids", [None, 1], "int64")
         values = np.linspace(0.5, 2, HEIGHT * WIDTH, dtype="float32").reshape(HEIGHT, WIDTH)
-        attr = fluid.ParamAttr(name="w", initializer=fluid.initializer.NumpyArrayInitializer(values))
+        attr = fluid.ParamAttr(
+            name="w", initializer=fluid.initializer.NumpyArrayInitializer(values)
+        )
         rows = fluid.embedding(ids, [HEIGHT, WIDTH], is_sparse=is_sparse, param_attr=attr)
         optimizer.minimize(fluid.layers.mean(fluid.layers.square(rows)))
     scope = fluid.Scope()

@@ -1,7 +1,9 @@
-"""A trainer of several, which learn by what `MODES` names, each on its part of the data; it writes what it found.
+"""A trainer of several, which learn by what `MODES` names, each on its part of the data; it writes
+what it found.
 
     jfluid-launch --cpus 2 tests/parallel/fleet_processes.py OUT
 """
+
 import json
 import os
 import sys
@@ -20,22 +22,36 @@ from jfluid.dataset import exchange
 from jfluid.lod_tensor import is_divided
 
 # How they train together, and the optimizer. Momentum is no part of what local SGD brings together.
-MODES = {"transpiler grad_allreduce": "clipped", "fleet grad_allreduce": "momentum", "fleet local_sgd": "sgd",
-         "transpiler local_sgd": "sgd", "fleet nccl2": "adam", "fleet reduce": "adam"}
+MODES = {
+    "transpiler grad_allreduce": "clipped",
+    "fleet grad_allreduce": "momentum",
+    "fleet local_sgd": "sgd",
+    "transpiler local_sgd": "sgd",
+    "fleet nccl2": "adam",
+    "fleet reduce": "adam",
+}
 
 
 def _optimizer(name):
-    return {"clipped": lambda: fluid.optimizer.SGD(fluid.layers.exponential_decay(0.1, 5, 0.9),
-                                                   grad_clip=fluid.clip.GradientClipByGlobalNorm(1.0)),
-            "momentum": lambda: fluid.optimizer.Momentum(0.05, 0.9), "sgd": lambda: fluid.optimizer.SGD(0.1),
-            "adam": lambda: fluid.optimizer.Adam(0.05)}[name]()
+    return {
+        "clipped": lambda: fluid.optimizer.SGD(
+            fluid.layers.exponential_decay(0.1, 5, 0.9),
+            grad_clip=fluid.clip.GradientClipByGlobalNorm(1.0),
+        ),
+        "momentum": lambda: fluid.optimizer.Momentum(0.05, 0.9),
+        "sgd": lambda: fluid.optimizer.SGD(0.1),
+        "adam": lambda: fluid.optimizer.Adam(0.05),
+    }[name]()
 
 
 def train(mode, rank=0, endpoints=()):
     """Losses of five steps, and the parameters after them; alone where there are no endpoints."""
     kind, how = mode.split()
-    with (fluid.program_guard(fluid.Program(), fluid.Program()), fluid.unique_name.guard(),
-          fluid.scope_guard(fluid.Scope())):
+    with (
+        fluid.program_guard(fluid.Program(), fluid.Program()),
+        fluid.unique_name.guard(),
+        fluid.scope_guard(fluid.Scope()),
+    ):
         startup = fluid.default_startup_program()
         startup.random_seed = 1 + rank  # parameters become those of the first
         x, y = fluid.data("x", [None, 4]), fluid.data("y", [None, 1])
@@ -55,18 +71,29 @@ def train(mode, rank=0, endpoints=()):
         elif endpoints:
             config = fluid.DistributeTranspilerConfig()
             config.mode, config.collective_mode, config.nccl_comm_num = "collective", how, 2
-            fluid.DistributeTranspiler(config).transpile(rank, trainers=",".join(endpoints), current_endpoint=endpoints[rank])
+            fluid.DistributeTranspiler(config).transpile(
+                rank, trainers=",".join(endpoints), current_endpoint=endpoints[rank]
+            )
         exe = fluid.Executor(fluid.CPUPlace())
         exe.run(startup)
         data, losses, parts = np.random.RandomState(0), [], max(len(endpoints), 1)
         for _ in range(5):
             rows = data.rand(8, 4).astype("float32")
-            feed = {"x": np.split(rows, parts)[rank], "y": np.split(rows.sum(1, keepdims=True), parts)[rank]}
+            feed = {
+                "x": np.split(rows, parts)[rank],
+                "y": np.split(rows.sum(1, keepdims=True), parts)[rank],
+            }
             losses.append(np.mean(exe.run(program, feed=feed, fetch_list=[loss])[0]).item())
-        found = {"losses": losses, **{p.name: np.array(fluid.global_scope().find_var(p.name).get_tensor()).tolist()
-                                      for p in fluid.default_main_program().all_parameters()}}
-        if endpoints and how == "grad_allreduce":  # a last batch need not be of the same size everywhere
-            last = {"x": rows[:2 + rank], "y": rows[:2 + rank].sum(1, keepdims=True)}
+        found = {
+            "losses": losses,
+            **{
+                p.name: np.array(fluid.global_scope().find_var(p.name).get_tensor()).tolist()
+                for p in fluid.default_main_program().all_parameters()
+            },
+        }
+        # a last batch need not be of the same size everywhere
+        if endpoints and how == "grad_allreduce":
+            last = {"x": rows[: 2 + rank], "y": rows[: 2 + rank].sum(1, keepdims=True)}
             found["last"] = exe.run(program, feed=last, fetch_list=[loss])[0].item()
         if endpoints and mode == "fleet local_sgd":
             found |= meet(rank)
@@ -76,7 +103,9 @@ def train(mode, rank=0, endpoints=()):
 
 
 def checkpoint(exe, rank, how):
-    """Whether each trainer reads what the first wrote; where their state is divided, all of them have to give their part."""
+    """Whether each trainer reads what the first wrote; where their state is divided, all of them
+    have to give their part.
+    """
     scope = fluid.global_scope()
     names = [v.name for v in fluid.io.get_program_persistable_vars(fluid.default_main_program())]
     divided = sum(is_divided(scope.find_var(n).get_tensor().value) for n in names)
@@ -95,8 +124,11 @@ def meet(rank):
     """What trainers tell each other."""
     sums = [0, 0]
     fleet.all_reduce_worker([rank + 1, 10], sums)
-    return {"sums": sums, "files": fleet.split_files(["a", "b", "c"]),
-            "totals": [exchange.total(rank + i, fleet) for i in range(3)]}
+    return {
+        "sums": sums,
+        "files": fleet.split_files(["a", "b", "c"]),
+        "totals": [exchange.total(rank + i, fleet) for i in range(3)],
+    }
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""A trainer of several: runs cases of tests/parity/parallel.py on its part of each batch, and writes what it found.
+"""A trainer of several: runs cases of tests/parity/parallel.py on its part of each batch, and
+writes what it found.
 
     jfluid-launch --cpus 2 tests/parallel/processes.py OUT DEVICES CASE:MODE ...
 """
+
 import os
 import sys
 from pathlib import Path
@@ -20,5 +22,7 @@ os.environ["CPU_NUM"] = devices
 processes.join(os.environ["PADDLE_TRAINER_ENDPOINTS"].split(","), rank)
 for name in cases:
     case, mode = name.split(":")
-    losses, state = train(fluid, case, int(devices), mode == "reduce", sync=True, part=(rank, number))
+    losses, state = train(
+        fluid, case, int(devices), mode == "reduce", sync=True, part=(rank, number)
+    )
     np.savez(f"{out}/{case}_{mode}_{rank}.npz", losses=losses, **state)

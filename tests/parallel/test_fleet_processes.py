@@ -1,4 +1,7 @@
-"""Processes of a fleet, and of programs that the transpiler rewrote, train as one process does on all their data."""
+"""Processes of a fleet, and of programs that the transpiler rewrote, train as one process does on
+all their data.
+"""
+
 import json
 import subprocess
 import sys
@@ -17,7 +20,17 @@ def found(tmp_path_factory):
     """What each of two trainers found, by mode."""
     folder = tmp_path_factory.mktemp("fleet")
     script = Path(__file__).parent / "fleet_processes.py"
-    command = [sys.executable, "-m", "jfluid.launch", "--cpus", "2", "--log_dir", folder / "log", script, folder]
+    command = [
+        sys.executable,
+        "-m",
+        "jfluid.launch",
+        "--cpus",
+        "2",
+        "--log_dir",
+        folder / "log",
+        script,
+        folder,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads((folder / f"result.{rank}").read_text()) for rank in range(2)]

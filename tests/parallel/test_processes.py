@@ -1,4 +1,5 @@
 """Several processes train as one device does on the joined batch."""
+
 import os
 import subprocess
 import sys
@@ -15,16 +16,36 @@ from tests.parity.parallel import train
 from tests.ports import free_port
 
 SCRIPT = Path(__file__).parent / "processes.py"
-NAMES = ["mlp_adam:allreduce", "mlp_clip:reduce", "mlp_lamb:reduce", "conv_momentum:allreduce", "conv_momentum:reduce",
-         "attention_adam:reduce", "ctr_lazy_adam:allreduce", "ctr_lazy_adam:reduce"]
+NAMES = [
+    "mlp_adam:allreduce",
+    "mlp_clip:reduce",
+    "mlp_lamb:reduce",
+    "conv_momentum:allreduce",
+    "conv_momentum:reduce",
+    "attention_adam:reduce",
+    "ctr_lazy_adam:allreduce",
+    "ctr_lazy_adam:reduce",
+]
 
 
 @pytest.mark.slow
 @pytest.mark.process
 @pytest.mark.parametrize("devices", [1, 2])
 def test_two_processes_equal_one_device(devices, tmp_path):
-    command = [sys.executable, "-m", "jfluid.launch", "--cpus", "2", "--log_dir", tmp_path / "log", SCRIPT, tmp_path]
-    done = subprocess.run([*command, str(devices), *NAMES], capture_output=True, text=True, timeout=300)
+    command = [
+        sys.executable,
+        "-m",
+        "jfluid.launch",
+        "--cpus",
+        "2",
+        "--log_dir",
+        tmp_path / "log",
+        SCRIPT,
+        tmp_path,
+    ]
+    done = subprocess.run(
+        [*command, str(devices), *NAMES], capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     for name in NAMES:
         case, mode = name.split(":")
@@ -35,15 +56,21 @@ def test_two_processes_equal_one_device(devices, tmp_path):
         np.testing.assert_allclose(losses.mean(1), np.mean(alone, 1), rtol=1e-4, err_msg=name)
         for variable, value in state.items():
             for f in found:
-                np.testing.assert_allclose(f[variable], value, rtol=1e-3, atol=2e-3, err_msg=f"{name} {variable}")
+                np.testing.assert_allclose(
+                    f[variable], value, rtol=1e-3, atol=2e-3, err_msg=f"{name} {variable}"
+                )
 
 
 def test_wrong_places_among_the_trainers():
-    with pytest.raises(errors.ProgramError, match="expected different endpoints and an id among them, found id 2"):
+    with pytest.raises(
+        errors.ProgramError, match="expected different endpoints and an id among them, found id 2"
+    ):
         processes.join(["a:1", "b:1"], 2)
     with pytest.raises(errors.ProgramError, match="expected different endpoints"):
         processes.join(["a:1", "a:1"], 0)
-    with pytest.raises(errors.PlaceError, match="JAX has started before this process joined the others"):
+    with pytest.raises(
+        errors.PlaceError, match="JAX has started before this process joined the others"
+    ):
         fluid.Executor(fluid.CPUPlace()).run(fluid.default_startup_program())
         processes.join(["127.0.0.1:1", "127.0.0.1:2"], 0)
     assert processes.count() == 1 and processes.index() == 0 and not processes.joined()
@@ -54,7 +81,10 @@ def test_trainers_without_endpoints(monkeypatch):
     build = fluid.BuildStrategy()
     build.num_trainers = 2
     program = fluid.CompiledProgram(fluid.Program()).with_data_parallel(build_strategy=build)
-    with pytest.raises(errors.ProgramError, match="start the script with jfluid-launch, which sets PADDLE_TRAINER_ENDPOINTS"):
+    with pytest.raises(
+        errors.ProgramError,
+        match="start the script with jfluid-launch, which sets PADDLE_TRAINER_ENDPOINTS",
+    ):
         fluid.Executor(fluid.CPUPlace()).run(program)
     with pytest.raises(errors.ProgramError, match="trainer_id: expected 0 to 1, found 2"):
         fluid.ParallelExecutor(False, num_trainers=2, trainer_id=2)
@@ -83,20 +113,37 @@ processes.all_gather(np.array([rank]))
 def test_the_coordinator_listens_at_its_own_address_only(tmp_path):
     port = free_port()
     (tmp_path / "train.py").write_text(LISTENING)
-    subprocess.run([*COMMAND, "--cpus", "2", "--started_port", str(port), "--log_dir", "log", "train.py"], cwd=tmp_path,
-                   env=ENVIRONMENT, check=True, timeout=LIMIT)
-    places = [line.split() for line in (tmp_path / "log" / "workerlog.0").read_text().splitlines() if line.startswith("0 ")]
+    subprocess.run(
+        [*COMMAND, "--cpus", "2", "--started_port", str(port), "--log_dir", "log", "train.py"],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        check=True,
+        timeout=LIMIT,
+    )
+    places = [
+        line.split()
+        for line in (tmp_path / "log" / "workerlog.0").read_text().splitlines()
+        if line.startswith("0 ")
+    ]
     # 127.0.0.1, and the same as an address of IPv6, as the kernel writes them
-    assert [address in ("0100007F", "0000000000000000FFFF00000100007F") for _, address, own in places
-            if own == str(port)] == [True], places
+    assert [
+        address in ("0100007F", "0000000000000000FFFF00000100007F")
+        for _, address, own in places
+        if own == str(port)
+    ] == [True], places
 
 
 @pytest.mark.parametrize("address", ["192.0.2.77", "[2001:db8::1]"])
 def test_an_address_of_another_machine_is_refused(address, monkeypatch):
-    with pytest.raises(errors.PlaceError, match="is no address of this machine .*JAX_COORDINATOR_BIND_ADDRESS=HOST:PORT"):
+    with pytest.raises(
+        errors.PlaceError,
+        match="is no address of this machine .*JAX_COORDINATOR_BIND_ADDRESS=HOST:PORT",
+    ):
         processes.join([f"{address}:1", "127.0.0.1:2"], 0)
     asked = []
-    monkeypatch.setattr(jax.distributed, "initialize", lambda *arguments, **named: asked.append(named))
+    monkeypatch.setattr(
+        jax.distributed, "initialize", lambda *arguments, **named: asked.append(named)
+    )
     monkeypatch.setattr(processes, "_joined", None)
     monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", "127.0.0.1:3")
     processes.join([f"{address}:1", "127.0.0.1:2"], 0)
@@ -126,8 +173,19 @@ except Exception as error:
 
 @pytest.mark.process
 def test_cpu_num_may_be_set_before_the_first_run():
-    environment = {n: v for n, v in os.environ.items() if n not in ("CPU_NUM", "JAX_NUM_CPU_DEVICES")}
-    done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, timeout=100, check=True,
-                          env=environment | {"PYTHONPATH": os.pathsep.join(sys.path)})
+    environment = {
+        n: v for n, v in os.environ.items() if n not in ("CPU_NUM", "JAX_NUM_CPU_DEVICES")
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", LATE],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+        env=environment | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
     assert done.stdout.splitlines()[0] == "(3,)"
-    assert "5 replicas on the CPU were asked for, and JAX has started with 3 CPU device(s). Set" in done.stdout
+    assert (
+        "5 replicas on the CPU were asked for, and JAX has started with 3 CPU device(s). Set"
+        in done.stdout
+    )

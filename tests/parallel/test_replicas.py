@@ -1,4 +1,7 @@
-"""Replicas on the CPU: losses against the real Fluid's (tests/golden/parallel.json) and against one device."""
+"""Replicas on the CPU: losses against the real Fluid's (tests/golden/parallel.json) and against one
+device.
+"""
+
 import json
 import re
 from pathlib import Path
@@ -33,8 +36,16 @@ def alone():
     return {case: train(fluid, case, 0) for case in CASES}
 
 
-@pytest.mark.parametrize("case, mode, replicas", [("mlp_adam", "allreduce", 1), ("mlp_adam", "reduce", 1)] + [
-    (case, mode, replicas) for case in CASES for mode in ("allreduce", "reduce") for replicas in (2, 4)])
+@pytest.mark.parametrize(
+    "case, mode, replicas",
+    [("mlp_adam", "allreduce", 1), ("mlp_adam", "reduce", 1)]
+    + [
+        (case, mode, replicas)
+        for case in CASES
+        for mode in ("allreduce", "reduce")
+        for replicas in (2, 4)
+    ],
+)
 def test_replicas_equal_one_device(case, mode, replicas, alone):
     losses, state = train(fluid, case, replicas, mode == "reduce", sync=True)
     assert len(losses[0]) == replicas
@@ -56,7 +67,8 @@ def trained(reduce, replicas=4):
     if reduce:
         strategy.reduce_strategy = strategy.ReduceStrategy.Reduce
     program = fluid.CompiledProgram(fluid.default_main_program()).with_data_parallel(
-        loss.name, strategy, places=fluid.cpu_places(replicas))
+        loss.name, strategy, places=fluid.cpu_places(replicas)
+    )
     exe.run(program, feed={"x": np.ones((8, 64), "float32")}, fetch_list=[loss])
     return exe, program, loss
 
@@ -77,21 +89,34 @@ def test_programs_share_the_scope_and_go_from_mode_to_mode(tmp_path):
     exe, program, loss = trained(True)
     test = fluid.default_main_program().clone(for_test=True)
     feed = {"x": np.ones((8, 64), "float32")}
-    plain, = exe.run(test, feed=feed, fetch_list=[loss.name])
-    shared = fluid.CompiledProgram(test).with_data_parallel(share_vars_from=program, places=fluid.cpu_places(2))
-    np.testing.assert_allclose(exe.run(shared, feed=feed, fetch_list=[loss.name])[0], [plain[0]] * 2, rtol=1e-4)
+    (plain,) = exe.run(test, feed=feed, fetch_list=[loss.name])
+    shared = fluid.CompiledProgram(test).with_data_parallel(
+        share_vars_from=program, places=fluid.cpu_places(2)
+    )
+    np.testing.assert_allclose(
+        exe.run(shared, feed=feed, fetch_list=[loss.name])[0], [plain[0]] * 2, rtol=1e-4
+    )
     fluid.io.save_persistables(exe, str(tmp_path), fluid.default_main_program())
     losses = [exe.run(program, feed=feed, fetch_list=[loss])[0].mean() for _ in range(3)]
     fluid.io.load_persistables(exe, str(tmp_path), fluid.default_main_program())
-    other = fluid.CompiledProgram(fluid.default_main_program()).with_data_parallel(loss.name, places=fluid.cpu_places(2))
-    again = [exe.run(p, feed=feed, fetch_list=[loss])[0].mean() for p in (other, fluid.default_main_program(), program)]
+    other = fluid.CompiledProgram(fluid.default_main_program()).with_data_parallel(
+        loss.name, places=fluid.cpu_places(2)
+    )
+    again = [
+        exe.run(p, feed=feed, fetch_list=[loss])[0].mean()
+        for p in (other, fluid.default_main_program(), program)
+    ]
     np.testing.assert_allclose(again, losses, rtol=1e-4)
 
 
 def net(optimize=True):
     x = fluid.data("x", [None, 2], "float32")
-    init = fluid.initializer.NumpyArrayInitializer(np.arange(6).reshape(2, 3).astype("float32") / 10)
-    hidden = layers.fc(x, 3, param_attr=fluid.ParamAttr(name="w", initializer=init), bias_attr=False)
+    init = fluid.initializer.NumpyArrayInitializer(
+        np.arange(6).reshape(2, 3).astype("float32") / 10
+    )
+    hidden = layers.fc(
+        x, 3, param_attr=fluid.ParamAttr(name="w", initializer=init), bias_attr=False
+    )
     loss = layers.mean(hidden)
     if optimize:
         fluid.optimizer.SGD(0.1).minimize(loss)
@@ -101,7 +126,9 @@ def net(optimize=True):
 
 
 def parallel(loss, **options):
-    return fluid.CompiledProgram(fluid.default_main_program()).with_data_parallel(loss.name, **options)
+    return fluid.CompiledProgram(fluid.default_main_program()).with_data_parallel(
+        loss.name, **options
+    )
 
 
 def rows(n):
@@ -128,8 +155,14 @@ def test_the_first_replicas_get_what_is_over():
 
 def test_fetches_of_each_replica():
     exe, hidden, loss = net()
-    found = exe.run(parallel(loss), feed={"x": rows(5)}, fetch_list=[loss, hidden, "w"], return_merged=False)
-    assert [[part.shape for part in parts] for parts in found] == [[(1,), (1,)], [(3, 3), (2, 3)], [(2, 3), (2, 3)]]
+    found = exe.run(
+        parallel(loss), feed={"x": rows(5)}, fetch_list=[loss, hidden, "w"], return_merged=False
+    )
+    assert [[part.shape for part in parts] for parts in found] == [
+        [(1,), (1,)],
+        [(3, 3), (2, 3)],
+        [(2, 3), (2, 3)],
+    ]
     assert exe.run(parallel(loss), feed={"x": rows(4)}, fetch_list=[]) == []
 
 
@@ -150,8 +183,12 @@ def test_a_feed_for_each_replica():
 @pytest.mark.parametrize("lengths, losses", [([1, 2, 3], [2.1, 13.2]), ([1, 2, 3, 1], [2.1, 9.8])])
 def test_sequences_are_divided_whole(lengths, losses):
     x = fluid.data("x", [None, 2], "float32", lod_level=1)
-    init = fluid.initializer.NumpyArrayInitializer(np.arange(6).reshape(2, 3).astype("float32") / 10)
-    hidden = layers.fc(x, 3, param_attr=fluid.ParamAttr(name="w", initializer=init), bias_attr=False)
+    init = fluid.initializer.NumpyArrayInitializer(
+        np.arange(6).reshape(2, 3).astype("float32") / 10
+    )
+    hidden = layers.fc(
+        x, 3, param_attr=fluid.ParamAttr(name="w", initializer=init), bias_attr=False
+    )
     pooled = layers.sequence_pool(hidden, "sum")
     loss = layers.mean(pooled)
     fluid.optimizer.SGD(0.1).minimize(loss)
@@ -164,12 +201,20 @@ def test_sequences_are_divided_whole(lengths, losses):
     assert found[2].recursive_sequence_lengths() == [lengths]
     np.testing.assert_array_equal(np.array(found[2]), rows(sum(lengths)))
     with pytest.raises(errors.FeedError, match="1 sequences for 2 replicas"):
-        exe.run(parallel(loss), feed={"x": fluid.create_lod_tensor(rows(3), [[3]], fluid.CPUPlace())}, fetch_list=[loss])
+        exe.run(
+            parallel(loss),
+            feed={"x": fluid.create_lod_tensor(rows(3), [[3]], fluid.CPUPlace())},
+            fetch_list=[loss],
+        )
 
 
-@pytest.mark.parametrize("strategy, seed, after", [
-    ("One", None, [[-0.2, -0.1, 0], [0.0333333, 0.1333333, 0.2333333]]),
-    ("Customized", [0.3, 0.7], [[-0.1266667, -0.0266667, 0.0733333], [0.14, 0.24, 0.34]])])
+@pytest.mark.parametrize(
+    "strategy, seed, after",
+    [
+        ("One", None, [[-0.2, -0.1, 0], [0.0333333, 0.1333333, 0.2333333]]),
+        ("Customized", [0.3, 0.7], [[-0.1266667, -0.0266667, 0.0733333], [0.14, 0.24, 0.34]]),
+    ],
+)
 def test_the_gradient_of_the_loss(strategy, seed, after):
     exe, _, loss = net()
     build = fluid.BuildStrategy()
@@ -177,7 +222,9 @@ def test_the_gradient_of_the_loss(strategy, seed, after):
     program = parallel(loss, build_strategy=build)
     feed = {"x": rows(4)}
     if seed:
-        with pytest.raises(errors.FeedError, match=r"mean_0.tmp_0@GRAD: with GradientScaleStrategy.Customized"):
+        with pytest.raises(
+            errors.FeedError, match=r"mean_0.tmp_0@GRAD: with GradientScaleStrategy.Customized"
+        ):
             exe.run(program, feed=feed, fetch_list=[loss])
         feed[loss.name + "@GRAD"] = np.array(seed, "float32")
     exe.run(program, feed=feed, fetch_list=[loss])
@@ -186,7 +233,9 @@ def test_the_gradient_of_the_loss(strategy, seed, after):
 
 def test_fed_parameters_are_every_replicas():
     exe, _, loss = net()
-    found = exe.run(parallel(loss), feed={"x": rows(4), "w": np.ones((2, 3), "float32")}, fetch_list=[loss, "w"])
+    found = exe.run(
+        parallel(loss), feed={"x": rows(4), "w": np.ones((2, 3), "float32")}, fetch_list=[loss, "w"]
+    )
     np.testing.assert_allclose(found[0], [3, 11], rtol=1e-6)
     np.testing.assert_allclose(weights(), [[0.9] * 3, [0.8666667] * 3], rtol=1e-6)
 
@@ -195,29 +244,42 @@ def test_several_iterations_in_one_run():
     exe, _, loss = net()
     execution = fluid.ExecutionStrategy()
     execution.num_iteration_per_run = 3
-    many, = exe.run(parallel(loss, exec_strategy=execution), feed={"x": rows(4)}, fetch_list=[loss])
+    (many,) = exe.run(
+        parallel(loss, exec_strategy=execution), feed={"x": rows(4)}, fetch_list=[loss]
+    )
     after = weights()
-    fluid.global_scope().find_var("w").get_tensor().set(np.arange(6).reshape(2, 3).astype("float32") / 10, fluid.CPUPlace())
+    fluid.global_scope().find_var("w").get_tensor().set(
+        np.arange(6).reshape(2, 3).astype("float32") / 10, fluid.CPUPlace()
+    )
     program = parallel(loss)
     for _ in range(3):
-        one, = exe.run(program, feed={"x": rows(4)}, fetch_list=[loss])
+        (one,) = exe.run(program, feed={"x": rows(4)}, fetch_list=[loss])
     np.testing.assert_allclose(many, one, rtol=1e-6)
     np.testing.assert_allclose(after, weights(), rtol=1e-6)
 
 
 def test_running_statistics_are_the_first_replicas():
     x = fluid.data("x", [None, 2], "float32")
-    loss = layers.mean(layers.square(layers.batch_norm(x, moving_mean_name="mean", moving_variance_name="variance")))
+    loss = layers.mean(
+        layers.square(
+            layers.batch_norm(x, moving_mean_name="mean", moving_variance_name="variance")
+        )
+    )
     fluid.optimizer.SGD(0.1).minimize(loss)
     exe = fluid.Executor(fluid.CPUPlace())
     exe.run(fluid.default_startup_program())
     exe.run(parallel(loss), feed={"x": rows(4)}, fetch_list=[loss])
-    np.testing.assert_allclose(np.array(fluid.global_scope().find_var("mean").get_tensor()), [0.1, 0.2], rtol=1e-6)
+    np.testing.assert_allclose(
+        np.array(fluid.global_scope().find_var("mean").get_tensor()), [0.1, 0.2], rtol=1e-6
+    )
     build = fluid.BuildStrategy()
     build.sync_batch_norm = True
     exe.run(parallel(loss, build_strategy=build), feed={"x": rows(4)}, fetch_list=[loss])
-    np.testing.assert_allclose(np.array(fluid.global_scope().find_var("mean").get_tensor()), [0.1 * 0.9 + 0.3, 0.18 + 0.4],
-                               rtol=1e-6)
+    np.testing.assert_allclose(
+        np.array(fluid.global_scope().find_var("mean").get_tensor()),
+        [0.1 * 0.9 + 0.3, 0.18 + 0.4],
+        rtol=1e-6,
+    )
 
 
 def test_counters_count_once_a_run():
@@ -225,7 +287,9 @@ def test_counters_count_once_a_run():
     counter = layers.autoincreased_step_counter()
     exe.run(fluid.default_startup_program())
     program = parallel(loss)
-    assert [exe.run(program, feed={"x": rows(4)}, fetch_list=[counter])[0].tolist() for _ in range(2)] == [[1, 1], [2, 2]]
+    assert [
+        exe.run(program, feed={"x": rows(4)}, fetch_list=[counter])[0].tolist() for _ in range(2)
+    ] == [[1, 1], [2, 2]]
 
 
 def test_replicas_draw_different_numbers():
@@ -233,17 +297,24 @@ def test_replicas_draw_different_numbers():
     dropped = layers.dropout(x, 0.5)
     exe = fluid.Executor(fluid.CPUPlace())
     program = fluid.CompiledProgram(fluid.default_main_program()).with_data_parallel()
-    found, = exe.run(program, feed={"x": np.ones((2, 100), "float32")}, fetch_list=[dropped])
+    (found,) = exe.run(program, feed={"x": np.ones((2, 100), "float32")}, fetch_list=[dropped])
     assert 20 < (found[0] != found[1]).sum() < 80
 
 
 def test_the_older_executor():
     _, _, loss = net()
-    executor = fluid.ParallelExecutor(use_cuda=False, loss_name=loss.name, main_program=fluid.default_main_program())
+    executor = fluid.ParallelExecutor(
+        use_cuda=False, loss_name=loss.name, main_program=fluid.default_main_program()
+    )
     assert executor.device_count == 2 and executor.drop_local_exe_scopes() is None
-    np.testing.assert_allclose(executor.run([loss.name], feed={"x": rows(4)})[0], [0.9, 2.9], rtol=1e-6)
-    np.testing.assert_allclose(np.array(executor.run([loss.name], feed_dict={"x": rows(4)}, return_numpy=False)[0]),
-                               [0.5333333, 1.6], rtol=1e-5)
+    np.testing.assert_allclose(
+        executor.run([loss.name], feed={"x": rows(4)})[0], [0.9, 2.9], rtol=1e-6
+    )
+    np.testing.assert_allclose(
+        np.array(executor.run([loss.name], feed_dict={"x": rows(4)}, return_numpy=False)[0]),
+        [0.5333333, 1.6],
+        rtol=1e-5,
+    )
     with pytest.raises(errors.FeedError, match="two names of one argument"):
         executor.run([loss.name], feed={}, feed_dict={})
     program = fluid.default_main_program().clone(for_test=True)
@@ -262,7 +333,9 @@ def test_wrong_settings(monkeypatch):
         parallel(loss, build_strategy={})
     with pytest.raises(errors.ProgramError, match="share_vars_from"):
         parallel(loss, share_vars_from=fluid.CompiledProgram(fluid.Program()))
-    with pytest.raises(errors.PlaceError, match="9 replicas on the CPU were asked for, and JAX has started with 4"):
+    with pytest.raises(
+        errors.PlaceError, match="9 replicas on the CPU were asked for, and JAX has started with 4"
+    ):
         exe.run(parallel(loss, places=fluid.cpu_places(9)), feed={"x": rows(9)}, fetch_list=[loss])
     for wrong in ("0", "two", "-1"):
         monkeypatch.setenv("CPU_NUM", wrong)
@@ -273,9 +346,10 @@ def test_wrong_settings(monkeypatch):
 def test_replicas_leave_out_what_is_not_fetched():
     exe, hidden, loss = net()
     program, before = parallel(loss), np.array(fluid.global_scope().find_var("w").get_tensor())
-    found, = exe.run(program, feed={"x": rows(4)}, fetch_list=[hidden], use_prune=True)
+    (found,) = exe.run(program, feed={"x": rows(4)}, fetch_list=[hidden], use_prune=True)
     np.testing.assert_allclose(found, rows(4) @ before, rtol=1e-6)
-    np.testing.assert_array_equal(fluid.global_scope().find_var("w").get_tensor(), before)  # it is not updated
+    # it is not updated
+    np.testing.assert_array_equal(fluid.global_scope().find_var("w").get_tensor(), before)
     exe.run(program, feed={"x": rows(4)}, fetch_list=[loss])
     assert (np.array(fluid.global_scope().find_var("w").get_tensor()) != before).all()
 
@@ -285,13 +359,17 @@ def test_replicas_are_checked_for_what_is_not_finite(passes):
     exe, _, loss = net()
     build = fluid.BuildStrategy()
     if passes > 1:
-        build._finalize_strategy_and_create_passes().append_pass("multi_batch_merge_pass").set("num_repeats", passes)
+        build._finalize_strategy_and_create_passes().append_pass("multi_batch_merge_pass").set(
+            "num_repeats", passes
+        )
     program, bad = parallel(loss, build_strategy=build), rows(8)
     bad[7] = np.inf  # of the last replica
     fluid.set_flags({"FLAGS_check_nan_inf": True})
     try:
         before = np.array(fluid.global_scope().find_var("w").get_tensor())
-        with pytest.raises(errors.OpError, match="operator mul gave a value that is not finite: fc_0.tmp_0"):
+        with pytest.raises(
+            errors.OpError, match="operator mul gave a value that is not finite: fc_0.tmp_0"
+        ):
             exe.run(program, feed={"x": bad}, fetch_list=[loss])
         np.testing.assert_array_equal(fluid.global_scope().find_var("w").get_tensor(), before)
         exe.run(program, feed={"x": rows(8)}, fetch_list=[loss])
@@ -303,8 +381,12 @@ def test_replicas_are_checked_for_what_is_not_finite(passes):
 def with_host_operator(backward):
     """A loss whose hidden rows, which depend on replicas' rows, pass through NumPy."""
     x = fluid.data("x", [None, 2], "float32")
-    init = fluid.initializer.NumpyArrayInitializer(np.arange(6).reshape(2, 3).astype("float32") / 10)
-    weight = fluid.layers.create_parameter([2, 3], "float32", attr=fluid.ParamAttr(name="w", initializer=init))
+    init = fluid.initializer.NumpyArrayInitializer(
+        np.arange(6).reshape(2, 3).astype("float32") / 10
+    )
+    weight = fluid.layers.create_parameter(
+        [2, 3], "float32", attr=fluid.ParamAttr(name="w", initializer=init)
+    )
     given = weight if backward == "of a parameter" else layers.matmul(x, weight)
     block = fluid.default_main_program().current_block()
     out = block.create_var(name="host_out", shape=given.shape, dtype="float32")
@@ -319,8 +401,11 @@ def with_host_operator(backward):
 def test_operators_of_the_host_run_in_each_replica(backward, reduce):
     found = []
     for replicas in (None, 2, 4):
-        with fluid.program_guard(fluid.Program(), fluid.Program()), fluid.scope_guard(fluid.Scope()), \
-                fluid.unique_name.guard():
+        with (
+            fluid.program_guard(fluid.Program(), fluid.Program()),
+            fluid.scope_guard(fluid.Scope()),
+            fluid.unique_name.guard(),
+        ):
             loss = with_host_operator(backward)
             exe = fluid.Executor(fluid.CPUPlace())
             exe.run(fluid.default_startup_program())
@@ -330,8 +415,12 @@ def test_operators_of_the_host_run_in_each_replica(backward, reduce):
                 if reduce:
                     build.reduce_strategy = fluid.BuildStrategy.ReduceStrategy.Reduce
                 program = fluid.CompiledProgram(program).with_data_parallel(
-                    loss.name, build_strategy=build, places=fluid.cpu_places(replicas))
-            losses = [np.mean(exe.run(program, feed={"x": rows(8) + step}, fetch_list=[loss])[0]) for step in range(4)]
+                    loss.name, build_strategy=build, places=fluid.cpu_places(replicas)
+                )
+            losses = [
+                np.mean(exe.run(program, feed={"x": rows(8) + step}, fetch_list=[loss])[0])
+                for step in range(4)
+            ]
             found.append((losses, np.array(fluid.global_scope().find_var("w").get_tensor())))
     for losses, weight in found[1:]:
         np.testing.assert_allclose(losses, found[0][0], rtol=1e-5)
@@ -343,7 +432,9 @@ def test_each_replica_prints_and_may_find_another_number_of_rows(capfd):
     layers.Print(hidden, message="the hidden rows")
     large = layers.where(layers.greater_than(hidden, layers.fill_constant([1], "float32", 1.0)))
     values = np.array([[0, 0], [1, 2], [9, 9], [9, 9]], "float32")
-    found, count = exe.run(parallel(loss), feed={"x": values}, fetch_list=[large, layers.reduce_sum(large)])
+    found, count = exe.run(
+        parallel(loss), feed={"x": values}, fetch_list=[large, layers.reduce_sum(large)]
+    )
     expected = values @ (np.arange(6).reshape(2, 3).astype("float32") / 10)
     parts = [np.argwhere(part > 1) for part in (expected[:2], expected[2:])]
     assert len(parts[0]) != len(parts[1])
@@ -359,7 +450,10 @@ def test_updates_by_what_differs_are_refused():
     fluid.optimizer.SGD(layers.mean(x) * 0.01).minimize(loss)
     exe = fluid.Executor(fluid.CPUPlace())
     exe.run(fluid.default_startup_program())
-    with pytest.raises(errors.UnsupportedError, match="operator sgd updates by .*, which each replica has for itself"):
+    with pytest.raises(
+        errors.UnsupportedError,
+        match="operator sgd updates by .*, which each replica has for itself",
+    ):
         exe.run(parallel(loss), feed={"x": rows(4)}, fetch_list=[loss])
 
 
@@ -373,7 +467,9 @@ def test_sparse_gradients_stay_rows():
     exe.run(program, feed={"ids": np.arange(8).reshape(8, 1)}, fetch_list=[loss])
     before = np.array(fluid.global_scope().find_var("table").get_tensor())
     exe.run(program, feed={"ids": np.arange(8).reshape(8, 1)}, fetch_list=[loss])
-    moved = np.flatnonzero((np.array(fluid.global_scope().find_var("table").get_tensor()) != before).any(1))
+    moved = np.flatnonzero(
+        (np.array(fluid.global_scope().find_var("table").get_tensor()) != before).any(1)
+    )
     assert moved.tolist() == list(range(8))
 
 
@@ -403,7 +499,9 @@ def test_settings_that_have_an_effect(tmp_path):
         parallel(loss, build_strategy=build)
     execution = fluid.ExecutionStrategy()
     execution.num_iteration_per_run = 0
-    with pytest.raises(errors.ProgramError, match="num_iteration_per_run: expected 1 or more, found 0"):
+    with pytest.raises(
+        errors.ProgramError, match="num_iteration_per_run: expected 1 or more, found 0"
+    ):
         parallel(loss, exec_strategy=execution)
 
 
@@ -418,7 +516,7 @@ def test_gradients_are_summed_in_one_call(fuse):
     build.fuse_all_reduce_ops = fuse
     program = parallel(loss, build_strategy=build)
     exe.run(program, feed={"x": np.ones((4, 4), "float32")}, fetch_list=[loss])
-    step, = program._parallel.steps.values()
+    (step,) = program._parallel.steps.values()
     with jax.enable_x64(True):
         compiled = step.placement.lowered().compile().as_text()
     assert len(re.findall(r" all-reduce\(", compiled)) == 1  # whatever is set: XLA combines them
@@ -428,7 +526,9 @@ def test_each_replica_reads_its_batch():
     x = fluid.data("x", [None, 2], "float32")
     loss = layers.mean(x)
     loader = fluid.io.DataLoader.from_generator([x], capacity=4, iterable=False)
-    loader.set_batch_generator(lambda: ([np.full((2, 2), i, "float32")] for i in range(5)), fluid.cpu_places(2))
+    loader.set_batch_generator(
+        lambda: ([np.full((2, 2), i, "float32")] for i in range(5)), fluid.cpu_places(2)
+    )
     program = fluid.CompiledProgram(fluid.default_main_program()).with_data_parallel()
     exe = fluid.Executor(fluid.CPUPlace())
     found = []
@@ -458,7 +558,9 @@ def test_merged_batches_equal_whole_ones(case, replicas, alone, monkeypatch):
 
     def merging():
         build = strategy()
-        build._finalize_strategy_and_create_passes().append_pass("multi_batch_merge_pass").set("num_repeats", 2)
+        build._finalize_strategy_and_create_passes().append_pass("multi_batch_merge_pass").set(
+            "num_repeats", 2
+        )
         return build
 
     monkeypatch.setattr(fluid, "BuildStrategy", merging)
@@ -471,8 +573,12 @@ def test_merged_batches_equal_whole_ones(case, replicas, alone, monkeypatch):
 
 def test_merged_batches_of_sparse_rows_and_statistics():
     ids = fluid.data("ids", [None, 1], "int64")
-    rows_ = layers.embedding(ids, [10, 4], is_sparse=True, param_attr=fluid.ParamAttr(
-        "table", initializer=fluid.initializer.Constant(1.0)))
+    rows_ = layers.embedding(
+        ids,
+        [10, 4],
+        is_sparse=True,
+        param_attr=fluid.ParamAttr("table", initializer=fluid.initializer.Constant(1.0)),
+    )
     normed = layers.batch_norm(rows_, moving_mean_name="mean")
     loss = layers.mean(normed + rows_)
     fluid.optimizer.SGD(1.0).minimize(loss)
@@ -484,15 +590,27 @@ def test_merged_batches_of_sparse_rows_and_statistics():
     program = parallel(loss, build_strategy=build)
     exe.run(program, feed={"ids": np.array([[1], [2], [1], [3]] * 2)}, fetch_list=[loss])
     table = np.array(fluid.global_scope().find_var("table").get_tensor())
-    np.testing.assert_allclose(table[:, 0], [1, 1 - 4 / 32, 1 - 2 / 32, 1 - 2 / 32] + [1] * 6, atol=1e-5)
-    np.testing.assert_allclose(np.array(fluid.global_scope().find_var("mean").get_tensor()), [1 - 0.9 ** 2] * 4, rtol=1e-5)
-    with pytest.raises(errors.FeedError, match="feed ids: 3 rows in each replica, which multi_batch_merge_pass cannot divide"):
+    np.testing.assert_allclose(
+        table[:, 0], [1, 1 - 4 / 32, 1 - 2 / 32, 1 - 2 / 32] + [1] * 6, atol=1e-5
+    )
+    np.testing.assert_allclose(
+        np.array(fluid.global_scope().find_var("mean").get_tensor()), [1 - 0.9**2] * 4, rtol=1e-5
+    )
+    with pytest.raises(
+        errors.FeedError,
+        match="feed ids: 3 rows in each replica, which multi_batch_merge_pass cannot divide",
+    ):
         exe.run(program, feed={"ids": np.ones((6, 1), "int64")}, fetch_list=[loss])
-    with pytest.raises(errors.UnsupportedError, match="pass fuse_relu_pass: XLA rewrites programs by itself"):
+    with pytest.raises(
+        errors.UnsupportedError, match="pass fuse_relu_pass: XLA rewrites programs by itself"
+    ):
         passes.append_pass("fuse_relu_pass")
     with pytest.raises(errors.ProgramError, match="was added already"):
         passes.append_pass("multi_batch_merge_pass")
-    with pytest.raises(errors.ProgramError, match="expected num_repeats, a whole number above 0, found num_repeats = 0"):
+    with pytest.raises(
+        errors.ProgramError,
+        match="expected num_repeats, a whole number above 0, found num_repeats = 0",
+    ):
         passes.all_passes()[0].set("num_repeats", 0)
     passes.remove_pass(0)
     assert passes.num_repeats == 1
@@ -502,6 +620,10 @@ def test_gradients_are_not_brought_together_twice():
     exe, _, loss = net()
     config = fluid.DistributeTranspilerConfig()
     config.mode, config.collective_mode = "collective", "grad_allreduce"
-    fluid.DistributeTranspiler(config).transpile(0, trainers="127.0.0.1:1,127.0.0.1:2", current_endpoint="127.0.0.1:1")
-    with pytest.raises(errors.UnsupportedError, match="operator c_allreduce_sum brings gradients together"):
+    fluid.DistributeTranspiler(config).transpile(
+        0, trainers="127.0.0.1:1,127.0.0.1:2", current_endpoint="127.0.0.1:1"
+    )
+    with pytest.raises(
+        errors.UnsupportedError, match="operator c_allreduce_sum brings gradients together"
+    ):
         exe.run(parallel(loss), feed={"x": rows(4)}, fetch_list=[loss])

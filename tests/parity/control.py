@@ -1,7 +1,9 @@
-"""Small programs with loops, conditions, arrays and cells, for any engine that offers the Fluid API (Python 3.7 syntax).
+"""Small programs with loops, conditions, arrays and cells, for any engine that offers the Fluid API
+(Python 3.7 syntax).
 
 Each builder returns (loss, feed, what to fetch besides).
 """
+
 import numpy as np
 
 RNG = np.random.RandomState(0)
@@ -13,7 +15,9 @@ WEIGHT = RNG.randn(7, 3).astype("float32") * 0.5
 
 
 def _attr(fluid, name, values):
-    return fluid.ParamAttr(name=name, initializer=fluid.initializer.NumpyArrayInitializer(np.array(values, "float32")))
+    return fluid.ParamAttr(
+        name=name, initializer=fluid.initializer.NumpyArrayInitializer(np.array(values, "float32"))
+    )
 
 
 def _sequences(fluid):
@@ -23,12 +27,21 @@ def _sequences(fluid):
 def _batch(fluid):
     """A variable that depends on a parameter, and its feed."""
     v = fluid.layers.data("v", [4])
-    return v, fluid.layers.fc(v, 4, param_attr=_attr(fluid, "w0", np.eye(4)), bias_attr=False), {"v": BATCH}
+    return (
+        v,
+        fluid.layers.fc(v, 4, param_attr=_attr(fluid, "w0", np.eye(4)), bias_attr=False),
+        {"v": BATCH},
+    )
 
 
 def _cell(fluid, word, state):
-    return fluid.layers.fc([word, state], 3, act="tanh", bias_attr=False,
-                           param_attr=[_attr(fluid, "a", WEIGHT[:4]), _attr(fluid, "b", WEIGHT[4:])])
+    return fluid.layers.fc(
+        [word, state],
+        3,
+        act="tanh",
+        bias_attr=False,
+        param_attr=[_attr(fluid, "a", WEIGHT[:4]), _attr(fluid, "b", WEIGHT[4:])],
+    )
 
 
 def dynamic_rnn(fluid):
@@ -37,13 +50,21 @@ def dynamic_rnn(fluid):
     rnn = layers.DynamicRNN()
     with rnn.block():
         word, state = rnn.step_input(x), rnn.memory(shape=[3], value=0.5)
-        pooled = layers.fc(layers.sequence_pool(rnn.static_input(x), "sum"), 3, bias_attr=False,
-                           param_attr=_attr(fluid, "c", WEIGHT[:4] * 0.3))
+        pooled = layers.fc(
+            layers.sequence_pool(rnn.static_input(x), "sum"),
+            3,
+            bias_attr=False,
+            param_attr=_attr(fluid, "c", WEIGHT[:4] * 0.3),
+        )
         new = layers.elementwise_add(_cell(fluid, word, state), layers.tanh(pooled))
         rnn.update_memory(state, new)
         rnn.output(new, state)
     out, states = rnn()
-    return layers.mean(layers.square(layers.sequence_last_step(out))) + layers.mean(states), _sequences(fluid), [out, states]
+    return (
+        layers.mean(layers.square(layers.sequence_last_step(out))) + layers.mean(states),
+        _sequences(fluid),
+        [out, states],
+    )
 
 
 def dynamic_rnn_ordered_state(fluid):
@@ -62,7 +83,9 @@ def dynamic_rnn_ordered_state(fluid):
 def static_rnn(fluid):
     layers = fluid.layers
     steps = layers.data("d", [5, 3, 4], append_batch_size=False)
-    steps = layers.fc(steps, 4, num_flatten_dims=2, param_attr=_attr(fluid, "w0", np.eye(4)), bias_attr=False)
+    steps = layers.fc(
+        steps, 4, num_flatten_dims=2, param_attr=_attr(fluid, "w0", np.eye(4)), bias_attr=False
+    )
     rnn = layers.StaticRNN()
     with rnn.step():
         word = rnn.step_input(steps)
@@ -101,8 +124,12 @@ def while_unrolled(fluid):
 def cond(fluid):
     layers = fluid.layers
     _, x, feed = _batch(fluid)
-    first = layers.cond(layers.reduce_sum(x) < 0.0, lambda: layers.scale(x, 2.0), lambda: layers.square(x))
-    second = layers.cond(layers.reduce_sum(x) > 0.0, lambda: layers.scale(x, 2.0), lambda: layers.square(x))
+    first = layers.cond(
+        layers.reduce_sum(x) < 0.0, lambda: layers.scale(x, 2.0), lambda: layers.square(x)
+    )
+    second = layers.cond(
+        layers.reduce_sum(x) > 0.0, lambda: layers.scale(x, 2.0), lambda: layers.square(x)
+    )
     return layers.mean(first) + layers.mean(second), feed, [first, second]
 
 
@@ -110,10 +137,17 @@ def case(fluid):
     layers = fluid.layers
     v, x, feed = _batch(fluid)
     total = layers.reduce_sum(x)
-    first = layers.case([(total > 100.0, lambda: layers.scale(x, 2.0)), (total > 50.0, lambda: layers.scale(x, 3.0))],
-                        default=lambda: layers.scale(x, 5.0))
+    first = layers.case(
+        [
+            (total > 100.0, lambda: layers.scale(x, 2.0)),
+            (total > 50.0, lambda: layers.scale(x, 3.0)),
+        ],
+        default=lambda: layers.scale(x, 5.0),
+    )
     index = layers.cast(layers.reduce_sum(v) * 0.0 + 1.0, "int32")
-    second = layers.switch_case(index, {0: lambda: layers.scale(x, 7.0), 1: lambda: layers.scale(x, 8.0)})
+    second = layers.switch_case(
+        index, {0: lambda: layers.scale(x, 7.0), 1: lambda: layers.scale(x, 8.0)}
+    )
     return layers.mean(first) + layers.mean(second), feed, [first, second]
 
 
@@ -127,7 +161,7 @@ def if_else(fluid):
         choice.output(layers.scale(rows, 2.0) + layers.reduce_mean(rows))
     with choice.false_block():
         choice.output(layers.square(choice.input(x)))
-    out, = choice()
+    (out,) = choice()
     return layers.mean(out), feed, [out]
 
 
@@ -140,8 +174,11 @@ def _run_cell(fluid, make):
     out, final = layers.rnn(cell=cell, inputs=x, sequence_length=lengths)
     back, _ = layers.rnn(cell=cell, inputs=x, is_reverse=True)
     final = final if isinstance(final, (list, tuple)) else [final]
-    return (layers.mean(layers.square(out)) + layers.mean(layers.square(back)),
-            {"d": STEPS, "n": np.array([3, 1, 2, 3, 1])}, [out, back] + list(final))
+    return (
+        layers.mean(layers.square(out)) + layers.mean(layers.square(back)),
+        {"d": STEPS, "n": np.array([3, 1, 2, 3, 1])},
+        [out, back] + list(final),
+    )
 
 
 def gru_cell(fluid):
@@ -156,20 +193,44 @@ def beam_search_decoder(fluid):
     layers = fluid.layers
     start = layers.data("v", [4])
     decoder = layers.BeamSearchDecoder(
-        layers.GRUCell(hidden_size=4), start_token=0, end_token=1, beam_size=3,
-        embedding_fn=lambda ids: fluid.embedding(ids, size=[8, 3], param_attr=fluid.ParamAttr(name="e")),
-        output_fn=lambda x: layers.fc(x, 8, num_flatten_dims=2, param_attr=fluid.ParamAttr(name="o"), bias_attr=False))
-    words, states, lengths = layers.dynamic_decode(decoder, inits=start, max_step_num=6, return_length=True)
+        layers.GRUCell(hidden_size=4),
+        start_token=0,
+        end_token=1,
+        beam_size=3,
+        embedding_fn=lambda ids: fluid.embedding(
+            ids, size=[8, 3], param_attr=fluid.ParamAttr(name="e")
+        ),
+        output_fn=lambda x: layers.fc(
+            x, 8, num_flatten_dims=2, param_attr=fluid.ParamAttr(name="o"), bias_attr=False
+        ),
+    )
+    words, states, lengths = layers.dynamic_decode(
+        decoder, inits=start, max_step_num=6, return_length=True
+    )
     return None, {"v": BATCH}, [words, lengths, states.log_probs, states.cell_states]
 
 
-PROGRAMS = (dynamic_rnn, dynamic_rnn_ordered_state, static_rnn, while_compiled, while_unrolled, cond, case, if_else, gru_cell,
-            lstm_cell, beam_search_decoder)
+PROGRAMS = (
+    dynamic_rnn,
+    dynamic_rnn_ordered_state,
+    static_rnn,
+    while_compiled,
+    while_unrolled,
+    cond,
+    case,
+    if_else,
+    gru_cell,
+    lstm_cell,
+    beam_search_decoder,
+)
 
 
 def run(fluid, build):
-    """[(values, shape, lod)]: the loss, what else is fetched, and the gradients of the parameters."""
+    """[(values, shape, lod)]: the loss, what else is fetched, and the gradients of the
+    parameters.
+    """
     from tests.parity.programs import set_parameters
+
     main, startup = fluid.Program(), fluid.Program()
     scope = fluid.Scope() if hasattr(fluid, "Scope") else fluid.core.Scope()
     with fluid.scope_guard(scope), fluid.program_guard(main, startup), fluid.unique_name.guard():
@@ -177,10 +238,15 @@ def run(fluid, build):
         fetches = list(others)
         if loss is not None:
             grads = fluid.backward.append_backward(loss)
-            fetches = [loss] + fetches + [g for _, g in sorted(grads, key=lambda pair: pair[0].name)]
+            fetches = (
+                [loss] + fetches + [g for _, g in sorted(grads, key=lambda pair: pair[0].name)]
+            )
         exe = fluid.Executor(fluid.CPUPlace())
         exe.run(startup)
         if "Cell" in " ".join(p.name for p in main.all_parameters()):
             set_parameters(fluid, main, scope)
         found = exe.run(main, feed=feed, fetch_list=fetches, return_numpy=False)
-    return [(np.array(t).astype("float64").ravel().tolist(), list(np.array(t).shape), t.lod()) for t in found]
+    return [
+        (np.array(t).astype("float64").ravel().tolist(), list(np.array(t).shape), t.lod())
+        for t in found
+    ]

@@ -1,4 +1,6 @@
-"""Batches for models on sequences: ids and labels. Lengths differ from batch to batch, and one sequence is empty."""
+"""Batches for models on sequences: ids and labels. Lengths differ from batch to batch, and one
+sequence is empty.
+"""
 
 
 def sequences(fluid, rng, lengths, vocabulary=30):

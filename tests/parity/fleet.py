@@ -2,6 +2,7 @@
 
 `run` tells what a case gives, or that it raises.
 """
+
 import contextlib
 import importlib
 import os
@@ -15,12 +16,21 @@ ENVIRONMENTS = {
     "collective": (True, {"PADDLE_TRAINER_ENDPOINTS": TRAINERS, "PADDLE_TRAINER_ID": "2"}),
     "collective without a number": (True, {"PADDLE_TRAINER_ENDPOINTS": TRAINERS}),
     "collective without endpoints": (True, {"PADDLE_TRAINER_ID": "0"}),
-    "collective server": (True, {"PADDLE_TRAINER_ENDPOINTS": TRAINERS, "PADDLE_TRAINING_ROLE": "PSERVER"}),
+    "collective server": (
+        True,
+        {"PADDLE_TRAINER_ENDPOINTS": TRAINERS, "PADDLE_TRAINING_ROLE": "PSERVER"},
+    ),
     "trainer": (False, dict(OF_SERVERS, TRAINING_ROLE="TRAINER", PADDLE_TRAINER_ID="1")),
     "first trainer": (False, dict(OF_SERVERS, TRAINING_ROLE="TRAINER", PADDLE_TRAINER_ID="0")),
     "trainer without a number": (False, dict(OF_SERVERS, TRAINING_ROLE="TRAINER")),
-    "server": (False, dict(OF_SERVERS, TRAINING_ROLE="PSERVER", POD_IP="127.0.0.1", PADDLE_PORT="6002")),
-    "server elsewhere": (False, dict(OF_SERVERS, TRAINING_ROLE="PSERVER", POD_IP="127.0.0.1", PADDLE_PORT="6003")),
+    "server": (
+        False,
+        dict(OF_SERVERS, TRAINING_ROLE="PSERVER", POD_IP="127.0.0.1", PADDLE_PORT="6002"),
+    ),
+    "server elsewhere": (
+        False,
+        dict(OF_SERVERS, TRAINING_ROLE="PSERVER", POD_IP="127.0.0.1", PADDLE_PORT="6003"),
+    ),
     "other role": (False, dict(OF_SERVERS, TRAINING_ROLE="MASTER")),
     "no trainers": (False, {"PADDLE_PSERVERS_IP_PORT_LIST": SERVERS, "TRAINING_ROLE": "TRAINER"}),
 }
@@ -30,8 +40,12 @@ STRATEGIES = {
     "nccl2": {},
 }
 CHECKPOINTS = ("keep", "drop", "empty")
-CASES = ([f"environment: {name}" for name in ENVIRONMENTS] + [f"strategy: {name}" for name in STRATEGIES]
-         + [f"checkpoints: {name}" for name in CHECKPOINTS] + ["user", "user server", "user collective", "defaults", "status"])
+CASES = (
+    [f"environment: {name}" for name in ENVIRONMENTS]
+    + [f"strategy: {name}" for name in STRATEGIES]
+    + [f"checkpoints: {name}" for name in CHECKPOINTS]
+    + ["user", "user server", "user collective", "defaults", "status"]
+)
 
 
 def _module(fluid, path):
@@ -54,11 +68,20 @@ def _environment(variables):
 
 def _seen(maker, collective=False):
     maker.generate_role()
-    told = {"num": maker.worker_num(), "index": maker.worker_index(), "trainers": maker.get_trainer_endpoints(),
-            "servers": maker.get_pserver_endpoints()}
+    told = {
+        "num": maker.worker_num(),
+        "index": maker.worker_index(),
+        "trainers": maker.get_trainer_endpoints(),
+        "servers": maker.get_pserver_endpoints(),
+    }
     if not collective:  # Fluid has no role there
-        told.update(worker=maker.is_worker(), server=maker.is_server(), first=maker.is_first_worker(),
-                    server_index=maker.server_index(), text=maker.to_string())
+        told.update(
+            worker=maker.is_worker(),
+            server=maker.is_server(),
+            first=maker.is_first_worker(),
+            server_index=maker.server_index(),
+            text=maker.to_string(),
+        )
     return told
 
 
@@ -75,9 +98,15 @@ def _minimized(fluid, fields):
 
     main, startup = _programs(fluid, optimizer)
     compiled = not isinstance(module.fleet.main_program, fluid.Program)
-    return {"main": _told(main), "startup": _told(startup), "origin": _told(module.fleet._origin_program),
-            "compiled": compiled,
-            "strategy": [strategy.num_trainers, strategy.trainer_id, list(strategy.trainers_endpoints)] if compiled else None}
+    return {
+        "main": _told(main),
+        "startup": _told(startup),
+        "origin": _told(module.fleet._origin_program),
+        "compiled": compiled,
+        "strategy": [strategy.num_trainers, strategy.trainer_id, list(strategy.trainers_endpoints)]
+        if compiled
+        else None,
+    }
 
 
 def _text(path):
@@ -94,11 +123,20 @@ def _checkpoints(fluid, name, folder):
         executor.run(startup)
         if name != "empty":
             for epoch in range(3):
-                fleet.save_check_point(executor, folder, status(epoch), main_program=main,
-                                       remain_all_checkpoint=name == "keep")
+                fleet.save_check_point(
+                    executor,
+                    folder,
+                    status(epoch),
+                    main_program=main,
+                    remain_all_checkpoint=name == "keep",
+                )
             fleet.clean_redundant_check_points(folder, checkpoint_num=2)
         found = fleet.load_check_point(executor, folder, trainer_id=0, main_program=main)
-    files = sorted(os.path.relpath(os.path.join(at, f), folder) for at, _, found in os.walk(folder) for f in found)
+    files = sorted(
+        os.path.relpath(os.path.join(at, f), folder)
+        for at, _, found in os.walk(folder)
+        for f in found
+    )
     texts = [_text(os.path.join(folder, f)) for f in files if f.endswith("fleet_train_status")]
     return {"files": files, "texts": texts, "next": None if found is None else found.next()}
 
@@ -106,8 +144,11 @@ def _checkpoints(fluid, name, folder):
 def _defaults(fluid):
     strategy = _module(fluid, "collective").DistributedStrategy()
     left_out = ("GradientScaleStrategy", "ReduceStrategy", "exec_strategy", "collective")
-    return {n: str(getattr(strategy, n)).split(".")[-1] for n in sorted(dir(strategy))
-            if not n.startswith("_") and n not in left_out}
+    return {
+        n: str(getattr(strategy, n)).split(".")[-1]
+        for n in sorted(dir(strategy))
+        if not n.startswith("_") and n not in left_out
+    }
 
 
 def _status(fluid):
@@ -133,7 +174,9 @@ def run(fluid, case, folder):
         if kind == "user server":
             return _seen(makers.UserDefinedRoleMaker(1, makers.Role.SERVER, 2, SERVERS.split(",")))
         if kind == "user collective":
-            return _seen(makers.UserDefinedCollectiveRoleMaker(0, TRAINERS.split(",")), collective=True)
+            return _seen(
+                makers.UserDefinedCollectiveRoleMaker(0, TRAINERS.split(",")), collective=True
+            )
         return {"defaults": _defaults, "status": _status}[kind](fluid)
     except (AssertionError, KeyError, ValueError):
         return "raises"

@@ -1,7 +1,9 @@
-"""LoDTensors, what DataFeeder makes of samples and what Executor.run returns, for any engine that offers the Fluid API.
+"""LoDTensors, what DataFeeder makes of samples and what Executor.run returns, for any engine that
+offers the Fluid API.
 
 `run` tells what a case gives: values, dtype and lod of tensors, or that it raises.
 """
+
 import numpy as np
 
 ROWS = np.arange(10, dtype="float32").reshape(5, 2)
@@ -42,7 +44,10 @@ def _lod_stays(fluid):
         pass
     found = [tensor, tensor.has_valid_recursive_sequence_lengths()]
     tensor.set(ROWS[:3], fluid.CPUPlace())
-    return [tensor.lod() for tensor in found[:1]] + [tensor, tensor.has_valid_recursive_sequence_lengths()]
+    return [tensor.lod() for tensor in found[:1]] + [
+        tensor,
+        tensor.has_valid_recursive_sequence_lengths(),
+    ]
 
 
 def _regrouped(fluid):
@@ -52,7 +57,12 @@ def _regrouped(fluid):
 
 def _empty(fluid):
     tensor = fluid.LoDTensor()
-    return [tensor.lod(), tensor.recursive_sequence_lengths(), tensor.has_valid_recursive_sequence_lengths(), tensor.shape()]
+    return [
+        tensor.lod(),
+        tensor.recursive_sequence_lengths(),
+        tensor.has_valid_recursive_sequence_lengths(),
+        tensor.shape(),
+    ]
 
 
 def _random(fluid):
@@ -77,18 +87,35 @@ def _fed_old(fluid):
 
 def _fetched(name, numpy):
     """One variable of a program on rows with one and two levels, and on dense ones."""
+
     def build(fluid):
         layers = fluid.layers
-        one, two = fluid.data("one", [None, 2], "float32", lod_level=1), fluid.data("two", [None, 2], "float32", lod_level=2)
+        one, two = (
+            fluid.data("one", [None, 2], "float32", lod_level=1),
+            fluid.data("two", [None, 2], "float32", lod_level=2),
+        )
         dense = fluid.data("dense", [None, 2], "float32")
         zero, first = layers.fill_constant([1], "int64", 0), layers.fill_constant([1], "int64", 1)
-        found = {"one": one, "scaled": layers.scale(one, 2.0), "pooled": layers.sequence_pool(one, "sum"),
-                 "two": layers.scale(two, 3.0), "pooled_two": layers.sequence_pool(two, "max"), "dense": dense,
-                 "array": layers.array_write(dense, zero), "mixed_array": layers.array_write(dense, zero)}
+        found = {
+            "one": one,
+            "scaled": layers.scale(one, 2.0),
+            "pooled": layers.sequence_pool(one, "sum"),
+            "two": layers.scale(two, 3.0),
+            "pooled_two": layers.sequence_pool(two, "max"),
+            "dense": dense,
+            "array": layers.array_write(dense, zero),
+            "mixed_array": layers.array_write(dense, zero),
+        }
         layers.array_write(layers.scale(dense, 2.0), first, found["array"])
         layers.array_write(one, first, found["mixed_array"])
-        feed = {"one": _tensor(fluid, [[0, 2, 2, 5]]), "two": _tensor(fluid, [[0, 2, 2, 3], [0, 1, 1, 5]]), "dense": ROWS}
-        fetched, = fluid.Executor(fluid.CPUPlace()).run(feed=feed, fetch_list=[found[name]], return_numpy=numpy)
+        feed = {
+            "one": _tensor(fluid, [[0, 2, 2, 5]]),
+            "two": _tensor(fluid, [[0, 2, 2, 3], [0, 1, 1, 5]]),
+            "dense": ROWS,
+        }
+        (fetched,) = fluid.Executor(fluid.CPUPlace()).run(
+            feed=feed, fetch_list=[found[name]], return_numpy=numpy
+        )
         return fetched
 
     return build
@@ -109,8 +136,12 @@ CASES = {
     "empty": _empty,
     "random": _random,
     "set_lod": _with_lod([[0, 2], [0, 2, 5]]),
-    "set_lod_before_rows": lambda fluid: _with_lod([[0, 2, 7]], None)(fluid).has_valid_recursive_sequence_lengths(),
-    "set_lod_levels_before_rows": lambda fluid: _with_lod([[0, 2], [0, 2, 3, 5]], None)(fluid).lod(),
+    "set_lod_before_rows": lambda fluid: _with_lod([[0, 2, 7]], None)(
+        fluid
+    ).has_valid_recursive_sequence_lengths(),
+    "set_lod_levels_before_rows": lambda fluid: _with_lod([[0, 2], [0, 2, 3, 5]], None)(
+        fluid
+    ).lod(),
     "set_lod_too_long": _with_lod([[0, 7]]),
     "set_lod_falls": _with_lod([[0, 3, 2, 5]]),
     "set_lod_starts_late": _with_lod([[1, 5]]),
@@ -134,15 +165,21 @@ CASES = {
     "feeder_a_level_too_few": _fed(2, [None, 1], "int64", [[1, 2]]),
     "feeder_old_data": _fed_old,
 }
-CASES.update(("fetch_%s%s" % (name, "_numpy" * numpy), _fetched(name, numpy))
-             for name in ("one", "scaled", "pooled", "two", "pooled_two", "dense", "array", "mixed_array")
-             for numpy in (False, True))
+CASES.update(
+    ("fetch_%s%s" % (name, "_numpy" * numpy), _fetched(name, numpy))
+    for name in ("one", "scaled", "pooled", "two", "pooled_two", "dense", "array", "mixed_array")
+    for numpy in (False, True)
+)
 
 
 def _shown(value):
     if hasattr(value, "lod"):
-        return {"values": np.array(value).tolist(), "dtype": str(np.array(value).dtype), "lod": value.lod(),
-                "lengths": value.recursive_sequence_lengths()}
+        return {
+            "values": np.array(value).tolist(),
+            "dtype": str(np.array(value).dtype),
+            "lod": value.lod(),
+            "lengths": value.recursive_sequence_lengths(),
+        }
     if isinstance(value, np.ndarray):
         return {"values": value.tolist(), "dtype": str(value.dtype)}
     return [_shown(v) for v in value] if isinstance(value, list) else value
@@ -150,7 +187,9 @@ def _shown(value):
 
 def run(fluid, case):
     scope = fluid.Scope() if hasattr(fluid, "Scope") else fluid.core.Scope()
-    with fluid.scope_guard(scope), fluid.program_guard(fluid.Program(), fluid.Program()), fluid.unique_name.guard():
+    with fluid.scope_guard(scope), fluid.program_guard(
+        fluid.Program(), fluid.Program()
+    ), fluid.unique_name.guard():
         try:
             return _shown(CASES[case](fluid))
         except Exception:

@@ -2,6 +2,7 @@
 
 Each builder takes the engine and an optimizer and returns (loss, feed).
 """
+
 import os
 
 import numpy as np
@@ -15,9 +16,14 @@ def mlp(fluid, optimizer):
     x = fluid.data("x", [None, 12], "float32")
     y = fluid.data("y", [None, 1], "int64")
     hidden = fluid.layers.fc(x, 16, act="relu")
-    loss = fluid.layers.mean(fluid.layers.cross_entropy(fluid.layers.fc(hidden, 4, act="softmax"), y))
+    loss = fluid.layers.mean(
+        fluid.layers.cross_entropy(fluid.layers.fc(hidden, 4, act="softmax"), y)
+    )
     optimizer.minimize(loss)
-    return loss, lambda r: {"x": r.randn(8, 12).astype("float32"), "y": r.randint(0, 4, (8, 1)).astype("int64")}
+    return loss, lambda r: {
+        "x": r.randn(8, 12).astype("float32"),
+        "y": r.randint(0, 4, (8, 1)).astype("int64"),
+    }
 
 
 def conv(fluid, optimizer):
@@ -25,9 +31,14 @@ def conv(fluid, optimizer):
     y = fluid.data("y", [None, 1], "int64")
     hidden = fluid.layers.conv2d(x, 8, 3, padding=1, bias_attr=False)
     hidden = fluid.layers.pool2d(fluid.layers.batch_norm(hidden, act="relu"), 2, "max", 2)
-    loss = fluid.layers.mean(fluid.layers.cross_entropy(fluid.layers.fc(hidden, 4, act="softmax"), y))
+    loss = fluid.layers.mean(
+        fluid.layers.cross_entropy(fluid.layers.fc(hidden, 4, act="softmax"), y)
+    )
     optimizer.minimize(loss)
-    return loss, lambda r: {"x": r.randn(8, 2, 8, 8).astype("float32"), "y": r.randint(0, 4, (8, 1)).astype("int64")}
+    return loss, lambda r: {
+        "x": r.randn(8, 2, 8, 8).astype("float32"),
+        "y": r.randint(0, 4, (8, 1)).astype("int64"),
+    }
 
 
 def attention(fluid, optimizer):
@@ -35,14 +46,18 @@ def attention(fluid, optimizer):
     words = fluid.data("words", [None, 6], "int64")
     x = fluid.embedding(words, [20, 8])
     q, k, v = [layers.fc(x, 8, num_flatten_dims=2, bias_attr=False) for _ in range(3)]
-    x = layers.layer_norm(x + layers.matmul(layers.softmax(layers.matmul(q, k, transpose_y=True, alpha=8 ** -0.5)), v),
-                          begin_norm_axis=2)
+    x = layers.layer_norm(
+        x + layers.matmul(layers.softmax(layers.matmul(q, k, transpose_y=True, alpha=8**-0.5)), v),
+        begin_norm_axis=2,
+    )
     logits = layers.fc(x, 20, num_flatten_dims=2)
     target = fluid.data("target", [None, 6, 1], "int64")
     loss = layers.mean(layers.softmax_with_cross_entropy(logits, target))
     optimizer.minimize(loss)
-    return loss, lambda r: {"words": r.randint(0, 20, (8, 6)).astype("int64"),
-                            "target": r.randint(0, 20, (8, 6, 1)).astype("int64")}
+    return loss, lambda r: {
+        "words": r.randint(0, 20, (8, 6)).astype("int64"),
+        "target": r.randint(0, 20, (8, 6, 1)).astype("int64"),
+    }
 
 
 def ctr(fluid, optimizer):
@@ -50,13 +65,21 @@ def ctr(fluid, optimizer):
     dense = fluid.data("dense", [None, 4], "float32")
     label = fluid.data("label", [None, 1], "int64")
     slots = [fluid.data("slot_%d" % i, [None, 1], "int64", lod_level=1) for i in range(3)]
-    rows = [layers.sequence_pool(layers.embedding(s, [40, 8], is_sparse=True, param_attr="table"), "sum") for s in slots]
+    rows = [
+        layers.sequence_pool(
+            layers.embedding(s, [40, 8], is_sparse=True, param_attr="table"), "sum"
+        )
+        for s in slots
+    ]
     hidden = layers.fc(layers.concat(rows + [dense], axis=1), 16, act="relu")
     loss = layers.mean(layers.cross_entropy(layers.fc(hidden, 2, act="softmax"), label))
     optimizer.minimize(loss)
 
     def feed(r):
-        found = {"dense": r.randn(8, 4).astype("float32"), "label": r.randint(0, 2, (8, 1)).astype("int64")}
+        found = {
+            "dense": r.randn(8, 4).astype("float32"),
+            "label": r.randint(0, 2, (8, 1)).astype("int64"),
+        }
         for i in range(3):
             lengths = r.randint(1, 5, 8).tolist()
             ids = r.randint(0, 40, (sum(lengths), 1)).astype("int64")
@@ -67,8 +90,11 @@ def ctr(fluid, optimizer):
 
 
 def _clipped(fluid):
-    return fluid.optimizer.Adam(0.01, grad_clip=fluid.clip.GradientClipByGlobalNorm(0.1),
-                                regularization=fluid.regularizer.L2Decay(1e-3))
+    return fluid.optimizer.Adam(
+        0.01,
+        grad_clip=fluid.clip.GradientClipByGlobalNorm(0.1),
+        regularization=fluid.regularizer.L2Decay(1e-3),
+    )
 
 
 def _scheduled(fluid):
@@ -94,14 +120,19 @@ def _part(fluid, value, part):
     """Rows or sequences of one of several equal parts."""
     lengths = value.recursive_sequence_lengths()[0] if hasattr(value, "lod") else [1] * len(value)
     begin, end = (len(lengths) * i // part[1] for i in (part[0], part[0] + 1))
-    rows = np.array(value)[sum(lengths[:begin]):sum(lengths[:end])]
-    return fluid.create_lod_tensor(rows, [lengths[begin:end]], fluid.CPUPlace()) if hasattr(value, "lod") else rows
+    rows = np.array(value)[sum(lengths[:begin]) : sum(lengths[:end])]
+    return (
+        fluid.create_lod_tensor(rows, [lengths[begin:end]], fluid.CPUPlace())
+        if hasattr(value, "lod")
+        else rows
+    )
 
 
 def train(fluid, case, replicas, reduce=False, sync=False, part=None):
     """(losses, one for each replica and step; values of all persistables by name).
 
-    `replicas`: how many, on the CPU; 0 for the program itself. `part`: (which, of how many) of a batch's rows to feed.
+    `replicas`: how many, on the CPU; 0 for the program itself. `part`: (which, of how many) of a
+    batch's rows to feed.
     """
     main, startup = fluid.Program(), fluid.Program()
     scope = new_scope(fluid)
@@ -120,11 +151,18 @@ def train(fluid, case, replicas, reduce=False, sync=False, part=None):
             strategy.sync_batch_norm = sync
             if part:
                 strategy.trainer_id, strategy.num_trainers = part
-            program = fluid.CompiledProgram(main).with_data_parallel(loss_name=loss.name, build_strategy=strategy)
+            program = fluid.CompiledProgram(main).with_data_parallel(
+                loss_name=loss.name, build_strategy=strategy
+            )
         r = np.random.RandomState(0)
         batches = [feed(r) for _ in range(4)]
         if part:
             batches = [{n: _part(fluid, v, part) for n, v in b.items()} for b in batches]
-        losses = [np.ravel(exe.run(program, feed=batches[i % 4], fetch_list=[loss])[0]).tolist() for i in range(STEPS)]
-        names = sorted(v.name for v in main.list_vars() if v.persistable and v.name not in ("feed", "fetch"))
+        losses = [
+            np.ravel(exe.run(program, feed=batches[i % 4], fetch_list=[loss])[0]).tolist()
+            for i in range(STEPS)
+        ]
+        names = sorted(
+            v.name for v in main.list_vars() if v.persistable and v.name not in ("feed", "fetch")
+        )
         return losses, {n: np.array(scope.find_var(n).get_tensor()) for n in names}

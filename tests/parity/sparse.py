@@ -1,4 +1,7 @@
-"""Two look-ups in one table with sparse gradients, by each optimizer, for any engine that offers the Fluid API."""
+"""Two look-ups in one table with sparse gradients, by each optimizer, for any engine that offers
+the Fluid API.
+"""
+
 import numpy as np
 
 OPTIMIZERS = {
@@ -21,12 +24,17 @@ OPTIMIZERS = {
     "adagrad_l1": lambda f: f.optimizer.Adagrad(0.1, regularization=f.regularizer.L1Decay(0.1)),
     "sgd_clip_value": lambda f: f.optimizer.SGD(0.1, grad_clip=f.clip.GradientClipByValue(0.05)),
     "sgd_clip_norm": lambda f: f.optimizer.SGD(0.1, grad_clip=f.clip.GradientClipByNorm(0.05)),
-    "sgd_clip_global_norm": lambda f: f.optimizer.SGD(0.1, grad_clip=f.clip.GradientClipByGlobalNorm(0.05)),
-    "lazy_adam_clip_global_norm": lambda f: f.optimizer.Adam(0.1, lazy_mode=True,
-                                                             grad_clip=f.clip.GradientClipByGlobalNorm(0.05)),
+    "sgd_clip_global_norm": lambda f: f.optimizer.SGD(
+        0.1, grad_clip=f.clip.GradientClipByGlobalNorm(0.05)
+    ),
+    "lazy_adam_clip_global_norm": lambda f: f.optimizer.Adam(
+        0.1, lazy_mode=True, grad_clip=f.clip.GradientClipByGlobalNorm(0.05)
+    ),
 }
 # Those that Fluid has a sparse form of.
-VARIANTS = sorted(set(OPTIMIZERS) - {"adamax", "ftrl", "adadelta", "decayed_adagrad", "lars", "dpsgd"})
+VARIANTS = sorted(
+    set(OPTIMIZERS) - {"adamax", "ftrl", "adadelta", "decayed_adagrad", "lars", "dpsgd"}
+)
 
 
 def table(height, width):
@@ -40,7 +48,9 @@ def train(fluid, name):
     scope = fluid.Scope() if hasattr(fluid, "Scope") else fluid.core.Scope()
     with fluid.scope_guard(scope), fluid.program_guard(main, startup), fluid.unique_name.guard():
         ids = [layers.data(n, [1], dtype="int64") for n in "ab"]
-        attr = fluid.ParamAttr(name="table", initializer=fluid.initializer.NumpyArrayInitializer(table(7, 3)))
+        attr = fluid.ParamAttr(
+            name="table", initializer=fluid.initializer.NumpyArrayInitializer(table(7, 3))
+        )
         rows = [layers.embedding(i, [7, 3], is_sparse=True, param_attr=attr) for i in ids]
         target = layers.data("y", [3])
         loss = layers.mean(layers.square(layers.elementwise_add(*rows) - target))
@@ -49,7 +59,10 @@ def train(fluid, name):
         exe.run(startup)
         losses = []
         for _ in range(4):
-            feed = {"a": rng.randint(0, 6, (4, 1)).astype("int64"), "b": rng.randint(0, 3, (4, 1)).astype("int64"),
-                    "y": rng.randn(4, 3).astype("float32")}
+            feed = {
+                "a": rng.randint(0, 6, (4, 1)).astype("int64"),
+                "b": rng.randint(0, 3, (4, 1)).astype("int64"),
+                "y": rng.randn(4, 3).astype("float32"),
+            }
             losses.append(float(np.ravel(exe.run(main, feed=feed, fetch_list=[loss])[0])[0]))
         return losses, np.array(scope.find_var("table").get_tensor()).tolist()

@@ -1,4 +1,7 @@
-"""Servers of a job that live in this process, can be killed, and are started again where they were."""
+"""Servers of a job that live in this process, can be killed, and are started again where they
+were.
+"""
+
 import time
 
 from jfluid import errors
@@ -47,8 +50,18 @@ class Site:
         """Start a server, from its last snapshot if there is one."""
         store, again = Store(), self._ports[number] != 0
         folder = self.folder / str(number)
-        left = snapshot.restore(store, folder, 0, 1).left if folder.exists() and snapshot.complete(folder) else {}
-        settings = Settings(token=TOKEN, port=self._ports[number], server=number, servers=len(self._ports), **self._settings)
+        left = (
+            snapshot.restore(store, folder, 0, 1).left
+            if folder.exists() and snapshot.complete(folder)
+            else {}
+        )
+        settings = Settings(
+            token=TOKEN,
+            port=self._ports[number],
+            server=number,
+            servers=len(self._ports),
+            **self._settings,
+        )
         end = time.monotonic() + LIMIT_S
         while True:
             try:

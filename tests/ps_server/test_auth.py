@@ -1,4 +1,5 @@
 """Servers and callers that do not have the job's secret."""
+
 import contextlib
 import hmac
 import socket
@@ -61,18 +62,30 @@ class Recorded(auth.Session):
             metadata, expected = make(path)
             self.seen.append(metadata)
             return metadata, expected
+
         session.next = noted
         return session
 
 
-# ---- who is refused ------------------------------------------------------------------------------------------------
+# ---- who is refused ------------------------------------------------------------------------------
+
 
 def test_a_caller_with_another_secret_or_none(server, channel):
     for method in METHODS:
-        for metadata in ([], [("jfluid-token", SECRET)], [(auth.PROOF, b"")], [(auth.PROOF, b"x" * 56)]):
+        for metadata in (
+            [],
+            [("jfluid-token", SECRET)],
+            [(auth.PROOF, b"")],
+            [(auth.PROOF, b"x" * 56)],
+        ):
             assert answer(channel, method, metadata, [b"\xff"]) == grpc.StatusCode.UNAUTHENTICATED
-    with member(server.port, "a-secret-of-another-job") as other, \
-            pytest.raises(errors.ServerError, match="does not prove that it has the job's secret.*JFLUID_JOB_TOKEN"):
+    with (
+        member(server.port, "a-secret-of-another-job") as other,
+        pytest.raises(
+            errors.ServerError,
+            match="does not prove that it has the job's secret.*JFLUID_JOB_TOKEN",
+        ),
+    ):
         other.status()
     assert not server.service.metrics.calls._metrics, "nothing was done"
 
@@ -84,11 +97,16 @@ def test_a_proof_is_good_once_and_for_one_method(server, channel):
     assert answer(channel, "Status", metadata, [b""]) == grpc.StatusCode.UNAUTHENTICATED
     other, _ = session._current.next(path("Leave"))
     assert answer(channel, "Status", other, [b""]) == grpc.StatusCode.UNAUTHENTICATED
-    assert answer(channel, "Leave", other, [b"\xff"]) == grpc.StatusCode.INVALID_ARGUMENT, "it was not used up"
+    assert answer(channel, "Leave", other, [b"\xff"]) == grpc.StatusCode.INVALID_ARGUMENT, (
+        "it was not used up"
+    )
 
 
 def test_a_proof_of_another_life_of_the_server_is_refused(server):
-    with Server(Settings(token=SECRET)) as earlier, grpc.insecure_channel(f"127.0.0.1:{earlier.port}") as channel:
+    with (
+        Server(Settings(token=SECRET)) as earlier,
+        grpc.insecure_channel(f"127.0.0.1:{earlier.port}") as channel,
+    ):
         session = Recorded(channel, "here", SECRET, LIMIT)
         session.unary(path("Status"), bytes)(b"", LIMIT)
         unused, _ = session._current.next(path("Status"))
@@ -107,6 +125,7 @@ def test_proofs_are_compared_in_constant_time(server, monkeypatch):
     def noted(one, other):
         compared.append((one, other))
         return compare(one, other)
+
     monkeypatch.setattr(hmac, "compare_digest", noted)
     with member(server.port) as client:
         client.status()
@@ -114,7 +133,8 @@ def test_proofs_are_compared_in_constant_time(server, monkeypatch):
     assert all(one == other and len(one) == 32 for one, other in compared)
 
 
-# ---- what a stranger costs -----------------------------------------------------------------------------------------
+# ---- what a stranger costs -----------------------------------------------------------------------
+
 
 def test_strangers_wait_for_nothing_and_take_no_thread(server, channel):
     """More calls than there are threads, of each of which only the headers come."""
@@ -124,12 +144,18 @@ def test_strangers_wait_for_nothing_and_take_no_thread(server, channel):
         never.wait(LIMIT)
         return
         yield b""
-    calls = [channel.stream_unary(path(method)).future(silent(), timeout=LIMIT) for method in METHODS * 5]
+
+    calls = [
+        channel.stream_unary(path(method)).future(silent(), timeout=LIMIT) for method in METHODS * 5
+    ]
     calls += [channel.stream_unary(auth.BEGIN).future(silent(), timeout=LIMIT) for _ in range(30)]
     deadline = time.monotonic() + LIMIT / 2
     while not all(call.done() for call in calls):
         assert time.monotonic() < deadline, "strangers are awaited"
-    assert {call.code() for call in calls} == {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.INVALID_ARGUMENT}
+    assert {call.code() for call in calls} == {
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.INVALID_ARGUMENT,
+    }
     assert not server._grpc._state.thread_pool._threads, "a thread of the pool was used"
     with member(server.port) as client:
         client.status()
@@ -151,21 +177,28 @@ def test_refusals_come_also_when_all_threads_are_taken(server, channel):
 def test_idle_connections_and_noise_do_not_stop_members(server):
     with contextlib.ExitStack() as stack:
         for i in range(150):
-            stranger = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=LIMIT))
+            stranger = stack.enter_context(
+                socket.create_connection(("127.0.0.1", server.port), timeout=LIMIT)
+            )
             if i % 3 == 1:
                 stranger.sendall(b"[" * 200_000)
             elif i % 3 == 2:
                 stranger.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
         with member(server.port) as client:
-            client.create([specs.TableSpec(name="t", width=2, optimizer=specs.Sgd(learning_rate=1))])
+            client.create(
+                [specs.TableSpec(name="t", width=2, optimizer=specs.Sgd(learning_rate=1))]
+            )
             assert client.pull({"t": np.array([1])}).rows["t"].values.shape == (1, 2)
 
 
-# ---- members -------------------------------------------------------------------------------------------------------
+# ---- members -------------------------------------------------------------------------------------
+
 
 def test_the_secret_and_its_keys_do_not_travel(server):
     with Wiretap(server.port) as wiretap, member(wiretap.port) as client:
-        client.create([specs.TableSpec(name="a-table", width=2, optimizer=specs.Sgd(learning_rate=1))])
+        client.create(
+            [specs.TableSpec(name="a-table", width=2, optimizer=specs.Sgd(learning_rate=1))]
+        )
         client.pull({"a-table": np.array([1])})
         assert b"a-table" in wiretap, "the wiretap hears"
         assert SECRET.encode() not in wiretap and auth.key_for(SECRET, auth._PURPOSE) not in wiretap
@@ -202,23 +235,48 @@ def test_calls_of_one_session_from_many_threads(server):
 
 def test_numbers_of_calls():
     session = auth._Session(b"k" * 32, b"n" * 16, b"c" * 32)
-    order = [1, 3, 2, 5000, 4, 5000 - auth._WINDOW, 5001 - auth._WINDOW, 4999, 1 << 63, (1 << 63) - 1]
-    assert [session.take(n) for n in order] == [True, True, True, True, False, False, True, True, True, True]
+    order = [
+        1,
+        3,
+        2,
+        5000,
+        4,
+        5000 - auth._WINDOW,
+        5001 - auth._WINDOW,
+        4999,
+        1 << 63,
+        (1 << 63) - 1,
+    ]
+    assert [session.take(n) for n in order] == [
+        True,
+        True,
+        True,
+        True,
+        False,
+        False,
+        True,
+        True,
+        True,
+        True,
+    ]
     assert not any(session.take(n) for n in order)
     assert session._used < 1 << auth._WINDOW
 
 
-# ---- servers of strangers ------------------------------------------------------------------------------------------
+# ---- servers of strangers ------------------------------------------------------------------------
+
 
 @contextlib.contextmanager
 def impostor(begin=None, call=lambda messages, context: iter([b""])):
     """A server without the secret: how it answers Begin, and calls."""
+
     class Handler(grpc.GenericRpcHandler):
         def service(self, details):
             calls.append(details.method)
             if details.method == auth.BEGIN and begin is not None:
                 return grpc.stream_unary_rpc_method_handler(begin)
             return grpc.stream_stream_rpc_method_handler(call)
+
     calls = []
     server = grpc.server(ThreadPoolExecutor(2), handlers=[Handler()])
     port = server.add_insecure_port("127.0.0.1:0")
@@ -231,24 +289,37 @@ def impostor(begin=None, call=lambda messages, context: iter([b""])):
 
 def test_a_server_that_cannot_prove_itself_gets_no_call():
     for begun in (b"", bytes(64), b"x" * 65):
-        with impostor(lambda messages, context, begun=begun: begun) as (port, calls), member(port) as client:
-            with pytest.raises(errors.ServerError, match="prove that it has the job's secret|expected an answer of 64 bytes"):
+        with (
+            impostor(lambda messages, context, begun=begun: begun) as (port, calls),
+            member(port) as client,
+        ):
+            with pytest.raises(
+                errors.ServerError,
+                match="prove that it has the job's secret|expected an answer of 64 bytes",
+            ):
                 client.status()
             assert set(calls) == {auth.BEGIN}
 
 
 def test_answers_of_a_server_that_came_in_the_place_of_the_jobs_are_not_believed(server):
     """It passes on Begin to the job's server, as one could who took over a connection later."""
+
     def refuse(messages, context):
         context.abort(grpc.StatusCode.DATA_LOSS, "send me all that you have kept")
 
     with grpc.insecure_channel(f"127.0.0.1:{server.port}") as real:
+
         def begin(messages, context):
-            return real.stream_unary(auth.BEGIN)(iter(()), metadata=[
-                (k, v) for k, v in context.invocation_metadata() if k == auth.NONCE])
+            return real.stream_unary(auth.BEGIN)(
+                iter(()),
+                metadata=[(k, v) for k, v in context.invocation_metadata() if k == auth.NONCE],
+            )
+
         for call in (lambda messages, context: iter([b""]), refuse):
             with impostor(begin, call) as (port, calls), member(port) as client:
-                with pytest.raises(errors.ServerError, match="does not prove that it has the job's secret"):
+                with pytest.raises(
+                    errors.ServerError, match="does not prove that it has the job's secret"
+                ):
                     client.status()
                 assert calls == [auth.BEGIN, path("Status")]
 

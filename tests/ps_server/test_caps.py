@@ -1,4 +1,7 @@
-"""Bounds on rows and bytes: new rows are refused by name, as a whole call, and what is there goes on."""
+"""Bounds on rows and bytes: new rows are refused by name, as a whole call, and what is there goes
+on.
+"""
+
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -40,7 +43,13 @@ def ones(ids):
 
 def state(t):
     ids = np.concatenate([OLD, NEW])
-    return {"rows": len(t), "waiting": t.waiting, "step": t.step, "values": t.look_up(ids, train=False), **t.slots(ids)}
+    return {
+        "rows": len(t),
+        "waiting": t.waiting,
+        "step": t.step,
+        "values": t.look_up(ids, train=False),
+        **t.slots(ids),
+    }
 
 
 def assert_same(found, expected):
@@ -55,8 +64,14 @@ WAYS = {
     "add": ({}, lambda t, ids: t.add(ids, ones(ids))),
     "assign": ({}, lambda t, ids: t.assign(ids, ones(ids))),
     "assign_slots": ({}, lambda t, ids: t.assign_slots(ids, {"moment": ones(ids)})),
-    "update": ({"optimizer": PROGRAM}, lambda t, ids: t.update(ids, ones(ids), lambda v, s, g: (v - g, s))),
-    "admitted": ({"entry": COUNTED}, lambda t, ids: t.look_up(ids, np.full(len(ids), 2, np.uint32))),
+    "update": (
+        {"optimizer": PROGRAM},
+        lambda t, ids: t.update(ids, ones(ids), lambda v, s, g: (v - g, s)),
+    ),
+    "admitted": (
+        {"entry": COUNTED},
+        lambda t, ids: t.look_up(ids, np.full(len(ids), 2, np.uint32)),
+    ),
     "shown twice": ({"entry": COUNTED}, lambda t, ids: t.look_up(np.concatenate([ids, ids]))),
     "assigned": ({"entry": COUNTED}, lambda t, ids: t.assign(ids, ones(ids))),
 }
@@ -68,11 +83,15 @@ def test_what_does_not_fit_is_refused_as_a_whole(way):
     t = new(**more)
     act(t, OLD)
     before = state(t)
-    with pytest.raises(TooLargeError, match=r"^table t: no room for 50 new rows .*max_rows is 100, 60 are taken.*shrink"):
+    with pytest.raises(
+        TooLargeError,
+        match=r"^table t: no room for 50 new rows .*max_rows is 100, 60 are taken.*shrink",
+    ):
         act(t, NEW)
     assert_same(state(t), before)
     act(t, OLD)  # goes on
-    act(t, np.concatenate([OLD, NEW[:40], NEW[:40]]))  # just fits, also when ids come more than once
+    # just fits, also when ids come more than once
+    act(t, np.concatenate([OLD, NEW[:40], NEW[:40]]))
     assert len(t) == 100
     with pytest.raises(TooLargeError, match="no room for 1 new rows"):
         act(t, NEW[:41])
@@ -84,12 +103,18 @@ def test_bytes_are_those_of_rows_slots_and_the_index():
     t = new(max_rows=None, max_bytes=10 * row + 3)
     t.look_up(OLD[:10])
     assert t.size == (10, 10 * row)
-    with pytest.raises(TooLargeError, match=rf"1 new rows \({row} bytes\): max_bytes is {10 * row + 3}, {10 * row} are taken"):
+    with pytest.raises(
+        TooLargeError,
+        match=rf"1 new rows \({row} bytes\): max_bytes is {10 * row + 3}, {10 * row} are taken",
+    ):
         t.look_up(OLD[:11])
     big = new(max_rows=None)
     for part in np.array_split(np.arange(300_000), 30):
         big.look_up(part)
-    assert sum(shard.index.nbytes for shard in big._shards) + 300_000 * (16 + 4 * 2 * WIDTH) <= big.size.bytes
+    assert (
+        sum(shard.index.nbytes for shard in big._shards) + 300_000 * (16 + 4 * 2 * WIDTH)
+        <= big.size.bytes
+    )
 
 
 def test_ids_that_wait_count_as_bytes_and_not_as_rows():
@@ -134,6 +159,7 @@ def test_threads_that_bring_the_same_ids_all_get_them_and_others_never_too_many(
     def same(seed):
         for part in np.array_split(np.random.RandomState(seed).permutation(ids), 20):
             t.look_up(part)
+
     in_threads(*(lambda seed=seed: same(seed) for seed in range(4)))
     assert len(t) == 5000
     t = new(max_rows=5000, shards=4)
@@ -147,6 +173,7 @@ def test_threads_that_bring_the_same_ids_all_get_them_and_others_never_too_many(
                 refused.append(mine)
             if start % 5 == 0:
                 t.shrink(50)
+
     in_threads(*(lambda seed=seed: others(seed) for seed in range(4)))
     assert len(t) == 5000 and len(refused) == 4 * 20 - 50
     assert not t.cap._held and not t._reservations.state[2].any()
@@ -158,7 +185,8 @@ def test_wrong_bounds(bad):
         validation.read(specs.TableSpec, spec().model_dump() | {"max_rows": bad}, "table")
 
 
-# ---- stores ---------------------------------------------------------------------------------------------------------
+# ---- stores --------------------------------------------------------------------------------------
+
 
 def test_a_snapshot_of_more_rows_than_the_bounds_is_restored_and_served(tmp_path):
     store, bounded = Store(), Store()
@@ -187,7 +215,8 @@ def test_bounds_are_no_part_of_what_a_table_is():
     assert t.spec.max_rows == 20
 
 
-# ---- servers and clients --------------------------------------------------------------------------------------------
+# ---- servers and clients -------------------------------------------------------------------------
+
 
 class Job:
     def __init__(self):
@@ -196,7 +225,15 @@ class Job:
     def client(self, tables, trainer=0, **settings):
         if self.server is None:
             self.server = Server(Settings(token=TOKEN, **settings)).start()
-        self.clients.append(Client([f"127.0.0.1:{self.server.port}"], TOKEN, trainer=trainer, heartbeat_s=0, timeout_s=120))
+        self.clients.append(
+            Client(
+                [f"127.0.0.1:{self.server.port}"],
+                TOKEN,
+                trainer=trainer,
+                heartbeat_s=0,
+                timeout_s=120,
+            )
+        )
         self.clients[-1].create(tables, {0: [BLOCK]})
         return self.clients[-1]
 
@@ -226,20 +263,27 @@ def rows_of(job):
 def test_a_refused_pull_adds_nothing_to_any_table_and_the_next_is_served(job):
     client = job.client([spec("a"), spec("b", max_rows=10)])
     client.pull({"a": OLD, "b": OLD[:5]})
-    with pytest.raises(TooLargeError, match="table b: no room for 55 new rows .*max_rows is 10, 5 are taken"):
+    with pytest.raises(
+        TooLargeError, match="table b: no room for 55 new rows .*max_rows is 10, 5 are taken"
+    ):
         client.pull({"a": NEW, "b": OLD})
     assert rows_of(job) == {"a": 60, "b": 5}
     assert client.pull({"a": NEW, "b": OLD[:10]}).rows["b"].all().shape == (10, WIDTH)
-    assert client.pull({"b": NEW}, train=False).rows["b"].all().shape == (50, WIDTH)  # reading adds none
+    # reading adds none
+    assert client.pull({"b": NEW}, train=False).rows["b"].all().shape == (50, WIDTH)
     assert rows_of(job) == {"a": 110, "b": 10}
 
 
 def test_a_refused_push_changes_no_table_and_no_block(job):
     client = job.client([spec("a"), spec("b", max_rows=10)])
     with pytest.raises(TooLargeError, match="table b"):
-        client.push({"a": (OLD, ones(OLD)), "b": (OLD, ones(OLD))}, {"w": np.ones((2, 3), np.float32)})
+        client.push(
+            {"a": (OLD, ones(OLD)), "b": (OLD, ones(OLD))}, {"w": np.ones((2, 3), np.float32)}
+        )
     assert rows_of(job) == {"a": 0, "b": 0} and job.server.store.block("w").version == 0
-    client.push({"a": (OLD, ones(OLD)), "b": (OLD[:10], ones(OLD[:10]))}, {"w": np.ones((2, 3), np.float32)})
+    client.push(
+        {"a": (OLD, ones(OLD)), "b": (OLD[:10], ones(OLD[:10]))}, {"w": np.ones((2, 3), np.float32)}
+    )
     assert rows_of(job) == {"a": 60, "b": 10} and job.server.store.block("w").version == 1
     with pytest.raises(TooLargeError, match="table b"):
         client.push({"b": (NEW, ones(NEW))}, change=Change.ASSIGN)
@@ -260,14 +304,20 @@ def test_gradients_that_do_not_fit_are_refused_before_their_round(job):
         clients[0].push({"t": (OLD, ones(OLD))}, round=1)
     few = OLD[:10]
     in_both(clients, lambda client: client.push({"t": (few, ones(few))}, round=1))
-    assert job.server.store.rounds == 1 and rows_of(job) == {"t": 10} and not job.server.trainer_group.failed
+    assert (
+        job.server.store.rounds == 1
+        and rows_of(job) == {"t": 10}
+        and not job.server.trainer_group.failed
+    )
 
 
 def test_a_round_that_has_become_too_large_fails_the_job_by_name(job):
     clients = [job.client([spec(max_rows=60)], trainer, trainers=2) for trainer in (0, 1)]
     clients[0].push({"t": (OLD, ones(OLD))}, round=1, hold=True)
     clients[1].push({"t": (NEW, ones(NEW))}, round=1, hold=True)
-    with pytest.raises(JobFailedError, match="round 1 could not be applied: table t: no room for 110 new rows"):
+    with pytest.raises(
+        JobFailedError, match="round 1 could not be applied: table t: no room for 110 new rows"
+    ):
         in_both(clients, lambda client: client.pull(round=1, confirm=True))
     assert rows_of(job) == {"t": 0}
 
@@ -275,7 +325,9 @@ def test_a_round_that_has_become_too_large_fails_the_job_by_name(job):
 def test_a_server_bounds_all_its_tables_together(job):
     client = job.client([spec("a"), spec("b")], max_rows=100)
     client.pull({"a": OLD, "b": OLD[:30]})
-    with pytest.raises(TooLargeError, match="this server: no room for 30 new rows .*max_rows is 100, 90 are taken"):
+    with pytest.raises(
+        TooLargeError, match="this server: no room for 30 new rows .*max_rows is 100, 90 are taken"
+    ):
         client.pull({"a": NEW[:10], "b": OLD[:50]})
     assert rows_of(job) == {"a": 60, "b": 30}
     client.pull({"a": OLD, "b": OLD[:40]})
@@ -305,19 +357,31 @@ def test_calls_of_one_client_beyond_a_bound_wait_on_its_side(monkeypatch):
     def counted(self, continuation, details):
         taken.extend([details.method] * details.method.endswith("/Barrier"))
         return intercept(self, continuation, details)
+
     monkeypatch.setattr(Guard, "intercept_service", counted)
-    with Server(Settings(token=TOKEN, trainers=2)) as server, \
-            Client([f"127.0.0.1:{server.port}"], TOKEN, heartbeat_s=0, timeout_s=120) as client:
+    with (
+        Server(Settings(token=TOKEN, trainers=2)) as server,
+        Client([f"127.0.0.1:{server.port}"], TOKEN, heartbeat_s=0, timeout_s=120) as client,
+    ):
         client.create([spec()])
         with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
             session = Session(channel, "it", TOKEN, 20)._begin()
             path = f"/{wire.SERVICE}/Barrier"
-            calls = [channel.unary_unary(path).future(
-                pb.BarrierRequest(caller=client._caller(), name=f"b{i}", number=1).SerializeToString(),
-                metadata=session.next(path)[0]) for i in range(MOST_CALLS + 50)]
+            calls = [
+                channel.unary_unary(path).future(
+                    pb.BarrierRequest(
+                        caller=client._caller(), name=f"b{i}", number=1
+                    ).SerializeToString(),
+                    metadata=session.next(path)[0],
+                )
+                for i in range(MOST_CALLS + 50)
+            ]
             until(lambda: len(taken) >= MOST_CALLS)
-            with grpc.insecure_channel(f"127.0.0.1:{server.port}", [("grpc.use_local_subchannel_pool", 1)]) as other:
-                Session(other, "it", TOKEN, 20)._begin()  # another connection is heard meanwhile, and the count stands
+            with grpc.insecure_channel(
+                f"127.0.0.1:{server.port}", [("grpc.use_local_subchannel_pool", 1)]
+            ) as other:
+                # another connection is heard meanwhile, and the count stands
+                Session(other, "it", TOKEN, 20)._begin()
             assert len(taken) == MOST_CALLS
             for call in calls[:-20]:
                 call.cancel()

@@ -1,4 +1,5 @@
 """What a thread still has to send when its program ends is sent."""
+
 import subprocess
 import sys
 
@@ -30,8 +31,16 @@ ThreadPoolExecutor(1).submit(late)
 
 @pytest.mark.process
 def test_a_push_under_way_when_the_program_ends():
-    table = specs.TableSpec(name="t", width=4, initializer=specs.Constant(value=0.0), optimizer=specs.Sgd(learning_rate=1.0))
-    with Server(Settings(token=TOKEN, server=0, servers=2)) as one, Server(Settings(token=TOKEN, server=1, servers=2)) as two:
+    table = specs.TableSpec(
+        name="t",
+        width=4,
+        initializer=specs.Constant(value=0.0),
+        optimizer=specs.Sgd(learning_rate=1.0),
+    )
+    with (
+        Server(Settings(token=TOKEN, server=0, servers=2)) as one,
+        Server(Settings(token=TOKEN, server=1, servers=2)) as two,
+    ):
         endpoints = [f"127.0.0.1:{server.port}" for server in (one, two)]
         client = Client(endpoints, TOKEN, heartbeat_s=0, incarnation=1)
         client.create([table])

@@ -1,4 +1,5 @@
 """What goes out of a table and into one: slots by name, and all rows as they are at one moment."""
+
 import itertools
 
 import numpy as np
@@ -15,19 +16,31 @@ def trained(optimizer, ids):
     t = table(optimizer=optimizer, initializer=specs.Uniform(), shards=2)
     t.push(ids, ones(ids))
     for step in range(5):
-        some = ids[step % 3::2]
-        t.push(some, np.cos(np.arange(4 * len(some), dtype=np.float32)).reshape(-1, 4), learning_rate=0.1 / (1 + step))
+        some = ids[step % 3 :: 2]
+        t.push(
+            some,
+            np.cos(np.arange(4 * len(some), dtype=np.float32)).reshape(-1, 4),
+            learning_rate=0.1 / (1 + step),
+        )
     return t
 
 
-NAMES = {"sgd": [], "momentum": ["velocity"], "adagrad": ["moment"], "adam": ["moment1", "moment2"],
-         "rmsprop": ["mean_square", "momentum"], "rmsprop_centered": ["mean_square", "momentum", "mean_grad"],
-         "ftrl": ["squared", "linear"]}
+NAMES = {
+    "sgd": [],
+    "momentum": ["velocity"],
+    "adagrad": ["moment"],
+    "adam": ["moment1", "moment2"],
+    "rmsprop": ["mean_square", "momentum"],
+    "rmsprop_centered": ["mean_square", "momentum", "mean_grad"],
+    "ftrl": ["squared", "linear"],
+}
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_table_goes_on_from_exported_rows(name):
-    """Also where rows have missed steps: what is exported is as if they had been moved at every step."""
+    """Also where rows have missed steps: what is exported is as if they had been moved at every
+    step.
+    """
     ids, t = ids_of(700), trained(OPTIMIZERS[name], ids_of(700))
     values, slots = t.look_up(ids, train=False), t.slots(ids)
     assert list(slots) == NAMES.get(name, list(slots))
@@ -58,10 +71,17 @@ def test_slots_of_a_table_with_steps_missed_are_those_of_one_that_was_shown_at_e
 
 
 def test_slots_are_set_alone_and_bear_rows():
-    t, ids = table(optimizer=specs.Adam(learning_rate=1), initializer=specs.Uniform()), np.array([5, -5, 6])
+    t, ids = (
+        table(optimizer=specs.Adam(learning_rate=1), initializer=specs.Uniform()),
+        np.array([5, -5, 6]),
+    )
     born_with = t.look_up(ids[:2])
     t.assign_slots(ids, {"moment2": 3 * ones(ids)})
-    assert len(t) == 3 and (t.slots(ids)["moment2"] == 3).all() and (t.slots(ids)["moment1"] == 0).all()
+    assert (
+        len(t) == 3
+        and (t.slots(ids)["moment2"] == 3).all()
+        and (t.slots(ids)["moment1"] == 0).all()
+    )
     np.testing.assert_array_equal(t.look_up(ids[:2]), born_with)
     kept_out = table(optimizer=specs.Adagrad(learning_rate=1), entry=specs.CountEntry(count=9))
     kept_out.assign_slots(ids, {"moment": ones(ids)})
@@ -73,14 +93,21 @@ def test_slots_of_ids_without_a_row_read_as_a_row_begins():
     assert t.slots(np.array([3, 4]))["moment"].tolist() == [[0.5] * 4] * 2 and len(t) == 0
 
 
-@pytest.mark.parametrize("call, message", [
-    (lambda t: t.assign_slots(np.arange(2), {"velocity": np.ones((2, 4), np.float32)}),
-     r"table t: slots: expected some of \['moment'\], found \['velocity'\]"),
-    (lambda t: t.assign_slots(np.arange(2), {"moment": np.ones((2, 3), np.float32)}),
-     r"moment: expected an array float32 \[2, 4\], found float32 \[2, 3\]"),
-    (lambda t: t.slots([1]), "ids: expected an array int64"),
-    (lambda t: next(t.items(0)), "items: block: expected at least 1 row, found 0"),
-])
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (
+            lambda t: t.assign_slots(np.arange(2), {"velocity": np.ones((2, 4), np.float32)}),
+            r"table t: slots: expected some of \['moment'\], found \['velocity'\]",
+        ),
+        (
+            lambda t: t.assign_slots(np.arange(2), {"moment": np.ones((2, 3), np.float32)}),
+            r"moment: expected an array float32 \[2, 4\], found float32 \[2, 3\]",
+        ),
+        (lambda t: t.slots([1]), "ids: expected an array int64"),
+        (lambda t: next(t.items(0)), "items: block: expected at least 1 row, found 0"),
+    ],
+)
 def test_wrong_calls_are_refused_and_change_nothing(call, message):
     t = table(optimizer=specs.Adagrad(learning_rate=1))
     with pytest.raises(errors.ServerError, match=message):
@@ -94,7 +121,9 @@ def test_items_are_all_rows_of_one_moment(block):
     t = trained(specs.Momentum(learning_rate=0.1, mu=0.9), ids)
     expected = t.look_up(ids, train=False)
     for number, (some, values) in enumerate(t.items(block)):
-        assert 0 < len(some) <= block and values.shape == (len(some), 4) and values.flags.c_contiguous
+        assert (
+            0 < len(some) <= block and values.shape == (len(some), 4) and values.flags.c_contiguous
+        )
         found |= dict(zip(some.tolist(), values))
         changed = ids[number::7]
         t.push(changed, ones(changed))

@@ -1,4 +1,7 @@
-"""The hash of ids: who chooses them cannot make them collide, and nothing that a caller sees depends on the secret."""
+"""The hash of ids: who chooses them cannot make them collide, and nothing that a caller sees
+depends on the secret.
+"""
+
 import time
 
 import numpy as np
@@ -33,8 +36,10 @@ def ids_with(hashes, secret):
 
 def hostile(secret):
     """(ids of one place in `distinct`, ids of one place in a table)."""
-    return (ids_with([k << 40 for k in range(1, COUNT + 1)], secret),
-            ids_with([0xABCDEF0123 << 24 | k for k in range(COUNT)], secret))
+    return (
+        ids_with([k << 40 for k in range(1, COUNT + 1)], secret),
+        ids_with([0xABCDEF0123 << 24 | k for k in range(COUNT)], secret),
+    )
 
 
 def least_s(function, times):
@@ -47,8 +52,17 @@ def least_s(function, times):
 
 
 def table(**more):
-    return SparseTable(specs.TableSpec(name="t", width=3, **{
-        "optimizer": specs.Adagrad(learning_rate=0.1), "initializer": specs.Uniform(), **more}))
+    return SparseTable(
+        specs.TableSpec(
+            name="t",
+            width=3,
+            **{
+                "optimizer": specs.Adagrad(learning_rate=0.1),
+                "initializer": specs.Uniform(),
+                **more,
+            },
+        )
+    )
 
 
 def added(ids):
@@ -60,28 +74,42 @@ def added(ids):
 def seconds(distinct_ids, table_ids, times=5):
     """Of `distinct`, of new rows, and of looking them up again."""
     there = added(table_ids)
-    return [least_s(work, times) for work in (lambda: kernels.distinct(distinct_ids), lambda: added(table_ids),
-                                       lambda: there.look_up(table_ids))]
+    return [
+        least_s(work, times)
+        for work in (
+            lambda: kernels.distinct(distinct_ids),
+            lambda: added(table_ids),
+            lambda: there.look_up(table_ids),
+        )
+    ]
 
 
 def test_ids_that_collide_under_one_secret_do_not_under_another(monkeypatch):
-    plain = np.random.default_rng(0).integers(-2**62, 2**62, COUNT)
+    plain = np.random.default_rng(0).integers(-(2**62), 2**62, COUNT)
     seconds(plain[:9], plain[:9])  # compiled
     usual, chosen = seconds(plain, plain), seconds(*hostile(KNOWN))
-    assert all(found < 2 * expected + 0.002 for found, expected in zip(chosen, usual)), (chosen, usual)
+    assert all(found < 2 * expected + 0.002 for found, expected in zip(chosen, usual)), (
+        chosen,
+        usual,
+    )
     monkeypatch.setattr(kernels, "SECRET", KNOWN)  # the ids were chosen well
     slow = seconds(*hostile(KNOWN), times=1)
     assert all(found > 5 * expected for found, expected in zip(slow, usual)), (slow, usual)
 
 
 def test_each_process_has_a_secret_of_its_own():
-    assert len({*kernels.SECRET, *KNOWN}) == 4 and all(key.dtype == np.uint64 for key in kernels.SECRET)
+    assert len({*kernels.SECRET, *KNOWN}) == 4 and all(
+        key.dtype == np.uint64 for key in kernels.SECRET
+    )
 
 
 def test_machine_code_that_is_kept_on_the_disk_does_not_hold_the_secret():
     """Numba writes values of globals into the code of kernels that read them."""
     compiled = [
-        k.py_func for module in (kernels, index, row_initializers) for k in vars(module).values() if hasattr(k, "py_func")
+        k.py_func
+        for module in (kernels, index, row_initializers)
+        for k in vars(module).values()
+        if hasattr(k, "py_func")
     ]
     names = {name for function in compiled for name in function.__code__.co_names}
     assert "mix" in names and "SECRET" not in names
@@ -92,7 +120,9 @@ def results(folder, monkeypatch, secret):
     monkeypatch.setattr(kernels, "SECRET", secret)
     rng = np.random.default_rng(3)
     ids = rng.integers(0, 700, 5000) * (1 << 33)
-    gradients = (rng.standard_normal((len(ids), 3)) * 10.0 ** rng.integers(-4, 4, (len(ids), 1))).astype(np.float32)
+    gradients = (
+        rng.standard_normal((len(ids), 3)) * 10.0 ** rng.integers(-4, 4, (len(ids), 1))
+    ).astype(np.float32)
     once, inverse = kernels.distinct(ids)
     found = {"once": once, "inverse": inverse, "merged": merge(ids, gradients)[1]}
     t = table(entry=specs.CountEntry(count=3), shards=4)
@@ -100,12 +130,16 @@ def results(folder, monkeypatch, secret):
     t.push(ids, gradients)
     t.add(ids, gradients)
     t.assign(ids[:50], gradients[:50])
-    found |= {"rows": t.look_up(ids, train=False), "count": np.array([len(t), t.waiting, t.shrink(1), len(t)])}
+    found |= {
+        "rows": t.look_up(ids, train=False),
+        "count": np.array([len(t), t.waiting, t.shrink(1), len(t)]),
+    }
     program = table(optimizer=specs.Program(learning_rate=0.1))
 
     def scaled(values, slots, merged):
         found["order"], found["sum"] = merged.copy(), np.cumsum(values, 0)[-1]
         return values - merged, slots
+
     program.update(ids, gradients, scaled)
     found["updated"] = program.look_up(once)
     store = Store()
@@ -128,7 +162,9 @@ def test_a_snapshot_goes_from_a_process_to_one_with_another_secret(tmp_path, mon
     monkeypatch.setattr(kernels, "SECRET", SECRETS[1])
     store = Store()
     snapshot.restore(store, tmp_path, 0, 1)
-    np.testing.assert_array_equal(store.tables["t"].look_up(expected["once"], train=False), expected["pushed"])
+    np.testing.assert_array_equal(
+        store.tables["t"].look_up(expected["once"], train=False), expected["pushed"]
+    )
 
 
 @pytest.mark.parametrize("servers", [2, 7])
@@ -137,4 +173,6 @@ def test_which_server_owns_an_id_is_the_same_in_all_processes(monkeypatch, serve
     owners = kernels.owners_of(ids, servers)
     monkeypatch.setattr(kernels, "SECRET", SECRETS[1])
     np.testing.assert_array_equal(kernels.owners_of(ids, servers), owners)
-    np.testing.assert_array_equal(owners[500:508], {2: [1, 0, 1, 0, 0, 1, 1, 1], 7: [3, 0, 6, 0, 1, 5, 5, 3]}[servers])
+    np.testing.assert_array_equal(
+        owners[500:508], {2: [1, 0, 1, 0, 0, 1, 1, 1], 7: [3, 0, 6, 0, 1, 5, 5, 3]}[servers]
+    )

@@ -1,4 +1,5 @@
 """Memory that ends, and interrupts, while a table changes: rows are whole, or absent."""
+
 import functools
 import itertools
 
@@ -15,9 +16,16 @@ COUNTED = specs.CountEntry(count=2)
 
 
 def new(optimizer=None, **more):
-    return SparseTable(specs.TableSpec(name="t", width=WIDTH, shards=2, initializer=specs.Constant(value=7),
-                                       optimizer=optimizer or specs.Adagrad(learning_rate=0.1, initial_accumulator_value=3),
-                                       **more))
+    return SparseTable(
+        specs.TableSpec(
+            name="t",
+            width=WIDTH,
+            shards=2,
+            initializer=specs.Constant(value=7),
+            optimizer=optimizer or specs.Adagrad(learning_rate=0.1, initial_accumulator_value=3),
+            **more,
+        )
+    )
 
 
 def gradients(ids):
@@ -43,15 +51,24 @@ WAYS = {
     "assign": (new, lambda t, ids: t.assign(ids, gradients(ids))),
     "assign_slots": (new, lambda t, ids: t.assign_slots(ids, {"moment": gradients(ids)})),
     "put": (new, lambda t, ids: t.put(*records(len(ids)))),
-    "update": (lambda: new(PROGRAM), lambda t, ids: t.update(ids, gradients(ids), lambda v, s, g: (v - g, s))),
+    "update": (
+        lambda: new(PROGRAM),
+        lambda t, ids: t.update(ids, gradients(ids), lambda v, s, g: (v - g, s)),
+    ),
     "waiting": (lambda: new(entry=specs.CountEntry(count=9)), lambda t, ids: t.look_up(ids)),
-    "admitted": (lambda: new(entry=COUNTED), lambda t, ids: t.look_up(ids, np.full(len(ids), 2, np.uint32))),
+    "admitted": (
+        lambda: new(entry=COUNTED),
+        lambda t, ids: t.look_up(ids, np.full(len(ids), 2, np.uint32)),
+    ),
 }
 
 
 @pytest.fixture
 def scarce(monkeypatch):
-    """Pages of a few rows, and a switch: how many pieces of memory there are still to be had (-1: any number)."""
+    """Pages of a few rows, and a switch: how many pieces of memory there are still to be had (-1:
+    any number).
+    """
+
     class Scarce:
         left = -1
 
@@ -71,6 +88,7 @@ def scarce(monkeypatch):
     def entries(capacity):
         switch.spend()
         return zeros(capacity)
+
     monkeypatch.setattr(shard, "_PAGE_BYTES", 1 << 10)
     monkeypatch.setattr(shard, "_FEW", 16)
     monkeypatch.setattr(shard._Pages, "add", pages)
@@ -79,7 +97,13 @@ def scarce(monkeypatch):
 
 
 def state(t, ids):
-    return {"rows": len(t), "waiting": t.waiting, "step": t.step, "values": t.look_up(ids, train=False), **t.slots(ids)}
+    return {
+        "rows": len(t),
+        "waiting": t.waiting,
+        "step": t.step,
+        "values": t.look_up(ids, train=False),
+        **t.slots(ids),
+    }
 
 
 def assert_same(found, expected):
@@ -137,6 +161,7 @@ def test_an_interrupt_behind_an_insertion_leaves_whole_rows(monkeypatch, way):
         if next(calls) == 1:
             raise KeyboardInterrupt  # between the machine code and what Python makes of its result
         return done
+
     monkeypatch.setattr(index, "locate", interrupted)
     with pytest.raises(KeyboardInterrupt):
         act(t, IDS)
@@ -169,6 +194,7 @@ def test_a_cut_has_all_rows_when_memory_ends_while_one_is_put_aside(monkeypatch)
 
     def ended(self, rows):
         raise MemoryError("no memory for a copy")
+
     with t.view() as view:
         monkeypatch.setattr(shard.Shard, "read", ended)
         with pytest.raises(MemoryError):

@@ -1,4 +1,5 @@
 """Who is told a server's metrics."""
+
 import contextlib
 import hmac
 import http.client
@@ -36,7 +37,9 @@ def server():
 def asked(port, *authorization, context=None, method="GET"):
     """(status, body) of a request with these headers."""
     kind = http.client.HTTPConnection if context is None else http.client.HTTPSConnection
-    with contextlib.closing(kind("127.0.0.1", port, timeout=LIMIT, **({"context": context} if context else {}))) as connection:
+    with contextlib.closing(
+        kind("127.0.0.1", port, timeout=LIMIT, **({"context": context} if context else {}))
+    ) as connection:
         connection.putrequest(method, "/metrics")
         for value in authorization:
             connection.putheader("Authorization", value)
@@ -79,20 +82,43 @@ def test_a_user_without_a_home(tmp_path, monkeypatch, caplog):
         assert asked(server.metrics_port, f"Bearer {secret.metrics_token(SECRET)}")[0] == 200
 
 
-@pytest.mark.parametrize("headers", [
-    [], [""], ["Bearer"], ["Bearer "], [f"Bearer {SECRET}"], [f"Basic {SECRET}"], ["Bearer \xff\xfe"],
-    [f"Bearer {secret.metrics_token('another-secret-of-another')}"], [f"bearer{secret.metrics_token(SECRET)}"],
-    ["x" * 60_000], ["wrong", f"Bearer {secret.metrics_token(SECRET)}"]])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        [""],
+        ["Bearer"],
+        ["Bearer "],
+        [f"Bearer {SECRET}"],
+        [f"Basic {SECRET}"],
+        ["Bearer \xff\xfe"],
+        [f"Bearer {secret.metrics_token('another-secret-of-another')}"],
+        [f"bearer{secret.metrics_token(SECRET)}"],
+        ["x" * 60_000],
+        ["wrong", f"Bearer {secret.metrics_token(SECRET)}"],
+    ],
+)
 def test_who_brings_no_token_is_told_nothing(server, headers):
     status, text = asked(server.metrics_port, *headers)
-    assert status == 401 and "jfluid_ps" not in text and "python -m jfluid.security metrics-token" in text
+    assert (
+        status == 401
+        and "jfluid_ps" not in text
+        and "python -m jfluid.security metrics-token" in text
+    )
 
 
 def test_other_requests(server):
     token = f"Bearer {secret.metrics_token(SECRET)}"
     assert asked(server.metrics_port, token, method="POST")[0] == 501
-    for said in (b"[" * 200_000, b"GET\r\n\r\n", b"\0" * 100 + b"\n", b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 1000 + b"\r\n"):
-        with socket.create_connection(("127.0.0.1", server.metrics_port), timeout=LIMIT) as stranger:
+    for said in (
+        b"[" * 200_000,
+        b"GET\r\n\r\n",
+        b"\0" * 100 + b"\n",
+        b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 1000 + b"\r\n",
+    ):
+        with socket.create_connection(
+            ("127.0.0.1", server.metrics_port), timeout=LIMIT
+        ) as stranger:
             with contextlib.suppress(OSError):  # it may be closed while this is sent
                 stranger.sendall(said)
                 stranger.shutdown(socket.SHUT_WR)
@@ -102,7 +128,9 @@ def test_other_requests(server):
 
 def test_tokens_are_compared_in_constant_time(server, monkeypatch):
     compared, compare = [], hmac.compare_digest
-    monkeypatch.setattr(hmac, "compare_digest", lambda *pair: compared.append(pair) or compare(*pair))
+    monkeypatch.setattr(
+        hmac, "compare_digest", lambda *pair: compared.append(pair) or compare(*pair)
+    )
     assert asked(server.metrics_port, "Bearer x")[0] == 401
     assert len(compared) == 2 and all(one == b"Bearer x" for one, _ in compared)
 
@@ -112,8 +140,12 @@ def test_idle_strangers_hold_nobody_up_and_go(server, monkeypatch):
     monkeypatch.setattr(metrics_server._Handler, "timeout", 1000.0)
     token, threads = f"Bearer {secret.metrics_token(SECRET)}", threading.active_count()
     with contextlib.ExitStack() as stack:
-        idle = [stack.enter_context(socket.create_connection(("127.0.0.1", server.metrics_port), timeout=LIMIT))
-                for _ in range(40)]
+        idle = [
+            stack.enter_context(
+                socket.create_connection(("127.0.0.1", server.metrics_port), timeout=LIMIT)
+            )
+            for _ in range(40)
+        ]
         for stream in idle[::2]:
             stream.sendall(b"GET /metrics HTTP/1.1\r\n")
         for _ in range(3):
@@ -145,7 +177,9 @@ def test_with_tls_metrics_are_told_over_tls():
         assert asked(server.metrics_port, token, context=client)[0] == 200
         with pytest.raises((http.client.HTTPException, OSError)):
             asked(server.metrics_port, token)
-    with Server(Settings(token=SECRET, metrics_port=0, tls_clients=TLS / "certificate.pem", **files)) as server:
+    with Server(
+        Settings(token=SECRET, metrics_port=0, tls_clients=TLS / "certificate.pem", **files)
+    ) as server:
         with pytest.raises((http.client.HTTPException, OSError)):
             asked(server.metrics_port, token, context=client)
         client.load_cert_chain(TLS / "certificate.pem", TLS / "key.pem")
@@ -153,5 +187,8 @@ def test_with_tls_metrics_are_told_over_tls():
 
 
 def test_a_port_that_is_taken(server):
-    with pytest.raises(errors.ServerError, match=f"metrics: cannot listen on 127.0.0.1:{server.metrics_port}: Address"):
+    with pytest.raises(
+        errors.ServerError,
+        match=f"metrics: cannot listen on 127.0.0.1:{server.metrics_port}: Address",
+    ):
         Server(Settings(token=SECRET, metrics_port=server.metrics_port)).start()

@@ -1,4 +1,7 @@
-"""The pages on parameter servers list what there is: options, metrics, errors, calls, lines of the log."""
+"""The pages on parameter servers list what there is: options, metrics, errors, calls, lines of the
+log.
+"""
+
 import ast
 import re
 from pathlib import Path
@@ -31,18 +34,28 @@ def names(text, section, pattern):
 
 
 def test_options():
-    defined = {option for action in _parser()._actions for option in action.option_strings} - {"-h", "--help"}
+    defined = {option for action in _parser()._actions for option in action.option_strings} - {
+        "-h",
+        "--help",
+    }
     assert names(REFERENCE, "Options of a server", r"`(--[\w-]+)") == defined
 
 
 def test_metrics():
-    collected = {sample for family in Metrics(Store()).registry.collect()
-                 for sample in [family.name + "_total" * (family.type == "counter")]}
+    collected = {
+        sample
+        for family in Metrics(Store()).registry.collect()
+        for sample in [family.name + "_total" * (family.type == "counter")]
+    }
     assert names(REFERENCE, "Metrics", r"`(\w+)`") == collected
 
 
 def test_errors():
-    defined = {name for name, value in vars(errors).items() if getattr(value, "__module__", "") == errors.__name__}
+    defined = {
+        name
+        for name, value in vars(errors).items()
+        if getattr(value, "__module__", "") == errors.__name__
+    }
     assert names(REFERENCE, "Errors", r"`(\w+)`") == defined
     for name, _, status in rows(REFERENCE, "Errors")[1:]:
         assert f"({status}" in getattr(errors, name.strip("`")).__doc__, name
@@ -55,13 +68,20 @@ def test_methods_of_a_client():
 
 def test_fields_and_slots():
     assert names(REFERENCE, "Tables", r"`(\w+)`") >= set(specs.TableSpec.model_fields)
-    fields = {name.replace("communicator_prefetch", "prefetch") for name in TrainerRuntimeConfig().runtime_configs}
+    fields = {
+        name.replace("communicator_prefetch", "prefetch")
+        for name in TrainerRuntimeConfig().runtime_configs
+    }
     assert names(REFERENCE, "Strategies", r"`(\w+)`") >= fields
-    assert {kind.__name__ for kind in Optimizer.__subclasses__()} <= names(REFERENCE, "Tables", r"`(\w+)`")
+    assert {kind.__name__ for kind in Optimizer.__subclasses__()} <= names(
+        REFERENCE, "Tables", r"`(\w+)`"
+    )
 
 
 def test_calls():
-    defined = {method.name for method in ps_pb2.DESCRIPTOR.services_by_name["ParameterServer"].methods}
+    defined = {
+        method.name for method in ps_pb2.DESCRIPTOR.services_by_name["ParameterServer"].methods
+    }
     assert names(INTERNALS, "The wire", r"`(\w+)`") == defined
 
 
@@ -76,11 +96,17 @@ def _texts(node):
 
 @pytest.fixture(scope="module")
 def logged():
-    return [text for folder in ("ps_server", "distributed") for path in (ROOT / "jfluid" / folder).rglob("*.py")
-            for text in _texts(ast.parse(path.read_text()))]
+    return [
+        text
+        for folder in ("ps_server", "distributed")
+        for path in (ROOT / "jfluid" / folder).rglob("*.py")
+        for text in _texts(ast.parse(path.read_text()))
+    ]
 
 
-@pytest.mark.parametrize("line", [row[0].strip("`") for row in rows(REFERENCE, "Lines in the log")[1:]])
+@pytest.mark.parametrize(
+    "line", [row[0].strip("`") for row in rows(REFERENCE, "Lines in the log")[1:]]
+)
 def test_lines_of_the_log(line, logged):
     pattern = re.sub(r"<[^>]*>", "<>", line)
     assert any(pattern in text for text in logged), pattern

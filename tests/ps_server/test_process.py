@@ -1,4 +1,5 @@
 """`python -m jfluid.ps_server` as a process: started by hand, killed, stopped, restored."""
+
 import os
 import signal
 import subprocess
@@ -27,9 +28,16 @@ class Process:
     """A server in a process of its own."""
 
     def __init__(self, *arguments, **variables):
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)} | (variables or {"JFLUID_JOB_TOKEN": TOKEN})
-        self.process = subprocess.Popen([sys.executable, "-m", "jfluid.ps_server", *map(str, arguments)], env=environment,
-                                        text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)} | (
+            variables or {"JFLUID_JOB_TOKEN": TOKEN}
+        )
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "jfluid.ps_server", *map(str, arguments)],
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
         # A server that does not come up must not stop the tests.
         guard = threading.Timer(60, self.process.kill)
         guard.start()
@@ -57,13 +65,23 @@ def client(server, **more):
 def test_by_hand(tmp_path):
     (tmp_path / "tables.yaml").write_text(
         "tables:\n- {name: t, width: 4, optimizer: {type: sgd, learning_rate: 1}}\nblocks:\n- {name: w, shape: [2], "
-        "initializer: {type: constant, value: 3}, optimizer: {type: sgd, learning_rate: 1}}\n")
-    with Process("--tables", tmp_path / "tables.yaml", "--metrics-port", 0, "--save-root", tmp_path / "saves",
-                 XDG_CACHE_HOME=str(tmp_path)) as server:
+        "initializer: {type: constant, value: 3}, optimizer: {type: sgd, learning_rate: 1}}\n"
+    )
+    with Process(
+        "--tables",
+        tmp_path / "tables.yaml",
+        "--metrics-port",
+        0,
+        "--save-root",
+        tmp_path / "saves",
+        XDG_CACHE_HOME=str(tmp_path),
+    ) as server:
         assert server.lines == [f"listening on {server.endpoint}"]
         with Client([server.endpoint], secret.from_file(tmp_path / "jfluid" / "secret")) as one:
             one.create([TABLE])
-            assert one.pull({"t": np.array([1])}).rows["t"].values.tolist() == [[0] * 4] and one.status()[0].blocks == {"w": 0}
+            assert one.pull({"t": np.array([1])}).rows["t"].values.tolist() == [
+                [0] * 4
+            ] and one.status()[0].blocks == {"w": 0}
             one.save(str(tmp_path / "saves"))
             with pytest.raises(errors.ServerError, match="the server's save root"):
                 one.save(str(tmp_path))
@@ -72,22 +90,29 @@ def test_by_hand(tmp_path):
         assert "metrics on http://127.0.0.1:" in server.process.stdout.read()
 
 
-@pytest.mark.parametrize("arguments, message", [
-    (["--server", "3"], "server: expected a number below 1, found 3"),
-    (["--restore", "/does/not/exist"], "no such directory to restore from"),
-    (["--tables", "/does/not/exist"], "No such file"),
-    (["--port", "70000"], "options: port"),
-    (["--secret-file", "/does/not/exist"], "/does/not/exist: cannot read the job's secret"),
-])
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--server", "3"], "server: expected a number below 1, found 3"),
+        (["--restore", "/does/not/exist"], "no such directory to restore from"),
+        (["--tables", "/does/not/exist"], "No such file"),
+        (["--port", "70000"], "options: port"),
+        (["--secret-file", "/does/not/exist"], "/does/not/exist: cannot read the job's secret"),
+    ],
+)
 def test_what_cannot_start_says_why(arguments, message):
     with Process(*arguments) as server:
         output = server.process.communicate(timeout=120)[1]
     assert server.process.returncode == 2 and message in output and "Traceback" not in output
 
 
-@pytest.mark.parametrize("text, message", [
-    ("tables: " + "[" * 100_000, "nested too deeply"),
-    ("a: &a [x, x]\nb: &b [*a, *a]\ntables: [*b, *b]", "aliases (*name) are not supported")])
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("tables: " + "[" * 100_000, "nested too deeply"),
+        ("a: &a [x, x]\nb: &b [*a, *a]\ntables: [*b, *b]", "aliases (*name) are not supported"),
+    ],
+)
 def test_a_file_of_tables_of_which_few_bytes_stand_for_many(tmp_path, text, message):
     (tmp_path / "tables.yaml").write_text(text)
     with Process("--tables", tmp_path / "tables.yaml") as server:
@@ -99,7 +124,10 @@ def test_a_server_that_others_can_reach_needs_a_secret(tmp_path):
     with Process("--host", "0.0.0.0", XDG_CACHE_HOME=str(tmp_path)) as server:
         output = server.process.communicate(timeout=120)[1]
     assert server.process.returncode == 2
-    assert "0.0.0.0: other machines can connect there, so the job needs a secret: set JFLUID_JOB_TOKEN" in output
+    assert (
+        "0.0.0.0: other machines can connect there, so the job needs a secret: set JFLUID_JOB_TOKEN"
+        in output
+    )
     with Process("--host", "0.0.0.0") as server:
         assert server.endpoint.startswith("0.0.0.0:")
 
@@ -128,7 +156,7 @@ def test_a_server_that_is_killed_goes_on_from_its_snapshot(tmp_path):
             assert again.lines[0].startswith("restored snapshot ")
             assert finished.wait(120)
             assert (one.look_up("t", ids) == 6).all()
-            status, = one.status()
+            (status,) = one.status()
             assert status.lost == 2 and status.tables["t"].rows == 1000
             one.leave()
 
@@ -157,10 +185,19 @@ def test_a_server_ends_with_its_trainers():
 
 @pytest.mark.parametrize("saved", [True, False])
 def test_nothing_is_lost_when_pushes_are_kept(tmp_path, saved):
-    """In synchronous training, with a server killed in the middle: the model of an undisturbed run, bit for bit."""
-    spec = specs.TableSpec(name="t", width=4, initializer=specs.Normal(), optimizer=specs.Momentum(learning_rate=0.1, mu=0.9))
-    batches = [[(rng.randint(0, 50, 20), rng.randn(20, 4).astype(np.float32)) for _ in range(12)]
-               for rng in map(np.random.RandomState, range(2))]
+    """In synchronous training, with a server killed in the middle: the model of an undisturbed run,
+    bit for bit.
+    """
+    spec = specs.TableSpec(
+        name="t",
+        width=4,
+        initializer=specs.Normal(),
+        optimizer=specs.Momentum(learning_rate=0.1, mu=0.9),
+    )
+    batches = [
+        [(rng.randint(0, 50, 20), rng.randn(20, 4).astype(np.float32)) for _ in range(12)]
+        for rng in map(np.random.RandomState, range(2))
+    ]
 
     def train(server, kill_at):
         meanwhile = threading.Barrier(2, timeout=120)
@@ -179,7 +216,11 @@ def test_nothing_is_lost_when_pushes_are_kept(tmp_path, saved):
                         server.process.kill()
                         server.process.wait(120)
                         restore = ["--restore", tmp_path] if saved else []
-                        again.append(Process("--port", server.endpoint.split(":")[1], "--trainers", 2, *restore))
+                        again.append(
+                            Process(
+                                "--port", server.endpoint.split(":")[1], "--trainers", 2, *restore
+                            )
+                        )
                     mine.exchange({"t": (ids, gradients)}, {}, {"t": ids}, round=number)
                 assert mine.status()[0].lost == 0 and mine.restarts == (kill_at > 0)
                 return mine.look_up("t", np.arange(50))

@@ -1,4 +1,5 @@
 """The recovery line: servers of a synchronous job cut at the same rounds, and go on together."""
+
 import contextlib
 import threading
 import time
@@ -26,17 +27,20 @@ def answer(*snapshots, decided=False, rounds=0, retained=()):
     return pb.RecoveryReply(decided=decided, rounds=rounds, snapshots=snapshots, retained=retained)
 
 
-@pytest.mark.parametrize("own, peers, expected", [
-    ([3, 7], [answer(3, 7), answer(3, 7)], 7),
-    ([3, 7], [answer(3, 7), answer(3)], 3),  # the last one was killed while it wrote
-    ([3, 7], [answer(7, 9)], 7),
-    ([3], [answer(7)], 0),
-    ([], [answer(7)], 0),
-    ([3, 7], [answer(decided=True, rounds=9)], 7),  # it serves: only this server was lost
-    ([3, 7], [answer(decided=True, rounds=6)], 3),
-    ([3, 7], [answer(decided=True, rounds=9), answer(3)], 3),
-    ([3, 7], [], 7),
-])
+@pytest.mark.parametrize(
+    "own, peers, expected",
+    [
+        ([3, 7], [answer(3, 7), answer(3, 7)], 7),
+        ([3, 7], [answer(3, 7), answer(3)], 3),  # the last one was killed while it wrote
+        ([3, 7], [answer(7, 9)], 7),
+        ([3], [answer(7)], 0),
+        ([], [answer(7)], 0),
+        ([3, 7], [answer(decided=True, rounds=9)], 7),  # it serves: only this server was lost
+        ([3, 7], [answer(decided=True, rounds=6)], 3),
+        ([3, 7], [answer(decided=True, rounds=9), answer(3)], 3),
+        ([3, 7], [], 7),
+    ],
+)
 def test_the_newest_round_that_all_have(own, peers, expected):
     assert newest_common(own, peers) == expected
 
@@ -55,10 +59,16 @@ class Cluster:
         self.servers, self.own, self.peers = [], [], []
         for i in range(servers):
             store = Store()
-            store.create_block(specs.BlockSpec(name=f"w{i}", shape=(3,), optimizer=specs.Momentum(learning_rate=1.0, mu=0.5)))
+            store.create_block(
+                specs.BlockSpec(
+                    name=f"w{i}", shape=(3,), optimizer=specs.Momentum(learning_rate=1.0, mu=0.5)
+                )
+            )
             self.servers.append(Server(Settings(token=TOKEN, server=i, servers=servers), store))
             service, trainer_group = self.servers[i].service, self.servers[i].trainer_group
-            self.own.append(RoundSnapshots(folder / f"server-{i}", store, trainer_group.left, service.is_saved))
+            self.own.append(
+                RoundSnapshots(folder / f"server-{i}", store, trainer_group.left, service.is_saved)
+            )
             service.round_snapshots, trainer_group.on_round = self.own[i], self.own[i].on_round
             self.own[i].look()
         endpoints = [f"127.0.0.1:{s.port}" for s in self.servers]
@@ -69,8 +79,12 @@ class Cluster:
 
     def train(self, *rounds):
         for number in range(*rounds):
-            self.client.push(blocks={f"w{i}": GRADIENT * number for i in range(len(self.servers))}, round=number, hold=True,
-                             state=b"of round %d" % number)
+            self.client.push(
+                blocks={f"w{i}": GRADIENT * number for i in range(len(self.servers))},
+                round=number,
+                hold=True,
+                state=b"of round %d" % number,
+            )
             self.client.pull(round=number, confirm=True)
 
     def values(self):
@@ -86,7 +100,10 @@ class Cluster:
         def decide(i):
             found[i] = self.peers[i].agree(self.own[i])
             self.own[i].decide(found[i])
-        threads = [threading.Thread(target=decide, args=[i]) for i in reversed(range(len(self.servers)))]
+
+        threads = [
+            threading.Thread(target=decide, args=[i]) for i in reversed(range(len(self.servers)))
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -126,9 +143,16 @@ def test_servers_cut_at_the_same_rounds_and_keep_two(tmp_path):
         assert lines[0] == lines[1] and len(lines[0]) == 2
         assert all(set(lines[0]) <= set(found) and len(found) <= 3 for found in job.snapshots())
         values, push = job.values(), job.servers[0].service.push
-        reply = push(pb.PushRequest(caller=pb.Caller(incarnation=job.client.incarnation, sequence=number, outstanding=number),
-                                    round=number))
-        assert not reply.applied and lines[0][1] <= reply.durable <= number  # what is before all servers' snapshots is safe
+        reply = push(
+            pb.PushRequest(
+                caller=pb.Caller(
+                    incarnation=job.client.incarnation, sequence=number, outstanding=number
+                ),
+                round=number,
+            )
+        )
+        # what is before all servers' snapshots is safe
+        assert not reply.applied and lines[0][1] <= reply.durable <= number
     with Cluster(tmp_path) as again:
         newest = max(set.intersection(*map(set, again.snapshots())))
         assert again.agree() == [newest] * 2
@@ -143,7 +167,12 @@ def cut(job, number, servers=(0, 1)):
     for i in servers:
         assert job.own[i].plan(number)
     job.train(job.servers[0].store.rounds + 1, number + 1)
-    until(lambda: all(number in job.own[i].status().snapshots and not job.own[i].status().writing for i in servers))
+    until(
+        lambda: all(
+            number in job.own[i].status().snapshots and not job.own[i].status().writing
+            for i in servers
+        )
+    )
 
 
 def test_a_snapshot_that_only_some_have_is_given_up(tmp_path):
@@ -185,14 +214,25 @@ def test_lost_snapshots_are_told_and_not_trained_anew(tmp_path):
             own.retain([2])
     for path in (tmp_path / "server-1").iterdir():
         path.unlink()
-    with Cluster(tmp_path) as job, pytest.raises(
-            errors.ServerError, match="all servers had snapshots of round 2, .* server 0: 2; server 1: none. Put back"):
+    with (
+        Cluster(tmp_path) as job,
+        pytest.raises(
+            errors.ServerError,
+            match="all servers had snapshots of round 2, .* server 0: 2; server 1: none. Put back",
+        ),
+    ):
         job.peers[0].agree(job.own[0])
 
 
-@pytest.mark.parametrize("damage", [
-    lambda path: path.write_bytes(path.read_bytes()[:-1]), lambda path: path.write_bytes(b"\xff" + path.read_bytes()[1:]),
-    lambda path: path.unlink()], ids=["cut off", "changed", "gone"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_bytes(path.read_bytes()[:-1]),
+        lambda path: path.write_bytes(b"\xff" + path.read_bytes()[1:]),
+        lambda path: path.unlink(),
+    ],
+    ids=["cut off", "changed", "gone"],
+)
 @pytest.mark.parametrize("suffix", ["0.numbers", "1.state", "json"])
 def test_a_damaged_snapshot_falls_back_on_its_predecessor(tmp_path, damage, suffix, caplog):
     with Cluster(tmp_path, servers=1) as job:
@@ -200,22 +240,31 @@ def test_a_damaged_snapshot_falls_back_on_its_predecessor(tmp_path, damage, suff
         job.own[0].retain([2])
         before = job.values()
         cut(job, 4, servers=[0])
-    path, = tmp_path.glob(f"server-0/round-4.*.{suffix}")
+    (path,) = tmp_path.glob(f"server-0/round-4.*.{suffix}")
     damage(path)
     with Cluster(tmp_path, servers=1) as job:
         assert job.agree() == [2] and job.values() == before
-    assert "snapshot round-4 is passed over" in caplog.text or (suffix == "json" and not path.exists())
+    assert "snapshot round-4 is passed over" in caplog.text or (
+        suffix == "json" and not path.exists()
+    )
 
 
 def test_plans(tmp_path):
     with Cluster(tmp_path, servers=1) as job:
-        own, = job.own
+        (own,) = job.own
         assert own.plan(3) and own.plan(2)  # another one in its place
         job.train(1, 4)
         until(lambda: own.status().snapshots)
-        assert own.settle(LIMIT_S) and list(own.status().snapshots) == [2] and own.status().planned == 0
+        assert (
+            own.settle(LIMIT_S)
+            and list(own.status().snapshots) == [2]
+            and own.status().planned == 0
+        )
         assert not own.plan(3) and not own.plan(1)
-        with pytest.raises(errors.ServerError, match=r"expected rounds of snapshots that are here \(\[2\]\), found \[3\]"):
+        with pytest.raises(
+            errors.ServerError,
+            match=r"expected rounds of snapshots that are here \(\[2\]\), found \[3\]",
+        ):
             own.retain([3])
 
 
@@ -224,7 +273,10 @@ def test_a_server_that_does_not_know_yet_tells_only_its_peers(tmp_path):
         service = job.servers[0].service
         service.ready.clear()
         client = Client([f"127.0.0.1:{job.servers[0].port}"], TOKEN, timeout_s=0.2, heartbeat_s=0)
-        with client, pytest.raises(errors.ServerError, match="still reads its snapshot|no answer within"):
+        with (
+            client,
+            pytest.raises(errors.ServerError, match="still reads its snapshot|no answer within"),
+        ):
             client.status()
         assert service.recovery(pb.RecoveryRequest()).decided is False
         service.ready.set()
@@ -232,7 +284,9 @@ def test_a_server_that_does_not_know_yet_tells_only_its_peers(tmp_path):
 
 
 @pytest.mark.parametrize("synchronous", [True, False])
-def test_a_server_that_starts_again_takes_no_call_before_it_has_read_its_snapshot(tmp_path, synchronous, monkeypatch):
+def test_a_server_that_starts_again_takes_no_call_before_it_has_read_its_snapshot(
+    tmp_path, synchronous, monkeypatch
+):
     """What it took would be lost when it reads it."""
     monkeypatch.setattr(Store, "synchronous", synchronous)
     with Cluster(tmp_path / "first", servers=1) as job:
@@ -240,10 +294,17 @@ def test_a_server_that_starts_again_takes_no_call_before_it_has_read_its_snapsho
         cut(job, 2, servers=[0])
     with Cluster(tmp_path / "second", servers=1) as job:
         server, service = job.servers[0], job.servers[0].service
-        writer = Snapshots(tmp_path / "first" / "server-0", 60.0, restore=True).writer(server, job.peers[0])
-        client = Client([f"127.0.0.1:{server.port}"], TOKEN, timeout_s=0.2, heartbeat_s=0, incarnation=1)
+        writer = Snapshots(tmp_path / "first" / "server-0", 60.0, restore=True).writer(
+            server, job.peers[0]
+        )
+        client = Client(
+            [f"127.0.0.1:{server.port}"], TOKEN, timeout_s=0.2, heartbeat_s=0, incarnation=1
+        )
         client.place_block("w0", 0, (3,))
-        with client, pytest.raises(errors.ServerError, match="still reads its snapshot|no answer within"):
+        with (
+            client,
+            pytest.raises(errors.ServerError, match="still reads its snapshot|no answer within"),
+        ):
             client.push(blocks={"w0": GRADIENT}, change=Change.ADD)
         assert job.values() == [0.0] and not service.ready.is_set()
         writer.begin()
@@ -253,10 +314,12 @@ def test_a_server_that_starts_again_takes_no_call_before_it_has_read_its_snapsho
 
 def test_an_asynchronous_server_falls_back_too(tmp_path, caplog):
     """On the snapshot before a damaged one; and it begins anew where there is none, and says so."""
+
     def begin(folder):
         with Cluster(tmp_path / "none", servers=1) as job:
             Snapshots(folder, 60.0, restore=True).writer(job.servers[0], job.peers[0]).begin()
             return job.values()
+
     folder = tmp_path / "server-0"
     with Cluster(tmp_path, servers=1) as job:
         service = job.servers[0].service
@@ -265,26 +328,36 @@ def test_an_asynchronous_server_falls_back_too(tmp_path, caplog):
             service.save_alone(folder)
         job.client.push(blocks={"w0": GRADIENT}, change=Change.ADD)
         service.save_alone(folder)
-    newest, = snapshot.latest(folder)
+    (newest,) = snapshot.latest(folder)
     assert begin(folder) == [4.0] and len(list(folder.glob("*.json"))) == 2
     (folder / newest.blocks[0].file.name).unlink()
     assert begin(folder) == [3.0] and f"snapshot {newest.id} is passed over" in caplog.text
-    assert begin(tmp_path / "lost") == [0.0] and "lost holds no complete snapshot: this server begins anew" in caplog.text
+    assert (
+        begin(tmp_path / "lost") == [0.0]
+        and "lost holds no complete snapshot: this server begins anew" in caplog.text
+    )
 
 
 def test_a_life_that_only_pulled_before_the_snapshot_is_known_after_it(tmp_path):
     """Otherwise the next one could get a number below it, and be refused."""
     with Cluster(tmp_path, servers=1) as job:
-        job.servers[0].store.create_table(specs.TableSpec(name="t", width=1, optimizer=specs.Sgd(learning_rate=1)))
+        job.servers[0].store.create_table(
+            specs.TableSpec(name="t", width=1, optimizer=specs.Sgd(learning_rate=1))
+        )
         job.client.pull({"t": np.arange(3)})
         before = job.client.incarnation
         job.servers[0].service.save_alone(tmp_path / "server-0")
     with Cluster(tmp_path / "again", servers=1) as job:
-        Snapshots(tmp_path / "server-0", 60.0, restore=True).writer(job.servers[0], job.peers[0]).begin()
+        Snapshots(tmp_path / "server-0", 60.0, restore=True).writer(
+            job.servers[0], job.peers[0]
+        ).begin()
         assert job.client.incarnation >> 32 > before >> 32
         job.client.pull({"t": np.arange(3)})
 
 
 def test_rounds_that_nobody_has_any_more(tmp_path):
-    with Cluster(tmp_path, servers=1) as job, pytest.raises(RollbackError, match="applied 0 rounds, and nobody has"):
+    with (
+        Cluster(tmp_path, servers=1) as job,
+        pytest.raises(RollbackError, match="applied 0 rounds, and nobody has"),
+    ):
         job.client.push(blocks={"w0": GRADIENT}, round=3)

@@ -1,4 +1,7 @@
-"""Servers that end and start again, answers that are lost, and trainers that are idle or have left meanwhile."""
+"""Servers that end and start again, answers that are lost, and trainers that are idle or have left
+meanwhile.
+"""
+
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -42,6 +45,7 @@ def site(tmp_path):
     def start(folder=tmp_path, **settings):
         made.append(Site(folder, **settings))
         return made[-1]
+
     yield start
     for each in made:
         each.end()
@@ -65,34 +69,52 @@ def rows(client, ids=IDS):
 
 def step(client, number, size=1.0):
     """A round: gradients of both, above 64 KiB."""
-    client.exchange({"t": (IDS, np.full((ROWS, WIDTH), size, np.float32))}, {"w": ONE * np.float32(size)}, {"t": IDS}, ["w"],
-                    round=number)
+    client.exchange(
+        {"t": (IDS, np.full((ROWS, WIDTH), size, np.float32))},
+        {"w": ONE * np.float32(size)},
+        {"t": IDS},
+        ["w"],
+        round=number,
+    )
 
 
-# ---- waits ---------------------------------------------------------------------------------------------------------
+# ---- waits ---------------------------------------------------------------------------------------
+
 
 def test_lost_connections_use_up_no_thread(site):
-    """Trainer 0 waits in a round over a connection that is lost more often than the server has threads."""
+    """Trainer 0 waits in a round over a connection that is lost more often than the server has
+    threads.
+    """
     job = site(trainers=2)
     job.client(1)
-    round_1 = pb.PushRequest(caller=pb.Caller(trainer=0, incarnation=1, sequence=1, outstanding=1), round=1,
-                             blocks=[pb.BlockChange(block="w", values=ONE.tobytes())]).SerializeToString()
+    round_1 = pb.PushRequest(
+        caller=pb.Caller(trainer=0, incarnation=1, sequence=1, outstanding=1),
+        round=1,
+        blocks=[pb.BlockChange(block="w", values=ONE.tobytes())],
+    ).SerializeToString()
     with grpc.insecure_channel(job.endpoints[0]) as channel:
-        push = Session(channel, job.endpoints[0], TOKEN, 20).unary(f"/{wire.SERVICE}/Push", pb.PushReply.FromString)
+        push = Session(channel, job.endpoints[0], TOKEN, 20).unary(
+            f"/{wire.SERVICE}/Push", pb.PushReply.FromString
+        )
         for _ in range(16 + 4 * 2 + 2):
             with pytest.raises(grpc.RpcError) as lost:
                 push(round_1, 0.05)
             assert lost.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
         until(lambda: job.clients[0].status()[0].rounds == 0, "an answer")
         pool = job.servers[0]._grpc._state.thread_pool
-        until(lambda: pool._idle_semaphore._value == len(pool._threads), "the threads of calls that were lost")
+        until(
+            lambda: pool._idle_semaphore._value == len(pool._threads),
+            "the threads of calls that were lost",
+        )
     job.clients[0].push(blocks={"w": ONE}, round=1)
     assert job.servers[0].store.rounds == 1
 
 
 @pytest.mark.parametrize("code", ["UNAVAILABLE", "CANCELLED", "INTERNAL", "UNKNOWN"])
 def test_a_call_without_an_answer_of_the_service_is_sent_again(site, code):
-    """Whatever gRPC calls it: a server that ends cancels what is under way, and streams end in the middle."""
+    """Whatever gRPC calls it: a server that ends cancels what is under way, and streams end in the
+    middle.
+    """
     client = site().client()
     connection, real, calls = client._connections[0], client._connections[0]._methods["Push"], []
 
@@ -104,6 +126,7 @@ def test_a_call_without_an_answer_of_the_service_is_sent_again(site, code):
         if len(calls) == 3:
             raise Lost(grpc.StatusCode[code], ((PROOF, b"of the service"),))
         return reply
+
     connection._methods["Push"] = losing
     few = np.array([7])
     add(client, few)
@@ -113,7 +136,8 @@ def test_a_call_without_an_answer_of_the_service_is_sent_again(site, code):
             add(client, few)
 
 
-# ---- what is kept, and for how long --------------------------------------------------------------------------------
+# ---- what is kept, and for how long --------------------------------------------------------------
+
 
 def test_only_what_a_restart_reads_ends_the_keeping(site, tmp_path):
     job = site()
@@ -130,7 +154,9 @@ def test_only_what_a_restart_reads_ends_the_keeping(site, tmp_path):
 
 
 def test_what_one_thread_has_not_heard_of_is_not_lost_when_another_mends_the_server(site, threads):
-    """Two threads push through one client; the server ends when it has the second push and not the first."""
+    """Two threads push through one client; the server ends when it has the second push and not the
+    first.
+    """
     job = site()
     client = job.client()
     add(client, np.array([0]))
@@ -143,6 +169,7 @@ def test_what_one_thread_has_not_heard_of_is_not_lost_when_another_mends_the_ser
             assert go_on.wait(LIMIT_S)
             raise Lost()  # the request never reached the server
         return real(data, timeout_s)
+
     connection._methods["Push"] = losing
     first = threads.submit(add, client, np.array([1]))
     assert under_way.wait(LIMIT_S)
@@ -155,7 +182,9 @@ def test_what_one_thread_has_not_heard_of_is_not_lost_when_another_mends_the_ser
 
 
 def test_an_answer_of_an_earlier_life_that_comes_when_the_server_was_mended(site, threads):
-    """The push was applied by the server that has ended; when the other thread mended its successor it was not kept yet."""
+    """The push was applied by the server that has ended; when the other thread mended its successor
+    it was not kept yet.
+    """
     job = site()
     client = job.client()
     add(client, np.array([0]))
@@ -168,6 +197,7 @@ def test_an_answer_of_an_earlier_life_that_comes_when_the_server_was_mended(site
             answered.set()
             assert go_on.wait(LIMIT_S)
         return reply
+
     connection._methods["Push"] = late
     first = threads.submit(add, client, np.array([1]))
     assert answered.wait(LIMIT_S)
@@ -192,6 +222,7 @@ def test_pushes_before_the_first_answer_are_of_one_life(site, threads):
                 done.append(True)
                 job.restart()
             return reply
+
     done = []
     connection._methods["Push"] = restarted_between
     for future in [threads.submit(add, client, np.array([i])) for i in range(4)]:
@@ -206,7 +237,10 @@ def test_what_is_beyond_the_bytes_to_be_kept_is_counted(site):
         add(client, np.arange(16) + 100 * i)
     job.restart()
     add(client, np.array([1000]))
-    assert rows(client, np.arange(5) * 100).tolist() == [0, 0, 0, 1, 1] and client.status()[0].lost == 3
+    assert (
+        rows(client, np.arange(5) * 100).tolist() == [0, 0, 0, 1, 1]
+        and client.status()[0].lost == 3
+    )
 
 
 def test_what_a_server_has_lost_is_still_told_when_it_starts_again_once_more(site):
@@ -232,7 +266,11 @@ def test_a_restarted_server_is_mended_before_rows_are_dropped(site):
     job.restart()
     assert client.shrink("t", 2) == ROWS - 10
     job.restart()
-    assert (rows(client)[:10] == -3).all() and not rows(client)[10:].any() and client.status()[0].lost == 0
+    assert (
+        (rows(client)[:10] == -3).all()
+        and not rows(client)[10:].any()
+        and client.status()[0].lost == 0
+    )
 
 
 def test_who_reads_sees_what_was_acknowledged(site):
@@ -241,8 +279,11 @@ def test_who_reads_sees_what_was_acknowledged(site):
     client = job.client()
     add(client)
     client.push(blocks={"w": ONE}, change=Change.ADD)
-    for read in (lambda: rows(client)[0], lambda: client.pull({"t": IDS}, train=False).rows["t"].all()[0, 0],
-                 lambda: client.pull(blocks=["w"], train=False).blocks["w"][0, 0]):
+    for read in (
+        lambda: rows(client)[0],
+        lambda: client.pull({"t": IDS}, train=False).rows["t"].all()[0, 0],
+        lambda: client.pull(blocks=["w"], train=False).blocks["w"][0, 0],
+    ):
         job.restart()
         assert read() == 1
     job.restart()
@@ -265,19 +306,23 @@ def test_one_who_only_reads_is_not_given_the_value_of_an_earlier_life(site):
     assert reader.pull(blocks=["w"], train=False).blocks["w"][0, 0] == 5
 
 
-RARE = specs.TableSpec(name="rare", width=4, optimizer=specs.Sgd(learning_rate=1.0), entry=specs.CountEntry(count=4))
+RARE = specs.TableSpec(
+    name="rare", width=4, optimizer=specs.Sgd(learning_rate=1.0), entry=specs.CountEntry(count=4)
+)
 
 
 def train_rare(job, ends, rounds):
-    """(rows, how many wait) of a table whose ids get a row when they were shown four times, after steps between which `ends`
-    is called."""
+    """(rows, how many wait) of a table whose ids get a row when they were shown four times, after
+    steps between which `ends` is called."""
     client, random = job.client(), np.random.default_rng(0)
     client.create([RARE])
     for number in range(12):
         ids = random.integers(0, 20, 8)
         client.pull({"rare": ids})
         ends(number)
-        client.push({"rare": (ids, np.full((8, 4), number, np.float32))}, round=(number + 1) * rounds)
+        client.push(
+            {"rare": (ids, np.full((8, 4), number, np.float32))}, round=(number + 1) * rounds
+        )
         if number % 5 == 4:
             job.snapshot()
     client.shrink("rare", 3)
@@ -306,11 +351,14 @@ def test_shows_are_kept_until_they_are_in_a_snapshot(site):
     assert len(client._connections[0].replay_log) == 1
 
 
-# ---- shared memory -------------------------------------------------------------------------------------------------
+# ---- shared memory -------------------------------------------------------------------------------
+
 
 @both_ways
 def test_after_a_restart_no_call_reads_the_memory_of_another(site, share_memory):
-    """Of two trainers the first is idle when the server starts again, and has a buffer with the server that is no more."""
+    """Of two trainers the first is idle when the server starts again, and has a buffer with the
+    server that is no more.
+    """
     job = site(trainers=2)
     first, second = (job.client(trainer, share_memory=share_memory) for trainer in range(2))
     for client in (first, second):
@@ -325,11 +373,16 @@ def test_after_a_restart_no_call_reads_the_memory_of_another(site, share_memory)
 
 
 @both_ways
-def test_trainers_at_work_and_idle_ones_when_a_server_starts_again_and_again(site, threads, share_memory):
+def test_trainers_at_work_and_idle_ones_when_a_server_starts_again_and_again(
+    site, threads, share_memory
+):
     """Everything is kept: in the end every push was applied once."""
     trainers, steps, kills = 4, 12, 3
     job = site(trainers=trainers)
-    clients = [job.client(trainer, share_memory=share_memory, heartbeat_s=0.1) for trainer in range(trainers)]
+    clients = [
+        job.client(trainer, share_memory=share_memory, heartbeat_s=0.1)
+        for trainer in range(trainers)
+    ]
     at_work = threading.Barrier(trainers + 1, timeout=LIMIT_S)
 
     def train(client):
@@ -338,10 +391,16 @@ def test_trainers_at_work_and_idle_ones_when_a_server_starts_again_and_again(sit
                 at_work.wait()
                 if client.trainer == 3:  # idle while the server ends
                     at_work.wait()
-            client.exchange({"t": (IDS, np.ones((ROWS, WIDTH), np.float32))}, {"w": ONE}, {"t": IDS}, ["w"],
-                            change=Change.ADD)
+            client.exchange(
+                {"t": (IDS, np.ones((ROWS, WIDTH), np.float32))},
+                {"w": ONE},
+                {"t": IDS},
+                ["w"],
+                change=Change.ADD,
+            )
             if number % (steps // kills) == 1 and client.trainer != 3:
                 at_work.wait()
+
     training = [threads.submit(train, client) for client in clients]
     for kill in range(kills):
         at_work.wait()
@@ -356,7 +415,8 @@ def test_trainers_at_work_and_idle_ones_when_a_server_starts_again_and_again(sit
     assert clients[0].status()[0].lost == 0
 
 
-# ---- rounds --------------------------------------------------------------------------------------------------------
+# ---- rounds --------------------------------------------------------------------------------------
+
 
 @both_ways
 def test_rounds_go_on_when_servers_start_again_one_after_the_other(site, threads, share_memory):
@@ -367,19 +427,34 @@ def test_rounds_go_on_when_servers_start_again_one_after_the_other(site, threads
             job.snapshot(number // 2 % 2)
         if number % 3 == 0:
             job.restart(number % 2)
-        wait([threads.submit(step, client, number, size) for client, size in zip(clients, (1.0, 3.0))], LIMIT_S)
+        wait(
+            [
+                threads.submit(step, client, number, size)
+                for client, size in zip(clients, (1.0, 3.0))
+            ],
+            LIMIT_S,
+        )
     found = clients[0].pull({"t": IDS}, ["w"], train=False)
-    assert (found.rows["t"].all() == -12).all() and (found.blocks["w"] == -12).all() and found.rounds == 6
+    assert (
+        (found.rows["t"].all() == -12).all()
+        and (found.blocks["w"] == -12).all()
+        and found.rounds == 6
+    )
     assert sum(status.lost for status in clients[0].status()) == 0
 
 
 def test_an_idle_trainer_gives_a_restarted_server_what_it_lacks(site, threads):
-    """One waits at a barrier, at server 0; the other cannot go on without what the first has pushed to server 1."""
+    """One waits at a barrier, at server 0; the other cannot go on without what the first has pushed
+    to server 1.
+    """
     job = site(servers=2, trainers=2)
     idle, other = (job.client(trainer, heartbeat_s=0.1) for trainer in range(2))
     wait([threads.submit(step, client, 1) for client in (idle, other)], LIMIT_S)
     waiting = threads.submit(idle.barrier)
-    until(lambda: any(barrier.waiting for barrier in job.servers[0].trainer_group._barriers.values()), "the idle one")
+    until(
+        lambda: any(barrier.waiting for barrier in job.servers[0].trainer_group._barriers.values()),
+        "the idle one",
+    )
     job.restart(1)
     found = threads.submit(lambda: other.pull({"t": IDS}, ["w"], train=False))
     assert found.result(LIMIT_S).blocks["w"][0, 0] == -1
@@ -388,7 +463,9 @@ def test_an_idle_trainer_gives_a_restarted_server_what_it_lacks(site, threads):
 
 
 def test_a_barrier_that_one_has_passed_when_server_0_starts_again(site, threads):
-    """The answer to the other was lost with the server: it comes again, to one that does not know who has come."""
+    """The answer to the other was lost with the server: it comes again, to one that does not know
+    who has come.
+    """
     job = site(trainers=2)
     first = job.client(0, heartbeat_s=0.1)
     with CallRelay(job.endpoints[0]) as relay:
@@ -405,12 +482,15 @@ def test_a_barrier_that_one_has_passed_when_server_0_starts_again(site, threads)
             passing.result(LIMIT_S)
             job.restart()
             raise Lost()
+
         connection._methods["Barrier"] = lost_with_the_server
         threads.submit(second.barrier).result(LIMIT_S)
 
 
 def test_gradients_that_are_not_confirmed_are_held_again(site, threads):
-    """A server starts again between a push that is held and its confirmation: it holds it, as before."""
+    """A server starts again between a push that is held and its confirmation: it holds it, as
+    before.
+    """
     job = site(servers=2, trainers=2)
     first, second = (job.client(trainer) for trainer in range(2))
     waiting = threads.submit(hold_and_confirm, second, 1)
@@ -418,7 +498,9 @@ def test_gradients_that_are_not_confirmed_are_held_again(site, threads):
     until(lambda: job.servers[1].trainer_group.confirmed(1))
     job.restart(1)
     threads.submit(first._look).result(LIMIT_S)
-    assert not job.servers[1].trainer_group.confirmed(0) and [s.store.rounds for s in job.servers] == [0, 0]
+    assert not job.servers[1].trainer_group.confirmed(0) and [
+        s.store.rounds for s in job.servers
+    ] == [0, 0]
     first.pull(blocks=["w"], round=1, confirm=True)
     waiting.result(LIMIT_S)
     assert [s.store.rounds for s in job.servers] == [1, 1]
@@ -428,12 +510,17 @@ def test_gradients_that_are_not_confirmed_are_held_again(site, threads):
 
 
 def test_who_waits_at_one_server_learns_from_another_that_all_have_to_start_again(site, threads):
-    """A trainer waits for a round at server 0. Server 1 has lost rounds that nobody can give it again."""
+    """A trainer waits for a round at server 0. Server 1 has lost rounds that nobody can give it
+    again.
+    """
     job = site(servers=2, trainers=2)
     client = job.client()
     waiting = threads.submit(client._connections[0].exchange, request_of(client, round=1), 0, True)
     until(lambda: job.servers[0].trainer_group.at_work() == [0])
-    with pytest.raises(RollbackError, match="round 5: this server has applied 0 rounds, and nobody has the gradients"):
+    with pytest.raises(
+        RollbackError,
+        match="round 5: this server has applied 0 rounds, and nobody has the gradients",
+    ):
         client._connections[1].exchange(request_of(client, round=5), 0, True)
     with pytest.raises(RollbackError, match="round 5"):
         waiting.result(LIMIT_S)
@@ -445,16 +532,25 @@ def request_of(client, round):
     request = OutgoingRequest()
     request.push.message.caller.CopyFrom(client._caller(1, 1))
     request.push.message.round = round
-    request.push.add_rows(IDS, np.ones((ROWS, WIDTH), np.float32), table="t", change=int(Change.GRADIENT), learning_rate=None)
+    request.push.add_rows(
+        IDS,
+        np.ones((ROWS, WIDTH), np.float32),
+        table="t",
+        change=int(Change.GRADIENT),
+        learning_rate=None,
+    )
     return request
 
 
 def hold_and_confirm(client, number):
-    client.push({"t": (IDS, np.ones((ROWS, WIDTH), np.float32))}, {"w": ONE}, round=number, hold=True)
+    client.push(
+        {"t": (IDS, np.ones((ROWS, WIDTH), np.float32))}, {"w": ONE}, round=number, hold=True
+    )
     client.pull(blocks=["w"], round=number, confirm=True)
 
 
-# ---- lives of trainers ---------------------------------------------------------------------------------------------
+# ---- lives of trainers ---------------------------------------------------------------------------
+
 
 def test_no_clock_says_which_life_of_a_trainer_is_the_later(site, monkeypatch):
     job = site(servers=2)
@@ -490,10 +586,14 @@ def test_two_lives_that_begin_at_once_are_told_apart(site, threads):
         except StateError:
             return False
         return True
+
     ended = list(threads.map(begin, lives))
     assert len({life.incarnation for life in lives}) == len(lives)
     last = max(lives, key=lambda life: life.incarnation)
-    assert ended[lives.index(last)] and job.servers[0].store.ledger.through(0) == (last.incarnation, 2)
+    assert ended[lives.index(last)] and job.servers[0].store.ledger.through(0) == (
+        last.incarnation,
+        2,
+    )
 
 
 def test_incarnations_that_users_give(site):
@@ -504,10 +604,14 @@ def test_incarnations_that_users_give(site):
     with pytest.raises(StateError, match="incarnation 5 has ended"):
         add(job.clients[0])
     for wrong in (0, -1, 1 << 64):
-        with pytest.raises(errors.ServerError, match=r"incarnation: expected a number from 1 to 2\*\*64 - 1, found"):
+        with pytest.raises(
+            errors.ServerError, match=r"incarnation: expected a number from 1 to 2\*\*64 - 1, found"
+        ):
             Client(job.endpoints, TOKEN, incarnation=wrong)
     add(job.client(incarnation=(1 << 64) - 1))
-    with pytest.raises(errors.ServerError, match="there is no incarnation above 18446744073709551615"):
+    with pytest.raises(
+        errors.ServerError, match="there is no incarnation above 18446744073709551615"
+    ):
         add(job.client())
 
 
@@ -533,7 +637,9 @@ def test_one_who_only_reads_is_no_trainer(site, tmp_path):
     add(trainer)
     reader.place_table("t", WIDTH)
     reader.place_block("w", 0, BLOCK.shape)
-    assert (rows(reader) == 1).all() and reader.pull({"t": IDS}, ["w"], train=False).blocks["w"].shape == BLOCK.shape
+    assert (rows(reader) == 1).all() and reader.pull({"t": IDS}, ["w"], train=False).blocks[
+        "w"
+    ].shape == BLOCK.shape
     reader.save(str(tmp_path / "copy"))
     reader.status()
     reader.close()
@@ -541,7 +647,8 @@ def test_one_who_only_reads_is_no_trainer(site, tmp_path):
     assert job.servers[0].trainer_group.at_work() == [0] and not job.servers[0].trainer_group.over
 
 
-# ---- goodbyes ------------------------------------------------------------------------------------------------------
+# ---- goodbyes ------------------------------------------------------------------------------------
+
 
 def test_a_goodbye_whose_answer_is_lost_is_said_again(site):
     job = site(end_with_trainers=True, silence_s=2)

@@ -1,4 +1,5 @@
 """Servers and clients over real sockets."""
+
 import contextlib
 import json
 import shutil
@@ -26,8 +27,19 @@ from tests.ps_server.test_table import ids_of, ones
 
 TOKEN = "a-token-of-the-job"
 TLS = Path(__file__).parents[1] / "golden" / "tls"
-TABLE = specs.TableSpec(name="t", width=4, initializer=specs.Uniform(), optimizer=specs.Adagrad(learning_rate=0.1), seed=1)
-BLOCK = specs.BlockSpec(name="w", shape=(2, 3), initializer=specs.Constant(value=1), optimizer=specs.Sgd(learning_rate=0.5))
+TABLE = specs.TableSpec(
+    name="t",
+    width=4,
+    initializer=specs.Uniform(),
+    optimizer=specs.Adagrad(learning_rate=0.1),
+    seed=1,
+)
+BLOCK = specs.BlockSpec(
+    name="w",
+    shape=(2, 3),
+    initializer=specs.Constant(value=1),
+    optimizer=specs.Sgd(learning_rate=0.5),
+)
 
 
 class Job:
@@ -37,7 +49,10 @@ class Job:
         self.servers, self.clients = [], []
 
     def start(self, servers=1, **settings):
-        self.servers = [Server(Settings(token=TOKEN, server=i, servers=servers, **settings)).start() for i in range(servers)]
+        self.servers = [
+            Server(Settings(token=TOKEN, server=i, servers=servers, **settings)).start()
+            for i in range(servers)
+        ]
         return self
 
     @property
@@ -68,7 +83,8 @@ def job():
     job.end()
 
 
-# ---- rows and blocks -----------------------------------------------------------------------------------------------
+# ---- rows and blocks -----------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("servers", [1, 2, 3, 4])
 def test_any_number_of_servers_is_one_table(job, servers):
@@ -81,7 +97,10 @@ def test_any_number_of_servers_is_one_table(job, servers):
         local.push(ids, gradients)
     np.testing.assert_array_equal(client.look_up("t", ids), local.look_up(ids, train=False))
     status = client.status()
-    assert sum(s.tables["t"].rows for s in status) == len(local) and [s.tables["t"].step for s in status] == [3] * servers
+    assert (
+        sum(s.tables["t"].rows for s in status) == len(local)
+        and [s.tables["t"].step for s in status] == [3] * servers
+    )
 
 
 def test_exchange_pushes_then_pulls(job):
@@ -89,10 +108,13 @@ def test_exchange_pushes_then_pulls(job):
     ids = np.array([3, 3, 4])
     before = client.pull({"t": ids}, ["w"])
     assert before.blocks["w"].tolist() == [[1] * 3] * 2 and before.rows["t"].ids.tolist() == [3, 4]
-    after = client.exchange({"t": (ids, ones(ids))}, {"w": np.ones((2, 3), np.float32)}, {"t": ids}, ["w"])
+    after = client.exchange(
+        {"t": (ids, ones(ids))}, {"w": np.ones((2, 3), np.float32)}, {"t": ids}, ["w"]
+    )
     np.testing.assert_allclose(after.rows["t"].all(), before.rows["t"].all() - 0.1, rtol=1e-4)
     assert after.blocks["w"].tolist() == [[0.5] * 3] * 2
-    assert client.pull(blocks=["w"]).blocks["w"] is after.blocks["w"]  # an unchanged block does not travel
+    # an unchanged block does not travel
+    assert client.pull(blocks=["w"]).blocks["w"] is after.blocks["w"]
 
 
 def test_additions_new_values_and_rates(job):
@@ -118,7 +140,10 @@ def test_large_calls_travel_in_chunks(job, monkeypatch):
     np.testing.assert_array_equal(found, local.look_up(ids))
     np.testing.assert_array_equal(client.look_up("t", ids), found)
     monkeypatch.setattr(wire, "LARGEST_CALL", 1 << 18)
-    with pytest.raises(TooLargeError, match="the request would have .* bytes, more than 262144; ask for less in one call"):
+    with pytest.raises(
+        TooLargeError,
+        match="the request would have .* bytes, more than 262144; ask for less in one call",
+    ):
         client.push({"t": (ids, ones(ids))})
 
 
@@ -132,17 +157,35 @@ def test_shrinking(job):
         client.shrink("t", 0)
 
 
-@pytest.mark.parametrize("use, message", [
-    (lambda c: c.pull({"t": [1]}), r"table t: ids: expected an array int64 \[n\], found list"),
-    (lambda c: c.push({"t": (np.array([1]), np.ones((1, 3), np.float32))}), r"expected an array float32 \[1, 4\], found"),
-    (lambda c: c.push({}, {"w": np.ones(6)}), r"block w: expected an array float32 \[2, 3\], found float64 \[6\]"),
-    (lambda c: c.pull({"tt": np.array([1])}), r"there is no table 'tt'"),
-    (lambda c: c.pull(blocks=["v"]), r"there is no block 'v'"),
-    (lambda c: c.create([TABLE.model_copy(update={"width": 5})]), "t is there already, and is something else"),
-    (lambda c: c.create([], {1: [BLOCK]}), r"there are 1 servers, numbered from 0; found \[1\]"),
-    (lambda c: c.save("relative"), "expected an absolute path on the server's machine, found 'relative'"),
-    (lambda c: c.restore("/does/not/exist"), "there is no such directory"),
-])
+@pytest.mark.parametrize(
+    "use, message",
+    [
+        (lambda c: c.pull({"t": [1]}), r"table t: ids: expected an array int64 \[n\], found list"),
+        (
+            lambda c: c.push({"t": (np.array([1]), np.ones((1, 3), np.float32))}),
+            r"expected an array float32 \[1, 4\], found",
+        ),
+        (
+            lambda c: c.push({}, {"w": np.ones(6)}),
+            r"block w: expected an array float32 \[2, 3\], found float64 \[6\]",
+        ),
+        (lambda c: c.pull({"tt": np.array([1])}), r"there is no table 'tt'"),
+        (lambda c: c.pull(blocks=["v"]), r"there is no block 'v'"),
+        (
+            lambda c: c.create([TABLE.model_copy(update={"width": 5})]),
+            "t is there already, and is something else",
+        ),
+        (
+            lambda c: c.create([], {1: [BLOCK]}),
+            r"there are 1 servers, numbered from 0; found \[1\]",
+        ),
+        (
+            lambda c: c.save("relative"),
+            "expected an absolute path on the server's machine, found 'relative'",
+        ),
+        (lambda c: c.restore("/does/not/exist"), "there is no such directory"),
+    ],
+)
 def test_mistakes_are_named(job, use, message):
     with pytest.raises(errors.ServerError, match=message):
         use(job.start().ready())
@@ -150,42 +193,69 @@ def test_mistakes_are_named(job, use, message):
 
 def test_servers_in_another_order_are_noticed(job):
     job.start(2)
-    with pytest.raises(errors.ServerError, match="this is server 1 of 2, not 0 of 2; give all trainers the same list"):
+    with pytest.raises(
+        errors.ServerError,
+        match="this is server 1 of 2, not 0 of 2; give all trainers the same list",
+    ):
         job.client(job.endpoints[::-1]).create([TABLE])
 
 
-# ---- exactly once --------------------------------------------------------------------------------------------------
+# ---- exactly once --------------------------------------------------------------------------------
+
 
 def raw(job, method, request, data=None):
     """The reply to one call without the client's help."""
     kind = wire.METHODS[method][1]
     with grpc.insecure_channel(job.endpoints[0]) as channel:
-        call = Session(channel, job.endpoints[0], TOKEN, 20).unary(f"/{wire.SERVICE}/{method}", kind.FromString)
+        call = Session(channel, job.endpoints[0], TOKEN, 20).unary(
+            f"/{wire.SERVICE}/{method}", kind.FromString
+        )
         return call(request.SerializeToString() if data is None else data, 20)
 
 
 def push_request(sequence, values=None, **more):
     values = ones([1]) if values is None else values
     caller = pb.Caller(trainer=0, incarnation=1, sequence=sequence, outstanding=1)
-    return pb.PushRequest(caller=caller, rows=[pb.RowsChange(table="t", change=1, ids=np.array([7]).tobytes(),
-                                                             values=values.tobytes())], **more)
+    return pb.PushRequest(
+        caller=caller,
+        rows=[
+            pb.RowsChange(table="t", change=1, ids=np.array([7]).tobytes(), values=values.tobytes())
+        ],
+        **more,
+    )
 
 
 def test_duplicates_and_reordering_change_nothing(job):
     client = job.start().ready()
     before = client.look_up("t", np.array([7]))
     order = [3, 1, 3, 2, 1, 2, 3]
-    assert [raw(job, "Push", push_request(s)).applied for s in order] == [True, True, False, True, False, False, False]
+    assert [raw(job, "Push", push_request(s)).applied for s in order] == [
+        True,
+        True,
+        False,
+        True,
+        False,
+        False,
+        False,
+    ]
     np.testing.assert_allclose(client.look_up("t", np.array([7])), before + 3, rtol=1e-6)
     with ThreadPoolExecutor(8) as threads:
-        assert sum(r.applied for r in threads.map(lambda _: raw(job, "Push", push_request(4)), range(8))) == 1
+        assert (
+            sum(
+                r.applied
+                for r in threads.map(lambda _: raw(job, "Push", push_request(4)), range(8))
+            )
+            == 1
+        )
     np.testing.assert_allclose(client.look_up("t", np.array([7])), before + 4, rtol=1e-6)
 
 
 def test_a_pull_that_is_sent_again_counts_its_shows_once(job):
     job.start().client().create([TABLE.model_copy(update={"entry": specs.CountEntry(count=2)})])
-    request = pb.PullRequest(caller=pb.Caller(trainer=0, incarnation=1, sequence=1, outstanding=1),
-                             rows=[pb.RowsWanted(table="t", ids=np.array([7]).tobytes())])
+    request = pb.PullRequest(
+        caller=pb.Caller(trainer=0, incarnation=1, sequence=1, outstanding=1),
+        rows=[pb.RowsWanted(table="t", ids=np.array([7]).tobytes())],
+    )
     for _ in range(3):
         assert not np.frombuffer(raw(job, "Pull", request).rows[0], np.float32).any()
     request.caller.sequence = 2
@@ -193,7 +263,9 @@ def test_a_pull_that_is_sent_again_counts_its_shows_once(job):
 
 
 class CuttingProxy(threading.Thread):
-    """Passes connections on to a port, and cuts one as soon as the server answers with something large."""
+    """Passes connections on to a port, and cuts one as soon as the server answers with something
+    large.
+    """
 
     def __init__(self, port, cut_after):
         super().__init__(daemon=True)
@@ -254,25 +326,45 @@ def test_a_connection_that_is_cut_during_pushes(job):
 def test_a_server_that_is_not_there(job):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    with pytest.raises(errors.ServerError, match=rf"127.0.0.1:{port}: Create: no answer within 0.5 s .*is it running"):
+    with pytest.raises(
+        errors.ServerError,
+        match=rf"127.0.0.1:{port}: Create: no answer within 0.5 s .*is it running",
+    ):
         job.client([f"127.0.0.1:{port}"], timeout_s=0.5).create([TABLE])
 
 
 def test_an_earlier_life_is_refused(job):
     job.start().ready(incarnation=5).push({"t": (np.array([1]), ones([1]))})
     job.ready(incarnation=6).push({"t": (np.array([1]), ones([1]))})
-    with pytest.raises(StateError, match="trainer 0: incarnation 5 has ended; incarnation 6 is at work"):
+    with pytest.raises(
+        StateError, match="trainer 0: incarnation 5 has ended; incarnation 6 is at work"
+    ):
         job.clients[0].push({"t": (np.array([1]), ones([1]))})
 
 
-# ---- several trainers ----------------------------------------------------------------------------------------------
+# ---- several trainers ----------------------------------------------------------------------------
 
-@pytest.mark.parametrize("optimizer", [specs.Sgd(learning_rate=0.1), specs.Momentum(learning_rate=0.1, mu=0.9),
-                                       specs.Adam(learning_rate=0.1), specs.Adagrad(learning_rate=0.1)])
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        specs.Sgd(learning_rate=0.1),
+        specs.Momentum(learning_rate=0.1, mu=0.9),
+        specs.Adam(learning_rate=0.1),
+        specs.Adagrad(learning_rate=0.1),
+    ],
+)
 @pytest.mark.parametrize("servers", [1, 2, 3])
 def test_synchronous_trainers_equal_one_on_the_joined_batch(job, optimizer, servers):
-    spec, rounds, rng = TABLE.model_copy(update={"optimizer": optimizer}), 20, np.random.RandomState(0)
-    batches = [[(rng.randint(0, 50, 20), rng.randn(20, 4).astype(np.float32)) for _ in range(2)] for _ in range(rounds)]
+    spec, rounds, rng = (
+        TABLE.model_copy(update={"optimizer": optimizer}),
+        20,
+        np.random.RandomState(0),
+    )
+    batches = [
+        [(rng.randint(0, 50, 20), rng.randn(20, 4).astype(np.float32)) for _ in range(2)]
+        for _ in range(rounds)
+    ]
     job.start(servers, trainers=2)
 
     def train(trainer):
@@ -280,8 +372,13 @@ def test_synchronous_trainers_equal_one_on_the_joined_batch(job, optimizer, serv
         client.create([spec], {servers - 1: [BLOCK]})
         for number, batch in enumerate(batches, 1):
             ids, gradients = batch[trainer]
-            pulled = client.exchange({"t": (ids, gradients)}, {"w": np.full((2, 3), trainer, np.float32)}, {"t": ids}, ["w"],
-                                     round=number)
+            pulled = client.exchange(
+                {"t": (ids, gradients)},
+                {"w": np.full((2, 3), trainer, np.float32)},
+                {"t": ids},
+                ["w"],
+                round=number,
+            )
             assert pulled.rounds == number
         client.leave()
         return pulled.blocks["w"]
@@ -290,8 +387,13 @@ def test_synchronous_trainers_equal_one_on_the_joined_batch(job, optimizer, serv
         blocks = list(threads.map(train, range(2)))
     local = SparseTable(spec)
     for batch in batches:
-        local.push(np.concatenate([ids for ids, _ in batch]), np.concatenate([g for _, g in batch]) / np.float32(2))
-    np.testing.assert_allclose(job.client().look_up("t", np.arange(50)), local.look_up(np.arange(50)), rtol=1e-4, atol=1e-6)
+        local.push(
+            np.concatenate([ids for ids, _ in batch]),
+            np.concatenate([g for _, g in batch]) / np.float32(2),
+        )
+    np.testing.assert_allclose(
+        job.client().look_up("t", np.arange(50)), local.look_up(np.arange(50)), rtol=1e-4, atol=1e-6
+    )
     for block in blocks:
         np.testing.assert_allclose(block, 1 - 0.5 * 0.5 * rounds)
     assert all(server.trainer_group.over for server in job.servers)
@@ -317,11 +419,14 @@ def test_a_silent_trainer_fails_the_job_by_name(job):
     silent = job.client(trainer=1)
     silent._connections[0].call("Heartbeat", pb.HeartbeatRequest(caller=silent._caller()))
     alive = job.client(trainer=0, heartbeat_s=0.1)
-    with pytest.raises(JobFailedError, match=r"the job has failed: trainer 1 has been silent for .* \(limit 2 s\)"):
+    with pytest.raises(
+        JobFailedError, match=r"the job has failed: trainer 1 has been silent for .* \(limit 2 s\)"
+    ):
         alive.barrier()
 
 
-# ---- snapshots -----------------------------------------------------------------------------------------------------
+# ---- snapshots -----------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("after", [2, 3])
 def test_saving_and_restoring(job, tmp_path, after):
@@ -356,8 +461,11 @@ def test_lost_calls_are_reported(job, tmp_path, caplog):
 def test_calls_that_were_refused_are_not_lost(job):
     client, ids = job.start().ready(), np.array([1])
     client.place_table("unknown", 4)
-    for refused in (lambda: client.push({"unknown": (ids, ones(ids))}), lambda: client.shrink("t", 0),
-                    lambda: client.exchange({"t": (ids, ones(ids))}, {}, {"unknown": ids})):
+    for refused in (
+        lambda: client.push({"unknown": (ids, ones(ids))}),
+        lambda: client.shrink("t", 0),
+        lambda: client.exchange({"t": (ids, ones(ids))}, {}, {"unknown": ids}),
+    ):
         with pytest.raises(errors.ServerError):
             refused()
         client.push({"t": (ids, ones(ids))})
@@ -377,54 +485,196 @@ def test_a_disk_that_is_full_does_not_end_the_server(job, tmp_path, monkeypatch,
         client.save(str(tmp_path), "second")
     monkeypatch.undo()
     client.push({"t": (ids, ones(ids))})
-    assert client.restore(str(tmp_path)) == "first" and client.save(str(tmp_path), "third") == "third"
+    assert (
+        client.restore(str(tmp_path)) == "first" and client.save(str(tmp_path), "third") == "third"
+    )
 
 
-# ---- hostile messages (callers without the job's secret: test_auth.py) -----------------------------------------------
+# ---- hostile messages (callers without the job's secret: test_auth.py) ---------------------------
+
 
 def caller(sequence=1, **more):
-    return pb.Caller(**{"trainer": 0, "incarnation": 10**18, "sequence": sequence, "outstanding": 1} | more)
+    return pb.Caller(
+        **{"trainer": 0, "incarnation": 10**18, "sequence": sequence, "outstanding": 1} | more
+    )
 
 
 def rows(**more):
-    good = {"table": "t", "ids": np.arange(2).tobytes(), "values": np.ones((2, 4), np.float32).tobytes()}
+    good = {
+        "table": "t",
+        "ids": np.arange(2).tobytes(),
+        "values": np.ones((2, 4), np.float32).tobytes(),
+    }
     return pb.RowsChange(**good | more)
 
 
 HOSTILE = [
-    ("Push", pb.PushRequest(rows=[rows()]), "INVALID_ARGUMENT", "expected trainer, incarnation and sequence"),
-    ("Push", pb.PushRequest(caller=caller(), rows=[rows(table="x")]), "NOT_FOUND", "there is no table 'x'"),
-    ("Push", pb.PushRequest(caller=caller(), rows=[rows(ids=b"1234567")]), "INVALID_ARGUMENT", "a multiple of 8 bytes"),
-    ("Push", pb.PushRequest(caller=caller(), rows=[rows(values=b"1234")]), "INVALID_ARGUMENT", "expected 32 bytes"),
-    ("Push", pb.PushRequest(caller=caller(), rows=[rows(ids=bytes(24))]), "INVALID_ARGUMENT", "expected 48 bytes"),
-    ("Push", pb.PushRequest(caller=caller(), rows=[rows(change=7)]), "INVALID_ARGUMENT", "change: expected one of"),
-    ("Push", pb.PushRequest(caller=caller(), rows=[rows(learning_rate=float("nan"))]), "INVALID_ARGUMENT", "finite number"),
-    ("Push", pb.PushRequest(caller=caller(), rows=[rows(), rows(table="x")]), "NOT_FOUND", "there is no table 'x'"),
-    ("Push", pb.PushRequest(caller=caller(), round=2**63, rows=[rows()]), "OUT_OF_RANGE",
-     "this server has applied 0 rounds"),
-    ("Push", pb.PushRequest(caller=caller(sequence=2**40), rows=[rows()]), "INVALID_ARGUMENT", "outstanding <= sequence"),
-    ("Push", pb.PushRequest(caller=caller(trainer=99), rows=[rows()]), "INVALID_ARGUMENT", "this job has 1 trainers"),
-    ("Push", pb.PushRequest(caller=caller(), blocks=[pb.BlockChange(block="w", values=b"1")]), "INVALID_ARGUMENT", "24 bytes"),
-    ("Push", pb.PushRequest(caller=caller(), blocks=[pb.BlockChange(block="t")]), "NOT_FOUND", "there is no block 't'"),
-    ("Pull", pb.PullRequest(caller=caller(), rows=[pb.RowsWanted(table="t", ids=bytes(8), counts=bytes(8))]),
-     "INVALID_ARGUMENT", "counts: expected 4 bytes"),
-    ("Pull", pb.PullRequest(rows=[pb.RowsWanted(table="wide", ids=bytes(8 * 300))]), "RESOURCE_EXHAUSTED", "through Stream"),
-    ("LookUp", pb.LookUpRequest(table="wide", ids=bytes(8 * 300)), "RESOURCE_EXHAUSTED", "the reply would have"),
-    ("LookUp", pb.LookUpRequest(table="t", ids=b"1"), "INVALID_ARGUMENT", "ids: expected a multiple of 8"),
+    (
+        "Push",
+        pb.PushRequest(rows=[rows()]),
+        "INVALID_ARGUMENT",
+        "expected trainer, incarnation and sequence",
+    ),
+    (
+        "Push",
+        pb.PushRequest(caller=caller(), rows=[rows(table="x")]),
+        "NOT_FOUND",
+        "there is no table 'x'",
+    ),
+    (
+        "Push",
+        pb.PushRequest(caller=caller(), rows=[rows(ids=b"1234567")]),
+        "INVALID_ARGUMENT",
+        "a multiple of 8 bytes",
+    ),
+    (
+        "Push",
+        pb.PushRequest(caller=caller(), rows=[rows(values=b"1234")]),
+        "INVALID_ARGUMENT",
+        "expected 32 bytes",
+    ),
+    (
+        "Push",
+        pb.PushRequest(caller=caller(), rows=[rows(ids=bytes(24))]),
+        "INVALID_ARGUMENT",
+        "expected 48 bytes",
+    ),
+    (
+        "Push",
+        pb.PushRequest(caller=caller(), rows=[rows(change=7)]),
+        "INVALID_ARGUMENT",
+        "change: expected one of",
+    ),
+    (
+        "Push",
+        pb.PushRequest(caller=caller(), rows=[rows(learning_rate=float("nan"))]),
+        "INVALID_ARGUMENT",
+        "finite number",
+    ),
+    (
+        "Push",
+        pb.PushRequest(caller=caller(), rows=[rows(), rows(table="x")]),
+        "NOT_FOUND",
+        "there is no table 'x'",
+    ),
+    (
+        "Push",
+        pb.PushRequest(caller=caller(), round=2**63, rows=[rows()]),
+        "OUT_OF_RANGE",
+        "this server has applied 0 rounds",
+    ),
+    (
+        "Push",
+        pb.PushRequest(caller=caller(sequence=2**40), rows=[rows()]),
+        "INVALID_ARGUMENT",
+        "outstanding <= sequence",
+    ),
+    (
+        "Push",
+        pb.PushRequest(caller=caller(trainer=99), rows=[rows()]),
+        "INVALID_ARGUMENT",
+        "this job has 1 trainers",
+    ),
+    (
+        "Push",
+        pb.PushRequest(caller=caller(), blocks=[pb.BlockChange(block="w", values=b"1")]),
+        "INVALID_ARGUMENT",
+        "24 bytes",
+    ),
+    (
+        "Push",
+        pb.PushRequest(caller=caller(), blocks=[pb.BlockChange(block="t")]),
+        "NOT_FOUND",
+        "there is no block 't'",
+    ),
+    (
+        "Pull",
+        pb.PullRequest(
+            caller=caller(), rows=[pb.RowsWanted(table="t", ids=bytes(8), counts=bytes(8))]
+        ),
+        "INVALID_ARGUMENT",
+        "counts: expected 4 bytes",
+    ),
+    (
+        "Pull",
+        pb.PullRequest(rows=[pb.RowsWanted(table="wide", ids=bytes(8 * 300))]),
+        "RESOURCE_EXHAUSTED",
+        "through Stream",
+    ),
+    (
+        "LookUp",
+        pb.LookUpRequest(table="wide", ids=bytes(8 * 300)),
+        "RESOURCE_EXHAUSTED",
+        "the reply would have",
+    ),
+    (
+        "LookUp",
+        pb.LookUpRequest(table="t", ids=b"1"),
+        "INVALID_ARGUMENT",
+        "ids: expected a multiple of 8",
+    ),
     ("Create", pb.CreateRequest(servers=1, tables=[b"{"]), "INVALID_ARGUMENT", "table: the whole"),
-    ("Create", pb.CreateRequest(servers=1, tables=[json.dumps({"name": "y", "width": 10**9}).encode()]), "INVALID_ARGUMENT",
-     "table: width"),
-    ("Create", pb.CreateRequest(servers=1, blocks=[json.dumps(
-        {"name": "y", "shape": [10**6, 10**6], "optimizer": {"type": "sgd", "learning_rate": 1}}).encode()]),
-     "RESOURCE_EXHAUSTED", "block y: 4000000000000 bytes"),
-    ("Barrier", pb.BarrierRequest(caller=caller(), name="", number=1), "INVALID_ARGUMENT", "expected a name"),
-    ("Shrink", pb.ShrinkRequest(caller=caller(), table="t"), "INVALID_ARGUMENT", "age: expected at least 1"),
+    (
+        "Create",
+        pb.CreateRequest(servers=1, tables=[json.dumps({"name": "y", "width": 10**9}).encode()]),
+        "INVALID_ARGUMENT",
+        "table: width",
+    ),
+    (
+        "Create",
+        pb.CreateRequest(
+            servers=1,
+            blocks=[
+                json.dumps(
+                    {
+                        "name": "y",
+                        "shape": [10**6, 10**6],
+                        "optimizer": {"type": "sgd", "learning_rate": 1},
+                    }
+                ).encode()
+            ],
+        ),
+        "RESOURCE_EXHAUSTED",
+        "block y: 4000000000000 bytes",
+    ),
+    (
+        "Barrier",
+        pb.BarrierRequest(caller=caller(), name="", number=1),
+        "INVALID_ARGUMENT",
+        "expected a name",
+    ),
+    (
+        "Shrink",
+        pb.ShrinkRequest(caller=caller(), table="t"),
+        "INVALID_ARGUMENT",
+        "age: expected at least 1",
+    ),
     ("Save", pb.SaveRequest(folder="/tmp/\0", snapshot="a"), "INVALID_ARGUMENT", "absolute path"),
-    ("Save", pb.SaveRequest(folder="/tmp/never", snapshot="../a"), "INVALID_ARGUMENT", "expected an id of letters"),
-    ("Restore", pb.RestoreRequest(folder="/does/not/exist"), "INVALID_ARGUMENT", "no such directory"),
+    (
+        "Save",
+        pb.SaveRequest(folder="/tmp/never", snapshot="../a"),
+        "INVALID_ARGUMENT",
+        "expected an id of letters",
+    ),
+    (
+        "Restore",
+        pb.RestoreRequest(folder="/does/not/exist"),
+        "INVALID_ARGUMENT",
+        "no such directory",
+    ),
     ("Attach", pb.AttachRequest(client=1, capacity=2**40), "RESOURCE_EXHAUSTED", "the limit is"),
-    ("Local", pb.LocalRequest(lane=1, method="Push", bytes=9), "UNAVAILABLE", "there is no buffer 1"),
-    ("Local", pb.LocalRequest(lane=1, method="Save"), "INVALID_ARGUMENT", "one of Pull, Push, Exchange, found 'Save'"),
+    (
+        "Local",
+        pb.LocalRequest(lane=1, method="Push", bytes=9),
+        "UNAVAILABLE",
+        "there is no buffer 1",
+    ),
+    (
+        "Local",
+        pb.LocalRequest(lane=1, method="Save"),
+        "INVALID_ARGUMENT",
+        "one of Pull, Push, Exchange, found 'Save'",
+    ),
 ]
 
 
@@ -435,23 +685,40 @@ def test_hostile_messages_are_refused_and_change_nothing(job):
     for method, request, code, message in HOSTILE:
         with pytest.raises(grpc.RpcError) as refused:
             raw(job, method, request)
-        assert refused.value.code().name == code and message in refused.value.details(), (request, refused.value)
+        assert refused.value.code().name == code and message in refused.value.details(), (
+            request,
+            refused.value,
+        )
     for method in wire.METHODS:
         for data in (b"\xff" * 9, b"\x0a\xff\xff\xff\xff\x0f", b"\x0a\x05a"):
             with pytest.raises(grpc.RpcError) as refused:
                 raw(job, method, None, data=data)
-            assert refused.value.code().name == "INVALID_ARGUMENT" and f"expected a {method}Request" in refused.value.details()
+            assert (
+                refused.value.code().name == "INVALID_ARGUMENT"
+                and f"expected a {method}Request" in refused.value.details()
+            )
     np.testing.assert_array_equal(client.look_up("t", np.arange(2)), before)
     assert client.status()[0].tables["t"].rows == client.status()[0].tables["wide"].rows == 0
 
 
-@pytest.mark.parametrize("chunks, code, message", [
-    ([], "INVALID_ARGUMENT", "expected None bytes"),
-    ([pb.Chunk(total=10, data=b"12345")], "INVALID_ARGUMENT", "chunks: expected 10 bytes together, found 5"),
-    ([pb.Chunk(total=3, data=b"12345")], "INVALID_ARGUMENT", "chunks: expected 3 bytes together, found 5"),
-    ([pb.Chunk(total=2**50, data=b"12345")], "RESOURCE_EXHAUSTED", "was announced"),
-    ([pb.Chunk(total=5, data=b"\xff" * 5)], "INVALID_ARGUMENT", "expected a ExchangeRequest"),
-])
+@pytest.mark.parametrize(
+    "chunks, code, message",
+    [
+        ([], "INVALID_ARGUMENT", "expected None bytes"),
+        (
+            [pb.Chunk(total=10, data=b"12345")],
+            "INVALID_ARGUMENT",
+            "chunks: expected 10 bytes together, found 5",
+        ),
+        (
+            [pb.Chunk(total=3, data=b"12345")],
+            "INVALID_ARGUMENT",
+            "chunks: expected 3 bytes together, found 5",
+        ),
+        ([pb.Chunk(total=2**50, data=b"12345")], "RESOURCE_EXHAUSTED", "was announced"),
+        ([pb.Chunk(total=5, data=b"\xff" * 5)], "INVALID_ARGUMENT", "expected a ExchangeRequest"),
+    ],
+)
 def test_chunks_that_do_not_fit(job, chunks, code, message):
     job.start()
     with grpc.insecure_channel(job.endpoints[0]) as channel:
@@ -469,10 +736,15 @@ def test_messages_beyond_the_limit_are_refused(job):
     client.pull({"t": np.array([1])})
 
 
-@pytest.mark.parametrize("change, message", [
-    ({"token": "short"}, "token"), ({"port": 70000}, "port"), ({"on_silence": "shrug"}, "on_silence"),
-    ({"trainers": 0}, "trainers"),
-])
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"token": "short"}, "token"),
+        ({"port": 70000}, "port"),
+        ({"on_silence": "shrug"}, "on_silence"),
+        ({"trainers": 0}, "trainers"),
+    ],
+)
 def test_wrong_settings(change, message):
     with pytest.raises(errors.ServerError, match=f"settings: {message}"):
         validation.read(Settings, {"token": TOKEN} | change, "settings")
@@ -494,7 +766,11 @@ def test_settings_that_contradict_each_other(job):
 
 
 def test_tls(job):
-    files = {"tls_certificate": TLS / "certificate.pem", "tls_key": TLS / "key.pem", "tls_clients": TLS / "certificate.pem"}
+    files = {
+        "tls_certificate": TLS / "certificate.pem",
+        "tls_key": TLS / "key.pem",
+        "tls_clients": TLS / "certificate.pem",
+    }
     certificate, key = ((TLS / name).read_bytes() for name in ("certificate.pem", "key.pem"))
     job.start(**files)
     client = job.client(tls_authority=certificate, tls_certificate=certificate, tls_key=key)
@@ -505,7 +781,8 @@ def test_tls(job):
             job.client(timeout_s=0.3, **more).status()
 
 
-# ---- metrics -------------------------------------------------------------------------------------------------------
+# ---- metrics -------------------------------------------------------------------------------------
+
 
 def test_metrics_on_request(job):
     client, ids = job.start(metrics_port=0, trainers=1).ready(), np.arange(10)
@@ -516,14 +793,21 @@ def test_metrics_on_request(job):
     with pytest.raises(UnknownNameError):
         client._connections[0].call("LookUp", pb.LookUpRequest(table="x"))
     url = f"http://127.0.0.1:{job.servers[0].metrics_port}/metrics"
-    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {metrics_token(TOKEN)}"})
+    request = urllib.request.Request(
+        url, headers={"Authorization": f"Bearer {metrics_token(TOKEN)}"}
+    )
     with urllib.request.urlopen(request, timeout=120) as answer:
         text = answer.read().decode()
-    for line in ('jfluid_ps_calls_total{method="Push",status="OK"} 2.0',
-                 'jfluid_ps_calls_total{method="LookUp",status="NOT_FOUND"} 1.0',
-                 'jfluid_ps_rows_total{kind="pushed",table="t"} 20.0', 'jfluid_ps_table_rows{table="t"} 10.0',
-                 'jfluid_ps_call_seconds_count{method="Pull"} 1.0', 'jfluid_ps_wait_seconds_count{kind="barrier"} 1.0',
-                 'jfluid_ps_staleness_steps_sum{name="t"} 1.0', "jfluid_ps_lost_calls 0.0"):
+    for line in (
+        'jfluid_ps_calls_total{method="Push",status="OK"} 2.0',
+        'jfluid_ps_calls_total{method="LookUp",status="NOT_FOUND"} 1.0',
+        'jfluid_ps_rows_total{kind="pushed",table="t"} 20.0',
+        'jfluid_ps_table_rows{table="t"} 10.0',
+        'jfluid_ps_call_seconds_count{method="Pull"} 1.0',
+        'jfluid_ps_wait_seconds_count{kind="barrier"} 1.0',
+        'jfluid_ps_staleness_steps_sum{name="t"} 1.0',
+        "jfluid_ps_lost_calls 0.0",
+    ):
         assert line in text
     assert 'jfluid_ps_bytes_total{direction="in",method="Push"}' in text
     assert Server(Settings(token=TOKEN)).start().metrics_port is None
@@ -539,10 +823,19 @@ def test_snapshots_stay_below_the_save_root(job, tmp_path):
     client.save(str(tmp_path / "saves-of-others" / ".." / "saves" / "in" / "new"))
     assert any((root / "a" / "new").iterdir())
     client.restore(str(root / "a" / "new"))
-    outside = (tmp_path, root / "..", root / "out" / "b", tmp_path / "saves-of-others", root / "a" / ".." / ".." / "c", "/")
+    outside = (
+        tmp_path,
+        root / "..",
+        root / "out" / "b",
+        tmp_path / "saves-of-others",
+        root / "a" / ".." / ".." / "c",
+        "/",
+    )
     for folder in outside:
         for call in (client.save, client.restore):
-            with pytest.raises(errors.ServerError, match=r"folder: expected .*/saves or one below it"):
+            with pytest.raises(
+                errors.ServerError, match=r"folder: expected .*/saves or one below it"
+            ):
                 call(str(folder))
     assert not any((tmp_path / "saves-of-others").iterdir()) and not (tmp_path / "c").exists()
 
@@ -554,5 +847,7 @@ def test_everything_of_a_job_ends_with_it(job, tmp_path):
     client.leave()
     job.servers[0].stop()
     shutil.rmtree(tmp_path / "s")
-    assert not any(t.name in ("jfluid-ps-watch", "jfluid-ps-heartbeat") and t.is_alive() and not t.daemon
-                   for t in threading.enumerate())
+    assert not any(
+        t.name in ("jfluid-ps-watch", "jfluid-ps-heartbeat") and t.is_alive() and not t.daemon
+        for t in threading.enumerate()
+    )

@@ -1,4 +1,7 @@
-"""SharedBuffers: large messages between a client and a server of one machine go through memory that both have."""
+"""SharedBuffers: large messages between a client and a server of one machine go through memory that
+both have.
+"""
+
 import fcntl
 import mmap
 import os
@@ -20,8 +23,16 @@ from jfluid.ps_server.server import Server, Settings
 from jfluid.ps_server.shared_memory import AttachedBuffers, SharedBuffers
 
 TOKEN = "a-token-of-the-job"
-BLOCK = specs.BlockSpec(name="w", shape=(300, 200), initializer=specs.Uniform(), optimizer=specs.Sgd(learning_rate=0.5))
-TABLE = specs.TableSpec(name="t", width=16, initializer=specs.Uniform(), optimizer=specs.Adagrad(learning_rate=0.1), seed=1)
+BLOCK = specs.BlockSpec(
+    name="w", shape=(300, 200), initializer=specs.Uniform(), optimizer=specs.Sgd(learning_rate=0.5)
+)
+TABLE = specs.TableSpec(
+    name="t",
+    width=16,
+    initializer=specs.Uniform(),
+    optimizer=specs.Adagrad(learning_rate=0.1),
+    seed=1,
+)
 IDS = np.arange(5000) ** 3
 LARGEST = 1 << 24
 
@@ -37,9 +48,12 @@ def client_of(server):
     clients = []
 
     def start(**more):
-        clients.append(Client([f"127.0.0.1:{server.port}"], TOKEN, heartbeat_s=0, timeout_s=120, **more))
+        clients.append(
+            Client([f"127.0.0.1:{server.port}"], TOKEN, heartbeat_s=0, timeout_s=120, **more)
+        )
         clients[-1].create([TABLE], {0: [BLOCK]})
         return clients[-1]
+
     yield start
     for client in clients:
         client.close()
@@ -48,19 +62,25 @@ def client_of(server):
 def trained(client, steps=3):
     """What a client has after some steps, and how many of its bytes went over the network."""
     for step in range(steps):
-        found = client.exchange({"t": (IDS, np.full((len(IDS), 16), step + 1, np.float32))},
-                                {"w": np.full((300, 200), step, np.float32)}, {"t": IDS}, ["w"])
+        found = client.exchange(
+            {"t": (IDS, np.full((len(IDS), 16), step + 1, np.float32))},
+            {"w": np.full((300, 200), step, np.float32)},
+            {"t": IDS},
+            ["w"],
+        )
     return found.rows["t"].all(), found.blocks["w"]
 
 
 def on_the_network(monkeypatch):
     """The bytes of the calls from now on."""
     from jfluid.ps_server import connection
+
     sizes, before = [], connection.ServerConnection._call
 
     def call(self, method, data, waits):
         sizes.append(len(data))
         return before(self, method, data, waits)
+
     monkeypatch.setattr(connection.ServerConnection, "_call", call)
     return sizes
 
@@ -101,6 +121,7 @@ def test_calls_at_the_same_time_have_lanes_of_their_own(server, client_of):
                 assert client.pull({"t": ids}).rows["t"].values.shape == (len(ids), 16)
         except Exception as error:
             failures.append(error)
+
     before = client.look_up("t", IDS)
     threads = [threading.Thread(target=add, args=[k * 10**12]) for k in range(7)]
     for thread in threads:
@@ -120,7 +141,9 @@ class NoAnswer(grpc.RpcError):
         return "the connection was lost"
 
 
-def test_a_call_without_an_answer_is_sent_again_over_the_network_and_applied_once(client_of, monkeypatch):
+def test_a_call_without_an_answer_is_sent_again_over_the_network_and_applied_once(
+    client_of, monkeypatch
+):
     client = client_of()
     trained(client, 1)
     connection, before = client._connections[0], client.look_up("t", IDS)
@@ -132,11 +155,13 @@ def test_a_call_without_an_answer_is_sent_again_over_the_network_and_applied_onc
             lost.append(used[-1])
             raise NoAnswer
         return reply
+
     used = []
 
     def take(self, capacity):
         used.append(taken(self, capacity))
         return used[-1]
+
     monkeypatch.setattr(SharedBuffers, "take", take)
     monkeypatch.setitem(connection._methods, "Local", lose_the_answer)
     for times in (1, 2, 3):
@@ -205,8 +230,15 @@ def test_only_files_of_this_kind_are_attached(asked, tmp_path):
         ordinary.write(b"p" * (mmap.PAGESIZE + 2 * 4096))
         ordinary.flush()
         reader, writer = os.pipe()
-        wrong = [{"process": 2**31}, {"file": 10**6}, {"proof": b"x" * 32}, {"proof": b""}, {"capacity": 8192},
-                 {"file": ordinary.fileno()}, {"file": reader}]
+        wrong = [
+            {"process": 2**31},
+            {"file": 10**6},
+            {"proof": b"x" * 32},
+            {"proof": b""},
+            {"capacity": 8192},
+            {"file": ordinary.fileno()},
+            {"file": reader},
+        ]
         for change in wrong:
             request = pb.AttachRequest()
             request.CopyFrom(asked)
@@ -280,6 +312,7 @@ def test_no_call_waits_for_the_lane_of_another():
         asked.set()
         assert answered.wait(120)
         return 5
+
     buffers = SharedBuffers(slow)
     making = threading.Thread(target=buffers.take, args=[10])
     making.start()
@@ -310,6 +343,7 @@ def test_a_server_elsewhere_is_asked_once():
 def test_no_memory_for_a_lane(monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
+
     monkeypatch.setattr(os, "posix_fallocate", full)
     assert SharedBuffers(lambda request: 1).take(10) is None
 
@@ -320,5 +354,7 @@ def test_the_environment_says_whether(monkeypatch):
         monkeypatch.setenv("JFLUID_PS_SHARE_MEMORY", text)
         assert client_options()["share_memory"] is wanted
     monkeypatch.setenv("JFLUID_PS_SHARE_MEMORY", "no")
-    with pytest.raises(errors.ServerError, match="JFLUID_PS_SHARE_MEMORY: expected 0 or 1, found 'no'"):
+    with pytest.raises(
+        errors.ServerError, match="JFLUID_PS_SHARE_MEMORY: expected 0 or 1, found 'no'"
+    ):
         client_options()

@@ -1,4 +1,5 @@
 """Snapshots: consistent, complete or absent, restored also with another number of servers."""
+
 import contextlib
 import errno
 import json
@@ -22,7 +23,9 @@ from tests.ps_server.test_table import ids_of, ones
 
 MOMENTUM = specs.Momentum(learning_rate=0.1, mu=0.9)
 TABLE = specs.TableSpec(name="t", width=4, initializer=specs.Normal(), optimizer=MOMENTUM, seed=3)
-COUNTED = specs.TableSpec(name="c", width=4, optimizer=specs.Sgd(learning_rate=1), entry=specs.CountEntry(count=2))
+COUNTED = specs.TableSpec(
+    name="c", width=4, optimizer=specs.Sgd(learning_rate=1), entry=specs.CountEntry(count=2)
+)
 BLOCK = specs.BlockSpec(name="w", shape=(3, 2), optimizer=specs.Adam(learning_rate=0.1))
 IDS = ids_of(3000)
 
@@ -40,7 +43,7 @@ def filled(server=0, servers=1):
     for sequence in (1, 2):
         with store.once(call(sequence)):
             store.table("t").push(ids, ones(ids), learning_rate=0.1 * sequence)
-            store.table("c").look_up(ids[:100 * sequence])
+            store.table("c").look_up(ids[: 100 * sequence])
             store.block("w").push(np.full((3, 2), sequence, np.float32))
     return store
 
@@ -100,10 +103,14 @@ def test_another_number_of_servers(tmp_path, before, after):
 
 
 def test_the_cut_is_consistent_while_pushes_go_on(tmp_path):
-    """Every push adds 1 to all rows of two tables: rows of a snapshot must all agree with the count of pushes."""
+    """Every push adds 1 to all rows of two tables: rows of a snapshot must all agree with the count
+    of pushes.
+    """
     store, ids, stop = Store(), ids_of(20_000), threading.Event()
     for name in ("a", "b"):
-        store.create_table(specs.TableSpec(name=name, width=1, optimizer=specs.Sgd(learning_rate=-1), shards=4))
+        store.create_table(
+            specs.TableSpec(name=name, width=1, optimizer=specs.Sgd(learning_rate=-1), shards=4)
+        )
 
     def push():
         sequence = 0
@@ -136,15 +143,22 @@ def test_an_earlier_snapshot_stays_until_the_next_is_complete(tmp_path):
         save(stores[server], tmp_path, "first", server, 2)
     save(stores[0], tmp_path, "second", 0, 2)
     assert snapshot.latest(tmp_path)[0].id == "first"
-    with pytest.raises(errors.ServerError, match=r"snapshot second; found first: 2 of 2 parts, second: 1 of 2 parts"):
+    with pytest.raises(
+        errors.ServerError,
+        match=r"snapshot second; found first: 2 of 2 parts, second: 1 of 2 parts",
+    ):
         snapshot.latest(tmp_path, "second")
     save(stores[1], tmp_path, "second", 1, 2)
-    assert snapshot.latest(tmp_path)[0].id == "second" and all(name.startswith("second.") for name in names(tmp_path))
+    assert snapshot.latest(tmp_path)[0].id == "second" and all(
+        name.startswith("second.") for name in names(tmp_path)
+    )
 
 
 @pytest.mark.parametrize("ahead_s", [-3600, 3600])
 def test_the_newest_is_told_by_numbers_and_not_by_clocks(tmp_path, monkeypatch, ahead_s):
-    """A clock that is set between two snapshots, or another host's, and the files' times with it."""
+    """A clock that is set between two snapshots, or another host's, and the files' times with
+    it.
+    """
     store = filled()
     with monkeypatch.context() as patch:
         now = time.time_ns()
@@ -154,7 +168,9 @@ def test_the_newest_is_told_by_numbers_and_not_by_clocks(tmp_path, monkeypatch, 
         os.utime(path, ns=(now + ahead_s * 10**9,) * 2)
     store.rounds = 1
     save(store, tmp_path, "second")
-    assert snapshot.latest(tmp_path)[0].id == "second" and all(name.startswith("second.") for name in names(tmp_path))
+    assert snapshot.latest(tmp_path)[0].id == "second" and all(
+        name.startswith("second.") for name in names(tmp_path)
+    )
 
 
 def test_a_full_disk_leaves_the_earlier_snapshot(tmp_path, monkeypatch):
@@ -184,11 +200,14 @@ def flip(path):
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("damage, message", [
-    (flip, "damaged: its checksum is not that of the manifest"),
-    (lambda path: path.write_bytes(path.read_bytes()[:-1]), "missing or has another size"),
-    (lambda path: path.unlink(), "missing or has another size"),
-])
+@pytest.mark.parametrize(
+    "damage, message",
+    [
+        (flip, "damaged: its checksum is not that of the manifest"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "missing or has another size"),
+        (lambda path: path.unlink(), "missing or has another size"),
+    ],
+)
 @pytest.mark.parametrize("kind", ["rows", "numbers"])
 def test_damaged_files_are_refused(tmp_path, damage, message, kind):
     save(filled(), tmp_path)
@@ -199,41 +218,104 @@ def test_damaged_files_are_refused(tmp_path, damage, message, kind):
     assert not store.tables and not store.blocks
 
 
-@pytest.mark.parametrize("change, message", [
-    (lambda m: m.update(format=3), "has format 3; this release reads 2"),
-    (lambda m: m["tables"][0].update(rows=5), "expected 5 rows of 48 bytes, found 144000 bytes"),
-    (lambda m: m["tables"][0]["rows_file"].update(name="../../etc/passwd"), "expected files whose names begin with a.00000"),
-    (lambda m: m["tables"][0]["rows_file"].update(name="b.00000-of-00001.0.rows"), "expected files whose names begin with"),
-    (lambda m: m["tables"][0]["rows_file"].update(name="a.00000-of-00001.json.partial"), "expected files whose names"),
-    (lambda m: m["tables"][0]["rows_file"].update(name="a.00000-of-00001.0.rows\0"), "expected files whose names begin with"),
-    (lambda m: m.update(id="b"), "expected files whose names begin with b.00000-of-00001"),
-    (lambda m: m.update(server=5), "expected files whose names begin with a.00005-of-00001"),
-    (lambda m: m["tables"][0].update(step=2**32), "tables.0.step: Input should be less than or equal to 4294967294"),
-    (lambda m: m["tables"][0].update(learning_rate=None), "tables.0.learning_rate: Input should be a valid number"),
-    (lambda m: m["tables"][0].update(rows=2**63), "tables.0.rows: Input should be less than 9223372036854775808"),
-    (lambda m: m["tables"][0].update(waiting_file=m["tables"][0]["rows_file"]), "where the table has an entry rule"),
-    (lambda m: m["tables"][1].update(waiting_file=None), "where the table has an entry rule"),
-    (lambda m: m["blocks"][0]["spec"].update(shape=[2**40] * 32), "block w: expected .* numbers float32, found float32 .18."),
-    (lambda m: m["blocks"][0]["spec"].update(shape=[1] * 33), "shape: Tuple should have at most 32 items"),
-    (lambda m: m["blocks"][0]["state"].update(version=2**64), "version: expected a whole number, found 18446744073709551616"),
-    (lambda m: m["blocks"][0]["state"].update(step=True), "step: expected a whole number, found True"),
-    (lambda m: m["blocks"][0]["state"].update(learning_rate="x"), "learning_rate: expected a finite number, found x"),
-    (lambda m: m["blocks"][0]["state"].update(learning_rate=1e999), "learning_rate: expected a finite number, found inf"),
-    (lambda m: m["blocks"][0]["state"].update(more=1), "a block has no more"),
-    (lambda m: m["ledger"].update({"x": {}}), "ledger: .* expected incarnation, through and beyond of each trainer"),
-    (lambda m: m["ledger"]["0"].update(through=-1), "expected incarnation, through and beyond"),
-    (lambda m: m["ledger"]["0"].update(beyond=[2**63 - 1] * 70_000), "expected incarnation, through and beyond"),
-    (lambda m: m.update(rounds=2**63), "rounds: Input should be less than"),
-    (lambda m: m.update(number=2**63), "number: Input should be less than"),
-    (lambda m: m.update({f"unknown {i}": i for i in range(100)}), "expected some of format, id, .* found 1.. fields"),
-    (lambda m: m.pop("ledger"), "ledger: Field required"),
-    (lambda m: m["tables"][0].update(segments=10**9), "expected 1000000000 rates"),
-    (lambda m: m["blocks"][0]["spec"].update(shape=[7]), "block w: expected 21 numbers float32, found float32 .18."),
-    (lambda m: m["blocks"][0]["state"].pop("step"), "block w: the state is of a block of another kind: it has no step"),
-])
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda m: m.update(format=3), "has format 3; this release reads 2"),
+        (
+            lambda m: m["tables"][0].update(rows=5),
+            "expected 5 rows of 48 bytes, found 144000 bytes",
+        ),
+        (
+            lambda m: m["tables"][0]["rows_file"].update(name="../../etc/passwd"),
+            "expected files whose names begin with a.00000",
+        ),
+        (
+            lambda m: m["tables"][0]["rows_file"].update(name="b.00000-of-00001.0.rows"),
+            "expected files whose names begin with",
+        ),
+        (
+            lambda m: m["tables"][0]["rows_file"].update(name="a.00000-of-00001.json.partial"),
+            "expected files whose names",
+        ),
+        (
+            lambda m: m["tables"][0]["rows_file"].update(name="a.00000-of-00001.0.rows\0"),
+            "expected files whose names begin with",
+        ),
+        (lambda m: m.update(id="b"), "expected files whose names begin with b.00000-of-00001"),
+        (lambda m: m.update(server=5), "expected files whose names begin with a.00005-of-00001"),
+        (
+            lambda m: m["tables"][0].update(step=2**32),
+            "tables.0.step: Input should be less than or equal to 4294967294",
+        ),
+        (
+            lambda m: m["tables"][0].update(learning_rate=None),
+            "tables.0.learning_rate: Input should be a valid number",
+        ),
+        (
+            lambda m: m["tables"][0].update(rows=2**63),
+            "tables.0.rows: Input should be less than 9223372036854775808",
+        ),
+        (
+            lambda m: m["tables"][0].update(waiting_file=m["tables"][0]["rows_file"]),
+            "where the table has an entry rule",
+        ),
+        (lambda m: m["tables"][1].update(waiting_file=None), "where the table has an entry rule"),
+        (
+            lambda m: m["blocks"][0]["spec"].update(shape=[2**40] * 32),
+            "block w: expected .* numbers float32, found float32 .18.",
+        ),
+        (
+            lambda m: m["blocks"][0]["spec"].update(shape=[1] * 33),
+            "shape: Tuple should have at most 32 items",
+        ),
+        (
+            lambda m: m["blocks"][0]["state"].update(version=2**64),
+            "version: expected a whole number, found 18446744073709551616",
+        ),
+        (
+            lambda m: m["blocks"][0]["state"].update(step=True),
+            "step: expected a whole number, found True",
+        ),
+        (
+            lambda m: m["blocks"][0]["state"].update(learning_rate="x"),
+            "learning_rate: expected a finite number, found x",
+        ),
+        (
+            lambda m: m["blocks"][0]["state"].update(learning_rate=1e999),
+            "learning_rate: expected a finite number, found inf",
+        ),
+        (lambda m: m["blocks"][0]["state"].update(more=1), "a block has no more"),
+        (
+            lambda m: m["ledger"].update({"x": {}}),
+            "ledger: .* expected incarnation, through and beyond of each trainer",
+        ),
+        (lambda m: m["ledger"]["0"].update(through=-1), "expected incarnation, through and beyond"),
+        (
+            lambda m: m["ledger"]["0"].update(beyond=[2**63 - 1] * 70_000),
+            "expected incarnation, through and beyond",
+        ),
+        (lambda m: m.update(rounds=2**63), "rounds: Input should be less than"),
+        (lambda m: m.update(number=2**63), "number: Input should be less than"),
+        (
+            lambda m: m.update({f"unknown {i}": i for i in range(100)}),
+            "expected some of format, id, .* found 1.. fields",
+        ),
+        (lambda m: m.pop("ledger"), "ledger: Field required"),
+        (lambda m: m["tables"][0].update(segments=10**9), "expected 1000000000 rates"),
+        (
+            lambda m: m["blocks"][0]["spec"].update(shape=[7]),
+            "block w: expected 21 numbers float32, found float32 .18.",
+        ),
+        (
+            lambda m: m["blocks"][0]["state"].pop("step"),
+            "block w: the state is of a block of another kind: it has no step",
+        ),
+    ],
+)
 def test_manifests_that_lie_are_refused(tmp_path, change, message):
     save(filled(), tmp_path)
-    path, = tmp_path.glob("*.json")
+    (path,) = tmp_path.glob("*.json")
     manifest = json.loads(path.read_text())
     change(manifest)
     with contextlib.suppress(ValidationError):  # a liar knows the checksum, too
@@ -248,14 +330,15 @@ def test_manifests_that_lie_are_refused(tmp_path, change, message):
 def test_a_manifest_of_which_one_digit_is_another_is_damaged(tmp_path):
     """It would be read, and be believed: a push would be applied twice, or never."""
     save(filled(), tmp_path)
-    path, = tmp_path.glob("*.json")
+    (path,) = tmp_path.glob("*.json")
     good = path.read_bytes()
     places = [i for i, byte in enumerate(good) if chr(byte).isdigit()]
     for i in places[::5]:
-        changed = good[:i] + bytes([ord("0") + (good[i] - ord("0") + 1) % 10]) + good[i + 1:]
+        changed = good[:i] + bytes([ord("0") + (good[i] - ord("0") + 1) % 10]) + good[i + 1 :]
         with contextlib.suppress(ValueError):
             if Manifest.model_validate_json(changed) == Manifest.model_validate_json(good):
-                continue  # the last digit of a float; beta1 as another beta2, where its default is meant
+                # the last digit of a float; beta1 as another beta2, where its default is meant
+                continue
         path.write_bytes(changed)
         with pytest.raises(errors.ServerError):
             snapshot.latest(tmp_path)
@@ -263,23 +346,35 @@ def test_a_manifest_of_which_one_digit_is_another_is_damaged(tmp_path):
     assert snapshot.latest(tmp_path)[0].id == "a"
 
 
-@pytest.mark.parametrize("name", ["lists", "mappings", "fields", "tables", "ledger", "deep", "numbers", "no text", "wide"])
+@pytest.mark.parametrize(
+    "name",
+    ["lists", "mappings", "fields", "tables", "ledger", "deep", "numbers", "no text", "wide"],
+)
 def test_manifests_that_stand_for_much_are_refused_before_it_is_made(tmp_path, name):
     save(filled(), tmp_path)
-    path, = tmp_path.glob("*.json")
+    (path,) = tmp_path.glob("*.json")
     good = json.loads(path.read_text())
-    inside = {"lists": '"left": [' + "[]," * 100_000 + "[]]", "mappings": '"left": [' + "{}," * 100_000 + "{}]",
-              "fields": ", ".join(f'"a{i}": 1' for i in range(20_000)), "tables": '"tables": [' + '"table", ' * 40_000 + '""]',
-              "ledger": '"ledger": {' + ", ".join(f'"{i}": "no calls"' for i in range(20_000)) + "}",
-              "deep": '"left": ' + "[" * 100_000, "numbers": '"rounds": ' + "9" * 100_000, "no text": '"id": "\udcff"',
-              "wide": '"id": "' + "x" * 100_000 + '"'}[name]
+    inside = {
+        "lists": '"left": [' + "[]," * 100_000 + "[]]",
+        "mappings": '"left": [' + "{}," * 100_000 + "{}]",
+        "fields": ", ".join(f'"a{i}": 1' for i in range(20_000)),
+        "tables": '"tables": [' + '"table", ' * 40_000 + '""]',
+        "ledger": '"ledger": {' + ", ".join(f'"{i}": "no calls"' for i in range(20_000)) + "}",
+        "deep": '"left": ' + "[" * 100_000,
+        "numbers": '"rounds": ' + "9" * 100_000,
+        "no text": '"id": "\udcff"',
+        "wide": '"id": "' + "x" * 100_000 + '"',
+    }[name]
     data = (json.dumps(good)[:-1] + ", " + inside + "}").encode(errors="surrogateescape")
     path.write_bytes(data)
     tracemalloc.start()
     try:
         with pytest.raises(DamagedError) as caught:
             snapshot.latest(tmp_path)
-        assert tracemalloc.get_traced_memory()[1] < max(500_000, 10 * len(data)) and len(str(caught.value)) < 5000
+        assert (
+            tracemalloc.get_traced_memory()[1] < max(500_000, 10 * len(data))
+            and len(str(caught.value)) < 5000
+        )
     finally:
         tracemalloc.stop()
 

@@ -1,7 +1,9 @@
-"""Two trainers and two servers against arrays that know what must be there, whatever happens in whatever order.
+"""Two trainers and two servers against arrays that know what must be there, whatever happens in
+whatever order.
 
     python -m tests.ps_server.test_state_machine 500    runs as many examples, with and without shared memory
 """
+
 import logging
 import shutil
 import sys
@@ -23,15 +25,24 @@ from jfluid.ps_server.store import Change
 from tests.ps_server.site import BLOCK, LIMIT_S, ROWS, WIDTH, Site
 
 ENTRY = 3
-RARE = specs.TableSpec(name="rare", width=2, optimizer=specs.Sgd(learning_rate=1.0), entry=specs.CountEntry(count=ENTRY))
+RARE = specs.TableSpec(
+    name="rare",
+    width=2,
+    optimizer=specs.Sgd(learning_rate=1.0),
+    entry=specs.CountEntry(count=ENTRY),
+)
 EVERY = np.arange(ROWS, dtype=np.int64)
 FEW = 12
 ONE = np.ones(BLOCK.shape, np.float32)
 CALLS = ("Push", "Pull", "Exchange", "Local", "LookUp")
 
 # Calls of a few rows, and of all, which go through shared memory.
-some_ids = st.lists(st.integers(0, FEW - 1), min_size=1, max_size=6).map(lambda ids: np.array(ids, np.int64)) | st.just(EVERY)
-few_ids = st.lists(st.integers(0, FEW - 1), min_size=1, max_size=6).map(lambda ids: np.array(ids, np.int64))
+some_ids = st.lists(st.integers(0, FEW - 1), min_size=1, max_size=6).map(
+    lambda ids: np.array(ids, np.int64)
+) | st.just(EVERY)
+few_ids = st.lists(st.integers(0, FEW - 1), min_size=1, max_size=6).map(
+    lambda ids: np.array(ids, np.int64)
+)
 amounts = st.integers(-3, 3)
 trainers = st.integers(0, 1)
 servers = st.integers(0, 1)
@@ -48,7 +59,9 @@ class Lost(grpc.RpcError):
 
 
 class Job(RuleBasedStateMachine):
-    """What trainers and servers do, and what must come of it. Values are small whole numbers and halves: sums are exact."""
+    """What trainers and servers do, and what must come of it. Values are small whole numbers and
+    halves: sums are exact.
+    """
 
     share_memory = True
 
@@ -82,6 +95,7 @@ class Job(RuleBasedStateMachine):
             if fault == "answer":
                 raise Lost
             return answer
+
         return call
 
     def teardown(self):
@@ -92,7 +106,9 @@ class Job(RuleBasedStateMachine):
             for trainer in range(2):
                 self.look(trainer)
             status = self.clients[0].status()
-            assert [s.lost for s in status] == [0, 0] and [s.rounds for s in status] == [self.rounds] * 2
+            assert [s.lost for s in status] == [0, 0] and [s.rounds for s in status] == [
+                self.rounds
+            ] * 2
         finally:
             self.site.end()
             self.threads.shutdown()
@@ -104,16 +120,23 @@ class Job(RuleBasedStateMachine):
     def push(self, trainer, ids, amount, pulls):
         self.settle()
         self.add(ids, amount)
-        push = {"t": (ids, np.full((len(ids), WIDTH), amount, np.float32))}, {"w": ONE * np.float32(amount)}
+        push = (
+            {"t": (ids, np.full((len(ids), WIDTH), amount, np.float32))},
+            {"w": ONE * np.float32(amount)},
+        )
         if not pulls:
             self.clients[trainer].push(*push, change=Change.ADD)
             return
         found = self.clients[trainer].exchange(*push, {"t": ids}, ["w"], change=Change.ADD)
-        np.testing.assert_array_equal(found.rows["t"].all(), np.repeat(self.rows[ids, None], WIDTH, 1))
+        np.testing.assert_array_equal(
+            found.rows["t"].all(), np.repeat(self.rows[ids, None], WIDTH, 1)
+        )
         np.testing.assert_array_equal(found.blocks["w"], ONE * self.block)
 
     def settle(self):
-        """A server that has started again gets what it lacks when trainers look; each sees its own at once."""
+        """A server that has started again gets what it lacks when trainers look; each sees its own
+        at once.
+        """
         for client in self.clients:
             client._look()
 
@@ -128,22 +151,32 @@ class Job(RuleBasedStateMachine):
         self.rounds += 1
 
         def train(client, size):
-            push = {"t": (EVERY, np.full((ROWS, WIDTH), size, np.float32))}, {"w": ONE * np.float32(size)}
+            push = (
+                {"t": (EVERY, np.full((ROWS, WIDTH), size, np.float32))},
+                {"w": ONE * np.float32(size)},
+            )
             if not hold:
                 return client.exchange(*push, {}, ["w"], round=self.rounds)
             client.push(*push, round=self.rounds, hold=True)
             return client.pull(blocks=["w"], round=self.rounds, confirm=True)
-        training = [self.threads.submit(train, client, size) for client, size in zip(self.clients, sizes)]
+
+        training = [
+            self.threads.submit(train, client, size) for client, size in zip(self.clients, sizes)
+        ]
         self.add(EVERY, -sum(sizes) / 2)
         for future in training:
-            np.testing.assert_array_equal(future.result(LIMIT_S).blocks["w"], ONE * np.float32(self.block))
+            np.testing.assert_array_equal(
+                future.result(LIMIT_S).blocks["w"], ONE * np.float32(self.block)
+            )
 
     @rule(ids=few_ids, amount=amounts)
     def show(self, ids, amount):
         """Ids of a table with an entry rule are shown, and what has a row takes an update."""
         self.clients[0].pull({"rare": ids})
         np.add.at(self.shown, ids, 1)
-        self.clients[0].push({"rare": (ids, np.full((len(ids), 2), amount, np.float32))}, change=Change.ADD)
+        self.clients[0].push(
+            {"rare": (ids, np.full((len(ids), 2), amount, np.float32))}, change=Change.ADD
+        )
         np.add.at(self.rare, ids, np.where(self.shown[ids] >= ENTRY, amount, 0))
 
     @rule(trainer=trainers)
@@ -199,15 +232,28 @@ class Job(RuleBasedStateMachine):
             real, request = self.sent[-which % len(self.sent)]
         try:
             real(request, LIMIT_S)
-        except (grpc.RpcError, errors.ServerError, ValueError):  # refused, or the channel was closed
+        # refused, or the channel was closed
+        except (grpc.RpcError, errors.ServerError, ValueError):
             pass
 
 
 def check(share_memory, examples, **more):
     """Run examples of it."""
-    machine = type("JobWithSharedMemory" if share_memory else "JobWithoutSharedMemory", (Job,), {"share_memory": share_memory})
-    run_state_machine_as_test(machine, settings=settings(
-        max_examples=examples, stateful_step_count=12, deadline=None, suppress_health_check=list(HealthCheck), **more))
+    machine = type(
+        "JobWithSharedMemory" if share_memory else "JobWithoutSharedMemory",
+        (Job,),
+        {"share_memory": share_memory},
+    )
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=12,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            **more,
+        ),
+    )
 
 
 @pytest.mark.parametrize("share_memory", [True, False])
@@ -219,4 +265,7 @@ if __name__ == "__main__":
     logging.disable(logging.WARNING)
     for share_memory in (True, False):
         check(share_memory, int(sys.argv[1]), print_blob=True)
-        print(f"{'with' if share_memory else 'without'} shared memory: {sys.argv[1]} examples", flush=True)
+        print(
+            f"{'with' if share_memory else 'without'} shared memory: {sys.argv[1]} examples",
+            flush=True,
+        )

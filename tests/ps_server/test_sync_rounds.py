@@ -1,4 +1,5 @@
 """Barriers, rounds and silence, without a network."""
+
 import threading
 
 import numpy as np
@@ -58,14 +59,17 @@ def deposit(m, trainer, number, gradient, incarnation=1, ids=IDS, alive=lambda: 
     rows = [RowsUpdate("t", Change.GRADIENT, ids, np.full((len(ids), 1), gradient, np.float32))]
     blocks = [BlockUpdate("w", Change.GRADIENT, np.full(2, gradient, np.float32))]
     m.heard(trainer, incarnation)
-    return Running(m.deposit, Call(trainer, incarnation, number, 1), number, rows, blocks, alive, hold)
+    return Running(
+        m.deposit, Call(trainer, incarnation, number, 1), number, rows, blocks, alive, hold
+    )
 
 
 def row(m, id_=5):
     return float(m.store.table("t").look_up(np.array([id_]), train=False)[0, 0])
 
 
-# ---- rounds --------------------------------------------------------------------------------------------------------
+# ---- rounds --------------------------------------------------------------------------------------
+
 
 def test_a_round_applies_the_average_when_all_have_come():
     m = group()
@@ -74,14 +78,18 @@ def test_a_round_applies_the_average_when_all_have_come():
     second = deposit(m, 0, 1, 2.0, ids=IDS[:1])
     assert first.end() and second.end()
     assert row(m) == -3 and row(m, -5) == -2
-    assert m.store.block("w").read()[0].tolist() == [-3, -3] and m.store.rounds == 1 and m.store.table("t").step == 1
+    assert (
+        m.store.block("w").read()[0].tolist() == [-3, -3]
+        and m.store.rounds == 1
+        and m.store.table("t").step == 1
+    )
 
 
 def test_the_order_of_arrival_changes_no_bit():
     results = []
     for order in ([0, 1, 2], [2, 0, 1]):
         m = group(3)
-        running = [deposit(m, trainer, 1, np.float32(0.1) * (3 ** trainer * 7)) for trainer in order]
+        running = [deposit(m, trainer, 1, np.float32(0.1) * (3**trainer * 7)) for trainer in order]
         for one in running:
             one.end()
         results.append(row(m))
@@ -116,10 +124,17 @@ def test_a_trainer_that_started_again_takes_its_own_place():
 def test_rounds_come_one_after_the_other():
     m = group(1)
     deposit(m, 0, 1, 1.0).end()
-    with pytest.raises(StateError, match="round 5: this server has applied 1 rounds, and nobody has"):
+    with pytest.raises(
+        StateError, match="round 5: this server has applied 1 rounds, and nobody has"
+    ):
         deposit(m, 0, 5, 1.0).end()
     with pytest.raises(errors.ServerError, match="a round takes gradients only"):
-        m.deposit(Call(0, 1, 9, 9), 2, [RowsUpdate("t", Change.ADD, IDS, np.zeros((2, 1), np.float32))], [])
+        m.deposit(
+            Call(0, 1, 9, 9),
+            2,
+            [RowsUpdate("t", Change.ADD, IDS, np.zeros((2, 1), np.float32))],
+            [],
+        )
     deposit(m, 0, 2, 1.0).end()
     assert row(m) == -2
 
@@ -164,7 +179,9 @@ def test_a_round_that_cannot_be_applied_fails_the_job(monkeypatch, caplog):
 
 
 def test_gradients_whose_caller_goes_stay_and_its_next_attempts_wait_no_longer_than_they_live():
-    """As over a connection that is lost again and again: every attempt ends with its caller, and the gradients are applied."""
+    """As over a connection that is lost again and again: every attempt ends with its caller, and
+    the gradients are applied.
+    """
     m = group()
     for _ in range(3):
         there = threading.Event()
@@ -191,7 +208,8 @@ def test_the_gradients_of_an_earlier_life_are_refused_when_a_new_one_takes_its_p
     assert anew.end() and row(m) == -3
 
 
-# ---- barriers ------------------------------------------------------------------------------------------------------
+# ---- barriers ------------------------------------------------------------------------------------
+
 
 def test_a_barrier_opens_when_all_have_come():
     m = group(3)
@@ -220,7 +238,8 @@ def test_a_caller_that_has_gone_waits_no_longer():
         waiting.end()
 
 
-# ---- silence -------------------------------------------------------------------------------------------------------
+# ---- silence -------------------------------------------------------------------------------------
+
 
 def test_silence_fails_the_job_and_names_the_trainer(caplog):
     clock = Clock()
@@ -257,7 +276,9 @@ def test_silence_may_leave_a_trainer_out_until_it_is_heard_again(caplog):
 
 
 def test_gradients_that_are_held_are_answered_when_the_job_goes_on_without_their_trainer():
-    """Held and not confirmed when their trainer fell silent: whoever sends or confirms them again is told."""
+    """Held and not confirmed when their trainer fell silent: whoever sends or confirms them again
+    is told.
+    """
     clock = Clock()
     m = group(2, silence_s=10, on_silence="leave out", clock=clock)
     assert deposit(m, 1, 1, 4.0, hold=True).end()
@@ -266,10 +287,18 @@ def test_gradients_that_are_held_are_answered_when_the_job_goes_on_without_their
     assert going_on.waits()
     m.look_for_silence()
     assert going_on.end() and row(m) == -2
-    for again in (lambda: m.confirm(1, 1), deposit(m, 1, 1, 4.0, hold=True).end, deposit(m, 1, 1, 4.0).end):
-        with pytest.raises(StateError, match="round 1 was applied without its gradients, which it had not confirmed"):
+    for again in (
+        lambda: m.confirm(1, 1),
+        deposit(m, 1, 1, 4.0, hold=True).end,
+        deposit(m, 1, 1, 4.0).end,
+    ):
+        with pytest.raises(
+            StateError,
+            match="round 1 was applied without its gradients, which it had not confirmed",
+        ):
             again()
-    anew = deposit(m, 1, 2, 4.0, incarnation=2)  # started again, it goes on with the round that comes next
+    # started again, it goes on with the round that comes next
+    anew = deposit(m, 1, 2, 4.0, incarnation=2)
     m.confirm(1, 1)
     deposit(m, 0, 2, 2.0).end()
     assert anew.end() and row(m) == -5
@@ -283,21 +312,30 @@ def test_gradients_that_are_held_are_answered_when_the_job_fails():
     assert waiting.waits()
     clock.now = 11.0
     m.look_for_silence()
-    for answer in (waiting.end, lambda: m.confirm(0, 1),
-                   lambda: m.deposit(Call(0, 1, 1, 1), 1, [], [BlockUpdate("w", Change.GRADIENT, np.ones(2, np.float32))])):
+    for answer in (
+        waiting.end,
+        lambda: m.confirm(0, 1),
+        lambda: m.deposit(
+            Call(0, 1, 1, 1), 1, [], [BlockUpdate("w", Change.GRADIENT, np.ones(2, np.float32))]
+        ),
+    ):
         with pytest.raises(JobFailedError, match="has been silent for 11 s"):
             answer()
 
 
 def test_a_restored_server_waits_for_nobody_without_limit(caplog):
-    """Who had left when its snapshot was written is not waited for; who is not heard may have left since."""
+    """Who had left when its snapshot was written is not waited for; who is not heard may have left
+    since.
+    """
     clock = Clock()
     m = group(3, silence_s=10, start_s=100, clock=clock)
     with m.store.ledger.once(Call(1, 7, 1, 1)):
         pass
     m.resume({2: 5})
     assert m.left() == {2: 5} and m.at_work() == [] and m.incarnation(1) == 7
-    with pytest.raises(StateError, match="trainer 1: incarnation 6 has ended; incarnation 7 is at work"):
+    with pytest.raises(
+        StateError, match="trainer 1: incarnation 6 has ended; incarnation 7 is at work"
+    ):
         m.heard(1, 6)
     waiting = deposit(m, 0, 1, 2.0)
     clock.now = 99.0
@@ -306,7 +344,9 @@ def test_a_restored_server_waits_for_nobody_without_limit(caplog):
     assert waiting.waits()
     clock.now = 101.0
     m.look_for_silence()
-    with pytest.raises(JobFailedError, match="trainer 1 has been silent for 101 s since the server was restored"):
+    with pytest.raises(
+        JobFailedError, match="trainer 1 has been silent for 101 s since the server was restored"
+    ):
         waiting.end()
 
 
@@ -354,7 +394,8 @@ def test_a_trainer_that_never_came_is_waited_for():
     waiting.end()
 
 
-# ---- goodbyes ------------------------------------------------------------------------------------------------------
+# ---- goodbyes ------------------------------------------------------------------------------------
+
 
 def test_leaving_again_is_harmless():
     m, told = group(1), []
@@ -411,5 +452,7 @@ def test_a_new_life_comes_to_a_barrier_itself():
 
 
 def test_trainers_have_numbers():
-    with pytest.raises(errors.ServerError, match="trainer 2: this job has 2 trainers, numbered from 0"):
+    with pytest.raises(
+        errors.ServerError, match="trainer 2: this job has 2 trainers, numbered from 0"
+    ):
         group().heard(2, 1)

@@ -1,4 +1,5 @@
 """SparseTable: rows by id, their births, updates, entry, expiry, and threads."""
+
 import json
 import threading
 from pathlib import Path
@@ -47,7 +48,8 @@ def ones(ids, width=4):
     return np.ones((len(ids), width), np.float32)
 
 
-# ---- rows --------------------------------------------------------------------------------------------------------
+# ---- rows ----------------------------------------------------------------------------------------
+
 
 def test_rows_are_found_again_while_the_table_grows():
     t, everything = table(width=2, shards=4), ids_of(60_000)
@@ -55,7 +57,9 @@ def test_rows_are_found_again_while_the_table_grows():
         t.assign(part, np.stack([part % 1000, part % 77], 1).astype(np.float32))
     assert len(t) == len(set(everything.tolist()))
     shuffled = np.random.RandomState(1).permutation(everything)
-    np.testing.assert_array_equal(t.look_up(shuffled), np.stack([shuffled % 1000, shuffled % 77], 1).astype(np.float32))
+    np.testing.assert_array_equal(
+        t.look_up(shuffled), np.stack([shuffled % 1000, shuffled % 77], 1).astype(np.float32)
+    )
     assert len(t) == len(set(everything.tolist()))
 
 
@@ -80,7 +84,9 @@ def test_the_number_of_shards_changes_nothing(shards):
     ids[1000:2000] = ids[:1000]
     results = []
     for count in (shards, 16):
-        t = table(shards=count, initializer=specs.Normal(), optimizer=specs.Adagrad(learning_rate=0.1))
+        t = table(
+            shards=count, initializer=specs.Normal(), optimizer=specs.Adagrad(learning_rate=0.1)
+        )
         t.look_up(ids)
         t.push(ids, np.sin(np.arange(len(ids) * 4, dtype=np.float32)).reshape(-1, 4))
         results.append(t.look_up(ids))
@@ -98,7 +104,8 @@ def test_memory_beyond_values_and_slots():
     assert 16 < worst <= 24
 
 
-# ---- births --------------------------------------------------------------------------------------------------------
+# ---- births --------------------------------------------------------------------------------------
+
 
 def test_a_row_depends_on_seed_and_id_only():
     ids = ids_of(500)
@@ -113,17 +120,25 @@ def test_a_row_depends_on_seed_and_id_only():
 def test_first_values_stay_the_same_in_all_releases():
     """Rows that were never written down must come back the same from the next release."""
     ids = np.array([0, -7, 2**62], np.int64)
-    np.testing.assert_allclose(table(width=2, initializer=specs.Uniform()).look_up(ids), FIRST_UNIFORM, rtol=1e-6)
-    np.testing.assert_allclose(table(width=2, initializer=specs.TruncatedNormal(std=0.1), seed=-3).look_up(ids), FIRST_NORMAL,
-                               rtol=1e-6)
+    np.testing.assert_allclose(
+        table(width=2, initializer=specs.Uniform()).look_up(ids), FIRST_UNIFORM, rtol=1e-6
+    )
+    np.testing.assert_allclose(
+        table(width=2, initializer=specs.TruncatedNormal(std=0.1), seed=-3).look_up(ids),
+        FIRST_NORMAL,
+        rtol=1e-6,
+    )
 
 
-@pytest.mark.parametrize("initializer, low, high, mean, std", [
-    (specs.Constant(value=0.25), 0.25, 0.25, 0.25, 0.0),
-    (specs.Uniform(low=-2, high=4), -2, 4, 1.0, 6 / np.sqrt(12)),
-    (specs.Normal(mean=1, std=2), -12, 14, 1.0, 2.0),
-    (specs.TruncatedNormal(mean=1, std=2), -3, 5, 1.0, 2 * 0.87962566),
-])
+@pytest.mark.parametrize(
+    "initializer, low, high, mean, std",
+    [
+        (specs.Constant(value=0.25), 0.25, 0.25, 0.25, 0.0),
+        (specs.Uniform(low=-2, high=4), -2, 4, 1.0, 6 / np.sqrt(12)),
+        (specs.Normal(mean=1, std=2), -12, 14, 1.0, 2.0),
+        (specs.TruncatedNormal(mean=1, std=2), -3, 5, 1.0, 2 * 0.87962566),
+    ],
+)
 def test_distributions(initializer, low, high, mean, std):
     values = table(width=16, initializer=initializer).look_up(np.arange(20_000)).astype(np.float64)
     assert values.min() >= low and values.max() <= high
@@ -140,20 +155,26 @@ def test_reading_without_training_changes_nothing():
     np.testing.assert_array_equal(t.look_up(ids), born_with)
 
 
-# ---- updates -------------------------------------------------------------------------------------------------------
+# ---- updates -------------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_updates_are_fluids(name):
     height, width = np.shape(GOLDEN["tables"][name])
     t = table(width=width, optimizer=OPTIMIZERS[name])
-    t.assign(np.arange(height), np.linspace(0.5, 2, height * width, dtype=np.float32).reshape(height, width))
+    t.assign(
+        np.arange(height),
+        np.linspace(0.5, 2, height * width, dtype=np.float32).reshape(height, width),
+    )
     for batch in [[*range(height)] if name.startswith("ftrl") else [], *GOLDEN["batches"]]:
         batch = np.array(batch, np.int64)
         if len(batch):
             rows = t.look_up(batch)
             t.push(batch, 2 * rows / rows.size)
     expected = np.array(GOLDEN["tables"][name])
-    np.testing.assert_allclose(t.look_up(np.arange(height), train=False), expected, rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(
+        t.look_up(np.arange(height), train=False), expected, rtol=2e-5, atol=2e-6
+    )
     np.testing.assert_allclose(t.look_up(np.arange(height)), expected, rtol=2e-5, atol=2e-6)
 
 
@@ -177,8 +198,11 @@ def test_a_row_that_rests_long_is_as_if_it_had_been_moved_at_every_step(name):
 
 def test_lazy_modes_leave_resting_rows_alone():
     ids, other = np.array([3]), np.array([4])
-    for optimizer in (specs.Momentum(learning_rate=1, mu=0.9, lazy_mode=True), specs.Adam(learning_rate=1, lazy_mode=True),
-                      specs.RMSProp(learning_rate=1, momentum=0.9, lazy_mode=True)):
+    for optimizer in (
+        specs.Momentum(learning_rate=1, mu=0.9, lazy_mode=True),
+        specs.Adam(learning_rate=1, lazy_mode=True),
+        specs.RMSProp(learning_rate=1, momentum=0.9, lazy_mode=True),
+    ):
         t = table(optimizer=optimizer)
         t.push(ids, ones(ids))
         before = t.look_up(ids)
@@ -202,17 +226,28 @@ def test_differences_and_values_pass_by_the_optimizer():
     assert (t.look_up(ids) == 7).all() and t.step == 0
 
 
-@pytest.mark.parametrize("call, message", [
-    (lambda t: t.look_up([1, 2]), r"table t: ids: expected an array int64 \[n\], found list"),
-    (lambda t: t.look_up(np.zeros(3, np.int32)), r"ids: .*found int32 \[3\]"),
-    (lambda t: t.look_up(np.zeros((3, 1), np.int64)), r"found int64 \[3, 1\]"),
-    (lambda t: t.look_up(np.zeros(3, np.int64), np.ones(2, np.uint32)), r"counts: expected uint32 \[3\], found uint32 \[2\]"),
-    (lambda t: t.push(np.zeros(3, np.int64), np.ones((3, 5), np.float32)),
-     r"gradients: expected an array float32 \[3, 4\], found float32 \[3, 5\]"),
-    (lambda t: t.push(np.zeros(3, np.int64), np.ones((3, 4))), r"found float64"),
-    (lambda t: t.assign(np.zeros(3, np.int64), np.ones((2, 4), np.float32)), r"values: expected an array float32 \[3, 4\]"),
-    (lambda t: t.shrink(0), r"age: expected at least 1 step, found 0"),
-])
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda t: t.look_up([1, 2]), r"table t: ids: expected an array int64 \[n\], found list"),
+        (lambda t: t.look_up(np.zeros(3, np.int32)), r"ids: .*found int32 \[3\]"),
+        (lambda t: t.look_up(np.zeros((3, 1), np.int64)), r"found int64 \[3, 1\]"),
+        (
+            lambda t: t.look_up(np.zeros(3, np.int64), np.ones(2, np.uint32)),
+            r"counts: expected uint32 \[3\], found uint32 \[2\]",
+        ),
+        (
+            lambda t: t.push(np.zeros(3, np.int64), np.ones((3, 5), np.float32)),
+            r"gradients: expected an array float32 \[3, 4\], found float32 \[3, 5\]",
+        ),
+        (lambda t: t.push(np.zeros(3, np.int64), np.ones((3, 4))), r"found float64"),
+        (
+            lambda t: t.assign(np.zeros(3, np.int64), np.ones((2, 4), np.float32)),
+            r"values: expected an array float32 \[3, 4\]",
+        ),
+        (lambda t: t.shrink(0), r"age: expected at least 1 step, found 0"),
+    ],
+)
 def test_wrong_calls_are_refused_and_change_nothing(call, message):
     t = table()
     with pytest.raises(errors.ServerError, match=message):
@@ -232,7 +267,8 @@ def test_no_ids_at_all():
     assert t.look_up(none).shape == (0, 4) and t.push(none, ones(none)) == 1 and len(t) == 0
 
 
-# ---- entry and expiry ----------------------------------------------------------------------------------------------
+# ---- entry and expiry ----------------------------------------------------------------------------
+
 
 def test_entry_by_count():
     t = table(initializer=specs.Constant(value=2), entry=specs.CountEntry(count=3))
@@ -246,13 +282,18 @@ def test_entry_by_count():
     t.push(ids, ones(ids))
     assert t.look_up(ids, train=False)[:, 0].tolist() == [1, 0]
     with t.view() as view:
-        shows = {int(head["id"]): int(head["shows"]) for heads, _ in view.blocks() for head in heads}
+        shows = {
+            int(head["id"]): int(head["shows"]) for heads, _ in view.blocks() for head in heads
+        }
     assert shows == {1: 3, 9: 3}
 
 
 def test_entry_by_probability_depends_on_the_seed_only():
     ids = np.arange(20_000)
-    tables = [table(entry=specs.ProbabilityEntry(probability=0.25), shards=shards, seed=1) for shards in (2, 64)]
+    tables = [
+        table(entry=specs.ProbabilityEntry(probability=0.25), shards=shards, seed=1)
+        for shards in (2, 64)
+    ]
     for part in np.array_split(ids, 3):
         tables[0].look_up(part)
     tables[1].look_up(ids[::-1].copy())
@@ -278,7 +319,8 @@ def test_expiry_by_age():
     assert t.shrink(1) == 7999 and len(t) == 1
 
 
-# ---- threads -------------------------------------------------------------------------------------------------------
+# ---- threads -------------------------------------------------------------------------------------
+
 
 def in_threads(*functions):
     failures = []
@@ -332,13 +374,17 @@ def test_a_cut_stays_as_it_was_while_the_table_changes(entry):
         waited = list(view.blocks(waiting=True))
     heads = np.concatenate([heads for heads, _ in found])
     bodies = np.concatenate([bodies for _, bodies in found])
-    assert len(heads) == present == len(np.unique(heads["id"])) and sum(len(h) for h, _ in waited) == waiting
+    assert (
+        len(heads) == present == len(np.unique(heads["id"]))
+        and sum(len(h) for h, _ in waited) == waiting
+    )
     restored = table(width=2, shards=8, initializer=specs.Uniform(), entry=entry)
     restored.put(heads, bodies)
     np.testing.assert_array_equal(restored.look_up(ids, train=False), expected)
 
 
-# ---- the hashes that decide where ids go ---------------------------------------------------------------------------
+# ---- the hashes that decide where ids go ---------------------------------------------------------
+
 
 def test_ids_are_spread_evenly_over_servers_and_shards_also_together():
     ids = np.arange(200_000) * 8
@@ -354,16 +400,28 @@ def test_parts_are_complete_and_in_order():
     groups = np.random.RandomState(0).randint(0, 5, 1000).astype(np.int32)
     order, starts = kernels.partition(groups, 6)
     for g in range(6):
-        np.testing.assert_array_equal(order[starts[g]:starts[g + 1]], np.flatnonzero(groups == g))
+        np.testing.assert_array_equal(order[starts[g] : starts[g + 1]], np.flatnonzero(groups == g))
 
 
-@pytest.mark.parametrize("bad, message", [
-    ({"width": 0}, "width"), ({"width": 4, "name": ""}, "name"), ({"width": 4, "shards": 3}, "shards"),
-    ({"width": 4, "optimizer": {"type": "lamb", "learning_rate": 1}}, "optimizer.*lamb"),
-    ({"width": 4, "optimizer": {"type": "momentum", "learning_rate": 1, "mu": 1.0}}, "optimizer.*mu"),
-    ({"width": 4, "optimizer": {"type": "sgd", "learning_rate": float("nan")}}, "optimizer.*learning_rate"),
-    ({"width": 4, "seed": 2**63}, "seed"), ({"width": 4, "colour": 1}, "colour"),
-])
+@pytest.mark.parametrize(
+    "bad, message",
+    [
+        ({"width": 0}, "width"),
+        ({"width": 4, "name": ""}, "name"),
+        ({"width": 4, "shards": 3}, "shards"),
+        ({"width": 4, "optimizer": {"type": "lamb", "learning_rate": 1}}, "optimizer.*lamb"),
+        (
+            {"width": 4, "optimizer": {"type": "momentum", "learning_rate": 1, "mu": 1.0}},
+            "optimizer.*mu",
+        ),
+        (
+            {"width": 4, "optimizer": {"type": "sgd", "learning_rate": float("nan")}},
+            "optimizer.*learning_rate",
+        ),
+        ({"width": 4, "seed": 2**63}, "seed"),
+        ({"width": 4, "colour": 1}, "colour"),
+    ],
+)
 def test_wrong_specs_are_refused(bad, message):
     good = {"name": "t", "optimizer": {"type": "sgd", "learning_rate": 1}}
     with pytest.raises(errors.ServerError, match=rf"the table: {message}"):

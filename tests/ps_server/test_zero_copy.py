@@ -1,4 +1,5 @@
 """Messages whose arrays are read where they arrived are what protobuf says they are."""
+
 import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
@@ -9,8 +10,14 @@ from jfluid.ps_server import wire, zero_copy
 
 
 def a_push():
-    push = pb.PushRequest(caller=pb.Caller(trainer=3, incarnation=2**40, sequence=300, outstanding=1), round=7, hold=True)
-    push.rows.add(table="t", change=1, ids=np.arange(300).tobytes(), values=np.ones(600, np.float32).tobytes())
+    push = pb.PushRequest(
+        caller=pb.Caller(trainer=3, incarnation=2**40, sequence=300, outstanding=1),
+        round=7,
+        hold=True,
+    )
+    push.rows.add(
+        table="t", change=1, ids=np.arange(300).tobytes(), values=np.ones(600, np.float32).tobytes()
+    )
     push.rows.add(table="u", ids=b"", values=b"", learning_rate=0.5)
     push.blocks.add(block="w", values=np.full(1000, 2, np.float32).tobytes(), learning_rate=-1.0)
     push.blocks.add(block="v", change=2, values=b"")
@@ -32,7 +39,9 @@ def test_push():
     data = a_push().SerializeToString()
     found = wire.parsed(pb.PushRequest, data)
     check(found, a_push())
-    assert np.shares_memory(np.frombuffer(found.blocks[0].values, np.uint8), np.frombuffer(data, np.uint8))
+    assert np.shares_memory(
+        np.frombuffer(found.blocks[0].values, np.uint8), np.frombuffer(data, np.uint8)
+    )
 
 
 @pytest.mark.parametrize("parts", [("push",), ("pull",), ("push", "pull"), ()])
@@ -43,14 +52,16 @@ def test_exchange(parts):
     if "pull" in parts:
         request.pull.rows.add(table="t", ids=b"12345678")
     found = wire.parsed(pb.ExchangeRequest, request.SerializeToString())
-    assert [found.HasField("push"), found.HasField("pull")] == [p in parts for p in ("push", "pull")]
+    assert [found.HasField("push"), found.HasField("pull")] == [
+        p in parts for p in ("push", "pull")
+    ]
     assert found.pull == request.pull
     check(found.push, request.push)
 
 
 @pytest.mark.parametrize("parts", [("push",), ("pull",), ("push", "pull")])
 def test_requests_on_their_way_out(parts):
-    request, ids = zero_copy.OutgoingRequest(), np.array([5, -2**63, 2**63 - 1])
+    request, ids = zero_copy.OutgoingRequest(), np.array([5, -(2**63), 2**63 - 1])
     wide = np.arange(24, dtype=np.float32).reshape(2, 12)[:, ::2].T  # does not stand in a row
     if "push" in parts:
         request.push.add_rows(ids, wide[:3], table="t", change=1, learning_rate=0.5)
@@ -60,18 +71,33 @@ def test_requests_on_their_way_out(parts):
     if "pull" in parts:
         request.pull.rows.add(table="t", ids=ids.tobytes())
     found = pb.ExchangeRequest.FromString(b"".join(request.whole()))
-    assert [found.HasField("push"), found.HasField("pull")] == [p in parts for p in ("push", "pull")]
+    assert [found.HasField("push"), found.HasField("pull")] == [
+        p in parts for p in ("push", "pull")
+    ]
     assert found.pull == request.pull
     if "push" in parts:
         full, empty = found.push.rows
-        assert (full.table, full.change, full.learning_rate, full.ids) == ("t", 1, 0.5, ids.tobytes())
-        assert full.values == wide[:3].tobytes() and (empty.table, empty.ids, empty.values) == ("u", b"", b"")
+        assert (full.table, full.change, full.learning_rate, full.ids) == (
+            "t",
+            1,
+            0.5,
+            ids.tobytes(),
+        )
+        assert full.values == wide[:3].tobytes() and (empty.table, empty.ids, empty.values) == (
+            "u",
+            b"",
+            b"",
+        )
         assert not empty.HasField("learning_rate")
-        assert [(b.block, b.change, b.values) for b in found.push.blocks] == [("w", 2, wide.tobytes())]
+        assert [(b.block, b.change, b.values) for b in found.push.blocks] == [
+            ("w", 2, wide.tobytes())
+        ]
         assert found.push.caller.sequence == 300
     method, pieces = request.single()
     kind = {"Push": pb.PushRequest, "Pull": pb.PullRequest, "Exchange": pb.ExchangeRequest}[method]
-    assert kind.FromString(b"".join(pieces)) == (found if len(parts) == 2 else getattr(found, parts[0]))
+    assert kind.FromString(b"".join(pieces)) == (
+        found if len(parts) == 2 else getattr(found, parts[0])
+    )
 
 
 def test_what_is_kept_of_a_push_is_its_own():
@@ -94,10 +120,14 @@ def test_replies():
     assert found.push == plain.push
     assert (found.pull.rounds, found.pull.server_incarnation) == (2**33, 9)
     assert [bytes(r) for r in found.pull.rows] == list(plain.pull.rows)
-    assert [(b.version, bytes(b.value)) for b in found.pull.blocks] == [(b.version, b.value) for b in plain.pull.blocks]
+    assert [(b.version, bytes(b.value)) for b in found.pull.blocks] == [
+        (b.version, b.value) for b in plain.pull.blocks
+    ]
 
 
-@pytest.mark.parametrize("data", [b"\xff", b"\x1a\x05ab", b"\x80" * 12, b"\x1b", b"\x22\x7fa", b"\x09abc"])
+@pytest.mark.parametrize(
+    "data", [b"\xff", b"\x1a\x05ab", b"\x80" * 12, b"\x1b", b"\x22\x7fa", b"\x09abc"]
+)
 def test_what_is_no_message_is_refused(data):
     for kind in (pb.PushRequest, pb.ExchangeRequest):
         with pytest.raises(errors.ServerError, match="these .* bytes are none"):
@@ -113,7 +143,7 @@ def test_random_bytes_do_no_harm():
         broken = bytearray(data)
         for at in random.integers(0, len(data), 3):
             broken[at] = random.integers(256)
-        del broken[random.integers(1, len(data)):]
+        del broken[random.integers(1, len(data)) :]
         try:
             wire.parsed(pb.PushRequest, bytes(broken))
         except errors.ServerError:

@@ -1,4 +1,5 @@
 """Connections on which both sides prove that they have the secret."""
+
 import contextlib
 import hmac
 import resource
@@ -19,7 +20,9 @@ SECRET, PURPOSE, LONGEST, LIMIT = "a-secret-of-the-job", "test", 1 << 16, 120
 
 @pytest.fixture
 def listener():
-    with sockets.Listener(socket.create_server(("127.0.0.1", 0)), SECRET, PURPOSE, LONGEST, LIMIT) as listener:
+    with sockets.Listener(
+        socket.create_server(("127.0.0.1", 0)), SECRET, PURPOSE, LONGEST, LIMIT
+    ) as listener:
         yield listener
 
 
@@ -41,7 +44,7 @@ def meet(listener, port=None):
     ours = []
     thread = threading.Thread(target=lambda: ours.append(connect(port or listener.port)))
     thread.start()
-    theirs, = accepted(listener)
+    (theirs,) = accepted(listener)
     thread.join(LIMIT)
     return ours[0], theirs
 
@@ -54,6 +57,7 @@ def serving(listener):
     def work():
         while not over.is_set():
             members.extend(listener.accept(0.02))
+
     thread = threading.Thread(target=work)
     thread.start()
     try:
@@ -85,7 +89,8 @@ def everything(stream):
     return data
 
 
-# ---- members -------------------------------------------------------------------------------------------------------
+# ---- members -------------------------------------------------------------------------------------
+
 
 def test_messages_go_both_ways(listener):
     ours, theirs = meet(listener)
@@ -113,12 +118,19 @@ def test_neither_the_secret_nor_its_keys_travel(listener):
             ours.send(b"a message in the clear")
             theirs.receive()
         assert b"a message in the clear" in wiretap, "the wiretap hears"
-        assert SECRET.encode() not in wiretap and key_for(SECRET, PURPOSE) not in wiretap and ours._key not in wiretap
+        assert (
+            SECRET.encode() not in wiretap
+            and key_for(SECRET, PURPOSE) not in wiretap
+            and ours._key not in wiretap
+        )
 
 
-# ---- strangers -----------------------------------------------------------------------------------------------------
+# ---- strangers -----------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("secret", "purpose"), [("another-secret-than-that", PURPOSE), (SECRET, "another purpose")])
+
+@pytest.mark.parametrize(
+    ("secret", "purpose"), [("another-secret-than-that", PURPOSE), (SECRET, "another purpose")]
+)
 def test_another_secret_or_another_purpose(listener, secret, purpose):
     with serving(listener) as members:
         expected = f"127.0.0.1:{listener.port} has another secret.* the same JFLUID_JOB_TOKEN"
@@ -131,25 +143,37 @@ def test_a_recorded_proof_opens_nothing(listener):
     with Wiretap(listener.port) as wiretap:
         ours, theirs = meet(listener, wiretap.port)
         with ours, theirs:
-            recorded = next(piece for piece in wiretap.heard if len(piece) == sockets._RESPONSE.size)
+            recorded = next(
+                piece for piece in wiretap.heard if len(piece) == sockets._RESPONSE.size
+            )
     with serving(listener) as members, stranger(listener.port) as replay:
         replay.sendall(recorded)
-        assert everything(replay)[sockets._CHALLENGE.size:] == bytes(32)
+        assert everything(replay)[sockets._CHALLENGE.size :] == bytes(32)
         assert not members
 
 
 def test_who_only_reflects_the_challenge_is_no_member(listener):
     """Neither with the listener's own nonce, nor with what it is told in another connection."""
-    with serving(listener) as members, stranger(listener.port) as one, stranger(listener.port) as other:
-        nonces = [sockets.decode_challenge(s.recv(sockets._CHALLENGE.size, socket.MSG_WAITALL)) for s in (one, other)]
+    with (
+        serving(listener) as members,
+        stranger(listener.port) as one,
+        stranger(listener.port) as other,
+    ):
+        nonces = [
+            sockets.decode_challenge(s.recv(sockets._CHALLENGE.size, socket.MSG_WAITALL))
+            for s in (one, other)
+        ]
         for stream, nonce in ((one, nonces[0]), (other, nonces[0])):
             stream.sendall(sockets._GREETING + nonce + nonce)
             assert everything(stream) == bytes(32)
         assert not members
 
 
-@pytest.mark.parametrize("data", [b"[" * 200_000, b"GET / HTTP/1.1\r\n\r\n" * 10, bytes(1000), b"\xff" * 72, b"jfluid 1" * 9],
-                         ids=["brackets", "http", "zeros", "ones", "greetings"])
+@pytest.mark.parametrize(
+    "data",
+    [b"[" * 200_000, b"GET / HTTP/1.1\r\n\r\n" * 10, bytes(1000), b"\xff" * 72, b"jfluid 1" * 9],
+    ids=["brackets", "http", "zeros", "ones", "greetings"],
+)
 def test_noise_costs_its_connection_only(listener, data):
     with serving(listener) as members, stranger(listener.port) as noise:
         with contextlib.suppress(ConnectionError):
@@ -189,7 +213,11 @@ def test_a_crowd_of_strangers_shuts_no_member_out(listener, monkeypatch):
 def test_a_process_without_descriptors_goes_on(listener, monkeypatch):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     dropped, drop = [], listener._drop
-    monkeypatch.setattr(listener, "_drop", lambda newcomer, **more: dropped.append(newcomer) or drop(newcomer, **more))
+    monkeypatch.setattr(
+        listener,
+        "_drop",
+        lambda newcomer, **more: dropped.append(newcomer) or drop(newcomer, **more),
+    )
     with contextlib.ExitStack() as stack:
         for _ in range(40):
             stack.enter_context(stranger(listener.port))
@@ -207,7 +235,11 @@ def test_a_process_without_descriptors_goes_on(listener, monkeypatch):
 
 def test_proofs_are_compared_in_constant_time(listener, monkeypatch):
     compared, compare = [], hmac.compare_digest
-    monkeypatch.setattr(hmac, "compare_digest", lambda one, other: compared.append((one, other)) or compare(one, other))
+    monkeypatch.setattr(
+        hmac,
+        "compare_digest",
+        lambda one, other: compared.append((one, other)) or compare(one, other),
+    )
     ours, theirs = meet(listener)
     with ours, theirs:
         ours.send(b"hello")
@@ -215,13 +247,21 @@ def test_proofs_are_compared_in_constant_time(listener, monkeypatch):
     assert len(compared) == 3 and all(one == other and len(one) == 32 for one, other in compared)
 
 
-# ---- listeners of strangers ----------------------------------------------------------------------------------------
+# ---- listeners of strangers ----------------------------------------------------------------------
 
-@pytest.mark.parametrize(("said", "expected"), [
-    (b"", OSError), (b"jfluid 1" + bytes(31), OSError), (b"jfluid 1" + bytes(32), errors.SecretError),
-    (b"HTTP/1.1 400 Bad Request\r\n\r\n" * 3, errors.MessageError)])
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (b"", OSError),
+        (b"jfluid 1" + bytes(31), OSError),
+        (b"jfluid 1" + bytes(32), errors.SecretError),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n" * 3, errors.MessageError),
+    ],
+)
 def test_a_listener_that_does_not_prove_itself(said, expected):
     with socket.create_server(("127.0.0.1", 0)) as server:
+
         def answer():
             stream, _ = server.accept()
             with stream:
@@ -229,6 +269,7 @@ def test_a_listener_that_does_not_prove_itself(said, expected):
                 if expected is errors.SecretError:
                     stream.recv(sockets._RESPONSE.size, socket.MSG_WAITALL)
                     stream.sendall(b"x" * 32)
+
         thread = threading.Thread(target=answer)
         thread.start()
         with pytest.raises(expected):
@@ -236,7 +277,7 @@ def test_a_listener_that_does_not_prove_itself(said, expected):
         thread.join(LIMIT)
 
 
-# ---- messages ------------------------------------------------------------------------------------------------------
+# ---- messages ------------------------------------------------------------------------------------
 
 KEY = b"k" * 32
 
@@ -249,13 +290,28 @@ def test_messages_in_pieces():
     data = frame(b"one") + frame(b"", 1) + frame(b"three" * 100, 2)
     for size in (1, 7, 40, 41, len(data)):
         frames = sockets.Frames(KEY, b"C", 1000)
-        assert [m for i in range(0, len(data), size) for m in frames.feed(data[i:i + size])] == [b"one", b"", b"three" * 100]
+        assert [m for i in range(0, len(data), size) for m in frames.feed(data[i : i + size])] == [
+            b"one",
+            b"",
+            b"three" * 100,
+        ]
         assert not frames.begun
 
 
-@pytest.mark.parametrize("data", [
-    frame(b"x" * 101), struct.pack("<Q32s", 2**64 - 1, bytes(32)), frame(b"x", number=1), frame(b"x", sender=b"L"),
-    frame(b"x", key=b"l" * 32), frame(b"x")[:-1] + b"y", frame(b"x") * 2, b"[" * 200_000, b"\0" * 40])
+@pytest.mark.parametrize(
+    "data",
+    [
+        frame(b"x" * 101),
+        struct.pack("<Q32s", 2**64 - 1, bytes(32)),
+        frame(b"x", number=1),
+        frame(b"x", sender=b"L"),
+        frame(b"x", key=b"l" * 32),
+        frame(b"x")[:-1] + b"y",
+        frame(b"x") * 2,
+        b"[" * 200_000,
+        b"\0" * 40,
+    ],
+)
 def test_altered_repeated_and_foreign_messages(data):
     with pytest.raises(errors.MessageError, match="the limit is 100|not as it was sent"):
         list(sockets.Frames(KEY, b"C", 100).feed(data))

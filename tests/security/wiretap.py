@@ -1,11 +1,14 @@
 """A relay on loopback that records what travels."""
+
 import contextlib
 import socket
 import threading
 
 
 class Wiretap:
-    """Connections to `port` go on to `target`, a port of this host; `heard` has every byte, of both directions, in pieces."""
+    """Connections to `port` go on to `target`, a port of this host; `heard` has every byte, of both
+    directions, in pieces.
+    """
 
     def __init__(self, target):
         self._target, self.heard = target, []
@@ -29,7 +32,10 @@ class Wiretap:
     def _accept(self):
         with contextlib.suppress(OSError):
             while True:
-                pair = [self._listener.accept()[0], socket.create_connection(("127.0.0.1", self._target))]
+                pair = [
+                    self._listener.accept()[0],
+                    socket.create_connection(("127.0.0.1", self._target)),
+                ]
                 self._ends += pair
                 for source, sink in (pair, pair[::-1]):
                     threading.Thread(target=self._pass_on, args=[source, sink], daemon=True).start()

@@ -1,4 +1,7 @@
-"""An optimizer that trains in 16 bits, with loss scaling (Micikevicius et al. 2018, arXiv:1710.03740)."""
+"""An optimizer that trains in 16 bits, with loss scaling (Micikevicius et al. 2018,
+arXiv:1710.03740).
+"""
+
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -17,9 +20,18 @@ from jfluid.layers.blocks import conditional
 class OptimizerWithMixedPrecision:
     """What `decorate` returns: an optimizer around another one. See there."""
 
-    def __init__(self, optimizer: Any, amp_lists: AutoMixedPrecisionLists, init_loss_scaling: float,
-                 use_dynamic_loss_scaling: bool, incr_every_n_steps: int, decr_every_n_nan_or_inf: int, incr_ratio: float,
-                 decr_ratio: float, dtype: VarType):
+    def __init__(
+        self,
+        optimizer: Any,
+        amp_lists: AutoMixedPrecisionLists,
+        init_loss_scaling: float,
+        use_dynamic_loss_scaling: bool,
+        incr_every_n_steps: int,
+        decr_every_n_nan_or_inf: int,
+        incr_ratio: float,
+        decr_ratio: float,
+        dtype: VarType,
+    ):
         self._optimizer, self._amp_lists, self._dtype = optimizer, amp_lists, dtype
         self._init_loss_scaling, self._dynamic = float(init_loss_scaling), use_dynamic_loss_scaling
         self._incr_every_n_steps, self._incr_ratio = incr_every_n_steps, incr_ratio
@@ -35,19 +47,33 @@ class OptimizerWithMixedPrecision:
         """The loss times the scaling; None before `minimize`."""
         return self._scaled_loss
 
-    def backward(self, loss: Variable, startup_program: Program | None = None,
-                 parameter_list: Sequence[Parameter | str] | None = None,
-                 no_grad_set: Iterable[Variable | str] | None = None, callbacks: Any = None) -> list[ParamGrad]:
-        """Rewrite the program of `loss` to 16 bits and append its gradients, unscaled, zero where any overflowed."""
+    def backward(
+        self,
+        loss: Variable,
+        startup_program: Program | None = None,
+        parameter_list: Sequence[Parameter | str] | None = None,
+        no_grad_set: Iterable[Variable | str] | None = None,
+        callbacks: Any = None,
+    ) -> list[ParamGrad]:
+        """Rewrite the program of `loss` to 16 bits and append its gradients, unscaled, zero where
+        any overflowed.
+        """
         program, startup = loss.block.program, startup_program or default_startup_program()
         with program_guard(program, startup):
             rewrite(program, self._amp_lists, self._dtype)
-            self._loss_scaling = layers.create_global_var([1], self._init_loss_scaling, "float32", persistable=True,
-                                                          name=unique_name.generate("loss_scaling"))
+            self._loss_scaling = layers.create_global_var(
+                [1],
+                self._init_loss_scaling,
+                "float32",
+                persistable=True,
+                name=unique_name.generate("loss_scaling"),
+            )
             if loss.dtype != VarType.FP32:
                 loss = layers.cast(loss, "float32")
             self._scaled_loss = loss * self._loss_scaling
-            pairs = self._optimizer.backward(self._scaled_loss, startup, parameter_list, no_grad_set, callbacks)
+            pairs = self._optimizer.backward(
+                self._scaled_loss, startup, parameter_list, no_grad_set, callbacks
+            )
             result = []
             for param, grad in pairs:
                 with program._optimized_guard([param, grad]):
@@ -62,23 +88,34 @@ class OptimizerWithMixedPrecision:
         updates: list[Operator] = self._optimizer.apply_gradients(params_grads)
         return updates
 
-    def apply_optimize(self, loss: Variable, startup_program: Program | None,
-                       params_grads: Sequence[ParamGrad]) -> list[Operator]:
+    def apply_optimize(
+        self, loss: Variable, startup_program: Program | None, params_grads: Sequence[ParamGrad]
+    ) -> list[Operator]:
         """As `apply_gradients`, in the program of `loss`."""
         with program_guard(loss.block.program, startup_program or default_startup_program()):
             return self.apply_gradients(params_grads)
 
-    def minimize(self, loss: Variable, startup_program: Program | None = None,
-                 parameter_list: Sequence[Parameter | str] | None = None,
-                 no_grad_set: Iterable[Variable | str] | None = None) -> tuple[list[Operator], list[ParamGrad]]:
+    def minimize(
+        self,
+        loss: Variable,
+        startup_program: Program | None = None,
+        parameter_list: Sequence[Parameter | str] | None = None,
+        no_grad_set: Iterable[Variable | str] | None = None,
+    ) -> tuple[list[Operator], list[ParamGrad]]:
         """Append all of it; returns (update operators, parameters with their gradients)."""
         pairs = self.backward(loss, startup_program, parameter_list, no_grad_set)
         return self.apply_optimize(loss, startup_program, pairs), pairs
 
     def _watch(self, grads: list[Variable]) -> None:
-        """Append what follows from finite and from infinite gradients: the counters, the scaling, zeroed gradients."""
-        good, bad = (layers.create_global_var([1], 0, "int32", persistable=True, name=unique_name.generate(name))
-                     for name in ("num_good_steps", "num_bad_steps"))
+        """Append what follows from finite and from infinite gradients: the counters, the scaling,
+        zeroed gradients.
+        """
+        good, bad = (
+            layers.create_global_var(
+                [1], 0, "int32", persistable=True, name=unique_name.generate(name)
+            )
+            for name in ("num_good_steps", "num_bad_steps")
+        )
         sums = layers.concat([layers.reshape(layers.reduce_sum(_values(g)), [1]) for g in grads])
         finite = layers.isfinite(layers.reduce_sum(sums))
         zero, one = layers.fill_constant([1], "int32", 0), layers.fill_constant([1], "float32", 1.0)
@@ -87,7 +124,9 @@ class OptimizerWithMixedPrecision:
         with conditional(finite):
             layers.increment(good)
             layers.assign(zero, bad)
-            with conditional(layers.less_than(layers.fill_constant([1], "int32", self._incr_every_n_steps), good)):
+            with conditional(
+                layers.less_than(layers.fill_constant([1], "int32", self._incr_every_n_steps), good)
+            ):
                 grown = layers.scale(scaling, self._incr_ratio)
                 with conditional(layers.isfinite(grown)):
                     layers.assign(grown, scaling)
@@ -95,49 +134,79 @@ class OptimizerWithMixedPrecision:
         with conditional(layers.logical_not(finite)):
             layers.increment(bad)
             layers.assign(zero, good)
-            with conditional(layers.less_than(layers.fill_constant([1], "int32", self._decr_every_n_nan_or_inf), bad)):
-                layers.assign(layers.elementwise_max(layers.scale(scaling, self._decr_ratio), one), scaling)
+            with conditional(
+                layers.less_than(
+                    layers.fill_constant([1], "int32", self._decr_every_n_nan_or_inf), bad
+                )
+            ):
+                layers.assign(
+                    layers.elementwise_max(layers.scale(scaling, self._decr_ratio), one), scaling
+                )
                 layers.assign(zero, bad)
             for grad in grads:
                 layers.assign(layers.zeros_like(grad), grad)
 
 
-def decorate(optimizer: Any, amp_lists: AutoMixedPrecisionLists | None = None, init_loss_scaling: float = 32768,
-             incr_every_n_steps: int = 1000, decr_every_n_nan_or_inf: int = 2, incr_ratio: float = 2.0,
-             decr_ratio: float = 0.8, use_dynamic_loss_scaling: bool = True,
-             dtype: str = "bfloat16") -> OptimizerWithMixedPrecision:
-    """An optimizer that computes in 16 bits what gains from it; parameters and updates stay in float32.
+def decorate(
+    optimizer: Any,
+    amp_lists: AutoMixedPrecisionLists | None = None,
+    init_loss_scaling: float = 32768,
+    incr_every_n_steps: int = 1000,
+    decr_every_n_nan_or_inf: int = 2,
+    incr_ratio: float = 2.0,
+    decr_ratio: float = 0.8,
+    use_dynamic_loss_scaling: bool = True,
+    dtype: str = "bfloat16",
+) -> OptimizerWithMixedPrecision:
+    """An optimizer that computes in 16 bits what gains from it; parameters and updates stay in
+    float32.
 
-    The loss is multiplied by a scaling before the backward pass and gradients are divided by it. With dynamic
-    scaling, a step whose gradients are not finite updates with zeros; after several such steps the scaling shrinks,
-    after many good ones it grows.
+    The loss is multiplied by a scaling before the backward pass and gradients are divided by it.
+    With dynamic scaling, a step whose gradients are not finite updates with zeros; after several
+    such steps the scaling shrinks, after many good ones it grows.
 
     Args:
         optimizer: any optimizer of `fluid.optimizer`.
         amp_lists: which operators run in 16 bits.
         init_loss_scaling: the first scaling.
-        incr_every_n_steps, incr_ratio: after more than so many good steps in a row the scaling is multiplied by the
-            ratio.
-        decr_every_n_nan_or_inf, decr_ratio: after more than so many overflows in a row likewise; it never falls
-            below 1.
+        incr_every_n_steps, incr_ratio: after more than so many good steps in a row the scaling is
+            multiplied by the ratio.
+        decr_every_n_nan_or_inf, decr_ratio: after more than so many overflows in a row likewise; it
+            never falls below 1.
         use_dynamic_loss_scaling: False keeps the first scaling and lets infinite gradients through.
         dtype: "bfloat16", which has the range of float32, or "float16", as Fluid.
 
     Raises ProgramError for another dtype or settings out of range.
     """
     if dtype not in ("bfloat16", "float16"):
-        raise errors.ProgramError(f'mixed precision: dtype {dtype!r}, expected "bfloat16" or "float16"')
+        raise errors.ProgramError(
+            f'mixed precision: dtype {dtype!r}, expected "bfloat16" or "float16"'
+        )
     if init_loss_scaling <= 0 or incr_ratio <= 1 or not 0 < decr_ratio < 1:
-        raise errors.ProgramError("mixed precision: init_loss_scaling must be positive, incr_ratio above 1, decr_ratio "
-                                  f"between 0 and 1; found {init_loss_scaling}, {incr_ratio}, {decr_ratio}")
+        raise errors.ProgramError(
+            "mixed precision: init_loss_scaling must be positive, incr_ratio above 1, decr_ratio "
+            f"between 0 and 1; found {init_loss_scaling}, {incr_ratio}, {decr_ratio}"
+        )
     if min(incr_every_n_steps, decr_every_n_nan_or_inf) < 1:
-        raise errors.ProgramError("mixed precision: incr_every_n_steps and decr_every_n_nan_or_inf must be at least 1; "
-                                  f"found {incr_every_n_steps}, {decr_every_n_nan_or_inf}")
-    return OptimizerWithMixedPrecision(optimizer, amp_lists or AutoMixedPrecisionLists(), init_loss_scaling,
-                                       use_dynamic_loss_scaling, incr_every_n_steps, decr_every_n_nan_or_inf, incr_ratio,
-                                       decr_ratio, var_type(dtype))
+        raise errors.ProgramError(
+            "mixed precision: incr_every_n_steps and decr_every_n_nan_or_inf must be at least 1; "
+            f"found {incr_every_n_steps}, {decr_every_n_nan_or_inf}"
+        )
+    return OptimizerWithMixedPrecision(
+        optimizer,
+        amp_lists or AutoMixedPrecisionLists(),
+        init_loss_scaling,
+        use_dynamic_loss_scaling,
+        incr_every_n_steps,
+        decr_every_n_nan_or_inf,
+        incr_ratio,
+        decr_ratio,
+        var_type(dtype),
+    )
 
 
 def _values(grad: Variable) -> Variable:
     """A gradient as a dense tensor that is finite where it is: of sparse rows their values."""
-    return layers.get_tensor_from_selected_rows(grad) if grad.type == VarType.SELECTED_ROWS else grad
+    return (
+        layers.get_tensor_from_selected_rows(grad) if grad.type == VarType.SELECTED_ROWS else grad
+    )

@@ -1,19 +1,68 @@
 """Which operators run in 16 bits."""
+
 from collections.abc import Iterable
 
 from jfluid import errors
 
-# Fluid's lists: what gains from 16 bits, what needs float32, and what follows the operators before it. An operator
-# on none of them runs in float32.
+# Fluid's lists: what gains from 16 bits, what needs float32, and what follows the operators before
+# it. An operator on none of them runs in float32.
 WHITE = frozenset({"conv2d", "matmul", "mul"})
-BLACK = frozenset({"cos_sim", "cross_entropy", "cross_entropy2", "exp", "log", "mean", "sigmoid_cross_entropy_with_logits",
-                   "softmax", "softmax_with_cross_entropy", "square", "sum"})
-GRAY = frozenset({
-    "batch_norm", "cast", "dropout", "elementwise_add", "elementwise_div", "elementwise_floordiv", "elementwise_max",
-    "elementwise_min", "elementwise_mod", "elementwise_mul", "elementwise_pow", "elementwise_sub", "fill_constant",
-    "flatten2", "gather", "gaussian_random", "gaussian_random_batch_size_like", "get_tensor_from_selected_rows",
-    "leaky_relu", "lookup_table", "pool2d", "pool3d", "rank", "relu", "relu6", "reshape2", "scale", "sigmoid", "sign",
-    "slice", "soft_relu", "stack", "tanh", "top_k", "transpose2", "uniform_random_batch_size_like", "unstack"})
+BLACK = frozenset(
+    {
+        "cos_sim",
+        "cross_entropy",
+        "cross_entropy2",
+        "exp",
+        "log",
+        "mean",
+        "sigmoid_cross_entropy_with_logits",
+        "softmax",
+        "softmax_with_cross_entropy",
+        "square",
+        "sum",
+    }
+)
+GRAY = frozenset(
+    {
+        "batch_norm",
+        "cast",
+        "dropout",
+        "elementwise_add",
+        "elementwise_div",
+        "elementwise_floordiv",
+        "elementwise_max",
+        "elementwise_min",
+        "elementwise_mod",
+        "elementwise_mul",
+        "elementwise_pow",
+        "elementwise_sub",
+        "fill_constant",
+        "flatten2",
+        "gather",
+        "gaussian_random",
+        "gaussian_random_batch_size_like",
+        "get_tensor_from_selected_rows",
+        "leaky_relu",
+        "lookup_table",
+        "pool2d",
+        "pool3d",
+        "rank",
+        "relu",
+        "relu6",
+        "reshape2",
+        "scale",
+        "sigmoid",
+        "sign",
+        "slice",
+        "soft_relu",
+        "stack",
+        "tanh",
+        "top_k",
+        "transpose2",
+        "uniform_random_batch_size_like",
+        "unstack",
+    }
+)
 
 
 class AutoMixedPrecisionLists:
@@ -27,12 +76,18 @@ class AutoMixedPrecisionLists:
     Raises ProgramError when an operator type is on both custom lists.
     """
 
-    def __init__(self, custom_white_list: Iterable[str] | None = None, custom_black_list: Iterable[str] | None = None,
-                 custom_black_varnames: Iterable[str] | None = None):
+    def __init__(
+        self,
+        custom_white_list: Iterable[str] | None = None,
+        custom_black_list: Iterable[str] | None = None,
+        custom_black_varnames: Iterable[str] | None = None,
+    ):
         white, black = set(custom_white_list or ()), set(custom_black_list or ())
         if white & black:
-            raise errors.ProgramError(f"mixed precision: {', '.join(sorted(white & black))} on both custom_white_list and "
-                                      "custom_black_list")
+            raise errors.ProgramError(
+                f"mixed precision: {', '.join(sorted(white & black))} on both custom_white_list and "
+                "custom_black_list"
+            )
         self.white_list = (set(WHITE) | white) - black
         self.black_list = (set(BLACK) | black) - white
         self.gray_list = set(GRAY) - white - black

@@ -1,4 +1,5 @@
 """Casting a forward program to 16 bits where the lists say so."""
+
 from jfluid.contrib.mixed_precision.lists import AutoMixedPrecisionLists
 from jfluid.ir import schema
 from jfluid.ir.block import Block
@@ -13,13 +14,18 @@ _DATA_SLOTS = {"batch_norm": {"X"}, "layer_norm": {"X"}}
 
 
 def sort_operators(block: Block, lists: AutoMixedPrecisionLists) -> tuple[set[int], set[int]]:
-    """Positions of the operators for 16 bits and of those for float32; the others take what comes."""
+    """Positions of the operators for 16 bits and of those for float32; the others take what
+    comes.
+    """
     low: set[int] = set()
     full: set[int] = set()
     writer: dict[str, int] = {}
     for i, op in enumerate(block.ops):
         before = {writer[n] for n in op.input_arg_names if n in writer}
-        if lists.black_varnames & set(op.input_arg_names + op.output_arg_names) or op.type in lists.black_list:
+        if (
+            lists.black_varnames & set(op.input_arg_names + op.output_arg_names)
+            or op.type in lists.black_list
+        ):
             full.add(i)
         elif op.type in lists.white_list:
             low.add(i)
@@ -50,8 +56,15 @@ def rewrite(program: Program, lists: AutoMixedPrecisionLists, dtype: VarType) ->
 def _cast_inputs(block: Block, op: Operator, have: VarType, want: VarType) -> None:
     for slot, names in list(op.inputs.items()):
         if slot in _DATA_SLOTS.get(op.type, {slot}):
-            op.set_input(slot, [_cast(block, op, block.var_recursive(n), want).name
-                                if block.var_recursive(n).dtype == have else n for n in names])
+            op.set_input(
+                slot,
+                [
+                    _cast(block, op, block.var_recursive(n), want).name
+                    if block.var_recursive(n).dtype == have
+                    else n
+                    for n in names
+                ],
+            )
 
 
 def _cast(block: Block, op: Operator, var: Variable, dtype: VarType) -> Variable:
@@ -65,5 +78,10 @@ def _cast(block: Block, op: Operator, var: Variable, dtype: VarType) -> Variable
     cast = block.create_var(name=name, dtype=dtype, shape=var.shape)
     cast.stop_gradient = var.stop_gradient
     role = {"op_role": op.attrs.get("op_role", 0)}
-    block.append_op("cast", {"X": var}, {"Out": cast}, {"in_dtype": int(var.dtype), "out_dtype": int(dtype), **role})
+    block.append_op(
+        "cast",
+        {"X": var},
+        {"Out": cast},
+        {"in_dtype": int(var.dtype), "out_dtype": int(dtype), **role},
+    )
     return cast

@@ -1,4 +1,5 @@
 """What a server's program does with each gradient, read from its blocks."""
+
 from dataclasses import dataclass
 
 from jfluid.ir.block import Block
@@ -26,19 +27,30 @@ class Update:
 
 
 def updates_of(program: Program, listen: Operator) -> list[Update]:
-    """The updates that a server's program makes, one for each gradient that its operator `listen_and_serv` names."""
+    """The updates that a server's program makes, one for each gradient that its operator
+    `listen_and_serv` names.
+    """
     found = []
     for entry in listen.attr("grad_to_block_id"):
         grad, _, index = entry.rpartition(":")
         block = program.blocks[int(index)]
         ops = list(block.ops)
-        while ops and ops[0].type in ("sum", "scale") and ops[0].attrs.get("op_role") == OpRole.Forward and \
-                ops[0].output("Out") == [grad]:
+        while (
+            ops
+            and ops[0].type in ("sum", "scale")
+            and ops[0].attrs.get("op_role") == OpRole.Forward
+            and ops[0].output("Out") == [grad]
+        ):
             ops = ops[1:]
         written = dict.fromkeys(n for op in block.ops for n in op.output_arg_names)
-        state = [n for n in written if n != grad and (v := block.find_var_recursive(n)) is not None and v.persistable]
+        state = [
+            n
+            for n in written
+            if n != grad and (v := block.find_var_recursive(n)) is not None and v.persistable
+        ]
         update = [op for op in ops if op.input("Param")]
-        param = update[0].input("Param")[0] if update else block.ops[0].output("Out")[0]  # GEO adds to the parameter
+        # GEO adds to the parameter
+        param = update[0].input("Param")[0] if update else block.ops[0].output("Out")[0]
         kept = [n for op in ops if op.type == "ref_by_trainer_id" for n in op.input("X")]
         found.append(Update(param, grad, block, ops, state + kept, kept))
     return found

@@ -1,4 +1,7 @@
-"""Startup programs of servers: of a distributed table they only record how its rows are initialized."""
+"""Startup programs of servers: of a distributed table they only record how its rows are
+initialized.
+"""
+
 import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -15,7 +18,9 @@ if TYPE_CHECKING:
 
 
 def initializes_rows(program: Program) -> bool:
-    """Whether the program is a server's startup program with tables whose rows are created when they are first looked up."""
+    """Whether the program is a server's startup program with tables whose rows are created when
+    they are first looked up.
+    """
     return any(_is_row_initializer(op) for op in program.global_block().ops)
 
 
@@ -27,17 +32,24 @@ def _is_row_initializer(op: Operator) -> bool:
 
 
 def initializer(op: Operator) -> "specs.Initializer":
-    """The initializer (of jfluid.ps_server.specs) that an operator stands for. Raises UnsupportedError for others."""
+    """The initializer (of jfluid.ps_server.specs) that an operator stands for. Raises
+    UnsupportedError for others.
+    """
     from jfluid.ps_server import specs
+
     known: dict[str, Callable[[], specs.Initializer]] = {
         "fill_constant": lambda: specs.Constant(value=op.attr("value")),
         "uniform_random": lambda: specs.Uniform(low=op.attr("min"), high=op.attr("max")),
         "gaussian_random": lambda: specs.Normal(mean=op.attr("mean"), std=op.attr("std")),
-        "truncated_gaussian_random": lambda: specs.TruncatedNormal(mean=op.attr("mean"), std=op.attr("std")),
+        "truncated_gaussian_random": lambda: specs.TruncatedNormal(
+            mean=op.attr("mean"), std=op.attr("std")
+        ),
     }
     if op.type not in known:
-        raise errors.UnsupportedError(f"table {op.output_arg_names[0]}: rows of a distributed table cannot be initialized by "
-                                      f"{op.type}; use a constant, uniform, normal or truncated normal initializer")
+        raise errors.UnsupportedError(
+            f"table {op.output_arg_names[0]}: rows of a distributed table cannot be initialized by "
+            f"{op.type}; use a constant, uniform, normal or truncated normal initializer"
+        )
     return known[op.type]()
 
 
@@ -48,16 +60,25 @@ class Startup(Runner):
     def __init__(self, program: Program, engine: Engine):
         self._engine = engine
         block = program.global_block()
-        self._initializers = {op.output_arg_names[0]: (initializer(op), self._seed(op))
-                              for op in block.ops if _is_row_initializer(op)}
+        self._initializers = {
+            op.output_arg_names[0]: (initializer(op), self._seed(op))
+            for op in block.ops
+            if _is_row_initializer(op)
+        }
         self._rest = program._copy()
         rest = self._rest.global_block()
-        rest.ops = [twin for op, twin in zip(block.ops, rest.ops, strict=True) if not _is_row_initializer(op)]
+        rest.ops = [
+            twin
+            for op, twin in zip(block.ops, rest.ops, strict=True)
+            if not _is_row_initializer(op)
+        ]
         self._rest._touch()
 
     @staticmethod
     def _seed(op: Operator) -> int:
-        """The seed of the rows, the same on all servers and after a restart: so is the row of an id."""
+        """The seed of the rows, the same on all servers and after a restart: so is the row of an
+        id.
+        """
         given = op.attr("seed") if op.type != "fill_constant" else 0
         return int(given) or zlib.crc32(op.output_arg_names[0].encode())
 

@@ -1,15 +1,26 @@
-"""A trainer's program: what it requests from parameter servers, and the program that is left to compute here.
+"""A trainer's program: what it requests from parameter servers, and the program that is left to
+compute here.
 
-`DistributeTranspiler` expresses the requests as operators (`send`, `recv`, `distributed_lookup_table`), which are read once;
-a step is then one call for rows, one compiled program, and one call that brings gradients out and parameters in.
+`DistributeTranspiler` expresses the requests as operators (`send`, `recv`,
+`distributed_lookup_table`), which are read once; a step is then one call for rows, one compiled
+program, and one call that brings gradients out and parameters in.
 """
+
 from dataclasses import dataclass, field
 
 from jfluid import errors
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program
 from jfluid.ir.types import VarType
-from jfluid.transpiler.parameter_server.layout import LOOK_UP, RECV, SEND, SPLITS, TRAINERS_OPS, Layout, ParameterLayout
+from jfluid.transpiler.parameter_server.layout import (
+    LOOK_UP,
+    RECV,
+    SEND,
+    SPLITS,
+    TRAINERS_OPS,
+    Layout,
+    ParameterLayout,
+)
 
 _LOOK_UP_GRADS = ("lookup_table_grad", "lookup_table_v2_grad")
 
@@ -35,8 +46,8 @@ class SentRows:
     """Gradients of rows of a table.
 
     Attributes:
-        grad: the sparse rows to fetch; empty where the gradients of what was looked up are all that is needed: then
-            `parts` are (positions, gradient of the rows there).
+        grad: the sparse rows to fetch; empty where the gradients of what was looked up are all that
+            is needed: then `parts` are (positions, gradient of the rows there).
         look_up: that they belong to; None where the parameter is here whole, and rows are its own.
     """
 
@@ -52,7 +63,8 @@ class TrainerProgram:
 
     Attributes:
         endpoints: of all servers, in the job's order.
-        local: the program that computes: rows are read from a variable of the table's name at positions that are fed.
+        local: the program that computes: rows are read from a variable of the table's name at
+            positions that are fed.
         dense: (gradient's name, parameter), in the order of sending.
         received: parameters that come from servers.
         counts: names of counters that are sent to all servers.
@@ -87,8 +99,8 @@ class TrainerProgram:
 
     @property
     def summed(self) -> list[str]:
-        """Gradients that are merged over the replicas before they are sent. Those of looked-up rows are not: each replica
-        has its own rows."""
+        """Gradients that are merged over the replicas before they are sent. Those of looked-up rows
+        are not: each replica has its own rows."""
         return [g for g, _ in self.dense] + [r.grad for r in self.rows if r.grad]
 
     @property
@@ -106,8 +118,10 @@ def read(program: Program) -> TrainerProgram | None:
     if not any(op.type in TRAINERS_OPS for op in ops):
         return None
     if any(op.type in TRAINERS_OPS for b in program.blocks[1:] for op in b.ops):
-        raise errors.UnsupportedError("send, recv and their kind run in the program itself, and not within a block of a "
-                                      "loop or a condition")
+        raise errors.UnsupportedError(
+            "send, recv and their kind run in the program itself, and not within a block of a "
+            "loop or a condition"
+        )
     return _Reader(program).found
 
 
@@ -153,12 +167,20 @@ class _Reader:
         before = self.look_ups.get(name, LookUp(name, (), (), ()))
         ids = tuple(dict.fromkeys((*before.ids, *op.input("Ids"))))
         padding = op.attr("padding_idx")
-        paddings = tuple(dict.fromkeys((*before.paddings, padding))) if padding != -1 else before.paddings
+        paddings = (
+            tuple(dict.fromkeys((*before.paddings, padding))) if padding != -1 else before.paddings
+        )
         self.look_ups[name] = LookUp(name, ids, tuple(f"{n}@{name}" for n in ids), paddings)
         for n in op.input("Ids"):
             var = self.block.var_recursive(n)
-            self.local.create_var(name=f"{n}@{name}", shape=var._shape, dtype=var.dtype, lod_level=var.lod_level,
-                                  is_data=True, stop_gradient=True)
+            self.local.create_var(
+                name=f"{n}@{name}",
+                shape=var._shape,
+                dtype=var.dtype,
+                lod_level=var.lod_level,
+                is_data=True,
+                stop_gradient=True,
+            )
 
     # ---- gradients ----
 
@@ -181,7 +203,9 @@ class _Reader:
             self.found.dense.append((grad, self.parameters[param]))
 
     def _has_value(self, name: str) -> bool:
-        """Whether a variable gets a value; `clone(for_test=True)` leaves sends of gradients that nothing computes any more."""
+        """Whether a variable gets a value; `clone(for_test=True)` leaves sends of gradients that
+        nothing computes any more.
+        """
         maker = self.written.get(name)
         if maker is None:
             var = self.block.var_recursive(name)
@@ -201,7 +225,9 @@ class _Reader:
         self.found.rows.append(SentRows(param, "", parts, look_up))
 
     def _direct(self, grad: str) -> tuple[list[int], list[int]] | None:
-        """(gradients of look-ups, sums of them) that make a gradient which is only sent; None where there is more to it."""
+        """(gradients of look-ups, sums of them) that make a gradient which is only sent; None where
+        there is more to it.
+        """
         readers: dict[str, int] = {}
         for i, op in enumerate(self.block.ops):
             for name in op.input_arg_names if i not in self.gone else ():
@@ -233,7 +259,9 @@ class _Reader:
         """Remove the operators that join received pieces: pieces are joined when they arrive."""
         pieces = {p.name for d in self.found.received if len(d.pieces) > 1 for p in d.pieces}
         for i, op in enumerate(self.block.ops):
-            if op.type == "concat" and (set(op.input("X")) <= pieces or set(op.input("X")) == set(op.output("Out"))):
+            if op.type == "concat" and (
+                set(op.input("X")) <= pieces or set(op.input("X")) == set(op.output("Out"))
+            ):
                 self.gone.add(i)
 
     # ---- what stays ----
@@ -243,12 +271,16 @@ class _Reader:
         ops: list[Operator] = []
         for i, (op, twin) in enumerate(zip(self.block.ops, list(self.local.ops), strict=True)):
             if op.type == LOOK_UP:
-                ops += [self._read_here(op, ids, out) for ids, out in zip(op.input("Ids"), op.output("Outputs"), strict=True)]
+                ops += [
+                    self._read_here(op, ids, out)
+                    for ids, out in zip(op.input("Ids"), op.output("Outputs"), strict=True)
+                ]
             elif i not in self.gone:
                 if op.type in _LOOK_UP_GRADS and op.input("W")[0] in self.look_ups:
                     look_up = self.look_ups[op.input("W")[0]]
                     twin.inputs["Ids"] = [f"{op.input('Ids')[0]}@{look_up.table}"]
-                    twin.attrs["padding_idx"] = -1  # sparse rows of the padding are a gradient like others
+                    # sparse rows of the padding are a gradient like others
+                    twin.attrs["padding_idx"] = -1
                 ops.append(twin)
         self.local.ops = ops
         for name in self.look_ups:
@@ -262,14 +294,23 @@ class _Reader:
         (table,) = op.input("W")
         padding = op.attr("padding_idx")
         at = self.look_ups[table].paddings.index(padding) if padding != -1 else -1
-        made = self.local.append_op(op.attr("lookup_table_version"), {"W": table, "Ids": f"{ids}@{table}"}, {"Out": out},
-                                    {"padding_idx": at, "is_sparse": True, "op_role": op.attr("op_role")})
+        made = self.local.append_op(
+            op.attr("lookup_table_version"),
+            {"W": table, "Ids": f"{ids}@{table}"},
+            {"Out": out},
+            {"padding_idx": at, "is_sparse": True, "op_role": op.attr("op_role")},
+        )
         self.local.ops.pop()
         return made
 
     def _forget_unused(self) -> None:
         """Remove variables that only removed operators used."""
-        used = {n for b in self.found.local.blocks for op in b.ops for n in op.input_arg_names + op.output_arg_names}
+        used = {
+            n
+            for b in self.found.local.blocks
+            for op in b.ops
+            for n in op.input_arg_names + op.output_arg_names
+        }
         asked = {n for u in self.found.look_ups for n in u.ids}
         for name, var in list(self.local.vars.items()):
             if name not in used and not (var.persistable or var.is_data or name in asked):

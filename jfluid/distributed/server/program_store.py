@@ -1,4 +1,5 @@
 """The tables and blocks of one server's program: its operators update them."""
+
 import os
 import threading
 import time
@@ -116,16 +117,29 @@ class ProgramStore(Store):
         sparse = {g.rpartition(":")[0] for g in listen.attr("sparse_grad_to_param")}
         for update in updates_of(program, listen):
             if update.grad in sparse:
-                saved = program.division.variables.get(update.param) if program.division is not None else None
+                saved = (
+                    program.division.variables.get(update.param)
+                    if program.division is not None
+                    else None
+                )
                 options = saved.table_options if saved is not None else {}
                 self.tables[update.param], self._row_updates[update.param] = make_table(
-                    update, scope, self.tensor, program.random_seed, lambda: engine.device, options)
+                    update, scope, self.tensor, program.random_seed, lambda: engine.device, options
+                )
             else:
                 self.add_block(ProgramBlock(self, update))
         schedule = listen.attr("lr_decay_block_id")
         self._schedule = self._alone(program.blocks[schedule].ops) if schedule >= 0 else None
-        self._counts = [n for op in program.blocks[schedule].ops for n in op.input_arg_names if ".trainer_" in n] \
-            if schedule >= 0 else []
+        self._counts = (
+            [
+                n
+                for op in program.blocks[schedule].ops
+                for n in op.input_arg_names
+                if ".trainer_" in n
+            ]
+            if schedule >= 0
+            else []
+        )
         for name in self._counts:
             self.add_block(Counter(self, name))
         for name in self.tables:
@@ -142,36 +156,65 @@ class ProgramStore(Store):
         if os.path.isdir(found.saved):
             snapshot.restore(self, found.saved, server, servers, tables=[name])
         else:
-            fill_owned(self.tables[name], found.saved, self._program.global_block().var(name).shape, server, servers)
+            fill_owned(
+                self.tables[name],
+                found.saved,
+                self._program.global_block().var(name).shape,
+                server,
+                servers,
+            )
 
     def _shared(self, program: Program) -> list[str]:
-        """Variables that outlive a round and are part of no table or block: the schedule's, and numbers of tables'
-        optimizers."""
-        rows = {n for t in self.tables.values() if isinstance(t, ProgramTable) for n in (t.spec.name, *t.variables.values())}
-        known = {n for b in self.blocks.values() if isinstance(b, ProgramBlock) for n in b.names} | rows | set(self._counts)
-        return [v.name for v in program.global_block().vars.values() if v.persistable and v.name not in known
-                and (found := self._scope.find_var(v.name)) is not None and found.get_tensor()._is_initialized()]
+        """Variables that outlive a round and are part of no table or block: the schedule's, and
+        numbers of tables' optimizers."""
+        rows = {
+            n
+            for t in self.tables.values()
+            if isinstance(t, ProgramTable)
+            for n in (t.spec.name, *t.variables.values())
+        }
+        known = (
+            {n for b in self.blocks.values() if isinstance(b, ProgramBlock) for n in b.names}
+            | rows
+            | set(self._counts)
+        )
+        return [
+            v.name
+            for v in program.global_block().vars.values()
+            if v.persistable
+            and v.name not in known
+            and (found := self._scope.find_var(v.name)) is not None
+            and found.get_tensor()._is_initialized()
+        ]
 
     def value(self, name: str) -> Array:
-        """The value of a variable now. Raises UninitializedError where the startup program was not run."""
+        """The value of a variable now. Raises UninitializedError where the startup program was not
+        run.
+        """
         for table in self.tables.values():
             if isinstance(table, ProgramTable) and name in table.powers:
                 return table.power(name)
         return np.array(self.tensor(name))
 
     def tensor(self, name: str) -> Any:
-        """The tensor of a variable. Raises UninitializedError where the startup program was not run."""
+        """The tensor of a variable. Raises UninitializedError where the startup program was not
+        run.
+        """
         found = self._scope.find_var(name)
         if found is None or not found.get_tensor()._is_initialized():
-            raise errors.UninitializedError(f"{name} has no value in the scope: run the server's startup program first "
-                                            "(get_startup_program), or fleet.init_server()")
+            raise errors.UninitializedError(
+                f"{name} has no value in the scope: run the server's startup program first "
+                "(get_startup_program), or fleet.init_server()"
+            )
         return found.get_tensor()
 
     def block(self, name: str) -> dense.Block:
-        """A block, a table as the block that trainers take it for who hold all of it, or another variable that outlives a
-        round."""
+        """A block, a table as the block that trainers take it for who hold all of it, or another
+        variable that outlives a round."""
         if name in self.tables and name not in self.blocks:
-            return WholeTable(self.tables[name], tuple(self._program.global_block().var(name).shape))
+            return WholeTable(
+                self.tables[name], tuple(self._program.global_block().var(name).shape)
+            )
         var = self._program.global_block().vars.get(name)
         if name not in self.blocks and var is not None and var.persistable:
             self.tensor(name)
@@ -198,25 +241,33 @@ class ProgramStore(Store):
             if isinstance(block, WholeTable) and change.change == Change.GRADIENT:
                 raise errors.ServerError(f"{change.block} is a table: it takes gradients by rows")
             if isinstance(block, Variables):
-                raise errors.ServerError(f"{change.block}: the server's program computes it; it takes no changes")
+                raise errors.ServerError(
+                    f"{change.block}: the server's program computes it; it takes no changes"
+                )
             if isinstance(block, Counter) and change.change != Change.ADD:
                 raise errors.ServerError(f"{change.block} is a count: it takes additions only")
 
-    def _apply(self, rows: list[RowsUpdate], blocks: list[BlockUpdate], trainer: int | None) -> None:
+    def _apply(
+        self, rows: list[RowsUpdate], blocks: list[BlockUpdate], trainer: int | None
+    ) -> None:
         in_round = self.synchronous and trainer is None
         counts = [b for b in blocks if b.block in self._counts]
         gradients = {b.block: b.value for b in blocks if b.change == Change.GRADIENT}
         sparse = [u for u in rows if u.change == Change.GRADIENT and u.table in self._row_updates]
         with self.lock:
             super()._apply([], counts, trainer)
-            if in_round and self._counts:  # the schedule goes by the sum of the counts: one step for all trainers
+            # the schedule goes by the sum of the counts: one step for all trainers
+            if in_round and self._counts:
                 self.blocks[self._counts[0]].add(np.ones(1, np.float32))
             if self._schedule is not None and (in_round or counts):
                 self._run(self._schedule, {})
                 self._set_rates()
             # What may fail first, and all of it before the first row changes.
             updates = [(self._row_updates[u.table], u) for u in sparse]
-            ready = [(update, update.prepare(self.tables[u.table], u.ids, u.values, u.learning_rate)) for update, u in updates]
+            ready = [
+                (update, update.prepare(self.tables[u.table], u.ids, u.values, u.learning_rate))
+                for update, u in updates
+            ]
             if gradients:
                 self.update(gradients, trainer)
             for update, change in ready:
@@ -225,17 +276,24 @@ class ProgramStore(Store):
         for update, change in ready:
             if not update.alone:
                 change()
-        super()._apply([u for u in rows if not any(u is s for s in sparse)],
-                       [b for b in blocks if b.change != Change.GRADIENT and b not in counts], trainer)
+        super()._apply(
+            [u for u in rows if not any(u is s for s in sparse)],
+            [b for b in blocks if b.change != Change.GRADIENT and b not in counts],
+            trainer,
+        )
 
     def update(self, gradients: Mapping[str, Array], trainer: int | None) -> None:
-        """Run the blocks of these pieces, all in one program. Raises ServerError where they need to know the trainer."""
+        """Run the blocks of these pieces, all in one program. Raises ServerError where they need to
+        know the trainer.
+        """
         with self.lock:
             feed = {}
             pieces = {name: self._piece(name) for name in gradients}
             if any(piece.update.kept for piece in pieces.values()):
                 if trainer is None:
-                    raise errors.ServerError("enable_dc_asgd corrects the gradients of one trainer, and not of a round")
+                    raise errors.ServerError(
+                        "enable_dc_asgd corrects the gradients of one trainer, and not of a round"
+                    )
                 feed["@TRAINER_ID@"] = np.array([trainer], np.int64)
             key = tuple(sorted(gradients))
             if key not in self._compiled:
@@ -259,7 +317,10 @@ class ProgramStore(Store):
         block = program.global_block()
         for op in ops:
             for name in op.input_arg_names + op.output_arg_names:
-                if name not in block.vars and (var := op.block.find_var_recursive(name)) is not None:
+                if (
+                    name not in block.vars
+                    and (var := op.block.find_var_recursive(name)) is not None
+                ):
                     twin = block.clone_variable(var, force_persistable=False)
                     if name.endswith("@GRAD") or "@GRAD." in name:
                         twin.persistable = False
@@ -280,8 +341,13 @@ class ProgramStore(Store):
     def _set_rates(self) -> None:
         """Set the tables' learning rates to those that the schedule computed."""
         for table in self.tables.values():
-            found = self._scope.find_var(table.rate) if isinstance(table, ProgramTable) and table.rate else None
-            if found is not None and found.get_tensor()._is_initialized():  # a schedule makes it in the first step
+            found = (
+                self._scope.find_var(table.rate)
+                if isinstance(table, ProgramTable) and table.rate
+                else None
+            )
+            # a schedule makes it in the first step
+            if found is not None and found.get_tensor()._is_initialized():
                 table.learning_rate = float(np.array(found.get_tensor()).reshape(()))
 
 
@@ -306,12 +372,16 @@ class WholeTable:
 
     def add(self, difference: Array) -> int:
         """Add to all rows, past the optimizer; returns a version that was never seen."""
-        self._table.add(np.arange(self.shape[0], dtype=np.int64), difference.reshape(self.shape[0], -1))
+        self._table.add(
+            np.arange(self.shape[0], dtype=np.int64), difference.reshape(self.shape[0], -1)
+        )
         return self.version
 
     def assign(self, value: Array) -> int:
         """Set all rows; the optimizer's state stays. Returns a version that was never seen."""
-        self._table.assign(np.arange(self.shape[0], dtype=np.int64), value.reshape(self.shape[0], -1))
+        self._table.assign(
+            np.arange(self.shape[0], dtype=np.int64), value.reshape(self.shape[0], -1)
+        )
         return self.version
 
 
@@ -338,12 +408,17 @@ class Counter:
     assign = push
 
     def state(self) -> dict[str, Any]:
-        return {"numbers": packed([np.array(self._store.tensor(self.name))]), "version": self.version}
+        return {
+            "numbers": packed([np.array(self._store.tensor(self.name))]),
+            "version": self.version,
+        }
 
     def check(self, state: dict[str, Any]) -> None:
         """Raise ServerError for a `state` of something else."""
         if len(state["numbers"]) != 2:
-            raise errors.ServerError(f"{self.name}: expected a count, found {len(state['numbers'])} numbers")
+            raise errors.ServerError(
+                f"{self.name}: expected a count, found {len(state['numbers'])} numbers"
+            )
 
     def restore(self, state: dict[str, Any]) -> None:
         (value,) = unpacked(state["numbers"], [[self.name, "int64", [1]]])

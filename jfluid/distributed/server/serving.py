@@ -1,4 +1,5 @@
 """Running a server's program: it serves until all trainers have left."""
+
 import logging
 from typing import Any
 
@@ -28,16 +29,19 @@ class Serving(Runner):
             FetchError, FeedError: a server's program takes and gives nothing.
             UninitializedError: the startup program was not run in this scope.
             SecretError: there is no secret for a server that other machines can reach.
-            ServerError: the port is taken, or what the environment says (see jfluid.environment.process) is
-                wrong or cannot be.
+            ServerError: the port is taken, or what the environment says (see
+                jfluid.environment.process) is wrong or cannot be.
         """
         from jfluid.distributed.server.program_store import ProgramStore
         from jfluid.ps_server.__main__ import keep_freed_memory
         from jfluid.ps_server.client import credentials_of
         from jfluid.ps_server.recovery import Peers
         from jfluid.ps_server.server import Server
+
         if feed or fetches:
-            raise errors.FetchError("a server's program has nothing to feed or fetch: run it with the program alone")
+            raise errors.FetchError(
+                "a server's program has nothing to feed or fetch: run it with the program alone"
+            )
         store = ProgramStore(self._program, scope, self._engine)
         endpoint = self._listen.attr("endpoint")
         host, _, port = endpoint.rpartition(":")
@@ -45,16 +49,31 @@ class Serving(Runner):
         endpoints = endpoints_of(self._program)
         keep_freed_memory()
         token = job_secret([endpoint])
-        settings = server_settings(number, token=token, host=host.strip("[]"), port=int(port), servers=len(endpoints),
-                                   trainers=self._listen.attr("Fanin"), end_with_trainers=True)
+        settings = server_settings(
+            number,
+            token=token,
+            host=host.strip("[]"),
+            port=int(port),
+            servers=len(endpoints),
+            trainers=self._listen.attr("Fanin"),
+            end_with_trainers=True,
+        )
         snapshots = Snapshots.of_server(number)
         if snapshots is not None:
             snapshots.check()
         server = Server(settings, store)
         writer = None
         if snapshots is not None:
-            writer = snapshots.writer(server, Peers(endpoints, number, token, credentials_of(**client_options()),
-                                                    flags.get("FLAGS_rpc_deadline") / 1000))
+            writer = snapshots.writer(
+                server,
+                Peers(
+                    endpoints,
+                    number,
+                    token,
+                    credentials_of(**client_options()),
+                    flags.get("FLAGS_rpc_deadline") / 1000,
+                ),
+            )
         with server:
             if writer is not None:
                 writer.begin()

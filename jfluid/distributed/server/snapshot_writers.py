@@ -1,11 +1,14 @@
-"""Snapshots while servers serve: each server writes its own periodically, and resumes from it when it is started again.
+"""Snapshots while servers serve: each server writes its own periodically, and resumes from it when
+it is started again.
 
-Variables say where and how often (jfluid.environment.process.SnapshotVariables). Trainers need the folder too: with it they
-keep pushes for each server, to send them again, and in synchronous training all servers apply a round or none does, so that a
-trainer may be killed at any moment.
+Variables say where and how often (jfluid.environment.process.SnapshotVariables). Trainers need the
+folder too: with it they keep pushes for each server, to send them again, and in synchronous
+training all servers apply a round or none does, so that a trainer may be killed at any moment.
 
-In synchronous training the servers cut at the same rounds (see jfluid.ps_server.recovery); otherwise each writes its own.
+In synchronous training the servers cut at the same rounds (see jfluid.ps_server.recovery);
+otherwise each writes its own.
 """
+
 import logging
 import threading
 from pathlib import Path
@@ -35,38 +38,56 @@ class Snapshots:
 
     @classmethod
     def of_server(cls, number: int) -> "Snapshots | None":
-        """Those of server `number`, as the environment says. Raises ServerError for variables that make no sense."""
+        """Those of server `number`, as the environment says. Raises ServerError for variables that
+        make no sense.
+        """
         from jfluid.environment.process import SnapshotVariables
+
         told = SnapshotVariables.from_env()
         if told.snapshot_folder is None:
             if told.restore:
-                raise errors.ServerError("JFLUID_PS_RESTORE=1: set JFLUID_PS_SNAPSHOT_FOLDER to where snapshots are")
+                raise errors.ServerError(
+                    "JFLUID_PS_RESTORE=1: set JFLUID_PS_SNAPSHOT_FOLDER to where snapshots are"
+                )
             return None
-        return cls(told.snapshot_folder.absolute() / f"server-{number}", told.snapshot_every_s, told.restore)
+        return cls(
+            told.snapshot_folder.absolute() / f"server-{number}",
+            told.snapshot_every_s,
+            told.restore,
+        )
 
     def check(self) -> None:
-        """Raise ServerError when a server that was not started again finds a snapshot: an earlier job's work is neither taken
-        up nor written over unasked."""
+        """Raise ServerError when a server that was not started again finds a snapshot: an earlier
+        job's work is neither taken up nor written over unasked."""
         from jfluid.ps_server import snapshot
+
         if not self.restore and self.folder.is_dir() and snapshot.complete(self.folder):
-            raise errors.ServerError(f"{self.folder} holds a snapshot of an earlier job. Set JFLUID_PS_RESTORE=1 to go on "
-                                     "with that job; otherwise remove the folder, or name another one")
+            raise errors.ServerError(
+                f"{self.folder} holds a snapshot of an earlier job. Set JFLUID_PS_RESTORE=1 to go on "
+                "with that job; otherwise remove the folder, or name another one"
+            )
 
     def writer(self, server: "Server", peers: "Peers") -> "Writer":
         """The writer of them: together with the other servers, or alone."""
-        return _RoundWriter(self, server, peers) if server.store.synchronous else _PeriodicWriter(self, server)
+        return (
+            _RoundWriter(self, server, peers)
+            if server.store.synchronous
+            else _PeriodicWriter(self, server)
+        )
 
 
 class Writer:
     """Puts a server into the state of its last snapshot, and writes new ones while it serves."""
 
     def begin(self) -> None:
-        """Go on from a snapshot if the server was started again. Raises ServerError when that is another program's, or when
-        the servers cannot agree."""
+        """Go on from a snapshot if the server was started again. Raises ServerError when that is
+        another program's, or when the servers cannot agree."""
         raise NotImplementedError
 
     def start(self) -> None:
-        """Write snapshots, until `stop`; one more when a trainer leaves: a server that starts again need not wait for it."""
+        """Write snapshots, until `stop`; one more when a trainer leaves: a server that starts again
+        need not wait for it.
+        """
         raise NotImplementedError
 
     def stop(self) -> None:
@@ -90,18 +111,29 @@ class _PeriodicWriter(Writer):
 
     def _restore(self) -> None:
         from jfluid.ps_server import snapshot
-        folder, store, trainer_group = self._snapshots.folder, self._server.store, self._server.trainer_group
+
+        folder, store, trainer_group = (
+            self._snapshots.folder,
+            self._server.store,
+            self._server.trainer_group,
+        )
         for newest in snapshot.sound(folder)[:1]:
             manifest = snapshot.restore(store, folder, 0, 1, newest.id)
             trainer_group.resume(manifest.left)
-            _LOG.warning("restored snapshot %s: %d rows", manifest.id, sum(len(table) for table in store.tables.values()))
+            _LOG.warning(
+                "restored snapshot %s: %d rows",
+                manifest.id,
+                sum(len(table) for table in store.tables.values()),
+            )
             return
         trainer_group.resume({})
         _LOG.warning("%s holds no complete snapshot: this server begins anew", folder)
 
     def start(self) -> None:
         self._server.trainer_group.on_leave = self._due.set
-        threading.Thread(target=self._run, args=[self._server.service], name="jfluid-ps-snapshots", daemon=True).start()
+        threading.Thread(
+            target=self._run, args=[self._server.service], name="jfluid-ps-snapshots", daemon=True
+        ).start()
 
     def stop(self) -> None:
         self._ended.set()
@@ -121,7 +153,12 @@ class _PeriodicWriter(Writer):
             except Exception:
                 _LOG.exception("no snapshot could be written into %s", folder)
             else:
-                _LOG.info("snapshot of %d rows, %d bytes, in %.1f s", saved.rows, saved.bytes, saved.seconds)
+                _LOG.info(
+                    "snapshot of %d rows, %d bytes, in %.1f s",
+                    saved.rows,
+                    saved.bytes,
+                    saved.seconds,
+                )
 
 
 class _RoundWriter(Writer):
@@ -130,9 +167,12 @@ class _RoundWriter(Writer):
     def __init__(self, snapshots: Snapshots, server: "Server", peers: "Peers"):
         from jfluid.ps_server.recovery import Coordinator
         from jfluid.ps_server.round_snapshots import RoundSnapshots
+
         self._snapshots, self._server, self._peers = snapshots, server, peers
         service, trainer_group = server.service, server.trainer_group
-        self._own = RoundSnapshots(snapshots.folder, server.store, trainer_group.left, service.is_saved)
+        self._own = RoundSnapshots(
+            snapshots.folder, server.store, trainer_group.left, service.is_saved
+        )
         self._coordinator = None if peers.server else Coordinator(service, peers, snapshots.every_s)
         service.round_snapshots = self._own
         if snapshots.restore:
@@ -147,8 +187,10 @@ class _RoundWriter(Writer):
         rounds = self._peers.agree(self._own)
         self._own.decide(rounds)
         if not rounds:
-            _LOG.warning("%s holds no snapshot that all servers could go on from: this server begins anew",
-                         self._snapshots.folder)
+            _LOG.warning(
+                "%s holds no snapshot that all servers could go on from: this server begins anew",
+                self._snapshots.folder,
+            )
         self._server.trainer_group.resume(self._own.left())
         self._server.service.ready.set()
 

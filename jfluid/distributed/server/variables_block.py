@@ -1,4 +1,7 @@
-"""Variables of a server's scope as blocks: snapshots contain them beside the parameters, and checkpoints pull them."""
+"""Variables of a server's scope as blocks: snapshots contain them beside the parameters, and
+checkpoints pull them.
+"""
+
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -22,7 +25,7 @@ def unpacked(numbers: Array, described: Sequence[Any]) -> list[Array]:
     data, at, arrays = numbers.tobytes(), 0, []
     for _, dtype, shape in described:
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        arrays.append(np.frombuffer(data[at:at + size], dtype).reshape(shape))
+        arrays.append(np.frombuffer(data[at : at + size], dtype).reshape(shape))
         at += size
     return arrays
 
@@ -65,7 +68,9 @@ class Variables:
             return packed([self._store.value(n) for n in self._names]), self.version
 
     def push(self, gradient: Array, learning_rate: float | None = None) -> int:
-        raise errors.ServerError(f"{self.name}: the server's program computes it; it takes no changes")
+        raise errors.ServerError(
+            f"{self.name}: the server's program computes it; it takes no changes"
+        )
 
     add = assign = push
 
@@ -80,15 +85,21 @@ class Variables:
         arrays = [self._store.value(n) for n in self._names]
         there, size = self._described(arrays), packed(arrays).size
         if there != state.get("variables"):
-            raise errors.ServerError(f"block {self.name}: expected {there}, found {str(state.get('variables'))[:1000]}")
+            raise errors.ServerError(
+                f"block {self.name}: expected {there}, found {str(state.get('variables'))[:1000]}"
+            )
         if len(state["numbers"]) != size:
-            raise errors.ServerError(f"block {self.name}: expected {size} numbers, found {len(state['numbers'])}")
+            raise errors.ServerError(
+                f"block {self.name}: expected {size} numbers, found {len(state['numbers'])}"
+            )
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over a `state`. Raises ServerError when it is that of other variables."""
         with self._store.lock:
             self.check(state)
-            for name, array in zip(self._names, unpacked(state["numbers"], state["variables"]), strict=True):
+            for name, array in zip(
+                self._names, unpacked(state["numbers"], state["variables"]), strict=True
+            ):
                 self._store.tensor(name).set(array)
 
     def _described(self, arrays: Sequence[Array]) -> list[Any]:

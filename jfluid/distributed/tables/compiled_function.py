@@ -1,4 +1,5 @@
 """Operators of a block as a pure function: compiled, and without a scope."""
+
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,8 @@ Array = np.ndarray[Any, Any]
 
 
 class Function:
-    """Operators as a function from named values to named values. It is compiled once for all values of one shape.
+    """Operators as a function from named values to named values. It is compiled once for all values
+    of one shape.
 
     Args:
         ops: the operators, in order.
@@ -30,11 +32,16 @@ class Function:
 
     def __init__(self, ops: Sequence[Operator], wanted: Sequence[str], device: jax.Device):
         found = [registry.find(op.type) for op in ops]
-        wrong = [op.type for op, definition in zip(ops, found, strict=True)
-                 if definition is None or definition.absent or definition.on_host(op)]
+        wrong = [
+            op.type
+            for op, definition in zip(ops, found, strict=True)
+            if definition is None or definition.absent or definition.on_host(op)
+        ]
         if wrong:
-            raise errors.UnsupportedError(f"{', '.join(dict.fromkeys(wrong))}: no part of a function that a server compiles: "
-                                          "expected operators of tensors")
+            raise errors.UnsupportedError(
+                f"{', '.join(dict.fromkeys(wrong))}: no part of a function that a server compiles: "
+                "expected operators of tensors"
+            )
         self._items = [(i, op, registry.get(op.type)) for i, op in enumerate(ops)]
         self._wanted, self._device = list(wanted), device
         self.draws = any(definition.rng for _, _, definition in self._items)
@@ -48,7 +55,9 @@ class Function:
         return {n: np.asarray(v) for n, v in found.items()}
 
     def shapes(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """What it would return for such values (jax.ShapeDtypeStruct, or what holds them). Raises what an operator does."""
+        """What it would return for such values (jax.ShapeDtypeStruct, or what holds them). Raises
+        what an operator does.
+        """
         key = jax.ShapeDtypeStruct((2,), np.uint32) if self.draws else None
         with jax.enable_x64(True):
             return dict(jax.eval_shape(self._traced, {n: values[n] for n in self.reads}, key))

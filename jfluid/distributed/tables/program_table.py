@@ -1,4 +1,7 @@
-"""Tables of a server's program: the spec that its optimizer, and the values that its startup program, say."""
+"""Tables of a server's program: the spec that its optimizer, and the values that its startup
+program, say.
+"""
+
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -43,8 +46,13 @@ class ProgramTable(SparseTable):
         """Take the variables' names from the operator that the table's rule stands for."""
         rule = RULES.get(op.type)
         if rule is not None:
-            self.variables = {slot.name: op.input(slot.input)[0] for slot in rule.slots if op.input(slot.input)}
-            self.powers = {op.input(slot)[0]: op.attr(rule.attributes[setting]) for slot, setting in rule.powers.items()}
+            self.variables = {
+                slot.name: op.input(slot.input)[0] for slot in rule.slots if op.input(slot.input)
+            }
+            self.powers = {
+                op.input(slot)[0]: op.attr(rule.attributes[setting])
+                for slot, setting in rule.powers.items()
+            }
 
     def empty(self) -> "ProgramTable":
         """A table like this one, without rows."""
@@ -55,8 +63,11 @@ class ProgramTable(SparseTable):
     def slots(self, ids: Array) -> dict[str, Array]:
         """float32 [n, width] by the name of each variable of the optimizer's state."""
         found = super().slots(ids)
-        unused = {name: np.zeros((len(ids), self.spec.width), np.float32)
-                  for slot, name in self.variables.items() if slot not in found}
+        unused = {
+            name: np.zeros((len(ids), self.spec.width), np.float32)
+            for slot, name in self.variables.items()
+            if slot not in found
+        }
         return {self.variables.get(slot, slot): values for slot, values in found.items()} | unused
 
     def power(self, name: str) -> Array:
@@ -65,19 +76,31 @@ class ProgramTable(SparseTable):
 
     def begin(self, tensor: Callable[[str], Any]) -> None:
         """Take over the number of steps that the powers in the scope tell."""
-        told = [(float(np.array(tensor(name)).reshape(-1)[0]), float(np.float32(beta))) for name, beta in self.powers.items()]
-        counts = [round(math.log(value) / math.log(beta)) - 1 for value, beta in told
-                  if value > _SMALL_POWER and 0 < beta < 1]
+        told = [
+            (float(np.array(tensor(name)).reshape(-1)[0]), float(np.float32(beta)))
+            for name, beta in self.powers.items()
+        ]
+        counts = [
+            round(math.log(value) / math.log(beta)) - 1
+            for value, beta in told
+            if value > _SMALL_POWER and 0 < beta < 1
+        ]
         # Where all powers have vanished the rate no longer depends on the count.
         step = counts[0] if counts else _MANY_STEPS if told else 0
         if step > 0:
             self.restore_clock(step, self.learning_rate)
 
 
-def make_table(update: Update, scope: Scope, tensor: Callable[[str], Any], seed: int,
-               device: Callable[[], Any], options: Mapping[str, Any] | None = None) -> tuple[ProgramTable, RowUpdate]:
-    """The table that a block of a server's program updates, with its first values from the scope, where they are no longer
-    needed then; and how it is updated.
+def make_table(
+    update: Update,
+    scope: Scope,
+    tensor: Callable[[str], Any],
+    seed: int,
+    device: Callable[[], Any],
+    options: Mapping[str, Any] | None = None,
+) -> tuple[ProgramTable, RowUpdate]:
+    """The table that a block of a server's program updates, with its first values from the scope,
+    where they are no longer needed then; and how it is updated.
 
     Args:
         tensor: a variable of the scope.
@@ -87,11 +110,25 @@ def make_table(update: Update, scope: Scope, tensor: Callable[[str], Any], seed:
 
     Raises UnsupportedError for updates that no table can make.
     """
-    row_update, parts = row_update_of(update, lambda name: _first_value(name, scope, tensor), tensor, seed, device)
+    row_update, parts = row_update_of(
+        update, lambda name: _first_value(name, scope, tensor), tensor, seed, device
+    )
     found = scope.find_var(update.param)
-    initializer, first = (found.row_initializer if found is not None else None) or (specs.Constant(), 0)
-    table = ProgramTable(specs.TableSpec(name=update.param, width=parts.shape[1], initializer=initializer, seed=first,
-                                         optimizer=row_update.optimizer, shards=_shards(), **(options or {})))
+    initializer, first = (found.row_initializer if found is not None else None) or (
+        specs.Constant(),
+        0,
+    )
+    table = ProgramTable(
+        specs.TableSpec(
+            name=update.param,
+            width=parts.shape[1],
+            initializer=initializer,
+            seed=first,
+            optimizer=row_update.optimizer,
+            shards=_shards(),
+            **(options or {}),
+        )
+    )
     table.rate = row_update.rate
     if isinstance(row_update.optimizer, specs.Program):
         table.variables = {name: name for name in parts.slots}
@@ -111,7 +148,9 @@ def _shards() -> Any:
 
 
 def _fill(table: ProgramTable, tensor: Callable[[str], Any]) -> None:
-    """Put the values in the scope, and the optimizer's state where it differs from that of new rows, into a table."""
+    """Put the values in the scope, and the optimizer's state where it differs from that of new
+    rows, into a table.
+    """
     width = table.spec.width
     values = np.array(tensor(table.spec.name), np.float32).reshape(-1, width)
     ids = np.arange(len(values), dtype=np.int64)
@@ -124,18 +163,24 @@ def _fill(table: ProgramTable, tensor: Callable[[str], Any]) -> None:
             table.assign_slots(ids, {slot: state})
 
 
-def fill_owned(table: SparseTable, path: str, shape: Sequence[int], server: int, servers: int) -> None:
+def fill_owned(
+    table: SparseTable, path: str, shape: Sequence[int], server: int, servers: int
+) -> None:
     """Put those rows of a file of the whole table that fall to this server into a table."""
     step = max(_READ_BYTES // (4 * table.spec.width), 1)
     for first in range(0, shape[0], step):
         ids = np.arange(first, min(first + step, shape[0]), dtype=np.int64)
-        values = load_rows(path, table.spec.name, np.float32, shape, first, len(ids)).reshape(len(ids), -1)
+        values = load_rows(path, table.spec.name, np.float32, shape, first, len(ids)).reshape(
+            len(ids), -1
+        )
         mine = kernels.owners_of(ids, servers) == server
         table.assign(ids[mine], values[mine])
 
 
 def _first_value(name: str, scope: Scope, tensor: Callable[[str], Any]) -> float:
-    """The value that an optimizer's state of a new row begins with; 0 in a table whose rows are all there."""
+    """The value that an optimizer's state of a new row begins with; 0 in a table whose rows are all
+    there.
+    """
     found = scope.find_var(name)
     if found is not None and found.row_initializer is not None:
         return float(found.row_initializer[0].value)

@@ -6,6 +6,7 @@
 | `UpdateByFunction`, all rows | any other, in a table of consecutive rows | by the height, as in Fluid |
 | `UpdateByFunction`, all rows | any other, where the server has consecutive rows | by the height, as in Fluid |
 """
+
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -50,22 +51,36 @@ class Parts:
 
     @classmethod
     def of(cls, update: Update) -> "Parts":
-        """The parts of an update. Raises UnsupportedError for a parameter that is no float32 matrix."""
+        """The parts of an update. Raises UnsupportedError for a parameter that is no float32
+        matrix.
+        """
         var = update.block.var_recursive(update.param)
         if len(var.shape) != 2 or var.np_dtype != np.float32:
-            raise errors.UnsupportedError(f"table {update.param}: tables hold rows of float32, expected a parameter float32 "
-                                          f"[height, width], found {var.np_dtype} {list(var.shape)}")
+            raise errors.UnsupportedError(
+                f"table {update.param}: tables hold rows of float32, expected a parameter float32 "
+                f"[height, width], found {var.np_dtype} {list(var.shape)}"
+            )
 
         def lasting(names: Sequence[str]) -> list[str]:
-            return [n for n in dict.fromkeys(names) if n not in (update.param, update.grad)
-                    and (v := update.block.find_var_recursive(n)) is not None and v.persistable]
+            return [
+                n
+                for n in dict.fromkeys(names)
+                if n not in (update.param, update.grad)
+                and (v := update.block.find_var_recursive(n)) is not None
+                and v.persistable
+            ]
 
         used = lasting(reads_of(update.ops) + [n for op in update.ops for n in op.output_arg_names])
         slots = [n for n in used if update.block.var_recursive(n).shape == var.shape]
         written = lasting([n for op in update.ops for n in op.output_arg_names])
         reads = reads_of(update.ops)
-        return cls(update, slots, [n for n in used if n not in slots and n in reads], [update.param, *written],
-                   var.type == VarType.SELECTED_ROWS)
+        return cls(
+            update,
+            slots,
+            [n for n in used if n not in slots and n in reads],
+            [update.param, *written],
+            var.type == VarType.SELECTED_ROWS,
+        )
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -78,7 +93,8 @@ class Parts:
 
 
 class UpdateByRule:
-    """The table's compiled rule; the operators before the optimizer change the gradient, or make the learning rate.
+    """The table's compiled rule; the operators before the optimizer change the gradient, or make
+    the learning rate.
 
     Attributes:
         optimizer: what the table's spec says of it.
@@ -88,7 +104,13 @@ class UpdateByRule:
 
     alone = False
 
-    def __init__(self, parts: Parts, optimizer: Optimizer, tensor: Callable[[str], Any], device: Callable[[], Any]):
+    def __init__(
+        self,
+        parts: Parts,
+        optimizer: Optimizer,
+        tensor: Callable[[str], Any],
+        device: Callable[[], Any],
+    ):
         self.optimizer, self._parts, self._tensor = optimizer, parts, tensor
         self.rate, self._rate, self._function = "", "", None
         op = next((o for o in parts.update.ops if o.input("Param")), None)
@@ -108,31 +130,49 @@ class UpdateByRule:
     def check(self, ids: Array, learning_rate: float | None) -> None:
         """Every update of the right shape can be made."""
 
-    def prepare(self, table: SparseTable, ids: Array, gradients: Array, learning_rate: float | None) -> Callable[[], Any]:
-        """What makes the update (ids int64 [n], each once; gradients float32 [n, width]), with all computed that may fail."""
+    def prepare(
+        self, table: SparseTable, ids: Array, gradients: Array, learning_rate: float | None
+    ) -> Callable[[], Any]:
+        """What makes the update (ids int64 [n], each once; gradients float32 [n, width]), with all
+        computed that may fail.
+        """
         if self._function is not None:
-            values = {n: np.array(self._tensor(n)) for n in self._parts.numbers if n in self._function.reads}
+            values = {
+                n: np.array(self._tensor(n))
+                for n in self._parts.numbers
+                if n in self._function.reads
+            }
             if self._parts.update.grad in self._function.reads:
                 values[self._parts.update.grad] = _padded(gradients)
             found = self._function(values)
             if self._grad in found:
-                gradients = np.ascontiguousarray(found[self._grad][:len(ids)])
+                gradients = np.ascontiguousarray(found[self._grad][: len(ids)])
             if self._rate and learning_rate is None:
                 learning_rate = float(found[self._rate].reshape(()))
         return lambda: table.push(ids, gradients, learning_rate, merged=True)
 
 
 class UpdateByFunction:
-    """The block's operators, compiled as a function of rows. The attributes are those of `UpdateByRule`."""
+    """The block's operators, compiled as a function of rows. The attributes are those of
+    `UpdateByRule`.
+    """
 
     alone = True
     rate = ""
 
-    def __init__(self, parts: Parts, first_value: Callable[[str], float], tensor: Callable[[str], Any], seed: int,
-                 device: Callable[[], Any]):
+    def __init__(
+        self,
+        parts: Parts,
+        first_value: Callable[[str], float],
+        tensor: Callable[[str], Any],
+        seed: int,
+        device: Callable[[], Any],
+    ):
         self._parts, self._tensor, self._seed = parts, tensor, seed
-        self.optimizer: Optimizer = specs.Program(learning_rate=0.0, slots=tuple(
-            specs.Slot(name=n, initial=first_value(n)) for n in parts.slots))
+        self.optimizer: Optimizer = specs.Program(
+            learning_rate=0.0,
+            slots=tuple(specs.Slot(name=n, initial=first_value(n)) for n in parts.slots),
+        )
         self._function = Function(parts.update.ops, parts.written, device())
         self._rows = [parts.update.param, *parts.slots]
         self._zeros = np.zeros((0, 0), np.float32)
@@ -140,21 +180,32 @@ class UpdateByFunction:
         if not parts.spread:
             rows = jax.ShapeDtypeStruct((ladder(1),), np.int64)
             shapes = {n: parts.described(n) for n in self._rows} | {
-                parts.update.grad: SelectedRows(rows, shapes[parts.update.grad], parts.shape[0], unique=True)}
+                parts.update.grad: SelectedRows(
+                    rows, shapes[parts.update.grad], parts.shape[0], unique=True
+                )
+            }
         _try(parts, self._function, shapes)
 
     def check(self, ids: Array, learning_rate: float | None) -> None:
         """Raise ServerError for an update that cannot be made."""
         name, height = self._parts.update.param, self._parts.shape[0]
         if learning_rate is not None:
-            raise errors.ServerError(f"table {name}: learning_rate: expected none, since the server's program makes it, found "
-                                     f"{learning_rate}")
+            raise errors.ServerError(
+                f"table {name}: learning_rate: expected none, since the server's program makes it, found "
+                f"{learning_rate}"
+            )
         if not self._parts.spread and len(ids) and (ids.min() < 0 or ids.max() >= height):
-            raise errors.ServerError(f"table {name}: ids: expected some of 0 ... {height - 1}, found {ids.min()} ... "
-                                     f"{ids.max()}")
+            raise errors.ServerError(
+                f"table {name}: ids: expected some of 0 ... {height - 1}, found {ids.min()} ... "
+                f"{ids.max()}"
+            )
 
-    def prepare(self, table: SparseTable, ids: Array, gradients: Array, learning_rate: float | None) -> Callable[[], Any]:
-        """What makes the update (ids int64 [n], each once; gradients float32 [n, width]). Where it fails nothing changes."""
+    def prepare(
+        self, table: SparseTable, ids: Array, gradients: Array, learning_rate: float | None
+    ) -> Callable[[], Any]:
+        """What makes the update (ids int64 [n], each once; gradients float32 [n, width]). Where it
+        fails nothing changes.
+        """
         return lambda: (self._touched if self._parts.spread else self._all)(table, ids, gradients)
 
     def _touched(self, table: SparseTable, ids: Array, gradients: Array) -> None:
@@ -163,7 +214,7 @@ class UpdateByFunction:
         def step(values: Array, slots: list[Array], grads: Array) -> tuple[Any, Sequence[Any]]:
             rows = dict(zip(self._rows, map(_padded, (values, *slots)), strict=True))
             made.update(self._made(table, rows | {self._parts.update.grad: _padded(grads)}))
-            new, *state = ((made.get(n, old))[:len(values)] for n, old in rows.items())
+            new, *state = ((made.get(n, old))[: len(values)] for n, old in rows.items())
             return new, state
 
         table.update(ids, gradients, step, merged=True)
@@ -172,7 +223,7 @@ class UpdateByFunction:
     def _all(self, table: SparseTable, ids: Array, gradients: Array) -> None:
         height = self._parts.shape[0]
         rows = np.full(ladder(len(ids)), height, np.int64)
-        rows[:len(ids)] = ids
+        rows[: len(ids)] = ids
         gradient = SelectedRows(rows, _padded(gradients), height, unique=True)
         made: dict[str, Array] = {}
 
@@ -189,7 +240,11 @@ class UpdateByFunction:
 
     def _made(self, table: SparseTable, values: dict[str, Any]) -> dict[str, Array]:
         values |= {n: np.array(self._tensor(n)) for n in self._parts.numbers}
-        key = np.array([self._seed & 0xFFFFFFFF, table.step & 0xFFFFFFFF], np.uint32) if self._function.draws else None
+        key = (
+            np.array([self._seed & 0xFFFFFFFF, table.step & 0xFFFFFFFF], np.uint32)
+            if self._function.draws
+            else None
+        )
         return self._function(values, key)
 
     def _keep(self, made: dict[str, Array]) -> None:
@@ -201,8 +256,13 @@ class UpdateByFunction:
 RowUpdate = UpdateByRule | UpdateByFunction
 
 
-def row_update_of(update: Update, first_value: Callable[[str], float], tensor: Callable[[str], Any], seed: int,
-           device: Callable[[], Any]) -> tuple[RowUpdate, Parts]:
+def row_update_of(
+    update: Update,
+    first_value: Callable[[str], float],
+    tensor: Callable[[str], Any],
+    seed: int,
+    device: Callable[[], Any],
+) -> tuple[RowUpdate, Parts]:
     """How a block of a server's program updates its table.
 
     Args:
@@ -219,8 +279,12 @@ def row_update_of(update: Update, first_value: Callable[[str], float], tensor: C
         return UpdateByRule(parts, specs.Sgd(learning_rate=0.0), tensor, device), parts
     rule = _rule_for(parts, op)
     if rule is not None:
-        firsts = {slot.first: first_value(op.input(slot.input)[0]) for slot in rule.slots if slot.first}
-        return UpdateByRule(parts, rule.settings_of(op.attr).model_copy(update=firsts), tensor, device), parts
+        firsts = {
+            slot.first: first_value(op.input(slot.input)[0]) for slot in rule.slots if slot.first
+        }
+        return UpdateByRule(
+            parts, rule.settings_of(op.attr).model_copy(update=firsts), tensor, device
+        ), parts
     if parts.spread:
         _check_touched(parts, op)
     return UpdateByFunction(parts, first_value, tensor, seed, device), parts
@@ -234,7 +298,11 @@ def _is_sparse(parts: Parts, op: Operator) -> bool:
 def _rule_for(parts: Parts, op: Operator) -> RuleDef | None:
     """The compiled rule that does what a block's operators do; None where there is none."""
     rule, before = RULES.get(op.type), parts.update.ops[:-1]
-    if rule is None or op is not parts.update.ops[-1] or not (registry.get(op.type).sparse and _is_sparse(parts, op)):
+    if (
+        rule is None
+        or op is not parts.update.ops[-1]
+        or not (registry.get(op.type).sparse and _is_sparse(parts, op))
+    ):
         return None
     if any(op.input(slot) and slot not in rule.inputs for slot in op.input_names):
         return None
@@ -243,14 +311,22 @@ def _rule_for(parts: Parts, op: Operator) -> RuleDef | None:
 
 
 def _check_touched(parts: Parts, op: Operator) -> None:
-    """Refuse what cannot be computed on the rows with a gradient; say what becomes of the others."""
+    """Refuse what cannot be computed on the rows with a gradient; say what becomes of the
+    others.
+    """
     name, types = parts.update.param, ", ".join(o.type for o in parts.update.ops)
     if schema.current().needs_whole(op.type) or _is_sparse(parts, op):
-        raise errors.UnsupportedError(f"table {name}: its update ({types}) computes with the whole parameter, and of a "
-                                      "distributed table no server has all rows: build the embedding with "
-                                      "is_distributed=False, or take another optimizer")
-    _LOG.warning("table %s is distributed: weight decay (%s) moves rows in updates that have a gradient of them, the others "
-                 "stay as they are", name, types)
+        raise errors.UnsupportedError(
+            f"table {name}: its update ({types}) computes with the whole parameter, and of a "
+            "distributed table no server has all rows: build the embedding with "
+            "is_distributed=False, or take another optimizer"
+        )
+    _LOG.warning(
+        "table %s is distributed: weight decay (%s) moves rows in updates that have a gradient of them, the others "
+        "stay as they are",
+        name,
+        types,
+    )
 
 
 def _padded_shapes(parts: Parts) -> dict[str, Any]:
@@ -263,20 +339,26 @@ def _try(parts: Parts, function: Function, rows: dict[str, Any]) -> None:
     values = rows | {n: parts.described(n) for n in parts.numbers}
     name = parts.update.param
     if unknown := [n for n in function.reads if n not in values]:
-        raise errors.UnsupportedError(f"table {name}: its update reads {', '.join(unknown)}, which this server does not have")
+        raise errors.UnsupportedError(
+            f"table {name}: its update reads {', '.join(unknown)}, which this server does not have"
+        )
     try:
         found = function.shapes(values)
     except errors.JFluidError as error:
-        raise errors.UnsupportedError(f"table {name}: its rows cannot be updated by "
-                                      f"{', '.join(o.type for o in parts.update.ops)}: {error}") from error
+        raise errors.UnsupportedError(
+            f"table {name}: its rows cannot be updated by "
+            f"{', '.join(o.type for o in parts.update.ops)}: {error}"
+        ) from error
     for made in {name, *parts.slots} & set(found):
         if found[made].shape != rows[made].shape:
-            raise errors.UnsupportedError(f"table {name}: {made}: expected rows {list(rows[made].shape)} of its update, found "
-                                          f"{list(found[made].shape)}")
+            raise errors.UnsupportedError(
+                f"table {name}: {made}: expected rows {list(rows[made].shape)} of its update, found "
+                f"{list(found[made].shape)}"
+            )
 
 
 def _padded(values: Array) -> Array:
     """PulledRows with zeros after them, to one of few lengths."""
     out = np.zeros((ladder(len(values)), values.shape[1]), np.float32)
-    out[:len(values)] = values
+    out[: len(values)] = values
     return out

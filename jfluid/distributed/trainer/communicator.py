@@ -1,4 +1,7 @@
-"""`fluid.communicator.Communicator`: switches on how a trainer's program exchanges gradients and parameters."""
+"""`fluid.communicator.Communicator`: switches on how a trainer's program exchanges gradients and
+parameters.
+"""
+
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +18,8 @@ __all__ = ["Communicator"]
 
 
 class Communicator:
-    """How the trainer that a program belongs to exchanges gradients and parameters with parameter servers.
+    """How the trainer that a program belongs to exchanges gradients and parameters with parameter
+    servers.
 
         communicator = fluid.communicator.Communicator(fleet.main_program, DistributedMode.ASYNC)
         communicator.start()
@@ -24,52 +28,74 @@ class Communicator:
 
     Args:
         program: a trainer's program, that `DistributeTranspiler.get_trainer_program` returned.
-        mode: of `DistributedMode`: SYNC (each step waits for all trainers), HALF_ASYNC (each step computes with what came
-            back for the gradients of the one before), ASYNC (a thread sends and receives), GEO (trainers update alone).
-        kwargs: of GEO: {"trainers": how many, "push_nums": steps between two exchanges}; "push_vars" has no effect: the
-            programs say where parameters are.
+        mode: of `DistributedMode`: SYNC (each step waits for all trainers), HALF_ASYNC (each step
+            computes with what came back for the gradients of the one before), ASYNC (a thread sends
+            and receives), GEO (trainers update alone).
+        kwargs: of GEO: {"trainers": how many, "push_nums": steps between two exchanges};
+            "push_vars" has no effect: the programs say where parameters are.
         envs: settings by Fluid's names, which come before the flags of the same names:
-            communicator_send_queue_size (steps whose gradients may wait to be merged), communicator_max_merge_var_num (steps
-            whose gradients are sent together), communicator_send_wait_times (when no more come for so many hundredths of a
-            second, those that are there are sent), communicator_is_sgd_optimizer (gradients that are sent together are added
-            up, else averaged), communicator_min_send_grad_num_before_recv (gradients, of one parameter and step each, after
-            which parameters are received again), communicator_prefetch_depth (batches of a dataset whose rows are pulled
-            ahead; 0: nothing of a step goes on while another begins). communicator_thread_pool_size,
-            communicator_independent_recv_thread, communicator_fake_rpc and communicator_merge_sparse_grad have no effect: one
-            thread sends and receives.
+            communicator_send_queue_size (steps whose gradients may wait to be merged),
+            communicator_max_merge_var_num (steps whose gradients are sent together),
+            communicator_send_wait_times (when no more come for so many hundredths of a second,
+            those that are there are sent), communicator_is_sgd_optimizer (gradients that are sent
+            together are added up, else averaged), communicator_min_send_grad_num_before_recv
+            (gradients, of one parameter and step each, after which parameters are received again),
+            communicator_prefetch_depth (batches of a dataset whose rows are pulled ahead; 0:
+            nothing of a step goes on while another begins). communicator_thread_pool_size,
+            communicator_independent_recv_thread, communicator_fake_rpc and
+            communicator_merge_sparse_grad have no effect: one thread sends and receives.
 
     Raises:
         TypeError, ProgramError: an argument is wrong, or the program is not a trainer's.
     """
 
-    def __init__(self, program: Program, mode: int, kwargs: Mapping[str, Any] | None = None, envs: Mapping[str, Any] = {}):
+    def __init__(
+        self,
+        program: Program,
+        mode: int,
+        kwargs: Mapping[str, Any] | None = None,
+        envs: Mapping[str, Any] = {},
+    ):
         if not isinstance(program, Program):
             raise TypeError(f"program: expected a Program, found {type(program).__name__}")
         read = trainer_program.read(program)
         if read is None:
-            raise errors.ProgramError("program: it sends nothing to parameter servers; expected what "
-                                      "DistributeTranspiler.get_trainer_program returned")
+            raise errors.ProgramError(
+                "program: it sends nothing to parameter servers; expected what "
+                "DistributeTranspiler.get_trainer_program returned"
+            )
         modes = {n: v for n, v in vars(DistributedMode).items() if n.isupper()}
         if isinstance(mode, bool) or mode not in modes.values():
-            raise errors.ProgramError(f"mode: expected DistributedMode.{', '.join(modes)}, found {mode!r}")
-        self._mode, self._program, self._kwargs, self._envs = mode, read, dict(kwargs or {}), dict(envs)
+            raise errors.ProgramError(
+                f"mode: expected DistributedMode.{', '.join(modes)}, found {mode!r}"
+            )
+        self._mode, self._program, self._kwargs, self._envs = (
+            mode,
+            read,
+            dict(kwargs or {}),
+            dict(envs),
+        )
         self._strategy: Strategy | None = None
 
     def start(self) -> None:
         """From now on steps of the program go by this communicator. A second start does nothing.
 
-        Raises ProgramError for a setting that is too small, ServerError when a server does not answer.
+        Raises ProgramError for a setting that is too small, ServerError when a server does not
+        answer.
         """
         if self._strategy is None:
             made, depth = self._made(), int(self._setting("prefetch_depth"))
             if depth < 0:
-                raise errors.ProgramError(f"communicator_prefetch_depth: expected at least 0, found {depth}")
+                raise errors.ProgramError(
+                    f"communicator_prefetch_depth: expected at least 0, found {depth}"
+                )
             connection = connections.connect(self._program)
             self._strategy = connection.strategy = made
             connection.prefetch_depth = depth
 
     def stop(self) -> None:
-        """Send what waits, give the trainer the servers' parameters, and go back to what the program's operators say.
+        """Send what waits, give the trainer the servers' parameters, and go back to what the
+        program's operators say.
 
         Raises ServerError where that failed.
         """
@@ -85,7 +111,8 @@ class Communicator:
         return self._strategy is not None
 
     def seconds(self) -> dict[str, float]:
-        """Where the time of the trainer's steps went so far, by part: rows, feed, compute, gradients, exchange, install.
+        """Where the time of the trainer's steps went so far, by part: rows, feed, compute,
+        gradients, exchange, install.
 
         Raises ServerError when no server answers to a communicator that was never started.
         """
@@ -102,11 +129,18 @@ class Communicator:
                 raise errors.ProgramError(f"kwargs: GEO needs {', '.join(sorted(missing))}")
             return Geo(int(self._kwargs["push_nums"]), int(self._kwargs["trainers"]))
         if self._mode != DistributedMode.ASYNC:
-            return Direct(self._mode == DistributedMode.SYNC, goes_on=self._mode == DistributedMode.HALF_ASYNC)
-        return Async(AsyncSettings(
-            queue_size=int(self._setting("send_queue_size")), max_merge=int(self._setting("max_merge_var_num")),
-            wait_times=int(self._setting("send_wait_times")), sums=_truth(self._setting("is_sgd_optimizer")),
-            before_receive=int(self._setting("min_send_grad_num_before_recv"))))
+            return Direct(
+                self._mode == DistributedMode.SYNC, goes_on=self._mode == DistributedMode.HALF_ASYNC
+            )
+        return Async(
+            AsyncSettings(
+                queue_size=int(self._setting("send_queue_size")),
+                max_merge=int(self._setting("max_merge_var_num")),
+                wait_times=int(self._setting("send_wait_times")),
+                sums=_truth(self._setting("is_sgd_optimizer")),
+                before_receive=int(self._setting("min_send_grad_num_before_recv")),
+            )
+        )
 
 
 def _truth(value: Any) -> bool:

@@ -1,4 +1,7 @@
-"""GEO: trainers update by themselves, and exchange differences of parameters with the servers every so many steps."""
+"""GEO: trainers update by themselves, and exchange differences of parameters with the servers every
+so many steps.
+"""
+
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,13 +35,14 @@ _add_rows = jax.jit(_add, donate_argnums=0)
 
 
 class Geo:
-    """Every `every` steps a trainer sends a share of how far its parameters have moved, and takes over how far those of the
-    servers have; while that travels it goes on training.
+    """Every `every` steps a trainer sends a share of how far its parameters have moved, and takes
+    over how far those of the servers have; while that travels it goes on training.
 
-    With v the trainer's value and o what it last knew of the servers', it sends d = (v - o) / trainers and sets o += d; when
-    the servers' value s comes back, v += s - o and o = s (Zhang et al., Geo-SGD as Fluid has it). Of a table with sparse
-    gradients only the rows that batches have touched since the last time are sent: where an optimizer moves others as well
-    (Momentum, Adam without lazy_mode), that is sent when a batch touches them next.
+    With v the trainer's value and o what it last knew of the servers', it sends d = (v - o) /
+    trainers and sets o += d; when the servers' value s comes back, v += s - o and o = s (Zhang et
+    al., Geo-SGD as Fluid has it). Of a table with sparse gradients only the rows that batches have
+    touched since the last time are sent: where an optimizer moves others as well (Momentum, Adam
+    without lazy_mode), that is sent when a batch touches them next.
 
     Args:
         every: steps between two exchanges.
@@ -47,14 +51,19 @@ class Geo:
 
     def __init__(self, every: int, trainers: int):
         if every < 1 or trainers < 1:
-            raise errors.ProgramError(f"GEO: expected steps between two exchanges and trainers of 1 at least, found {every} "
-                                      f"and {trainers}")
+            raise errors.ProgramError(
+                f"GEO: expected steps between two exchanges and trainers of 1 at least, found {every} "
+                f"and {trainers}"
+            )
         self._every, self._trainers = every, trainers
         self._steps = 0
-        self._known: dict[str, Array] = {}  # what was last known of the servers' values, by parameter
+        # what was last known of the servers' values, by parameter
+        self._known: dict[str, Array] = {}
         self._tables: set[str] = set()
         self._touched: dict[str, list[Array]] = {}
-        self._under_way: tuple[Future[PullResult], dict[str, Array], Scope, Connection] | None = None
+        self._under_way: tuple[Future[PullResult], dict[str, Array], Scope, Connection] | None = (
+            None
+        )
         self._last: tuple[Connection, Scope] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="jfluid-geo")
         self._lock = threading.Lock()
@@ -66,7 +75,9 @@ class Geo:
         return {}  # trainers hold their tables
 
     def begin(self, connection: Connection, program: TrainerProgram, scope: Scope) -> None:
-        """Note the servers' values, which are everybody's at first; later take over what has come."""
+        """Note the servers' values, which are everybody's at first; later take over what has
+        come.
+        """
         if not self._known:
             self._tables = {table for _, table in program.touched}
             for name, param in connection.params.items():
@@ -76,7 +87,9 @@ class Geo:
         if self._under_way is not None and self._under_way[0].done():
             self._take()
 
-    def push(self, connection: Connection, program: TrainerProgram, gradients: Gradients, scope: Scope) -> dict[str, Array]:
+    def push(
+        self, connection: Connection, program: TrainerProgram, gradients: Gradients, scope: Scope
+    ) -> dict[str, Array]:
         for table, ids in gradients.touched.items():
             self._touched.setdefault(table, []).append(ids)
         self._steps += 1
@@ -102,7 +115,9 @@ class Geo:
         for name, param in connection.params.items():
             known = self._known[name]
             if name in self._tables:
-                ids = touched[name] = np.unique(np.concatenate(self._touched.pop(name, [np.empty(0, np.int64)])))
+                ids = touched[name] = np.unique(
+                    np.concatenate(self._touched.pop(name, [np.empty(0, np.int64)]))
+                )
                 moved = (self._rows(scope, name, ids) - known[ids]) * share
                 known[ids] += moved
                 rows[name] = ids, moved
@@ -113,7 +128,11 @@ class Geo:
 
         def travel() -> "PullResult":
             from jfluid.ps_server.store import Change
-            return connection.client.exchange(rows, blocks, touched, list(blocks), change=Change.ADD)
+
+            return connection.client.exchange(
+                rows, blocks, touched, list(blocks), change=Change.ADD
+            )
+
         self._under_way = self._thread.submit(travel), touched, scope, connection
 
     def _take(self) -> None:
@@ -141,8 +160,10 @@ class Geo:
     def _value(scope: Scope, name: str) -> Any:
         found = scope.find_var(name)
         if found is None or found.get_tensor().value is None:
-            raise errors.UninitializedError(f"{name} has no value in the scope: run the startup program first "
-                                            "(exe.run(fleet.startup_program))")
+            raise errors.UninitializedError(
+                f"{name} has no value in the scope: run the startup program first "
+                "(exe.run(fleet.startup_program))"
+            )
         return found.get_tensor().value
 
     def _rows(self, scope: Scope, name: str, ids: Array) -> Array:
@@ -150,7 +171,7 @@ class Geo:
         if not isinstance(value, jax.Array):
             return np.asarray(value)[ids]
         with jax.enable_x64(True):
-            return np.asarray(_rows_of(value, _padded(ids, value.shape[0])))[:len(ids)]
+            return np.asarray(_rows_of(value, _padded(ids, value.shape[0])))[: len(ids)]
 
     @staticmethod
     def _added(value: Any, ids: Array, differences: Array) -> Any:
@@ -159,7 +180,7 @@ class Geo:
             value[ids] += differences
             return value
         room = np.zeros((ladder(len(ids)), *differences.shape[1:]), np.float32)
-        room[:len(ids)] = differences
+        room[: len(ids)] = differences
         with jax.enable_x64(True):
             return _add_rows(value, _padded(ids, value.shape[0]), room)
 
@@ -167,7 +188,5 @@ class Geo:
 def _padded(ids: Array, beyond: int) -> Array:
     """The ids, padded to a bucket with one that no row has."""
     room = np.full(ladder(len(ids)), beyond, np.int64)
-    room[:len(ids)] = ids
+    room[: len(ids)] = ids
     return room
-
-

@@ -1,9 +1,12 @@
-"""What only a trainer has: variables that its program overwrites and no server holds, and how often it ran each program.
+"""What only a trainer has: variables that its program overwrites and no server holds, and how often
+it ran each program.
 
-In a synchronous job that writes snapshots it goes to server 0 with the gradients of each step. A trainer that is started again
-gets it back with the round that it goes on with, so that running statistics, metrics and random numbers are those of an
-undisturbed run. More than LARGEST bytes are not sent: they begin anew then, and the log says so beforehand.
+In a synchronous job that writes snapshots it goes to server 0 with the gradients of each step. A
+trainer that is started again gets it back with the round that it goes on with, so that running
+statistics, metrics and random numbers are those of an undisturbed run. More than LARGEST bytes are
+not sent: they begin anew then, and the log says so beforehand.
 """
+
 import logging
 from typing import TYPE_CHECKING
 
@@ -25,12 +28,20 @@ _LOG = logging.getLogger(__name__)
 
 
 def names(program: TrainerProgram) -> list[str]:
-    """The variables that outlive a step of a trainer's program, are written by it, and do not come from servers."""
+    """The variables that outlive a step of a trainer's program, are written by it, and do not come
+    from servers.
+    """
     served = {dense.name for dense in program.received} | set(program.tables)
     found = dict.fromkeys(n for op in _operators(program.local) for n in op.output_arg_names)
     block = program.local.global_block()
-    return [n for n in found if n not in served and (var := block.vars.get(n)) is not None and var.persistable
-            and var.type == VarType.LOD_TENSOR]
+    return [
+        n
+        for n in found
+        if n not in served
+        and (var := block.vars.get(n)) is not None
+        and var.persistable
+        and var.type == VarType.LOD_TENSOR
+    ]
 
 
 def _operators(program: Program) -> list[Operator]:
@@ -38,26 +49,38 @@ def _operators(program: Program) -> list[Operator]:
 
 
 def packed(program: TrainerProgram, scope: Scope, round: int) -> bytes:
-    """A serialized TrainerState (ps.proto) after the step that makes the gradients of `round`; empty where it is too large."""
+    """A serialized TrainerState (ps.proto) after the step that makes the gradients of `round`;
+    empty where it is too large.
+    """
     from jfluid.ps_server import ps_pb2 as pb
+
     state = pb.TrainerState(round=round, runs=scope.steps)
     for name in names(program):
         found = scope.find_var(name)
         if found is None or not found.get_tensor()._is_initialized():
             continue
         value = np.asarray(found.get_tensor())
-        state.variables.add(name=name, dtype=str(value.dtype), shape=value.shape, value=value.tobytes())
+        state.variables.add(
+            name=name, dtype=str(value.dtype), shape=value.shape, value=value.tobytes()
+        )
     data = state.SerializeToString()
     if len(data) <= LARGEST:
         return data
     if round == 1:
-        _LOG.warning("%s: what only this trainer has is %d bytes, more than the %d that go into snapshots: it begins anew "
-                     "when the trainer is started again", ", ".join(v.name for v in state.variables), len(data), LARGEST)
+        _LOG.warning(
+            "%s: what only this trainer has is %d bytes, more than the %d that go into snapshots: it begins anew "
+            "when the trainer is started again",
+            ", ".join(v.name for v in state.variables),
+            len(data),
+            LARGEST,
+        )
     return b""
 
 
 def install(state: "pb.TrainerState", scope: Scope) -> None:
-    """Give a scope back what the trainer had. Raises ServerError for a state that is damaged, or of another program."""
+    """Give a scope back what the trainer had. Raises ServerError for a state that is damaged, or of
+    another program.
+    """
     values = []
     for variable in state.variables:
         found = scope.find_var(variable.name)
@@ -66,16 +89,24 @@ def install(state: "pb.TrainerState", scope: Scope) -> None:
         try:
             if variable.dtype not in _DTYPES:
                 raise TypeError(f"dtype {variable.dtype[:40]!r}")
-            value = np.frombuffer(variable.value, _DTYPES[variable.dtype]).reshape(tuple(variable.shape))
+            value = np.frombuffer(variable.value, _DTYPES[variable.dtype]).reshape(
+                tuple(variable.shape)
+            )
         except (ValueError, TypeError, OverflowError) as error:
-            raise errors.ServerError(f"{variable.name}: what the servers keep of this trainer is damaged: {error}") from None
+            raise errors.ServerError(
+                f"{variable.name}: what the servers keep of this trainer is damaged: {error}"
+            ) from None
         there = found.get_tensor()
         if there._is_initialized() and tuple(there.shape()) != value.shape:
-            raise errors.ServerError(f"{variable.name}: the servers keep a value {list(value.shape)} of this trainer, and the "
-                                     f"program has {list(there.shape())}: is it another program?")
+            raise errors.ServerError(
+                f"{variable.name}: the servers keep a value {list(value.shape)} of this trainer, and the "
+                f"program has {list(there.shape())}: is it another program?"
+            )
         values.append((there, value))
     if any(count >= 2**62 for count in state.runs.values()):
-        raise errors.ServerError("what the servers keep of this trainer is damaged: no program runs that often")
+        raise errors.ServerError(
+            "what the servers keep of this trainer is damaged: no program runs that often"
+        )
     for there, value in values:
         there.set(value.copy())
     scope.steps.update(state.runs)

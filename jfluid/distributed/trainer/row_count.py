@@ -1,4 +1,5 @@
 """What a trainer's progress shows of the servers: how many rows their tables hold."""
+
 import threading
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,8 @@ def table_rows(client: "Client") -> dict[str, int]:
 
 
 class RowCount:
-    """Counts the rows of all tables, every second, on a thread of its own: a step never waits for it.
+    """Counts the rows of all tables, every second, on a thread of its own: a step never waits for
+    it.
 
     Called it returns {"rows": the newest count}, and nothing before there is one.
     """

@@ -1,4 +1,5 @@
 """Strategies: how a trainer's gradients go out and its parameters come in."""
+
 import queue
 import threading
 from collections.abc import Mapping
@@ -19,15 +20,28 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 
-def send(connection: Connection, program: TrainerProgram, gradients: Gradients, receive: bool, round: int = 0,
-         rows: Mapping[str, Array] | None = None, state: bytes = b"") -> "PullResult":
-    """Push gradients and, if asked, pull all parameters and rows by ids, in one call to each server (two for a round of a
-    careful connection). `state` goes with a round: what only this trainer has."""
+def send(
+    connection: Connection,
+    program: TrainerProgram,
+    gradients: Gradients,
+    receive: bool,
+    round: int = 0,
+    rows: Mapping[str, Array] | None = None,
+    state: bytes = b"",
+) -> "PullResult":
+    """Push gradients and, if asked, pull all parameters and rows by ids, in one call to each server
+    (two for a round of a careful connection). `state` goes with a round: what only this trainer
+    has."""
     from jfluid.ps_server.client import PullResult
     from jfluid.ps_server.store import Change
+
     wanted = [p.name for d in program.received for p in d.pieces] if receive else []
     if gradients.counts and not round:  # servers count rounds themselves
-        counts = {f"{name}@{i}": value for name, value in gradients.counts.items() for i in range(len(connection.endpoints))}
+        counts = {
+            f"{name}@{i}": value
+            for name, value in gradients.counts.items()
+            for i in range(len(connection.endpoints))
+        }
         connection.calls.push(blocks=counts, change=Change.ADD)
     if round and connection.careful:
         connection.calls.push(gradients.rows, gradients.dense, round=round, hold=True, state=state)
@@ -35,12 +49,16 @@ def send(connection: Connection, program: TrainerProgram, gradients: Gradients, 
     if not wanted and not rows:
         connection.calls.push(gradients.rows, gradients.dense, round=round, state=state)
         return PullResult({}, {}, 0)
-    return connection.calls.exchange(gradients.rows, gradients.dense, rows or {}, wanted, round=round, state=state)
+    return connection.calls.exchange(
+        gradients.rows, gradients.dense, rows or {}, wanted, round=round, state=state
+    )
 
 
 def current(connection: Connection, program: TrainerProgram) -> dict[str, Array]:
     """The pieces of all parameters as they are now."""
-    return connection.client.pull(blocks=[p.name for d in program.received for p in d.pieces]).blocks
+    return connection.client.pull(
+        blocks=[p.name for d in program.received for p in d.pieces]
+    ).blocks
 
 
 def install(program: TrainerProgram, pieces: Mapping[str, Array], scope: Scope) -> None:
@@ -54,8 +72,10 @@ class Direct:
     """One call a step.
 
     Args:
-        synchronous: it waits for all trainers, whose gradients are averaged; None for what the program's operators say.
-        goes_on: the call goes on while the next step begins, and brings its rows, too; unless the prefetch depth is 0.
+        synchronous: it waits for all trainers, whose gradients are averaged; None for what the
+            program's operators say.
+        goes_on: the call goes on while the next step begins, and brings its rows, too; unless the
+            prefetch depth is 0.
     """
 
     def __init__(self, synchronous: bool | None = None, goes_on: bool = False):
@@ -73,15 +93,23 @@ class Direct:
     def begin(self, connection: Connection, program: TrainerProgram, scope: Scope) -> None:
         pass
 
-    def push(self, connection: Connection, program: TrainerProgram, gradients: Gradients, scope: Scope) -> dict[str, Array]:
+    def push(
+        self, connection: Connection, program: TrainerProgram, gradients: Gradients, scope: Scope
+    ) -> dict[str, Array]:
         if not self._in_rounds(program):
             if self._goes_on and connection.prefetch_depth:
-                connection.exchange(lambda ids: send(connection, program, gradients, receive=True, rows=ids), program, scope)
+                connection.exchange(
+                    lambda ids: send(connection, program, gradients, receive=True, rows=ids),
+                    program,
+                    scope,
+                )
                 return {}
             return send(connection, program, gradients, receive=True).blocks
         number = connection.rounds + 1
         state = local_state.packed(program, scope, number) if connection.recovers else b""
-        blocks = send(connection, program, gradients, receive=True, round=number, state=state).blocks
+        blocks = send(
+            connection, program, gradients, receive=True, round=number, state=state
+        ).blocks
         connection.rounds = number
         return blocks
 
@@ -96,12 +124,14 @@ class AsyncSettings:
     Attributes:
         queue_size: steps whose gradients may wait to be merged; then the trainer waits too.
         max_merge: steps whose gradients are sent together.
-        wait_times: when no more come for this many hundredths of a second, those that are there are sent.
+        wait_times: when no more come for this many hundredths of a second, those that are there are
+            sent.
         sums: gradients that are sent together are added up, else averaged.
-        before_receive: gradients (of one parameter and step each) after which parameters are received again.
+        before_receive: gradients (of one parameter and step each) after which parameters are
+            received again.
 
-    Raises ProgramError for a number that is too small: a queue without a bound would fill the memory of a trainer whose
-    servers are slow.
+    Raises ProgramError for a number that is too small: a queue without a bound would fill the
+    memory of a trainer whose servers are slow.
     """
 
     queue_size: int = 20
@@ -111,26 +141,35 @@ class AsyncSettings:
     before_receive: int = 20
 
     def __post_init__(self) -> None:
-        for name, value, least in (("send_queue_size", self.queue_size, 1), ("max_merge_var_num", self.max_merge, 1),
-                                   ("send_wait_times", self.wait_times, 0),
-                                   ("min_send_grad_num_before_recv", self.before_receive, 1)):
+        for name, value, least in (
+            ("send_queue_size", self.queue_size, 1),
+            ("max_merge_var_num", self.max_merge, 1),
+            ("send_wait_times", self.wait_times, 0),
+            ("min_send_grad_num_before_recv", self.before_receive, 1),
+        ):
             if value < least:
-                raise errors.ProgramError(f"communicator_{name}: expected at least {least}, found {value}")
+                raise errors.ProgramError(
+                    f"communicator_{name}: expected at least {least}, found {value}"
+                )
 
 
 class Async:
-    """A thread merges what steps leave in a queue, sends it, and receives parameters; no step waits for it, unless the queue
-    is full."""
+    """A thread merges what steps leave in a queue, sends it, and receives parameters; no step waits
+    for it, unless the queue is full."""
 
     def __init__(self, settings: AsyncSettings):
         self._settings = settings
-        self._queue: queue.Queue[tuple[Connection, TrainerProgram, Gradients] | None] = queue.Queue(settings.queue_size)
+        self._queue: queue.Queue[tuple[Connection, TrainerProgram, Gradients] | None] = queue.Queue(
+            settings.queue_size
+        )
         self._fresh: dict[str, Array] = {}
         self._lock = threading.Lock()
         self._last: tuple[Connection, TrainerProgram, Scope] | None = None
         self._failed: BaseException | None = None
         self._since = 0  # gradients since parameters were received
-        self._thread = threading.Thread(target=self._send_all, name="jfluid-communicator", daemon=True)
+        self._thread = threading.Thread(
+            target=self._send_all, name="jfluid-communicator", daemon=True
+        )
         self._thread.start()
 
     def overlaps(self, program: TrainerProgram) -> bool:
@@ -142,10 +181,14 @@ class Async:
     def begin(self, connection: Connection, program: TrainerProgram, scope: Scope) -> None:
         pass
 
-    def push(self, connection: Connection, program: TrainerProgram, gradients: Gradients, scope: Scope) -> dict[str, Array]:
+    def push(
+        self, connection: Connection, program: TrainerProgram, gradients: Gradients, scope: Scope
+    ) -> dict[str, Array]:
         # The thread reads them when this step's buffers may have been used again.
         self._last = connection, program, scope
-        own = Gradients({n: np.array(v) for n, v in gradients.dense.items()}, gradients.rows, gradients.counts)
+        own = Gradients(
+            {n: np.array(v) for n, v in gradients.dense.items()}, gradients.rows, gradients.counts
+        )
         while True:
             self._check()
             try:
@@ -172,7 +215,9 @@ class Async:
 
     def _check(self) -> None:
         if self._failed is not None:
-            raise errors.ServerError(f"gradients could not be sent: {self._failed}") from self._failed
+            raise errors.ServerError(
+                f"gradients could not be sent: {self._failed}"
+            ) from self._failed
 
     def _send_all(self) -> None:
         try:
@@ -248,11 +293,20 @@ class Merged:
     def gradients(self) -> Gradients:
         """All of them as one step's."""
         from jfluid.ps_server import table
+
         share = np.float32(1.0 if self._sums else 1.0 / self.steps)
-        out = Gradients(self._dense if self._sums else {n: v * share for n, v in self._dense.items()}, counts=self._counts)
+        out = Gradients(
+            self._dense if self._sums else {n: v * share for n, v in self._dense.items()},
+            counts=self._counts,
+        )
         for name, parts in self._rows.items():
-            ids, values = parts[0] if len(parts) == 1 else \
-                table.merge(np.concatenate([i for i, _ in parts]), np.concatenate([v for _, v in parts]))
+            ids, values = (
+                parts[0]
+                if len(parts) == 1
+                else table.merge(
+                    np.concatenate([i for i, _ in parts]), np.concatenate([v for _, v in parts])
+                )
+            )
             out.rows[name] = ids, values if self._sums else values * share
         return out
 

@@ -1,4 +1,7 @@
-"""Running a trainer's program: rows come in, the program computes, gradients go out, parameters come in."""
+"""Running a trainer's program: rows come in, the program computes, gradients go out, parameters
+come in.
+"""
+
 import functools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -81,7 +84,9 @@ class Trainer(Runner):
         self._connection: Connection | None = None
         self._asking: dict[tuple[str, ...], Program] = {}
 
-    def run(self, feed: Any, fetches: list[str], scope: Scope, parallel: DataParallel | None = None) -> list[Fetched]:
+    def run(
+        self, feed: Any, fetches: list[str], scope: Scope, parallel: DataParallel | None = None
+    ) -> list[Fetched]:
         """Run the program once, or as often as the settings of `parallel` say.
 
         Raises what `Executor.run` raises, and ServerError when a server refuses or does not answer.
@@ -94,7 +99,10 @@ class Trainer(Runner):
         for _ in range(times):
             values = self._step(step_input, fetches, scope, devices, ahead)
             ahead = None  # the rows have changed since
-        return [Fetched(n, v, divided=parallel is not None) for n, v in zip(fetches, values, strict=True)]
+        return [
+            Fetched(n, v, divided=parallel is not None)
+            for n, v in zip(fetches, values, strict=True)
+        ]
 
     def _devices(self, parallel: DataParallel | None) -> DataParallel | None:
         """The replicas that compute; None for the engine's own device."""
@@ -109,16 +117,22 @@ class Trainer(Runner):
         if devices is not None:
             program, feed = devices.read(self._engine.reader_feeds, self.program.local, feed)
             divides = not isinstance(feed, (list, tuple))
-            return StepInput(program, [named(f) for f in ([feed] if divides else feed)], divides, owned)
+            return StepInput(
+                program, [named(f) for f in ([feed] if divides else feed)], divides, owned
+            )
         if isinstance(feed, (list, tuple)) and len(feed) == 1:
             feed = feed[0]
-        program, feed = self._engine.reader_feeds.feed(self.program.local, feed, self._engine.device)
+        program, feed = self._engine.reader_feeds.feed(
+            self.program.local, feed, self._engine.device
+        )
         return StepInput(program, [named(feed)], True, owned)
 
     def counts(self) -> AbstractContextManager[Callable[[], dict[str, int]]]:
         return RowCount(self._connected().client) if self.program.tables else nullcontext(dict)
 
-    def prefetch(self, batches: Iterable[Any], parallel: DataParallel | None = None) -> Iterator[Any]:
+    def prefetch(
+        self, batches: Iterable[Any], parallel: DataParallel | None = None
+    ) -> Iterator[Any]:
         connection = self._connected()
         batches = _untrained(connection, batches) if self.program.trains else batches
         strategy, depth = connection.strategy or DIRECT, connection.prefetch_depth
@@ -131,29 +145,50 @@ class Trainer(Runner):
         with ThreadPoolExecutor(1, thread_name_prefix="jfluid-prefetch") as thread:
             try:
                 for batch in batches:
-                    known = names <= set(batch)  # what the program computes itself is known in its step
-                    waiting.append(self._request(connection, strategy, devices, batch, thread) if known else batch)
+                    # what the program computes itself is known in its step
+                    known = names <= set(batch)
+                    waiting.append(
+                        self._request(connection, strategy, devices, batch, thread)
+                        if known
+                        else batch
+                    )
                     if len(waiting) > depth:
                         yield waiting.popleft()
                 yield from waiting
             finally:
                 thread.shutdown(wait=False, cancel_futures=True)
 
-    def _request(self, connection: Connection, strategy: Strategy, devices: DataParallel | None, batch: Any,
-                     thread: ThreadPoolExecutor) -> PrefetchedBatch:
+    def _request(
+        self,
+        connection: Connection,
+        strategy: Strategy,
+        devices: DataParallel | None,
+        batch: Any,
+        thread: ThreadPoolExecutor,
+    ) -> PrefetchedBatch:
         step_input = self._read(Owned(batch), devices)
         asked = self._ids(step_input.feeds, Scope())
-        return PrefetchedBatch(batch, step_input, asked, thread.submit(self._pull, connection, strategy, asked))
+        return PrefetchedBatch(
+            batch, step_input, asked, thread.submit(self._pull, connection, strategy, asked)
+        )
 
-    def _pull(self, connection: Connection, strategy: Strategy,
-              asked: Mapping[str, tuple[Array, Any]]) -> "Mapping[str, PulledRows]":
+    def _pull(
+        self, connection: Connection, strategy: Strategy, asked: Mapping[str, tuple[Array, Any]]
+    ) -> "Mapping[str, PulledRows]":
         ids = {table: found for table, (found, _) in asked.items()}
         if self.program.trains or not ids:
             return strategy.pull(connection, ids)
-        return connection.client.pull(ids, train=False).rows  # an evaluation leaves tables as they are
+        # an evaluation leaves tables as they are
+        return connection.client.pull(ids, train=False).rows
 
-    def _step(self, step_input: StepInput, fetches: Sequence[str], scope: Scope, devices: DataParallel | None,
-              ahead: PrefetchedBatch | None) -> list[list[Any]]:
+    def _step(
+        self,
+        step_input: StepInput,
+        fetches: Sequence[str],
+        scope: Scope,
+        devices: DataParallel | None,
+        ahead: PrefetchedBatch | None,
+    ) -> list[list[Any]]:
         program, connection = self.program, self._connected()
         feeds = [dict(f) for f in step_input.feeds]
         strategy = connection.strategy or DIRECT
@@ -179,13 +214,19 @@ class Trainer(Runner):
             self._resume(connection, scope)
         prepared = self._prepare(step_input, feeds, names, devices)
         given = self._engine.execute(prepared, scope)
-        values = {f.name: list(f.parts) if f.divided else [f.tensor()] for f in prepared.fetched(given)}
-        if not program.trains:  # a startup program, which has just begun the running statistics anew
+        values = {
+            f.name: list(f.parts) if f.divided else [f.tensor()] for f in prepared.fetched(given)
+        }
+        # a startup program, which has just begun the running statistics anew
+        if not program.trains:
             self._resume(connection, scope)
-        if program.trains and self._engine.device.platform != "cpu":  # there they lie where NumPy reads them
+        # there they lie where NumPy reads them
+        if program.trains and self._engine.device.platform != "cpu":
             _start_copies(v for name, _ in program.dense for v in values[name][:1])
             _start_copies(v for sent in program.rows for _, g in sent.parts for v in values[g])
-        jax.block_until_ready([v.value for found in values.values() for v in found if isinstance(v, LoDTensor)])
+        jax.block_until_ready(
+            [v.value for found in values.values() for v in found if isinstance(v, LoDTensor)]
+        )
         lap("compute")
         if program.trains:
             gradients = self._gradients(values, found, inverse, feeds)
@@ -203,16 +244,26 @@ class Trainer(Runner):
             values[name] = [value] * (1 if devices is None else devices.replicas)
         return [values[n] for n in fetches]
 
-    def _prepare(self, step_input: StepInput, feeds: list[Feed], names: list[str], devices: DataParallel | None) -> Prepared:
+    def _prepare(
+        self,
+        step_input: StepInput,
+        feeds: list[Feed],
+        names: list[str],
+        devices: DataParallel | None,
+    ) -> Prepared:
         """The program without what servers do; replicas bring together what is sent."""
         feed: Any = feeds[0] if step_input.divides else feeds
         if devices is not None:
             spread = devices.other(step_input.program, self.program.summed)
             return self._engine.prepare(step_input.program, feed, names, spread)
-        return self._engine.prepare(step_input.program, Owned(feed) if step_input.owned else feed, names)
+        return self._engine.prepare(
+            step_input.program, Owned(feed) if step_input.owned else feed, names
+        )
 
     def _resume(self, connection: Connection, scope: Scope) -> None:
-        """Before the first step of a trainer that was started again: give it back what only it had."""
+        """Before the first step of a trainer that was started again: give it back what only it
+        had.
+        """
         if connection.resumed is not None:
             local_state.install(connection.resumed, scope)
             if self.program.trains:
@@ -225,8 +276,12 @@ class Trainer(Runner):
 
     # ---- rows ----
 
-    def _ids(self, feeds: list[Feed], scope: Scope) -> dict[str, tuple[Array, list[list[LoDTensor]]]]:
-        """Of each table all ids, and the tensors that each feed has of them; feeds keep what the program itself reads."""
+    def _ids(
+        self, feeds: list[Feed], scope: Scope
+    ) -> dict[str, tuple[Array, list[list[LoDTensor]]]]:
+        """Of each table all ids, and the tensors that each feed has of them; feeds keep what the
+        program itself reads.
+        """
         look_ups = self.program.look_ups
         tensors = [self._tensors(feed, scope) for feed in feeds] if look_ups else []
         asked = {}
@@ -244,7 +299,11 @@ class Trainer(Runner):
         """The ids of a feed, and those that the program computes from it."""
         names = dict.fromkeys(n for u in self.program.look_ups for n in u.ids)
         computed = tuple(n for n in names if n not in feed)
-        values = dict(zip(computed, self._compute(computed, feed, scope), strict=True)) if computed else {}
+        values = (
+            dict(zip(computed, self._compute(computed, feed, scope), strict=True))
+            if computed
+            else {}
+        )
         return {n: _tensor(n, feed[n] if n in feed else values[n]) for n in names}
 
     @functools.cached_property
@@ -259,34 +318,51 @@ class Trainer(Runner):
             program = self.program.local._prune_with_input(list(feed), list(names))
             tables = {u.table for u in self.program.look_ups}
             reading = {n for op in program.global_block().ops for n in op.input_arg_names}
-            unknown = [n for n in names if n not in {o for op in program.global_block().ops for o in op.output_arg_names}]
+            unknown = [
+                n
+                for n in names
+                if n not in {o for op in program.global_block().ops for o in op.output_arg_names}
+            ]
             if unknown:
-                raise errors.FeedError(f"the program reads {', '.join(unknown)}, which the feed does not hold; it holds: "
-                                       f"{', '.join(feed) or 'nothing'}")
+                raise errors.FeedError(
+                    f"the program reads {', '.join(unknown)}, which the feed does not hold; it holds: "
+                    f"{', '.join(feed) or 'nothing'}"
+                )
             if reading & tables:
-                raise errors.UnsupportedError(f"{', '.join(names)}: ids that depend on rows of {', '.join(reading & tables)} "
-                                              "would need several questions to the servers in a step; feed the ids")
+                raise errors.UnsupportedError(
+                    f"{', '.join(names)}: ids that depend on rows of {', '.join(reading & tables)} "
+                    "would need several questions to the servers in a step; feed the ids"
+                )
             self._asking[names] = program
         program = self._asking[names]
         given = program.global_block().vars
-        found = self._engine.run(program, {n: v for n, v in feed.items() if n in given}, list(names), scope)
+        found = self._engine.run(
+            program, {n: v for n, v in feed.items() if n in given}, list(names), scope
+        )
         return [f.tensor() for f in found]
 
-    def _give_rows(self, feeds: list[Feed], asked: Mapping[str, tuple[Array, list[list[LoDTensor]]]],
-                   found: "Mapping[str, PulledRows]") -> dict[str, dict[str, list[Array]]]:
-        """Put the rows that came, and their positions, into the feeds; the positions of each feed, by table."""
+    def _give_rows(
+        self,
+        feeds: list[Feed],
+        asked: Mapping[str, tuple[Array, list[list[LoDTensor]]]],
+        found: "Mapping[str, PulledRows]",
+    ) -> dict[str, dict[str, list[Array]]]:
+        """Put the rows that came, and their positions, into the feeds; the positions of each feed,
+        by table.
+        """
         inverse: dict[str, dict[str, list[Array]]] = {}
         for look_up in self.program.look_ups:
             rows = found[look_up.table]
             values = np.zeros((ladder(len(rows.ids)), rows.values.shape[1]), np.float32)
-            values[:len(rows.ids)] = rows.values
+            values[: len(rows.ids)] = rows.values
             for feed in feeds:
                 feed[look_up.table] = values
             inverse[look_up.table] = self._positions(look_up, rows, asked[look_up.table][1], feeds)
         return inverse
 
-    def _positions(self, look_up: LookUp, rows: "PulledRows", tensors: list[list[LoDTensor]],
-                   feeds: list[Feed]) -> dict[str, list[Array]]:
+    def _positions(
+        self, look_up: LookUp, rows: "PulledRows", tensors: list[list[LoDTensor]], feeds: list[Feed]
+    ) -> dict[str, list[Array]]:
         positions: dict[str, list[Array]] = {n: [] for n in look_up.positions}
         at, wide = len(look_up.paddings), rows.inverse.astype(np.int64)
         for feed, own in zip(feeds, tensors, strict=True):
@@ -298,28 +374,49 @@ class Trainer(Runner):
 
     # ---- gradients ----
 
-    def _gradients(self, values: Mapping[str, list[Any]], found: "Mapping[str, PulledRows]",
-                   inverse: Mapping[str, dict[str, list[Array]]], feeds: list[Feed]) -> Gradients:
+    def _gradients(
+        self,
+        values: Mapping[str, list[Any]],
+        found: "Mapping[str, PulledRows]",
+        inverse: Mapping[str, dict[str, list[Array]]],
+        feeds: list[Feed],
+    ) -> Gradients:
         gradients = Gradients()
         for name, dense in self.program.dense:
             gradients.dense |= dense.split(_array(values[name][0]))
         for sent in self.program.rows:
-            gradients.rows[sent.table] = self._rows(sent, values, found.get(sent.table), inverse.get(sent.table, {}))
-        gradients.counts = {n: _array(values[n][0]).astype(np.float32).reshape(1) for n in self.program.counts}
+            gradients.rows[sent.table] = self._rows(
+                sent, values, found.get(sent.table), inverse.get(sent.table, {})
+            )
+        gradients.counts = {
+            n: _array(values[n][0]).astype(np.float32).reshape(1) for n in self.program.counts
+        }
         for name, table in self.program.touched:
-            ids = [_array(v).reshape(-1) for v in (values[name] if name in values else [f[name] for f in feeds])]
-            gradients.touched[table] = np.concatenate([gradients.touched.get(table, np.empty(0, np.int64)), *ids])
+            ids = [
+                _array(v).reshape(-1)
+                for v in (values[name] if name in values else [f[name] for f in feeds])
+            ]
+            gradients.touched[table] = np.concatenate(
+                [gradients.touched.get(table, np.empty(0, np.int64)), *ids]
+            )
         return gradients
 
     @staticmethod
-    def _rows(sent: SentRows, values: Mapping[str, list[Any]], rows: "PulledRows | None",
-              inverse: Mapping[str, list[Array]]) -> tuple[Array, Array]:
+    def _rows(
+        sent: SentRows,
+        values: Mapping[str, list[Any]],
+        rows: "PulledRows | None",
+        inverse: Mapping[str, list[Array]],
+    ) -> tuple[Array, Array]:
         """(ids, gradients) of one table, each id once."""
         from jfluid.ps_server import kernels
+
         if sent.grad:
             (sparse, *_) = values[sent.grad]
             if not isinstance(sparse, SelectedRows):
-                raise errors.UnsupportedError(f"{sent.grad}: expected sparse rows, found {type(sparse).__name__}")
+                raise errors.UnsupportedError(
+                    f"{sent.grad}: expected sparse rows, found {type(sparse).__name__}"
+                )
             at, grads = np.asarray(sparse.rows(), np.int64), np.asarray(sparse.get_tensor().value)
             grads = np.ascontiguousarray(grads, np.float32).reshape(len(at), -1)
             if rows is None:
@@ -328,10 +425,13 @@ class Trainer(Runner):
             return rows.ids, kernels.summed(grads, at.astype(np.int32), len(rows.ids))
         assert rows is not None  # parts are gradients of rows that were looked up
         width = rows.values.shape[1]
-        grads = np.concatenate([_array(v).reshape(-1, width) for _, g in sent.parts for v in values[g]])
+        grads = np.concatenate(
+            [_array(v).reshape(-1, width) for _, g in sent.parts for v in values[g]]
+        )
         where = np.concatenate([part for p, _ in sent.parts for part in inverse[p]])
         total = kernels.summed(grads, where, len(rows.ids))
-        if sent.look_up is not None and sent.look_up.paddings:  # they were asked for, whether in this batch or not
+        # they were asked for, whether in this batch or not
+        if sent.look_up is not None and sent.look_up.paddings:
             used = np.bincount(where, minlength=len(rows.ids)) > 0
             return rows.ids[used], total[used]
         return rows.ids, total
@@ -349,8 +449,10 @@ def _untrained(connection: Connection, batches: Iterable[Any]) -> Iterator[Any]:
 def _tensor(name: str, value: Any) -> LoDTensor:
     tensor = value if isinstance(value, LoDTensor) else LoDTensor(np.asarray(value))
     if tensor.value.dtype != np.int64:
-        raise errors.FeedError(f"feed {name}: expected ids of dtype int64, found {tensor.value.dtype}; convert them with "
-                               '.astype("int64")')
+        raise errors.FeedError(
+            f"feed {name}: expected ids of dtype int64, found {tensor.value.dtype}; convert them with "
+            '.astype("int64")'
+        )
     return tensor
 
 

@@ -1,4 +1,5 @@
 """This process's connections to the servers of jobs, one for each trainer that it is."""
+
 import logging
 import threading
 import time
@@ -58,12 +59,16 @@ class Strategy(Protocol):
         """A step begins."""
         ...
 
-    def push(self, connection: "Connection", program: TrainerProgram, gradients: Gradients, scope: Scope) -> dict[str, Array]:
+    def push(
+        self, connection: "Connection", program: TrainerProgram, gradients: Gradients, scope: Scope
+    ) -> dict[str, Array]:
         """Take a step's gradients; the pieces of parameters that are new since the last one."""
         ...
 
     def stop(self) -> None:
-        """Send what waits, and give the trainer the servers' parameters. Raises ServerError where that failed."""
+        """Send what waits, and give the trainer the servers' parameters. Raises ServerError where
+        that failed.
+        """
         ...
 
 
@@ -71,9 +76,9 @@ class Laps:
     """Where a trainer's time goes.
 
     Attributes:
-        seconds: by part of a step: "rows" (looking up), "feed" (rows and their positions made ready), "compute", "gradients"
-            (to the host, and merged by id), "exchange" (sending, and receiving where the strategy waits for it), "install"
-            (parameters that came).
+        seconds: by part of a step: "rows" (looking up), "feed" (rows and their positions made
+            ready), "compute", "gradients" (to the host, and merged by id), "exchange" (sending, and
+            receiving where the strategy waits for it), "install" (parameters that came).
         steps: how many were taken.
     """
 
@@ -102,11 +107,14 @@ class Connection:
         rounds: how many rounds of synchronous training this trainer has done.
         recovers: the job writes snapshots, so that its processes may be started again.
         careful: all servers are to have a round's gradients before one of them applies it.
-        resumed: what only this trainer had in an earlier life, to go on with; None for a trainer that begins.
-        batches_to_skip: how many more batches of datasets were trained before this process was started again.
-        strategy: how gradients go out and parameters come in; None for what the program's own operators say.
-        prefetch_depth: batches of a dataset whose rows are pulled ahead, where the strategy lets that be; 0: nothing of a step
-            goes on while another begins.
+        resumed: what only this trainer had in an earlier life, to go on with; None for a trainer
+            that begins.
+        batches_to_skip: how many more batches of datasets were trained before this process was
+            started again.
+        strategy: how gradients go out and parameters come in; None for what the program's own
+            operators say.
+        prefetch_depth: batches of a dataset whose rows are pulled ahead, where the strategy lets
+            that be; 0: nothing of a step goes on while another begins.
         params: parameters that come from servers.
         laps: where the time of its steps goes.
         users: the engines that use it.
@@ -114,9 +122,16 @@ class Connection:
 
     def __init__(self, endpoints: Sequence[str], trainer: int):
         from jfluid.ps_server.client import Client
+
         self.endpoints, self.trainer = list(endpoints), trainer
-        self.calls = Client(endpoints, job_secret(endpoints), trainer, timeout_s=flags.get("FLAGS_rpc_deadline") / 1000,
-                            keep_bytes=kept_bytes(), **client_options())
+        self.calls = Client(
+            endpoints,
+            job_secret(endpoints),
+            trainer,
+            timeout_s=flags.get("FLAGS_rpc_deadline") / 1000,
+            keep_bytes=kept_bytes(),
+            **client_options(),
+        )
         self.recovers = writes_snapshots()
         self.careful = self.recovers and len(endpoints) > 1
         try:
@@ -141,9 +156,15 @@ class Connection:
         self.settle()
         return self.calls
 
-    def exchange(self, send: "Callable[[Mapping[str, Any] | None], PullResult]", program: TrainerProgram,
-                 scope: Scope) -> None:
-        """Let `send` go on while the next step begins (see Exchange); the parameters of `scope` are what it returns."""
+    def exchange(
+        self,
+        send: "Callable[[Mapping[str, Any] | None], PullResult]",
+        program: TrainerProgram,
+        scope: Scope,
+    ) -> None:
+        """Let `send` go on while the next step begins (see Exchange); the parameters of `scope` are
+        what it returns.
+        """
         self.settle()
         self._exchange = Exchange(self._thread.submit, send, program, scope)
 
@@ -153,7 +174,8 @@ class Connection:
             self._exchange.begin()
 
     def asked(self, ids: Mapping[str, Any]) -> "Mapping[str, PulledRows] | None":
-        """Wait for the exchange that is in flight. The rows of these ids, where there was one that could bring them.
+        """Wait for the exchange that is in flight. The rows of these ids, where there was one that
+        could bring them.
 
         Raises ServerError where it failed.
         """
@@ -169,7 +191,9 @@ class Connection:
             exchange.finish()
 
     def enter(self) -> None:
-        """Be the job's trainer of this number, and not one who only asks the servers something. Raises ServerError."""
+        """Be the job's trainer of this number, and not one who only asks the servers something.
+        Raises ServerError.
+        """
         if not self._enters:
             self.calls.enter()
             self._enters = True
@@ -188,11 +212,13 @@ class Connection:
     def _agreed(self) -> int:
         """The number of rounds that all servers have applied.
 
-        A trainer that was killed may have left its gradients of one more round at all servers, and confirmed them at some:
-        then they are confirmed at the others. Raises RollbackError where servers are further apart: the gradients of the
-        rounds between were this trainer's, and are gone with it.
+        A trainer that was killed may have left its gradients of one more round at all servers, and
+        confirmed them at some: then they are confirmed at the others. Raises RollbackError where
+        servers are further apart: the gradients of the rounds between were this trainer's, and are
+        gone with it.
         """
         from jfluid.ps_server.errors import RollbackError, StateError
+
         statuses = self.calls.status()
         least, most = min(s.rounds for s in statuses), max(s.rounds for s in statuses)
         if least == most and not any(s.confirmed for s in statuses):
@@ -205,9 +231,11 @@ class Connection:
         except StateError as error:
             why = f" ({error})"
         rounds = ", ".join(f"server {s.server} has {s.rounds}" for s in statuses)
-        raise RollbackError(f"trainer {self.trainer}: the servers have applied different numbers of rounds ({rounds}), and "
-                            "gradients that some of them need were lost with an earlier life of this trainer: start all "
-                            f"processes again, which go on from the newest snapshots that all servers have{why}")
+        raise RollbackError(
+            f"trainer {self.trainer}: the servers have applied different numbers of rounds ({rounds}), and "
+            "gradients that some of them need were lost with an earlier life of this trainer: start all "
+            f"processes again, which go on from the newest snapshots that all servers have{why}"
+        )
 
     def _resumed(self) -> "pb.TrainerState | None":
         """What only this trainer had after the rounds that it goes on from."""
@@ -215,8 +243,12 @@ class Connection:
             return None
         state = self.calls.trainer_state()
         if state.round != self.rounds:
-            _LOG.warning("the servers have %d rounds, and nothing of what only trainer %d had by then: running statistics and "
-                         "random numbers begin anew", self.rounds, self.trainer)
+            _LOG.warning(
+                "the servers have %d rounds, and nothing of what only trainer %d had by then: running statistics and "
+                "random numbers begin anew",
+                self.rounds,
+                self.trainer,
+            )
             return None
         return state
 
@@ -235,8 +267,14 @@ class Connection:
     def place_rows(self, param: ParameterLayout) -> None:
         """Tell the client where the rows of a parameter are, which may then travel by their ids."""
         from jfluid.ps_server.client import RowRange
-        self.calls.place_table(param.name, param.width, [] if param.hashed else [
-            RowRange(p.name, p.server, p.first, p.rows) for p in param.pieces])
+
+        self.calls.place_table(
+            param.name,
+            param.width,
+            []
+            if param.hashed
+            else [RowRange(p.name, p.server, p.first, p.rows) for p in param.pieces],
+        )
 
 
 _connections: dict[tuple[tuple[str, ...], int], Connection] = {}
@@ -245,7 +283,9 @@ _making: dict[tuple[tuple[str, ...], int], threading.Lock] = {}
 
 
 def connect(program: TrainerProgram, user: object = None) -> Connection:
-    """The connection of the trainer that a program is for, made when it is first asked for; `user` leaves it later."""
+    """The connection of the trainer that a program is for, made when it is first asked for; `user`
+    leaves it later.
+    """
     found, _ = _found(program.endpoints, program.trainer_id)
     found.enter()
     if user is not None:
@@ -255,7 +295,8 @@ def connect(program: TrainerProgram, user: object = None) -> Connection:
 
 
 def borrow(endpoints: Sequence[str], trainer: int, user: object) -> Connection:
-    """A trainer's connection, for one who asks the servers something in passing. `user` leaves it later if nobody else has it.
+    """A trainer's connection, for one who asks the servers something in passing. `user` leaves it
+    later if nobody else has it.
 
     The servers may be named in another order than the job's where the connection is there.
     """
@@ -274,7 +315,8 @@ def _found(endpoints: Sequence[str], trainer: int) -> tuple[Connection, bool]:
     key = tuple(endpoints), trainer
     with _lock:
         alone = _making.setdefault(key, threading.Lock())
-    with alone:  # servers are asked meanwhile, which other trainers of this process need not wait for
+    # servers are asked meanwhile, which other trainers of this process need not wait for
+    with alone:
         found = _connections.get(key)
         if found is not None:
             return found, False
@@ -285,7 +327,9 @@ def _found(endpoints: Sequence[str], trainer: int) -> tuple[Connection, bool]:
 
 
 def leave(user: object) -> None:
-    """Say goodbye for an engine: servers of which it was the last user end when all trainers have left."""
+    """Say goodbye for an engine: servers of which it was the last user end when all trainers have
+    left.
+    """
     with _lock:
         mine = [(key, found) for key, found in _connections.items() if user in found.users]
         for key, found in mine:

@@ -1,4 +1,7 @@
-"""Pending parameters: the exchange with the servers after a step goes on while the next step begins."""
+"""Pending parameters: the exchange with the servers after a step goes on while the next step
+begins.
+"""
+
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -14,24 +17,32 @@ PATIENCE_S = 0.005
 
 
 class Exchange:
-    """A push and what comes back for it, in a thread. For a moment it waits for the next step, which asks for its rows: then
-    that is one call together.
+    """A push and what comes back for it, in a thread. For a moment it waits for the next step,
+    which asks for its rows: then that is one call together.
 
     Args:
         start: starts a function in a thread.
-        send: sends, and returns the pieces of the parameters, and rows of tables by the ids that it is given (None for none).
+        send: sends, and returns the pieces of the parameters, and rows of tables by the ids that it
+            is given (None for none).
 
     Attributes:
         rows: that were asked for, when it has ended.
     """
 
-    def __init__(self, start: "Callable[[Callable[[], PullResult]], Future[PullResult]]",
-                 send: "Callable[[Mapping[str, Any] | None], PullResult]", program: TrainerProgram, scope: Scope):
+    def __init__(
+        self,
+        start: "Callable[[Callable[[], PullResult]], Future[PullResult]]",
+        send: "Callable[[Mapping[str, Any] | None], PullResult]",
+        program: TrainerProgram,
+        scope: Scope,
+    ):
         self._lock, self._begins = threading.Lock(), threading.Condition()
         self._send, self._wanted, self._begun = send, False, False
         self._ids: Mapping[str, Any] | None = None
         self.rows: Mapping[str, PulledRows] = {}
-        self._waiting = {dense.name: (dense, scope.var(dense.name).get_tensor()) for dense in program.received}
+        self._waiting = {
+            dense.name: (dense, scope.var(dense.name).get_tensor()) for dense in program.received
+        }
         self._before = {name: tensor.value for name, (_, tensor) in self._waiting.items()}
         for _, tensor in self._waiting.values():
             tensor.expect(self)
@@ -57,7 +68,9 @@ class Exchange:
             self._begins.notify()
 
     def finish(self) -> None:
-        """Wait until the parameters are there. Raises what sending raised; then they are as they were before."""
+        """Wait until the parameters are there. Raises what sending raised; then they are as they
+        were before.
+        """
         self.begin()
         with self._lock:
             blocks: Mapping[str, Any] = {}

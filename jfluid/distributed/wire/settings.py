@@ -1,4 +1,7 @@
-"""What the environment says of servers and of connections to them (see jfluid.environment.process)."""
+"""What the environment says of servers and of connections to them (see
+jfluid.environment.process).
+"""
+
 from typing import TYPE_CHECKING, Any
 
 from jfluid import errors
@@ -15,15 +18,23 @@ def server_settings(number: int, **settings: Any) -> "Settings":
     from jfluid.environment.process import ServerVariables
     from jfluid.ps_server import validation
     from jfluid.ps_server.server import Settings
+
     told = ServerVariables.from_env().model_dump(exclude_unset=True)
     if "metrics_port" in told:
         told["metrics_port"] += number
-    return validation.read(Settings, {**settings, "server": number, **told}, f"settings of server {number} (JFLUID_PS_...)")
+    return validation.read(
+        Settings,
+        {**settings, "server": number, **told},
+        f"settings of server {number} (JFLUID_PS_...)",
+    )
 
 
 def client_options() -> dict[str, Any]:
-    """What the environment says of a trainer's connections. Raises ServerError for a file that cannot be read."""
+    """What the environment says of a trainer's connections. Raises ServerError for a file that
+    cannot be read.
+    """
     from jfluid.environment.process import ConnectionVariables
+
     told = ConnectionVariables.from_env()
     options = told.model_dump(include={"share_memory"}, exclude_unset=True)
     if told.tls_authority is None:
@@ -39,13 +50,23 @@ def client_options() -> dict[str, Any]:
 
 
 def writes_snapshots() -> bool:
-    """Whether this job's servers write snapshots, so that processes of it may be killed and started again."""
+    """Whether this job's servers write snapshots, so that processes of it may be killed and started
+    again.
+    """
     from jfluid.environment.process import SnapshotVariables
+
     return SnapshotVariables.from_env().snapshot_folder is not None
 
 
 def kept_bytes() -> int:
-    """How many bytes of its pushes a trainer keeps for each server. Raises ServerError for a variable that is no number."""
+    """How many bytes of its pushes a trainer keeps for each server. Raises ServerError for a
+    variable that is no number.
+    """
     from jfluid.environment.process import SnapshotVariables
+
     told = SnapshotVariables.from_env()
-    return told.keep_bytes if told.snapshot_folder is not None or "keep_bytes" in told.model_fields_set else 0
+    return (
+        told.keep_bytes
+        if told.snapshot_folder is not None or "keep_bytes" in told.model_fields_set
+        else 0
+    )

@@ -1,17 +1,18 @@
 """The fleet of a job with parameter servers.
 
-    fleet.init(role_maker.PaddleCloudRoleMaker())
-    strategy = StrategyFactory.create_async_strategy()
-    fleet.distributed_optimizer(fluid.optimizer.Adam(0.001), strategy).minimize(loss)
-    if fleet.is_server():
-        fleet.init_server()
-        fleet.run_server()                      # until all trainers have left
-    else:
-        fleet.init_worker()
-        exe.run(fleet.startup_program)
-        exe.run(fleet.main_program, feed=..., fetch_list=[loss])
-        fleet.stop_worker()
+fleet.init(role_maker.PaddleCloudRoleMaker())
+strategy = StrategyFactory.create_async_strategy()
+fleet.distributed_optimizer(fluid.optimizer.Adam(0.001), strategy).minimize(loss)
+if fleet.is_server():
+    fleet.init_server()
+    fleet.run_server()                      # until all trainers have left
+else:
+    fleet.init_worker()
+    exe.run(fleet.startup_program)
+    exe.run(fleet.main_program, feed=..., fetch_list=[loss])
+    fleet.stop_worker()
 """
+
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -41,7 +42,8 @@ class DistributedTranspiler(Fleet):
     """The processes of a job with parameter servers. `fleet` is the one that scripts use.
 
     Attributes:
-        main_program: once an optimizer has minimised a loss, what a trainer trains with; of a server the one that serves.
+        main_program: once an optimizer has minimised a loss, what a trainer trains with; of a
+            server the one that serves.
         startup_program: what initializes that. A trainer's takes the parameters from the servers.
     """
 
@@ -59,36 +61,48 @@ class DistributedTranspiler(Fleet):
         """Find out this process's role.
 
         Args:
-            role_maker: PaddleCloudRoleMaker, UserDefinedRoleMaker or GeneralRoleMaker. Fluid's default is
-                MPISymetricRoleMaker, which is not supported: None raises UnsupportedError.
+            role_maker: PaddleCloudRoleMaker, UserDefinedRoleMaker or GeneralRoleMaker. Fluid's
+                default is MPISymetricRoleMaker, which is not supported: None raises
+                UnsupportedError.
 
         Raises what `Fleet.init` does, and ProgramError for a job without parameter servers.
         """
         if role_maker is None:
-            raise errors.UnsupportedError("fleet.init: give a role maker: PaddleCloudRoleMaker() in a job that jfluid-launch "
-                                          "has started, or UserDefinedRoleMaker(id, role, worker_num, server_endpoints); "
-                                          "Fluid's default, MPISymetricRoleMaker, is not supported")
+            raise errors.UnsupportedError(
+                "fleet.init: give a role maker: PaddleCloudRoleMaker() in a job that jfluid-launch "
+                "has started, or UserDefinedRoleMaker(id, role, worker_num, server_endpoints); "
+                "Fluid's default, MPISymetricRoleMaker, is not supported"
+            )
         super().init(role_maker)
         if not self.server_num():
-            raise errors.ProgramError("fleet.init: this is the fleet of jobs with parameter servers, and the role maker tells "
-                                      "of none; fluid.incubate.fleet.collective has the fleet of other jobs")
+            raise errors.ProgramError(
+                "fleet.init: this is the fleet of jobs with parameter servers, and the role maker tells "
+                "of none; fluid.incubate.fleet.collective has the fleet of other jobs"
+            )
         self._executor = Executor(CPUPlace())  # a server's, and what says goodbye for a trainer
 
     def _prepared(self, method: str, server: bool) -> tuple[Executor, Program]:
-        """The executor and main program, for a method of one role. Raises ProgramError out of turn."""
+        """The executor and main program, for a method of one role. Raises ProgramError out of
+        turn.
+        """
         if self.is_server() != server:
             roles = ("server", "trainer") if server else ("trainer", "server")
-            raise errors.ProgramError(f"fleet.{method}: it is for a {roles[0]}, and this process is a {roles[1]}: ask "
-                                      "fleet.is_server() first")
+            raise errors.ProgramError(
+                f"fleet.{method}: it is for a {roles[0]}, and this process is a {roles[1]}: ask "
+                "fleet.is_server() first"
+            )
         if self.main_program is None or self._executor is None:
-            raise errors.ProgramError(f"fleet.{method}: minimize a loss with fleet.distributed_optimizer first")
+            raise errors.ProgramError(
+                f"fleet.{method}: minimize a loss with fleet.distributed_optimizer first"
+            )
         return self._executor, self.main_program
 
     # Servers
     def init_server(self, model_dir: str | None = None) -> None:
         """Initialize what this server holds, from a saved model if `model_dir` is given.
 
-        Raises ProgramError on a trainer and before a loss was minimised, FileFormatError for a model that does not fit.
+        Raises ProgramError on a trainer and before a loss was minimised, FileFormatError for a
+        model that does not fit.
         """
         executor, program = self._prepared("init_server", server=True)
         executor.run(self.startup_program)
@@ -96,22 +110,31 @@ class DistributedTranspiler(Fleet):
             checkpoint.load(model_dir, program, executor, global_scope())
 
     def run_server(self) -> None:
-        """Serve until all trainers have left. Raises ProgramError on a trainer and before a loss was minimised."""
+        """Serve until all trainers have left. Raises ProgramError on a trainer and before a loss
+        was minimised.
+        """
         executor, program = self._prepared("run_server", server=True)
         executor.run(program)
 
     # Trainers
     def init_worker(self) -> None:
-        """Start the communicator, which sends gradients to the servers and receives parameters, as the strategy says.
+        """Start the communicator, which sends gradients to the servers and receives parameters, as
+        the strategy says.
 
-        Raises ProgramError on a server, before a loss was minimised, and when it was started already.
+        Raises ProgramError on a server, before a loss was minimised, and when it was started
+        already.
         """
         _, program = self._prepared("init_worker", server=False)
         if self._communicator is not None:
-            raise errors.ProgramError("fleet.init_worker: the communicator runs already; fleet.stop_worker ends it")
-        assert self._strategy is not None and self._strategy.mode is not None  # `strategy_of` takes no others
+            raise errors.ProgramError(
+                "fleet.init_worker: the communicator runs already; fleet.stop_worker ends it"
+            )
+        # `strategy_of` takes no others
+        assert self._strategy is not None and self._strategy.mode is not None
         envs = self._strategy.get_trainer_runtime_config().get_communicator_flags()
-        communicator = Communicator(program, self._strategy.mode, self._communicator_arguments(), envs)
+        communicator = Communicator(
+            program, self._strategy.mode, self._communicator_arguments(), envs
+        )
         communicator.start()
         self._communicator = communicator
 
@@ -121,21 +144,27 @@ class DistributedTranspiler(Fleet):
         if self._strategy.mode == DistributedMode.SYNC:
             return {"pserver_endpoints": self.server_endpoints(), "trainer_id": self.worker_index()}
         if self._strategy.mode == DistributedMode.GEO:
-            return {"push_vars": self._transpiler._exchanged(), "trainers": self.worker_num(),
-                    "push_nums": self._strategy.get_program_config().geo_sgd_need_push_nums}
+            return {
+                "push_vars": self._transpiler._exchanged(),
+                "trainers": self.worker_num(),
+                "push_nums": self._strategy.get_program_config().geo_sgd_need_push_nums,
+            }
         return None
 
     def barrier_worker(self) -> None:
         """Wait, at the servers, until all trainers that have not left are here.
 
-        Raises ProgramError on a server and before a loss was minimised, ServerError when a server does not answer.
+        Raises ProgramError on a server and before a loss was minimised, ServerError when a server
+        does not answer.
         """
         self._connection("barrier_worker").client.barrier("fleet.barrier_worker")
 
     def table_rows(self) -> dict[str, int]:
-        """How many rows each table has, over all servers; of distributed tables those that some trainer has shown.
+        """How many rows each table has, over all servers; of distributed tables those that some
+        trainer has shown.
 
-        Raises ProgramError on a server and before a loss was minimised, ServerError when a server does not answer.
+        Raises ProgramError on a server and before a loss was minimised, ServerError when a server
+        does not answer.
         """
         return row_count.table_rows(self._connection("table_rows").client)
 
@@ -149,7 +178,8 @@ class DistributedTranspiler(Fleet):
     def stop_worker(self) -> None:
         """Stop the communicator, which first sends its pending gradients, and leave the servers.
 
-        After it `fleet.init` begins another job. Raises ProgramError on a server and before a loss was minimised.
+        After it `fleet.init` begins another job. Raises ProgramError on a server and before a loss
+        was minimised.
         """
         executor, program = self._prepared("stop_worker", server=False)
         communicator, self._communicator = self._communicator, None
@@ -181,9 +211,16 @@ class DistributedTranspiler(Fleet):
         endpoints = self._role.get_pserver_endpoints()
         transpiler = DistributeTranspiler(config)
         origin = main.clone()
-        # A server's programs are the same for all trainers, and its own number may be larger than theirs.
-        transpiler.transpile(0 if server else self.worker_index(), main, ",".join(endpoints), self.worker_num(),
-                             sync_mode=config.sync_mode, startup_program=startup)
+        # A server's programs are the same for all trainers, and its own number may be larger than
+        # theirs.
+        transpiler.transpile(
+            0 if server else self.worker_index(),
+            main,
+            ",".join(endpoints),
+            self.worker_num(),
+            sync_mode=config.sync_mode,
+            startup_program=startup,
+        )
         if server:
             programs = transpiler.get_pserver_programs(endpoints[self.server_index()])
             _note_threads(programs[0], strategy.get_server_runtime_config())
@@ -194,48 +231,79 @@ class DistributedTranspiler(Fleet):
 
     # Files
     def _saved(self, method: str, executor: Any, main_program: Any) -> Program:
-        """The program of this process that knows where variables are. Raises TypeError and ProgramError."""
+        """The program of this process that knows where variables are. Raises TypeError and
+        ProgramError.
+        """
         if not isinstance(executor, Executor):
-            raise TypeError(f"fleet.{method}, executor: expected an Executor, found {type(executor).__name__}")
+            raise TypeError(
+                f"fleet.{method}, executor: expected an Executor, found {type(executor).__name__}"
+            )
         if main_program is not None and not isinstance(main_program, Program):
-            raise TypeError(f"fleet.{method}, main_program: expected a Program, found {type(main_program).__name__}")
+            raise TypeError(
+                f"fleet.{method}, main_program: expected a Program, found {type(main_program).__name__}"
+            )
         return self._prepared(method, server=False)[1]
 
-    def save_inference_model(self, executor: Executor, dirname: str, feeded_var_names: Sequence[str],
-                             target_vars: Sequence[Variable], main_program: Program | None = None,
-                             export_for_deployment: bool = True) -> Any:
-        """Save what predicts, as `fluid.io.save_inference_model` does, with the parameters that the servers hold.
+    def save_inference_model(
+        self,
+        executor: Executor,
+        dirname: str,
+        feeded_var_names: Sequence[str],
+        target_vars: Sequence[Variable],
+        main_program: Program | None = None,
+        export_for_deployment: bool = True,
+    ) -> Any:
+        """Save what predicts, as `fluid.io.save_inference_model` does, with the parameters that the
+        servers hold.
 
         Args:
-            executor, dirname, feeded_var_names, target_vars, export_for_deployment: as of `fluid.io.save_inference_model`.
-            main_program: a program whose look-ups are still in the program itself; what the loss was minimised in, before it
-                was divided, when it is None or `fleet.main_program`.
+            executor, dirname, feeded_var_names, target_vars, export_for_deployment: as of
+                `fluid.io.save_inference_model`.
+            main_program: a program whose look-ups are still in the program itself; what the loss
+                was minimised in, before it was divided, when it is None or `fleet.main_program`.
 
-        Raises TypeError for arguments of another type, ProgramError on a server and before a loss was minimised.
+        Raises TypeError for arguments of another type, ProgramError on a server and before a loss
+        was minimised.
         """
         trainer = self._saved("save_inference_model", executor, main_program)
         model = self._origin_program if main_program in (None, trainer) else main_program
-        return checkpoint.save_inference_model(executor, dirname, feeded_var_names, target_vars, main_program=trainer,
-                                               origin_program=model, export_for_deployment=export_for_deployment)
+        return checkpoint.save_inference_model(
+            executor,
+            dirname,
+            feeded_var_names,
+            target_vars,
+            main_program=trainer,
+            origin_program=model,
+            export_for_deployment=export_for_deployment,
+        )
 
-    def save_persistables(self, executor: Executor, dirname: str, main_program: Program | None = None) -> None:
+    def save_persistables(
+        self, executor: Executor, dirname: str, main_program: Program | None = None
+    ) -> None:
         """Save what the servers hold, so that `init_server(dirname)` goes on with it.
 
         Args:
             main_program: a trainer's program; `fleet.main_program` when None.
 
-        Raises TypeError for arguments of another type, ProgramError on a server and before a loss was minimised.
+        Raises TypeError for arguments of another type, ProgramError on a server and before a loss
+        was minimised.
         """
         trainer = self._saved("save_persistables", executor, main_program)
-        checkpoint.save_persistables(executor, dirname, main_program if main_program is not None else trainer)
+        checkpoint.save_persistables(
+            executor, dirname, main_program if main_program is not None else trainer
+        )
 
     def save_one_table(self, name: str, dirname: str) -> None:
-        """Save one table of rows. Raises ProgramError on a server and before a loss was minimised."""
+        """Save one table of rows. Raises ProgramError on a server and before a loss was
+        minimised.
+        """
         executor, program = self._prepared("save_one_table", server=False)
         checkpoint.save_one_table(executor, name, dirname, program)
 
     def load_one_table(self, name: str, dirname: str) -> None:
-        """Read one table of rows back. Raises ProgramError on a server and before a loss was minimised."""
+        """Read one table of rows back. Raises ProgramError on a server and before a loss was
+        minimised.
+        """
         executor, program = self._prepared("load_one_table", server=False)
         checkpoint.load_one_table(executor, name, dirname, program)
 
@@ -269,27 +337,35 @@ class TranspilerOptimizer(DistributedOptimizer):
 
     Args:
         optimizer: an Optimizer: takes the steps, on the servers (with GEO in the trainers).
-        strategy: what StrategyFactory makes, or a DistributeTranspilerConfig, which decides by sync_mode,
-            runtime_split_send_recv, half_async and geo_sgd_mode. SyncStrategy when None.
+        strategy: what StrategyFactory makes, or a DistributeTranspilerConfig, which decides by
+            sync_mode, runtime_split_send_recv, half_async and geo_sgd_mode. SyncStrategy when None.
         owner: the fleet; `fleet` when None.
 
-    Raises TypeError for arguments of other types (16-bit optimizers are among them), ProgramError for a config that
-    contradicts itself.
+    Raises TypeError for arguments of other types (16-bit optimizers are among them), ProgramError
+    for a config that contradicts itself.
     """
 
-    def __init__(self, optimizer: Any, strategy: Any = None, owner: DistributedTranspiler | None = None):
+    def __init__(
+        self, optimizer: Any, strategy: Any = None, owner: DistributedTranspiler | None = None
+    ):
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"optimizer: expected an Optimizer, found {type(optimizer).__name__}")
         super().__init__(optimizer, strategy_of(strategy))
         self._fleet = owner if owner is not None else fleet
 
-    def minimize(self, loss: Variable, scopes: Any = None, startup_program: Program | None = None,
-                 parameter_list: Sequence[Parameter | str] | None = None,
-                 no_grad_set: Iterable[Variable | str] | None = None) -> tuple[list[Operator], list[ParamGrad]]:
+    def minimize(
+        self,
+        loss: Variable,
+        scopes: Any = None,
+        startup_program: Program | None = None,
+        parameter_list: Sequence[Parameter | str] | None = None,
+        no_grad_set: Iterable[Variable | str] | None = None,
+    ) -> tuple[list[Operator], list[ParamGrad]]:
         """Append gradients and updates, and divide the programs between trainers and servers.
 
-        Afterwards `fleet.main_program` and `fleet.startup_program` are what this process runs. A trainer waits until all
-        servers listen, unless the strategy's program config says `wait_port` False.
+        Afterwards `fleet.main_program` and `fleet.startup_program` are what this process runs. A
+        trainer waits until all servers listen, unless the strategy's program config says
+        `wait_port` False.
 
         Args:
             scopes: must be None: programs run in the scope that is given to the Executor.
@@ -297,15 +373,20 @@ class TranspilerOptimizer(DistributedOptimizer):
         Returns:
             The update operators, and pairs of parameters and gradients.
 
-        Raises TypeError for a list of losses or programs, ProgramError before `fleet.init`, TimeoutError when servers do not
-        listen within FLAGS_rpc_deadline, and what `DistributeTranspiler.transpile` raises.
+        Raises TypeError for a list of losses or programs, ProgramError before `fleet.init`,
+        TimeoutError when servers do not listen within FLAGS_rpc_deadline, and what
+        `DistributeTranspiler.transpile` raises.
         """
         if not isinstance(loss, Variable):
             raise TypeError(f"minimize, loss: expected one Variable, found {type(loss).__name__}")
         if startup_program is not None and not isinstance(startup_program, Program):
-            raise TypeError(f"minimize, startup_program: expected one Program, found {type(startup_program).__name__}")
+            raise TypeError(
+                f"minimize, startup_program: expected one Program, found {type(startup_program).__name__}"
+            )
         if scopes is not None:
-            raise errors.UnsupportedError("minimize, scopes: programs run in the scope that Executor.run is given")
+            raise errors.UnsupportedError(
+                "minimize, scopes: programs run in the scope that Executor.run is given"
+            )
         self._fleet.worker_num()  # before anything changes
         startup = startup_program if startup_program is not None else default_startup_program()
         result = self._optimizer.minimize(loss, startup, parameter_list, no_grad_set)

@@ -1,9 +1,11 @@
-"""How trainers work together with parameter servers: four strategies, and the factory that makes them.
+"""How trainers work together with parameter servers: four strategies, and the factory that makes
+them.
 
     strategy = StrategyFactory.create_half_async_strategy()
     strategy.set_program_config({"min_block_size": 16384})
     strategy.get_trainer_runtime_config().prefetch_depth = 2
 """
+
 import copy
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -12,19 +14,38 @@ from jfluid import errors
 from jfluid.compiler import BuildStrategy, ExecutionStrategy
 from jfluid.fleet.parameter_server.runtime_config import TrainerRuntimeConfig
 from jfluid.places import cpu_number
-from jfluid.transpiler.config import DistributedMode, DistributeTranspilerConfig, ServerRuntimeConfig
+from jfluid.transpiler.config import (
+    DistributedMode,
+    DistributeTranspilerConfig,
+    ServerRuntimeConfig,
+)
 
-__all__ = ["AsyncStrategy", "DistributedStrategy", "DistributedStrategyFactory", "GeoStrategy", "HalfAsyncStrategy",
-           "StrategyFactory", "SyncStrategy"]
+__all__ = [
+    "AsyncStrategy",
+    "DistributedStrategy",
+    "DistributedStrategyFactory",
+    "GeoStrategy",
+    "HalfAsyncStrategy",
+    "StrategyFactory",
+    "SyncStrategy",
+]
 
-_DEBUG_OPT: dict[str, Any] = {"dump_slot": False, "dump_converter": "", "dump_fields": [], "dump_file_num": 16,
-                              "dump_fields_path": "", "dump_param": []}
+_DEBUG_OPT: dict[str, Any] = {
+    "dump_slot": False,
+    "dump_converter": "",
+    "dump_fields": [],
+    "dump_file_num": 16,
+    "dump_fields_path": "",
+    "dump_param": [],
+}
 
 
 class DistributedStrategy:
-    """What all strategies have: five configurations, each to be got, set whole or set by a dict of fields, and checked.
+    """What all strategies have: five configurations, each to be got, set whole or set by a dict of
+    fields, and checked.
 
-    Setting checks: fields that the strategy is about get its values, whatever was given. The subclasses are what jobs use.
+    Setting checks: fields that the strategy is about get its values, whatever was given. The
+    subclasses are what jobs use.
     """
 
     mode: int | None = None  # of DistributedMode
@@ -53,12 +74,16 @@ class DistributedStrategy:
         return self._debug_opt
 
     def _taken(self, config: Any, current: Any, what: str) -> Any:
-        """The object given, or the present one with the fields given. Raises TypeError and ProgramError."""
+        """The object given, or the present one with the fields given. Raises TypeError and
+        ProgramError.
+        """
         kind = type(current)
         if isinstance(config, kind):
             return config
         if not isinstance(config, Mapping):
-            raise TypeError(f"{what}: expected a {kind.__name__} or a dict of its fields, found {type(config).__name__}")
+            raise TypeError(
+                f"{what}: expected a {kind.__name__} or a dict of its fields, found {type(config).__name__}"
+            )
         for target in (copy.copy(current), current):  # nothing changes when a field is refused
             for name, value in config.items():
                 setattr(target, name, value)
@@ -66,8 +91,10 @@ class DistributedStrategy:
 
     def _known(self, what: str) -> None:
         if self.mode is None:
-            raise NotImplementedError(f"{type(self).__name__}.check_{what}: this is what strategies have in common; make one "
-                                      "of them with StrategyFactory")
+            raise NotImplementedError(
+                f"{type(self).__name__}.check_{what}: this is what strategies have in common; make one "
+                "of them with StrategyFactory"
+            )
 
     # The DistributeTranspilerConfig
     def get_program_config(self) -> DistributeTranspilerConfig:
@@ -77,23 +104,33 @@ class DistributedStrategy:
     def set_program_config(self, config: DistributeTranspilerConfig | Mapping[str, Any]) -> None:
         """Take a DistributeTranspilerConfig, or fields of one, and check.
 
-        Raises TypeError for something else, ProgramError for a field that does not exist, has a value of another type, or
-        belongs to another strategy.
+        Raises TypeError for something else, ProgramError for a field that does not exist, has a
+        value of another type, or belongs to another strategy.
         """
         self._program_config = self._taken(config, self._program_config, "program_config")
         self.check_program_config()
 
     def check_program_config(self) -> None:
-        """Give the fields that the strategy is about its values. Raises ProgramError for those of another strategy."""
+        """Give the fields that the strategy is about its values. Raises ProgramError for those of
+        another strategy.
+        """
         self._known("program_config")
         config = self._program_config
         if config.mode != "pserver":
-            raise errors.ProgramError(f'{type(self).__name__}, program config: expected mode "pserver", found {config.mode!r}')
+            raise errors.ProgramError(
+                f'{type(self).__name__}, program config: expected mode "pserver", found {config.mode!r}'
+            )
         for name in ("half_async", "completely_not_async", "geo_sgd_mode"):
             if getattr(config, name) and name not in self._forced:
-                raise errors.ProgramError(f"{type(self).__name__}, program config: {name} is for another strategy; make that "
-                                          "one with StrategyFactory, or set it to False")
-        for name, value in {"sync_mode": False, "runtime_split_send_recv": True, **self._forced}.items():
+                raise errors.ProgramError(
+                    f"{type(self).__name__}, program config: {name} is for another strategy; make that "
+                    "one with StrategyFactory, or set it to False"
+                )
+        for name, value in {
+            "sync_mode": False,
+            "runtime_split_send_recv": True,
+            **self._forced,
+        }.items():
             setattr(config, name, value)
 
     # The TrainerRuntimeConfig
@@ -104,12 +141,15 @@ class DistributedStrategy:
     def set_trainer_runtime_config(self, config: TrainerRuntimeConfig | Mapping[str, Any]) -> None:
         """Take a TrainerRuntimeConfig, or fields of one, and check.
 
-        Raises TypeError for something else, ProgramError for a field that does not exist or a value that cannot be.
+        Raises TypeError for something else, ProgramError for a field that does not exist or a value
+        that cannot be.
         """
         if isinstance(config, Mapping):
             self._trainer_runtime_config.update(config)
         else:
-            self._trainer_runtime_config = self._taken(config, self._trainer_runtime_config, "trainer_runtime_config")
+            self._trainer_runtime_config = self._taken(
+                config, self._trainer_runtime_config, "trainer_runtime_config"
+            )
         self.check_trainer_runtime_config()
 
     def check_trainer_runtime_config(self) -> None:
@@ -117,9 +157,11 @@ class DistributedStrategy:
         self._known("trainer_runtime_config")
         config = self._trainer_runtime_config
         if config.prefetch_depth > 1 and self.mode in (DistributedMode.SYNC, DistributedMode.GEO):
-            raise errors.ProgramError(f"prefetch_depth: {type(self).__name__} does not look rows up ahead: synchronous "
-                                      "trainers take those of their step, and GEO trainers have them; found "
-                                      f"{config.prefetch_depth}")
+            raise errors.ProgramError(
+                f"prefetch_depth: {type(self).__name__} does not look rows up ahead: synchronous "
+                "trainers take those of their step, and GEO trainers have them; found "
+                f"{config.prefetch_depth}"
+            )
         config.mode = self.mode
 
     # The ServerRuntimeConfig
@@ -129,7 +171,9 @@ class DistributedStrategy:
 
     def set_server_runtime_config(self, config: ServerRuntimeConfig | Mapping[str, Any]) -> None:
         """Take a ServerRuntimeConfig, or fields of one. Raises as `set_trainer_runtime_config`."""
-        self._server_runtime_config = self._taken(config, self._server_runtime_config, "server_runtime_config")
+        self._server_runtime_config = self._taken(
+            config, self._server_runtime_config, "server_runtime_config"
+        )
         self.check_server_runtime_config()
 
     def check_server_runtime_config(self) -> None:
@@ -142,7 +186,9 @@ class DistributedStrategy:
         return self._build_strategy
 
     def set_build_strategy(self, config: BuildStrategy | Mapping[str, Any]) -> None:
-        """Take a BuildStrategy, or fields of one, and check. Raises as `set_trainer_runtime_config`."""
+        """Take a BuildStrategy, or fields of one, and check. Raises as
+        `set_trainer_runtime_config`.
+        """
         self._build_strategy = self._taken(config, self._build_strategy, "build_strategy")
         self.check_build_strategy()
 
@@ -158,7 +204,9 @@ class DistributedStrategy:
         return self._execute_strategy
 
     def set_execute_strategy(self, config: ExecutionStrategy | Mapping[str, Any]) -> None:
-        """Take an ExecutionStrategy, or fields of one, and check. Raises as `set_trainer_runtime_config`."""
+        """Take an ExecutionStrategy, or fields of one, and check. Raises as
+        `set_trainer_runtime_config`.
+        """
         self._execute_strategy = self._taken(config, self._execute_strategy, "execute_strategy")
         self.check_execute_strategy()
 
@@ -174,27 +222,35 @@ class DistributedStrategy:
         return {} if self._debug_opt is None else {**_DEBUG_OPT, **self._debug_opt}
 
     def set_debug_opt(self, opt_info: Mapping[str, Any]) -> None:
-        """What Fluid's trainers dump while they train from a dataset; here only settings that dump nothing are taken.
+        """What Fluid's trainers dump while they train from a dataset; here only settings that dump
+        nothing are taken.
 
         Args:
-            opt_info: fields dump_slot, dump_converter, dump_fields, dump_file_num, dump_fields_path, dump_param.
+            opt_info: fields dump_slot, dump_converter, dump_fields, dump_file_num,
+                dump_fields_path, dump_param.
 
-        Raises TypeError for something else than a dict, ProgramError for another field, UnsupportedError for one that would
-        dump something.
+        Raises TypeError for something else than a dict, ProgramError for another field,
+        UnsupportedError for one that would dump something.
         """
         if not isinstance(opt_info, Mapping):
             raise TypeError(f"debug_opt: expected a dict, found {type(opt_info).__name__}")
         for name, value in opt_info.items():
             if name not in _DEBUG_OPT:
-                raise errors.ProgramError(f"debug_opt has no field {name}" + errors.close_to(name, _DEBUG_OPT))
+                raise errors.ProgramError(
+                    f"debug_opt has no field {name}" + errors.close_to(name, _DEBUG_OPT)
+                )
             if value and name not in ("dump_converter", "dump_file_num"):
-                raise errors.UnsupportedError(f"debug_opt, {name}: trainers do not dump values to files in this release; give "
-                                              "train_from_dataset a fetch_list or a FetchHandler")
+                raise errors.UnsupportedError(
+                    f"debug_opt, {name}: trainers do not dump values to files in this release; give "
+                    "train_from_dataset a fetch_list or a FetchHandler"
+                )
         self._debug_opt = dict(opt_info)
 
 
 class SyncStrategy(DistributedStrategy):
-    """Servers update with the mean of all trainers' gradients, step by step: N trainers equal one on the joined batch."""
+    """Servers update with the mean of all trainers' gradients, step by step: N trainers equal one
+    on the joined batch.
+    """
 
     mode = DistributedMode.SYNC
     _forced: ClassVar[dict[str, Any]] = {"half_async": True, "completely_not_async": True}
@@ -202,7 +258,9 @@ class SyncStrategy(DistributedStrategy):
 
 
 class HalfAsyncStrategy(DistributedStrategy):
-    """Servers update with each trainer's gradients when they arrive; a trainer waits until its own have arrived."""
+    """Servers update with each trainer's gradients when they arrive; a trainer waits until its own
+    have arrived.
+    """
 
     mode = DistributedMode.HALF_ASYNC
     _forced: ClassVar[dict[str, Any]] = {"half_async": True}
@@ -210,8 +268,8 @@ class HalfAsyncStrategy(DistributedStrategy):
 
 
 class AsyncStrategy(DistributedStrategy):
-    """Servers update with each trainer's gradients when they arrive; trainers do not wait, and merge several steps into one
-    push."""
+    """Servers update with each trainer's gradients when they arrive; trainers do not wait, and
+    merge several steps into one push."""
 
     mode = DistributedMode.ASYNC
 
@@ -229,9 +287,15 @@ class GeoStrategy(DistributedStrategy):
     _forced: ClassVar[dict[str, Any]] = {"geo_sgd_mode": True}
 
     def __init__(self, update_frequency: int = 100):
-        if isinstance(update_frequency, bool) or not isinstance(update_frequency, int) or update_frequency < 1:
-            raise errors.ProgramError("update_frequency: expected after how many steps differences are exchanged, a whole "
-                                      f"number above 0; found {update_frequency!r}")
+        if (
+            isinstance(update_frequency, bool)
+            or not isinstance(update_frequency, int)
+            or update_frequency < 1
+        ):
+            raise errors.ProgramError(
+                "update_frequency: expected after how many steps differences are exchanged, a whole "
+                f"number above 0; found {update_frequency!r}"
+            )
         super().__init__()
         self._program_config.geo_sgd_need_push_nums = update_frequency
 
@@ -264,7 +328,8 @@ DistributedStrategyFactory = StrategyFactory
 
 
 def strategy_of(given: Any) -> DistributedStrategy:
-    """The strategy for what `fleet.distributed_optimizer` was given: a strategy, a DistributeTranspilerConfig, or None.
+    """The strategy for what `fleet.distributed_optimizer` was given: a strategy, a
+    DistributeTranspilerConfig, or None.
 
     None means SyncStrategy. Raises TypeError for something else.
     """
@@ -276,8 +341,10 @@ def strategy_of(given: Any) -> DistributedStrategy:
         return found
     if isinstance(given, DistributedStrategy) and given.mode is not None:
         return given
-    raise TypeError("strategy: expected what StrategyFactory makes (SyncStrategy, HalfAsyncStrategy, AsyncStrategy, "
-                    f"GeoStrategy) or a DistributeTranspilerConfig, found {type(given).__name__}")
+    raise TypeError(
+        "strategy: expected what StrategyFactory makes (SyncStrategy, HalfAsyncStrategy, AsyncStrategy, "
+        f"GeoStrategy) or a DistributeTranspilerConfig, found {type(given).__name__}"
+    )
 
 
 def _kind_of(config: DistributeTranspilerConfig) -> type[DistributedStrategy]:
@@ -285,4 +352,8 @@ def _kind_of(config: DistributeTranspilerConfig) -> type[DistributedStrategy]:
         return SyncStrategy
     if config.geo_sgd_mode:
         return GeoStrategy
-    return AsyncStrategy if config.runtime_split_send_recv and not config.half_async else HalfAsyncStrategy
+    return (
+        AsyncStrategy
+        if config.runtime_split_send_recv and not config.half_async
+        else HalfAsyncStrategy
+    )

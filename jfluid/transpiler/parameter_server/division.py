@@ -1,4 +1,7 @@
-"""How a program was divided: which of its variables servers hold, for checkpoints that save and load them whole."""
+"""How a program was divided: which of its variables servers hold, for checkpoints that save and
+load them whole.
+"""
+
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,14 +19,17 @@ class SavedVariable:
 
     Attributes:
         shape, dtype: of the whole.
-        pieces: in the order of rows. Of a number that several servers have (a learning rate, a power of Adam) each piece is
-            the whole.
+        pieces: in the order of rows. Of a number that several servers have (a learning rate, a
+            power of Adam) each piece is the whole.
         parameter: whether it is a parameter, and not what its updates need.
-        table: the parameter of which this is a value, or the optimizer's state, of each row; empty for dense variables.
+        table: the parameter of which this is a value, or the optimizer's state, of each row; empty
+            for dense variables.
         distributed: hashes of ids, and not `pieces`, say which server has a row.
-        counts: where servers sum up the trainers' steps, what they sum; the variable follows from it.
+        counts: where servers sum up the trainers' steps, what they sum; the variable follows from
+            it.
         setting: it is a number that updates read and do not write, such as a learning rate.
-        table_options: of a distributed table: which ids get a row, and how many there may be (see ParamAttr).
+        table_options: of a distributed table: which ids get a row, and how many there may be (see
+            ParamAttr).
     """
 
     name: str
@@ -45,7 +51,11 @@ class SavedVariable:
     @property
     def cut(self) -> bool:
         """Whether the pieces are rows of the whole."""
-        return bool(self.shape) and not self.distributed and sum(p.rows for p in self.pieces) == self.shape[0]
+        return (
+            bool(self.shape)
+            and not self.distributed
+            and sum(p.rows for p in self.pieces) == self.shape[0]
+        )
 
 
 @dataclass(eq=False)
@@ -77,11 +87,19 @@ def division(placement: Placement, origin: Program) -> Division:
                 continue
             if name not in found:
                 own = any(name in u.own for u in placement.updates.all)
-                found[name] = SavedVariable(name, tuple(var.shape), str(var.np_dtype), parameter=name in placement.held,
-                                            counts=tuple(placement.counts()) * (name == counter),
-                                            setting=held is None and not own and name not in counting)
+                found[name] = SavedVariable(
+                    name,
+                    tuple(var.shape),
+                    str(var.np_dtype),
+                    parameter=name in placement.held,
+                    counts=tuple(placement.counts()) * (name == counter),
+                    setting=held is None and not own and name not in counting,
+                )
             if held is not None and _by_rows(placement, held):
-                found[name].table, found[name].distributed = held.update.param.name, held.update.distributed
+                found[name].table, found[name].distributed = (
+                    held.update.param.name,
+                    held.update.distributed,
+                )
                 found[name].table_options = table_options(held.update.param)
             found[name].pieces.append(piece)
     for variable in found.values():
@@ -94,7 +112,9 @@ def _by_rows(placement: Placement, held: UpdatedPiece) -> bool:
 
 
 def _at(placement: Placement, endpoint: str) -> Iterator[tuple[str, UpdatedPiece | None, Piece]]:
-    """(name in the original program, piece of a parameter whose rows it has, its own piece) of each variable on a server."""
+    """(name in the original program, piece of a parameter whose rows it has, its own piece) of each
+    variable on a server.
+    """
     if placement.config.geo_sgd_mode:  # trainers keep the optimizer's state
         for held in placement.at(endpoint):
             yield held.update.param.name, held, held.piece

@@ -1,4 +1,7 @@
-"""GEO: trainers update by themselves, and exchange differences of parameters with the servers every so many steps."""
+"""GEO: trainers update by themselves, and exchange differences of parameters with the servers every
+so many steps.
+"""
+
 from collections.abc import Mapping
 
 from jfluid import errors
@@ -17,8 +20,10 @@ def check(updates: Updates) -> None:
     """Raise UnsupportedError where trainers cannot update by themselves."""
     for update in updates.all:
         if update.distributed:
-            raise errors.UnsupportedError(f"geo_sgd_mode: table {update.param.name} is distributed, and a trainer that "
-                                          "updates by itself has to hold all of it; use is_distributed=False")
+            raise errors.UnsupportedError(
+                f"geo_sgd_mode: table {update.param.name} is distributed, and a trainer that "
+                "updates by itself has to hold all of it; use is_distributed=False"
+            )
 
 
 def delta(held: UpdatedPiece) -> str:
@@ -27,29 +32,62 @@ def delta(held: UpdatedPiece) -> str:
 
 
 def exchanged(placement: Placement) -> dict[str, dict[str, list[str]]]:
-    """What a communicator exchanges: of each parameter its pieces' names, rows and servers, and whether rows go by id."""
-    return {name: {"var_names": [h.param for h in held], "sections": [str(h.piece.rows) for h in held],
-                   "epmap": placement.endpoints_of(held), "is_sparse": [str(held[0].update.remote)]}
-            for name, held in placement.held.items()}
+    """What a communicator exchanges: of each parameter its pieces' names, rows and servers, and
+    whether rows go by id.
+    """
+    return {
+        name: {
+            "var_names": [h.param for h in held],
+            "sections": [str(h.piece.rows) for h in held],
+            "epmap": placement.endpoints_of(held),
+            "is_sparse": [str(held[0].update.remote)],
+        }
+        for name, held in placement.held.items()
+    }
 
 
 def rewrite(program: Program, placement: Placement) -> None:
-    """Note a step of training, in place: one operator tells the communicator which rows of which tables it touched."""
+    """Note a step of training, in place: one operator tells the communicator which rows of which
+    tables it touched.
+    """
     block = program.global_block()
-    touched = [(n, u.param.name) for u in placement.updates.all for op in u.look_ups for n in op.input("Ids")]
-    block.append_op("send", {"X": [ids for ids, _ in touched]}, {"Out": trainer.control(block)}, {
-        "send_varnames": [table for _, table in touched], "epmap": placement.endpoints, "trainer_id": placement.trainer_id,
-        "op_role": OpRole.RPC})
+    touched = [
+        (n, u.param.name)
+        for u in placement.updates.all
+        for op in u.look_ups
+        for n in op.input("Ids")
+    ]
+    block.append_op(
+        "send",
+        {"X": [ids for ids, _ in touched]},
+        {"Out": trainer.control(block)},
+        {
+            "send_varnames": [table for _, table in touched],
+            "epmap": placement.endpoints,
+            "trainer_id": placement.trainer_id,
+            "op_role": OpRole.RPC,
+        },
+    )
     program.verify("DistributeTranspiler, GEO")
 
 
 def startup(program: Program, placement: Placement) -> None:
-    """Rewrite the startup program of a trainer in place: all trainers begin with the servers' parameters."""
+    """Rewrite the startup program of a trainer in place: all trainers begin with the servers'
+    parameters.
+    """
     block = program.global_block()
     for held in placement.held.values():
         trainer.receive(block, placement, held, None, whole=False)
-    block.append_op("fetch_barrier", {}, {"Out": trainer.control(block)}, {
-        "endpoints": placement.endpoints, "trainer_id": placement.trainer_id, "op_role": OpRole.RPC})
+    block.append_op(
+        "fetch_barrier",
+        {},
+        {"Out": trainer.control(block)},
+        {
+            "endpoints": placement.endpoints,
+            "trainer_id": placement.trainer_id,
+            "op_role": OpRole.RPC,
+        },
+    )
     trainer.join(block, placement, OpRole.Forward)
     program.verify("DistributeTranspiler, startup program of a trainer")
 
@@ -67,15 +105,33 @@ def build(placement: Placement, endpoint: str) -> Program:
 def _add(program: Program, root: Block, held: UpdatedPiece) -> Block:
     like = {"shape": held.piece.shape, "dtype": held.update.param.dtype, "persistable": True}
     root.create_var(name=held.param, **like)
-    root.create_var(name=delta(held), type=VarType.SELECTED_ROWS if held.update.remote else VarType.LOD_TENSOR, **like)
+    root.create_var(
+        name=delta(held),
+        type=VarType.SELECTED_ROWS if held.update.remote else VarType.LOD_TENSOR,
+        **like,
+    )
     block = program.create_block(0)
-    block.append_op("sum", {"X": [held.param, delta(held)]}, {"Out": held.param}, {"op_role": OpRole.Forward})
+    block.append_op(
+        "sum", {"X": [held.param, delta(held)]}, {"Out": held.param}, {"op_role": OpRole.Forward}
+    )
     return block
 
 
-def _listen(block: Block, placement: Placement, endpoint: str, blocks: Mapping[UpdatedPiece, Block]) -> None:
-    block.append_op("listen_and_serv", {}, {}, {
-        "endpoint": endpoint, "pserver_id": placement.endpoints.index(endpoint), "Fanin": placement.trainers,
-        "distributed_mode": GEO, "optimize_blocks": list(blocks.values()),
-        "grad_to_block_id": [f"{delta(h)}:{b.idx}" for h, b in blocks.items()],
-        "sparse_grad_to_param": [f"{delta(h)}:{h.param}" for h in blocks if h.update.remote], "op_role": OpRole.Forward})
+def _listen(
+    block: Block, placement: Placement, endpoint: str, blocks: Mapping[UpdatedPiece, Block]
+) -> None:
+    block.append_op(
+        "listen_and_serv",
+        {},
+        {},
+        {
+            "endpoint": endpoint,
+            "pserver_id": placement.endpoints.index(endpoint),
+            "Fanin": placement.trainers,
+            "distributed_mode": GEO,
+            "optimize_blocks": list(blocks.values()),
+            "grad_to_block_id": [f"{delta(h)}:{b.idx}" for h, b in blocks.items()],
+            "sparse_grad_to_param": [f"{delta(h)}:{h.param}" for h in blocks if h.update.remote],
+            "op_role": OpRole.Forward,
+        },
+    )

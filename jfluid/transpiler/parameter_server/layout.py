@@ -1,8 +1,9 @@
 """The layout of a job: which server holds which rows of which parameter.
 
-DistributeTranspiler decides it (`placement`) and writes it into the operators of the programs that it makes;
-`Layout.of_program` reads it from there, also of a program that was read from a file.
+DistributeTranspiler decides it (`placement`) and writes it into the operators of the programs that
+it makes; `Layout.of_program` reads it from there, also of a program that was read from a file.
 """
+
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -49,7 +50,8 @@ class ParameterLayout:
     Attributes:
         shape: of the whole.
         pieces: in the order of rows.
-        hashed: a distributed table: each server holds the rows whose ids hash to it, and each piece stands for the whole.
+        hashed: a distributed table: each server holds the rows whose ids hash to it, and each piece
+            stands for the whole.
     """
 
     name: str
@@ -90,16 +92,17 @@ class Layout:
 
     @staticmethod
     def of_program(program: Program) -> "Layout":
-        """The layout that the operators of a trainer's program name: of all parameters that it trains. With GEO it is the
-        startup program that names them."""
+        """The layout that the operators of a trainer's program name: of all parameters that it
+        trains. With GEO it is the startup program that names them."""
         return _Decoder(program).layout
 
 
 def endpoints_of(program: Program) -> list[str]:
     """All servers of a program's job, in the job's order.
 
-    DistributeTranspiler notes them. Of a program that was read from a file only its operators tell, some of which name all of
-    them in order and others those that they need, and PADDLE_PSERVERS_IP_PORT_LIST; a server's program names itself alone.
+    DistributeTranspiler notes them. Of a program that was read from a file only its operators tell,
+    some of which name all of them in order and others those that they need, and
+    PADDLE_PSERVERS_IP_PORT_LIST; a server's program names itself alone.
     """
     if program.division is not None:
         return list(program.division.layout.endpoints)
@@ -108,13 +111,18 @@ def endpoints_of(program: Program) -> list[str]:
         if op.type in _BARRIERS:
             return list(op.attr("endpoints"))
     from jfluid.environment.process import RoleVariables
+
     told = list(RoleVariables.from_env().pserver_endpoints)
     for op in ops:
         if op.type == SERVE:
             number = max(op.attr("pserver_id"), 0)
             return told if len(told) > number else [op.attr("endpoint")] * (number + 1)
     found = [e for op in ops if op.type == LOOK_UP for e in op.attr("endpoints")]
-    named = list(dict.fromkeys(found + [e for op in ops if op.type in (SEND, RECV) for e in op.attr("epmap")]))
+    named = list(
+        dict.fromkeys(
+            found + [e for op in ops if op.type in (SEND, RECV) for e in op.attr("epmap")]
+        )
+    )
     return told if set(named) <= set(told) else named
 
 
@@ -131,10 +139,19 @@ class _Decoder:
         for op in ops:
             if op.type == LOOK_UP:
                 rows = op.attr("height_sections")
-                self._add(op.input("W")[0], op.attr("table_names"), op.attr("endpoints"), rows, hashed=not rows)
+                self._add(
+                    op.input("W")[0],
+                    op.attr("table_names"),
+                    op.attr("endpoints"),
+                    rows,
+                    hashed=not rows,
+                )
         for op in ops:
             if op.type == RECV:
-                param, names = op.attr("op_role_var")[0], list(op.attr("recv_varnames")) or op.output("Out")
+                param, names = (
+                    op.attr("op_role_var")[0],
+                    list(op.attr("recv_varnames")) or op.output("Out"),
+                )
                 rows = sections.get(param, [])
                 if not op.attr("recv_varnames") and len(names) > 1:
                     rows = [self._block.var_recursive(n).shape[0] for n in names]
@@ -147,22 +164,32 @@ class _Decoder:
         self.layout = Layout(tuple(self._endpoints), self._found)
 
     def _sections(self, send: Operator) -> tuple[str, list[int]]:
-        """A parameter, and how many rows each piece of its gradient has; none where it is sent whole."""
+        """A parameter, and how many rows each piece of its gradient has; none where it is sent
+        whole.
+        """
         split = self._writers.get(send.input("X")[0])
         rows = list(send.attr("sections"))
         if split is not None and split.type in SPLITS:
             rows = list(split.attrs.get("sections", ()) or split.attrs.get("height_sections", ()))
         return send.attr("op_role_var")[0], rows
 
-    def _add(self, param: str, names: Sequence[str], endpoints: Sequence[str], rows: Sequence[int],
-             hashed: bool = False) -> None:
+    def _add(
+        self,
+        param: str,
+        names: Sequence[str],
+        endpoints: Sequence[str],
+        rows: Sequence[int],
+        hashed: bool = False,
+    ) -> None:
         if param in self._found:
             return
         shape = tuple(self._block.var_recursive(param).shape)
         rows = rows or [shape[0] if shape else 1] * len(endpoints)
         firsts = [0] * len(rows) if hashed else [0, *itertools.accumulate(rows)]
-        pieces = tuple(Piece(name, self._endpoints.index(e), int(first), (int(n), *shape[1:]) if shape else ())
-                       for name, e, first, n in zip(names, endpoints, firsts, rows, strict=False))
+        pieces = tuple(
+            Piece(name, self._endpoints.index(e), int(first), (int(n), *shape[1:]) if shape else ())
+            for name, e, first, n in zip(names, endpoints, firsts, rows, strict=False)
+        )
         self._found[param] = ParameterLayout(param, shape, pieces, hashed)
 
 

@@ -1,4 +1,5 @@
 """Which server holds which piece of which parameter."""
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -36,13 +37,19 @@ class UpdatedPiece:
 
     @property
     def label(self) -> str:
-        """What the names of its parts end in, ".block0"; empty where the parameter is in one piece."""
+        """What the names of its parts end in, ".block0"; empty where the parameter is in one
+        piece.
+        """
         return self.piece.name.removeprefix(self.update.param.name)
 
     @property
     def grad(self) -> str:
-        """The name of the piece's gradient: "w@GRAD", "w@GRAD.block0", or of a distributed table "w@GRAD.pserver_0"."""
-        return self.update.grad.name + (f".pserver_{self.index}" if self.update.distributed else self.label)
+        """The name of the piece's gradient: "w@GRAD", "w@GRAD.block0", or of a distributed table
+        "w@GRAD.pserver_0".
+        """
+        return self.update.grad.name + (
+            f".pserver_{self.index}" if self.update.distributed else self.label
+        )
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,8 @@ class Placement:
     Attributes:
         held: the pieces of each parameter, by its name, in the program's order.
         sending: the parameters' names in the order of dispatch.
-        sums: each server sums the gradients of all trainers before it updates, and they have names of their own.
+        sums: each server sums the gradients of all trainers before it updates, and they have names
+            of their own.
     """
 
     config: DistributeTranspilerConfig
@@ -70,7 +78,9 @@ class Placement:
 
     @property
     def counter(self) -> Operator | None:
-        """The operator that counts steps for the schedule, where the servers sum the trainers' counts."""
+        """The operator that counts steps for the schedule, where the servers sum the trainers'
+        counts.
+        """
         if self.sync or self.config.geo_sgd_mode:
             return None
         return next((op for op in self.updates.schedule if op.type == "increment"), None)
@@ -78,7 +88,11 @@ class Placement:
     def counts(self) -> list[str]:
         """The names of the trainers' counts of steps; none where the servers count."""
         counter = self.counter
-        return [f"{counter.output('Out')[0]}.trainer_{t}" for t in range(self.trainers)] if counter is not None else []
+        return (
+            [f"{counter.output('Out')[0]}.trainer_{t}" for t in range(self.trainers)]
+            if counter is not None
+            else []
+        )
 
     def at(self, endpoint: str) -> list[UpdatedPiece]:
         """What one server holds."""
@@ -92,21 +106,38 @@ class Placement:
     @cached_property
     def layout(self) -> Layout:
         """Where the parameters are."""
-        return Layout(tuple(self.endpoints), {
-            name: ParameterLayout(name, tuple(held[0].update.param.shape), tuple(h.piece for h in held),
-                                  held[0].update.distributed) for name, held in self.held.items()})
+        return Layout(
+            tuple(self.endpoints),
+            {
+                name: ParameterLayout(
+                    name,
+                    tuple(held[0].update.param.shape),
+                    tuple(h.piece for h in held),
+                    held[0].update.distributed,
+                )
+                for name, held in self.held.items()
+            },
+        )
 
     def sent(self, held: UpdatedPiece, trainer: int) -> str:
         """The name under which a trainer sends a piece's gradient."""
         return f"{held.grad}.trainer_{trainer}" if self.sums else held.grad
 
 
-def place(config: DistributeTranspilerConfig, updates: Updates, endpoints: Sequence[str], trainers: int, trainer_id: int,
-          sync: bool, seed: int) -> Placement:
-    """Cut the parameters and give each piece a server. `seed` decides the order where parameters stay whole.
+def place(
+    config: DistributeTranspilerConfig,
+    updates: Updates,
+    endpoints: Sequence[str],
+    trainers: int,
+    trainer_id: int,
+    sync: bool,
+    seed: int,
+) -> Placement:
+    """Cut the parameters and give each piece a server. `seed` decides the order where parameters
+    stay whole.
 
-    Raises ProgramError when the dispatcher names an endpoint that is no server, UnsupportedError for a distributed table whose
-    update needs the whole of it.
+    Raises ProgramError when the dispatcher names an endpoint that is no server, UnsupportedError
+    for a distributed table whose update needs the whole of it.
     """
     dispatcher = config.dispatcher(list(endpoints))
     pieces = {u.param.name: _pieces(config, u, len(endpoints)) for u in updates.all}
@@ -114,28 +145,48 @@ def place(config: DistributeTranspilerConfig, updates: Updates, endpoints: Seque
     if not config.slice_var_up:
         order = [order[i] for i in np.random.RandomState(seed).permutation(len(order))]
     held = {u.param.name: _dispatch(dispatcher, u, pieces[u.param.name], endpoints) for u in order}
-    return Placement(config, updates, list(endpoints), trainers, trainer_id, sync,
-                     {u.param.name: held[u.param.name] for u in updates.all}, [u.param.name for u in order])
+    return Placement(
+        config,
+        updates,
+        list(endpoints),
+        trainers,
+        trainer_id,
+        sync,
+        {u.param.name: held[u.param.name] for u in updates.all},
+        [u.param.name for u in order],
+    )
 
 
 def table_options(param: Any) -> dict[str, Any]:
-    """What a parameter says of the rows of its table (see ParamAttr): fields of `jfluid.ps_server.specs.TableSpec`."""
+    """What a parameter says of the rows of its table (see ParamAttr): fields of
+    `jfluid.ps_server.specs.TableSpec`.
+    """
     given = {name: getattr(param, name, None) for name in ("entry", "max_rows", "max_bytes")}
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _pieces(config: DistributeTranspilerConfig, update: Update, servers: int) -> list[tuple[int, tuple[int, ...]]]:
+def _pieces(
+    config: DistributeTranspilerConfig, update: Update, servers: int
+) -> list[tuple[int, tuple[int, ...]]]:
     """(first row, shape) of each piece."""
     shape = update.param.shape
     if (given := list(table_options(update.param))) and not update.distributed:
-        raise errors.UnsupportedError(f"parameter {update.param.name}: {given[0]}: all its rows are there from the beginning; "
-                                      f"build the embedding with is_distributed=True, or leave {given[0]} out")
+        raise errors.UnsupportedError(
+            f"parameter {update.param.name}: {given[0]}: all its rows are there from the beginning; "
+            f"build the embedding with is_distributed=True, or leave {given[0]} out"
+        )
     if update.distributed and update.whole_only and servers > 1 and not config.geo_sgd_mode:
         whole = [op.type for op in update.ops if schema.current().needs_whole(op.type)]
-        raise errors.UnsupportedError(f"table {update.param.name}: {', '.join(whole)} needs the whole of it, and its rows are "
-                                      "spread over several servers: build the embedding with is_distributed=False, or use "
-                                      "another optimizer or clip (by value, or by the global norm)")
-    if update.distributed or not config.slice_var_up or (update.whole_only and not config.geo_sgd_mode):
+        raise errors.UnsupportedError(
+            f"table {update.param.name}: {', '.join(whole)} needs the whole of it, and its rows are "
+            "spread over several servers: build the embedding with is_distributed=False, or use "
+            "another optimizer or clip (by value, or by the global norm)"
+        )
+    if (
+        update.distributed
+        or not config.slice_var_up
+        or (update.whole_only and not config.geo_sgd_mode)
+    ):
         return slices(shape, 1, config.min_block_size)
     return slices(shape, servers, config.min_block_size)
 
@@ -149,17 +200,33 @@ class _Name(str):
         return str(self)
 
 
-def _dispatch(dispatcher: PSDispatcher, update: Update, pieces: list[tuple[int, tuple[int, ...]]],
-              endpoints: Sequence[str]) -> list[UpdatedPiece]:
+def _dispatch(
+    dispatcher: PSDispatcher,
+    update: Update,
+    pieces: list[tuple[int, tuple[int, ...]]],
+    endpoints: Sequence[str],
+) -> list[UpdatedPiece]:
     name = update.param.name
     if update.distributed:
         ((first, shape),) = pieces
-        return [UpdatedPiece(update, Piece(name, i, first, shape), i) for i in range(len(endpoints))]
+        return [
+            UpdatedPiece(update, Piece(name, i, first, shape), i) for i in range(len(endpoints))
+        ]
     labels = [f".block{i}" for i in range(len(pieces))] if len(pieces) > 1 else [""]
-    given = dispatcher.dispatch([SimpleNamespace(name=_Name(update.grad.name + label), shape=shape)
-                                 for label, (_, shape) in zip(labels, pieces, strict=True)])
+    given = dispatcher.dispatch(
+        [
+            SimpleNamespace(name=_Name(update.grad.name + label), shape=shape)
+            for label, (_, shape) in zip(labels, pieces, strict=True)
+        ]
+    )
     if len(given) != len(pieces) or not set(given) <= set(endpoints):
-        raise errors.ProgramError(f"{type(dispatcher).__name__}.dispatch: expected one of {', '.join(endpoints)} for each of "
-                                  f"{len(pieces)} pieces of {update.grad.name}, found {given!r}")
-    return [UpdatedPiece(update, Piece(name + label, list(endpoints).index(endpoint), first, shape), i)
-            for i, (label, (first, shape), endpoint) in enumerate(zip(labels, pieces, given, strict=True))]
+        raise errors.ProgramError(
+            f"{type(dispatcher).__name__}.dispatch: expected one of {', '.join(endpoints)} for each of "
+            f"{len(pieces)} pieces of {update.grad.name}, found {given!r}"
+        )
+    return [
+        UpdatedPiece(update, Piece(name + label, list(endpoints).index(endpoint), first, shape), i)
+        for i, (label, (first, shape), endpoint) in enumerate(
+            zip(labels, pieces, given, strict=True)
+        )
+    ]

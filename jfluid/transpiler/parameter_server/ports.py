@@ -1,4 +1,5 @@
 """Waiting until servers accept connections."""
+
 import logging
 import socket
 import time
@@ -22,8 +23,10 @@ def wait_until_listening(endpoints: Sequence[str]) -> None:
     while missing := [e for e in missing if not _listens(e)]:
         now = time.monotonic()
         if now - started > limit:
-            raise TimeoutError(f"parameter servers {', '.join(missing)} do not listen after {limit:g} s (FLAGS_rpc_deadline); "
-                               "start them, or look into their logs")
+            raise TimeoutError(
+                f"parameter servers {', '.join(missing)} do not listen after {limit:g} s (FLAGS_rpc_deadline); "
+                "start them, or look into their logs"
+            )
         if now - told > _TELL_EVERY_S:
             told = now
             _LOG.warning("waiting for parameter servers %s", ", ".join(missing))

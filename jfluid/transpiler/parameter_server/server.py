@@ -1,4 +1,5 @@
 """A parameter server's program: a block for each piece that it holds, run when gradients come."""
+
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
@@ -14,7 +15,8 @@ from jfluid.transpiler.parameter_server.placement import Placement, UpdatedPiece
 
 # Values of listen_and_serv's attribute `distributed_mode`.
 SYNC, ASYNC, HALF_ASYNC = 0, 1, 2
-_VALUES = (VarType.LOD_TENSOR, VarType.SELECTED_ROWS)  # other kinds (the scopes of a block that runs) are of one run only
+# other kinds (the scopes of a block that runs) are of one run only
+_VALUES = (VarType.LOD_TENSOR, VarType.SELECTED_ROWS)
 
 
 class ServerVariable(NamedTuple):
@@ -51,8 +53,17 @@ def variables_on(placement: Placement, endpoint: str) -> dict[str, list[ServerVa
     block = updates.all[0].param.block
     for name in shared:
         var = block.find_var_recursive(name)
-        if name not in found and name not in _gradients(placement) and var is not None and not _is_temporary(placement, name):
-            found[name] = [ServerVariable(Piece(name, placement.endpoints.index(endpoint), 0, tuple(var.shape)), None)]
+        if (
+            name not in found
+            and name not in _gradients(placement)
+            and var is not None
+            and not _is_temporary(placement, name)
+        ):
+            found[name] = [
+                ServerVariable(
+                    Piece(name, placement.endpoints.index(endpoint), 0, tuple(var.shape)), None
+                )
+            ]
     return found
 
 
@@ -62,19 +73,26 @@ def _gradients(placement: Placement) -> set[str]:
 
 def _is_temporary(placement: Placement, name: str) -> bool:
     """Whether the value is made anew in each update of a parameter."""
-    return any(name in u.own and not u.param.block.var_recursive(name).persistable for u in placement.updates.all)
+    return any(
+        name in u.own and not u.param.block.var_recursive(name).persistable
+        for u in placement.updates.all
+    )
 
 
 def _own_state(held: UpdatedPiece) -> list[str]:
     """The parameter and the optimizer's state of it, in the program's order."""
     block, own = held.update.param.block, held.update.own
-    names = [held.update.param.name] + [n for op in held.update.ops for n in op.output_arg_names if n in own]
+    names = [held.update.param.name] + [
+        n for op in held.update.ops for n in op.output_arg_names if n in own
+    ]
     return [n for n in dict.fromkeys(names) if block.var_recursive(n).persistable]
 
 
 def _suffix(placement: Placement, held: UpdatedPiece) -> str:
     """What tells apart the state of several pieces of one parameter on the same server."""
-    mates = [h for h in placement.held[held.update.param.name] if h.piece.server == held.piece.server]
+    mates = [
+        h for h in placement.held[held.update.param.name] if h.piece.server == held.piece.server
+    ]
     return held.label if len(mates) > 1 else ""
 
 
@@ -93,7 +111,10 @@ def build(placement: Placement, endpoint: str, seed: int) -> Program:
     program.random_seed = seed
     _declare(program.global_block(), placement, endpoint)
     schedule = _schedule(program, placement) if placement.updates.schedule else -1
-    blocks = {held: _optimize(program, placement, held, max(schedule, 0)) for held in placement.at(endpoint)}
+    blocks = {
+        held: _optimize(program, placement, held, max(schedule, 0))
+        for held in placement.at(endpoint)
+    }
     program.current_block_idx = 0
     _listen(program.global_block(), placement, endpoint, schedule, blocks)
     return program.verify(f"DistributeTranspiler, server {endpoint}")
@@ -105,9 +126,13 @@ def _declare(block: Block, placement: Placement, endpoint: str) -> None:
     for name, found in variables_on(placement, endpoint).items():
         for variable in found:
             var = origin.var_recursive(name)
-            block.create_var(name=variable.piece.name, shape=variable.piece.shape, dtype=var.dtype,
-                             persistable=var.type in _VALUES,
-                             type=VarType.SELECTED_ROWS if variable.distributed else var.type)
+            block.create_var(
+                name=variable.piece.name,
+                shape=variable.piece.shape,
+                dtype=var.dtype,
+                persistable=var.type in _VALUES,
+                type=VarType.SELECTED_ROWS if variable.distributed else var.type,
+            )
     for name in placement.counts():
         block.create_var(name=name, shape=[1], dtype="int64", persistable=True)
     for held in placement.at(endpoint):
@@ -123,14 +148,21 @@ def _schedule(program: Program, placement: Placement) -> int:
     block = program.create_block(0)
     for op in placement.updates.schedule:
         if op is placement.counter:
-            block.append_op("sum", {"X": placement.counts()}, {"Out": op.output("Out")}, {"op_role": OpRole.LRSched})
+            block.append_op(
+                "sum",
+                {"X": placement.counts()},
+                {"Out": op.output("Out")},
+                {"op_role": OpRole.LRSched},
+            )
         else:
             copy_op(op, block, {})
     return block.idx
 
 
 def copy_op(op: Operator, block: Block, names: Mapping[str, str]) -> Operator:
-    """Append a copy of an operator, with other names for some variables; blocks inside it are copied too."""
+    """Append a copy of an operator, with other names for some variables; blocks inside it are
+    copied too.
+    """
     twin = op.clone_into(block)
     for slots in (twin.inputs, twin.outputs):
         for slot, given in slots.items():
@@ -156,12 +188,22 @@ def _optimize(program: Program, placement: Placement, held: UpdatedPiece, parent
     block = program.create_block(parent)
     if placement.sums:
         trainers = range(placement.trainers)
-        block.append_op("sum", {"X": [placement.sent(held, t) for t in trainers]}, {"Out": held.grad},
-                        {"op_role": OpRole.Forward})
-        block.append_op("scale", {"X": held.grad}, {"Out": held.grad},
-                        {"scale": 1.0 / placement.trainers, "op_role": OpRole.Forward})
+        block.append_op(
+            "sum",
+            {"X": [placement.sent(held, t) for t in trainers]},
+            {"Out": held.grad},
+            {"op_role": OpRole.Forward},
+        )
+        block.append_op(
+            "scale",
+            {"X": held.grad},
+            {"Out": held.grad},
+            {"scale": 1.0 / placement.trainers, "op_role": OpRole.Forward},
+        )
     grad = _compensate(block, placement, held) if placement.config.enable_dc_asgd else held.grad
-    names = {n: _variable(placement, held, n).piece.name for n in _own_state(held)} | {held.update.grad.name: grad}
+    names = {n: _variable(placement, held, n).piece.name for n in _own_state(held)} | {
+        held.update.grad.name: grad
+    }
     for op in held.update.ops:
         for name in op.output_arg_names:
             _declare_temporary(block, placement, held, name, names)
@@ -169,7 +211,9 @@ def _optimize(program: Program, placement: Placement, held: UpdatedPiece, parent
     return block
 
 
-def _declare_temporary(block: Block, placement: Placement, held: UpdatedPiece, name: str, names: Mapping[str, str]) -> None:
+def _declare_temporary(
+    block: Block, placement: Placement, held: UpdatedPiece, name: str, names: Mapping[str, str]
+) -> None:
     """Declare a value that an update makes for itself."""
     if name in names or block.find_var_recursive(name) is not None:
         return
@@ -184,19 +228,32 @@ def backups(placement: Placement, held: UpdatedPiece) -> list[str]:
 
 
 def _compensate(block: Block, placement: Placement, held: UpdatedPiece) -> str:
-    """Correct a late gradient g by g * g * (parameter - what the trainer computed with) (DC-ASGD); its name."""
+    """Correct a late gradient g by g * g * (parameter - what the trainer computed with) (DC-ASGD);
+    its name.
+    """
     if held.update.sparse:
-        raise errors.UnsupportedError(f"enable_dc_asgd: the gradient of {held.update.param.name} has sparse rows, for which "
-                                      "the compensation is not defined; use is_sparse=False or leave enable_dc_asgd out")
+        raise errors.UnsupportedError(
+            f"enable_dc_asgd: the gradient of {held.update.param.name} has sparse rows, for which "
+            "the compensation is not defined; use is_sparse=False or leave enable_dc_asgd out"
+        )
     shape, dtype = held.piece.shape, held.update.param.dtype
-    kept = [block.program.global_block().create_var(name=n, shape=shape, dtype=dtype, persistable=True)
-            for n in backups(placement, held)]
+    kept = [
+        block.program.global_block().create_var(name=n, shape=shape, dtype=dtype, persistable=True)
+        for n in backups(placement, held)
+    ]
     trainer = block.create_var(name="@TRAINER_ID@", shape=[1], dtype="int64")
     local = block.create_var(name=f"{held.param}.local_bak", shape=shape, dtype=dtype)
-    block.append_op("ref_by_trainer_id", {"X": kept, "TrainerId": trainer}, {"Out": local}, {"op_role": OpRole.Forward})
+    block.append_op(
+        "ref_by_trainer_id",
+        {"X": kept, "TrainerId": trainer},
+        {"Out": local},
+        {"op_role": OpRole.Forward},
+    )
 
     def step(type_: str, x: str, y: str) -> str:
-        number = sum(op.type.startswith("elementwise") for b in block.program.blocks for op in b.ops)
+        number = sum(
+            op.type.startswith("elementwise") for b in block.program.blocks for op in b.ops
+        )
         out = block.create_var(name=f"tmp_dc_output_{number}", shape=shape, dtype=dtype)
         block.append_op(type_, {"X": x, "Y": y}, {"Out": out}, {"op_role": OpRole.Forward})
         return out.name
@@ -206,14 +263,37 @@ def _compensate(block: Block, placement: Placement, held: UpdatedPiece) -> str:
     return step("elementwise_add", held.grad, twice)
 
 
-def _listen(block: Block, placement: Placement, endpoint: str, schedule: int, blocks: Mapping[UpdatedPiece, Block]) -> None:
+def _listen(
+    block: Block,
+    placement: Placement,
+    endpoint: str,
+    schedule: int,
+    blocks: Mapping[UpdatedPiece, Block],
+) -> None:
     trainers = range(placement.trainers if placement.sums else 1)
     config = placement.config
-    mode = SYNC if placement.sync or config.completely_not_async else ASYNC if config.runtime_split_send_recv else HALF_ASYNC
+    mode = (
+        SYNC
+        if placement.sync or config.completely_not_async
+        else ASYNC
+        if config.runtime_split_send_recv
+        else HALF_ASYNC
+    )
     coming = sorted(blocks, key=lambda h: placement.sending.index(h.update.param.name))
-    block.append_op("listen_and_serv", {"X": [placement.sent(h, t) for h in coming for t in trainers]}, {}, {
-        "endpoint": endpoint, "pserver_id": placement.endpoints.index(endpoint), "Fanin": placement.trainers,
-        "distributed_mode": mode, "dc_asgd": config.enable_dc_asgd, "optimize_blocks": list(blocks.values()),
-        "grad_to_block_id": [f"{h.grad}:{b.idx}" for h, b in blocks.items()],
-        "sparse_grad_to_param": [f"{h.grad}:{h.param}" for h in blocks if h.update.sparse],
-        "lr_decay_block_id": schedule, "op_role": OpRole.Forward})
+    block.append_op(
+        "listen_and_serv",
+        {"X": [placement.sent(h, t) for h in coming for t in trainers]},
+        {},
+        {
+            "endpoint": endpoint,
+            "pserver_id": placement.endpoints.index(endpoint),
+            "Fanin": placement.trainers,
+            "distributed_mode": mode,
+            "dc_asgd": config.enable_dc_asgd,
+            "optimize_blocks": list(blocks.values()),
+            "grad_to_block_id": [f"{h.grad}:{b.idx}" for h, b in blocks.items()],
+            "sparse_grad_to_param": [f"{h.grad}:{h.param}" for h in blocks if h.update.sparse],
+            "lr_decay_block_id": schedule,
+            "op_role": OpRole.Forward,
+        },
+    )

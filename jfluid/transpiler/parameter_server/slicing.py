@@ -1,12 +1,15 @@
 """Slicing a tensor into consecutive rows, one piece for each server where that pays."""
+
 import math
 from collections.abc import Sequence
 
 
 def slices(shape: Sequence[int], count: int, smallest: int) -> list[tuple[int, tuple[int, ...]]]:
-    """(first row, shape) of at most `count` pieces of about equal size, whole rows each, of `smallest` elements at least.
+    """(first row, shape) of at most `count` pieces of about equal size, whole rows each, of
+    `smallest` elements at least.
 
-    A tensor of fewer than two times `smallest` elements stays in one piece. The last piece has what is left.
+    A tensor of fewer than two times `smallest` elements stays in one piece. The last piece has what
+    is left.
     """
     elements, row = math.prod(shape), math.prod(shape[1:])
     count = max(1, min(count, elements // smallest))

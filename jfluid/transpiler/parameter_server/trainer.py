@@ -1,4 +1,5 @@
 """The trainers' program: it sends gradients and receives parameters; servers do the updates."""
+
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
@@ -30,7 +31,9 @@ def control(block: Block) -> Variable:
 
 def state(updates: Updates) -> set[str]:
     """Names that only updates use: the optimizer's state, learning rates, temporary values."""
-    named = {n for u in updates.all for op in u.ops for n in op.input_arg_names + op.output_arg_names}
+    named = {
+        n for u in updates.all for op in u.ops for n in op.input_arg_names + op.output_arg_names
+    }
     return named - {u.param.name for u in updates.all} - {u.grad.name for u in updates.all}
 
 
@@ -39,7 +42,9 @@ def drop_updates(program: Program, updates: Updates) -> None:
     block = program.global_block()
     moved = {id(op) for op in updates.moved}
     block.ops = [op for op in block.ops if id(op) not in moved]
-    used = {n for b in program.blocks for op in b.ops for n in op.input_arg_names + op.output_arg_names}
+    used = {
+        n for b in program.blocks for op in b.ops for n in op.input_arg_names + op.output_arg_names
+    }
     for name in state(updates) - used:
         if name in block.vars:
             block.remove_var(name)
@@ -48,43 +53,74 @@ def drop_updates(program: Program, updates: Updates) -> None:
 
 
 def answer_look_ups(program: Program, updates: Updates, placement: Placement) -> None:
-    """Look rows up at the servers: one operator asks for all ids of a table that are known at the same time."""
+    """Look rows up at the servers: one operator asks for all ids of a table that are known at the
+    same time.
+    """
     block = program.global_block()
     for update in updates.all:
+
         def kind(op: Operator) -> tuple[str, int]:
             return op.type, op.attr("padding_idx")
+
         for (version, padding), alike in groupby(sorted(update.look_ups, key=kind), kind):
             for group in _at_once(block, list(alike)):
-                _answer(block, group, placement, placement.held[update.param.name], version, padding)
+                _answer(
+                    block, group, placement, placement.held[update.param.name], version, padding
+                )
     program.verify("DistributeTranspiler, look-ups")
 
 
 def _at_once(block: Block, look_ups: list[Operator]) -> Iterator[list[Operator]]:
-    """All look-ups together when all ids are there before the first row is used, else one by one."""
+    """All look-ups together when all ids are there before the first row is used, else one by
+    one.
+    """
     ids = {n for op in look_ups for n in op.input("Ids")}
     rows = {n for op in look_ups for n in op.output("Out")}
     known = _last_writer(block, ids)
-    used = min((i for i, op in enumerate(block.ops) if rows & set(op.input_arg_names)), default=len(block.ops))
+    used = min(
+        (i for i, op in enumerate(block.ops) if rows & set(op.input_arg_names)),
+        default=len(block.ops),
+    )
     yield from [look_ups] if known < used else [[op] for op in look_ups]
 
 
 def _last_writer(block: Block, names: set[str]) -> int:
     """The position of the last operator that writes one of `names`; -1 when none does."""
-    return max((i for i, op in enumerate(block.ops) if names & set(op.output_arg_names)), default=-1)
+    return max(
+        (i for i, op in enumerate(block.ops) if names & set(op.output_arg_names)), default=-1
+    )
 
 
-def _answer(block: Block, look_ups: list[Operator], placement: Placement, held: Sequence[UpdatedPiece], version: str,
-            padding: int) -> None:
+def _answer(
+    block: Block,
+    look_ups: list[Operator],
+    placement: Placement,
+    held: Sequence[UpdatedPiece],
+    version: str,
+    padding: int,
+) -> None:
     ids = [n for op in look_ups for n in op.input("Ids")]
     rows = [n for op in look_ups for n in op.output("Out")]
     gone = {id(op) for op in look_ups}
     table = held[0].update.param
     block.ops = [op for op in block.ops if id(op) not in gone]
     at = _last_writer(block, set(ids)) + 1
-    block.insert_op(at, "distributed_lookup_table", {"Ids": ids, "W": table}, {"Outputs": rows}, {
-        "table_names": [h.param for h in held], "endpoints": placement.endpoints_of(held),
-        "height_sections": _sections(held), "lookup_table_version": version, "dtype": int(table.dtype),
-        "padding_idx": padding, "trainer_id": placement.trainer_id, "op_role": OpRole.Forward})
+    block.insert_op(
+        at,
+        "distributed_lookup_table",
+        {"Ids": ids, "W": table},
+        {"Outputs": rows},
+        {
+            "table_names": [h.param for h in held],
+            "endpoints": placement.endpoints_of(held),
+            "height_sections": _sections(held),
+            "lookup_table_version": version,
+            "dtype": int(table.dtype),
+            "padding_idx": padding,
+            "trainer_id": placement.trainer_id,
+            "op_role": OpRole.Forward,
+        },
+    )
 
 
 def _sections(held: Sequence[UpdatedPiece]) -> list[int]:
@@ -93,7 +129,9 @@ def _sections(held: Sequence[UpdatedPiece]) -> list[int]:
 
 
 def send_gradients(program: Program, placement: Placement) -> dict[str, Variable]:
-    """Send each gradient as soon as it is there; the control variable of each parameter's sending."""
+    """Send each gradient as soon as it is there; the control variable of each parameter's
+    sending.
+    """
     block = program.global_block()
     sent = {name: control(block) for name in placement.sending}
     for name in placement.sending:
@@ -106,7 +144,11 @@ def send_gradients(program: Program, placement: Placement) -> dict[str, Variable
 
 def _send(block: Block, placement: Placement, held: Sequence[UpdatedPiece], done: Variable) -> None:
     update, names = held[0].update, [placement.sent(h, placement.trainer_id) for h in held]
-    attrs = {"epmap": placement.endpoints_of(held), "trainer_id": placement.trainer_id, "op_role": OpRole.RPC}
+    attrs = {
+        "epmap": placement.endpoints_of(held),
+        "trainer_id": placement.trainer_id,
+        "op_role": OpRole.RPC,
+    }
     given = [update.grad.name]
     if placement.config.runtime_split_send_recv:
         attrs |= {"sections": _sections(held), "send_varnames": names}
@@ -116,18 +158,33 @@ def _send(block: Block, placement: Placement, held: Sequence[UpdatedPiece], done
     elif names != given:
         block.rename_var(update.grad.name, names[0])
         given = names
-    block.insert_op(_last_writer(block, set(given)) + 1, "send", {"X": given}, {"Out": done},
-                    attrs | {"op_role_var": [update.param.name, given[0]]})
+    block.insert_op(
+        _last_writer(block, set(given)) + 1,
+        "send",
+        {"X": given},
+        {"Out": done},
+        attrs | {"op_role_var": [update.param.name, given[0]]},
+    )
 
 
 def _send_count(block: Block, placement: Placement) -> Variable:
     """Tell all servers of one more step: their schedules go by the steps of all trainers."""
     name, done = placement.counts()[placement.trainer_id], control(block)
     block.create_var(name=name, shape=[1], dtype="int64", persistable=True)
-    block.append_op("send", {"X": name}, {"Out": done}, {
-        "epmap": placement.endpoints, "trainer_id": placement.trainer_id, "merge_add": True, "use_send_handler": False,
-        "send_varnames": [name] if placement.config.runtime_split_send_recv else [],
-        "op_role": OpRole.RPC, "op_role_var": [name, name]})
+    block.append_op(
+        "send",
+        {"X": name},
+        {"Out": done},
+        {
+            "epmap": placement.endpoints,
+            "trainer_id": placement.trainer_id,
+            "merge_add": True,
+            "use_send_handler": False,
+            "send_varnames": [name] if placement.config.runtime_split_send_recv else [],
+            "op_role": OpRole.RPC,
+            "op_role_var": [name, name],
+        },
+    )
     return done
 
 
@@ -137,10 +194,20 @@ def _split(block: Block, update: Update, held: Sequence[UpdatedPiece], names: li
     for h, name in zip(held, names, strict=True):
         block.create_var(name=name, shape=h.piece.shape, dtype=grad.dtype, type=grad.type)
     rows = [h.piece.rows for h in held]
-    type_, slot, attrs = ("split_ids", "Ids", {}) if update.distributed else \
-        ("split_selected_rows", "X", {"height_sections": rows}) if update.sparse else ("split_byref", "X", {"sections": rows})
-    block.insert_op(_last_writer(block, {grad.name}) + 1, type_, {slot: grad.name}, {"Out": names},
-                    {**attrs, "op_role": OpRole.Dist})
+    type_, slot, attrs = (
+        ("split_ids", "Ids", {})
+        if update.distributed
+        else ("split_selected_rows", "X", {"height_sections": rows})
+        if update.sparse
+        else ("split_byref", "X", {"sections": rows})
+    )
+    block.insert_op(
+        _last_writer(block, {grad.name}) + 1,
+        type_,
+        {slot: grad.name},
+        {"Out": names},
+        {**attrs, "op_role": OpRole.Dist},
+    )
 
 
 def receive_parameters(program: Program, placement: Placement, sent: dict[str, Variable]) -> None:
@@ -148,15 +215,27 @@ def receive_parameters(program: Program, placement: Placement, sent: dict[str, V
     block = program.global_block()
     config = placement.config
     after = dict(sent)
-    common = {"endpoints": placement.endpoints, "trainer_id": placement.trainer_id, "op_role": OpRole.RPC}
+    common = {
+        "endpoints": placement.endpoints,
+        "trainer_id": placement.trainer_id,
+        "op_role": OpRole.RPC,
+    }
     if placement.sync or (config.half_async and config.runtime_split_send_recv):
         barrier = control(block)
-        block.append_op("send_barrier", {"X": list(sent.values())}, {"Out": barrier},
-                        {**common, "half_async": not placement.sync})
+        block.append_op(
+            "send_barrier",
+            {"X": list(sent.values())},
+            {"Out": barrier},
+            {**common, "half_async": not placement.sync},
+        )
         if placement.sync:
             after = dict.fromkeys(after, barrier)
-    received = [n for name, held in placement.held.items() if not held[0].update.remote
-                for n in receive(block, placement, held, after[name], config.runtime_split_send_recv)]
+    received = [
+        n
+        for name, held in placement.held.items()
+        if not held[0].update.remote
+        for n in receive(block, placement, held, after[name], config.runtime_split_send_recv)
+    ]
     if placement.sync:
         block.append_op("fetch_barrier", {"X": barrier}, {"Out": received}, common)
     if not config.runtime_split_send_recv:
@@ -164,24 +243,45 @@ def receive_parameters(program: Program, placement: Placement, sent: dict[str, V
     program.verify("DistributeTranspiler, parameters received")
 
 
-def receive(block: Block, placement: Placement, held: Sequence[UpdatedPiece], after: Variable | None,
-            whole: bool) -> list[str]:
+def receive(
+    block: Block,
+    placement: Placement,
+    held: Sequence[UpdatedPiece],
+    after: Variable | None,
+    whole: bool,
+) -> list[str]:
     """Get one parameter, `whole` or in its pieces; the names that are written."""
     param, names = held[0].update.param, [h.param for h in held]
     if not whole and len(held) > 1:
         for h in held:
-            block.create_var(name=h.param, shape=h.piece.shape, dtype=param.dtype, type=VarType.LOD_TENSOR)
+            block.create_var(
+                name=h.param, shape=h.piece.shape, dtype=param.dtype, type=VarType.LOD_TENSOR
+            )
     written = [param.name] if whole else names
-    attrs = {"epmap": placement.endpoints_of(held), "trainer_id": placement.trainer_id, "op_role": OpRole.RPC,
-             "op_role_var": [param.name, held[0].update.grad.name]}
-    block.append_op("recv", {"X": after} if after is not None else {}, {"Out": written},
-                    attrs | ({"recv_varnames": names} if whole else {}))
+    attrs = {
+        "epmap": placement.endpoints_of(held),
+        "trainer_id": placement.trainer_id,
+        "op_role": OpRole.RPC,
+        "op_role_var": [param.name, held[0].update.grad.name],
+    }
+    block.append_op(
+        "recv",
+        {"X": after} if after is not None else {},
+        {"Out": written},
+        attrs | ({"recv_varnames": names} if whole else {}),
+    )
     return written
 
 
 def join(block: Block, placement: Placement, role: int) -> None:
     """Put the pieces of each parameter that was received in pieces together."""
     for name, held in placement.held.items():
-        whole = held[0].param == name  # a distributed table: servers have rows of it under its own name
+        # a distributed table: servers have rows of it under its own name
+        whole = held[0].param == name
         if block.find_var_recursive(held[0].param) is not None and len(held) > 1 and not whole:
-            block.append_op("concat", {"X": [h.param for h in held]}, {"Out": name}, {"axis": 0, "op_role": role})
+            block.append_op(
+                "concat",
+                {"X": [h.param for h in held]},
+                {"Out": name},
+                {"axis": 0, "op_role": role},
+            )

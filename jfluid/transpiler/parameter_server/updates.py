@@ -1,4 +1,5 @@
 """What of a program updates its parameters: the operators that move to the servers."""
+
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -21,8 +22,9 @@ class Update:
         param: the parameter.
         grad: what trainers send: its gradient, or what they made of it.
         ops: the operators that follow (clip, regularizer, optimizer), in order.
-        look_ups: operators that read rows of the parameter, where nothing else reads it and its gradient is sparse rows:
-            the servers answer those, and trainers never hold the parameter.
+        look_ups: operators that read rows of the parameter, where nothing else reads it and its
+            gradient is sparse rows: the servers answer those, and trainers never hold the
+            parameter.
     """
 
     param: Variable
@@ -42,7 +44,9 @@ class Update:
 
     @property
     def distributed(self) -> bool:
-        """Whether every server holds the rows whose ids fall to it, instead of a stretch of the table."""
+        """Whether every server holds the rows whose ids fall to it, instead of a stretch of the
+        table.
+        """
         return self.remote and any(op.attr("is_distributed") for op in self.look_ups)
 
     @property
@@ -63,8 +67,9 @@ class Updates:
     Attributes:
         all: one for each parameter, in the program's order.
         schedule: operators that compute learning rates.
-        kept: operators of the role Optimize that see the gradients of several parameters (a clip by the global norm), and
-            what they need: no server has all of those, so that they stay on the trainers.
+        kept: operators of the role Optimize that see the gradients of several parameters (a clip by
+            the global norm), and what they need: no server has all of those, so that they stay on
+            the trainers.
     """
 
     all: list[Update]
@@ -86,7 +91,8 @@ def read_updates(block: Block) -> Updates:
 
     Raises:
         ProgramError: the program updates no parameter.
-        UnsupportedError: an operator of the role Optimize belongs to no parameter, or needs what no server can have.
+        UnsupportedError: an operator of the role Optimize belongs to no parameter, or needs what no
+            server can have.
     """
     optimizing = [op for op in block.ops if _role(op) == OpRole.Optimize]
     schedule = [op for op in block.ops if _role(op) & OpRole.LRSched]
@@ -96,8 +102,10 @@ def read_updates(block: Block) -> Updates:
         if not any(op is k for k in kept):
             groups.setdefault(_parameter_of(op, block), []).append(op)
     if not groups:
-        raise errors.ProgramError("DistributeTranspiler: the program updates no parameter; call the optimizer's "
-                                  "minimize first")
+        raise errors.ProgramError(
+            "DistributeTranspiler: the program updates no parameter; call the optimizer's "
+            "minimize first"
+        )
     found = [_update(block, name, ops, kept) for name, ops in groups.items()]
     for update in found:
         update.look_ups = _look_ups(block, update, schedule)
@@ -108,11 +116,15 @@ def _parameter_of(op: Operator, block: Block) -> str:
     """The parameter that an operator updates or helps to update."""
     names = op.input("Param") or list(op.attrs.get("op_role_var", ()))[:1]
     if not names or not isinstance(block.vars.get(names[0]), Parameter):
-        raise errors.UnsupportedError(f"DistributeTranspiler: operator {op.type} ({op.callsite or 'no source line'}) has the "
-                                      "role Optimize but belongs to no parameter, so that no server is to run it")
+        raise errors.UnsupportedError(
+            f"DistributeTranspiler: operator {op.type} ({op.callsite or 'no source line'}) has the "
+            "role Optimize but belongs to no parameter, so that no server is to run it"
+        )
     if op.sub_blocks():
-        raise errors.UnsupportedError(f"DistributeTranspiler: operator {op.type}, of the update of {names[0]}, has a block of "
-                                      "its own; updates of that kind run in one process only")
+        raise errors.UnsupportedError(
+            f"DistributeTranspiler: operator {op.type}, of the update of {names[0]}, has a block of "
+            "its own; updates of that kind run in one process only"
+        )
     return names[0]
 
 
@@ -138,31 +150,46 @@ def _with_producers(start: Iterable[int], producers: list[set[int]]) -> set[int]
 
 
 def _shared(optimizing: list[Operator]) -> list[Operator]:
-    """Operators that several parameters' updates need, those that read their results, and all before these."""
+    """Operators that several parameters' updates need, those that read their results, and all
+    before these.
+    """
     producers = _producers(optimizing)
-    uses = Counter(i for j, op in enumerate(optimizing) if op.input("Param") for i in _with_producers(producers[j], producers))
+    uses = Counter(
+        i
+        for j, op in enumerate(optimizing)
+        if op.input("Param")
+        for i in _with_producers(producers[j], producers)
+    )
     shared = {i for i, count in uses.items() if count > 1}
     readers = {j for j in range(len(optimizing)) if producers[j] & shared}
     kept = _with_producers(shared | readers, producers)
     for i in sorted(kept):
         if optimizing[i].input("Param"):
-            raise errors.UnsupportedError(f"DistributeTranspiler: the update of {optimizing[i].input('Param')[0]} "
-                                          f"({optimizing[i].type}) reads what is computed from several parameters' updates; "
-                                          "no server has all of them")
+            raise errors.UnsupportedError(
+                f"DistributeTranspiler: the update of {optimizing[i].input('Param')[0]} "
+                f"({optimizing[i].type}) reads what is computed from several parameters' updates; "
+                "no server has all of them"
+            )
     return [op for i, op in enumerate(optimizing) if i in kept]
 
 
 def _update(block: Block, name: str, ops: list[Operator], kept: list[Operator]) -> Update:
     """The update by `ops`; what trainers send is the one value that they compute and `ops` read."""
     mine, sent = set(), []
-    on_trainers = {n for op in block.ops if _role(op) & OpRole.Backward for n in op.output_arg_names}
+    on_trainers = {
+        n for op in block.ops if _role(op) & OpRole.Backward for n in op.output_arg_names
+    }
     on_trainers.update(n for op in kept for n in op.output_arg_names)
     for op in ops:
-        sent += [n for n in op.input_arg_names if n in on_trainers and n not in mine and n not in sent]
+        sent += [
+            n for n in op.input_arg_names if n in on_trainers and n not in mine and n not in sent
+        ]
         mine.update(op.output_arg_names)
     if len(sent) != 1:
-        raise errors.UnsupportedError(f"DistributeTranspiler: the update of {name} reads {', '.join(sent) or 'no gradient'}; "
-                                      "expected one gradient that trainers can send")
+        raise errors.UnsupportedError(
+            f"DistributeTranspiler: the update of {name} reads {', '.join(sent) or 'no gradient'}; "
+            "expected one gradient that trainers can send"
+        )
     return Update(block.vars[name], block.var_recursive(sent[0]), ops)
 
 
@@ -171,10 +198,15 @@ def _look_ups(block: Block, update: Update, schedule: list[Operator]) -> list[Op
     name = update.param.name
     if not update.sparse:
         return []
-    readers = [op for b in block.program.blocks for op in b.ops
-               if name in op.input_arg_names and not any(op is u for u in (*update.ops, *schedule))]
+    readers = [
+        op
+        for b in block.program.blocks
+        for op in b.ops
+        if name in op.input_arg_names and not any(op is u for u in (*update.ops, *schedule))
+    ]
     forward = [op for op in readers if not _role(op) & OpRole.Backward]
     gradients = [op for op in readers if _role(op) & OpRole.Backward]
-    answered = (all(op.type in LOOK_UPS and op.block is block for op in forward)
-                and all(op.type.removesuffix("_grad") in LOOK_UPS for op in gradients))
+    answered = all(op.type in LOOK_UPS and op.block is block for op in forward) and all(
+        op.type.removesuffix("_grad") in LOOK_UPS for op in gradients
+    )
     return forward if answered else []
