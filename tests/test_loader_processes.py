@@ -258,8 +258,9 @@ loader = fluid.io.DataLoader.from_generator([x, y], 2)
 loader.set_sample_generator(lambda: iter([([1, 2], 1), ([3], 2), ([4], 3), ([], 4)]), 2, places=[fluid.CPUPlace(), Second()])
 exe = fluid.Executor(fluid.CPUPlace())
 group, = loader()
-print([feed[n].device_value().devices() if n == "y" else feed[n].device_value().values.devices() for feed in group for n in
-"xy"]) print([[np.array(v).ravel().tolist() for v in exe.run(feed=feed, fetch_list=sums)] for feed in group])
+print([feed[n].device_value().devices() if n == "y" else feed[n].device_value().values.devices()
+       for feed in group for n in "xy"])
+print([[np.array(v).ravel().tolist() for v in exe.run(feed=feed, fetch_list=sums)] for feed in group])
 """
 
 

@@ -18,6 +18,7 @@ import pytest
 import yaml
 from jfluid.incubate.fleet.collective import Collective, fleet
 
+from jfluid import processes
 from jfluid.job import read_job
 from jfluid.ops import registry
 from jfluid.ps_server import validation
@@ -141,6 +142,7 @@ def test_python_runs(page, tmp_path, monkeypatch):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(fleet, "__dict__", Collective().__dict__)
     monkeypatch.setattr(registry, "_OPS", dict(registry._OPS))  # examples register operators
+    monkeypatch.setattr(processes, "_joined", None)  # and join a job of one process
     names = {"__name__": "example"}
     for line, title, text in blocks(page, "python"):
         if title:

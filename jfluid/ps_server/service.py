@@ -184,16 +184,8 @@ class Service:
     def pull(
         self, request: pb.PullRequest, alive: Alive = always, limit: int = wire.LARGEST_MESSAGE
     ) -> wire.PullReply:
-        call = wire.call_of(request.caller) if request.HasField("caller") else None
-        if call:
-            self._heard(request.caller)
-        self._meant(request.server_incarnation)
-        wanted = wire.wanted_rows(request, self.store, limit)
-        if request.confirm:
-            if call is None:
-                raise errors.ServerError(
-                    "confirm: expected the trainer whose gradients are meant (caller)"
-                )
+        call, wanted = self._checked_pull(request, limit)
+        if request.confirm and call:
             self.trainer_group.confirm(call.trainer, request.round)
         if request.round > self.store.rounds:
             with self.metrics.waiting("round"):
@@ -223,6 +215,24 @@ class Service:
             reply.blocks.append((version, None if known else np.ascontiguousarray(value, "<f4")))
         return reply
 
+    def _checked_pull(
+        self, request: pb.PullRequest, limit: int
+    ) -> tuple[Call | None, list[Wanted]]:
+        """The call and the wanted rows of a pull. Raises ServerError for one that cannot be
+        answered.
+        """
+        call = wire.call_of(request.caller) if request.HasField("caller") else None
+        if call:
+            self._heard(request.caller)
+        self._meant(request.server_incarnation)
+        if request.confirm and call is None:
+            raise errors.ServerError(
+                "confirm: expected the trainer whose gradients are meant (caller)"
+            )
+        for message in request.blocks:
+            self.store.block(message.block)
+        return call, wire.wanted_rows(request, self.store, limit)
+
     def _read(self, wanted: list[Wanted], train: bool, reply: wire.PullReply) -> None:
         with self.store.reserve(wanted=wanted if train else ()):
             reply.rows += [table.look_up(ids, counts, train) for table, ids, counts in wanted]
@@ -235,8 +245,10 @@ class Service:
         self._heard(request.push.caller)
         # before the push is applied
         with self.store.ledger.refusing(wire.call_of(request.push.caller)):
-            wanted = wire.wanted_rows(request.pull, self.store, limit)
-            self.store.check_capacity(wanted=wanted if request.pull.HasField("caller") else ())
+            call, wanted = self._checked_pull(request.pull, limit)
+            if request.pull.confirm:
+                raise errors.ServerError("confirm: expected a pull of its own, not an exchange")
+            self.store.check_capacity(wanted=wanted if call else ())
         push = self.push(request.push, alive)
         return wire.ExchangeReply(push, self.pull(request.pull, alive, limit))
 

@@ -356,6 +356,25 @@ HONEST = [
 ]
 
 
+@pytest.mark.parametrize(
+    "pull",
+    [
+        pb.PullRequest(confirm=True),
+        pb.PullRequest(confirm=True, caller=CALLER),
+        pb.PullRequest(blocks=[pb.BlockWanted(block="x")]),
+        pb.PullRequest(server_incarnation=1),
+    ],
+)
+def test_an_exchange_whose_pull_is_refused_applies_no_push(pull, root):
+    caller = pb.Caller(trainer=1, incarnation=1, sequence=1, outstanding=1)
+    push = pb.PushRequest(caller=caller, rows=PUSH.rows)
+    server = Server(root)
+    before = server.digest()
+    with pytest.raises(Refused):
+        server.call("Exchange", pb.ExchangeRequest(push=push, pull=pull).SerializeToString())
+    assert server.digest() == before and not server.applied(caller)
+
+
 @pytest.mark.parametrize("name", REQUESTS)
 def test_hostile_fields(name, root):
     @fuzzed(60 if name in ("Push", "Pull", "Exchange", "Create") else 20)
