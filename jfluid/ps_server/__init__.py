@@ -5,8 +5,9 @@ that reach them.
 |---|---|
 | `validation`, `specs` | what a table is: width, initializer, optimizer, entry rule; plain data, checked |
 | `optimizers` | the definition of each optimizer: its settings, its update of a row, Fluid's operator of it |
+| `update_rule` | a definition with settings, as tables and blocks use it; the learning rates of earlier steps |
 | `kernels`, `row_initializers` | compiled loops: index and pages, initial values of rows |
-| `shard`, `table`, `table_view` | `SparseTable`: int64 id -> row, in shards with a lock each; a view of it |
+| `shard`, `table_state`, `table`, `table_view` | `SparseTable`: int64 id -> row, in shards with a lock each; a view of it |
 | `dense` | `DenseBlock`: a slice of a dense parameter |
 | `snapshot` | files of a consistent view of a server |
 | `ps.proto`, `wire`, `zero_copy`, `service`, `connection`, `client`, `server` | the calls |

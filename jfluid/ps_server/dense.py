@@ -9,7 +9,7 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.ps_server import row_initializers, specs
-from jfluid.ps_server.optimizers import rule_of
+from jfluid.ps_server.update_rule import rule_of
 
 Array = np.ndarray[Any, Any]
 _ROW = np.zeros(1, np.int64)

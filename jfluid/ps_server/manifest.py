@@ -24,7 +24,7 @@ from jfluid import errors
 from jfluid.ps_server import specs, validation
 from jfluid.ps_server.errors import DamagedError
 from jfluid.ps_server.ledger import MOST_TRAINERS, WINDOW
-from jfluid.ps_server.table import LAST_STEP
+from jfluid.ps_server.table_state import LAST_STEP
 
 FORMAT = 2
 ID = r"^[A-Za-z0-9_-]{1,64}$"

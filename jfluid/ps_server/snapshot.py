@@ -45,10 +45,10 @@ from jfluid.ps_server.manifest import (
     TablePart,
     read_manifest,
 )
-from jfluid.ps_server.optimizers import rule_of
 from jfluid.ps_server.store import Store, StoreView
 from jfluid.ps_server.table import SparseTable
 from jfluid.ps_server.table_view import TableView
+from jfluid.ps_server.update_rule import rule_of
 
 Array = np.ndarray[Any, Any]
 _RECORDS = 1 << 16

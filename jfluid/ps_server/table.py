@@ -2,7 +2,6 @@
 row. It is independent of calls and servers."""
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,111 +9,26 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.ps_server import cancellation, kernels, row_initializers, specs
-from jfluid.ps_server.capacity import ROW_OVERHEAD, Cap, Groups, Reservations, Size
-from jfluid.ps_server.kernels import COUNT
-from jfluid.ps_server.optimizers import Rates, rule_of
+from jfluid.ps_server.capacity import Groups, Reservations, Size
 from jfluid.ps_server.shard import NO_COUNTS, Shard
-from jfluid.ps_server.table_view import TableView, moved
+from jfluid.ps_server.table_state import BLOCK, TableState
+from jfluid.ps_server.table_view import moved
 
 Array = np.ndarray[Any, Any]
 
-# Rows per kernel call: few enough that they stay in the processor's cache for the next kernel.
-_BLOCK = 4096
-LAST_STEP = (1 << 32) - 2
 _MOST_SHOWS = (1 << 32) - 1
 # (values float32 [m, width], slots, gradients float32 [m, width]) -> (values, slots)
 Function = Callable[[Array, list[Array], Array], tuple[Any, Sequence[Any]]]
 
 
-class SparseTable:
+class SparseTable(TableState):
     """Rows of `spec.width` float32 by int64 id. Safe for threads: each shard has a lock.
 
     A step is one update of the table (`push`); steps count from 1, and each row stores the last one
     that touched it.
 
-    Attributes:
-        spec: the definition of the table.
-        step: the number of updates so far.
-        learning_rate: of pushes without one of their own.
+    Its attributes are those of `TableState`.
     """
-
-    def __init__(self, spec: specs.TableSpec):
-        self.spec = spec
-        self.rule = rule_of(spec.optimizer)
-        self.step = 0
-        self.learning_rate: float = spec.optimizer.learning_rate
-        self.stride = spec.width * (1 + len(self.rule.slots))
-        bits = spec.shards.bit_length() - 1
-        self._initializer, self._secret = row_initializers.encoded(spec.initializer), kernels.SECRET
-        self._reservations, self._waiting_reservations = (
-            Reservations(spec.shards),
-            Reservations(spec.shards),
-        )
-        self._shards = [
-            Shard(
-                self.stride,
-                bits,
-                (spec.width, spec.seed, *self._initializer),
-                self.rule.slots,
-                state,
-            )
-            for state in self._reservations.state.T
-        ]
-        # Ids that were shown and have no row yet: heads alone.
-        self._waiting = (
-            [
-                Shard(
-                    0,
-                    bits,
-                    (0, 0, *row_initializers.encoded(specs.Constant())),
-                    NO_COUNTS.astype(np.float32),
-                    state,
-                )
-                for state in self._waiting_reservations.state.T
-            ]
-            if spec.entry
-            else []
-        )
-        self._rates = Rates()
-        self._clock = threading.Lock()
-        self._viewing = threading.Lock()
-        self._holding = threading.local()
-        self.cap = Cap(
-            f"table {spec.name}",
-            lambda: self.size,
-            "Drop rows that are no longer used (shrink), let fewer ids in "
-            "(entry), or give the table larger bounds (max_rows, max_bytes) or more servers.",
-        )
-        self.bound(spec)
-
-    def bound(self, spec: specs.TableSpec) -> None:
-        """Take over `max_rows` and `max_bytes` of a spec. Existing rows beyond them stay."""
-        self.spec = self.spec.bounded_as(spec)
-        self.cap.most_rows, self.cap.most_bytes = spec.max_rows, spec.max_bytes
-
-    def __len__(self) -> int:
-        """The number of rows."""
-        return int(self._reservations.state[COUNT].sum())
-
-    @property
-    def waiting(self) -> int:
-        """How many ids were shown that the entry rule has not given a row."""
-        return int(self._waiting_reservations.state[COUNT].sum())
-
-    @property
-    def size(self) -> Size:
-        """The rows, and the bytes as `max_bytes` counts them: at most 24 a row beside its numbers,
-        and 24 a waiting id.
-        """
-        return self._size(len(self), self.waiting)
-
-    def _size(self, rows: int, waiting: int) -> Size:
-        return Size(rows, rows * (ROW_OVERHEAD + 4 * self.stride) + waiting * ROW_OVERHEAD)
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of indexes and pages."""
-        return sum(shard.nbytes for shard in (*self._shards, *self._waiting))
 
     # ---- rows ------------------------------------------------------------------------------------
 
@@ -140,7 +54,7 @@ class SparseTable:
             self._read(ids, out)
             return out
         with self.reserve(ids, counts) as groups:
-            for number, order in groups.parts(_BLOCK):
+            for number, order in groups.parts(BLOCK):
                 shard = self._shards[number]
                 with shard.lock:
                     rows = self._touched(number, ids, order, counts, self.step, self.step)
@@ -149,7 +63,7 @@ class SparseTable:
         return out
 
     def _read(self, ids: Array, out: Array) -> None:
-        for number, order in self._groups(ids).parts(_BLOCK):
+        for number, order in self._groups(ids).parts(BLOCK):
             shard = self._shards[number]
             with shard.lock:
                 rows = shard.locate(ids, order)
@@ -176,7 +90,7 @@ class SparseTable:
         with self.reserve(ids) as groups:
             step = self._tick(base)
             rate, update = self.rule.rate(base, step), self.rule.update
-            for number, order in groups.parts(_BLOCK):
+            for number, order in groups.parts(BLOCK):
                 shard = self._shards[number]
                 with shard.lock:
                     rows = self._touched(number, ids, order, NO_COUNTS, step, step - 1)
@@ -266,7 +180,7 @@ class SparseTable:
             np.float32
         )
         bodies = np.tile(state, (len(ids), 1))
-        for number, order in self._groups(ids).parts(_BLOCK):
+        for number, order in self._groups(ids).parts(BLOCK):
             shard = self._shards[number]
             with shard.lock:
                 self._peek(shard, shard.locate(ids, order), order, bodies)
@@ -294,7 +208,7 @@ class SparseTable:
             for name, values in slots.items()
         ]
         with self.reserve(ids, assigned=True) as places:
-            for number, order in places.parts(_BLOCK):
+            for number, order in places.parts(BLOCK):
                 with self._shards[number].lock:
                     rows = self._inserted(number, ids, order)
                     addresses = np.zeros(len(order), np.int64)
@@ -455,7 +369,7 @@ class SparseTable:
         ids = self._checked_ids(ids)
         values = self._checked_values(what, ids, values)
         with self.reserve(ids, assigned=replace) as groups:
-            for number, order in groups.parts(_BLOCK):
+            for number, order in groups.parts(BLOCK):
                 shard = self._shards[number]
                 with shard.lock:
                     if replace:
@@ -555,25 +469,6 @@ class SparseTable:
 
     # ---- around the rows -------------------------------------------------------------------------
 
-    def _groups(self, ids: Array) -> Groups:
-        """The ids by shard."""
-        bits = len(self._shards).bit_length() - 1
-        return Groups(
-            *kernels.partition(kernels.shards_of(ids, bits, self._secret), len(self._shards))
-        )
-
-    def _tick(self, rate: float) -> int:
-        with self._clock:
-            if self.step >= LAST_STEP:
-                raise errors.ServerError(
-                    f"table {self.spec.name}: no more than {LAST_STEP} steps can be counted; save the "
-                    "values and load them into a new table"
-                )
-            if self.rule.idle is not None:
-                self._rates.add(self.step + 1, rate)
-            self.step += 1
-            return self.step
-
     def _wrong(self, what: str, expected: str, found: Any) -> errors.ServerError:
         kind = (
             f"{found.dtype} {list(found.shape)}"
@@ -603,74 +498,6 @@ class SparseTable:
         ):
             raise self._wrong(what, f"an array float32 {list(shape)}", values)
         return np.ascontiguousarray(values)
-
-    # ---- views and their restoring ---------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def view(self) -> Iterator[TableView]:
-        """A view of the table as it is now, to be read while the table keeps changing. One at a
-        time; `shrink` waits for it."""
-        with self._viewing:
-            shards = [*self._shards, *self._waiting]
-            with contextlib.ExitStack() as locks:
-                for shard in shards:
-                    locks.enter_context(shard.lock)
-                for shard in shards:
-                    shard.begin_view()
-                with self._clock:
-                    count = self._rates.count
-                    view = TableView(
-                        self.spec,
-                        self.step,
-                        self.learning_rate,
-                        self._rates.steps[:count].copy(),
-                        self._rates.rates[:count].copy(),
-                        self._shards,
-                        self._waiting,
-                    )
-            try:
-                yield view
-            finally:
-                for shard in shards:
-                    with shard.lock:
-                        shard.end_view()
-
-    def restore_clock(
-        self,
-        step: int,
-        learning_rate: float,
-        steps: Array | None = None,
-        rates: Array | None = None,
-    ) -> None:
-        """Take over the step, learning rate and history of rates of a view; without a history all
-        steps count as of this rate.
-
-        Existing rows keep their steps, so call this before rows are put or assigned.
-        """
-        if steps is None or rates is None:
-            steps, rates = np.ones(1, np.int64), np.array([learning_rate], np.float32)
-        with self._clock:
-            self.step, self.learning_rate = step, learning_rate
-            self._rates.restore(steps, rates)
-
-    def put(self, heads: Array, bodies: Array, waiting: bool = False) -> None:
-        """Insert or replace whole rows: heads [n] of kernels.HEAD and bodies float32 [n, stride],
-        as a view yields them. The bounds of the spec do not apply: whatever was saved is
-        restored."""
-        reserved, shards = (
-            (self._waiting_reservations, self._waiting)
-            if waiting
-            else (self._reservations, self._shards)
-        )
-        ids = np.ascontiguousarray(heads["id"])
-        groups = self._groups(ids)
-        held = reserved.hold(shards, ids, groups)
-        try:
-            for number, order in groups.parts(_BLOCK):
-                with shards[number].lock:
-                    shards[number].put(heads, bodies, order)
-        finally:
-            reserved.release(held)
 
 
 def merge(ids: Array, values: Array) -> tuple[Array, Array]:

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from jfluid.ps_server import specs
-from jfluid.ps_server.optimizers import Rates, Rule, rule_of
 from jfluid.ps_server.shard import Shard
+from jfluid.ps_server.update_rule import Rates, Rule, rule_of
 
 Array = np.ndarray[Any, Any]
 _BLOCK = 1 << 16
