@@ -10,7 +10,7 @@ that reach them.
 | `shard`, `table_state`, `table`, `table_view` | `SparseTable`: int64 id -> row, in shards with a lock each; a view of it |
 | `dense` | `DenseBlock`: a slice of a dense parameter |
 | `snapshot` | files of a consistent view of a server |
-| `ps.proto`, `wire`, `zero_copy`, `service`, `connection`, `client`, `server` | the calls |
+| `ps.proto`, `wire`, `zero_copy`, `service`, `connection`, `server_connections`, `client`, `server` | the calls |
 | `directory`, `sharded_pull` | of a client: the owners of rows and blocks; a pull from all servers |
 | `sync_rounds` | the trainers of a job as one server sees them: membership, barriers, rounds of synchronous training |
 | `shared_memory` | large messages between processes of one machine |

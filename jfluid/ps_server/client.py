@@ -7,14 +7,8 @@ it once.
 """
 
 import contextlib
-import itertools
-import logging
-import secrets
-import threading
-import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -23,9 +17,8 @@ import numpy as np
 from jfluid import errors
 from jfluid.ps_server import kernels, specs, validation, wire
 from jfluid.ps_server import ps_pb2 as pb
-from jfluid.ps_server.connection import ServerConnection
 from jfluid.ps_server.directory import Block, Directory, RowRange
-from jfluid.ps_server.errors import RollbackError
+from jfluid.ps_server.server_connections import ServerConnections
 from jfluid.ps_server.sharded_pull import (
     PulledRows,
     PullResult,
@@ -40,10 +33,6 @@ from jfluid.ps_server.zero_copy import IncomingPullReply, OutgoingRequest
 __all__ = ["Client", "PullResult", "PulledRows", "RowRange", "credentials_of"]
 
 Array = np.ndarray[Any, Any]
-# For how long a trainer that has left stays reachable, so that a restarted server can ask it for
-# its last pushes.
-_STAY_S, _STAY_LOOK_S = 60.0, 0.1
-logger = logging.getLogger(__name__)
 
 
 def credentials_of(
@@ -105,42 +94,24 @@ class Client:
         tls_key: bytes | None = None,
         share_memory: bool = True,
     ):
-        if isinstance(endpoints, str) or not endpoints:
-            raise errors.ServerError(
-                f"endpoints: expected a list of host:port, found {endpoints!r}"
-            )
-        if incarnation is not None and not 1 <= incarnation < 1 << 64:
-            raise errors.ServerError(
-                f"incarnation: expected a number from 1 to 2**64 - 1, found {incarnation!r}"
-            )
         self.trainer = trainer
-        credentials = credentials_of(tls_authority, tls_certificate, tls_key)
-        self._connections = [
-            ServerConnection(
-                endpoint, token, credentials, timeout_s, trainer, keep_bytes, share_memory
-            )
-            for endpoint in endpoints
-        ]
-        self._connections[0].on_restart = self._tell_passages
-        for connection in self._connections:
-            connection.on_rollback = self._end
-        self._directory = Directory(len(endpoints), self._widths)
-        self._passages: dict[str, Iterator[int]] = {}
-        self._passed: dict[str, int] = {}
-        self._lock, self._entering = threading.Lock(), threading.Lock()
-        self._threads = ThreadPoolExecutor(
-            32 * len(endpoints), thread_name_prefix="jfluid-ps-client"
+        self._connections = ServerConnections(
+            endpoints,
+            token,
+            trainer,
+            incarnation,
+            timeout_s,
+            heartbeat_s,
+            keep_bytes,
+            credentials_of(tls_authority, tls_certificate, tls_key),
+            share_memory,
         )
-        self._closed = threading.Event()
-        self._heartbeat_s, self._beats = heartbeat_s, False
-        self._incarnation = incarnation or 0
-        if incarnation is not None:
-            self._begin_beats()
+        self._directory = Directory(len(endpoints), self._widths)
 
     @property
     def incarnation(self) -> int:
         """The incarnation of this trainer; the servers are asked for it when it is first needed."""
-        return self._incarnation or self.enter()
+        return self._connections.incarnation
 
     def enter(self) -> int:
         """Join the job as the trainer of this number; earlier incarnations of it have ended.
@@ -150,26 +121,7 @@ class Client:
         enter as the same trainer at the same time get different incarnations, and the higher one
         ends the other. Raises ServerError.
         """
-        with self._entering:
-            self._begin_beats()
-            if not self._incarnation:
-                latest = max(self._everywhere(lambda number: self._connections[number].latest()))
-                if latest >> 32 == (1 << 32) - 1:
-                    raise errors.ServerError(
-                        f"trainer {self.trainer}: there is no incarnation above {latest}, which a client "
-                        "was given (incarnation=): none can follow it"
-                    )
-                self._incarnation = ((latest >> 32) + 1) << 32 | secrets.randbits(32)
-            return self._incarnation
-
-    def _begin_beats(self) -> None:
-        # A thread for each server: one that does not answer must not make this trainer silent to
-        # the others.
-        for connection in self._connections if self._heartbeat_s and not self._beats else ():
-            threading.Thread(
-                target=self._beat, args=[connection], name="jfluid-ps-heartbeat", daemon=True
-            ).start()
-        self._beats = True
+        return self._connections.enter()
 
     # ---- tables and blocks -----------------------------------------------------------------------
 
@@ -200,7 +152,7 @@ class Client:
             )
             self._connections[number].create(request)
 
-        self._everywhere(make)
+        self._connections.everywhere(make)
         for table in tables:
             self._directory.place_table(table.name, table.width)
         for number, group in blocks.items():
@@ -332,7 +284,7 @@ class Client:
                     )
                     values[part] = found.reshape(-1, width)
 
-        self._everywhere(ask)
+        self._connections.everywhere(ask)
         rows: Array = values[inverse]
         return rows
 
@@ -347,12 +299,14 @@ class Client:
             for name in (name for server, name in places if server == number):
                 with self._connections[number].pushes.next() as place:
                     dropped += self._connections[number].shrink(
-                        pb.ShrinkRequest(caller=self._caller(*place), table=name, age=age)
+                        pb.ShrinkRequest(
+                            caller=self._connections.caller(*place), table=name, age=age
+                        )
                     )
             return dropped
 
         self.enter()
-        return sum(self._everywhere(ask))
+        return sum(self._connections.everywhere(ask))
 
     # ---- the job ---------------------------------------------------------------------------------
 
@@ -360,17 +314,7 @@ class Client:
         """Wait until all trainers have reached passage `number` of the barrier; by default the one
         after the last.
         """
-        self.enter()
-        if number is None:
-            with self._lock:
-                number = next(self._passages.setdefault(name, itertools.count(1)))
-        self._look(first=1)
-        request = pb.BarrierRequest(caller=self._caller(), name=name, number=number)
-        self._connections[0].current(
-            [request.caller], lambda: self._connections[0].call("Barrier", request, waits=True)
-        )
-        with self._lock:
-            self._passed[name] = max(self._passed.get(name, 0), number)
+        self._connections.barrier(name, number)
 
     def save(self, folder: str, snapshot: str | None = None, tables: Sequence[str] = ()) -> str:
         """Write a snapshot of all servers, or only of some tables, into a folder (an absolute path
@@ -380,9 +324,9 @@ class Client:
         save between two rounds, so that all servers have applied the same rounds.
         """
         snapshot = snapshot or uuid.uuid4().hex
-        if self._incarnation:
-            self._look()
-        self._everywhere(
+        if self._connections.entered:
+            self._connections.look()
+        self._connections.everywhere(
             lambda number: self._connections[number].call(
                 "Save", pb.SaveRequest(folder=folder, snapshot=snapshot, tables=tables), waits=True
             )
@@ -393,7 +337,7 @@ class Client:
         """Restore all servers, or only some tables, from a snapshot (by default the newest complete
         one); returns its id.
         """
-        replies = self._everywhere(
+        replies = self._connections.everywhere(
             lambda number: self._connections[number].call(
                 "Restore",
                 pb.RestoreRequest(folder=folder, snapshot=snapshot, tables=tables),
@@ -415,7 +359,7 @@ class Client:
 
     def status(self) -> list[pb.StatusReply]:
         """The status of each server, and of this trainer's calls there."""
-        return self._everywhere(
+        return self._connections.everywhere(
             lambda number: self._connections[number].call(
                 "Status", pb.StatusRequest(trainer=self.trainer)
             )
@@ -434,38 +378,11 @@ class Client:
         A trainer with a replay log first waits, for at most a minute, until its last pushes are in
         a snapshot or all trainers have left: until then a restarted server may need them again.
         """
-        self.enter()
-        try:
-            self._everywhere(self._leave)
-        finally:
-            self.close()
-
-    def _leave(self, number: int) -> None:
-        connection, end = self._connections[number], time.monotonic() + _STAY_S
-        while not connection.leave(self._caller()) and not self._closed.wait(_STAY_LOOK_S):
-            if time.monotonic() > end:
-                logger.warning(
-                    "server %s has no snapshot of what this trainer pushed last: if it is killed before the other "
-                    "trainers have left, that is lost",
-                    connection.endpoint,
-                )
-                break
-        connection.gone(self._caller())
+        self._connections.leave()
 
     def close(self) -> None:
         """Close all connections without telling the servers."""
-        self._closed.set()
-        for connection in self._connections:
-            connection.close()
-        self._threads.shutdown(wait=False)
-
-    def _end(self, error: RollbackError) -> None:
-        """End all connections, since the whole job has to restart: calls that wait at other servers
-        would wait forever.
-        """
-        self._closed.set()
-        for connection in self._connections:
-            connection.end(error)
+        self._connections.close()
 
     def __enter__(self) -> "Client":
         return self
@@ -497,19 +414,19 @@ class Client:
             with contextlib.ExitStack() as places:
                 if request.push:
                     request.push.message.caller.CopyFrom(
-                        self._caller(*places.enter_context(connection.pushes.next()))
+                        self._connections.caller(*places.enter_context(connection.pushes.next()))
                     )
                 if request.pulls and train:
                     request.pull.caller.CopyFrom(
-                        self._caller(*places.enter_context(connection.pulls.next()))
+                        self._connections.caller(*places.enter_context(connection.pulls.next()))
                     )
                 if not (request.push or request.pulls):
                     return None
                 return connection.exchange(request, pull.sizes[number], waits=bool(round)).pull
 
-        if (pushes or train) and not self._incarnation:
+        if (pushes or train) and not self._connections.entered:
             self.enter()
-        return pull.joined(self._everywhere(send, quick=not round))
+        return pull.joined(self._connections.everywhere(send, quick=not round))
 
     def _add_pushes(
         self,
@@ -562,68 +479,3 @@ class Client:
     def _looked_up(self, number: int, request: pb.LookUpRequest) -> Any:
         connection = self._connections[number]
         return connection.current([request], lambda: connection.call("LookUp", request))
-
-    def _look(self, first: int = 0) -> None:
-        """Find servers from number `first` on that have restarted, and send them what they lack."""
-
-        def look(number: int) -> None:
-            if number >= first:
-                self._connections[number].look(self._caller(), at_once=True)
-
-        if first < len(self._connections):
-            self._everywhere(look)
-
-    def _tell_passages(self, connection: ServerConnection) -> None:
-        """Tell a restarted server 0 which barriers this trainer has passed: it decides by that whom
-        it lets through.
-        """
-        with self._lock:
-            passed = dict(self._passed)
-        for name, number in passed.items():
-            connection.call(
-                "Barrier",
-                pb.BarrierRequest(caller=self._caller(), name=name, number=number, passed=True),
-            )
-
-    def _caller(self, sequence: int = 0, outstanding: int = 0) -> pb.Caller:
-        return pb.Caller(
-            trainer=self.trainer,
-            incarnation=self.incarnation,
-            sequence=sequence,
-            outstanding=outstanding,
-        )
-
-    def _everywhere(self, function: Callable[[int], Any], quick: bool = False) -> list[Any]:
-        """Call `function` with the number of every server, all at the same time.
-
-        Args:
-            quick: no call waits for other trainers, so this thread may make one of them itself,
-                although it then learns of errors of the others only after its own answer.
-        """
-        *others, last = range(len(self._connections))
-        if others and not quick:
-            others.append(last)
-        futures = {}
-        for number in others:
-            with contextlib.suppress(
-                RuntimeError
-            ):  # the interpreter is shutting down and starts no threads: one after the other
-                futures[number] = self._threads.submit(function, number)
-        found = {
-            number: function(number)
-            for number in range(len(self._connections))
-            if number not in futures
-        }
-        return [
-            futures[n].result() if n in futures else found[n] for n in range(len(self._connections))
-        ]
-
-    def _beat(self, connection: ServerConnection) -> None:
-        while not self._closed.wait(self._heartbeat_s):
-            try:
-                connection.look(
-                    pb.Caller(trainer=self.trainer, incarnation=self._incarnation), at_once=False
-                )
-            except errors.ServerError as error:
-                if not self._closed.is_set():
-                    logger.warning("heartbeat: %s", error)

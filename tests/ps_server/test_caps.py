@@ -370,7 +370,7 @@ def test_calls_of_one_client_beyond_a_bound_wait_on_its_side(monkeypatch):
             calls = [
                 channel.unary_unary(path).future(
                     pb.BarrierRequest(
-                        caller=client._caller(), name=f"b{i}", number=1
+                        caller=client._connections.caller(), name=f"b{i}", number=1
                     ).SerializeToString(),
                     metadata=session.next(path)[0],
                 )

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from jfluid import errors
-from jfluid.ps_server import client as client_module
 from jfluid.ps_server import ps_pb2 as pb
-from jfluid.ps_server import specs, wire
+from jfluid.ps_server import server_connections, specs, wire
 from jfluid.ps_server.auth import PROOF, Session
 from jfluid.ps_server.client import Client
 from jfluid.ps_server.errors import RollbackError, StateError
@@ -497,7 +496,7 @@ def test_gradients_that_are_not_confirmed_are_held_again(site, threads):
     first.push({"t": (IDS, np.ones((ROWS, WIDTH), np.float32))}, {"w": ONE}, round=1, hold=True)
     until(lambda: job.servers[1].trainer_group.confirmed(1))
     job.restart(1)
-    threads.submit(first._look).result(LIMIT_S)
+    threads.submit(first._connections.look).result(LIMIT_S)
     assert not job.servers[1].trainer_group.confirmed(0) and [
         s.store.rounds for s in job.servers
     ] == [0, 0]
@@ -530,7 +529,7 @@ def test_who_waits_at_one_server_learns_from_another_that_all_have_to_start_agai
 
 def request_of(client, round):
     request = OutgoingRequest()
-    request.push.message.caller.CopyFrom(client._caller(1, 1))
+    request.push.message.caller.CopyFrom(client._connections.caller(1, 1))
     request.push.message.round = round
     request.push.add_rows(
         IDS,
@@ -568,7 +567,7 @@ def test_no_clock_says_which_life_of_a_trainer_is_the_later(site, monkeypatch):
 def test_any_server_that_knows_of_a_life_is_enough(site):
     job = site(servers=2)
     first = job.client(incarnation=77 << 32)
-    first._connections[1].look(first._caller(), at_once=True)
+    first._connections[1].look(first._connections.caller(), at_once=True)
     job.restart(0)
     assert job.client().incarnation >> 32 == 78
 
@@ -690,7 +689,7 @@ def test_who_has_left_stays_until_its_last_pushes_are_in_a_snapshot(site, thread
 
 
 def test_who_has_left_does_not_stay_for_ever(site, monkeypatch, caplog):
-    monkeypatch.setattr(client_module, "_STAY_S", 0.3)
+    monkeypatch.setattr(server_connections, "_STAY_S", 0.3)
     job = site(trainers=2)
     client = job.client()
     add(client)

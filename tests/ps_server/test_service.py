@@ -1,7 +1,6 @@
 """Servers and clients over real sockets."""
 
 import contextlib
-import json
 import shutil
 import socket
 import threading
@@ -9,78 +8,21 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import grpc
 import numpy as np
 import pytest
 
 from jfluid import errors
 from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server import snapshot, specs, validation, wire
-from jfluid.ps_server.auth import Session
-from jfluid.ps_server.client import Client
 from jfluid.ps_server.errors import JobFailedError, StateError, TooLargeError, UnknownNameError
 from jfluid.ps_server.server import Server, Settings
 from jfluid.ps_server.store import Change
 from jfluid.ps_server.table import SparseTable
 from jfluid.security.secret import metrics_token
+from tests.ps_server.job import BLOCK, TABLE, TOKEN, raw
 from tests.ps_server.test_table import ids_of, ones
 
-TOKEN = "a-token-of-the-job"
 TLS = Path(__file__).parents[1] / "golden" / "tls"
-TABLE = specs.TableSpec(
-    name="t",
-    width=4,
-    initializer=specs.Uniform(),
-    optimizer=specs.Adagrad(learning_rate=0.1),
-    seed=1,
-)
-BLOCK = specs.BlockSpec(
-    name="w",
-    shape=(2, 3),
-    initializer=specs.Constant(value=1),
-    optimizer=specs.Sgd(learning_rate=0.5),
-)
-
-
-class Job:
-    """Servers in this process, and clients of them; all end with the test."""
-
-    def __init__(self):
-        self.servers, self.clients = [], []
-
-    def start(self, servers=1, **settings):
-        self.servers = [
-            Server(Settings(token=TOKEN, server=i, servers=servers, **settings)).start()
-            for i in range(servers)
-        ]
-        return self
-
-    @property
-    def endpoints(self):
-        return [f"127.0.0.1:{server.port}" for server in self.servers]
-
-    def client(self, endpoints=None, token=TOKEN, **more):
-        more = {"heartbeat_s": 0, "timeout_s": 20} | more
-        self.clients.append(Client(endpoints or self.endpoints, token, **more))
-        return self.clients[-1]
-
-    def ready(self, trainer=0, **more):
-        client = self.client(trainer=trainer, **more)
-        client.create([TABLE], {0: [BLOCK]})
-        return client
-
-    def end(self):
-        for client in self.clients:
-            client.close()
-        for server in self.servers:
-            server.stop(0.2)
-
-
-@pytest.fixture
-def job():
-    job = Job()
-    yield job
-    job.end()
 
 
 # ---- rows and blocks -----------------------------------------------------------------------------
@@ -201,16 +143,6 @@ def test_servers_in_another_order_are_noticed(job):
 
 
 # ---- exactly once --------------------------------------------------------------------------------
-
-
-def raw(job, method, request, data=None):
-    """The reply to one call without the client's help."""
-    kind = wire.METHODS[method][1]
-    with grpc.insecure_channel(job.endpoints[0]) as channel:
-        call = Session(channel, job.endpoints[0], TOKEN, 20).unary(
-            f"/{wire.SERVICE}/{method}", kind.FromString
-        )
-        return call(request.SerializeToString() if data is None else data, 20)
 
 
 def push_request(sequence, values=None, **more):
@@ -417,7 +349,9 @@ def test_barriers_and_the_end_of_the_job(job):
 def test_a_silent_trainer_fails_the_job_by_name(job):
     job.start(trainers=2, silence_s=2)
     silent = job.client(trainer=1)
-    silent._connections[0].call("Heartbeat", pb.HeartbeatRequest(caller=silent._caller()))
+    silent._connections[0].call(
+        "Heartbeat", pb.HeartbeatRequest(caller=silent._connections.caller())
+    )
     alive = job.client(trainer=0, heartbeat_s=0.1)
     with pytest.raises(
         JobFailedError, match=r"the job has failed: trainer 1 has been silent for .* \(limit 2 s\)"
@@ -490,250 +424,7 @@ def test_a_disk_that_is_full_does_not_end_the_server(job, tmp_path, monkeypatch,
     )
 
 
-# ---- hostile messages (callers without the job's secret: test_auth.py) ---------------------------
-
-
-def caller(sequence=1, **more):
-    return pb.Caller(
-        **{"trainer": 0, "incarnation": 10**18, "sequence": sequence, "outstanding": 1} | more
-    )
-
-
-def rows(**more):
-    good = {
-        "table": "t",
-        "ids": np.arange(2).tobytes(),
-        "values": np.ones((2, 4), np.float32).tobytes(),
-    }
-    return pb.RowsChange(**good | more)
-
-
-HOSTILE = [
-    (
-        "Push",
-        pb.PushRequest(rows=[rows()]),
-        "INVALID_ARGUMENT",
-        "expected trainer, incarnation and sequence",
-    ),
-    (
-        "Push",
-        pb.PushRequest(caller=caller(), rows=[rows(table="x")]),
-        "NOT_FOUND",
-        "there is no table 'x'",
-    ),
-    (
-        "Push",
-        pb.PushRequest(caller=caller(), rows=[rows(ids=b"1234567")]),
-        "INVALID_ARGUMENT",
-        "a multiple of 8 bytes",
-    ),
-    (
-        "Push",
-        pb.PushRequest(caller=caller(), rows=[rows(values=b"1234")]),
-        "INVALID_ARGUMENT",
-        "expected 32 bytes",
-    ),
-    (
-        "Push",
-        pb.PushRequest(caller=caller(), rows=[rows(ids=bytes(24))]),
-        "INVALID_ARGUMENT",
-        "expected 48 bytes",
-    ),
-    (
-        "Push",
-        pb.PushRequest(caller=caller(), rows=[rows(change=7)]),
-        "INVALID_ARGUMENT",
-        "change: expected one of",
-    ),
-    (
-        "Push",
-        pb.PushRequest(caller=caller(), rows=[rows(learning_rate=float("nan"))]),
-        "INVALID_ARGUMENT",
-        "finite number",
-    ),
-    (
-        "Push",
-        pb.PushRequest(caller=caller(), rows=[rows(), rows(table="x")]),
-        "NOT_FOUND",
-        "there is no table 'x'",
-    ),
-    (
-        "Push",
-        pb.PushRequest(caller=caller(), round=2**63, rows=[rows()]),
-        "OUT_OF_RANGE",
-        "this server has applied 0 rounds",
-    ),
-    (
-        "Push",
-        pb.PushRequest(caller=caller(sequence=2**40), rows=[rows()]),
-        "INVALID_ARGUMENT",
-        "outstanding <= sequence",
-    ),
-    (
-        "Push",
-        pb.PushRequest(caller=caller(trainer=99), rows=[rows()]),
-        "INVALID_ARGUMENT",
-        "this job has 1 trainers",
-    ),
-    (
-        "Push",
-        pb.PushRequest(caller=caller(), blocks=[pb.BlockChange(block="w", values=b"1")]),
-        "INVALID_ARGUMENT",
-        "24 bytes",
-    ),
-    (
-        "Push",
-        pb.PushRequest(caller=caller(), blocks=[pb.BlockChange(block="t")]),
-        "NOT_FOUND",
-        "there is no block 't'",
-    ),
-    (
-        "Pull",
-        pb.PullRequest(
-            caller=caller(), rows=[pb.RowsWanted(table="t", ids=bytes(8), counts=bytes(8))]
-        ),
-        "INVALID_ARGUMENT",
-        "counts: expected 4 bytes",
-    ),
-    (
-        "Pull",
-        pb.PullRequest(rows=[pb.RowsWanted(table="wide", ids=bytes(8 * 300))]),
-        "RESOURCE_EXHAUSTED",
-        "through Stream",
-    ),
-    (
-        "LookUp",
-        pb.LookUpRequest(table="wide", ids=bytes(8 * 300)),
-        "RESOURCE_EXHAUSTED",
-        "the reply would have",
-    ),
-    (
-        "LookUp",
-        pb.LookUpRequest(table="t", ids=b"1"),
-        "INVALID_ARGUMENT",
-        "ids: expected a multiple of 8",
-    ),
-    ("Create", pb.CreateRequest(servers=1, tables=[b"{"]), "INVALID_ARGUMENT", "table: the whole"),
-    (
-        "Create",
-        pb.CreateRequest(servers=1, tables=[json.dumps({"name": "y", "width": 10**9}).encode()]),
-        "INVALID_ARGUMENT",
-        "table: width",
-    ),
-    (
-        "Create",
-        pb.CreateRequest(
-            servers=1,
-            blocks=[
-                json.dumps(
-                    {
-                        "name": "y",
-                        "shape": [10**6, 10**6],
-                        "optimizer": {"type": "sgd", "learning_rate": 1},
-                    }
-                ).encode()
-            ],
-        ),
-        "RESOURCE_EXHAUSTED",
-        "block y: 4000000000000 bytes",
-    ),
-    (
-        "Barrier",
-        pb.BarrierRequest(caller=caller(), name="", number=1),
-        "INVALID_ARGUMENT",
-        "expected a name",
-    ),
-    (
-        "Shrink",
-        pb.ShrinkRequest(caller=caller(), table="t"),
-        "INVALID_ARGUMENT",
-        "age: expected at least 1",
-    ),
-    ("Save", pb.SaveRequest(folder="/tmp/\0", snapshot="a"), "INVALID_ARGUMENT", "absolute path"),
-    (
-        "Save",
-        pb.SaveRequest(folder="/tmp/never", snapshot="../a"),
-        "INVALID_ARGUMENT",
-        "expected an id of letters",
-    ),
-    (
-        "Restore",
-        pb.RestoreRequest(folder="/does/not/exist"),
-        "INVALID_ARGUMENT",
-        "no such directory",
-    ),
-    ("Attach", pb.AttachRequest(client=1, capacity=2**40), "RESOURCE_EXHAUSTED", "the limit is"),
-    (
-        "Local",
-        pb.LocalRequest(lane=1, method="Push", bytes=9),
-        "UNAVAILABLE",
-        "there is no buffer 1",
-    ),
-    (
-        "Local",
-        pb.LocalRequest(lane=1, method="Save"),
-        "INVALID_ARGUMENT",
-        "one of Pull, Push, Exchange, found 'Save'",
-    ),
-]
-
-
-def test_hostile_messages_are_refused_and_change_nothing(job):
-    client = job.start().ready(incarnation=1)
-    client.create([TABLE.model_copy(update={"name": "wide", "width": specs.WIDEST_ROW})])
-    before = client.look_up("t", np.arange(2))
-    for method, request, code, message in HOSTILE:
-        with pytest.raises(grpc.RpcError) as refused:
-            raw(job, method, request)
-        assert refused.value.code().name == code and message in refused.value.details(), (
-            request,
-            refused.value,
-        )
-    for method in wire.METHODS:
-        for data in (b"\xff" * 9, b"\x0a\xff\xff\xff\xff\x0f", b"\x0a\x05a"):
-            with pytest.raises(grpc.RpcError) as refused:
-                raw(job, method, None, data=data)
-            assert (
-                refused.value.code().name == "INVALID_ARGUMENT"
-                and f"expected a {method}Request" in refused.value.details()
-            )
-    np.testing.assert_array_equal(client.look_up("t", np.arange(2)), before)
-    assert client.status()[0].tables["t"].rows == client.status()[0].tables["wide"].rows == 0
-
-
-@pytest.mark.parametrize(
-    "chunks, code, message",
-    [
-        ([], "INVALID_ARGUMENT", "expected None bytes"),
-        (
-            [pb.Chunk(total=10, data=b"12345")],
-            "INVALID_ARGUMENT",
-            "chunks: expected 10 bytes together, found 5",
-        ),
-        (
-            [pb.Chunk(total=3, data=b"12345")],
-            "INVALID_ARGUMENT",
-            "chunks: expected 3 bytes together, found 5",
-        ),
-        ([pb.Chunk(total=2**50, data=b"12345")], "RESOURCE_EXHAUSTED", "was announced"),
-        ([pb.Chunk(total=5, data=b"\xff" * 5)], "INVALID_ARGUMENT", "expected a ExchangeRequest"),
-    ],
-)
-def test_chunks_that_do_not_fit(job, chunks, code, message):
-    job.start()
-    with grpc.insecure_channel(job.endpoints[0]) as channel:
-        call = Session(channel, job.endpoints[0], TOKEN, 20).stream(f"/{wire.SERVICE}/Stream")
-        with pytest.raises(grpc.RpcError) as refused:
-            list(call(iter([c.SerializeToString() for c in chunks]), 20))
-    assert refused.value.code().name == code and message in refused.value.details()
-
-
-def test_messages_beyond_the_limit_are_refused(job):
-    client = job.start().ready()
-    with pytest.raises(grpc.RpcError) as refused:
-        raw(job, "Push", None, data=b"\0" * (wire.LARGEST_MESSAGE + wire.OVERHEAD + 1))
-    assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-    client.pull({"t": np.array([1])})
+# ---- settings ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

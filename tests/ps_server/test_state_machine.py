@@ -138,7 +138,7 @@ class Job(RuleBasedStateMachine):
         at once.
         """
         for client in self.clients:
-            client._look()
+            client._connections.look()
 
     def add(self, ids, amount):
         np.add.at(self.rows, ids, np.float32(amount))
