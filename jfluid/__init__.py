@@ -160,6 +160,7 @@ __all__ = [
     "unique_name",
 ]
 
+__version__ = installation.VERSION
 enable_imperative, disable_imperative = enable_dygraph, disable_dygraph
 surface.install()
 launcher_pipe.report_ending()

@@ -6,6 +6,7 @@ from jfluid import errors
 
 __all__ = [
     "FLUID_VERSION",
+    "VERSION",
     "disable_dygraph",
     "enable_dygraph",
     "in_dygraph_mode",
@@ -15,6 +16,7 @@ __all__ = [
     "require_version",
 ]
 
+VERSION = "0.1.0"  # of this package
 FLUID_VERSION = "1.8.5"  # the release whose interface this is
 
 

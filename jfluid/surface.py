@@ -1,13 +1,16 @@
 """Fluid's module paths and names, by one table.
 
-`fluid_names.txt` lists the public names of each of Fluid's modules. A path that is no file here
-becomes a module that looks its names up where they live; a name that this release does not have
-becomes an object that raises UnsupportedError when it is called.
+`fluid_names.txt` lists the public names of each of Fluid's modules, `fluid_modules.txt` what else
+its modules hold: `path: names` that are defined there, `path < origin: names` and `path = origin:
+names` that it imports from another module, or as one. A path that is no file here becomes a module
+that looks its names up where they live; a name that this release does not have becomes an object
+that raises UnsupportedError when it is called.
 """
 
+import functools
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.resources import files
@@ -59,16 +62,20 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "layers.utils": ("layers",),
     "contrib.layers": ("layers.sequence_lod",),
 }
-# Files here that Fluid has too, with more in them: what they lack is looked for in the package.
-_WIDER = {
-    "layers.nn": "layers",
-    "layers.tensor": "layers",
-    "layers.control_flow": "layers",
-    "layers.io": "layers",
-    "layers.loss": "layers",
-    "layers.metric_op": "layers",
-    "layers.learning_rate_scheduler": "layers",
+# Files here that Fluid has too, with more in them: what they lack is looked for there.
+_WIDER: dict[str, tuple[str, ...]] = {
+    "layers.nn": ("layers",),
+    "layers.tensor": ("layers",),
+    "layers.control_flow": ("layers",),
+    "layers.io": ("layers",),
+    "layers.loss": ("layers",),
+    "layers.metric_op": ("layers",),
+    "layers.learning_rate_scheduler": ("layers",),
 }
+# Names that in Fluid are a module that can be imported, and a function of the package around it.
+FUNCTIONS_TOO = ("data", "layers.rnn")
+# Modules with other things under names that are known elsewhere.
+_APART = ("dygraph", "contrib.slim", "incubate.hapi", "complex", "dataloader")
 
 # Names of Fluid's top level whose modules cost time to import.
 _LAZY = {
@@ -81,6 +88,8 @@ _LAZY = {
 # What to say of names that are missing, by the start of their path.
 _HINTS = {
     "dygraph": "imperative mode is not in this release: build a Program and run it with Executor.run",
+    "dataloader": "datasets of imperative mode are not in this release: use fluid.io.DataLoader.from_generator",
+    "complex": "complex numbers are not in this release",
     "contrib": "this extension is not in this release",
     "incubate.fleet.utils.hdfs": "files elsewhere are reached through fsspec: give datasets addresses such as "
     "hdfs://host/path, and checkpoints a fluid.distributed.fs_wrapper.BDFS",
@@ -104,9 +113,35 @@ def _read_table() -> dict[str, frozenset[str]]:
 NAMES = _read_table()
 
 
+def _read_modules() -> dict[str, list[str]]:
+    """The lines of `fluid_modules.txt`, without the path that each starts with, by path."""
+    table: dict[str, list[str]] = {}
+    for line in files("jfluid").joinpath("fluid_modules.txt").read_text().splitlines():
+        path, _, rest = line.partition(":" if ":" in line.split(" ", 1)[0] else " ")
+        table.setdefault("" if path == "fluid" else path, []).append(rest)
+    return table
+
+
+MODULES = _read_modules()
+
+
+@functools.cache
+def _imported(path: str) -> dict[str, tuple[str, str]]:
+    """Names of a module that are not public -> (the module that defines each, what it is called
+    there: "" for the module itself).
+    """
+    found: dict[str, tuple[str, str]] = {}
+    for line in MODULES.get(path, ()):
+        heading, _, names = line.rpartition(":")
+        kind, _, origin = heading.partition(" ")
+        for name in names.split():
+            found[name] = (origin if kind else path, "" if kind == "=" else name)
+    return found
+
+
 def _packages() -> frozenset[str]:
     """Every path that a longer one starts with."""
-    paths = set(NAMES) | set(ALIASES)
+    paths = set(NAMES) | set(ALIASES) | set(MODULES)
     return frozenset(".".join(p.split(".")[:i]) for p in paths for i in range(1, len(p.split("."))))
 
 
@@ -129,6 +164,12 @@ class Missing:
         return errors.UnsupportedError(f"fluid.{self._path}: {hint}")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise self._refuse()
+
+    def __instancecheck__(self, value: object) -> bool:
+        return False  # there are none
+
+    def __iter__(self) -> Iterator[Any]:
         raise self._refuse()
 
     def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -155,17 +196,36 @@ def look_up(path: str, name: str, sources: Sequence[str] = ()) -> Any:
         if not path and name in _LAZY:
             return getattr(importlib.import_module(f"jfluid.{_LAZY[name]}"), name)
         child = f"{path}.{name}" if path else name
-        if child in ALIASES or child in _PACKAGES or (child in NAMES and child != path):
+        if _is_module(child):
             return importlib.import_module(f"jfluid.{child}")
-        if name in NAMES.get(path, ()):
-            top = vars(sys.modules["jfluid"])
-            return (
-                top[name] if path and name in top else Missing(f"{path}.{name}" if path else name)
-            )
+        if name in NAMES.get(path, ()) or _imported(path).get(name) == (path, name):
+            return _defined_elsewhere(path, name)
+        if name in _imported(path):
+            origin, inner = _imported(path)[name]
+            module = importlib.import_module(f"jfluid.{origin}")
+            return getattr(module, inner) if inner else module
     raise AttributeError(
         f"module 'jfluid{'.' + path if path else ''}' has no attribute {name!r}"
         + errors.close_to(name, NAMES.get(path, ()))
     )
+
+
+def _is_module(path: str) -> bool:
+    return path in ALIASES or path in _PACKAGES or path in NAMES or path in MODULES
+
+
+def _defined_elsewhere(path: str, name: str) -> Any:
+    """A name that Fluid defines in `path`, which here is in the package around it, at the top, or
+    missing.
+    """
+    around = [""]
+    if name not in NAMES.get(path, ()):
+        around = [] if path.startswith(_APART) else [path.rpartition(".")[0], ""]
+    for package in around if path else ():
+        holder = vars(importlib.import_module(f"jfluid.{package}" if package else "jfluid"))
+        if name in holder and not isinstance(holder[name], ModuleType):
+            return holder[name]
+    return Missing(f"{path}.{name}" if path else name)
 
 
 def complete(module: ModuleType, path: str, sources: Sequence[str] = ()) -> None:
@@ -177,7 +237,7 @@ def complete(module: ModuleType, path: str, sources: Sequence[str] = ()) -> None
     def names() -> list[str]:
         return sorted(
             {n for n in vars(module) if not n.startswith("_")} | NAMES.get(path, frozenset())
-        )
+        )  # what modules of Fluid import is not shown
 
     module.__dict__.update(__getattr__=get, __dir__=names)
 
@@ -189,7 +249,7 @@ class _Finder(MetaPathFinder, Loader):
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         inner = fullname.removeprefix("jfluid.")
-        if inner == fullname or not (inner in ALIASES or inner in _PACKAGES or inner in NAMES):
+        if inner == fullname or not _is_module(inner):
             return None
         return ModuleSpec(fullname, self, is_package=inner in _PACKAGES)
 
@@ -206,9 +266,19 @@ def install() -> None:
     """Complete the modules that are files, and have the others made when they are imported."""
     if not any(isinstance(f, _Finder) for f in sys.meta_path):
         sys.meta_path.append(_Finder())
-    for path in NAMES:
+    for path in {**NAMES, **MODULES}:
         module = sys.modules.get(f"jfluid.{path}" if path else "jfluid")
         if module is not None:
-            complete(module, path)
-    for path, wider in _WIDER.items():
-        complete(sys.modules[f"jfluid.{path}"], path, (wider,))
+            complete(module, path, _WIDER.get(path, ()))
+    for path in FUNCTIONS_TOO:
+        _import_beside_function(path)
+
+
+def _import_beside_function(path: str) -> None:
+    """Import a module now whose name a function of its package has, too: a later import would put
+    it in the function's place.
+    """
+    package, _, name = f"jfluid.{path}".rpartition(".")
+    function = vars(sys.modules[package])[name]
+    importlib.import_module(f"jfluid.{path}")
+    vars(sys.modules[package])[name] = function

@@ -15,7 +15,7 @@ Graph = Mapping[str, set[str]]
 # Folders and modules of the package, from the bottom up: each imports from those of earlier lines
 # only.
 LAYERS = (
-    {"errors", "fetched_array", "field_types", "protobuf_fields"},
+    {"errors", "fetched_array", "field_types", "protobuf_fields", "startup"},
     {"environment"},
     {
         "average",
@@ -43,7 +43,8 @@ LAYERS = (
     {"clip", "executor", "input", "io", "nets"},
     {"contrib", "evaluator", "optimizer", "parallel_executor"},
     {"fleet", "install_check"},
-    {"__init__"},
+    {"compat"},
+    {"__init__", "__main__"},
 )
 
 

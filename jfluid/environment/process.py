@@ -208,6 +208,16 @@ class FolderVariables(Variables):
     )
 
 
+class StartupVariables(Variables):
+    """Scripts that import `paddle`"""
+
+    as_paddle: Switch | None = variable(
+        "JFLUID_AS_PADDLE",
+        "1: `import paddle` finds jfluid, 0: it never does; without it it does where no "
+        "PaddlePaddle is installed",
+    )
+
+
 class ThreadVariables(Variables):
     """Fluid's threads of parameter servers, which `listen_and_serv` notes and which change
     nothing
@@ -226,6 +236,7 @@ class ProcessEnvironment(
     SnapshotVariables,
     SecretVariables,
     FolderVariables,
+    StartupVariables,
     ThreadVariables,
 ):
     """The variables of one process of a job. `to_env` is what its launcher gives it, `from_env`

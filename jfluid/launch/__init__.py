@@ -15,7 +15,8 @@ that failed first (128 + the signal's number when a signal ended it), 2 when the
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from jfluid.job import JobError
 from jfluid.launch.command import Command, parse
@@ -25,11 +26,19 @@ from jfluid.launch.runs import run
 
 
 def main(
-    arguments: Sequence[str] | None = None, clock: Callable[[], float] = time.monotonic
+    arguments: Sequence[str] | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    defaults: Mapping[str, Any] | None = None,
+    name: str = "jfluid-launch",
 ) -> int:
-    """The command `jfluid-launch`; returns the exit code. `clock` is as of `run`."""
+    """The command `jfluid-launch`; returns the exit code. `clock` is as of `run`.
+
+    Args:
+        defaults: keys of the job where no argument sets them.
+        name: what usage and errors call the command.
+    """
     try:
-        command = parse(sys.argv[1:] if arguments is None else arguments)
+        command = parse(sys.argv[1:] if arguments is None else arguments, defaults or {}, name)
         if command.action == "run":
             try:
                 return run(command.job, command.node, clock)

@@ -2,7 +2,7 @@
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -169,9 +169,9 @@ def _add_gang_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _parser(with_target: bool) -> argparse.ArgumentParser:
+def _parser(with_target: bool, name: str = "jfluid-launch") -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="jfluid-launch",
+        prog=name,
         description="Run a training job: a job file or a script.",
         allow_abbrev=False,
         usage=_USAGE,
@@ -223,15 +223,25 @@ def _parser(with_target: bool) -> argparse.ArgumentParser:
         help="with --emit k8s: the container image, which holds jfluid and the script",
     )
     _add_gang_options(parser)
+    group = parser.add_argument_group("options of Fluid's launchers that change nothing here")
+    for option in ("--print_config", "--log_level"):
+        group.add_argument(option, help="--dry-run prints a job" if option[2] == "p" else None)
     if with_target:
         add("target", help="a job file (.yaml or .yml), or a Python script")
         add("arguments", nargs=argparse.REMAINDER, help="arguments of the script")
     return parser
 
 
-def parse(arguments: Sequence[str]) -> Command:
-    """Parse a command line. Raises JobError."""
-    options = _parser(with_target=True).parse_args(arguments)
+def parse(
+    arguments: Sequence[str], defaults: Mapping[str, Any] = {}, name: str = "jfluid-launch"
+) -> Command:
+    """Parse a command line. Raises JobError.
+
+    Args:
+        defaults: keys of the job where no option sets them.
+        name: what usage and errors call the command.
+    """
+    options = _parser(with_target=True, name=name).parse_args(arguments)
     is_job_file = re.search(r"\.ya?ml$", options.target) is not None
     if is_job_file:
         _, unknown = _parser(with_target=False).parse_known_args(options.arguments, options)
@@ -242,7 +252,8 @@ def parse(arguments: Sequence[str]) -> Command:
             )
         job = read_job(options.target, options.overrides, options.job_options)
     else:
-        job = script_job(options.target, options.arguments, options.overrides, options.job_options)
+        keys = {key: (name, value) for key, value in defaults.items()} | options.job_options
+        job = script_job(options.target, options.arguments, options.overrides, keys)
     node = NodeOptions(options.node_rank, options.node_ip, options.use_paddlecloud)
     if node != NodeOptions() and job.mode == "local":
         raise JobError(

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from jfluid import errors
+from jfluid import errors, startup
 from jfluid.environment.process import ProcessEnvironment
 from jfluid.job import CollectiveJob, GangJob, Job, JobError, ParameterServerJob, endpoint
 from jfluid.launch.devices import assigned_gpus, visible_gpus
@@ -69,12 +69,14 @@ class _Runner:
     def _supervise(
         self, members: Sequence[Member], signals: Signals, peers: Peers | None = None
     ) -> Verdict:
-        restarts = ProcessEnvironment(restarts=self.attempt).to_env()
-        members = [
-            replace(
-                member, env={**member.env, **(member.env_again if self.attempt else {}), **restarts}
-            )
+        more = ProcessEnvironment(restarts=self.attempt).to_env()
+        environments = [
+            {**member.env, **(member.env_again if self.attempt else {}), **more}
             for member in members
+        ]
+        members = [
+            replace(member, env={**env, **startup.variables(env)})
+            for member, env in zip(members, environments, strict=True)
         ]
         grace = self.job.server_grace if isinstance(self.job, ParameterServerJob) else 0.0
         console = self._console(members)

@@ -1,0 +1,69 @@
+"""Run by each Python interpreter whose PYTHONPATH has this folder, before its script: the first
+`import paddle` decides whether that is jfluid.
+
+It imports nothing of jfluid before then, so that it costs a process no time, and it goes on with
+the sitecustomize that it stands before. JFLUID_AS_PADDLE=1 chooses jfluid, 0 never; without it
+jfluid is taken where no PaddlePaddle is installed.
+"""
+
+import importlib
+import importlib.util
+import os
+import sys
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from typing import Any
+
+_FOLDER = os.path.dirname(os.path.abspath(__file__))
+_CHOICE = "JFLUID_AS_PADDLE"
+
+
+def _say(text: str) -> None:
+    print(f"jfluid: {text}", file=sys.stderr, flush=True)
+
+
+class _Chooser(MetaPathFinder):
+    """Stands first until `paddle` is imported."""
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if fullname != "paddle":
+            return None
+        choice = os.environ.get(_CHOICE, "")
+        if choice not in ("", "0", "1"):
+            raise ImportError(f"{_CHOICE}: expected 0 or 1, found {choice!r}", name=fullname)
+        sys.meta_path.remove(self)
+        found = PathFinder.find_spec(fullname)
+        other = found.origin if found is not None else None  # a folder without files has none
+        if choice == "0" or (other and choice != "1"):
+            if not choice:
+                _say(f"paddle is {other}; {_CHOICE}=1 takes jfluid instead")
+            return None
+        if other:
+            _say(f"paddle is jfluid, not {other}; {_CHOICE}=0 takes that")
+        try:
+            paddle = importlib.import_module("jfluid.compat.paddle")
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] != "jfluid":
+                raise
+            raise ModuleNotFoundError(
+                f"no module named 'paddle': {_FOLDER} is on PYTHONPATH, but jfluid is not installed "
+                f"for {sys.executable}",
+                name=fullname,
+            ) from None
+        paddle.install()
+        return importlib.util.find_spec(fullname)
+
+
+def _go_on() -> None:
+    """Run the sitecustomize that would have been run without this one."""
+    others = [folder for folder in sys.path if os.path.abspath(folder or ".") != _FOLDER]
+    spec = PathFinder.find_spec("sitecustomize", others)
+    if spec is not None and spec.loader is not None:
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+
+
+if os.environ.get(_CHOICE) != "0":
+    sys.meta_path.insert(0, _Chooser())
+_go_on()

@@ -1,0 +1,227 @@
+"""`import paddle.fluid` finds jfluid: in a process that installs it, in those that a script or the
+launcher starts, and not where somebody chose otherwise.
+"""
+# ruff: noqa: NPY001, NPY201
+
+import importlib
+import os
+import runpy
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import yaml
+
+import jfluid
+from jfluid import errors, startup, surface
+from jfluid.compat import numpy_names, paddle
+from jfluid.compat.paddle.aliases import AliasFinder, target
+from jfluid.distributed import launch, launch_ps
+from jfluid.launch import main
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """`paddle` is jfluid for one test."""
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    for name in (startup.CHOICE, "PYTHONPATH"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+    monkeypatch.setitem(vars(np), "__getattr__", vars(np)["__getattr__"])
+    paddle.install()
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "paddle"]:
+        del sys.modules[name]
+    for name in numpy_names.TODAY:
+        vars(np).pop(name, None)
+
+
+def test_modules_are_one_object_each(installed):
+    import paddle as installed_paddle
+    import paddle.fluid as fluid
+    import paddle.fluid.layers.nn
+    from paddle.fluid.framework import Program
+
+    assert fluid is jfluid and paddle.fluid.layers is jfluid.layers
+    assert installed_paddle.fluid.layers.nn is importlib.import_module("jfluid.layers.nn")
+    assert Program is jfluid.Program and fluid.__spec__.name == "jfluid"
+
+
+def test_versions(installed, capsys):
+    import paddle as installed_paddle
+    import paddle.version
+
+    assert [int(part) for part in installed_paddle.__version__.split(".")] == [1, 8, 5]
+    assert jfluid.__version__ == jfluid.installation.VERSION
+    paddle.version.show()
+    assert capsys.readouterr().out == f"Fluid 1.8.5, by jfluid {jfluid.__version__}\n"
+
+
+def test_every_module_of_fluid_is_imported_by_its_path(installed):
+    for path in {*surface.NAMES, *surface.ALIASES, *surface.MODULES} - {""}:
+        name = f"paddle.fluid.{path}"
+        assert importlib.import_module(name) is sys.modules[f"jfluid.{path}"], name
+    # functions, though there are modules of that name
+    assert callable(jfluid.data) and callable(jfluid.layers.rnn)
+    assert sys.modules["paddle.fluid.data"].data is jfluid.data
+
+
+def test_functions_that_are_modules_too(installed):
+    import paddle
+    import paddle.batch
+    import paddle.check_import_scipy
+
+    batches = paddle.batch(lambda: iter(range(3)), 2)
+    assert [*batches()] == [[0, 1], [2]] and paddle.check_import_scipy("posix") is None
+    from paddle.batch import batch
+
+    assert batch is paddle.batch
+
+
+def test_what_is_not_there(installed):
+    import paddle
+
+    with pytest.raises(ModuleNotFoundError, match="No module named 'paddle.nothing'"):
+        import paddle.nothing
+    with pytest.raises(AttributeError, match="module 'paddle' has no attribute 'nothing'"):
+        paddle.nothing  # noqa: B018
+    import paddle.fluid.dygraph.nn as layers
+
+    with pytest.raises(errors.UnsupportedError, match=r"fluid\.dygraph\.nn\.Conv2D: imperative"):
+        layers.Conv2D(3, 8, 3)
+    assert not isinstance(3, layers.Conv2D)
+    with pytest.raises(errors.UnsupportedError, match="paddle.sysconfig.get_include"):
+        paddle.sysconfig.get_include()
+
+
+def test_another_paddle_that_is_imported_already(monkeypatch):
+    monkeypatch.setitem(sys.modules, "paddle", pytest)
+    with pytest.raises(errors.ProgramError, match=r"imported already, from .*pytest"):
+        paddle.install()
+    assert not any(isinstance(finder, AliasFinder) for finder in sys.meta_path)
+
+
+def test_names_of_numpy(installed, caplog):
+    assert np.float is float and np.dtype(np.int) == np.int64 and np.object is object
+    assert vars(np)["float"] is float and np.asscalar(np.ones(1)) == 1.0
+    assert type(np.asscalar(np.ones(1))) is float and np.NaN is np.nan and np.alen([1, 2]) == 2
+    assert np.in1d([[1, 5]], [5]).tolist() == [False, True]
+    assert np.asfarray([1]).dtype == np.float64 and np.asfarray([1], np.float32).dtype == np.float32
+    assert np.asfarray([1], np.int32).dtype == np.float64
+    assert caplog.messages.count("np.float: NumPy has dropped this name; float means the same") == 1
+    with pytest.raises(AttributeError, match="no attribute 'flaot'"):
+        np.flaot  # noqa: B018
+
+
+def test_names_of_numpy_are_those_that_it_has_not():
+    again = [name for name in numpy_names.TODAY if name in vars(np)]
+    assert again == []
+
+
+def run(code, folder=None, **variables):
+    """A fresh interpreter that a script could have started; returns its output and its errors."""
+    environment = {k: v for k, v in os.environ.items() if k != startup.CHOICE} | variables
+    rest = [str(folder)] if folder else []
+    environment["PYTHONPATH"] = os.pathsep.join([startup.FOLDER, *rest])
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120
+    )
+    return done.stdout, done.stderr
+
+
+@pytest.fixture
+def another(tmp_path):
+    """A folder with another `paddle`, and with a sitecustomize."""
+    (tmp_path / "paddle").mkdir()
+    (tmp_path / "paddle" / "__init__.py").write_text("print('the other one')")
+    (tmp_path / "sitecustomize.py").write_text("print('sitecustomize')")
+    return tmp_path
+
+
+@pytest.mark.process
+def test_an_installed_paddle_is_taken_and_said(another):
+    out, err = run("import paddle, sys; print('jax' in sys.modules)", another)
+    assert out.split("\n")[:-1] == ["sitecustomize", "the other one", "False"]
+    assert err == (
+        f"jfluid: paddle is {another}/paddle/__init__.py; JFLUID_AS_PADDLE=1 takes jfluid instead\n"
+    )
+
+
+@pytest.mark.process
+def test_a_wrong_choice(another):
+    out, err = run("import paddle", another, JFLUID_AS_PADDLE="yes")
+    assert out == "sitecustomize\n" and "JFLUID_AS_PADDLE: expected 0 or 1, found 'yes'" in err
+
+
+@pytest.mark.process
+def test_an_interpreter_without_jfluid(tmp_path):
+    _, err = run("import sys; sys.modules['jfluid'] = None; import paddle", tmp_path)
+    assert f"jfluid is not installed for {sys.executable}" in err
+
+
+def test_variables_of_processes():
+    assert startup.variables({}) == {"PYTHONPATH": startup.FOLDER}
+    given = {"PYTHONPATH": os.pathsep.join(["/a", startup.FOLDER, "/b"])}
+    assert startup.variables(given)["PYTHONPATH"].split(os.pathsep) == [startup.FOLDER, "/a", "/b"]
+    assert startup.variables({startup.CHOICE: "0"}) == {}
+
+
+SCRIPT = """
+import os, subprocess, sys
+import numpy as np
+import paddle
+import paddle.fluid as fluid
+
+assert sys.argv == ["train.py", "--epochs", "1"] and fluid.__name__ == "jfluid"
+x = fluid.data(name="x", shape=[None, 2], dtype="float32")
+loss = fluid.layers.mean(x)
+exe = fluid.Executor(fluid.CPUPlace())
+value, = exe.run(feed={"x": np.ones((2, 2), np.float32)}, fetch_list=[loss])
+assert np.float(value) == 1.0
+code = "import paddle.fluid as fluid; print(fluid.__name__, fluid.layers.fc.__name__)"
+done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+print(done.stdout or done.stderr)
+"""
+
+
+@pytest.mark.process
+def test_a_script_of_the_launcher_and_what_it_starts(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    (tmp_path / "train.py").write_text(SCRIPT)
+    assert main(["train.py", "--epochs", "1"]) == 0, (tmp_path / "mylog/workerlog.0").read_text()
+    assert "jfluid fc\n" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "command, values",
+    [
+        ("launch", {"mode": "collective", "gpus": "all"}),
+        ("launch_ps", {"mode": "parameter_server", "servers": 2, "trainers": 2, "log_dir": "logs"}),
+    ],
+)
+def test_commands_of_fluid(installed, command, values, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    words = [f"paddle.distributed.{command}", "--print_config", "True", "--dry-run", "train.py"]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit, match="^0$"):
+        runpy.run_module(words[0], run_name="__main__")
+    job = yaml.safe_load(capsys.readouterr().out)
+    assert {key: job[key] for key in values} == values
+
+
+def test_options_come_before_what_commands_of_fluid_assume(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    assert launch_ps.main(["--endpoints", "127.0.0.1:1,127.0.0.1:2", "--dry-run", "train.py"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["servers"] == ["127.0.0.1:1", "127.0.0.1:2"]
+    assert launch.main(["--cpus", "3", "--dry-run", "train.py"]) == 0
+    job = yaml.safe_load(capsys.readouterr().out)
+    assert job["processes"] == 3 and not job.get("gpus")
+
+
+def test_places_of_modules():
+    assert target("paddle") == "jfluid.compat.paddle" and target("paddle.fluid") == "jfluid"
+    assert target("paddle.fluid.io") == "jfluid.io"
+    assert target("paddle.distributed.launch") == "jfluid.distributed.launch"
