@@ -41,6 +41,7 @@ def test_environment_of_processes_with_gpus(monkeypatch):
     } == {
         "PADDLE_TRAINER_ID": "3",
         "PADDLE_TRAINERS_NUM": "4",
+        "PADDLE_NUM_TRAINERS": "4",
         "PADDLE_CURRENT_ENDPOINT": "10.0.0.2:6071",
         "PADDLE_TRAINER_ENDPOINTS": "10.0.0.1:6070,10.0.0.1:6071,10.0.0.2:6070,10.0.0.2:6071",
         "FLAGS_selected_gpus": "0,1",

@@ -13,7 +13,7 @@ import pytest
 
 from jfluid import errors
 from jfluid.job import CollectiveJob, JobError
-from jfluid.launch import rendezvous
+from jfluid.launch import main, rendezvous
 from jfluid.launch.failure import Failure
 from jfluid.launch.messages import (
     End,
@@ -231,6 +231,31 @@ def test_a_variable_that_is_no_number():
         JobError, match="PADDLE_NUM_TRAINERS: expected an integer from 1 on, found 'two'"
     ):
         found(environment={"PADDLE_NUM_TRAINERS": "two"})
+
+
+def test_a_number_of_hosts_from_outside_says_what_else_is_needed(capfd, monkeypatch):
+    hosts = {"PADDLE_NUM_TRAINERS": "2"}
+    with pytest.raises(JobError) as raised:
+        found(environment=hosts)
+    assert str(raised.value) == (
+        "jfluid-launch: PADDLE_NUM_TRAINERS says 2 hosts, but which of them is this? Say --node-rank K "
+        "(from 0) on each, and --coordinator HOST:PORT, an address of host 0; or --ips with the "
+        "addresses of all"
+    )
+    with pytest.raises(JobError, match="where do the hosts meet"):
+        found({"rank": 1}, hosts)
+    with pytest.raises(JobError, match="PADDLE_NUM_TRAINERS says 2 hosts, but there are 3"):
+        found({"rank": 0}, hosts, ips=["a", "b", "c"])
+    assert found(environment=hosts | {"PADDLE_TRAINER_ENDPOINTS": "a:1,a:2"}) == Node(), (
+        "a trainer that starts a job of its own: the number is that of its fellow trainers"
+    )
+    # A script on its own does not ignore it either.
+    monkeypatch.setenv("PADDLE_NUM_TRAINERS", "2")
+    assert main(["train.py"]) == 2
+    expected = (
+        "PADDLE_NUM_TRAINERS says 2 hosts, but the job is one process: say how many there are"
+    )
+    assert expected in capfd.readouterr().err
 
 
 # ---- rendezvous, in this process -----------------------------------------------------------------

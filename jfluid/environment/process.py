@@ -35,6 +35,9 @@ class RoleVariables(Variables):
     trainers_num: Natural | None = variable(
         "PADDLE_TRAINERS_NUM", "how many trainers there are", by_launcher=True
     )
+    num_trainers: Natural | None = variable(
+        "PADDLE_NUM_TRAINERS", "the same, for scripts that read this name", by_launcher=True
+    )
     trainer_endpoints: Endpoints = variable(
         "PADDLE_TRAINER_ENDPOINTS", "where all trainers are", (), by_launcher=True
     )

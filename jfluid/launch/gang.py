@@ -12,9 +12,8 @@ from jfluid.environment import OLDER_JOB_TOKEN
 from jfluid.environment.process import ASSIGNED, ProcessEnvironment
 from jfluid.job import CollectiveJob, GangJob, Job, JobError, ParameterServerJob, endpoint
 
-# Variables about hosts for the launcher alone; proxies, which gRPC would use between hosts; the
-# older name of a variable that members get.
-_NOT_FOR_MEMBERS = ("PADDLE_NUM_TRAINERS", "http_proxy", "https_proxy", OLDER_JOB_TOKEN)
+# Proxies, which gRPC would use between hosts; the older name of a variable that members get.
+_NOT_FOR_MEMBERS = ("http_proxy", "https_proxy", OLDER_JOB_TOKEN)
 # A traceback of crashes and stalls; SIGTERM ends the process, which JAX's preemption service would
 # swallow.
 _DEFAULTS = {"PYTHONFAULTHANDLER": "1", "JAX_ENABLE_PREEMPTION_SERVICE": "false"}
@@ -68,7 +67,10 @@ def collective_gang(
     everyone = [endpoint for host in endpoints for endpoint in host]
     first = sum(map(len, endpoints[:node]))
     common = ProcessEnvironment(
-        trainers_num=len(everyone), trainer_endpoints=tuple(everyone), job_token=secret
+        trainers_num=len(everyone),
+        num_trainers=len(everyone),
+        trainer_endpoints=tuple(everyone),
+        job_token=secret,
     )
     return [
         _trainer(job, first + local, devices, common)
@@ -90,6 +92,7 @@ def parameter_server_gang(
     common = ProcessEnvironment(
         pserver_endpoints=tuple(servers),
         trainers_num=len(trainers),
+        num_trainers=len(trainers),
         trainer_endpoints=tuple(trainers),
         job_token=secret,
     )

@@ -57,7 +57,8 @@ def find_node(
     job: GangJob, options: NodeOptions, environment: Mapping[str, str] = os.environ
 ) -> Node:
     """Find this launcher's rank. Raises JobError when something is missing or inconsistent."""
-    count = job.nodes or FluidVariables.from_env(environment).nodes
+    said = hosts_outside(environment) if job.nodes is None else None
+    count = job.nodes or said
     node = Node(options.rank or 0, count or 1, options.ip)
     is_listed = isinstance(job, ParameterServerJob) and job.is_listed
     ips = job.hosts() if isinstance(job, ParameterServerJob) and is_listed else job.ips
@@ -75,20 +76,47 @@ def find_node(
     elif options.rank is None and count != 1:
         placed = _of_scheduler(environment, count)
         if placed is None and count is not None:
+            meet = "" if job.coordinator else ", and --coordinator HOST:PORT, an address of host 0"
             raise JobError(
-                f"jfluid-launch: {count} hosts, but which of them is this? Say --node-rank K (from 0) on each"
+                f"jfluid-launch: {_saying(said)}{count} hosts, but which of them is this? Say --node-rank K "
+                f"(from 0) on each{meet}; or --ips with the addresses of all"
             )
         node = placed or node
     if job.coordinator is not None:
         node = replace(node, coordinator=endpoint(job.coordinator))
     if job.started_port is not None:
         node = replace(node, first_port=job.started_port)
-    return _checked(node, options, count)
+    return _checked(node, options, count, _saying(said))
 
 
-def _checked(node: Node, options: NodeOptions, count: int | None) -> Node:
+def hosts_outside(environment: Mapping[str, str] = os.environ) -> int | None:
+    """How many hosts PADDLE_NUM_TRAINERS says there are; None where it is not set, or is what a
+    launcher has told this process, which is a trainer itself. Raises JobError.
+    """
+    found = FluidVariables.from_env(environment)
+    return None if found.trainer_endpoints else found.nodes
+
+
+def check_alone(environment: Mapping[str, str] = os.environ) -> None:
+    """Raises JobError when the environment wants several hosts for a script on its own."""
+    count = hosts_outside(environment)
+    if count is not None and count > 1:
+        raise JobError(
+            f"jfluid-launch: {_saying(count)}{count} hosts, but the job is one process: say how many "
+            "there are on each host with --gpus N or --cpus N (then also --node-rank K and "
+            "--coordinator HOST:PORT, or --ips with the addresses of all), or unset the variable"
+        )
+
+
+def _saying(hosts: int | None) -> str:
+    return "" if hosts is None else "PADDLE_NUM_TRAINERS says "
+
+
+def _checked(node: Node, options: NodeOptions, count: int | None, saying: str) -> Node:
     if count is not None and node.count != count:
-        raise JobError(f"jfluid-launch: the job wants {count} hosts, but there are {node.count}")
+        raise JobError(
+            f"jfluid-launch: {saying or 'the job wants '}{count} hosts, but there are {node.count}"
+        )
     if options.rank is not None and options.rank != node.rank:
         raise JobError(
             f"jfluid-launch: --node-rank {options.rank}, but this host is number {node.rank} of those listed"

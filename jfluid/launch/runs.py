@@ -16,7 +16,7 @@ from jfluid.launch.devices import assigned_gpus, visible_gpus
 from jfluid.launch.failure import Failure
 from jfluid.launch.gang import Member, collective_gang, local_gang, parameter_server_gang
 from jfluid.launch.logs import Log, say
-from jfluid.launch.nodes import Node, NodeOptions, find_node
+from jfluid.launch.nodes import Node, NodeOptions, check_alone, find_node
 from jfluid.launch.output import Console
 from jfluid.launch.rendezvous import Follower, Head, RunMembers, Verdict, interruption
 from jfluid.launch.supervise import Peers, Signals, Supervisor
@@ -37,7 +37,7 @@ def run(
         runner = (
             _GangRunner(job, options or NodeOptions(), stack, clock)
             if isinstance(job, GangJob)
-            else _Runner(job, clock)
+            else _alone(job, clock)
         )
         verdict = runner.run_once(signals)
         while (first := verdict.failure) is not None and verdict.again and not signals.received:
@@ -51,6 +51,11 @@ def run(
 
 def _say(text: str) -> None:
     say(f"jfluid-launch: {text}")
+
+
+def _alone(job: Job, clock: Callable[[], float]) -> "_Runner":
+    check_alone()
+    return _Runner(job, clock)
 
 
 class _Runner:

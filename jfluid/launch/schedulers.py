@@ -13,7 +13,12 @@ class FluidVariables(Variables):
     error: ClassVar[type[JFluidError]] = JobError
 
     nodes: Count | None = variable(
-        "PADDLE_NUM_TRAINERS", "how many hosts there are, where the job does not say so"
+        "PADDLE_NUM_TRAINERS",
+        "how many hosts there are, where the job does not say so; in a process that has "
+        "`PADDLE_TRAINER_ENDPOINTS` it is the number of trainers, and says nothing of hosts",
+    )
+    trainer_endpoints: Names = variable(
+        "PADDLE_TRAINER_ENDPOINTS", "in a process of a job: where its trainers are", ()
     )
 
 

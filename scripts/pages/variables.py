@@ -24,7 +24,7 @@ _LAUNCHER = """
 ## The launcher
 
 jfluid-launch finds its place among those of a job by what the job and the command line say; then by these variables. What it
-starts does not get `PADDLE_NUM_TRAINERS`, `http_proxy` and `https_proxy`.
+starts does not get `http_proxy` and `https_proxy`.
 """
 
 
