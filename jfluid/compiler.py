@@ -57,7 +57,8 @@ class BuildStrategy(_Settings):
             the sums in either case.
         debug_graphviz_path: write a drawing of the program that each replica runs, in Graphviz DOT.
         num_trainers, trainer_id, trainers_endpoints: processes that train together, this one's place among them, and where
-            they are ("ip:port" each; by default what PADDLE_TRAINER_ENDPOINTS says).
+            they are ("ip:port" each; by default what DistributeTranspiler.transpile was given, then what
+            PADDLE_TRAINER_ENDPOINTS says).
 
     Without effect, because XLA does it for every program: enable_auto_fusion,
     fuse_all_optimizer_ops, fuse_bn_act_ops, fuse_elewise_add_act_ops, fuse_relu_depthwise_conv,

@@ -204,6 +204,7 @@ def test_jobs_leave_the_launchers_variables_alone():
         "FLAGS_selected_gpus",
         "JFLUID_PS_RESTORE",
         "PADDLE_CURRENT_ENDPOINT",
+        "PADDLE_NUM_TRAINERS",
         "PADDLE_PORT",
         "PADDLE_PSERVERS_IP_PORT_LIST",
         "PADDLE_PSERVER_ID",

@@ -64,14 +64,16 @@ class DataParallel:
 
                 endpoints = (
                     self.build.trainers_endpoints
+                    or self.program._trainers_endpoints  # what transpile was given
                     or processes.endpoints()
                     or RoleVariables.from_env().trainer_endpoints
                 )
                 if len(endpoints) != self.build.num_trainers:
                     raise errors.ProgramError(
                         f"num_trainers is {self.build.num_trainers}, and the trainers' endpoints are "
-                        f"{endpoints}: set BuildStrategy.trainers_endpoints, or start the script with "
-                        "jfluid-launch, which sets PADDLE_TRAINER_ENDPOINTS"
+                        f"{list(endpoints)}: set BuildStrategy.trainers_endpoints, give them to "
+                        "DistributeTranspiler.transpile(trainers=...), or start the script with jfluid-launch, "
+                        "which sets PADDLE_TRAINER_ENDPOINTS"
                     )
                 processes.join(endpoints, self.build.trainer_id)
             own = self._own = devices_of(self.places, on_gpus)
