@@ -28,9 +28,14 @@ class _Settings:
 
     def __init__(self) -> None:
         for name, value in self._defaults.items():
-            object.__setattr__(
-                self, name, type(value)(value) if isinstance(value, (set, list)) else value
-            )
+            self._preset(name, type(value)(value) if isinstance(value, (set, list)) else value)
+        object.__setattr__(self, "_chosen", set())
+
+    _chosen: set[str]  # the fields that a script has set
+
+    def _preset(self, name: str, value: Any) -> None:
+        """Give a field a value that is no script's choice."""
+        object.__setattr__(self, name, value)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self._defaults:
@@ -38,6 +43,7 @@ class _Settings:
                 f"{type(self).__name__} has no field {name}" + errors.close_to(name, self._defaults)
             )
         object.__setattr__(self, name, value)
+        self._chosen.add(name)
 
     def __repr__(self) -> str:
         changed = {n: getattr(self, n) for n, v in self._defaults.items() if getattr(self, n) != v}
@@ -133,9 +139,11 @@ class ExecutionStrategy(_Settings):
     Attributes with an effect:
         num_iteration_per_run: how often `Executor.run` runs a program with data parallelism on one feed.
 
-    Without effect, because XLA schedules a step by itself, on a pool of threads of its own, and
-    frees its memory at its end: num_threads, allow_op_delay, num_iteration_per_drop_scope, use_cuda
-    (places decide), use_experimental_executor, use_thread_barrier.
+    Without effect, because XLA schedules a step by itself, on a pool of threads of its own that it
+    makes when JAX starts, and frees its memory at its end: num_threads, allow_op_delay,
+    num_iteration_per_drop_scope, use_cuda (places decide), use_experimental_executor,
+    use_thread_barrier. A RuntimeWarning says once what to use instead where a script has set
+    num_threads below the threads that XLA uses on the CPU, or num_iteration_per_drop_scope.
 
     Raises ProgramError when a field is set that Fluid does not have.
     """

@@ -88,6 +88,11 @@ class DeviceVariables(Variables):
         "where the first of the processes that train together listens to the others, "
         "if not at its address in `PADDLE_TRAINER_ENDPOINTS`",
     )
+    xla_threads: Count | None = variable(
+        "PJRT_NPROC",
+        "read by XLA when JAX starts: how many threads steps on the CPU use; one for each "
+        "processor that the process may use without it",
+    )
     xla_flags: str = variable(
         "XLA_FLAGS",
         "read by XLA; what jfluid would set by itself, and is named here, stays as it is here",

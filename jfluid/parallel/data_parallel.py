@@ -20,7 +20,7 @@ from jfluid.ir.operator import OpRole
 from jfluid.ir.program import Program
 from jfluid.lod_tensor import LoDTensor
 from jfluid.ops.collective import AXIS
-from jfluid.parallel import phases, replica_feeds
+from jfluid.parallel import notices, phases, replica_feeds
 from jfluid.parallel.devices import devices_of
 from jfluid.parallel.replicas import Replicas
 from jfluid.parallel.sharding import ReplicaSharding, dimension_of
@@ -77,6 +77,7 @@ class DataParallel:
                     )
                 processes.join(endpoints, self.build.trainer_id)
             own = self._own = devices_of(self.places, on_gpus)
+            notices.of_settings(self.execution, own[0].platform)
             self.replicas = len(own)
             self.devices = processes.all_devices(own) if self.build.num_trainers > 1 else own
 

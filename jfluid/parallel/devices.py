@@ -5,7 +5,8 @@ from typing import Any
 
 import jax
 
-from jfluid import errors
+from jfluid import environment, errors
+from jfluid.parallel import notices
 from jfluid.places import CPUPlace, CUDAPlace, cpu_places, cuda_places
 
 
@@ -24,6 +25,8 @@ def devices_of(places: Sequence[Any] | None, on_gpus: bool) -> list[jax.Device]:
     """
     if places is None or not len(places):
         places = cuda_places() if on_gpus else cpu_places()
+        if not on_gpus and not environment.text("CPU_NUM"):
+            notices.of_one_replica()
     if all(isinstance(p, CUDAPlace) for p in places):
         found = [p.device() for p in places]
         if len(set(found)) < len(found):

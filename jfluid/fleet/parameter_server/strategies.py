@@ -59,7 +59,7 @@ class DistributedStrategy:
         self._server_runtime_config = ServerRuntimeConfig()
         self._build_strategy = BuildStrategy()
         self._execute_strategy = ExecutionStrategy()
-        self._execute_strategy.num_threads = cpu_number()
+        self._execute_strategy._preset("num_threads", cpu_number())
         self._debug_opt: dict[str, Any] | None = None
         if self.mode is not None:
             self.check_program_config()
