@@ -41,13 +41,17 @@ class Prepared:
 
     Attributes:
         program: the program after pruning and without its reader operators.
+        step: the compiled step.
         feeds: checked arrays by name; with data parallelism a list of them, one for each replica.
+        divided: whether replicas have parts of the batch.
+        repeats: how often a run of the program repeats the step (`num_iteration_per_run`).
     """
 
     program: Program
     step: Step
     feeds: Any
     divided: bool = False
+    repeats: int = 1
 
     def fetched(self, values: Sequence[Any]) -> list[Fetched]:
         """The values of a run of the step, as fetches."""
@@ -139,9 +143,19 @@ class Engine:
         prepare_cpus(cpu_number())
         parallel.start(isinstance(self.place, CUDAPlace))
 
-    def runner(self, program: Program) -> Runner | None:
-        """The Runner of a program that works with parameter servers; None for others."""
-        return self._runners.get_or_make(program.identity, lambda: self._find_runner(program, self))
+    def runner(self, program: Program, use_prune: bool = False) -> Runner | None:
+        """The Runner of a program that works with parameter servers; None for others. Raises
+        UnsupportedError for one with servers that is to be pruned.
+        """
+        found = self._runners.get_or_make(
+            program.identity, lambda: self._find_runner(program, self)
+        )
+        if use_prune and found is not None:
+            raise errors.UnsupportedError(
+                "use_prune: what a program asks of parameter servers is done as a whole: prune "
+                "the program before DistributeTranspiler rewrites it, or leave use_prune out"
+            )
+        return found
 
     def run(
         self,
@@ -155,9 +169,7 @@ class Engine:
         if (runner := self.runner(program)) is not None:
             return runner.run(feed, fetches, scope, parallel)
         prepared = self.prepare(program, feed, fetches, parallel)
-        return prepared.fetched(
-            self.execute(prepared, scope, parallel.repeats if parallel is not None else 1)
-        )
+        return prepared.fetched(self.execute(prepared, scope, prepared.repeats))
 
     def prepare(
         self,
@@ -203,7 +215,8 @@ class Engine:
             # XLA on the CPU reads a NumPy feed in place and asynchronously, and the user may change
             # it: it is copied.
             feeds = {n: feeding.own(v) for n, v in feeds.items()}
-        return Prepared(program, step, feeds, parallel is not None)
+        repeats = 1 if parallel is None else parallel.repeats
+        return Prepared(program, step, feeds, parallel is not None, repeats)
 
     def execute(self, prepared: Prepared, scope: Scope, times: int = 1) -> list[Any]:
         """Run a prepared program, once or several times; returns the values of its last fetches on

@@ -4,14 +4,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jfluid import distributed, errors
-from jfluid.compile import fetches as fetching
-from jfluid.compile.step import Repeat
+from jfluid.compile.fetches import names_of
+from jfluid.compile.repeat import Repeat
 from jfluid.compiler import resolved
 from jfluid.engine import Engine
 from jfluid.fetch_handler import FetchHandler
 from jfluid.ir.program import default_main_program
-from jfluid.ir.variable import Variable
-from jfluid.places import CPUPlace, CUDAPlace, Place, is_compiled_with_cuda
+from jfluid.places import Place, place_to_run
 from jfluid.scope import Scope, global_scope, scope_guard
 
 __all__ = ["Executor", "FetchHandler", "global_scope", "scope_guard"]
@@ -30,20 +29,10 @@ class Executor:
     """
 
     def __init__(self, place: Place | None = None):
-        self.place = (
-            place
-            if place is not None
-            else (CUDAPlace(0) if is_compiled_with_cuda() else CPUPlace())
-        )
-        if not hasattr(self.place, "device"):
-            raise errors.PlaceError(
-                f"place: expected CPUPlace() or CUDAPlace(i), found {self.place!r}"
-            )
-        if not isinstance(self.place, CPUPlace):
-            self.place.device()  # an absent GPU is an error here
+        self.place = place_to_run(place)
         self.engine = Engine(self.place, runner=distributed.runner)
         self._closed = False
-        self._again: Repeat | None = None  # the last step
+        self._repeat: Repeat | None = None  # the last step that may be repeated
 
     def close(self) -> None:
         """Forget all compiled steps, and leave the parameter servers of a job. The Executor cannot
@@ -52,7 +41,7 @@ class Executor:
         if not self._closed:
             distributed.leave(self.engine)
         self._closed = True
-        self._again = None
+        self._repeat = None
         self.engine.clear()
 
     def run(
@@ -68,35 +57,28 @@ class Executor:
         return_merged: bool = True,
         use_prune: bool = False,
     ) -> list[Any]:
-        """Run a program once.
+        """Run a program once; returns a list with the value of each fetch.
 
         Args:
             program: a Program or CompiledProgram; the default main program when None.
-            feed: arrays (or LoDTensors) by name; with data parallelism they are divided among the
-                replicas by rows (or sequences), or a list holds a dict for each. Dtypes must be
-                those of the variables. A program that reads from a DataLoader with iterable=False,
-                or from a py_reader, takes the next batch from there.
+            feed: arrays or LoDTensors by name, of the dtypes of the variables. Data parallelism
+                divides them among the replicas by rows (or sequences); a list holds a dict for each.
+                A program that reads from a reader takes the next batch from there instead.
             fetch_list: variables or names whose values to return.
-            feed_var_name, fetch_var_name: names of the holder variables in Fluid; there are none
-                here, so no effect.
+            feed_var_name, fetch_var_name, use_program_cache: no effect: there are no holder
+                variables, and compiled programs are always kept.
             scope: where parameters live; the global scope when None.
             return_numpy: return NumPy arrays, of which those of one element convert to numbers as
                 they did with earlier NumPy (see FetchedArray); else LoDTensors that stay on the
                 device.
-            use_program_cache: no effect: compiled programs are always kept.
-            return_merged: of a program with data parallelism, join what replicas give row by row;
-                else each fetch is a list of the replicas' values. A single device has one value of
-                each fetch.
+            return_merged: join the values of replicas row by row; else each fetch is a list of
+                them. A single device has one value of each fetch.
             use_prune: leave out what the fetches do not need, updates of parameters included.
-
-        Returns:
-            One value per fetch.
 
         Raises:
             FeedError, FetchError: a name, rank, shape or dtype is wrong, or a feed is missing.
             EOFException: the reader of the program has no more batches.
-            ReaderError: the reader of the program failed (its error is the cause), or was not
-                started.
+            ReaderError: the reader failed (its error is the cause), or was not started.
             UninitializedError: the startup program was not run in this scope.
             UnsupportedOpError: operators of the program are not registered; all are listed.
             OpError: an operator failed; the scope is as it was before.
@@ -105,39 +87,22 @@ class Executor:
             raise errors.JFluidError("this Executor was closed: make a new one")
         program = default_main_program() if program is None else program
         scope = global_scope() if scope is None else scope
-        if self._again is not None and return_numpy and not use_prune:
-            values = self._again.run(program, feed, fetch_list, scope)
+        if self._repeat is not None and return_numpy and not use_prune:
+            values = self._repeat.run(program, feed, fetch_list, scope)
             if values is not None:
-                return [
-                    fetching.to_numpy(v.name if isinstance(v, Variable) else v, value)
-                    for v, value in zip(fetch_list or (), values)
-                ]
+                return values
         given, parallel = resolved(program)
-        names, targets = fetching.names_of(fetch_list)
-        if (runner := self.engine.runner(given)) is not None:
-            if use_prune:
-                raise errors.UnsupportedError(
-                    "use_prune: what a program asks of parameter servers is done as a whole: prune "
-                    "the program before DistributeTranspiler rewrites it, or leave use_prune out"
-                )
+        names, targets = names_of(fetch_list)
+        if (runner := self.engine.runner(given, use_prune)) is not None:
             found = runner.run(feed, names, scope, parallel)
         else:
             prepared = self.engine.prepare(
                 given, feed, names, parallel, targets if use_prune else None, return_numpy
             )
-            found = prepared.fetched(
-                self.engine.execute(
-                    prepared, scope, parallel.repeats if parallel is not None else 1
-                )
-            )
-            if (
-                return_numpy
-                and prepared.program is program
-                and Repeat.possible(prepared.step, prepared.feeds, fetch_list)
-            ):
-                self._again = Repeat(
-                    program, scope, fetch_list or (), prepared.feeds, prepared.step
-                )
+            found = prepared.fetched(self.engine.execute(prepared, scope, prepared.repeats))
+            if return_numpy and prepared.program is program:
+                latest = Repeat.of(program, scope, fetch_list, prepared.feeds, prepared.step)
+                self._repeat = latest or self._repeat
         return [f.numpy(return_merged) if return_numpy else f.tensor(return_merged) for f in found]
 
     def train_from_dataset(
@@ -171,47 +136,13 @@ class Executor:
             DataError: a file, a line or a pipe command is wrong; the steps before have been done.
             What `run` raises.
         """
-        from jfluid.dataset.training import run_dataset  # it takes numba
+        from jfluid.dataset.training import Printed, run_dataset  # it takes numba
 
-        fetching.names_of(fetch_list)
-        given, parallel = resolved(default_main_program() if program is None else program)
-        run_dataset(
-            self.engine,
-            given,
-            parallel,
-            dataset,
-            global_scope() if scope is None else scope,
-            thread,
-            debug,
-            fetch_list or [],
-            fetch_info or [],
-            print_period,
-            fetch_handler,
-        )
+        program = default_main_program() if program is None else program
+        scope = global_scope() if scope is None else scope
+        printed = Printed(fetch_list, fetch_info, print_period, debug)
+        run_dataset(self.engine, *resolved(program), dataset, scope, thread, printed, fetch_handler)
 
-    def infer_from_dataset(
-        self,
-        program: Any = None,
-        dataset: Any = None,
-        scope: Scope | None = None,
-        thread: int = 0,
-        debug: bool = False,
-        fetch_list: Sequence[Any] | None = None,
-        fetch_info: Sequence[str] | None = None,
-        print_period: int = 100,
-        fetch_handler: FetchHandler | None = None,
-    ) -> None:
-        """`train_from_dataset` of a program that does not train, such as
-        `program.clone(for_test=True)`. As in Fluid the program is run as it is: optimizers that it
-        holds do update parameters."""
-        self.train_from_dataset(
-            program,
-            dataset,
-            scope,
-            thread,
-            debug,
-            fetch_list,
-            fetch_info,
-            print_period,
-            fetch_handler,
-        )
+    infer_from_dataset = train_from_dataset
+    """`train_from_dataset`, of a program that does not train, such as `program.clone(for_test=True)`.
+    As in Fluid the program is run as it is: optimizers that it holds do update parameters."""

@@ -54,6 +54,19 @@ class CUDAPinnedPlace:
 Place = CPUPlace | CUDAPlace | CUDAPinnedPlace
 
 
+def place_to_run(place: Place | None) -> Place:
+    """The place that programs run on: this one, or for None the first GPU that JAX sees, else the
+    CPU. Raises PlaceError for what is no place, and for a GPU that JAX does not see.
+    """
+    if place is None:
+        place = CUDAPlace(0) if is_compiled_with_cuda() else CPUPlace()
+    if not hasattr(place, "device"):
+        raise errors.PlaceError(f"place: expected CPUPlace() or CUDAPlace(i), found {place!r}")
+    if not isinstance(place, CPUPlace):
+        place.device()  # an absent GPU is an error here
+    return place
+
+
 def _gpus() -> list[jax.Device]:
     try:
         found: list[jax.Device] = jax.local_devices(backend="gpu")

@@ -1,19 +1,17 @@
 """A compiled step: a plan whose XLA segments are jitted for where it runs."""
 
 import weakref
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jfluid import errors, flags
+from jfluid import errors
 from jfluid.compile.host import Host
 from jfluid.compile.placement import Placement
 from jfluid.compile.plan import Plan
 from jfluid.compile.step_state import StepState
-from jfluid.ir.variable import Variable
 from jfluid.scope import Scope
 
 
@@ -175,72 +173,6 @@ class Step:
         if flags:
             _refuse_infinite(segment, flags)
         env.update(zip(segment.gives, gives))
-
-
-class Repeat:
-    """A repeated step: the same program, scope and fetches, NumPy feeds of the same names and
-    shapes.
-
-    Everything that a step has to look up is known then. A step of XLA evicts the host's code from
-    the core's caches, so that with small steps every function call counts.
-    """
-
-    def __init__(
-        self,
-        program: Any,
-        scope: Scope,
-        fetch_list: Sequence[Any],
-        feeds: Mapping[str, np.ndarray],
-        step: Step,
-    ):
-        assert step.whole is not None  # `possible`
-        self._program, self._version = program, program._version
-        self._fetch_list, self._flag = list(fetch_list), flags.get("FLAGS_check_nan_inf")
-        self._feeds = [(n, v.dtype, v.shape) for n, v in feeds.items()]
-        self._segment, self._call = step.whole, step.placement.call
-        # it refers to the arrays of the scope, and must be dropped with it
-        self._state = weakref.ref(step._states[scope])
-
-    @staticmethod
-    def possible(step: Step, feeds: Mapping[str, Any], fetch_list: Any) -> bool:
-        """Whether the step is one XLA segment on plain arrays that draws no random numbers, with
-        fetches in a flat list.
-        """
-        plain = (
-            type(fetch_list) is list
-            and fetch_list
-            and all(isinstance(f, (Variable, str)) for f in fetch_list)
-        )
-        plain = plain and all(type(v) is np.ndarray for v in feeds.values())
-        return bool(plain) and step.whole is not None and not step.plan.rng
-
-    def run(self, program: Any, feed: Any, fetch_list: Any, scope: Scope) -> list[Any] | None:
-        """The fetches; None if anything has changed."""
-        if (
-            program is not self._program
-            or program._version != self._version
-            or type(feed) is not dict
-            or len(feed) != len(self._feeds)
-            or type(fetch_list) is not list
-            or len(fetch_list) != len(self._fetch_list)
-        ):
-            return None
-        for fetch, before in zip(fetch_list, self._fetch_list):
-            if fetch is not before:
-                return None
-        for name, dtype, shape in self._feeds:
-            value = feed.get(name)
-            if type(value) is not np.ndarray or value.dtype != dtype or value.shape != shape:
-                return None
-        state = self._state()
-        if (
-            state is None
-            or state.scope() is not scope
-            or state.stale()
-            or flags.get("FLAGS_check_nan_inf") != self._flag
-        ):
-            return None
-        return state.run(self._call, self._segment, feed, None)
 
 
 def _refuse_infinite(segment: CompiledSegment, flags: tuple[Any, ...]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from jfluid import errors
+from jfluid.compile.fetches import names_of
 from jfluid.dataset.datasets import DatasetBase
 from jfluid.engine import Engine, Owned, Runner
 from jfluid.fetch_handler import FetchHandler, Watch
@@ -18,6 +19,38 @@ from jfluid.progress import Progress
 from jfluid.scope import Scope
 
 
+class Printed:
+    """What is printed while a program runs over a dataset.
+
+    Args:
+        fetch_list: variables or names whose values to print.
+        fetch_info: a text in front of each; their names when None.
+        period: steps between two prints.
+        time: print the time of the epoch at its end.
+
+    Raises FetchError for anything else in `fetch_list`, and for another number of texts; DataError
+    for a period below 1.
+    """
+
+    def __init__(
+        self,
+        fetch_list: Sequence[Any] | None,
+        fetch_info: Sequence[str] | None,
+        period: int,
+        time: bool,
+    ):
+        if period < 1:
+            raise errors.DataError(f"print_period: expected 1 or more, found {period}")
+        self.fetches, _ = names_of(fetch_list)
+        self.texts = list(fetch_info or ()) or self.fetches
+        if len(self.texts) != len(self.fetches):
+            raise errors.FetchError(
+                f"fetch_info: expected {len(self.fetches)} texts, one for each fetch, found "
+                f"{len(self.texts)}"
+            )
+        self.period, self.time = period, time
+
+
 def run_dataset(
     engine: Engine,
     program: Program,
@@ -25,10 +58,7 @@ def run_dataset(
     dataset: Any,
     scope: Scope,
     thread: int,
-    debug: bool,
-    fetch_list: Sequence[Any],
-    fetch_info: Sequence[str],
-    print_period: int,
+    printed: Printed,
     fetch_handler: FetchHandler | None,
 ) -> None:
     """Run `program` once for each batch. See `Executor.train_from_dataset`."""
@@ -36,15 +66,8 @@ def run_dataset(
         raise errors.DataError(
             f"dataset: expected what DatasetFactory().create_dataset makes, found {type(dataset).__name__}"
         )
-    if thread < 0 or print_period < 1:
-        raise errors.DataError(
-            f"thread: expected 0 or more, found {thread}; print_period: 1 or more, found {print_period}"
-        )
-    names = list(fetch_info) or [getattr(f, "name", str(f)) for f in fetch_list]
-    if len(names) != len(fetch_list):
-        raise errors.FetchError(
-            f"fetch_info: expected {len(fetch_list)} texts, one for each fetch, found {len(names)}"
-        )
+    if thread < 0:
+        raise errors.DataError(f"thread: expected 0 or more, found {thread}")
     waited, begin, step, rows = 0.0, time.perf_counter(), 0, 0
     if parallel is not None:
         engine.start(parallel)
@@ -55,7 +78,7 @@ def run_dataset(
         dataset._batches(thread) as batches,
         Progress(description="step") as progress,
     ):
-        fetches = [f if isinstance(f, str) else f.name for f in (*fetch_list, *watch.fetches)]
+        fetches = [*printed.fetches, *names_of(watch.fetches)[0]]
         source = iter(runner.prefetch(batches, parallel))
         while True:
             asked = time.perf_counter()
@@ -71,16 +94,16 @@ def run_dataset(
             rows += examples
             fed = Owned(batch) if isinstance(batch, Mapping) else batch
             found = [f.tensor() for f in engine.run(program, fed, fetches, scope, parallel)]
-            watch.show(found[len(fetch_list) :])
-            if fetch_list and step % print_period == 0:
-                texts = [f"{n}: {_text(np.array(v))}" for n, v in zip(names, found)]
+            watch.show(found[len(printed.fetches) :])
+            if printed.fetches and step % printed.period == 0:
+                texts = [f"{n}: {_text(np.array(v))}" for n, v in zip(printed.texts, found)]
                 print(f"step {step}  " + "  ".join(texts), flush=True)
             progress.step(
                 examples=examples,
-                **{n: v for n, v in zip(names, found) if _is_number(v)},
+                **{n: v for n, v in zip(printed.texts, found) if _is_number(v)},
                 **counts(),
             )
-    if debug:
+    if printed.time:
         seconds = time.perf_counter() - begin
         print(
             f"{step} steps, {rows} examples in {seconds:.3f} s; waited for data {waited:.3f} s "
