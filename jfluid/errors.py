@@ -77,6 +77,25 @@ class DataError(JFluidError, ValueError):
     """Data cannot be read: a file, a line of it, or the command that it goes through."""
 
 
+class DownloadError(JFluidError, RuntimeError):
+    """A file of a data set is not there, and cannot be downloaded."""
+
+
+class DependencyError(JFluidError, ImportError):
+    """A library or command that a feature needs is not installed.
+
+    Args:
+        feature: what needs it.
+        needs: the library's or command's name.
+        extra: the extra of the package that has it; empty: none.
+        otherwise: what else helps.
+    """
+
+    def __init__(self, feature: str, needs: str, extra: str = "", otherwise: str = ""):
+        install = f": pip install 'jfluid[{extra}]'" if extra else "; install it"
+        super().__init__(f"{feature} needs {needs}{install}{otherwise and f', {otherwise}'}")
+
+
 class ServerError(JFluidError, RuntimeError):
     """A parameter server, or a call to one: refused, not reachable, or at odds with what the server
     holds.

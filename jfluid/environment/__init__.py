@@ -10,6 +10,7 @@ import os
 JOB_TOKEN = "JFLUID_JOB_TOKEN"
 OLDER_JOB_TOKEN = "JFLUID_PS_TOKEN"  # means the same where the other one is not set
 PROGRESS_CHANNEL = "JFLUID_PROGRESS_CHANNEL"
+DISABLE_PLOT = "DISABLE_PLOT"
 DEFAULT_CPU_NUM = 1
 
 text = os.environ.get

@@ -224,6 +224,10 @@ class StartupVariables(Variables):
         "1: `import paddle` finds jfluid, 0: it never does; without it it does where no "
         "PaddlePaddle is installed",
     )
+    disable_plot: str | None = variable(
+        environment.DISABLE_PLOT,
+        "`True`: `paddle.utils.Ploter` draws nothing, and needs no matplotlib",
+    )
 
 
 class ThreadVariables(Variables):
