@@ -85,8 +85,8 @@ def download(url: str, module_name: str, md5sum: str, save_name: str | None = No
         "is missing" if found is None else f"has md5 {found}: it is incomplete or another file"
     )
     raise DownloadError(
-        f"{path} {present}, and downloading it failed ({fault}). Get the file with another "
-        f"machine or browser and put it there:\n  from  {url}\n  as    {path}\n  md5   {md5sum}"
+        f"{path} {present}, and downloading it failed ({fault}). Fetch it by other means "
+        f"and put it there:\n  from  {url}\n  as    {path}\n  md5   {md5sum}"
     )
 
 
