@@ -155,7 +155,7 @@ def _resized(im: np.ndarray, height: int, width: int) -> np.ndarray:
     )
     if np.issubdtype(im.dtype, np.integer):
         limits = np.iinfo(im.dtype)
-        return np.clip(np.round(found), limits.min, limits.max).astype(im.dtype)
+        found = np.clip(np.round(found), limits.min, limits.max)
     return np.array(found, im.dtype)
 
 
