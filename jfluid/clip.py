@@ -321,3 +321,11 @@ def _merged(grad: Variable) -> Variable:
     if grad.type != VarType.SELECTED_ROWS:
         return grad
     return emit("get_tensor_from_selected_rows", {"X": emit("merge_selected_rows", {"X": grad})})
+
+
+# Fluid's other names of these.
+ClipByValue, ClipByNorm, ClipByGlobalNorm = (
+    GradientClipByValue,
+    GradientClipByNorm,
+    GradientClipByGlobalNorm,
+)

@@ -30,11 +30,12 @@ ALIASES: dict[str, tuple[str, ...]] = {
         "ir.types",
         "places",
         "flags",
+        "compat.fluid.framework",
     ),
     "backward": ("ir.backward",),
     "unique_name": ("ir.unique_name",),
-    "reader": ("feeding.reader", "io"),
-    "data_feeder": ("feeding.data_feeder",),
+    "reader": ("feeding.reader", "io", "compat.fluid.reader"),
+    "data_feeder": ("feeding.data_feeder", "compat.fluid.data_feeder"),
     "layer_helper": ("layers.helper",),
     "data_feed_desc": ("dataset.data_feed_desc",),
     "incubate.data_generator": ("feeding.data_generator",),
@@ -59,7 +60,19 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "layers.ops": ("layers",),
     "layers.detection": ("layers",),
     "layers.rnn": ("layers",),
-    "layers.utils": ("layers",),
+    "layers.utils": ("compat.fluid.layers_utils",),
+    "layers.layer_function_generator": ("compat.fluid.decorators",),
+    "default_scope_funcs": ("compat.fluid.default_scope_funcs",),
+    "wrapped_decorator": ("compat.fluid.decorators",),
+    "annotations": ("compat.fluid.decorators",),
+    "log_helper": ("compat.fluid.decorators",),
+    "transpiler.details": ("compat.fluid.transpiler_details",),
+    "transpiler.details.program_utils": ("compat.fluid.transpiler_details",),
+    "transpiler.details.checkport": ("compat.fluid.transpiler_details",),
+    "contrib.reader": ("compat.fluid.reader",),
+    "contrib.reader.distributed_reader": ("compat.fluid.reader",),
+    "proto.framework_pb2": ("ir.framework_pb2",),
+    "proto.data_feed_pb2": ("dataset.data_feed_pb2",),
     "contrib.layers": ("layers.sequence_lod",),
 }
 # Files here that Fluid has too, with more in them: what they lack is looked for there.
@@ -71,6 +84,8 @@ _WIDER: dict[str, tuple[str, ...]] = {
     "layers.loss": ("layers",),
     "layers.metric_op": ("layers",),
     "layers.learning_rate_scheduler": ("layers",),
+    "executor": ("compat.fluid.executor",),
+    "io": ("compat.fluid.io",),
 }
 # Names that in Fluid are a module that can be imported, and a function of the package around it.
 FUNCTIONS_TOO = ("data", "layers.rnn")
@@ -91,10 +106,13 @@ _HINTS = {
     "dataloader": "datasets of imperative mode are not in this release: use fluid.io.DataLoader.from_generator",
     "complex": "complex numbers are not in this release",
     "contrib": "this extension is not in this release",
+    "incubate.fleet.parameter_server.pslib": "PSLib is Baidu's own and was never published; fluid.incubate.fleet."
+    "parameter_server.distribute_transpiler has the fleet of parameter servers",
     "incubate.fleet.utils.hdfs": "files elsewhere are reached through fsspec: give datasets addresses such as "
     "hdfs://host/path, and checkpoints a fluid.distributed.fs_wrapper.BDFS",
     "incubate.fleet": "fluid.incubate.fleet.collective and .parameter_server.distribute_transpiler have what this release has "
     "of the fleet",
+    "layers.device": "CompiledProgram.with_data_parallel and ParallelExecutor choose their devices themselves",
     "transpiler": "DistributeTranspiler cuts and places variables by itself; this helper of Fluid's is not in this release",
     "layers": "this layer (detection, CTC ...) is not in this release",
 }

@@ -34,13 +34,13 @@ __all__ = [
 ]
 
 
-def _step(begin: int = 0) -> Variable:
+def _decay_step_counter(begin: int = 0) -> Variable:
     return cast(autoincreased_step_counter("@LR_DECAY_COUNTER@", begin, 1), "float32")
 
 
 def _periods(decay_steps: int, staircase: bool) -> Variable:
     """How many times `decay_steps` steps have passed."""
-    periods = _step() / decay_steps
+    periods = _decay_step_counter() / decay_steps
     return emit("floor", {"X": periods}) if staircase else periods
 
 
@@ -83,7 +83,7 @@ def polynomial_decay(
     ... as many.
     """
     with default_main_program()._lr_schedule_guard():
-        step = _step()
+        step = _decay_step_counter()
         span: float | Variable = decay_steps
         if cycle:
             rounds = emit("ceil", {"X": step / decay_steps})
@@ -113,7 +113,7 @@ def piecewise_decay(boundaries: Sequence[int], values: Sequence[float]) -> Varia
             f"and {len(boundaries)} boundaries"
         )
     with default_main_program()._lr_schedule_guard():
-        step = _step()
+        step = _decay_step_counter()
         rate = create_global_var([1], 0.0, "float32", persistable=True, name="learning_rate")
         with Switch() as switch:
             for boundary, value in zip(boundaries, values[:-1], strict=True):
@@ -134,7 +134,7 @@ def noam_decay(
     al., 2017).
     """
     with default_main_program()._lr_schedule_guard():
-        step = _step(begin=1)
+        step = _decay_step_counter(begin=1)
         falling, rising = step**-0.5, (warmup_steps**-1.5) * step
         return (
             learning_rate * (d_model**-0.5) * emit("elementwise_min", {"X": falling, "Y": rising})
@@ -146,7 +146,7 @@ def cosine_decay(learning_rate: float | Variable, step_each_epoch: int, epochs: 
     step_each_epoch).
     """
     with default_main_program()._lr_schedule_guard():
-        epoch = emit("floor", {"X": _step() / step_each_epoch})
+        epoch = emit("floor", {"X": _decay_step_counter() / step_each_epoch})
         return learning_rate * 0.5 * (emit("cos", {"X": epoch * math.pi / epochs}) + 1)
 
 
@@ -168,7 +168,7 @@ def linear_lr_warmup(
         )
     with default_main_program()._lr_schedule_guard():
         rate = create_global_var([1], 0.0, "float32", persistable=True, name="learning_rate_warmup")
-        step = _step()
+        step = _decay_step_counter()
         with Switch() as switch:
             with switch.case(step < warmup_steps):
                 assign(start_lr + (end_lr - start_lr) * (step / float(warmup_steps)), rate)
