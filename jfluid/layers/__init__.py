@@ -1,4 +1,15 @@
-"""What users call: functions that append operators. Nothing is computed here."""
+"""What users call: functions that append operators to the default main program. Nothing is computed
+here.
+
+Shapes in docstrings are those of the program's variables; -1 is a dimension that is known when the
+program runs. "Rows with a LoD" are the rows of all sequences, one after the other, in one tensor
+[rows, ...] that knows where each sequence ends. A parameter `name` names the result, or is the
+prefix of its parameters' names; None generates a name.
+
+Every layer raises TypeError for an argument that is no Variable where one is expected. Where
+shapes, dtypes or attributes do not fit, it raises a ProgramError, such as ShapeError or
+AttributeTypeError, that names the operator and the user's line.
+"""
 
 from jfluid.layers import math_op_patch
 from jfluid.layers.activation import *

@@ -1,4 +1,6 @@
-"""Functions of one tensor, element by element: activations and others."""
+"""Functions of one tensor, element by element: activations and others. Results have the shape and
+dtype of `x`.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -68,11 +70,11 @@ def _function(
         return emit(op_type, {"X": hold(x, kinds, op_type, "x")}, name=name)
 
     layer.__name__ = layer.__qualname__ = op_type
-    layer.__doc__ = f"""{formula[0].upper()}{formula[1:]}, element by element.
+    layer.__doc__ = f"""Return {formula}, element by element.
 
     Args:
         x: a tensor of any shape.
-        name: the name that the result is called after.
+        name: prefix of the name of the result.
 
     Raises:
         TypeError: `x` is no Variable or has a dtype that the function is not defined for.
@@ -80,53 +82,59 @@ def _function(
     return layer
 
 
-acos = _function("acos", "arc cosine of x, in 0..pi")
-asin = _function("asin", "arc sine of x, in -pi/2..pi/2")
-atan = _function("atan", "arc tangent of x, in -pi/2..pi/2")
-ceil = _function("ceil", "smallest integer not below x")
-cos = _function("cos", "cosine of x, in radians")
+acos = _function("acos", "the arc cosine of x, in 0..pi")
+asin = _function("asin", "the arc sine of x, in -pi/2..pi/2")
+atan = _function("atan", "the arc tangent of x, in -pi/2..pi/2")
+ceil = _function("ceil", "the smallest integer not below x")
+cos = _function("cos", "the cosine of x, in radians")
 exp = _function("exp", "e to the power of x")
-floor = _function("floor", "largest integer not above x")
-log = _function("log", "natural logarithm of x")
+floor = _function("floor", "the largest integer not above x")
+log = _function("log", "the natural logarithm of x")
 logsigmoid = _function("logsigmoid", "log(1 / (1 + exp(-x)))")
 reciprocal = _function("reciprocal", "1 / x")
 relu = _function("relu", "max(x, 0)")
 round = _function("round", "the integer nearest to x; halves go away from zero")
 rsqrt = _function("rsqrt", "1 / sqrt(x)")
 sigmoid = _function("sigmoid", "1 / (1 + exp(-x))")
-sin = _function("sin", "sine of x, in radians")
+sin = _function("sin", "the sine of x, in radians")
 softplus = _function("softplus", "log(1 + exp(x))")
 softsign = _function("softsign", "x / (1 + |x|)")
-sqrt = _function("sqrt", "square root of x; x must not be negative")
-tanh = _function("tanh", "hyperbolic tangent of x")
+sqrt = _function("sqrt", "the square root of x; x must not be negative")
+tanh = _function("tanh", "the hyperbolic tangent of x")
 tanh_shrink = _function("tanh_shrink", "x - tanh(x)")
-abs = _function("abs", "magnitude of x", NUMBERS)
+abs = _function("abs", "the magnitude of x", NUMBERS)
 square = _function("square", "x * x", NUMBERS)
 
 
 def erf(x: Variable) -> Variable:
-    """The error function, 2 / sqrt(pi) times the integral of exp(-t^2) from 0 to x."""
+    """Apply the error function: 2 / sqrt(pi) times the integral of exp(-t²) from 0 to x."""
     return emit("erf", {"X": hold(x, FLOATS, "erf", "x")})
 
 
 def sign(x: Variable | np.ndarray) -> Variable:
-    """-1, 0 or 1 as x is negative, zero or positive; an array becomes a constant of the program."""
+    """Return -1, 0 or 1 where x is negative, zero or positive. An array becomes a constant of the
+    program.
+    """
     return emit(
         "sign", {"X": hold(assign(x) if isinstance(x, np.ndarray) else x, FLOATS, "sign", "x")}
     )
 
 
 def log1p(x: Variable, out: Variable | None = None, name: str | None = None) -> Variable:
-    """log(1 + x), exact for small x.
+    """Return log(1 + x), exact for small x.
 
     Args:
-        out: the variable to write; a new one by default.
+        out: the variable to write; a new one when None.
     """
     return into(out, "log1p", {"X": hold(x, FLOATS, "log1p", "x")}, name=name)
 
 
 def pow(x: Variable, factor: float | Variable = 1.0, name: str | None = None) -> Variable:
-    """x ** factor, the factor being a number or a tensor of one element, which gets no gradient."""
+    """Return x ** factor.
+
+    Args:
+        factor: a number, or a Variable of one element, which gets no gradient.
+    """
     hold(x, NUMBERS, "pow", "x")
     if isinstance(factor, Variable):
         return emit("pow", {"X": x, "FactorTensor": factor}, name=name)
@@ -141,73 +149,75 @@ def _parametrised(
 
 
 def relu6(x: Variable, threshold: float = 6.0, name: str | None = None) -> Variable:
-    """min(max(x, 0), threshold)."""
+    """Return min(max(x, 0), threshold)."""
     return _parametrised("relu6", x, name, threshold=threshold)
 
 
 def brelu(
     x: Variable, t_min: float = 0.0, t_max: float = 24.0, name: str | None = None
 ) -> Variable:
-    """min(max(x, t_min), t_max)."""
+    """Return min(max(x, t_min), t_max)."""
     return _parametrised("brelu", x, name, t_min=t_min, t_max=t_max)
 
 
 def leaky_relu(x: Variable, alpha: float = 0.02, name: str | None = None) -> Variable:
-    """max(x, alpha * x)."""
+    """Return max(x, alpha * x)."""
     return _parametrised("leaky_relu", x, name, alpha=alpha)
 
 
 def elu(x: Variable, alpha: float = 1.0, name: str | None = None) -> Variable:
-    """x where positive, alpha * (exp(x) - 1) elsewhere (Clevert et al., arXiv:1511.07289)."""
+    """Return x where it is positive, else alpha * (exp(x) - 1) (Clevert et al., arXiv:1511.07289)."""
     return _parametrised("elu", x, name, alpha=alpha)
 
 
 def selu(
     x: Variable, scale: float | None = None, alpha: float | None = None, name: str | None = None
 ) -> Variable:
-    """scale * elu(x, alpha) (Klambauer et al., arXiv:1706.02515).
+    """Return scale * elu(x, alpha) (Klambauer et al., arXiv:1706.02515).
 
     Args:
-        scale: 1.0507... by default.
-        alpha: 1.6732... by default.
+        scale: 1.0507... when None.
+        alpha: 1.6732... when None.
     """
     return _parametrised("selu", x, name, scale=scale, alpha=alpha)
 
 
 def gelu(x: Variable, approximate: bool = False) -> Variable:
-    """x times the standard normal distribution function of x (Hendrycks and Gimpel,
+    """Return x times the standard normal distribution function of x (Hendrycks & Gimpel,
     arXiv:1606.08415).
 
     Args:
-        approximate: use 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))).
+        approximate: use 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x³))) instead.
     """
     return _parametrised("gelu", x, approximate=approximate)
 
 
 def soft_relu(x: Variable, threshold: float = 40.0, name: str | None = None) -> Variable:
-    """log(1 + exp(max(min(x, threshold), -threshold)))."""
+    """Return log(1 + exp(max(min(x, threshold), -threshold)))."""
     return _parametrised("soft_relu", x, name, threshold=threshold)
 
 
 def softshrink(x: Variable, alpha: float | None = None) -> Variable:
-    """x - alpha above alpha, x + alpha below -alpha, 0 between; alpha is 0.5 by default."""
+    """Return x - alpha where x > alpha, x + alpha where x < -alpha, else 0. `alpha` is 0.5 when
+    None.
+    """
     return _parametrised("softshrink", x, lambda_=alpha)
 
 
 def hard_shrink(x: Variable, threshold: float | None = None) -> Variable:
-    """x where |x| > threshold, 0 elsewhere; the threshold is 0.5 by default."""
+    """Return x where |x| > threshold, else 0. `threshold` is 0.5 when None."""
     return _parametrised("hard_shrink", x, threshold=threshold)
 
 
 def thresholded_relu(x: Variable, threshold: float | None = None) -> Variable:
-    """x where x > threshold, 0 elsewhere; the threshold is 1 by default."""
+    """Return x where x > threshold, else 0. `threshold` is 1 when None."""
     return _parametrised("thresholded_relu", x, threshold=threshold)
 
 
 def hard_sigmoid(
     x: Variable, slope: float = 0.2, offset: float = 0.5, name: str | None = None
 ) -> Variable:
-    """max(0, min(1, slope * x + offset)) (arXiv:1603.00391)."""
+    """Return max(0, min(1, slope * x + offset)) (arXiv:1603.00391)."""
     return _parametrised("hard_sigmoid", x, name, slope=slope, offset=offset)
 
 
@@ -218,23 +228,23 @@ def hard_swish(
     offset: float = 3.0,
     name: str | None = None,
 ) -> Variable:
-    """x * min(max(0, x + offset), threshold) / scale (Howard et al., arXiv:1905.02244)."""
+    """Return x * min(max(0, x + offset), threshold) / scale (Howard et al., arXiv:1905.02244)."""
     return _parametrised("hard_swish", x, name, threshold=threshold, scale=scale, offset=offset)
 
 
 def swish(x: Variable, beta: float = 1.0, name: str | None = None) -> Variable:
-    """x / (1 + exp(-beta * x)) (Ramachandran et al., arXiv:1710.05941)."""
+    """Return x / (1 + exp(-beta * x)) (Ramachandran et al., arXiv:1710.05941)."""
     return _parametrised("swish", x, name, beta=beta)
 
 
 def mish(x: Variable, threshold: float = 20, name: str | None = None) -> Variable:
-    """x * tanh(log(1 + exp(x))) (Misra, arXiv:1908.08681).
+    """Return x * tanh(log(1 + exp(x))) (Misra, arXiv:1908.08681).
 
     Args:
-        threshold: above it the logarithm is taken as x, below its negative as exp(x).
+        threshold: where x is above it the logarithm is taken as x, where x is below its negative as
+            exp(x).
 
-    Raises:
-        ValueError: the threshold is not positive.
+    Raises ValueError where the threshold is not positive.
     """
     if threshold <= 0:
         raise ValueError(f"layers.mish, threshold: expected a positive number, found {threshold}")
@@ -244,21 +254,20 @@ def mish(x: Variable, threshold: float = 20, name: str | None = None) -> Variabl
 def stanh(
     x: Variable, scale_a: float = 0.67, scale_b: float = 1.7159, name: str | None = None
 ) -> Variable:
-    """scale_b * tanh(scale_a * x)."""
+    """Return scale_b * tanh(scale_a * x)."""
     return _parametrised("stanh", x, name, scale_a=scale_a, scale_b=scale_b)
 
 
 def maxout(x: Variable, groups: int, name: str | None = None, axis: int = 1) -> Variable:
-    """The largest of each `groups` neighbouring channels (Goodfellow et al., arXiv:1302.4389).
+    """Return the largest of each `groups` neighbouring channels (Goodfellow et al.,
+    arXiv:1302.4389).
 
     Args:
         x: a tensor of four dimensions.
-        groups: how many channels become one; it divides their number.
+        groups: how many channels become one; it must divide their number.
         axis: the dimension of the channels: 1, or 3 (also given as -1).
 
-    Raises:
-        ValueError: another axis.
-        ShapeError: the channels cannot be divided so.
+    Raises ValueError for another axis, ShapeError where `groups` does not divide the channels.
     """
     if axis not in (1, -1, 3):
         raise ValueError(f"layers.maxout, axis: expected 1, 3 or -1, found {axis}")
@@ -271,15 +280,16 @@ def maxout(x: Variable, groups: int, name: str | None = None, axis: int = 1) -> 
 
 
 def prelu(x: Variable, mode: str, param_attr: object = None, name: str | None = None) -> Variable:
-    """x where positive, alpha * x elsewhere, with a learned alpha (He et al., arXiv:1502.01852).
+    """Return x where it is positive, else alpha * x, with a trained alpha (He et al.,
+    arXiv:1502.01852).
 
     Args:
-        mode: "all" (one alpha), "channel" (one for each channel, dimension 1) or "element" (one for
-            each element of a sample).
-        param_attr: the attributes of alpha, which starts at 0.25 by default.
+        x: [N, ...]; channels are dimension 1.
+        mode: "all" (one alpha), "channel" (one for each channel) or "element" (one for each element
+            of a sample).
+        param_attr: ParamAttr of alpha, which begins with 0.25 by default.
 
-    Raises:
-        ValueError: another mode.
+    Raises ValueError for another mode.
     """
     if mode not in ("all", "channel", "element"):
         raise ValueError(
@@ -301,11 +311,7 @@ def prelu(x: Variable, mode: str, param_attr: object = None, name: str | None = 
 def softmax(
     input: Variable, use_cudnn: bool = False, name: str | None = None, axis: int = -1
 ) -> Variable:
-    """exp(x) divided by its sum along `axis`.
-
-    Args:
-        use_cudnn: kept in the program; XLA has one kernel.
-    """
+    """Return exp(x) divided by its sum along `axis`. `use_cudnn` has no effect."""
     return emit(
         "softmax",
         {"X": hold(input, FLOATS, "softmax", "input")},
@@ -317,11 +323,12 @@ def softmax(
 def log_softmax(
     input: Variable, axis: int | None = None, dtype: str | None = None, name: str | None = None
 ) -> Variable:
-    """The logarithm of softmax along `axis` (the last by default); as in Fluid it is never less
-    than about -64.
+    """Return the logarithm of softmax along a dimension. As in Fluid it is never less than about
+    -64.
 
     Args:
-        dtype: the input is cast to it first.
+        axis: the dimension; the last when None.
+        dtype: the input is converted to it first; None leaves it as it is.
     """
     helper = LayerHelper("log_softmax", name=name)
     x: Variable = hold(input, FLOATS, "log_softmax", "input")

@@ -38,7 +38,7 @@ def _check_index(layer: str, value: Any) -> None:
 
 
 def create_array(dtype: Any) -> Variable:
-    """An empty array of tensors of `dtype`."""
+    """Make an empty array of tensors of `dtype`."""
     helper = LayerHelper("array")
     return helper.block.create_var(
         name=f"{helper.name}.out", type=VarType.LOD_TENSOR_ARRAY, dtype=var_type(dtype)
@@ -46,9 +46,13 @@ def create_array(dtype: Any) -> Variable:
 
 
 def array_write(x: Variable, i: Variable, array: Variable | None = None) -> Variable:
-    """`array` (a new one when None) with `x` at index `i`, an integer Variable of one element.
+    """Write `x` at an index of an array, and return the array.
 
-    Inside a loop all elements have one shape. Raises TypeError for arguments of other kinds.
+    Args:
+        i: an integer Variable of one element, at most the length of the array.
+        array: a new one when None. Inside a loop all elements of an array have the same shape.
+
+    Raises TypeError for arguments of other kinds.
     """
     _check_index("array_write", i)
     helper = LayerHelper("array_write")
@@ -62,14 +66,14 @@ def array_write(x: Variable, i: Variable, array: Variable | None = None) -> Vari
 
 
 def array_read(array: Variable, i: Variable) -> Variable:
-    """The element of `array` at index `i`, an integer Variable of one element."""
+    """Return the element of `array` at index `i`, an integer Variable of one element."""
     _check_array("array_read", array)
     _check_index("array_read", i)
     return emit("read_from_array", {"X": array, "I": i}, layer="array_read")
 
 
 def array_length(array: Variable) -> Variable:
-    """int64 [1]: the number of elements."""
+    """Return the number of elements: int64 [1]."""
     _check_array("array_length", array)
     return emit("lod_array_length", {"X": array}, layer="array_length", stop_gradient=True)
 
@@ -77,10 +81,15 @@ def array_length(array: Variable) -> Variable:
 def tensor_array_to_tensor(
     input: Variable, axis: int = 1, name: str | None = None, use_stack: bool = False
 ) -> tuple[Variable, Variable]:
-    """The elements joined along `axis` (with `use_stack` along a new one), and the size of each,
-    int32.
+    """Join the elements of an array; returns (the tensor, the size of each element along `axis`,
+    int32).
 
     The number of elements must follow from constants: XLA needs it when the step is compiled.
+
+    Args:
+        input: the array.
+        axis: the dimension to join along.
+        use_stack: stack the elements along a new dimension `axis` instead.
     """
     _check_array("tensor_array_to_tensor", input)
     out, index = emit(
@@ -94,7 +103,9 @@ def tensor_array_to_tensor(
 
 
 def lod_rank_table(x: Variable, level: int = 0) -> Variable:
-    """The sequences of a level of `x` by falling length."""
+    """Return a table that ranks the sequences of `x`, on this level of its LoD, from the longest to
+    the shortest.
+    """
     helper = LayerHelper("lod_rank_table")
     table = helper.create_variable(type=VarType.LOD_RANK_TABLE, name=helper.name)
     helper.append_op(
@@ -104,7 +115,7 @@ def lod_rank_table(x: Variable, level: int = 0) -> Variable:
 
 
 def max_sequence_len(rank_table: Variable) -> Variable:
-    """int64 [1]: the length of the longest sequence of the table."""
+    """Return the length of the longest sequence of a table: int64 [1]."""
     return emit(
         "max_sequence_len",
         {"RankTable": rank_table},
@@ -114,8 +125,8 @@ def max_sequence_len(rank_table: Variable) -> Variable:
 
 
 def lod_tensor_to_array(x: Variable, table: Variable) -> Variable:
-    """The steps of the sequences, longest first: element t has the rows t of those that have
-    one.
+    """Return an array of steps: element t has row t of each sequence of `x` that is so long, in the
+    order of the table.
     """
     helper = LayerHelper("lod_tensor_to_array")
     array = helper.create_variable(name=helper.name, type=VarType.LOD_TENSOR_ARRAY, dtype=x.dtype)
@@ -126,22 +137,26 @@ def lod_tensor_to_array(x: Variable, table: Variable) -> Variable:
 
 
 def array_to_lod_tensor(x: Variable, table: Variable) -> Variable:
-    """The inverse of `lod_tensor_to_array`."""
+    """Return the rows with a LoD that `lod_tensor_to_array` made this array of."""
     return emit("array_to_lod_tensor", {"X": x, "RankTable": table})
 
 
 def shrink_memory(x: Variable, i: Variable, table: Variable) -> Variable:
-    """The rows of `x`, in the order of the table, of the sequences that have a step `i`."""
+    """Return the leading rows of `x`, whose order is that of the table: those of sequences that
+    have a step `i`.
+    """
     return emit("shrink_rnn_memory", {"X": x, "I": i, "RankTable": table}, layer="shrink_memory")
 
 
 def reorder_lod_tensor_by_rank(x: Variable, rank_table: Variable) -> Variable:
-    """The rows (with a LoD, the sequences) of `x` in the order of the table."""
+    """Bring the rows (where `x` has a LoD, the sequences) into the order of the table."""
     return emit("reorder_lod_tensor_by_rank", {"X": [x], "RankTable": [rank_table]})
 
 
 def split_lod_tensor(input: Variable, mask: Variable, level: int = 0) -> tuple[Variable, Variable]:
-    """The rows (or sequences) of `input` where `mask` [rows, 1] holds, and the others."""
+    """Return (the rows of `input` for which `mask` [rows, 1] holds, the other rows); where `input`
+    has a LoD, sequences instead of rows.
+    """
     true, false = emit(
         "split_lod_tensor",
         {"X": input, "Mask": mask},
@@ -154,7 +169,13 @@ def split_lod_tensor(input: Variable, mask: Variable, level: int = 0) -> tuple[V
 def merge_lod_tensor(
     in_true: Variable, in_false: Variable, x: Variable, mask: Variable, level: int = 0
 ) -> Variable:
-    """The inverse of `split_lod_tensor`."""
+    """Join what `split_lod_tensor` has split.
+
+    Args:
+        in_true, in_false: the rows for which `mask` holds, and the others.
+        x: what was split.
+        mask: bool [rows, 1].
+    """
     return emit(
         "merge_lod_tensor",
         {"X": x, "Mask": mask, "InTrue": in_true, "InFalse": in_false},

@@ -42,13 +42,14 @@ class While:
             layers.increment(i)
             layers.less_than(i, limit, cond=going)
 
-    The block must write the condition. Variables from outside keep what the last iteration wrote. A
-    loop that gradients go through, or that writes arrays, needs a bound that follows from its
-    condition: a counter compared with a constant or with the length of sequences.
+    The block must write the condition. After the loop, variables from outside have the values that
+    the last iteration wrote. A loop that gradients flow through, or that writes arrays, needs a
+    bound that follows from its condition: a counter compared with a constant or with the length of
+    sequences.
 
     Args:
         cond: a boolean Variable of one element.
-        is_test: kept in the program; no effect.
+        is_test: stays in the program without effect.
 
     Raises TypeError when `cond` is something else, ProgramError when the block does not write it.
     """
@@ -61,7 +62,7 @@ class While:
         self.status, self.cond_var, self.is_test = While.BEFORE_WHILE_BLOCK, cond, is_test
 
     def block(self) -> "_WhileBlock":
-        """A context for what the loop runs."""
+        """A context in which the operators of the loop's block are made."""
         return _WhileBlock(self)
 
 
@@ -102,7 +103,7 @@ def _flat(value: Any) -> list[Any]:
 
 
 def _map(function: Callable[..., Any], *values: Any) -> Any:
-    """`function` on the leaves of nested lists, tuples and dicts of one structure."""
+    """Apply `function` to the leaves of nested lists, tuples and dicts, all of one structure."""
     first: Any = values[0]
     kind: Any = type(first)
     if isinstance(first, Mapping):
@@ -130,15 +131,19 @@ def while_loop(
     is_test: bool = False,
     name: str | None = None,
 ) -> Sequence[Any]:
-    """A loop in functional form: while cond(*vars): vars = body(*vars).
+    """Run `vars = body(*vars)` while `cond(*vars)` holds.
 
     Args:
-        cond: from the loop variables to a boolean Variable of one element.
-        body: from the loop variables to as many, of the same structure, shapes and dtypes.
-        loop_vars: a list or tuple of Variables, arrays, or nested structures of them.
-        is_test: kept in the program; no effect.
+        cond: a function of the loop variables that returns a boolean Variable of one element.
+        body: a function of the loop variables that returns as many, of the same structure, shapes
+            and dtypes.
+        loop_vars: a list or tuple of Variables, arrays of tensors, or nested structures of them.
+        is_test: stays in the program without effect.
 
-    Returns `loop_vars`, which hold the values after the loop; of While the same holds about bounds.
+    Returns:
+        `loop_vars`, which have their values after the loop. What `While` says of bounds holds here,
+            too.
+
     Raises TypeError for arguments of other kinds, ValueError for an empty list or another structure
     from `body`.
     """
@@ -169,7 +174,7 @@ def while_loop(
 
 
 def _to_outside(value: Any) -> Any:
-    """A variable outside of the block that gets the value of one inside."""
+    """Return a variable outside of the block that gets the value of one inside."""
     if not isinstance(value, Variable):
         raise TypeError(f"a branch may return Variables (or nothing), found {type(value).__name__}")
     outside = default_main_program().current_block().parent
@@ -186,12 +191,14 @@ def cond(
     false_fn: Callable[..., Any] | None = None,
     name: str | None = None,
 ) -> Any:
-    """The result of `true_fn()` where `pred` holds, else of `false_fn()`; only that one is run.
+    """Run `true_fn` where `pred` holds, else `false_fn`, and return what it returns. A step runs
+    only one of them.
 
     Args:
         pred: a boolean Variable of one element.
-        true_fn, false_fn: make the operators of a branch; both return Variables of one (nested)
-            structure, shapes and dtypes, or nothing.
+        true_fn, false_fn: functions that make the operators of a branch. Both return Variables of
+            the same (nested) structure, shapes and dtypes, or nothing. None stands for a branch
+            that does nothing.
 
     Raises TypeError for arguments of other kinds, ValueError when the branches differ in structure.
     """
@@ -227,14 +234,14 @@ def case(
     default: Callable[..., Any] | None = None,
     name: str | None = None,
 ) -> Any:
-    """The result of the first function whose condition holds, else of `default` (by default the
-    last function).
+    """Run the first function whose condition holds, and return what it returns.
 
     Args:
-        pred_fn_pairs: (boolean Variable of one element, function) pairs; see `cond` for what
+        pred_fn_pairs: pairs of a boolean Variable of one element and a function; `cond` says what
             functions return.
+        default: runs when no condition holds; the last function of the pairs when None.
 
-    Raises TypeError for something else.
+    Raises TypeError for arguments of other kinds.
     """
     if not isinstance(pred_fn_pairs, (list, tuple)) or not pred_fn_pairs:
         raise TypeError("case, pred_fn_pairs: expected a list of (condition, function) pairs")
@@ -265,15 +272,15 @@ def switch_case(
     default: Callable[..., Any] | None = None,
     name: str | None = None,
 ) -> Any:
-    """The result of the function that `branch_index` names, else of `default` (by default the
-    function of the largest index).
+    """Run the function that `branch_index` names, and return what it returns.
 
     Args:
         branch_index: an integer Variable of one element.
         branch_fns: a dict from integers to functions, or a list of functions or of (integer,
-            function) pairs.
+            function) pairs; `cond` says what functions return.
+        default: runs when no function has the index; the function of the largest index when None.
 
-    Raises TypeError for something else, ValueError when an index occurs twice.
+    Raises TypeError for arguments of other kinds, ValueError when an index occurs twice.
     """
     if not isinstance(branch_index, Variable) or branch_index.dtype not in (
         VarType.INT32,
@@ -309,7 +316,7 @@ def switch_case(
 
 
 class Switch:
-    """The first case whose condition holds is run, else the default.
+    """Cases of which the first whose condition holds is run, else the default.
 
         with layers.Switch() as switch:
             with switch.case(step < warmup):
@@ -317,8 +324,8 @@ class Switch:
             with switch.default():
                 layers.assign(large, rate)
 
-    Conditions are boolean variables with one element. Results leave a case through `layers.assign`
-    to a variable that was made before. Raises ProgramError outside of `with`, and where `default`
+    Conditions are boolean Variables of one element. A case writes its results by `layers.assign` to
+    variables that were made before. Raises ProgramError outside of `with`, and where `default`
     comes before any case.
     """
 
@@ -335,7 +342,9 @@ class Switch:
         self.inside_scope = False
 
     def case(self, condition: Variable) -> conditional:
-        """A context for what runs if `condition` holds and no earlier one did."""
+        """A context for the operators that run if `condition` holds and that of no earlier case
+        does.
+        """
         if not self.inside_scope:
             raise errors.ProgramError("Switch.case: use it inside of `with Switch() as switch:`")
         if not isinstance(condition, Variable) or condition.dtype != VarType.BOOL:
@@ -354,7 +363,7 @@ class Switch:
         return conditional(condition)
 
     def default(self) -> conditional:
-        """A context for what runs if no condition held."""
+        """A context for the operators that run if no condition holds."""
         if not self.pre_not_conditions:
             raise errors.ProgramError("Switch.default: there must be a case before it")
         return conditional(self.pre_not_conditions[-1])

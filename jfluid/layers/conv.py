@@ -16,8 +16,8 @@ Size = int | Sequence[int]
 
 
 def _channels(layer: str, x: Variable, data_format: str, rank: int) -> tuple[int, bool]:
-    """(channels of x, whether they come last). Raises ShapeError or ProgramError for wrong
-    input.
+    """Return (the number of channels of x, whether they are its last dimension). Raises ShapeError
+    or ProgramError where x or its format is not one of this layer's.
     """
     check_variable(x, layer, "input")
     formats = ("NCHW", "NHWC") if rank == 2 else ("NCDHW", "NDHWC")
@@ -110,22 +110,31 @@ def conv2d(
     name: str | None = None,
     data_format: str = "NCHW",
 ) -> Variable:
-    """Two-dimensional convolution (cross-correlation), a bias for each channel, an activation.
+    """Apply a two-dimensional convolution (cross-correlation), add a bias to each channel, and
+    apply an activation.
 
     Args:
-        input: [N, C, H, W], or [N, H, W, C] with data_format "NHWC".
+        input: [N, C, H, W], or [N, H, W, C] with data_format "NHWC"; C must be known.
         num_filters: the number of output channels.
-        filter_size, stride, dilation: one number, or one for each dimension.
-        padding: a number, one for each dimension, [top, bottom, left, right], a pair for each of
-            the four dimensions, "SAME" or "VALID".
-        groups: channels are convolved in so many separate groups.
+        filter_size, stride, dilation: one number, or one for each of height and width.
+        padding: a number, one for each of height and width, [top, bottom, left, right], a pair for
+            each of the four dimensions, "SAME" or "VALID".
+        groups: into how many groups channels are divided, each of which is convolved by itself; 1
+            when None.
         param_attr: ParamAttr of the filters, [num_filters, C / groups, height, width].
         bias_attr: ParamAttr of the bias, [num_filters]; False for none.
         use_cudnn: XLA chooses the kernel. False with `groups` = C names the operator
             depthwise_conv2d, as Fluid does.
-        act: the activation's name.
+        act: the name of an activation; None for none.
+        name: prefix of the names of the parameters.
+        data_format: "NCHW" or "NHWC", of input and output.
 
-    Raises ShapeError or ProgramError where the arguments do not fit the input.
+    Returns:
+        [N, num_filters, H', W'] in the same format, where H' = (H + top + bottom - dilation *
+            (height - 1) - 1) // stride + 1, and W' likewise.
+
+    Raises ShapeError where the input has another rank, its channels are unknown, or `groups` does
+    not divide channels and filters; ProgramError for another format or padding.
     """
     return _conv(
         2,
@@ -160,7 +169,9 @@ def conv3d(
     name: str | None = None,
     data_format: str = "NCDHW",
 ) -> Variable:
-    """Three-dimensional convolution of [N, C, D, H, W] (or "NDHWC"); else as `conv2d`."""
+    """Apply a three-dimensional convolution to [N, C, D, H, W], or to [N, D, H, W, C] with
+    data_format "NDHWC". Otherwise it is as `conv2d`.
+    """
     return _conv(
         3,
         input,
@@ -261,16 +272,24 @@ def conv2d_transpose(
     name: str | None = None,
     data_format: str = "NCHW",
 ) -> Variable:
-    """Two-dimensional transposed convolution: the gradient of `conv2d` with respect to its input,
-    as a layer.
+    """Apply a two-dimensional transposed convolution: what the gradient of `conv2d` with respect to
+    its input computes.
 
     Args:
-        output_size: height and width of the output; it also gives `filter_size` where that is None.
-        filter_size: one number, or one for each dimension.
+        input: [N, C, H, W], or [N, H, W, C] with data_format "NHWC"; C must be known.
+        num_filters: the number of output channels.
+        output_size: height and width of the output; where `filter_size` is None it follows from
+            this.
+        filter_size, stride, dilation: one number, or one for each of height and width.
         param_attr: ParamAttr of the filters, [C, num_filters / groups, height, width].
-        The others are those of `conv2d`.
+        padding, groups, bias_attr, use_cudnn, act, name, data_format: as those of `conv2d`.
 
-    Raises ProgramError when neither `output_size` nor `filter_size` is given.
+    Returns:
+        [N, num_filters, H', W'] in the same format, where H' is `output_size`, else (H - 1) *
+            stride - top - bottom + dilation * (height - 1) + 1, and W' likewise.
+
+    Raises ProgramError where neither `output_size` nor `filter_size` is given; otherwise as
+    `conv2d`.
     """
     return _conv_transpose(
         2,
@@ -307,8 +326,8 @@ def conv3d_transpose(
     name: str | None = None,
     data_format: str = "NCDHW",
 ) -> Variable:
-    """Three-dimensional transposed convolution of [N, C, D, H, W] (or "NDHWC"); else as
-    `conv2d_transpose`.
+    """Apply a three-dimensional transposed convolution to [N, C, D, H, W], or to [N, D, H, W, C]
+    with data_format "NDHWC". Otherwise it is as `conv2d_transpose`.
     """
     return _conv_transpose(
         3,

@@ -1,5 +1,5 @@
-"""Look-ups in a table and one-hot vectors, for ids whose last dimension is 1 (see jfluid.input for
-the others).
+"""Look-ups in a table and one-hot vectors, for ids whose last dimension is 1. `jfluid.input` has
+those for ids of any shape.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,9 @@ def look_up(
     param_attr: Any,
     dtype: str,
 ) -> Variable:
-    """Make the table and the look-up operator `op_type`."""
+    """Make the table, and append the look-up operator `op_type`. The other arguments are those of
+    `embedding`.
+    """
     if len(size) != 2:
         raise errors.ShapeError(f"embedding, size: expected [rows, width], found {list(size)}")
     if padding_idx is not None and not -size[0] <= padding_idx < size[0]:
@@ -60,7 +62,7 @@ def hot(
     allow_out_of_range: bool,
     stop_gradient: bool,
 ) -> Variable:
-    """Make the one-hot operator `op_type`."""
+    """Append the one-hot operator `op_type`. The other arguments are those of `one_hot`."""
     inputs = {"X": input, "depth_tensor": depth if isinstance(depth, Variable) else None}
     attrs = {
         "depth": None if isinstance(depth, Variable) else int(depth),
@@ -78,20 +80,21 @@ def embedding(
     param_attr: Any = None,
     dtype: str = "float32",
 ) -> Variable:
-    """Rows of a table [size[0], size[1]], made here, at the ids `input`.
+    """Look up rows of a table [size[0], size[1]], a parameter that this layer makes, by the ids
+    `input`.
 
     Args:
         input: int64 ids whose last dimension is 1; `fluid.embedding` takes ids without it. An id
             outside the table gives a row of NaN.
-        size: rows and width of the table.
-        is_sparse: the gradient holds only the rows that were looked up, and SGD, Adagrad and lazy
-            Adam update only those: a step costs by the rows it touches, not by the table. As in
-            Fluid, the padding row is then trained too.
-        is_distributed: the table lives on parameter servers; such a program runs after
+        size: the rows and the width of the table.
+        is_sparse: make the gradient hold only the rows that were looked up. SGD, Adagrad and lazy
+            Adam then update only those: a step costs by the rows that it touches, not by the table.
+            As in Fluid, the padding row is then trained too.
+        is_distributed: keep the table on parameter servers. Such a program runs after
             DistributeTranspiler only, and needs `is_sparse`.
         padding_idx: an id whose row reads as zeros and gets no gradient; negative numbers count
             from the end.
-        param_attr: name, initializer, ... of the table.
+        param_attr: ParamAttr of the table: its name, initializer and so on.
         dtype: of the table.
 
     Returns:
@@ -99,7 +102,8 @@ def embedding(
 
     Raises:
         ShapeError: the last dimension of `input` is not 1, or `size` is not a pair.
-        ProgramError: `padding_idx` is outside the table, or `is_distributed` without `is_sparse`.
+        ProgramError: `padding_idx` is outside the table, or `is_distributed` stands without
+            `is_sparse`.
     """
     return look_up(
         "lookup_table", input, size, is_sparse, is_distributed, padding_idx, param_attr, dtype
@@ -107,26 +111,25 @@ def embedding(
 
 
 def one_hot(input: Variable, depth: int | Variable, allow_out_of_range: bool = False) -> Variable:
-    """float32 vectors of length `depth` with a 1 at each id.
+    """Make a float32 vector of length `depth` for each id, with a 1 at the id and 0 elsewhere.
 
     Args:
-        input: ids whose last dimension, 1, is replaced; `fluid.one_hot` takes ids without it.
+        input: int ids whose last dimension is 1, which becomes `depth`; `fluid.one_hot` takes ids
+            without it.
         depth: a number, or a Variable [1] that follows from shapes and constants.
-        allow_out_of_range: ids outside [0, depth) give zeros; otherwise NaN, because a compiled
-            step cannot raise.
+        allow_out_of_range: ids outside [0, depth) give zeros; otherwise they give NaN, because a
+            compiled step cannot raise.
     """
     return hot("one_hot", input, depth, allow_out_of_range, stop_gradient=True)
 
 
 def merge_selected_rows(x: Variable, name: str | None = None) -> Variable:
-    """Sparse rows, each once, with the sum of its values; the gradient of an embedding with
-    `is_sparse` is such.
+    """Sum the values of equal rows of a SelectedRows, such as the gradient of an embedding with
+    `is_sparse`; each row then occurs once.
     """
     return emit("merge_selected_rows", {"X": x}, name=name)
 
 
 def get_tensor_from_selected_rows(x: Variable, name: str | None = None) -> Variable:
-    """The values of sparse rows as a dense tensor [rows, ...], without telling which rows they are
-    of.
-    """
+    """Return the values of a SelectedRows as a dense tensor [rows, ...], without their row numbers."""
     return emit("get_tensor_from_selected_rows", {"X": x}, name=name)

@@ -1,5 +1,5 @@
-"""Layers that run Python between compiled parts of the program. Each one costs a cut and two copies
-a step.
+"""Layers that run Python between compiled parts of the program. Each one divides the compiled step
+in two and copies its values to the host and back.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,18 +26,17 @@ def Print(
     print_tensor_lod: bool = True,
     print_phase: str = "both",
 ) -> Variable:
-    """Print a tensor to standard output whenever it is computed, and pass it on.
+    """Print a tensor to standard output whenever it is computed, and return it.
 
     Args:
         first_n: print only the first `first_n` times; -1 for always.
-        message: printed before the tensor.
+        message: is printed before the tensor.
         summarize: how many elements are printed; -1 for all.
         print_tensor_name, print_tensor_type, print_tensor_shape, print_tensor_lod: what is printed
             besides.
         print_phase: "forward" (the value), "backward" (its gradient) or "both".
 
-    Raises:
-        ValueError: another `print_phase`.
+    Raises ValueError for another `print_phase`.
     """
     check_variable(input, "Print", "input")
     if print_phase.lower() not in ("forward", "backward", "both"):
@@ -68,17 +67,17 @@ def py_func(
     backward_func: Callable[..., Any] | None = None,
     skip_vars_in_backward_input: Variables = None,
 ) -> Variables:
-    """Call `func` on the values of `x` when the program runs; what it returns are the values of
-    `out`.
+    """Call `func` on the values of `x` when the program runs, and take what it returns as the
+    values of `out`.
 
     Args:
-        func: takes one NumPy array for each variable of `x`, returns one array (or a tuple) for
-            `out`.
+        func: takes one NumPy array for each variable of `x`, and returns one array (or a tuple of
+            them) for `out`.
         x: the inputs.
-        out: variables made with `create_var`, with shape and dtype; None where `func` returns
+        out: variables made by `create_var`, with shape and dtype; None where `func` returns
             nothing.
-        backward_func: takes the values of `x` and `out` and the gradients of `out`, returns the
-            gradients of `x` (None for no gradient). Without it gradients stop here.
+        backward_func: takes the values of `x` and `out` and the gradients of `out`, and returns the
+            gradients of `x` (None for no gradient). Without it no gradient flows to `x`.
         skip_vars_in_backward_input: variables of `x` and `out` that `backward_func` does not take.
 
     Returns:

@@ -1,4 +1,4 @@
-"""IfElse: two blocks, each for the rows that a condition chooses."""
+"""IfElse: two blocks of operators, each for the rows that a condition selects."""
 
 from typing import Any
 
@@ -14,7 +14,8 @@ __all__ = ["IfElse"]
 
 
 class IfElse:
-    """Rows where a condition holds go through one block, the others through another.
+    """Two blocks of operators: rows for which a condition holds go through one, the others through
+    the other.
 
         choice = layers.IfElse(condition)  # bool [batch, 1]
         with choice.true_block():
@@ -23,9 +24,14 @@ class IfElse:
             choice.output(choice.input(x))
         result, = choice()
 
-    Both blocks run on as many rows as there are, with those that count first; sums and means see
-    only these. Raises TypeError for a condition that is no Variable, ProgramError when its methods
-    are called in another order.
+    Inside, both blocks have as many rows as the batch, with their own rows first; sums and means
+    see only these.
+
+    Args:
+        cond: a boolean Variable [batch, 1].
+
+    Raises TypeError for a condition that is no Variable, ProgramError when its methods are called
+    in another order.
     """
 
     OUT_IF_ELSE_BLOCKS, IN_IF_ELSE_TRUE_BLOCKS, IN_IF_ELSE_FALSE_BLOCKS = range(3)
@@ -41,7 +47,7 @@ class IfElse:
         self.output_table: tuple[list[Variable], list[Variable]] = ([], [])
 
     def input(self, x: Variable) -> Variable:
-        """The rows of `x` that this block is for."""
+        """Return the rows of `x` [batch, ...] that this block is for. To be called in a block."""
         if self.status == IfElse.OUT_IF_ELSE_BLOCKS:
             raise errors.ProgramError("IfElse.input: call it inside of true_block or false_block")
         if x.name not in self.input_table:
@@ -67,15 +73,15 @@ class IfElse:
         return block
 
     def true_block(self) -> "_Branch":
-        """A context for the rows where the condition holds."""
+        """A context for the rows for which the condition holds."""
         return _Branch(self, True)
 
     def false_block(self) -> "_Branch":
-        """A context for the other rows."""
+        """A context for the rows for which the condition does not hold."""
         return _Branch(self, False)
 
     def output(self, *outs: Variable) -> None:
-        """The results of this block; the other block must have as many."""
+        """Set the results of this block. The other block must have as many, of the same dtypes."""
         if self.status == IfElse.OUT_IF_ELSE_BLOCKS:
             raise errors.ProgramError("IfElse.output: call it inside of true_block or false_block")
         table = self.output_table[0 if self.status == IfElse.IN_IF_ELSE_TRUE_BLOCKS else 1]
@@ -88,8 +94,8 @@ class IfElse:
             table.append(out)
 
     def __call__(self) -> list[Variable]:
-        """The results, in the order of all rows. Raises ProgramError when the blocks' outputs
-        differ in number.
+        """Return the results as a list of Variables [batch, ...], in the order of all rows. Raises
+        ProgramError when the numbers of the blocks' outputs differ.
         """
         if self.status != IfElse.OUT_IF_ELSE_BLOCKS:
             raise errors.ProgramError("IfElse: the results are there after the blocks")

@@ -1,4 +1,4 @@
-"""Layers that pick, place or order elements."""
+"""Layers that select, write or sort elements."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -33,7 +33,7 @@ __all__ = [
 
 
 def _bounds(op_type: str, input: Variable, axes: Sequence[int], **given: Integers) -> Variable:
-    """A slicing operator whose bounds may be integers, Variables, or both."""
+    """Append a slicing operator whose bounds may be integers, Variables, or both."""
     inputs: dict[str, Any] = {"Input": input}
     attrs: dict[str, Any] = {"axes": list(axes), "infer_flags": [1] * len(axes)}
     for attr, values in given.items():
@@ -55,13 +55,14 @@ def _bounds(op_type: str, input: Variable, axes: Sequence[int], **given: Integer
 
 
 def slice(input: Variable, axes: Sequence[int], starts: Integers, ends: Integers) -> Variable:
-    """`input[start:end]` along each of `axes`.
+    """Return `input[start:end]` along each of `axes`.
 
-    Negative bounds count from the end, bounds outside are cut off. Bounds may be Variables that
-    follow from shapes and constants.
+    Args:
+        axes: dimensions.
+        starts, ends: a bound for each of them. Negative ones count from the end, those outside are
+            cut off. They may be Variables that follow from shapes and constants.
 
-    Raises:
-        ShapeError: a slice is empty.
+    Raises ShapeError where a slice is empty.
     """
     return _bounds("slice", input, axes, starts=starts, ends=ends)
 
@@ -69,33 +70,46 @@ def slice(input: Variable, axes: Sequence[int], starts: Integers, ends: Integers
 def strided_slice(
     input: Variable, axes: Sequence[int], starts: Integers, ends: Integers, strides: Integers
 ) -> Variable:
-    """`input[start:end:stride]` along each of `axes`.
+    """Return `input[start:end:stride]` along each of `axes`.
 
-    With a negative stride Fluid takes every |stride|-th element counted from the lower bound, and reverses them:
-    `[4:0:-2]` reads elements 3 and 1 where NumPy reads 4 and 2. An end of -1 then means "down to the first".
+    With a negative stride Fluid takes every |stride|-th element counted from the lower bound, and
+    reverses them: `[4:0:-2]` reads elements 3 and 1 where NumPy reads 4 and 2. An end of -1 then
+    means "down to the first".
 
-    Raises:
-        ShapeError: a slice is empty.
+    Args:
+        axes: dimensions.
+        starts, ends, strides: for each of them; integers, or Variables that follow from shapes and
+            constants.
+
+    Raises ShapeError where a slice is empty.
     """
     return _bounds("strided_slice", input, axes, starts=starts, ends=ends, strides=strides)
 
 
 def gather(input: Variable, index: Variable, overwrite: bool = True) -> Variable:
-    """Rows of `input` at the indices `index` ([n] or [n, 1]).
+    """Return rows of `input`.
 
     Args:
-        overwrite: where an index appears twice, whether the row's gradient is that of its last
-            appearance (the default, as in Fluid) or the sum.
+        input: [rows, ...].
+        index: row numbers, [n] or [n, 1]. A number outside reads NaN (the smallest number of an
+            integer type).
+        overwrite: where an index occurs twice, whether the row's gradient is that of the last
+            occurrence (as in Fluid) or the sum.
 
-    An index outside reads NaN (the smallest number of an integer type).
+    Returns:
+        [n, ...].
     """
     return emit("gather", {"X": input, "Index": index}, {"overwrite": overwrite})
 
 
 def gather_nd(input: Variable, index: Variable, name: str | None = None) -> Variable:
-    """Slices of `input` at coordinates: `index[..., :]` numbers the leading dimensions of `input`.
+    """Return slices of `input` at coordinates of its leading dimensions.
 
-    The result has the shape `index.shape[:-1] + input.shape[index.shape[-1]:]`.
+    Args:
+        index: integers [..., k]: each last dimension is a coordinate.
+
+    Returns:
+        A tensor of shape `index.shape[:-1] + input.shape[k:]`.
     """
     return emit("gather_nd", {"X": input, "Index": index}, name=name)
 
@@ -107,14 +121,15 @@ def scatter(
     name: str | None = None,
     overwrite: bool = True,
 ) -> Variable:
-    """`input` with its rows `index` replaced by the rows of `updates`.
+    """Replace rows of `input` by the rows of `updates`.
+
+    As in Fluid, the gradient flows to `input` whole, to the replaced rows, too.
 
     Args:
-        overwrite: where an index appears twice, whether its last row counts, or the sum of its
-            rows.
-
-    As in Fluid, the gradient reaches `input` whole, also at the replaced rows. An index outside is
-    ignored.
+        input: [rows, ...].
+        index: row numbers [n]; one outside is ignored.
+        updates: [n, ...].
+        overwrite: where an index occurs twice, whether its last row counts, or the sum of its rows.
     """
     return emit(
         "scatter",
@@ -127,10 +142,13 @@ def scatter(
 def scatter_nd_add(
     ref: Variable, index: Variable, updates: Variable, name: str | None = None
 ) -> Variable:
-    """`ref` with `updates` added at coordinates `index` (see `gather_nd`).
+    """Add `updates` to slices of `ref` at coordinates.
 
-    Raises:
-        AttributeTypeError: the dtypes of `ref` and `updates` differ.
+    Args:
+        index: as that of `gather_nd`.
+        updates: of the shape that `gather_nd` would return.
+
+    Raises AttributeTypeError where the dtypes of `ref` and `updates` differ.
     """
     if ref.dtype != updates.dtype:
         raise errors.AttributeTypeError(
@@ -148,25 +166,30 @@ def scatter_nd_add(
 def scatter_nd(
     index: Variable, updates: Variable, shape: Sequence[int], name: str | None = None
 ) -> Variable:
-    """Zeros of the given shape with `updates` added at coordinates `index`."""
+    """Add `updates` to slices of zeros of the given shape. The arguments are those of
+    `scatter_nd_add`.
+    """
     return scatter_nd_add(zeros(shape, updates.dtype), index, updates, name)
 
 
 def index_select(input: Variable, index: Variable, dim: int = 0) -> Variable:
-    """Slices of `input` along `dim` at the indices in the vector `index`."""
+    """Return the slices of `input` along `dim` at the indices in the vector `index`."""
     return emit("index_select", {"X": input, "Index": index}, {"dim": dim})
 
 
 def index_sample(x: Variable, index: Variable) -> Variable:
-    """For each row of the matrix `x` its elements at that row of `index`."""
+    """Return elements of each row of the matrix `x`: out[i, j] = x[i, index[i, j]]."""
     return emit("index_sample", {"X": x, "Index": index})
 
 
 def multiplex(inputs: Sequence[Variable], index: Variable) -> Variable:
-    """Row i of `inputs[index[i]]`; `index` is int32 of shape [rows, 1].
+    """Choose rows from several tensors: row i of the result is row i of `inputs[index[i]]`.
 
-    Raises:
-        AttributeTypeError: there are fewer than two inputs.
+    Args:
+        inputs: tensors of the same shape [rows, ...].
+        index: int32 [rows, 1].
+
+    Raises AttributeTypeError where there are fewer than two inputs.
     """
     if not isinstance(inputs, (list, tuple)) or len(inputs) < 2:
         raise errors.AttributeTypeError(
@@ -176,7 +199,12 @@ def multiplex(inputs: Sequence[Variable], index: Variable) -> Variable:
 
 
 def topk(input: Variable, k: int | Variable, name: str | None = None) -> tuple[Variable, Variable]:
-    """The `k` largest values of each last dimension, largest first, and their positions (int64)."""
+    """Return (the `k` largest values of each last dimension, largest first; their positions,
+    int64): both [..., k].
+
+    Args:
+        k: a number, or a Variable of one element that follows from shapes and constants.
+    """
     given = isinstance(k, Variable)
     return emit(
         "top_k",
@@ -191,7 +219,7 @@ def topk(input: Variable, k: int | Variable, name: str | None = None) -> tuple[V
 def argsort(
     input: Variable, axis: int = -1, descending: bool = False, name: str | None = None
 ) -> tuple[Variable, Variable]:
-    """`input` sorted along `axis`, and the positions (int64) that sort it; equal elements keep
+    """Return (`input` sorted along `axis`, the positions (int64) that sort it). Equal elements keep
     their order.
     """
     return emit(
@@ -205,10 +233,10 @@ def argsort(
 
 
 def where(condition: Variable) -> Variable:
-    """Coordinates [n, rank] (int64) of the true elements.
+    """Return the coordinates of the true elements: int64 [n, rank].
 
-    The number of rows depends on values, so the program is cut here: this runs on the host in
-    NumPy.
+    The number of rows depends on values, so this runs on the host in NumPy, between two compiled
+    parts of the step.
     """
     out = emit("where_index", {"Condition": condition})
     out.set_shape_dtype((-1, len(condition.shape)), VarType.INT64)
@@ -216,8 +244,8 @@ def where(condition: Variable) -> Variable:
 
 
 def nonzero(input: Variable, as_tuple: bool = False) -> Variable | tuple[Variable, ...]:
-    """Coordinates of the elements that are not zero: [n, rank], or a [n, 1] tensor for each
-    dimension.
+    """Return the coordinates of the elements that are not zero: [n, rank]; with `as_tuple` a tensor
+    [n, 1] for each dimension.
     """
     found = where(input)
     if not as_tuple:
@@ -235,11 +263,14 @@ def _index_type(op_type: str, dtype: Any) -> VarType:
 
 
 def unique(x: Variable, dtype: Any = "int32") -> tuple[Variable, Variable]:
-    """The different values of the vector `x` in the order of their first appearance, and each
-    element's place there.
+    """Return (the different values of the vector `x`, in the order of their first occurrence; the
+    place of each element of `x` among them).
 
-    The number of values depends on values, so the program is cut here: this runs on the host in
-    NumPy.
+    The number of values depends on values, so this runs on the host in NumPy, between two compiled
+    parts of the step.
+
+    Args:
+        dtype: of the places: int32 or int64.
     """
     kind = _index_type("unique", dtype)
     values, places = emit("unique", {"X": x}, {"dtype": int(kind)}, outs=("Out", "Index"))
@@ -249,7 +280,7 @@ def unique(x: Variable, dtype: Any = "int32") -> tuple[Variable, Variable]:
 
 
 def unique_with_counts(x: Variable, dtype: Any = "int32") -> tuple[Variable, Variable, Variable]:
-    """`unique`, and how often each value appears."""
+    """Return what `unique` does, and how often each value occurs."""
     kind = _index_type("unique_with_counts", dtype)
     values, places, counts = emit(
         "unique_with_counts", {"X": x}, {"dtype": int(kind)}, outs=("Out", "Index", "Count")
@@ -263,13 +294,13 @@ def unique_with_counts(x: Variable, dtype: Any = "int32") -> tuple[Variable, Var
 def shard_index(
     input: Variable, index_num: int, nshards: int, shard_id: int, ignore_value: int = -1
 ) -> Variable:
-    """Indices relative to shard `shard_id`, where `index_num` indices are cut into `nshards` equal
-    ranges.
+    """Turn indices into those of one shard: `index_num` indices are divided into `nshards` equal
+    ranges, and those of shard `shard_id` count from its beginning.
 
-    Indices of other shards become `ignore_value`.
+    Args:
+        ignore_value: what indices of other shards become.
 
-    Raises:
-        AttributeTypeError: `shard_id` is not between 0 and `nshards` - 1.
+    Raises AttributeTypeError where `shard_id` is not between 0 and `nshards` - 1.
     """
     if not 0 <= shard_id < nshards:
         raise errors.AttributeTypeError(
@@ -297,10 +328,18 @@ def _triangle(x: Variable, diagonal: int, lower: bool, name: str | None) -> Vari
 
 
 def tril(input: Variable, diagonal: int = 0, name: str | None = None) -> Variable:
-    """The lower triangle of the matrices in `input` up to `diagonal`, zeros elsewhere."""
+    """Keep the lower triangles of the matrices in `input` and set the rest to zero.
+
+    Args:
+        diagonal: the last diagonal that is kept: 0 is the main one, positive numbers lie above it.
+    """
     return _triangle(input, diagonal, True, name)
 
 
 def triu(input: Variable, diagonal: int = 0, name: str | None = None) -> Variable:
-    """The upper triangle of the matrices in `input` from `diagonal`, zeros elsewhere."""
+    """Keep the upper triangles of the matrices in `input` and set the rest to zero.
+
+    Args:
+        diagonal: the first diagonal that is kept: 0 is the main one, positive numbers lie above it.
+    """
     return _triangle(input, diagonal, False, name)

@@ -1,4 +1,4 @@
-"""Variables that are fed, and programs that read."""
+"""Variables that are fed, and the readers of programs that read."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -35,11 +35,11 @@ def data(
     Args:
         name: the name to feed it by.
         shape: the dimensions of one example; -1 or None where they vary.
-        append_batch_size: put a -1 before `shape`, unless `shape` holds a -1 itself.
+        append_batch_size: put a -1 before `shape`, unless `shape` has a -1 itself.
         dtype: the element type.
-        lod_level: levels of ragged rows.
+        lod_level: how many levels of sequences the feed has; 0 for none.
         type: the kind of variable.
-        stop_gradient: whether gradients stop here.
+        stop_gradient: whether no gradient flows to it.
     """
     dims = [-1 if d is None else int(d) for d in shape]
     if append_batch_size and all(d >= 0 for d in dims):
@@ -83,20 +83,20 @@ def py_reader(
     name: str | None = None,
     use_double_buffer: bool = True,
 ) -> ReaderVariable:
-    """A reader that the program reads from, with `read_file`.
+    """Make a reader of batches, which the program reads from by `read_file`.
 
     Args:
         capacity: how many batches are read ahead.
-        shapes: of a batch, one a slot; -1 where a dimension varies.
-        dtypes: element types, one a slot.
-        lod_levels: levels of ragged rows, one a slot; all 0 when None.
+        shapes: the shape of a batch of each slot; -1 where a dimension varies.
+        dtypes: the element type of each slot.
+        lod_levels: how many levels of sequences each slot has; all 0 when None.
         name: what its variables are named after.
         use_double_buffer: bring the next batch to the device while the program runs.
 
     Returns:
-        The reader: set where batches come from with `decorate_sample_list_generator` (or
-        `decorate_paddle_reader`) or `decorate_batch_generator` (or `decorate_tensor_provider`),
-        then `start()` and `reset()` each epoch.
+        The reader. Say where batches come from by `decorate_sample_list_generator` (or
+            `decorate_paddle_reader`) or `decorate_batch_generator` (or `decorate_tensor_provider`),
+            then `start()` and `reset()` it each epoch.
 
     Raises FeedError when the numbers of shapes, dtypes and levels differ, or `capacity` is not
     positive.
@@ -120,7 +120,8 @@ def create_py_reader_by_data(
     name: str | None = None,
     use_double_buffer: bool = True,
 ) -> ReaderVariable:
-    """As `py_reader`, with the shapes, dtypes and levels of the variables in `feed_list`.
+    """Make a reader as `py_reader` does, with the shapes, dtypes and levels of the variables in
+    `feed_list`.
 
     Raises TypeError when `feed_list` is no list of Variables, FeedError when it is empty or
     `capacity` is not positive.
@@ -141,7 +142,7 @@ def create_py_reader_by_data(
 def _reader(
     slots: list[Slot], checks: list[bool], capacity: int, name: str | None, buffered: bool
 ) -> ReaderVariable:
-    """Made in the startup program and declared in the main one, as in Fluid."""
+    """Make a reader in the startup program and declare it in the main one, as in Fluid."""
     session = ReaderSession(BatchSource(slots, capacity), False)
     made = create_reader(session, checks, default_startup_program().current_block(), name)
     reader = ReaderVariable.make(default_main_program().current_block(), made.name, session)
@@ -155,22 +156,22 @@ def _reader(
 def double_buffer(
     reader: ReaderVariable, place: Any = None, name: str | None = None
 ) -> ReaderVariable:
-    """A reader that brings the next batch of `reader` to the device while the program runs.
+    """Make a reader that brings the next batch of another one to the device while the program runs.
 
     Args:
         reader: made by `py_reader`.
         place: the device; that of the Executor when None.
         name: the name of the new reader.
 
-    Raises TypeError when `reader` is none.
+    Raises TypeError for any other `reader`.
     """
     return double_buffered(_check_reader(reader, "double_buffer"), place, name)
 
 
 def read_file(reader: ReaderVariable) -> Variable | list[Variable]:
-    """The variables of the reader's next batch: one, or a list with one for each slot.
+    """Return the variables of the reader's next batch: one, or a list with one for each slot.
 
-    Raises TypeError when `reader` is none.
+    Raises TypeError when `reader` is no reader.
     """
     helper = LayerHelper("read_file")
     outs = [

@@ -1,9 +1,9 @@
 """Learning rates that change with the step.
 
-Each function returns a variable with one element for an optimizer's `learning_rate`. The step is
-counted in the variable `@LR_DECAY_COUNTER@`, from 0 (from 1 in `noam_decay`); all schedules of a
-program share it. Where an argument `learning_rate` stands it is a number or a variable with one
-element. A `staircase` schedule changes only every `decay_steps` steps.
+Each function returns a float32 Variable [1] for an optimizer's `learning_rate`. The variable
+`@LR_DECAY_COUNTER@` counts the steps, from 0 (from 1 in `noam_decay`); all schedules of a program
+share it. An argument `learning_rate` is a number or a Variable of one element. With `staircase` the
+rate changes only every `decay_steps` steps.
 """
 
 import math
@@ -39,7 +39,7 @@ def _decay_step_counter(begin: int = 0) -> Variable:
 
 
 def _periods(decay_steps: int, staircase: bool) -> Variable:
-    """How many times `decay_steps` steps have passed."""
+    """Return how many times `decay_steps` steps have passed, with `staircase` rounded down."""
     periods = _decay_step_counter() / decay_steps
     return emit("floor", {"X": periods}) if staircase else periods
 
@@ -47,7 +47,9 @@ def _periods(decay_steps: int, staircase: bool) -> Variable:
 def exponential_decay(
     learning_rate: float | Variable, decay_steps: int, decay_rate: float, staircase: bool = False
 ) -> Variable:
-    """learning_rate * decay_rate ** (step / decay_steps)."""
+    """Decay exponentially: learning_rate * decay_rate ** (step / decay_steps). With `staircase` the
+    exponent is rounded down.
+    """
     with default_main_program()._lr_schedule_guard():
         return learning_rate * (decay_rate ** _periods(decay_steps, staircase))
 
@@ -55,7 +57,9 @@ def exponential_decay(
 def natural_exp_decay(
     learning_rate: float | Variable, decay_steps: int, decay_rate: float, staircase: bool = False
 ) -> Variable:
-    """learning_rate * exp(-decay_rate * step / decay_steps)."""
+    """Decay exponentially: learning_rate * exp(-decay_rate * step / decay_steps). With `staircase`
+    step / decay_steps is rounded down.
+    """
     with default_main_program()._lr_schedule_guard():
         return learning_rate * emit(
             "exp", {"X": -1 * decay_rate * _periods(decay_steps, staircase)}
@@ -65,7 +69,9 @@ def natural_exp_decay(
 def inverse_time_decay(
     learning_rate: float | Variable, decay_steps: int, decay_rate: float, staircase: bool = False
 ) -> Variable:
-    """learning_rate / (1 + decay_rate * step / decay_steps)."""
+    """Decay by learning_rate / (1 + decay_rate * step / decay_steps). With `staircase` step /
+    decay_steps is rounded down.
+    """
     with default_main_program()._lr_schedule_guard():
         return learning_rate / (1 + decay_rate * _periods(decay_steps, staircase))
 
@@ -77,10 +83,12 @@ def polynomial_decay(
     power: float = 1.0,
     cycle: bool = False,
 ) -> Variable:
-    """(learning_rate - end_learning_rate) * (1 - step / decay_steps) ** power + end_learning_rate.
+    """Decay by (learning_rate - end_learning_rate) * (1 - step / decay_steps) ** power +
+    end_learning_rate.
 
-    After `decay_steps` steps the rate stays, or, with `cycle`, starts again over twice, three times
-    ... as many.
+    Args:
+        decay_steps: after so many steps the rate stays at `end_learning_rate`.
+        cycle: instead of that, start again with twice, three times ... as many `decay_steps`.
     """
     with default_main_program()._lr_schedule_guard():
         step = _decay_step_counter()
@@ -102,10 +110,14 @@ def polynomial_decay(
 
 
 def piecewise_decay(boundaries: Sequence[int], values: Sequence[float]) -> Variable:
-    """values[i] while step < boundaries[i] (for the first such i), after the last boundary
-    values[-1].
+    """Use constant rates between given steps: values[i] while step < boundaries[i], for the first
+    such i, and values[-1] after the last boundary.
 
-    Raises ValueError unless there is one value more than boundaries.
+    Args:
+        boundaries: numbers of steps, in rising order.
+        values: the rates, one more than boundaries.
+
+    Raises ValueError for another number of rates.
     """
     if len(values) != len(boundaries) + 1:
         raise ValueError(
@@ -130,8 +142,12 @@ def piecewise_decay(boundaries: Sequence[int], values: Sequence[float]) -> Varia
 def noam_decay(
     d_model: float | Variable, warmup_steps: float | Variable, learning_rate: float | Variable = 1.0
 ) -> Variable:
-    """learning_rate * d_model ** -0.5 * min(step ** -0.5, step * warmup_steps ** -1.5) (Vaswani et
-    al., 2017).
+    """Rise and fall as in Vaswani et al. (2017): learning_rate * d_model ** -0.5 * min(step **
+    -0.5, step * warmup_steps ** -1.5).
+
+    Args:
+        d_model: the width of the model.
+        warmup_steps: for how many steps the rate rises.
     """
     with default_main_program()._lr_schedule_guard():
         step = _decay_step_counter(begin=1)
@@ -142,7 +158,7 @@ def noam_decay(
 
 
 def cosine_decay(learning_rate: float | Variable, step_each_epoch: int, epochs: int) -> Variable:
-    """learning_rate * 0.5 * (cos(epoch * pi / epochs) + 1), with epoch = floor(step /
+    """Decay by learning_rate * 0.5 * (cos(epoch * pi / epochs) + 1), where epoch = floor(step /
     step_each_epoch).
     """
     with default_main_program()._lr_schedule_guard():
@@ -153,9 +169,11 @@ def cosine_decay(learning_rate: float | Variable, step_each_epoch: int, epochs: 
 def linear_lr_warmup(
     learning_rate: float | Variable, warmup_steps: int, start_lr: float, end_lr: float
 ) -> Variable:
-    """From start_lr straight to end_lr in `warmup_steps` steps, then `learning_rate`.
+    """Go linearly from `start_lr` to `end_lr` in `warmup_steps` steps, then use `learning_rate`,
+    which may itself be a schedule.
 
-    Raises TypeError where `learning_rate` is neither a number nor a Variable.
+    Raises TypeError where `learning_rate` is neither a number nor a Variable, ProgramError where
+    `warmup_steps` is not positive.
     """
     if not isinstance(learning_rate, (int, float, Variable)):
         raise TypeError(

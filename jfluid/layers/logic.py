@@ -33,15 +33,15 @@ def _comparison(op_type: str, symbol: str) -> Callable[..., Variable]:
         return into(cond, op_type, {"X": x, "Y": y}, stop_gradient=True)
 
     layer.__name__ = layer.__qualname__ = op_type
-    layer.__doc__ = f"""x {symbol} y, element by element.
+    layer.__doc__ = f"""Return x {symbol} y, element by element.
 
     Args:
         x, y: tensors of one dtype, broadcast against each other.
-        cond: the boolean variable to write; a new one by default.
+        cond: the boolean variable to write; a new one when None.
 
     Raises:
         TypeError: an argument is no Variable.
-        ShapeError: the shapes or dtypes do not go together.
+        ShapeError: the shapes or dtypes do not fit.
     """
     return layer
 
@@ -54,11 +54,11 @@ def _logical(op_type: str, meaning: str) -> Callable[..., Variable]:
         return into(out, op_type, {"X": x, "Y": y}, name=name)
 
     layer.__name__ = layer.__qualname__ = op_type
-    layer.__doc__ = f"""{meaning[0].upper()}{meaning[1:]}, element by element.
+    layer.__doc__ = f"""Return {meaning}, element by element.
 
     Args:
         x, y: boolean tensors with the same number of elements.
-        out: the variable to write; a new one by default.
+        out: the variable to write; a new one when None.
 
     Raises:
         TypeError: an argument is no boolean Variable.
@@ -80,12 +80,12 @@ logical_xor = _logical("logical_xor", "either x or y, not both")
 def less_than(
     x: Variable, y: Variable, force_cpu: bool | None = None, cond: Variable | None = None
 ) -> Variable:
-    """x < y, element by element.
+    """Return x < y, element by element.
 
     Args:
         x, y: tensors of one dtype, broadcast against each other.
-        force_cpu: kept in the program; XLA compares where the tensors are.
-        cond: the boolean variable to write; a new one by default.
+        force_cpu: stays in the program without effect: XLA compares where the tensors are.
+        cond: the boolean variable to write; a new one when None.
     """
     hold([x, y], (*NUMBERS, *BOOLS), "less_than", "x, y")
     attrs = {} if force_cpu is None else {"force_cpu": force_cpu}
@@ -93,41 +93,41 @@ def less_than(
 
 
 def elementwise_equal(x: Variable, y: Variable, name: str | None = None) -> Variable:
-    """x == y, element by element."""
+    """Return x == y, element by element. Both are broadcast against each other."""
     hold([x, y], (*NUMBERS, *BOOLS), "elementwise_equal", "x, y")
     return emit("equal", {"X": x, "Y": y}, layer="elementwise_equal", name=name, stop_gradient=True)
 
 
 def logical_not(x: Variable, out: Variable | None = None, name: str | None = None) -> Variable:
-    """Not x, element by element.
+    """Return not x, element by element.
 
     Args:
         x: a boolean tensor.
-        out: the variable to write; a new one by default.
+        out: the variable to write; a new one when None.
     """
     return into(out, "logical_not", {"X": hold(x, BOOLS, "logical_not", "x")}, name=name)
 
 
 def isfinite(x: Variable) -> Variable:
-    """Whether all elements are finite: one boolean, of shape [1]."""
+    """Return whether all elements are finite: bool [1]."""
     return emit("isfinite", {"X": hold(x, NUMBERS, "isfinite", "x")})
 
 
 def has_inf(x: Variable) -> Variable:
-    """Whether an element is infinite: one boolean, of shape [1]."""
+    """Return whether an element is infinite: bool [1]."""
     return emit("isinf", {"X": hold(x, NUMBERS, "has_inf", "x")})
 
 
 def has_nan(x: Variable) -> Variable:
-    """Whether an element is not a number: one boolean, of shape [1]."""
+    """Return whether an element is not a number: bool [1]."""
     return emit("isnan", {"X": hold(x, NUMBERS, "has_nan", "x")})
 
 
 def is_empty(x: Variable, cond: Variable | None = None) -> Variable:
-    """Whether the tensor has no elements: one boolean, of shape [1].
+    """Return whether the tensor has no elements: bool [1].
 
     Args:
-        cond: the boolean variable to write; a new one by default.
+        cond: the boolean variable to write; a new one when None.
     """
     return into(cond, "is_empty", {"X": x}, stop_gradient=True)
 
@@ -140,13 +140,13 @@ def allclose(
     equal_nan: bool = False,
     name: str | None = None,
 ) -> Variable:
-    """Whether |input - other| <= atol + rtol * |other| everywhere: one boolean, of shape [1].
+    """Return whether |input - other| <= atol + rtol * |other| everywhere: bool [1].
 
     Args:
-        equal_nan: two elements that are not numbers count as close.
+        input, other: float tensors of the same shape.
+        equal_nan: whether two elements that are not numbers count as close.
 
-    Raises:
-        ShapeError: the shapes differ.
+    Raises ShapeError where the shapes differ.
     """
     hold([input, other], FLOATS, "allclose", "input, other")
     return emit(

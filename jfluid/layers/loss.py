@@ -1,5 +1,5 @@
-"""Losses. A label that is no class (and not `ignore_index`) makes its loss NaN: a compiled step
-cannot raise.
+"""Losses. A label that names no class (and is not `ignore_index`) gives a loss of NaN, because a
+compiled step cannot raise.
 """
 
 from typing import Any
@@ -34,24 +34,23 @@ __all__ = [
 def cross_entropy(
     input: Variable, label: Variable, soft_label: bool = False, ignore_index: int = -100
 ) -> Variable:
-    """Cross entropy of probabilities: -log(input[label]), or -sum(label * log(input)) with soft
-    labels.
+    """Return the cross entropy of probabilities: -log(input[label]), or -sum(label * log(input))
+    with soft labels.
 
     The logarithm of 0 counts as -1e20. `softmax_with_cross_entropy` is more exact and faster where
     the probabilities come from a softmax.
 
     Args:
         input: probabilities [..., classes].
-        label: class numbers [..., 1] or [...]; with `soft_label` probabilities of the shape of
-            `input`.
+        label: class numbers (int64) [..., 1] or [...]; with `soft_label` probabilities of the shape
+            of `input`.
         soft_label: whether labels are probabilities.
-        ignore_index: the label whose loss and gradient are 0.
+        ignore_index: the hard label whose loss and gradient are 0.
 
     Returns:
         The losses, of the shape of hard labels; [..., 1] with soft labels.
 
-    Raises:
-        ShapeError: the labels do not fit the probabilities.
+    Raises ShapeError where the labels do not fit the probabilities.
     """
     if soft_label:
         return emit(
@@ -64,7 +63,9 @@ def cross_entropy(
 
 
 def cross_entropy2(input: Variable, label: Variable, ignore_index: int = -100) -> Variable:
-    """`cross_entropy` of hard labels."""
+    """Return the cross entropy of probabilities with hard labels. The arguments are those of
+    `cross_entropy`.
+    """
     return emit(
         "cross_entropy2",
         {"X": input, "Label": label},
@@ -82,23 +83,23 @@ def softmax_with_cross_entropy(
     return_softmax: bool = False,
     axis: int = -1,
 ) -> Variable | tuple[Variable, Variable]:
-    """Cross entropy of softmax(logits) along `axis`.
+    """Return the cross entropy of softmax(logits) along `axis`.
 
     Args:
-        logits: scores; `axis` is the dimension of the classes.
-        label: class numbers, of the shape of `logits` with 1 at `axis`; with `soft_label`
+        logits: scores, of any sign; `axis` is the dimension of the classes.
+        label: class numbers (int64), of the shape of `logits` with 1 at `axis`; with `soft_label`
             probabilities of the shape of `logits`, which should sum to 1.
         soft_label: whether labels are probabilities.
         ignore_index: the hard label whose loss and gradient are 0.
-        numeric_stable_mode: stays in the program; the stable formula is used either way.
+        numeric_stable_mode: stays in the program without effect: the stable formula is used either
+            way.
         return_softmax: also return the softmax. No gradient flows through it.
-        axis: the dimension of the classes.
+        axis: the dimension of the classes; negative numbers count from the last.
 
     Returns:
         The loss, of the shape of `logits` with 1 at `axis`; or (loss, softmax).
 
-    Raises:
-        ShapeError: the labels do not fit the scores.
+    Raises ShapeError where the labels do not fit the scores.
     """
     attrs = {
         "soft_label": soft_label,
@@ -122,11 +123,12 @@ def sigmoid_cross_entropy_with_logits(
     name: str | None = None,
     normalize: bool = False,
 ) -> Variable:
-    """Binary cross entropy of sigmoid(x) with `label`, element by element.
+    """Return the binary cross entropy of sigmoid(x) with `label`, element by element.
 
     Args:
+        x: scores, of any sign and any shape.
         label: probabilities, of the shape of `x`.
-        ignore_index: elements whose label is this number get loss 0.
+        ignore_index: elements whose label is this number have loss 0.
         normalize: divide by the number of elements that are not ignored.
     """
     return emit(
@@ -138,7 +140,7 @@ def sigmoid_cross_entropy_with_logits(
 
 
 def square_error_cost(input: Variable, label: Variable) -> Variable:
-    """(input - label)², element by element."""
+    """Return (input - label)², element by element."""
     check_variable(input, "square_error_cost", "input")
     check_variable(label, "square_error_cost", "label")
     helper = LayerHelper("square_error_cost")
@@ -152,7 +154,7 @@ def square_error_cost(input: Variable, label: Variable) -> Variable:
 
 
 def mse_loss(input: Variable, label: Variable) -> Variable:
-    """The mean of (input - label)², as [1]."""
+    """Return the mean of (input - label)²: [1]."""
     return emit(
         "reduce_mean", {"X": square_error_cost(input, label)}, {"dim": [0], "reduce_all": True}
     )
@@ -165,14 +167,16 @@ def smooth_l1(
     outside_weight: Variable | None = None,
     sigma: float | None = None,
 ) -> Variable:
-    """Smooth L1 loss of each row, summed over the other dimensions: [rows, 1].
+    """Return the smooth L1 loss of each row, summed over the other dimensions: [rows, 1] (Girshick,
+    2015).
 
-    With d = (x - y) * inside_weight an element counts 0.5 * (sigma * d)² where |d| < 1 / sigma², else
-    |d| - 0.5 / sigma²; times outside_weight (Girshick, Fast R-CNN).
+    With d = (x - y) * inside_weight an element counts 0.5 * (sigma * d)² where |d| < 1 / sigma²,
+    else |d| - 0.5 / sigma²; both times outside_weight.
 
     Args:
-        inside_weight, outside_weight: of the shape of `x`; ones by default.
-        sigma: 1.0 by default.
+        x, y: of the same shape [rows, ...].
+        inside_weight, outside_weight: of the shape of `x`; ones when None.
+        sigma: 1.0 when None.
     """
     inputs = {"X": x, "Y": y, "InsideWeight": inside_weight, "OutsideWeight": outside_weight}
     return emit(
@@ -181,7 +185,9 @@ def smooth_l1(
 
 
 def huber_loss(input: Variable, label: Variable, delta: float) -> Variable:
-    """0.5 * r² for the residual r = label - input where |r| <= delta, else delta * (|r| - 0.5 * delta)."""
+    """Return 0.5 * r² for the residual r = label - input where |r| <= delta, else delta * (|r| -
+    0.5 * delta), element by element.
+    """
     return emit("huber_loss", {"X": input, "Y": label}, {"delta": delta}, outs=("Residual", "Out"))[
         1
     ]
@@ -190,16 +196,16 @@ def huber_loss(input: Variable, label: Variable, delta: float) -> Variable:
 def kldiv_loss(
     x: Variable, target: Variable, reduction: str = "mean", name: str | None = None
 ) -> Variable:
-    """Kullback-Leibler divergence target * (log(target) - x), 0 where the target is not positive.
+    """Return the Kullback-Leibler divergence target * (log(target) - x), which is 0 where the
+    target is not positive.
 
     Args:
         x: log probabilities.
-        target: probabilities of the same shape.
+        target: probabilities, of the shape of `x`.
         reduction: "none" (element by element), "sum", "mean" (over all elements) or "batchmean"
             (over rows).
 
-    Raises:
-        ValueError: another `reduction`.
+    Raises ProgramError for any other `reduction`.
     """
     if reduction not in ("none", "sum", "mean", "batchmean"):
         raise errors.ProgramError(
@@ -217,7 +223,14 @@ def kldiv_loss(
 def log_loss(
     input: Variable, label: Variable, epsilon: float = 1e-4, name: str | None = None
 ) -> Variable:
-    """-label * log(input + epsilon) - (1 - label) * log(1 - input + epsilon)."""
+    """Return -label * log(input + epsilon) - (1 - label) * log(1 - input + epsilon), element by
+    element.
+
+    Args:
+        input: probabilities [rows, 1].
+        label: 0 or 1, of the shape of `input`.
+        epsilon: keeps the logarithms finite.
+    """
     return emit(
         "log_loss",
         {"Predicted": input, "Labels": label},
@@ -230,10 +243,12 @@ def log_loss(
 def rank_loss(
     label: Variable, left: Variable, right: Variable, name: str | None = None
 ) -> Variable:
-    """RankNet loss log(1 + exp(o)) - label * o with o = left - right (Burges et al., 2005).
+    """Return the RankNet loss log(1 + exp(o)) - label * o of pairs, with o = left - right (Burges
+    et al., 2005).
 
     Args:
-        label: 1 where left ranks higher, 0 where right does, 0.5 for a tie.
+        label: [rows, 1]: 1 where left ranks higher, 0 where right does, 0.5 for a tie.
+        left, right: scores [rows, 1].
     """
     return emit("rank_loss", {"Label": label, "Left": left, "Right": right}, name=name)
 
@@ -241,7 +256,13 @@ def rank_loss(
 def margin_rank_loss(
     label: Variable, left: Variable, right: Variable, margin: float = 0.1, name: str | None = None
 ) -> Variable:
-    """max(0, margin - label * (left - right)), where label is 1 (left ranks higher) or -1."""
+    """Return max(0, margin - label * (left - right)) for each pair.
+
+    Args:
+        label: [rows, 1]: 1 where left ranks higher, -1 where right does.
+        left, right: scores [rows, 1].
+        margin: how far apart the scores should be.
+    """
     return emit(
         "margin_rank_loss",
         {"Label": label, "X1": left, "X2": right},
@@ -252,11 +273,13 @@ def margin_rank_loss(
 
 
 def bpr_loss(input: Variable, label: Variable, name: str | None = None) -> Variable:
-    """Bayesian personalized ranking loss of scores [rows, items] with the positive item `label`
-    [rows, 1].
+    """Return the Bayesian personalized ranking loss (Hidasi et al., 2016): [rows, 1].
 
-    The mean over the other items j of -log(sigmoid(input[label] - input[j])) (Hidasi et al., 2016):
-    [rows, 1].
+    It is the mean over all other items j of -log(sigmoid(input[label] - input[j])).
+
+    Args:
+        input: scores [rows, items].
+        label: the number of the positive item (int64), [rows, 1].
     """
     return emit("bpr_loss", {"X": input, "Label": label}, outs=("Y",), name=name)
 
@@ -268,16 +291,16 @@ def label_smooth(
     dtype: str = "float32",
     name: str | None = None,
 ) -> Variable:
-    """(1 - epsilon) * label + epsilon * prior (Szegedy et al., 2016). No gradient flows to `label`.
+    """Return (1 - epsilon) * label + epsilon * prior (Szegedy et al., 2016). No gradient flows to
+    `label`.
 
     Args:
         label: one-hot or soft labels [..., classes].
-        prior_dist: [1, classes]; uniform by default.
+        prior_dist: the prior, [1, classes]; uniform when None.
         epsilon: from 0 to 1.
         dtype: of `label`; the result has the dtype of `label`, as in Fluid.
 
-    Raises:
-        ValueError: `epsilon` is outside [0, 1].
+    Raises ProgramError where `epsilon` is outside [0, 1].
     """
     if not 0 <= epsilon <= 1:
         raise errors.ProgramError(
@@ -298,12 +321,15 @@ def teacher_student_sigmoid_loss(
     soft_max_up_bound: float = 15.0,
     soft_max_lower_bound: float = -15.0,
 ) -> Variable:
-    """Click loss of logits, plus the loss against a teacher's score where the label carries one.
+    """Return the click loss of logits, plus the loss against a teacher's score where the label has
+    one: [rows, 1].
 
     Args:
-        input: logits [rows, 1]. No gradient flows where one is at or beyond the bounds.
+        input: logits [rows, 1].
         label: [rows, 1]: -2 (no click), -1 (click), z (no click, score z in [0, 1)), 1 + z (click,
             score z).
+        soft_max_up_bound, soft_max_lower_bound: no gradient flows where a logit is at or beyond
+            these.
     """
     check_variable(input, "teacher_student_sigmoid_loss", "input")
     helper = LayerHelper("teacher_student_sigmoid_loss")
@@ -323,14 +349,15 @@ def teacher_student_sigmoid_loss(
 def sigmoid_focal_loss(
     x: Variable, label: Variable, fg_num: Variable, gamma: float = 2.0, alpha: float = 0.25
 ) -> Variable:
-    """Focal loss of logits (Lin et al., 2017), element by element.
+    """Return the focal loss of logits, element by element (Lin et al., 2017).
 
     Args:
-        x: logits [rows, classes] without a column for the background.
-        label: [rows, 1]: 0 is background, c the class of column c - 1, -1 is ignored.
-        fg_num: [1], the number of foreground rows that the loss is divided by (at least 1).
-        gamma: the exponent that plays down easy rows.
-        alpha: the weight of foreground.
+        x: logits [rows, classes], without a column for the background.
+        label: [rows, 1], int32: 0 is the background, c the class of column c - 1; -1 is ignored.
+        fg_num: [1], int32: the number of foreground rows, by which the loss is divided (at least
+            1).
+        gamma: the exponent that gives easy rows less weight.
+        alpha: the weight of the foreground.
     """
     return emit(
         "sigmoid_focal_loss",
@@ -347,17 +374,18 @@ def center_loss(
     param_attr: Any,
     update_center: bool = True,
 ) -> Variable:
-    """Half the squared distance of each row to the centre of its class: [rows, 1] (Wen et al.,
-    2016).
+    """Return half the squared distance of each row to the centre of its class: [rows, 1] (Wen et
+    al., 2016).
 
     Args:
         input: features [rows, size].
-        label: class numbers [rows, 1].
+        label: class numbers (int64) [rows, 1].
         num_classes: the number of centres, a parameter [num_classes, size] that no optimizer
             updates.
-        alpha: how far centres move towards the mean of their rows, a number or a Variable [1].
+        alpha: how far a step moves centres towards the mean of their rows: a number or a Variable
+            [1].
         param_attr: name and initializer of the centres.
-        update_center: whether the centres move.
+        update_center: whether steps move the centres.
     """
     helper = LayerHelper("center_loss", input=input, param_attr=param_attr)
     dtype = helper.input_dtype()
@@ -400,17 +428,17 @@ def _mean(value: Variable) -> Variable:
 def npair_loss(
     anchor: Variable, positive: Variable, labels: Variable, l2_reg: float = 0.002
 ) -> Variable:
-    """N-pair loss (Sohn, 2016) of embeddings, as [1].
+    """Return the N-pair loss of embeddings (Sohn, 2016): [1].
 
-    Cross entropy of anchor · positiveᵀ with targets spread evenly over the rows of the same label,
-    plus 0.25 * l2_reg times the mean squared lengths.
+    It is the cross entropy of anchor @ positiveᵀ, whose targets are spread evenly over the rows of
+    the same label, plus 0.25 * l2_reg times the mean squared lengths of both.
 
     Args:
-        anchor, positive: [rows, size].
-        labels: [rows], the classes; the number of rows must be known.
+        anchor, positive: embeddings [rows, size].
+        labels: the classes [rows]; the number of rows must be known.
+        l2_reg: the weight of the lengths.
 
-    Raises:
-        ShapeError: the number of rows is not known.
+    Raises ShapeError where the number of rows is not known.
     """
     rows = labels.shape[0] if labels.shape else -1
     if rows < 1:
@@ -443,7 +471,7 @@ def npair_loss(
 def dice_loss(
     input: Variable, label: Variable, epsilon: float = 1e-5, name: str | None = None
 ) -> Variable:
-    """1 - 2 |input ∩ label| / (|input| + |label| + epsilon), averaged over the batch: [1].
+    """Return 1 - 2 |input ∩ label| / (|input| + |label| + epsilon), averaged over the batch: [1].
 
     Args:
         input: probabilities [rows, ..., classes].

@@ -1,4 +1,4 @@
-"""Arithmetic of tensors, reductions, norms and products."""
+"""Arithmetic of tensors: element by element, reductions, norms and products."""
 
 from collections.abc import Callable, Sequence
 
@@ -60,17 +60,17 @@ def _elementwise(op_type: str, formula: str) -> Callable[..., Variable]:
         return emit(op_type, {"X": x, "Y": y}, {"axis": axis}, act=act, name=name)
 
     layer.__name__ = layer.__qualname__ = op_type
-    layer.__doc__ = f"""{formula[0].upper()}{formula[1:]}, element by element.
+    layer.__doc__ = f"""Return {formula}, element by element.
 
     Args:
-        x, y: tensors of one dtype. Where one has fewer dimensions it is repeated along those that it lacks; where a
-            dimension of one is 1 it is repeated too. Integers are divided as in C.
+        x, y: tensors of one dtype. The one with fewer dimensions is repeated along those that it lacks; a dimension
+            of size 1 is repeated, too. Integers are divided as in C.
         axis: the dimension of the larger tensor where the dimensions of the smaller begin; -1 aligns the last ones.
-        act: an activation applied to the result.
+        act: the name of an activation of the result; None for none.
 
     Raises:
         TypeError: an argument is no Variable or holds no numbers.
-        ShapeError: the shapes or dtypes do not go together.
+        ShapeError: the shapes or dtypes do not fit.
     """
     return layer
 
@@ -83,7 +83,7 @@ def _reduction(op_type: str, meaning: str, kinds: tuple[VarType, ...]) -> Callab
         return emit(op_type, {"X": input}, _dimensions(dim, keep_dim), name=name)
 
     layer.__name__ = layer.__qualname__ = op_type
-    layer.__doc__ = f"""The {meaning} of the elements along some dimensions.
+    layer.__doc__ = f"""Return the {meaning} of the elements along some dimensions.
 
     Args:
         dim: one dimension or several, negative ones counted from the end; None or an empty list means all of them.
@@ -120,7 +120,7 @@ reduce_any = _reduction("reduce_any", "logical or", BOOLS)
 
 
 def mean(x: Variable, name: str | None = None) -> Variable:
-    """The mean of all elements, of shape [1]."""
+    """Return the mean of all elements: [1]."""
     return emit("mean", {"X": hold(x, FLOATS, "mean", "x")}, name=name)
 
 
@@ -131,12 +131,14 @@ def logsumexp(
     out: Variable | None = None,
     name: str | None = None,
 ) -> Variable:
-    """log(sum(exp(x))) along the dimensions `dim`, or along all of them.
+    """Return log(sum(exp(x))) along the dimensions `dim`, or along all of them.
 
     The exponentials are summed as they are: elements above 88 (float32) overflow, as in Fluid.
 
     Args:
-        out: the variable to write; a new one by default.
+        dim: one dimension or several; None is all.
+        keepdim: keep the reduced dimensions with size 1.
+        out: the variable to write; a new one when None.
     """
     powers = activation.exp(hold(x, FLOATS, "logsumexp", "x"), name)
     total = emit("reduce_sum", {"X": powers}, _dimensions(dim, keepdim), name=name)
@@ -144,22 +146,20 @@ def logsumexp(
 
 
 def sum(x: Variable | Sequence[Variable]) -> Variable:
-    """The sum of tensors of one shape and dtype.
+    """Add up tensors of the same shape and dtype.
 
-    Raises:
-        ShapeError: their shapes or dtypes differ.
+    Raises ShapeError where shapes or dtypes differ.
     """
     return sums([x] if isinstance(x, Variable) else x)
 
 
 def sums(input: Variable | Sequence[Variable], out: Variable | None = None) -> Variable:
-    """The sum of tensors of one shape and dtype.
+    """Add up tensors of the same shape and dtype.
 
     Args:
-        out: the variable to write, which may be one of the inputs; a new one by default.
+        out: the variable to write, which may be one of the inputs; a new one when None.
 
-    Raises:
-        ShapeError: their shapes or dtypes differ.
+    Raises ShapeError where shapes or dtypes differ.
     """
     tensors = [input] if isinstance(input, Variable) else list(input)
     return into(out, "sum", {"X": hold(tensors, NUMBERS, "sum", "input")})
@@ -173,12 +173,12 @@ def scale(
     act: str | None = None,
     name: str | None = None,
 ) -> Variable:
-    """scale * x + bias, or scale * (x + bias) unless `bias_after_scale`.
+    """Return scale * x + bias; where `bias_after_scale` is false, scale * (x + bias).
 
     Args:
-        x: numbers; of integers the whole parts of scale and bias are used.
-        scale: a number, or a tensor of one element, which gets no gradient.
-        act: an activation applied to the result.
+        x: numbers; of integers only the whole parts of scale and bias are used.
+        scale: a number, or a Variable of one element, which gets no gradient.
+        act: the name of an activation of the result; None for none.
     """
     hold(x, (*NUMBERS, VarType.INT8, VarType.INT16, VarType.UINT8), "scale", "x")
     attrs = {"bias": float(bias), "bias_after_scale": bias_after_scale}
@@ -190,10 +190,11 @@ def scale(
 def cumsum(
     x: Variable, axis: int | None = None, exclusive: bool | None = None, reverse: bool | None = None
 ) -> Variable:
-    """Running sums along `axis`, the last by default.
+    """Return running sums along a dimension.
 
     Args:
-        exclusive: leave the element itself out of its sum, so that the first is 0.
+        axis: the dimension; the last when None.
+        exclusive: leave the element itself out of its sum, so that the first sum is 0.
         reverse: sum from the end.
     """
     return emit(
@@ -204,10 +205,10 @@ def cumsum(
 
 
 def clip(x: Variable, min: float, max: float, name: str | None = None) -> Variable:
-    """min(max(x, lower), upper), `min` being the lower bound and `max` the upper.
+    """Return min(max(x, lower), upper), element by element; `min` is the lower bound and `max` the
+    upper.
 
-    Raises:
-        ShapeError: min is not less than max.
+    Raises ShapeError where `min` is not less than `max`.
     """
     return emit(
         "clip",
@@ -224,16 +225,15 @@ def clamp(
     output: Variable | None = None,
     name: str | None = None,
 ) -> Variable:
-    """Elements limited to the range from `min` to `max`, each a number or a tensor of one element.
-
-    A missing `max` is infinity. A missing `min` is 0 and not minus infinity, because that is what
-    Fluid 1.8 does.
+    """Limit elements to the range from `min` to `max`.
 
     Args:
-        output: the variable to write; a new one by default.
+        min: a number or a Variable of one element. Without it the bound is 0 and not minus
+            infinity, as in Fluid 1.8.
+        max: a number or a Variable of one element. Without it there is no bound.
+        output: the variable to write; a new one when None.
 
-    Raises:
-        ValueError: neither bound is given.
+    Raises ValueError where neither bound is given.
     """
     if min is None and max is None:
         raise ValueError("layers.clamp: expected min, max or both, found neither")
@@ -247,7 +247,7 @@ def clamp(
 
 
 def clip_by_norm(x: Variable, max_norm: float, name: str | None = None) -> Variable:
-    """x, scaled to the Euclidean norm `max_norm` where its own is larger."""
+    """Scale `x` to the Euclidean norm `max_norm` where its own is larger."""
     return emit(
         "clip_by_norm",
         {"X": hold(x, FLOATS, "clip_by_norm", "x")},
@@ -264,10 +264,10 @@ def addcmul(
     out: Variable | None = None,
     name: str | None = None,
 ) -> Variable:
-    """input + value * tensor1 * tensor2.
+    """Return input + value * tensor1 * tensor2, element by element.
 
     Args:
-        out: the variable to write; a new one by default.
+        out: the variable to write; a new one when None.
     """
     hold([input, tensor1, tensor2], NUMBERS, "addcmul", "input, tensor1, tensor2")
     product = emit("elementwise_mul", {"X": tensor1, "Y": tensor2}, name=name)
@@ -282,17 +282,17 @@ def mul(
     y_num_col_dims: int = 1,
     name: str | None = None,
 ) -> Variable:
-    """The product of x and y as matrices.
+    """Multiply `x` and `y` as matrices.
 
     Args:
-        x_num_col_dims: how many dimensions of x make its rows; the others make its columns.
-        y_num_col_dims: the same for y.
+        x_num_col_dims: how many leading dimensions of `x` make its rows; the others make its
+            columns.
+        y_num_col_dims: the same of `y`.
 
     Returns:
-        A tensor with the row dimensions of x and the column dimensions of y.
+        A tensor with the row dimensions of `x`, followed by the column dimensions of `y`.
 
-    Raises:
-        ShapeError: the columns of x are not as many as the rows of y.
+    Raises ShapeError where `x` has not as many columns as `y` has rows.
     """
     hold([x, y], FLOATS, "mul", "x, y")
     attrs = {"x_num_col_dims": x_num_col_dims, "y_num_col_dims": y_num_col_dims}
@@ -307,16 +307,20 @@ def matmul(
     alpha: float = 1.0,
     name: str | None = None,
 ) -> Variable:
-    """alpha * x @ y over the last two dimensions.
+    """Return alpha * x @ y over the last two dimensions.
 
-    A vector counts as one row of x or one column of y. A matrix goes with every matrix of a batch;
-    two batches need equally many matrices.
+    A vector counts as one row of `x` or one column of `y`. A single matrix is multiplied with every
+    matrix of a batch; two batches need equally many matrices.
 
     Args:
+        x: [..., m, k], or [k].
+        y: [..., k, n], or [k].
         transpose_x, transpose_y: exchange the last two dimensions first.
 
-    Raises:
-        ShapeError: the shapes do not go together.
+    Returns:
+        [..., m, n].
+
+    Raises ShapeError where the shapes do not fit.
     """
     hold([x, y], FLOATS, "matmul", "x, y")
     attrs = {"transpose_X": transpose_x, "transpose_Y": transpose_y, "alpha": float(alpha)}
@@ -324,10 +328,9 @@ def matmul(
 
 
 def bmm(x: Variable, y: Variable, name: str | None = None) -> Variable:
-    """The product of each matrix of x, [batch, m, k], with that of y, [batch, k, n].
+    """Multiply each matrix of `x` [batch, m, k] with that of `y` [batch, k, n]: [batch, m, n].
 
-    Raises:
-        ShapeError: the shapes are not such.
+    Raises ShapeError for other shapes.
     """
     return emit(
         "bmm", {"X": hold(x, FLOATS, "bmm", "x"), "Y": hold(y, FLOATS, "bmm", "y")}, name=name
@@ -335,11 +338,9 @@ def bmm(x: Variable, y: Variable, name: str | None = None) -> Variable:
 
 
 def dot(x: Variable, y: Variable, name: str | None = None) -> Variable:
-    """The inner product of two vectors, of shape [1], or of the rows of two matrices, of shape
-    [rows, 1].
+    """Return the inner product of two vectors, [1], or of the rows of two matrices, [rows, 1].
 
-    Raises:
-        ShapeError: the shapes differ, or have more than two dimensions.
+    Raises ShapeError where the shapes differ, or have more than two dimensions.
     """
     hold([x, y], NUMBERS, "dot", "x, y")
     return emit("dot", {"X": x, "Y": y}, name=name)
@@ -353,10 +354,10 @@ def addmm(
     beta: float = 1.0,
     name: str | None = None,
 ) -> Variable:
-    """beta * input + alpha * x @ y for three matrices.
+    """Return beta * input + alpha * x @ y for matrices `x` [m, k], `y` [k, n] and `input`, which is
+    broadcast to [m, n].
 
-    Raises:
-        ShapeError: the shapes do not go together.
+    Raises ShapeError where the shapes do not fit.
     """
     hold([input, x, y], FLOATS, "addmm", "input, x, y")
     return emit(
@@ -370,20 +371,23 @@ def addmm(
 def kron(
     x: Variable, y: Variable, out: Variable | None = None, name: str | None = None
 ) -> Variable:
-    """The Kronecker product: each element of x times the whole of y.
+    """Return the Kronecker product, which has a block for each element of `x`: that element times
+    the whole of `y`.
 
     Args:
-        out: the variable to write; a new one by default.
+        out: the variable to write; a new one when None.
     """
     hold([x, y], NUMBERS, "kron", "x, y")
     return into(out, "kron", {"X": x, "Y": y}, name=name)
 
 
 def cross(input: Variable, other: Variable, dim: int | None = None) -> Variable:
-    """Cross products of the vectors along `dim`, the first dimension of size 3 by default.
+    """Return the cross products of the vectors of `input` and `other` along a dimension.
 
-    Raises:
-        ShapeError: the shapes differ, or the dimension is not of size 3.
+    Args:
+        dim: the dimension, of size 3; the first such when None.
+
+    Raises ShapeError where the shapes differ, or the dimension is not of size 3.
     """
     hold([input, other], NUMBERS, "cross", "input, other")
     return emit("cross", {"X": input, "Y": other}, {"dim": dim})
@@ -397,11 +401,12 @@ def trace(
     out: Variable | None = None,
     name: str | None = None,
 ) -> Variable:
-    """The sum of a diagonal of each matrix that dimensions `dim1` and `dim2` make.
+    """Return the sum of a diagonal of each matrix that the dimensions `dim1` and `dim2` make.
 
     Args:
-        offset: which diagonal: 0 the main one, positive above it, negative below.
-        out: the variable to write; a new one by default.
+        offset: which diagonal: 0 is the main one, positive numbers lie above it, negative ones
+            below.
+        out: the variable to write; a new one when None.
     """
     hold(input, NUMBERS, "trace", "input")
     return into(
@@ -410,8 +415,10 @@ def trace(
 
 
 def dist(x: Variable, y: Variable, p: float = 2) -> Variable:
-    """The norm of order p (also 0 and infinity) of x - y, which are broadcast against each other,
-    of shape [1].
+    """Return the norm of x - y, which are broadcast against each other: [1].
+
+    Args:
+        p: the order of the norm, which may be 0 or infinite.
     """
     return emit(
         "dist",
@@ -423,7 +430,12 @@ def dist(x: Variable, y: Variable, p: float = 2) -> Variable:
 def l2_normalize(
     x: Variable, axis: int | None, epsilon: float = 1e-12, name: str | None = None
 ) -> Variable:
-    """x / sqrt(sum(x^2) + epsilon) along `axis` (1 where it is None; a vector along itself)."""
+    """Return x / sqrt(sum(x²) + epsilon), with the sum along `axis`.
+
+    Args:
+        axis: the dimension; where it is None, 1, or 0 of a vector.
+        epsilon: keeps the divisor from 0.
+    """
     axis = 0 if len(x.shape) == 1 else 1 if axis is None else axis
     out, _ = emit(
         "norm",
@@ -437,8 +449,11 @@ def l2_normalize(
 
 
 def cos_sim(X: Variable, Y: Variable) -> Variable:
-    """The cosine of the angle between each row of X and that of Y, of shape [rows, 1]; Y may have
-    one row for all.
+    """Return the cosine of the angle between each row of `X` and that of `Y`: [rows, 1].
+
+    Args:
+        X: [rows, width].
+        Y: [rows, width], or [1, width] for all rows.
     """
     hold([X, Y], FLOATS, "cos_sim", "X, Y")
     out, _, _ = emit("cos_sim", {"X": X, "Y": Y}, outs=("Out", "XNorm", "YNorm"))

@@ -20,20 +20,25 @@ def fc(
     act: str | None = None,
     name: str | None = None,
 ) -> Variable:
-    """A fully connected layer: act(sum of input_i @ weight_i + bias).
+    """Apply a fully connected layer: act(sum over inputs of x @ weight + bias).
 
     Args:
-        input: one or several variables; each is flattened to two dimensions, and has a weight of
-            its own.
+        input: one variable or several. Each is flattened to two dimensions and has a weight of its
+            own.
         size: the number of outputs.
-        num_flatten_dims: how many leading dimensions of the input make the rows; the output keeps
-            them. -1 is all but the last.
-        param_attr: ParamAttr (or a list of them) of the weights, [flattened input, size].
+        num_flatten_dims: how many leading dimensions of an input count as rows; the output keeps
+            them. The others are multiplied by the weight. -1 stands for all but the last.
+        param_attr: ParamAttr of the weights, each [product of the flattened dimensions, size]; a
+            list of them for several inputs.
         bias_attr: ParamAttr of the bias, [size]; False for none.
-        act: the activation's name.
-        name: prefix of the names of parameters.
+        act: the name of an activation, such as "relu"; None for none.
+        name: prefix of the names of the parameters.
 
-    Raises ShapeError when a dimension that the weight needs is unknown.
+    Returns:
+        The leading dimensions of the input, followed by `size`.
+
+    Raises ShapeError where `num_flatten_dims` does not leave at least one dimension on either side,
+    or where a dimension that the weight needs is unknown.
     """
     check_variable(input, "fc", "input")
     helper = LayerHelper(
@@ -78,15 +83,17 @@ def dropout(
     name: str | None = None,
     dropout_implementation: str = "downgrade_in_infer",
 ) -> Variable:
-    """`x` with each element set to zero with probability `dropout_prob` (Srivastava et al. 2014).
+    """Set each element of `x` to zero with probability `dropout_prob` (Srivastava et al., 2014).
 
     Args:
+        x: a float tensor of any shape; the result has the same.
         dropout_prob: between 0 and 1.
-        is_test: whether this is the test form; `Program.clone(for_test=True)` sets it.
-        seed: a fixed seed gives the same mask in every step; None draws a new one, from the
+        is_test: whether this is the test form, which drops nothing; `Program.clone(for_test=True)`
+            sets it.
+        seed: a fixed seed gives the same mask in every step; None draws a new one in each, from the
             program's seed.
-        dropout_implementation: "downgrade_in_infer" multiplies by 1 - p in the test form,
-            "upscale_in_train" divides by 1 - p in training.
+        dropout_implementation: "downgrade_in_infer" multiplies by 1 - dropout_prob in the test
+            form, "upscale_in_train" divides by 1 - dropout_prob in training.
 
     Raises ProgramError for another implementation or probability.
     """

@@ -122,22 +122,31 @@ def batch_norm(
     do_model_average_for_mean_and_var: bool = True,
     use_global_stats: bool = False,
 ) -> Variable:
-    """Batch normalisation (Ioffe & Szegedy 2015, arXiv:1502.03167), for each channel.
+    """Normalise each channel over the batch (Ioffe & Szegedy 2015, arXiv:1502.03167).
 
-    y = scale * (x - mean) / sqrt(variance + epsilon) + bias; running = running * momentum + batch *
-    (1 - momentum).
+    y = scale * (x - mean) / sqrt(variance + epsilon) + bias. After each step running = running *
+    momentum + batch * (1 - momentum), for mean and variance.
 
     Args:
-        input: [N, C, ...], or [N, ..., C] with data_layout "NHWC".
+        input: [N, C, ...], or [N, ..., C] with data_layout "NHWC"; C must be known.
+        act: the name of an activation; None for none.
         is_test: use the running statistics; `Program.clone(for_test=True)` sets it.
-        momentum: a number or a one-element Variable.
-        in_place: the output takes the input's name.
-        moving_mean_name, moving_variance_name: names of the running statistics, which are
-            parameters that are not trained.
+        momentum: a number or a Variable of one element.
+        epsilon: keeps the divisor from 0.
+        param_attr: ParamAttr of the scale, [C], which begins with 1.
+        bias_attr: ParamAttr of the bias, [C], which begins with 0.
+        data_layout: "NCHW" or "NHWC", for any number of dimensions.
+        in_place: write the output into the variable of the input.
+        name: prefix of the names of the parameters.
+        moving_mean_name, moving_variance_name: names of the running statistics, parameters [C] that
+            are not trained.
         do_model_average_for_mean_and_var: whether `ModelAverage` averages them.
-        use_global_stats: use the running statistics in training too.
+        use_global_stats: use the running statistics in training, too.
 
-    Raises ShapeError when the number of channels is unknown.
+    Returns:
+        A tensor of the shape of `input`.
+
+    Raises ShapeError where the number of channels is unknown.
     """
     return _normalised(
         "batch_norm",
@@ -175,8 +184,8 @@ def inplace_abn(
     use_global_stats: bool = False,
     act_alpha: float = 1.0,
 ) -> Variable:
-    """Batch normalisation and an activation in one operator, written over the input (XLA reuses
-    memory by itself).
+    """Normalise each channel over the batch and apply an activation, in one operator that writes
+    over its input.
 
     Args:
         act: None, "identity", "leaky_relu" or "elu".
@@ -220,15 +229,25 @@ def layer_norm(
     act: str | None = None,
     name: str | None = None,
 ) -> Variable:
-    """Layer normalisation (Ba et al. 2016, arXiv:1607.06450) over the dimensions from
-    `begin_norm_axis` on.
+    """Normalise each sample over the dimensions from `begin_norm_axis` on (Ba et al. 2016,
+    arXiv:1607.06450).
 
     Args:
-        scale, shift: whether a trained scale and a trained bias follow, both [product of those
-            dimensions].
+        input: [d0, d1, ...].
+        scale, shift: whether the result is multiplied by a trained scale, and a trained bias is
+            added.
+        begin_norm_axis: the first of the dimensions that are normalised together; they must be
+            known.
+        epsilon: keeps the divisor from 0.
+        param_attr: ParamAttr of the scale, [product of those dimensions], which begins with 1.
+        bias_attr: ParamAttr of the bias, of the same shape, which begins with 0.
+        act: the name of an activation; None for none.
 
-    Raises ShapeError when such a dimension is unknown, ProgramError when `param_attr` is False with
-    `scale` True, or `bias_attr` with `shift`.
+    Returns:
+        A tensor of the shape of `input`.
+
+    Raises ShapeError where such a dimension is unknown, ProgramError where `param_attr` is False
+    and `scale` True, or `bias_attr` is False and `shift` True.
     """
     check_variable(input, "layer_norm", "input")
     for switch, wanted, what, attr in (
@@ -277,10 +296,14 @@ def instance_norm(
     bias_attr: Any = None,
     name: str | None = None,
 ) -> Variable:
-    """Instance normalisation (Ulyanov et al. 2016, arXiv:1607.08022): each channel of each sample
-    by itself.
+    """Normalise each channel of each sample by itself (Ulyanov et al. 2016, arXiv:1607.08022).
 
-    Raises ProgramError when `param_attr` or `bias_attr` is False: the operator needs both
+    Args:
+        input: [N, C, ...].
+        epsilon: keeps the divisor from 0.
+        param_attr, bias_attr: ParamAttrs of scale and bias, [C], which begin with 1 and 0.
+
+    Raises ProgramError where `param_attr` or `bias_attr` is False: the operator needs both
     parameters.
     """
     if param_attr is False or bias_attr is False:
@@ -316,13 +339,16 @@ def group_norm(
     data_layout: str = "NCHW",
     name: str | None = None,
 ) -> Variable:
-    """Group normalisation (Wu & He 2018, arXiv:1803.08494): each group of channels of each sample
-    by itself.
+    """Normalise each group of channels of each sample by itself (Wu & He 2018, arXiv:1803.08494).
 
     Args:
-        groups: the number of groups; it divides the channels.
-        param_attr, bias_attr: a scale and a bias, [C], follow only where these are given (as in
-            Fluid 1.8).
+        input: [N, C, ...], or [N, ..., C] with data_layout "NHWC".
+        groups: the number of groups, which must divide the channels.
+        epsilon: keeps the divisor from 0.
+        param_attr, bias_attr: ParamAttrs of a scale and a bias, [C]. Without one there is none, as
+            in Fluid 1.8.
+        act: the name of an activation; None for none.
+        data_layout: "NCHW" or "NHWC".
     """
     channels = _known_channels("group_norm", input, data_layout)
     if groups < 1 or channels % groups:
@@ -361,8 +387,12 @@ def lrn(
     name: str | None = None,
     data_format: str = "NCHW",
 ) -> Variable:
-    """Local response normalisation (Krizhevsky et al. 2012): x / (k + alpha * sum over n channels
-    of x^2) ** beta.
+    """Return x / (k + alpha * sum over n neighbouring channels of x²) ** beta: local response
+    normalisation (Krizhevsky et al. 2012).
+
+    Args:
+        input: [N, C, H, W], or [N, H, W, C] with data_format "NHWC".
+        n: over how many channels the sum goes.
     """
     if len(input.shape) != 4:
         raise errors.ShapeError(f"layers.lrn: input has 4 dimensions, found {list(input.shape)}")
@@ -387,7 +417,13 @@ def affine_channel(
     name: str | None = None,
     act: str | None = None,
 ) -> Variable:
-    """x * scale + bias for each channel; `scale` and `bias` are Variables of shape [C]."""
+    """Return x * scale + bias for each channel.
+
+    Args:
+        x: [N, C, H, W], or [N, H, W, C] with data_layout "NHWC".
+        scale, bias: Variables [C].
+        act: the name of an activation; None for none.
+    """
     if scale is None or bias is None:
         raise errors.ProgramError(
             "layers.affine_channel: scale and bias are needed, each of shape [channels]"
@@ -408,11 +444,13 @@ def spectral_norm(
     eps: float = 1e-12,
     name: str | None = None,
 ) -> Variable:
-    """`weight` divided by its largest singular value (Miyato et al. 2018, arXiv:1802.05957).
+    """Divide `weight` by its largest singular value (Miyato et al. 2018, arXiv:1802.05957).
 
     Args:
-        dim: the dimension of `weight` that makes the rows of the matrix.
+        weight: a parameter of two or more dimensions, which is taken as a matrix.
+        dim: the dimension that makes its rows.
         power_iters: steps of the power iteration in each run.
+        eps: keeps divisors from 0.
     """
     helper = LayerHelper("spectral_norm", name=name)
     rows = weight.shape[dim]

@@ -84,18 +84,24 @@ def pool2d(
     exclusive: bool = True,
     data_format: str = "NCHW",
 ) -> Variable:
-    """The maximum or the mean over windows of [N, C, H, W] (or "NHWC").
+    """Take the maximum or the mean over windows.
 
     Args:
-        pool_size, pool_stride: one number, or height and width.
+        input: [N, C, H, W], or [N, H, W, C] with data_format "NHWC".
+        pool_size, pool_stride: one number, or one for each of height and width.
         pool_type: "max" or "avg".
-        pool_padding: in the forms of `conv2d`.
-        global_pooling: one window over the whole plane.
+        pool_padding: in one of the forms of `conv2d`.
+        global_pooling: use one window over the whole plane, whatever `pool_size` is.
         use_cudnn: no effect: XLA chooses the kernel.
-        ceil_mode: round the output's size up.
-        exclusive: whether a mean leaves padding out.
+        ceil_mode: round the size of the output up, so that a last window may reach beyond the
+            input.
+        exclusive: leave padding out of means.
 
-    Raises ProgramError for other types, sizes or formats.
+    Returns:
+        [N, C, H', W'] in the same format, where H' = (H + top + bottom - height) / stride + 1,
+            rounded down or up, and W' likewise.
+
+    Raises ProgramError for another type, size, padding or format.
     """
     return _pool(
         2,
@@ -126,7 +132,9 @@ def pool3d(
     exclusive: bool = True,
     data_format: str = "NCDHW",
 ) -> Variable:
-    """As `pool2d`, over windows of [N, C, D, H, W] (or "NDHWC")."""
+    """Take the maximum or the mean over windows of [N, C, D, H, W], or of [N, D, H, W, C] with
+    data_format "NDHWC". Otherwise it is as `pool2d`.
+    """
     return _pool(
         3,
         input,
@@ -171,10 +179,18 @@ def adaptive_pool2d(
     require_index: bool = False,
     name: str | None = None,
 ) -> Any:
-    """The maximum or the mean over pool_size windows that cover the plane evenly; the output is [N,
-    C, *pool_size].
+    """Take the maximum or the mean over windows that divide each plane as evenly as possible.
 
-    With `require_index` (for "max") also the position of each maximum in its plane, int32.
+    Args:
+        input: [N, C, H, W].
+        pool_size: height and width of the output, or one number for both.
+        pool_type: "max" or "avg".
+        require_index: also return the position of each maximum in its plane (int32).
+
+    Returns:
+        [N, C, *pool_size]; or (that, positions) of the same shape.
+
+    Raises ProgramError for another type, and for `require_index` with "avg".
     """
     return _adaptive(2, input, pool_size, pool_type, require_index, name)
 
@@ -186,5 +202,7 @@ def adaptive_pool3d(
     require_index: bool = False,
     name: str | None = None,
 ) -> Any:
-    """As `adaptive_pool2d`, for [N, C, D, H, W]."""
+    """Take the maximum or the mean over windows that divide each volume [N, C, D, H, W] as evenly
+    as possible. Otherwise it is as `adaptive_pool2d`.
+    """
     return _adaptive(3, input, pool_size, pool_type, require_index, name)

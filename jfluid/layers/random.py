@@ -1,7 +1,8 @@
 """Layers that draw random numbers.
 
-A seed of 0 gives other numbers at each step, drawn from the program's `random_seed`; another seed
-gives the same ones at each step.
+A seed of 0 gives other numbers in each step, drawn from the program's `random_seed`; any other seed
+gives the same ones in each step. A `shape` is a list of integers, a list of integers and Variables
+mixed, or a Variable that holds them all; Variables must follow from shapes and constants.
 """
 
 import random
@@ -55,11 +56,7 @@ def _drawn(
 def uniform_random(
     shape: Integers, dtype: Any = "float32", min: float = -1.0, max: float = 1.0, seed: int = 0
 ) -> Variable:
-    """Numbers evenly distributed in [min, max).
-
-    Args:
-        shape: integers, integers and Variables mixed, or a Variable that holds them all.
-    """
+    """Draw numbers evenly from [min, max)."""
     attrs = {
         "dtype": _float_number(dtype, "uniform_random"),
         "min": float(min),
@@ -72,7 +69,11 @@ def uniform_random(
 def gaussian_random(
     shape: Integers, mean: float = 0.0, std: float = 1.0, seed: int = 0, dtype: Any = "float32"
 ) -> Variable:
-    """Normally distributed numbers; `shape` as for `uniform_random`."""
+    """Draw normally distributed numbers.
+
+    Args:
+        std: the standard deviation.
+    """
     attrs = {
         "dtype": _float_number(dtype, "gaussian_random"),
         "mean": float(mean),
@@ -92,8 +93,13 @@ def uniform_random_batch_size_like(
     max: float = 1.0,
     seed: int = 0,
 ) -> Variable:
-    """`uniform_random`; dimension `output_dim_idx` of the shape is dimension `input_dim_idx` of
+    """Draw numbers evenly from [min, max), in a tensor one of whose dimensions is a dimension of
     `input`.
+
+    Args:
+        shape: integers; the one at `output_dim_idx` is replaced.
+        input_dim_idx: which dimension of `input` is taken.
+        output_dim_idx: which dimension of the result it becomes.
     """
     attrs = {
         "shape": list(shape),
@@ -117,8 +123,14 @@ def gaussian_random_batch_size_like(
     seed: int = 0,
     dtype: Any = "float32",
 ) -> Variable:
-    """`gaussian_random`; dimension `output_dim_idx` of the shape is dimension `input_dim_idx` of
+    """Draw normally distributed numbers, in a tensor one of whose dimensions is a dimension of
     `input`.
+
+    Args:
+        shape: integers; the one at `output_dim_idx` is replaced.
+        input_dim_idx: which dimension of `input` is taken.
+        output_dim_idx: which dimension of the result it becomes.
+        std: the standard deviation.
     """
     attrs = {
         "shape": list(shape),
@@ -143,16 +155,16 @@ def randint(
     seed: int = 0,
     name: str | None = None,
 ) -> Variable:
-    """Integers evenly distributed in [low, high), or in [0, low) when only one bound is given.
+    """Draw integers evenly from [low, high), or from [0, low) where `high` is None.
 
     Args:
-        shape: as for `uniform_random`; [1] by default.
-        dtype: int32 or int64 (the default).
-        device: "cpu" or "gpu" is checked and goes no further: the program runs on the Executor's
-            place.
+        shape: [1] when None.
+        out: the variable to write; a new one when None.
+        dtype: int32 or int64; int64 when None.
+        device: None, "cpu" or "gpu". It is checked and has no effect: the program runs on the
+            Executor's place.
 
-    Raises:
-        ValueError: the range is empty, or the dtype is no integer type.
+    Raises ValueError where the range is empty, or the dtype is no integer type.
     """
     check_device(device, "randint")
     low, high = (0, low) if high is None else (low, high)
@@ -177,10 +189,13 @@ def randn(
     stop_gradient: bool = True,
     name: str | None = None,
 ) -> Variable:
-    """Numbers from the standard normal distribution; `shape` as for `uniform_random`.
+    """Draw numbers from the standard normal distribution.
 
-    `device` ("cpu", "gpu") is checked and goes no further: the program runs on the Executor's
-    place.
+    Args:
+        out: the variable to write; a new one when None.
+        dtype: float32 when None.
+        device: None, "cpu" or "gpu". It is checked and has no effect: the program runs on the
+            Executor's place.
     """
     check_device(device, "randn")
     attrs = {
@@ -202,13 +217,14 @@ def randperm(
     stop_gradient: bool = True,
     seed: int = 0,
 ) -> Variable:
-    """The numbers from 0 to n - 1 in random order.
+    """Return the numbers from 0 to n - 1 in random order: [n].
 
-    `device` ("cpu", "gpu") is checked and goes no further: the program runs on the Executor's
-    place.
+    Args:
+        out: the variable to write; a new one when None.
+        device: None, "cpu" or "gpu". It is checked and has no effect: the program runs on the
+            Executor's place.
 
-    Raises:
-        AttributeTypeError: `n` is below 1.
+    Raises AttributeTypeError where `n` is below 1.
     """
     check_device(device, "randperm")
     if n < 1:
@@ -223,21 +239,23 @@ def randperm(
 def sampling_id(
     x: Variable, min: float = 0.0, max: float = 1.0, seed: int = 0, dtype: Any = "float32"
 ) -> Variable:
-    """For each row of probabilities a column, drawn with those probabilities (int64).
+    """Draw a column for each row of probabilities: int64 [rows].
 
     Args:
-        min, max: the range of the number that the running sum of a row is held against.
-        dtype: has no effect; Fluid, too, returns int64 whatever it says.
+        x: probabilities [rows, columns].
+        min, max: the range of the random number that is compared with the running sum of a row.
+        dtype: no effect: Fluid, too, returns int64 whatever it is.
     """
     return emit("sampling_id", {"X": x}, {"min": float(min), "max": float(max), "seed": seed})
 
 
 def random_crop(x: Variable, shape: Sequence[int], seed: int | Variable | None = None) -> Variable:
-    """A window of the given shape cut from the last dimensions of `x`, elsewhere for each instance.
+    """Cut a window out of the last dimensions of `x`, at another random place for each instance.
 
     Args:
-        seed: an integer, or an int64 Variable that the layer also overwrites with the next seed; by
-            default drawn when the program is built.
+        shape: of the window.
+        seed: an integer, or an int64 Variable that the layer also overwrites with the next seed;
+            None draws one when the program is built.
     """
     helper = LayerHelper("random_crop")
     if not isinstance(seed, Variable):

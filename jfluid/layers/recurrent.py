@@ -1,4 +1,4 @@
-"""Recurrent layers over sequences, and single recurrent steps."""
+"""Recurrent layers over sequences, and single steps of them."""
 
 from typing import Any
 
@@ -52,22 +52,27 @@ def dynamic_lstm(
     dtype: str = "float32",
     name: str | None = None,
 ) -> tuple[Variable, Variable]:
-    """An LSTM over each sequence (Gers et al. 2002, with peepholes).
+    """Run an LSTM, by default with peepholes, over each sequence (Gers et al. 2002).
 
     Args:
         input: projected inputs [rows, size] with a LoD, from an `fc` of width `size`.
         size: four times the width of the hidden state.
-        h_0, c_0: initial states [number of sequences, size / 4]; zeros when None. They come
-            together.
-        param_attr: of the recurrent weight [size / 4, size].
-        bias_attr: of the bias: [1, size], with peepholes [1, 7 size / 4], the weights of which
-            follow the biases.
+        h_0, c_0: initial states [number of sequences, size / 4]; zeros when None. Either both are
+            given or none.
+        param_attr: ParamAttr of the recurrent weight, [size / 4, size].
+        bias_attr: ParamAttr of the bias: [1, size]; with peepholes [1, 7 size / 4], where the
+            peepholes' weights follow the biases.
+        use_peepholes: whether gates see the cells.
         is_reverse: go from the end of each sequence to its start.
         gate_activation, cell_activation, candidate_activation: "sigmoid", "tanh", "relu" or
             "identity".
+        dtype: of the parameters.
 
-    Returns hidden states and cells, [rows, size / 4] with the LoD of `input`. Raises ShapeError for
-    a size that 4 does not divide, ValueError for c_0 without h_0 or an activation's name.
+    Returns:
+        (hidden states, cells), each [rows, size / 4] with the LoD of `input`.
+
+    Raises ShapeError where 4 does not divide `size`, ValueError for one initial state without the
+    other or another activation.
     """
     for argument, value in (
         ("gate_activation", gate_activation),
@@ -129,15 +134,23 @@ def dynamic_lstmp(
     cell_clip: float | None = None,
     proj_clip: float | None = None,
 ) -> tuple[Variable, Variable]:
-    """An LSTM whose recurrent state is a projection, [rows, proj_size], of the hidden one (Sak et
-    al. 2014).
+    """Run an LSTM over each sequence whose recurrent state is a projection of the hidden one (Sak
+    et al. 2014).
 
-    Args: as `dynamic_lstm`, and proj_size: the width of the projection. param_attr: of the
-        recurrent weight [proj_size, size] and of the projection [size / 4, proj_size]. h_0: the
-        initial projected state [number of sequences, proj_size]. cell_clip, proj_clip: bounds on
-        the magnitude of cells and of projections; None for none.
+    Args:
+        input, size, use_peepholes, is_reverse, gate_activation, cell_activation,
+            candidate_activation, bias_attr, c_0: as those of `dynamic_lstm`.
+        proj_size: the width of the projection.
+        param_attr: ParamAttr of the recurrent weight, [proj_size, size], and of the projection,
+            [size / 4, proj_size].
+        proj_activation: as `cell_activation`, of the projection.
+        h_0: the initial projected state [number of sequences, proj_size]; zeros when None.
+        cell_clip, proj_clip: bounds on the magnitude of cells and of projections; None for none.
 
-    Returns projections [rows, proj_size] and cells [rows, size / 4].
+    Returns:
+        (projections [rows, proj_size], cells [rows, size / 4]), with the LoD of `input`.
+
+    Raises what `dynamic_lstm` raises.
     """
     check_variable(input, "dynamic_lstmp", "input")
     helper = LayerHelper("lstmp", param_attr=param_attr, bias_attr=bias_attr, name=name)
@@ -195,17 +208,22 @@ def dynamic_gru(
     h_0: Variable | None = None,
     origin_mode: bool = False,
 ) -> Variable:
-    """A GRU over each sequence (Cho et al. 2014; Chung et al. 2014).
+    """Run a GRU over each sequence (Cho et al. 2014; Chung et al. 2014).
 
     Args:
         input: projected inputs [rows, 3 size] with a LoD: update, reset, candidate.
         size: the width of the hidden state.
-        param_attr: of the recurrent weight [size, 3 size].
-        bias_attr: of the bias [1, 3 size]; False for none.
+        param_attr: ParamAttr of the recurrent weight, [size, 3 size].
+        bias_attr: ParamAttr of the bias, [1, 3 size]; False for none.
+        is_reverse: go from the end of each sequence to its start.
+        gate_activation, candidate_activation: "sigmoid", "tanh", "relu" or "identity".
         h_0: the initial state [number of sequences, size]; zeros when None.
-        origin_mode: h' = u h + (1 - u) c as in Cho et al., instead of (1 - u) h + u c.
+        origin_mode: compute h' = u h + (1 - u) c as in Cho et al., instead of (1 - u) h + u c.
 
-    Returns hidden states [rows, size] with the LoD of `input`.
+    Returns:
+        Hidden states [rows, size] with the LoD of `input`.
+
+    Raises ValueError for another activation.
     """
     for argument, value in (
         ("gate_activation", gate_activation),
@@ -247,15 +265,21 @@ def gru_unit(
     gate_activation: str = "sigmoid",
     origin_mode: bool = False,
 ) -> tuple[Variable, Variable, Variable]:
-    """One step of a GRU.
+    """Run one step of a GRU.
 
     Args:
         input: projected inputs [batch, size]: update, reset, candidate.
         hidden: the former state [batch, size / 3].
         size: three times the width of the state.
+        param_attr: ParamAttr of the recurrent weight, [size / 3, size].
+        bias_attr: ParamAttr of the bias, [1, size]; False for none.
+        activation, gate_activation: of the candidate and of the gates: "sigmoid", "tanh", "relu" or
+            "identity".
+        origin_mode: as that of `dynamic_gru`.
 
-    Returns the new state [batch, size / 3], the reset state [batch, size / 3], gates and candidate
-    [batch, size].
+    Returns:
+        (the new state [batch, size / 3], the reset state [batch, size / 3], gates and candidate
+            [batch, size]).
     """
     attrs = {
         "activation": _activation("gru_unit", "activation", activation),
@@ -288,14 +312,19 @@ def lstm_unit(
     bias_attr: Any = None,
     name: str | None = None,
 ) -> tuple[Variable, Variable]:
-    """One step of an LSTM without peepholes: an `fc` of input and former state, then the gates.
+    """Run one step of an LSTM without peepholes: an `fc` of input and former state, then the gates.
 
     Args:
-        x_t: [batch, inputs]; hidden_t_prev, cell_t_prev: [batch, width].
-        forget_bias: added to the forget gate before its sigmoid.
+        x_t: the input [batch, inputs].
+        hidden_t_prev, cell_t_prev: the former state and cell [batch, width].
+        forget_bias: is added to the forget gate before its sigmoid.
+        param_attr: ParamAttr of the weight, [inputs + width, 4 width].
+        bias_attr: ParamAttr of the bias, [4 width].
 
-    Returns the new hidden state and cell, [batch, width]. Raises ShapeError when the shapes do not
-    fit.
+    Returns:
+        (the new hidden state, the new cell), each [batch, width].
+
+    Raises ShapeError where the shapes do not fit.
     """
     for argument, value in (
         ("x_t", x_t),
@@ -343,22 +372,26 @@ def lstm(
     default_initializer: Any = None,
     seed: int = -1,
 ) -> tuple[Variable, Variable, Variable]:
-    """Several layers of LSTM over dense sequences, as cuDNN computes them.
-
-    Args:
-        input: [time, batch, inputs].
-        init_h, init_c: [num_layers (times 2 when bidirectional), batch, hidden_size].
-        max_len: no effect: the length is that of `input`.
-        dropout_prob: dropout between the layers.
-        is_bidirec: run each layer in both directions; the next one sees both.
-        seed: of the dropout; -1 draws anew each step.
+    """Run several layers of LSTM over dense sequences, as cuDNN does.
 
     All weights lie in one parameter, in cuDNN's order: for each layer and direction the input
     weights [4 hidden, inputs] and the recurrent ones [4 hidden, hidden] (input, forget, candidate,
     output), then the biases of both.
 
-    Returns outputs [time, batch, hidden_size (times 2)], the last hidden states and the last cells,
-    shaped as `init_h`.
+    Args:
+        input: [time, batch, inputs].
+        init_h, init_c: initial states and cells [num_layers (times 2 when bidirectional), batch,
+            hidden_size].
+        max_len: no effect: the length is that of `input`.
+        dropout_prob: the probability of dropout between the layers.
+        is_bidirec: run each layer in both directions; the next one sees both.
+        is_test: whether this is the test form, without dropout.
+        default_initializer: of the parameter; None is Xavier's.
+        seed: of the dropout; -1 draws anew in each step.
+
+    Returns:
+        (outputs [time, batch, hidden_size (times 2 when bidirectional)], the last hidden states,
+            the last cells), the states in the shape of `init_h`.
     """
     helper = LayerHelper("cudnn_lstm", input=input, name=name)
     dtype = input.dtype
@@ -390,10 +423,14 @@ def lstm(
 
 
 def gather_tree(ids: Variable, parents: Variable) -> Variable:
-    """Whole sequences of a beam search: follow `parents` from the last step to the first.
+    """Return the whole sequences of a beam search, by following `parents` from the last step to the
+    first.
 
     Args:
-        ids, parents: integers [time, batch, beam]: what each step chose, and which beam of the step
-            before it continues.
+        ids, parents: integers [time, batch, beam]: the token that each step chose, and the beam of
+            the step before that it continues.
+
+    Returns:
+        Tokens [time, batch, beam].
     """
     return emit("gather_tree", {"Ids": ids, "Parents": parents})

@@ -1,4 +1,6 @@
-"""Layers on sequences: rows that a LoD groups."""
+"""Layers on sequences: rows that a LoD groups. They raise OpError when a feed has no LoD where one
+is needed.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -46,20 +48,24 @@ def sequence_conv(
     act: str | None = None,
     name: str | None = None,
 ) -> Variable:
-    """A convolution within each sequence: row t of the output sees `filter_size` rows, zeros beyond
-    the ends.
+    """Apply a convolution within each sequence: row t of the output sees `filter_size` rows, and
+    zeros beyond the ends.
 
     Args:
         input: rows [rows, width] with a LoD of one level.
         num_filters: the width of the output.
+        filter_size: how many rows a window has.
         filter_stride: must be 1.
         padding: no effect, as in Fluid: the output always has the rows of the input.
-        padding_start: where the window begins relative to the row; -(filter_size // 2) by default.
-        param_attr: of the filter [filter_size * width, num_filters].
-        bias_attr: of the bias [num_filters]; False for none.
+        padding_start: where the window begins relative to its row; -(filter_size // 2) when None.
+        param_attr: ParamAttr of the filter, [filter_size * width, num_filters].
+        bias_attr: ParamAttr of the bias, [num_filters]; False for none.
+        act: the name of an activation; None for none.
 
-    Returns [rows, num_filters] with the LoD of `input`. Raises UnsupportedError for another stride
-    (when run).
+    Returns:
+        [rows, num_filters] with the LoD of `input`.
+
+    Raises UnsupportedError for another stride.
     """
     check_variable(input, "sequence_conv", "input")
     helper = LayerHelper(
@@ -81,22 +87,27 @@ def sequence_conv(
 
 
 def sequence_softmax(input: Variable, use_cudnn: bool = False, name: str | None = None) -> Variable:
-    """softmax over each sequence of rows of one number. `use_cudnn` has no effect under XLA."""
+    """Apply softmax over the rows of each sequence, which have one number each. `use_cudnn` has no
+    effect.
+    """
     return emit("sequence_softmax", {"X": input}, {"use_cudnn": use_cudnn}, name=name)
 
 
 def sequence_pool(
     input: Variable, pool_type: str, is_test: bool = False, pad_value: float = 0.0
 ) -> Variable:
-    """One row for each sequence of the last level.
+    """Reduce each sequence of the last level to one row.
 
     Args:
-        input: rows with a LoD.
+        input: rows [rows, ...] with a LoD.
         pool_type: "average", "sum", "sqrt" (sum / sqrt(length)), "max", "last" or "first".
-        pad_value: the row of an empty sequence.
+        is_test: stays in the program without effect.
+        pad_value: the elements of the row of an empty sequence.
 
-    Returns rows with the levels of the LoD above the last; a dense tensor when there is none.
-    Raises ValueError for another `pool_type`.
+    Returns:
+        [number of sequences, ...] with the levels of the LoD above the last, if there are any.
+
+    Raises ProgramError for another `pool_type`.
     """
     if pool_type.lower() not in POOL_TYPES:
         raise errors.ProgramError(
@@ -118,25 +129,29 @@ def sequence_pool(
 
 
 def sequence_first_step(input: Variable) -> Variable:
-    """The first row of each sequence."""
+    """Return the first row of each sequence: [number of sequences, ...]."""
     return sequence_pool(input, "first")
 
 
 def sequence_last_step(input: Variable) -> Variable:
-    """The last row of each sequence."""
+    """Return the last row of each sequence: [number of sequences, ...]."""
     return sequence_pool(input, "last")
 
 
 def sequence_concat(input: Sequence[Variable], name: str | None = None) -> Variable:
-    """Sequence i of all inputs, one behind the other, as sequence i of the result."""
+    """Join sequences: sequence i of the result is sequence i of each input, one after the other."""
     return emit("sequence_concat", {"X": list(input)}, name=name)
 
 
 def sequence_slice(
     input: Variable, offset: Variable, length: Variable, name: str | None = None
 ) -> Variable:
-    """`length` rows of each sequence from `offset` on; both are integers [number of sequences,
-    1].
+    """Return a part of each sequence.
+
+    Args:
+        input: rows with a LoD of one level.
+        offset: integers [number of sequences, 1]: where the part of each begins.
+        length: integers [number of sequences, 1]: how many rows it has.
     """
     return emit("sequence_slice", {"X": input, "Offset": offset, "Length": length}, name=name)
 
@@ -144,28 +159,34 @@ def sequence_slice(
 def sequence_expand(
     x: Variable, y: Variable, ref_level: int = -1, name: str | None = None
 ) -> Variable:
-    """Row (or, with a LoD, sequence) i of `x` as often as sequence i of level `ref_level` of `y`
+    """Repeat rows: row i of `x` (or sequence i, where `x` has a LoD) as often as sequence i of `y`
     has entries.
+
+    Args:
+        x: rows, or sequences of one level.
+        y: sequences; only their LoD counts.
+        ref_level: which level of the LoD of `y`; -1 is the last.
     """
     return emit("sequence_expand", {"X": x, "Y": y}, {"ref_level": ref_level}, name=name)
 
 
 def sequence_expand_as(x: Variable, y: Variable, name: str | None = None) -> Variable:
-    """Row i of `x` as often as sequence i of `y` has rows; the result has the LoD of `y`."""
+    """Repeat row i of `x` as often as sequence i of `y` has rows. The result has the LoD of `y`."""
     return emit("sequence_expand_as", {"X": x, "Y": y}, name=name)
 
 
 def sequence_pad(
     x: Variable, pad_value: Variable, maxlen: int | None = None, name: str | None = None
 ) -> tuple[Variable, Variable]:
-    """The sequences as rows of a dense tensor [number, maxlen, ...], and their lengths, int64
-    [number].
+    """Bring sequences into a dense tensor; returns (that tensor [number of sequences, maxlen, ...],
+    their lengths, int64 [number of sequences]).
 
     Args:
-        pad_value: what stands behind a sequence's end: one number, or a tensor of the shape of a
-            row.
-        maxlen: None is the longest sequence of the batch. XLA then compiles for each such length
-            anew; give a number where there is one.
+        x: rows [rows, ...] with a LoD of one level.
+        pad_value: what stands after the end of a sequence: a Variable of one number, or of the
+            shape of a row.
+        maxlen: the longest sequence of the batch when None. XLA then compiles anew for each such
+            length, so give a number where there is one.
     """
     out, length = emit(
         "sequence_pad",
@@ -179,14 +200,19 @@ def sequence_pad(
 
 
 def sequence_unpad(x: Variable, length: Variable, name: str | None = None) -> Variable:
-    """The inverse of `sequence_pad`: the first `length[i]` steps of row i of `x` as sequence i."""
+    """Return the sequences of a dense tensor, as rows with a LoD: the inverse of `sequence_pad`.
+
+    Args:
+        x: [number of sequences, longest, ...].
+        length: int64 [number of sequences]: how many steps of each are taken.
+    """
     length.stop_gradient = True
     return emit("sequence_unpad", {"X": x, "Length": length}, name=name)
 
 
 def sequence_reshape(input: Variable, new_dim: int) -> Variable:
-    """The numbers of each sequence in rows of width `new_dim`. `input` is [rows, width] with a
-    LoD.
+    """Put the numbers of each sequence into rows of width `new_dim`. `input` is [rows, width] with
+    a LoD.
     """
     return emit("sequence_reshape", {"X": input}, {"new_dim": new_dim})
 
@@ -194,8 +220,13 @@ def sequence_reshape(input: Variable, new_dim: int) -> Variable:
 def sequence_scatter(
     input: Variable, index: Variable, updates: Variable, name: str | None = None
 ) -> Variable:
-    """`input` [number, width] with the updates of sequence i added to row i at the columns
-    `index`.
+    """Add updates to elements of rows: those of sequence i to row i, at the columns that `index`
+    names.
+
+    Args:
+        input: [number of sequences, width].
+        index: columns, int64 rows [rows, 1] with a LoD.
+        updates: numbers to add, with the shape and LoD of `index`.
     """
     return emit("sequence_scatter", {"X": input, "Ids": index, "Updates": updates}, name=name)
 
@@ -203,8 +234,8 @@ def sequence_scatter(
 def sequence_enumerate(
     input: Variable, win_size: int, pad_value: int = 0, name: str | None = None
 ) -> Variable:
-    """For each id of a sequence the `win_size` ids from there on, `pad_value` behind the end:
-    [rows, win_size].
+    """Return, for each id of a sequence, the `win_size` ids from there on, with `pad_value` after
+    the end: [rows, win_size].
     """
     return emit(
         "sequence_enumerate",
@@ -218,12 +249,13 @@ def sequence_enumerate(
 def sequence_mask(
     x: Variable, maxlen: int | Variable | None = None, dtype: Any = "int64", name: str | None = None
 ) -> Variable:
-    """[..., maxlen] of `dtype`: 1 in the first x positions, 0 behind.
+    """Return 1 at the first x positions and 0 after them: [..., maxlen].
 
     Args:
-        x: lengths, integers.
+        x: lengths, integers [...].
         maxlen: a number, or a Variable [1] that follows from shapes and constants. None is the
-            largest length: the host then reads it between two compiled parts of the step.
+            largest length, which the host then reads between two compiled parts of the step.
+        dtype: of the result.
     """
     inputs: dict[str, Any] = {"X": x}
     attrs = {"out_dtype": int(var_type(dtype)), "maxlen": -1}
@@ -235,15 +267,18 @@ def sequence_mask(
 
 
 def sequence_reverse(x: Variable, name: str | None = None) -> Variable:
-    """The rows of each sequence in reverse order."""
+    """Reverse the order of the rows of each sequence."""
     return emit("sequence_reverse", {"X": x}, outs=("Y",), name=name)
 
 
 def lod_reset(
     x: Variable, y: Variable | None = None, target_lod: Sequence[int] | None = None
 ) -> Variable:
-    """`x` with another LoD: that of `y`; if `y` has none, the offsets it holds; or the offsets
-    `target_lod`.
+    """Give `x` another LoD.
+
+    Args:
+        y: a Variable whose LoD is taken; where it has none, its values are the offsets.
+        target_lod: offsets, where `y` is None.
 
     Raises ProgramError when neither is given.
     """
@@ -254,7 +289,13 @@ def lod_reset(
 
 
 def lod_append(x: Variable, level: Variable | Sequence[int]) -> Variable:
-    """`x` with one more level below its LoD: offsets as a list, or as a Variable."""
+    """Give `x` one more level below its LoD.
+
+    Args:
+        level: its offsets, as a list or a Variable.
+
+    Raises ProgramError where `level` is neither.
+    """
     if isinstance(level, Variable):
         return emit("lod_reset", {"X": x, "Y": level}, {"append": True}, layer="lod_append")
     if not isinstance(level, (list, tuple)):
@@ -269,10 +310,17 @@ def lod_append(x: Variable, level: Variable | Sequence[int]) -> Variable:
 def row_conv(
     input: Variable, future_context_size: int, param_attr: Any = None, act: str | None = None
 ) -> Variable:
-    """Row t plus `future_context_size` rows behind it, each times a row of weights, summed.
+    """Add up row t and the `future_context_size` rows after it, each multiplied by a row of weights
+    (Wang et al., "Lookahead Convolution Layer for Unidirectional Recurrent Neural Networks",
+    2016).
 
-    Wang et al., "Lookahead Convolution Layer for Unidirectional Recurrent Neural Networks", 2016.
-    `input` has a LoD, or is [batch, time, width].
+    Args:
+        input: rows [rows, width] with a LoD, or [batch, time, width].
+        param_attr: ParamAttr of the weights, [future_context_size + 1, width].
+        act: the name of an activation; None for none.
+
+    Returns:
+        A tensor of the shape and LoD of `input`.
     """
     helper = LayerHelper("row_conv", input=input, param_attr=param_attr, act=act)
     dtype = helper.input_dtype()
@@ -295,16 +343,20 @@ def im2sequence(
     out_stride: Any = 1,
     name: str | None = None,
 ) -> Variable:
-    """The patches of images [batch, channels, height, width], row by row, as a sequence for each
-    image.
+    """Cut each image into patches, which become a sequence of rows, from left to right and from top
+    to bottom.
 
     Args:
-        filter_size, stride: one number or [height, width].
+        input: images [batch, channels, height, width].
+        filter_size, stride: of a patch: one number or [height, width].
         padding: one number, [height, width] or [top, left, bottom, right].
-        input_image_size: [batch, 2], the real height and width of images that were padded; patches
-            beyond are left out.
-        out_stride: one number or [height, width], by which those sizes shrank on the way to
-            `input`.
+        input_image_size: [batch, 2], the height and width of each image before it was padded;
+            patches beyond are left out.
+        out_stride: one number or [height, width]: the factor by which those sizes have shrunk on
+            the way to `input`.
+
+    Returns:
+        Rows [patches, channels * height * width of a patch], a sequence for each image.
     """
 
     def listed(value: Any, length: int) -> list[int]:
@@ -326,8 +378,10 @@ def im2sequence(
 def add_position_encoding(
     input: Variable, alpha: float, beta: float, name: str | None = None
 ) -> Variable:
-    """alpha * input + beta * (sines and cosines of the position), for [batch, time, width] or
-    sequences of rows.
+    """Return alpha * input + beta * (sines and cosines of the position) (Vaswani et al., 2017).
+
+    Args:
+        input: [batch, time, width], or rows [rows, width] with a LoD.
     """
     return emit("add_position_encoding", {"X": input}, {"alpha": alpha, "beta": beta}, name=name)
 
@@ -335,16 +389,18 @@ def add_position_encoding(
 def sequence_topk_avg_pooling(
     input: Variable, row: Variable, col: Variable, topks: Sequence[int], channel_num: int
 ) -> Variable:
-    """For each row of the matrix of each pair and channel: the sums of its k largest entries over k
-    (contrib.layers).
+    """Return the means of the k largest entries of each row of matrices (`contrib.layers`). Where a
+    row has fewer entries, all count, and the divisor stays k.
 
     Args:
-        input: sequences of [channel * row * column] numbers in one column, a matrix for each pair.
-        row, col: sequences whose lengths are the rows and columns of the matrices.
-        topks: the numbers k; all entries count where a row has fewer.
+        input: sequences of channel * row * column numbers in one column, a matrix for each channel
+            of each pair.
+        row, col: sequences whose lengths are the numbers of rows and columns of the matrices.
+        topks: the numbers k.
         channel_num: the number of channels.
 
-    Returns [rows, channel_num * len(topks)] with the LoD of `row`.
+    Returns:
+        [rows, channel_num * len(topks)] with the LoD of `row`.
     """
     out, _ = emit(
         "sequence_topk_avg_pooling",

@@ -45,19 +45,18 @@ def reshape(
     inplace: bool = False,
     name: str | None = None,
 ) -> Variable:
-    """`x` with another shape.
+    """Give `x` another shape, with its elements in the same order.
 
     Args:
-        shape: integers, integers and Variables mixed, or a Variable that holds them all; one entry
-            may be -1 (worked out), and 0 copies the dimension of `x` at that place. Variables must
-            follow from shapes and constants.
+        shape: integers, integers and Variables mixed, or a Variable that holds them all. One entry
+            may be -1, which follows from the others; 0 copies the dimension of `x` at that place.
+            Variables must follow from shapes and constants.
         actual_shape: a Variable that overrules `shape` when the program runs.
-        act: an activation applied to the result.
+        act: the name of an activation of the result; None for none.
         inplace: write the result into the variable `x`, which then has the new shape.
 
-    Raises:
-        ShapeError: the shape has two -1, a 0 without a dimension to copy, or does not fit the
-            number of elements.
+    Raises ShapeError where the shape has two -1 or a 0 without a dimension to copy, or does not fit
+    the number of elements.
     """
     inputs, attrs = integers(shape, "shape", "Shape", "ShapeTensor", "reshape, shape")
     fixed = attrs.get("shape", []) if "ShapeTensor" not in inputs else []
@@ -91,10 +90,10 @@ def _with_x_shape(
 
 
 def transpose(x: Variable, perm: Sequence[int], name: str | None = None) -> Variable:
-    """`x` with its dimensions in the order `perm`.
+    """Bring the dimensions of `x` into the order `perm`: dimension i of the result is dimension
+    perm[i] of `x`.
 
-    Raises:
-        ShapeError: `perm` is no permutation of the dimensions of `x`.
+    Raises ShapeError where `perm` is no permutation of the dimensions of `x`.
     """
     if sorted(perm) != list(range(len(x.shape))):
         raise errors.ShapeError(
@@ -105,10 +104,9 @@ def transpose(x: Variable, perm: Sequence[int], name: str | None = None) -> Vari
 
 
 def t(input: Variable, name: str | None = None) -> Variable:
-    """The transpose of a matrix; a vector or scalar as it is.
+    """Transpose a matrix; a vector or scalar stays as it is.
 
-    Raises:
-        ShapeError: the input has more than two dimensions.
+    Raises ShapeError where the input has more than two dimensions.
     """
     if len(input.shape) > 2:
         raise errors.ShapeError(
@@ -120,14 +118,16 @@ def t(input: Variable, name: str | None = None) -> Variable:
 
 
 def squeeze(input: Variable, axes: Sequence[int], name: str | None = None) -> Variable:
-    """`input` without the dimensions `axes`, all of size 1; without every such dimension when
+    """Remove the dimensions `axes`, all of which must have size 1; every dimension of size 1 where
     `axes` is empty.
     """
     return _with_x_shape("squeeze2", "squeeze", {"X": input}, {"axes": list(axes)}, name)
 
 
 def unsqueeze(input: Variable, axes: int | Integers, name: str | None = None) -> Variable:
-    """`input` with dimensions of size 1 inserted at `axes`, one after another."""
+    """Insert dimensions of size 1 at `axes`, one after another. `axes` may be a Variable that
+    follows from shapes and constants.
+    """
     axes = [axes] if isinstance(axes, (int, np.integer)) else axes
     inputs, attrs = integers(axes, "axes", "AxesTensor", "AxesTensorList", "unsqueeze, axes")
     if "AxesTensorList" in inputs:
@@ -136,10 +136,9 @@ def unsqueeze(input: Variable, axes: int | Integers, name: str | None = None) ->
 
 
 def flatten(x: Variable, axis: int = 1, name: str | None = None) -> Variable:
-    """`x` as a matrix: the dimensions before `axis` become its rows, the others its columns.
+    """Make `x` a matrix: the dimensions before `axis` become its rows, the others its columns.
 
-    Raises:
-        ShapeError: `axis` is not between 0 and the number of dimensions.
+    Raises ShapeError where `axis` is not between 0 and the number of dimensions.
     """
     if not isinstance(axis, int) or not 0 <= axis <= len(x.shape):
         raise errors.ShapeError(
@@ -154,11 +153,15 @@ def split(
     dim: int | Variable = -1,
     name: str | None = None,
 ) -> list[Variable]:
-    """`input` cut along `dim` into equal parts, or into parts of the given sizes (one may be -1:
-    the rest).
+    """Divide `input` along a dimension into a list of tensors.
 
-    Raises:
-        ShapeError: the dimension cannot be cut so.
+    Args:
+        num_or_sections: the number of equal parts, or the size of each part, of which one may be
+            -1: the rest.
+        dim: the dimension; negative numbers count from the last. A Variable must follow from shapes
+            and constants.
+
+    Raises ShapeError where the dimension cannot be divided in this way.
     """
     inputs: dict[str, Any] = {"X": input}
     attrs: dict[str, Any] = {}
@@ -183,7 +186,7 @@ def split(
 
 
 def stack(x: Sequence[Variable] | Variable, axis: int = 0) -> Variable:
-    """Tensors of one shape joined along a new dimension `axis`."""
+    """Join tensors of the same shape along a new dimension `axis`."""
     return emit(
         "stack",
         {"X": list(x) if isinstance(x, (list, tuple)) else [x]},
@@ -193,11 +196,12 @@ def stack(x: Sequence[Variable] | Variable, axis: int = 0) -> Variable:
 
 
 def unstack(x: Variable, axis: int = 0, num: int | None = None) -> list[Variable]:
-    """The slices of `x` along `axis`, without that dimension; `num` says how many where the program
-    cannot.
+    """Return the slices of `x` along `axis`, without that dimension, as a list.
 
-    Raises:
-        ShapeError: the number of slices is not known.
+    Args:
+        num: how many there are, where the program does not know.
+
+    Raises ShapeError where the number of slices is not known.
     """
     num = x.shape[axis] if num is None else num
     if num < 1:
@@ -208,7 +212,11 @@ def unstack(x: Variable, axis: int = 0, num: int | None = None) -> list[Variable
 
 
 def expand(x: Variable, expand_times: Integers, name: str | None = None) -> Variable:
-    """`x` repeated `expand_times[i]` times along dimension i."""
+    """Repeat `x` expand_times[i] times along dimension i.
+
+    Args:
+        expand_times: integers, integers and Variables mixed, or a Variable that holds them all.
+    """
     inputs, attrs = integers(
         expand_times, "expand_times", "ExpandTimes", "expand_times_tensor", "expand, expand_times"
     )
@@ -216,29 +224,33 @@ def expand(x: Variable, expand_times: Integers, name: str | None = None) -> Vari
 
 
 def expand_as(x: Variable, target_tensor: Variable, name: str | None = None) -> Variable:
-    """`x` repeated until it has the shape of `target_tensor`, each dimension of which is a multiple
-    of x's.
+    """Repeat `x` until it has the shape of `target_tensor`, each of whose dimensions must be a
+    multiple of that of `x`.
     """
     return emit("expand_as", {"X": x, "target_tensor": target_tensor}, name=name)
 
 
 def reverse(x: Variable, axis: int | Sequence[int]) -> Variable:
-    """`x` backwards along `axis`, or along each of them."""
+    """Reverse the order of the elements along `axis`, or along each of several."""
     return emit("reverse", {"X": x}, {"axis": [axis] if isinstance(axis, int) else list(axis)})
 
 
 def flip(input: Variable, dims: Sequence[int], name: str | None = None) -> Variable:
-    """`input` backwards along each of `dims`."""
+    """Reverse the order of the elements along each of `dims`."""
     return emit("flip", {"X": input}, {"dims": list(dims)}, name=name)
 
 
 def roll(
     input: Variable, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None
 ) -> Variable:
-    """`input` rotated: element i moves to i + shift. Without `dims` it is rotated as one long row.
+    """Rotate elements: element i moves to place i + shift, and what leaves at the end comes back at
+    the beginning.
 
-    Raises:
-        ShapeError: as many shifts as dims are needed.
+    Args:
+        shifts: by how many places, for each of `dims`.
+        dims: along which dimensions; when None, the tensor is rotated as one long row.
+
+    Raises ShapeError where there are not as many shifts as dims.
     """
     shifts = [shifts] if isinstance(shifts, int) else list(shifts)
     dims = [dims] if isinstance(dims, int) else dims
@@ -252,16 +264,18 @@ def roll(
 
 
 def meshgrid(input: Sequence[Variable], name: str | None = None) -> list[Variable]:
-    """For each of the vectors a tensor with one dimension per vector, constant along all dimensions
-    but its own.
-    """
+    """Return a tensor for each of k vectors: each has k dimensions, and varies along its own only."""
     return emit("meshgrid", {"X": list(input)}, outs={"Out": len(input)}, name=name)
 
 
 def pad(
     x: Variable, paddings: Sequence[int], pad_value: float = 0.0, name: str | None = None
 ) -> Variable:
-    """`x` with `paddings[2i]` values before and `paddings[2i + 1]` after along dimension i."""
+    """Add values to `x`: `paddings[2i]` before and `paddings[2i + 1]` after it along dimension i.
+
+    Args:
+        pad_value: the value.
+    """
     return emit(
         "pad", {"X": x}, {"paddings": list(paddings), "pad_value": float(pad_value)}, name=name
     )
@@ -275,16 +289,16 @@ def pad2d(
     data_format: str = "NCHW",
     name: str | None = None,
 ) -> Variable:
-    """An image batch padded above, below, left and right.
+    """Pad a batch of images above, below, left and right.
 
     Args:
-        paddings: four integers, or a Variable that holds them.
-        mode: "constant" (`pad_value`), "reflect" (mirrored without the edge) or "edge" (the edge
-            repeated).
-        data_format: "NCHW" or "NHWC".
+        input: [N, C, H, W], or [N, H, W, C] with data_format "NHWC".
+        paddings: the numbers of pixels [top, bottom, left, right], or a Variable that holds them.
+        mode: "constant" (`pad_value`), "reflect" (mirrored, without the edge itself) or "edge" (the
+            edge repeated).
+        pad_value: of the mode "constant".
 
-    Raises:
-        AttributeTypeError: an unknown mode or data format.
+    Raises AttributeTypeError for another mode or format.
     """
     if mode not in ("constant", "reflect", "edge"):
         raise errors.AttributeTypeError(
@@ -307,7 +321,7 @@ def pad2d(
 def pad_constant_like(
     x: Variable, y: Variable, pad_value: float = 0.0, name: str | None = None
 ) -> Variable:
-    """`y` padded after its end along every dimension until it has the shape of `x`."""
+    """Pad `y` after its end, along every dimension, until it has the shape of `x`."""
     return emit("pad_constant_like", {"X": x, "Y": y}, {"pad_value": float(pad_value)}, name=name)
 
 
@@ -317,11 +331,13 @@ def crop(
     offsets: Sequence[int] | Variable | None = None,
     name: str | None = None,
 ) -> Variable:
-    """The part of `x` at `offsets` (zeros by default) with the given shape, or with the shape of a
-    Variable.
+    """Return a part of `x`.
 
-    Raises:
-        AttributeTypeError: `shape` is missing.
+    Args:
+        shape: of the part: integers, or a Variable whose shape is taken.
+        offsets: where the part begins: integers, or a Variable that holds them; zeros when None.
+
+    Raises AttributeTypeError where `shape` is missing.
     """
     if shape is None:
         raise errors.AttributeTypeError(
@@ -346,12 +362,14 @@ def crop_tensor(
     offsets: Integers | None = None,
     name: str | None = None,
 ) -> Variable:
-    """The part of `x` at `offsets` (zeros by default) with the given shape, where -1 is the rest.
+    """Return a part of `x`.
 
-    Both may mix integers and Variables, or be one Variable.
+    Args:
+        shape: of the part; -1 takes all that is left. Integers, integers and Variables mixed, or a
+            Variable that holds them all.
+        offsets: where the part begins, in the same forms; zeros when None.
 
-    Raises:
-        AttributeTypeError: `shape` is missing.
+    Raises AttributeTypeError where `shape` is missing.
     """
     if shape is None:
         raise errors.AttributeTypeError(
@@ -364,11 +382,10 @@ def crop_tensor(
 
 
 def pixel_shuffle(x: Variable, upscale_factor: int) -> Variable:
-    """[N, C * r * r, H, W] with channels moved into space: [N, C, H * r, W * r], r being
+    """Move channels into space: [N, C * r * r, H, W] becomes [N, C, H * r, W * r], with r =
     `upscale_factor`.
 
-    Raises:
-        AttributeTypeError: the factor is no positive integer.
+    Raises AttributeTypeError where the factor is no positive integer.
     """
     if not isinstance(upscale_factor, int) or upscale_factor < 1:
         raise errors.AttributeTypeError(
@@ -378,7 +395,7 @@ def pixel_shuffle(x: Variable, upscale_factor: int) -> Variable:
 
 
 def shuffle_channel(x: Variable, group: int, name: str | None = None) -> Variable:
-    """The channels of [N, C, H, W], in `group` groups, interleaved (ShuffleNet)."""
+    """Interleave the channels of [N, C, H, W], which are divided into `group` groups (ShuffleNet)."""
     if not isinstance(group, int) or group < 1:
         raise errors.AttributeTypeError(
             f"shuffle_channel: expected a positive group, found {group!r}"
@@ -389,10 +406,10 @@ def shuffle_channel(x: Variable, group: int, name: str | None = None) -> Variabl
 def temporal_shift(
     x: Variable, seg_num: int, shift_ratio: float = 0.25, name: str | None = None
 ) -> Variable:
-    """[N * seg_num, C, H, W] with the first share of channels moved a time step later and the next
-    share earlier (TSM).
+    """Move the first share of channels one time step later, and the next share one earlier (TSM).
 
     Args:
+        x: [N * seg_num, C, H, W].
         seg_num: the number of time steps.
         shift_ratio: each share, as a fraction of the channels.
     """

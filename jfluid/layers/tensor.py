@@ -1,4 +1,9 @@
-"""Layers that create tensors: constants, copies, casts, parameters, counters."""
+"""Layers that create tensors: constants, copies, casts, parameters, counters.
+
+A parameter `shape` is a list of integers, a list of integers and Variables of one element, or a
+Variable that holds them all. Such Variables must follow from shapes and constants, since XLA
+compiles for known shapes.
+"""
 
 from collections.abc import Sequence
 from operator import index as as_integer
@@ -51,8 +56,15 @@ Integers = Sequence[int | Variable] | Variable
 def integers(
     value: Integers, attr: str, tensor_slot: str, list_slot: str, what: str, dtype: str = "int32"
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The inputs and attributes that hand an operator a list of integers, some or all of which may
-    be Variables.
+    """Return the inputs and attributes by which an operator gets a list of integers, some or all of
+    which may be Variables.
+
+    Args:
+        attr: the attribute for a list of integers alone.
+        tensor_slot: the input for a Variable that holds all of them.
+        list_slot: the input for a list with Variables in it.
+        what: the layer and its argument, for errors.
+        dtype: of the constants that stand for integers in `list_slot`.
 
     Raises AttributeTypeError where an entry is neither an integer nor a Variable.
     """
@@ -91,7 +103,9 @@ def into(
     attrs: dict[str, Any] | None = None,
     **options: Unpack[EmitOptions],
 ) -> Variable:
-    """`emit` that writes into `out` where one is given."""
+    """Append an operator as `emit` does, but write into `out` where one is given. Raises
+    AttributeTypeError where `out` is no Variable.
+    """
     if out is None:
         return emit(op_type, inputs, attrs, **options)
     if not isinstance(out, Variable):
@@ -110,10 +124,10 @@ def into(
 
 
 def create_tensor(dtype: Any, name: str | None = None, persistable: bool = False) -> Variable:
-    """A variable without a value, to be written by another layer (`assign(..., output=...)`).
+    """Make a variable without a value, which another layer is to write (`assign(..., output=...)`).
 
     Args:
-        dtype: element type.
+        dtype: the element type.
         persistable: whether the value outlives a run.
     """
     block = default_main_program().current_block()
@@ -129,17 +143,18 @@ def create_parameter(
     is_bias: bool = False,
     default_initializer: Any = None,
 ) -> Variable:
-    """A trainable parameter.
+    """Make a trainable parameter, which the startup program initializes.
 
     Args:
         shape: all dimensions, known and positive.
-        attr: a `ParamAttr`; by default one of the given name.
-        is_bias: whether the default initializer is zero rather than Xavier's.
+        dtype: the element type.
+        attr: a ParamAttr; by default one of the given name.
+        is_bias: whether the default initializer is zero instead of Xavier's.
         default_initializer: used where `attr` names none.
 
     Raises:
         ValueError: a dimension is unknown or not positive.
-        TypeError: attr is False.
+        TypeError: `attr` is False.
     """
     helper = LayerHelper("create_parameter", name=name)
     param = helper.create_parameter(
@@ -164,10 +179,13 @@ def create_global_var(
     force_cpu: bool = False,
     name: str | None = None,
 ) -> Variable:
-    """A variable of the global block, filled with `value` by the startup program; it gets no
+    """Make a variable of the global block, which the startup program fills with `value`. It gets no
     gradient.
 
-    `force_cpu` only travels with the program: XLA places values by itself.
+    Args:
+        shape: all dimensions, known and positive.
+        persistable: whether the value outlives a run.
+        force_cpu: stays in the program without effect: XLA places values by itself.
     """
     helper = LayerHelper("global_var", name=name)
     name = unique_name.generate("_generated_var") if name is None else name
@@ -180,18 +198,21 @@ def create_global_var(
 
 
 def cast(x: Variable, dtype: Any) -> Variable:
-    """`x` with another element type; the gradient is cast back."""
+    """Convert `x` to another element type; its gradient is converted back."""
     return emit("cast", {"X": x}, {"in_dtype": int(x.dtype), "out_dtype": int(var_type(dtype))})
 
 
 def concat(
     input: Sequence[Variable] | Variable, axis: int | Variable = 0, name: str | None = None
 ) -> Variable:
-    """The tensors joined along `axis`, which may be negative or a Variable that is known before the
-    run.
+    """Join tensors along a dimension.
 
-    Raises:
-        ShapeError: the shapes differ in another dimension.
+    Args:
+        input: tensors of the same rank, equal in all dimensions but `axis`.
+        axis: the dimension to join along; negative numbers count from the last. A Variable must be
+            known before the run.
+
+    Raises ShapeError where the shapes differ in another dimension.
     """
     given, attrs = _axis(axis)
     inputs = list(input) if isinstance(input, (list, tuple)) else [input]
@@ -213,12 +234,13 @@ _VALUES = {
 
 
 def assign(input: Variable | np.ndarray, output: Variable | None = None) -> Variable:
-    """A copy of a Variable, or a constant from a NumPy array, written into `output` where one is
-    given.
+    """Copy a Variable, or make a constant of a NumPy array, which then stands in the program.
 
-    Raises:
-        AttributeTypeError: the input is something else, or an array that is not bool, float32,
-            int32 or int64.
+    Args:
+        input: a Variable, or an array of bool, float32, int32 or int64.
+        output: the variable to write; a new one when None.
+
+    Raises AttributeTypeError for any other input.
     """
     if isinstance(input, Variable):
         return into(output, "assign", {"X": input})
@@ -249,14 +271,17 @@ def fill_constant(
     force_cpu: bool = False,
     out: Variable | None = None,
 ) -> Variable:
-    """A tensor full of one value; it gets no gradient.
+    """Make a tensor with one value everywhere. It gets no gradient.
 
     Args:
         shape: integers, integers and Variables mixed, or a Variable that holds them all. Variables
-            must follow from shapes and constants: XLA needs them when it compiles.
+            must follow from shapes and constants, since XLA compiles for known shapes.
+        dtype: the element type.
         value: a number, or a Variable of one element.
-        force_cpu: only travels with the program; XLA places values by itself.
-        out: the variable to write.
+        force_cpu: stays in the program without effect: XLA places values by itself.
+        out: the variable to write; a new one when None.
+
+    Raises AttributeTypeError where an entry of `shape` is neither an integer nor a Variable.
     """
     return _filled(shape, dtype, value, force_cpu, out, "fill_constant")
 
@@ -292,10 +317,16 @@ def fill_constant_batch_size_like(
     output_dim_idx: int = 0,
     force_cpu: bool = False,
 ) -> Variable:
-    """A tensor full of one value; dimension `output_dim_idx` of its shape is dimension
-    `input_dim_idx` of `input`.
+    """Make a tensor with one value everywhere, one of whose dimensions is a dimension of `input`.
+    It gets no gradient.
 
-    `force_cpu` only travels with the program: XLA places values by itself.
+    Args:
+        input: where the dimension is taken from.
+        shape: integers; the one at `output_dim_idx` is replaced.
+        dtype: the element type.
+        input_dim_idx: which dimension of `input` is taken.
+        output_dim_idx: which dimension of the result it becomes.
+        force_cpu: stays in the program without effect: XLA places values by itself.
     """
     attrs = {
         "shape": list(shape),
@@ -310,7 +341,9 @@ def fill_constant_batch_size_like(
 
 
 def check_device(device: str | None, what: str) -> None:
-    """Raise where `device` is none of the names that Fluid takes."""
+    """Raise AttributeTypeError where `device` is none of the names that Fluid takes: None, "cpu",
+    "gpu".
+    """
     if device not in (None, "cpu", "gpu"):
         raise errors.AttributeTypeError(
             f"{what}: expected device to be None, 'cpu' or 'gpu', found {device!r}"
@@ -326,10 +359,18 @@ def full(
     stop_gradient: bool = True,
     name: str | None = None,
 ) -> Variable:
-    """A tensor full of one value, float32 unless `dtype` says otherwise.
+    """Make a tensor with one value everywhere.
 
-    `device` ("cpu", "gpu") is checked and goes no further: the whole program runs on the Executor's
-    place.
+    Args:
+        shape: as that of `fill_constant`.
+        fill_value: a number, or a Variable of one element.
+        out: the variable to write; a new one when None.
+        dtype: the element type; float32 when None.
+        device: None, "cpu" or "gpu". It is checked and has no effect: the whole program runs on the
+            Executor's place.
+        stop_gradient: whether no gradient flows to the result.
+
+    Raises AttributeTypeError for another device, and for a shape that is none.
     """
     check_device(device, "full")
     result = _filled(
@@ -348,11 +389,17 @@ def full_like(
     stop_gradient: bool = True,
     name: str | None = None,
 ) -> Variable:
-    """A tensor of the shape of `input` full of one value, of its dtype unless `dtype` says
-    otherwise.
+    """Make a tensor of the shape of `input` with one value everywhere.
 
-    `device` ("cpu", "gpu") is checked and goes no further: the whole program runs on the Executor's
-    place.
+    Args:
+        fill_value: a number.
+        out: the variable to write; a new one when None.
+        dtype: the element type; that of `input` when None.
+        device: None, "cpu" or "gpu". It is checked and has no effect: the whole program runs on the
+            Executor's place.
+        stop_gradient: whether no gradient flows to the result.
+
+    Raises AttributeTypeError for another device.
     """
     check_device(device, "full_like")
     attrs = {
@@ -365,37 +412,37 @@ def full_like(
 
 
 def zeros(shape: Integers, dtype: Any, force_cpu: bool = False) -> Variable:
-    """A tensor of zeros (see `fill_constant`)."""
+    """Make a tensor of zeros. The arguments are those of `fill_constant`."""
     return fill_constant(shape, dtype, 0.0, force_cpu)
 
 
 def ones(shape: Integers, dtype: Any, force_cpu: bool = False) -> Variable:
-    """A tensor of ones (see `fill_constant`)."""
+    """Make a tensor of ones. The arguments are those of `fill_constant`."""
     return fill_constant(shape, dtype, 1.0, force_cpu)
 
 
 def zeros_like(x: Variable, out: Variable | None = None) -> Variable:
-    """Zeros of the shape and dtype of `x`."""
+    """Make zeros of the shape and dtype of `x`, in `out` where it is given."""
     return into(out, "fill_zeros_like", {"X": x}, layer="zeros_like", stop_gradient=True)
 
 
 def ones_like(x: Variable, out: Variable | None = None) -> Variable:
-    """Ones of the shape and dtype of `x`."""
+    """Make ones of the shape and dtype of `x`, in `out` where it is given."""
     return into(out, "fill_any_like", {"X": x}, {"value": 1.0}, layer="ones_like")
 
 
 def shape(input: Variable) -> Variable:
-    """The shape of `input` when the program runs, as an int32 vector."""
+    """Return the shape that `input` has when the program runs: int32 [number of dimensions]."""
     return emit("shape", {"Input": input})
 
 
 def size(input: Variable) -> Variable:
-    """The number of elements of `input` when the program runs, int64 of shape [1]."""
+    """Return the number of elements that `input` has when the program runs: int64 [1]."""
     return emit("size", {"Input": input})
 
 
 def rank(input: Variable) -> Variable:
-    """The number of dimensions of `input`, an int32 scalar."""
+    """Return the number of dimensions of `input`: int32 []."""
     return assign(np.array(len(input.shape), np.int32))
 
 
@@ -408,12 +455,15 @@ def _as_tensor(value: float | Variable, dtype: Any) -> Variable:
 def range(
     start: float | Variable, end: float | Variable, step: float | Variable, dtype: Any
 ) -> Variable:
-    """Numbers from `start` up to `end`, `end` excluded, by `step`: a vector whose size must be
-    known before the run.
+    """Return the numbers from `start` up to `end`, without `end`, by `step`: a vector, whose size
+    must be known before the run. It gets no gradient.
 
-    Raises:
-        OpError: when the program runs, where `end` is not reached, or where a bound depends on fed
-            data.
+    Args:
+        start, end, step: numbers, or Variables of one element that follow from shapes and
+            constants. `step` may be negative.
+        dtype: of the result.
+
+    Raises OpError when the program runs, where `end` is not reached or a bound depends on fed data.
     """
     inputs = {
         "Start": _as_tensor(start, dtype),
@@ -430,14 +480,25 @@ def arange(
     dtype: Any = None,
     name: str | None = None,
 ) -> Variable:
-    """`range` with a default step of 1 and dtype float32. `name` has no effect, as in Fluid."""
+    """Return the numbers from `start` up to `end`, without `end`, by `step`, as `range` does.
+
+    Args:
+        dtype: of the result; float32 when None.
+        name: no effect, as in Fluid.
+    """
     return range(start, end, step, "float32" if dtype is None else dtype)
 
 
 def linspace(
     start: float | Variable, stop: float | Variable, num: int | Variable, dtype: Any
 ) -> Variable:
-    """`num` evenly spaced numbers from `start` to `stop`, both included."""
+    """Return `num` evenly spaced numbers from `start` to `stop`, both included: [num].
+
+    Args:
+        start, stop: numbers, or Variables of one element.
+        num: a number, or a Variable of one element that follows from shapes and constants.
+        dtype: of the result.
+    """
     inputs = {
         "Start": _as_tensor(start, dtype),
         "Stop": _as_tensor(stop, dtype),
@@ -447,7 +508,11 @@ def linspace(
 
 
 def increment(x: Variable, value: float = 1.0, in_place: bool = True) -> Variable:
-    """`x`, of one element, plus `value`; written back into `x` unless `in_place` is false."""
+    """Add `value` to `x`, which has one element.
+
+    Args:
+        in_place: whether the sum is written into `x`; otherwise it is a new variable.
+    """
     return into(x if in_place else None, "increment", {"X": x}, {"step": float(value)})
 
 
@@ -457,10 +522,14 @@ def eye(
     batch_shape: Sequence[int] | None = None,
     dtype: Any = "float32",
 ) -> Variable:
-    """Ones on the diagonal of a matrix, repeated over the dimensions `batch_shape`.
+    """Make a matrix with ones on its diagonal: [*batch_shape, num_rows, num_columns]. It gets no
+    gradient.
 
-    Raises:
-        ValueError: a size is negative or no integer.
+    Args:
+        num_columns: as many as rows when None.
+        batch_shape: dimensions over which the matrix is repeated.
+
+    Raises AttributeTypeError where a size is negative or no integer.
     """
     columns = num_rows if num_columns is None else num_columns
     if any(not isinstance(n, (int, np.integer)) or n < 0 for n in (num_rows, columns)):
@@ -483,7 +552,9 @@ def eye(
 
 
 def diag(diagonal: Variable | np.ndarray) -> Variable:
-    """A square matrix with the vector `diagonal` on its diagonal."""
+    """Make a square matrix [n, n] with the vector `diagonal` [n] on its diagonal. It gets no
+    gradient.
+    """
     return emit(
         "diag",
         {"Diagonal": diagonal if isinstance(diagonal, Variable) else assign(diagonal)},
@@ -494,11 +565,16 @@ def diag(diagonal: Variable | np.ndarray) -> Variable:
 def diag_embed(
     input: Variable | np.ndarray, offset: int = 0, dim1: int = -2, dim2: int = -1
 ) -> Variable:
-    """The last dimension of `input` on a diagonal of two new dimensions.
+    """Put the last dimension of `input` on the diagonal of two new dimensions, which are zero
+    elsewhere. The result gets no gradient.
 
     Args:
-        offset: 0 is the main diagonal, positive numbers lie above it.
-        dim1, dim2: where the new dimensions stand in the result.
+        offset: which diagonal: 0 is the main one, positive numbers lie above it, negative ones
+            below.
+        dim1, dim2: where the new dimensions stand in the result, whose rank is one more than that
+            of `input`.
+
+    Raises ShapeError where these are not two different dimensions of the result.
     """
     rank_ = len(input.shape) + 1
     if not all(-rank_ <= d < rank_ for d in (dim1, dim2)) or dim1 % rank_ == dim2 % rank_:
@@ -514,21 +590,29 @@ def diag_embed(
 
 
 def argmax(x: Variable, axis: int = 0) -> Variable:
-    """Positions (int64) of the largest elements along `axis`; the first of equal ones."""
+    """Return the positions (int64) of the largest elements along `axis`, which the result lacks; of
+    equal ones the first.
+    """
     return emit("arg_max", {"X": x}, {"axis": axis}, stop_gradient=True)
 
 
 def argmin(x: Variable, axis: int = 0) -> Variable:
-    """Positions (int64) of the smallest elements along `axis`; the first of equal ones."""
+    """Return the positions (int64) of the smallest elements along `axis`, which the result lacks;
+    of equal ones the first.
+    """
     return emit("arg_min", {"X": x}, {"axis": axis}, stop_gradient=True)
 
 
 def autoincreased_step_counter(
     counter_name: str | None = None, begin: int = 1, step: int = 1
 ) -> Variable:
-    """An int64 counter that starts at `begin` - 1 and grows by `step` at the beginning of each run.
+    """Make a counter, int64 [1], that grows by `step` at the beginning of each run.
 
-    Calls with one name share one counter, which is advanced once.
+    Args:
+        counter_name: calls with one name share one counter, which grows once a run;
+            "@STEP_COUNTER@" when None.
+        begin: its value in the first run.
+        step: a whole number.
     """
     name = "@STEP_COUNTER@" if counter_name is None else counter_name
     helper = LayerHelper("global_step_counter")
