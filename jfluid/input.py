@@ -1,4 +1,4 @@
-"""`fluid.data`, `fluid.embedding` and `fluid.one_hot`: as in `layers`, but shapes are given
+"""`fluid.data`, `fluid.embedding` and `fluid.one_hot`: as in `layers`, but shapes are given as a
 whole.
 """
 
@@ -15,13 +15,13 @@ __all__ = ["data", "embedding", "one_hot"]
 def data(
     name: str, shape: Sequence[int | None], dtype: str = "float32", lod_level: int = 0
 ) -> Variable:
-    """Declare a variable that is fed; every feed is held against `shape` and `dtype`.
+    """Declare a variable that is fed. Every feed is compared with its shape and dtype.
 
     Args:
         name: the name to feed it by.
-        shape: all dimensions, the batch's included; None or -1 where they vary.
+        shape: all dimensions, the batch included; None or -1 where they vary.
         dtype: the element type.
-        lod_level: levels of ragged rows.
+        lod_level: how many levels of sequences the feed has; 0 for none.
     """
     return declare(name, [-1 if d is None else int(d) for d in shape], dtype, lod_level)
 
@@ -35,7 +35,8 @@ def embedding(
     param_attr: Any = None,
     dtype: str = "float32",
 ) -> Variable:
-    """Rows of a table at the ids `input`: the shape of `input` with size[1] appended.
+    """Look up rows of a table by the ids `input`: the result has the shape of `input` with size[1]
+    appended.
 
     Arguments and errors are those of `layers.embedding`.
     """
@@ -45,7 +46,8 @@ def embedding(
 
 
 def one_hot(input: Variable, depth: int | Variable, allow_out_of_range: bool = False) -> Variable:
-    """float32 vectors of length `depth` with a 1 at each id, appended to the shape of `input`.
+    """Make a float32 vector of length `depth` for each id, with a 1 at the id; the vectors are
+    appended to the shape of `input`.
 
     Arguments and errors are those of `layers.one_hot`.
     """

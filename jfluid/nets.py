@@ -33,7 +33,7 @@ def simple_img_conv_pool(
     act: str | None = None,
     use_cudnn: bool = True,
 ) -> Variable:
-    """`layers.conv2d`, then `layers.pool2d`; the arguments are theirs."""
+    """Apply `layers.conv2d`, then `layers.pool2d`. The arguments are theirs."""
     out = layers.conv2d(
         input=input,
         num_filters=num_filters,
@@ -72,13 +72,15 @@ def img_conv_group(
     pool_type: str = "max",
     use_cudnn: bool = True,
 ) -> Variable:
-    """Several convolutions, each with an optional batch_norm and dropout behind it, then one
+    """Apply several convolutions, each with an optional batch_norm and dropout after it, then one
     pooling (a VGG block).
 
     Args:
-        conv_num_filter: filters of each convolution; their number says how many there are.
+        conv_num_filter: the number of filters of each convolution; its length says how many there
+            are.
         conv_padding, conv_filter_size, param_attr, conv_with_batchnorm, conv_batchnorm_drop_rate:
             one value for all convolutions, or a list with one for each.
+        The others are those of `layers.conv2d` and `layers.pool2d`.
 
     Raises ProgramError when a list has another length than `conv_num_filter`.
     """
@@ -138,8 +140,8 @@ def sequence_conv_pool(
     pool_type: str = "max",
     bias_attr: Any = None,
 ) -> Variable:
-    """`layers.sequence_conv`, then `layers.sequence_pool`; the arguments are theirs. `input` has a
-    LoD.
+    """Apply `layers.sequence_conv`, then `layers.sequence_pool`. The arguments are theirs; `input`
+    has a LoD.
     """
     out = layers.sequence_conv(
         input=input,
@@ -153,8 +155,8 @@ def sequence_conv_pool(
 
 
 def glu(input: Variable, dim: int = -1) -> Variable:
-    """A gated linear unit (Dauphin et al. 2017, arXiv:1612.08083): a * sigmoid(b), the two halves
-    of `input` along `dim`.
+    """Apply a gated linear unit (Dauphin et al. 2017, arXiv:1612.08083): a * sigmoid(b), where a
+    and b are the halves of `input` along `dim`.
     """
     a, b = layers.split(input, num_or_sections=2, dim=dim)
     return layers.elementwise_mul(x=a, y=layers.sigmoid(x=b))
@@ -167,15 +169,18 @@ def scaled_dot_product_attention(
     num_heads: int = 1,
     dropout_rate: float = 0.0,
 ) -> Variable:
-    """softmax(q k^T / sqrt(d)) v for each head (Vaswani et al. 2017, arXiv:1706.03762).
+    """Return softmax(q kᵀ / sqrt(d)) v for each head (Vaswani et al. 2017, arXiv:1706.03762): [N,
+    T, e].
 
     Args:
-        queries: [N, T, d]; keys: [N, S, d]; values: [N, S, e].
-        num_heads: with more than one, the three are projected by fc layers and split; it divides d
-            and e.
-        dropout_rate: dropout on the attention weights.
+        queries: [N, T, d].
+        keys: [N, S, d].
+        values: [N, S, e].
+        num_heads: must divide d and e. With more than one, the three are projected by fc layers and
+            divided.
+        dropout_rate: the probability of dropout of the attention weights.
 
-    Returns [N, T, e]. Raises ShapeError when the shapes do not fit.
+    Raises ShapeError when the shapes do not fit.
     """
     for name, x in (("queries", queries), ("keys", keys), ("values", values)):
         if len(x.shape) != 3:

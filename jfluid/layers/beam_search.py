@@ -1,6 +1,4 @@
-"""Beam search over hypotheses with a LoD of two levels: source sentences, and the prefixes of
-each.
-"""
+"""Beam search over hypotheses with a LoD of two levels: source sentences, and the prefixes of each."""
 
 from typing import Any
 
@@ -23,23 +21,26 @@ def beam_search(
     name: str | None = None,
     return_parent_idx: bool = False,
 ) -> Any:
-    """One step of beam search: the best `beam_size` words of all that may follow the prefixes of a
-    source sentence.
+    """Do one step of beam search: choose the best `beam_size` of all words that may follow the
+    prefixes of a source sentence.
 
-    It runs on the host, between the compiled parts of a step.
+    It runs on the host, between two compiled parts of the step.
 
     Args:
-        pre_ids, pre_scores: the last word of each prefix, int64 [prefixes, 1], and its score
-            [prefixes, 1].
+        pre_ids: the last word of each prefix, int64 [prefixes, 1].
+        pre_scores: the score of each prefix, [prefixes, 1].
         ids: the words that may follow each prefix, int64 [prefixes, k]; None means 0 .. k - 1.
         scores: their scores [prefixes, k], with the LoD source -> prefixes at `level`.
+        beam_size: how many words each source sentence keeps.
         end_id: the word that ends a hypothesis; it is followed by itself only, at the same score.
-        is_accumulated: `scores` are of whole hypotheses; else they are probabilities of the next
-            word, and their logarithms are added to pre_scores.
+        level: which level of the LoD groups prefixes by source sentence.
+        is_accumulated: whether `scores` are those of whole hypotheses. Otherwise they are
+            probabilities of the next word, whose logarithms are added to `pre_scores`.
         return_parent_idx: also return, int32, the prefix that each chosen word follows.
 
-    Returns the chosen words and scores [chosen, 1] with the LoD source -> prefixes -> words. A
-    sentence all of whose beams have ended has none.
+    Returns:
+        (the chosen words, their scores), each [chosen, 1] with the LoD source -> prefixes -> words.
+            A sentence all of whose hypotheses have ended has none.
     """
     helper = LayerHelper("beam_search", name=name)
     score_type, id_type = pre_scores.dtype, pre_ids.dtype
@@ -70,10 +71,16 @@ def beam_search(
 def beam_search_decode(
     ids: Variable, scores: Variable, beam_size: int, end_id: int, name: str | None = None
 ) -> tuple[Variable, Variable]:
-    """The whole hypotheses, best first, from arrays of what `beam_search` chose in each step.
+    """Return the whole hypotheses, best first, from arrays of what `beam_search` chose in each
+    step.
 
-    Returns words int64 [words, 1] and scores [words, 1], with the LoD source -> hypotheses ->
-    words.
+    Args:
+        ids, scores: the arrays of words and of scores.
+        beam_size: that of `beam_search`.
+        end_id: the word that ends a hypothesis.
+
+    Returns:
+        (words int64 [words, 1], scores [words, 1]), with the LoD source -> hypotheses -> words.
     """
     _check_array("beam_search_decode", ids)
     _check_array("beam_search_decode", scores)

@@ -1,4 +1,4 @@
-"""Blocks inside blocks: opening one, and closing it with the operator that runs it."""
+"""Blocks in blocks: opening one, and closing it by the operator that runs it."""
 
 from typing import Any
 
@@ -9,8 +9,8 @@ from jfluid.ir.variable import Variable
 
 
 def captured(block: Block) -> tuple[list[str], list[str]]:
-    """Names that a block reads before it writes them, and those that it writes, of the blocks
-    around it.
+    """Return (the names that a block reads before it writes them, the names that it writes), both
+    of variables of the blocks around it.
     """
     reads: set[str] = set()
     written: set[str] = set()
@@ -22,7 +22,7 @@ def captured(block: Block) -> tuple[list[str], list[str]]:
 
 
 class Inside:
-    """A context in which operators go into a new block. `close` is called at its end, unless an
+    """A context in which operators go into a new block. At its end it calls `close`, unless an
     error ends it.
     """
 
@@ -45,10 +45,10 @@ class Inside:
 
 
 class conditional(Inside):
-    """A context for a block that runs where `condition`, one boolean, holds.
+    """A context for a block that runs where `condition`, a boolean Variable of one element, holds.
 
-    What the block writes of the variables outside keeps its value where the condition does not
-    hold. With `scalar=False` the condition chooses rows, and the block computes with those
+    Variables from outside that the block writes keep their values where the condition does not
+    hold. With `scalar=False` the condition selects rows, and the block computes with those
     (`IfElse`).
     """
 

@@ -1,4 +1,4 @@
-"""Recurrent cells, and a cell run over dense sequences."""
+"""Recurrent cells, and running a cell over dense sequences."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,13 +19,13 @@ __all__ = ["GRUCell", "LSTMCell", "RNNCell", "rnn"]
 
 
 class RNNCell:
-    """A step of a recurrent network: `call(inputs, states) -> (outputs, new states)`. Subclasses
-    say `state_shape`.
+    """A step of a recurrent network: `call(inputs, states)` returns (outputs, new states). A
+    subclass defines `call` and `state_shape`.
     """
 
     def call(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """One step, of (inputs, states) and what else the cell takes. Raises NotImplementedError
-        here.
+        """Do one step. Arguments are (inputs, states) and whatever else the cell takes. Raises
+        NotImplementedError here.
         """
         raise NotImplementedError(f"{type(self).__name__} must define call(inputs, states)")
 
@@ -34,12 +34,16 @@ class RNNCell:
 
     @property
     def state_shape(self) -> Any:
-        """The shapes of the states, without the batch. Raises NotImplementedError here."""
+        """The shapes of the states, without the batch: a list of integers, or a structure of them.
+        Raises NotImplementedError here.
+        """
         raise NotImplementedError(f"{type(self).__name__} must define state_shape")
 
     @property
     def state_dtype(self) -> Any:
-        """The dtypes of the states. Raises NotImplementedError here."""
+        """The dtypes of the states, in the structure of `state_shape`. Raises NotImplementedError
+        here.
+        """
         raise NotImplementedError(f"{type(self).__name__} must define state_dtype")
 
     def get_initial_states(
@@ -50,13 +54,15 @@ class RNNCell:
         init_value: float = 0,
         batch_dim_idx: int = 0,
     ) -> Any:
-        """States full of one number.
+        """Return states with one number everywhere.
 
         Args:
-            batch_ref: a variable (or a structure of them, of which the first counts) that has the
-                batch.
+            batch_ref: a Variable that has the batch, or a structure of them, of which the first
+                counts.
             shape: the shapes of the states, without the batch or with -1 for it; `state_shape` when
                 None.
+            dtype: of the states.
+            init_value: the number.
             batch_dim_idx: which dimension of `batch_ref` is the batch.
         """
         reference = _flat(batch_ref)[0]
@@ -79,7 +85,7 @@ class RNNCell:
 
 
 def _over_shapes(function: Any, shapes: Any) -> Any:
-    """`function` on the lists of integers of a nested structure of shapes."""
+    """Apply `function` to the lists of integers of a nested structure of shapes."""
     if isinstance(shapes, (list, tuple)) and all(isinstance(n, int) for n in shapes):
         return function(list(shapes))
     if isinstance(shapes, dict):
@@ -88,7 +94,7 @@ def _over_shapes(function: Any, shapes: Any) -> Any:
 
 
 class _Unit:
-    """The weights of a cell, made at its first step and shared by all."""
+    """The weights of a cell, which are made at its first step and shared by all steps."""
 
     def __init__(self, name: str, param_attr: Any, bias_attr: Any, dtype: Any):
         self.helper = LayerHelper(name, param_attr=param_attr, bias_attr=bias_attr)
@@ -96,8 +102,8 @@ class _Unit:
         self.made: list[Any] = []
 
     def weights(self, shapes: Sequence[tuple[Sequence[int], bool]]) -> list[Any]:
-        """Parameters of the (shape, whether it is a bias); None for a bias where bias_attr is
-        False.
+        """Return parameters of the given (shape, whether it is a bias); None for a bias where
+        `bias_attr` is False.
         """
         if not self.made:
             for shape, is_bias in shapes:
@@ -120,13 +126,16 @@ def _halves(x: Variable, parts: int) -> list[Variable]:
 
 
 class GRUCell(RNNCell):
-    """A gated recurrent unit (Cho et al. 2014): state h' = u h + (1 - u) c.
+    """A gated recurrent unit (Cho et al. 2014), whose new state is h' = u h + (1 - u) c.
 
     Args:
         hidden_size: the width of the state.
-        param_attr, bias_attr: of the weights [inputs + hidden, 2 hidden] of the gates and [inputs +
-            hidden, hidden] of the candidate, and of their biases.
-        gate_activation, activation: functions of a Variable; sigmoid and tanh by default.
+        param_attr: ParamAttr of the weights: [inputs + hidden, 2 hidden] of the gates, and [inputs
+            + hidden, hidden] of the candidate.
+        bias_attr: ParamAttr of their biases; False for none.
+        gate_activation, activation: functions of a Variable; sigmoid and tanh when None.
+        dtype: of the parameters.
+        name: prefix of their names.
     """
 
     def __init__(
@@ -144,7 +153,9 @@ class GRUCell(RNNCell):
         self._unit = _Unit(f"{name}/BasicGRUUnit", param_attr, bias_attr, dtype)
 
     def call(self, inputs: Variable, states: Variable) -> tuple[Variable, Variable]:
-        """The new state, twice, of inputs [batch, inputs] and the state [batch, hidden_size]."""
+        """Return (the new state, the new state) for inputs [batch, inputs] and a state [batch,
+        hidden_size].
+        """
         n, width = inputs.shape[-1] + self.hidden_size, self.hidden_size
         gate_weight, weight, gate_bias, bias = self._unit.weights(
             [([n, 2 * width], False), ([n, width], False), ([2 * width], True), ([width], True)]
@@ -169,14 +180,17 @@ class GRUCell(RNNCell):
 
 
 class LSTMCell(RNNCell):
-    """A long short-term memory without peepholes; its states are [hidden, cell].
+    """A long short-term memory without peepholes; its states are the list [hidden, cell].
 
     Args:
         hidden_size: the width of each state.
-        param_attr, bias_attr: of the weight [inputs + hidden, 4 hidden] (input, candidate, forget,
-            output) and the bias.
-        gate_activation, activation: functions of a Variable; sigmoid and tanh by default.
-        forget_bias: added to the forget gate before its activation.
+        param_attr: ParamAttr of the weight, [inputs + hidden, 4 hidden] (input, candidate, forget,
+            output).
+        bias_attr: ParamAttr of the bias; False for none.
+        gate_activation, activation: functions of a Variable; sigmoid and tanh when None.
+        forget_bias: is added to the forget gate before its activation.
+        dtype: of the parameters.
+        name: prefix of their names.
     """
 
     def __init__(
@@ -195,7 +209,9 @@ class LSTMCell(RNNCell):
         self._unit = _Unit(f"{name}/BasicLSTMUnit", param_attr, bias_attr, dtype)
 
     def call(self, inputs: Variable, states: Sequence[Variable]) -> tuple[Variable, list[Variable]]:
-        """The new hidden state, and both new states."""
+        """Return (the new hidden state, [the new hidden state, the new cell]) for inputs [batch,
+        inputs].
+        """
         hidden, cell = states
         n, width = inputs.shape[-1] + self.hidden_size, self.hidden_size
         weight, bias = self._unit.weights([([n, 4 * width], False), ([4 * width], True)])
@@ -227,17 +243,19 @@ def rnn(
     is_reverse: bool = False,
     **kwargs: Any,
 ) -> tuple[Any, Any]:
-    """Run a cell over dense sequences.
+    """Run a cell over dense sequences; returns (the outputs of all steps, the states after the
+    last).
 
     Args:
-        inputs: [batch, time, ...] (time_major: [time, batch, ...]), or a structure of such.
-        initial_states: of the cell's structure; zeros when None.
-        sequence_length: integers [batch]: behind a sequence's end the states stay as they are.
+        cell: an RNNCell.
+        inputs: [batch, time, ...], or with `time_major` [time, batch, ...]; or a structure of such.
+        initial_states: in the cell's structure; zeros when None.
+        sequence_length: integers [batch]: after the end of a sequence its states stay as they are.
+        time_major: whether time is the first dimension, of inputs and outputs.
         is_reverse: go from the last step to the first.
-        kwargs: passed to the cell.
+        kwargs: are passed to the cell.
 
-    Returns (outputs of all steps, the states after the last). Raises TypeError when `cell` has no
-    `call`.
+    Raises TypeError where `cell` has no `call`.
     """
     if not hasattr(cell, "call"):
         raise TypeError(f"rnn, cell: expected an RNNCell, found {type(cell).__name__}")
@@ -302,7 +320,7 @@ def rnn(
 
 
 def _kept(old: Variable, new: Variable, here: Variable) -> Variable:
-    """`new` where the step is inside of the sequence, else `old`."""
+    """Return `new` where the step is inside of the sequence, else `old`."""
     return elementwise_add(
         elementwise_mul(new, here, axis=0), elementwise_mul(old, 1.0 - here, axis=0)
     )
@@ -313,6 +331,6 @@ def _shape_differs(a: Any, b: Any) -> bool:
 
 
 def _packed(like: Any, values: list[Any]) -> Any:
-    """The values in the structure of `like`."""
+    """Return the values in the structure of `like`."""
     rest = iter(values)
     return _map(lambda _: next(rest), like)

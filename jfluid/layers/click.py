@@ -12,14 +12,17 @@ __all__ = ["continuous_value_model", "data_norm"]
 
 
 def continuous_value_model(input: Variable, cvm: Variable, use_cvm: bool = True) -> Variable:
-    """Features whose first two columns are counts of shows and clicks.
+    """Process features whose first two columns are the counts of shows and of clicks.
 
     Args:
-        input: [rows, width], or with a LoD whose sequences are the rows of `cvm`.
-        cvm: [batch, 2], the counts of each example: what the first two columns get as their
+        input: [rows, width], or rows with a LoD whose sequences are the rows of `cvm`.
+        cvm: the counts of each example, [batch, 2]. The first two columns get them as their
             gradient.
-        use_cvm: give log(show + 1), log(click + 1) - log(show + 1) and the rest; else the rest
-            only.
+        use_cvm: replace the counts by log(show + 1) and log(click + 1) - log(show + 1); otherwise
+            leave them out.
+
+    Returns:
+        [rows, width], or [rows, width - 2] without the counts.
     """
     helper = LayerHelper("cvm", input=input)
     out = helper.create_variable(dtype=input.dtype)
@@ -48,23 +51,26 @@ def data_norm(
     summary_decay_rate: float = 0.9999999,
     enable_scale_and_shift: bool = False,
 ) -> Variable:
-    """Features normalised by running summaries of all data, not of the batch: (x - sum / size) *
+    """Normalise features by running summaries of all data, not of the batch: (x - sum / size) *
     sqrt(size / squares).
 
     Args:
         input: [batch, width].
-        act: the name of an activation.
-        epsilon: added to the squares of each example.
+        act: the name of an activation; None for none.
+        epsilon: is added to the squares of each example.
         param_attr: a dict with the initial "batch_size", "batch_sum" and "batch_square" (and
             "scale_w", "bias").
-        slot_dim: columns of a slot, the first of which is a count: where it is zero the slot stays
-            zero; -1 for none.
-        enable_scale_and_shift: scale and shift the result by trained vectors.
-        in_place: write the result to the variable of the input.
-        name: parameters are called `name`.batch_size and so on; "dn" by default, so two layers
-        without names share them. data_layout, moving_mean_name, moving_variance_name,
-        do_model_average_for_mean_and_var, sync_stats,
-        summary_decay_rate: no effect on one device.
+        in_place: write the result into the variable of the input.
+        name: parameters are named `name`.batch_size and so on. The default is "dn", so two layers
+            without names share their parameters.
+        slot_dim: the number of columns of a slot, the first of which is a count: a slot whose count
+            is zero stays zero. -1 stands for no slots.
+        enable_scale_and_shift: multiply the result by a trained vector, and add one.
+        data_layout, moving_mean_name, moving_variance_name, do_model_average_for_mean_and_var,
+            sync_stats, summary_decay_rate: no effect on one device.
+
+    Returns:
+        [batch, width].
 
     Raises ProgramError for an epsilon that is not between 0 and 0.001.
     """

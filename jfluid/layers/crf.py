@@ -13,16 +13,16 @@ __all__ = ["chunk_eval", "crf_decoding", "linear_chain_crf"]
 def linear_chain_crf(
     input: Variable, label: Variable, param_attr: Any = None, length: Variable | None = None
 ) -> Variable:
-    """The negative log-likelihood of each sequence of labels, [number of sequences, 1] (Lafferty et
-    al. 2001).
+    """Return the negative log-likelihood of each sequence of labels, [number of sequences, 1]
+    (Lafferty et al. 2001).
 
     Args:
-        input: scores of the tags: rows [rows, tags] with a LoD, or [number, steps, tags] with
-            `length`.
-        label: int64 of the same rows, [rows, 1] or [number, steps].
-        param_attr: of the transition weights [tags + 2, tags]: start, end, from one tag (row) to
-            another.
-        length: int64 [number, 1], the steps that count, for the dense form.
+        input: scores of the tags: rows [rows, tags] with a LoD, or [number of sequences, steps,
+            tags] with `length`.
+        label: the tags, int64, of the same rows: [rows, 1] or [number of sequences, steps].
+        param_attr: ParamAttr of the transition weights, [tags + 2, tags]: the first row is for the
+            start, the second for the end, and the others for each tag that is followed by another.
+        length: int64 [number of sequences, 1]: how many steps count, in the dense form.
     """
     helper = LayerHelper("linear_chain_crf", input=input, param_attr=param_attr)
     tags = input.shape[2] if length is not None else input.shape[1]
@@ -51,14 +51,14 @@ def linear_chain_crf(
 def crf_decoding(
     input: Variable, param_attr: Any, label: Variable | None = None, length: Variable | None = None
 ) -> Variable:
-    """The most likely tags of each sequence (Viterbi), int64 with the rows of `input`.
+    """Return the most likely tags of each sequence (Viterbi), int64 with the rows of `input`.
 
     Args:
-        input, length: as in `linear_chain_crf`.
+        input, length: as those of `linear_chain_crf`.
         param_attr: names the transition weights that `linear_chain_crf` made.
-        label: with it the result is 1 where the decoded tag is the label, else 0.
+        label: return 1 where the decoded tag is this label and 0 elsewhere, instead of the tags.
 
-    Raises ProgramError when no parameter has the name.
+    Raises ProgramError where no parameter has the name.
     """
     helper = LayerHelper("crf_decoding", param_attr=param_attr)
     name = helper.param_attr.name if helper.param_attr else None
@@ -80,16 +80,20 @@ def chunk_eval(
     excluded_chunk_types: Sequence[int] | None = None,
     seq_length: Variable | None = None,
 ) -> tuple[Variable, Variable, Variable, Variable, Variable, Variable]:
-    """Precision, recall, F1 (float32 [1]) and the numbers of inferred, labelled and right chunks
-    (int64 [1]).
+    """Compare predicted chunks with labelled ones.
 
     Args:
-        input, label: tags, int64: rows [rows, 1] with a LoD, or [number, steps] with `seq_length`.
-            A tag is type * (tags of the scheme) + tag; num_chunk_types * (tags of the scheme) is
-            outside of chunks.
+        input, label: predicted and true tags, int64: rows [rows, 1] with a LoD, or [number of
+            sequences, steps] with `seq_length`. A tag is type * (tags of the scheme) + tag;
+            num_chunk_types * (tags of the scheme) is outside of chunks.
         chunk_scheme: "IOB", "IOE", "IOBES" or "plain".
         num_chunk_types: how many types of chunks there are.
         excluded_chunk_types: types that do not count.
+        seq_length: int64 [number of sequences, 1]: how many steps count, in the dense form.
+
+    Returns:
+        (precision, recall, F1, each float32 [1]; the numbers of predicted, labelled and correct
+            chunks, each int64 [1]).
     """
     outs = (
         "Precision",

@@ -1,4 +1,4 @@
-"""Decoding with recurrent cells, step by step until all is finished."""
+"""Decoding with recurrent cells, step by step until all sequences are finished."""
 
 from collections import namedtuple
 from collections.abc import Callable
@@ -18,33 +18,38 @@ __all__ = ["BeamSearchDecoder", "Decoder", "dynamic_decode"]
 
 
 class Decoder:
-    """What `dynamic_decode` runs: where decoding starts, what a step does, and what becomes of the
+    """What `dynamic_decode` runs: how decoding begins, what a step does, and what becomes of the
     outputs.
     """
 
     def initialize(self, inits: Any) -> tuple[Any, Any, Variable]:
-        """(inputs of the first step, states, which are finished: bool). Raises NotImplementedError
-        here.
+        """Return (the inputs of the first step, the states, which sequences are finished: bool).
+        Raises NotImplementedError here.
         """
         raise NotImplementedError(f"{type(self).__name__} must define initialize")
 
     def step(
         self, time: Variable, inputs: Any, states: Any, **kwargs: Any
     ) -> tuple[Any, Any, Any, Variable]:
-        """(outputs, states, inputs of the next step, which are finished). Raises
-        NotImplementedError here.
+        """Return (the outputs, the states, the inputs of the next step, which sequences are
+        finished). Raises NotImplementedError here.
+
+        Args:
+            time: the number of the step, from 0: int64 [1].
         """
         raise NotImplementedError(f"{type(self).__name__} must define step")
 
     def finalize(
         self, outputs: Any, final_states: Any, sequence_lengths: Variable
     ) -> tuple[Any, Any]:
-        """(outputs, states) of the whole, from the outputs of all steps, time first."""
+        """Return (outputs, states) of the whole, from the outputs of all steps, [time, ...]."""
         return outputs, final_states
 
     @property
     def tracks_own_finished(self) -> bool:
-        """Whether `step` tells all that are finished, not only those that end in it."""
+        """Whether `step` returns all sequences that are finished, not only those that end in this
+        step.
+        """
         return False
 
 
@@ -54,9 +59,11 @@ class BeamSearchDecoder(Decoder):
     Args:
         cell: an RNNCell.
         start_token, end_token: the words that begin and end a hypothesis.
-        beam_size: hypotheses kept for each example.
-        embedding_fn: from words int64 [batch, beam] to the cell's inputs [batch, beam, width].
-        output_fn: from the cell's outputs [batch, beam, width] to logits [batch, beam, words].
+        beam_size: how many hypotheses are kept for each example.
+        embedding_fn: a function from words, int64 [batch, beam], to the cell's inputs [batch, beam,
+            width].
+        output_fn: a function from the cell's outputs [batch, beam, width] to logits [batch, beam,
+            words].
     """
 
     OutputWrapper = namedtuple("OutputWrapper", ("scores", "predicted_ids", "parent_ids"))
@@ -76,7 +83,9 @@ class BeamSearchDecoder(Decoder):
 
     @staticmethod
     def tile_beam_merge_with_batch(x: Variable, beam_size: int) -> Variable:
-        """[batch * beam_size, ...] from [batch, ...]: each example once for each of its beams."""
+        """Repeat each example once for each of its beams: [batch, ...] becomes [batch * beam_size,
+        ...].
+        """
         times = emit("unsqueeze2", {"X": x}, {"axes": [1]})
         times = emit(
             "expand", {"X": times}, {"expand_times": [1, beam_size] + [1] * (len(x.shape) - 1)}
@@ -109,7 +118,7 @@ class BeamSearchDecoder(Decoder):
         )
 
     def initialize(self, initial_cell_states: Any) -> tuple[Any, Any, Variable]:
-        """Beams of which only the first may win the first step."""
+        """Make beams of which only the first may win in the first step."""
         reference = _flat(initial_cell_states)[0]
         states = _map(self._beams, initial_cell_states)
         ids = self._like_batch(reference, self.start_token, "INT64")
@@ -125,7 +134,7 @@ class BeamSearchDecoder(Decoder):
     def step(
         self, time: Variable, inputs: Any, states: Any, **kwargs: Any
     ) -> tuple[Any, Any, Any, Variable]:
-        """One step of the cell on all beams, and the choice of the best continuations."""
+        """Run the cell on all beams, and choose the best continuations."""
         outputs, cell_states = self.cell(
             _map(self._merge, inputs), _map(self._merge, states.cell_states), **kwargs
         )
@@ -178,7 +187,7 @@ class BeamSearchDecoder(Decoder):
         )
 
     def _of_parents(self, x: Variable, parents: Variable) -> Variable:
-        """For each beam what `x` [batch, beam, ...] holds for the beam it continues."""
+        """Return, for each beam, the entry of `x` [batch, beam, ...] of the beam that it continues."""
         hot = emit("one_hot_v2", {"X": parents}, {"depth": self.beam_size})  # [batch, beam, beam]
         if len(x.shape) == 2:
             wide = emit("unsqueeze2", {"X": cast(x, "float32")}, {"axes": [2]})
@@ -191,7 +200,7 @@ class BeamSearchDecoder(Decoder):
     def finalize(
         self, outputs: Any, final_states: Any, sequence_lengths: Variable
     ) -> tuple[Any, Any]:
-        """The words [time, batch, beam] of whole hypotheses."""
+        """Return the words of whole hypotheses, [time, batch, beam], and the final states."""
         return gather_tree(outputs.predicted_ids, outputs.parent_ids), final_states
 
     @property
@@ -209,18 +218,22 @@ def dynamic_decode(
     return_length: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """Run a decoder until all is finished, or for `max_step_num` steps. The loop runs on the host.
+    """Run a decoder until all sequences are finished, or for a number of steps. The loop runs on
+    the host.
 
     Args:
-        inits: what the decoder's `initialize` gets.
-        output_time_major: give outputs [time, batch, ...] instead of [batch, time, ...].
-        impute_finished: keep the states of what has finished (decoders that track it themselves
-            always may).
-        is_test: kept in the program; no effect.
-        return_length: also return the lengths.
-        kwargs: passed to the decoder's `step`.
+        decoder: a Decoder.
+        inits: is passed to the decoder's `initialize`.
+        max_step_num: the largest number of steps; None for no limit.
+        output_time_major: return outputs [time, batch, ...] instead of [batch, time, ...].
+        impute_finished: keep the states of what has finished, of decoders that do not track that
+            themselves.
+        is_test: stays in the program without effect.
+        return_length: also return the lengths of the sequences.
+        kwargs: are passed to the decoder's `step`.
 
-    Returns (outputs, final states) or (outputs, final states, lengths).
+    Returns:
+        (outputs, final states), or (outputs, final states, lengths).
     """
     if not isinstance(decoder, Decoder):
         raise TypeError(
@@ -267,7 +280,7 @@ def dynamic_decode(
 
 
 def _unless(finished: Variable, new: Variable, old: Variable) -> Variable:
-    """`old` where finished, else `new`."""
+    """Return `old` where a sequence is finished, else `new`."""
     ended = cast(finished, new.dtype)
     return emit(
         "elementwise_add",

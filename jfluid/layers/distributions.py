@@ -28,12 +28,12 @@ def _log(x: Variable) -> Variable:
 
 
 def _reduced(op_type: str, x: Variable) -> Variable:
-    """The last dimension reduced and kept with size 1."""
+    """Reduce the last dimension, and keep it with size 1."""
     return emit(op_type, {"X": x}, {"dim": [-1], "keep_dim": True})
 
 
 class Distribution:
-    """Base of the distributions; a method that a distribution does not offer raises
+    """The base of distributions. A method that a distribution does not have raises
     NotImplementedError.
     """
 
@@ -41,27 +41,27 @@ class Distribution:
         raise NotImplementedError(f"{type(self).__name__} has no {what}")
 
     def sample(self, *args: Any, **kwargs: Any) -> Variable:
-        """Random values."""
+        """Draw values."""
         self._missing("sample")
 
     def entropy(self) -> Variable:
-        """The entropy in nats."""
+        """Return the entropy in nats."""
         self._missing("entropy")
 
     def kl_divergence(self, other: Any) -> Variable:
-        """The Kullback-Leibler divergence from this distribution to `other`, one of the same class,
-        in nats.
+        """Return the Kullback-Leibler divergence, in nats, from this distribution to `other`, which
+        must be of the same class.
         """
         self._missing("kl_divergence")
 
     def log_prob(self, value: Variable) -> Variable:
-        """The logarithm of the density at `value`."""
+        """Return the logarithm of the density at `value`."""
         self._missing("log_prob")
 
 
 def _parameters(what: str, *values: Values) -> tuple[list[Variable], bool]:
-    """The parameters as Variables, and whether all were plain numbers. Variables and numbers do not
-    mix.
+    """Return the parameters as Variables, and whether all were plain numbers. Variables and numbers
+    cannot be mixed.
     """
     variables = [v for v in values if isinstance(v, Variable)]
     if len(variables) == len(values):
@@ -78,8 +78,8 @@ def _parameters(what: str, *values: Values) -> tuple[list[Variable], bool]:
 
 
 class _TwoParameters(Distribution):
-    """What Uniform and Normal share: two parameters of one shape, and samples for each pair of
-    them.
+    """The base of distributions with two parameters of the same shape, which draw values for each
+    pair of them.
     """
 
     def __init__(self, first: Values, second: Values):
@@ -89,11 +89,11 @@ class _TwoParameters(Distribution):
         raise NotImplementedError
 
     def sample(self, shape: Sequence[int], seed: int = 0) -> Variable:
-        """Random values of shape `shape` + the shape of the parameters (`shape` alone where those
-        are numbers).
+        """Draw values of shape `shape` + the shape of the parameters (`shape` alone where those are
+        numbers).
 
         Args:
-            seed: 0 gives other values at each step.
+            seed: 0 draws other values in each step.
         """
         size = [*shape, *_dimensions(_add(self._first, self._second))]
         drawn = self._standard(size, seed)
@@ -105,7 +105,9 @@ class _TwoParameters(Distribution):
 
 
 def _dimensions(x: Variable) -> list[int | Variable]:
-    """The shape of `x`; a dimension that only a run knows as a Variable."""
+    """Return the shape of `x`, with a Variable for a dimension that is known only when the program
+    runs.
+    """
     if -1 not in x.shape:
         return list(x.shape)
     dims = shape(x)
@@ -130,18 +132,18 @@ class Uniform(_TwoParameters):
         return _aligned("add", _aligned("mul", drawn, _sub(self.high, self.low)), self.low)
 
     def log_prob(self, value: Variable) -> Variable:
-        """-log(high - low) inside (low, high), else -inf."""
+        """Return -log(high - low) inside (low, high), else minus infinity."""
         above = cast(arithmetic.compare("less_than", self.low, value), value.dtype)
         below = cast(arithmetic.compare("less_than", value, self.high), value.dtype)
         return _sub(_log(_mul(above, below)), _log(_sub(self.high, self.low)))
 
     def entropy(self) -> Variable:
-        """log(high - low)."""
+        """Return log(high - low)."""
         return _log(_sub(self.high, self.low))
 
 
 def _aligned(operation: str, x: Variable, y: Variable) -> Variable:
-    """x (op) y where the shape of y is the end of the shape of x."""
+    """Return x (op) y, where the shape of `y` is the end of the shape of `x`."""
     return emit(f"elementwise_{operation}", {"X": x, "Y": y}, {"axis": -1})
 
 
@@ -163,21 +165,21 @@ class Normal(_TwoParameters):
         return _aligned("add", _aligned("mul", drawn, self.scale), self.loc)
 
     def entropy(self) -> Variable:
-        """1/2 + log(2 pi)/2 + log(scale)."""
+        """Return 1/2 + log(2 pi)/2 + log(scale)."""
         return _add(
             _log(_add(zeros_like(_add(self.loc, self.scale)), self.scale)),
             0.5 + 0.5 * math.log(2 * math.pi),
         )
 
     def log_prob(self, value: Variable) -> Variable:
-        """-(value - loc)^2 / (2 scale^2) - log(scale) - log(2 pi)/2."""
+        """Return -(value - loc)² / (2 scale²) - log(scale) - log(2 pi)/2."""
         distance = _sub(value, self.loc)
         square = _div(_mul(distance, distance), _mul(_mul(self.scale, self.scale), -2.0))
         return _sub(_sub(square, _log(self.scale)), 0.5 * math.log(2 * math.pi))
 
     def kl_divergence(self, other: "Normal") -> Variable:
-        """(r + d - 1 - log r) / 2 with r = (scale/other.scale)^2, d = ((loc -
-        other.loc)/other.scale)^2.
+        """Return (r + d - 1 - log r) / 2, where r = (scale / other.scale)² and d = ((loc -
+        other.loc) / other.scale)².
         """
         _same_kind(self, other)
         ratio = _div(self.scale, other.scale)
@@ -194,26 +196,28 @@ def _same_kind(one: Distribution, other: Distribution) -> None:
 
 
 class Categorical(Distribution):
-    """The distribution over the last dimension of `logits`, which need not be normalised."""
+    """The distribution over the last dimension of `logits` [..., classes], which need not be
+    normalised.
+    """
 
     def __init__(self, logits: Values):
         (self.logits,), _ = _parameters("Categorical", logits)
 
     def _parts(self) -> tuple[Variable, Variable, Variable]:
-        """Logits below 0, their exponentials, the sums of those."""
+        """Return (logits shifted so that the largest is 0, their exponentials, the sums of those)."""
         shifted = _sub(self.logits, _reduced("reduce_max", self.logits))
         exponentials = emit("exp", {"X": shifted})
         return shifted, exponentials, _reduced("reduce_sum", exponentials)
 
     def entropy(self) -> Variable:
-        """-sum p log p, with the last dimension kept."""
+        """Return -sum(p log p), with the last dimension kept as 1."""
         shifted, exponentials, total = self._parts()
         return arithmetic.negate(
             _reduced("reduce_sum", _mul(_div(exponentials, total), _sub(shifted, _log(total))))
         )
 
     def kl_divergence(self, other: "Categorical") -> Variable:
-        """sum p (log p - log q), with the last dimension kept."""
+        """Return sum(p (log p - log q)), with the last dimension kept as 1."""
         _same_kind(self, other)
         shifted, exponentials, total = self._parts()
         other_shifted, _, other_total = other._parts()
@@ -225,8 +229,8 @@ class MultivariateNormalDiag(Distribution):
     """The normal distribution over vectors with a diagonal covariance matrix.
 
     Args:
-        loc: the mean, of shape [k].
-        scale: the covariance matrix, of shape [k, k]; only its diagonal counts.
+        loc: the mean, [k].
+        scale: the covariance matrix, [k, k]; only its diagonal counts.
     """
 
     def __init__(self, loc: Values, scale: Values):
@@ -237,23 +241,23 @@ class MultivariateNormalDiag(Distribution):
         return diag(ones([self.scale.shape[0]], self.loc.dtype))
 
     def _determinant(self) -> Variable:
-        """The product of the diagonal: all other entries are turned into ones."""
+        """Return the product of the diagonal: all other entries are turned into ones."""
         off = _sub(ones(list(self.scale.shape), self.loc.dtype), self._identity())
         inside = _add(_mul(self.scale, self._identity()), off)
         return emit("reduce_prod", {"X": inside}, {"reduce_all": True})
 
     def _inverse(self) -> Variable:
-        """The inverse of the diagonal, zeros elsewhere."""
+        """Return the inverse of the diagonal, with zeros elsewhere."""
         off = _sub(ones(list(self.scale.shape), self.loc.dtype), self._identity())
         return _div(self._identity(), _add(_mul(self.scale, self._identity()), off))
 
     def entropy(self) -> Variable:
-        """(k (1 + log(2 pi)) + log det scale) / 2."""
+        """Return (k (1 + log(2 pi)) + log det scale) / 2."""
         constant = self.scale.shape[0] * (1.0 + math.log(2 * math.pi))
         return _mul(_add(_log(self._determinant()), constant), 0.5)
 
     def kl_divergence(self, other: "MultivariateNormalDiag") -> Variable:
-        """(trace(S2^-1 S1) + (m2 - m1)^T S2^-1 (m2 - m1) - k + log det S2 - log det S1) / 2."""
+        """Return (trace(S2⁻¹ S1) + (m2 - m1)ᵀ S2⁻¹ (m2 - m1) - k + log det S2 - log det S1) / 2."""
         _same_kind(self, other)
         inverse = other._inverse()
         trace = emit("reduce_sum", {"X": _mul(inverse, self.scale)}, {"reduce_all": True})

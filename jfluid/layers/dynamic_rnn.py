@@ -19,7 +19,8 @@ __all__ = ["DynamicRNN"]
 
 
 class DynamicRNN:
-    """A recurrent network over ragged sequences, defined by what a step does.
+    """A recurrent network over sequences of different lengths, defined by the operators of one
+    step.
 
         rnn = layers.DynamicRNN()
         with rnn.block():
@@ -75,11 +76,12 @@ class DynamicRNN:
         return self._parent().create_var(name=unique_name.generate(name), type=type, dtype=dtype)
 
     def step_input(self, x: Variable, level: int = 0) -> Variable:
-        """One step of the sequences `x`; the first call also decides how many steps there are.
+        """Return one step of the sequences `x`: a row for each sequence that has one, the longest
+        first. The first call also decides how many steps there are.
 
         Args:
-            x: rows with a LoD of one level.
-            level: must be 0, for sequences of one level.
+            x: rows [rows, ...] with a LoD of one level.
+            level: must be 0.
         """
         self._only_inside("step_input")
         if not isinstance(x, Variable):
@@ -110,8 +112,8 @@ class DynamicRNN:
         return array_read(array, self._step())
 
     def static_input(self, x: Variable) -> Variable:
-        """`x` as a whole in each step: for sequence i of the step inputs the row (or sequence) i of
-        `x`.
+        """Return in each step row (or sequence) i of `x` as a whole, for each sequence i of the
+        step inputs that has the step.
         """
         self._only_inside("static_input")
         if not isinstance(x, Variable):
@@ -127,7 +129,7 @@ class DynamicRNN:
 
     @contextlib.contextmanager
     def block(self) -> Iterator[None]:
-        """A context for the operators of one step."""
+        """A context in which the operators of one step are made."""
         if self.status != DynamicRNN.BEFORE_RNN:
             raise errors.ProgramError("DynamicRNN.block: it can be entered once")
         self.step_idx = fill_constant(shape=[1], dtype="int64", value=0, force_cpu=True)
@@ -148,7 +150,7 @@ class DynamicRNN:
             self.outputs.append(array_to_lod_tensor(array, self._table("block")))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The results: a Variable with the LoD of the step input, or a list of them."""
+        """Return the results: a Variable with the LoD of the step input, or a list of them."""
         if self.status != DynamicRNN.AFTER_RNN:
             raise errors.ProgramError("DynamicRNN: the results are there after `with rnn.block():`")
         return self.outputs[0] if len(self.outputs) == 1 else self.outputs
@@ -161,13 +163,13 @@ class DynamicRNN:
         need_reorder: bool = False,
         dtype: Any = "float32",
     ) -> Variable:
-        """A state that goes from step to step.
+        """Return a state that goes from step to step.
 
         Args:
             init: its first value, a row for each sequence; or
-            shape, value, dtype: the shape of a row, and the number it is full of.
-            need_reorder: bring `init` into the order of the sequences by length, which the steps
-                have.
+            shape, value, dtype: the shape of a row, and the number that it is filled with.
+            need_reorder: bring `init` into the order of the steps, in which the longest sequence
+                comes first.
         """
         self._only_inside("memory")
         table, parent = self._table("memory"), self._parent()
@@ -226,7 +228,7 @@ class DynamicRNN:
         self.mem_link.append((new_mem, array))
 
     def output(self, *outputs: Variable) -> None:
-        """Make these of all steps results."""
+        """Make these Variables of all steps results."""
         self._only_inside("output")
         for each in outputs:
             name = "_".join([self.helper.name, "output_array", each.name])

@@ -1,4 +1,4 @@
-"""What every layer needs: naming, parameters, appending operators, bias and activation."""
+"""What every layer needs: names, parameters, appending operators, bias and activation."""
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ from jfluid.param_attr import ParamAttr, WeightNormParamAttr
 
 
 class EmitOptions(TypedDict, total=False):
-    """Keyword arguments of `emit`."""
+    """The keyword arguments of `emit`."""
 
     layer: str | None
     name: str | None
@@ -91,18 +91,18 @@ def emit(
     act: str | Mapping[str, Any] | None = None,
     stop_gradient: bool = False,
 ) -> Any:
-    """Append one operator and return the variables it writes.
+    """Append one operator, and return the variables that it writes.
 
     Args:
         op_type: the operator.
-        inputs: slot -> Variable, list of Variables, or None where the slot is not used.
+        inputs: for each slot a Variable, a list of Variables, or None where the slot is not used.
         attrs: attributes; those that are None are left out.
-        outs: output slots; a mapping gives the number of variables of each (a list is returned for
-            those).
-        layer: the name that variables are numbered under, `op_type` by default.
+        outs: output slots; a mapping gives the number of variables of each, which are then returned
+            as a list.
+        layer: the name that variables are numbered under; `op_type` when None.
         name: the user's name for the layer.
-        act: an activation for the (single) output.
-        stop_gradient: whether gradients stop at the outputs.
+        act: an activation of the (single) output.
+        stop_gradient: whether no gradient flows to the outputs.
 
     Returns:
         The variable of the only slot, or a tuple with one entry for each slot.
@@ -137,10 +137,12 @@ def check_variable(value: Any, layer: str, what: str) -> None:
 
 
 class LayerHelper:
-    """Names, parameters and operators of one layer.
+    """The names, parameters and operators of one layer.
 
-    `kwargs` are the layer's own arguments: `name`, `input`, `act`, `param_attr`, `bias_attr`,
-    `dtype` are read.
+    Args:
+        layer_type: what its variables are numbered under.
+        kwargs: the layer's own arguments, of which `name`, `input`, `act`, `param_attr`,
+            `bias_attr` and `dtype` are read.
     """
 
     def __init__(self, layer_type: str, **kwargs: Any):
@@ -177,7 +179,7 @@ class LayerHelper:
         return values[0]
 
     def input_dtype(self, input_param_name: str = "input") -> VarType:
-        """The dtype that all inputs share. Raises ProgramError when they differ."""
+        """Return the dtype that all inputs share. Raises ProgramError when they differ."""
         dtypes = {v.dtype for v in self.multiple_input(input_param_name)}
         if len(dtypes) != 1:
             raise errors.ProgramError(
@@ -222,8 +224,8 @@ class LayerHelper:
         stop_gradient: bool = False,
         type: VarType = VarType.LOD_TENSOR,
     ) -> Variable | None:
-        """A parameter in both programs, initialised in the startup program; None where `attr` is
-        False.
+        """Make a parameter in both programs, which the startup program initializes; None where
+        `attr` is False.
         """
         if attr is False:
             return None
@@ -251,8 +253,8 @@ class LayerHelper:
     def create_variable_for_type_inference(
         self, dtype: Any = None, stop_gradient: bool = False, shape: Sequence[int] | None = None
     ) -> Variable:
-        """A variable of the current block; its shape and dtype come from the operator that writes
-        it.
+        """Make a variable of the current block, whose shape and dtype come from the operator that
+        writes it.
         """
         return self.block.create_var(
             name=unique_name.generate(f"{self.name}.tmp"),
@@ -270,7 +272,7 @@ class LayerHelper:
     def create_global_variable(
         self, persistable: bool = False, *args: Any, **kwargs: Any
     ) -> Variable:
-        """A variable of the global block."""
+        """Make a variable of the global block."""
         kwargs.setdefault("name", unique_name.generate(f"{self.name}.tmp"))
         kwargs.setdefault("stop_gradient", False)
         return self.main_program.global_block().create_var(*args, persistable=persistable, **kwargs)
@@ -278,14 +280,14 @@ class LayerHelper:
     def create_or_get_global_variable(
         self, name: str, *args: Any, **kwargs: Any
     ) -> tuple[Variable, bool]:
-        """(the variable of that name in the global block, whether it was made now)."""
+        """Return (the variable of this name in the global block, whether it was made now)."""
         block = self.main_program.global_block()
         if block.has_var(name):
             return block.var(name), False
         return self.create_global_variable(*args, name=name, **kwargs), True
 
     def set_variable_initializer(self, var: Variable, initializer: Any) -> Variable:
-        """Declare `var` in the startup program and initialise it there."""
+        """Declare `var` in the startup program, and initialize it there."""
         return self.startup_program.global_block().create_var(
             name=var.name,
             type=var.type,
@@ -299,8 +301,8 @@ class LayerHelper:
     def append_bias_op(
         self, input_var: Variable, dim_start: int = 1, dim_end: int | None = None
     ) -> Variable:
-        """`input_var` plus a bias over its dimensions from `dim_start` to `dim_end`; unchanged
-        where bias_attr is False.
+        """Add a bias over the dimensions from `dim_start` to `dim_end`; return `input_var` itself
+        where `bias_attr` is False.
         """
         attr = self.bias_attr
         if attr is False:
@@ -321,8 +323,8 @@ class LayerHelper:
         return out
 
     def append_activation(self, input_var: Variable) -> Variable:
-        """The activation named by `act` (a name, or {"type": name, attribute: value}) applied;
-        unchanged without one.
+        """Apply the activation that `act` names (a name, or {"type": name, attribute: value});
+        return `input_var` itself without one.
         """
         act = self.kwargs.get("act")
         if act is None:
@@ -340,7 +342,7 @@ class LayerHelper:
         return out
 
     def to_variable(self, value: Any) -> Variable:
-        """`value` itself. Raises TypeError when it is not a Variable."""
+        """Return `value` itself. Raises TypeError when it is no Variable."""
         if not isinstance(value, Variable):
             raise TypeError(
                 f"layers.{self.layer_type}, input: expected a Variable, found {type(value).__name__} "

@@ -1,5 +1,5 @@
-"""What arithmetic, comparison and indexing of Variables append to the program (`x + 1`, `x < y`,
-`x[0, :]`).
+"""What the arithmetic, comparison and indexing of Variables append to the program (`x + 1`, `x <
+y`, `x[0, :]`).
 """
 
 from collections.abc import Callable, Iterator
@@ -35,8 +35,8 @@ def _result(
 
 
 def _constant(like: Variable, value: float, shape: tuple[int, ...] | list[int]) -> Variable:
-    """The number as a tensor of the dtype of `like`; a shape with -1 takes its batch size from
-    there.
+    """Return the number as a tensor of the dtype of `like`; where the shape has a -1, its batch
+    size is that of `like`.
     """
     attrs = {"shape": list(shape), "dtype": int(like.dtype), "value": float(value)}
     if -1 in shape:
@@ -53,7 +53,7 @@ def _constant(like: Variable, value: float, shape: tuple[int, ...] | list[int]) 
 
 
 def _number(value: Any, like: Variable) -> float | None:
-    """The value as a number that the dtype of `like` can hold; None where it is no number."""
+    """Return the value as a number that the dtype of `like` can hold; None where it is no number."""
     if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.size == 1):
         value = value.item()
     if not isinstance(value, (int, float)):
@@ -79,13 +79,12 @@ def _axis(y: Variable) -> int:
 
 
 def binary(op_type: str, x: Variable, y: Any, reverse: bool = False) -> Variable:
-    """`x (op) y`, or `y (op) x` when `reverse`, of a Variable and a Variable or number.
+    """Append `x (op) y`, or with `reverse` `y (op) x`, of a Variable and a Variable or number.
 
     A number becomes a `scale` operator where one suffices, else a constant tensor. A Variable of
-    another dtype is cast to that of `x`.
+    another dtype is converted to that of `x`.
 
-    Raises:
-        AttributeTypeError: y is neither, or a fraction beside integers.
+    Raises AttributeTypeError where `y` is neither, or a fraction beside integers.
     """
     number = _number(y, x)
     if number is not None:
@@ -101,10 +100,9 @@ def binary(op_type: str, x: Variable, y: Any, reverse: bool = False) -> Variable
 
 
 def compare(op_type: str, x: Variable, y: Any) -> Variable:
-    """`x (op) y` as booleans, for a Variable and a Variable or number.
+    """Append `x (op) y`, whose result is boolean, of a Variable and a Variable or number.
 
-    Raises:
-        AttributeTypeError: y is neither.
+    Raises AttributeTypeError where `y` is neither.
     """
     if isinstance(y, (int, float, np.generic)):
         y = _constant(x, float(y), [1])
@@ -114,21 +112,21 @@ def compare(op_type: str, x: Variable, y: Any) -> Variable:
 
 
 def negate(x: Variable) -> Variable:
-    """`-x`."""
+    """Append `-x`."""
     return _result("scale", {"X": x}, {"scale": -1.0, "bias": 0.0})
 
 
 def astype(x: Variable, dtype: Any) -> Variable:
-    """`x` with another element type."""
+    """Convert `x` to another element type."""
     return _result("cast", {"X": x}, {"in_dtype": int(x.dtype), "out_dtype": int(var_type(dtype))})
 
 
 def getitem(x: Variable, index: Any) -> Variable:
-    """`x[index]` for integers, slices, `...` and one-element integer Variables (as positions or
-    bounds).
+    """Append `x[index]`, for integers, slices, `...` and integer Variables of one element (as
+    positions or bounds).
 
-    An integer drops its dimension (the last remaining one excepted: the result is never of rank 0).
-    A step may be any number but 0; a Variable is no step.
+    An integer drops its dimension, except the last one that is left: the result never has rank 0. A
+    step may be any number but 0, and no Variable.
 
     Raises:
         AttributeTypeError: the index is something else.
@@ -161,7 +159,7 @@ def getitem(x: Variable, index: Any) -> Variable:
 
 
 def _entries(x: Variable, index: Any) -> list[Any]:
-    """One position or slice for each leading dimension."""
+    """Return one position or slice for each leading dimension."""
     entries = list(index) if isinstance(index, tuple) else [index]
     dots = [i for i, e in enumerate(entries) if e is Ellipsis]
     if len(entries) - len(dots) > len(x.shape) or len(dots) > 1:
@@ -184,7 +182,7 @@ def _entries(x: Variable, index: Any) -> list[Any]:
 
 
 def _next(position: Any) -> Any:
-    """The end of the slice that holds one position."""
+    """Return the end of the slice that holds one position."""
     if isinstance(position, Variable):
         return _result(
             "elementwise_add",
@@ -228,7 +226,7 @@ def _cut(x: Variable, cuts: dict[int, tuple[Any, Any, int]], dropped: list[int])
 
 
 def iterate(x: Variable) -> Iterator[Variable]:
-    """`x[0]`, `x[1]`, ... Raises TypeError where the first dimension is unknown."""
+    """Yield `x[0]`, `x[1]`, and so on. Raises TypeError where the first dimension is unknown."""
     if not x.shape or x.shape[0] < 0:
         raise TypeError(
             f"{x.name} of shape {list(x.shape)} cannot be iterated: its first dimension is unknown"
@@ -272,7 +270,7 @@ _COMPARISONS = {
 
 
 def install() -> None:
-    """Give Variable its operators."""
+    """Give the class Variable its operators."""
     for method, op_type in _ARITHMETIC.items():
         setattr(Variable, f"__{method}__", _arithmetic(f"elementwise_{op_type}", False))
         setattr(Variable, f"__r{method}__", _arithmetic(f"elementwise_{op_type}", True))

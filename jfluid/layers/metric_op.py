@@ -16,12 +16,12 @@ def accuracy(
     correct: Variable | None = None,
     total: Variable | None = None,
 ) -> Variable:
-    """The share of rows whose label is among the `k` highest scores: float32 [1].
+    """Return the share of rows whose label is among the `k` highest scores: float32 [1].
 
     Args:
         input: scores [rows, classes].
-        label: class numbers [rows, 1].
-        correct, total: int32 variables that get the number of such rows and of all rows.
+        label: class numbers (int64) [rows, 1].
+        correct, total: int32 Variables that get the number of such rows and of all rows.
     """
     values, indices = emit(
         "top_k", {"X": input}, {"k": k}, outs=("Out", "Indices"), stop_gradient=True
@@ -46,23 +46,24 @@ def auc(
     topk: int = 1,
     slide_steps: int = 1,
 ) -> tuple[Variable, Variable, list[Variable]]:
-    """Area under the ROC curve of scores, from histograms over thresholds that live in the Scope.
+    """Return the area under the ROC curve of scores, from histograms over thresholds that live in
+    the Scope.
 
     Args:
-        input: scores in [0, 1], [rows, 2]; the last column is that of the positive class. Another
+        input: scores in [0, 1], [rows, 2]; the last column is that of the positive class. Any other
             score makes the area NaN.
         label: [rows, 1]; 0 is negative, all else positive.
         curve: "ROC" or "PR"; Fluid's operator, and so this one, computes the ROC area for both.
-        num_thresholds: steps of the histograms.
-        topk: only 1 has a meaning.
+        num_thresholds: the number of steps of the histograms.
+        topk: must be 1.
         slide_steps: how many batches the second result covers; 0 for all.
 
     Returns:
-        (area over all batches, area over the last `slide_steps` batches, float64 [1] both; the
-        histograms: positives and negatives of the last batches, positives and negatives of all).
+        (the area over all batches, the area over the last `slide_steps` batches, both float64 [1];
+            a list of the histograms: positives and negatives of the last batches, positives and
+            negatives of all).
 
-    Raises:
-        ValueError: another `curve` or `topk`, or negative `slide_steps`.
+    Raises ValueError for another `curve` or `topk`, or a negative `slide_steps`.
     """
     if curve not in ("ROC", "PR"):
         raise errors.ProgramError(f"auc, curve: expected 'ROC' or 'PR', found {curve!r}")
@@ -104,13 +105,15 @@ def auc(
 def mean_iou(
     input: Variable, label: Variable, num_classes: int
 ) -> tuple[Variable, Variable, Variable]:
-    """Mean intersection over union of predicted classes, over the classes that occur.
+    """Return the mean intersection over union of predicted classes, over the classes that occur.
 
     Args:
-        input, label: int32 or int64 class numbers of one shape.
+        input, label: int32 or int64 class numbers, of the same shape.
+        num_classes: the number of classes.
 
     Returns:
-        (mean float32 [1], wrong int32 [classes], correct int32 [classes]).
+        (the mean, float32 [1]; how often each class was wrong, int32 [classes]; how often it was
+            right, int32 [classes]).
     """
     return emit(
         "mean_iou",

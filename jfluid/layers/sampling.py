@@ -1,4 +1,4 @@
-"""Losses over many classes: noise-contrastive estimation, trees, sampled softmax."""
+"""Losses over many classes: noise-contrastive estimation, hierarchical sigmoid, sampled softmax."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -32,22 +32,23 @@ def nce(
     seed: int = 0,
     is_sparse: bool = False,
 ) -> Variable:
-    """Noise-contrastive estimation (Gutmann and Hyvarinen 2010): the loss of telling labels from
-    noise, [batch, 1].
+    """Return the loss of noise-contrastive estimation (Gutmann & Hyvärinen 2010), which tells
+    labels from drawn classes: [batch, 1].
 
     Args:
-        input: [batch, width]; label: int64 [batch, labels of a row].
+        input: [batch, width].
+        label: class numbers, int64 [batch, labels of a row].
         num_total_classes: the number of classes.
-        sample_weight: [batch, 1], factors of the losses.
-        param_attr: of the weights [num_total_classes, width]; bias_attr: of the bias
-            [num_total_classes, 1].
-        num_neg_samples: noise classes drawn for each row, 10 by default.
-        sampler: "uniform", "log_uniform" or "custom_dist", with the probabilities `custom_dist` of
-            all classes.
-        seed: 0 draws other noise each step.
-        is_sparse: the gradient of the weights holds only the rows that were used.
+        sample_weight: factors of the losses, [batch, 1]; ones when None.
+        param_attr: ParamAttr of the weights, [num_total_classes, width].
+        bias_attr: ParamAttr of the bias, [num_total_classes, 1]; False for none.
+        num_neg_samples: how many classes are drawn for each row; 10 when None.
+        sampler: how they are drawn: "uniform", "log_uniform" or "custom_dist".
+        custom_dist: the probabilities of all classes, for "custom_dist".
+        seed: 0 draws other classes in each step.
+        is_sparse: make the gradient of the weights hold only the rows that were used.
 
-    Raises ValueError for another sampler, or a custom_dist of another length.
+    Raises ValueError for another sampler, or a `custom_dist` of another length.
     """
     if sampler not in _SAMPLERS:
         raise errors.ProgramError(
@@ -90,8 +91,8 @@ def nce(
 def _distribution(
     helper: LayerHelper, custom_dist: Any, classes: int
 ) -> dict[str, Variable | None]:
-    """Persistable variables with the probabilities and Walker's alias table of them, which Fluid's
-    kernel draws by.
+    """Return persistable variables with the probabilities and with Walker's alias table of them,
+    which Fluid's kernel draws by.
     """
     probabilities = np.asarray(custom_dist if custom_dist is not None else [], np.float64)
     if probabilities.shape != (classes,):
@@ -135,20 +136,23 @@ def hsigmoid(
     is_custom: bool = False,
     is_sparse: bool = False,
 ) -> Variable:
-    """Hierarchical sigmoid (Morin and Bengio 2005): the loss [batch, 1] of the decisions on the way
-    to a label in a tree.
+    """Return the loss of hierarchical sigmoid (Morin & Bengio 2005): that of the decisions on the
+    path to a label in a tree, [batch, 1].
 
     Args:
-        input: [batch, width]; label: int64 [batch, 1].
-        num_classes: leaves of a complete binary tree; with `is_custom` the inner nodes of the given
-            one.
-        param_attr: of the weights of inner nodes, [num_classes - 1 (is_custom: num_classes),
-            width]; bias_attr: of the bias, one number a node.
-        path_table, path_code: with `is_custom`, int64 [batch, depth]: the nodes on the way and the
-            decisions there, -1 behind the end.
-        is_sparse: the gradient of the weights holds only the rows that were used.
+        input: [batch, width].
+        label: class numbers, int64 [batch, 1].
+        num_classes: the number of leaves of a complete binary tree; with `is_custom`, of the inner
+            nodes of the given tree.
+        param_attr: ParamAttr of the weights of inner nodes, [num_classes - 1, width]; with
+            `is_custom`, [num_classes, width].
+        bias_attr: ParamAttr of the bias, one number for each inner node; False for none.
+        path_table, path_code: with `is_custom`, int64 [batch, depth]: the nodes on the path and the
+            decisions there, with -1 after the end.
+        is_custom: use the tree of `path_table` and `path_code` instead of a complete one.
+        is_sparse: make the gradient of the weights hold only the rows that were used.
 
-    Raises ProgramError when there are less than two classes, or a custom tree lacks its paths.
+    Raises ProgramError where there are less than two classes, or a custom tree lacks its paths.
     """
     if num_classes < 2 and not is_custom:
         raise errors.ProgramError(
@@ -193,18 +197,22 @@ def sampled_softmax_with_cross_entropy(
     customized_probabilities: Variable | None = None,
     seed: int = 0,
 ) -> Variable:
-    """Softmax cross entropy over the labels and `num_samples` classes drawn log-uniformly (Jean et
-    al. 2014), [batch, 1].
+    """Return the softmax cross entropy over the label and `num_samples` classes drawn log-uniformly
+    (Jean et al. 2014): [batch, 1].
 
     Args:
-        logits: [batch, classes]; label: int64 [batch, 1]; num_true: 1, Fluid computes nothing else.
-        remove_accidental_hits: a drawn class that is a label of the row does not count.
-        use_customized_samples: take customized_samples, int64 [batch, 1 + num_samples], labels
-            first, and their customized_probabilities instead of drawing.
-        seed: 0 draws other classes each step.
+        logits: [batch, classes].
+        label: class numbers, int64 [batch, 1].
+        num_samples: how many classes are drawn for each row.
+        num_true: must be 1; Fluid computes nothing else.
+        remove_accidental_hits: leave out drawn classes that are the label of the row.
+        use_customized_samples: use the next two arguments instead of drawing.
+        customized_samples: int64 [batch, 1 + num_samples], the label first.
+        customized_probabilities: of these samples, in the same shape.
+        seed: 0 draws other classes in each step.
 
-    Raises ProgramError when customized samples are asked for but not given, or for num_true other
-    than 1.
+    Raises ProgramError where customized samples are asked for but not given, or for `num_true`
+    other than 1.
     """
     if use_customized_samples and (customized_samples is None or customized_probabilities is None):
         raise errors.ProgramError(

@@ -22,8 +22,8 @@ class _Memory:
 
 
 class StaticRNN:
-    """A recurrent network over sequences of one length, [time, batch, ...], defined by what a step
-    does.
+    """A recurrent network over sequences of equal length, [time, batch, ...], defined by the
+    operators of one step.
 
         rnn = layers.StaticRNN()
         with rnn.step():
@@ -49,7 +49,7 @@ class StaticRNN:
         self.is_reverse = False
 
     def step(self) -> "_Step":
-        """A context for the operators of one step."""
+        """A context in which the operators of one step are made."""
         return _Step(self)
 
     def _only_inside(self, method: str) -> None:
@@ -65,14 +65,16 @@ class StaticRNN:
         init_batch_dim_idx: int = 0,
         ref_batch_dim_idx: int = 1,
     ) -> Variable:
-        """A state that goes from step to step.
+        """Return a state that goes from step to step.
 
         Args:
             init: its first value; or
-            shape, batch_ref, init_value: its shape (without or with -1 for the batch), a variable
-                that tells the batch's size, and the number it is full of.
-            init_batch_dim_idx, ref_batch_dim_idx: which dimension is the batch, in the state and in
-                the reference (as it is outside of the step, time first).
+            shape: its shape, where -1 is the batch.
+            batch_ref: a Variable that has the batch.
+            init_value: the number that it is filled with.
+            init_batch_dim_idx: which dimension of the state is the batch.
+            ref_batch_dim_idx: which dimension of `batch_ref` is the batch, as it is outside of the
+                step, time first.
         """
         self._only_inside("memory")
         if init is None:
@@ -103,7 +105,7 @@ class StaticRNN:
         return before
 
     def step_input(self, x: Variable) -> Variable:
-        """One step, [batch, ...], of the sequences `x` [time, batch, ...]."""
+        """Return one step, [batch, ...], of the sequences `x` [time, batch, ...]."""
         self._only_inside("step_input")
         if not isinstance(x, Variable):
             raise TypeError(
@@ -137,7 +139,7 @@ class StaticRNN:
         )
 
     def output(self, *outputs: Variable) -> None:
-        """`step_output` of each."""
+        """Make each of these a result, as `step_output` does."""
         for each in outputs:
             self.step_output(each)
 
@@ -157,7 +159,7 @@ class StaticRNN:
         return block
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The results: a Variable, or a list of them. Raises ProgramError before the step is
+        """Return the results: a Variable, or a list of them. Raises ProgramError before the step is
         complete.
         """
         if self.status != StaticRNN.AFTER_RNN_BLOCK:

@@ -1,4 +1,4 @@
-"""Parameters given as a direction and a length (Salimans & Kingma 2016)."""
+"""Parameters that are given as a direction and a length (Salimans & Kingma 2016)."""
 
 import copy
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from jfluid.ir.variable import Variable
 
 
 def _norm_except(helper: Any, x: Variable, dim: int | None, block: Block) -> Variable:
-    """The 2-norm over all dimensions but `dim`, with shape 1 everywhere else."""
+    """Return the 2-norm over all dimensions but `dim`, which keep size 1."""
 
     def temp() -> Variable:
         return block.create_var(name=unique_name.generate(f"{helper.name}.tmp"))
@@ -29,7 +29,9 @@ def _norm_except(helper: Any, x: Variable, dim: int | None, block: Block) -> Var
 
 
 def create_weight_normalized(helper: Any, attr: Any, shape: Sequence[int], dtype: Any) -> Variable:
-    """Two parameters `<name>_g` and `<name>_v`, and g * v / |v| computed from them; g starts as |v|."""
+    """Make two parameters `<name>_g` and `<name>_v`, and return g * v / |v|, which operators
+    compute from them. g begins as |v|.
+    """
     dim = None if attr.dim is None else attr.dim % len(shape)
     lengths = [d if i == dim else 1 for i, d in enumerate(shape)]
     made = {}

@@ -1,5 +1,5 @@
-"""Arguments of windows: sizes given once or for each dimension, paddings in all of Fluid's
-forms.
+"""Arguments of windows: sizes that are given once or for each dimension, and paddings in all of
+Fluid's forms.
 """
 
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from jfluid import errors
 
 
 def each(value: int | Sequence[int], rank: int, layer: str, what: str) -> list[int]:
-    """`value` for each of `rank` dimensions. Raises ProgramError when it is not one number or
-    `rank` numbers.
+    """Return `value` for each of `rank` dimensions. Raises ProgramError when it is neither one
+    number nor `rank` numbers.
     """
     numbers: list[Any] = list(value) if isinstance(value, (list, tuple)) else [value]
     if len(numbers) == 1:
@@ -23,7 +23,9 @@ def each(value: int | Sequence[int], rank: int, layer: str, what: str) -> list[i
 
 
 def paddings_of(padding: Any, rank: int, channels_last: bool, layer: str) -> tuple[list[int], str]:
-    """(paddings, padding_algorithm) of what a user gives: see `layers.conv2d`."""
+    """Return (paddings, padding_algorithm) for a `padding` in one of the forms of `layers.conv2d`.
+    Raises ProgramError for any other.
+    """
     if isinstance(padding, str):
         if padding.upper() not in ("SAME", "VALID"):
             raise errors.ProgramError(
