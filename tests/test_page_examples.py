@@ -40,6 +40,7 @@ _SOURCES = {
     "jfluid-launch": "jfluid/launch/command.py",
     "jfluid.ps_server": "jfluid/ps_server/__main__.py",
     "jfluid.security": "jfluid/security/__main__.py",
+    "jfluid doctor": "jfluid/command/doctor.py",
     "scripts.pages": "scripts/pages/__main__.py",
     "tests.chaos": "tests/chaos/__main__.py",
 }
@@ -202,7 +203,7 @@ def _commands(page):
         while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
             words.pop(0)
         if words and (
-            words[0] in ("jfluid-launch", "make", *_OTHER_PROGRAMS)
+            words[0] in ("jfluid", "jfluid-launch", "make", *_OTHER_PROGRAMS)
             or words[0].rsplit("/", 1)[-1] == "python"
         ):
             yield words
@@ -222,6 +223,10 @@ def _stale(words):
         program, rest = rest[1], rest[2:]
     elif program != "jfluid-launch" and rest and rest[0].endswith(".py"):
         program, rest = rest[0], rest[1:]
+    if program == "jfluid":
+        if not rest:
+            return []
+        program, rest = f"jfluid {rest[0]}", rest[1:]
     if program in _OTHER_PROGRAMS or program in READERS_OWN:
         return []
     source = ROOT / _SOURCES.get(program, program)

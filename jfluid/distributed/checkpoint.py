@@ -19,6 +19,7 @@ from jfluid import errors
 from jfluid.distributed.wire import connections
 from jfluid.engine import Engine, Fetched, HasEngine, Runner
 from jfluid.files import inference_model as models
+from jfluid.files.saved_model import MODEL, read_program
 from jfluid.files.storage import path_below, paths_to_write
 from jfluid.files.tensor_format import Stored, load_rows, save_in_parts, save_tensors
 from jfluid.files.variables import is_persistable, read_scope
@@ -107,7 +108,7 @@ def save_inference_model(
     )
     saved = program
     if export_for_deployment:
-        saved = models.read_program(os.path.join(os.fspath(dirname), "__model__"))
+        saved = read_program(os.path.join(os.fspath(dirname), MODEL))
     _Saver(division, executor, whole=True).save(
         [v for v in saved.list_vars() if is_persistable(v)], dirname
     )

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from jfluid import errors
-from jfluid.files.storage import atomic_write, bounded_reader, paths_to_write
+from jfluid.files.saved_model import MODEL, columns, read_program
+from jfluid.files.storage import atomic_write, paths_to_write
 from jfluid.files.variables import (
     get_program_persistable_vars,
     load_persistables,
@@ -17,7 +18,6 @@ from jfluid.ir.program import Program
 from jfluid.ir.types import VarType
 from jfluid.ir.variable import Variable
 
-_MODEL = "__model__"
 # Readers hand out batches in training; a model for inference is fed.
 _READER_OPS = ("read", "create_py_reader", "create_double_buffer_reader")
 
@@ -72,7 +72,7 @@ def save_inference_model(
                 + errors.close_to(name, block.vars)
             )
     model, names = _inference_program(program, feeds, targets)
-    path = os.path.join(os.fspath(dirname), os.path.basename(model_filename or _MODEL))
+    path = os.path.join(os.fspath(dirname), os.path.basename(model_filename or MODEL))
     if not export_for_deployment:
         path, model = path + ".main_program", program
     if not program_only:
@@ -154,11 +154,10 @@ def load_inference_model(
     dirname = os.fspath(dirname)
     if not os.path.isdir(dirname):
         raise errors.FileFormatError(f"{dirname}: there is no such folder")
-    program = read_program(os.path.join(dirname, os.path.basename(model_filename or _MODEL)))
+    program = read_program(os.path.join(dirname, os.path.basename(model_filename or MODEL)))
     block = program.global_block()
-    feeds = {op.attrs.get("col", 0): op.output("Out") for op in block.ops if op.type == "feed"}
-    fetches = {op.attrs.get("col", 0): op.input("X") for op in block.ops if op.type == "fetch"}
-    for name in [n for names in (*feeds.values(), *fetches.values()) for n in names]:
+    feeds, fetches = columns(program)
+    for name in (*feeds, *fetches):
         if not block.has_var(name):
             raise errors.FileFormatError(
                 f"{dirname}: the program feeds or fetches {name}, but declares no such variable"
@@ -169,18 +168,4 @@ def load_inference_model(
         program,
         None if params_filename is None else os.path.basename(params_filename),
     )
-    return [
-        program,
-        [n for col in sorted(feeds) for n in feeds[col]],
-        [block.vars[n] for col in sorted(fetches) for n in fetches[col]],
-    ]
-
-
-def read_program(path: str | os.PathLike[str]) -> Program:
-    """The program that a file holds. Raises FileFormatError naming the file."""
-    with bounded_reader(path) as reader:
-        data = reader.take(reader.remaining, "the program")
-    try:
-        return Program.parse_from_string(data)
-    except errors.FileFormatError as e:
-        raise errors.FileFormatError(f"{os.fspath(path)}: {e}") from e
+    return [program, feeds, [block.vars[name] for name in fetches]]

@@ -187,6 +187,16 @@ def read_tensor(reader: BoundedReader) -> Stored:
     return Stored(value, lod)
 
 
+def pass_tensor(reader: BoundedReader) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """(dtype, shape) of a LoDTensor, whose elements are passed over. Raises FileFormatError where
+    the stream is truncated or contradicts itself.
+    """
+    _lod(reader)
+    dtype, shape = _head(reader)
+    reader.skip(math.prod(shape) * dtype.itemsize, f"{dtype}{list(shape)}")
+    return dtype, shape
+
+
 def _lod(reader: BoundedReader) -> list[list[int]]:
     """The offsets of a LoDTensor, whose dense tensor follows."""
     _version(reader, "LoDTensor")

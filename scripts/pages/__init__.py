@@ -1,15 +1,17 @@
-"""Pages of docs/ that are made from the code: `python -m scripts.pages` writes them,
+"""Pages of docs/, and tables of the package, that are made from the code: `python -m scripts.pages` writes them,
 tests/test_pages.py holds them.
 """
 
 from collections.abc import Callable
 from pathlib import Path
 
-from scripts.pages import coverage, job_file, variables
+from scripts.pages import coverage, differences, fluid_api, job_file, variables
 
-FOLDER = Path(__file__).resolve().parents[2] / "docs"
+FOLDER = Path(__file__).resolve().parents[2]
 PAGES: dict[str, Callable[[], str]] = {
-    "coverage.md": coverage.page,
-    "job_file.md": job_file.page,
-    "variables.md": variables.page,
+    "docs/coverage.md": coverage.page,
+    "docs/differences.md": differences.page,
+    "docs/job_file.md": job_file.page,
+    "docs/variables.md": variables.page,
+    "jfluid/doctor/fluid_api.json": fluid_api.text,
 }

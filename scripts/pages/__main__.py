@@ -1,4 +1,4 @@
-"""Writes the pages that are made from the code.
+"""Writes the pages and tables that are made from the code.
 
 python -m scripts.pages            write them
 python -m scripts.pages --check    only compare; exit code 1, and the differences, when a page is out of date
@@ -25,9 +25,7 @@ def main() -> int:
         elif made != there:
             code = 1
             sys.stdout.writelines(
-                difflib.unified_diff(
-                    there.splitlines(True), made.splitlines(True), f"docs/{name}", "made"
-                )
+                difflib.unified_diff(there.splitlines(True), made.splitlines(True), name, "made")
             )
     return code
 

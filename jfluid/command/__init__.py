@@ -1,0 +1,28 @@
+"""The command `jfluid`:
+
+    jfluid doctor PATH...                                   # what happens to scripts and models here
+    jfluid inspect MODEL_DIR                                # what a saved model holds
+    jfluid export MODEL_DIR --to stablehlo|jax|onnx
+    jfluid serve MODEL_DIR --port N
+
+`jfluid SUBCOMMAND --help` has the options of each. `python -m jfluid SUBCOMMAND` is the same.
+"""
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+SUBCOMMANDS = ("doctor",)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a subcommand; returns the exit code, 2 where there is no such subcommand."""
+    name, *rest = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if name in ("-h", "--help"):
+        print(__doc__.strip())
+        return 0
+    if name not in SUBCOMMANDS:
+        print(f"jfluid: expected one of {', '.join(SUBCOMMANDS)}, found {name!r}", file=sys.stderr)
+        return 2
+    code: int = importlib.import_module(f"jfluid.command.{name}").main(rest)
+    return code

@@ -1,0 +1,75 @@
+"""What checks of a script have in common: its findings, and what its names stand for."""
+
+import ast
+from collections.abc import Iterator
+from typing import Any
+
+from jfluid.doctor.findings import Finding, Severity
+from jfluid.doctor.fluid_api import Api
+from jfluid.doctor.names import Instance, Named, Resolver, Scope, Value
+from jfluid.doctor.rules import Rule, RulesByUse
+
+
+class Examination(ast.NodeVisitor):
+    """One source, a script or the cells of a notebook.
+
+    Attributes:
+        findings: what was found so far.
+        api: Fluid's names.
+    """
+
+    def __init__(self, file: str, api: Api, rules: RulesByUse):
+        self.findings: list[Finding] = []
+        self.api = api
+        self._file, self._rules = file, rules
+        self._cell = 0
+        self._resolver = Resolver(api)
+        self._scope = Scope()
+        self._selves: dict[
+            int, dict[str, Value]
+        ] = {}  # what attributes of self stand for, by class
+        self._branches = 0  # conditions around the node
+
+    def at_cell(self, cell: int) -> None:
+        """Let what is found next be in a cell of a notebook."""
+        self._cell = cell
+
+    def add(
+        self, severity: Severity, node: ast.AST, code: str, subject: str, happens: str, do: str = ""
+    ) -> None:
+        """Note something at a node; once for a line."""
+        line = getattr(node, "lineno", 0)
+        found = Finding(severity, self._file, line, code, subject, happens, do, self._cell)
+        if found not in self.findings[-20:]:
+            self.findings.append(found)
+
+    def add_rule(self, rule: Rule, node: ast.AST, subject: str) -> None:
+        """Note what a rule says."""
+        if not rule.certain or not self._branches:
+            self.add(rule.severity, node, rule.code, subject, rule.happens, rule.do)
+
+    def rules_of(self, named: Named, arguments: dict[str, Any]) -> Iterator[Rule]:
+        """The rules that a call meets."""
+        yield from self._rules.of_call(named.entry, arguments)
+
+    def is_fluid(self, path: str) -> bool:
+        """Whether a module is one of Fluid's."""
+        return self._resolver.module(path).of_fluid
+
+    def value(self, node: ast.expr) -> Value:
+        """What an expression stands for, attributes of `self` included."""
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "self"
+            and self._scope.parent is not None
+        ):
+            return self._selves.get(id(self._scope.parent), {}).get(node.attr)
+        if isinstance(node, ast.Attribute):
+            return self._resolver.member(self.value(node.value), node.attr)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            called = self.value(node.func)
+            if isinstance(called, Named) and called.entry.kind == "function":
+                entry = self.api.class_of(called.entry.returns)
+                return Instance(entry) if entry is not None else None
+        return self._resolver.value(node, self._scope)

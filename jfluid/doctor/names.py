@@ -1,0 +1,223 @@
+"""What the names of a script stand for: modules and names of Fluid, through imports, aliases and
+assignments.
+
+A name is followed in the order of the source. What is bound to something else, or in a way that
+cannot be followed, stands for nothing (None), and is left alone.
+"""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from jfluid.doctor.fluid_api import Api, Entry, canonical
+
+
+@dataclass(frozen=True)
+class Module:
+    """A module of Fluid, or `paddle` itself, or another one ("numpy", "os.path")."""
+
+    path: str
+    of_fluid: bool
+
+
+@dataclass(frozen=True)
+class Named:
+    """A name of Fluid: `path` is as the script reaches it ("paddle.fluid.layers.fc")."""
+
+    path: str
+    entry: Entry
+
+
+@dataclass(frozen=True)
+class Instance:
+    """An object of a class of Fluid."""
+
+    entry: Entry
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A name that neither Fluid nor this package has in a module or class of theirs."""
+
+    owner: str
+    name: str
+    known: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Literal:
+    """A constant."""
+
+    value: object
+
+
+Value = Module | Named | Instance | Unknown | Literal | None
+
+
+@dataclass
+class Scope:
+    """The names of a module, a function or a class. Functions do not see those of a class around
+    them.
+    """
+
+    parent: "Scope | None" = None
+    names: dict[str, Value] = field(default_factory=dict)
+    shared: set[str] = field(default_factory=set)
+    of_class: bool = False
+
+    def bind(self, name: str, value: Value, maybe: bool = False) -> None:
+        """Let a name stand for a value. `maybe`: in a branch, where what it stood for is kept when
+        the new value is not known.
+        """
+        holder = self._outermost() if name in self.shared else self
+        if maybe and value is None and isinstance(holder.names.get(name), Module | Named):
+            return
+        holder.names[name] = value
+
+    def find(self, name: str) -> Value:
+        """What a name stands for."""
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope.names and (scope is self or not scope.of_class):
+                return scope.names[name]
+            scope = scope.parent
+        return None
+
+    def _outermost(self) -> "Scope":
+        return self if self.parent is None else self.parent._outermost()
+
+
+class Resolver:
+    """Finds what expressions stand for."""
+
+    def __init__(self, api: Api):
+        self._api = api
+
+    # ---- imports
+
+    def bindings(self, node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, Value]]:
+        """The names that an import binds, and their values."""
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                path = alias.name if alias.asname else alias.name.partition(".")[0]
+                module = self.module(path)
+                yield alias.asname or path, module if self.exists(module) else None
+            return
+        if node.level:
+            yield from ((alias.asname or alias.name, None) for alias in node.names)
+            return
+        holder = self.module(node.module or "")
+        for alias in node.names:
+            if not self.exists(holder):
+                yield alias.asname or alias.name, None
+            elif alias.name != "*":
+                yield alias.asname or alias.name, self.member(holder, alias.name)
+            elif holder.of_fluid:
+                for name, entry in self._api.names(holder.path).items():
+                    if not name.startswith("_"):
+                        yield name, Named(f"{holder.path}.{name}", entry)
+
+    def module(self, path: str) -> Module:
+        """A module by its path. Modules of this package that Fluid does not have are none of it."""
+        inner, path = path, canonical(path)
+        if inner != path and not self._api.is_module(path):
+            return Module(inner, False)
+        return Module(path, path == "paddle" or path.startswith("paddle."))
+
+    def exists(self, module: Module) -> bool:
+        """Whether a module of Fluid is there."""
+        return not module.of_fluid or self._api.is_module(module.path)
+
+    # ---- expressions
+
+    def value(self, node: ast.expr, scope: Scope) -> Value:
+        """What an expression stands for."""
+        match node:
+            case ast.Name():
+                return scope.find(node.id)
+            case ast.Attribute():
+                return self.member(self.value(node.value, scope), node.attr)
+            case ast.Constant():
+                return Literal(node.value)
+            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
+                return Literal(-number)
+            case ast.Call():
+                return self._result(node, scope)
+            case ast.BinOp():
+                sides = (self.value(node.left, scope), self.value(node.right, scope))
+                return next((s for s in sides if isinstance(s, Instance)), None)
+            case ast.NamedExpr():
+                return self.value(node.value, scope)
+            case ast.List() | ast.Tuple():
+                items = [self.value(item, scope) for item in node.elts]
+                if all(isinstance(item, Literal) for item in items):
+                    return Literal([item.value for item in items if isinstance(item, Literal)])
+        return None
+
+    def member(self, holder: Value, name: str) -> Value:
+        """What `holder.name` stands for."""
+        if isinstance(holder, Module):
+            return self._of_module(holder, name)
+        if isinstance(holder, Instance):
+            return self._of_instance(holder.entry, name)
+        if isinstance(holder, Named):
+            if holder.entry.kind == "missing":
+                return Named(holder.path, holder.entry)
+            if holder.entry.kind == "instance":
+                return self._of_instance(holder.entry, name)
+            if name in holder.entry.methods:
+                return Named(f"{holder.path}.{name}", holder.entry.methods[name])
+        return None
+
+    def _of_module(self, holder: Module, name: str) -> Value:
+        path = f"{holder.path}.{name}"
+        if not holder.of_fluid:
+            return Module(path, False)
+        entry = self._api.names(holder.path).get(name)
+        if entry is not None:
+            return Named(path, entry)
+        if self._api.is_module(path):
+            return Module(path, True)
+        if name.startswith("__"):
+            return None
+        return Unknown(holder.path, name, tuple(self._api.names(holder.path)))
+
+    def _of_instance(self, holder: Entry, name: str) -> Value:
+        if name in holder.methods:
+            return Named(f"{holder.name}.{name}", holder.methods[name])
+        settled = holder.attributes | (holder.fields or frozenset())
+        if holder.open or name in settled or name.startswith("_"):
+            return None
+        return Unknown(holder.name, name, (*holder.methods, *settled))
+
+    def _result(self, node: ast.Call, scope: Scope) -> Value:
+        """What a call returns."""
+        called = self.value(node.func, scope)
+        if isinstance(called, Named):
+            if called.entry.kind == "missing":
+                return None
+            name = called.entry.name if called.entry.kind == "class" else called.entry.returns
+            entry = self._api.class_of(name)
+            return None if entry is None else Instance(entry)
+        if isinstance(called, Module) and called.path == "importlib.import_module" and node.args:
+            path = _text(self.value(node.args[0], scope))
+            return self.module(path) if path else None
+        if isinstance(node.func, ast.Name) and node.func.id in ("getattr", "__import__"):
+            return self._by_name(node, scope)
+        return None
+
+    def _by_name(self, node: ast.Call, scope: Scope) -> Value:
+        """What `getattr(x, "name")` or `__import__("name")` stands for."""
+        values = [self.value(argument, scope) for argument in node.args]
+        if len(values) == 1:
+            path = _text(values[0])
+            return self.module(path) if path else None
+        if len(values) > 1 and (name := _text(values[1])):
+            found = self.member(values[0], name)
+            return None if len(values) == 3 and isinstance(found, Unknown) else found
+        return None
+
+
+def _text(value: Value) -> str:
+    """The text that a value is; empty where it is none."""
+    return value.value if isinstance(value, Literal) and isinstance(value.value, str) else ""

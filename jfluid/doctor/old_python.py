@@ -1,0 +1,158 @@
+"""What scripts use of Python 2, of old NumPy, and of libraries that are gone or not installed."""
+
+import ast
+import builtins
+import functools
+import importlib.util
+import os
+import sys
+from collections.abc import Iterable, Sequence
+
+from jfluid import errors
+from jfluid.doctor import parsing, python2, rules
+from jfluid.doctor.findings import Severity
+from jfluid.doctor.names import Module
+from jfluid.doctor.script import Script
+from jfluid.doctor.sources import Source
+
+
+def readable(text: str) -> ast.Module | None:
+    """The tree of a script of Python 2 as Python 3 would have it; None where it cannot be had."""
+    try:
+        return parsing.tree_of(python2.converted(text, "script"))
+    except (parsing.Unreadable, errors.JFluidError):
+        return None
+
+
+def local_modules(found: Iterable[Source]) -> frozenset[str]:
+    """Names that imports may find among the sources themselves."""
+    names: set[str] = set()
+    for kind, path in found:
+        if kind == "script":
+            folder, name = os.path.split(os.path.abspath(path))
+            names.add(os.path.splitext(name)[0])
+            names.update(folder.split(os.sep)[-4:])
+            names.update(_neighbours(folder))
+    return frozenset(names)
+
+
+@functools.cache
+def _neighbours(folder: str) -> tuple[str, ...]:
+    """Modules beside a script, where only the script was named."""
+    try:
+        return tuple(name.removesuffix(".py") for name in os.listdir(folder))
+    except OSError:
+        return ()
+
+
+def examine(script: Script, trees: Sequence[tuple[int, ast.Module]], local: frozenset[str]) -> None:
+    """Note names that are gone, in all trees of one source."""
+    bound = {name for _, tree in trees for name in _bound(tree)}
+    table = rules.python()
+    for cell, tree in trees:
+        walker = _Walker(script, table, bound)
+        script.at_cell(cell)
+        walker.visit(tree)
+    for cell, node, guarded in script.imported:
+        script.at_cell(cell)
+        _check_import(script, node, guarded, table, local)
+
+
+def _bound(tree: ast.Module) -> Iterable[str]:
+    """Names that a source binds anywhere; "*" where it imports all of another module."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
+                yield name
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name
+            case ast.Import() | ast.ImportFrom():
+                for alias in node.names:
+                    yield alias.asname or alias.name
+
+
+class _Walker(ast.NodeVisitor):
+    """Finds names of Python 2 and attributes that NumPy and others have dropped."""
+
+    def __init__(self, script: Script, table: dict[str, dict[str, str]], bound: set[str]):
+        self._script, self._table, self._bound = script, table, bound
+        self._guarded = 0
+
+    def visit_Name(self, node: ast.Name) -> None:
+        instead = self._table["names"].get(node.id)
+        if instead and isinstance(node.ctx, ast.Load) and not self._guarded:
+            if node.id not in self._bound and not hasattr(builtins, node.id):
+                self._note(node, node.id, f"{node.id} is a name of Python 2", instead)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        value = self._script.value(node)
+        if isinstance(value, Module) and not value.of_fluid:
+            if instead := self._table["numpy"].get(value.path):
+                self._dropped_by_numpy(node, value.path, instead)
+            elif instead := self._table["attributes"].get(value.path):
+                self._note(node, value.path, f"{value.path} is no longer there", instead)
+        elif (instead := self._table["methods"].get(node.attr)) and not self._guarded:
+            self._note(node, f".{node.attr}", f".{node.attr} is a method of Python 2", instead)
+        self.generic_visit(node)
+
+    def _dropped_by_numpy(self, node: ast.Attribute, path: str, instead: str) -> None:
+        severity = Severity.NOTE if self._script.imports_paddle else Severity.CHANGE
+        supplied = ": the launcher supplies it" if severity is Severity.NOTE else ""
+        self._script.add(
+            severity, node, "old-numpy", path, f"{path} was dropped by NumPy{supplied}", instead
+        )
+
+    def _note(self, node: ast.expr, subject: str, happens: str, instead: str) -> None:
+        self._script.add(Severity.CHANGE, node, "old-python", subject, happens, instead)
+
+    def visit_Try(self, node: ast.Try) -> None:
+        self._guarded += 1
+        self.generic_visit(node)
+        self._guarded -= 1
+
+    def visit_If(self, node: ast.If) -> None:
+        asks = "version_info" in (text := ast.dump(node.test)) or "PY2" in text or "PY3" in text
+        self._guarded += asks
+        self.generic_visit(node)
+        self._guarded -= asks
+
+
+def _check_import(
+    script: Script,
+    node: ast.Import | ast.ImportFrom,
+    guarded: bool,
+    table: dict[str, dict[str, str]],
+    local: frozenset[str],
+) -> None:
+    """Note modules that are gone, and those that are not installed."""
+    if isinstance(node, ast.Import):
+        paths = [alias.name for alias in node.names]
+    else:
+        paths = [] if node.level else [node.module or ""]
+        for alias in node.names if paths else ():
+            if instead := table["attributes"].get(f"{node.module}.{alias.name}"):
+                gone = f"{node.module}.{alias.name}"
+                script.add(
+                    Severity.CHANGE, node, "old-python", gone, f"{gone} is no longer there", instead
+                )
+    for path in paths if not guarded else ():
+        top = path.partition(".")[0]
+        if instead := table["modules"].get(path) or table["modules"].get(top):
+            if top not in local:
+                happens = f"Python no longer has the module {path}"
+                script.add(Severity.CHANGE, node, "old-python", path, happens, instead)
+        elif top not in local and not script.is_fluid(path) and not _is_installed(top):
+            name = table["packages"].get(top, top)
+            happens = f"the module {top} is not installed here"
+            script.add(Severity.CHANGE, node, "not-installed", top, happens, f"pip install {name}")
+
+
+@functools.cache
+def _is_installed(top: str) -> bool:
+    """Whether Python finds a module, without importing it."""
+    if top in sys.stdlib_module_names:
+        return True
+    try:
+        return importlib.util.find_spec(top) is not None
+    except (ImportError, ValueError):
+        return False

@@ -1,0 +1,190 @@
+"""A saved model as its files tell, without values: the program, what it is fed and gives, and where
+each parameter is. Nothing here imports JAX.
+"""
+
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from jfluid import errors
+from jfluid.files.storage import bounded_reader, path_below
+from jfluid.files.tensor_format import pass_tensor
+from jfluid.ir.program import Program
+from jfluid.ir.types import VarType
+from jfluid.ir.variable import Variable
+
+MODEL = "__model__"
+# What files of all parameters are called, beside what a model's own name suggests.
+_COMBINED = ("__params__", "params", "__variables__", "model.pdparams")
+# Variables that are no state although programs call them persistable.
+_NO_STATE = (
+    VarType.FEED_MINIBATCH,
+    VarType.FETCH_LIST,
+    VarType.READER,
+    VarType.RAW,
+)
+
+
+@dataclass(frozen=True)
+class SavedParameter:
+    """A variable that a file holds."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    file: str
+
+    @property
+    def size(self) -> int:
+        """Bytes of its elements."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass
+class SavedModel:
+    """What the files of a model say.
+
+    Attributes:
+        folder, model_file: where it is.
+        params_file: the name of the file that holds all parameters; None where each has its own.
+        program: what the model computes.
+        feeds, fetches: names of variables, in the order of their columns.
+        parameters: those that were found, by name.
+        faults: what is missing, truncated or of another shape than the program declares.
+    """
+
+    folder: str
+    model_file: str
+    params_file: str | None
+    program: Program
+    feeds: list[str]
+    fetches: list[str]
+    parameters: dict[str, SavedParameter] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+
+
+def read_program(path: str | os.PathLike[str]) -> Program:
+    """The program that a file holds. Raises FileFormatError naming the file."""
+    with bounded_reader(path) as reader:
+        data = reader.take(reader.remaining, "the program")
+    try:
+        return Program.parse_from_string(data)
+    except errors.FileFormatError as e:
+        raise errors.FileFormatError(f"{os.fspath(path)}: {e}") from e
+
+
+def columns(program: Program) -> tuple[list[str], list[str]]:
+    """Names of what a program is fed and gives, in the order of their columns."""
+    ops = program.global_block().ops
+    feeds = {op.attrs.get("col", 0): op.output("Out") for op in ops if op.type == "feed"}
+    fetches = {op.attrs.get("col", 0): op.input("X") for op in ops if op.type == "fetch"}
+    fed, given = ([n for col in sorted(by) for n in by[col]] for by in (feeds, fetches))
+    return fed, given
+
+
+def state_of(program: Program) -> list[Variable]:
+    """The variables of a program that outlive a run, by name."""
+    return [
+        var
+        for _, var in sorted(program.global_block().vars.items())
+        if var.persistable and var.type not in _NO_STATE
+    ]
+
+
+def read_saved_model(
+    path: str, model_filename: str | None = None, params_filename: str | None = None
+) -> SavedModel:
+    """Read a model's files.
+
+    Args:
+        path: the model's folder, or its program file.
+        model_filename: the program's file in the folder; by default `__model__`, or `model`.
+        params_filename: the file of all parameters; by default it is looked for where the
+            parameters have no files of their own.
+
+    Raises FileFormatError where there is no program, or a damaged one. Faults of parameters are
+    listed, not raised.
+    """
+    folder, name = (path, model_filename) if os.path.isdir(path) else os.path.split(path)
+    folder = folder or "."
+    if name is None:
+        name = next((n for n in (MODEL, "model") if os.path.isfile(os.path.join(folder, n))), None)
+        if name is None:
+            raise errors.FileFormatError(
+                f"{folder}: there is no {MODEL}; give the name of the program's file (model_filename)"
+            )
+    program = read_program(os.path.join(folder, name))
+    feeds, fetches = columns(program)
+    model = SavedModel(folder, name, params_filename, program, feeds, fetches)
+    block = program.global_block()
+    model.faults += [
+        f"the program feeds or fetches {n}, but declares no such variable"
+        for n in (*feeds, *fetches)
+        if not block.has_var(n)
+    ]
+    wanted = state_of(program)
+    if model.params_file is None and wanted:
+        model.params_file = _combined_file(folder, name, wanted)
+    try:
+        _read_parameters(model, wanted)
+    except errors.FileFormatError as error:
+        model.faults.append(str(error))
+    return model
+
+
+def _combined_file(folder: str, model_file: str, wanted: list[Variable]) -> str | None:
+    """The name of the file of all parameters, where none has a file of its own."""
+    if any(os.path.exists(path) for path in _paths(folder, wanted)):
+        return None
+    stem = os.path.splitext(model_file)[0]
+    candidates = (*_COMBINED, f"{stem}.pdiparams", f"{stem}.params")
+    return next((n for n in candidates if os.path.isfile(os.path.join(folder, n))), None)
+
+
+def _paths(folder: str, wanted: list[Variable]) -> Iterator[str]:
+    for var in wanted:
+        try:
+            yield path_below(folder, var.name)
+        except errors.FileFormatError:
+            continue
+
+
+def _read_parameters(model: SavedModel, wanted: list[Variable]) -> None:
+    """Find the parameters, and note what is wrong with them."""
+    if model.params_file is not None:
+        path = os.path.join(model.folder, model.params_file)
+        with bounded_reader(path) as reader:
+            for var in wanted:
+                reader.what = var.name
+                _note(model, var, path, *pass_tensor(reader))
+            reader.finish()
+        return
+    for var in wanted:
+        try:
+            path = path_below(model.folder, var.name)
+            with bounded_reader(path) as reader:
+                reader.what = var.name
+                found = pass_tensor(reader)
+                reader.finish()
+            _note(model, var, path, *found)
+        except errors.FileFormatError as error:
+            model.faults.append(str(error))
+
+
+def _note(
+    model: SavedModel, var: Variable, path: str, dtype: np.dtype[Any], shape: tuple[int, ...]
+) -> None:
+    model.parameters[var.name] = SavedParameter(var.name, dtype, shape, path)
+    declared = var._shape
+    if declared is None:
+        return
+    fits = len(declared) == len(shape) and all(d in (-1, s) for d, s in zip(declared, shape))
+    if not fits or dtype != var.np_dtype:
+        model.faults.append(
+            f"{path}, variable {var.name}: the program declares {var.np_dtype}{list(declared)}, the "
+            f"file holds {dtype}{list(shape)}"
+        )

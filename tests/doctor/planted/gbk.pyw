@@ -1,0 +1,5 @@
+# -*- coding: gbk -*-
+import paddle.fluid as fluid
+
+name = "жпнд"
+fluid.layers.no_such(name)  # expect: unknown-name
