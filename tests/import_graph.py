@@ -43,13 +43,10 @@ LAYERS = (
     {"clip", "executor", "input", "io", "nets"},
     {"contrib", "evaluator", "optimizer", "parallel_executor"},
     {"fleet", "install_check"},
-<<<<<<< HEAD
     {"compat"},
-    {"__init__", "__main__"},
-=======
     {"__init__"},
     {"command"},
->>>>>>> b00cd60 (jfluid doctor says of scripts, notebooks and saved models what happens to them here, from syntax trees and program files; docs/differences.md and it have one source; scripts of Python 2 are converted, as a diff first)
+    {"__main__"},
 )
 
 

@@ -104,7 +104,7 @@ class Script(Examination):
         self.uses_fluid = True
         name, entry = shown(value.path), value.entry
         if entry.kind == "missing" and used:
-            imperative = ".dygraph" in value.path
+            imperative = "dygraph" in value.path
             happens = IMPERATIVE if imperative else f"{entry.says or 'it is not in this release'}"
             self.add(
                 Severity.BLOCKER,

@@ -6,6 +6,7 @@ import enum
 import importlib
 import inspect
 import json
+import pkgutil
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +14,8 @@ from typing import Any
 
 import jfluid
 from jfluid import errors, flags, surface
+from jfluid.compat import paddle
+from jfluid.compat.paddle import aliases
 from jfluid.ir.types import var_type
 from jfluid.ops import registry
 
@@ -45,13 +48,27 @@ def text() -> str:
     """The file's text."""
     table = _Table()
     files = {name for name in jfluid.__all__ if isinstance(getattr(jfluid, name), ModuleType)}
-    paths = {*surface.NAMES, *surface.ALIASES, *surface._PACKAGES, *surface._WIDER, *files}
+    paths = {
+        *surface.NAMES,
+        *surface.ALIASES,
+        *surface._PACKAGES,
+        *surface._WIDER,
+        *surface.MODULES,
+        *files,
+    }
     for path in sorted(paths - {""}):
         table.add(f"paddle.fluid.{path}", importlib.import_module(f"jfluid.{path}"))
     table.add("paddle.fluid", jfluid)
-    modules = {"paddle": ["batch"]} | table.modules
-    if "paddle.fluid.reader" in modules:
-        modules["paddle.reader"] = modules["paddle.fluid.io"]
+    table.add("paddle", paddle)
+    for name in aliases._PLACES:
+        home = aliases.target(f"paddle.{name}")
+        if name != "fluid" and (module := importlib.import_module(home)):
+            table.add(f"paddle.{name}", module)
+            for inner in pkgutil.iter_modules(getattr(module, "__path__", ())):
+                table.add(
+                    f"paddle.{name}.{inner.name}", importlib.import_module(f"{home}.{inner.name}")
+                )
+    modules = table.modules
     parts = {
         "modules": {path: " ".join(found) for path, found in sorted(modules.items())},
         "objects": dict(sorted(table.objects.items())),
@@ -77,24 +94,32 @@ class _Table:
     def __init__(self) -> None:
         self.modules: dict[str, list[str]] = {}
         self.objects: dict[str, dict[str, Any]] = {}
+        self._keys: dict[int, str] = {}
+        self._alive: list[object] = []
 
     def add(self, path: str, module: ModuleType) -> None:
         """Take in the names of a module."""
         found = self.modules[path] = []
         inner = path.removeprefix("paddle.fluid").removeprefix(".")
         sources = [importlib.import_module(f"jfluid.{s}") for s in surface.ALIASES.get(inner, ())]
-        names = {*dir(module), *(name for source in sources for name in vars(source))}
-        for name in sorted(names if inner else names | set(surface._LAZY)):
-            value = None if name.startswith("_") else getattr(module, name)
+        of_sources = {name for source in sources for name in vars(source) if name[0] != "_"}
+        public = {name for name in dir(module) if name[0] != "_"} | of_sources
+        public |= set(surface._LAZY) if path == "paddle.fluid" else set()
+        deep = set(surface._imported(inner)) if path.startswith("paddle.fluid") else set()
+        for name in sorted(public | deep):
+            value = getattr(module, name, None)
             if value is not None and _is_of_fluid(value):
-                key = self._key(_described(value))
+                key = self._keys.setdefault(id(value), "") or self._key(value)
                 found.append(name if key == name else f"{name}={key}")
 
-    def _key(self, described: dict[str, Any]) -> str:
+    def _key(self, value: object) -> str:
         """Under which key an object is; each is there once."""
+        described = _described(value)
         name = described.get("name", described["kind"])
         for key in (name, *(f"{name}#{i}" for i in range(2, 1000))):
             if self.objects.setdefault(key, described) == described:
+                self._keys[id(value)] = str(key)
+                self._alive.append(value)  # so that no other object gets its id
                 return str(key)
         raise ValueError(f"too many objects are called {name}")
 

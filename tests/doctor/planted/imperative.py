@@ -20,6 +20,6 @@ with fluid.dygraph.guard():  # expect: imperative
     loss.backward()  # expect: imperative
     print(loss.numpy())  # expect: imperative
 fluid.enable_dygraph()  # expect: refused
-fluid.save_dygraph({}, "net")  # expect: unknown-name
+fluid.save_dygraph({}, "net")  # expect: imperative
 optimizer = fluid.optimizer.SGD(0.1)
 optimizer.clear_gradients()  # expect: imperative
