@@ -84,6 +84,7 @@ _WIDER: dict[str, tuple[str, ...]] = {
     "layers.loss": ("layers",),
     "layers.metric_op": ("layers",),
     "layers.learning_rate_scheduler": ("layers",),
+    "core": ("compat.inference", "compat.fluid.core"),
     "executor": ("compat.fluid.executor",),
     "io": ("compat.fluid.io",),
 }
