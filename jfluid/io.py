@@ -75,11 +75,12 @@ __all__ = [
 def save_persistables(
     executor: Any, dirname: str, main_program: Program | None = None, filename: str | None = None
 ) -> None:
-    """`save_vars` of all that outlives a run: parameters, running statistics, optimizer state.
+    """Save all variables that outlive a run (parameters, running statistics, optimizer state), as
+    `save_vars` does.
 
-    Of a trainer's program (see DistributeTranspiler) it is
-    `jfluid.distributed.checkpoint.save_persistables`: what the servers hold comes from them. Raises
-    UnsupportedError for that with one file for all.
+    For a trainer's program (see DistributeTranspiler) this is
+    `jfluid.distributed.checkpoint.save_persistables`, which gets from the servers what they hold;
+    then it raises UnsupportedError for one file for all.
     """
     program = program_of(main_program)
     if not works_with_servers(program):
@@ -104,12 +105,12 @@ def save_inference_model(
     export_for_deployment: bool = True,
     program_only: bool = False,
 ) -> list[str]:
-    """Save what computes the targets from the feeds, and its parameters.
+    """Save the part of a program that computes the targets from the feeds, and its parameters.
 
-    Of a trainer's program (see DistributeTranspiler) it is
-    `jfluid.distributed.checkpoint.save_inference_model`: what the servers hold comes from them.
-    Arguments, value and errors are those of `jfluid.files.inference_model.save_inference_model`;
-    and UnsupportedError where filenames or `program_only` are given for a trainer's program.
+    Arguments, value and errors are those of `jfluid.files.inference_model.save_inference_model`.
+    For a trainer's program (see DistributeTranspiler) this is
+    `jfluid.distributed.checkpoint.save_inference_model`, which gets from the servers what they
+    hold; then it raises UnsupportedError where filenames or `program_only` are given.
     """
     program = program_of(main_program)
     if not works_with_servers(program):

@@ -1,3 +1,3 @@
 """Fluid's files: tensor streams, pickled states, and safe ways to write and read them. `jfluid.io`
-is their face.
+is their public face.
 """

@@ -33,27 +33,27 @@ def save_inference_model(
     export_for_deployment: bool = True,
     program_only: bool = False,
 ) -> list[str]:
-    """Save what computes the targets from the feeds, and its parameters.
+    """Save the part of a program that computes the targets from the feeds, and its parameters.
 
     Args:
-        dirname: the folder, made if need be.
+        dirname: the folder, which is made if need be.
         feeded_var_names: names of the variables that will be fed.
         target_vars: the variables to compute.
         executor: an Executor; parameters come from the global scope.
-        main_program: by default the default main program; it stays as it is.
-        model_filename: by default `__model__`.
-        params_filename: one file for all parameters; by default a file each.
-        export_for_deployment: False saves the whole program, for training on, as
+        main_program: the default main program when None; it stays as it is.
+        model_filename: `__model__` when None.
+        params_filename: one file for all parameters; a file each when None.
+        export_for_deployment: False saves the whole program, so that training can continue, as
             `<model_filename>.main_program`.
         program_only: leave the parameters out.
 
     Returns:
-        Names of the targets in the saved program.
+        The names of the targets in the saved program.
 
     Raises:
         ProgramError: a feed or a target is no variable of the program.
         UninitializedError: a parameter has no value.
-        FileFormatError: a parameter's name leads out of the folder, or is the model's.
+        FileFormatError: a parameter's name leads out of the folder, or is that of the model's file.
     """
     feeds = (
         [feeded_var_names] if isinstance(feeded_var_names, str) else list(feeded_var_names or ())
@@ -92,7 +92,7 @@ def save_inference_model(
 def _inference_program(
     program: Program, feeds: list[str], targets: list[Variable]
 ) -> tuple[Program, list[str]]:
-    """A copy in test form that computes the targets, each under a name of its own, from the
+    """Return a copy in test form that computes the targets, each under a name of its own, from the
     feeds.
     """
     model = program._copy()
@@ -131,18 +131,17 @@ def load_inference_model(
     params_filename: str | None = None,
     pserver_endpoints: Sequence[str] | None = None,
 ) -> list[Any]:
-    """Load a model that `save_inference_model`, or Fluid, saved; its parameters go to the global
-    scope.
+    """Load a model that `save_inference_model`, or Fluid, saved.
 
     Args:
         dirname: the model's folder.
         executor: an Executor; parameters go to the global scope.
-        model_filename: by default `__model__`.
-        params_filename: the file that holds all parameters; by default there is a file each.
-        pserver_endpoints: not in this release: UnsupportedError.
+        model_filename: `__model__` when None.
+        params_filename: the file that holds all parameters; None where there is a file each.
+        pserver_endpoints: must be None; anything else raises UnsupportedError.
 
     Returns:
-        [the Program, names to feed, Variables to fetch].
+        [the Program, the names to feed, the Variables to fetch].
 
     Raises FileFormatError, naming the file (and the variable), where one is missing, truncated,
     oversized, damaged, or of another shape than the program declares.

@@ -1,5 +1,5 @@
-"""Pickled dicts of arrays (`.pdparams`, `.pdopt`), written as Fluid writes them and read without
-trust (`unpickling`).
+"""Pickled dicts of arrays (`.pdparams`, `.pdopt`), written as Fluid writes them, and read without
+running what a pickle says (`unpickling`).
 """
 
 import os
@@ -47,8 +47,8 @@ class _Pickler(pickle._Pickler):  # the C pickler cannot be told another name
 
 
 def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays by name to a pickle that Fluid reads. Raises FileFormatError for one of 4 GiB
-    and more.
+    """Write arrays by name to a pickle that Fluid reads. Raises FileFormatError for an array of 4
+    GiB or more.
     """
     with atomic_write(path) as file:
         try:
@@ -63,10 +63,11 @@ def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) 
 
 
 def load_arrays(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The dict that a pickle of arrays holds.
+    """Return the dict that a pickle of arrays holds.
 
-    Raises FileFormatError when the file is missing, damaged, no dict by text, holds anything but
-    numbers, texts, containers and arrays, or would take more than ten times its size in memory.
+    Raises FileFormatError when the file is missing, damaged, no dict with texts as keys, holds
+    anything but numbers, texts, containers and arrays, or would take more than ten times its size
+    in memory.
     """
     name = os.fspath(path)
     with bounded_reader(path) as reader:

@@ -48,7 +48,7 @@ def save(program: Program, model_path: str) -> None:
 
 
 def _prefix(model_path: str) -> str:
-    """The path without the ending of one of the three files."""
+    """Return the path without the ending of one of the three files."""
     return next(
         (model_path.removesuffix(s) for s in _SUFFIXES if model_path.endswith(s)), model_path
     )
@@ -60,16 +60,14 @@ def load(
     executor: Any = None,
     var_list: Sequence[Variable] | None = None,
 ) -> None:
-    """Load the state that `save` saved (or what `save_params`, `save_persistables` and `save_vars`
-    did).
+    """Load the state that `save` saved, or `save_params`, `save_persistables` or `save_vars`.
 
     Args:
         program: the program whose variables are set, in the global scope.
-        model_path: as given to `save`; else a folder, or a file that holds all variables of
-            `var_list`.
-        executor: not needed here: the scope makes its variables by itself.
-        var_list: for a folder or a single file, which variables; a folder's default is all that it
-            holds.
+        model_path: the path that was given to `save`; else a folder, or a file that holds all
+            variables of `var_list`.
+        executor: not needed: the scope makes its variables by itself.
+        var_list: for a folder or a single file, which variables; None is all that a folder holds.
 
     Raises FileFormatError, naming file and variable, where something is missing or does not fit the
     program. The scope is then as it was.
@@ -86,7 +84,7 @@ def load(
 
 
 def _pick(path: str, wanted: Iterable[Variable]) -> list[tuple[str, Stored]]:
-    """The variables' arrays from a pickle; each must be there and fit."""
+    """Return the variables' arrays from a pickle; each must be there and fit."""
     arrays, found = load_arrays(path), []
     for var in wanted:
         value = arrays.get(var.name)
@@ -103,7 +101,7 @@ def _pick(path: str, wanted: Iterable[Variable]) -> list[tuple[str, Stored]]:
 def _load_tensor_files(
     program: Program, path: str, var_list: Sequence[Variable] | None
 ) -> list[tuple[str, Stored]]:
-    """Variables from a folder of tensor files, or from one combined file."""
+    """Load variables from a folder of tensor files, or from one combined file."""
     found = []
     if os.path.isdir(path):
         every = [
@@ -137,8 +135,12 @@ def _combined(path: str, var_list: Sequence[Variable] | None) -> list[tuple[Vari
 def load_program_state(
     model_path: str, var_list: Sequence[Variable] | None = None
 ) -> dict[str, np.ndarray]:
-    """The state that `save` saved (or a folder of tensor files, or one combined file) as arrays by
-    name.
+    """Return the state that `save` saved (or a folder of tensor files, or one combined file) as
+    arrays by name.
+
+    Args:
+        model_path: as that of `load`.
+        var_list: for a folder or a single file, which variables.
 
     Raises FileFormatError where a file is missing or damaged, ValueError for a combined file
     without `var_list`.
@@ -168,8 +170,8 @@ def load_program_state(
 
 
 def _files_below(folder: str) -> list[str]:
-    """Names of all files in a folder and its folders, such as "w" and "encoder/w"; those of
-    variables in it.
+    """Return the names of all files in a folder and its folders, such as "w" and "encoder/w": those
+    that a variable may have.
     """
     return sorted(
         os.path.relpath(os.path.join(at, name), folder).replace(os.sep, "/")
@@ -179,7 +181,7 @@ def _files_below(folder: str) -> list[str]:
 
 
 def _tensor_file(folder: str, name: str) -> np.ndarray | None:
-    """The tensor of a file; None for a file of another kind, such as `__model__`."""
+    """Return the tensor of a file; None for a file of another kind, such as `__model__`."""
     with bounded_reader(os.path.join(folder, name)) as reader:
         reader.what = name
         if reader.begin(4) not in (b"", b"\0\0\0\0"):  # every tensor's version
@@ -223,5 +225,5 @@ def set_program_state(program: Program, state_dict: Mapping[str, Any]) -> None:
 
 
 def value_lod(value: Any) -> list[list[int]]:
-    """The offsets of a LoDTensor's rows; none for other arrays."""
+    """Return the offsets of a LoDTensor's sequences; none for other arrays."""
     return value.lod() if isinstance(value, LoDTensor) else []

@@ -1,5 +1,5 @@
-"""Writing files whole or not at all, reading them within their bounds, and names that stay in their
-folder.
+"""Writing files whole or not at all, reading them within their bounds, and names that cannot lead
+out of their folder.
 """
 
 import contextlib
@@ -25,11 +25,11 @@ _WRONG_PATH = frozenset(
 
 
 def path_below(folder: str | os.PathLike[str], name: str) -> str:
-    """The path of the file of variable (or table) `name` in a folder.
+    """Return the path of the file of variable (or table) `name` in a folder.
 
-    Names come with programs, and programs from anywhere. One may have folders in it, as Fluid's may
-    ("encoder/w"), but it never leads out of the folder, and no two names stand for one file. Raises
-    FileFormatError that says what is wrong.
+    Names come with programs, and programs from anywhere. A name may have folders in it, as Fluid's
+    may ("encoder/w"), but it never leads out of the folder, and no two names stand for one file.
+    Raises FileFormatError that says what is wrong.
     """
     found = _fault_of(name)
     if found:
@@ -42,8 +42,8 @@ def path_below(folder: str | os.PathLike[str], name: str) -> str:
 
 
 def _fault_of(name: str) -> str:
-    """Why a name cannot be a file's in a folder; empty when it can. The same on all systems, so
-    that folders can be moved.
+    """Return why a name cannot be that of a file in a folder; empty when it can. It is the same on
+    all systems, so that folders can be moved.
     """
     if not name:
         return "an empty name"
@@ -66,7 +66,7 @@ def _fault_of(name: str) -> str:
 def paths_to_write(
     folder: str | os.PathLike[str], names: Iterable[str], reserved: Iterable[str] = ()
 ) -> list[str]:
-    """The paths of the files of variables (see `path_below`) that are about to be written.
+    """Return the paths of the files of variables (see `path_below`) that are about to be written.
 
     Raises FileFormatError also where links lead out of the folder, where one variable's file would
     be another's folder, and for `reserved` names, which other files of the folder have. Nothing is
@@ -96,7 +96,7 @@ def paths_to_write(
 
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """Open `path` for writing; it takes its name only when the context ends without an error.
+    """Open `path` for writing; the file gets its name only when the context ends without an error.
 
     Folders on the way are made. A file that was there stays as it is until then.
     """
@@ -120,7 +120,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def _mode_of(path: Path) -> int:
-    """The permissions of the file that is replaced, else those that a new file gets."""
+    """Return the permissions of the file that is replaced, else those that a new file gets."""
     with contextlib.suppress(FileNotFoundError):
         return path.stat().st_mode & 0o777
     mask = os.umask(0)
@@ -143,7 +143,7 @@ class BoundedReader:
     taken for it.
 
     Attributes:
-        what: the variable being read; it shows in errors.
+        what: the variable that is being read; errors name it.
     """
 
     def __init__(self, file: BinaryIO, name: str):
@@ -156,7 +156,7 @@ class BoundedReader:
         return self._size - self._position
 
     def refuse(self, problem: str) -> errors.FileFormatError:
-        """The error that says what is wrong with the file."""
+        """Return the error that says what is wrong with the file."""
         variable = f", variable {self.what}" if self.what else ""
         return errors.FileFormatError(f"{self.name}{variable}: {problem}")
 
@@ -169,7 +169,7 @@ class BoundedReader:
             )
 
     def take(self, count: int, what: str) -> bytes:
-        """The next `count` bytes."""
+        """Return the next `count` bytes."""
         self.need(count, what)
         data = self._file.read(count)
         self._position += count
@@ -178,7 +178,9 @@ class BoundedReader:
         return data
 
     def begin(self, count: int) -> bytes:
-        """The first bytes of the file, at most `count`, which stay to be read."""
+        """Return the first bytes of the file, at most `count`, without reading them: they come
+        again.
+        """
         return os.pread(self._file.fileno(), count, 0)
 
     def skip(self, count: int, what: str) -> None:
@@ -196,7 +198,7 @@ class BoundedReader:
         self._position += len(view)
 
     def number(self, layout: str, what: str) -> int:
-        """The next number, in `struct` layout `layout`."""
+        """Return the next number, in the `struct` layout `layout`."""
         number: int = struct.unpack(layout, self.take(struct.calcsize(layout), what))[0]
         return number
 

@@ -42,9 +42,9 @@ class Stored:
 
     Attributes:
         value: the elements.
-        lod: offsets of its sequences, one list a level.
-        rows, height: for SelectedRows, the row that each of `value`'s rows stands for, and the rows
-            of the whole.
+        lod: the offsets of its sequences, a list for each level.
+        rows: for SelectedRows, the number of each row of `value`.
+        height: for SelectedRows, how many rows the whole has.
     """
 
     value: np.ndarray
@@ -98,7 +98,8 @@ def save_in_parts(
 def load_rows(
     path: str | os.PathLike[str], name: str, dtype: Any, shape: Sequence[int], first: int, rows: int
 ) -> np.ndarray:
-    """`rows` rows from `first` on of the one LoDTensor that a file holds; the others are not read.
+    """Read `rows` rows, from `first` on, of the one LoDTensor that a file holds; the others are not
+    read.
 
     Raises FileFormatError, naming file and variable, where the file is truncated or damaged, or
     holds another tensor.
@@ -145,7 +146,7 @@ def read_dense(reader: BoundedReader) -> np.ndarray:
 
 
 def _head(reader: BoundedReader) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """(dtype, shape) of a dense tensor, whose elements follow, and are there."""
+    """Read (dtype, shape) of a dense tensor, whose elements follow and are there."""
     version = reader.number("<I", "the version of the tensor")
     if version != 0:
         raise reader.refuse(
@@ -198,7 +199,7 @@ def pass_tensor(reader: BoundedReader) -> tuple[np.dtype[Any], tuple[int, ...]]:
 
 
 def _lod(reader: BoundedReader) -> list[list[int]]:
-    """The offsets of a LoDTensor, whose dense tensor follows."""
+    """Read the offsets of a LoDTensor, whose dense tensor follows."""
     _version(reader, "LoDTensor")
     levels = reader.number("<Q", "the number of lod levels")
     if levels > _MAX_LEVELS:
@@ -249,10 +250,13 @@ def save_tensors(path: str | os.PathLike[str], tensors: Sequence[Stored]) -> Non
 def load_tensors(
     path: str | os.PathLike[str], names: Sequence[str], selected_rows: frozenset[str] = frozenset()
 ) -> list[Stored]:
-    """The tensors of a file that holds exactly those of `names`, in that order.
+    """Return the tensors of a file that holds exactly those of `names`, in that order.
 
-    `selected_rows` are the names among them that are stored as SelectedRows. Raises FileFormatError
-    naming the file and the variable where it is truncated, oversized or damaged.
+    Args:
+        selected_rows: the names among them that are stored as SelectedRows.
+
+    Raises FileFormatError naming the file and the variable where it is truncated, oversized or
+    damaged.
     """
     found = []
     with bounded_reader(path) as reader:

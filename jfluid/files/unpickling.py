@@ -1,10 +1,10 @@
-"""Reading pickles of arrays without trust.
+"""Reading pickles of arrays without running what they say.
 
 A pickle is a program for a stack machine: it may call any function, let one byte stand for a
-container of any size, and nest without end. This machine knows the instructions that arrays,
-numbers, texts and containers need, and the handful of names that NumPy's pickles use, which stand
-for functions of ours. It has a budget: whatever a pickle says, it takes memory for a few times its
-own size at most, and time in proportion to it.
+container of any size, and nest without end. The machine here knows the instructions that arrays,
+numbers, texts and containers need, and the few names that NumPy's pickles use, which stand for
+functions of this module. It has a budget: whatever a pickle says, it takes memory for a few times
+its own size at most, and time in proportion to it.
 """
 
 import math
@@ -33,12 +33,12 @@ _NOTHING = object()
 
 
 class Refused(Exception):
-    """A pickle is damaged, or holds what is no part of arrays, or too much of it."""
+    """A pickle is damaged, holds something other than arrays and containers, or too much."""
 
 
 def load(data: bytes) -> Any:
-    """What a pickle of protocol 2 or above holds: numbers, texts, bytes, arrays, and dicts, lists
-    and tuples of them.
+    """Return what a pickle of protocol 2 or above holds: numbers, texts, bytes, arrays, and dicts,
+    lists and tuples of them.
 
     Raises Refused, which says why.
     """
@@ -53,10 +53,10 @@ def load(data: bytes) -> Any:
 
 
 class _Function:
-    """A pickle can call it, and change nothing of it.
+    """A function that a pickle may call.
 
     Attributes:
-        keeps: whether what it is called with lives on in what it returns.
+        keeps: whether what it returns keeps its arguments in memory.
     """
 
     __slots__ = ("call", "keeps")
@@ -66,7 +66,7 @@ class _Function:
 
 
 class _PendingDtype:
-    """What a pickle says of a dtype, before it is believed."""
+    """The dtype that a pickle describes, before it is checked."""
 
     __slots__ = ("dtype",)
 
@@ -90,7 +90,7 @@ class _PendingDtype:
 
 
 class _PendingArray:
-    """What a pickle says of an array; `value` once its state is known and consistent."""
+    """The array that a pickle describes; `value` once its state is known and consistent."""
 
     __slots__ = ("value",)
 
@@ -211,8 +211,8 @@ for _module in ("numpy.core.multiarray", "numpy._core.multiarray"):
 class _Machine:
     """Runs one pickle. Raises Refused.
 
-    Each value on the stack has a cost, the bytes of memory that it takes; what is popped and not
-    kept gives its cost back.
+    Each value on the stack has a cost, the bytes of memory that it takes; a value that is popped
+    and not kept gives its cost back.
     """
 
     def __init__(self, data: bytes):
@@ -227,7 +227,7 @@ class _Machine:
         self.shared: set[int] = set()  # ids of the containers that were
 
     def run(self) -> Any:
-        """What the pickle holds, arrays as _PendingArray."""
+        """Return what the pickle holds, with arrays as _PendingArray."""
         self._look_through()
         while (code := self._take(1)[0]) != _STOP:
             instruction = _INSTRUCTIONS[code]
@@ -237,8 +237,8 @@ class _Machine:
         return self._stack[0]
 
     def _look_through(self) -> None:
-        """Check instructions, lengths and numbers before anything is made; note what is remembered
-        in vain, as most is.
+        """Check instructions, lengths and numbers before anything is made, and note which memoized
+        values are never used, as most are not.
         """
         while (code := self._take(1)[0]) != _STOP:
             instruction = _INSTRUCTIONS.get(code)
@@ -259,7 +259,7 @@ class _Machine:
         self._at = self._known = 0
 
     def _remember(self, index: int | None) -> int:
-        """The number of what is remembered next."""
+        """Return the number of the next memoized value."""
         index = self._known if index is None else index
         if index > self._known + 1:  # picklers count from 0, or from 1
             raise Refused(f"it remembers something as number {index}, and {self._known} are known")
@@ -267,7 +267,7 @@ class _Machine:
         return index
 
     def spend(self, cost: int) -> None:
-        """Take from the budget."""
+        """Take a cost from the budget. Raises Refused when it is used up."""
         self._left -= cost
         if self._left < 0:
             raise Refused(
@@ -287,7 +287,7 @@ class _Machine:
         return self._data[begin : self._at]
 
     def _argument(self, instruction: "_Instruction") -> Any:
-        """The number, bytes or two lines behind an instruction."""
+        """Return the number, bytes or two lines after an instruction."""
         layout = instruction.layout
         if layout is None:
             return (
@@ -317,7 +317,7 @@ class _Machine:
         self._push(value, sys.getsizeof(value))
 
     def _pop(self, count: int) -> tuple[list[Any], int]:
-        """The values on top, and their cost, which is given back where they are not kept."""
+        """Return the values on top and their cost, which is given back where they are not kept."""
         begin = len(self._stack) - count
         if begin < (self._marks[-1] if self._marks else 0):
             raise Refused("it takes from an empty stack")
@@ -335,7 +335,7 @@ class _Machine:
         return self._stack[-1]
 
     def _since_mark(self) -> int:
-        """How many values lie above the last mark, which is taken away."""
+        """Return how many values lie above the last mark, which is removed."""
         if not self._marks:
             raise Refused("no mark on the stack")
         self._left += _PLACE
@@ -454,7 +454,7 @@ class _Machine:
         self._left += cost
 
     def frame(self, _: int) -> None:
-        """How far to read ahead: all is here."""
+        """Ignore how far to read ahead: all bytes are here."""
 
     def protocol(self, version: int) -> None:
         if not 2 <= version <= 5:
@@ -462,8 +462,8 @@ class _Machine:
 
 
 class _Instruction(NamedTuple):
-    """What it does; what stands behind it: a number of a layout, or as many bytes; else its
-    argument.
+    """An instruction of a pickle: what runs it, and what follows it (a number of a layout, or so
+    many bytes), else its argument.
     """
 
     work: Callable[[_Machine, Any], None]
@@ -528,11 +528,11 @@ _INSTRUCTIONS = {
 
 
 class _Settled:
-    """Puts arrays in the place of what stands for them.
+    """Replaces _PendingArrays by their arrays.
 
     A container may stand in several places, but not within itself. Where all of them together would
-    have more values than the pickle has bytes, it is one that multiplies (ten lists, each of which
-    has the one before ten times).
+    have more values than the pickle has bytes, the pickle is one that multiplies (ten lists, each
+    of which has the one before ten times), and is refused.
     """
 
     def __init__(self, most: int, shared: set[int]):
@@ -541,7 +541,7 @@ class _Settled:
         self._known: dict[int, tuple[Any, int]] = {}
 
     def of(self, value: Any, depth: int = 0) -> tuple[Any, int]:
-        """(the value, how many values it holds)."""
+        """Return (the value, how many values it holds)."""
         kind = type(value)
         if kind is _PendingArray:
             if value.value is None:

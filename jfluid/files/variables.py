@@ -1,4 +1,4 @@
-"""Saving and loading a program's variables: a file each, or all in one.
+"""Saving and loading a program's variables: a file each, or all in one file.
 
 `executor` is an argument because Fluid runs programs of save and load operators; here the values
 move between the files and the global scope directly.
@@ -23,27 +23,27 @@ _HOLDERS = frozenset({VarType.FEED_MINIBATCH, VarType.FETCH_LIST, VarType.READER
 
 
 def is_parameter(var: Variable) -> bool:
-    """Whether the variable is a Parameter."""
+    """Return whether the variable is a Parameter."""
     return isinstance(var, Parameter)
 
 
 def is_persistable(var: Variable) -> bool:
-    """Whether files hold the variable: it outlives a run, and is no holder of feeds, fetches or
-    readers.
+    """Return whether files hold the variable: it outlives a run, and is no holder of feeds, fetches
+    or readers.
     """
     return var.persistable and var.type not in _HOLDERS
 
 
 def is_optimizer_state(var: Variable) -> bool:
-    """Whether the variable belongs to a `.pdopt` file: persistable, but no parameter and no
-    input.
+    """Return whether the variable belongs into a `.pdopt` file: it is persistable, but no parameter
+    and no input.
     """
     return is_persistable(var) and not is_parameter(var) and not var.need_check_feed
 
 
 def program_of(program: Any) -> Program:
-    """The Program itself, the default main program for None, or the one that a CompiledProgram
-    holds.
+    """Return the Program itself, the default main program for None, or the one that a
+    CompiledProgram holds.
     """
     program = default_main_program() if program is None else program
     program = getattr(program, "_program", program)
@@ -55,20 +55,20 @@ def program_of(program: Any) -> Program:
 
 
 def get_program_parameter(program: Program) -> list[Variable]:
-    """The program's parameters."""
+    """Return the program's parameters."""
     return [v for v in program.list_vars() if is_parameter(v)]
 
 
 def get_program_persistable_vars(program: Program) -> list[Variable]:
-    """The program's variables that outlive a run: parameters, running statistics, optimizer
+    """Return the program's variables that outlive a run: parameters, running statistics, optimizer
     state.
     """
     return [v for v in program.list_vars() if is_persistable(v)]
 
 
 def read_scope(names: Iterable[str]) -> list[Stored]:
-    """The tensors of the global scope by name. Raises UninitializedError naming those without a
-    value.
+    """Return the tensors of the global scope by name. Raises UninitializedError naming those
+    without a value.
     """
     scope, found, absent = global_scope(), [], []
     for name in names:
@@ -118,7 +118,7 @@ def _chosen(
     chosen: Sequence[Variable | str] | None,
     predicate: Callable[[Variable], bool] | None,
 ) -> list[Variable]:
-    """The variables to save or load, once each, in the program's order."""
+    """Return the variables to save or load, once each, in the program's order."""
     if chosen is not None:
         found = [
             program.global_block().var_recursive(v) if isinstance(v, str) else v for v in chosen
@@ -153,12 +153,12 @@ def save_vars(
 
     Args:
         executor: an Executor; values come from the global scope.
-        dirname: the folder, made if need be.
-        main_program: the program that declares them; by default the default main program.
-        vars: which variables; by default those of the program that `predicate` accepts (all,
-            without one).
+        dirname: the folder, which is made if need be.
+        main_program: the program that declares them; the default main program when None.
+        vars: which variables; when None, those of the program that `predicate` accepts (without
+            one, all).
         predicate: a function from a Variable to bool.
-        filename: one file for all of them, in the order of their names; by default a file each, by
+        filename: one file for all of them, in the order of their names; when None a file each, by
             name.
 
     Raises UninitializedError when a variable has no value, FileFormatError when a file each is
@@ -187,7 +187,7 @@ def load_vars(
     predicate: Callable[[Variable], bool] | None = None,
     filename: str | None = None,
 ) -> None:
-    """Load variables that `save_vars`, or Fluid, saved, into the global scope; the arguments are
+    """Load variables that `save_vars`, or Fluid, saved, into the global scope. The arguments are
     those of `save_vars`.
 
     Raises FileFormatError, naming file and variable, for a file that is missing, truncated,
@@ -223,19 +223,21 @@ def _load(
 def save_params(
     executor: Any, dirname: str, main_program: Program | None = None, filename: str | None = None
 ) -> None:
-    """`save_vars` of the program's parameters."""
+    """Save the program's parameters, as `save_vars` does."""
     save_vars(executor, dirname, main_program, predicate=is_parameter, filename=filename)
 
 
 def save_persistables(
     executor: Any, dirname: str, main_program: Program | None = None, filename: str | None = None
 ) -> None:
-    """`save_vars` of all that outlives a run: parameters, running statistics, optimizer state."""
+    """Save all variables that outlive a run (parameters, running statistics, optimizer state), as
+    `save_vars` does.
+    """
     save_vars(executor, dirname, main_program, predicate=is_persistable, filename=filename)
 
 
 def works_with_servers(program: Program) -> bool:
-    """Whether it is a trainer's program, some of whose variables parameter servers hold."""
+    """Return whether this is a trainer's program, some of whose variables parameter servers hold."""
     return program.division is not None and all(
         op.type != "listen_and_serv" for op in program.global_block().ops
     )
@@ -244,14 +246,15 @@ def works_with_servers(program: Program) -> bool:
 def load_params(
     executor: Any, dirname: str, main_program: Program | None = None, filename: str | None = None
 ) -> None:
-    """`load_vars` of the program's parameters."""
+    """Load the program's parameters, as `load_vars` does."""
     load_vars(executor, dirname, main_program, predicate=is_parameter, filename=filename)
 
 
 def load_persistables(
     executor: Any, dirname: str, main_program: Program | None = None, filename: str | None = None
 ) -> None:
-    """`load_vars` of all that outlives a run: parameters, running statistics, optimizer state.
+    """Load all variables that outlive a run (parameters, running statistics, optimizer state), as
+    `load_vars` does.
 
     Raises UnsupportedError for a trainer's program, whose variables parameter servers hold.
     """

@@ -15,7 +15,7 @@ __all__ = ["DistributedOptimizer", "Fleet", "Mode"]
 
 
 class Mode:
-    """Kinds of fleets."""
+    """The kinds of fleets, as Fluid numbers them."""
 
     TRANSPILER = 1
     PSLIB = 2
@@ -23,7 +23,9 @@ class Mode:
 
 
 class Fleet:
-    """The processes of a job, seen from one of them. Subclasses say how they train together.
+    """The processes of a job, seen from one of them. A subclass defines how they train together.
+
+    Methods other than `init` raise ProgramError before `init`.
 
     Args:
         mode: one of `Mode`.
@@ -36,9 +38,12 @@ class Fleet:
         self._role_maker: RoleMakerBase | None = None
 
     def init(self, role_maker: RoleMakerBase | None = None) -> None:
-        """Find out this process's role. Call it first.
+        """Find out the role of this process. Call it first.
 
-        Raises TypeError for something else than a role maker, and what its `generate_role` raises.
+        Args:
+            role_maker: says what the role is; a subclass may have a default.
+
+        Raises TypeError for anything else than a role maker, and what its `generate_role` raises.
         """
         if not isinstance(role_maker, RoleMakerBase):
             raise TypeError(
@@ -55,23 +60,25 @@ class Fleet:
         return self._role_maker
 
     def is_first_worker(self) -> bool:
-        """Whether this is the trainer of number 0."""
+        """Return whether this is the trainer of number 0."""
         return self._role.is_first_worker()
 
     def worker_index(self) -> int:
-        """The number of this trainer."""
+        """Return the number of this trainer, from 0."""
         return self._role.worker_index()
 
     def worker_num(self) -> int:
-        """How many trainers there are."""
+        """Return how many trainers there are."""
         return self._role.worker_num()
 
     def is_worker(self) -> bool:
-        """Whether this process trains."""
+        """Return whether this process trains."""
         return self._role.is_worker()
 
     def worker_endpoints(self, to_string: bool = False) -> list[str] | str:
-        """ "ip:port" of each trainer, as a list or with commas between them."""
+        """Return "ip:port" of each trainer, as a list, or with `to_string` as a text with commas
+        between them.
+        """
         return (
             ",".join(self._role.get_trainer_endpoints())
             if to_string
@@ -79,15 +86,17 @@ class Fleet:
         )
 
     def server_num(self) -> int:
-        """How many parameter servers there are."""
+        """Return how many parameter servers there are."""
         return len(self._role.get_pserver_endpoints())
 
     def server_index(self) -> int:
-        """The number of this parameter server."""
+        """Return the number of this parameter server, from 0."""
         return self._role.server_index()
 
     def server_endpoints(self, to_string: bool = False) -> list[str] | str:
-        """ "ip:port" of each parameter server, as a list or with commas between them."""
+        """Return "ip:port" of each parameter server, as a list, or with `to_string` as a text with
+        commas between them.
+        """
         return (
             ",".join(self._role.get_pserver_endpoints())
             if to_string
@@ -95,14 +104,14 @@ class Fleet:
         )
 
     def is_server(self) -> bool:
-        """Whether this process is a parameter server."""
+        """Return whether this process is a parameter server."""
         return self._role.is_server()
 
     def split_files(self, files: list[str]) -> list[str]:
-        """This trainer's share of files: neighbours, and one more for the first trainers where it
-        does not come out even.
+        """Return this trainer's share of a list of files: neighbours in the list, and one more for
+        the first trainers where the files cannot be divided evenly.
 
-        Raises TypeError when it is not a list.
+        Raises TypeError when `files` is no list.
         """
         if not isinstance(files, list):
             raise TypeError(f"split_files: expected a list of files, found {type(files).__name__}")
@@ -124,23 +133,28 @@ class Fleet:
         )
 
     def init_worker(self) -> None:
-        """Get ready to train."""
+        """Get this trainer ready to train."""
         raise self._missing("init_worker")
 
     def init_server(self, model_dir: str | None = None) -> None:
-        """Get ready to serve, from a saved model if `model_dir` is given."""
+        """Get this server ready to serve, from a saved model if `model_dir` is given."""
         raise self._missing("init_server")
 
     def run_server(self) -> None:
-        """Serve until the trainers stop."""
+        """Serve until all trainers have left."""
         raise self._missing("run_server")
 
     def stop_worker(self) -> None:
-        """Say that this trainer is done."""
+        """Tell the others that this trainer has finished."""
         raise self._missing("stop_worker")
 
     def distributed_optimizer(self, optimizer: Any, strategy: Any = None) -> "DistributedOptimizer":
-        """An optimizer that trains with all processes."""
+        """Return an optimizer that trains with all processes.
+
+        Args:
+            optimizer: computes the updates.
+            strategy: how processes train together; its kind depends on the fleet.
+        """
         raise self._missing("distributed_optimizer")
 
     def save_inference_model(
@@ -152,13 +166,13 @@ class Fleet:
         main_program: Program | None = None,
         export_for_deployment: bool = True,
     ) -> Any:
-        """Save what predicts."""
+        """Save the part of a program that predicts, and its parameters."""
         raise self._missing("save_inference_model")
 
     def save_persistables(
         self, executor: Any, dirname: str, main_program: Program | None = None
     ) -> None:
-        """Save what trains on."""
+        """Save all variables that training goes on with."""
         raise self._missing("save_persistables")
 
 
@@ -166,10 +180,10 @@ class DistributedOptimizer:
     """An optimizer that trains with all processes of a fleet.
 
     Args:
-        optimizer: takes the steps.
-        strategy: how; its kind depends on the fleet.
+        optimizer: computes the updates.
+        strategy: how processes train together; its kind depends on the fleet.
 
-    Raises TypeError when it is no optimizer.
+    Raises TypeError when `optimizer` is no optimizer.
     """
 
     def __init__(self, optimizer: Any, strategy: Any = None):
@@ -188,13 +202,13 @@ class DistributedOptimizer:
         no_grad_set: Iterable[Variable | str] | None = None,
         callbacks: Sequence[Callable[..., Any]] | None = None,
     ) -> list[ParamGrad]:
-        """The first part of `minimize`: append gradients."""
+        """Append gradients to the program: the first part of `minimize`."""
         return self._optimizer.backward(
             loss, startup_program, parameter_list, no_grad_set, callbacks
         )
 
     def apply_gradients(self, params_grads: Sequence[ParamGrad]) -> list[Operator]:
-        """The second part of `minimize`: append updates."""
+        """Append updates to the program: the second part of `minimize`."""
         return self._optimizer.apply_gradients(params_grads)
 
     def minimize(

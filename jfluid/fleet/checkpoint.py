@@ -19,17 +19,17 @@ _LARGEST_STATUS = 1 << 16  # bytes
 
 
 class TrainStatus:
-    """How far training came.
+    """How far training has come.
 
     Args:
-        epoch_no: the last epoch that was completed; -1 for none.
+        epoch_no: the number of the last epoch that was completed; -1 for none.
     """
 
     def __init__(self, epoch_no: int = -1):
         self._epoch_no = epoch_no
 
     def next(self) -> int:
-        """The epoch to go on with."""
+        """Return the number of the epoch to continue with."""
         return self._epoch_no + 1
 
     def __eq__(self, other: object) -> bool:
@@ -42,7 +42,7 @@ class TrainStatus:
 
 
 def numbers(path: str, fs: FS) -> list[int]:
-    """The numbers of a folder's checkpoints, in order."""
+    """Return the numbers of a folder's checkpoints, in rising order."""
     named = (name.split(".") for name in fs.list_dirs(path))
     return sorted(
         int(parts[1])
@@ -52,7 +52,7 @@ def numbers(path: str, fs: FS) -> list[int]:
 
 
 def clean(path: str, fs: FS, keep: int) -> None:
-    """Remove all but the newest `keep` numbers (at least one) of a folder's checkpoints."""
+    """Remove all checkpoints of a folder but the newest `keep` (at least one)."""
     found = numbers(path, fs)
     for number in found:
         if number <= found[-1] - max(keep, 1):
@@ -60,11 +60,14 @@ def clean(path: str, fs: FS, keep: int) -> None:
 
 
 def save(path: str, status: TrainStatus, fs: FS, cache: str, write: Callable[[str], None]) -> None:
-    """Add a checkpoint; it takes its name only when it is whole.
+    """Add a checkpoint to a folder. It gets its name only when it is complete.
 
     Args:
-        cache: a folder of this host for what is to be uploaded.
-        write: writes the variables to a folder of this host.
+        path: the folder, in `fs`.
+        status: how far training has come.
+        fs: the file system of the folder.
+        cache: a folder of this host, for what is then uploaded.
+        write: a function that writes the variables to a folder of this host.
     """
     if not isinstance(status, TrainStatus):
         raise TypeError(f"train_status: expected a TrainStatus, found {type(status).__name__}")
@@ -88,13 +91,17 @@ def save(path: str, status: TrainStatus, fs: FS, cache: str, write: Callable[[st
 def load(
     path: str, trainer_id: int, fs: FS, cache: str, read: Callable[[str], None]
 ) -> TrainStatus | None:
-    """Read the newest checkpoint; None when there is none.
+    """Read the newest checkpoint of a folder; returns how far training had come, or None when there
+    is no checkpoint.
 
     Args:
-        cache: a folder of this host for what is downloaded.
-        read: reads the variables from a folder of this host.
+        path: the folder, in `fs`.
+        trainer_id: of this process, which downloads to a folder of its own.
+        fs: the file system of the folder.
+        cache: a folder of this host, for what is downloaded.
+        read: a function that reads the variables from a folder of this host.
 
-    Raises FileFormatError when it does not say how far training came.
+    Raises FileFormatError when the checkpoint does not say how far training had come.
     """
     found = numbers(path, fs)
     if not found:

@@ -46,7 +46,7 @@ __all__ = [
 
 
 class LambConfig:
-    """Without fields, as in Fluid."""
+    """A configuration without fields, as in Fluid."""
 
 
 class DistFCConfig:
@@ -64,22 +64,23 @@ def _no_dist_fc() -> errors.UnsupportedError:
 
 
 class DistributedStrategy(BuildStrategy):
-    """How a fleet trains: all fields of BuildStrategy, and these.
+    """How the processes of a collective job train together: all fields of BuildStrategy, and these.
 
     Attributes:
-        mode: "nccl2": replicas of all processes run as one step, as
-            `CompiledProgram.with_data_parallel`. "collective": each process runs its program, in
-            which operators bring gradients or parameters together (see `collective_mode`).
-        collective_mode: with "collective", "grad_allreduce" or "local_sgd".
+        mode: "nccl2": replicas of all processes run as one step, as by
+            `CompiledProgram.with_data_parallel`. "collective": each process runs its own program,
+            whose operators sum gradients or average parameters over the processes (see
+            `collective_mode`).
+        collective_mode: with mode "collective", "grad_allreduce" or "local_sgd".
         use_local_sgd: the same as mode "collective" with "local_sgd".
         forward_recompute, recompute_checkpoints: keep only the checkpoints of the forward pass
             (RecomputeOptimizer).
-        use_amp, amp_loss_scaling: train in 16 bits, with dynamic loss scaling that starts there
-            (mixed_precision.decorate).
+        use_amp, amp_loss_scaling: train in 16 bits, with dynamic loss scaling that begins with this
+            factor (mixed_precision.decorate).
         exec_strategy: an ExecutionStrategy.
-        nccl_comm_num, use_hierarchical_allreduce: see DistributeTranspilerConfig: XLA orders
-            collectives by itself. On a single host they become 1 and False, as in Fluid.
-        use_dist_fc, dist_fc_config: not in this release; setting them raises UnsupportedError.
+        nccl_comm_num, use_hierarchical_allreduce: no effect: XLA orders collectives by itself (see
+            DistributeTranspilerConfig). On a single host they become 1 and False, as in Fluid.
+        use_dist_fc, dist_fc_config: not supported: setting them raises UnsupportedError.
 
     Raises ProgramError when a field is set that Fluid does not have.
     """
@@ -118,8 +119,8 @@ class DistributedStrategy(BuildStrategy):
         super().__setattr__(name, value)
 
     def collective(self) -> str | None:
-        """The collective mode, which operators in the program do; None where the engine spans the
-        processes.
+        """The collective mode, which operators in the program implement; None where one step spans
+        the processes.
 
         Raises ProgramError for fields that contradict each other.
         """
@@ -162,13 +163,14 @@ class Collective(Fleet):
         self._transpiled_program: Program | None = None
 
     def init(self, role_maker: RoleMakerBase | None = None) -> None:
-        """Find out this process's role, and meet the others. Call it before any program runs.
+        """Find out the role of this process, and connect to the others. Call it before any program
+        runs.
 
         Args:
             role_maker: PaddleCloudRoleMaker(is_collective=True) when None.
 
-        Raises what `Fleet.init` does, ProgramError for a job with parameter servers, and PlaceError
-        when the other processes do not come or JAX has started already.
+        Raises what `Fleet.init` raises, ProgramError for a job with parameter servers, and
+        PlaceError when the other processes do not come or JAX has started already.
         """
         super().init(PaddleCloudRoleMaker(is_collective=True) if role_maker is None else role_maker)
         if self.server_num():
@@ -186,29 +188,31 @@ class Collective(Fleet):
         )
 
     def init_worker(self) -> None:
-        """Nothing to do in a collective job; warns, as Fluid does."""
+        """Warn, as Fluid does, that there is nothing to do in a collective job."""
         self._needless("init_worker")
 
     def run_worker(self, main_programs: Any = None, scopes: Any = None) -> None:
-        """Nothing to do in a collective job; warns, as Fluid does."""
+        """Warn, as Fluid does, that there is nothing to do in a collective job."""
         self._needless("run_worker")
 
     def init_server(self, model_dir: str | None = None) -> None:
-        """Nothing to do in a collective job; warns, as Fluid does."""
+        """Warn, as Fluid does, that there is nothing to do in a collective job."""
         self._needless("init_server")
 
     def run_server(self) -> None:
-        """Nothing to do in a collective job; warns, as Fluid does."""
+        """Warn, as Fluid does, that there is nothing to do in a collective job."""
         self._needless("run_server")
 
     def stop_worker(self) -> None:
-        """Nothing to do in a collective job; warns, as Fluid does."""
+        """Warn, as Fluid does, that there is nothing to do in a collective job."""
         self._needless("stop_worker")
 
     def distributed_optimizer(
         self, optimizer: Any, strategy: DistributedStrategy | None = None
     ) -> "CollectiveOptimizer":
-        """An optimizer that trains with all processes. See CollectiveOptimizer."""
+        """Return an optimizer that trains with all processes: a CollectiveOptimizer, whose
+        arguments these are.
+        """
         self._optimizer = found = CollectiveOptimizer(optimizer, strategy, self)
         return found
 
@@ -230,12 +234,14 @@ class Collective(Fleet):
         main_program: Program | None = None,
         export_for_deployment: bool = True,
     ) -> list[str]:
-        """`fluid.io.save_inference_model` of the program before it was prepared for all processes.
+        """Save by `fluid.io.save_inference_model`, whose arguments these are; the program is the
+        one before it was prepared for all processes.
 
         Returns:
             The names of the targets.
 
-        Raises ProgramError without `feeded_var_names` or `target_vars`, and what that raises.
+        Raises ProgramError without `feeded_var_names` or `target_vars`, and what that function
+        raises.
         """
         program = self._program(main_program, self._origin_program, "save_inference_model")
         if not isinstance(program, Program):
@@ -263,7 +269,9 @@ class Collective(Fleet):
         main_program: Program | None = None,
         filename: str | None = None,
     ) -> None:
-        """`fluid.io.save_persistables` of the program before it was prepared for all processes."""
+        """Save by `fluid.io.save_persistables`, whose arguments these are; the program is the one
+        before it was prepared for all processes.
+        """
         files.save_persistables(
             executor,
             dirname,
@@ -281,18 +289,18 @@ class Collective(Fleet):
         local_cache_path: str = ".cache",
         remain_all_checkpoint: bool = True,
     ) -> None:
-        """Add a checkpoint to a folder: all persistable variables, and how far training came.
+        """Add a checkpoint to a folder: all persistable variables, and how far training has come.
 
         One process does it for all. Where the optimizer's state is divided among processes
-        (ReduceStrategy.Reduce) all of them must call it, because it takes all to read that; the
-        first one writes, and none returns before it has.
+        (ReduceStrategy.Reduce) all of them must call it, because all are needed to read the state;
+        the first one writes, and none returns before it has.
 
         Args:
             path: the folder, in `fs`.
-            train_status: how far training came.
-            main_program: what was trained, when it was not `fleet.main_program`.
-            fs: this host's file system when None.
-            local_cache_path: a folder of this host for what is to be uploaded.
+            train_status: how far training has come.
+            main_program: the program that was trained, if it was not `fleet.main_program`.
+            fs: the file system; that of this host when None.
+            local_cache_path: a folder of this host, for what is then uploaded.
             remain_all_checkpoint: whether older checkpoints stay.
         """
         fs = fs if fs is not None else LocalFS()
@@ -325,15 +333,15 @@ class Collective(Fleet):
         """Read the newest checkpoint of a folder. Every process does it.
 
         Args:
-            path, main_program, fs, local_cache_path: as of `save_check_point`.
-            trainer_id: this process, which downloads to a folder of its own.
+            path, main_program, fs, local_cache_path: as those of `save_check_point`.
+            trainer_id: of this process, which downloads to a folder of its own.
             ignore_empty: whether a folder without checkpoints is no error.
 
         Returns:
-            How far training came; None when there is no checkpoint.
+            How far training had come; None when there is no checkpoint.
 
-        Raises FileFormatError for a checkpoint that cannot be read, and for none with
-        `ignore_empty=False`.
+        Raises FileFormatError for a checkpoint that cannot be read, and with `ignore_empty=False`
+        when there is none.
         """
         program = self._program(main_program, self._transpiled_program, "load_check_point")
         found = checkpoint.load(
@@ -352,7 +360,11 @@ class Collective(Fleet):
     def clean_redundant_check_points(
         self, root_path: str, fs: FS | None = None, checkpoint_num: int = 1
     ) -> None:
-        """Remove all but the newest `checkpoint_num` checkpoints (at least one) of a folder."""
+        """Remove all checkpoints of a folder but the newest `checkpoint_num` (at least one).
+
+        Args:
+            fs: the file system; that of this host when None.
+        """
         checkpoint.clean(root_path, fs if fs is not None else LocalFS(), checkpoint_num)
 
 
@@ -360,7 +372,9 @@ fleet = Collective()
 
 
 class CollectiveOpBasedOptimizer(DistributedOptimizer):
-    """A DistributedOptimizer with a DistributedStrategy. Raises TypeError without one."""
+    """A DistributedOptimizer whose strategy must be a DistributedStrategy. Raises TypeError for any
+    other.
+    """
 
     def __init__(self, optimizer: Any, strategy: DistributedStrategy | None = None):
         if not isinstance(strategy, DistributedStrategy):
@@ -374,8 +388,8 @@ class CollectiveOptimizer(DistributedOptimizer):
     """An optimizer that trains with all processes of a collective job.
 
     Args:
-        optimizer: takes the steps.
-        strategy: how; the defaults of DistributedStrategy when None.
+        optimizer: computes the updates.
+        strategy: how processes train together; DistributedStrategy() when None.
         owner: the fleet; `fleet` when None.
 
     Raises TypeError for arguments of other types, ProgramError for a strategy that contradicts
@@ -403,7 +417,7 @@ class CollectiveOptimizer(DistributedOptimizer):
         self.print_config = False
 
     def _wrapped(self) -> Optimizer | OptimizerWithMixedPrecision:
-        """The optimizer, with recomputation and 16 bits where the strategy asks for them."""
+        """Return the optimizer, with recomputation and 16 bits where the strategy asks for them."""
         strategy, found = self._strategy, self._optimizer
         name = type(found).__name__
         if strategy.forward_recompute:
@@ -437,7 +451,7 @@ class CollectiveOptimizer(DistributedOptimizer):
     ) -> tuple[list[Operator], list[ParamGrad]]:
         """Append gradients and updates, and prepare the programs for all processes.
 
-        Afterwards `fleet.main_program` is what to run, after the startup program.
+        Afterwards run the startup program, then `fleet.main_program`.
 
         Returns:
             The update operators, and pairs of parameters and gradients.
@@ -497,7 +511,7 @@ class CollectiveOptimizer(DistributedOptimizer):
 
 
 def _is_divided(program: Any) -> bool:
-    """Whether a variable of the program is divided among processes."""
+    """Return whether a variable of the program is divided among processes."""
     found = (
         global_scope().find_var(v.name)
         for v in files.get_program_persistable_vars(program_of(program))

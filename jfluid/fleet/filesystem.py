@@ -1,4 +1,4 @@
-"""File systems that checkpoints go to: this host's, or a remote one through fsspec."""
+"""File systems for checkpoints: that of this host, or a remote one through fsspec."""
 
 import os
 import shutil
@@ -10,7 +10,9 @@ __all__ = ["BDFS", "FS", "LocalFS", "RemoteFS"]
 
 
 class FS:
-    """What checkpoints need of a file system. A subclass defines all of it."""
+    """What checkpoints need of a file system. A subclass defines all methods; here they raise
+    NotImplementedError.
+    """
 
     def _missing(self, method: str) -> NotImplementedError:
         return NotImplementedError(
@@ -18,27 +20,27 @@ class FS:
         )
 
     def list_dirs(self, fs_path: str) -> list[str]:
-        """Names of the folders in a folder; empty when it does not exist."""
+        """Return the names of the folders in a folder; none when it does not exist."""
         raise self._missing("list_dirs")
 
     def ls_dir(self, fs_path: str) -> Any:
-        """Names of what is in a folder."""
+        """Return the names of the files and folders in a folder."""
         raise self._missing("ls_dir")
 
     def stat(self, fs_path: str) -> bool:
-        """Whether there is such a file or folder."""
+        """Return whether there is such a file or folder."""
         raise self._missing("stat")
 
     def upload(self, local_path: str, fs_path: str) -> None:
-        """Copy a file or folder of this host there."""
+        """Copy a file or folder of this host to the file system."""
         raise self._missing("upload")
 
     def download(self, fs_path: str, local_path: str) -> None:
-        """Copy a file or folder from there to this host."""
+        """Copy a file or folder from the file system to this host."""
         raise self._missing("download")
 
     def mkdir(self, fs_path: str) -> None:
-        """Make a folder, and those on the way, unless they exist."""
+        """Make a folder and its parents, unless they exist."""
         raise self._missing("mkdir")
 
     def mv(self, fs_src_path: str, fs_dst_path: str) -> None:
@@ -46,7 +48,7 @@ class FS:
         raise self._missing("mv")
 
     def rmr(self, fs_path: str) -> None:
-        """Remove a folder and what is in it."""
+        """Remove a folder with all that is in it."""
         raise self._missing("rmr")
 
     def rm(self, fs_path: str) -> None:
@@ -58,12 +60,12 @@ class FS:
         raise self._missing("delete")
 
     def need_upload_download(self) -> bool:
-        """Whether files have to be copied there, rather than written in place."""
+        """Return whether files have to be copied to the file system, rather than written in place."""
         raise self._missing("need_upload_download")
 
 
 class LocalFS(FS):
-    """This host's file system."""
+    """The file system of this host."""
 
     def list_dirs(self, fs_path: str) -> list[str]:
         return (
@@ -112,8 +114,9 @@ class RemoteFS(FS):
     """A file system that fsspec knows.
 
     Args:
-        address: where it is, such as "s3://bucket" or "hdfs://host:9000". Paths are those inside of it.
-        options: what fsspec needs to reach it, such as `user`.
+        address: where it is, such as "s3://bucket" or "hdfs://host:9000". Paths are those inside of
+            it.
+        options: what fsspec needs to connect to it, such as `user`.
 
     Raises UnsupportedError when fsspec lacks a package for that kind of address.
     """
@@ -134,7 +137,7 @@ class RemoteFS(FS):
         return self.ls_dir(fs_path)[0] if self.stat(fs_path) else []
 
     def ls_dir(self, fs_path: str) -> tuple[list[str], list[str]]:
-        """Names of the folders, and of the files, in a folder."""
+        """Return the names of the folders and of the files in a folder."""
         self._fs.invalidate_cache()
         found = self._fs.ls(self._at(fs_path), detail=True)
         names: dict[bool, list[str]] = {True: [], False: []}
@@ -147,7 +150,7 @@ class RemoteFS(FS):
         return bool(self._fs.exists(self._at(fs_path)))
 
     def is_dir(self, fs_path: str) -> bool:
-        """Whether it is a folder."""
+        """Return whether it is a folder."""
         self._fs.invalidate_cache()
         return bool(self._fs.isdir(self._at(fs_path)))
 
@@ -185,11 +188,11 @@ class BDFS(RemoteFS):
 
     Args:
         hdfs_name: "hdfs://host:port", or another address such as "s3://bucket".
-        hdfs_ugi: "user,password"; HDFS takes the user, and has no passwords. Empty for the one that
+        hdfs_ugi: "user,password"; HDFS takes the user, and has no passwords. Empty for the user who
             runs the script.
-        time_out, sleep_inter: how long, and how often, Fluid's hadoop commands are tried again.
-            fsspec's clients wait by rules of their own: other values than the defaults raise
-            UnsupportedError.
+        time_out, sleep_inter: milliseconds for which, and after which, Fluid tries its hadoop
+            commands again. fsspec's clients have rules of their own: values other than the defaults
+            raise UnsupportedError.
 
     Raises UnsupportedError when fsspec lacks a package for it (HDFS needs pyarrow).
     """

@@ -1,4 +1,4 @@
-"""Role makers: which process of a job this is, and where the others are."""
+"""Role makers: they say which process of a job this is, and where the others are."""
 
 import socket
 from collections.abc import Callable, Sequence
@@ -25,14 +25,14 @@ _REDUCTIONS: dict[str, Callable[..., Any]] = {"sum": np.sum, "min": np.min, "max
 
 
 class Role:
-    """What a process does."""
+    """The roles of processes: WORKER (a trainer) and SERVER, as Fluid numbers them."""
 
     WORKER = 1
     SERVER = 2
 
 
 class RoleMakerBase:
-    """A process's place in a job. Subclasses find it out in `generate_role`."""
+    """The place of a process in a job. A subclass finds it out in `generate_role`."""
 
     def __init__(self) -> None:
         self._worker_endpoints: list[str] = []
@@ -44,14 +44,14 @@ class RoleMakerBase:
         self._is_collective = False
 
     def _generate(self) -> None:
-        """Set the fields. A subclass defines it."""
+        """Set the fields. A subclass defines this."""
         raise NotImplementedError(
             f"{type(self).__name__}.generate_role: a subclass of RoleMakerBase has to define it"
         )
 
     def generate_role(self) -> None:
-        """Find out the role, once; every other method does it too. Raises ProgramError when the job
-        is not described.
+        """Find out the role, once; every other method does it, too. Raises ProgramError when the
+        job is not described.
         """
         if not self._role_is_generated:
             self._generate()
@@ -62,39 +62,39 @@ class RoleMakerBase:
         return self
 
     def is_worker(self) -> bool:
-        """Whether this process trains."""
+        """Return whether this process trains."""
         return self._known()._role == Role.WORKER
 
     def is_server(self) -> bool:
-        """Whether this process is a parameter server."""
+        """Return whether this process is a parameter server."""
         return self._known()._role == Role.SERVER
 
     def is_first_worker(self) -> bool:
-        """Whether this is the trainer of number 0, which saves models for all."""
+        """Return whether this is the trainer of number 0, which saves models for all."""
         return self.is_worker() and self._current_id == 0
 
     def worker_num(self) -> int:
-        """How many trainers there are."""
+        """Return how many trainers there are."""
         return self._known()._trainers_num
 
     def worker_index(self) -> int:
-        """The number of this process among those of its role."""
+        """Return the number of this process among those of its role, from 0."""
         return self._known()._current_id
 
     def server_index(self) -> int:
-        """The number of this process among those of its role."""
+        """Return the number of this process among those of its role, from 0."""
         return self._known()._current_id
 
     def get_trainer_endpoints(self) -> list[str]:
-        """ "ip:port" of each trainer; empty where the job does not tell."""
+        """Return "ip:port" of each trainer; an empty list where the job does not tell."""
         return self._known()._worker_endpoints
 
     def get_pserver_endpoints(self) -> list[str]:
-        """ "ip:port" of each parameter server."""
+        """Return "ip:port" of each parameter server."""
         return self._known()._server_endpoints
 
     def to_string(self) -> str:
-        """All of it, as a line."""
+        """Return the role and all endpoints as a line of text."""
         self.generate_role()
         return (
             f"role: {self._role}, current_id: {self._current_id}, worker_endpoints: {self._worker_endpoints}, "
@@ -103,7 +103,7 @@ class RoleMakerBase:
 
     # What processes tell each other
     def _gather(self, value: Any, what: str) -> np.ndarray:
-        """The arrays of all trainers, stacked."""
+        """Return the arrays of all trainers, stacked."""
         if self.worker_num() == 1:
             return np.asarray(value)[None]
         if not self._is_collective:
@@ -115,7 +115,7 @@ class RoleMakerBase:
         return processes.all_gather(np.asarray(value))
 
     def all_gather(self, input: Any) -> list[Any]:
-        """The numbers of all trainers (in a collective job these are all processes). All of them
+        """Return the numbers of all trainers (in a collective job, of all processes). All of them
         must call it.
 
         Raises UnsupportedError where processes cannot reach each other.
@@ -123,11 +123,11 @@ class RoleMakerBase:
         return list(self._gather(input, "all_gather").tolist())
 
     def all_reduce_worker(self, input: Any, output: Any, mode: str = "sum") -> None:
-        """Bring numbers of all trainers together. All of them must call it.
+        """Reduce numbers over all trainers, element by element. All of them must call it.
 
         Args:
-            input: a list or an array, alike in all trainers.
-            output: a list or an array of that length, which gets the result.
+            input: a list or an array, of the same shape in all trainers.
+            output: a list or an array of that shape, which gets the result.
             mode: "sum", "min" or "max".
 
         Raises UnsupportedError where trainers cannot reach each other.
@@ -140,14 +140,14 @@ class RoleMakerBase:
         output[:] = result if isinstance(output, np.ndarray) else result.tolist()
 
     def barrier_worker(self) -> None:
-        """Wait until all trainers are here. Raises UnsupportedError where they cannot reach each
-        other.
+        """Wait until all trainers have called this. Raises UnsupportedError where they cannot reach
+        each other.
         """
         self._gather(0, "barrier_worker")
 
     def barrier_all(self) -> None:
-        """Wait until all processes are here. Raises UnsupportedError where there are parameter
-        servers.
+        """Wait until all processes have called this. Raises UnsupportedError where there are
+        parameter servers.
         """
         if self.get_pserver_endpoints():
             raise errors.UnsupportedError(
@@ -162,7 +162,7 @@ def _role(environment: "RoleVariables") -> int:
 
 
 def _number(environment: "RoleVariables", field: str, below: int) -> int:
-    """The value of a field that is one of `below` numbers."""
+    """Return the value of a field, which must be from 0 to `below` - 1."""
     number = int(environment.required(field))
     if number >= below:
         raise errors.ProgramError(
@@ -172,7 +172,7 @@ def _number(environment: "RoleVariables", field: str, below: int) -> int:
 
 
 def _place_of_server(environment: "RoleVariables", endpoints: Sequence[str]) -> int:
-    """The server's number, by its own endpoint."""
+    """Return the server's number, which follows from its own endpoint."""
     own = f"{environment.required('host')}:{environment.required('port')}"
     if own not in endpoints:
         raise errors.ProgramError(
@@ -183,14 +183,15 @@ def _place_of_server(environment: "RoleVariables", endpoints: Sequence[str]) -> 
 
 
 class PaddleCloudRoleMaker(RoleMakerBase):
-    """The role by environment variables, which jfluid-launch sets.
+    """The role that environment variables say, which jfluid-launch sets.
 
-    Of a collective job: PADDLE_TRAINER_ENDPOINTS, and PADDLE_TRAINER_ID (0 without it). Of a job
-    with parameter servers: PADDLE_PSERVERS_IP_PORT_LIST, PADDLE_TRAINERS_NUM, TRAINING_ROLE
-    (TRAINER or PSERVER), PADDLE_TRAINER_ID of a trainer, POD_IP and PADDLE_PORT of a server.
+    In a collective job these are PADDLE_TRAINER_ENDPOINTS and PADDLE_TRAINER_ID (0 without it). In
+    a job with parameter servers they are PADDLE_PSERVERS_IP_PORT_LIST, PADDLE_TRAINERS_NUM,
+    TRAINING_ROLE (TRAINER or PSERVER), PADDLE_TRAINER_ID of a trainer, POD_IP and PADDLE_PORT of a
+    server.
 
-    Unlike Fluid's, the processes of a collective job are workers, and the one of number 0 the
-    first: there `is_worker` and `is_first_worker` are always False.
+    Unlike in Fluid, the processes of a collective job are workers, and the one of number 0 is the
+    first; in Fluid their `is_worker` and `is_first_worker` are always False.
 
     Args:
         is_collective: whether all processes train, and there are no servers.
@@ -229,18 +230,18 @@ class PaddleCloudRoleMaker(RoleMakerBase):
 
 
 class GeneralRoleMaker(RoleMakerBase):
-    """The role by environment variables, in a job with parameter servers whose trainers can reach
-    each other.
+    """The role that environment variables say, in a job with parameter servers whose trainers can
+    reach each other.
 
-    PADDLE_PSERVERS_IP_PORT_LIST, PADDLE_TRAINER_ENDPOINTS, TRAINING_ROLE (TRAINER or PSERVER),
-    PADDLE_TRAINER_ID of a trainer, PADDLE_PSERVER_ID (or POD_IP and PADDLE_PORT) of a server.
-    Trainers meet at their endpoints.
+    The variables are PADDLE_PSERVERS_IP_PORT_LIST, PADDLE_TRAINER_ENDPOINTS, TRAINING_ROLE (TRAINER
+    or PSERVER), PADDLE_TRAINER_ID of a trainer, PADDLE_PSERVER_ID (or POD_IP and PADDLE_PORT) of a
+    server. Trainers connect to each other at their endpoints.
 
     Args:
-        kwargs: of Fluid's, which tell where processes find each other (`http_ip_port`, `hdfs_name`,
-            `hdfs_ugi`, `path`) and how long they wait (`init_timeout_seconds`,
-            `run_timeout_seconds`). Endpoints tell that here: with one of them set it raises
-            UnsupportedError, with an unknown one ProgramError.
+        kwargs: Fluid's arguments that say where processes find each other (`http_ip_port`,
+            `hdfs_name`, `hdfs_ugi`, `path`) and how long they wait (`init_timeout_seconds`,
+            `run_timeout_seconds`). Here endpoints say that: each of these raises UnsupportedError
+            when it is set, and any other ProgramError.
     """
 
     _FLUIDS = (
@@ -283,11 +284,11 @@ class GeneralRoleMaker(RoleMakerBase):
         self._worker_endpoints, self._trainers_num = trainers, len(trainers)
 
     def server_num(self) -> int:
-        """How many parameter servers there are."""
+        """Return how many parameter servers there are."""
         return len(self.get_pserver_endpoints())
 
     def get_local_endpoint(self) -> str:
-        """This process's own "ip:port"."""
+        """Return this process's own "ip:port"."""
         return (self.get_trainer_endpoints() if self.is_worker() else self.get_pserver_endpoints())[
             self._current_id
         ]
@@ -311,7 +312,7 @@ class MPISymetricRoleMaker(RoleMakerBase):
 
     @staticmethod
     def get_local_ip() -> str:
-        """This host's address."""
+        """Return the address of this host."""
         return socket.gethostbyname(socket.gethostname())
 
 
@@ -340,15 +341,15 @@ def _checked_number(what: str, value: Any, low: int, below: int | None = None) -
 
 
 class UserDefinedRoleMaker(RoleMakerBase):
-    """A role in a job with parameter servers, told by the user.
+    """A role in a job with parameter servers that the script gives.
 
     Args:
-        current_id: the number of this process among those of its role.
+        current_id: the number of this process among those of its role, from 0.
         role: Role.WORKER or Role.SERVER.
         worker_num: how many trainers there are.
         server_endpoints: "ip:port" of each server.
 
-    Raises TypeError for an argument of another type, ProgramError for one that cannot be.
+    Raises TypeError for an argument of another type, ProgramError for a value that is impossible.
     """
 
     def __init__(
@@ -372,17 +373,17 @@ class UserDefinedRoleMaker(RoleMakerBase):
         )
 
     def _generate(self) -> None:
-        """It is known from the start."""
+        """Do nothing: the role is known from the start."""
 
 
 class UserDefinedCollectiveRoleMaker(RoleMakerBase):
-    """A role in a collective job, told by the user.
+    """A role in a collective job that the script gives.
 
     Args:
-        current_id: the number of this process.
-        worker_endpoints: "ip:port" of each.
+        current_id: the number of this process, from 0.
+        worker_endpoints: "ip:port" of each process.
 
-    Raises TypeError for an argument of another type, ProgramError for one that cannot be.
+    Raises TypeError for an argument of another type, ProgramError for a value that is impossible.
     """
 
     def __init__(self, current_id: int = 0, worker_endpoints: list[str] | None = None):
@@ -393,4 +394,4 @@ class UserDefinedCollectiveRoleMaker(RoleMakerBase):
         self._role, self._trainers_num = Role.WORKER, len(self._worker_endpoints)
 
     def _generate(self) -> None:
-        """It is known from the start."""
+        """Do nothing: the role is known from the start."""

@@ -1,6 +1,4 @@
-"""YAML texts by the core rules of YAML 1.2, as plain values of which each knows its line and
-column.
-"""
+"""YAML texts by the core rules of YAML 1.2, as plain values, each with its line and column."""
 
 import re
 from collections.abc import Callable
@@ -73,11 +71,11 @@ class _Loader(yaml.SafeLoader):
 
 @_resolve_as_yaml_1_2
 class Dumper(yaml.SafeDumper):
-    """Writes what reads back as the same values."""
+    """Writes YAML that reads back as the same values."""
 
 
 class Document:
-    """A YAML text as plain values, and where each of them stands."""
+    """A YAML text as plain values, and the place of each of them."""
 
     def __init__(self, text: str, source: str, with_position: bool = True):
         self.source = source
@@ -153,12 +151,12 @@ class Document:
 
 
 def read_yaml(path: Path) -> Any:
-    """The values in a YAML file, by the rules of job files. Raises JobError."""
+    """Return the values of a YAML file, by the rules of job files. Raises JobError."""
     return read_document(path).value
 
 
 def read_document(path: str | Path) -> Document:
-    """The document in a file. Raises JobError."""
+    """Return the document of a file. Raises JobError."""
     try:
         with open(path, "rb") as file:
             data = file.read(_LARGEST + 1)

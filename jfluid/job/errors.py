@@ -1,4 +1,4 @@
-"""What is wrong with a job file."""
+"""Errors of a job file."""
 
 from typing import Any
 
@@ -10,6 +10,6 @@ class JobError(JFluidError, ValueError):
 
 
 def short(value: Any) -> str:
-    """A value as a message shows it."""
+    """Return a value as messages show it."""
     text = repr(value)
     return text if len(text) <= 200 else text[:200] + "..."

@@ -1,4 +1,4 @@
-"""What pydantic finds wrong with a job, in words and with the place in the file."""
+"""Turns pydantic's errors of a job into sentences with their place in the file."""
 
 from collections.abc import Mapping
 from typing import get_args
@@ -13,12 +13,12 @@ from jfluid.job.model import JOBS, Job
 
 
 def modes_with(key: str) -> list[str]:
-    """The modes whose jobs have a key."""
+    """Return the modes whose jobs have a key."""
     return [mode for mode, kind in JOBS.items() if key in kind.model_fields]
 
 
 def explain(error: ErrorDetails, places: Mapping[Key, str], kind: type[Job]) -> str:
-    """One mistake as `place: key: what is wrong`."""
+    """Return one mistake as `place: key: what is wrong`."""
     at = tuple(part for part in error["loc"] if part not in ("<mapping>", "<list>", "[key]"))
     place = next(places[at[:end]] for end in range(len(at), -1, -1) if at[:end] in places)
     key = ".".join(map(str, at))
@@ -47,7 +47,7 @@ def explain(error: ErrorDetails, places: Mapping[Key, str], kind: type[Job]) -> 
 
 
 def section_of(kind: type[BaseModel], at: Key) -> type[BaseModel]:
-    """The model of a job, or of the section of it that stands at `at`."""
+    """Return the model of a job, or of the section of it at `at`."""
     for key in at:
         annotation = kind.model_fields[str(key)].annotation
         parts = (annotation, *get_args(annotation))

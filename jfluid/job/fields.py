@@ -1,4 +1,4 @@
-"""Types of the keys of a job file."""
+"""The types of the keys of a job file."""
 
 import re
 from typing import Annotated, Any
@@ -82,7 +82,7 @@ def _ranks(value: Any) -> Any:
 
 
 def endpoint(text: str) -> tuple[str, int]:
-    """Host and port of `host:port`. Raises ValueError."""
+    """Return the host and the port of `host:port`. Raises ValueError."""
     host, colon, port = text.rpartition(":")
     if (
         not colon

@@ -1,4 +1,4 @@
-"""What jobs are, as validated models."""
+"""The kinds of jobs, as validated models."""
 
 import os
 import shlex
@@ -37,9 +37,10 @@ _SNAPSHOTS = SnapshotVariables()  # what there is without anybody's word
 
 
 class Job(BaseModel):
-    """A job; of its own kind one of mode local, a script that runs in one process.
+    """A job. One of mode local is a script that runs in one process; jobs of the other modes have
+    these keys, too.
 
-    A disk that does not take a log ends the log and not the job.
+    A full disk ends the log and not the job.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -126,7 +127,7 @@ class Job(BaseModel):
         return [sys.executable, self.script, *self.arguments()]
 
     def to_yaml(self) -> str:
-        """The job as YAML that reads back as the same job, below a comment with its command
+        """Return the job as YAML that reads back as the same job, below a comment with its command
         line.
         """
         values = self.model_dump(exclude_defaults=True) | {
@@ -142,7 +143,7 @@ class Job(BaseModel):
 
 
 class GangJob(Job):
-    """What jobs of several processes have in common."""
+    """A job of several processes. All modes but local have these keys."""
 
     gpus: Gpus = Field(
         default=None, description="the GPUs of each host; without them processes run on the CPU"
@@ -193,7 +194,7 @@ class GangJob(Job):
         return self
 
     def check_shares(self, processes: int | None) -> None:
-        """Raises ValueError unless so many processes can share the GPUs evenly."""
+        """Raise ValueError unless so many processes can share the GPUs evenly."""
         number = len(self.gpus) if isinstance(self.gpus, list) else self.gpus
         if processes is not None and isinstance(number, int) and number % processes:
             raise ValueError(f"{number} gpus cannot be shared evenly by {processes} processes")
@@ -368,5 +369,5 @@ JOBS: dict[str, type[Job]] = {
 
 
 def full_mode(mode: Any) -> Any:
-    """The mode without its short name."""
+    """Return the mode without its short name."""
     return "parameter_server" if mode == "ps" else mode

@@ -1,4 +1,4 @@
-"""Reads a job: a file or a command line, with what overrides it."""
+"""Reading a job: a file or a command line, and what overrides it."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,11 +17,13 @@ Options = Mapping[str, tuple[str, Any]]
 def read_job(
     path: str | Path, overrides: Iterable[str] = (), options: Options | None = None
 ) -> Job:
-    """The job of a YAML file. Raises JobError.
+    """Return the job of a YAML file. Raises JobError.
 
-    Overrides such as `args.epochs=3` are applied first, then `options`, which map a key to the
-    command line words that set it and the value (None: the key is taken away). An option that local
-    jobs do not have makes a local job one of the mode that has it.
+    Args:
+        overrides: such as "args.epochs=3"; they are applied first.
+        options: for each key the words of the command line that set it, and the value; None removes
+            the key. An option that local jobs do not have makes a local job one of the mode that
+            has it.
     """
     document = read_document(path)
     if not isinstance(document.value, dict):
@@ -38,7 +40,9 @@ def script_job(
     overrides: Iterable[str] = (),
     options: Options | None = None,
 ) -> Job:
-    """The job that runs `script` with `arguments`; the rest as in `read_job`. Raises JobError."""
+    """Return the job that runs `script` with `arguments`. The others are as those of `read_job`.
+    Raises JobError.
+    """
     places: dict[Key, str] = {(): "jfluid-launch"}
     return _validated({"script": script, "args": list(arguments)}, places, overrides, options or {})
 

@@ -218,13 +218,13 @@ def dynamic_decode(
     return_length: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """Run a decoder until all sequences are finished, or for a number of steps. The loop runs on
-    the host.
+    """Run a decoder until all sequences are finished, or up to a last step. The loop runs on the
+    host.
 
     Args:
         decoder: a Decoder.
         inits: is passed to the decoder's `initialize`.
-        max_step_num: the largest number of steps; None for no limit.
+        max_step_num: the number of the last step, counted from 0; None for no limit.
         output_time_major: return outputs [time, batch, ...] instead of [batch, time, ...].
         impute_finished: keep the states of what has finished, of decoders that do not track that
             themselves.

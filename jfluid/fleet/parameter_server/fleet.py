@@ -42,9 +42,10 @@ class DistributedTranspiler(Fleet):
     """The processes of a job with parameter servers. `fleet` is the one that scripts use.
 
     Attributes:
-        main_program: once an optimizer has minimised a loss, what a trainer trains with; of a
-            server the one that serves.
-        startup_program: what initializes that. A trainer's takes the parameters from the servers.
+        main_program: once an optimizer has minimised a loss, the program that a trainer trains
+            with; on a server, the program that serves.
+        startup_program: the startup program of that. A trainer's takes the parameters from the
+            servers.
     """
 
     def __init__(self) -> None:
@@ -58,14 +59,14 @@ class DistributedTranspiler(Fleet):
         self._communicator: Any = None
 
     def init(self, role_maker: RoleMakerBase | None = None) -> None:
-        """Find out this process's role.
+        """Find out the role of this process.
 
         Args:
             role_maker: PaddleCloudRoleMaker, UserDefinedRoleMaker or GeneralRoleMaker. Fluid's
                 default is MPISymetricRoleMaker, which is not supported: None raises
                 UnsupportedError.
 
-        Raises what `Fleet.init` does, and ProgramError for a job without parameter servers.
+        Raises what `Fleet.init` raises, and ProgramError for a job without parameter servers.
         """
         if role_maker is None:
             raise errors.UnsupportedError(
@@ -82,8 +83,8 @@ class DistributedTranspiler(Fleet):
         self._executor = Executor(CPUPlace())  # a server's, and what says goodbye for a trainer
 
     def _prepared(self, method: str, server: bool) -> tuple[Executor, Program]:
-        """The executor and main program, for a method of one role. Raises ProgramError out of
-        turn.
+        """Return the executor and the main program, for a method of one role. Raises ProgramError
+        in the other role, and before a loss was minimised.
         """
         if self.is_server() != server:
             roles = ("server", "trainer") if server else ("trainer", "server")
@@ -99,7 +100,7 @@ class DistributedTranspiler(Fleet):
 
     # Servers
     def init_server(self, model_dir: str | None = None) -> None:
-        """Initialize what this server holds, from a saved model if `model_dir` is given.
+        """Initialize this server's parameters, from a saved model if `model_dir` is given.
 
         Raises ProgramError on a trainer and before a loss was minimised, FileFormatError for a
         model that does not fit.
@@ -139,7 +140,7 @@ class DistributedTranspiler(Fleet):
         self._communicator = communicator
 
     def _communicator_arguments(self) -> dict[str, Any] | None:
-        """The settings of a communicator beside the program."""
+        """Return the settings of a communicator, without the program."""
         assert self._strategy is not None and self._transpiler is not None
         if self._strategy.mode == DistributedMode.SYNC:
             return {"pserver_endpoints": self.server_endpoints(), "trainer_id": self.worker_index()}
@@ -152,7 +153,7 @@ class DistributedTranspiler(Fleet):
         return None
 
     def barrier_worker(self) -> None:
-        """Wait, at the servers, until all trainers that have not left are here.
+        """Wait, at the servers, until all trainers that have not left have called this.
 
         Raises ProgramError on a server and before a loss was minimised, ServerError when a server
         does not answer.
@@ -160,8 +161,8 @@ class DistributedTranspiler(Fleet):
         self._connection("barrier_worker").client.barrier("fleet.barrier_worker")
 
     def table_rows(self) -> dict[str, int]:
-        """How many rows each table has, over all servers; of distributed tables those that some
-        trainer has shown.
+        """Return the number of rows of each table over all servers, by name; of distributed tables
+        those that some trainer has shown.
 
         Raises ProgramError on a server and before a loss was minimised, ServerError when a server
         does not answer.
@@ -169,7 +170,7 @@ class DistributedTranspiler(Fleet):
         return row_count.table_rows(self._connection("table_rows").client)
 
     def _connection(self, method: str) -> Any:
-        """This trainer's connection to the servers."""
+        """Return this trainer's connection to the servers."""
         executor, program = self._prepared(method, server=False)
         read = trainer_program.read(program)
         assert read is not None  # a trainer's program
@@ -192,16 +193,17 @@ class DistributedTranspiler(Fleet):
 
     # The optimizer
     def distributed_optimizer(self, optimizer: Any, strategy: Any = None) -> "TranspilerOptimizer":
-        """An optimizer that trains with parameter servers. See TranspilerOptimizer.
+        """Return an optimizer that trains with parameter servers: a TranspilerOptimizer, whose
+        arguments these are.
 
-        Raises ProgramError before `fleet.init`, and what TranspilerOptimizer does.
+        Raises ProgramError before `fleet.init`, and what TranspilerOptimizer raises.
         """
         self.worker_num()
         self._optimizer = found = TranspilerOptimizer(optimizer, strategy, self)
         return found
 
     def _transpile(self, strategy: DistributedStrategy, main: Program, startup: Program) -> None:
-        """Make this process's programs."""
+        """Make the programs of this process."""
         strategy.check_program_config()  # they may have been changed after they were set
         strategy.check_trainer_runtime_config()
         config = strategy.get_program_config()
@@ -231,8 +233,8 @@ class DistributedTranspiler(Fleet):
 
     # Files
     def _saved(self, method: str, executor: Any, main_program: Any) -> Program:
-        """The program of this process that knows where variables are. Raises TypeError and
-        ProgramError.
+        """Return the program of this process that knows which server holds which variables. Raises
+        TypeError and ProgramError.
         """
         if not isinstance(executor, Executor):
             raise TypeError(
@@ -253,14 +255,15 @@ class DistributedTranspiler(Fleet):
         main_program: Program | None = None,
         export_for_deployment: bool = True,
     ) -> Any:
-        """Save what predicts, as `fluid.io.save_inference_model` does, with the parameters that the
-        servers hold.
+        """Save the part of a program that predicts, as `fluid.io.save_inference_model` does, with
+        the parameters that the servers hold.
 
         Args:
-            executor, dirname, feeded_var_names, target_vars, export_for_deployment: as of
+            executor, dirname, feeded_var_names, target_vars, export_for_deployment: those of
                 `fluid.io.save_inference_model`.
-            main_program: a program whose look-ups are still in the program itself; what the loss
-                was minimised in, before it was divided, when it is None or `fleet.main_program`.
+            main_program: a program whose look-ups are still in the program itself. When it is None
+                or `fleet.main_program`, the one in which the loss was minimised, before it was
+                divided.
 
         Raises TypeError for arguments of another type, ProgramError on a server and before a loss
         was minimised.
@@ -280,7 +283,7 @@ class DistributedTranspiler(Fleet):
     def save_persistables(
         self, executor: Executor, dirname: str, main_program: Program | None = None
     ) -> None:
-        """Save what the servers hold, so that `init_server(dirname)` goes on with it.
+        """Save all that the servers hold, so that `init_server(dirname)` continues with it.
 
         Args:
             main_program: a trainer's program; `fleet.main_program` when None.
@@ -294,28 +297,31 @@ class DistributedTranspiler(Fleet):
         )
 
     def save_one_table(self, name: str, dirname: str) -> None:
-        """Save one table of rows. Raises ProgramError on a server and before a loss was
+        """Save one table, with the optimizer's state of its rows, to a folder.
+
+        Args:
+            name: the parameter that the table is.
+            dirname: as that of `save_persistables`.
+
+        Raises ProgramError for a name that is none of a table, on a server and before a loss was
         minimised.
         """
         executor, program = self._prepared("save_one_table", server=False)
         checkpoint.save_one_table(executor, name, dirname, program)
 
     def load_one_table(self, name: str, dirname: str) -> None:
-        """Read one table of rows back. Raises ProgramError on a server and before a loss was
-        minimised.
+        """Restore one table from what `save_one_table` saved. Arguments and errors are those of
+        that.
         """
         executor, program = self._prepared("load_one_table", server=False)
         checkpoint.load_one_table(executor, name, dirname, program)
 
     def shrink(self, name: str | None, age: int) -> int:
-        """Drop rows that no update has touched for a while.
+        """Drop rows that no update has touched for a while; returns how many.
 
         Args:
             name: a table; all of them when None.
-            age: for how many of the table's updates.
-
-        Returns:
-            How many rows were dropped.
+            age: rows that none of the table's last `age` updates has touched are dropped.
 
         Raises ProgramError on a server and before a loss was minimised.
         """
@@ -336,9 +342,11 @@ class TranspilerOptimizer(DistributedOptimizer):
     """An optimizer that trains with parameter servers.
 
     Args:
-        optimizer: an Optimizer: takes the steps, on the servers (with GEO in the trainers).
-        strategy: what StrategyFactory makes, or a DistributeTranspilerConfig, which decides by
-            sync_mode, runtime_split_send_recv, half_async and geo_sgd_mode. SyncStrategy when None.
+        optimizer: an Optimizer, which computes the updates on the servers (with GEO in the
+            trainers).
+        strategy: made by StrategyFactory, or a DistributeTranspilerConfig, whose sync_mode,
+            runtime_split_send_recv, half_async and geo_sgd_mode decide which strategy it is.
+            SyncStrategy when None.
         owner: the fleet; `fleet` when None.
 
     Raises TypeError for arguments of other types (16-bit optimizers are among them), ProgramError
@@ -363,9 +371,8 @@ class TranspilerOptimizer(DistributedOptimizer):
     ) -> tuple[list[Operator], list[ParamGrad]]:
         """Append gradients and updates, and divide the programs between trainers and servers.
 
-        Afterwards `fleet.main_program` and `fleet.startup_program` are what this process runs. A
-        trainer waits until all servers listen, unless the strategy's program config says
-        `wait_port` False.
+        Afterwards this process runs `fleet.startup_program`, then `fleet.main_program`. A trainer
+        waits until all servers listen, unless the strategy's program config says `wait_port` False.
 
         Args:
             scopes: must be None: programs run in the scope that is given to the Executor.

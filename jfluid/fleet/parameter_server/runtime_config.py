@@ -53,8 +53,8 @@ _TOLD: dict[int | None, tuple[str, ...]] = {
 
 
 def _checked(name: str, value: Any) -> str:
-    """A field's value as text. Raises ProgramError for a field that does not exist, or a value that
-    cannot be.
+    """Return a field's value as text. Raises ProgramError for a field that does not exist, or an
+    impossible value.
     """
     if name not in _FIELDS:
         short = f"communicator_{name}"
@@ -71,7 +71,7 @@ def _checked(name: str, value: Any) -> str:
 
 
 class _Fields(UserDict[str, str]):
-    """Values by name; invalid ones are refused."""
+    """Values by name; invalid ones raise ProgramError."""
 
     def __setitem__(self, name: str, value: Any) -> None:
         super().__setitem__(name, _checked(name, value))
@@ -83,7 +83,7 @@ class _Fields(UserDict[str, str]):
 
 
 def _first(name: str) -> Any:
-    """The initial value of a field."""
+    """Return the initial value of a field."""
     flag = f"FLAGS_{name}"
     return cpu_number() if name in _OF_REPLICAS and flags.given(flag) is None else flags.get(flag)
 
@@ -142,6 +142,7 @@ class TrainerRuntimeConfig:
 
     @prefetch_depth.setter
     def prefetch_depth(self, depth: int) -> None:
+        """For how many batches of a dataset ahead rows are looked up; 0 for no overlap."""
         self._fields[PREFETCH_DEPTH] = depth
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -153,7 +154,9 @@ class TrainerRuntimeConfig:
         object.__setattr__(self, name, value)
 
     def update(self, values: Mapping[str, Any]) -> None:
-        """Set fields by name; `prefetch_depth` too. Nothing changes when one of them is refused."""
+        """Set fields by name, `prefetch_depth` among them. Nothing changes when one of them is
+        refused.
+        """
         named = {
             PREFETCH_DEPTH if name == "prefetch_depth" else name: value
             for name, value in values.items()
@@ -161,10 +164,10 @@ class TrainerRuntimeConfig:
         self._fields.update({name: _checked(name, value) for name, value in named.items()})
 
     def get_communicator_flags(self) -> dict[str, str]:
-        """The communicator's settings: the fields that its mode has.
+        """Return the communicator's settings: the fields that its mode has.
 
-        Warns in synchronous and half-asynchronous mode about fields that do not suit it, and sets
-        them to CPU_NUM.
+        In synchronous and half-asynchronous mode it warns about fields that do not suit the mode,
+        and sets them to CPU_NUM.
         """
         if self.mode in (DistributedMode.SYNC, DistributedMode.HALF_ASYNC):
             self._keep_in_step()
@@ -186,7 +189,7 @@ class TrainerRuntimeConfig:
                 self._fields[name] = replicas
 
     def display(self, configs: Mapping[str, Any]) -> str:
-        """A table of names and values."""
+        """Return a table of names and values as text."""
         width = max(map(len, configs), default=0)
         return "\n".join(
             [

@@ -41,11 +41,11 @@ _DEBUG_OPT: dict[str, Any] = {
 
 
 class DistributedStrategy:
-    """What all strategies have: five configurations, each to be got, set whole or set by a dict of
-    fields, and checked.
+    """The base of all strategies: five configurations, each with a method that returns it, one that
+    sets it (whole, or some fields by a dict), and one that checks it.
 
-    Setting checks: fields that the strategy is about get its values, whatever was given. The
-    subclasses are what jobs use.
+    Checking gives the fields that define the strategy their values, whatever was given. Jobs use
+    the subclasses.
     """
 
     mode: int | None = None  # of DistributedMode
@@ -70,11 +70,11 @@ class DistributedStrategy:
 
     @property
     def debug_opt(self) -> dict[str, Any] | None:
-        """What `set_debug_opt` was given."""
+        """The fields that `set_debug_opt` was given."""
         return self._debug_opt
 
     def _taken(self, config: Any, current: Any, what: str) -> Any:
-        """The object given, or the present one with the fields given. Raises TypeError and
+        """Return the object given, or the present one with the fields given. Raises TypeError and
         ProgramError.
         """
         kind = type(current)
@@ -98,20 +98,20 @@ class DistributedStrategy:
 
     # The DistributeTranspilerConfig
     def get_program_config(self) -> DistributeTranspilerConfig:
-        """How the programs are divided."""
+        """Return the DistributeTranspilerConfig: how programs are divided."""
         return self._program_config
 
     def set_program_config(self, config: DistributeTranspilerConfig | Mapping[str, Any]) -> None:
-        """Take a DistributeTranspilerConfig, or fields of one, and check.
+        """Set the DistributeTranspilerConfig, or fields of it, and check it.
 
-        Raises TypeError for something else, ProgramError for a field that does not exist, has a
+        Raises TypeError for anything else, ProgramError for a field that does not exist, has a
         value of another type, or belongs to another strategy.
         """
         self._program_config = self._taken(config, self._program_config, "program_config")
         self.check_program_config()
 
     def check_program_config(self) -> None:
-        """Give the fields that the strategy is about its values. Raises ProgramError for those of
+        """Give the fields that define the strategy their values. Raises ProgramError for those of
         another strategy.
         """
         self._known("program_config")
@@ -135,14 +135,14 @@ class DistributedStrategy:
 
     # The TrainerRuntimeConfig
     def get_trainer_runtime_config(self) -> TrainerRuntimeConfig:
-        """How a trainer's communicator works."""
+        """Return the TrainerRuntimeConfig: how a trainer's communicator works."""
         return self._trainer_runtime_config
 
     def set_trainer_runtime_config(self, config: TrainerRuntimeConfig | Mapping[str, Any]) -> None:
-        """Take a TrainerRuntimeConfig, or fields of one, and check.
+        """Set the TrainerRuntimeConfig, or fields of it, and check it.
 
-        Raises TypeError for something else, ProgramError for a field that does not exist or a value
-        that cannot be.
+        Raises TypeError for anything else, ProgramError for a field that does not exist or an
+        impossible value.
         """
         if isinstance(config, Mapping):
             self._trainer_runtime_config.update(config)
@@ -153,7 +153,9 @@ class DistributedStrategy:
         self.check_trainer_runtime_config()
 
     def check_trainer_runtime_config(self) -> None:
-        """Tell it the mode. Raises ProgramError where the mode cannot look rows up ahead."""
+        """Set its mode. Raises ProgramError where the mode cannot look rows up ahead, and it is
+        asked to.
+        """
         self._known("trainer_runtime_config")
         config = self._trainer_runtime_config
         if config.prefetch_depth > 1 and self.mode in (DistributedMode.SYNC, DistributedMode.GEO):
@@ -166,28 +168,32 @@ class DistributedStrategy:
 
     # The ServerRuntimeConfig
     def get_server_runtime_config(self) -> ServerRuntimeConfig:
-        """How a server works."""
+        """Return the ServerRuntimeConfig: how a server works."""
         return self._server_runtime_config
 
     def set_server_runtime_config(self, config: ServerRuntimeConfig | Mapping[str, Any]) -> None:
-        """Take a ServerRuntimeConfig, or fields of one. Raises as `set_trainer_runtime_config`."""
+        """Set the ServerRuntimeConfig, or fields of it. Raises what `set_trainer_runtime_config`
+        raises.
+        """
         self._server_runtime_config = self._taken(
             config, self._server_runtime_config, "server_runtime_config"
         )
         self.check_server_runtime_config()
 
     def check_server_runtime_config(self) -> None:
-        """Strategies do not differ in it."""
+        """Do nothing: strategies do not differ in it."""
         self._known("server_runtime_config")
 
     # The BuildStrategy and the ExecutionStrategy
     def get_build_strategy(self) -> BuildStrategy:
-        """For `CompiledProgram.with_data_parallel`: how a trainer's replicas are built."""
+        """Return the BuildStrategy, for `CompiledProgram.with_data_parallel`: how a trainer's
+        replicas are built.
+        """
         return self._build_strategy
 
     def set_build_strategy(self, config: BuildStrategy | Mapping[str, Any]) -> None:
-        """Take a BuildStrategy, or fields of one, and check. Raises as
-        `set_trainer_runtime_config`.
+        """Set the BuildStrategy, or fields of it, and check it. Raises what
+        `set_trainer_runtime_config` raises.
         """
         self._build_strategy = self._taken(config, self._build_strategy, "build_strategy")
         self.check_build_strategy()
@@ -200,37 +206,41 @@ class DistributedStrategy:
             self._build_strategy.reduce_strategy = BuildStrategy.ReduceStrategy.Reduce
 
     def get_execute_strategy(self) -> ExecutionStrategy:
-        """For `CompiledProgram.with_data_parallel`: how a trainer's replicas are run."""
+        """Return the ExecutionStrategy, for `CompiledProgram.with_data_parallel`: how a trainer's
+        replicas are run.
+        """
         return self._execute_strategy
 
     def set_execute_strategy(self, config: ExecutionStrategy | Mapping[str, Any]) -> None:
-        """Take an ExecutionStrategy, or fields of one, and check. Raises as
-        `set_trainer_runtime_config`.
+        """Set the ExecutionStrategy, or fields of it, and check it. Raises what
+        `set_trainer_runtime_config` raises.
         """
         self._execute_strategy = self._taken(config, self._execute_strategy, "execute_strategy")
         self.check_execute_strategy()
 
     def check_execute_strategy(self) -> None:
-        """Set `use_thread_barrier` where replicas go step by step."""
+        """Set `use_thread_barrier` where replicas wait for each other after each step."""
         self._known("execute_strategy")
         if self._barrier:
             self._execute_strategy.use_thread_barrier = True
 
     # What trainers write down while they train from a dataset
     def get_debug_opt(self) -> dict[str, Any]:
-        """What `set_debug_opt` was given, with defaults; empty before."""
+        """Return the fields that `set_debug_opt` was given, with defaults for the others; an empty
+        dict before.
+        """
         return {} if self._debug_opt is None else {**_DEBUG_OPT, **self._debug_opt}
 
     def set_debug_opt(self, opt_info: Mapping[str, Any]) -> None:
-        """What Fluid's trainers dump while they train from a dataset; here only settings that dump
-        nothing are taken.
+        """Set which values Fluid's trainers write to files while they train from a dataset. Here
+        only settings that write nothing are accepted.
 
         Args:
-            opt_info: fields dump_slot, dump_converter, dump_fields, dump_file_num,
+            opt_info: the fields dump_slot, dump_converter, dump_fields, dump_file_num,
                 dump_fields_path, dump_param.
 
-        Raises TypeError for something else than a dict, ProgramError for another field,
-        UnsupportedError for one that would dump something.
+        Raises TypeError for anything else than a dict, ProgramError for another field,
+        UnsupportedError for a setting that would write something.
         """
         if not isinstance(opt_info, Mapping):
             raise TypeError(f"debug_opt: expected a dict, found {type(opt_info).__name__}")
@@ -248,8 +258,8 @@ class DistributedStrategy:
 
 
 class SyncStrategy(DistributedStrategy):
-    """Servers update with the mean of all trainers' gradients, step by step: N trainers equal one
-    on the joined batch.
+    """Servers update with the mean of all trainers' gradients, step by step, so that N trainers
+    equal one on the joined batch.
     """
 
     mode = DistributedMode.SYNC
@@ -258,8 +268,8 @@ class SyncStrategy(DistributedStrategy):
 
 
 class HalfAsyncStrategy(DistributedStrategy):
-    """Servers update with each trainer's gradients when they arrive; a trainer waits until its own
-    have arrived.
+    """Servers update with each trainer's gradients when they arrive; a trainer waits in each step
+    until its own have arrived.
     """
 
     mode = DistributedMode.HALF_ASYNC
@@ -269,16 +279,17 @@ class HalfAsyncStrategy(DistributedStrategy):
 
 class AsyncStrategy(DistributedStrategy):
     """Servers update with each trainer's gradients when they arrive; trainers do not wait, and
-    merge several steps into one push."""
+    merge the gradients of several steps into one push.
+    """
 
     mode = DistributedMode.ASYNC
 
 
 class GeoStrategy(DistributedStrategy):
-    """Trainers update by themselves, and exchange differences with the servers.
+    """Trainers update by themselves, and exchange differences of parameters with the servers.
 
     Args:
-        update_frequency: after how many steps, at least 1.
+        update_frequency: after how many steps they exchange, at least 1.
 
     Raises ProgramError for another update_frequency.
     """
@@ -305,22 +316,22 @@ class StrategyFactory:
 
     @staticmethod
     def create_sync_strategy() -> SyncStrategy:
-        """See SyncStrategy."""
+        """Return a SyncStrategy."""
         return SyncStrategy()
 
     @staticmethod
     def create_half_async_strategy() -> HalfAsyncStrategy:
-        """See HalfAsyncStrategy."""
+        """Return a HalfAsyncStrategy."""
         return HalfAsyncStrategy()
 
     @staticmethod
     def create_async_strategy() -> AsyncStrategy:
-        """See AsyncStrategy."""
+        """Return an AsyncStrategy."""
         return AsyncStrategy()
 
     @staticmethod
     def create_geo_strategy(update_frequency: int = 100) -> GeoStrategy:
-        """See GeoStrategy."""
+        """Return a GeoStrategy."""
         return GeoStrategy(update_frequency)
 
 
@@ -328,10 +339,9 @@ DistributedStrategyFactory = StrategyFactory
 
 
 def strategy_of(given: Any) -> DistributedStrategy:
-    """The strategy for what `fleet.distributed_optimizer` was given: a strategy, a
-    DistributeTranspilerConfig, or None.
-
-    None means SyncStrategy. Raises TypeError for something else.
+    """Return the strategy for what `fleet.distributed_optimizer` was given: a strategy, a
+    DistributeTranspilerConfig, or None, which stands for SyncStrategy. Raises TypeError for
+    anything else.
     """
     if given is None:
         return SyncStrategy()
