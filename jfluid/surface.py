@@ -86,6 +86,7 @@ _WIDER: dict[str, tuple[str, ...]] = {
     "layers.learning_rate_scheduler": ("layers",),
     "core": ("compat.inference", "compat.fluid.core"),
     "executor": ("compat.fluid.executor",),
+    "initializer": ("compat.fluid.initializer",),
     "io": ("compat.fluid.io",),
 }
 # Names that in Fluid are a module that can be imported, and a function of the package around it.
@@ -210,7 +211,7 @@ def look_up(path: str, name: str, sources: Sequence[str] = ()) -> Any:
     if not name.startswith("__"):
         for source in sources:
             holder = importlib.import_module(f"jfluid.{source}")
-            if name in vars(holder):
+            if name in vars(holder) and _offers(holder, path, name):
                 return vars(holder)[name]
         if not path and name in _LAZY:
             return getattr(importlib.import_module(f"jfluid.{_LAZY[name]}"), name)
@@ -227,6 +228,14 @@ def look_up(path: str, name: str, sources: Sequence[str] = ()) -> Any:
         f"module 'jfluid{'.' + path if path else ''}' has no attribute {name!r}"
         + errors.close_to(name, NAMES.get(path, ()))
     )
+
+
+def _offers(holder: ModuleType, path: str, name: str) -> bool:
+    """Whether a name of a module is one of Fluid's `path`, and not what the module needs itself."""
+    if not holder.__name__.startswith("jfluid.compat."):
+        return True
+    fluids = name in NAMES.get(path, ()) or name in _imported(path)
+    return fluids or name in getattr(holder, "__all__", ())
 
 
 def _is_module(path: str) -> bool:

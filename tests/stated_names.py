@@ -25,6 +25,7 @@ SOURCES = [
 # What readers have themselves.
 READERS_OWN = {
     "train.py",
+    "old_train.py",
     "script.py",
     "job.yaml",
     "clicks.py",

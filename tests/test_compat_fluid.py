@@ -87,6 +87,13 @@ def test_declarations_of_operators():
         OpProtoHolder.instance().get_op_proto("nothing")
 
 
+def test_parameters_on_the_cpu():
+    from jfluid.initializer import force_init_on_cpu, init_on_cpu
+
+    with init_on_cpu():
+        assert not force_init_on_cpu()
+
+
 def test_names_and_types():
     kinds = fluid.core.VarDesc.VarType
     assert grad_var_name("w") == "w@GRAD" and convert_np_dtype_to_dtype_("int64") == kinds.INT64

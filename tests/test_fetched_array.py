@@ -20,8 +20,15 @@ LINES = {
     "digits": lambda v: "%d" % (v * 4),  # noqa: UP031, as scripts have it
     "format": lambda v: f"{v:6.3f}",
     "math": lambda v: math.isnan(v),
+    "assigned": lambda v: _assigned(v),
     "of an expression": lambda v: float(v * 2 + 1),
 }
+
+
+def _assigned(value):
+    kept = np.zeros(3)
+    kept[1] = value
+    return kept.sum()
 
 
 @pytest.mark.parametrize("line", LINES)

@@ -226,6 +226,8 @@ def _stale(words):
     if program == "jfluid":
         if not rest:
             return []
+        if rest[0].endswith(".py"):  # a script, with its arguments
+            return [] if rest[0] in READERS_OWN or (ROOT / rest[0]).exists() else rest[:1]
         program, rest = f"jfluid {rest[0]}", rest[1:]
     if program in _OTHER_PROGRAMS or program in READERS_OWN:
         return []
@@ -265,6 +267,7 @@ def test_stale_commands_are_found():
     assert _stale(["jfluid-launch", "--gone", "train.py", "--epochs"]) == ["--gone"]
     assert _stale(["jfluid-launch", "gone.yaml"]) == ["gone.yaml"]
     assert _stale(["python", "-m", "jfluid.ps_server", "--gone"]) == ["--gone"]
+    assert _stale(["python", "-m", "jfluid", "gone.py", "--epochs"]) == ["gone.py"]
     assert _stale(["python", "-m", "jfluid.gone"]) == ["jfluid.gone"] and _stale(
         ["make", "gone"]
     ) == ["gone"]

@@ -10,6 +10,7 @@ import jax
 from jfluid import errors
 from jfluid.compile.placement import Placement
 from jfluid.compile.plan import Plan
+from jfluid.ir import schema
 from jfluid.lod_tensor import LoDTensor
 from jfluid.scope import Scope
 
@@ -125,7 +126,8 @@ class StepState:
         value = tensor.value
         if var is not None and var._shape is not None and var.persistable:
             want = var.shape
-            if len(want) != value.ndim or any(w not in (-1, g) for w, g in zip(want, value.shape)):
+            fits = len(want) == value.ndim and all(w in (-1, g) for w, g in zip(want, value.shape))
+            if not fits and not schema.current().is_declared_wrong(name, self.plan.block.ops):
                 raise errors.ProgramError(
                     f"variable {name}: the scope holds shape {list(value.shape)}, "
                     f"the program expects {list(want)}"

@@ -13,6 +13,7 @@ import numpy as np
 from jfluid import errors
 from jfluid.files.storage import path_below, paths_to_write
 from jfluid.files.tensor_format import Stored, load_tensors, save_tensors
+from jfluid.ir import schema
 from jfluid.ir.program import Program, default_main_program
 from jfluid.ir.types import VarType, var_type
 from jfluid.ir.variable import Parameter, Variable
@@ -97,11 +98,12 @@ def write_scope(tensors: Iterable[tuple[str, Stored]]) -> None:
 
 def check_fits(var: Variable, value: np.ndarray, path: str) -> None:
     """Raise FileFormatError, naming file and variable, unless `value` has the variable's shape and
-    element type.
+    element type. State that Fluid declares with another shape than it has may have any.
     """
-    if len(var.shape) != value.ndim or any(
-        w not in (-1, g) for w, g in zip(var.shape, value.shape)
-    ):
+    fits = len(var.shape) == value.ndim and all(
+        w in (-1, g) for w, g in zip(var.shape, value.shape)
+    )
+    if not fits and not schema.current().is_declared_wrong(var.name, var.block.ops):
         raise errors.FileFormatError(
             f"{path}, variable {var.name}: expected shape {list(var.shape)}, "
             f"the file holds {list(value.shape)}"

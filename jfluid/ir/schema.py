@@ -3,6 +3,7 @@
 The IR imports no JAX; `jfluid.ops` installs a `Schema` that knows the registered operators.
 """
 
+from collections.abc import Iterable
 from typing import Any, Protocol, TypeVar
 
 Op = TypeVar("Op", contravariant=True)  # an Operator, which is defined with the help of this module
@@ -37,6 +38,11 @@ class Schema(Protocol[Op]):
     def needs_whole(self, op_type: str) -> bool:
         """Whether an update by this operator depends on the whole tensor, so that parts of it
         cannot be updated apart.
+        """
+
+    def is_declared_wrong(self, name: str, ops: Iterable[Op]) -> bool:
+        """Whether one of the operators reads the variable in a slot whose values have other shapes
+        than programs declare.
         """
 
     def set_types(self, op: Op) -> None:

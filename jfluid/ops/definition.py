@@ -127,6 +127,7 @@ class Options:
             each of which overwrites its input.
         entire: an update whose result depends on the whole tensor (a norm of it): parts of it
             cannot be updated apart.
+        declared_wrong: input slots whose values may have other shapes than Fluid's layers declare.
         absent: why this release cannot run it; it stands in programs that are made, printed and
             saved.
     """
@@ -148,6 +149,7 @@ class Options:
     collective: bool = False
     fused: str = ""
     entire: bool = False
+    declared_wrong: tuple[str, ...] = ()
     absent: str = ""
 
     def options(self) -> dict[str, Any]:

@@ -65,6 +65,7 @@ def _accumulate(state: Array, batch: Array) -> tuple[Array, Array]:
     grad=False,
     inplace={"StatPosOut": "StatPos", "StatNegOut": "StatNeg"},
     rows="mask",
+    declared_wrong=("StatPos", "StatNeg"),
 )
 def auc(
     predict: Array,

@@ -1,5 +1,6 @@
 """What the IR may ask of the registry: checks, defaults, shape inference, gradient slots."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -119,6 +120,14 @@ class RegistrySchema:
 
     def needs_whole(self, op_type: str) -> bool:
         return registry.get(op_type).entire
+
+    def is_declared_wrong(self, name: str, ops: Iterable[Operator]) -> bool:
+        return any(
+            name in op.inputs.get(slot, ())
+            for op in ops
+            if (definition := registry.find(op.type)) is not None
+            for slot in definition.declared_wrong
+        )
 
     def set_types(self, op: Operator) -> None:
         definition = registry.get(op.type)

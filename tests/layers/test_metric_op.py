@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid import layers
+from jfluid import errors, layers
 
 SCORES = np.array([[0.9, 0.1], [0.2, 0.8], [0.35, 0.65], [0.5, 0.5], [0.7, 0.3], [0, 1]], "float32")
 LABEL = np.array([[0], [1], [1], [0], [1], [1]])
@@ -76,6 +76,30 @@ def test_auc_over_batches(steps):
             scores, labels = (np.concatenate(v) for v in zip(*batches))
             np.testing.assert_allclose(value, [area(scores[labels == 1], scores[labels == 0])])
             assert value.dtype == "float64"
+
+
+def test_auc_takes_the_state_that_fluid_saved(tmp_path):
+    """With slide_steps=0 Fluid's startup program makes one element more than its layer declares."""
+    program, scope, exe, (total, recent, states) = net(
+        lambda x, y: layers.auc(x, y, num_thresholds=7, slide_steps=0)
+    )
+    fluids = np.array([0, 2, 0, 2, 2, 0, 0, 0, 0]), np.array([0, 0, 2, 2, 2, 0, 0, 0, 0])
+    with fluid.scope_guard(scope):
+        for state, value in zip(states, fluids):
+            scope.find_var(state.name).get_tensor().set(value)
+        fluid.io.save_persistables(exe, str(tmp_path), program)
+        for state in states[:2]:
+            scope.find_var(state.name).get_tensor().set(np.zeros((1, 8), np.int64))
+        fluid.io.load_persistables(exe, str(tmp_path), program)
+        feed = {
+            "x": np.array([[0.9, 0.1]], np.float32),
+            "label": np.array([[1]]),
+        }
+        exe.run(program, feed=feed, fetch_list=[total, recent])
+        assert np.array(scope.find_var(states[0].name).get_tensor()).tolist()[:2] == [1, 2]
+        scope.find_var(states[0].name).get_tensor().set(np.zeros((2, 8), np.int64))
+        with pytest.raises(errors.JFluidError, match="auc: expected 8 elements"):
+            exe.run(program, feed=feed, fetch_list=[total, recent])
 
 
 def test_auc_refuses_other_arguments():

@@ -1,0 +1,17 @@
+"""Of `fluid.initializer`, as Fluid had it before 1.6: parameters that are initialized on the CPU."""
+
+import contextlib
+from collections.abc import Iterator
+
+__all__ = ["force_init_on_cpu", "init_on_cpu"]
+
+
+def force_init_on_cpu() -> bool:
+    """False: where a parameter is initialized is XLA's affair."""
+    return False
+
+
+@contextlib.contextmanager
+def init_on_cpu() -> Iterator[None]:
+    """No effect: parameters are initialized on the Executor's device."""
+    yield
