@@ -4,6 +4,7 @@ import collections
 import io
 import socket
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from jfluid.wrapped_decorator import signature_safe_contextmanager
 
 import jfluid as fluid
 from jfluid import default_scope_funcs, errors, layers
+from jfluid.compat.fluid import transpiler_details
 from jfluid.executor import _fetch_var, as_numpy, has_feed_operators, has_fetch_operators
 from jfluid.layers import utils
 from jfluid.layers.learning_rate_scheduler import _decay_step_counter
@@ -184,7 +186,8 @@ def test_servers_are_waited_for(capsys, monkeypatch):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
-        monkeypatch.setattr(details.checkport.time, "sleep", lambda seconds: probe.listen())
+        clock = SimpleNamespace(sleep=lambda seconds: probe.listen())
+        monkeypatch.setattr(transpiler_details, "time", clock)
         details.wait_server_ready([endpoint])
     assert capsys.readouterr().err == f"waiting for servers: {endpoint}\n"
     with pytest.raises(errors.ServerError, match="expected a list of host:port"):
