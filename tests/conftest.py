@@ -1,11 +1,13 @@
 """Every test starts with empty default programs, an empty scope and names counted from 0.
 
-What XLA compiles is kept for one run of the tests, for all its processes: CONTRIBUTING.md says why.
+XLA leaves out optimisations, and keeps what it compiles for one run of the tests, in all processes:
+CONTRIBUTING.md says why.
 """
 
 import functools
 import os
 import shutil
+import sys
 import tempfile
 
 import jax
@@ -15,6 +17,13 @@ from jax._src import compiler
 import jfluid as fluid
 from tests import executed_operators
 
+# XLA has not read its flags yet. Processes of tests, and workers, have them too.
+QUICK = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+FLAGS = os.environ.get("XLA_FLAGS", "").removeprefix(QUICK).strip()
+os.environ["XLA_FLAGS"] = f"{QUICK} {FLAGS}"
+# Without kept bytecode each process compiles all modules of jfluid: a second of processor time.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 jax.config.update("jax_num_cpu_devices", 4)  # what CPU_NUM may ask for in a test
 
 
@@ -45,22 +54,23 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True)
 def optimisations(request):
-    """Tests of operators and layers have XLA leave out optimisations, which halves its time: they
-    hold what operators mean.
+    """A test marked `optimised` has its programs, and those of its processes, compiled as users'
+    are.
     """
     with pytest.MonkeyPatch.context() as patch:
-        if request.path.parent.name in ("ops", "layers"):
+        if request.node.get_closest_marker("optimised"):
+            patch.setenv("XLA_FLAGS", FLAGS)
             patch.setattr(
                 compiler,
                 "get_compile_options",
-                functools.partial(_few_optimisations, compiler.get_compile_options),
+                functools.partial(_all_optimisations, compiler.get_compile_options),
             )
         yield
 
 
-def _few_optimisations(options, *, env_options_overrides, **others):
-    few = {"xla_backend_optimization_level": "0", "xla_cpu_use_fusion_emitters": "False"}
-    return options(env_options_overrides=env_options_overrides | few, **others)
+def _all_optimisations(options, *, env_options_overrides, **others):
+    every = {"xla_backend_optimization_level": "3", "xla_cpu_use_fusion_emitters": "True"}
+    return options(env_options_overrides=every | env_options_overrides, **others)
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.example_runs import ROOT, run_example
 
-pytestmark = [pytest.mark.process, pytest.mark.slow]
+pytestmark = [pytest.mark.optimised, pytest.mark.process, pytest.mark.slow]
 
 
 def test_demo(tmp_path):

@@ -12,6 +12,7 @@ import jfluid as fluid
 from tests.parity.programs import PROGRAMS, train
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "parity.json").read_text())
+pytestmark = pytest.mark.optimised
 # Batch norm divides by the deviation of a small batch: rounding grows from step to step.
 TOLERANCE = {"digits_conv": 1e-3, "vgg": 1e-3, "resnet": 1e-3}
 

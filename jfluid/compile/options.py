@@ -27,11 +27,9 @@ def options(device: jax.Device, quickly: bool = False) -> dict[str, str | int]:
         return {}
     found = dict(_QUICK) if quickly else {}
     if platform.machine().lower() in ("x86_64", "amd64"):
-        found |= {
-            name: value
-            for name, value in _LIBRARIES.items()
-            if name not in environment.text("XLA_FLAGS", "")
-        }
+        found |= _LIBRARIES
+    flags = environment.text("XLA_FLAGS", "")
+    found = {name: value for name, value in found.items() if name not in flags}
     return (
         found
         if jax.__version_info__[:2] == _KNOWN
