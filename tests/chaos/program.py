@@ -37,7 +37,7 @@ MODES = {
 EVERY = 3  # steps between two exchanges of GEO
 WIDTH = 400  # of marks: half of them have more than 64 KiB
 ROW = 4
-_LOOK_S = 0.01
+_LOOK_S = 0.03  # a look takes half a millisecond of the processor
 _PACE_S = 0.2  # of the job that goes on beside the plans
 
 

@@ -1,23 +1,54 @@
-"""What processes of jobs need is imported, and the machine code of tables loaded, before they are
-forked from this one.
+"""What processes of jobs need is imported, the machine code of tables loaded, and the shapes of their
+programs inferred, before they are forked from this one.
 
-Nothing here may start threads: they do not come along. So JAX computes nothing.
+Nothing here may start threads: they do not come along. So JAX traces, and computes nothing.
 
 To be imported by the process that forks only: it ends with its parent from then on. (It would also
 end when the pipe from there is closed; but those that it has forked hold that open.)
 """
 
+import importlib
+
 import numpy as np
 
-from jfluid.distributed.server import program_store, serving
-from jfluid.distributed.trainer import geo, training
-from jfluid.ps_server import client, kernels, server, specs, table
+from jfluid.ps_server import kernels, specs, table
 from tests.chaos import entry, program
+from tests.distributed import job
 
-__all__ = ["client", "geo", "program", "program_store", "server", "serving", "training"]
+IMPORTED = (  # by jobs, when they come to it
+    "encodings.idna",
+    "grpc._channel",
+    "grpc._interceptor",
+    "grpc._server",
+    "grpc.experimental",
+    "jax.experimental.multihost_utils",
+    "jaxlib.mlir.dialects.builtin",
+    "jaxlib.mlir.dialects.mhlo",
+    "jfluid.distributed.server.program_store",
+    "jfluid.distributed.server.serving",
+    "jfluid.distributed.trainer.geo",
+    "jfluid.distributed.trainer.training",
+    "jfluid.ps_server.__main__",
+    "jfluid.ps_server.client",
+    "jfluid.ps_server.recovery",
+    "jfluid.ps_server.server",
+)
 
 
 def warm() -> None:
+    """Import what jobs do, and build what they train."""
+    for module in IMPORTED:
+        importlib.import_module(module)
+    for build in (
+        job.net("sparse", "adam", own_state=True),
+        job.wide_net("sparse"),
+        program.marks(4, hashed=True),
+    ):
+        with job.programs():
+            build()
+
+
+def warm_tables() -> None:
     """Do once what tables do."""
     ids = np.array([3, 1, 3])
     once, _ = kernels.distinct(ids)
@@ -54,3 +85,4 @@ def warm() -> None:
 
 entry.end_with_parent()
 warm()
+warm_tables()

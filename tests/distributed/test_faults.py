@@ -240,16 +240,16 @@ def test_trainers_are_killed_anywhere(tmp_path, undisturbed):
     none.
     """
     with Processes(tmp_path) as job:
-        job.hold(150)
+        job.hold(60)
         job.trainers[1].until("step 0")
         for number in (1, 0, 1):
-            time.sleep(random.uniform(0, 0.1))
+            time.sleep(random.uniform(0, 0.03))
             job.trainers[number].kill()
             killed = job.trainers[number].steps[-1]
             job.trainers[number] = job.trainer(number)
             job.trainers[number].until(f"step {killed + 2}")
-        found = job.finish(150)
-    assert_same(found, undisturbed(steps=150))
+        found = job.finish(60)
+    assert_same(found, undisturbed(steps=60))
 
 
 @pytest.mark.parametrize("share_memory", ["1", "0"])
