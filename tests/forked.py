@@ -4,7 +4,9 @@ need.
 
 import multiprocessing
 import os
+import subprocess
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -48,3 +50,43 @@ def _begin(
     os.environ.clear()
     os.environ.update(environment)
     function(argument)
+
+
+class Popen:
+    """A forked process, with what tests use of `subprocess.Popen`; its streams are pipes."""
+
+    def __init__(
+        self, function: Callable[[Any], None], argument: Any, environment: Mapping[str, str]
+    ) -> None:
+        self._process, (self.stdout, self.stderr) = start(
+            function, argument, environment, streams=2
+        )
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    poll = returncode.fget
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code, once it has ended."""
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired("a forked process", timeout or 0)
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        if self._process.is_alive() and self._process.pid:
+            os.kill(self._process.pid, number)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, ...]:
+        """What it printed until it ended, on both streams."""
+        with ThreadPoolExecutor(2) as threads:
+            printed = tuple(threads.map(lambda stream: stream.read(), (self.stdout, self.stderr)))
+        self.wait(timeout)
+        self.stdout.close()
+        self.stderr.close()
+        return printed

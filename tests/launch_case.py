@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from jfluid.launch import main
@@ -59,30 +58,15 @@ class Clock:
         return self.seconds.value + (0.0 if self._stands_still else time.monotonic())
 
 
-class Launcher:
-    """The command `jfluid-launch`, with what the tests need of `subprocess.Popen`. It is killed
-    when it takes too long.
-    """
+class Launcher(forked.Popen):
+    """The command `jfluid-launch`. It is killed when it takes too long."""
 
     def __init__(self, *arguments, clock=time.monotonic):
         self._clock = clock
-        self._process, (self.stdout, self.stderr) = forked.start(
-            _launch, (arguments, clock), ENVIRONMENT, streams=2
-        )
+        super().__init__(_launch, (arguments, clock), ENVIRONMENT)
         self._watchdog = threading.Timer(LIMIT, self.kill)
         self._watchdog.daemon = True
         self._watchdog.start()
-
-    @property
-    def returncode(self):
-        return self._process.exitcode
-
-    def send_signal(self, number):
-        if self._process.is_alive():
-            os.kill(self._process.pid, number)
-
-    def kill(self):
-        self._process.kill()
 
     def set_clock_forward(self, seconds):
         """Once the launcher has looked at what has happened so far; it looks again, or has ended,
@@ -96,16 +80,15 @@ class Launcher:
         enough = self._clock.reads.value + 3
         wait_until(lambda: self._clock.reads.value > enough or not self._process.is_alive())
 
-    def communicate(self):
-        """What it printed until it ended, on both streams."""
-        with self, ThreadPoolExecutor(2) as threads:
-            return tuple(threads.map(lambda stream: stream.read(), (self.stdout, self.stderr)))
+    def communicate(self, timeout=None):
+        with self:
+            return super().communicate(timeout)
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        self._process.join()
+        self.wait()
         self._watchdog.cancel()
         self.stdout.close()
         self.stderr.close()

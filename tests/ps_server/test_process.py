@@ -13,9 +13,11 @@ import pytest
 
 from jfluid import errors
 from jfluid.ps_server import specs
+from jfluid.ps_server.__main__ import main
 from jfluid.ps_server.client import Client
 from jfluid.ps_server.store import Change
 from jfluid.security import secret
+from tests import forked
 from tests.ps_server.test_table import ones
 
 pytestmark = pytest.mark.process
@@ -24,19 +26,32 @@ TABLE = specs.TableSpec(name="t", width=4, optimizer=specs.Sgd(learning_rate=1))
 TOKEN = "a-token-of-the-job"
 
 
-class Process:
-    """A server in a process of its own."""
+def begin(arguments):
+    sys.exit(main(arguments))
 
-    def __init__(self, *arguments, **variables):
+
+class Process:
+    """A server in a process of its own.
+
+    Args:
+        fresh: the command as users start it; else the process is forked.
+    """
+
+    def __init__(self, *arguments, fresh=False, **variables):
         environment = {**os.environ, "PYTHONPATH": str(ROOT)} | (
             variables or {"JFLUID_JOB_TOKEN": TOKEN}
         )
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "jfluid.ps_server", *map(str, arguments)],
-            env=environment,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+        arguments = list(map(str, arguments))
+        self.process = (
+            subprocess.Popen(
+                [sys.executable, "-m", "jfluid.ps_server", *arguments],
+                env=environment,
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+            if fresh
+            else forked.Popen(begin, arguments, environment)
         )
         # A server that does not come up must not stop the tests.
         guard = threading.Timer(60, self.process.kill)
@@ -55,7 +70,8 @@ class Process:
     def __exit__(self, *_):
         if self.process.poll() is None:
             self.process.kill()
-        self.process.communicate(timeout=120)
+        if not self.process.stdout.closed:
+            self.process.communicate(timeout=120)
 
 
 def client(server, **more):
@@ -74,6 +90,7 @@ def test_by_hand(tmp_path):
         0,
         "--save-root",
         tmp_path / "saves",
+        fresh=True,
         XDG_CACHE_HOME=str(tmp_path),
     ) as server:
         assert server.lines == [f"listening on {server.endpoint}"]
