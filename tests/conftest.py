@@ -35,10 +35,10 @@ def pytest_configure(config):
         config.add_cleanup(functools.partial(shutil.rmtree, folder, ignore_errors=True))
         os.environ |= {
             "JAX_COMPILATION_CACHE_DIR": folder,
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.05",
         }
         jax.config.update("jax_compilation_cache_dir", folder)
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
 
 
 def pytest_collection_modifyitems(items):
