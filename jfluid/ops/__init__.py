@@ -1,4 +1,4 @@
-"""What each operator means: one file a family. Importing this package registers all of them."""
+"""What each operator means: a file for each family. Importing this package registers all of them."""
 
 import importlib
 import pkgutil

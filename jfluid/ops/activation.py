@@ -32,26 +32,26 @@ table(
 
 @op("relu6", ins=("X",), outs=("Out",), rows="map")
 def relu6(x: Array, *, threshold: float = 6.0) -> Array:
-    """x limited to 0..threshold."""
+    """Limit x to 0..threshold."""
     return between(x, 0.0, threshold)
 
 
 @op("brelu", ins=("X",), outs=("Out",), rows="map")
 def brelu(x: Array, *, t_min: float = 0.0, t_max: float = 24.0) -> Array:
-    """x limited to t_min..t_max."""
+    """Limit x to t_min..t_max."""
     return between(x, t_min, t_max)
 
 
 @op("leaky_relu", ins=("X",), outs=("Out",), rows="map")
 def leaky_relu(x: Array, *, alpha: float = 0.02) -> Array:
-    """The larger of x and alpha * x."""
+    """Return the larger of x and alpha * x."""
     positive, negative = (x, alpha * x) if alpha <= 1 else (alpha * x, x)
     return jnp.where(x > 0, positive, negative)
 
 
 @op("elu", ins=("X",), outs=("Out",), rows="map")
 def elu(x: Array, *, alpha: float = 1.0) -> Array:
-    """x above zero, alpha * (exp(x) - 1) elsewhere."""
+    """Return x where it is positive, else alpha * (exp(x) - 1)."""
     return jax.nn.elu(x, alpha)
 
 
@@ -59,13 +59,13 @@ def elu(x: Array, *, alpha: float = 1.0) -> Array:
 def selu(
     x: Array, *, scale: float = 1.0507009873554805, alpha: float = 1.6732632423543772
 ) -> Array:
-    """scale * elu(x, alpha)."""
+    """Return scale * elu(x, alpha)."""
     return scale * jax.nn.elu(x, alpha)
 
 
 @op("gelu", ins=("X",), outs=("Out",), rows="map")
 def gelu(x: Array, *, approximate: bool = False) -> Array:
-    """x times the normal distribution function of x, or its approximation by tanh."""
+    """Return x times the normal distribution function of x, or its approximation by tanh."""
     return jax.nn.gelu(x, approximate)
 
 
@@ -86,31 +86,31 @@ def _soft_relu_jvp(
 
 @op("soft_relu", ins=("X",), outs=("Out",), rows="map")
 def soft_relu(x: Array, *, threshold: float = 40.0) -> Array:
-    """log(1 + exp(x)) of x limited to -threshold..threshold."""
+    """Return log(1 + exp(x)), with x limited to -threshold..threshold."""
     return _soft_relu(x, threshold)
 
 
 @op("softshrink", ins=("X",), outs=("Out",), rows="map")
 def softshrink(x: Array, *, lambda_: float = 0.5) -> Array:
-    """x moved towards zero by lambda, zero where it is nearer than that."""
+    """Move x towards zero by lambda; where it is nearer than that, return zero."""
     return jnp.where(x > lambda_, x - lambda_, jnp.where(x < -lambda_, x + lambda_, 0.0))
 
 
 @op("hard_shrink", ins=("X",), outs=("Out",), rows="map")
 def hard_shrink(x: Array, *, threshold: float = 0.5) -> Array:
-    """x, zero where its magnitude is at most the threshold."""
+    """Return x, or zero where its magnitude is at most the threshold."""
     return jnp.where(jnp.abs(x) > threshold, x, 0.0)
 
 
 @op("thresholded_relu", ins=("X",), outs=("Out",), rows="map")
 def thresholded_relu(x: Array, *, threshold: float = 1.0) -> Array:
-    """x, zero where it is at most the threshold."""
+    """Return x, or zero where it is at most the threshold."""
     return jnp.where(x > threshold, x, 0.0)
 
 
 @op("hard_sigmoid", ins=("X",), outs=("Out",), rows="map")
 def hard_sigmoid(x: Array, *, slope: float = 0.2, offset: float = 0.5) -> Array:
-    """slope * x + offset limited to 0..1."""
+    """Return slope * x + offset, limited to 0..1."""
     return between(slope * x + offset, 0.0, 1.0)
 
 
@@ -118,20 +118,20 @@ def hard_sigmoid(x: Array, *, slope: float = 0.2, offset: float = 0.5) -> Array:
 def hard_swish(
     x: Array, *, threshold: float = 6.0, scale: float = 6.0, offset: float = 3.0
 ) -> Array:
-    """x times (x + offset limited to 0..threshold), over scale."""
+    """Return x times (x + offset limited to 0..threshold), divided by scale."""
     return x * between(x + offset, 0.0, threshold) / scale
 
 
 @op("swish", ins=("X",), outs=("Out",), rows="map")
 def swish(x: Array, *, beta: float = 1.0) -> Array:
-    """x * sigmoid(beta * x)."""
+    """Return x * sigmoid(beta * x)."""
     return x * jax.nn.sigmoid(beta * x)
 
 
 @op("mish", ins=("X",), outs=("Out",), rows="map")
 def mish(x: Array, *, threshold: float = 20.0) -> Array:
-    """x * tanh(softplus(x)); beyond the threshold softplus is taken as x, below its negative as
-    exp(x).
+    """Return x * tanh(softplus(x)); above the threshold softplus is taken as x, below its negative
+    as exp(x).
     """
     low, high = x < -threshold, x > threshold
     # The inner selection keeps exp from overflowing where its result is not used, which would spoil
@@ -142,14 +142,14 @@ def mish(x: Array, *, threshold: float = 20.0) -> Array:
 
 @op("stanh", ins=("X",), outs=("Out",), rows="map")
 def stanh(x: Array, *, scale_a: float = 0.67, scale_b: float = 1.7159) -> Array:
-    """scale_b * tanh(scale_a * x)."""
+    """Return scale_b * tanh(scale_a * x)."""
     return scale_b * jnp.tanh(scale_a * x)
 
 
 @op("maxout", ins=("X",), outs=("Out",), rows=row_rules.by_axis("axis", 1))
 def maxout(x: Array, *, groups: Int, axis: Int = 1) -> Array:
-    """The largest of each `groups` neighbouring channels; at a tie the gradient goes to the first
-    of them.
+    """Return the largest of each `groups` neighbouring channels; of equal ones the gradient goes to
+    the first.
     """
     axis %= x.ndim
     if groups < 1 or x.shape[axis] % groups:
@@ -168,8 +168,8 @@ def _unless_by_element(attrs: Mapping[str, Any], ins: Mapping[str, Any]) -> str 
 
 @op("prelu", ins=("X", "Alpha"), outs=("Out",), rows=_unless_by_element)
 def prelu(x: Array, alpha: Array, *, mode: str = "all") -> Array:
-    """x above zero, alpha * x elsewhere, with one alpha for all, one a channel, or one an element
-    of a row.
+    """Return x where it is positive, else alpha * x: one alpha for all, for each channel, or for
+    each element of a row.
     """
     if mode not in ("all", "channel", "element"):
         raise errors.ShapeError(f"prelu: mode must be all, channel or element, found {mode!r}")
@@ -204,7 +204,7 @@ def _softmax_jvp(
 
 @op("softmax", ins=("X",), outs=("Out",), rows=row_rules.by_axis("axis"))
 def softmax(x: Array, *, axis: int = -1, data_format: str = "AnyLayout") -> Array:
-    """exp(x) normalised to a sum of one along `axis`; the layout of the data makes no
+    """Return exp(x) normalised to a sum of one along `axis`; the layout of the data makes no
     difference.
     """
     return _softmax(x, axis)

@@ -24,14 +24,14 @@ _EDGE = np.float32(math.erf(np.float32(2) / _ROOT))
 
 @dataclass
 class Drawn:
-    """Numbers that were drawn for an operator: it gets them in place of its key."""
+    """Numbers that were drawn for an operator, which gets them in place of its key."""
 
     values: jax.Array
 
 
 def possible(key: Any) -> bool:
-    """Whether numbers for keys that follow from this one can be drawn together: it is a threefry
-    key.
+    """Return whether numbers for keys that are derived from this one can be drawn together: it must
+    be a threefry key.
     """
     return (
         key is not None
@@ -41,8 +41,8 @@ def possible(key: Any) -> bool:
 
 
 def size(attrs: dict[str, Any]) -> int:
-    """How many numbers an operator of these attributes draws, if they are float32 and their shape
-    is known; else 0.
+    """Return how many numbers an operator with these attributes draws, if they are float32 and
+    their shape is known; else 0.
     """
     shape = attrs.get("shape", ())
     known = shape and min(shape) > 0 and attrs.get("dtype", VarType.FP32) == VarType.FP32
@@ -50,7 +50,7 @@ def size(attrs: dict[str, Any]) -> int:
 
 
 def standard(kind: str, keys: Sequence[jax.Array], sizes: Sequence[int]) -> list[Drawn]:
-    """For each key numbers of the standard distribution `kind`: "uniform", "normal" or
+    """Return, for each key, numbers of the standard distribution `kind`: "uniform", "normal" or
     "truncated_normal".
     """
     shaped = {"uniform": uniform, "normal": normal, "truncated_normal": truncated_normal}[kind]
@@ -61,9 +61,9 @@ def standard(kind: str, keys: Sequence[jax.Array], sizes: Sequence[int]) -> list
 def _in_parts(
     shaped: Callable[[jax.Array], jax.Array], keys: Sequence[jax.Array], sizes: Sequence[int]
 ) -> jax.Array:
-    """[sum of sizes]: for each key in turn what `shaped` makes of its bits.
+    """Return [sum of sizes]: for each key in turn what `shaped` makes of its bits.
 
-    A loop over parts: XLA would otherwise put the generator into every one of the many programs
+    It loops over parts: XLA would otherwise put the generator into every one of the many programs
     that take a piece.
     """
     parts = max(2, -(-sum(sizes) // _PART))
@@ -84,7 +84,7 @@ def _in_parts(
 
 
 def bits(keys: jax.Array, numbers: jax.Array) -> jax.Array:
-    """uint32 [n]: element `numbers[i]` of what `jax.random.bits` gives for threefry key i of
+    """Return uint32 [n]: element `numbers[i]` of what `jax.random.bits` gives for threefry key i of
     `keys`.
 
     It is the exclusive or of the two words that the generator makes of the number (Salmon et al.,
@@ -96,26 +96,28 @@ def bits(keys: jax.Array, numbers: jax.Array) -> jax.Array:
 
 
 def uniform(bits: jax.Array) -> jax.Array:
-    """float32 numbers in [0, 1): as `jax.random.uniform`."""
+    """Return float32 numbers in [0, 1), as `jax.random.uniform` makes them of these bits."""
     return jax.lax.bitcast_convert_type(
         (bits >> 9) | np.float32(1).view(np.uint32), np.float32
     ) - np.float32(1)
 
 
 def between(fractions: jax.Array, low: float | np.floating, high: float | np.floating) -> jax.Array:
-    """float32 numbers in [low, high), from those in [0, 1)."""
+    """Return float32 numbers in [low, high), from those in [0, 1)."""
     bottom, top = np.float32(low), np.float32(high)
     return jnp.maximum(fractions * (top - bottom) + bottom, bottom)
 
 
 def normal(bits: jax.Array) -> jax.Array:
-    """Standard normal float32 numbers: as `jax.random.normal`."""
+    """Return standard normal float32 numbers, as `jax.random.normal` makes them of these bits."""
     return _ROOT * jax.lax.erf_inv(
         between(uniform(bits), np.nextafter(np.float32(-1), np.float32(0)), 1.0)
     )
 
 
 def truncated_normal(bits: jax.Array) -> jax.Array:
-    """Standard normal float32 numbers in (-2, 2): as `jax.random.truncated_normal`."""
+    """Return standard normal float32 numbers in (-2, 2), as `jax.random.truncated_normal` makes
+    them of these bits.
+    """
     most = np.nextafter(np.float32(2), np.float32(0))
     return jnp.clip(_ROOT * jax.lax.erf_inv(between(uniform(bits), -_EDGE, _EDGE)), -most, most)

@@ -25,8 +25,8 @@ def _constant(shape: Sequence[int], dtype: np.dtype, value: Any) -> Array:
 
 
 def _parsed(text: str, value: float, dtype: np.dtype) -> Any:
-    """The value of a constant: `text` where it is given, because a float32 attribute cannot hold
-    every number.
+    """Return the value of a constant: `text` where it is given, because a float32 attribute cannot
+    represent every number.
     """
     if not text:
         number: Any = value
@@ -57,7 +57,7 @@ def fill_constant(
     value: float = 0.0,
     str_value: str = "",
 ) -> Array:
-    """A tensor full of one value."""
+    """Make a tensor with one value everywhere."""
     dims = given_ints(shape_tensors, shape_tensor, shape, "the shape of fill_constant")
     if any(d < 0 for d in dims):
         raise errors.ShapeError(
@@ -74,8 +74,8 @@ def fill_constant(
 def like_batch(
     like: Array, shape: Sequence[int], input_dim_idx: int, output_dim_idx: int
 ) -> tuple[tuple[int, ...], Callable[..., Any]]:
-    """`shape` with one dimension taken from another tensor (of sequences, their number), and what
-    makes rows of the result.
+    """Return `shape` with one dimension taken from another tensor (of sequences, their number), and
+    what makes rows of the result.
     """
     dims = list(shape)
     dims[output_dim_idx], source = number_like(like, input_dim_idx)
@@ -94,7 +94,7 @@ def fill_constant_batch_size_like(
     input_dim_idx: int = 0,
     output_dim_idx: int = 0,
 ) -> Value:
-    """A tensor full of one value, one dimension of which is taken from Input."""
+    """Make a tensor with one value everywhere, one dimension of which is taken from Input."""
     elements = np_dtype(dtype)
     dims, wrap = like_batch(like, shape, input_dim_idx, output_dim_idx)
     return wrap(jnp.full(dims, _parsed(str_value, value, elements), elements))
@@ -102,7 +102,7 @@ def fill_constant_batch_size_like(
 
 @op("fill_zeros_like", ins=("X",), outs=("Out",), grad=False, rows="map", sparse=True)
 def fill_zeros_like(x: Array) -> Array | SelectedRows:
-    """Zeros of the shape and dtype of x; of sparse rows, for the same rows."""
+    """Make zeros of the shape and dtype of x; of sparse rows, for the same rows."""
     if isinstance(x, SelectedRows):
         return x.map(jnp.zeros_like)
     return jnp.zeros(x.shape, x.dtype)
@@ -110,20 +110,20 @@ def fill_zeros_like(x: Array) -> Array | SelectedRows:
 
 @op("fill_zeros_like2", ins=("X",), outs=("Out",), grad=False, rows="map")
 def fill_zeros_like2(x: Array, *, dtype: int = 5) -> Array:
-    """Zeros of the shape of x."""
+    """Make zeros of the shape of x."""
     return jnp.zeros(x.shape, np_dtype(dtype))
 
 
 @op("fill_any_like", ins=("X",), outs=("Out",), grad=False, rows="map")
 def fill_any_like(x: Array, *, value: float = 0.0, dtype: int = -1) -> Array:
-    """A tensor of the shape of x full of one value; dtype -1 is that of x."""
+    """Make a tensor of the shape of x with one value everywhere; dtype -1 is that of x."""
     elements = np.dtype(x.dtype) if dtype < 0 else np_dtype(dtype)
     return jnp.full(x.shape, _parsed("", value, elements), elements)
 
 
 @op("fill", outs=("Out",), grad=False, fold=True)
 def fill(*, value: Floats, shape: Ints, dtype: int = 5) -> np.ndarray:
-    """The given values in the given shape."""
+    """Make a tensor of the given values in the given shape."""
     return np.asarray(value).astype(np_dtype(dtype)).reshape(shape)
 
 
@@ -137,7 +137,7 @@ def assign_value(
     int32_values: Ints = (),
     int64_values: Longs = (),
 ) -> np.ndarray:
-    """The given values in the given shape."""
+    """Make a tensor of the given values in the given shape."""
     values = bool_values or fp32_values or int32_values or int64_values
     if len(values) != np.prod(shape, dtype=np.int64):
         raise errors.ShapeError(
@@ -148,13 +148,13 @@ def assign_value(
 
 @op("assign", ins=("X?",), outs=("Out",), fold=True, rows="map", sparse=True)
 def assign(x: Array | None) -> Array | None:
-    """A copy of x."""
+    """Copy x."""
     return x
 
 
 @op("cast", ins=("X",), outs=("Out",), fold=True, rows="map", sparse=True)
 def cast(x: Array, *, in_dtype: Int, out_dtype: Int) -> Array | SelectedRows:
-    """x with another element type; in_dtype only records the first one."""
+    """Convert x to another element type; in_dtype only records the first one."""
     if isinstance(x, SelectedRows):
         return x.map(lambda v: v.astype(np_dtype(out_dtype)))
     return x.astype(np_dtype(out_dtype))
@@ -162,12 +162,12 @@ def cast(x: Array, *, in_dtype: Int, out_dtype: Int) -> Array | SelectedRows:
 
 @op("increment", ins=("X",), outs=("Out",), inplace={"Out": "X"}, fold=True, rows="map")
 def increment(x: Array, *, step: float = 1.0) -> Array:
-    """x plus step, which is cut to the type of x."""
+    """Return x plus step, which is converted to the type of x."""
     return x + np.asarray(step).astype(x.dtype)
 
 
 def _numbers(values: tuple[Array, Array, Array], what: str) -> list[Any] | None:
-    """The numbers in one-element tensors; None while shapes are inferred."""
+    """Return the numbers in tensors of one element; None while shapes are inferred."""
     if all(map(static_values.is_static, values)):
         return [np.asarray(v).reshape(-1)[0] for v in values]
     if static_values.placeholder() is None:
@@ -180,7 +180,7 @@ def _numbers(values: tuple[Array, Array, Array], what: str) -> list[Any] | None:
 
 @op("range", ins=("Start", "End", "Step"), outs=("Out",), grad=False, fold=True)
 def range_(start: Array, end: Array, step: Array) -> Array | np.ndarray:
-    """Numbers from start up to end, end excluded, by step."""
+    """Return the numbers from start up to end, without end, by step."""
     numbers = _numbers((start, end, step), "a bound of range")
     if numbers is None:
         return jnp.zeros((static_values.placeholder(),), start.dtype)
@@ -192,7 +192,7 @@ def range_(start: Array, end: Array, step: Array) -> Array | np.ndarray:
 
 @op("linspace", ins=("Start", "Stop", "Num"), outs=("Out",), grad=False, fold=True)
 def linspace(start: Array, stop: Array, num: Array) -> Array:
-    """num evenly spaced numbers from start to stop, both included."""
+    """Return num evenly spaced numbers from start to stop, both included."""
     count = static_values.ints(num, "the number of elements of linspace")[0]
     xp, start, stop = numpy_of(start, stop), start.reshape(-1)[0], stop.reshape(-1)[0]
     if count < 1:
@@ -202,13 +202,13 @@ def linspace(start: Array, stop: Array, num: Array) -> Array:
 
 @op("eye", outs=("Out",), grad=False)
 def eye(*, num_rows: Long, num_columns: Long = -1, dtype: int = 5) -> Array:
-    """Ones on the diagonal, zeros elsewhere."""
+    """Make a matrix with ones on the diagonal and zeros elsewhere."""
     return jnp.eye(num_rows, num_rows if num_columns < 0 else num_columns, dtype=np_dtype(dtype))
 
 
 @op("diag", ins=("Diagonal",), outs=("Out",), grad=False)
 def diag(diagonal: Array) -> Array:
-    """A square matrix with the vector on its diagonal."""
+    """Make a square matrix with the vector on its diagonal."""
     return jnp.diag(diagonal)
 
 
@@ -221,7 +221,7 @@ def _diagonal_rows(attrs: Mapping[str, Any], ins: Mapping[str, Any]) -> str | No
 
 @op("diag_embed", ins=("Input",), outs=("Out",), grad=False, rows=_diagonal_rows)
 def diag_embed(x: Array, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Array:
-    """The last dimension of x on a diagonal of the new dimensions dim1 and dim2."""
+    """Put the last dimension of x on a diagonal of the new dimensions dim1 and dim2."""
     n = x.shape[-1]
     size = n + abs(offset)
     if is_unknown(n):
@@ -240,5 +240,5 @@ def diag_embed(x: Array, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> 
     rows=lambda attrs, ins: "map" if ins["X"].ndim > 2 else None,
 )
 def tril_triu(x: Array, *, lower: Bool, diagonal: int = 0) -> Array:
-    """The lower or upper triangle of the matrices in x, zeros elsewhere."""
+    """Keep the lower or upper triangle of the matrices in x; the rest becomes zero."""
     return jnp.tril(x, diagonal) if lower else jnp.triu(x, diagonal)

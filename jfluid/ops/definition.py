@@ -1,4 +1,4 @@
-"""What the project knows of one operator: its slots, its attributes, its function."""
+"""The definition of one operator: its slots, its attributes, its function."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -96,40 +96,44 @@ class Attr:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What is said of an operator beside its slots and its function. Each option stands here and
-    nowhere else.
+    """What a definition says beside slots and function. Each option is described here and nowhere
+    else.
 
     Attributes:
-        grad: whether `append_backward` goes through it.
+        grad: whether `append_backward` goes through the operator.
         nograd: input slots that never get a gradient.
         unsaved: output slots that the gradient operator is not given (Fluid's kernels read a
             meaning into them).
         inplace: output slot -> input slot of the same shape and dtype, usually the same variable.
-        rng: the function takes `key`, a JAX random key that differs by step and operator.
-        draws: of an operator that draws: the distribution in `jfluid.ops.batched_random` that it
-            gets, where it has no inputs, as a `Drawn` in place of its key.
-        fold: evaluated while tracing when all inputs are known (shapes computed by operators).
-        host: runs between XLA segments, on NumPy arrays; a function with a keyword-only `ctx` gets
-            an object with the operator (`.op`), the Scope (`.scope`) and the Executor's place
-            (`.place`).
+        rng: whether the function takes `key`, a JAX random key that differs by step and operator.
+        draws: for an operator that draws random numbers: the distribution in
+            `jfluid.ops.batched_random` of which it gets numbers as a `Drawn` in place of its key,
+            where it has no inputs.
+        fold: whether it is evaluated while tracing when all inputs are known (shapes computed by
+            operators).
+        host: whether it runs between XLA segments, on NumPy arrays. A function with a keyword-only
+            `ctx` gets an object with the operator (`.op`), the Scope (`.scope`) and the Executor's
+            place (`.place`).
         rows: why padding rows are harmless: "map", "mask", "sequence", a function, or None (see
             `jfluid.ops.ragged_dispatch`).
         row_outs: output slots of a "mask" operator that have the rows of its inputs.
-        sparse: it takes `SelectedRows` where gradients may be sparse; others refuse them.
-        carries: output slots whose former value the function gets too, after the inputs (a tensor
+        sparse: whether it takes `SelectedRows` where gradients may be sparse; other operators
+            refuse them.
+        carries: output slots whose former value the function gets, too, after the inputs (a tensor
             array that is written).
-        host_when: given the operator, whether it runs on the host though others of its type do not.
-        types: given the operator, the kinds (`VarType`) of outputs that are no dense tensors, by
-            slot.
-        collective: it computes with the values of all replicas: where processes train together they
-            run it as one.
+        host_when: a function of an operator that returns whether it runs on the host though others
+            of its type do not.
+        types: a function of an operator that returns the kinds (`VarType`) of outputs that are no
+            dense tensors, by slot.
+        collective: whether it computes with the values of all replicas: where processes train
+            together they run it as one.
         fused: an operator of many inputs and outputs that does the work of several of this one,
             each of which overwrites its input.
-        entire: an update whose result depends on the whole tensor (a norm of it): parts of it
-            cannot be updated apart.
+        entire: whether it is an update whose result depends on the whole tensor (a norm of it), so
+            that parts of it cannot be updated apart.
         declared_wrong: input slots whose values may have other shapes than Fluid's layers declare.
-        absent: why this release cannot run it; it stands in programs that are made, printed and
-            saved.
+        absent: why this release cannot run it; the operator stands in programs that are made,
+            printed and saved.
     """
 
     grad: bool = True
@@ -153,13 +157,13 @@ class Options:
     absent: str = ""
 
     def options(self) -> dict[str, Any]:
-        """The options by name."""
+        """Return the options by name."""
         return {f.name: getattr(self, f.name) for f in fields(Options)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Declaration(Options):
-    """What `registry.op` is given: the options, and the slots in order, as text (see
+    """The arguments of `registry.op`: the options, and the slots in order, as text (see
     `Slot.parse`).
     """
 
@@ -169,13 +173,13 @@ class Declaration(Options):
 
 @dataclass(frozen=True)
 class OpDef(Options):
-    """What the project knows of an operator. No list of operator names stands anywhere else.
+    """The definition of an operator. No list of operator names stands anywhere else.
 
     Attributes:
-        fn: the pure function; None for an operator that the lowering treats by structure (feed,
+        fn: the pure function; None for an operator that the lowering treats by its structure (feed,
             fetch, blocks).
-        forward: for a gradient derived by `jax.vjp`, the operator it belongs to.
-        wants_ctx, wants_rows: the function has a parameter `ctx`, `rows`.
+        forward: for a gradient that is derived by `jax.vjp`, the operator that it belongs to.
+        wants_ctx, wants_rows: whether the function has a parameter `ctx`, or `rows`.
     """
 
     type: str
@@ -197,7 +201,7 @@ class OpDef(Options):
         return self.fn
 
     def on_host(self, op: Any) -> bool:
-        """Whether operator `op`, of this definition, runs on the host."""
+        """Return whether operator `op`, of this definition, runs on the host."""
         return self.host or (self.host_when is not None and self.host_when(op))
 
     @property
@@ -206,7 +210,7 @@ class OpDef(Options):
         return self.ins + tuple(Slot(c, optional=True) for c in self.carries)
 
     def attr_kind(self, name: str) -> str | None:
-        """The Fluid type of attribute `name`; None when the operator has no such attribute."""
+        """Return the Fluid type of attribute `name`; None when the operator has no such attribute."""
         if name in self.attrs:
             return self.attrs[name].kind
         return COMMON_ATTRS.get(name) or HINT_ATTRS.get(name) or FUSED_ATTRS.get(name, (None,))[0]

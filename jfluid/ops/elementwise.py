@@ -1,4 +1,4 @@
-"""Arithmetic of two tensors with Fluid's broadcasting, and functions of one tensor that are no
+"""Arithmetic of two tensors with Fluid's broadcasting, and functions of one tensor other than
 activations.
 """
 
@@ -20,8 +20,8 @@ from jfluid.ops.shape import is_unknown, numpy_of
 
 
 def _placed(array: Any, rank: int, axis: int, what: str) -> Any:
-    """`array` with its dimensions at `axis` of a shape of `rank` dimensions; trailing ones may be
-    cut to fit.
+    """Return `array` with its dimensions at `axis` of a shape of `rank` dimensions; trailing ones
+    of size 1 may be left out.
     """
     shape = array.shape
     while axis + len(shape) > rank and shape and shape[-1] == 1:
@@ -35,11 +35,11 @@ def _placed(array: Any, rank: int, axis: int, what: str) -> Any:
 
 
 def aligned(x: Any, y: Any, axis: int, what: str) -> tuple[Any, ...]:
-    """`x` and `y` so reshaped that NumPy's broadcasting does what Fluid's `axis` asks for; `what`
+    """Reshape `x` and `y` so that NumPy's broadcasting does what Fluid's `axis` asks for; `what`
     names the operator.
 
-    The tensor with fewer dimensions is placed at `axis` of the other, -1 meaning its last
-    dimensions. Raises ShapeError where shapes or dtypes do not go together.
+    The tensor with fewer dimensions is placed at `axis` of the other; -1 stands for its last
+    dimensions. Raises ShapeError where shapes or dtypes do not fit.
     """
     if x.dtype != y.dtype:
         raise errors.ShapeError(
@@ -53,9 +53,7 @@ def aligned(x: Any, y: Any, axis: int, what: str) -> tuple[Any, ...]:
 
 
 def _fitted(x: Any, y: Any, what: str) -> tuple[Any, ...]:
-    """Hold the dimensions against each other; while shapes are inferred an unknown one fits every
-    other.
-    """
+    """Compare the dimensions; while shapes are inferred an unknown one fits every other."""
     shapes = [list(x.shape), list(y.shape)]
     for i, (a, b) in enumerate(zip(x.shape, y.shape, strict=True)):
         if a == b or 1 in (a, b):
@@ -73,17 +71,17 @@ def _fitted(x: Any, y: Any, what: str) -> tuple[Any, ...]:
 
 
 def only(tensor: Any, dtype: Any) -> Any:
-    """The number in a tensor of one element."""
+    """Return the number in a tensor of one element."""
     return tensor.ravel()[0].astype(dtype)
 
 
 def is_float(array: Any) -> bool:
-    """Whether the array holds floating-point numbers."""
+    """Return whether the array has floating-point numbers."""
     return jnp.issubdtype(array.dtype, jnp.floating)
 
 
 def quotient(x: Any, y: Any) -> Any:
-    """Integer division that rounds towards zero, as in C."""
+    """Divide integers, rounding towards zero as in C."""
     if numpy_of(x, y) is np:
         return np.sign(x) * np.sign(y) * (abs(x) // abs(y))
     return jax.lax.div(*jnp.broadcast_arrays(x, y))
@@ -94,7 +92,9 @@ def _divide(x: Array, y: Array) -> Array:
 
 
 def _remainder(x: Array, y: Array) -> Array:
-    """The sign of the divisor for floats, that of the dividend (as in C) for integers."""
+    """Return the remainder, with the sign of the divisor for floats and of the dividend (as in C)
+    for integers.
+    """
     return x % y if is_float(x) else numpy_of(x, y).fmod(x, y)
 
 
@@ -115,7 +115,7 @@ def _smaller(x: Array, y: Array) -> Array:
 
 
 def binary(name: str, compute: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of an operator (X, Y) -> Out with attribute `axis`."""
+    """Return the function of an operator (X, Y) -> Out with attribute `axis`."""
 
     def apply(x: Array, y: Array, *, axis: int = -1) -> Array:
         return compute(*aligned(x, y, axis, name))
@@ -147,7 +147,7 @@ table(
 
 
 def _scaled_rows(name: str, compute: Callable[..., Any]) -> Callable[..., Any]:
-    """As `binary`, and for sparse rows with one number."""
+    """Return what `binary` returns, which also takes sparse rows and one number."""
     dense = binary(name, compute)
 
     def apply(x: Array, y: Array, *, axis: int = -1) -> Array | SelectedRows:
@@ -178,13 +178,13 @@ table(
 
 @op("minus", ins=("X", "Y"), outs=("Out",), rows="map")
 def minus(x: Array, y: Array) -> Array:
-    """x - y for equal shapes."""
+    """Return x - y for equal shapes."""
     return operator.sub(*_equal_shapes("minus", x, y))
 
 
 @op("sum", ins=("X*",), outs=("Out",), fold=True, rows="map", sparse=True)
 def sum_(xs: list[Array | SelectedRows]) -> Array | SelectedRows:
-    """Sum of tensors of one shape; of sparse rows only, the rows of all."""
+    """Add up tensors of equal shape; of sparse rows alone, the result has the rows of all."""
     if not xs:
         raise errors.ShapeError("sum: the list of tensors is empty")
     sparse = [x for x in xs if isinstance(x, SelectedRows)]
@@ -220,8 +220,8 @@ def scale(
     bias: float = 0.0,
     bias_after_scale: bool = True,
 ) -> Array | SelectedRows:
-    """x * scale + bias, or (x + bias) * scale; integers take the whole part of scale and bias. Of
-    sparse rows their values.
+    """Return x * scale + bias, or (x + bias) * scale. Of integers only the whole parts of scale and
+    bias are used.
     """
     if isinstance(x, SelectedRows):
         return (x.settled() if bias else x).map(
@@ -244,7 +244,7 @@ def _scaled(
 
 @op("pow", ins=("X", "FactorTensor?"), outs=("Out",), nograd=("FactorTensor",), rows="map")
 def pow_(x: Array, factor_tensor: Array | None, *, factor: float = 1.0) -> Array:
-    """x to the power of `factor`, element by element."""
+    """Return x to the power of `factor`, element by element."""
     if factor_tensor is not None:
         return jnp.power(x, only(factor_tensor, x.dtype))
     if factor.is_integer() and (is_float(x) or factor >= 0):
@@ -253,9 +253,7 @@ def pow_(x: Array, factor_tensor: Array | None, *, factor: float = 1.0) -> Array
 
 
 def between(x: Any, low: Any, high: Any) -> Any:
-    """x limited to low..high. The gradient is zero where x equals a bound, so this is not
-    jnp.clip.
-    """
+    """Limit x to low..high. The gradient is zero where x equals a bound, so this is not jnp.clip."""
     return jnp.where(x <= low, low, jnp.where(x >= high, high, x)).astype(x.dtype)
 
 
@@ -265,8 +263,8 @@ def between(x: Any, low: Any, high: Any) -> Any:
 def clip(
     x: Array, low: Array | None, high: Array | None, *, min: float, max: float
 ) -> Array | SelectedRows:
-    """x limited to min..max, given as numbers or as one-element tensors. Of sparse rows their
-    sums.
+    """Limit x to min..max, given as numbers or as tensors of one element. Equal sparse rows are
+    added up first.
     """
     if low is None and high is None and min >= max:
         raise errors.ShapeError(f"clip: min must be less than max, found {min} and {max}")
@@ -281,7 +279,7 @@ def clip(
 
 @op("cumsum", ins=("X",), outs=("Out",), rows=row_rules.by_axis("axis"))
 def cumsum(x: Array, *, axis: int = -1, exclusive: bool = False, reverse: bool = False) -> Array:
-    """Running sums along `axis`; exclusive ones leave the element itself out."""
+    """Return running sums along `axis`; exclusive ones leave the element itself out."""
     axis %= x.ndim
     if exclusive:
         ahead = (slice(None),) * axis
@@ -300,19 +298,19 @@ def _round(x: Array) -> Array:
 
 
 def magnitude(x: Any) -> Any:
-    """Absolute value with gradient zero at zero, where that of jnp.abs is one."""
+    """Return the absolute value, with gradient zero at zero, where that of jnp.abs is one."""
     return x * jax.lax.stop_gradient(jnp.sign(x))
 
 
 def unary(compute: Callable[..., Any]) -> Callable[..., Any]:
-    """`compute` with the signature of an operator X -> Out; JAX's own have parameters that are no
-    attributes.
+    """Give `compute` the signature of an operator X -> Out; JAX's functions have parameters that
+    are no attributes.
     """
     return lambda x: compute(x)
 
 
 def _unary_of_rows(compute: Callable[..., Any]) -> Callable[..., Any]:
-    """As `unary`; of sparse rows their values."""
+    """Do what `unary` does; of sparse rows, the function is applied to their values."""
     return lambda x: x.settled().map(compute) if isinstance(x, SelectedRows) else compute(x)
 
 

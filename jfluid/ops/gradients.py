@@ -1,4 +1,4 @@
-"""Gradient operators derived from their forward operators by `jax.vjp`."""
+"""Gradient operators that are derived from their forward operators by `jax.vjp`."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ GRAD = "@GRAD"
 
 
 def gradient(forward: OpDef) -> OpDef:
-    """The definition of `forward.type + "_grad"`.
+    """Return the definition of `forward.type + "_grad"`.
 
     It reads the inputs, outputs and output gradients of the forward operator (each may be absent)
     and writes the gradients of its inputs. The forward operator is computed again; the lowering
@@ -65,7 +65,7 @@ def gradient(forward: OpDef) -> OpDef:
 
 
 def differentiable(value: Any) -> bool:
-    """Whether a gradient can flow into the array."""
+    """Return whether a gradient can flow into the array."""
     return value is not None and jnp.issubdtype(value.dtype, jnp.inexact)
 
 
@@ -99,7 +99,7 @@ def vjp_of(
     wanted: Sequence[bool],
     used: Iterable[bool],
 ) -> tuple[tuple[Any, ...], Callable[[Sequence[Any]], list[Any]]]:
-    """As `vjp`, for any function from the values of slots to a tuple of values of slots."""
+    """Do what `vjp` does, for any function from the values of slots to a tuple of values of slots."""
     leaves, tree, flags = _flatten(inputs, wanted)
     shape: dict[str, Any] = {}
 
@@ -145,7 +145,9 @@ def vjp_of(
 
 
 def _flatten(slots: Sequence[Any], chosen: Iterable[bool]) -> tuple[list[Any], Any, list[bool]]:
-    """All leaves of the slots' values, their structure, and which leaves gradients flow through."""
+    """Return all leaves of the slots' values, their structure, and which leaves gradients flow
+    through.
+    """
     leaves, tree = jax.tree.flatten(list(slots))
     sizes = [len(jax.tree.leaves(v)) for v in slots]
     by_slot = [c for c, n in zip(chosen, sizes) for _ in range(n)]
@@ -153,7 +155,7 @@ def _flatten(slots: Sequence[Any], chosen: Iterable[bool]) -> tuple[list[Any], A
 
 
 def _seeds(out: Any, cotangent: Any) -> list[Any]:
-    """A cotangent, or None, for each leaf of an output slot's value."""
+    """Return a cotangent, or None, for each leaf of an output slot's value."""
     if isinstance(out, list):
         given = cotangent if isinstance(cotangent, list) else [None] * len(out)
         return [seed for o, c in zip(out, given) for seed in _seeds(o, c)]

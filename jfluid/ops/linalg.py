@@ -15,8 +15,8 @@ from jfluid.ops.shape import is_unknown
 
 
 def _check_equal(what: str, x: Any, y: Any, x_size: int, y_size: int) -> bool:
-    """Whether two sizes are equal; False where one is unknown and may be. Raises ShapeError where
-    they differ.
+    """Return whether two sizes are equal; False where one is unknown and may be. Raises ShapeError
+    where they differ.
     """
     if x_size == y_size:
         return True
@@ -30,7 +30,7 @@ def _check_equal(what: str, x: Any, y: Any, x_size: int, y_size: int) -> bool:
 
 @op("mul", ins=("X", "Y"), outs=("Out",), rows=row_rules.product)
 def mul(x: Array, y: Array, *, x_num_col_dims: int = 1, y_num_col_dims: int = 1) -> Array:
-    """Matrix product of x and y, each flattened to two dimensions."""
+    """Multiply x and y as matrices, each flattened to two dimensions."""
     if not 0 < x_num_col_dims < x.ndim or not 0 < y_num_col_dims < y.ndim:
         raise errors.ShapeError(
             f"mul: num_col_dims must split the dimensions in two, found {x_num_col_dims} for "
@@ -44,15 +44,15 @@ def mul(x: Array, y: Array, *, x_num_col_dims: int = 1, y_num_col_dims: int = 1)
 
 
 def _as_matrix(x: Any, column: bool, transpose: bool) -> Any:
-    """A vector as one column or one row, then the last two dimensions exchanged if asked."""
+    """Return a vector as one column or one row; then exchange the last two dimensions if asked."""
     if x.ndim == 1:
         x = x[:, None] if column else x[None, :]
     return jnp.swapaxes(x, -1, -2) if transpose else x
 
 
 def _batched(x: Any, y: Any) -> Any:
-    """Products of the last two dimensions; a matrix goes with a batch, batches must have equally
-    many matrices.
+    """Multiply over the last two dimensions; a single matrix is multiplied with a batch, and
+    batches need equally many matrices.
     """
     if not _check_equal("matmul", x, y, x.shape[-1], y.shape[-2]):
         batch = x.shape[:-2] if x.ndim > 2 else y.shape[:-2]
@@ -78,7 +78,7 @@ def matmul(
     fused_reshape_Out: Ints = (),
     fused_transpose_Out: Ints = (),
 ) -> Array:
-    """alpha * x @ y over the last two dimensions; a vector is a row of x, a column of y."""
+    """Return alpha * x @ y over the last two dimensions; a vector is a row of x or a column of y."""
     if head_number != 1:
         raise errors.UnsupportedError(
             f"matmul: head_number={head_number} exists in Fluid's MKL build only; "
@@ -97,7 +97,7 @@ def matmul(
 
 @op("bmm", ins=("X", "Y"), outs=("Out",), rows="map")
 def bmm(x: Array, y: Array) -> Array:
-    """Products of the matrices of two batches."""
+    """Multiply the matrices of two batches."""
     if x.ndim != 3 or y.ndim != 3:
         raise errors.ShapeError(
             f"bmm: both tensors need 3 dimensions, found shapes {x.shape} and {y.shape}"
@@ -112,7 +112,7 @@ def bmm(x: Array, y: Array) -> Array:
 
 @op("dot", ins=("X", "Y"), outs=("Out",), rows=row_rules.last_axis)
 def dot(x: Array, y: Array) -> Array:
-    """Inner product of two vectors, or of each row of two matrices."""
+    """Return the inner product of two vectors, or of each row of two matrices."""
     if x.ndim not in (1, 2) or x.ndim != y.ndim:
         raise errors.ShapeError(
             f"dot: expected two tensors of one shape with 1 or 2 dimensions, found {x.shape} "
@@ -125,7 +125,7 @@ def dot(x: Array, y: Array) -> Array:
 
 @op("addmm", ins=("Input", "X", "Y"), outs=("Out",), rows=row_rules.product)
 def addmm(addend: Array, x: Array, y: Array, *, Alpha: float = 1.0, Beta: float = 1.0) -> Array:
-    """Beta * addend + Alpha * x @ y."""
+    """Return Beta * addend + Alpha * x @ y."""
     if {addend.ndim, x.ndim, y.ndim} != {2}:
         raise errors.ShapeError(
             f"addmm: expected three matrices, found shapes {addend.shape}, {x.shape} and {y.shape}"
@@ -135,13 +135,13 @@ def addmm(addend: Array, x: Array, y: Array, *, Alpha: float = 1.0, Beta: float 
 
 @op("kron", ins=("X", "Y"), outs=("Out",))
 def kron(x: Array, y: Array) -> Array:
-    """Kronecker product."""
+    """Return the Kronecker product."""
     return jnp.kron(x, y)
 
 
 def _cross_rows(attrs: Mapping[str, Any], ins: Mapping[str, Any]) -> str | None:
-    """A map along a dimension that is named and not that of the rows; the first of size 3 might be
-    that.
+    """It is a map along a dimension that is named and not that of the rows; the first one of size 3
+    might be that.
     """
     dim = attrs.get("dim", 9)
     return "map" if dim != 9 and dim % ins["X"].ndim else None
@@ -149,8 +149,8 @@ def _cross_rows(attrs: Mapping[str, Any], ins: Mapping[str, Any]) -> str | None:
 
 @op("cross", ins=("X", "Y"), outs=("Out",), rows=_cross_rows)
 def cross(x: Array, y: Array, *, dim: int = 9) -> Array:
-    """Cross product of vectors of three elements along `dim`; 9 means the first dimension of size
-    3.
+    """Return the cross products of vectors of three elements along `dim`; 9 stands for the first
+    dimension of size 3.
     """
     if x.shape != y.shape and not any(map(is_unknown, (*x.shape, *y.shape))):
         raise errors.ShapeError(f"cross: the shapes must be equal, found {x.shape} and {y.shape}")
@@ -175,5 +175,7 @@ def _trace_rows(attrs: Mapping[str, Any], ins: Mapping[str, Any]) -> str | None:
 
 @op("trace", ins=("Input",), outs=("Out",), rows=_trace_rows)
 def trace(x: Array, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Array:
-    """Sum of the diagonal `offset` above the main one, of each matrix along dim1 and dim2."""
+    """Return the sum of the diagonal `offset` above the main one, of each matrix along dim1 and
+    dim2.
+    """
     return at_least_1d(jnp.trace(x, offset, dim1, dim2, dtype=x.dtype))

@@ -1,4 +1,4 @@
-"""Comparisons, logic and tests of tensors; none has a gradient."""
+"""Comparisons, logic and tests of tensors. None of them has a gradient."""
 
 import operator
 from collections.abc import Callable
@@ -61,38 +61,38 @@ table(
 
 @op("logical_not", ins=("X",), outs=("Out",), grad=False, fold=True, rows="map")
 def logical_not(x: Array) -> Array:
-    """The opposite of a boolean tensor."""
+    """Return not x, element by element."""
     return numpy_of(x).logical_not(x)
 
 
 def _values(x: Array) -> Array:
-    """The values of sparse rows, which are finite where they are to be ignored; padding rows are
-    copies of real ones.
+    """Return the values of sparse rows (finite in rows to ignore), or of padded rows, whose padding
+    has copies of real ones.
     """
     return x.values if isinstance(x, SelectedRows) else x
 
 
 @op("isfinite", ins=("X",), outs=("Out",), grad=False, rows="mask", sparse=True)
 def isfinite(x: Array) -> Array:
-    """Whether no element is infinite or not a number."""
+    """Return whether all elements are finite numbers."""
     return jnp.isfinite(_values(x)).all().reshape(1)
 
 
 @op("isinf", ins=("X",), outs=("Out",), grad=False, rows="mask", sparse=True)
 def isinf(x: Array) -> Array:
-    """Whether an element is infinite."""
+    """Return whether an element is infinite."""
     return jnp.isinf(_values(x)).any().reshape(1)
 
 
 @op("isnan", ins=("X",), outs=("Out",), grad=False, rows="mask", sparse=True)
 def isnan(x: Array) -> Array:
-    """Whether an element is not a number."""
+    """Return whether an element is not a number."""
     return jnp.isnan(_values(x)).any().reshape(1)
 
 
 @op("is_empty", ins=("X",), outs=("Out",), grad=False, rows="sequence")
 def is_empty(x: Value) -> Value:
-    """Whether the tensor has no elements: known from its shape, unless its rows are padded."""
+    """Return whether the tensor has no elements, which its shape tells unless its rows are padded."""
     if isinstance(x, Ragged) and not x.exact:
         return jnp.reshape(x.count() == 0, 1)
     return np.array([rows_of(x).size == 0])
@@ -108,7 +108,9 @@ def allclose(
     equal_nan: bool = False,
     rows: RowMask | None = None,
 ) -> Array:
-    """Whether all elements differ by at most atol + rtol * |other|; infinities are close to nothing."""
+    """Return whether all elements differ by at most atol + rtol * |other|; infinities are close to
+    nothing.
+    """
     if x.ndim != other.ndim or any(
         a != b and not is_unknown(a) and not is_unknown(b)
         for a, b in zip(x.shape, other.shape, strict=True)

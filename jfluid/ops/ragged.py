@@ -2,9 +2,9 @@
 
 The rows of all sequences lie one after the other in one array, padded at the end to a size that
 many batches share (`capacity`), so that batches of different lengths run the same compiled program.
-A padding row is a copy of a real row: whatever is finite for real data is finite there too. Nothing
-that padding holds may reach a sum, a fetched value or a gradient: gradients of padding rows are
-zero.
+A padding row is a copy of a real row, so that whatever is finite for real data is finite there,
+too. Nothing in padding rows may reach a sum, a fetched value or a gradient: gradients of padding
+rows are zero.
 """
 
 import functools
@@ -25,15 +25,15 @@ from jfluid.ops import static_values
 )
 @dataclass(frozen=True)
 class Level:
-    """How one level groups what lies below it (the sequences of the next level, or rows).
+    """How one level groups what is below it (the sequences of the next level, or rows).
 
     Attributes:
-        given: int32 [number + 1], the offsets; sequences that only pad are empty and come last.
-            None when uniform.
+        given: int32 [number + 1], the offsets; padding sequences are empty and come last. None when
+            uniform.
         longest: a bound, known while tracing, on the length of a sequence.
         uniform: the number of sequences when each has exactly `longest` entries, else 0.
-        count: int32 scalar, the number of sequences that are no padding, where no level above tells
-            it and it depends on data; else None.
+        count: int32 scalar, the number of sequences that are no padding, where it depends on data
+            and no level above tells it; else None.
     """
 
     given: Any
@@ -43,12 +43,12 @@ class Level:
 
     @property
     def number(self) -> int:
-        """How many sequences there are, padding ones included."""
+        """How many sequences there are, padding among them."""
         return self.uniform or self.given.shape[0] - 1
 
     @property
     def offsets(self) -> Any:
-        """int32 [number + 1]."""
+        """int32 [number + 1]: where each sequence begins, and the end of the last."""
         return (
             jnp.arange(self.uniform + 1, dtype=jnp.int32) * self.longest
             if self.uniform
@@ -62,7 +62,7 @@ class Level:
 
     @property
     def lengths(self) -> Any:
-        """int32 [number]."""
+        """int32 [number]: how many entries each sequence has."""
         return (
             jnp.full(self.uniform, self.longest, jnp.int32)
             if self.uniform
@@ -74,7 +74,7 @@ class Level:
         return jnp.max(self.lengths, initial=0)
 
     def mask(self) -> Any:
-        """bool [number, longest]: which positions of the padded form hold an entry."""
+        """bool [number, longest]: which places of the padded form have an entry."""
         return jnp.arange(self.longest, dtype=jnp.int32) < self.lengths[:, None]
 
 
@@ -89,7 +89,8 @@ class Ragged:
 
     Attributes:
         values: [capacity, ...]: the rows of all sequences, then padding rows.
-        levels: coarsest first; the last groups rows. Empty where only the number of rows varies.
+        levels: the coarsest first; the last groups rows. Empty where only the number of rows
+            varies.
         total: int32 scalar, the number of real rows, where `levels` do not tell it (else None).
         exact: whether it is known while tracing that no row is padding.
     """
@@ -131,7 +132,7 @@ class Ragged:
         return jnp.arange(self.capacity, dtype=jnp.int32) < self.count()
 
     def zeroed(self) -> Any:
-        """The values with zeros in padding rows."""
+        """Return the values with zeros in padding rows."""
         return (
             self.values
             if self.exact
@@ -139,11 +140,11 @@ class Ragged:
         )
 
     def like(self, values: Any) -> "Ragged":
-        """Other values for the same rows."""
+        """Return other values for the same rows."""
         return replace(self, values=values)
 
     def refilled(self) -> "Ragged":
-        """The same rows; padding rows become copies of the first."""
+        """Return the same rows, with copies of the first in padding rows."""
         return (
             self
             if self.exact
@@ -151,17 +152,19 @@ class Ragged:
         )
 
     def segments(self) -> Any:
-        """int32 [capacity]: the sequence each row belongs to; `last.number` for padding rows."""
+        """Return int32 [capacity]: the sequence that each row belongs to; `last.number` for padding
+        rows.
+        """
         return segments(self.last, self.capacity)
 
     def pad(self, time_major: bool = False) -> Any:
-        """[number, longest, ...] (or [longest, number, ...]): a sequence a row, zeros behind its
-        end.
+        """Return [number, longest, ...] (or [longest, number, ...]): one sequence in each row, with
+        zeros after its end.
         """
         return pad(self.values, self.last, self.capacity, time_major)
 
     def unpad(self, dense: Any, time_major: bool = False) -> "Ragged":
-        """The inverse of `pad`: the same rows with values from their places in `dense`."""
+        """Return the same rows with values from their places in `dense`: the inverse of `pad`."""
         return self.like(unpad(dense, self.last, self.capacity, time_major))
 
 
@@ -171,13 +174,13 @@ Value = Any
 
 
 def column(vector: Any, ndim: int) -> Any:
-    """[n] as [n, 1, ..., 1] of `ndim` dimensions."""
+    """Return a vector [n] as [n, 1, ..., 1] of `ndim` dimensions."""
     return vector.reshape(vector.shape + (1,) * (ndim - 1))
 
 
 def segments(level: Level, capacity: int) -> Any:
-    """int32 [capacity]: the sequence each row belongs to; `level.number` for rows behind the
-    last.
+    """Return int32 [capacity]: the sequence that each row belongs to; `level.number` for rows after
+    the last.
     """
     rows = jnp.arange(capacity, dtype=jnp.int32)
     if level.uniform and level.longest:
@@ -188,15 +191,15 @@ def segments(level: Level, capacity: int) -> Any:
 
 
 def _dense_index(level: Level, capacity: int, time_major: bool) -> tuple[Any, Any]:
-    """Where each place of the padded form finds its row, and whether it has one."""
+    """Return, for each place of the padded form, the row that it has, and whether it has one."""
     index, mask = level.starts[:, None] + jnp.arange(level.longest, dtype=jnp.int32), level.mask()
     index = jnp.clip(index, 0, max(capacity - 1, 0))
     return (index.T, mask.T) if time_major else (index, mask)
 
 
 def _row_index(level: Level, capacity: int, time_major: bool) -> tuple[Any, Any]:
-    """Where each row lies in the flattened padded form (padding rows: where row 0 lies), and
-    whether it is real.
+    """Return, for each row, its place in the flattened padded form (that of row 0 for padding
+    rows), and whether it is real.
     """
     rows = jnp.arange(capacity, dtype=jnp.int32)
     real = rows < level.offsets[-1]
@@ -214,8 +217,8 @@ def _is_reshape(level: Level, capacity: int) -> bool:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def pad(values: Any, level: Level, capacity: int, time_major: bool = False) -> Any:
-    """[number, longest, ...] from rows [capacity, ...] grouped by `level`; zeros behind the end of
-    each sequence.
+    """Return [number, longest, ...] from rows [capacity, ...] that `level` groups, with zeros after
+    the end of each sequence.
     """
     if _is_reshape(level, capacity):
         dense = values.reshape(level.uniform, level.longest, *values.shape[1:])
@@ -242,7 +245,7 @@ def _pad_backward(capacity: int, time_major: bool, level: Level, grad: Any) -> t
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def unpad(dense: Any, level: Level, capacity: int, time_major: bool = False) -> Any:
-    """Rows [capacity, ...] from the padded form; padding rows are copies of the first row."""
+    """Return rows [capacity, ...] from the padded form; padding rows are copies of the first row."""
     if _is_reshape(level, capacity):
         return (dense.swapaxes(0, 1) if time_major else dense).reshape(capacity, *dense.shape[2:])
     index, _ = _row_index(level, capacity, time_major)
@@ -262,7 +265,7 @@ unpad.defvjp(_unpad_forward, _unpad_backward)
 
 
 def totals(x: Ragged) -> Any:
-    """[number, ...]: the sum of each sequence's rows."""
+    """Return [number, ...]: the sum of each sequence's rows."""
     level = x.last
     if _is_reshape(level, x.capacity) or level.number * level.longest <= 4 * x.capacity:
         return x.pad().sum(axis=1)
@@ -272,12 +275,13 @@ def totals(x: Ragged) -> Any:
 
 
 def rows_of(x: Any) -> Any:
-    """The rows of a value that may be ragged or dense."""
+    """Return the rows of a value, which may be ragged or dense."""
     return x.values if isinstance(x, Ragged) else x
 
 
 def need(x: Any, op_type: str, slot: str, levels: int = 1) -> Ragged:
-    """`x` as ragged rows of at least `levels` levels. Raises OpError for a value without LoD.
+    """Return `x` as ragged rows of at least `levels` levels. Raises OpError for a value without
+    LoD.
 
     While shapes are inferred a variable whose LoD is not declared counts as having one.
     """
@@ -294,14 +298,14 @@ def need(x: Any, op_type: str, slot: str, levels: int = 1) -> Ragged:
 
 
 def placeholder_level(number: int) -> Level:
-    """A level of unknown lengths, for shape inference."""
+    """Return a level of unknown lengths, for shape inference."""
     return Level(jnp.zeros(number + 1, jnp.int32), number)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def spread(values: Any, level: Level, capacity: int) -> Any:
-    """[capacity, ...]: for each row the value of its sequence, from [number, ...]; padding rows get
-    the last one's.
+    """Return [capacity, ...]: for each row the value of its sequence, from [number, ...]; padding
+    rows get that of the last.
     """
     return jnp.take(values, segments(level, capacity), axis=0, mode="clip")
 
@@ -319,8 +323,8 @@ spread.defvjp(_spread_forward, _spread_backward)
 
 @jax.custom_vjp
 def moved(values: Any, source: Any, back: Any, real: Any) -> Any:
-    """values[source]; its gradient takes for each row what arrived at row `back`, where `real` says
-    that it arrived.
+    """Return values[source]. Its gradient takes for each row what arrived at row `back`, where
+    `real` says that something did.
     """
     return jnp.take(values, source, axis=0, mode="clip")
 
@@ -343,8 +347,8 @@ moved.defvjp(_moved_forward, _moved_backward)
 
 
 def positions(level: Level, capacity: int) -> tuple[Any, Any, Any]:
-    """For each row: its sequence (clipped to the last), its position in it, and whether it is in
-    one at all.
+    """Return for each row: its sequence (the last for rows beyond), its position in it, and whether
+    it is in a sequence at all.
     """
     sequence = jnp.minimum(segments(level, capacity), max(level.number - 1, 0))
     rows = jnp.arange(capacity, dtype=jnp.int32)
@@ -352,13 +356,13 @@ def positions(level: Level, capacity: int) -> tuple[Any, Any, Any]:
 
 
 def offsets_of(lengths: Any) -> Any:
-    """int32 [number + 1] from lengths [number]."""
+    """Return offsets, int32 [number + 1], from lengths [number]."""
     return jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(lengths, dtype=jnp.int32)])
 
 
 def grouped(x: Ragged, values: Any) -> Any:
-    """Values with one row for each sequence of the last level of `x`: rows of the levels above
-    it.
+    """Return values, one row for each sequence of the last level of `x`, as rows of the levels
+    above it.
     """
     if len(x.levels) > 1:
         return Ragged(values, x.levels[:-1], exact=x.exact).refilled()
@@ -366,7 +370,7 @@ def grouped(x: Ragged, values: Any) -> Any:
 
 
 def resized(values: Any, capacity: int) -> Any:
-    """Rows cut, or filled with copies of the first, to `capacity`."""
+    """Return so many rows: cut off at `capacity`, or filled up with copies of the first."""
     missing = capacity - values.shape[0]
     if missing <= 0:
         return values[:capacity]

@@ -25,8 +25,8 @@ from jfluid.ops.tensor_array import TensorArray
 
 
 class NeedsExactRows(errors.OpError):
-    """An operator that does not support padding got padded rows. The step is compiled again with
-    exact shapes.
+    """An operator that does not support padding got padded rows. The step is then compiled again
+    with exact shapes.
     """
 
 
@@ -43,16 +43,18 @@ class RowMask:
     count: Any
 
     def zero(self, x: Any, fill: Any = 0) -> Any:
-        """`x` with `fill` in padding rows."""
+        """Return `x` with `fill` in padding rows."""
         return jnp.where(column(self.mask, x.ndim), x, jnp.asarray(fill, x.dtype))
 
     def refill(self, x: Any) -> Any:
-        """`x` with copies of its first row in padding rows."""
+        """Return `x` with copies of its first row in padding rows."""
         return jnp.where(column(self.mask, x.ndim), x, x[:1])
 
 
 def call(definition: OpDef, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The operator's outputs, one per slot, of inputs that may be ragged. Raises NeedsExactRows."""
+    """Call the operator's function; returns its outputs, one for each slot, for inputs that may be
+    ragged. Raises NeedsExactRows.
+    """
     if not definition.sparse:
         _refuse_sparse(definition, inputs)
     if definition.rows == "sequence":
@@ -94,7 +96,9 @@ def _elements(inputs: Sequence[Any]) -> list[Any]:
 def _over_arrays(
     definition: OpDef, inputs: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Any, ...]:
-    """An operator on whole arrays (their sum, a copy): on each element, or on the buffer of all."""
+    """Apply an operator to whole tensor arrays (their sum, a copy): to each element, or to the
+    buffer of all.
+    """
     arrays = [v for v in _elements(inputs) if isinstance(v, TensorArray)]
     if len(definition.outs) != 1 or len(arrays) != len(
         [v for v in _elements(inputs) if v is not None]

@@ -25,7 +25,7 @@ _SHAPE = ("ShapeTensor?", "ShapeTensorList*?")
 
 
 def key_of(key: Any, seed: int) -> Any:
-    """`key` where seed is 0, else a key of the same kind that follows from the seed alone."""
+    """Return `key` where seed is 0, else a key of the same kind that follows from the seed alone."""
     if seed == 0 or isinstance(key, batched_random.Drawn):
         return key
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
@@ -42,8 +42,8 @@ def _uniform(key: Array, shape: Sequence[int], dtype: Any, low: float, high: flo
 
 
 def _with_diagonal(out: Array, number: int, step: int, value: float) -> Array:
-    """Every (step + 1)-th element, number of them, replaced by value: a diagonal when step is the
-    row length.
+    """Replace every (step + 1)-th element, `number` of them, by value: a diagonal when step is the
+    length of a row.
     """
     if number <= 0:
         return out
@@ -70,7 +70,7 @@ def uniform_random(
     dtype: int = 5,
     key: Array,
 ) -> Array:
-    """Numbers evenly distributed in [min, max); diag_* put a constant on a diagonal."""
+    """Draw numbers evenly from [min, max); diag_* put a constant on a diagonal."""
     dims = given_ints(shape_tensors, shape_tensor, shape, "the shape of uniform_random")
     return _with_diagonal(
         _uniform(key_of(key, seed), dims, dtype, min, max), diag_num, diag_step, diag_val
@@ -100,7 +100,7 @@ def uniform_random_batch_size_like(
     dtype: int = 5,
     key: Array,
 ) -> Value:
-    """uniform_random, one dimension of the shape taken from Input."""
+    """Draw as uniform_random does, with one dimension of the shape taken from Input."""
     dims, wrap = like_batch(like, shape, input_dim_idx, output_dim_idx)
     return wrap(
         _with_diagonal(
@@ -131,7 +131,7 @@ def gaussian_random(
     dtype: int = 5,
     key: Array,
 ) -> Array:
-    """Normally distributed numbers."""
+    """Draw normally distributed numbers."""
     dims = given_ints(shape_tensors, shape_tensor, shape, "the shape of gaussian_random")
     return _gaussian(key_of(key, seed), dims, dtype, mean, std)
 
@@ -156,7 +156,7 @@ def gaussian_random_batch_size_like(
     dtype: int = 5,
     key: Array,
 ) -> Value:
-    """gaussian_random, one dimension of the shape taken from Input."""
+    """Draw as gaussian_random does, with one dimension of the shape taken from Input."""
     dims, wrap = like_batch(like, shape, input_dim_idx, output_dim_idx)
     return wrap(_gaussian(key_of(key, seed), dims, dtype, mean, std))
 
@@ -165,7 +165,7 @@ def gaussian_random_batch_size_like(
 def truncated_gaussian_random(
     *, shape: Ints, mean: float = 0.0, std: float = 1.0, seed: int = 0, dtype: int = 5, key: Array
 ) -> Array:
-    """Normally distributed numbers, drawn again beyond two standard deviations."""
+    """Draw normally distributed numbers, again where one is beyond two standard deviations."""
     elements = np_dtype(dtype)
     if isinstance(key, batched_random.Drawn):
         drawn = key.values.reshape(shape)
@@ -186,7 +186,7 @@ def randint(
     dtype: int = 3,
     key: Array,
 ) -> Array:
-    """Integers evenly distributed in [low, high)."""
+    """Draw integers evenly from [low, high)."""
     if low >= high:
         raise errors.OpError(f"randint: expected low < high, found {low} and {high}")
     dims = given_ints(shape_tensors, shape_tensor, shape, "the shape of randint")
@@ -195,7 +195,7 @@ def randint(
 
 @op("randperm", outs=("Out",), grad=False, rng=True)
 def randperm(*, n: Int, seed: int = 0, dtype: int = 3, key: Array) -> Array:
-    """The numbers from 0 to n - 1 in random order."""
+    """Return the numbers from 0 to n - 1 in random order."""
     return jax.random.permutation(key_of(key, seed), n).astype(np_dtype(dtype))
 
 
@@ -203,8 +203,8 @@ def randperm(*, n: Int, seed: int = 0, dtype: int = 3, key: Array) -> Array:
 def sampling_id(
     x: Array, *, min: float = 0.0, max: float = 1.0, seed: int = 0, key: Array
 ) -> Array:
-    """For each row of probabilities the first column where their running sum passes a number from
-    [min, max).
+    """Return, for each row of probabilities, the first column where their running sum passes a
+    number from [min, max).
     """
     drawn = jax.random.uniform(key_of(key, seed), (x.shape[0], 1), x.dtype, min, max)
     return jnp.minimum((jnp.cumsum(x, 1) <= drawn).sum(1), x.shape[1] - 1).astype(np.int64)
@@ -212,7 +212,7 @@ def sampling_id(
 
 @op("seed", outs=("Out",), grad=False, rng=True)
 def seed(*, seed: int = 0, key: Array) -> Array:
-    """The seed, or a random one when it is 0."""
+    """Return the seed, or a random one when it is 0."""
     if seed:
         return jnp.array([seed], np.int32)
     return jax.random.randint(key, (1,), 1, 2**31 - 1, np.int32)
@@ -222,8 +222,8 @@ def seed(*, seed: int = 0, key: Array) -> Array:
 def random_crop(
     x: Array, seed: Array, *, shape: Ints, startup_seed: int = 0
 ) -> tuple[Array, Array]:
-    """A window of the given shape from the last dimensions of x, elsewhere for each instance; and
-    the next seed.
+    """Cut a window of the given shape out of the last dimensions of x, elsewhere for each instance;
+    also return the next seed.
     """
     kept = x.ndim - len(shape)
     if kept < 0 or any(s > d for s, d in zip(shape, x.shape[kept:], strict=True)):

@@ -19,7 +19,7 @@ from jfluid.ops.selected_rows import SelectedRows
 
 
 def axes_of(x: Any, dim: Ints, everything: bool, what: str) -> tuple[int, ...]:
-    """The axes to reduce, none negative. Raises ShapeError for one that `x` does not have."""
+    """Return the axes to reduce, none negative. Raises ShapeError for one that `x` does not have."""
     if everything:
         return tuple(range(x.ndim))
     if not dim or any(not -x.ndim <= d < x.ndim for d in dim):
@@ -30,7 +30,7 @@ def axes_of(x: Any, dim: Ints, everything: bool, what: str) -> tuple[int, ...]:
 
 
 def at_least_1d(x: Any) -> Any:
-    """A scalar as a tensor of one element."""
+    """Return a scalar as a tensor of one element."""
     return x if x.ndim else x.reshape(1)
 
 
@@ -55,7 +55,7 @@ def _extreme_jvp(
 
 
 def extreme(reduce: str, x: Any, axes: tuple[int, ...], keep: bool) -> Any:
-    """The largest (`reduce` "max") or smallest ("min") element along `axes`."""
+    """Return the largest (`reduce` "max") or smallest ("min") element along `axes`."""
     if isinstance(x, np.ndarray) or not is_float(x):
         return getattr(x, reduce)(axis=axes, keepdims=keep)
     return _extreme(reduce, x, axes, keep)
@@ -80,7 +80,7 @@ _REDUCE = {
 
 
 def _neutral(name: str, dtype: Any) -> Any:
-    """What a padding row holds so that it changes nothing."""
+    """Return the number that padding rows get so that they change nothing."""
     if name in ("reduce_max", "reduce_min"):
         if jnp.issubdtype(dtype, jnp.inexact):
             return -jnp.inf if name == "reduce_max" else jnp.inf
@@ -89,7 +89,7 @@ def _neutral(name: str, dtype: Any) -> Any:
 
 
 def reduction(name: str, compute: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of a reducing operator."""
+    """Return the function of a reducing operator."""
 
     def apply(
         x: Array,
@@ -141,7 +141,7 @@ table(
 
 @op("mean", ins=("X",), outs=("Out",), rows="mask")
 def mean(x: Array, *, rows: RowMask | None = None) -> Array:
-    """Mean of all elements."""
+    """Return the mean of all elements."""
     if rows is None:
         return jnp.mean(x).reshape(1)
     count = jnp.maximum(rows.count, 1).astype(x.dtype) * (x.size // x.shape[0])
@@ -149,12 +149,12 @@ def mean(x: Array, *, rows: RowMask | None = None) -> Array:
 
 
 def root(squares: Any) -> Any:
-    """Square root whose gradient at zero is zero."""
+    """Return the square root, with gradient zero at zero."""
     return power(squares, 0.5)
 
 
 def power(base: Any, exponent: float) -> Any:
-    """base ** exponent for base >= 0; the gradient where base is zero is zero."""
+    """Return base ** exponent for base >= 0, with gradient zero where base is zero."""
     positive = base > 0
     safe = jnp.where(positive, base, 1.0)
     return jnp.where(positive, jnp.sqrt(safe) if exponent == 0.5 else safe**exponent, 0.0)
@@ -173,7 +173,7 @@ table(
 
 
 def _power_sum(x: Any, order: float, axis: Any, keep: bool) -> Any:
-    """(sum of |x| ** order) ** (1 / order)."""
+    """Return (sum of |x| ** order) ** (1 / order)."""
     if order == 1:
         return magnitude(x).sum(axis, keepdims=keep)
     if order == 2:
@@ -185,8 +185,8 @@ def _power_sum(x: Any, order: float, axis: Any, keep: bool) -> Any:
 def p_norm(
     x: Array, *, porder: float = 2.0, axis: int = -1, epsilon: float = 1e-12, keepdim: bool = False
 ) -> Array:
-    """Norm of order `porder` along one axis; no gradient where it is zero, so that epsilon has
-    nothing to guard.
+    """Return the norm of order `porder` along one axis. Where it is zero it has no gradient, so
+    epsilon is not needed.
     """
     if not 0 < porder < float("inf"):
         raise errors.ShapeError(f"p_norm: porder must be positive and finite, found {porder}")
@@ -195,7 +195,7 @@ def p_norm(
 
 @op("dist", ins=("X", "Y"), outs=("Out",))
 def dist(x: Array, y: Array, *, p: float = 2.0) -> Array:
-    """Norm of order p of x - y, broadcast against each other."""
+    """Return the norm of order p of x - y, which are broadcast against each other."""
     x, y = aligned(x, y, -1, "dist")
     away = (x - y).reshape(-1)
     if p == 0:
@@ -207,19 +207,19 @@ def dist(x: Array, y: Array, *, p: float = 2.0) -> Array:
 
 @op("l1_norm", ins=("X",), outs=("Out",), rows="mask")
 def l1_norm(x: Array, *, rows: RowMask | None = None) -> Array:
-    """Sum of magnitudes."""
+    """Return the sum of magnitudes."""
     return magnitude(x if rows is None else rows.zero(x)).sum().reshape(1)
 
 
 @op("squared_l2_norm", ins=("X",), outs=("Out",), rows="mask")
 def squared_l2_norm(x: Array, *, rows: RowMask | None = None) -> Array:
-    """Sum of squares."""
+    """Return the sum of squares."""
     return jnp.square(x if rows is None else rows.zero(x)).sum().reshape(1)
 
 
 @op("norm", ins=("X",), outs=("Norm~", "Out"), rows=row_rules.by_axis("axis"))
 def norm(x: Array, *, axis: Int, epsilon: Float = 1e-10) -> tuple[Array, Array]:
-    """x over its Euclidean norm along `axis`; epsilon is added to the sum of squares."""
+    """Divide x by its Euclidean norm along `axis`; epsilon is added to the sum of squares."""
     length = jnp.sqrt(jnp.square(x).sum(axis, keepdims=True) + epsilon)
     return length, x / length
 
@@ -235,8 +235,8 @@ def norm(x: Array, *, axis: Int, epsilon: Float = 1e-10) -> tuple[Array, Array]:
     entire=True,
 )
 def clip_by_norm(x: Array, *, max_norm: Float, rows: RowMask | None = None) -> Array | SelectedRows:
-    """x scaled down to the Euclidean norm `max_norm` where its own is larger. Of sparse rows their
-    sums.
+    """Scale x to the Euclidean norm `max_norm` where its own is larger. Equal sparse rows are added
+    up first.
     """
     if isinstance(x, SelectedRows):
         return x.merged().map(lambda v: _clipped_to_norm(v, v, max_norm))
@@ -244,26 +244,28 @@ def clip_by_norm(x: Array, *, max_norm: Float, rows: RowMask | None = None) -> A
 
 
 def _clipped_to_norm(x: Array, measured: Array, max_norm: float) -> Array:
-    """x, scaled by the norm of `measured`."""
+    """Scale x by the norm of `measured`."""
     length = jnp.sqrt(jnp.square(measured).sum())
     return jnp.where(length > max_norm, x * (max_norm / jnp.maximum(length, max_norm)), x)
 
 
 def _rows(x: Any) -> Any:
-    """x as a matrix of one row a sample."""
+    """Return x as a matrix with one row for each sample."""
     return x.reshape(x.shape[0], int(np.prod(x.shape[1:])))
 
 
 @op("squared_l2_distance", ins=("X", "Y"), outs=("sub_result~", "Out"), rows="map")
 def squared_l2_distance(x: Array, y: Array) -> tuple[Array, Array]:
-    """Squared Euclidean distance of each row of x from that of y, which may have one row."""
+    """Return the squared Euclidean distance of each row of x from that of y, which may have one
+    row.
+    """
     x, y = aligned(_rows(x), _rows(y), -1, "squared_l2_distance")
     return x - y, jnp.square(x - y).sum(1, keepdims=True)
 
 
 @op("cos_sim", ins=("X", "Y"), outs=("Out", "XNorm~", "YNorm~"), rows="map")
 def cos_sim(x: Array, y: Array) -> tuple[Array, Array, Array]:
-    """Cosine of the angle between each row of x and that of y, which may have one row."""
+    """Return the cosine of the angle between each row of x and that of y, which may have one row."""
     x, y = aligned(_rows(x), _rows(y), -1, "cos_sim")
     # Fluid's 1e-8 keeps the norm of a zero row away from zero.
     x_norm, y_norm = (jnp.sqrt(jnp.square(v).sum(1, keepdims=True) + 1e-8) for v in (x, y))

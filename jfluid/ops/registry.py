@@ -40,14 +40,14 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def _fluid_name(parameter: str) -> str:
-    """The attribute a parameter stands for: `lambda_` for `lambda`, which Python keeps for
-    itself.
+    """Return the attribute that a parameter stands for: `lambda_` for `lambda`, which Python
+    reserves.
     """
     return parameter[:-1] if keyword.iskeyword(parameter[:-1]) else parameter
 
 
 def _with_keywords(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn` called with Fluid's names for attributes that are Python keywords."""
+    """Wrap `fn` so that it takes Fluid's names of attributes that are Python keywords."""
     changed = {_fluid_name(n): n for n in inspect.signature(fn).parameters if _fluid_name(n) != n}
     if not changed:
         return fn
@@ -84,8 +84,8 @@ def _schema(
 def _takes(
     fields: Callable[P, Declaration],
 ) -> Callable[[Callable[..., Any]], Callable[Concatenate[str, P], Callable[[Function], Function]]]:
-    """Type checkers see the keyword arguments of `op` as the fields of a declaration, which are
-    written down there only.
+    """Make type checkers see the keyword arguments of `op` as the fields of a declaration, which
+    are written down only there.
     """
     return lambda function: function
 
@@ -152,8 +152,8 @@ def table(functions: Mapping[str, Callable[..., Any]], **options: Any) -> None:
 
 
 def declare(type_: str, attrs: Mapping[str, tuple[str, Any]] | None = None, **fields: Any) -> None:
-    """Register an operator that the lowering treats by structure: it has slots and attributes but
-    no function.
+    """Register an operator without a function, which the lowering treats by its structure: it has
+    slots and attributes only.
     """
     _add(
         type_,
@@ -173,8 +173,8 @@ def refuse_fused(type_: str, name: str, value: Any) -> None:
 
 
 def find(type_: str) -> OpDef | None:
-    """The definition of operator `type_`, derived where it is the gradient of a known one; else
-    None.
+    """Return the definition of operator `type_`; that of a gradient is derived where the forward
+    operator is known. None for an unknown one.
     """
     found = _OPS.get(type_)
     if found is None and type_.endswith("_grad"):
@@ -185,7 +185,9 @@ def find(type_: str) -> OpDef | None:
 
 
 def get(type_: str) -> OpDef:
-    """The definition of operator `type_`. Raises `errors.UnsupportedOpError` when there is none."""
+    """Return the definition of operator `type_`. Raises `errors.UnsupportedOpError` when there is
+    none.
+    """
     found = find(type_)
     if found is None:
         raise errors.UnsupportedOpError(type_, suggestions=errors.close_to(type_, _OPS))
@@ -193,5 +195,5 @@ def get(type_: str) -> OpDef:
 
 
 def registered() -> list[str]:
-    """Names of all operators registered by hand (derived gradients excluded)."""
+    """Return the names of all operators that are registered by hand, without derived gradients."""
     return sorted(t for t, d in _OPS.items() if d.forward is None)

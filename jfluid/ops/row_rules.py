@@ -1,7 +1,7 @@
-"""Rules of rows for operators that work along an axis: whether row i of the output depends on row i
-of the input only.
+"""Rules for operators that work along an axis: whether row i of the output depends on row i of the
+input only.
 
-Each takes the attributes and the inputs by slot, and returns "map", "mask" or None (see
+Each rule takes the attributes and the inputs by slot, and returns "map", "mask" or None (see
 `jfluid.ops.ragged_dispatch`).
 """
 
@@ -21,8 +21,8 @@ def _first(ins: Ins, slot: str) -> Any:
 
 
 def by_axis(attribute: str, default: int = -1, slot: str = "X") -> Rule:
-    """A map unless the axis that the attribute names, or a tensor in its place, is that of the
-    rows.
+    """Return the rule that an operator is a map unless the axis that the attribute names, or a
+    tensor in its place, is that of the rows.
     """
 
     def rule(attrs: Attrs, ins: Ins) -> str | None:
@@ -34,7 +34,7 @@ def by_axis(attribute: str, default: int = -1, slot: str = "X") -> Rule:
 
 
 def last_axis(attrs: Attrs, ins: Ins) -> str | None:
-    """A map for a tensor of several dimensions: the operator works along the last."""
+    """A tensor of several dimensions makes it a map: the operator works along the last one."""
     return (
         "map"
         if all(_first(ins, s).ndim > 1 for s in ins if isinstance(_first(ins, s), Ragged))
@@ -43,7 +43,7 @@ def last_axis(attrs: Attrs, ins: Ins) -> str | None:
 
 
 def by_dim(attrs: Attrs, ins: Ins) -> str:
-    """A reduction: over rows (they are masked), or within each row."""
+    """A reduction over rows needs a mask; one within each row is a map."""
     x = ins["X"]
     over_rows = attrs.get("reduce_all", False) or any(
         d % x.ndim == 0 for d in attrs.get("dim", (0,))
@@ -52,22 +52,26 @@ def by_dim(attrs: Attrs, ins: Ins) -> str:
 
 
 def by_reduction(attrs: Attrs, ins: Ins) -> str:
-    """A loss of each row, or one of all rows."""
+    """A loss of each row is a map; one over all rows needs a mask."""
     return "map" if attrs.get("reduction", "mean") == "none" else "mask"
 
 
 def unless(slot: str) -> Rule:
-    """A map where the rows of one slot, which all rows read, are not padded."""
+    """Return the rule that an operator is a map where the rows of one slot, which all rows read,
+    are not padded.
+    """
     return lambda attrs, ins: None if isinstance(ins[slot], Ragged) else "map"
 
 
 def product(attrs: Attrs, ins: Ins) -> str | None:
-    """`mul`: rows of X with a matrix that is the same for all."""
+    """`mul` is a map where each row of X is multiplied by a matrix that is the same for all rows."""
     return None if isinstance(ins["Y"], Ragged) else "map"
 
 
 def matrix_product(attrs: Attrs, ins: Ins) -> str | None:
-    """`matmul`: rows of X with one matrix, or matrices of a batch."""
+    """`matmul` is a map where rows of X are multiplied by one matrix, or where it multiplies the
+    matrices of batches.
+    """
     x, y = ins["X"], ins["Y"]
     if isinstance(y, Ragged):
         return "map" if isinstance(x, Ragged) and min(x.ndim, y.ndim) > 2 else None
@@ -77,7 +81,9 @@ def matrix_product(attrs: Attrs, ins: Ins) -> str | None:
 
 
 def reshape(attrs: Attrs, ins: Ins) -> str | None:
-    """A map where the first dimension stays, told by 0 or worked out from -1."""
+    """A reshape is a map where the first dimension stays, whether it is given as 0 or follows from
+    -1.
+    """
     shape, x = attrs.get("shape", ()), ins["X"]
     if not shape or ins.get("Shape") is not None or ins.get("ShapeTensor"):
         return None
@@ -88,13 +94,13 @@ def reshape(attrs: Attrs, ins: Ins) -> str | None:
 
 
 def transpose(attrs: Attrs, ins: Ins) -> str | None:
-    """A map where the first dimension stays."""
+    """A transposition is a map where the first dimension stays."""
     return "map" if attrs["axis"] and attrs["axis"][0] == 0 else None
 
 
 def other_axes(attribute: str, slot: str = "X") -> Rule:
-    """A map where none of the axes in an attribute is that of the rows; an unknown or empty list is
-    not.
+    """Return the rule that an operator is a map where none of the axes in an attribute is that of
+    the rows; an unknown or empty list is no map.
     """
 
     def rule(attrs: Attrs, ins: Ins) -> str | None:
@@ -105,7 +111,7 @@ def other_axes(attribute: str, slot: str = "X") -> Rule:
 
 
 def new_axes(attrs: Attrs, ins: Ins) -> str | None:
-    """`unsqueeze`: a map where no dimension comes before that of the rows."""
+    """`unsqueeze` is a map where no dimension is inserted before that of the rows."""
     axes = attrs.get("axes", ())
     return "map" if axes and all(a > 0 or (a < 0 and -a <= ins["X"].ndim) for a in axes) else None
 

@@ -1,4 +1,4 @@
-"""What the IR may ask of the registry: checks, defaults, shape inference, gradient slots."""
+"""What the IR asks the registry: checks, defaults, shape inference, gradient slots."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -22,7 +22,9 @@ _SCALARS = {"INT": int, "LONG": int, "FLOAT": float, "STRING": str, "BOOLEAN": b
 
 
 def _scalar(value: Any, want: type) -> Any:
-    """`value` as `want`, or TypeError. Numbers convert as Fluid converts them; text never does."""
+    """Return `value` as `want`. Numbers convert as Fluid converts them; text never does. Raises
+    TypeError.
+    """
     if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.size == 1):
         value = value.item()
     if want is str:
@@ -42,7 +44,9 @@ def _scalar(value: Any, want: type) -> Any:
 
 
 def normalise(value: Any, kind: str) -> Any:
-    """An attribute's value in the form that the registry's functions get: scalars and tuples."""
+    """Return an attribute's value in the form that the registry's functions take: scalars and
+    tuples.
+    """
     if kind in _SCALARS:
         return _scalar(value, _SCALARS[kind])
     if kind in _LISTS:
@@ -52,7 +56,7 @@ def normalise(value: Any, kind: str) -> Any:
 
 
 class RegistrySchema:
-    """The registry seen through the IR's hook (`jfluid.ir.schema.Schema`)."""
+    """The registry, behind the IR's hook (`jfluid.ir.schema.Schema`)."""
 
     def __init__(self) -> None:
         self._inferred: dict[Any, Any] = {}
@@ -178,7 +182,7 @@ def _hashable(value: Any) -> Any:
 
 
 def _kind_of(value: Any) -> str:
-    """Fluid's type for an attribute that no definition knows, by its value."""
+    """Return Fluid's type for an attribute that no definition knows, by its value."""
     if isinstance(value, (list, tuple)):
         return (
             {bool: "BOOLEANS", int: "INTS", float: "FLOATS"}.get(type(value[0]), "STRINGS")
@@ -219,8 +223,8 @@ def _like(out: Variable, source: Variable) -> None:
 
 
 def _infer(op: Operator, definition: OpDef, ins: list[list[Variable]]) -> list[Any]:
-    """Shapes and dtypes of all output slots: evaluated twice where something is unknown; a
-    dimension that differs is -1.
+    """Infer shapes and dtypes of all output slots. Where something is unknown the operator is
+    evaluated twice; a dimension that differs is -1.
     """
     try:
         return _twice(op, definition, ins, static_values.PLACEHOLDERS)
@@ -256,8 +260,8 @@ def _infer(op: Operator, definition: OpDef, ins: list[list[Variable]]) -> list[A
 def _twice(
     op: Operator, definition: OpDef, ins: list[list[Variable]], sizes: tuple[int, int]
 ) -> list[Any]:
-    """Evaluated with both placeholders for unknown numbers, and one of `sizes` for unknown
-    dimensions each time.
+    """Evaluate the operator twice, each time with another placeholder for unknown numbers and
+    another one of `sizes` for unknown dimensions.
     """
     first, placeholder_was_read = _evaluate(
         op, definition, ins, static_values.PLACEHOLDERS[0], sizes[0]
@@ -269,14 +273,14 @@ def _twice(
 
 
 def _is_fixed(v: Variable) -> bool:
-    """Whether the value of `v` has one shape only."""
+    """Return whether all values of `v` have the same shape."""
     return v.type == VarType.LOD_TENSOR and not v.lod_level and -1 not in v.shape
 
 
 def _evaluate(
     op: Operator, definition: OpDef, ins: list[list[Variable]], placeholder: int, size: int
 ) -> tuple[list[Any], bool]:
-    """What `_Spec` says of each output slot, and whether an unknown number was read."""
+    """Return the `_Spec` of each output slot, and whether an unknown number was read."""
     values = [
         [_abstract(v, size) for v in vs] if s.many else (_abstract(vs[0], size) if vs else None)
         for s, vs in zip(definition.ins, ins)
@@ -304,7 +308,7 @@ def _evaluate(
 
 
 def _abstract(v: Variable, size: int) -> Any:
-    """What stands for the value of `v` while shapes are inferred; its unknown dimensions are
+    """Return what stands for the value of `v` while shapes are inferred; its unknown dimensions are
     `size`.
     """
     dtype = np_dtype(v.dtype)
@@ -329,7 +333,7 @@ def _abstract(v: Variable, size: int) -> Any:
 
 @dataclass(frozen=True)
 class _Spec:
-    """What inference found out about one output."""
+    """The shape, dtype and kind that were inferred for one output."""
 
     shape: tuple[int, ...]
     dtype: Any
@@ -350,7 +354,7 @@ class _Spec:
         return cls(tuple(value.shape), var_type(value.dtype)) if hasattr(value, "dtype") else None
 
     def describe(self, var: Variable) -> None:
-        """Record it in the program."""
+        """Write them into the program."""
         var.set_shape_dtype(self.shape, self.dtype)
         var.lod_level = self.lod_level
         if self.type is not None:

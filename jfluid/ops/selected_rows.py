@@ -1,5 +1,5 @@
-"""SelectedRows: the gradient of a table of which a step touches few rows. Nothing here costs by the
-table's height.
+"""SelectedRows: the gradient of a table of which a step touches few rows. The cost of everything
+here grows with these rows, not with the table.
 """
 
 import functools
@@ -21,17 +21,17 @@ from jfluid.ops.ragged import Ragged
 )
 @dataclass(frozen=True)
 class SelectedRows:
-    """Some rows of a table [height, ...]; all others are zero. A row may occur several times: the
-    occurrences add up.
+    """Some rows of a table [height, ...]; all others are zero. Where a row occurs several times,
+    its values are added up.
 
     Attributes:
         rows: integers [n]: which row of the table each value belongs to; `height` for one to
             ignore.
         values: [n, ...].
         height: the rows of the table.
-        unique: whether no row occurs twice (but for `height`, which then comes last).
+        unique: whether no row occurs twice (except `height`, which then comes last).
         summed: whether it is the sum of several gradients. Fluid adds up rows in such a sum; here
-            that waits until it is seen (`settled`), because updates that are linear in the gradient
+            that waits until it matters (`settled`), because updates that are linear in the gradient
             need no sort.
         full: whether it is known while tracing that no row is to be ignored.
     """
@@ -57,20 +57,21 @@ class SelectedRows:
         return self.values.ndim
 
     def dense(self) -> Any:
-        """The whole table [height, ...]."""
+        """Return the whole table [height, ...]."""
         return self.added_to(jnp.zeros(self.shape, self.values.dtype))
 
     def map(self, function: Callable[[Any], Any]) -> "SelectedRows":
-        """The same rows with `function` of their values; for one that is not linear, of a `settled`
-        gradient.
+        """Return the same rows with `function` of their values. Where that is not linear, call it
+        on a `settled` gradient.
         """
         return replace(self, values=function(self.values))
 
     def merged(self) -> "SelectedRows":
-        """Each row once, with the sum of its values; what it had more becomes rows to ignore.
+        """Return each row once, with the sum of its values; further occurrences become rows to
+        ignore.
 
-        One sort of 64-bit numbers, row and position in one: XLA:CPU sorts one array far faster than
-        a pair of them.
+        It is one sort of 64-bit numbers that hold row and position: XLA:CPU sorts one array far
+        faster than a pair of them.
         """
         if self.unique:
             return self
@@ -87,12 +88,12 @@ class SelectedRows:
         return SelectedRows(kept, values, self.height, unique=True)
 
     def settled(self) -> "SelectedRows":
-        """As Fluid holds it: a sum has each row once."""
+        """Return the rows as Fluid has them: a sum has each row once."""
         return self.merged() if self.summed else self
 
     def tensor(self) -> Any:
-        """The values of the rows that count: an array, or `Ragged` where their number follows from
-        data.
+        """Return the values of the rows that count: an array, or `Ragged` where their number
+        depends on data.
         """
         if self.full or not self.rows.shape[0]:
             return self.values
@@ -107,20 +108,24 @@ class SelectedRows:
         return Ragged(jnp.take(self.values, places, axis=0, mode="clip"), (), count)
 
     def of(self, table: Any) -> Any:
-        """[n, ...]: the rows of a table of this height (any row where one is to be ignored)."""
+        """Return [n, ...]: these rows of another table of this height (any row where one is to be
+        ignored).
+        """
         return jnp.take(table, self.rows, axis=0, mode="clip")
 
     def added_to(self, table: Any) -> Any:
-        """The table with the values added to their rows."""
+        """Return the table with the values added to their rows."""
         return table.at[self.rows].add(self.values.astype(table.dtype), mode="drop")
 
     def put(self, table: Any, values: Any) -> Any:
-        """The table with rows replaced by `values`; each row must occur once (`merged`)."""
+        """Return the table with these rows replaced by `values`; each row must occur once
+        (`merged`).
+        """
         return table.at[self.rows].set(values.astype(table.dtype), mode="drop")
 
 
 def joined(parts: list[SelectedRows]) -> SelectedRows:
-    """The sum of sparse gradients of one table."""
+    """Return the sum of sparse gradients of the same table."""
     if len({p.shape for p in parts}) > 1:
         raise errors.ShapeError(
             f"sum: sparse rows of tables of one shape are needed, found {[list(p.shape) for p in parts]}"
@@ -138,5 +143,5 @@ def joined(parts: list[SelectedRows]) -> SelectedRows:
 
 
 def densified(value: Any) -> Any:
-    """A gradient as a dense table."""
+    """Return a gradient as a dense table."""
     return value.dense() if isinstance(value, SelectedRows) else value

@@ -1,8 +1,8 @@
-"""Values known while a program is traced: shapes and bounds that Fluid gives as tensors.
+"""Values that are known while a program is traced: shapes and bounds that Fluid gives as tensors.
 
 While a block is lowered a known value is a NumPy array; everything else is a tracer. While shapes
 are inferred nothing is known, and a placeholder stands for each unknown number: where one was read
-the inference runs again with a different one, and a dimension that differs is -1.
+the inference runs again with another placeholder, and a dimension that differs is -1.
 """
 
 import contextlib
@@ -21,8 +21,8 @@ PLACEHOLDERS = (2520, 5040)
 
 @dataclass
 class Inference:
-    """One evaluation of an operator for its shapes: what unknown numbers read as, and whether one
-    was read.
+    """One evaluation of an operator for its shapes: the number that unknown ones read as, and
+    whether one was read.
     """
 
     placeholder: int
@@ -36,7 +36,7 @@ _inference: contextvars.ContextVar[Inference | None] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def inferring(placeholder: int) -> Iterator[Inference]:
-    """Within this context unknown numbers read as `placeholder`."""
+    """A context in which unknown numbers read as `placeholder`."""
     current = Inference(placeholder)
     token = _inference.set(current)
     try:
@@ -46,13 +46,13 @@ def inferring(placeholder: int) -> Iterator[Inference]:
 
 
 def inference() -> Inference | None:
-    """The evaluation for shapes that is under way; None while a program is lowered."""
+    """Return the evaluation for shapes that is going on; None while a program is lowered."""
     return _inference.get()
 
 
 def placeholder() -> int | None:
-    """The number that stands for unknown ones while shapes are inferred; None while a program is
-    lowered.
+    """Return the number that stands for unknown ones while shapes are inferred; None while a
+    program is lowered.
     """
     current = inference()
     if current is None:
@@ -62,13 +62,13 @@ def placeholder() -> int | None:
 
 
 def is_static(value: object) -> bool:
-    """Whether the value can be read while tracing."""
+    """Return whether the value can be read while tracing."""
     return not isinstance(value, jax.core.Tracer)
 
 
 def ints(value: Any, what: str) -> tuple[int, ...]:
-    """The integers of a tensor (or of a list of one-element tensors) that must be known; `what`
-    names it in errors.
+    """Return the integers of a tensor, or of a list of tensors of one element, which must be known;
+    `what` names it in errors.
 
     While shapes are inferred, unknown entries are `placeholder()`.
     """
@@ -86,5 +86,7 @@ def ints(value: Any, what: str) -> tuple[int, ...]:
 
 
 def flag(value: float, what: str) -> bool:
-    """The truth of a one-element tensor that must be known."""
+    """Return whether a tensor of one element, which must be known, is true; `what` names it in
+    errors.
+    """
     return bool(ints(value, what)[0])

@@ -1,4 +1,4 @@
-"""Operators that the lowering treats by structure: their slots and attributes, without a
+"""Operators that the lowering treats by their structure: they have slots and attributes, but no
 function.
 """
 

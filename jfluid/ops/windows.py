@@ -1,4 +1,4 @@
-"""Where the windows of a convolution or a pooling lie: padding, output size, slices."""
+"""The windows of convolutions and poolings: padding, output sizes, slices."""
 
 import functools
 import itertools
@@ -14,8 +14,8 @@ Pairs = tuple[tuple[int, int], ...]
 
 
 def channels_last(data_format: str) -> bool:
-    """Whether the channel is the last dimension; Fluid's other names all mean that it is the
-    second.
+    """Return whether channels are the last dimension; all names but Fluid's "NHWC" and "NDHWC" mean
+    that they are the second.
     """
     if data_format not in ("NCHW", "NHWC", "NCDHW", "NDHWC", "AnyLayout"):
         raise errors.ProgramError(
@@ -25,12 +25,12 @@ def channels_last(data_format: str) -> bool:
 
 
 def spatial_axes(ndim: int, data_format: str) -> tuple[int, ...]:
-    """The axes that windows move over."""
+    """Return the axes that windows move over."""
     return tuple(range(1, ndim - 1)) if channels_last(data_format) else tuple(range(2, ndim))
 
 
 def check_lengths(op_type: str, count: int, **attrs: Sequence[int]) -> None:
-    """Each attribute must hold one number per spatial dimension."""
+    """Raise ShapeError unless each attribute has one number for each spatial dimension."""
     for name, value in attrs.items():
         if len(value) != count:
             raise errors.ShapeError(
@@ -47,8 +47,8 @@ def padding_pairs(
     kernel: Sequence[int],
     strides: Sequence[int],
 ) -> Pairs:
-    """Padding before and after each spatial dimension. `paddings` holds one number or two for each
-    of them.
+    """Return the padding before and after each spatial dimension. `paddings` has one number or two
+    for each of them.
     """
     count = len(sizes)
     if algorithm == "VALID":
@@ -77,8 +77,8 @@ def output_sizes(
     pads: Pairs,
     ceil_mode: bool = False,
 ) -> tuple[int, ...]:
-    """How many windows fit each dimension; with `ceil_mode` a last one may reach beyond the
-    input.
+    """Return how many windows fit into each dimension; with `ceil_mode` a last one may reach beyond
+    the input.
     """
     out = []
     for n, k, s, (low, high) in zip(sizes, kernel, strides, pads):
@@ -93,7 +93,7 @@ def output_sizes(
 
 
 def pad(x: jax.Array, axes: Sequence[int], pads: Pairs, value: float) -> jax.Array:
-    """`x` padded (or, where negative, cropped) at both ends of `axes`."""
+    """Pad `x` (or crop it, where a number is negative) at both ends of `axes`."""
     config = [(0, 0, 0)] * x.ndim
     for axis, (low, high) in zip(axes, pads):
         config[axis] = (low, high, 0)
@@ -112,7 +112,7 @@ def taps(
     out: Sequence[int],
     dilations: Sequence[int] | None = None,
 ) -> list[jax.Array]:
-    """For each place in the window (in row-major order) the element of `x` that every window has
+    """Return, for each place in a window in row-major order, the elements that all windows have
     there.
     """
     found = []
@@ -132,7 +132,7 @@ def window_sum(
     strides: Sequence[int],
     out: Sequence[int],
 ) -> jax.Array:
-    """The sum over each window of an already padded `x`, one axis after the other.
+    """Return the sum over each window of an already padded `x`, one axis after the other.
 
     Sums of strided slices fuse into one pass; `lax.reduce_window` and above all its gradient are
     slower.
