@@ -27,19 +27,19 @@ from jfluid.ops.tensor_array import RankTable, TensorArray
     carries=("Out",),
 )
 def write_to_array(x: Value, i: Value, array: Any) -> Value:
-    """The array with x at index i."""
+    """Return the array with x at index i."""
     return (array or TensorArray()).write(i, x)
 
 
 @op("read_from_array", ins=("X", "I", "X_W?"), outs=("Out",), nograd=("I", "X_W"), rows="sequence")
 def read_from_array(x: Value, i: Value, _: Value | None) -> Value:
-    """The element of the array at index i."""
+    """Return the element of the array at index i."""
     return x.read(i)
 
 
 @op("lod_array_length", ins=("X",), outs=("Out",), grad=False, rows="sequence")
 def lod_array_length(x: Value) -> Value:
-    """int64 [1]: the number of elements."""
+    """Return the number of elements: int64 [1]."""
     size = x.size()
     return np.full(1, size, np.int64) if isinstance(size, int) else size.reshape(1)
 
@@ -48,7 +48,9 @@ def lod_array_length(x: Value) -> Value:
 def tensor_array_to_tensor(
     x: Value, *, axis: int = 0, use_stack: bool = False
 ) -> tuple[Value, Value]:
-    """The elements joined along an axis (stacked: a new axis), and the size of each along it."""
+    """Join the elements along an axis (with use_stack a new one); also return the size of each
+    along it.
+    """
     if x.buffer is not None:
         if static_values.placeholder() is None:
             raise errors.OpError(
@@ -66,7 +68,7 @@ def tensor_array_to_tensor(
 
 @op("lod_rank_table", ins=("X",), outs=("Out",), grad=False, rows="sequence")
 def lod_rank_table(x: Value, *, level: int = 0) -> Value:
-    """The sequences of a level by falling length."""
+    """Rank the sequences of a level from the longest to the shortest."""
     x = need(x, "lod_rank_table", "X", level + 1)
     chosen = x.levels[level]
     below = x.capacity if level + 1 == len(x.levels) else x.levels[level + 1].number
@@ -75,7 +77,7 @@ def lod_rank_table(x: Value, *, level: int = 0) -> Value:
 
 @op("max_sequence_len", ins=("RankTable",), outs=("Out",), grad=False, rows="sequence")
 def max_sequence_len(table: Value) -> Value:
-    """int64 [1]: the length of the longest sequence."""
+    """Return the length of the longest sequence: int64 [1]."""
     return table.level.steps().astype(jnp.int64).reshape(1)
 
 
@@ -87,8 +89,8 @@ def max_sequence_len(table: Value) -> Value:
     rows="sequence",
 )
 def lod_tensor_to_array(x: Value, table: Value) -> Value:
-    """The steps of the sequences: element t holds row t of each sequence that has one, in the order
-    of the table.
+    """Return the steps of the sequences: element t has row t of each sequence that is so long, in
+    the order of the table.
     """
     x = _rows_of_table(x, table, "lod_tensor_to_array")
     dense = permute(x.pad(time_major=True), table.order, table.ranks, 1)
@@ -111,7 +113,7 @@ def lod_tensor_to_array(x: Value, table: Value) -> Value:
     rows="sequence",
 )
 def array_to_lod_tensor(x: Value, table: Value) -> Value:
-    """The inverse of lod_tensor_to_array: rows in sequences, in their own order."""
+    """Return the rows in sequences, in their own order, that lod_tensor_to_array made the array of."""
     longest = table.level.longest
     dense = rows_of(x.stacked(longest).buffer)[:longest]
     dense = permute(dense, table.ranks, table.order, 1)
@@ -126,7 +128,7 @@ def array_to_lod_tensor(x: Value, table: Value) -> Value:
     rows="sequence",
 )
 def shrink_rnn_memory(x: Value, table: Value, i: Value) -> Value:
-    """x, in the order of the table, for the sequences that have a step i."""
+    """Return those rows of x, in the order of the table, whose sequences have a step i."""
     count = table.active(i)
     if isinstance(x, Ragged) and x.levels:
         return Ragged(x.values, (_first(x.levels[0], count),) + x.levels[1:])
@@ -141,7 +143,7 @@ def shrink_rnn_memory(x: Value, table: Value, i: Value) -> Value:
     rows="sequence",
 )
 def reorder_lod_tensor_by_rank(x: Value, table: Value) -> Value:
-    """The rows (or sequences) of x in the order of the table."""
+    """Bring the rows (or sequences) of x into the order of the table."""
     if not (isinstance(x, Ragged) and x.levels):
         values = rows_of(x)
         moved = permute(values, table.order, table.ranks, 0)
@@ -157,7 +159,7 @@ def reorder_lod_tensor_by_rank(x: Value, table: Value) -> Value:
     rows="sequence",
 )
 def split_lod_tensor(x: Value, mask: Value, *, level: int = 0) -> tuple[Value, Value]:
-    """The rows (or sequences) of x where the mask holds, and the others."""
+    """Return the rows (or sequences) of x for which the mask holds, and the others."""
     chosen = rows_of(mask).reshape(-1).astype(bool)
     _one_level("split_lod_tensor", level)
     return _selected(x, chosen), _selected(x, ~chosen)
@@ -173,7 +175,7 @@ def split_lod_tensor(x: Value, mask: Value, *, level: int = 0) -> tuple[Value, V
 def merge_lod_tensor(
     x: Value, mask: Value, in_true: Value, in_false: Value, *, level: int = 0
 ) -> Value:
-    """The inverse of split_lod_tensor."""
+    """Join what split_lod_tensor has split."""
     chosen = rows_of(mask).reshape(-1).astype(bool)
     _one_level("merge_lod_tensor", level)
     if any(isinstance(v, Ragged) and v.levels for v in (in_true, in_false)):
@@ -192,7 +194,7 @@ def merge_lod_tensor(
 
 @op("select_input", ins=("X*", "Mask"), outs=("Out",), nograd=("Mask",), rows="sequence")
 def select_input(branches: list[Value], mask: Value) -> Value:
-    """The value of X that Mask, an index, names."""
+    """Return the value of X that Mask, an index, names."""
     if static_values.is_static(mask):
         return branches[int(np.asarray(mask).reshape(()))]
     index = jnp.clip(mask.reshape(()).astype(jnp.int32), 0, len(branches) - 1)
@@ -202,7 +204,7 @@ def select_input(branches: list[Value], mask: Value) -> Value:
 
 
 def permute(values: Array, order: Array, inverse: Array, axis: int) -> Array:
-    """values[order] along an axis, for a permutation; its gradient gathers by the inverse."""
+    """Return values[order] along an axis, for a permutation; its gradient gathers by the inverse."""
     return _permute(axis, values, order, inverse)
 
 
@@ -225,7 +227,7 @@ _permute.defvjp(_permute_forward, _permute_backward)
 
 
 def reorder(x: Ragged, order: Array, inverse: Array) -> Ragged:
-    """The sequences of x, of one level, in another order."""
+    """Bring the sequences of x, of one level, into another order."""
     if len(x.levels) > 1:
         raise errors.UnsupportedError(
             f"reordering sequences of {len(x.levels)} levels is not supported; "
@@ -254,7 +256,7 @@ def reorder(x: Ragged, order: Array, inverse: Array) -> Ragged:
 
 
 def _first(level: Level, count: Array) -> Level:
-    """The level with only its first `count` sequences; the others become empty."""
+    """Return the level with its first `count` sequences only; the others become empty."""
     offsets = level.offsets
     return Level(
         jnp.minimum(offsets, offsets[jnp.clip(count, 0, level.number)]), level.longest, count=count
@@ -262,7 +264,7 @@ def _first(level: Level, count: Array) -> Level:
 
 
 def _selected(x: Array, chosen: Array) -> Array | Ragged:
-    """The rows or sequences of x that are chosen, in their order."""
+    """Return the rows or sequences of x that are chosen, in their order."""
     order = jnp.argsort(~chosen, stable=True).astype(jnp.int32)
     inverse, count = jnp.argsort(order).astype(jnp.int32), jnp.sum(chosen, dtype=jnp.int32)
     if isinstance(x, Ragged) and x.levels:

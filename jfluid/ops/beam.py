@@ -1,4 +1,5 @@
-"""Beam search, between compiled steps: how many hypotheses go on depends on the scores.
+"""Beam search, which runs on the host between compiled steps: how many hypotheses continue depends
+on the scores.
 
 Hypotheses are rows with a LoD of two levels: source sentences -> prefixes -> the words chosen to
 follow each prefix.
@@ -33,10 +34,10 @@ def beam_search(
     end_id: Int,
     is_accumulated: bool = True,
 ) -> tuple[LoDTensor, LoDTensor, LoDTensor]:
-    """The best `beam_size` words of all that may follow the prefixes of a source sentence.
+    """Choose the best `beam_size` of all words that may follow the prefixes of a source sentence.
 
-    A prefix that ended is followed by the end only, at its own score; a sentence all of whose beams
-    ended drops out.
+    A prefix that has ended is followed by the end only, at its own score; a sentence all of whose
+    hypotheses have ended has no rows.
     """
     before, before_scores = np.array(pre_ids).reshape(-1), np.array(pre_scores).reshape(-1)
     gain = np.array(scores)
@@ -76,7 +77,7 @@ def beam_search(
 
 
 def _to_rows(lod: Sequence[Sequence[int]], level: int) -> list[int]:
-    """The offsets of a level in rows."""
+    """Return the offsets of a level in rows."""
     offsets = list(lod[level])
     for below in lod[level + 1 :]:
         offsets = [below[o] for o in offsets]
@@ -93,8 +94,8 @@ def _best(
     beam_size: int,
     end_id: int,
 ) -> tuple[np.ndarray, np.ndarray, Any]:
-    """(prefix, word, score) of the best continuations of the prefixes start..end, by prefix, then
-    by falling score.
+    """Return (prefix, word, score) of the best continuations of the prefixes start..end, by prefix,
+    then by falling score.
     """
     ended = before[start:end] == end_id
     width = gain.shape[1]
@@ -124,7 +125,7 @@ def _best(
 def beam_search_decode(
     ids: LoDTensorArray, scores: LoDTensorArray, *, beam_size: Int, end_id: Int
 ) -> tuple[LoDTensor, LoDTensor]:
-    """The whole sentences of the beams, best first, from what each step chose."""
+    """Return the whole sentences of the hypotheses, best first, from what each step chose."""
     if not len(ids) or len(ids) != len(scores):
         raise errors.OpError(
             f"beam_search_decode: Ids and Scores need the same steps, found {len(ids)} and {len(scores)}"
@@ -151,8 +152,8 @@ def beam_search_decode(
 def _sentences(
     ids: LoDTensorArray, scores: LoDTensorArray, source: int, end_id: int
 ) -> list[tuple[list[Any], list[Any]]]:
-    """(words, scores) of a source sentence's hypotheses, by falling final score. Followed from the
-    end to the start.
+    """Return (words, scores) of a source sentence's hypotheses, by falling final score. They are
+    followed from the end to the start.
     """
     found: list[tuple[list[Any], list[Any]]] = []
     at: list[int] = []  # the row of each hypothesis in the step that is looked at

@@ -1,5 +1,5 @@
-"""Operators of click models: show and click counts as features, and features normalised by running
-summaries.
+"""Operators of click models: counts of shows and clicks as features, and features normalised by
+running summaries.
 """
 
 import functools
@@ -40,8 +40,8 @@ _counts.defvjp(_counts_forward, _counts_backward)
 
 @op("cvm", ins=("X", "CVM"), outs=("Y",), nograd=("CVM",), rows="sequence")
 def cvm(x: Value, counts: Value, *, use_cvm: bool = True) -> Value:
-    """Show and click counts, the first two columns, as log(show + 1) and log(click + 1) - log(show
-    + 1); or left out.
+    """Replace the first two columns, counts of shows and clicks, by log(show + 1) and log(click +
+    1) - log(show + 1); or leave them out.
     """
     counts = rows_of(counts)
     if not isinstance(x, Ragged):
@@ -129,11 +129,11 @@ def data_norm(
     enable_scale_and_shift: bool = False,
     rows: RowMask | None = None,
 ) -> tuple[Array, Array, Array]:
-    """x normalised by running summaries: (x - sum / size) * sqrt(size / sum of squares).
+    """Normalise x by running summaries: (x - sum / size) * sqrt(size / sum of squares).
 
     With `slot_dim` each group of so many columns begins with a count; where that is zero the group
     stays zero. sync_stats and summary_decay_rate concern training on several GPUs and the update of
-    the summaries: no effect here.
+    the summaries: they have no effect here.
     """
     mask = (
         jnp.ones(x.shape, x.dtype)

@@ -1,9 +1,9 @@
-"""Collective operators, and what replicas of a step share: the name of their axis.
+"""Collective operators, and the axis that the replicas of a step share.
 
 Inside replicas (of one process, or of all that train together) they are XLA's collectives over that
 axis. A program that runs once, on one device of one process, is a group of one. Fluid's rings and
 streams are choices of its NCCL calls: XLA orders and overlaps collectives by itself, and `ring_id`,
-`use_calc_stream` and `sync_mode` only stay in the program.
+`use_calc_stream` and `sync_mode` stay in the program without effect.
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ _BUCKET = 32 << 20  # bytes that are summed in one call
 
 
 def among_replicas() -> bool:
-    """Whether what is being traced runs in each of several replicas."""
+    """Return whether what is being traced runs in each of several replicas."""
     try:
         lax.axis_index(AXIS)
     except NameError:
@@ -34,7 +34,7 @@ def among_replicas() -> bool:
 
 
 def total(x: Any) -> Any:
-    """The sum of `x` over all replicas."""
+    """Return the sum of `x` over all replicas."""
     return lax.psum(x, AXIS)
 
 
@@ -52,8 +52,8 @@ _REDUCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def _in_group(type_: str) -> bool:
-    """Whether there are replicas to reach. Raises OpError where other processes wait but this trace
-    cannot reach them.
+    """Return whether there are other replicas. Raises OpError where other processes wait but this
+    trace cannot reach them.
     """
     if among_replicas():
         return True
@@ -93,8 +93,8 @@ for _how in _REDUCTIONS:
 
 @op("fused_allreduce_sum", ins=("X*",), outs=("Out*",), grad=False, collective=True)
 def fused_allreduce_sum(values: list[Array]) -> list[Array]:
-    """What c_allreduce_sum gives of each value, with few sums of large buckets: a sum costs by its
-    latency first.
+    """Return what c_allreduce_sum gives for each value, by few sums of large buckets: the cost of a
+    small sum is latency.
     """
     if not _in_group("c_allreduce_sum"):
         return values
@@ -114,7 +114,7 @@ def fused_allreduce_sum(values: list[Array]) -> list[Array]:
 
 @op("allreduce", ins=("X",), outs=("Out",), grad=False, collective=True)
 def allreduce(x: Array, *, reduce_type: int = 0, sync_mode: bool = False) -> Array:
-    """The sum (0), product (1), maximum (2) or minimum (3) of all replicas' x."""
+    """Return the sum (0), product (1), maximum (2) or minimum (3) of all replicas' x."""
     if not 0 <= reduce_type < len(_REDUCTIONS):
         raise errors.OpError(
             f"allreduce: reduce_type is 0 (sum), 1 (prod), 2 (max) or 3 (min), found {reduce_type}"
@@ -139,19 +139,19 @@ def _broadcast(type_: str, x: Any, root: int) -> Any:
 def c_broadcast(
     x: Array, *, root: int = 0, ring_id: int = 0, use_calc_stream: bool = False
 ) -> Array:
-    """Replica `root`'s x, in all of them."""
+    """Return replica `root`'s x in all replicas."""
     return _broadcast("c_broadcast", x, root)
 
 
 @op("broadcast", ins=("X",), outs=("Out",), grad=False, collective=True)
 def broadcast(x: Array, *, root: int = 0, sync_mode: bool = False) -> Array:
-    """Replica `root`'s x, in all of them."""
+    """Return replica `root`'s x in all replicas."""
     return _broadcast("broadcast", x, root)
 
 
 def _group_of(type_: str, nranks: int) -> int:
-    """The replicas there are, which must be `nranks`; while shapes are inferred, as many as it
-    says.
+    """Return the number of replicas, which must be `nranks`; while shapes are inferred, `nranks`
+    itself.
     """
     if nranks < 1:
         raise errors.OpError(f"{type_}: nranks is how many replicas there are, found {nranks}")
@@ -165,7 +165,7 @@ def _group_of(type_: str, nranks: int) -> int:
 
 @op("c_allgather", ins=("X",), outs=("Out",), collective=True)
 def c_allgather(x: Array, *, nranks: Int, ring_id: Int = 0, use_calc_stream: Bool = False) -> Array:
-    """All replicas' x, one after the other along the first dimension."""
+    """Join all replicas' x along the first dimension."""
     if _group_of("c_allgather", nranks) == nranks:
         return lax.all_gather(x, AXIS, tiled=True) if nranks > 1 else x
     return jnp.concatenate([x] * nranks)
@@ -175,7 +175,7 @@ def c_allgather(x: Array, *, nranks: Int, ring_id: Int = 0, use_calc_stream: Boo
 def c_reducescatter(
     x: Array, *, nranks: int = 1, ring_id: int = 0, use_calc_stream: bool = False
 ) -> Array:
-    """The sum of all replicas' x, of which each gets its share of the first dimension."""
+    """Return this replica's share, along the first dimension, of the sum of all replicas' x."""
     if _group_of("c_reducescatter", nranks) != nranks:
         return x[: x.shape[0] // nranks]
     if x.shape[0] % nranks:
@@ -187,13 +187,13 @@ def c_reducescatter(
 
 @op("c_sync_calc_stream", ins=("X",), outs=("Out",), inplace={"Out": "X"}, grad=False, rows="map")
 def c_sync_calc_stream(x: Array) -> Array:
-    """x: XLA orders what it computes by itself."""
+    """Return x: XLA orders what it computes by itself."""
     return x
 
 
 @op("c_sync_comm_stream", ins=("X",), outs=("Out",), inplace={"Out": "X"}, grad=False, rows="map")
 def c_sync_comm_stream(x: Array, *, ring_id: int = 0) -> Array:
-    """x: XLA orders its collectives by itself."""
+    """Return x: XLA orders its collectives by itself."""
     return x
 
 
@@ -215,7 +215,7 @@ def gen_nccl_id(
     use_hierarchical_allreduce: bool = False,
     hierarchical_allreduce_inter_nranks: int = 1,
 ) -> np.ndarray:
-    """Meet the other trainers."""
+    """Connect to the other trainers."""
     return _meet(list(trainers), trainer_id)
 
 
@@ -228,13 +228,13 @@ def _ring(op_: Any) -> tuple[list[str], int]:
 def c_gen_nccl_id(
     *, ctx: SimpleNamespace, rank: Int, endpoint: String, other_endpoints: Strings
 ) -> np.ndarray:
-    """Meet the other trainers."""
+    """Connect to the other trainers."""
     return _meet(*_ring(ctx.op))
 
 
 @op("c_comm_init", ins=("X",), host=True, grad=False)
 def c_comm_init(x: np.ndarray, *, nranks: Int, rank: Int, ring_id: Int = 0) -> tuple[()]:
-    """Check that the trainers that met are those of this ring."""
+    """Check that the trainers that are connected are those of this ring."""
     if [rank, nranks] != np.asarray(x).tolist():
         raise errors.OpError(
             f"c_comm_init: this is rank {rank} of {nranks}, but trainer {x[0]} of {x[1]} met the others"
@@ -244,15 +244,15 @@ def c_comm_init(x: np.ndarray, *, nranks: Int, rank: Int, ring_id: Int = 0) -> t
 
 @op("c_comm_init_all", host=True, grad=False)
 def c_comm_init_all(*, devices: Ints = (), ring_id: int = 0) -> tuple[()]:
-    """Nothing to do: replicas of one process share their devices."""
+    """Do nothing: replicas of one process share their devices."""
     return ()
 
 
 def process_group(program: Program) -> tuple[list[str], int] | None:
-    """The endpoints of the trainers that a startup program joins, and the number of this one; None
-    for other programs.
+    """Return the endpoints of the trainers that a startup program connects, and the number of this
+    one; None for other programs.
 
-    They have to meet before JAX starts, that is before any other operator of the program runs.
+    They have to connect before JAX starts, that is, before any other operator of the program runs.
     """
     for found in program.global_block().ops:
         if found.type == "gen_nccl_id":

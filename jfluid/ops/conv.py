@@ -17,7 +17,9 @@ _MAX_TAPS = 128
 
 
 def _layout(ndim: int, data_format: str, kernel: str) -> tuple[str, str, str]:
-    """The dimension numbers of `lax` for images in `data_format` and filters in `kernel` order."""
+    """Return the dimension numbers of `lax` for images in `data_format` and filters in `kernel`
+    order.
+    """
     space = "DHW"[5 - ndim :]
     image = f"N{space}C" if windows.channels_last(data_format) else f"NC{space}"
     return image, kernel + space, image
@@ -26,7 +28,9 @@ def _layout(ndim: int, data_format: str, kernel: str) -> tuple[str, str, str]:
 def _check(
     op_type: str, x: jax.Array, w: jax.Array, channels: int, groups: int, data_format: str
 ) -> None:
-    """`channels`: the input channels that the filter is made for."""
+    """Raise an error where x and w do not fit; `channels` is the number of input channels of the
+    filter.
+    """
     if x.ndim != w.ndim or x.ndim not in (4, 5):
         raise errors.ShapeError(
             f"{op_type}: expected Input and Filter of the same rank (4 or 5), "
@@ -94,7 +98,7 @@ def _depthwise(
     out: Sequence[int],
     dilations: Sequence[int],
 ) -> Array | int:
-    """Depthwise convolution of a padded image: each tap times its weight, summed."""
+    """Apply a depthwise convolution to a padded image: the sum of each tap times its weight."""
     channel = 1 if axes[0] == 2 else x.ndim - 1
     if w.shape[0] != x.shape[channel]:
         x = jnp.repeat(x, w.shape[0] // x.shape[channel], axis=channel)
@@ -137,8 +141,8 @@ def conv2d(
     padding_algorithm: str = "EXPLICIT",
     data_format: str = "NCHW",
 ) -> Array:
-    """Two-dimensional convolution (cross-correlation) with filters [out, in / groups, height,
-    width].
+    """Apply a two-dimensional convolution (cross-correlation) with filters [out, in / groups,
+    height, width].
     """
     y = _convolve(
         "conv2d", x, w, strides, paddings, dilations, groups, padding_algorithm, data_format
@@ -162,7 +166,7 @@ def conv3d(
     padding_algorithm: str = "EXPLICIT",
     data_format: str = "NCDHW",
 ) -> Array:
-    """Three-dimensional convolution with filters [out, in / groups, depth, height, width]."""
+    """Apply a three-dimensional convolution with filters [out, in / groups, depth, height, width]."""
     y = _convolve(
         "conv3d", x, w, strides, paddings, dilations, groups, padding_algorithm, data_format
     )
@@ -181,7 +185,7 @@ def _transpose(
     data_format: str,
     output_size: Sequence[int],
 ) -> jax.Array:
-    """The gradient of a convolution with respect to its input, as an operator of its own.
+    """Compute, as an operator of its own, the gradient of a convolution with respect to its input.
 
     Filters are [in, out / groups, ...]: those of the convolution that it is the gradient of.
     """
@@ -224,7 +228,7 @@ def _transpose(
 
 
 def _swap(w: jax.Array, groups: int) -> jax.Array:
-    """Filters [in, out / groups, ...] as [out, in / groups, ...], mirrored in space."""
+    """Turn filters [in, out / groups, ...] into [out, in / groups, ...], mirrored in space."""
     w = jnp.flip(w, tuple(range(2, w.ndim))).reshape(groups, w.shape[0] // groups, *w.shape[1:])
     w = jnp.swapaxes(w, 1, 2)
     return w.reshape(w.shape[0] * w.shape[1], *w.shape[2:])
@@ -247,7 +251,9 @@ def conv2d_transpose(
     data_format: str = "NCHW",
     output_size: Ints = (),
 ) -> Array:
-    """Two-dimensional transposed convolution with filters [in, out / groups, height, width]."""
+    """Apply a two-dimensional transposed convolution with filters [in, out / groups, height,
+    width].
+    """
     y = _transpose(
         "conv2d_transpose",
         x,
@@ -279,8 +285,8 @@ def conv3d_transpose(
     data_format: str = "NCHW",
     output_size: Ints = (),
 ) -> Array:
-    """Three-dimensional transposed convolution with filters [in, out / groups, depth, height,
-    width].
+    """Apply a three-dimensional transposed convolution with filters [in, out / groups, depth,
+    height, width].
     """
     return _transpose(
         "conv3d_transpose",

@@ -17,8 +17,8 @@ from jfluid.ops.registry import Int, Ints, String, op
 
 
 def _time_major(op_type: str, emission: Array, length: Any) -> tuple[Array, Array, Ragged | None]:
-    """(emission [time, number, tags], lengths [number], the ragged form of the rows) from either
-    form of input.
+    """Return (emission [time, number, tags], lengths [number], the ragged form of the rows) from
+    either form of input.
     """
     if length is None:
         x = need(emission, op_type, "Emission")
@@ -28,7 +28,7 @@ def _time_major(op_type: str, emission: Array, length: Any) -> tuple[Array, Arra
 
 
 def _labels(label: Value, ragged: Ragged | None) -> Array:
-    """[time, number] labels in the form of the emission."""
+    """Return labels [time, number] in the form of the emission."""
     if ragged is not None:
         values = rows_of(label).reshape(-1, 1)
         return ragged.like(values).pad(time_major=True)[..., 0]
@@ -46,7 +46,7 @@ def _labels(label: Value, ragged: Ragged | None) -> Array:
 def linear_chain_crf(
     emission: Value, transition: Value, label: Value, length: Value | None
 ) -> tuple[Value, Value, Value, Value]:
-    """The negative log-likelihood of each sequence's labels, [number, 1]."""
+    """Return the negative log-likelihood of each sequence's labels: [number, 1]."""
     x, lengths, ragged = _time_major("linear_chain_crf", emission, length)
     labels = _labels(label, ragged)
     first, last, steps = transition[0], transition[1], transition[2:]
@@ -93,7 +93,9 @@ def linear_chain_crf(
 def crf_decoding(
     emission: Value, transition: Value, label: Value | None, length: Value | None
 ) -> Value:
-    """The best tags of each sequence (Viterbi); with labels 1 where they are right, else 0."""
+    """Return the most likely tags of each sequence (Viterbi); with labels, 1 where the tag is the
+    label and 0 elsewhere.
+    """
     x, lengths, ragged = _time_major("crf_decoding", emission, length)
     first, last, steps = transition[0], transition[1], transition[2:]
     times = jnp.arange(x.shape[0], dtype=jnp.int32)[:, None]
@@ -158,8 +160,8 @@ def chunk_eval(
     chunk_scheme: String,
     excluded_chunk_types: Ints = (),
 ) -> tuple[Array, ...]:
-    """Precision, recall and F1 of the chunks that tags mark; a chunk is right when its ends and
-    type are.
+    """Return precision, recall and F1 of the chunks that tags mark; a chunk is correct when both
+    ends and its type are.
     """
     if chunk_scheme not in _SCHEMES:
         raise errors.AttributeTypeError(
@@ -201,7 +203,9 @@ def _chunks(
     scheme: str,
     excluded: tuple[int, ...],
 ) -> tuple[Array, Array, Array]:
-    """For each row: whether a counted chunk begins there, its type, and the row where it ends."""
+    """Return for each row: whether a chunk that counts begins there, its type, and the row where it
+    ends.
+    """
     number, begin, inside, end, single = _SCHEMES[scheme]
     kind, tag = tags // number, tags % number
     outside = (kind >= types) | ~real

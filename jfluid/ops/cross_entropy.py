@@ -1,7 +1,7 @@
 """Losses on class labels: cross entropies and the negative log likelihood.
 
 A label that is neither a class nor `ignore_index` gives NaN: a compiled program cannot raise, and a
-clamped label would train on the wrong class.
+clamped label would train the wrong class.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ LOG_BOUND = 1e20
 
 @jax.custom_jvp
 def bounded_log(x: Array) -> Array:
-    """log(x), with -LOG_BOUND at 0; its derivative stays 1/x, as in Fluid."""
+    """Return log(x), and -LOG_BOUND at 0; its derivative stays 1/x, as in Fluid."""
     y = jnp.log(x)
     return jnp.where(jnp.isneginf(y), jnp.asarray(-LOG_BOUND, x.dtype), y)
 
@@ -35,7 +35,7 @@ def _bounded_log_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tup
 
 
 def class_labels(label: Array, shape: Sequence[int], axis: int, name: str) -> Array:
-    """Labels for scores of `shape`, with a dimension of 1 at `axis`; the last such dimension may be
+    """Return labels for scores of `shape`, with size 1 at `axis`; the last such dimension may be
     left out.
     """
     if not jnp.issubdtype(label.dtype, jnp.integer):
@@ -52,15 +52,15 @@ def class_labels(label: Array, shape: Sequence[int], axis: int, name: str) -> Ar
 
 
 def is_label(label: Array, shape: Sequence[int], axis: int) -> Array:
-    """Whether each entry of scores of `shape` stands at its label."""
+    """Return, for each entry of scores of `shape`, whether it is that of its label."""
     # 32-bit comparisons are vectorized; no label that fits no class may wrap into one.
     narrow = jnp.where((label >= 0) & (label < shape[axis]), label, -1).astype(jnp.int32)
     return narrow == jax.lax.broadcasted_iota(jnp.int32, shape, axis % len(shape))
 
 
 def take_class(scores: Array, label: Array, axis: int) -> Array:
-    """The scores at the labels, NaN where a label is no class. Its gradient is a comparison, not a
-    scatter.
+    """Return the scores at the labels, NaN where a label is no class. The gradient is a comparison,
+    not a scatter.
     """
     shape = scores.shape
 
@@ -83,7 +83,9 @@ def take_class(scores: Array, label: Array, axis: int) -> Array:
 def at_label(
     scores: Array, label: Array, ignore_index: int | Array, axis: int, ignored: int
 ) -> tuple[Array, Array]:
-    """(the scores at the labels, `ignored` where the label is `ignore_index`; that mask)."""
+    """Return (the scores at the labels, or `ignored` where the label is `ignore_index`; the mask of
+    those).
+    """
     skip = label == ignore_index
     return jnp.where(
         skip, jnp.asarray(ignored, scores.dtype), take_class(scores, label, axis)
@@ -91,7 +93,7 @@ def at_label(
 
 
 def soft_labels(label: Array, shape: Sequence[int], name: str) -> Array:
-    """Checks that soft labels have the shape of the scores."""
+    """Raise ShapeError unless soft labels have the shape of the scores."""
     if label.shape != shape:
         raise errors.ShapeError(
             f"{name}: expected soft labels of shape {list(shape)}, found {list(label.shape)}"
@@ -103,8 +105,8 @@ def soft_labels(label: Array, shape: Sequence[int], name: str) -> Array:
 def cross_entropy(
     x: Array, label: Array, *, soft_label: bool = False, ignore_index: int = -100
 ) -> Array:
-    """-log of the probability of the label, or -sum(label * log(x)) for soft labels, along the last
-    axis.
+    """Return -log of the probability of the label, or -sum(label * log(x)) for soft labels, along
+    the last axis.
     """
     if soft_label:
         return -jnp.sum(
@@ -125,7 +127,7 @@ def cross_entropy(
 def cross_entropy2(
     x: Array, label: Array, *, ignore_index: int = -100
 ) -> tuple[Array, Array, Array]:
-    """cross_entropy of hard labels, with the matched probability (0 where ignored)."""
+    """Return the cross entropy of hard labels, and the probability at the label (0 where ignored)."""
     labels = class_labels(label, x.shape, x.ndim - 1, "cross_entropy2")
     match, skip = at_label(x, labels, ignore_index, -1, 1)
     return (
@@ -145,7 +147,7 @@ def cross_entropy2(
 def cross_entropy_grad2(
     y_grad: Array, match: Array, x_shape: Array, label: Array, *, ignore_index: int = -100
 ) -> Array:
-    """Gradient of cross_entropy2 under the name that Fluid saves it with."""
+    """Return the gradient of cross_entropy2, under the name that Fluid saves it with."""
     classes = x_shape.shape[-2]
     labels = label.reshape(match.shape)
     skip = labels == ignore_index
@@ -155,7 +157,7 @@ def cross_entropy_grad2(
 
 
 def _wide(x: Array) -> Array:
-    """Half precision is summed in float32."""
+    """Return half precision as float32, in which it is summed."""
     return x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
 
 
@@ -220,7 +222,7 @@ def softmax_with_cross_entropy(
     ignore_index: int = -100,
     axis: int = -1,
 ) -> tuple[Any, ...]:
-    """Softmax along `axis` and the cross entropy with it (always computed in the stable way)."""
+    """Return the softmax along `axis`, and the cross entropy with it, always by the stable formula."""
     axis = axis % logits.ndim
     if soft_label:
         soft_labels(label, logits.shape, "softmax_with_cross_entropy")
@@ -245,7 +247,9 @@ def nll_loss(
     reduction: str = "mean",
     rows: RowMask | None = None,
 ) -> tuple[Array, Array]:
-    """Negative of the log probabilities x [N, C, ...] at the labels [N, ...], weighted by class."""
+    """Return the negative of the log probabilities x [N, C, ...] at the labels [N, ...], weighted
+    by class.
+    """
     labels = class_labels(jnp.expand_dims(label, 1), x.shape, 1, "nll_loss")
     picked, skip = at_label(x, labels, ignore_index, 1, 0)
     classes = jnp.ones((x.shape[1],), x.dtype) if weight is None else weight

@@ -1,7 +1,7 @@
 """Operators by which trainers and parameter servers work together.
 
 `DistributeTranspiler` puts them into programs, with Fluid's slots and attributes. Those that need
-the network say what is to be done, and `jfluid.distributed` does it.
+the network describe what is to be done; `jfluid.distributed` does it.
 """
 
 import functools
@@ -38,7 +38,7 @@ def send(
     use_send_handler: bool = True,
     trainer_id: int = 0,
 ) -> None:
-    """Gradients to the servers in `epmap`, one for each part."""
+    """Send gradients to the servers in `epmap`, one for each part."""
 
 
 @_wire("recv", ins=("X*?",), outs=("Out*",))
@@ -52,19 +52,21 @@ def recv(
     do_not_run: int = 0,
     trainer_id: int = 0,
 ) -> None:
-    """Parameters from the servers in `epmap`, one for each part."""
+    """Receive parameters from the servers in `epmap`, one for each part."""
 
 
 @_wire("send_barrier", ins=("X*",), outs=("Out*",))
 def send_barrier(
     after: Array, *, endpoints: Strings = (_LOCAL,), half_async: bool = False, trainer_id: int = 0
 ) -> None:
-    """All gradients of this step are sent: the servers may update when all trainers say so."""
+    """Tell the servers that all gradients of this step are sent: they update when all trainers say
+    so.
+    """
 
 
 @_wire("fetch_barrier", ins=("X*?",), outs=("Out*",))
 def fetch_barrier(after: Array, *, endpoints: Strings = (_LOCAL,), trainer_id: int = 0) -> None:
-    """All parameters of this step are here."""
+    """Wait until all parameters of this step are here."""
 
 
 @_wire("listen_and_serv", ins=("X*?",))
@@ -86,8 +88,8 @@ def listen_and_serv(
     rpc_prefetch_thread_num: int = 1,
     rpc_send_thread_num: int = 1,
 ) -> None:
-    """Serve trainers until all have left: update the parameters with the blocks given when
-    gradients come.
+    """Serve trainers until all have left: update the parameters by the given blocks when gradients
+    come.
     """
 
 
@@ -104,28 +106,28 @@ def distributed_lookup_table(
     padding_idx: Long = -1,
     trainer_id: int = 0,
 ) -> None:
-    """Rows of a table that servers hold, at several tensors of ids."""
+    """Look up rows of a table that servers hold, by several tensors of ids."""
 
 
 @_wire("fake_init", outs=("Out",))
 def fake_init(*, shape: Longs) -> None:
-    """Declare a parameter that servers hold: it gets no value here."""
+    """Declare a parameter that servers hold; it gets no value here."""
 
 
 @_wire("split_selected_rows", ins=("X",), outs=("Out*",), sparse=True)
 def split_selected_rows(x: Array, *, height_sections: Longs = ()) -> None:
-    """Sparse rows by the part of the table's height that they belong to."""
+    """Divide sparse rows by the part of the table's height that they belong to."""
 
 
 @_wire("split_ids", ins=("Ids*",), outs=("Out*",), sparse=True)
 def split_ids(ids: Array) -> None:
-    """Sparse rows by the remainder of their id, one part for each output."""
+    """Divide sparse rows by the remainder of their id, one part for each output."""
 
 
 @op("split_byref", ins=("X",), outs=("Out*",), grad=False)
 def split_byref(x: Array, *, num: int = 0, sections: Ints = ()) -> list[Array]:
-    """Consecutive rows of x: `sections` says how many each output has, or `num` how many equal
-    outputs there are.
+    """Divide x into consecutive rows: `sections` says how many each output has, or `num` how many
+    equal outputs there are.
     """
     if sections and sum(sections) != x.shape[0]:
         raise errors.ShapeError(f"split_byref: sections {list(sections)} of {x.shape[0]} rows")
@@ -134,7 +136,7 @@ def split_byref(x: Array, *, num: int = 0, sections: Ints = ()) -> list[Array]:
 
 @op("ref_by_trainer_id", ins=("X*", "TrainerId"), outs=("Out",), grad=False)
 def ref_by_trainer_id(values: list[Array], trainer_id: Array) -> Array:
-    """The value that belongs to the trainer, of values of one shape."""
+    """Return the value, of several of equal shape, that belongs to the trainer."""
     return jnp.stack(values)[trainer_id.reshape(())]
 
 

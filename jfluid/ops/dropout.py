@@ -11,10 +11,10 @@ from jfluid.ops.registry import op
 
 
 def _random_bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """32 random bits for each element: its index, hashed with the key (the mixing steps of
+    """Return 32 random bits for each element: its index, hashed with the key (the mixing steps of
     MurmurHash3).
 
-    A mask needs no cryptographic generator. Five times cheaper on CPUs than `jax.random.bits`.
+    A mask needs no cryptographic generator. This one costs a fifth of `jax.random.bits` on CPUs.
     """
     words = jax.random.key_data(key).astype(jnp.uint32)
     size = int(np.prod(shape))
@@ -38,7 +38,7 @@ def _key(key: jax.Array, seed_tensor: jax.Array | None, seed: int) -> jax.Array:
 
 
 def _factors(prob: float, is_test: bool, implementation: str) -> float:
-    """What a kept element is multiplied by."""
+    """Return the factor of elements that are kept."""
     if implementation not in ("downgrade_in_infer", "upscale_in_train"):
         raise errors.ProgramError(
             f"dropout: dropout_implementation {implementation!r}, expected downgrade_in_infer "
@@ -65,7 +65,7 @@ def dropout(
     seed: int = 0,
     dropout_implementation: str = "downgrade_in_infer",
 ) -> tuple[Array, Array]:
-    """x with each element set to zero with probability dropout_prob; Mask is 1 where an element is
+    """Set each element of x to zero with probability dropout_prob; Mask is 1 where an element is
     kept.
     """
     factor = _factors(dropout_prob, is_test, dropout_implementation)
@@ -94,7 +94,7 @@ def dropout_grad(
     seed: int = 0,
     dropout_implementation: str = "downgrade_in_infer",
 ) -> Array:
-    """The gradient of dropout: that of the output where an element was kept."""
+    """Return the gradient of dropout: that of the output where an element was kept."""
     return jnp.where(
         mask != 0, _times(grad, _factors(dropout_prob, is_test, dropout_implementation)), 0
     )

@@ -1,4 +1,4 @@
-"""Rows of a table by id: look-ups and one-hot vectors.
+"""Rows of a table by id, and one-hot vectors.
 
 An id outside the table gives a row of NaN: a compiled program cannot raise, and a clamped id would
 train the wrong row.
@@ -18,7 +18,7 @@ from jfluid.ops.selected_rows import SelectedRows
 
 
 def look_up(table: Array, ids: Array, padding_idx: int, is_distributed: bool) -> Array:
-    """The rows of `table` at `ids`; zeros at `padding_idx`, which also gets no gradient."""
+    """Return the rows of `table` at `ids`, and zeros, without a gradient, at `padding_idx`."""
     if is_distributed and static_values.placeholder() is None:
         raise errors.UnsupportedError(
             "a look-up with is_distributed=True runs only after DistributeTranspiler has "
@@ -53,7 +53,7 @@ def lookup_table(
     table_names: Strings = (),
     grad_inplace: bool = False,
 ) -> Array:
-    """Rows of w at ids of shape [..., 1]."""
+    """Return the rows of w at ids of shape [..., 1]."""
     return look_up(w, last_one("lookup_table", ids), padding_idx, is_distributed)
 
 
@@ -71,13 +71,13 @@ def lookup_table_v2(
     epmap: Strings = (),
     table_names: Strings = (),
 ) -> Array:
-    """Rows of w at ids."""
+    """Return the rows of w at ids of any shape."""
     return look_up(w, ids, padding_idx, is_distributed)
 
 
 def _table_grad(w: Array, ids: Value, grad: Value, is_sparse: bool, padding_idx: int) -> Any:
-    """The gradient of a table from that of the rows looked up: all rows, or those that were looked
-    up.
+    """Return the gradient of a table from that of the rows looked up: as a whole table, or as those
+    rows only.
     """
     height = w.shape[0]
     rows, values = rows_of(ids).reshape(-1), rows_of(grad)
@@ -119,7 +119,7 @@ def lookup_table_grad(
     table_names: Strings = (),
     grad_inplace: bool = False,
 ) -> Value:
-    """The gradient of a table: `SelectedRows` when is_sparse."""
+    """Return the gradient of a table; `SelectedRows` when is_sparse."""
     return _table_grad(w, ids, grad, is_sparse, padding_idx)
 
 
@@ -144,18 +144,18 @@ def lookup_table_v2_grad(
     epmap: Strings = (),
     table_names: Strings = (),
 ) -> Value:
-    """The gradient of a table: `SelectedRows` when is_sparse."""
+    """Return the gradient of a table; `SelectedRows` when is_sparse."""
     return _table_grad(w, ids, grad, is_sparse, padding_idx)
 
 
 def integer_ids(type_: str, ids: Array) -> None:
-    """Raises ShapeError for ids that are no integers."""
+    """Raise ShapeError for ids that are no integers."""
     if not jnp.issubdtype(ids.dtype, jnp.integer):
         raise errors.ShapeError(f"{type_}: expected ids of an integer type, found {ids.dtype}")
 
 
 def last_one(type_: str, ids: Array) -> Array:
-    """The ids without their last dimension, which must be 1."""
+    """Return the ids without their last dimension, which must be 1."""
     if ids.ndim == 0 or ids.shape[-1] != 1:
         raise errors.ShapeError(
             f"{type_}: expected ids whose last dimension is 1, found shape {list(ids.shape)}; "
@@ -167,8 +167,8 @@ def last_one(type_: str, ids: Array) -> Array:
 def hot(
     ids: Array, depth_tensor: Array | None, depth: int, dtype: Any, allow_out_of_range: bool
 ) -> Array:
-    """Vectors of length `depth` with a 1 at each id; out of range zeros if allowed, else NaN
-    (integers: -1).
+    """Return vectors of length `depth` with a 1 at each id; one out of range gives zeros if
+    allowed, else NaN (for integers, -1).
     """
     if depth_tensor is not None:
         depth = static_values.ints(depth_tensor, "one_hot's depth_tensor")[0]
@@ -192,7 +192,7 @@ def one_hot(
     dtype: int = 5,
     allow_out_of_range: bool = False,
 ) -> Array:
-    """One-hot vectors of ids of shape [..., 1]."""
+    """Return one-hot vectors of ids of shape [..., 1]."""
     return hot(last_one("one_hot", x), depth_tensor, depth, dtype, allow_out_of_range)
 
 
@@ -205,5 +205,5 @@ def one_hot_v2(
     dtype: int = 5,
     allow_out_of_range: bool = False,
 ) -> Array:
-    """One-hot vectors of ids, appended as a last dimension."""
+    """Return one-hot vectors of ids, appended as a last dimension."""
     return hot(x, depth_tensor, depth, dtype, allow_out_of_range)

@@ -1,7 +1,7 @@
-"""Operators that write variables to files and read them; they run on the host.
+"""Operators that write variables to files and read them. They run on the host.
 
-A program that was read, from a file or from bytes, may be anybody's: it does not choose files. Its
-operators run when the reader's own code has named theirs.
+A program that was read, from a file or from bytes, may come from anybody, and must not choose
+files: its operators run only when the reader's own code has named their files.
 """
 
 import math

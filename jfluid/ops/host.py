@@ -24,7 +24,7 @@ def _show(
     summarize: int,
     shows: tuple[bool, bool, bool],
 ) -> None:
-    """Print one tensor in Fluid's layout; `shows` is (name, type, shape)."""
+    """Print one tensor in Fluid's layout; `shows` is whether to print (name, type, shape)."""
     count = _printed.get(op, 0)
     if 0 < first_n <= count:
         return
@@ -56,7 +56,7 @@ def print_(
     print_phase: String,
     is_forward: Bool,
 ) -> np.ndarray:
-    """Print the tensor and pass it on."""
+    """Print the tensor and return it."""
     if print_phase.upper() in ("BOTH", "FORWARD" if is_forward else "BACKWARD"):
         _show(
             value,
@@ -85,7 +85,7 @@ def print_grad(
     print_phase: String,
     is_forward: Bool,
 ) -> np.ndarray:
-    """Print the gradient and pass it on."""
+    """Print the gradient and return it."""
     if print_phase.upper() in ("BOTH", "BACKWARD"):
         _show(
             grad,
@@ -100,7 +100,7 @@ def print_grad(
 
 
 def _call(number: int, arguments: list[Any], names: list[str], what: str) -> list[Any]:
-    """Call function `number`; one array (or None) for each of `names`."""
+    """Call function `number`; returns one array (or None) for each of `names`."""
     result = callables.find(number)(*arguments)
     result = [] if result is None and not names else result
     result = list(result) if isinstance(result, (list, tuple)) else [result]
@@ -136,7 +136,7 @@ def py_func_grad(
     backward_callable_id: int = -1,
     backward_skip_vars: Strings = (),
 ) -> list[np.ndarray]:
-    """Call the backward function on the inputs and outputs that it does not skip, and the output
+    """Call the backward function on the inputs and outputs that it does not skip, and on the output
     gradients.
     """
     names = ctx.op.input("X") + ctx.op.input("Out")

@@ -1,8 +1,8 @@
-"""Operators that pick, place, pad or order elements.
+"""Operators that select, write, pad or sort elements.
 
-An index outside its array is an error in Fluid, where the kernel sees it, and undefined where it
+An index outside its array is an error in Fluid, where the kernel checks it, and undefined where it
 does not. A compiled program cannot raise: here a read outside gives NaN (the smallest number of an
-integer type), which shows, and a write outside is dropped. Negative indices count as outside.
+integer type), which can be seen, and a write outside is dropped. Negative indices count as outside.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,16 +22,16 @@ from jfluid.ops.shape import given_ints, is_unknown, numpy_of, shaped, unified
 
 
 def take_rows(x: Array, index: Array, axis: int = 0) -> Array:
-    """Slices of x along axis at the indices; those outside read NaN."""
+    """Return slices of x along axis at the indices; those outside read NaN."""
     where = (slice(None),) * axis + (index,)
     return jnp.asarray(x).at[where].get(mode="fill", wrap_negative_indices=False)
 
 
 def _last_writer(index: Array, rows: int) -> Array:
-    """For each entry of index the position of the last equal entry.
+    """Return for each entry of index the position of the last equal entry.
 
-    Writes that collide then carry the same value, so that their order, which XLA leaves open, does
-    not matter.
+    Writes to the same place then carry the same value, so that their order, which XLA leaves open,
+    does not matter.
     """
     positions = jnp.arange(index.shape[0], dtype=jnp.int32)
     last = (
@@ -74,8 +74,8 @@ _gather_overwriting.defvjp(_gather_forward, _gather_backward)
 
 @op("gather", ins=("X", "Index"), outs=("Out",), nograd=("Index",), fold=True, rows="sequence")
 def gather(x: Value, index: Value, *, overwrite: bool = True) -> Value:
-    """Rows of x at the indices; overwrite: the gradient of equal indices is the last one's, not the
-    sum.
+    """Return rows of x at the indices. With overwrite the gradient of equal indices is that of the
+    last one, not the sum.
     """
     table, at = rows_of(x), _flat_index(rows_of(index), "gather")
     if numpy_of(table, at) is np:
@@ -94,8 +94,8 @@ def _split_index(index: Array) -> tuple[Array, ...]:
 
 @op("gather_nd", ins=("X", "Index"), outs=("Out",), nograd=("Index",), rows=row_rules.unless("X"))
 def gather_nd(x: Array, index: Array) -> Array:
-    """Slices of x at coordinates: the last dimension of index counts the leading dimensions of
-    x.
+    """Return slices of x at coordinates: the last dimension of index has one for each leading
+    dimension of x.
     """
     if index.shape[-1] > x.ndim:
         raise errors.ShapeError(
@@ -122,8 +122,8 @@ _scatter_like_fluid.defvjp(
 
 @op("scatter", ins=("X", "Ids", "Updates"), outs=("Out",), nograd=("Ids",))
 def scatter(x: Array, ids: Array, updates: Array, *, overwrite: bool = True) -> Array:
-    """x with rows ids replaced by updates (the last of equal ids), or by the sum of their
-    updates.
+    """Replace rows ids of x by updates: with overwrite by the last one of equal ids, else by their
+    sum.
     """
     ids = _flat_index(ids, "scatter")
     if updates.shape[1:] != x.shape[1:] or updates.shape[0] != ids.shape[0]:
@@ -138,7 +138,7 @@ def scatter(x: Array, ids: Array, updates: Array, *, overwrite: bool = True) -> 
 
 @op("scatter_nd_add", ins=("X", "Index", "Updates"), outs=("Out",), nograd=("Index",))
 def scatter_nd_add(x: Array, index: Array, updates: Array) -> Array:
-    """x with updates added at coordinates (see gather_nd); equal coordinates add up."""
+    """Add updates to x at coordinates (see gather_nd); those of equal coordinates are added up."""
     expected = (*index.shape[:-1], *x.shape[index.shape[-1] :])
     if updates.shape != expected:
         if not any(map(is_unknown, (*expected, *updates.shape))):
@@ -159,13 +159,13 @@ def _select_rows(attrs: Mapping[str, Any], ins: Mapping[str, Any]) -> str | None
 
 @op("index_select", ins=("X", "Index"), outs=("Out",), nograd=("Index",), rows=_select_rows)
 def index_select(x: Array, index: Array, *, dim: int = 0) -> Array:
-    """Slices of x along dim at the indices."""
+    """Return slices of x along dim at the indices."""
     return take_rows(x, _flat_index(index, "index_select"), dim % x.ndim)
 
 
 @op("index_sample", ins=("X", "Index"), outs=("Out",), nograd=("Index",), rows="map")
 def index_sample(x: Array, index: Array) -> Array:
-    """For each row of the matrix x its elements at that row of index."""
+    """Return, for each row of the matrix x, its elements at that row of index."""
     rows = unified([x.shape[:1], index.shape[:1]], "index_sample")
     x, index = shaped(x, (*rows, x.shape[1])), shaped(index, (*rows, index.shape[1]))
     at = (jnp.arange(x.shape[0], dtype=index.dtype)[:, None], index)
@@ -174,7 +174,7 @@ def index_sample(x: Array, index: Array) -> Array:
 
 @op("multiplex", ins=("Ids", "X*"), outs=("Out",), nograd=("Ids",), rows="map")
 def multiplex(ids: Array, xs: list[Array]) -> Array:
-    """Row i of input number ids[i]."""
+    """Return row i of input number ids[i], for each i."""
     common = unified([x.shape for x in xs], "multiplex")
     ids = shaped(ids, (common[0],))
     rows = jnp.arange(common[0], dtype=ids.dtype)
@@ -188,7 +188,7 @@ def _bounds(size: int, start: int, end: int) -> tuple[int, int]:
 
 
 def _decreased(x: Array, axes: Sequence[int]) -> Array:
-    """x without the dimensions axes; never without its last one (Fluid gives [1], not [])."""
+    """Remove the dimensions axes of x, but never its last one (Fluid gives [1], not [])."""
     if not axes:
         return x
     kept = [d for i, d in enumerate(x.shape) if i not in set(axes)]
@@ -196,7 +196,7 @@ def _decreased(x: Array, axes: Sequence[int]) -> Array:
 
 
 def _one(x: Array, start: Array, axis: int) -> Array:
-    """The slice of size 1 at a position that only the run knows."""
+    """Return the slice of size 1 at a position that is known only when the program runs."""
     start = start.reshape(-1)[0]
     return jax.lax.dynamic_slice_in_dim(
         x, jnp.where(start < 0, start + x.shape[axis], start), 1, axis
@@ -206,7 +206,7 @@ def _one(x: Array, start: Array, axis: int) -> Array:
 def _listed(
     listed: list[Array] | None, tensor: Array | None, attr: tuple[int, ...], count: int
 ) -> list[Any]:
-    """A start or end per axis: a number, or a tensor of one element."""
+    """Return a start or end for each axis: a number, or a tensor of one element."""
     if listed:
         return list(listed)
     if tensor is not None:
@@ -216,7 +216,9 @@ def _listed(
 
 
 def _number(value: Any, attr: Sequence[int], i: int, flags: Sequence[int]) -> int | None:
-    """The number in value; None while shapes are inferred and only the run knows it."""
+    """Return the number in value; None while shapes are inferred and it is known only when the
+    program runs.
+    """
     if isinstance(value, int):
         return value
     if static_values.placeholder() is None:
@@ -245,7 +247,7 @@ def slice_(
     infer_flags: Ints = (),
     decrease_axis: Ints = (),
 ) -> Array:
-    """x from starts to ends along axes, without the dimensions decrease_axis."""
+    """Return x from starts to ends along axes, without the dimensions decrease_axis."""
     first = _listed(start_tensors, starts_tensor, starts, len(axes))
     last = _listed(end_tensors, ends_tensor, ends, len(axes))
     for i, axis in enumerate(axes):
@@ -278,17 +280,17 @@ def slice_(
 
 
 def _resized(x: Array, axis: int, size: int | None) -> Array:
-    """An array of the same kind with another size along axis, for shape inference."""
+    """Return an array of the same kind with another size along axis, for shape inference."""
     return jnp.zeros((*x.shape[:axis], size, *x.shape[axis + 1 :]), x.dtype)
 
 
 def _strided(size: int, start: int, end: int, stride: int) -> slice | None:
-    """The elements of a strided slice in ascending order, as Fluid counts them; None when there are
-    none.
+    """Return the elements of a strided slice in ascending order, as Fluid counts them; None when
+    there are none.
 
-    A negative stride walks the same elements from the lower bound upwards; they are reversed
-    afterwards. So `[3:0:-2]` reads 1 and 3, `[4:0:-3]` reads 1 and 4, but `[3:-1:-2]` (-1: down to
-    the first) reads 0 and 2.
+    A negative stride takes the elements from the lower bound upwards; they are reversed afterwards.
+    So `[3:0:-2]` reads 1 and 3, `[4:0:-3]` reads 1 and 4, but `[3:-1:-2]` (-1: down to the first)
+    reads 0 and 2.
     """
     start = start + size if start < 0 else start
     if end < 0 and not (end == -1 and stride < 0):
@@ -338,7 +340,7 @@ def strided_slice(
     infer_flags: Ints = (),
     decrease_axis: Ints = (),
 ) -> Array:
-    """x from starts to ends by strides along axes, without the dimensions decrease_axis."""
+    """Return x from starts to ends by strides along axes, without the dimensions decrease_axis."""
     n = len(axes)
     groups = (
         (_listed(start_tensors, starts_tensor, starts, n), starts),
@@ -369,7 +371,7 @@ def strided_slice(
     rows=lambda attrs, ins: "map" if not any(attrs["paddings"][:2]) else None,
 )
 def pad(x: Array, *, paddings: Ints, pad_value: float = 0.0) -> Array:
-    """x with paddings[2i] values before and paddings[2i+1] after along dimension i."""
+    """Add paddings[2i] values before and paddings[2i+1] after x along dimension i."""
     if len(paddings) != 2 * x.ndim:
         raise errors.ShapeError(
             f"pad: expected {2 * x.ndim} paddings for shape {x.shape}, found {len(paddings)}"
@@ -388,7 +390,7 @@ def pad2d(
     pad_value: float = 0.0,
     data_format: str = "NCHW",
 ) -> Array:
-    """An image batch padded (top, bottom, left, right) by a value, by reflection or by its edge."""
+    """Pad a batch of images (top, bottom, left, right) by a value, by reflection or by its edge."""
     if x.ndim != 4:
         raise errors.ShapeError(
             f"pad2d: expected an image batch of 4 dimensions, found shape {x.shape}"
@@ -407,7 +409,7 @@ def pad2d(
 
 @op("pad_constant_like", ins=("X", "Y"), outs=("Out",), nograd=("X",))
 def pad_constant_like(x: Array, y: Array, *, pad_value: float = 0.0) -> Array:
-    """y padded after its end along every dimension until it has the shape of x."""
+    """Pad y after its end along every dimension until it has the shape of x."""
     if any(map(is_unknown, (*x.shape, *y.shape))):
         return jnp.zeros(x.shape, y.dtype)
     if x.ndim != y.ndim or any(b > a for a, b in zip(x.shape, y.shape, strict=True)):
@@ -457,7 +459,7 @@ def _crop(
 def crop(
     x: Array, y: Array | None, offsets_tensor: Array | None, *, offsets: Ints = (), shape: Ints = ()
 ) -> Array:
-    """The part of x at offsets with the given shape, or with the shape of y; -1 is the rest."""
+    """Return the part of x at offsets, with the given shape or that of y; -1 takes the rest."""
     return _crop(x, shape if y is None else y.shape, None, offsets_tensor, offsets, "crop")
 
 
@@ -477,15 +479,15 @@ def crop_tensor(
     offsets: Ints = (),
     shape: Ints = (),
 ) -> Array:
-    """The part of x at offsets with the given shape; -1 is the rest."""
+    """Return the part of x at offsets with the given shape; -1 takes the rest."""
     dims = given_ints(shape_tensors, shape_tensor, shape, "the shape of crop_tensor")
     return _crop(x, dims, offset_tensors, offsets_tensor, offsets, "crop_tensor")
 
 
 @op("top_k", ins=("X", "K?"), outs=("Out", "Indices"), nograd=("K",), rows=row_rules.last_axis)
 def top_k(x: Array, k_tensor: Array | None, *, k: int = 1) -> tuple[Array, Array]:
-    """The k largest values of each last dimension, largest first, and their positions (the first of
-    equal ones).
+    """Return the k largest values of each last dimension, largest first, and their positions (of
+    equal ones the first).
     """
     if k_tensor is not None:
         k = static_values.ints(k_tensor, "K of top_k")[0]
@@ -503,7 +505,7 @@ def top_k(x: Array, k_tensor: Array | None, *, k: int = 1) -> tuple[Array, Array
 
 @op("argsort", ins=("X",), outs=("Out", "Indices"), rows=row_rules.by_axis("axis"))
 def argsort(x: Array, *, axis: int = -1, descending: bool = False) -> tuple[Array, Array]:
-    """x sorted along axis, and the positions that sort it."""
+    """Return x sorted along axis, and the positions that sort it."""
     indices = jnp.argsort(x, axis, stable=True, descending=descending)
     return jnp.take_along_axis(x, indices, axis), indices.astype(np.int64)
 
@@ -514,26 +516,26 @@ def _arg(find: Callable[..., Any], x: Array, axis: int, dtype: Any, keepdims: bo
 
 @op("arg_max", ins=("X",), outs=("Out",), grad=False, rows=row_rules.by_axis("axis"))
 def arg_max(x: Array, *, axis: Long, keepdims: bool = False, dtype: int = -1) -> Array:
-    """Positions of the largest elements along axis."""
+    """Return the positions of the largest elements along axis."""
     return _arg(jnp.argmax, x, axis, dtype, keepdims)
 
 
 @op("arg_min", ins=("X",), outs=("Out",), grad=False, rows=row_rules.by_axis("axis"))
 def arg_min(x: Array, *, axis: Long, keepdims: bool = False, dtype: int = -1) -> Array:
-    """Positions of the smallest elements along axis."""
+    """Return the positions of the smallest elements along axis."""
     return _arg(jnp.argmin, x, axis, dtype, keepdims)
 
 
 @op("where", ins=("Condition", "X", "Y"), outs=("Out",), nograd=("Condition",), rows="map")
 def where(condition: Array, x: Array, y: Array) -> tuple[Array, ...]:
-    """Elements of x where condition holds, of y elsewhere."""
+    """Return elements of x where condition holds, of y elsewhere."""
     common = unified([condition.shape, x.shape, y.shape], "where")
     return jnp.where(*(shaped(v, common) for v in (condition, x, y)))
 
 
 @op("where_index", ins=("Condition",), outs=("Out",), grad=False, host=True)
 def where_index(condition: np.ndarray) -> np.ndarray:
-    """Coordinates [n, rank] of the elements that are not zero."""
+    """Return the coordinates [n, rank] of the elements that are not zero."""
     return np.argwhere(condition).astype(np.int64)
 
 
@@ -549,15 +551,15 @@ def _unique(x: np.ndarray, dtype: Any) -> tuple[np.ndarray, np.ndarray, np.ndarr
 
 @op("unique", ins=("X",), outs=("Out", "Index"), grad=False, host=True)
 def unique(x: np.ndarray, *, dtype: Int) -> tuple[np.ndarray, np.ndarray]:
-    """The different values of x in the order of their first appearance, and where each element of x
-    went.
+    """Return the different values of x in the order of their first occurrence, and the place of
+    each element of x among them.
     """
     return _unique(x, np_dtype(dtype))[:2]
 
 
 @op("unique_with_counts", ins=("X",), outs=("Out", "Index", "Count"), grad=False, host=True)
 def unique_with_counts(x: np.ndarray, *, dtype: Int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """unique, and how often each value appears."""
+    """Return what unique does, and how often each value occurs."""
     return _unique(x, np_dtype(dtype))
 
 
@@ -565,8 +567,8 @@ def unique_with_counts(x: np.ndarray, *, dtype: Int) -> tuple[np.ndarray, np.nda
 def shard_index(
     x: Array, *, index_num: Int, nshards: Int, shard_id: Int, ignore_value: int = -1
 ) -> Array:
-    """Indices within shard shard_id of nshards equal ranges of index_num; those of other shards
-    become ignore_value.
+    """Turn indices, divided into nshards equal ranges of index_num, into those of shard shard_id;
+    others become ignore_value.
     """
     width = (index_num + nshards - 1) // nshards
     return jnp.where(x // width == shard_id, x % width, jnp.asarray(ignore_value, x.dtype))

@@ -66,8 +66,8 @@ def logical_not(x: Array) -> Array:
 
 
 def _values(x: Array) -> Array:
-    """Return the values of sparse rows (finite in rows to ignore), or of padded rows, whose padding
-    has copies of real ones.
+    """Return the values to look at: those of sparse rows, which are finite in rows to ignore.
+    Padding rows need no mask, since they are copies of real ones.
     """
     return x.values if isinstance(x, SelectedRows) else x
 

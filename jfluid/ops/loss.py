@@ -15,7 +15,7 @@ from jfluid.ops.registry import Bool, Float, Int, op
 
 
 def same_shape(type_: str, **tensors: Any) -> None:
-    """Raises ShapeError unless all tensors have one shape."""
+    """Raise ShapeError unless all tensors have the same shape."""
     shapes = {name: list(value.shape) for name, value in tensors.items()}
     if len({tuple(s) for s in shapes.values()}) > 1:
         found = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
@@ -38,8 +38,8 @@ def sigmoid_cross_entropy_with_logits(
     ignore_index: int = -100,
     rows: RowMask | None = None,
 ) -> Array:
-    """Binary cross entropy of sigmoid(x), element by element; optionally divided by the number of
-    counted labels.
+    """Return the binary cross entropy of sigmoid(x), element by element, with normalize divided by
+    the number of labels that count.
     """
     same_shape("sigmoid_cross_entropy_with_logits", X=x, Label=label)
     counted = label != ignore_index
@@ -65,7 +65,7 @@ def _binary_cross_entropy_jvp(
 
 @op("bce_loss", ins=("X", "Label"), outs=("Out",), nograd=("Label",), rows="map")
 def bce_loss(x: Array, label: Array) -> Array:
-    """Binary cross entropy of probabilities, logarithms bounded by -100."""
+    """Return the binary cross entropy of probabilities, with logarithms bounded by -100."""
     same_shape("bce_loss", X=x, Label=label)
     return _binary_cross_entropy(x, label)
 
@@ -80,8 +80,8 @@ def bce_loss(x: Array, label: Array) -> Array:
 def kldiv_loss(
     x: Array, target: Array, *, reduction: str = "mean", rows: RowMask | None = None
 ) -> Array:
-    """Kullback-Leibler divergence of log probabilities x from `target`, 0 where the target is not
-    positive.
+    """Return the Kullback-Leibler divergence of log probabilities x from `target`, 0 where the
+    target is not positive.
     """
     same_shape("kldiv_loss", X=x, Target=target)
     counted = target > 0
@@ -101,7 +101,9 @@ def kldiv_loss(
 
 @op("huber_loss", ins=("X", "Y"), outs=("Residual~", "Out"), rows="map")
 def huber_loss(x: Array, y: Array, *, delta: Float) -> tuple[Array, Array]:
-    """Half the squared residual y - x up to `delta`, linear beyond."""
+    """Return half the squared residual y - x where it is at most `delta`, and a linear function
+    beyond.
+    """
     same_shape("huber_loss", X=x, Y=y)
     residual = y - x
     size = jnp.abs(residual)
@@ -118,7 +120,7 @@ def huber_loss(x: Array, y: Array, *, delta: Float) -> tuple[Array, Array]:
     rows="map",
 )
 def modified_huber_loss(x: Array, y: Array) -> tuple[Array, Array]:
-    """Squared hinge of the margin x * (2y - 1), linear below -1."""
+    """Return the squared hinge of the margin x * (2y - 1), and a linear function below -1."""
     same_shape("modified_huber_loss", X=x, Y=y)
     margin = x * (2 * y - 1)
     return margin, jnp.where(margin < -1, -4 * margin, jnp.where(margin < 1, (1 - margin) ** 2, 0))
@@ -134,7 +136,7 @@ def modified_huber_loss(x: Array, y: Array) -> tuple[Array, Array]:
 def smooth_l1_loss(
     x: Array, y: Array, inside: Array | None, outside: Array | None, *, sigma: float = 1.0
 ) -> tuple[Array, Array]:
-    """Huber-like loss of each row, summed over all but the first dimension."""
+    """Return the smooth L1 loss of each row, summed over all dimensions but the first."""
     same_shape("smooth_l1_loss", X=x, Y=y)
     diff = x - y if inside is None else (x - y) * inside
     squared = sigma * sigma
@@ -146,21 +148,21 @@ def smooth_l1_loss(
 
 @op("log_loss", ins=("Predicted", "Labels"), outs=("Loss",), nograd=("Labels",), rows="map")
 def log_loss(predicted: Array, labels: Array, *, epsilon: Float) -> Array:
-    """Binary cross entropy of probabilities, with `epsilon` added to each probability."""
+    """Return the binary cross entropy of probabilities, with `epsilon` added to each."""
     same_shape("log_loss", Predicted=predicted, Labels=labels)
     return -labels * jnp.log(predicted + epsilon) - (1 - labels) * jnp.log(1 - predicted + epsilon)
 
 
 @op("hinge_loss", ins=("Logits", "Labels"), outs=("Loss",), nograd=("Labels",), rows="map")
 def hinge_loss(logits: Array, labels: Array) -> Array:
-    """max(0, 1 - logits * (2 labels - 1))."""
+    """Return max(0, 1 - logits * (2 labels - 1))."""
     same_shape("hinge_loss", Logits=logits, Labels=labels)
     return jax.nn.relu(1 - logits * (2 * labels - 1))
 
 
 @op("rank_loss", ins=("Label", "Left", "Right"), outs=("Out",), nograd=("Label",), rows="map")
 def rank_loss(label: Array, left: Array, right: Array) -> Array:
-    """RankNet loss: cross entropy of sigmoid(left - right)."""
+    """Return the RankNet loss: the cross entropy of sigmoid(left - right)."""
     same_shape("rank_loss", Label=label, Left=left, Right=right)
     return jax.nn.softplus(left - right) - label * (left - right)
 
@@ -175,7 +177,7 @@ def rank_loss(label: Array, left: Array, right: Array) -> Array:
 def margin_rank_loss(
     x1: Array, x2: Array, label: Array, *, margin: float = 0.0
 ) -> tuple[Array, Array]:
-    """max(0, margin - label * (x1 - x2)), and where it is positive."""
+    """Return max(0, margin - label * (x1 - x2)), and where it is positive."""
     same_shape("margin_rank_loss", X1=x1, X2=x2, Label=label)
     out = jax.nn.relu(margin - label * (x1 - x2))
     return (out > 0).astype(out.dtype), out
@@ -183,8 +185,8 @@ def margin_rank_loss(
 
 @op("bpr_loss", ins=("X", "Label"), outs=("Y",), nograd=("Label",), rows="map")
 def bpr_loss(x: Array, label: Array) -> Array:
-    """Bayesian personalized ranking: mean over the other classes of -log sigmoid(x[label] -
-    x[other]).
+    """Return the mean over the other classes of -log sigmoid(x[label] - x[other]): Bayesian
+    personalized ranking.
     """
     label = class_labels(label, x.shape, x.ndim - 1, "bpr_loss")
     losses = jax.nn.softplus(x - take_class(x, label, -1))
@@ -195,7 +197,7 @@ def bpr_loss(x: Array, label: Array) -> Array:
 
 @op("label_smooth", ins=("X", "PriorDist?"), outs=("Out",), nograd=("PriorDist",), rows="map")
 def label_smooth(x: Array, prior: Array | None, *, epsilon: float = 0.0) -> Array:
-    """(1 - epsilon) * x + epsilon * prior; without a prior the uniform one."""
+    """Return (1 - epsilon) * x + epsilon * prior; without a prior the uniform one."""
     return (1 - epsilon) * x + epsilon * (1 / x.shape[-1] if prior is None else prior)
 
 
@@ -203,8 +205,8 @@ def label_smooth(x: Array, prior: Array | None, *, epsilon: float = 0.0) -> Arra
 def teacher_student_sigmoid_loss(
     x: Array, label: Array, *, soft_max_up_bound: float = 15.0, soft_max_lower_bound: float = -15.0
 ) -> Array:
-    """Click loss plus, for labels from 0 on, the loss against the teacher's score that the label
-    carries.
+    """Return the click loss plus, for labels from 0 on, the loss against the teacher's score that
+    the label has.
 
     A label is -2 (no click), -1 (click), the score (no click) or 1 + the score (click). No gradient
     flows where x is at or beyond the bounds.
@@ -228,8 +230,8 @@ def teacher_student_sigmoid_loss(
 def sigmoid_focal_loss(
     x: Array, label: Array, foreground: Array, *, gamma: float = 2.0, alpha: float = 0.25
 ) -> Array:
-    """Focal loss of x [N, C] with labels [N, 1]: 0 is background, c the class of column c - 1, -1
-    ignored.
+    """Return the focal loss of x [N, C] with labels [N, 1]: 0 is the background, c the class of
+    column c - 1, -1 is ignored.
     """
     if label.shape != (x.shape[0], 1):
         raise errors.ShapeError(
@@ -263,8 +265,8 @@ def center_loss(
     need_update: Bool,
     rows: RowMask | None = None,
 ) -> tuple[Array, Array, Array]:
-    """Half the squared distance of each row to the centre of its class; centres move towards their
-    rows.
+    """Return half the squared distance of each row to the centre of its class, and the centres
+    moved towards their rows.
     """
     if label.size != x.shape[0] or centers.shape != (cluster_num, x.shape[1]):
         raise errors.ShapeError(

@@ -20,7 +20,7 @@ from jfluid.ops.registry import Int, op
 def accuracy(
     out: Array, indices: Array, label: Array, *, rows: RowMask | None = None
 ) -> tuple[Array, Array, Array]:
-    """The share of rows whose label is among the row's indices."""
+    """Return the share of rows whose label is among the row's indices."""
     if label.shape != (indices.shape[0], 1):
         raise errors.ShapeError(
             f"accuracy: expected labels of shape [{indices.shape[0]}, 1], found {list(label.shape)}"
@@ -32,7 +32,7 @@ def accuracy(
 
 
 def _auc_area(positive: Array, negative: Array) -> Array:
-    """Area under the ROC curve of two histograms over thresholds, by the trapezoid rule."""
+    """Return the area under the ROC curve of two histograms over thresholds, by the trapezoid rule."""
     positive, negative = positive[::-1].astype(jnp.float64), negative[::-1].astype(jnp.float64)
     true = jnp.cumsum(positive)
     area = (negative * (true - positive / 2)).sum()
@@ -78,8 +78,8 @@ def auc(
     slide_steps: int = 1,
     rows: RowMask | None = None,
 ) -> tuple[Array, Array, Array]:
-    """Area under the ROC curve (for `curve="PR"` too, as in Fluid) of the last `slide_steps`
-    batches; 0 means all.
+    """Return the area under the ROC curve (for `curve="PR"` too, as in Fluid) of the last
+    `slide_steps` batches; 0 means all.
 
     The score is the last column of `predict`. One outside [0, 1] makes the area NaN.
     """
@@ -112,13 +112,15 @@ def auc(
 
 
 def _share(part: Array, rest: Array) -> Array:
-    """part / (part + rest), 1 where both are 0."""
+    """Return part / (part + rest), and 1 where both are 0."""
     total = part + rest
     return jnp.where(total > 0, part / jnp.where(total > 0, total, 1), 1.0)
 
 
 def _precision_recall_f1(states: Array) -> Array:
-    """Macro then micro averages of precision, recall and F1, from [class, (TP, FP, TN, FN)]."""
+    """Return macro, then micro averages of precision, recall and F1, from [class, (TP, FP, TN,
+    FN)].
+    """
 
     def with_f1(precision: Array, recall: Array) -> tuple[Array, Array, Array]:
         both = precision + recall
@@ -151,7 +153,7 @@ def precision_recall(
     class_number: Int,
     rows: RowMask | None = None,
 ) -> tuple[Array, Array, Array]:
-    """Macro and micro precision, recall and F1 of the batch and of all batches so far."""
+    """Return macro and micro precision, recall and F1 of the batch and of all batches so far."""
     classes = jnp.arange(class_number)
     found, wanted = indices.reshape(-1, 1) == classes, labels.reshape(-1, 1) == classes
     weight = (
@@ -183,7 +185,9 @@ def mean_iou(
     num_classes: Int,
     rows: RowMask | None = None,
 ) -> tuple[Array, Array, Array]:
-    """Mean over the classes that occur of correct / (correct + wrong), plus the means given."""
+    """Return the mean over the classes that occur of correct / (correct + wrong), plus the means
+    given.
+    """
     if rows is not None:  # a negative class is not counted
         predictions, labels = rows.zero(predictions, -1), rows.zero(labels, -1)
     predicted, label = (

@@ -15,7 +15,7 @@ from jfluid.ops.registry import Int, op
 
 
 def _working(dtype: Any) -> jnp.dtype:
-    """Half precision is normalised in float32."""
+    """Return the dtype to compute in: half precision is normalised in float32."""
     return jnp.promote_types(dtype, jnp.float32)
 
 
@@ -24,7 +24,7 @@ def _channel_axis(x: jax.Array, data_layout: str) -> int:
 
 
 def _along(vector: jax.Array, ndim: int, axis: int) -> jax.Array:
-    """A vector shaped to broadcast along `axis`."""
+    """Shape a vector so that it is broadcast along `axis`."""
     return vector.reshape([-1 if i == axis else 1 for i in range(ndim)])
 
 
@@ -40,7 +40,7 @@ def _check_parameters(op_type: str, channels: int, **vectors: jax.Array | None) 
 def _batch_norm(
     x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float, axis: int
 ) -> tuple[Any, ...]:
-    """Normalise by the batch's own statistics; returns them too. They carry no gradient.
+    """Normalise by the batch's own statistics, which are returned, too, and carry no gradient.
 
     The gradient is the textbook formula: two reductions and one pass, about a fifth faster on CPUs
     than differentiating through mean and variance.
@@ -88,7 +88,7 @@ _batch_norm.defvjp(_batch_norm_forward, _batch_norm_backward)
 def _masked_norm(
     x: Array, scale: Array, bias: Array, epsilon: float, axis: int, rows: RowMask
 ) -> tuple[Any, ...]:
-    """As `_batch_norm`, by the statistics of the rows that are no padding."""
+    """Do what `_batch_norm` does, by the statistics of the rows that are no padding."""
     others = tuple(i for i in range(x.ndim) if i != axis)
     along = functools.partial(_along, ndim=x.ndim, axis=axis)
     wide = x.astype(scale.dtype)
@@ -128,8 +128,8 @@ def batch_norm(
     trainable_statistics: bool = False,
     rows: RowMask | None = None,
 ) -> tuple[Array, Array, Array, Array, Array, Array | None]:
-    """x normalised for each channel by the batch's statistics (training) or the running ones,
-    scaled and shifted.
+    """Normalise each channel of x by the batch's statistics (in training) or the running ones, then
+    scale and shift.
 
     SavedVariance is the inverse standard deviation; the running variance takes the biased one.
     """
@@ -184,7 +184,7 @@ def sync_batch_norm(
     trainable_statistics: bool = False,
     rows: RowMask | None = None,
 ) -> tuple[Array, Array, Array, Array, Array, Array | None]:
-    """batch_norm by the statistics of the batch of all replicas."""
+    """Do what batch_norm does, by the statistics of the batch of all replicas."""
     if (
         use_global_stats
         or (is_test and not trainable_statistics)
@@ -258,7 +258,7 @@ def inplace_abn(
     use_sync_bn: bool = False,
     rows: RowMask | None = None,
 ) -> tuple[Array, Array, Array, Array, Array, Array | None]:
-    """Batch normalisation followed by an activation: none, leaky_relu or elu."""
+    """Do what batch_norm does, then apply an activation: none, leaky_relu or elu."""
     if use_sync_bn:
         raise errors.UnsupportedError(
             "inplace_abn: use_sync_bn is not provided; use batch_norm with "
@@ -294,7 +294,7 @@ def inplace_abn(
 def _moments(
     x: jax.Array, axes: tuple[int, ...], epsilon: float
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """x normalised over `axes`, its mean and its biased variance (both with the axes kept)."""
+    """Return x normalised over `axes`, its mean and its biased variance (both with the axes kept)."""
     mean = jnp.mean(x, axes, keepdims=True)
     centred = x - mean
     variance = jnp.mean(jnp.square(centred), axes, keepdims=True)
@@ -315,7 +315,7 @@ def layer_norm(
     begin_norm_axis: int = 1,
     epsilon: float = 1e-5,
 ) -> tuple[Array, Array, Array]:
-    """x normalised over its dimensions from begin_norm_axis on, scaled and shifted element by
+    """Normalise x over its dimensions from begin_norm_axis on, then scale and shift element by
     element.
     """
     if not 0 < begin_norm_axis < x.ndim:
@@ -342,7 +342,7 @@ def layer_norm(
 def instance_norm(
     x: Array, scale: Array, bias: Array, *, epsilon: float = 1e-5
 ) -> tuple[Array, Array, Array]:
-    """x normalised over the plane of each channel of each sample; SavedVariance is the inverse
+    """Normalise each channel of each sample over its plane; SavedVariance is the inverse standard
     deviation.
     """
     if x.ndim < 3:
@@ -365,9 +365,7 @@ def group_norm(
     epsilon: float = 1e-5,
     data_layout: str = "NCHW",
 ) -> tuple[Array, Array, Array]:
-    """x normalised over each group of channels of each sample, scaled and shifted for each
-    channel.
-    """
+    """Normalise each group of channels of each sample, then scale and shift each channel."""
     axis = _channel_axis(x, data_layout)
     channels = x.shape[axis]
     if groups < 1 or channels % groups:
@@ -397,7 +395,7 @@ def lrn(
     beta: float = 0.75,
     data_format: str = "AnyLayout",
 ) -> tuple[Array, Array]:
-    """x divided by (k + alpha * sum of squares over n neighbouring channels) ** beta."""
+    """Divide x by (k + alpha * sum of squares over n neighbouring channels) ** beta."""
     if n < 1 or n % 2 == 0:
         raise errors.ProgramError(f"lrn: n is {n}, expected an odd number of channels")
     axis = _channel_axis(x, data_format)
@@ -409,7 +407,7 @@ def lrn(
 
 @op("affine_channel", ins=("X", "Scale", "Bias"), outs=("Out",), rows="map")
 def affine_channel(x: Array, scale: Array, bias: Array, *, data_layout: str = "AnyLayout") -> Array:
-    """x scaled and shifted for each channel: the second dimension in NCHW, else the last."""
+    """Scale and shift each channel of x: the second dimension in NCHW, else the last."""
     axis = 1 if data_layout == "NCHW" else x.ndim - 1
     _check_parameters("affine_channel", x.shape[axis], Scale=scale, Bias=bias)
     return x * _along(scale, x.ndim, axis) + _along(bias, x.ndim, axis)
@@ -419,9 +417,7 @@ def affine_channel(x: Array, scale: Array, bias: Array, *, data_layout: str = "A
 def spectral_norm(
     weight: Array, u: Array, v: Array, *, dim: int = 0, power_iters: int = 1, eps: float = 1e-12
 ) -> Array:
-    """weight divided by its largest singular value, which power_iters steps from u and v
-    estimate.
-    """
+    """Divide weight by its largest singular value, which power_iters steps from u and v estimate."""
     matrix = jnp.moveaxis(weight, dim, 0).reshape(weight.shape[dim], -1)
     fixed = lax.stop_gradient(matrix)
     for _ in range(power_iters):

@@ -1,7 +1,7 @@
-"""Optimizer operators: one update of one parameter.
+"""Optimizer operators: each is one update of one parameter.
 
-Attributes travel as 32-bit floats, and Fluid computes `1 - beta` from the rounded value; `_single`
-does the same, because for beta2 = 0.999 the difference is 1e-5 of the second moment.
+Attributes are 32-bit floats, and Fluid computes `1 - beta` from the rounded value; `_single` does
+the same, because for beta2 = 0.999 the difference is 1e-5 of the second moment.
 """
 
 from collections.abc import Callable
@@ -19,12 +19,12 @@ from jfluid.ops.selected_rows import SelectedRows, densified
 
 
 def _single(value: float) -> float:
-    """The attribute as Fluid stores it, in 32 bits."""
+    """Return the attribute as Fluid stores it, in 32 bits."""
     return float(np.float32(value))
 
 
 def _scalar(value: Array, like: Array) -> Array:
-    """A one-element tensor as a scalar of the dtype of `like`."""
+    """Return a tensor of one element as a scalar of the dtype of `like`."""
     return jnp.reshape(value, ()).astype(like.dtype)
 
 
@@ -33,7 +33,9 @@ def _norm(value: Array) -> Array:
 
 
 def _by_rows(update: Callable[..., Any], grad: SelectedRows, *tables: Array) -> tuple[Any, ...]:
-    """`update(parameter, gradient, state, ...)` on the rows of a sparse gradient; each row once."""
+    """Apply `update(parameter, gradient, state, ...)` to the rows of a sparse gradient, each row
+    once.
+    """
     grad = grad.merged()
     first, *rest = (grad.of(t) for t in tables)
     return tuple(grad.put(t, new) for t, new in zip(tables, update(first, grad.values, *rest)))
@@ -48,7 +50,7 @@ def _by_rows(update: Callable[..., Any], grad: SelectedRows, *tables: Array) -> 
     sparse=True,
 )
 def sgd(param: Array, learning_rate: Array, grad: Array) -> Array:
-    """param - learning_rate * grad."""
+    """Return param - learning_rate * grad."""
     if isinstance(grad, SelectedRows):
         return grad.map(lambda g: -_scalar(learning_rate, param) * g).added_to(param)
     return param - _scalar(learning_rate, param) * grad
@@ -71,9 +73,7 @@ def momentum(
     mu: Float,
     use_nesterov: bool = False,
 ) -> tuple[Array, Array]:
-    """Gradient descent along a decaying sum of gradients. Sparse rows move all others too, as in
-    Fluid.
-    """
+    """Descend along a decaying sum of gradients. Sparse rows move all others, too, as in Fluid."""
     grad = densified(grad)
     rate = _scalar(learning_rate, param)
     velocity = _single(mu) * velocity + grad
@@ -99,7 +99,7 @@ def lars_momentum(
     lars_coeff: float = 0.001,
     lars_weight_decay: float = 0.0005,
 ) -> tuple[Array, Array]:
-    """Momentum with a rate scaled by norm(param) / norm(grad), layer by layer."""
+    """Do what momentum does, at a rate scaled by norm(param) / norm(grad), layer by layer."""
     rate, decay = _scalar(learning_rate, param), _single(lars_weight_decay)
     param_norm, grad_norm = _norm(param), _norm(grad)
     both = (param_norm > 0) & (grad_norm > 0)
@@ -149,10 +149,10 @@ def adam(
     epsilon: float = 1e-8,
     lazy_mode: bool = False,
 ) -> tuple[Array, Array, Array, Array, Array]:
-    """Adam; the powers of the betas advance with it.
+    """Update by Adam, and advance the powers of the betas.
 
-    Of a sparse gradient `lazy_mode` updates the rows that it has, else all; and, as in Fluid, the
-    step is corrected with the powers of the next one.
+    With a sparse gradient `lazy_mode` updates the rows that it has, otherwise all; and, as in
+    Fluid, the step is corrected by the powers of the next one.
     """
     decay1 = _single(beta1) if beta1_tensor is None else _scalar(beta1_tensor, param)
     decay2 = _single(beta2) if beta2_tensor is None else _scalar(beta2_tensor, param)
@@ -190,7 +190,7 @@ def adamax(
     beta2: float = 0.999,
     epsilon: float = 1e-8,
 ) -> tuple[Array, Array, Array]:
-    """Adam with the decaying maximum of |grad| in place of the second moment."""
+    """Update by Adam with the decaying maximum of |grad| in place of the second moment."""
     rate = _scalar(learning_rate, param) / (1 - _scalar(beta1_pow, param))
     moment = _single(beta1) * moment + (1 - _single(beta1)) * grad
     inf_norm = jnp.maximum(jnp.abs(grad), _single(beta2) * inf_norm + _single(epsilon))
@@ -208,7 +208,7 @@ def adamax(
 def adagrad(
     param: Array, grad: Array, moment: Array, learning_rate: Array, *, epsilon: float = 1e-6
 ) -> tuple[Array, Array]:
-    """Rates that shrink with the sum of squared gradients."""
+    """Update at rates that shrink with the sum of squared gradients."""
 
     def update(p: Array, g: Array, m: Array) -> tuple[Array, Array]:
         m = m + jnp.square(g)
@@ -237,7 +237,7 @@ def decayed_adagrad(
     decay: float = 0.95,
     epsilon: float = 1e-6,
 ) -> tuple[Array, Array]:
-    """Adagrad with a decaying average of squared gradients."""
+    """Update by Adagrad with a decaying average of squared gradients."""
     moment = _single(decay) * moment + (1 - _single(decay)) * jnp.square(grad)
     return param - _scalar(learning_rate, param) * grad / (
         jnp.sqrt(moment) + _single(epsilon)
@@ -264,7 +264,7 @@ def adadelta(
     rho: float = 0.95,
     epsilon: float = 1e-6,
 ) -> tuple[Array, Array, Array]:
-    """Steps of the size of earlier steps; there is no learning rate."""
+    """Update by steps of the size of earlier steps; there is no learning rate."""
     rho, epsilon = _single(rho), _single(epsilon)
     squared_grad = rho * squared_grad + (1 - rho) * jnp.square(grad)
     ratio = jnp.square(grad) / (squared_grad + epsilon)
@@ -300,10 +300,10 @@ def rmsprop(
     momentum: float = 0.0,
     centered: bool = False,
 ) -> tuple[Array, Array, Array, Array | None]:
-    """Rates that shrink with an average of squared gradients, less the squared average if
+    """Update at rates that shrink with an average of squared gradients, less the squared average if
     `centered`.
 
-    Sparse rows move all others too, as in Fluid.
+    Sparse rows move all others, too, as in Fluid.
     """
     grad = densified(grad)
     decay = _single(decay)
@@ -376,10 +376,10 @@ def lamb(
     beta2: float = 0.999,
     epsilon: float = 1e-6,
 ) -> tuple[Array, Array, Array]:
-    """Adam with a rate scaled by norm(param) / norm(step), layer by layer, from uncorrected
-    moments.
+    """Update by Adam, from uncorrected moments, at a rate scaled by norm(param) / norm(step), layer
+    by layer.
 
-    Sparse rows move all others too, as in Fluid.
+    Sparse rows move all others, too, as in Fluid.
     """
     grad = densified(grad)
     beta1, beta2 = _single(beta1), _single(beta2)
@@ -411,8 +411,8 @@ def dpsgd(
     seed: int = 0,
     key: Array,
 ) -> Array:
-    """Differentially private descent: a clipped gradient plus one Gaussian number, shared by all
-    elements.
+    """Descend in a differentially private way: by a clipped gradient plus one Gaussian number,
+    which all elements share.
     """
     scale = jnp.maximum(_norm(grad) / _single(clip), 1)
     noise = jax.random.normal(key_of(key, seed), (), param.dtype) * (_single(sigma) * _single(clip))
@@ -420,7 +420,7 @@ def dpsgd(
 
 
 def _proximal(point: Array, rate: Array, l1: float, l2: float) -> Array:
-    """The proximal step of l1 * |x| + l2 / 2 * x^2."""
+    """Return the proximal step of l1 * |x| + l2 / 2 * x²."""
     l1, l2 = _single(l1), _single(l2)
     if l1 > 0:
         point = jnp.sign(point) * jnp.maximum(jnp.abs(point) - rate * l1, 0)
@@ -437,7 +437,7 @@ def _proximal(point: Array, rate: Array, l1: float, l2: float) -> Array:
 def proximal_gd(
     param: Array, grad: Array, learning_rate: Array, *, l1: float = 0.0, l2: float = 0.0
 ) -> Array:
-    """Gradient descent followed by the proximal step of the penalties."""
+    """Descend along the gradient, then take the proximal step of the penalties."""
     rate = _scalar(learning_rate, param)
     return _proximal(param - rate * grad, rate, l1, l2)
 
@@ -458,7 +458,7 @@ def proximal_adagrad(
     l1: float = 0.0,
     l2: float = 0.0,
 ) -> tuple[Array, Array]:
-    """Adagrad followed by the proximal step of the penalties."""
+    """Update by Adagrad, then take the proximal step of the penalties."""
     rate = _scalar(learning_rate, param)
     moment = moment + jnp.square(grad)
     return _proximal(param - rate * grad / jnp.sqrt(moment), rate, l1, l2), moment

@@ -1,4 +1,4 @@
-"""Pooling: maximum and average over windows, over adaptive regions, and over whole planes."""
+"""Pooling: the maximum or the average over windows, over adaptive regions, and over whole planes."""
 
 import functools
 import math
@@ -19,7 +19,9 @@ _MAX_TAPS = 32
 
 
 def _lowest(dtype: Any) -> Any:
-    """What padding counts as: Fluid's value of a window that lies outside the input."""
+    """Return the number that padding counts as: Fluid's value of a window that lies outside the
+    input.
+    """
     return jnp.finfo(dtype).min
 
 
@@ -31,8 +33,8 @@ def _max(
     strides: Sequence[int],
     out: Sequence[int],
 ) -> jax.Array:
-    """The maximum of each window. Its gradient goes to the first element that attains it, as in
-    Fluid.
+    """Return the maximum of each window. Its gradient goes to the first element that attains it, as
+    in Fluid.
 
     On CPUs forward and backward together take a quarter of the time of `lax.reduce_window` and its
     gradient.
@@ -103,7 +105,7 @@ def _max_pool(
 
 
 def _max_plane(x: jax.Array, axes: Sequence[int]) -> jax.Array:
-    """The maximum of each whole plane; `jnp.max` would divide the gradient between equal
+    """Return the maximum of each whole plane; `jnp.max` would divide the gradient between equal
     elements.
     """
     shape = tuple(1 if a in axes else n for a, n in enumerate(x.shape))
@@ -139,7 +141,7 @@ def _average_pool(
 
 
 def _regions(size: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where the adaptive regions of a dimension begin, and where they end (exclusive)."""
+    """Return where the adaptive regions of a dimension begin, and where they end (exclusive)."""
     i = np.arange(count)
     return i * size // count, -(-(i + 1) * size // count)
 
@@ -221,7 +223,7 @@ def pool2d(
     data_format: str = "NCHW",
     padding_algorithm: str = "EXPLICIT",
 ) -> Array:
-    """Maximum or average over two-dimensional windows."""
+    """Return the maximum or the average over two-dimensional windows."""
     return _pool(
         "pool2d",
         x,
@@ -253,7 +255,7 @@ def pool3d(
     data_format: str = "NCDHW",
     padding_algorithm: str = "EXPLICIT",
 ) -> Array:
-    """Maximum or average over three-dimensional windows."""
+    """Return the maximum or the average over three-dimensional windows."""
     return _pool(
         "pool3d",
         x,
@@ -273,8 +275,8 @@ def pool3d(
 def _max_at(
     x: jax.Array, regions: Sequence[tuple[np.ndarray, np.ndarray]]
 ) -> tuple[jax.Array, jax.Array]:
-    """The maximum of each region of the last dimensions of `x`, and its index in the flattened
-    plane.
+    """Return the maximum of each region of the last dimensions of `x`, and its index in the
+    flattened plane.
     """
     count, sizes = len(regions), x.shape[-len(regions) :]
     lead = x.shape[:-count]
@@ -302,8 +304,8 @@ def _max_at(
 def _plane_index(
     place: jax.Array, kernel: Sequence[int], starts: Sequence[np.ndarray], sizes: Sequence[int]
 ) -> jax.Array:
-    """The index in the flattened plane of the element at `place` in each window; `starts`: where
-    windows begin.
+    """Return the index in the flattened plane of the element at `place` in each window; `starts` is
+    where windows begin.
     """
     offsets = jnp.unravel_index(place.astype(jnp.int32), tuple(kernel))
     flat = jnp.zeros(place.shape, jnp.int32)
@@ -357,7 +359,9 @@ def max_pool2d_with_index(
     strides: Ints = (1, 1),
     paddings: Ints = (0, 0),
 ) -> tuple[Array, Array]:
-    """Maximum over two-dimensional windows, with its index in the flattened plane (int32)."""
+    """Return the maximum over two-dimensional windows, and its index in the flattened plane
+    (int32).
+    """
     return _max_pool_with_index(
         "max_pool2d_with_index", x, ksize, global_pooling, adaptive, strides, paddings
     )
@@ -373,7 +377,9 @@ def max_pool3d_with_index(
     strides: Ints = (1, 1, 1),
     paddings: Ints = (0, 0, 0),
 ) -> tuple[Array, Array]:
-    """Maximum over three-dimensional windows, with its index in the flattened volume (int32)."""
+    """Return the maximum over three-dimensional windows, and its index in the flattened volume
+    (int32).
+    """
     return _max_pool_with_index(
         "max_pool3d_with_index", x, ksize, global_pooling, adaptive, strides, paddings
     )

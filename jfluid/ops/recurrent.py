@@ -61,19 +61,19 @@ def _put(array: Any, value: Any, t: Any) -> Any:
 
 
 def _loop(steps: Any, backwards: bool, body: Any, state: tuple[Any, ...]) -> tuple[Any, ...]:
-    """`body(t, state)` for t = 0 ... steps - 1, or from the end."""
+    """Run `body(t, state)` for t = 0 ... steps - 1, or from the end."""
     return lax.fori_loop(0, steps, lambda i, s: body(steps - 1 - i if backwards else i, s), state)
 
 
 def _over_steps(x: Any, grad: Any) -> Any:
-    """The gradient of a weight that all steps share, in one matrix product. Without einsum, which
-    would transpose both.
+    """Return the gradient of a weight that all steps share, by one matrix product. It is no einsum,
+    which would transpose both.
     """
     return x.reshape(-1, x.shape[-1]).T @ grad.reshape(-1, grad.shape[-1])
 
 
 def _before(states: Any, start: Any, steps: Any, backwards: bool) -> Any:
-    """The state that each step began with, from those that each step ended with."""
+    """Return the state that each step began with, from those that each step ended with."""
     if not backwards:
         return jnp.concatenate([start[None], states[:-1]])
     times = jnp.arange(states.shape[0]).reshape(-1, 1, 1)
@@ -96,8 +96,8 @@ def _lstm(
     backwards: bool,
     acts: tuple[Any, ...],
 ) -> tuple[Any, ...]:
-    """Hidden states and cells [time, number, width] from x [time, number, 4 width]; peepholes are
-    [3, width].
+    """Return hidden states and cells [time, number, width] from x [time, number, 4 width];
+    peepholes are [3, width].
     """
     return _lstm_forward(x, weight, peepholes, h0, c0, mask, backwards, acts)[0]
 
@@ -213,10 +213,11 @@ def lstm(
     cell_activation: str = "tanh",
     candidate_activation: str = "tanh",
 ) -> tuple[Value, Value, Value | None, Value | None]:
-    """Hidden states and cells of an LSTM over each sequence of projected inputs [rows, 4 width].
+    """Return hidden states and cells of an LSTM over each sequence of projected inputs [rows, 4
+    width].
 
-    Gers et al., "Learning Precise Timing with LSTM Recurrent Networks", 2002. Columns: candidate,
-    input, forget, output.
+    Gers et al., "Learning Precise Timing with LSTM Recurrent Networks", 2002. The columns are
+    candidate, input, forget, output.
     """
     x = need(x, "lstm", "Input")
     _check("lstm", gate_activation, cell_activation, candidate_activation)
@@ -265,7 +266,8 @@ def lstmp(
     cell_clip: float = 0.0,
     proj_clip: float = 0.0,
 ) -> tuple[Value, Value, Value | None, Value | None, Value | None]:
-    """An LSTM whose recurrent state is a projection of the hidden one.
+    """Return projections and cells of an LSTM whose recurrent state is a projection of the hidden
+    one.
 
     Sak et al., "Long Short-Term Memory Based Recurrent Neural Network Architectures", 2014.
     """
@@ -326,7 +328,7 @@ def _gru(
     origin: bool,
     acts: tuple[Any, ...],
 ) -> Any:
-    """Hidden states [time, number, width] from x [time, number, 3 width]."""
+    """Return hidden states [time, number, width] from x [time, number, 3 width]."""
     return _gru_forward(x, to_gates, to_candidate, h0, mask, backwards, origin, acts)[0]
 
 
@@ -394,8 +396,8 @@ _gru.defvjp(_gru_forward, _gru_backward)
 
 
 def _gru_weights(weight: Any) -> tuple[Any, Any]:
-    """[width, 2 width] for the gates and [width, width] for the candidate, which lie one behind the
-    other in memory.
+    """Return [width, 2 width] for the gates and [width, width] for the candidate, which lie one
+    after the other in memory.
     """
     width = weight.shape[0]
     flat = weight.reshape(-1)
@@ -421,8 +423,8 @@ def gru(
     is_reverse: bool = False,
     origin_mode: bool = False,
 ) -> tuple[Value | None, Value | None, Value | None, Value]:
-    """Hidden states of a GRU over each sequence of projected inputs [rows, 3 width]: update, reset,
-    candidate.
+    """Return hidden states of a GRU over each sequence of projected inputs [rows, 3 width]: update,
+    reset, candidate.
 
     Cho et al., "Learning Phrase Representations using RNN Encoder-Decoder", 2014 (origin_mode).
     """
@@ -459,7 +461,9 @@ def gru_unit(
     gate_activation: int = 1,
     origin_mode: bool = False,
 ) -> tuple[Array, Array, Array]:
-    """One step of a GRU: gates and candidate [rows, 3 width], reset state, new state."""
+    """Run one step of a GRU; returns gates and candidate [rows, 3 width], the reset state, the new
+    state.
+    """
     if not (0 <= activation < 4 and 0 <= gate_activation < 4):
         raise errors.AttributeTypeError(
             "gru_unit: an activation is 0 (identity), 1 (sigmoid), 2 (tanh) or 3 (relu), found "
@@ -478,7 +482,7 @@ def gru_unit(
 
 @op("lstm_unit", ins=("X", "C_prev"), outs=("C", "H"), rows="map")
 def lstm_unit(x: Array, c: Array, *, forget_bias: float = 0.0) -> tuple[Array, Array]:
-    """One step of an LSTM from projected inputs [rows, 4 width]: input, forget, output,
+    """Run one step of an LSTM from projected inputs [rows, 4 width]: input, forget, output,
     candidate.
     """
     _sizes("lstm_unit", "X", x.shape[1], 4 * c.shape[1])
@@ -489,14 +493,14 @@ def lstm_unit(x: Array, c: Array, *, forget_bias: float = 0.0) -> tuple[Array, A
 
 @op("rnn_memory_helper", ins=("X",), outs=("Out",), rows="map")
 def rnn_memory_helper(x: Array, *, dtype: int = 5) -> Array:
-    """x itself: how `recurrent` names a state."""
+    """Return x itself: this is how `recurrent` names a state."""
     return x
 
 
 @op("gather_tree", ins=("Ids", "Parents"), outs=("Out",), grad=False)
 def gather_tree(ids: Array, parents: Array) -> Array:
-    """Whole sequences [time, batch, beam] from the ids that each step chose and the beams they came
-    from.
+    """Return whole sequences [time, batch, beam] from the ids that each step chose and the beams
+    that they continue.
     """
     beams = jnp.broadcast_to(jnp.arange(ids.shape[2], dtype=parents.dtype), ids.shape[1:])
 
@@ -533,7 +537,9 @@ def cudnn_lstm(
     seed: int = -1,
     key: Array,
 ) -> tuple[Array, Array, Array]:
-    """Layers of LSTM over x [time, batch, inputs], all weights in one vector in cuDNN's order."""
+    """Run layers of LSTM over x [time, batch, inputs], with all weights in one vector in cuDNN's
+    order.
+    """
     directions = 2 if is_bidirec else 1
     shapes = [
         (4 * hidden_size, n)
@@ -572,8 +578,8 @@ def cudnn_lstm(
 def _dense_lstm(
     x: Any, h: Any, c: Any, matrices: list[Any], bias: Any, backwards: bool
 ) -> tuple[Any, ...]:
-    """((last h, last c), outputs [time, batch, width]); gates in the order input, forget,
-    candidate, output.
+    """Return ((last h, last c), outputs [time, batch, width]); gates are in the order input,
+    forget, candidate, output.
     """
     projected = x @ matrices[0].T + bias
 

@@ -1,5 +1,5 @@
-"""Softmax over many classes without computing all of them: noise-contrastive estimation, trees,
-samples.
+"""Losses over many classes without computing all of them: noise-contrastive estimation,
+hierarchical sigmoid, sampled softmax.
 """
 
 import math
@@ -21,8 +21,8 @@ from jfluid.ops.selected_rows import SelectedRows
 
 
 def _log_uniform(values: Array, total: int) -> Array:
-    """The probabilities of classes by Zipf's law: log((k + 2) / (k + 1)) / log(total), of `total` -
-    1 classes.
+    """Return the probabilities of classes by Zipf's law: log((k + 2) / (k + 1)) / log(total), of
+    `total` - 1 classes.
     """
     values = values.astype(jnp.float32)
     return jnp.log((values + 2) / (values + 1)) / math.log(total)
@@ -36,9 +36,7 @@ def _draw_log_uniform(key: Array, shape: Sequence[int], classes: int) -> Array:
 def _draw_aliased(
     key: Array, shape: Sequence[int], alias: Array | None, shares: Array | None
 ) -> Array:
-    """Classes by Walker's method: one at random, or with the chance 1 - its share the alias of
-    it.
-    """
+    """Draw classes by Walker's method: one at random, or with probability 1 - its share its alias."""
     if alias is None or shares is None:
         raise errors.OpError(
             "nce: sampler 2 needs CustomDistProbs, CustomDistAlias and CustomDistAliasProbs"
@@ -89,11 +87,11 @@ def nce(
     table_names: Strings = (),
     key: Array,
 ) -> tuple[Array, Array, Array]:
-    """Noise-contrastive estimation: the labels told from `num_neg_samples` noise classes a row.
-    Cost is [rows, 1].
+    """Return the loss of noise-contrastive estimation, which tells labels from `num_neg_samples`
+    drawn classes a row: [rows, 1].
 
-    Gutmann and Hyvarinen, 2010; Mnih and Teh, 2012. The noise: 0 uniform, 1 log-uniform, 2 by
-    CustomDistProbs.
+    Gutmann & Hyvärinen, 2010; Mnih & Teh, 2012. Classes are drawn 0: uniformly, 1: log-uniformly,
+    2: by CustomDistProbs.
     """
     rows = x.shape[0]
     label = label.reshape(rows, -1).astype(jnp.int64)
@@ -126,7 +124,7 @@ def nce(
 def _expected(
     samples: Array, probabilities: Any, sampler: int, num_total_classes: int, dtype: Any
 ) -> Array:
-    """The probability of each sampled class under the noise."""
+    """Return the probability of each sampled class under the noise."""
     if sampler == 0:
         return jnp.full(samples.shape, 1 / num_total_classes, dtype)
     if sampler == 1:
@@ -139,8 +137,8 @@ def _expected(
 def _nce_cost(
     x: Array, weights: Array, biases: Array | None, expected: Array, true: int, sample_weight: Any
 ) -> tuple[Array, Array]:
-    """(cost, sigmoids of the scores) from the weights [rows, samples, width] and biases of each
-    row's samples.
+    """Return (cost, sigmoids of the scores) from the weights [rows, samples, width] and biases of
+    each row's samples.
     """
     scores = jnp.einsum("nd,nsd->ns", x, weights)
     out = jax.nn.sigmoid(scores if biases is None else scores + biases)
@@ -163,8 +161,8 @@ def _gradient_of_rows(
     is_sparse: bool,
     ignored: Array | None = None,
 ) -> tuple[Value, Any, Array | None]:
-    """Gradients of `function(x, weight[index], bias[index])` by x, the weight (sparse if asked) and
-    the bias.
+    """Return the gradients of `function(x, weight[index], bias[index])` by x, the weight (sparse if
+    asked) and the bias.
     """
     plain = rows_of(x)
     biases = None if bias is None else bias.reshape(-1)[index]
@@ -231,8 +229,8 @@ def nce_grad(
     height_sections: Longs = (),
     table_names: Strings = (),
 ) -> tuple[Value, Value, Value | None]:
-    """The gradients of nce for the noise that was drawn; `SelectedRows` of the weight when
-    is_sparse.
+    """Return the gradients of nce for the classes that were drawn; `SelectedRows` of the weight
+    when is_sparse.
     """
     label = rows_of(label).reshape(rows_of(x).shape[0], -1).astype(jnp.int64)
     if samples is None and not custom_neg_classes:
@@ -262,7 +260,7 @@ def nce_grad(
 
 @jax.custom_vjp
 def _held(scores: Array) -> Array:
-    """Scores between -40 and 40; as in Fluid the gradient is that of scores that are not held."""
+    """Limit scores to -40..40; as in Fluid the gradient is that of scores without the limit."""
     return jnp.clip(scores, -40, 40)
 
 
@@ -292,10 +290,10 @@ def hierarchical_sigmoid(
     height_sections: Longs = (),
     table_names: Strings = (),
 ) -> tuple[Array, Array, Array | None]:
-    """The loss [rows, 1] of the binary decisions on the way to each label in a tree: a complete
-    one, or given paths.
+    """Return the loss [rows, 1] of the binary decisions on the path to each label in a tree: a
+    complete one, or given paths.
 
-    Morin and Bengio, "Hierarchical Probabilistic Neural Network Language Model", 2005.
+    Morin & Bengio, "Hierarchical Probabilistic Neural Network Language Model", 2005.
     """
     node, bit, on_path = _path(label, path_table, path_code, num_classes)
     out, pre = _path_loss(
@@ -307,8 +305,8 @@ def hierarchical_sigmoid(
 def _path(
     label: Array, path_table: Array | None, path_code: Array | None, num_classes: int
 ) -> tuple[Array, Array, Array]:
-    """Inner nodes (0 behind the end), decisions and whether they count, [rows, depth], on the way
-    to each label.
+    """Return the inner nodes (0 after the end), the decisions and whether they count, [rows,
+    depth], on the path to each label.
     """
     if path_table is None:
         code = label.reshape(-1).astype(jnp.int64) + num_classes
@@ -326,8 +324,8 @@ def _path(
 def _path_loss(
     x: Array, weights: Array, biases: Array | None, bit: Array, on_path: Array
 ) -> tuple[Array, Array]:
-    """(loss, softplus of the scores) from the weights [rows, depth, width] and biases of the nodes
-    on the way.
+    """Return (loss, softplus of the scores) from the weights [rows, depth, width] and biases of the
+    nodes on the path.
     """
     pre = jnp.einsum("nd,nbd->nb", x, weights)
     pre = jnp.where(on_path, _held(pre if biases is None else pre + biases), 0)
@@ -362,7 +360,7 @@ def hierarchical_sigmoid_grad(
     height_sections: Longs = (),
     table_names: Strings = (),
 ) -> tuple[Value, Value, Value | None]:
-    """The gradients of hierarchical_sigmoid; `SelectedRows` of the weight when is_sparse."""
+    """Return the gradients of hierarchical_sigmoid; `SelectedRows` of the weight when is_sparse."""
     table, code = (None if t is None else rows_of(t) for t in (path_table, path_code))
     node, bit, on_path = _path(rows_of(label), table, code, num_classes)
     return _gradient_of_rows(
@@ -378,12 +376,12 @@ def hierarchical_sigmoid_grad(
 
 
 def _draw_different(key: Array, labels: Array, classes: int, number: int) -> tuple[Array, Array]:
-    """The labels and `number` different log-uniform classes in each row, and how often each class
-    is expected.
+    """Return the labels and `number` different log-uniform classes in each row, and how often each
+    class is expected.
 
     Fluid draws until it has so many different classes. Here the classes come in the order in which
-    they would be met (Gumbel's trick), and the draws between two new ones from the geometric
-    distribution.
+    they would be drawn first (Gumbel's trick), and the number of draws between two new ones from
+    the geometric distribution.
     """
     which, waits = jax.random.split(key)
     chances = _log_uniform(jnp.arange(classes), classes + 1)
@@ -427,11 +425,11 @@ def sample_logits(
     seed: Int = 0,
     key: Array,
 ) -> tuple[Array, Array, Array, Array, Array, Array]:
-    """The logits of the labels and of classes drawn log-uniformly, less the logarithm of their
-    expected counts.
+    """Return the logits of the labels and of classes drawn log-uniformly, less the logarithm of
+    their expected counts.
 
     Jean et al., "On Using Very Large Target Vocabulary", 2014. The drawn classes are the same for
-    all rows and differ.
+    all rows, and all different.
     """
     classes = logits.shape[1]
     labels = labels.astype(jnp.int64)

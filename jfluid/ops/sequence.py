@@ -1,6 +1,4 @@
-"""Operators within sequences: each sequence is pooled, normalised, convolved or searched by
-itself.
-"""
+"""Operators within sequences: each sequence is pooled, normalised, convolved or searched by itself."""
 
 from typing import Any
 
@@ -32,7 +30,9 @@ from jfluid.ops.registry import Bool, Int, Ints, op
 def sequence_pool(
     x: Value, *, pooltype: str = "AVERAGE", pad_value: float = 0.0, is_test: bool = False
 ) -> tuple[Value, Value | None]:
-    """One row for each sequence: the sum, mean, sum / sqrt(length), maximum, first or last row."""
+    """Reduce each sequence to one row: its sum, mean, sum / sqrt(length), maximum, first or last
+    row.
+    """
     x = need(x, "sequence_pool", "X")
     level, index = x.last, None
     ndim = x.ndim
@@ -58,8 +58,8 @@ def sequence_pool(
 
 
 def _maximum(x: Ragged) -> tuple[Array, Array]:
-    """The largest of each column, and its row; of several equal ones the first, which gets the
-    gradient.
+    """Return the largest of each column, and its row: of several equal ones the first, which gets
+    the gradient.
     """
     level, values = x.last, jax.lax.stop_gradient(x.values)
     _, position, _ = positions(level, x.capacity)
@@ -79,8 +79,8 @@ def _maximum(x: Ragged) -> tuple[Array, Array]:
 
 @jax.custom_vjp
 def _first_maximum(dense: Array) -> tuple[Array, Array]:
-    """The maximum over the second dimension and where it is first. Two plain reductions: XLA:CPU is
-    slow at argmax.
+    """Return the maximum over the second dimension and its first place, by two plain reductions:
+    XLA:CPU is slow at argmax.
     """
     best = jnp.max(dense, axis=1)
     times = jnp.arange(dense.shape[1], dtype=jnp.int32).reshape(1, -1, *[1] * (dense.ndim - 2))
@@ -108,7 +108,7 @@ def _lowest(dtype: Any) -> float:
 
 @op("sequence_softmax", ins=("X",), outs=("Out",), rows="sequence")
 def sequence_softmax(x: Value, *, data_format: str = "AnyLayout") -> Value:
-    """softmax over the rows of each sequence, which hold one number each."""
+    """Apply softmax over the rows of each sequence, which have one number each."""
     x = need(x, "sequence_softmax", "X")
     if x.ndim > 1 and any(d != 1 and not static_values.placeholder() for d in x.shape[1:]):
         raise errors.ShapeError(
@@ -124,7 +124,7 @@ def sequence_softmax(x: Value, *, data_format: str = "AnyLayout") -> Value:
 
 
 def shifted(x: Ragged, by: int) -> Array:
-    """Row j is row j + by of x where that is in the same sequence, else zeros."""
+    """Return as row j the row j + by of x where that is in the same sequence, else zeros."""
     _, position, _ = positions(x.last, x.capacity)
     capacity = x.capacity
     rolled = jnp.zeros_like(x.values)
@@ -138,7 +138,7 @@ def shifted(x: Ragged, by: int) -> Array:
 
 
 def spread_lengths(x: Ragged) -> Array:
-    """int32 [capacity]: the length of each row's sequence."""
+    """Return the length of each row's sequence: int32 [capacity]."""
     sequence, _, _ = positions(x.last, x.capacity)
     return x.last.lengths[sequence]
 
@@ -154,7 +154,7 @@ def sequence_conv(
     contextStride: Int = 1,
     paddingTrainable: Bool = False,
 ) -> Value:
-    """Each row with its neighbours in the sequence, laid side by side, times the filter."""
+    """Multiply each row, side by side with its neighbours in the sequence, by the filter."""
     x = need(x, "sequence_conv", "X")
     if paddingTrainable or padding is not None:
         raise errors.UnsupportedError(
@@ -175,13 +175,15 @@ def sequence_conv(
 
 
 def _real(x: Ragged, values: Array) -> Ragged:
-    """Rows of x with other values; padding rows become copies of the first."""
+    """Return the rows of x with other values; padding rows become copies of the first."""
     return x.like(values).refilled()
 
 
 @op("row_conv", ins=("X", "Filter"), outs=("Out",), rows="sequence")
 def row_conv(x: Value, weight: Value) -> Value:
-    """Row t is the sum of the rows t, t + 1, ... of its sequence times the rows of the filter."""
+    """Return as row t the sum of the rows t, t + 1, ... of its sequence, each times a row of the
+    filter.
+    """
     if not isinstance(x, Ragged) and x.ndim == 3:
         padded = jnp.pad(x, ((0, 0), (0, weight.shape[0] - 1), (0, 0)))
         return sum(padded[:, k : k + x.shape[1]] * weight[k] for k in range(weight.shape[0]))
@@ -191,7 +193,7 @@ def row_conv(x: Value, weight: Value) -> Value:
 
 @op("sequence_enumerate", ins=("X",), outs=("Out",), grad=False, rows="sequence")
 def sequence_enumerate(x: Value, *, win_size: Int, pad_value: Int = 0) -> Value:
-    """For each id the `win_size` ids that start there, `pad_value` behind the end."""
+    """Return for each id the `win_size` ids from there on, with `pad_value` after the end."""
     x = need(x, "sequence_enumerate", "X")
     ids = x.like(x.values.reshape(x.capacity, 1))
     _, position, _ = positions(x.last, x.capacity)
@@ -207,7 +209,7 @@ def sequence_enumerate(x: Value, *, win_size: Int, pad_value: Int = 0) -> Value:
     "sequence_scatter", ins=("X", "Ids", "Updates"), outs=("Out",), nograd=("Ids",), rows="sequence"
 )
 def sequence_scatter(x: Value, ids: Value, updates: Value) -> Value:
-    """Row i of x with the updates of sequence i added at its ids."""
+    """Add the updates of sequence i to row i of x, at the columns that its ids name."""
     ids, updates = (
         need(ids, "sequence_scatter", "Ids"),
         need(updates, "sequence_scatter", "Updates"),
@@ -234,8 +236,8 @@ def sequence_scatter(x: Value, ids: Value, updates: Value) -> Value:
 def sequence_mask(
     x: Array, longest: Array | None, *, maxlen: Int = -1, out_dtype: Int = 3
 ) -> Array:
-    """[..., maxlen]: 1 for the first x of each row, 0 behind. Without maxlen it is the largest
-    x.
+    """Return 1 at the first x places of each row and 0 after them: [..., maxlen]. Without maxlen it
+    is the largest x.
     """
     if longest is not None:
         maxlen = static_values.ints(longest, "sequence_mask's maxlen")[0]
@@ -246,11 +248,11 @@ def sequence_mask(
 
 @op("add_position_encoding", ins=("X",), outs=("Out",), rows="sequence")
 def add_position_encoding(x: Value, *, alpha: float = 1.0, beta: float = 1.0) -> Value:
-    """alpha x + beta (sines and cosines of the position), for x [batch, time, width] or ragged
-    [rows, width].
+    """Return alpha x + beta (sines and cosines of the position), for x [batch, time, width] or
+    ragged rows [rows, width].
 
-    Vaswani et al., "Attention Is All You Need", 2017, section 3.5, the sines in the first half of
-    the width.
+    Vaswani et al., "Attention Is All You Need", 2017, section 3.5, with the sines in the first half
+    of the width.
     """
     if isinstance(x, Ragged):
         _, position, _ = positions(x.last, x.capacity)
@@ -274,8 +276,8 @@ def add_position_encoding(x: Value, *, alpha: float = 1.0, beta: float = 1.0) ->
 def sequence_topk_avg_pooling(
     x: Value, row: Value, column_: Value, *, topks: Ints, channel_num: Int
 ) -> tuple[Value, Value | None]:
-    """For each row of the matrix of each sequence and channel: sums of the k largest entries over
-    k, for all k of topks.
+    """Return, for each row of the matrix of each sequence and channel, the sum of its k largest
+    entries divided by k, for all k of topks.
 
     A sequence of X holds [channel, row, column] in one column; ROW and COLUMN tell the sizes.
     """
@@ -307,7 +309,9 @@ def im2sequence(
     paddings: Ints = (0, 0, 0, 0),
     out_stride: Ints = (1, 1),
 ) -> Value:
-    """The patches of each image as a sequence of rows [channels * height * width of the kernel]."""
+    """Return the patches of each image as a sequence of rows [channels * height * width of the
+    kernel].
+    """
     top, left, bottom, right = paddings
     patches = jax.lax.conv_general_dilated_patches(
         x, kernels, strides, ((top, bottom), (left, right))
@@ -332,8 +336,8 @@ def _real_patches(
     paddings: tuple[int, ...],
     out_stride: tuple[int, ...],
 ) -> Ragged:
-    """Of the patches [number * height * width, ...] those that lie in the real image of each, whose
-    size is given.
+    """Return those patches, of [number * height * width, ...], that lie in each image as it was
+    before it was padded; sizes are given.
     """
     real = jnp.ceil(sizes / jnp.asarray(out_stride, sizes.dtype)).astype(jnp.int32)
     room = jnp.asarray(

@@ -27,7 +27,7 @@ from jfluid.ops.registry import Int, Ints, op
 
 @op("sequence_expand", ins=("X", "Y"), outs=("Out",), nograd=("Y",), rows="sequence")
 def sequence_expand(x: Value, y: Value, *, ref_level: int = -1) -> Value:
-    """Row (or sequence) i of x as often as sequence i of a level of y has entries."""
+    """Repeat row (or sequence) i of x as often as sequence i of a level of y has entries."""
     y = need(y, "sequence_expand", "Y")
     if not -1 <= ref_level < len(y.levels):
         raise errors.AttributeTypeError(
@@ -54,7 +54,7 @@ def _agree(op_type: str, rows: int, sequences: int) -> None:
 
 
 def _repeated(x: Ragged, times: Level, copies: int) -> Ragged:
-    """Sequence i of x as often as `times` has entries in i, which are at most `copies`."""
+    """Repeat sequence i of x as often as `times` has entries in i, which are at most `copies`."""
     if len(x.levels) > 1:
         raise errors.ShapeError(f"sequence_expand: X may have one level, found {len(x.levels)}")
     each = spread(jnp.arange(times.number, dtype=jnp.int32), times, copies)
@@ -69,7 +69,7 @@ def _repeated(x: Ragged, times: Level, copies: int) -> Ragged:
 
 @op("sequence_expand_as", ins=("X", "Y"), outs=("Out",), nograd=("Y",), rows="sequence")
 def sequence_expand_as(x: Value, y: Value) -> Value:
-    """Row i of x as often as sequence i of y has rows, with the LoD of y."""
+    """Repeat row i of x as often as sequence i of y has rows; the result has the LoD of y."""
     y = need(y, "sequence_expand_as", "Y")
     values = rows_of(x)
     _agree("sequence_expand_as", values.shape[0], y.last.number)
@@ -80,7 +80,7 @@ def sequence_expand_as(x: Value, y: Value) -> Value:
 
 @op("sequence_concat", ins=("X*",), outs=("Out",), rows="sequence")
 def sequence_concat(xs: list[Value]) -> Value:
-    """Sequence i of the first, then of the second ... as one sequence."""
+    """Join sequence i of the first input, of the second and so on, to one sequence."""
     xs = [need(x, "sequence_concat", "X") for x in xs]
     numbers = {x.last.number for x in xs}
     if len(numbers) > 1:
@@ -110,7 +110,7 @@ def sequence_concat(xs: list[Value]) -> Value:
 
 @op("sequence_reverse", ins=("X",), outs=("Y",), rows="sequence")
 def sequence_reverse(x: Value) -> Value:
-    """The rows of each sequence in reverse order."""
+    """Reverse the order of the rows of each sequence."""
     x = need(x, "sequence_reverse", "X")
     if len(x.levels) != 1:
         raise errors.ShapeError(
@@ -130,8 +130,8 @@ def sequence_reverse(x: Value) -> Value:
     rows="sequence",
 )
 def sequence_slice(x: Value, offset: Value, length: Value) -> Value:
-    """`Length` rows of each sequence, from `Offset` on. What reaches over a sequence's end is cut
-    off.
+    """Return `Length` rows of each sequence, from `Offset` on; what reaches beyond a sequence's end
+    is cut off.
     """
     x = need(x, "sequence_slice", "X")
     offset, length = (rows_of(v).reshape(-1).astype(jnp.int32) for v in (offset, length))
@@ -154,8 +154,8 @@ def sequence_slice(x: Value, offset: Value, length: Value) -> Value:
     rows="sequence",
 )
 def sequence_pad(x: Value, pad_value: Value, *, padded_length: int = -1) -> tuple[Value, Value]:
-    """[number, padded_length, ...] with PadValue behind each sequence, and the lengths. -1 is the
-    longest sequence's.
+    """Return [number, padded_length, ...] with PadValue after each sequence, and the lengths. -1 is
+    that of the longest sequence.
     """
     x = need(x, "sequence_pad", "X")
     level = x.last
@@ -193,7 +193,7 @@ def sequence_pad(x: Value, pad_value: Value, *, padded_length: int = -1) -> tupl
 
 @op("sequence_unpad", ins=("X", "Length"), outs=("Out",), nograd=("Length",), rows="sequence")
 def sequence_unpad(x: Value, length: Value) -> Value:
-    """The first `Length` steps of each row of x [number, steps, ...], as sequences."""
+    """Return the first `Length` steps of each row of x [number, steps, ...] as sequences."""
     number, steps = x.shape[:2]
     lengths = jnp.clip(rows_of(length).reshape(-1), 0, steps).astype(jnp.int32)
     dense = x if x.ndim > 2 else x[..., None]
@@ -203,7 +203,7 @@ def sequence_unpad(x: Value, length: Value) -> Value:
 
 @op("sequence_reshape", ins=("X",), outs=("Out",), rows="sequence")
 def sequence_reshape(x: Value, *, new_dim: Int) -> Value:
-    """Rows of another width: a sequence keeps its numbers, and gets more or fewer rows."""
+    """Give rows another width: a sequence keeps its numbers, and gets more or fewer rows."""
     x = need(x, "sequence_reshape", "X")
     width = x.shape[1]
     if (width % new_dim and new_dim % width) and static_values.placeholder() is None:
@@ -229,7 +229,7 @@ def sequence_reshape(x: Value, *, new_dim: Int) -> Value:
 
 @op("sequence_erase", ins=("X",), outs=("Out",), grad=False, rows="sequence")
 def sequence_erase(x: Value, *, tokens: Ints) -> Value:
-    """The sequences without the ids `tokens`."""
+    """Remove the ids `tokens` from the sequences."""
     x = need(x, "sequence_erase", "X")
     _, _, real = positions(x.last, x.capacity)
     ids = x.values.reshape(x.capacity)
@@ -244,7 +244,7 @@ def sequence_erase(x: Value, *, tokens: Ints) -> Value:
 
 @op("lod_reset", ins=("X", "Y?"), outs=("Out",), nograd=("Y",), rows="sequence")
 def lod_reset(x: Value, y: Value | None, *, target_lod: Ints = (), append: bool = False) -> Value:
-    """x with another LoD: that of Y, the offsets that Y holds, or those of `target_lod`; `append`
+    """Give x another LoD: that of Y, the offsets that Y holds, or those of `target_lod`; `append`
     adds them as a level.
     """
     values, exact = rows_of(x), not isinstance(x, Ragged) or x.exact
@@ -276,8 +276,8 @@ def lod_reset(x: Value, y: Value | None, *, target_lod: Ints = (), append: bool 
 
 
 def number_like(x: Array, input_dim_idx: int) -> tuple[int, Ragged | None]:
-    """What `*_batch_size_like` takes for the batch: the sequences of x, or its dimension; and whose
-    rows they are.
+    """Return what `*_batch_size_like` takes for the batch (the sequences of x, or a dimension), and
+    whose rows they are.
     """
     if not isinstance(x, Ragged) or input_dim_idx != 0:
         return x.shape[input_dim_idx], None

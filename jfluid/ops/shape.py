@@ -14,14 +14,14 @@ from jfluid.ops.registry import Int, Ints, Longs, op
 
 
 def numpy_of(*arrays: Any) -> Any:
-    """The module to compute with: NumPy where all arrays are NumPy's (the result stays known), else
-    jax.numpy.
+    """Return the module to compute with: NumPy where all arrays are NumPy's (the result stays
+    known), else jax.numpy.
     """
     return np if all(isinstance(a, (np.ndarray, np.generic)) for a in arrays) else jnp
 
 
 def is_unknown(size: int) -> bool:
-    """Whether the dimension stands for one that only a run knows; false while a program is
+    """Return whether the dimension is known only when the program runs; False while a program is
     lowered.
     """
     p = static_values.placeholder()
@@ -31,8 +31,8 @@ def is_unknown(size: int) -> bool:
 def given_ints(
     listed: Sequence[Any] | Array | None, tensor: Any, attr: Sequence[int], what: str
 ) -> tuple[int, ...]:
-    """Integers given as a list of tensors, as one tensor, or as an attribute: the first of these
-    that is there.
+    """Return integers given as a list of tensors, as one tensor, or as an attribute: the first of
+    these that is there.
 
     While shapes are inferred, a positive number in the attribute tells what the tensors will hold.
     """
@@ -45,7 +45,7 @@ def given_ints(
 
 
 def shaped(x: Array, shape: Sequence[int]) -> Array:
-    """`x` with the given shape. While shapes are inferred an unknown size fits every other."""
+    """Return `x` with the given shape. While shapes are inferred an unknown size fits every other."""
     if prod(x.shape) != prod(shape) and any(map(is_unknown, (*x.shape, *shape))):
         return jnp.zeros(shape, x.dtype)
     return x.reshape(shape)
@@ -54,8 +54,7 @@ def shaped(x: Array, shape: Sequence[int]) -> Array:
 def unified(
     shapes: Sequence[tuple[int, ...]], what: str, apart_from: int | None = None
 ) -> tuple[int, ...]:
-    """The one shape that all the shapes agree on, the dimension `apart_from` left out of the
-    comparison.
+    """Return the shape that all shapes agree on, apart from the dimension `apart_from`.
 
     While shapes are inferred a known dimension wins over an unknown one. Raises ShapeError where
     they disagree.
@@ -114,7 +113,7 @@ def _reshape(
 def reshape(
     x: Array, shape_tensor: Array | None, shape_tensors: list[Array] | None, *, shape: Ints = ()
 ) -> Array:
-    """x with another shape: 0 copies a dimension, -1 is worked out."""
+    """Give x another shape: 0 copies a dimension, -1 follows from the others."""
     return _reshape(x, shape_tensor, shape_tensors, shape)
 
 
@@ -129,7 +128,7 @@ def reshape(
 def reshape2(
     x: Array, shape_tensor: Array | None, shape_tensors: list[Array] | None, *, shape: Ints = ()
 ) -> tuple[Array, Array]:
-    """reshape, which also keeps the shape of x."""
+    """Do what reshape does, and keep the shape of x."""
     return _reshape(x, shape_tensor, shape_tensors, shape), _x_shape(x)
 
 
@@ -143,13 +142,13 @@ def _transpose(x: Array, axis: tuple[int, ...]) -> Array:
 
 @op("transpose", ins=("X",), outs=("Out",), fold=True, rows=row_rules.transpose)
 def transpose(x: Array, *, axis: Ints, data_format: str = "AnyLayout") -> Array:
-    """x with its dimensions in the order axis."""
+    """Bring the dimensions of x into the order axis."""
     return _transpose(x, axis)
 
 
 @op("transpose2", ins=("X",), outs=("Out", "XShape~"), fold=True, rows=row_rules.transpose)
 def transpose2(x: Array, *, axis: Ints, data_format: str = "AnyLayout") -> tuple[Array, Array]:
-    """transpose, which also keeps the shape of x."""
+    """Do what transpose does, and keep the shape of x."""
     return _transpose(x, axis), _x_shape(x)
 
 
@@ -165,15 +164,13 @@ def _squeeze(x: Array, axes: Sequence[int]) -> Array:
 
 @op("squeeze", ins=("X",), outs=("Out",), fold=True, rows=row_rules.other_axes("axes"))
 def squeeze(x: Array, *, axes: Ints = ()) -> Array:
-    """x without the dimensions axes, all of size 1; without every such dimension when axes is
-    empty.
-    """
+    """Remove the dimensions axes, all of size 1; every dimension of size 1 when axes is empty."""
     return _squeeze(x, axes)
 
 
 @op("squeeze2", ins=("X",), outs=("Out", "XShape~"), fold=True, rows=row_rules.other_axes("axes"))
 def squeeze2(x: Array, *, axes: Ints = ()) -> tuple[Array, Array]:
-    """squeeze, which also keeps the shape of x."""
+    """Do what squeeze does, and keep the shape of x."""
     return _squeeze(x, axes), _x_shape(x)
 
 
@@ -205,7 +202,7 @@ def _unsqueeze(
 def unsqueeze(
     x: Array, axes_tensor: Array | None, axes_tensors: list[Array] | None, *, axes: Ints = ()
 ) -> Array:
-    """x with dimensions of size 1 inserted at axes, one after another."""
+    """Insert dimensions of size 1 at axes, one after another."""
     return _unsqueeze(x, axes_tensor, axes_tensors, axes)
 
 
@@ -220,7 +217,7 @@ def unsqueeze(
 def unsqueeze2(
     x: Array, axes_tensor: Array | None, axes_tensors: list[Array] | None, *, axes: Ints = ()
 ) -> tuple[Array, Array]:
-    """unsqueeze, which also keeps the shape of x."""
+    """Do what unsqueeze does, and keep the shape of x."""
     return _unsqueeze(x, axes_tensor, axes_tensors, axes), _x_shape(x)
 
 
@@ -232,18 +229,18 @@ def _flatten(x: Array, axis: int) -> Array:
 
 @op("flatten", ins=("X",), outs=("Out",), rows=row_rules.flatten)
 def flatten(x: Array, *, axis: int = 1) -> Array:
-    """x as a matrix: the dimensions before axis are rows."""
+    """Make x a matrix: the dimensions before axis are rows."""
     return _flatten(x, axis)
 
 
 @op("flatten2", ins=("X",), outs=("Out", "XShape~"), rows=row_rules.flatten)
 def flatten2(x: Array, *, axis: int = 1) -> tuple[Array, Array]:
-    """flatten, which also keeps the shape of x."""
+    """Do what flatten does, and keep the shape of x."""
     return _flatten(x, axis), _x_shape(x)
 
 
 def _known_axis(axis_tensor: Array | None, axis: int) -> int | None:
-    """The axis as a number; None while shapes are inferred and a tensor gives it."""
+    """Return the axis as a number; None while shapes are inferred and a tensor gives it."""
     if axis_tensor is None:
         return axis
     if static_values.placeholder() is not None:
@@ -260,7 +257,7 @@ def _known_axis(axis_tensor: Array | None, axis: int) -> int | None:
     rows=row_rules.by_axis("axis", 0),
 )
 def concat(xs: list[Array], axis_tensor: Array | None, *, axis: int = 0) -> Array:
-    """The arrays joined along axis."""
+    """Join the arrays along axis."""
     known = _known_axis(axis_tensor, axis)
     if known is None:
         return jnp.zeros((static_values.placeholder(),) * xs[0].ndim, xs[0].dtype)
@@ -287,7 +284,9 @@ def split(
     num: int = 0,
     sections: Ints = (),
 ) -> list[Array]:
-    """x cut along axis into num equal parts or into sections, one of which may be -1 (the rest)."""
+    """Divide x along axis into num equal parts, or into sections, one of which may be -1 (the
+    rest).
+    """
     known = _known_axis(axis_tensor, axis)
     if known is None:
         return [jnp.zeros((static_values.placeholder(),) * x.ndim, x.dtype)] * (
@@ -313,7 +312,7 @@ def split(
 
 @op("stack", ins=("X*",), outs=("Y",), fold=True, rows=row_rules.stack)
 def stack(xs: list[Array], *, axis: int = 0) -> Array:
-    """The arrays, all of one shape, joined along a new dimension."""
+    """Join the arrays, all of the same shape, along a new dimension."""
     common = unified([x.shape for x in xs], "stack")
     return numpy_of(*xs).stack([shaped(x, common) for x in xs], axis)
 
@@ -326,7 +325,7 @@ def _unstack(x: Array, axis: int) -> list[Any]:
 
 @op("unstack", ins=("X",), outs=("Y*",), fold=True, rows=row_rules.by_axis("axis", 0))
 def unstack(x: Array, *, axis: int = 0, num: Int) -> list[Array]:
-    """The num slices of x along axis, without that dimension."""
+    """Return the num slices of x along axis, without that dimension."""
     if x.shape[axis] != num and not is_unknown(x.shape[axis]):
         raise errors.ShapeError(
             f"unstack: dimension {axis} of shape {x.shape} is not of size num = {num}"
@@ -336,7 +335,7 @@ def unstack(x: Array, *, axis: int = 0, num: Int) -> list[Array]:
 
 @op("unbind", ins=("X",), outs=("Out*",), fold=True, rows=row_rules.by_axis("axis", 0))
 def unbind(x: Array, *, axis: int = 0) -> list[Array]:
-    """The slices of x along axis, without that dimension."""
+    """Return the slices of x along axis, without that dimension."""
     return _unstack(x, axis)
 
 
@@ -354,7 +353,7 @@ def expand(
     *,
     expand_times: Ints = (),
 ) -> Array:
-    """x repeated expand_times[i] times along dimension i."""
+    """Repeat x expand_times[i] times along dimension i."""
     times = given_ints(times_tensors, times_tensor, expand_times, "the times of expand")
     if len(times) != x.ndim or min(times, default=1) < 1:
         raise errors.ShapeError(
@@ -365,7 +364,7 @@ def expand(
 
 @op("expand_as", ins=("X", "target_tensor"), outs=("Out",), nograd=("target_tensor",))
 def expand_as(x: Array, target: Array) -> Array:
-    """x repeated until it has the shape of target."""
+    """Repeat x until it has the shape of target."""
     if any(map(is_unknown, (*x.shape, *target.shape))):
         return jnp.zeros(target.shape, x.dtype)
     if x.ndim != target.ndim or any(t % d for d, t in zip(x.shape, target.shape, strict=True)):
@@ -377,43 +376,45 @@ def expand_as(x: Array, target: Array) -> Array:
 
 @op("reverse", ins=("X",), outs=("Out",), rows=row_rules.other_axes("axis"))
 def reverse(x: Array, *, axis: Ints) -> Array:
-    """x backwards along each of axis."""
+    """Reverse the order of the elements along each of axis."""
     return jnp.flip(x, axis)
 
 
 @op("flip", ins=("X",), outs=("Out",), rows=row_rules.other_axes("dims"))
 def flip(x: Array, *, dims: Ints) -> Array:
-    """x backwards along each of dims."""
+    """Reverse the order of the elements along each of dims."""
     return jnp.flip(x, dims)
 
 
 @op("roll", ins=("X",), outs=("Out",), rows=row_rules.other_axes("dims"))
 def roll(x: Array, *, shifts: Longs = (), dims: Longs = ()) -> Array:
-    """x rotated by shifts along dims; as one long row when dims is empty."""
+    """Rotate x by shifts along dims; as one long row when dims is empty."""
     return jnp.roll(x, shifts, dims) if dims else jnp.roll(x, shifts[0])
 
 
 @op("meshgrid", ins=("X*",), outs=("Out*",))
 def meshgrid(xs: list[Array]) -> list[Array]:
-    """For each vector an array with one dimension per vector, constant along all but its own."""
+    """Return an array for each vector, with one dimension for each of them, that varies along its
+    own only.
+    """
     return list(jnp.meshgrid(*xs, indexing="ij"))
 
 
 @op("shape", ins=("Input",), outs=("Out",), grad=False, fold=True)
 def shape(x: Array) -> np.ndarray:
-    """The shape of x as int32."""
+    """Return the shape of x as int32."""
     return np.array(x.shape, np.int32)
 
 
 @op("size", ins=("Input",), outs=("Out",), grad=False, fold=True)
 def size(x: Array) -> np.ndarray:
-    """The number of elements of x as int64."""
+    """Return the number of elements of x as int64."""
     return np.array([prod(x.shape)], np.int64)
 
 
 @op("pixel_shuffle", ins=("X",), outs=("Out",), rows="map")
 def pixel_shuffle(x: Array, *, upscale_factor: int = 1) -> Array:
-    """Channels of an image batch [N, C*r*r, H, W] moved into space: [N, C, H*r, W*r]."""
+    """Move channels of images [N, C*r*r, H, W] into space: [N, C, H*r, W*r]."""
     n, c, h, w = x.shape
     r = upscale_factor
     return (
@@ -425,15 +426,15 @@ def pixel_shuffle(x: Array, *, upscale_factor: int = 1) -> Array:
 
 @op("shuffle_channel", ins=("X",), outs=("Out",), rows="map")
 def shuffle_channel(x: Array, *, group: int = 1) -> Array:
-    """The channels of [N, C, H, W], in group groups, interleaved."""
+    """Interleave the channels of [N, C, H, W], which are divided into `group` groups."""
     n, c, h, w = x.shape
     return x.reshape(n, group, c // group, h, w).swapaxes(1, 2).reshape(x.shape)
 
 
 @op("temporal_shift", ins=("X",), outs=("Out",))
 def temporal_shift(x: Array, *, seg_num: Int, shift_ratio: float = 0.25) -> Array:
-    """Of [N*T, C, H, W] the first share of channels read from the step before, the next share from
-    the step after.
+    """Read the first share of channels of [N*T, C, H, W] from the step before, and the next share
+    from the step after.
     """
     v = x.reshape(-1, seg_num, *x.shape[1:])
     first, second = int(x.shape[1] * shift_ratio), int(x.shape[1] * 2 * shift_ratio)

@@ -8,11 +8,11 @@ from jfluid.ops.selected_rows import SelectedRows
 
 @op("merge_selected_rows", ins=("X",), outs=("Out",), grad=False, sparse=True)
 def merge_selected_rows(x: Array) -> SelectedRows | Array:
-    """The rows of x, each once, with the sum of its values."""
+    """Return the rows of x, each once, with the sum of its values."""
     return x.merged() if isinstance(x, SelectedRows) else x
 
 
 @op("get_tensor_from_selected_rows", ins=("X",), outs=("Out",), grad=False, sparse=True)
 def get_tensor_from_selected_rows(x: Array) -> Array:
-    """The values of the rows as a tensor [n, ...]."""
+    """Return the values of the rows as a tensor [n, ...]."""
     return x.settled().tensor() if isinstance(x, SelectedRows) else x

@@ -1,5 +1,4 @@
-"""Arrays of tensors, as loops read and write them, and the rank tables that order sequences for
-them.
+"""Arrays of tensors, which loops read and write, and the rank tables that order sequences for them.
 
 An array is a list while its indices are known (outside loops, or in a loop that is unrolled), and
 one stacked buffer inside a compiled loop, where they are not.
@@ -27,7 +26,7 @@ _active: contextvars.ContextVar[Any] = contextvars.ContextVar("active", default=
 
 @contextlib.contextmanager
 def writing_where(active: Any) -> Iterator[None]:
-    """Within this context arrays are written only where `active`, a traced boolean, holds."""
+    """A context in which arrays are written only where `active`, a traced boolean, holds."""
     token = _active.set(active)
     try:
         yield
@@ -54,16 +53,16 @@ class TensorArray:
 
     @property
     def capacity(self) -> int:
-        """The number of elements, or of places for them."""
+        """The number of elements of a list, or of places in a buffer."""
         return len(self.items) if self.buffer is None else jax.tree.leaves(self.buffer)[0].shape[0]
 
     def size(self) -> Any:
-        """How many elements it has: an int for a list, else an int64 scalar."""
+        """Return how many elements it has: an int for a list, else an int64 scalar."""
         return len(self.items) if self.buffer is None else self.length
 
     def read(self, index: Any) -> Any:
-        """The element at `index`. Raises OpError when a known index is outside, or the element was
-        never written.
+        """Return the element at `index`. Raises OpError when a known index is outside, or the
+        element was never written.
         """
         if self.buffer is None and static_values.is_static(index):
             at = int(np.asarray(index).reshape(()))
@@ -79,7 +78,7 @@ class TensorArray:
         )
 
     def write(self, index: Any, value: Any) -> "TensorArray":
-        """The array with `value` at `index`."""
+        """Return the array with `value` at `index`."""
         if self.buffer is None and static_values.is_static(index):
             at = int(np.asarray(index).reshape(()))
             items = self.items + (None,) * (at + 1 - len(self.items))
@@ -120,8 +119,8 @@ class TensorArray:
         )
 
     def stacked(self, capacity: int) -> "TensorArray":
-        """The array as a buffer of at least `capacity` places. Raises OpError when elements differ
-        in shape.
+        """Return the array as a buffer of at least `capacity` places. Raises OpError when elements
+        differ in shape.
         """
         if self.buffer is not None:
             missing = capacity - self.capacity
@@ -144,7 +143,7 @@ class TensorArray:
 
 
 def _widen(missing: int, buffer: Any) -> Any:
-    """More places, which hold copies of the last element: finite where it is."""
+    """Add places to a buffer, with copies of the last element, which are finite where it is."""
     return jnp.concatenate([buffer, jnp.broadcast_to(buffer[-1:], (missing, *buffer.shape[1:]))])
 
 
@@ -153,7 +152,8 @@ def _widen(missing: int, buffer: Any) -> Any:
 )
 @dataclass(frozen=True)
 class RankTable:
-    """A LoDRankTable: the sequences of a level by falling length, equal ones in their order.
+    """A LoDRankTable: the sequences of a level from the longest to the shortest, equal ones in
+    their order.
 
     Attributes:
         order: int32 [number], the sequence of each rank.
@@ -176,5 +176,5 @@ class RankTable:
         return jnp.argsort(self.order).astype(jnp.int32)
 
     def active(self, step: Any) -> Any:
-        """int32 scalar: how many sequences are longer than `step`."""
+        """Return how many sequences are longer than `step`: int32 scalar."""
         return jnp.sum(self.lengths > jnp.asarray(step).reshape(()), dtype=jnp.int32)
