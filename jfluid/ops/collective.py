@@ -76,7 +76,7 @@ def _register_reduction(how: str) -> None:
     def reduce(x: Array, *, ring_id: int = 0, use_calc_stream: bool = False) -> Array:
         return _reduced(type_, how, x)
 
-    reduce.__doc__ = f"The {how} of all replicas' x, in each of them."
+    reduce.__doc__ = f"Return the {how} of all replicas' x in each of them."
     op(
         type_,
         ins=("X",),

@@ -121,7 +121,7 @@ def binary(name: str, compute: Callable[..., Any]) -> Callable[..., Any]:
         return compute(*aligned(x, y, axis, name))
 
     apply.__name__ = name
-    apply.__doc__ = f"{name.replace('_', ' ').capitalize()} of x and y, the one with fewer dimensions placed at `axis`."
+    apply.__doc__ = f"Compute {name.replace('_', ' ')} of x and y, the one with fewer dimensions placed at `axis`."
     return apply
 
 

@@ -45,7 +45,7 @@ def _logical(name: str) -> Callable[..., Any]:
             )
         return getattr(numpy_of(x, y), name)(x, y.reshape(x.shape))
 
-    apply.__doc__ = f"{name.replace('_', ' ').capitalize()} of two boolean tensors."
+    apply.__doc__ = f"Compute {name.replace('_', ' ')} of two boolean tensors."
     return apply
 
 

@@ -115,7 +115,7 @@ def reduction(name: str, compute: Callable[..., Any]) -> Callable[..., Any]:
             )
         return at_least_1d(out)
 
-    apply.__doc__ = f"{name}: over the dimensions `dim`, or over all of them."
+    apply.__doc__ = f"Compute {name} over the dimensions `dim`, or over all of them."
     return apply
 
 
