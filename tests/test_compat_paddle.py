@@ -15,7 +15,7 @@ import yaml
 
 import jfluid
 from jfluid import errors, startup, surface
-from jfluid.compat import numpy_names, paddle
+from jfluid.compat import older_names, paddle
 from jfluid.compat.paddle.aliases import AliasFinder, target
 from jfluid.distributed import launch, launch_ps
 from jfluid.launch import main
@@ -27,13 +27,16 @@ def installed(monkeypatch):
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     for name in (startup.CHOICE, "PYTHONPATH"):
         monkeypatch.setenv(name, os.environ.get(name, ""))
-    monkeypatch.setitem(vars(np), "__getattr__", vars(np)["__getattr__"])
+    modules = [importlib.import_module(name) for name in older_names.TODAY]
+    before = [dict(vars(module)) for module in modules]
     paddle.install()
     yield
     for name in [name for name in sys.modules if name.partition(".")[0] == "paddle"]:
         del sys.modules[name]
-    for name in numpy_names.TODAY:
-        vars(np).pop(name, None)
+    for module, names in zip(modules, before, strict=True):
+        for name in {*vars(module)} - {*names}:
+            del vars(module)[name]
+        vars(module).update(names)
 
 
 def test_modules_are_one_object_each(installed):
@@ -108,14 +111,31 @@ def test_names_of_numpy(installed, caplog):
     assert np.in1d([[1, 5]], [5]).tolist() == [False, True]
     assert np.asfarray([1]).dtype == np.float64 and np.asfarray([1], np.float32).dtype == np.float32
     assert np.asfarray([1], np.int32).dtype == np.float64
-    assert caplog.messages.count("np.float: NumPy has dropped this name; float means the same") == 1
+    assert caplog.messages.count("numpy.float is no more; float means the same") == 1
     with pytest.raises(AttributeError, match="no attribute 'flaot'"):
         np.flaot  # noqa: B018
 
 
-def test_names_of_numpy_are_those_that_it_has_not():
-    again = [name for name in numpy_names.TODAY if name in vars(np)]
-    assert again == []
+def test_names_of_python(installed, caplog):
+    import collections
+    import inspect
+    import time
+
+    def function(a, b=1, *c, **d):
+        pass
+
+    assert collections.Mapping is collections.abc.Mapping and time.clock() >= 0
+    assert tuple(inspect.getargspec(function)) == (["a", "b"], "c", "d", (1,))
+    assert os.errno.EEXIST and "time.clock is no more; time.process_time means the same" in (
+        caplog.messages
+    )
+    with pytest.raises(AttributeError, match="module 'time' has no attribute 'clokc'"):
+        time.clokc  # noqa: B018
+
+
+def test_names_that_are_given_back_are_not_there():
+    for module, names in older_names.TODAY.items():
+        assert [n for n in names if n in vars(importlib.import_module(module))] == [], module
 
 
 def run(code, folder=None, **variables):

@@ -1,1 +1,2 @@
-"""What old scripts expect around Fluid: the package `paddle`, and NumPy's names of their time."""
+"""What old scripts expect around Fluid: the package `paddle`, and names that Python and NumPy
+had in their time."""

@@ -1,18 +1,14 @@
-"""Names that NumPy had in 2020 and has dropped since, such as np.float: `restore()` gives them
-back.
+"""Names that NumPy had in 2020 and has dropped since, such as np.float (see
+`jfluid.compat.older_names`).
 
 Sources: the release notes of NumPy 1.20, 1.24, 2.0 and 2.4. `np.bool` and `np.long` are there again
 with another meaning (NumPy's own scalar types), and stay that.
 """
 
-import logging
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-
-_log = logging.getLogger(__name__)
 
 # The name -> what means the same today, as scripts would write it.
 TODAY: dict[str, tuple[str, Any]] = {
@@ -82,24 +78,3 @@ TODAY: dict[str, tuple[str, Any]] = {
 
 def _as_floats(a: Any, dtype: Any) -> Any:
     return np.asarray(a, dtype=dtype if np.issubdtype(dtype, np.inexact) else np.float64)
-
-
-def restore() -> None:
-    """Give `numpy` the names back; each says once, in the log, what to write today."""
-    if not isinstance(vars(np).get("__getattr__"), _OlderNames):
-        vars(np)["__getattr__"] = _OlderNames(vars(np)["__getattr__"])
-
-
-class _OlderNames:
-    """What NumPy looks names up with that it does not have."""
-
-    def __init__(self, before: Callable[[str], Any]):
-        self._before = before
-
-    def __call__(self, name: str) -> Any:
-        if name not in TODAY or name in vars(np):
-            return self._before(name)
-        today, value = TODAY[name]
-        _log.warning("np.%s: NumPy has dropped this name; %s means the same", name, today)
-        vars(np)[name] = value  # found without this from now on
-        return value

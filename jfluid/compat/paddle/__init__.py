@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from jfluid import startup
-from jfluid.compat import numpy_names
+from jfluid.compat import older_names
 from jfluid.compat.paddle.aliases import AliasFinder, target
 from jfluid.compat.paddle.check_import_scipy import check_import_scipy
 from jfluid.compat.paddle.version import commit as __git_commit__
@@ -25,7 +25,7 @@ __all__ = ["__git_commit__", "__version__", "batch", "check_import_scipy", "inst
 
 def install() -> None:
     """Have `paddle` and all its modules be this package's, here and in processes that are started
-    from now on; and give NumPy the names back that it had in 2020.
+    from now on; and give Python and NumPy the names back that they had in 2020.
 
     Raises ProgramError when another `paddle` has been imported before.
     """
@@ -36,7 +36,7 @@ def install() -> None:
         )
     if not any(isinstance(finder, AliasFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, AliasFinder())
-    numpy_names.restore()
+    older_names.restore()
     startup.share()
 
 
