@@ -4,6 +4,7 @@
 """
 
 import argparse
+import gc
 import sys
 from collections.abc import Sequence
 
@@ -20,10 +21,13 @@ def main(arguments: Sequence[str]) -> int:
     try:
         if options.fix_python2:
             return _fix_python2(options.paths, options.apply)
+        gc.disable()  # syntax trees have no circles, and are many
         diagnosis = examine(options.paths)
     except (errors.JFluidError, OSError) as error:
         print(f"jfluid doctor: {error}", file=sys.stderr)
         return 2
+    finally:
+        gc.enable()
     if options.json:
         print(report.as_json(diagnosis))
     else:

@@ -81,7 +81,7 @@ def _examine_source(path: str, kind: str, local: frozenset[str], diagnosis: Diag
                 trees.append((cell, fixed))
     for cell, tree in trees:
         script.examine(tree, cell)
-    old_python.examine(script, trees, local)
+    old_python.examine(script, trees, "\n".join(text for _, text in cells), local)
     diagnosis.fluid_files += script.uses_fluid
     diagnosis.findings += sorted(script.findings, key=lambda f: (f.cell, f.line, f.severity))
 

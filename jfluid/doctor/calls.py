@@ -12,6 +12,7 @@ from jfluid.doctor.rules import COMPUTED, settings
 
 # Parameters that mean the same in all layers.
 _ACTIVATIONS, _DTYPES = ("act",), ("dtype",)
+_LAYERS = ("fluid.layers", "fluid.data", "fluid.embedding", "fluid.nets")
 
 
 def check(script: Examination, node: ast.Call) -> None:
@@ -145,7 +146,7 @@ def _check_values(
     for names, known in ((_ACTIVATIONS, script.api.activations), (_DTYPES, script.api.dtypes)):
         for argument in names:
             value = arguments.get(argument)
-            if isinstance(value, str) and value not in known:
+            if isinstance(value, str) and value not in known and name.startswith(_LAYERS):
                 script.add(
                     Severity.CHANGE,
                     next((k.value for k in node.keywords if k.arg == argument), node),

@@ -6,11 +6,12 @@ from typing import Any
 
 from jfluid.doctor.findings import Finding, Severity
 from jfluid.doctor.fluid_api import Api
-from jfluid.doctor.names import Instance, Named, Resolver, Scope, Value
+from jfluid.doctor.names import Named, Resolver, Scope, Value
 from jfluid.doctor.rules import Rule, RulesByUse
+from jfluid.doctor.walking import Walker
 
 
-class Examination(ast.NodeVisitor):
+class Examination(Walker):
     """One source, a script or the cells of a notebook.
 
     Attributes:
@@ -19,6 +20,7 @@ class Examination(ast.NodeVisitor):
     """
 
     def __init__(self, file: str, api: Api, rules: RulesByUse):
+        super().__init__()
         self.findings: list[Finding] = []
         self.api = api
         self._file, self._rules = file, rules
@@ -69,7 +71,6 @@ class Examination(ast.NodeVisitor):
             return self._resolver.member(self.value(node.value), node.attr)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             called = self.value(node.func)
-            if isinstance(called, Named) and called.entry.kind == "function":
-                entry = self.api.class_of(called.entry.returns)
-                return Instance(entry) if entry is not None else None
+            if isinstance(called, Named) and called.entry.kind != "missing":
+                return self._resolver.made_by(called.entry)
         return self._resolver.value(node, self._scope)

@@ -106,12 +106,14 @@ class Resolver:
         if node.level:
             yield from ((alias.asname or alias.name, None) for alias in node.names)
             return
-        holder = self.module(node.module or "")
+        holder, own = self.module(node.module or ""), (node.module or "").startswith("jfluid")
         for alias in node.names:
             if not self.exists(holder):
                 yield alias.asname or alias.name, None
             elif alias.name != "*":
-                yield alias.asname or alias.name, self.member(holder, alias.name)
+                value = self.member(holder, alias.name)
+                unknown = own and isinstance(value, Unknown)  # of this package, and not of Fluid
+                yield alias.asname or alias.name, None if unknown else value
             elif holder.of_fluid:
                 for name, entry in self._api.names(holder.path).items():
                     if not name.startswith("_"):
@@ -196,15 +198,18 @@ class Resolver:
         if isinstance(called, Named):
             if called.entry.kind == "missing":
                 return None
-            name = called.entry.name if called.entry.kind == "class" else called.entry.returns
-            entry = self._api.class_of(name)
-            return None if entry is None else Instance(entry)
+            return self.made_by(called.entry)
         if isinstance(called, Module) and called.path == "importlib.import_module" and node.args:
             path = _text(self.value(node.args[0], scope))
             return self.module(path) if path else None
         if isinstance(node.func, ast.Name) and node.func.id in ("getattr", "__import__"):
             return self._by_name(node, scope)
         return None
+
+    def made_by(self, called: Entry) -> Value:
+        """What a call of an entry returns, where that is an object of a class of Fluid."""
+        entry = called if called.kind == "class" else self._api.class_of(called.returns)
+        return None if entry is None else Instance(entry)
 
     def _by_name(self, node: ast.Call, scope: Scope) -> Value:
         """What `getattr(x, "name")` or `__import__("name")` stands for."""

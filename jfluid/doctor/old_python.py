@@ -5,6 +5,7 @@ import builtins
 import functools
 import importlib.util
 import os
+import re
 import sys
 from collections.abc import Iterable, Sequence
 
@@ -14,6 +15,7 @@ from jfluid.doctor.findings import Severity
 from jfluid.doctor.names import Module
 from jfluid.doctor.script import Script
 from jfluid.doctor.sources import Source
+from jfluid.doctor.walking import Walker
 
 
 def readable(text: str) -> ast.Module | None:
@@ -45,17 +47,33 @@ def _neighbours(folder: str) -> tuple[str, ...]:
         return ()
 
 
-def examine(script: Script, trees: Sequence[tuple[int, ast.Module]], local: frozenset[str]) -> None:
-    """Note names that are gone, in all trees of one source."""
-    bound = {name for _, tree in trees for name in _bound(tree)}
+def examine(
+    script: Script,
+    trees: Sequence[tuple[int, ast.Module]],
+    text: str,
+    local: frozenset[str],
+) -> None:
+    """Note names that are gone, in all trees of one source, whose text is `text`."""
     table = rules.python()
-    for cell, tree in trees:
+    plain = _any_of("names").search(text) is not None  # few sources have such
+    dotted = _any_of("methods", "numpy", "attributes").search(text) is not None
+    bound = {name for _, tree in trees for name in _bound(tree)} if plain else set()
+    for cell, tree in trees if plain or dotted else ():
         walker = _Walker(script, table, bound)
         script.at_cell(cell)
         walker.visit(tree)
     for cell, node, guarded in script.imported:
         script.at_cell(cell)
         _check_import(script, node, guarded, table, local)
+
+
+@functools.cache
+def _any_of(*kinds: str) -> re.Pattern[str]:
+    """Matches names that are gone, of some tables: plain ones, or the last part of those with dots."""
+    names = {name for kind in kinds for name in rules.python()[kind]}
+    endings = "|".join(sorted({re.escape(name.rpartition(".")[2]) for name in names}))
+    plain = kinds == ("names",)
+    return re.compile(rf"\b(?:{endings})\b" if plain else rf"(?:\.|\bimport\s.*)\b(?:{endings})\b")
 
 
 def _bound(tree: ast.Module) -> Iterable[str]:
@@ -71,10 +89,11 @@ def _bound(tree: ast.Module) -> Iterable[str]:
                     yield alias.asname or alias.name
 
 
-class _Walker(ast.NodeVisitor):
+class _Walker(Walker):
     """Finds names of Python 2 and attributes that NumPy and others have dropped."""
 
     def __init__(self, script: Script, table: dict[str, dict[str, str]], bound: set[str]):
+        super().__init__()
         self._script, self._table, self._bound = script, table, bound
         self._guarded = 0
 

@@ -54,7 +54,8 @@ class Script(Examination):
             for alias in node.names if holder.of_fluid else ():
                 found = self._resolver.member(holder, alias.name)
                 if isinstance(found, Unknown) and alias.name != "*":
-                    self._unknown(node, found)
+                    if not (node.module or "").startswith("jfluid"):
+                        self._unknown(node, found)
                 elif isinstance(found, Module | Named):
                     self._settled(node, found, used=False)
         self._bind_import(node)

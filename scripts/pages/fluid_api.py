@@ -68,6 +68,9 @@ def text() -> str:
                 table.add(
                     f"paddle.{name}.{inner.name}", importlib.import_module(f"{home}.{inner.name}")
                 )
+    for name in ("launch", "launch_ps"):
+        home = aliases.target(f"paddle.distributed.{name}")
+        table.add(f"paddle.distributed.{name}", importlib.import_module(home))
     modules = table.modules
     parts = {
         "modules": {path: " ".join(found) for path, found in sorted(modules.items())},
