@@ -9,15 +9,22 @@ import sys
 from collections.abc import Sequence
 
 from jfluid import errors
-from jfluid.doctor import examine, python2, report
+from jfluid.doctor import Diagnosis, examine, python2, report, trial
 
 
 def main(arguments: Sequence[str]) -> int:
     """Examine what the arguments name; returns the exit code."""
     parser = _parser()
-    options = parser.parse_args(arguments)
+    given = list(arguments)
+    cut = given.index("--") if "--" in given else len(given)
+    options = parser.parse_args(given[:cut])
+    options.arguments = given[cut + 1 :]
     if options.apply and not options.fix_python2:
         parser.error("--apply goes with --fix-python2")
+    if options.run and (len(options.paths) != 1 or options.fix_python2):
+        parser.error("--run takes one script")
+    if min(options.steps, options.seconds, options.memory) <= 0:
+        parser.error("--steps, --seconds and --memory: expected numbers above 0")
     try:
         if options.fix_python2:
             return _fix_python2(options.paths, options.apply)
@@ -28,11 +35,26 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     finally:
         gc.enable()
+    if not options.run:
+        print(report.as_json(diagnosis)) if options.json else report.show(diagnosis)
+        return diagnosis.exit_code
+    return _run(diagnosis, options)
+
+
+def _run(diagnosis: Diagnosis, options: argparse.Namespace) -> int:
+    """Run the one script, and report both; returns the exit code, 3 where it did not run."""
+    limits = trial.Limits(options.steps, options.seconds, options.memory)
+    try:
+        outcome = trial.run(options.paths[0], options.arguments, limits)
+    except errors.DataError as error:
+        print(f"jfluid doctor: {error}", file=sys.stderr)
+        return 2
     if options.json:
-        print(report.as_json(diagnosis))
+        print(report.as_json(diagnosis, outcome.record()))
     else:
         report.show(diagnosis)
-    return diagnosis.exit_code
+        print("\n".join(outcome.lines()))
+    return diagnosis.exit_code if outcome.runs else 3
 
 
 def _fix_python2(paths: Sequence[str], apply: bool) -> int:
@@ -74,5 +96,26 @@ def _parser() -> argparse.ArgumentParser:
         "--apply",
         action="store_true",
         help="with --fix-python2: write it, and keep the old scripts",
+    )
+    limits = trial.Limits()
+    parser.add_argument(
+        "--run",
+        action="store_true",
+        help="run the one script, too, in a copy of its folder; arguments for it stand behind --",
+    )
+    parser.add_argument(
+        "--steps", type=int, default=limits.steps, help="with --run: steps (default %(default)s)"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=limits.seconds,
+        help="with --run: the longest time (default %(default)s)",
+    )
+    parser.add_argument(
+        "--memory",
+        type=int,
+        default=limits.memory,
+        help="with --run: the most memory, in MiB (default %(default)s)",
     )
     return parser

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Sequence
-from typing import TextIO
+from typing import Any, TextIO
 
 from jfluid.doctor.findings import Diagnosis, Finding, Severity
 
@@ -22,9 +22,11 @@ _COLOURS = {
 _MOST_PLACES = 5  # of one finding that occurs at many
 
 
-def as_json(diagnosis: Diagnosis) -> str:
-    """The diagnosis as a JSON object: `verdict`, `exit_code`, `examined` and `findings`."""
-    record = {
+def as_json(diagnosis: Diagnosis, run: dict[str, Any] | None = None) -> str:
+    """The diagnosis as a JSON object: `verdict`, `exit_code`, `examined` and `findings`, and `run`
+    where the script was run.
+    """
+    record: dict[str, Any] = {
         "verdict": diagnosis.verdict,
         "exit_code": diagnosis.exit_code,
         "examined": {
@@ -35,6 +37,8 @@ def as_json(diagnosis: Diagnosis) -> str:
         },
         "findings": [finding.record() for finding in diagnosis.findings],
     }
+    if run is not None:
+        record["run"] = run
     return json.dumps(record, indent=1, ensure_ascii=False)
 
 

@@ -21,8 +21,10 @@ class Walker:
         kind = type(node)
         method = self._methods.get(kind)
         if method is None:
-            method = getattr(self, f"visit_{kind.__name__}", self.generic_visit)
-            self._methods[kind] = method
+            found: Callable[[Any], None] = getattr(
+                self, f"visit_{kind.__name__}", self.generic_visit
+            )
+            method = self._methods[kind] = found
         method(node)
 
     def generic_visit(self, node: ast.AST) -> None:
