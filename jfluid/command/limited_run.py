@@ -1,6 +1,6 @@
-"""`python -m jfluid.command.limited_run REPORT STEPS script.py [arguments]`: the process in which
-`jfluid doctor --run` runs a script. It ends the script after some steps, and writes to REPORT, as
-JSON, how far it came.
+"""The process in which `jfluid doctor --run` runs a script: REPORT STEPS script.py [arguments].
+
+It ends the script after some steps, and writes to REPORT, as JSON, how far it came.
 """
 
 import json

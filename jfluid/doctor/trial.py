@@ -16,6 +16,7 @@ from typing import Any
 from jfluid import errors
 
 _CHILD = "jfluid.command.limited_run"
+_HOME = str(Path(__file__).resolve().parents[2])
 _LARGEST_FILE = 64 << 20  # bytes; larger ones are left out of the scratch folder
 _LARGEST_COPY = 512 << 20
 _LEFT_OUT = frozenset({".git", "__pycache__", "node_modules"})
@@ -107,7 +108,9 @@ def run(script: str, arguments: Sequence[str], limits: Limits) -> Outcome:
         left_out = _copy(Path(os.path.realpath(script)).parent, folder)
         report, output = Path(scratch, "report.json"), Path(scratch, "output")
         name = os.path.basename(os.path.realpath(script))
-        command = [sys.executable, "-m", _CHILD, str(report), str(limits.steps), name, *arguments]
+        # With the package's folder behind that of the script, wherever the package lies.
+        begin = f"import runpy, sys; sys.path.insert(1, {_HOME!r}); runpy.run_module({_CHILD!r}, run_name='__main__')"
+        command = [sys.executable, "-c", begin, str(report), str(limits.steps), name, *arguments]
         began = time.monotonic()
         with open(output, "wb") as written:
             process = subprocess.Popen(
@@ -117,7 +120,6 @@ def run(script: str, arguments: Sequence[str], limits: Limits) -> Outcome:
                 stdout=written,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env=_environment(),
             )
             try:
                 ended, memory = _watch(process, began, limits)
@@ -129,13 +131,6 @@ def run(script: str, arguments: Sequence[str], limits: Limits) -> Outcome:
         if outcome.ended == "error":
             outcome.output = output.read_bytes()[-_SHOWN:].decode(errors="replace").strip()
         return outcome
-
-
-def _environment() -> dict[str, str]:
-    """That of this process, with the package's folder where the child finds it."""
-    home = str(Path(__file__).resolve().parents[2])
-    paths = [home, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def _copy(source: Path, target: Path) -> list[str]:
