@@ -11,16 +11,14 @@ import re
 import runpy
 import shlex
 import textwrap
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import yaml
-from jfluid.incubate.fleet.collective import Collective, fleet
 
-from jfluid import processes
 from jfluid.job import read_job
-from jfluid.ops import registry
 from jfluid.ps_server import validation
 from jfluid.ps_server.__main__ import _Beginning
 from jfluid.ps_server.server import Server, Settings
@@ -132,28 +130,35 @@ def _read(stream, processes):
     return said
 
 
+def run_page(page):
+    """Run the blocks of a page without a title, top to bottom."""
+    warnings.simplefilter("error")
+    names = {"__name__": "example"}
+    for line, title, text in blocks(page, "python"):
+        if not title:
+            with served("\n" * (line - 1) + text) as code:
+                exec(compile(code, page, "exec"), names)
+    for name in [name for name in names if name.startswith("test_")]:
+        names[name]()
+
+
 @pytest.mark.process
 @pytest.mark.parametrize("page", pages("python"))
 def test_python_runs(page, tmp_path, monkeypatch):
-    """In one process, top to bottom. A block with a title is a script, which one server and one
-    trainer run.
+    """A block with a title is a script, which one server and one trainer run. The others run
+    afterwards in one process of their own: they set flags, register operators and join jobs.
     """
     monkeypatch.chdir(tmp_path)
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(fleet, "__dict__", Collective().__dict__)
-    monkeypatch.setattr(registry, "_OPS", dict(registry._OPS))  # examples register operators
-    monkeypatch.setattr(processes, "_joined", None)  # and join a job of one process
-    names = {"__name__": "example"}
-    for line, title, text in blocks(page, "python"):
+    for _, title, text in blocks(page, "python"):
         if title:
             Path(title).write_text(text)
             run_job(title)
-            continue
-        with served("\n" * (line - 1) + text) as code:
-            exec(compile(code, page, "exec"), names)
-    for name in [name for name in names if name.startswith("test_")]:
-        names[name]()
+    process, (output,) = forked.start(run_page, page, os.environ)
+    said = _read(output, [process])
+    process.join()
+    assert process.exitcode == 0, said
 
 
 # ---- job files ----
