@@ -8,6 +8,8 @@ import os
 import runpy
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -245,3 +247,10 @@ def test_places_of_modules():
     assert target("paddle") == "jfluid.compat.paddle" and target("paddle.fluid") == "jfluid"
     assert target("paddle.fluid.io") == "jfluid.io"
     assert target("paddle.distributed.launch") == "jfluid.distributed.launch"
+
+
+def test_the_doctor_knows_the_names_that_are_given_back():
+    table = tomllib.loads(Path(jfluid.__path__[0], "doctor", "rules.toml").read_text())["python"]
+    for path in table["supplied"]:
+        module, _, name = path.rpartition(".")
+        assert name in older_names.TODAY[module], path

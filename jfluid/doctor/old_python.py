@@ -107,18 +107,29 @@ class _Walker(Walker):
         value = self._script.value(node)
         if isinstance(value, Module) and not value.of_fluid:
             if instead := self._table["numpy"].get(value.path):
-                self._dropped_by_numpy(node, value.path, instead)
+                happens = f"{value.path} was dropped by NumPy"
+                self._supplied(node, "old-numpy", value.path, happens, instead)
+            elif instead := self._table["supplied"].get(value.path):
+                happens = f"{value.path} is no longer there"
+                self._supplied(node, "old-python", value.path, happens, instead)
             elif instead := self._table["attributes"].get(value.path):
                 self._note(node, value.path, f"{value.path} is no longer there", instead)
         elif (instead := self._table["methods"].get(node.attr)) and not self._guarded:
             self._note(node, f".{node.attr}", f".{node.attr} is a method of Python 2", instead)
         self.generic_visit(node)
 
-    def _dropped_by_numpy(self, node: ast.Attribute, path: str, instead: str) -> None:
-        severity = Severity.NOTE if self._script.imports_paddle else Severity.CHANGE
-        supplied = ": the launcher supplies it" if severity is Severity.NOTE else ""
+    def _supplied(
+        self, node: ast.Attribute, rule: str, path: str, happens: str, instead: str
+    ) -> None:
+        """Note a name that `import paddle` gives back, where the script imports it."""
+        note = self._script.imports_paddle
         self._script.add(
-            severity, node, "old-numpy", path, f"{path} was dropped by NumPy{supplied}", instead
+            Severity.NOTE if note else Severity.CHANGE,
+            node,
+            rule,
+            path,
+            happens + (": the launcher supplies it" if note else ""),
+            instead,
         )
 
     def _note(self, node: ast.expr, subject: str, happens: str, instead: str) -> None:
@@ -149,8 +160,8 @@ def _check_import(
     else:
         paths = [] if node.level else [node.module or ""]
         for alias in node.names if paths else ():
-            if instead := table["attributes"].get(f"{node.module}.{alias.name}"):
-                gone = f"{node.module}.{alias.name}"
+            gone = f"{node.module}.{alias.name}"
+            if instead := table["attributes"].get(gone) or table["supplied"].get(gone):
                 script.add(
                     Severity.CHANGE, node, "old-python", gone, f"{gone} is no longer there", instead
                 )
