@@ -39,6 +39,7 @@ _SOURCES = {
     "jfluid.ps_server": "jfluid/ps_server/__main__.py",
     "jfluid.security": "jfluid/security/__main__.py",
     "jfluid doctor": "jfluid/command/doctor.py",
+    "jfluid inspect": "jfluid/command/inspect.py",
     "scripts.pages": "scripts/pages/__main__.py",
     "tests.chaos": "tests/chaos/__main__.py",
 }

@@ -12,7 +12,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-SUBCOMMANDS = ("doctor",)
+SUBCOMMANDS = ("doctor", "inspect")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

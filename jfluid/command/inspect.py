@@ -1,0 +1,129 @@
+"""`jfluid inspect`: what a saved model holds."""
+
+import argparse
+import json
+import math
+import os
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from jfluid import errors
+from jfluid.doctor.fluid_api import load
+from jfluid.doctor.models import runs
+from jfluid.files.saved_model import SavedModel, read_saved_model
+from jfluid.files.storage import atomic_write
+from jfluid.ir.svg import block_to_svg
+
+_MOST_PARAMETERS = 20  # of a table; --json has all
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print what a model holds; returns the exit code: 0; 1 where its files have faults or an operator
+    is not here; 2 where it cannot be read.
+    """
+    options = _parser().parse_args(arguments)
+    try:
+        model = read_saved_model(options.model, options.model_filename, options.params_filename)
+        if options.svg:
+            drawing = block_to_svg(model.program.global_block())
+            with atomic_write(options.svg) as file:
+                file.write(drawing.encode())
+    except (errors.FileFormatError, OSError, ValueError) as error:
+        print(f"jfluid inspect: {error}", file=sys.stderr)
+        return 2
+    record = described(model)
+    if options.json:
+        print(json.dumps(record, indent=1, ensure_ascii=False))
+    else:
+        _show(record)
+        if options.svg:
+            print(f"drawing: {options.svg}")
+    return 1 if record["faults"] or record["operators not here"] else 0
+
+
+def described(model: SavedModel) -> dict[str, Any]:
+    """What a model holds, as JSON has it."""
+    block = model.program.global_block()
+    types = Counter(op.type for b in model.program.blocks for op in b.ops)
+    parameters = [
+        {"name": p.name, "dtype": p.dtype.name, "shape": list(p.shape), "bytes": p.size}
+        for p in sorted(model.parameters.values(), key=lambda p: (-p.size, p.name))
+    ]
+    return {
+        "folder": model.folder,
+        "program": model.model_file,
+        "parameters file": model.params_file,
+        "feeds": [_variable(block, name) for name in model.feeds],
+        "fetches": [_variable(block, name) for name in model.fetches],
+        "blocks": len(model.program.blocks),
+        "operators": dict(types.most_common()),
+        "operators not here": sorted(t for t in types if not runs(t, load())),
+        "parameters": parameters,
+        "elements": sum(math.prod(p.shape) for p in model.parameters.values()),
+        "bytes": sum(p.size for p in model.parameters.values()),
+        "program bytes": os.path.getsize(os.path.join(model.folder, model.model_file)),
+        "faults": model.faults,
+    }
+
+
+def _variable(block: Any, name: str) -> dict[str, Any]:
+    var = block.vars.get(name)
+    if var is None or var._shape is None:
+        return {"name": name}
+    found = {"name": name, "dtype": str(var.np_dtype), "shape": list(var.shape)}
+    return found | ({"lod_level": var.lod_level} if var.lod_level else {})
+
+
+def _show(record: dict[str, Any]) -> None:
+    for title in ("feeds", "fetches"):
+        print(f"{title}:")
+        for var in record[title]:
+            lod = f", {var['lod_level']} level(s) of sequences" if "lod_level" in var else ""
+            print(f"  {var['name']}: {var.get('dtype', '?')}{var.get('shape', '')}{lod}")
+    found = record["operators"]
+    print(f"operators: {sum(found.values())} in {record['blocks']} block(s)")
+    print("  " + ", ".join(f"{name} {count}" for name, count in found.items()))
+    parameters = record["parameters"]
+    where = f" in {record['parameters file']}" if record["parameters file"] else ""
+    size = _bytes(record["bytes"])
+    print(f"parameters: {len(parameters)}{where}, {record['elements']:,} elements, {size}")
+    for one in parameters[:_MOST_PARAMETERS]:
+        print(f"  {one['name']}: {one['dtype']}{one['shape']}, {_bytes(one['bytes'])}")
+    if len(parameters) > _MOST_PARAMETERS:
+        print(f"  and {len(parameters) - _MOST_PARAMETERS} smaller ones")
+    print(f"program: {record['program']}, {_bytes(record['program bytes'])}")
+    for name in record["operators not here"]:
+        print(f"operator {name} is not in this release")
+    for fault in record["faults"]:
+        print(f"fault: {fault}")
+
+
+def _bytes(count: int) -> str:
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} bytes"
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments that name a model."""
+    parser.add_argument(
+        "model", metavar="MODEL_DIR", help="the model's folder, or its program file"
+    )
+    parser.add_argument("--model-filename", help="the program's file (default __model__)")
+    parser.add_argument("--params-filename", help="the file of all parameters, where there is one")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="jfluid inspect",
+        description="Says what a saved model holds: feeds, fetches, operators, parameters, sizes.",
+        epilog="Exit codes: 0; 1 where files have faults or an operator is not in this release; 2 "
+        "where the model cannot be read.",
+    )
+    add_model_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print it as JSON")
+    parser.add_argument("--svg", metavar="FILE", help="draw the program's graph")
+    return parser
