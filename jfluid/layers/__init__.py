@@ -19,6 +19,7 @@ from jfluid.layers.cells import *
 from jfluid.layers.click import *
 from jfluid.layers.control_flow import *
 from jfluid.layers.conv import *
+from jfluid.layers.creation import *
 from jfluid.layers.crf import *
 from jfluid.layers.decode import *
 from jfluid.layers.distributions import *

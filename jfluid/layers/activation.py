@@ -10,9 +10,9 @@ import numpy as np
 from jfluid.initializer import Constant
 from jfluid.ir.types import var_type
 from jfluid.ir.variable import Variable
+from jfluid.layers.creation import assign, into
 from jfluid.layers.dtypes import FLOATS, NUMBERS, hold
 from jfluid.layers.helper import LayerHelper, emit
-from jfluid.layers.tensor import assign, into
 
 __all__ = [
     "abs",

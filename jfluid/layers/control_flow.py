@@ -15,8 +15,8 @@ from jfluid.layers.arrays import merge_lod_tensor as merge_lod_tensor
 from jfluid.layers.arrays import shrink_memory as shrink_memory
 from jfluid.layers.arrays import split_lod_tensor as split_lod_tensor
 from jfluid.layers.blocks import Inside, captured, conditional
+from jfluid.layers.creation import assign, fill_constant
 from jfluid.layers.helper import LayerHelper, emit
-from jfluid.layers.tensor import assign, fill_constant
 
 __all__ = ["Switch", "While", "case", "cond", "switch_case", "while_loop"]
 

@@ -9,10 +9,11 @@ from jfluid.ir.variable import Variable
 from jfluid.layers.arrays import array_write, tensor_array_to_tensor
 from jfluid.layers.cells import _packed
 from jfluid.layers.control_flow import While, _flat, _map
+from jfluid.layers.creation import assign, cast, fill_constant
 from jfluid.layers.helper import emit
 from jfluid.layers.recurrent import gather_tree
 from jfluid.layers.shape import transpose
-from jfluid.layers.tensor import assign, cast, fill_constant, increment
+from jfluid.layers.tensor import increment
 
 __all__ = ["BeamSearchDecoder", "Decoder", "dynamic_decode"]
 

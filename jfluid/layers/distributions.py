@@ -10,10 +10,11 @@ import numpy as np
 from jfluid import errors
 from jfluid.ir.variable import Variable
 from jfluid.layers import math_op_patch as arithmetic
+from jfluid.layers.creation import assign, cast, diag, ones, zeros_like
 from jfluid.layers.helper import emit
 from jfluid.layers.random import gaussian_random, uniform_random
 from jfluid.layers.shape import reshape
-from jfluid.layers.tensor import assign, cast, diag, ones, shape, zeros_like
+from jfluid.layers.tensor import shape
 
 __all__ = ["Categorical", "MultivariateNormalDiag", "Normal", "Uniform"]
 

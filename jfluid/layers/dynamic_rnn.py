@@ -11,9 +11,10 @@ from jfluid.ir.types import VarType, var_type
 from jfluid.ir.variable import Variable
 from jfluid.layers.arrays import array_read, array_to_lod_tensor, array_write, shrink_memory
 from jfluid.layers.control_flow import While
+from jfluid.layers.creation import fill_constant
 from jfluid.layers.helper import LayerHelper
 from jfluid.layers.logic import less_than
-from jfluid.layers.tensor import fill_constant, increment
+from jfluid.layers.tensor import increment
 
 __all__ = ["DynamicRNN"]
 

@@ -7,8 +7,8 @@ from jfluid.ir import unique_name
 from jfluid.ir.variable import Variable
 from jfluid.layers.arrays import merge_lod_tensor
 from jfluid.layers.blocks import conditional
+from jfluid.layers.creation import assign
 from jfluid.layers.helper import LayerHelper
-from jfluid.layers.tensor import assign
 
 __all__ = ["IfElse"]
 

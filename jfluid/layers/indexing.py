@@ -6,8 +6,8 @@ from typing import Any
 from jfluid import errors
 from jfluid.ir.types import VarType, var_type
 from jfluid.ir.variable import Variable
+from jfluid.layers.creation import Integers, integers, zeros
 from jfluid.layers.helper import emit
-from jfluid.layers.tensor import Integers, integers, zeros
 
 __all__ = [
     "argsort",

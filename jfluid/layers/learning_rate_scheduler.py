@@ -13,14 +13,9 @@ from jfluid import errors
 from jfluid.ir.program import default_main_program
 from jfluid.ir.variable import Variable
 from jfluid.layers.control_flow import Switch
+from jfluid.layers.creation import assign, cast, fill_constant
 from jfluid.layers.helper import emit
-from jfluid.layers.tensor import (
-    assign,
-    autoincreased_step_counter,
-    cast,
-    create_global_var,
-    fill_constant,
-)
+from jfluid.layers.tensor import autoincreased_step_counter, create_global_var
 
 __all__ = [
     "cosine_decay",

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 from jfluid.ir.variable import Variable
+from jfluid.layers.creation import into
 from jfluid.layers.dtypes import BOOLS, FLOATS, NUMBERS, hold
 from jfluid.layers.helper import emit
-from jfluid.layers.tensor import into
 
 __all__ = [
     "allclose",

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from jfluid.ir.types import VarType
 from jfluid.ir.variable import Variable
 from jfluid.layers import activation
+from jfluid.layers.creation import assign, into
 from jfluid.layers.dtypes import BOOLS, FLOATS, NUMBERS, hold
 from jfluid.layers.helper import emit
-from jfluid.layers.tensor import assign, into
 
 __all__ = [
     "addcmul",

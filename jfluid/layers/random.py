@@ -14,8 +14,8 @@ from jfluid.initializer import Constant
 from jfluid.ir import unique_name
 from jfluid.ir.types import VarType, is_float, var_type
 from jfluid.ir.variable import Variable
+from jfluid.layers.creation import Integers, check_device, integers, into
 from jfluid.layers.helper import LayerHelper, emit
-from jfluid.layers.tensor import Integers, check_device, integers, into
 
 __all__ = [
     "gaussian_random",

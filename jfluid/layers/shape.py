@@ -7,8 +7,8 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.ir.variable import Variable
+from jfluid.layers.creation import Integers, integers
 from jfluid.layers.helper import LayerHelper, emit
-from jfluid.layers.tensor import Integers, integers
 
 __all__ = [
     "crop",

@@ -19,8 +19,9 @@ from jfluid.ir.types import VarType, is_float
 from jfluid.ir.variable import Parameter, Variable
 from jfluid.layers.blocks import conditional
 from jfluid.layers.control_flow import Switch
+from jfluid.layers.creation import assign, cast
 from jfluid.layers.helper import LayerHelper, emit
-from jfluid.layers.tensor import assign, autoincreased_step_counter, cast
+from jfluid.layers.tensor import autoincreased_step_counter
 from jfluid.optimizer.base import Optimizer, global_variable
 from jfluid.regularizer import WeightDecayRegularizer
 

@@ -10,8 +10,8 @@ from jfluid.ir.program import Program, default_startup_program, program_guard
 from jfluid.ir.types import VarType
 from jfluid.ir.variable import Parameter, Variable
 from jfluid.layers.blocks import conditional
+from jfluid.layers.creation import assign
 from jfluid.layers.helper import emit
-from jfluid.layers.tensor import assign
 from jfluid.optimizer.base import Optimizer, ParamGrad, global_variable
 
 
