@@ -2,6 +2,11 @@
 (`Executor.train_from_dataset`).
 """
 
-from jfluid.dataset.datasets import DatasetFactory, InMemoryDataset, QueueDataset
+import sys
 
-__all__ = ["DatasetFactory", "InMemoryDataset", "QueueDataset"]
+from jfluid import surface
+from jfluid.dataset.datasets import DatasetBase, DatasetFactory, InMemoryDataset, QueueDataset
+
+__all__ = ["DatasetBase", "DatasetFactory", "InMemoryDataset", "QueueDataset"]
+
+surface.complete(sys.modules[__name__], "dataset")
