@@ -1,0 +1,10 @@
+"""Which programs examples/gallery has, and whether each is for parameter servers too."""
+
+PROGRAMS = {
+    "crf_tagging": False,
+    "deepfm": True,
+    "gru4rec": False,
+    "semantic_matching": False,
+    "word2vec": True,
+}
+STEPS = 20  # of which losses are compared

@@ -1,0 +1,109 @@
+"""The gallery's programs, which say `import paddle.fluid`: their losses are those of the real Fluid
+(tests/golden/gallery.json), alone, on two CPU devices, and with parameter servers; and what they learn
+comes near to the best that there is.
+"""
+
+import json
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import jfluid as fluid
+from tests.parity.gallery import PROGRAMS, STEPS
+from tests.test_compat_paddle import installed  # noqa: F401  # a fixture
+
+ROOT = Path(__file__).parents[1]
+GALLERY = ROOT / "examples" / "gallery"
+GOLDEN = json.loads((ROOT / "tests" / "golden" / "gallery.json").read_text())
+# The steps that a program is run for alone, and how far from the best it may then be: fewer than by
+# default, and further.
+SHORT = {
+    "crf_tagging": (60, 0.03),
+    "deepfm": (200, 0.13),
+    "gru4rec": (120, 0.3),
+    "semantic_matching": (150, 0.05),
+    "word2vec": (150, 0.04),
+}
+
+
+def losses(folder):
+    """By step; of several trainers the mean."""
+    files = sorted(folder.glob("losses*.json"))
+    return np.mean([json.loads(file.read_text()) for file in files], axis=0)[:STEPS]
+
+
+@pytest.fixture
+def run(installed, monkeypatch, tmp_path, capsys):  # noqa: F811
+    """Runs a program in this process, and returns what it prints."""
+
+    def run(program, *arguments):
+        monkeypatch.syspath_prepend(str(GALLERY))
+        command = [program, "--output_dir", str(tmp_path), *map(str, arguments)]
+        monkeypatch.setattr(sys, "argv", command)
+        try:
+            with fluid.scope_guard(fluid.Scope()):
+                runpy.run_path(str(GALLERY / f"{program}.py"), run_name="__main__")
+        finally:
+            sys.modules.pop("common", None)
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_alone(run, tmp_path, program):
+    steps, gap = SHORT[program]
+    printed = run(program, "--steps", steps, "--worst_gap", gap)  # it fails above the gap
+    np.testing.assert_allclose(losses(tmp_path), GOLDEN[program]["alone"], rtol=1e-4)
+    assert re.fullmatch(r".*: [\d.]+; best reachable: [\d.]+; gap: [\d.]+\n", printed)
+
+
+@pytest.mark.parametrize("program", [name for name, servers in PROGRAMS.items() if servers])
+def test_on_two_devices(run, tmp_path, monkeypatch, program):
+    monkeypatch.setenv("CPU_NUM", "2")
+    run(program, "--steps", STEPS, "--parallel", 1, "--worst_gap", 9)
+    np.testing.assert_allclose(losses(tmp_path), GOLDEN[program]["replicas"], rtol=1e-4)
+
+
+def test_a_program_fails_where_it_is_too_far_from_the_best(run):
+    with pytest.raises(SystemExit, match="the gap is above 0.001"):
+        run("semantic_matching", "--steps", 4, "--worst_gap", 0.001)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_by_its_job_file(tmp_path, program):
+    """In an empty folder: on two CPU devices, or by two parameter servers and two trainers."""
+    values = {
+        "script": GALLERY / f"{program}.py",
+        "args.steps": STEPS,
+        "args.worst_gap": 9,
+        "args.output_dir": "losses",
+        "log_dir": "log",
+    }
+    command = [sys.executable, "-m", "jfluid.launch", str(GALLERY / f"{program}.yaml")]
+    result = subprocess.run(
+        [*command, *(f"--set={key}={value}" for key, value in values.items())],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    way = "servers" if PROGRAMS[program] else "replicas"
+    np.testing.assert_allclose(losses(tmp_path / "losses"), GOLDEN[program][way], rtol=1e-4)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "losses"]
+
+
+def test_every_program_has_a_job_file_and_a_golden_run():
+    programs = {path.stem for path in GALLERY.glob("*.py")} - {"common"}
+    assert (
+        programs == set(PROGRAMS) == set(GOLDEN) == {path.stem for path in GALLERY.glob("*.yaml")}
+    )
