@@ -201,18 +201,23 @@ exe = fluid.Executor(fluid.CPUPlace())
 value, = exe.run(feed={"x": np.ones((2, 2), np.float32)}, fetch_list=[loss])
 assert np.float(value) == 1.0
 code = "import paddle.fluid as fluid; print(fluid.__name__, fluid.layers.fc.__name__)"
-done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-print(done.stdout or done.stderr)
+done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd="other")
+print(done.stdout + done.stderr)
 """
 
 
 @pytest.mark.process
-def test_a_script_of_the_launcher_and_what_it_starts(tmp_path, monkeypatch, capfd):
+def test_a_script_of_the_launcher_and_what_it_starts(tmp_path, another, monkeypatch, capfd):
+    """What it starts takes jfluid as it does, even where there is another one."""
+    (tmp_path / "other").mkdir()
+    (another / "paddle").rename(tmp_path / "other" / "paddle")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     (tmp_path / "train.py").write_text(SCRIPT)
     assert main(["train.py", "--epochs", "1"]) == 0, (tmp_path / "mylog/workerlog.0").read_text()
-    assert "jfluid fc\n" in capfd.readouterr().out
+    said = capfd.readouterr().out
+    assert "jfluid fc\n" in said
+    assert "jfluid: paddle is jfluid, not " in said and "JFLUID_AS_PADDLE=0 takes that" in said
 
 
 @pytest.mark.parametrize(

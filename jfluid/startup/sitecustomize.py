@@ -6,13 +6,17 @@ the sitecustomize that it stands before. JFLUID_AS_PADDLE=1 chooses jfluid, 0 ne
 jfluid is taken where no PaddlePaddle is installed.
 """
 
+from __future__ import annotations
+
 import importlib
-import importlib.util
 import os
 import sys
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
-from typing import Any
+from importlib.machinery import PathFinder
+
+TYPE_CHECKING = False  # without the time that typing takes to load
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+    from typing import Any
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _CHOICE = "JFLUID_AS_PADDLE"
@@ -22,7 +26,7 @@ def _say(text: str) -> None:
     print(f"jfluid: {text}", file=sys.stderr, flush=True)
 
 
-class _Chooser(MetaPathFinder):
+class _Chooser:
     """Stands first until `paddle` is imported."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
@@ -51,7 +55,7 @@ class _Chooser(MetaPathFinder):
                 name=fullname,
             ) from None
         paddle.install()
-        return importlib.util.find_spec(fullname)
+        return sys.meta_path[0].find_spec(fullname, path, target)
 
 
 def _go_on() -> None:
@@ -59,6 +63,8 @@ def _go_on() -> None:
     others = [folder for folder in sys.path if os.path.abspath(folder or ".") != _FOLDER]
     spec = PathFinder.find_spec("sitecustomize", others)
     if spec is not None and spec.loader is not None:
+        import importlib.util
+
         module = importlib.util.module_from_spec(spec)
         sys.modules["sitecustomize"] = module
         spec.loader.exec_module(module)
