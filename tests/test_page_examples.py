@@ -6,6 +6,7 @@ the site do not see.
 """
 
 import contextlib
+import importlib.util
 import os
 import re
 import runpy
@@ -18,6 +19,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from jfluid.compat.paddle.aliases import target
 from jfluid.job import read_job
 from jfluid.ps_server import validation
 from jfluid.ps_server.__main__ import _Beginning
@@ -232,6 +234,8 @@ def _stale(words):
     if program == "jfluid":
         if not rest:
             return []
+        if rest[0] == "-m":
+            return [] if importlib.util.find_spec(target(rest[1])) else rest[1:2]
         if rest[0].endswith(".py"):  # a script, with its arguments
             return [] if rest[0] in READERS_OWN or (ROOT / rest[0]).exists() else rest[:1]
         program, rest = f"jfluid {rest[0]}", rest[1:]
@@ -274,6 +278,7 @@ def test_stale_commands_are_found():
     assert _stale(["jfluid-launch", "gone.yaml"]) == ["gone.yaml"]
     assert _stale(["python", "-m", "jfluid.ps_server", "--gone"]) == ["--gone"]
     assert _stale(["python", "-m", "jfluid", "gone.py", "--epochs"]) == ["gone.py"]
+    assert _stale(["python", "-m", "jfluid", "-m", "paddle.gone", "train.py"]) == ["paddle.gone"]
     assert _stale(["python", "-m", "jfluid.gone"]) == ["jfluid.gone"] and _stale(
         ["make", "gone"]
     ) == ["gone"]
